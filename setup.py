@@ -1,0 +1,20 @@
+"""The compiled core of the emulator. A machine without a C++ compiler still gets everything else."""
+
+from glob import glob
+
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
+from setuptools import setup
+
+ParallelCompile("NPY_NUM_BUILD_JOBS", default=2).install()
+
+core = Pybind11Extension(
+    "fa4.emulator._core",
+    sorted(glob("fa4/emulator/core/*.cpp")),
+    depends=sorted(glob("fa4/emulator/core/*.hpp")),
+    include_dirs=["fa4/emulator/core"],
+    cxx_std=17,
+    extra_compile_args=["-O2", "-fno-math-errno", "-ffp-contract=off"],
+    optional=True,
+)
+
+setup(ext_modules=[core])
