@@ -65,7 +65,9 @@ class Backend:
         reasons = []
         if not self.on(chip):
             reasons.append(f"needs {self.chips} (this is {chip})")
-        reasons += [f"needs the module {name}, which is not installed" for name in self.requires if not _installed(name)]
+        reasons += [
+            f"needs the module {name}, which is not installed" for name in self.requires if not _installed(name)
+        ]
         if spec.dtype not in self.dtypes:
             reasons.append(f"lacks dtype {_dtype_name(spec.dtype)} (has {', '.join(map(_dtype_name, self.dtypes))})")
         if not self.head_dims.takes(spec.head_dim, spec.head_dim_v):

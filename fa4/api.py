@@ -1,0 +1,297 @@
+"""The public functions: the caller's arguments, checked, become one operator call. Every user-facing error is here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+from . import autograd as _autograd  # noqa: F401  (registers the gradients of the operator)
+from . import dispatch, ops
+from .device import chip_of
+
+WindowSize = tuple[int | None, int | None]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float = 0.0,
+    learnable_sink: Tensor | None = None,
+    deterministic: bool | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax attention over padded batches, exact, with O(seqlen) memory.
+
+    Key/value head h serves query heads h * g to h * g + g - 1, where g = heads_q / heads_kv (GQA, MQA).
+
+    Args:
+        q: (batch, seqlen_q, heads_q, head_dim); float16, bfloat16, float32 or float64, last axis contiguous.
+        k: (batch, seqlen_k, heads_kv, head_dim), same dtype and device as q.
+        v: (batch, seqlen_k, heads_kv, head_dim_v), same dtype and device as q.
+        softmax_scale: factor on the logits; None means 1 / sqrt(head_dim).
+        causal: query i sees key j only if j <= i + seqlen_k - seqlen_q (aligned bottom-right).
+        window_size: (left, right); query i sees keys from i + seqlen_k - seqlen_q - left to
+            i + seqlen_k - seqlen_q + right. None or -1 leaves a side open. With causal, both conditions hold.
+        softcap: if positive, logits become softcap * tanh(logits / softcap).
+        learnable_sink: (heads_q,) an extra logit per query head that takes probability but has no value.
+        deterministic: gradients are bitwise reproducible; None follows
+            `torch.are_deterministic_algorithms_enabled()`. The forward always is.
+        return_lse: also return the log-sum-exp of each row's logits (with the sink's), which is differentiable.
+        backend: "auto", or the name of a backend, which then obeys or raises.
+
+    Returns:
+        out (batch, seqlen_q, heads_q, head_dim_v) in q's dtype and, if asked, lse (batch, heads_q, seqlen_q), natural
+        logarithm, float32 (float64 for float64 inputs). A row that sees no key has out 0 and lse -inf (the sink,
+        if there is one).
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, device, layout or value, or no backend can serve the call.
+    """
+    _check_tensors(q, k, v, ndim=4)
+    if k.shape[0] != q.shape[0] or k.shape[2] == 0 or k.shape[3] != q.shape[3]:
+        raise ValueError(f"k has shape {_s(k)}, expected ({q.shape[0]}, *, >0, {q.shape[3]}) to go with q {_s(q)}")
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 3, '*')} to go with k {_s(k)}")
+    flags = _check_flags(q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend)
+    out, lse = torch.ops.fa4.forward(
+        q, k, v, learnable_sink, None, None, None, None, q.shape[1], k.shape[1], *flags, backend
+    )
+    return (out, lse) if return_lse else out
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float = 0.0,
+    learnable_sink: Tensor | None = None,
+    deterministic: bool | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax attention over packed sequences of different lengths.
+
+    Sequence b occupies rows cu_seqlens[b] to cu_seqlens[b + 1] of the packed tensors; attention stays within it.
+    Arguments not listed here are those of `flash_attn_func`.
+
+    Args:
+        q: (total_q, heads_q, head_dim).
+        k: (total_k, heads_kv, head_dim).
+        v: (total_k, heads_kv, head_dim_v).
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device: 0, then the running sums of the lengths.
+        max_seqlen_q, max_seqlen_k: upper bounds of the lengths, an int or a 0-dim tensor; they size the launch and
+            never change results. None, or a tensor on an accelerator (reading it would stall), means total_q, total_k.
+        seqused_q, seqused_k: (batch,) int32: only the first so many rows of each sequence are used; masks align to
+            these lengths, and the other rows of out are 0, of lse -inf.
+
+    Returns:
+        out (total_q, heads_q, head_dim_v) in q's dtype and, if asked, lse (heads_q, total_q).
+
+    Raises:
+        TypeError, ValueError: as `flash_attn_func`.
+    """
+    _check_tensors(q, k, v, ndim=3)
+    if k.shape[1] == 0 or k.shape[2] != q.shape[2]:
+        raise ValueError(f"k has shape {_s(k)}, expected (total_k, >0, {q.shape[2]}) to go with q {_s(q)}")
+    if v.shape[:2] != k.shape[:2]:
+        raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 2, '*')} to go with k {_s(k)}")
+    flags = _check_flags(q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend)
+    _check_int32("cu_seqlens_q", cu_seqlens_q, q, None)
+    _check_int32("cu_seqlens_k", cu_seqlens_k, q, cu_seqlens_q.shape[0])
+    for name, seqused in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
+        if seqused is not None:
+            _check_int32(name, seqused, q, cu_seqlens_q.shape[0] - 1)
+    max_seqlen_q = _max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
+    max_seqlen_k = _max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
+    if q.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere, looking would stall the device
+        _check_lengths("q", cu_seqlens_q, seqused_q, max_seqlen_q, q.shape[0])
+        _check_lengths("k", cu_seqlens_k, seqused_k, max_seqlen_k, k.shape[0])
+    out, lse = torch.ops.fa4.forward(
+        q,
+        k,
+        v,
+        learnable_sink,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        *flags,
+        backend,
+    )
+    return (out, lse) if return_lse else out
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float = 0.0,
+    learnable_sink: Tensor | None = None,
+    deterministic: bool | None = None,
+    backend: str = "auto",
+) -> dispatch.Explanation:
+    """Which backend and tiles a call with these arguments gets, and why not the backends preferred to it.
+
+    Takes the arguments of `flash_attn_func` (or packed q, k, v as of `flash_attn_varlen_func`), runs nothing, and
+    returns a record that prints as text. Tensors on the "meta" device will do if only shapes are at hand.
+    """
+    _check_tensors(q, k, v, ndim=q.ndim if q.ndim in (3, 4) else 4)
+    flags = _check_flags(q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend)
+    cu_seqlens = q if q.ndim == 3 else None  # only its presence matters here
+    _, spec = ops.problem(q, k, v, learnable_sink, cu_seqlens, cu_seqlens, None, None, 0, 0, *flags)
+    return dispatch.explain(spec, chip_of(q.device), backend)
+
+
+def _s(x: Tensor, first: int | None = None, rest: str = "") -> str:
+    """A shape as text, (2, 7, 4, 64); with `first`, only the leading sizes and then `rest`."""
+    sizes = [str(n) for n in x.shape[:first]] + ([rest] if rest else [])
+    return f"({', '.join(sizes)})"
+
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
+        if x.ndim != ndim:
+            axes = "(batch, seqlen, heads, head_dim)" if ndim == 4 else "(total, heads, head_dim)"
+            raise ValueError(f"{name} has {x.ndim} dimensions, shape {_s(x)}, expected {ndim}: {axes}")
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"{name} has dtype {x.dtype}, expected float16, bfloat16, float32 or float64")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} has dtype {x.dtype}, expected {q.dtype} like q")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, expected {q.device} like q")
+        if x.shape[-1] == 0:
+            raise ValueError(f"{name} has shape {_s(x)}, expected a last axis of at least 1")
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
+            raise ValueError(f"{name} has stride {x.stride(-1)} on its last axis, expected 1: call {name}.contiguous()")
+    if q.shape[-2] == 0 or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
+        raise ValueError(f"q has {q.shape[-2]} heads, expected a positive multiple of k's {k.shape[-2]}")
+
+
+def _check_flags(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: WindowSize,
+    softcap: float,
+    learnable_sink: Tensor | None,
+    deterministic: bool | None,
+    backend: str,
+) -> tuple[float, int | None, int | None, float, bool, bool]:
+    """softmax_scale, window_left, window_right, softcap, deterministic, needs_backward: the operator's order."""
+    if softmax_scale is None:
+        softmax_scale = 1 / math.sqrt(q.shape[-1])
+    elif not math.isfinite(softmax_scale):
+        raise ValueError(f"softmax_scale is {softmax_scale}, expected a finite number")
+    if not (softcap >= 0 and math.isfinite(softcap)):
+        raise ValueError(f"softcap is {softcap}, expected a finite number, 0 (off) or more")
+    left, right = _window(window_size)
+    if causal:
+        right = 0
+    if backend != "auto" and backend not in dispatch.backend_names():
+        names = ", ".join(map(repr, ("auto", *dispatch.backend_names())))
+        raise ValueError(f"backend is {backend!r}, expected one of {names}")
+    needs_backward = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if learnable_sink is not None:
+        _check_sink(learnable_sink, q)
+        needs_backward = needs_backward or (torch.is_grad_enabled() and learnable_sink.requires_grad)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    return float(softmax_scale), left, right, float(softcap), bool(deterministic), needs_backward
+
+
+def _window(window_size: WindowSize) -> tuple[int | None, int | None]:
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise TypeError(f"window_size is {window_size!r}, expected a pair (left, right)")
+    for side in window_size:
+        if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < -1):
+            raise ValueError(f"window_size is {window_size!r}, expected ints of 0 or more, or None or -1 for open")
+    left, right = window_size
+    return (None if left == -1 else left), (None if right == -1 else right)
+
+
+def _check_sink(sink: Tensor, q: Tensor) -> None:
+    if not isinstance(sink, Tensor):
+        raise TypeError(f"learnable_sink is a {type(sink).__name__}, expected a torch.Tensor")
+    if not sink.dtype.is_floating_point:
+        raise TypeError(f"learnable_sink has dtype {sink.dtype}, expected a floating-point dtype")
+    if sink.shape != (q.shape[-2],):
+        raise ValueError(f"learnable_sink has shape {_s(sink)}, expected ({q.shape[-2]},): one logit per query head")
+    if sink.device != q.device:
+        raise ValueError(f"learnable_sink is on {sink.device}, expected {q.device} like q")
+
+
+def _check_int32(name: str, x: Tensor, q: Tensor, length: int | None) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}, expected an int32 torch.Tensor")
+    if x.dtype != torch.int32:
+        raise TypeError(f"{name} has dtype {x.dtype}, expected torch.int32")
+    if x.ndim != 1 or (x.shape[0] < 1 if length is None else x.shape[0] != length):
+        expected = "(batch + 1,)" if length is None else f"({length},)"
+        raise ValueError(f"{name} has shape {_s(x)}, expected {expected}")
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, expected {q.device} like q")
+    if not x.is_contiguous():
+        raise ValueError(f"{name} has stride {x.stride(0)}, expected 1: call {name}.contiguous()")
+
+
+def _max_seqlen(name: str, value: int | Tensor | None, total: int) -> int:
+    if value is None:
+        return total
+    if isinstance(value, Tensor):
+        if value.ndim != 0 or value.dtype.is_floating_point:
+            raise TypeError(
+                f"{name} is a tensor of shape {_s(value)}, {value.dtype}, expected an int or a 0-dim int tensor"
+            )
+        if value.device.type != "cpu" or torch.compiler.is_compiling():
+            return total
+        value = int(value)
+    elif isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} is a {type(value).__name__}, expected an int or a 0-dim int tensor")
+    if value < 0:
+        raise ValueError(f"{name} is {value}, expected 0 or more")
+    return value
+
+
+def _check_lengths(side: str, cu_seqlens: Tensor, seqused: Tensor | None, max_seqlen: int, total: int) -> None:
+    """What kernels must be able to rely on, checked where looking is free."""
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0 or bounds[-1] > total or any(a > b for a, b in itertools.pairwise(bounds)):
+        raise ValueError(f"cu_seqlens_{side} is {bounds}, expected 0 first, non-decreasing, at most {total} at the end")
+    lengths = [b - a for a, b in itertools.pairwise(bounds)]
+    if max(lengths, default=0) > max_seqlen:
+        raise ValueError(f"max_seqlen_{side} is {max_seqlen}, expected at least {max(lengths)}, the longest sequence")
+    if seqused is not None and any(not 0 <= used <= n for used, n in zip(seqused.tolist(), lengths)):
+        raise ValueError(f"seqused_{side} is {seqused.tolist()}, expected 0 to the sequence lengths {lengths}")

@@ -1,0 +1,302 @@
+"""The portable backend: tiled attention in plain torch, on any device, with O(N) extra memory.
+
+Forward is online softmax over key tiles; backward recomputes each tile from the saved lse. One tile of scores
+exists at a time, and no reduction depends on timing, so it is always deterministic. Arithmetic is float32 (float64
+for float64 inputs), whatever the inputs' dtype.
+
+Inside, query heads that share a key/value head become rows of the same matrix, so GQA repeats no keys; "heads" of a
+tile are key/value heads over the sequences of a pass:
+
+    q (heads, group * rows, head_dim),  k (heads, rows, head_dim),  v (heads, rows, head_dim_v)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .device import Chip
+from .sequences import sequences
+from .spec import AttentionInputs, AttentionSpec, Gradients
+
+# Chosen by bench/results/*_cpu_fallback.jsonl: the score tile of a few heads stays in a core's cache.
+TILE_M = 256
+TILE_N = 512
+TILE_SCORES = 1 << 19
+
+
+def describe(spec: AttentionSpec, chip: Chip) -> str:
+    return f"{TILE_M} queries x {TILE_N} keys, {str(_compute_dtype(spec)).removeprefix('torch.')} arithmetic"
+
+
+def _compute_dtype(spec: AttentionSpec) -> torch.dtype:
+    return torch.float64 if spec.dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The mask of one sequence: query i sees keys i + low ... i + high (None: open), aligned bottom-right."""
+
+    low: int | None
+    high: int | None
+
+    @staticmethod
+    def of(spec: AttentionSpec, seqlen_q: int, seqlen_k: int) -> Band:
+        shift = seqlen_k - seqlen_q
+        return Band(
+            None if spec.window_left is None else shift - spec.window_left,
+            None if spec.window_right is None else shift + spec.window_right,
+        )
+
+    def keys(self, q_rows: range, seqlen_k: int) -> range:
+        """The keys that any of these queries sees."""
+        first = 0 if self.low is None else max(0, q_rows[0] + self.low)
+        stop = seqlen_k if self.high is None else min(seqlen_k, q_rows[-1] + self.high + 1)
+        return range(first, max(first, stop))
+
+    def queries(self, k_rows: range, seqlen_q: int) -> range:
+        """The queries that see any of these keys."""
+        first = 0 if self.high is None else max(0, k_rows[0] - self.high)
+        stop = seqlen_q if self.low is None else min(seqlen_q, k_rows[-1] - self.low + 1)
+        return range(first, max(first, stop))
+
+    def hidden(self, q_rows: range, k_rows: range, device: torch.device) -> Tensor | None:
+        """Which pairs of the tile are masked, bool (queries, keys); None when none is."""
+        cut_low = self.low is not None and k_rows[0] < q_rows[-1] + self.low
+        cut_high = self.high is not None and k_rows[-1] > q_rows[0] + self.high
+        if not (cut_low or cut_high):
+            return None
+        # key - query, for every pair
+        distance = torch.arange(k_rows[0], k_rows[-1] + 1, device=device)[None, :]
+        distance = distance - torch.arange(q_rows[0], q_rows[-1] + 1, device=device)[:, None]
+        if cut_low and cut_high:
+            return (distance < self.low) | (distance > self.high)
+        return distance < self.low if cut_low else distance > self.high
+
+
+def _tiles(rows: range, size: int) -> Iterator[range]:
+    for first in range(rows.start, rows.stop, size):
+        yield range(first, min(first + size, rows.stop))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The sequences (all of one length) and key/value heads that one pass of the tile loops works on."""
+
+    spec: AttentionSpec
+    packed: bool
+    batch: slice
+    heads: slice
+    q_rows: slice
+    k_rows: slice
+
+    @property
+    def seqlen_q(self) -> int:
+        return self.q_rows.stop - self.q_rows.start
+
+    @property
+    def seqlen_k(self) -> int:
+        return self.k_rows.stop - self.k_rows.start
+
+    def q_view(self, x: Tensor) -> Tensor:
+        """The pass's part of a q-like tensor: (batch, rows, heads_kv, group, dim)."""
+        part = x[None, self.q_rows] if self.packed else x[self.batch, self.q_rows]
+        return part.unflatten(2, (self.spec.heads_kv, self.spec.group))[:, :, self.heads]
+
+    def k_view(self, x: Tensor) -> Tensor:
+        """The pass's part of a k-like tensor: (batch, rows, heads_kv, dim)."""
+        return (x[None, self.k_rows] if self.packed else x[self.batch, self.k_rows])[:, :, self.heads]
+
+    def row_view(self, x: Tensor) -> Tensor:
+        """The pass's part of an lse-like tensor: (batch, heads_kv, group, rows)."""
+        part = x[None, :, self.q_rows] if self.packed else x[self.batch, :, self.q_rows]
+        return part.unflatten(1, (self.spec.heads_kv, self.spec.group))[:, self.heads]
+
+    def sink_view(self, sink: Tensor) -> Tensor:
+        """The pass's sinks, to add to a row view: (1, heads_kv, group, 1), in the arithmetic's dtype."""
+        by_head = sink.to(_compute_dtype(self.spec)).view(1, self.spec.heads_kv, self.spec.group, 1)
+        return by_head[:, self.heads]
+
+    def split(self) -> Iterator[_Pass]:
+        """Cut into passes whose score tiles hold about TILE_SCORES entries (never less than one head)."""
+        per_head = max(1, self.spec.group * min(TILE_M, self.seqlen_q) * min(TILE_N, self.seqlen_k))
+        budget = max(1, TILE_SCORES // per_head)  # heads of one pass, over the batch
+        heads_step = min(budget, self.spec.heads_kv)
+        batch_step = max(1, budget // self.spec.heads_kv)
+        for b in range(self.batch.start, self.batch.stop, batch_step):
+            batch = slice(b, min(b + batch_step, self.batch.stop))
+            for h in range(0, self.spec.heads_kv, heads_step):
+                yield replace(self, batch=batch, heads=slice(h, h + heads_step))
+
+
+def _passes(inputs: AttentionInputs, spec: AttentionSpec) -> Iterator[_Pass]:
+    every_head = slice(0, spec.heads_kv)
+    if inputs.varlen or inputs.seqused_q is not None or inputs.seqused_k is not None:
+        for seq in sequences(inputs):
+            one = slice(0, 1) if inputs.varlen else slice(seq.index, seq.index + 1)
+            yield from _Pass(spec, inputs.varlen, one, every_head, seq.q_rows, seq.k_rows).split()
+    else:
+        q_rows, k_rows = slice(0, inputs.q.shape[1]), slice(0, inputs.k.shape[1])
+        yield from _Pass(spec, False, slice(0, inputs.batch), every_head, q_rows, k_rows).split()
+
+
+def _load_q(view: Tensor, rows: range, dtype: torch.dtype) -> Tensor:
+    """A tile of a q view as (heads, group * rows, dim)."""
+    tile = view[:, rows.start : rows.stop].permute(0, 2, 3, 1, 4).to(dtype)
+    return tile.reshape(tile.shape[0] * tile.shape[1], tile.shape[2] * tile.shape[3], tile.shape[4])
+
+
+def _load_k(view: Tensor, rows: range, dtype: torch.dtype) -> Tensor:
+    """A tile of a k view as (heads, rows, dim)."""
+    tile = view[:, rows.start : rows.stop].transpose(1, 2).to(dtype)
+    return tile.reshape(tile.shape[0] * tile.shape[1], tile.shape[2], tile.shape[3])
+
+
+def _load_rows(view: Tensor, rows: range) -> Tensor:
+    """A tile of a row view as (heads, group * rows, 1)."""
+    tile = view[..., rows.start : rows.stop]
+    return tile.reshape(tile.shape[0] * tile.shape[1], tile.shape[2] * tile.shape[3], 1)
+
+
+def _store_q(view: Tensor, rows: range, tile: Tensor) -> None:
+    target = view[:, rows.start : rows.stop].permute(0, 2, 3, 1, 4)
+    target.copy_(tile.view(target.shape))
+
+
+def _store_k(view: Tensor, rows: range, tile: Tensor) -> None:
+    target = view[:, rows.start : rows.stop].transpose(1, 2)
+    target.copy_(tile.view(target.shape))
+
+
+def _store_rows(view: Tensor, rows: range, tile: Tensor) -> None:
+    target = view[..., rows.start : rows.stop]
+    target.copy_(tile.view(target.shape))
+
+
+def _scores(q_scaled: Tensor, k: Tensor, spec: AttentionSpec, hidden: Tensor | None) -> Tensor:
+    """S of one tile, softcapped and masked: (heads, group * queries, keys)."""
+    s = torch.bmm(q_scaled, k.transpose(1, 2))
+    if spec.softcap > 0:
+        s.div_(spec.softcap).tanh_().mul_(spec.softcap)
+    if hidden is not None:
+        s.view(s.shape[0], spec.group, *hidden.shape).masked_fill_(hidden, -torch.inf)
+    return s
+
+
+def forward(inputs: AttentionInputs, spec: AttentionSpec, chip: Chip) -> tuple[Tensor, Tensor]:
+    """out in q's dtype, contiguous, shaped like q with last axis head_dim_v; lse in the arithmetic's dtype."""
+    q = inputs.q
+    out = q.new_zeros(*q.shape[:-1], spec.head_dim_v)
+    lse_shape = (spec.heads_q, q.shape[0]) if inputs.varlen else (q.shape[0], spec.heads_q, q.shape[1])
+    lse = q.new_full(lse_shape, -torch.inf, dtype=_compute_dtype(spec))
+    for part in _passes(inputs, spec):
+        _forward_pass(part, inputs, out, lse)
+    return out, lse
+
+
+def _forward_pass(part: _Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
+    spec, dtype = part.spec, lse.dtype
+    q_view, k_view, v_view = part.q_view(inputs.q), part.k_view(inputs.k), part.k_view(inputs.v)
+    out_view, lse_view = part.q_view(out), part.row_view(lse)
+    band = Band.of(spec, part.seqlen_q, part.seqlen_k)
+    for q_rows in _tiles(range(part.seqlen_q), TILE_M):
+        q = _load_q(q_view, q_rows, dtype) * spec.softmax_scale
+        acc = total = peak = None
+        for k_rows in _tiles(band.keys(q_rows, part.seqlen_k), TILE_N):
+            k, v = _load_k(k_view, k_rows, dtype), _load_k(v_view, k_rows, dtype)
+            s = _scores(q, k, spec, band.hidden(q_rows, k_rows, q.device))
+            tile_peak = s.amax(dim=2, keepdim=True)
+            new_peak = tile_peak if peak is None else torch.maximum(peak, tile_peak)
+            # A row that has seen no key yet keeps peak -inf; exponentiate relative to 0 so that it stays 0, not NaN.
+            origin = new_peak.masked_fill(new_peak == -torch.inf, 0.0)
+            p = s.sub_(origin).exp_()
+            tile_total = p.sum(dim=2, keepdim=True)
+            if acc is None:
+                acc, total = torch.bmm(p, v), tile_total
+            else:
+                shrink = torch.exp(peak - origin)
+                total = total * shrink + tile_total
+                acc = acc.mul_(shrink).baddbmm_(p, v)
+            peak = new_peak
+        if acc is None:  # no key in reach of any row of this tile
+            peak = q.new_full((q.shape[0], q.shape[1], 1), -torch.inf)
+            total, acc = torch.zeros_like(peak), q.new_zeros(*q.shape[:2], spec.head_dim_v)
+        row_lse = peak + total.log()
+        if inputs.sink is not None:
+            sink = part.sink_view(inputs.sink).expand(*lse_view.shape[:3], len(q_rows)).reshape(row_lse.shape)
+            # The denominator stays relative to the row's own peak: exact however large the logits are.
+            total = total + torch.exp(sink - peak.masked_fill(peak == -torch.inf, 0.0))
+            row_lse = torch.logaddexp(row_lse, sink)
+        _store_q(out_view, q_rows, acc.div_(total.masked_fill_(total == 0, 1.0)))
+        _store_rows(lse_view, q_rows, row_lse)
+
+
+def backward(
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    chip: Chip,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+) -> Gradients:
+    """Gradients by recomputation from lse; dq is accumulated in the arithmetic's dtype, dk and dv tile by tile."""
+    dq = torch.zeros_like(inputs.q, dtype=_compute_dtype(spec), memory_format=torch.contiguous_format)
+    dk = torch.zeros_like(inputs.k, memory_format=torch.contiguous_format)
+    dv = torch.zeros_like(inputs.v, memory_format=torch.contiguous_format)
+    dsink = None
+    if inputs.sink is not None:
+        dsink = torch.zeros(spec.heads_kv, spec.group, dtype=dq.dtype, device=dq.device)
+    for part in _passes(inputs, spec):
+        _backward_pass(part, inputs, (out, lse, dout, dlse), (dq, dk, dv, dsink))
+    if dsink is not None:
+        dsink = dsink.flatten().to(inputs.sink.dtype)
+    return Gradients(dq.to(spec.dtype), dk, dv, dsink)
+
+
+def _row_term(part: _Pass, out: Tensor, dout: Tensor, dlse: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """D = rowsum(dout * out) - dlse, as a row view: (batch, heads_kv, group, rows)."""
+    d = (part.q_view(dout).to(dtype) * part.q_view(out).to(dtype)).sum(dim=-1).permute(0, 2, 3, 1)
+    return d if dlse is None else d - part.row_view(dlse).to(dtype)
+
+
+def _backward_pass(part: _Pass, inputs: AttentionInputs, saved: tuple, grads: tuple) -> None:
+    spec, (out, lse, dout, dlse), (dq, dk, dv, dsink) = part.spec, saved, grads
+    dtype = dq.dtype
+    q_view, k_view, v_view = part.q_view(inputs.q), part.k_view(inputs.k), part.k_view(inputs.v)
+    dout_view, dq_view, dk_view, dv_view = (
+        part.q_view(dout),
+        part.q_view(dq),
+        part.k_view(dk),
+        part.k_view(dv),
+    )
+    row_term = _row_term(part, out, dout, dlse, dtype)
+    row_lse = part.row_view(lse)
+    if dsink is not None:
+        dsink[part.heads] -= (torch.exp(part.sink_view(inputs.sink) - row_lse) * row_term).sum(dim=(0, 3))
+    # exp(S - inf) = 0 for every key of a row that saw none.
+    row_lse = row_lse.masked_fill(row_lse == -torch.inf, torch.inf)
+    band = Band.of(spec, part.seqlen_q, part.seqlen_k)
+    for k_rows in _tiles(range(part.seqlen_k), TILE_N):
+        k, v = _load_k(k_view, k_rows, dtype), _load_k(v_view, k_rows, dtype)
+        dk_tile, dv_tile = torch.zeros_like(k), torch.zeros_like(v)
+        for q_rows in _tiles(band.queries(k_rows, part.seqlen_q), TILE_M):
+            q = _load_q(q_view, q_rows, dtype) * spec.softmax_scale
+            do = _load_q(dout_view, q_rows, dtype)
+            s = _scores(q, k, spec, band.hidden(q_rows, k_rows, q.device))
+            slope = None  # of the softcap
+            if spec.softcap > 0:
+                slope = 1 - (s.masked_fill(s == -torch.inf, 0.0) / spec.softcap).square_()
+            p = s.sub_(_load_rows(row_lse, q_rows)).exp_()
+            dv_tile.baddbmm_(p.transpose(1, 2), do)
+            ds = torch.bmm(do, v.transpose(1, 2)).sub_(_load_rows(row_term, q_rows)).mul_(p)
+            if slope is not None:
+                ds.mul_(slope)
+            dk_tile.baddbmm_(ds.transpose(1, 2), q)
+            partial = dq_view[:, q_rows.start : q_rows.stop].permute(0, 2, 3, 1, 4)
+            partial.add_(torch.bmm(ds, k).view(partial.shape), alpha=spec.softmax_scale)
+        _store_k(dk_view, k_rows, dk_tile)
+        _store_k(dv_view, k_rows, dv_tile)

@@ -1,0 +1,167 @@
+"""The oracle: attention and its gradients by formula, in float64 (or float32), clear and slow.
+
+Everything here keeps whole N x N matrices and loops over sequences; tests, the benchmark's correctness checks and the
+command line compare against it. With `precise=False` it is the same-precision reference whose own error bounds
+what a kernel may be wrong by: each matrix product takes operands rounded to the input dtype, as the tensor cores
+of every chip do, and the results are rounded to the input dtype once.
+
+For one head and one sequence, with scale t, sink z (minus infinity when absent) and mask M:
+
+    X_ij   = t * q_i . k_j,   S_ij = c * tanh(X_ij / c) if softcap c > 0 else X_ij,   S_ij = -inf outside M
+    lse_i  = log(exp(z) + sum_j exp(S_ij)),   P_ij = exp(S_ij - lse_i),   o_i = sum_j P_ij v_j
+
+and, for upstream gradients do and dlse,
+
+    dv_j   = sum_i P_ij do_i,   dP_ij = do_i . v_j,   D_i = do_i . o_i - dlse_i
+    dS_ij  = P_ij (dP_ij - D_i),   dX_ij = dS_ij (1 - (S_ij / c)^2) if c > 0 else dS_ij
+    dq_i   = t sum_j dX_ij k_j,   dk_j = t sum_i dX_ij q_i,   dz = -sum_i exp(z - lse_i) D_i
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .sequences import sequences
+from .spec import AttentionInputs, AttentionSpec, Gradients
+
+
+def mask(spec: AttentionSpec, seqlen_q: int, seqlen_k: int, device: torch.device | None = None) -> Tensor:
+    """Which keys each query sees: bool (seqlen_q, seqlen_k), aligned bottom-right."""
+    diagonal = torch.arange(seqlen_q, device=device)[:, None] + (seqlen_k - seqlen_q)
+    key = torch.arange(seqlen_k, device=device)[None, :]
+    keep = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
+    if spec.window_left is not None:
+        keep &= key >= diagonal - spec.window_left
+    if spec.window_right is not None:
+        keep &= key <= diagonal + spec.window_right
+    return keep
+
+
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    """How to compute: in `dtype`, with matrix operands first rounded to `operand` (None: not rounded)."""
+
+    dtype: torch.dtype
+    operand: torch.dtype | None
+
+    def round(self, x: Tensor) -> Tensor:
+        return x if self.operand is None else x.to(self.operand).to(self.dtype)
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.round(a) @ self.round(b)
+
+
+def _arithmetic(spec: AttentionSpec, precise: bool) -> _Arithmetic:
+    if precise:
+        return _Arithmetic(torch.float64, None)
+    if spec.dtype == torch.float64:
+        return _Arithmetic(torch.float64, None)
+    return _Arithmetic(torch.float32, None if spec.dtype == torch.float32 else spec.dtype)
+
+
+def _heads_first(x: Tensor, repeat: int, dtype: torch.dtype) -> Tensor:
+    """(rows, heads, dim) as (heads, rows, dim), key/value heads repeated to match the query heads."""
+    return x.transpose(0, 1).to(dtype).repeat_interleave(repeat, dim=0)
+
+
+def _scores(spec: AttentionSpec, math: _Arithmetic, q: Tensor, k: Tensor) -> Tensor:
+    """S: (heads, seqlen_q, seqlen_k), minus infinity where masked."""
+    s = math.matmul(q, k.transpose(1, 2)) * spec.softmax_scale
+    if spec.softcap > 0:
+        s = spec.softcap * torch.tanh(s / spec.softcap)
+    return s.masked_fill(~mask(spec, q.shape[1], k.shape[1], q.device), -torch.inf)
+
+
+def _lse(s: Tensor, sink: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Row log-sum-exp (heads, seqlen_q), with the sink's term; minus infinity for a row with nothing in it."""
+    if sink is not None:
+        s = torch.cat([s, sink.to(dtype)[:, None, None].expand(-1, s.shape[1], 1)], dim=2)
+    if s.shape[2] == 0:
+        return s.new_full(s.shape[:2], -torch.inf)
+    return torch.logsumexp(s, dim=2)
+
+
+def _exp(s: Tensor, lse: Tensor) -> Tensor:
+    """exp(S - lse), zero where S is minus infinity (also where lse is)."""
+    return torch.where(s == -torch.inf, 0.0, torch.exp(s - lse.masked_fill(lse == -torch.inf, 0.0)))
+
+
+def forward(inputs: AttentionInputs, spec: AttentionSpec, *, precise: bool = True) -> tuple[Tensor, Tensor]:
+    """Attention by formula.
+
+    Returns:
+        out, shaped like q with last axis head_dim_v, and lse (batch, heads_q, seqlen_q) or (heads_q, total_q):
+        both float64 when `precise`; otherwise out in the input dtype and lse in float32, as a kernel returns them.
+    """
+    math = _arithmetic(spec, precise)
+    q, varlen = inputs.q, inputs.varlen
+    out = torch.zeros(*q.shape[:-1], spec.head_dim_v, dtype=math.dtype, device=q.device)
+    lse_shape = (spec.heads_q, q.shape[0]) if varlen else (q.shape[0], spec.heads_q, q.shape[1])
+    lse = torch.full(lse_shape, -torch.inf, dtype=math.dtype, device=q.device)
+    for seq in sequences(inputs):
+        qs = _heads_first(seq.select(q, seq.q_rows, varlen), 1, math.dtype)
+        ks = _heads_first(seq.select(inputs.k, seq.k_rows, varlen), spec.group, math.dtype)
+        vs = _heads_first(seq.select(inputs.v, seq.k_rows, varlen), spec.group, math.dtype)
+        s = _scores(spec, math, qs, ks)
+        row_lse = _lse(s, inputs.sink, math.dtype)
+        # The same-precision reference rounds exp(S - max) and divides afterwards, as every flash kernel does.
+        peak = s.amax(dim=2) if s.shape[2] else row_lse
+        p = math.round(_exp(s, peak)) @ math.round(vs)
+        o = p * torch.exp(peak - row_lse).nan_to_num(0.0)[..., None]
+        seq.select(out, seq.q_rows, varlen).copy_(o.transpose(0, 1))
+        seq.select_lse(lse, varlen).copy_(row_lse)
+    if precise:
+        return out, lse
+    return out.to(spec.dtype), lse.to(torch.float64 if spec.dtype == torch.float64 else torch.float32)
+
+
+def backward(
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    dout: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    precise: bool = True,
+) -> Gradients:
+    """Gradients by formula, for `dout` shaped like out and `dlse` shaped like lse (None: zero).
+
+    Returns float64 gradients when `precise`, else in the dtypes of the inputs.
+    """
+    math, varlen = _arithmetic(spec, precise), inputs.varlen
+    grads = [torch.zeros(x.shape, dtype=math.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v)]
+    dq, dk, dv = grads
+    dsink = None if inputs.sink is None else torch.zeros_like(inputs.sink, dtype=math.dtype)
+    for seq in sequences(inputs):
+        qs = _heads_first(seq.select(inputs.q, seq.q_rows, varlen), 1, math.dtype)
+        ks = _heads_first(seq.select(inputs.k, seq.k_rows, varlen), spec.group, math.dtype)
+        vs = _heads_first(seq.select(inputs.v, seq.k_rows, varlen), spec.group, math.dtype)
+        dos = _heads_first(seq.select(dout, seq.q_rows, varlen), 1, math.dtype)
+        s = _scores(spec, math, qs, ks)
+        lse = _lse(s, inputs.sink, math.dtype)
+        p = _exp(s, lse)
+        o = math.round(math.matmul(p, vs))
+        d = (math.round(dos) * o).sum(dim=2)
+        if dlse is not None:
+            d = d - seq.select_lse(dlse, varlen).to(math.dtype)
+        dx = p * (math.matmul(dos, vs.transpose(1, 2)) - d[..., None])
+        if spec.softcap > 0:
+            dx = dx * (1 - (s.masked_fill(s == -torch.inf, 0.0) / spec.softcap) ** 2)
+
+        def per_kv_head(x: Tensor) -> Tensor:
+            return x.unflatten(0, (spec.heads_kv, spec.group)).sum(dim=1)
+
+        seq.select(dq, seq.q_rows, varlen).copy_((math.matmul(dx, ks) * spec.softmax_scale).transpose(0, 1))
+        dk_heads = math.matmul(dx.transpose(1, 2), qs) * spec.softmax_scale
+        seq.select(dk, seq.k_rows, varlen).copy_(per_kv_head(dk_heads).transpose(0, 1))
+        dv_heads = math.matmul(p.transpose(1, 2), dos)
+        seq.select(dv, seq.k_rows, varlen).copy_(per_kv_head(dv_heads).transpose(0, 1))
+        if dsink is not None:
+            weight = torch.exp(inputs.sink.to(math.dtype)[:, None] - lse)
+            dsink -= (weight * d).sum(dim=1)
+    if precise:
+        return Gradients(dq, dk, dv, dsink)
+    dq, dk, dv = (g.to(spec.dtype) for g in grads)
+    return Gradients(dq, dk, dv, None if dsink is None else dsink.to(inputs.sink.dtype))
