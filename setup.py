@@ -3,7 +3,7 @@
 from glob import glob
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
-from setuptools import setup
+from setuptools import Extension, setup
 
 ParallelCompile("NPY_NUM_BUILD_JOBS", default=2).install()
 
@@ -17,4 +17,7 @@ core = Pybind11Extension(
     optional=True,
 )
 
-setup(ext_modules=[core])
+# The CUDA runtime symbols that compiled host functions call, answered in Python.
+intercept = Extension("fa4.emulator._intercept", ["fa4/emulator/intercept.c"], optional=True)
+
+setup(ext_modules=[core, intercept])

@@ -1,0 +1,88 @@
+"""What an emulated chip answers when host code asks the driver about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cuda.bindings import driver
+
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChipFacts:
+    """One kind of chip; sizes in bytes per multiprocessor or per block as named."""
+
+    name: str
+    capability: tuple[int, int]
+    smem_per_sm: int
+    smem_per_block: int
+    l2: int
+    threads_per_sm: int = 2048
+    blocks_per_sm: int = 32
+    memory: int = 80 << 30
+
+
+_SM80 = ChipFacts("sm_80", (8, 0), 164 * _KIB, 163 * _KIB, 40 << 20)
+_SM86 = ChipFacts("sm_86", (8, 6), 100 * _KIB, 99 * _KIB, 6 << 20, threads_per_sm=1536, blocks_per_sm=16)
+_SM89 = ChipFacts("sm_89", (8, 9), 100 * _KIB, 99 * _KIB, 72 << 20, threads_per_sm=1536, blocks_per_sm=24)
+_SM90 = ChipFacts("sm_90a", (9, 0), 228 * _KIB, 227 * _KIB, 50 << 20)
+_SM100 = ChipFacts("sm_100a", (10, 0), 228 * _KIB, 227 * _KIB, 126 << 20, memory=180 << 30)
+_SM103 = ChipFacts("sm_103a", (10, 3), 228 * _KIB, 227 * _KIB, 126 << 20, memory=270 << 30)
+
+CHIPS = {facts.name: facts for facts in (_SM80, _SM86, _SM89, _SM90, _SM100, _SM103)}
+
+
+def chip_facts(chip: str) -> ChipFacts:
+    """The record of `chip`. Raises ValueError naming the known chips."""
+    if chip not in CHIPS:
+        raise ValueError(f"chip is {chip!r}, expected one of {', '.join(CHIPS)}")
+    return CHIPS[chip]
+
+
+def device_attribute(facts: ChipFacts, sms: int, attribute: int) -> int:
+    """The value of a CUdevice_attribute (the runtime's cudaDevAttr has the same numbers).
+
+    Raises:
+        NotImplementedError: an attribute that no kernel has asked for yet.
+    """
+    kind = driver.CUdevice_attribute(attribute)
+    name = kind.name.removeprefix("CU_DEVICE_ATTRIBUTE_")
+    values = {
+        "COMPUTE_CAPABILITY_MAJOR": facts.capability[0],
+        "COMPUTE_CAPABILITY_MINOR": facts.capability[1],
+        "MULTIPROCESSOR_COUNT": sms,
+        "WARP_SIZE": 32,
+        "MAX_THREADS_PER_BLOCK": 1024,
+        "MAX_THREADS_PER_MULTIPROCESSOR": facts.threads_per_sm,
+        "MAX_BLOCKS_PER_MULTIPROCESSOR": facts.blocks_per_sm,
+        "MAX_BLOCK_DIM_X": 1024,
+        "MAX_BLOCK_DIM_Y": 1024,
+        "MAX_BLOCK_DIM_Z": 64,
+        "MAX_GRID_DIM_X": 2**31 - 1,
+        "MAX_GRID_DIM_Y": 65535,
+        "MAX_GRID_DIM_Z": 65535,
+        "MAX_REGISTERS_PER_BLOCK": 65536,
+        "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
+        "MAX_SHARED_MEMORY_PER_BLOCK": 48 * _KIB,
+        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": facts.smem_per_block,
+        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": facts.smem_per_sm,
+        "RESERVED_SHARED_MEMORY_PER_BLOCK": _KIB,
+        "TOTAL_CONSTANT_MEMORY": 64 * _KIB,
+        "L2_CACHE_SIZE": facts.l2,
+        "MAX_PERSISTING_L2_CACHE_SIZE": facts.l2 // 2,
+        "CLOCK_RATE": 1_700_000,
+        "MEMORY_CLOCK_RATE": 2_600_000,
+        "GLOBAL_MEMORY_BUS_WIDTH": 5120,
+        "COOPERATIVE_LAUNCH": 1,
+        "CLUSTER_LAUNCH": int(facts.capability >= (9, 0)),
+        "TENSOR_MAP_ACCESS_SUPPORTED": int(facts.capability >= (9, 0)),
+        "MEMORY_POOLS_SUPPORTED": 1,
+        "UNIFIED_ADDRESSING": 1,
+        "MANAGED_MEMORY": 1,
+        "CONCURRENT_KERNELS": 1,
+        "MULTICAST_SUPPORTED": 0,
+    }
+    if name not in values:
+        raise NotImplementedError(f"device attribute {kind.name} is not modelled by the emulated {facts.name}")
+    return values[name]

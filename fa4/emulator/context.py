@@ -1,0 +1,92 @@
+"""`emulate`: run CuTe DSL kernels, and everything around them, on an emulated chip."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from fa4.device import chip_by_number, emulating
+from fa4.emulator import driver, dsl, torch_cuda
+from fa4.emulator.chips import chip_facts
+from fa4.emulator.launch import Launch, Runtime
+from fa4.emulator.machine import Checks, LaunchReport, Machine
+from fa4.emulator.memory import Arrays, merge, torch_allocations
+from fa4.emulator.report import Report
+
+
+class Gpu:
+    """An emulated chip in use; what `emulate` yields.
+
+    launches: one LaunchReport per kernel run so far, in order.
+    roles: warp index within its CTA -> name, shown in errors and reports; set it before a launch.
+    """
+
+    def __init__(self, machine: Machine, sms: int, arrays: Arrays) -> None:
+        self.machine = machine
+        self.launches: list[LaunchReport] = []
+        self.roles: Mapping[int, str] | None = None
+        self.runtime = Runtime(chip_facts(machine.chip), sms, self._run)
+        self._arrays = arrays
+
+    def report(self) -> Report:
+        """Instructions by opcode and role, bytes by path, MMA FLOPs and waits of every launch so far."""
+        return Report(tuple(self.launches), self.roles or {})
+
+    def _run(self, launch: Launch) -> None:
+        allocations = merge([*torch_allocations(), *self._arrays.allocations(), *self.runtime.heap.allocations()])
+        self.launches.append(
+            self.machine.launch(
+                launch.ptx,
+                launch.entry,
+                grid=launch.grid,
+                block=launch.block,
+                cluster=launch.cluster,
+                smem_bytes=launch.smem_bytes,
+                params=launch.params,
+                allocations=allocations,
+                roles=self.roles,
+                programmatic=launch.programmatic,
+            )
+        )
+
+
+@contextlib.contextmanager
+def emulate(
+    chip: str,
+    *,
+    sms: int = 4,
+    seed: int = 0,
+    schedule: str = "round_robin",
+    checks: Checks | None = None,
+    trace: bool = False,
+) -> Iterator[Gpu]:
+    """CPU tensors live on an emulated chip inside this context.
+
+    `cute.compile` targets the chip, compiled functions run on it, `device="cuda"` means host memory, and fa4's own
+    functions dispatch CPU tensors to the chip's backend. Kernels must be compiled inside the context.
+
+    Args:
+        chip: "sm_80", "sm_90a", "sm_100a", ...
+        sms: multiprocessors; grids larger than the chip run in waves.
+        seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
+        schedule: "round_robin", "random" or "adversarial" (starves one role, or lets one run far ahead).
+        checks: which checks are on; default all.
+        trace: record events for `fa4.emulator.trace.write`.
+
+    Raises:
+        ValueError: an unknown chip or schedule.
+        EmulationError: from the call that ran a kernel which did something wrong.
+    """
+    facts = chip_facts(chip)
+    if sms < 1:
+        raise ValueError(f"sms is {sms}, expected at least 1")
+    machine = Machine(chip, sms=sms, seed=seed, schedule=schedule, checks=checks, trace=trace)
+    arrays = Arrays()
+    gpu = Gpu(machine, sms, arrays)
+    number = 10 * facts.capability[0] + facts.capability[1]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(emulating(chip_by_number(number, sms=sms, emulated=True)))
+        stack.enter_context(torch_cuda.installed(gpu.runtime))
+        stack.enter_context(driver.installed(gpu.runtime))
+        stack.enter_context(dsl.installed(gpu.runtime, arrays, chip))
+        yield gpu

@@ -1,0 +1,240 @@
+"""CuTe DSL on an emulated chip: compile for it, keep the PTX, link the emulated runtime, treat CPU tensors as its own.
+
+Everything is done by replacing attributes of the installed package inside `installed(...)` and putting them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import io
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fa4.emulator.launch import FATBIN_PREFIX, Runtime, fatbin_at
+from fa4.emulator.memory import Arrays
+
+_KDL_CUDA = 2  # DLDeviceType
+_ERROR_KIND = "EmulatedCudaError"  # intercept.c raises tvm-ffi errors by this name
+
+_PyCapsule_GetPointer = ctypes.pythonapi.PyCapsule_GetPointer
+_PyCapsule_GetPointer.restype = ctypes.c_void_p
+_PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+class _DLTensor(ctypes.Structure):
+    """dlpack.h; the first member of every managed tensor of the unversioned protocol."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Set attributes of `owner`, and restore (or remove) them afterwards."""
+    missing = object()
+    before = {name: vars(owner).get(name, missing) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+def runtime_library() -> str:
+    """Path of the shared library with the emulated CUDA runtime symbols. Raises ImportError if it was not built."""
+    try:
+        from fa4.emulator import _intercept
+    except ImportError as error:
+        raise ImportError(
+            "fa4.emulator was installed without its compiled parts (no C compiler at build time); "
+            "reinstall fa4 where a C/C++ compiler is available"
+        ) from error
+    return _intercept.__file__
+
+
+_DISPATCHER = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64))
+
+
+@contextlib.contextmanager
+def installed(runtime: Runtime, arrays: Arrays, chip: str) -> Iterator[None]:
+    """Inside, cute.compile targets `chip` and compiled functions launch on `runtime`."""
+    with contextlib.ExitStack() as stack:
+        library = ctypes.CDLL(runtime_library())
+        dispatcher = _DISPATCHER(runtime.dispatch)
+        library.fa4_set_dispatcher(dispatcher)
+        stack.callback(library.fa4_set_dispatcher, None)
+        stack.enter_context(_settings(chip))
+        stack.enter_context(_kept_ptx(runtime))
+        stack.enter_context(_cpu_tensors_as_cuda(arrays))
+        stack.enter_context(_failures(runtime))
+        yield
+
+
+@contextlib.contextmanager
+def _settings(chip: str) -> Iterator[None]:
+    from cutlass.base_dsl.dsl import DSLSingletonMeta
+
+    with contextlib.ExitStack() as stack:
+        for dsl in _live_dsls(DSLSingletonMeta):
+            envar = dsl.envar
+            stack.enter_context(replaced(envar, shared_libs=runtime_library(), _arch=chip, lineinfo=True))
+        yield
+
+
+def _live_dsls(meta: Any) -> list[Any]:
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    CuTeDSL._get_dsl()
+    return list(meta._instances.values())
+
+
+@contextlib.contextmanager
+def _kept_ptx(runtime: Runtime) -> Iterator[None]:
+    """Make every compilation dump its PTX with line information, and tie it to the binary it produced."""
+    from cutlass.base_dsl.compiler import Compiler
+
+    original = Compiler.compile
+
+    @functools.wraps(original)
+    def compile(self: Any, module: Any, pipeline: str, *args: Any, **kwargs: Any) -> Any:
+        with tempfile.TemporaryDirectory(prefix="fa4-emulator-") as scratch:
+            match = re.search(r"dump-ptx-path='?([^'\s}]+)", pipeline)
+            if match:
+                prefix = Path(match.group(1))
+            else:
+                prefix = Path(scratch, "kernels")
+                pipeline = _with_option(pipeline, f"dump-ptx-path='{prefix}'")
+            result = original(self, module, pipeline, *args, **kwargs)
+            binaries = _binaries(result if result is not None else module)
+            texts = [path.read_text() for path in sorted(prefix.parent.glob(prefix.name + "*.ptx"))]
+        for binary in binaries:
+            runtime.register(binary, _ptx_of(binary, texts))
+        return result
+
+    with replaced(Compiler, compile=compile):
+        yield
+
+
+def _with_option(pipeline: str, option: str) -> str:
+    """Add an option to the cute-to-nvvm{...} pass of a pass pipeline."""
+    head, brace, tail = pipeline.partition("cute-to-nvvm{")
+    if not brace:
+        raise ValueError(f"pipeline {pipeline!r} has no cute-to-nvvm pass to take the PTX from")
+    return f"{head}{brace}{option} {tail}"
+
+
+def _binaries(module: Any) -> list[bytes]:
+    stream = io.BytesIO()
+    module.operation.write_bytecode(stream)
+    bytecode = stream.getvalue()
+    found = []
+    start = bytecode.find(FATBIN_PREFIX)
+    while start >= 0:
+        binary = fatbin_at(bytecode, start)
+        found.append(binary)
+        start = bytecode.find(FATBIN_PREFIX, start + len(binary))
+    return found
+
+
+def _ptx_of(binary: bytes, texts: list[str]) -> str:
+    """The dumped PTX whose entries are all in the binary."""
+    for text in texts:
+        entries = re.findall(r"\.entry\s+([\w$]+)", text)
+        if all(entry.encode() in binary for entry in entries):
+            return text
+    raise RuntimeError(f"the compiler dumped {len(texts)} PTX files, none of which belongs to the binary it embedded")
+
+
+@contextlib.contextmanager
+def _cpu_tensors_as_cuda(arrays: Arrays) -> Iterator[None]:
+    """CPU tensors count as device tensors, so that their pointers are global, as on the chip."""
+    from cutlass.base_dsl.tvm_ffi_builder.tvm_ffi_builder import TVMFFIBuilder
+    from cutlass.cute import runtime as cute_runtime
+
+    original = cute_runtime._Tensor.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, tensor: object, *args: Any, **kwargs: Any) -> None:
+        original(self, tensor, *args, **kwargs)
+        view = _DLTensor.from_address(_PyCapsule_GetPointer(self._dlpack_data, b"dltensor"))
+        view.device_type, view.device_id = _KDL_CUDA, 0
+        arrays.add(tensor, *_extent(view))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(cute_runtime._Tensor, __init__=init))
+        stack.enter_context(
+            replaced(TVMFFIBuilder, load_dltensor_device_type=lambda self, _tensor: self.i32(_KDL_CUDA))
+        )
+        yield
+
+
+def _extent(view: _DLTensor) -> tuple[int, int]:
+    """First byte and byte count that a dlpack tensor reaches."""
+    shape = [view.shape[i] for i in range(view.ndim)]
+    if 0 in shape:
+        return view.data or 0, 0
+    if view.strides:
+        last = sum((extent - 1) * view.strides[i] for i, extent in enumerate(shape))
+    else:
+        last = 1
+        for extent in shape:
+            last *= extent
+        last -= 1
+    bits = view.bits * view.lanes
+    return (view.data or 0) + view.byte_offset, ((last + 1) * bits + 7) // 8
+
+
+@contextlib.contextmanager
+def _failures(runtime: Runtime) -> Iterator[None]:
+    """Raise the emulator's own error where the DSL would raise a CUDA error code."""
+    import tvm_ffi
+    from cutlass.base_dsl import jit_executor
+    from cutlass.base_dsl.runtime import cuda as cuda_helpers
+    from cutlass.cutlass_dsl import cuda_jit_executor
+
+    create = cuda_helpers.create_cuda_runtime_error
+    check = cuda_helpers.checkCudaErrors
+
+    def create_cuda_runtime_error(*args: Any, **kwargs: Any) -> BaseException:
+        return runtime.take_failure() or create(*args, **kwargs)
+
+    def check_cuda_errors(result: Any) -> Any:
+        if result[0].value and runtime.failure is not None:
+            raise runtime.take_failure()
+        return check(result)
+
+    def from_tvm_ffi(message: str) -> BaseException:
+        return runtime.take_failure() or RuntimeError(message)
+
+    tvm_ffi.register_error(_ERROR_KIND, from_tvm_ffi)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            replaced(
+                cuda_helpers,
+                create_cuda_runtime_error=create_cuda_runtime_error,
+                checkCudaErrors=check_cuda_errors,
+            )
+        )
+        stack.enter_context(replaced(cuda_jit_executor, checkCudaErrors=check_cuda_errors))
+        assert jit_executor.cuda_helpers is cuda_helpers
+        yield

@@ -1,0 +1,96 @@
+"""Global memory as kernels see it: the host allocations that are alive when a kernel starts."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+from collections.abc import Iterable
+
+import torch
+
+from fa4.emulator.machine import Allocation
+
+_ALIGNMENT = 512  # what cudaMalloc and torch's CUDA allocator give
+
+
+class Heap:
+    """Memory that the host code asks the driver for, kept alive until it is freed."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, tuple[ctypes.Array, int]] = {}
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of a fresh block, aligned as the driver would align it; its content is not defined."""
+        buffer = (ctypes.c_char * (nbytes + _ALIGNMENT))()
+        address = -(-ctypes.addressof(buffer) // _ALIGNMENT) * _ALIGNMENT
+        self._blocks[address] = (buffer, nbytes)
+        return address
+
+    def free(self, address: int) -> None:
+        """Release a block. Raises ValueError for an address that `allocate` did not return."""
+        if address and self._blocks.pop(address, None) is None:
+            raise ValueError(f"free of {address:#x}, which is not the start of an emulated device allocation")
+
+    def allocations(self) -> list[Allocation]:
+        return [Allocation(address, nbytes, "cudaMalloc") for address, (_, nbytes) in self._blocks.items()]
+
+
+class Arrays:
+    """Arrays that reached the emulator through dlpack and that no scan of torch tensors can find (NumPy, JAX)."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], weakref.ref | object] = {}
+
+    def add(self, array: object, address: int, nbytes: int) -> None:
+        try:
+            owner: weakref.ref | object = weakref.ref(array)
+        except TypeError:  # not weakly referenceable: keep it alive rather than lose it
+            owner = array
+        self._known[address, nbytes] = owner
+
+    def allocations(self) -> list[Allocation]:
+        alive = {}
+        for key, owner in self._known.items():
+            if not (isinstance(owner, weakref.ref) and owner() is None):
+                alive[key] = owner
+        self._known = alive
+        return [Allocation(address, nbytes, "array") for address, nbytes in alive]
+
+
+def torch_allocations() -> list[Allocation]:
+    """One allocation per live CPU storage that some Python tensor refers to, exactly its bytes."""
+    storages: dict[int, Allocation] = {}
+    for candidate in gc.get_objects():
+        if not issubclass(type(candidate), torch.Tensor):
+            continue
+        storage = _storage_of(candidate)
+        if storage is None:
+            continue
+        base, nbytes = storage
+        known = storages.get(base)
+        if known is None or known.nbytes < nbytes:
+            shape = "x".join(str(extent) for extent in torch.Tensor.size(candidate))
+            storages[base] = Allocation(base, nbytes, f"tensor {shape or 'scalar'} {candidate.dtype}")
+    return list(storages.values())
+
+
+def _storage_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    try:
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            return None
+        storage = tensor.untyped_storage()
+        base, nbytes = storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # fake, functional and subclass tensors without memory
+        return None
+    return (base, nbytes) if base and nbytes else None
+
+
+def merge(allocations: Iterable[Allocation]) -> list[Allocation]:
+    """Sorted by address, with ranges that lie inside another one dropped."""
+    merged: list[Allocation] = []
+    for allocation in sorted(allocations, key=lambda a: (a.base, -a.nbytes)):
+        if merged and allocation.base + allocation.nbytes <= merged[-1].base + merged[-1].nbytes:
+            continue
+        merged.append(allocation)
+    return merged
