@@ -1,0 +1,249 @@
+"""Who hands what to whom: producer/consumer channels as data, arrival counts derived from the role table.
+
+A channel is a ring of stages, each with two mbarriers: `full` (the producer has filled the stage) and `free` (the
+consumers have let go of it). A role sees only its own ends (`ChannelTable.ends`), and an operation that does not
+belong to that end, or to the channel's mechanism, is refused while the kernel is traced.
+
+Fences follow from what a channel carries:
+  TMEM         tcgen05.fence before an arrival and after a wait
+  ASYNC_SMEM   fence.proxy.async before an arrival: written by threads, read by TMA or MMA (or the other way round)
+  SMEM         none: mbarrier arrivals release and waits acquire
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+from cutlass._mlir.dialects import nvvm
+
+from .roles import RoleTable
+
+
+class By(enum.Enum):
+    """What completes a barrier's phase."""
+
+    TMA = "the byte count of bulk copies"
+    UMMA = "a tcgen05.commit"
+    WARP = "one elected lane of each warp"
+
+
+class Carries(enum.Enum):
+    """The memory through which the payload goes; decides the fences."""
+
+    TMEM = enum.auto()
+    ASYNC_SMEM = enum.auto()
+    SMEM = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """`producer` fills `stages` stages, `consumer` (one role or several) empties them.
+
+    `freed` says what completes a stage's free barrier; None means there is no such barrier, because another channel
+    already implies the release (say which in a comment beside the row).
+    """
+
+    name: str
+    producer: str | tuple[str, ...]
+    consumer: str | tuple[str, ...]
+    filled: By
+    freed: By | None
+    stages: int
+    carries: Carries
+
+    @property
+    def producers(self) -> tuple[str, ...]:
+        return (self.producer,) if isinstance(self.producer, str) else self.producer
+
+    @property
+    def consumers(self) -> tuple[str, ...]:
+        return (self.consumer,) if isinstance(self.consumer, str) else self.consumer
+
+    @property
+    def barriers(self) -> int:
+        return self.stages * (1 if self.freed is None else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelTable:
+    """All channels of a kernel, their mbarriers laid out in one block of shared memory, 8 bytes each.
+
+    Raises:
+        ValueError: two channels share a name, a channel names an unknown role or has no stage.
+    """
+
+    channels: tuple[Channel, ...]
+    roles: RoleTable
+
+    def __post_init__(self) -> None:
+        names = [channel.name for channel in self.channels]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two channels share a name: {', '.join(names)}")
+        for channel in self.channels:
+            if channel.stages < 1:
+                raise ValueError(f"channel {channel.name} has {channel.stages} stages, expected at least 1")
+            for role in channel.producers + channel.consumers:
+                self.roles[role]
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * sum(channel.barriers for channel in self.channels)
+
+    def offset(self, channel: Channel) -> int:
+        """Index of the channel's first mbarrier: `stages` full ones, then as many free ones if it has any."""
+        index = self.channels.index(channel)
+        return sum(before.barriers for before in self.channels[:index])
+
+    def arrivals(self, by: By, roles: tuple[str, ...]) -> int:
+        """Arrivals that complete one phase of a barrier."""
+        return sum(self.roles[role].team_warps for role in roles) if by is By.WARP else 1
+
+    def barrier_names(self) -> tuple[str, ...]:
+        """A name for every mbarrier in order, for reports: `load_mma_KV.full[0]`."""
+        names = []
+        for channel in self.channels:
+            names += [f"{channel.name}.full[{stage}]" for stage in range(channel.stages)]
+            if channel.freed is not None:
+                names += [f"{channel.name}.free[{stage}]" for stage in range(channel.stages)]
+        return tuple(names)
+
+    def ends(self, role: str, barriers: cute.Pointer) -> Ends:
+        """The channels as `role` sees them, over mbarriers at `barriers` (a shared-memory Int64 pointer)."""
+        self.roles[role]
+        return Ends(self, role, barriers)
+
+
+@cute.jit
+def init_barriers(table: cutlass.Constexpr[ChannelTable], barriers: cute.Pointer):
+    """Initialise every mbarrier; one thread. The caller then syncs the CTA (or cluster) before the first use."""
+    for channel in cutlass.const_expr(table.channels):
+        full = barriers + table.offset(channel)
+        for stage in cutlass.range_constexpr(channel.stages):
+            cute.arch.mbarrier_init(full + stage, table.arrivals(channel.filled, channel.producers))
+            if cutlass.const_expr(channel.freed is not None):
+                free = full + channel.stages + stage
+                cute.arch.mbarrier_init(free, table.arrivals(channel.freed, channel.consumers))
+    cute.arch.mbarrier_init_fence()
+
+
+class Ends:
+    """A role's ends of the channels; `ends.mma_softmax_S` is an `End`."""
+
+    def __init__(self, table: ChannelTable, role: str, barriers: cute.Pointer):
+        for channel in table.channels:
+            if role in channel.producers + channel.consumers:
+                full = barriers + table.offset(channel)
+                setattr(self, channel.name, End(channel, role, full))
+
+
+class End:
+    """One role's end of one channel. `stage` may be a compile-time int or an Int32; phases are Int32 parities.
+
+    The first wait of a consumer on `full` has parity 0; the first wait of a producer on `free` has parity 1, which
+    succeeds at once because a new barrier counts as having completed the phase before its first.
+    """
+
+    def __init__(self, channel: Channel, role: str, full: cute.Pointer):
+        self.channel, self.role, self._full = channel, role, full
+
+    def full(self, stage) -> cute.Pointer:
+        return self._full + stage
+
+    def free(self, stage) -> cute.Pointer:
+        self._require(self.channel.freed is not None, "free barriers")
+        return self._full + self.channel.stages + stage
+
+    def wait_full(self, stage, phase) -> None:
+        """Consumer: block until the stage is full."""
+        self._require(self.role in self.channel.consumers, "a consumer")
+        self._wait(self.full(stage), phase)
+
+    def wait_free(self, stage, phase) -> None:
+        """Producer: block until the stage is free."""
+        self._require(self.role in self.channel.producers, "a producer")
+        self._wait(self.free(stage), phase)
+
+    def expect(self, stage, nbytes) -> None:
+        """Producer by TMA, whole warp: announce `nbytes` of copies that will signal `full(stage)`."""
+        self._require(self.role in self.channel.producers and self.channel.filled is By.TMA, "a producer by TMA")
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), nbytes)
+
+    def commit_full(self, stage) -> None:
+        """Producer by UMMA, one thread: signal full when the matrix operations issued so far are done."""
+        self._require(self.role in self.channel.producers and self.channel.filled is By.UMMA, "a producer by UMMA")
+        commit(self.full(stage))
+
+    def commit_free(self, stage) -> None:
+        """Consumer by UMMA, one thread: signal free when the matrix operations issued so far are done."""
+        self._require(self.role in self.channel.consumers and self.channel.freed is By.UMMA, "a consumer by UMMA")
+        commit(self.free(stage))
+
+    def arrive_full(self, stage) -> None:
+        """Producer by WARP, whole warp: this warp's part of the stage is written."""
+        self._require(self.role in self.channel.producers and self.channel.filled is By.WARP, "a producer by warps")
+        self._arrive(self.full(stage))
+
+    def arrive_free(self, stage) -> None:
+        """Consumer by WARP, whole warp: this warp no longer needs the stage."""
+        self._require(self.role in self.channel.consumers and self.channel.freed is By.WARP, "a consumer by warps")
+        self._arrive(self.free(stage))
+
+    def _arrive(self, barrier: cute.Pointer) -> None:
+        if self.channel.carries is Carries.TMEM:
+            nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC)
+        else:
+            if self.channel.carries is Carries.ASYNC_SMEM:
+                cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.sync_warp()  # the elected lane's arrival releases what every lane wrote
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(barrier)
+
+    def _wait(self, barrier: cute.Pointer, phase) -> None:
+        cute.arch.mbarrier_wait(barrier, phase)
+        if self.channel.carries is Carries.TMEM:
+            nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise ValueError(f"channel {self.channel.name}: {self.role} is used as {what}, which it is not")
+
+
+def commit(barrier: cute.Pointer) -> None:
+    """One arrival on `barrier` when every tcgen05.mma this thread has issued is complete."""
+    nvvm.tcgen05_commit(barrier.llvm_ptr, group=nvvm.CTAGroupKind.CTA_1)
+
+
+class Ring:
+    """Where a role stands in a channel: stage index and phase parity. Immutable; `ring = ring.next()`."""
+
+    def __init__(self, stages: int, index: Int32, phase: Int32):
+        self.stages, self.index, self.phase = stages, index, phase
+
+    @staticmethod
+    def consumer(channel: Channel) -> Ring:
+        """Before the first full stage."""
+        return Ring(channel.stages, Int32(0), Int32(0))
+
+    @staticmethod
+    def producer(channel: Channel) -> Ring:
+        """Before the first free stage."""
+        return Ring(channel.stages, Int32(0), Int32(1))
+
+    def next(self) -> Ring:
+        index = self.index + 1
+        wraps = Boolean(index == self.stages)
+        return Ring(self.stages, cutlass.select_(wraps, Int32(0), index), self.phase ^ Int32(wraps))
+
+    def __get_mlir_types__(self):
+        return [self.index.type, self.phase.type]
+
+    def __extract_mlir_values__(self):
+        return [self.index.ir_value(), self.phase.ir_value()]
+
+    def __new_from_mlir_values__(self, values):
+        return Ring(self.stages, Int32(values[0]), Int32(values[1]))

@@ -1,0 +1,45 @@
+"""2^x for the softmax: the special-function unit, or a polynomial on the FMA units for a share of the elements.
+
+The polynomial: x = n + f with n = floor(x) taken by a round-down addition of 1.5 * 2^23, then 2^f on [0, 1) by
+degree 3 (maximum relative error 8.77e-5, below half an ulp of bfloat16), then n added to the exponent field. Two
+elements at a time, in packed FMA.
+"""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass._mlir.dialects import llvm
+
+COEFFICIENTS = (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625)
+SMALLEST = -127.0  # the least exponent the shift can form; 2^-127 flushes to zero when P is rounded to 16 bits
+_FLOOR = 12582912.0  # 1.5 * 2^23: adding it leaves the integer part in the low mantissa bits
+
+
+def exp2_mufu(x: Float32) -> Float32:
+    """2^x by the special-function unit (relative error 2^-22, subnormals flushed)."""
+    return cute.arch.exp2(x)
+
+
+def exp2_polynomial(x: Float32, y: Float32) -> tuple[Float32, Float32]:
+    """(2^x, 2^y) on the FMA units, for x, y <= 127; anything below -127 counts as -127."""
+    pair = (cute.arch.fmax(x, Float32(SMALLEST)), cute.arch.fmax(y, Float32(SMALLEST)))
+    shifted = cute.arch.add_packed_f32x2(pair, (Float32(_FLOOR),) * 2, rnd="rm")
+    floor = cute.arch.add_packed_f32x2(shifted, (Float32(-_FLOOR),) * 2)
+    fraction = cute.arch.sub_packed_f32x2(pair, floor)
+    power = (Float32(COEFFICIENTS[-1]),) * 2
+    for coefficient in reversed(COEFFICIENTS[:-1]):
+        power = cute.arch.fma_packed_f32x2(power, fraction, (Float32(coefficient),) * 2)
+    return _scale_by_power(power[0], shifted[0]), _scale_by_power(power[1], shifted[1])
+
+
+def is_polynomial(pair: int, share: int, of: int = 16) -> bool:
+    """Whether the pair-th pair of a row goes to the polynomial: `share` of every `of` pairs, spread evenly."""
+    return (pair + 1) * share // of > pair * share // of
+
+
+def _scale_by_power(mantissa: Float32, shifted: Float32) -> Float32:
+    """mantissa * 2^n, n being the low mantissa bits of `shifted`."""
+    exponent = Int32(llvm.bitcast(Int32.mlir_type, shifted.ir_value())) << 23
+    value = Int32(llvm.bitcast(Int32.mlir_type, mantissa.ir_value())) + exponent
+    return Float32(llvm.bitcast(Float32.mlir_type, value.ir_value()))

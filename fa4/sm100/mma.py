@@ -1,0 +1,101 @@
+"""tcgen05.mma on panelled tiles: descriptors worked out at compile time, one elected thread issues a whole product.
+
+D (m x n, fp32, tensor memory) = A (m x k) B^T (n x k), A from shared or tensor memory, B from shared memory. For the
+bit fields see the PTX ISA, "tcgen05: matrix descriptors" and "instruction descriptor".
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import cutlass
+from cutlass import Boolean, Int32, Int64
+from cutlass._mlir.dialects import llvm, nvvm
+
+from .smem import PANEL_COLUMNS, PANEL_ROW_BYTES, SWIZZLE_ALIGN, Tile
+
+K_PER_MMA = 16  # reduction elements of one instruction, 16-bit operands
+
+
+class Major(enum.IntEnum):
+    """Which way an operand lies: K = the reduction is contiguous (a tile's columns), MN = the rows reduce."""
+
+    K = 0
+    MN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SmemOperand:
+    """How the matrix unit reads a panelled tile. Descriptor addresses count 16-byte units."""
+
+    tile: Tile
+    major: Major
+
+    @property
+    def constant_bits(self) -> int:
+        """The descriptor without its address: offsets between 8-row groups and panels, version 1, 128-byte swizzle."""
+        leading = self.tile.panel_bytes if self.major is Major.MN else 16  # K-major ignores it
+        return (leading >> 4) << 16 | (SWIZZLE_ALIGN >> 4) << 32 | 1 << 46 | 2 << 61
+
+    def step(self, k: int) -> int:
+        """What the k-th group of 16 reduction elements adds to the descriptor."""
+        if self.major is Major.MN:
+            return k * K_PER_MMA * PANEL_ROW_BYTES >> 4
+        panel, column = divmod(k * K_PER_MMA, PANEL_COLUMNS)
+        return (panel * self.tile.panel_bytes + column * 2) >> 4
+
+    def descriptor(self, address) -> Int64:
+        """Descriptor of the tile at a 32-bit shared-memory address."""
+        return Int64((address >> 4) & 0x3FFF) | Int64(self.constant_bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Umma:
+    """One product shape on one CTA: m = 128 rows, n columns (a multiple of 16), k reduced 16 at a time."""
+
+    dtype: type[cutlass.Numeric]
+    n: int
+    k: int
+    b: SmemOperand
+    a: SmemOperand | None = None  # None: A lies in tensor memory, 16-bit pairs packed into 32-bit columns
+    m: int = 128
+
+    @property
+    def instruction(self) -> int:
+        """The 32-bit instruction descriptor: fp32 accumulator, operand type and majors, n and m."""
+        operand = 1 if self.dtype is cutlass.BFloat16 else 0
+        a_major = Major.K if self.a is None else self.a.major
+        formats = 1 << 4 | operand << 7 | operand << 10
+        return formats | a_major << 15 | self.b.major << 16 | self.n >> 3 << 17 | self.m >> 4 << 24
+
+    @property
+    def steps(self) -> int:
+        return -(-self.k // K_PER_MMA)
+
+    def issue(self, d, a, b, accumulate, steps: range | None = None) -> None:
+        """Issue D (+)= A B^T; call from one thread, within an elected region.
+
+        Args:
+            d: tensor-memory address of D.
+            a: A's shared-memory descriptor, or its tensor-memory address.
+            b: B's shared-memory descriptor.
+            accumulate: False overwrites D at the first step; a bool or Boolean.
+            steps: which groups of 16 reduction elements; all of them by default.
+        """
+        for k in range(self.steps) if steps is None else steps:
+            keep = Boolean(accumulate) if k == 0 else Boolean(True)
+            a_k = _tmem_pointer(a + k * K_PER_MMA // 2) if self.a is None else (a + self.a.step(k)).ir_value()
+            nvvm.tcgen05_mma(
+                nvvm.Tcgen05MMAKind.F16,
+                nvvm.CTAGroupKind.CTA_1,
+                _tmem_pointer(d),
+                a_k,
+                (b + self.b.step(k)).ir_value(),
+                Int32(self.instruction).ir_value(),
+                keep.ir_value(),
+            )
+
+
+def _tmem_pointer(address):
+    return llvm.inttoptr(llvm.PointerType.get(6), Int32(address).ir_value())

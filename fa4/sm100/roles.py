@@ -1,0 +1,111 @@
+"""Who runs where: one table of warp roles per kernel, checked when the kernel is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+
+WARP = 32
+WARPS_PER_WARPGROUP = 4
+REGISTERS_PER_SM = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Warps `warps[0]` to `warps[1] - 1` run `body` with `regs` registers a thread.
+
+    `teams` splits the warps into equal teams that work independently, for example two softmax warpgroups that each
+    own one Q tile; a channel stage is served by one team.
+    """
+
+    name: str
+    warps: tuple[int, int]
+    regs: int
+    body: Callable | None = None
+    teams: int = 1
+
+    @property
+    def team_warps(self) -> int:
+        """Warps in one team: the arrivals a barrier expects from this role."""
+        return (self.warps[1] - self.warps[0]) // self.teams
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTable:
+    """The roles of a kernel, in order of their warps. Warps after the last role, up to a full warpgroup, idle.
+
+    Raises:
+        ValueError: roles overlap, leave a gap, differ in `regs` within a warpgroup (setmaxnreg is a warpgroup's
+            instruction), ask for a register count setmaxnreg cannot set, or for more registers than the SM has.
+    """
+
+    roles: tuple[Role, ...]
+
+    def __post_init__(self) -> None:
+        next_warp = 0
+        for role in self.roles:
+            if role.warps[0] != next_warp or role.warps[1] <= role.warps[0]:
+                raise ValueError(f"role {role.name} has warps {role.warps}, expected them to start at {next_warp}")
+            if (role.warps[1] - role.warps[0]) % role.teams:
+                raise ValueError(f"role {role.name} splits warps {role.warps} into {role.teams} unequal teams")
+            if role.regs % 8 or not 24 <= role.regs <= 256:
+                raise ValueError(f"role {role.name} has regs={role.regs}, expected a multiple of 8 from 24 to 256")
+            next_warp = role.warps[1]
+        total = sum(self.warpgroup_regs(group) * WARPS_PER_WARPGROUP * WARP for group in range(self.warpgroups))
+        if total > REGISTERS_PER_SM:
+            raise ValueError(f"the roles ask for {total} registers, the SM has {REGISTERS_PER_SM}")
+
+    def __getitem__(self, name: str) -> Role:
+        for role in self.roles:
+            if role.name == name:
+                return role
+        raise ValueError(f"no role is named {name!r}, expected one of {', '.join(role.name for role in self.roles)}")
+
+    @property
+    def warpgroups(self) -> int:
+        return -(-self.roles[-1].warps[1] // WARPS_PER_WARPGROUP)
+
+    @property
+    def threads(self) -> int:
+        return self.warpgroups * WARPS_PER_WARPGROUP * WARP
+
+    def warpgroup_regs(self, group: int) -> int:
+        """Registers a thread of one warpgroup; every role in it must ask for the same."""
+        first, end = group * WARPS_PER_WARPGROUP, (group + 1) * WARPS_PER_WARPGROUP
+        inside = [role for role in self.roles if role.warps[0] < end and role.warps[1] > first]
+        if len({role.regs for role in inside}) != 1:
+            asked = ", ".join(f"{role.name}={role.regs}" for role in inside)
+            raise ValueError(f"the roles of warpgroup {group} must agree on regs, they ask for {asked}")
+        return inside[0].regs
+
+    def launch_regs(self) -> int:
+        """Registers a thread gets at launch, before any role changes its share."""
+        return REGISTERS_PER_SM // self.threads // 8 * 8
+
+
+@cute.jit
+def set_registers(regs: cutlass.Constexpr[int], launch_regs: cutlass.Constexpr[int]):
+    """Grow or shrink this warpgroup's share of the register file to `regs` a thread."""
+    if cutlass.const_expr(regs > launch_regs):
+        cute.arch.setmaxregister_increase(regs)
+    elif cutlass.const_expr(regs < launch_regs):
+        cute.arch.setmaxregister_decrease(regs)
+
+
+@cute.jit
+def run_roles(table: cutlass.Constexpr[RoleTable], context):
+    """Branch each warp to its role's body, called with `context`; idle warps only give their registers back."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    for role in cutlass.const_expr(table.roles):
+        body = role.body  # bound outside the run-time branch: a record of functions cannot be carried through one
+        first, end, regs = role.warps[0], role.warps[1], role.regs
+        if warp >= first and warp < end:
+            set_registers(regs, table.launch_regs())
+            body(context)
+    last = table.roles[-1]
+    if cutlass.const_expr(last.warps[1] % WARPS_PER_WARPGROUP):
+        if warp >= last.warps[1]:
+            set_registers(last.regs, table.launch_regs())

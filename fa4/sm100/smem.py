@@ -1,0 +1,87 @@
+"""Shared memory: regions laid out from a table, and the one tile format all operands use.
+
+A tile of rows x columns 16-bit elements is stored as panels: 64 columns (128 bytes) of every row, one panel after
+another, 128-byte swizzled. One TMA box fills a panel. The matrix unit reads the same bytes K-major (the columns are
+the reduction: Q, K) or MN-major (the rows are: V), so every operand and the output share this format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+PANEL_COLUMNS = 64
+PANEL_ROW_BYTES = 128
+SWIZZLE_ALIGN = 1024  # bytes after which the 128-byte swizzle repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A panelled tile; `columns` is rounded up to whole panels in storage (TMA fills the rest with zeros)."""
+
+    rows: int
+    columns: int
+
+    @property
+    def panels(self) -> int:
+        return -(-self.columns // PANEL_COLUMNS)
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.rows * PANEL_ROW_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        return self.panels * self.panel_bytes
+
+    def panel_layout(self) -> cute.ComposedLayout:
+        """(rows, 64) -> element offset within one panel, as TMA atoms want it."""
+        outer = cute.make_layout((self.rows, PANEL_COLUMNS), stride=(PANEL_COLUMNS, 1))
+        return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """`nbytes` bytes named `name`, aligned to `align`; `over` puts it at the start of an earlier region instead."""
+
+    name: str
+    nbytes: int
+    align: int = 16
+    over: str | None = None
+
+
+class SmemMap:
+    """Offsets of the regions in dynamic shared memory, in table order.
+
+    Raises:
+        ValueError: two regions share a name, or one does not fit into the region it lies over.
+    """
+
+    def __init__(self, *regions: Region):
+        self.offsets: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        end = 0
+        for region in regions:
+            if region.name in self.offsets:
+                raise ValueError(f"two smem regions are named {region.name}")
+            if region.over is not None:
+                if region.nbytes > sizes.get(region.over, 0):
+                    raise ValueError(f"smem region {region.name} does not fit over {region.over}")
+                self.offsets[region.name] = self.offsets[region.over]
+            else:
+                start = -(-end // region.align) * region.align
+                self.offsets[region.name], end = start, start + region.nbytes
+            sizes[region.name] = region.nbytes
+        self.nbytes = end
+
+    def pointer(self, name: str, dtype) -> cute.Pointer:
+        """The region's first byte, as a shared-memory pointer to `dtype`."""
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=SWIZZLE_ALIGN)
+        return cute.recast_ptr(base + self.offsets[name], dtype=dtype)
+
+    def address(self, name: str) -> Int32:
+        """The region's first byte, as a 32-bit shared-memory address."""
+        return self.pointer(name, cutlass.Int8).toint()

@@ -1,0 +1,88 @@
+"""Tensor memory: a map of named column spans. 512 columns of 128 lanes of 32 bits, per SM.
+
+An address is lane << 16 | column. A kernel here owns a whole SM and allocates all 512 columns, so its columns begin
+at 0 and a span's address is a compile-time constant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass._mlir.dialects import nvvm
+
+COLUMNS = 512
+LANES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Columns `first` to `first + columns - 1`, 32 bits wide each; `over` names the span it shares them with."""
+
+    first: int
+    columns: int
+    over: str | None = None
+
+
+def cols(first: int, columns: int) -> Span:
+    return Span(first, columns)
+
+
+def alias_of(over: str, columns: int, offset: int = 0) -> Span:
+    """`columns` columns inside the span `over`, from its column `offset`: both live there, at different times."""
+    return Span(offset, columns, over)
+
+
+class TmemMap:
+    """Named spans; `tmem.S0` is the first column of span S0.
+
+    Raises:
+        ValueError: a span leaves the 512 columns or its alias target, or overlaps one it is not declared an alias of.
+    """
+
+    def __init__(self, **spans: Span):
+        self.spans: dict[str, Span] = {}
+        for name, span in spans.items():
+            if span.over is not None:
+                target = self.spans.get(span.over)
+                if target is None:
+                    raise ValueError(f"tmem span {name} is an alias of {span.over}, which is not declared before it")
+                if span.first + span.columns > target.columns:
+                    raise ValueError(f"tmem span {name} does not fit into {span.over}")
+                span = Span(target.first + span.first, span.columns, span.over)
+            if span.first < 0 or span.columns < 1 or span.first + span.columns > COLUMNS:
+                raise ValueError(f"tmem span {name} leaves the {COLUMNS} columns: {span}")
+            for other, there in self.spans.items():
+                apart = span.first >= there.first + there.columns or there.first >= span.first + span.columns
+                related = other == span.over or (span.over is not None and span.over == there.over)
+                if not apart and not related:
+                    raise ValueError(f"tmem spans {name} and {other} overlap, and neither is an alias of the other")
+            self.spans[name] = span
+
+    def __getattr__(self, name: str) -> int:
+        try:
+            return self.spans[name].first
+        except KeyError:
+            raise AttributeError(f"no tmem span is named {name!r}") from None
+
+
+def allocate(holder: cute.Pointer) -> None:
+    """One whole warp: take all columns. `holder` is an Int32 in shared memory where the hardware puts the address."""
+    cute.arch.alloc_tmem(COLUMNS, holder)
+    cute.arch.relinquish_tmem_alloc_permit()
+
+
+def deallocate() -> None:
+    """The warp that allocated: give all columns back, after every reader is done."""
+    cute.arch.dealloc_tmem(cute.make_ptr(Int32, 0, cute.AddressSpace.tmem, assumed_align=16), COLUMNS)
+
+
+def wait_loads() -> None:
+    """The values of this thread's tcgen05.ld are in their registers."""
+    nvvm.tcgen05_wait(nvvm.Tcgen05WaitKind.LOAD)
+
+
+def wait_stores() -> None:
+    """This thread's tcgen05.st are in tensor memory."""
+    nvvm.tcgen05_wait(nvvm.Tcgen05WaitKind.STORE)
