@@ -11,7 +11,10 @@ from fa4.emulator.chips import chip_facts
 from fa4.emulator.launch import Launch, Runtime
 from fa4.emulator.machine import Checks, LaunchReport, Machine
 from fa4.emulator.memory import Arrays, merge, torch_allocations
+from fa4.emulator.modules import Modules
 from fa4.emulator.report import Report
+
+_MODULES = Modules()  # of the process, like the handles of a driver
 
 
 class Gpu:
@@ -25,7 +28,7 @@ class Gpu:
         self.machine = machine
         self.launches: list[LaunchReport] = []
         self.roles: Mapping[int, str] | None = None
-        self.runtime = Runtime(chip_facts(machine.chip), sms, self._run)
+        self.runtime = Runtime(chip_facts(machine.chip), sms, _MODULES, self._run)
         self._arrays = arrays
 
     def report(self) -> Report:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from cuda.bindings import runtime as cudart
 
 from fa4.emulator.chips import device_attribute
 from fa4.emulator.dsl import replaced
-from fa4.emulator.launch import Runtime, fatbin_digest
+from fa4.emulator.launch import Runtime
 
 _DRIVER_VERSION = 13000
 
@@ -43,7 +42,7 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
 
 
 def _driver(runtime: Runtime) -> dict[str, Callable[..., Any]]:
-    facts, sms, heap = runtime.facts, runtime.sms, runtime.heap
+    facts, sms, heap, modules = runtime.facts, runtime.sms, runtime.heap, runtime.modules
 
     def max_blocks(_kernel: Any, threads: int, smem_bytes: int) -> int:
         by_smem = facts.smem_per_sm // (int(smem_bytes) + 1024)
@@ -75,11 +74,11 @@ def _driver(runtime: Runtime) -> dict[str, Callable[..., Any]]:
         "cuCtxSynchronize": _nothing,
         "cuFuncSetAttribute": _nothing,
         "cuKernelSetAttribute": _nothing,
-        "cuLibraryLoadData": lambda code, *_rest: cu.CUlibrary(_load(runtime, bytes(code))),
+        "cuLibraryLoadData": lambda code, *_rest: cu.CUlibrary(modules.load(bytes(code))),
         "cuLibraryEnumerateKernels": lambda count, library: [
-            cu.CUkernel(handle) for handle in _all_kernels(runtime, int(library))[:count]
+            cu.CUkernel(modules.kernel_handle(int(library), entry)) for entry in modules.entries(int(library))[:count]
         ],
-        "cuLibraryGetKernel": lambda library, name: cu.CUkernel(_kernel(runtime, int(library), name.decode())),
+        "cuLibraryGetKernel": lambda library, entry: cu.CUkernel(modules.kernel_handle(int(library), entry.decode())),
         "cuLibraryUnload": _nothing,
         "cuKernelGetFunction": lambda kernel: cu.CUfunction(int(kernel)),
         "cuOccupancyAvailableDynamicSMemPerBlock": lambda *_args: facts.smem_per_block,
@@ -135,21 +134,6 @@ def _runtime(runtime: Runtime) -> dict[str, Callable[..., Any]]:
         "cudaGetLastError": _nothing,
     }
     return _answers(cudart.cudaError_t.cudaSuccess, functions)
-
-
-def _load(runtime: Runtime, code: bytes) -> int:
-    """Load a cubin that was kept as an artifact: known by its bytes within a registered fat binary."""
-    ptx = runtime.modules.get(fatbin_digest(code)) or runtime.ptx_containing(code)
-    return runtime.load(ptx)
-
-
-def _all_kernels(runtime: Runtime, library: int) -> list[int]:
-    names = re.findall(r"\.entry\s+([\w$]+)", runtime.library_ptx(library))
-    return [_kernel(runtime, library, name) for name in names]
-
-
-def _kernel(runtime: Runtime, library: int, name: str) -> int:
-    return runtime.kernel(library, name)
 
 
 def _copy(to: Any, source: Any, nbytes: int) -> None:

@@ -11,12 +11,13 @@ import functools
 import io
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fa4.emulator.launch import FATBIN_PREFIX, Runtime, fatbin_at
+from fa4.emulator.launch import Runtime
 from fa4.emulator.memory import Arrays
+from fa4.emulator.modules import Modules, entries, fatbins_in
 
 _KDL_CUDA = 2  # DLDeviceType
 _ERROR_KIND = "EmulatedCudaError"  # intercept.c raises tvm-ffi errors by this name
@@ -84,7 +85,7 @@ def installed(runtime: Runtime, arrays: Arrays, chip: str) -> Iterator[None]:
         library.fa4_set_dispatcher(dispatcher)
         stack.callback(library.fa4_set_dispatcher, None)
         stack.enter_context(_settings(chip))
-        stack.enter_context(_kept_ptx(runtime))
+        stack.enter_context(_kept_ptx(runtime.modules))
         stack.enter_context(_cpu_tensors_as_cuda(arrays))
         stack.enter_context(_failures(runtime))
         yield
@@ -96,8 +97,9 @@ def _settings(chip: str) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for dsl in _live_dsls(DSLSingletonMeta):
-            envar = dsl.envar
-            stack.enter_context(replaced(envar, shared_libs=runtime_library(), _arch=chip, lineinfo=True))
+            # A hit in the cache on disk would skip the compiler, and with it the PTX.
+            settings = {"_arch": chip, "shared_libs": runtime_library(), "lineinfo": True, "disable_file_caching": True}
+            stack.enter_context(replaced(dsl.envar, **settings))
         yield
 
 
@@ -109,7 +111,7 @@ def _live_dsls(meta: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _kept_ptx(runtime: Runtime) -> Iterator[None]:
+def _kept_ptx(modules: Modules) -> Iterator[None]:
     """Make every compilation dump its PTX with line information, and tie it to the binary it produced."""
     from cutlass.base_dsl.compiler import Compiler
 
@@ -128,7 +130,7 @@ def _kept_ptx(runtime: Runtime) -> Iterator[None]:
             binaries = _binaries(result if result is not None else module)
             texts = [path.read_text() for path in sorted(prefix.parent.glob(prefix.name + "*.ptx"))]
         for binary in binaries:
-            runtime.register(binary, _ptx_of(binary, texts))
+            modules.register(binary, _ptx_of(binary, texts))
         return result
 
     with replaced(Compiler, compile=compile):
@@ -146,21 +148,13 @@ def _with_option(pipeline: str, option: str) -> str:
 def _binaries(module: Any) -> list[bytes]:
     stream = io.BytesIO()
     module.operation.write_bytecode(stream)
-    bytecode = stream.getvalue()
-    found = []
-    start = bytecode.find(FATBIN_PREFIX)
-    while start >= 0:
-        binary = fatbin_at(bytecode, start)
-        found.append(binary)
-        start = bytecode.find(FATBIN_PREFIX, start + len(binary))
-    return found
+    return fatbins_in(stream.getvalue())
 
 
 def _ptx_of(binary: bytes, texts: list[str]) -> str:
     """The dumped PTX whose entries are all in the binary."""
     for text in texts:
-        entries = re.findall(r"\.entry\s+([\w$]+)", text)
-        if all(entry.encode() in binary for entry in entries):
+        if all(entry.encode() in binary for entry in entries(text)):
             return text
     raise RuntimeError(f"the compiler dumped {len(texts)} PTX files, none of which belongs to the binary it embedded")
 
@@ -206,35 +200,36 @@ def _extent(view: _DLTensor) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _failures(runtime: Runtime) -> Iterator[None]:
-    """Raise the emulator's own error where the DSL would raise a CUDA error code."""
+    """Raise the emulator's own error where the DSL would report a CUDA error code."""
     import tvm_ffi
-    from cutlass.base_dsl import jit_executor
-    from cutlass.base_dsl.runtime import cuda as cuda_helpers
-    from cutlass.cutlass_dsl import cuda_jit_executor
+    from cutlass.base_dsl.jit_executor import JitCompiledFunction, JitExecutor
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
 
-    create = cuda_helpers.create_cuda_runtime_error
-    check = cuda_helpers.checkCudaErrors
+    def surfacing(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception:
+                failure = runtime.take_failure()
+                if failure is None:
+                    raise
+                raise failure from None
 
-    def create_cuda_runtime_error(*args: Any, **kwargs: Any) -> BaseException:
-        return runtime.take_failure() or create(*args, **kwargs)
+        return call
 
-    def check_cuda_errors(result: Any) -> Any:
-        if result[0].value and runtime.failure is not None:
-            raise runtime.take_failure()
-        return check(result)
+    class FromTvmFfi(RuntimeError):
+        """What tvm-ffi constructs for the errors of intercept.c: the failure itself."""
 
-    def from_tvm_ffi(message: str) -> BaseException:
-        return runtime.take_failure() or RuntimeError(message)
+        def __new__(cls, message: str) -> BaseException:  # type: ignore[misc]
+            return runtime.take_failure() or RuntimeError(message)
 
-    tvm_ffi.register_error(_ERROR_KIND, from_tvm_ffi)
+    tvm_ffi.register_error(_ERROR_KIND, FromTvmFfi)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            replaced(
-                cuda_helpers,
-                create_cuda_runtime_error=create_cuda_runtime_error,
-                checkCudaErrors=check_cuda_errors,
-            )
-        )
-        stack.enter_context(replaced(cuda_jit_executor, checkCudaErrors=check_cuda_errors))
-        assert jit_executor.cuda_helpers is cuda_helpers
+        for owner, name in (
+            (JitExecutor, "run_compiled_program"),
+            (JitCompiledFunction, "run_compiled_program"),
+            (CudaDialectJitCompiledFunction, "_load_cuda_library"),
+        ):
+            stack.enter_context(replaced(owner, **{name: surfacing(getattr(owner, name))}))
         yield

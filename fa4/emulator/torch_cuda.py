@@ -72,12 +72,15 @@ def _current(*_args: Any, **_kwargs: Any) -> Iterator[None]:
     yield
 
 
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
 class _HostMemory(TorchFunctionMode):
     """Redirects every CUDA device argument of a torch function to the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.Tensor.is_cuda.__get__:
+        if func == _IS_CUDA:
             return args[0].device.type == "cpu"
         if func in (torch.Tensor.cuda, torch.Tensor.cpu):
             return args[0].clone()
