@@ -11,6 +11,7 @@ from torch import Tensor
 from . import autograd as _autograd  # noqa: F401  (registers the gradients of the operator)
 from . import dispatch, ops
 from .device import chip_of
+from .spec import AttentionSpec
 
 WindowSize = tuple[int | None, int | None]
 
@@ -164,8 +165,8 @@ def explain(
     _check_tensors(q, k, v, ndim=q.ndim if q.ndim in (3, 4) else 4)
     flags = _check_flags(q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend)
     cu_seqlens = q if q.ndim == 3 else None  # only its presence matters here
-    _, spec = ops.problem(q, k, v, learnable_sink, cu_seqlens, cu_seqlens, None, None, 0, 0, *flags)
-    return dispatch.explain(spec, chip_of(q.device), backend)
+    _, fields = ops.problem(q, k, v, learnable_sink, cu_seqlens, cu_seqlens, None, None, 0, 0, *flags)
+    return dispatch.explain(AttentionSpec(*fields), chip_of(q.device), backend)
 
 
 def _s(x: Tensor, first: int | None = None, rest: str = "") -> str:
@@ -213,9 +214,9 @@ def _check_flags(
     """softmax_scale, window_left, window_right, softcap, deterministic, needs_backward: the operator's order."""
     if softmax_scale is None:
         softmax_scale = 1 / math.sqrt(q.shape[-1])
-    elif not math.isfinite(softmax_scale):
+    elif not -math.inf < softmax_scale < math.inf:  # (not math.isfinite: torch.compile may pass symbols)
         raise ValueError(f"softmax_scale is {softmax_scale}, expected a finite number")
-    if not (softcap >= 0 and math.isfinite(softcap)):
+    if not 0 <= softcap < math.inf:
         raise ValueError(f"softcap is {softcap}, expected a finite number, 0 (off) or more")
     left, right = _window(window_size)
     if causal:

@@ -6,13 +6,16 @@ and the FLOP counter see ordinary operators; the backend is chosen inside, from 
 
 from __future__ import annotations
 
+import functools
+from types import ModuleType
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import dispatch
-from .device import chip_of
+from .device import Chip, chip_of
 from .spec import AttentionInputs, AttentionSpec
 
 _PROBLEM = (
@@ -39,50 +42,56 @@ def problem(
     seqused_k: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    softmax_scale: float,
-    window_left: int | None,
-    window_right: int | None,
-    softcap: float,
-    deterministic: bool,
-    needs_backward: bool,
-) -> tuple[AttentionInputs, AttentionSpec]:
-    """An operator's arguments as the two records that everything below works on."""
+    *flags,
+) -> tuple[AttentionInputs, tuple]:
+    """An operator's arguments as the inputs record and the values of the spec's fields, in their order."""
     inputs = AttentionInputs(
         q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
     )
-    spec = AttentionSpec(
-        dtype=q.dtype,
-        head_dim=q.shape[-1],
-        head_dim_v=v.shape[-1],
-        heads_q=q.shape[-2],
-        heads_kv=k.shape[-2],
-        softmax_scale=softmax_scale,
-        window_left=window_left,
-        window_right=window_right,
-        softcap=softcap,
-        has_sink=sink is not None,
-        varlen=cu_seqlens_q is not None,
-        has_seqused_q=seqused_q is not None,
-        has_seqused_k=seqused_k is not None,
-        deterministic=deterministic,
-        needs_backward=needs_backward,
+    softmax_scale, window_left, window_right, softcap, deterministic, needs_backward = flags
+    heads_q, head_dim = q.shape[-2:]
+    heads_kv, head_dim_v = v.shape[-2:]
+    return inputs, (
+        q.dtype,
+        head_dim,
+        head_dim_v,
+        heads_q,
+        heads_kv,
+        softmax_scale,
+        window_left,
+        window_right,
+        softcap,
+        sink is not None,
+        cu_seqlens_q is not None,
+        seqused_q is not None,
+        seqused_k is not None,
+        deterministic,
+        needs_backward,
     )
-    return inputs, spec
 
 
-def _forward(q, k, v, *rest):
-    *arguments, backend = rest
-    inputs, spec = problem(q, k, v, *arguments)
+@functools.lru_cache(maxsize=4096)
+def _route(chip: Chip, backend: str, *fields) -> tuple[AttentionSpec, ModuleType]:
+    """The spec with these field values and the backend that serves it; building both anew would cost 5 us a call."""
+    spec = AttentionSpec(*fields)
+    return spec, dispatch.select(spec, chip, backend).load()
+
+
+def _forward(*arguments):
+    *arguments, backend = arguments
+    inputs, fields = problem(*arguments)
+    chip = chip_of(inputs.q.device)
+    spec, module = _route(chip, backend, *fields)
+    return module.forward(inputs, spec, chip)
+
+
+def _backward(dout, dlse, q, k, v, out, lse, *arguments):
+    *arguments, backend = arguments
+    inputs, fields = problem(q, k, v, *arguments)
     chip = chip_of(q.device)
-    return dispatch.select(spec, chip, backend).load().forward(inputs, spec, chip)
-
-
-def _backward(dout, dlse, q, k, v, out, lse, *rest):
-    *arguments, backend = rest
-    inputs, spec = problem(q, k, v, *arguments)
-    chip = chip_of(q.device)
-    grads = dispatch.select(spec, chip, backend).load().backward(inputs, spec, chip, out, lse, dout, dlse)
-    return grads.dq, grads.dk, grads.dv, q.new_empty(0) if grads.dsink is None else grads.dsink
+    spec, module = _route(chip, backend, *fields)
+    dq, dk, dv, dsink = module.backward(inputs, spec, chip, out, lse, dout, dlse)
+    return dq, dk, dv, q.new_empty(0) if dsink is None else dsink
 
 
 def _forward_fake(q, k, v, sink, cu_seqlens_q, *rest):

@@ -84,9 +84,10 @@ def _lse(s: Tensor, sink: Tensor | None, dtype: torch.dtype) -> Tensor:
     return torch.logsumexp(s, dim=2)
 
 
-def _exp(s: Tensor, lse: Tensor) -> Tensor:
-    """exp(S - lse), zero where S is minus infinity (also where lse is)."""
-    return torch.where(s == -torch.inf, 0.0, torch.exp(s - lse.masked_fill(lse == -torch.inf, 0.0)))
+def _exp(s: Tensor, row: Tensor) -> Tensor:
+    """exp(S_ij - row_i), zero where S is minus infinity (also where the row's value is)."""
+    row = row.masked_fill(row == -torch.inf, 0.0)[..., None]
+    return torch.where(s == -torch.inf, 0.0, torch.exp(s - row))
 
 
 def forward(inputs: AttentionInputs, spec: AttentionSpec, *, precise: bool = True) -> tuple[Tensor, Tensor]:

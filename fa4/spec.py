@@ -80,8 +80,7 @@ class AttentionSpec:
         return frozenset(feature for feature, is_asked in asked.items() if is_asked)
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionInputs:
+class AttentionInputs(NamedTuple):
     """The tensors of one attention problem, already validated.
 
     Dense: q (batch, seqlen_q, heads_q, head_dim), k (batch, seqlen_k, heads_kv, head_dim),

@@ -1,0 +1,258 @@
+"""Named problems with random data and their judgement against the oracle: shared by tests, bench and command line.
+
+A result is right if its error against the float64 oracle is at most twice that of the same-precision reference
+(`reference` with `precise=False`), plus half a rounding step of the output's dtype at the oracle's largest value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import ops, reference
+from .spec import AttentionInputs, AttentionSpec, Gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One problem: shape and flags. Varlen when `lengths` (pairs of seqlen_q, seqlen_k) is given.
+
+    `logits` multiplies q, so that scores grow to about logits * sqrt(head_dim) * softmax_scale.
+    """
+
+    name: str
+    batch: int = 1
+    seqlen_q: int = 128
+    seqlen_k: int = 128
+    heads_q: int = 2
+    heads_kv: int = 2
+    head_dim: int = 64
+    head_dim_v: int | None = None
+    dtype: torch.dtype = torch.bfloat16
+    causal: bool = False
+    window_size: tuple[int | None, int | None] = (None, None)
+    softcap: float = 0.0
+    softmax_scale: float | None = None
+    sink: bool = False
+    lengths: tuple[tuple[int, int], ...] | None = None
+    seqused: tuple[tuple[int, int], ...] | None = None
+    logits: float = 1.0
+    deterministic: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def with_dtype(self, dtype: torch.dtype) -> Case:
+        return replace(self, dtype=dtype)
+
+    def flags(self) -> dict[str, Any]:
+        """Keyword arguments of `flash_attn_func` other than tensors."""
+        return dict(
+            softmax_scale=self.softmax_scale,
+            causal=self.causal,
+            window_size=self.window_size,
+            softcap=self.softcap,
+            deterministic=self.deterministic,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A case with its tensors: `inputs` and `spec` for backends and oracle, `dout`, `dlse` as upstream gradients."""
+
+    case: Case
+    inputs: AttentionInputs
+    spec: AttentionSpec
+    dout: Tensor
+    dlse: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that have gradients, by name."""
+        named = {"q": self.inputs.q, "k": self.inputs.k, "v": self.inputs.v, "learnable_sink": self.inputs.sink}
+        return {name: x for name, x in named.items() if x is not None}
+
+    def call(self, **overrides) -> tuple[Tensor, Tensor]:
+        """Run the public function on this problem; returns (out, lse)."""
+        from .api import flash_attn_func, flash_attn_varlen_func
+
+        i = self.inputs
+        kwargs = {**self.case.flags(), "learnable_sink": i.sink, "return_lse": True, **overrides}
+        q, k, v = (kwargs.pop(name, x) for name, x in (("q", i.q), ("k", i.k), ("v", i.v)))
+        if not i.varlen:
+            return flash_attn_func(q, k, v, **kwargs)
+        return flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens_q=i.cu_seqlens_q,
+            cu_seqlens_k=i.cu_seqlens_k,
+            max_seqlen_q=i.max_seqlen_q,
+            max_seqlen_k=i.max_seqlen_k,
+            seqused_q=i.seqused_q,
+            seqused_k=i.seqused_k,
+            **kwargs,
+        )
+
+    def call_with_gradients(self, **overrides) -> tuple[Tensor, Tensor, Gradients]:
+        """Run the public function forward and backward: (out, lse, gradients)."""
+        leaves = {name: x.detach().clone().requires_grad_() for name, x in self.tensors().items()}
+        out, lse = self.call(**leaves, **overrides)
+        # Where lse is -inf its upstream gradient means nothing; 0 keeps the product defined.
+        dlse = self.dlse.masked_fill(lse.detach() == -torch.inf, 0.0)
+        grads = torch.autograd.grad((out, lse), list(leaves.values()), (self.dout, dlse))
+        named = dict(zip(leaves, grads))
+        return out.detach(), lse.detach(), Gradients(*(named.get(n) for n in ("q", "k", "v", "learnable_sink")))
+
+
+def _cumulative(lengths: list[int], device: torch.device | str) -> Tensor:
+    return torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+
+
+def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
+    """The case with normally distributed data; equal seeds give equal data on every device."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, dtype: torch.dtype = case.dtype) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype).to(device)
+
+    head_dim_v = case.head_dim if case.head_dim_v is None else case.head_dim_v
+    lse_dtype = torch.float64 if case.dtype == torch.float64 else torch.float32
+    extra: dict[str, Any] = {}
+    if case.lengths is None:
+        rows_q, rows_k = (case.batch, case.seqlen_q), (case.batch, case.seqlen_k)
+        lse_shape = (case.batch, case.heads_q, case.seqlen_q)
+        extra.update(max_seqlen_q=case.seqlen_q, max_seqlen_k=case.seqlen_k)
+    else:
+        of_q, of_k = ([pair[side] for pair in case.lengths] for side in (0, 1))
+        rows_q, rows_k = (sum(of_q),), (sum(of_k),)
+        lse_shape = (case.heads_q, sum(of_q))
+        extra.update(cu_seqlens_q=_cumulative(of_q, device), cu_seqlens_k=_cumulative(of_k, device))
+        extra.update(max_seqlen_q=max(of_q), max_seqlen_k=max(of_k))
+    if case.seqused is not None:
+        for side, name in enumerate(("seqused_q", "seqused_k")):
+            used = [pair[side] for pair in case.seqused]
+            extra[name] = torch.tensor(used, dtype=torch.int32, device=device)
+    inputs = AttentionInputs(
+        q=normal(*rows_q, case.heads_q, case.head_dim) * case.logits,
+        k=normal(*rows_k, case.heads_kv, case.head_dim),
+        v=normal(*rows_k, case.heads_kv, head_dim_v),
+        sink=normal(case.heads_q) if case.sink else None,
+        **extra,
+    )
+    left, right = (None if side == -1 else side for side in case.window_size)
+    scale = case.head_dim**-0.5 if case.softmax_scale is None else case.softmax_scale
+    flags = (scale, left, 0 if case.causal else right, case.softcap, case.deterministic, False)
+    _, fields = ops.problem(*inputs, *flags)
+    dout = normal(*inputs.q.shape[:-1], head_dim_v)
+    return Problem(case, inputs, AttentionSpec(*fields), dout, normal(*lse_shape, dtype=lse_dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One tensor of a result against the oracle; errors are maxima of absolute differences."""
+
+    name: str
+    error: float
+    allowed: float
+
+    @property
+    def right(self) -> bool:
+        return self.error <= self.allowed  # False for NaN
+
+    def __str__(self) -> str:
+        return f"{self.name}: error {self.error:.3g}, allowed {self.allowed:.3g}"
+
+
+def _max_difference(a: Tensor, b: Tensor) -> float:
+    """Largest |a - b|; equal infinities differ by 0, and a NaN or a lone infinity by NaN or infinity."""
+    if a.numel() == 0:
+        return 0.0
+    a, b = a.double(), b.double()
+    return float(torch.where(a == b, 0.0, (a - b).abs()).max())
+
+
+def judge(name: str, got: Tensor, oracle: Tensor, floor: Tensor) -> Judgement:
+    """Compare a result with the oracle; `floor` is the same-precision reference's value of the same tensor."""
+    if got.shape != oracle.shape:
+        raise ValueError(f"{name} has shape {tuple(got.shape)}, expected {tuple(oracle.shape)}")
+    finite = oracle[oracle.isfinite()]
+    peak = float(finite.abs().max()) if finite.numel() else 0.0
+    rounding = 0.5 * torch.finfo(got.dtype).eps * peak
+    return Judgement(name, _max_difference(got, oracle), 2 * _max_difference(floor, oracle) + rounding)
+
+
+def judge_forward(problem: Problem, out: Tensor, lse: Tensor) -> list[Judgement]:
+    """Judge out and lse of a problem."""
+    oracle = reference.forward(problem.inputs, problem.spec)
+    floor = reference.forward(problem.inputs, problem.spec, precise=False)
+    return [judge(name, *values) for name, *values in zip(("out", "lse"), (out, lse), oracle, floor)]
+
+
+def judge_backward(problem: Problem, grads: Gradients) -> list[Judgement]:
+    """Judge dq, dk, dv and, where there is a sink, dsink of a problem."""
+    upstream = (problem.inputs, problem.spec, problem.dout, problem.dlse)
+    oracle, floor = reference.backward(*upstream), reference.backward(*upstream, precise=False)
+    named = zip(Gradients._fields, grads, oracle, floor)
+    return [judge(name, *values) for name, *values in named if values[0] is not None]
+
+
+def assert_right(judgements: list[Judgement], context: str) -> None:
+    """Raise AssertionError naming every tensor that is wrong."""
+    wrong = [str(j) for j in judgements if not j.right]
+    if wrong:
+        raise AssertionError(f"{context}: " + "; ".join(wrong))
+
+
+def _named(*cases: Case) -> dict[str, Case]:
+    return {case.name: case for case in cases}
+
+
+# Each case has a reason to exist; there are no cross products. Lengths straddle tiles of 64, 128 and 256.
+CASES = _named(
+    Case("full", seqlen_q=256, seqlen_k=256),
+    Case("full_d128", seqlen_q=256, seqlen_k=384, head_dim=128),
+    Case("fp16", seqlen_q=160, seqlen_k=160, dtype=torch.float16),
+    Case("causal", seqlen_q=256, seqlen_k=256, causal=True),
+    Case("causal_d128", seqlen_q=300, seqlen_k=300, head_dim=128, causal=True),
+    Case("causal_more_keys", seqlen_q=129, seqlen_k=321, causal=True),
+    Case("causal_fewer_keys_masks_rows", seqlen_q=200, seqlen_k=71, causal=True),
+    Case("ragged_both", batch=2, seqlen_q=113, seqlen_k=203),
+    Case("ragged_one_past_tile", seqlen_q=129, seqlen_k=257),
+    Case("one_by_one", seqlen_q=1, seqlen_k=1),
+    Case("decode", batch=3, seqlen_q=1, seqlen_k=512, heads_q=8, heads_kv=2, causal=True),
+    Case("one_key", seqlen_q=512, seqlen_k=1),
+    Case("no_keys", seqlen_q=5, seqlen_k=0),
+    Case("no_queries", seqlen_q=0, seqlen_k=5),
+    Case("no_batch", batch=0),
+    Case("gqa", seqlen_q=130, seqlen_k=130, heads_q=6, heads_kv=2, causal=True),
+    Case("gqa_packed_short_queries", batch=2, seqlen_q=3, seqlen_k=190, heads_q=8, heads_kv=2, causal=True),
+    Case("mqa", seqlen_q=100, seqlen_k=164, heads_q=4, heads_kv=1, causal=True),
+    Case("window", seqlen_q=256, seqlen_k=256, window_size=(63, 0)),
+    Case("window_both_sides", seqlen_q=233, seqlen_k=311, window_size=(40, 17)),
+    Case("window_left_only", seqlen_q=200, seqlen_k=200, window_size=(50, None)),
+    Case("window_right_only", seqlen_q=200, seqlen_k=200, window_size=(-1, 33)),
+    Case("window_of_one", seqlen_q=140, seqlen_k=140, window_size=(0, 0)),
+    Case("window_masks_rows", seqlen_q=300, seqlen_k=40, window_size=(8, 8)),
+    Case("softcap", seqlen_q=150, seqlen_k=150, softcap=15.0, logits=4.0, causal=True),
+    Case("sink", seqlen_q=150, seqlen_k=150, sink=True, causal=True),
+    Case("sink_with_masked_rows", seqlen_q=90, seqlen_k=30, sink=True, causal=True),
+    Case("sink_gqa_window", seqlen_q=200, seqlen_k=200, heads_q=4, sink=True, window_size=(64, 0)),
+    Case("scale", seqlen_q=100, seqlen_k=100, softmax_scale=0.25),
+    Case("head_dim_96", seqlen_q=130, seqlen_k=130, head_dim=96, causal=True),
+    Case("head_dim_40_padded", seqlen_q=130, seqlen_k=130, head_dim=40),
+    Case("head_dim_72_padded", seqlen_q=70, seqlen_k=130, head_dim=72, causal=True),
+    Case("head_dim_192_128", seqlen_q=200, seqlen_k=200, head_dim=192, head_dim_v=128, causal=True),
+    Case("head_dim_v_smaller", seqlen_q=130, seqlen_k=150, head_dim=128, head_dim_v=64),
+    Case("head_dim_256", seqlen_q=130, seqlen_k=150, head_dim=256, causal=True),
+    Case("varlen", lengths=((37, 37), (200, 200), (1, 1), (129, 129)), causal=True),
+    Case("varlen_different_k", lengths=((64, 128), (10, 300), (257, 31)), heads_q=4),
+    Case("varlen_with_empty", lengths=((50, 50), (0, 20), (30, 0), (0, 0), (70, 70)), causal=True),
+    Case("varlen_window_gqa", lengths=((150, 150), (33, 80)), heads_q=4, window_size=(30, 0)),
+    Case("seqused", lengths=((100, 140), (60, 60)), seqused=((77, 131), (60, 0)), causal=True),
+    Case("large_logits", seqlen_q=192, seqlen_k=192, logits=100.0),
+    Case("large_logits_causal", seqlen_q=192, seqlen_k=192, logits=100.0, causal=True, head_dim=128),
+    Case("many_tiles", batch=2, seqlen_q=600, seqlen_k=1100, heads_q=4, causal=True),
+)

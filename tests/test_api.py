@@ -1,0 +1,153 @@
+"""What callers see: errors that name the argument, conventions of the field, explain."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fa4
+from fa4.cases import CASES, make
+
+
+def qkv(batch=2, seqlen_q=7, seqlen_k=9, heads_q=4, heads_kv=2, head_dim=16, dtype=torch.float32):
+    return (
+        torch.randn(batch, seqlen_q, heads_q, head_dim, dtype=dtype),
+        torch.randn(batch, seqlen_k, heads_kv, head_dim, dtype=dtype),
+        torch.randn(batch, seqlen_k, heads_kv, head_dim, dtype=dtype),
+    )
+
+
+Q, K, V = qkv()
+
+DENSE_ERRORS = {
+    "q_not_a_tensor": (TypeError, "q is a list", dict(q=[1.0])),
+    "q_three_dims": (ValueError, "q has 3 dimensions", dict(q=Q[0])),
+    "integer_dtype": (TypeError, "q has dtype torch.int64", dict(q=Q.long())),
+    "mixed_dtypes": (TypeError, "k has dtype torch.float16, expected torch.float32", dict(k=K.half())),
+    "other_device": (ValueError, "v is on meta, expected cpu", dict(v=V.to("meta"))),
+    "batch_of_k": (ValueError, r"k has shape \(1, 9, 2, 16\), expected \(2, \*, >0, 16\)", dict(k=K[:1])),
+    "head_dim_of_k": (ValueError, "k has shape", dict(k=K[..., :8].contiguous())),
+    "seqlen_of_v": (ValueError, r"v has shape \(2, 8, 2, 16\), expected \(2, 9, 2, \*\)", dict(v=V[:, :8])),
+    "heads_do_not_divide": (ValueError, "q has 3 heads, expected a positive multiple of k's 2", dict(q=Q[:, :, :3])),
+    "strided_last_axis": (ValueError, "q has stride 2 on its last axis", dict(q=torch.randn(2, 7, 4, 32)[..., ::2])),
+    "nan_scale": (ValueError, "softmax_scale is nan", dict(softmax_scale=float("nan"))),
+    "negative_softcap": (ValueError, "softcap is -1.0", dict(softcap=-1.0)),
+    "negative_window": (ValueError, r"window_size is \(-2, 0\)", dict(window_size=(-2, 0))),
+    "window_not_a_pair": (TypeError, "window_size is 5, expected a pair", dict(window_size=5)),
+    "fractional_window": (ValueError, "window_size is", dict(window_size=(1.5, 0))),
+    "sink_shape": (ValueError, r"learnable_sink has shape \(2\), expected \(4,\)", dict(learnable_sink=torch.zeros(2))),
+    "sink_dtype": (TypeError, "learnable_sink has dtype", dict(learnable_sink=torch.zeros(4, dtype=torch.int32))),
+    "sink_device": (ValueError, "learnable_sink is on meta", dict(learnable_sink=torch.zeros(4, device="meta"))),
+    "unknown_backend": (ValueError, "backend is 'fast', expected one of 'auto'", dict(backend="fast")),
+}
+
+
+@pytest.mark.parametrize("error, message, change", DENSE_ERRORS.values(), ids=DENSE_ERRORS)
+def test_dense_error_names_the_argument(error, message, change):
+    arguments = {"q": Q, "k": K, "v": V, **change}
+    with pytest.raises(error, match=message):
+        fa4.flash_attn_func(arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)
+
+
+def i32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+PACKED = dict(q=torch.randn(10, 4, 16), k=torch.randn(12, 2, 16), v=torch.randn(12, 2, 16))
+VARLEN_ERRORS = {
+    "cu_seqlens_dtype": (TypeError, "cu_seqlens_q has dtype torch.int64", dict(cu_seqlens_q=torch.tensor([0, 4, 10]))),
+    "cu_seqlens_list": (TypeError, "cu_seqlens_k is a list", dict(cu_seqlens_k=[0, 4, 10])),
+    "cu_seqlens_shape": (ValueError, r"cu_seqlens_q has shape \(1, 3\)", dict(cu_seqlens_q=i32(0, 4, 10)[None])),
+    "batches_differ": (ValueError, r"cu_seqlens_k has shape \(2\), expected \(3,\)", dict(cu_seqlens_k=i32(0, 12))),
+    "decreasing": (ValueError, r"cu_seqlens_q is \[0, 8, 4\], expected", dict(cu_seqlens_q=i32(0, 8, 4))),
+    "past_the_end": (ValueError, "at most 12 at the end", dict(cu_seqlens_k=i32(0, 5, 13))),
+    "max_too_small": (ValueError, "max_seqlen_q is 5, expected at least 6", dict(max_seqlen_q=5)),
+    "max_negative": (ValueError, "max_seqlen_q is -1", dict(max_seqlen_q=-1)),
+    "max_a_float": (TypeError, "max_seqlen_k is a float", dict(max_seqlen_k=7.0)),
+    "max_a_vector": (TypeError, r"max_seqlen_k is a tensor of shape \(1\)", dict(max_seqlen_k=torch.tensor([7]))),
+    "seqused_shape": (ValueError, r"seqused_k has shape \(3\), expected \(2,\)", dict(seqused_k=i32(1, 2, 3))),
+    "seqused_too_large": (ValueError, r"seqused_q is \[4, 7\], expected 0 to", dict(seqused_q=i32(4, 7))),
+    "dense_tensors": (ValueError, "q has 4 dimensions", dict(q=Q)),
+    "head_dim_of_k": (ValueError, "k has shape", dict(k=torch.randn(12, 2, 8))),
+    "rows_of_v": (ValueError, "v has shape", dict(v=torch.randn(11, 2, 16))),
+}
+
+
+@pytest.mark.parametrize("error, message, change", VARLEN_ERRORS.values(), ids=VARLEN_ERRORS)
+def test_varlen_error_names_the_argument(error, message, change):
+    arguments = {**PACKED, "cu_seqlens_q": i32(0, 4, 10), "cu_seqlens_k": i32(0, 5, 12), **change}
+    with pytest.raises(error, match=message):
+        fa4.flash_attn_varlen_func(arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)
+
+
+def test_minus_one_and_none_both_mean_an_open_window():
+    a = fa4.flash_attn_func(Q, K, V, window_size=(-1, 2))
+    b = fa4.flash_attn_func(Q, K, V, window_size=(None, 2))
+    assert torch.equal(a, b)
+
+
+def test_causal_and_window_both_hold():
+    a = fa4.flash_attn_func(Q, K, V, causal=True, window_size=(3, 3))
+    b = fa4.flash_attn_func(Q, K, V, window_size=(3, 0))
+    assert torch.equal(a, b)
+
+
+def test_max_seqlen_may_be_an_int_a_tensor_or_absent():
+    lengths = dict(cu_seqlens_q=i32(0, 4, 10), cu_seqlens_k=i32(0, 5, 12))
+    q, k, v = PACKED.values()
+    results = [
+        fa4.flash_attn_varlen_func(q, k, v, **lengths, max_seqlen_q=m, max_seqlen_k=m)
+        for m in (None, 8, torch.tensor(8), torch.tensor(8, dtype=torch.int32))
+    ]
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_return_lse_decides_what_comes_back():
+    assert isinstance(fa4.flash_attn_func(Q, K, V), torch.Tensor)
+    out, lse = fa4.flash_attn_func(Q, K, V, return_lse=True)
+    assert out.shape == (2, 7, 4, 16) and lse.shape == (2, 4, 7)
+
+
+def test_varlen_equals_each_sequence_alone(seed):
+    i = make(CASES["varlen_different_k"], seed).inputs
+    out, lse = make(CASES["varlen_different_k"], seed).call()
+    for (q0, q1), (k0, k1) in zip(i.cu_seqlens_q.unfold(0, 2, 1).tolist(), i.cu_seqlens_k.unfold(0, 2, 1).tolist()):
+        alone, alone_lse = fa4.flash_attn_func(i.q[None, q0:q1], i.k[None, k0:k1], i.v[None, k0:k1], return_lse=True)
+        assert torch.equal(out[q0:q1], alone[0]) and torch.equal(lse[:, q0:q1], alone_lse[0])
+
+
+def test_deterministic_follows_torchs_flag(monkeypatch):
+    from fa4 import fallback
+
+    asked = []
+    real = fallback.forward
+    monkeypatch.setattr(
+        fallback, "forward", lambda i, spec, chip: asked.append(spec.deterministic) or real(i, spec, chip)
+    )
+    fa4.flash_attn_func(Q, K, V)
+    torch.use_deterministic_algorithms(True)
+    try:
+        fa4.flash_attn_func(Q, K, V)
+        fa4.flash_attn_func(Q, K, V, deterministic=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked == [False, True, False]
+
+
+def test_explain_names_backend_tiles_and_refusals():
+    text = str(fa4.explain(Q, K, V, causal=True))
+    assert "backend  torch" in text and "queries" in text
+    meta = [x.to("meta") for x in (Q, K, V)]
+    assert fa4.explain(*meta).chosen == "torch"
+
+
+def test_import_is_light():
+    """`import fa4` does not import CuTe DSL and adds well under a second to torch."""
+    code = (
+        "import sys, time, torch; before = set(sys.modules); t = time.perf_counter(); import fa4; "
+        "t = time.perf_counter() - t; new = {name.split('.')[0] for name in set(sys.modules) - before}; "
+        "assert not new & {'cutlass', 'nvidia_cutlass_dsl', 'tvm_ffi'}, new; print(t)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.0, f"import took {done.stdout} s beyond torch"

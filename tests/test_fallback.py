@@ -1,0 +1,68 @@
+"""The torch backend on every named case, and its promises: O(N) memory, determinism."""
+
+import pytest
+import torch
+
+from fa4 import fallback
+from fa4.cases import CASES, Case, assert_right, judge_backward, judge_forward, make
+from fa4.device import chip_of
+
+CPU = chip_of(torch.device("cpu"))
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Many tiles and passes even for small problems."""
+    monkeypatch.setattr(fallback, "TILE_M", 48)
+    monkeypatch.setattr(fallback, "TILE_N", 80)
+    monkeypatch.setattr(fallback, "TILE_SCORES", 3 * 48 * 80)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=str)
+def test_case_is_right(case, seed):
+    problem = make(case, seed)
+    out, lse, grads = problem.call_with_gradients(backend="torch")
+    context = f"{case.name}, seed {seed}"
+    assert_right(judge_forward(problem, out, lse) + judge_backward(problem, grads), context)
+    assert out.dtype == case.dtype and lse.dtype == torch.float32 and lse.is_contiguous()
+
+
+@pytest.mark.parametrize("name", ["gqa", "window_both_sides", "varlen", "seqused", "many_tiles", "sink_gqa_window"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+def test_case_is_right_in_small_tiles(name, dtype, seed, small_tiles):
+    problem = make(CASES[name].with_dtype(dtype), seed)
+    out, lse, grads = problem.call_with_gradients(backend="torch")
+    assert_right(judge_forward(problem, out, lse) + judge_backward(problem, grads), f"{name}, seed {seed}")
+
+
+def test_gradcheck_through_the_operator(seed, small_tiles):
+    case = Case("tiny", batch=2, seqlen_q=5, seqlen_k=7, heads_q=4, head_dim=4, sink=True, softcap=2.0, causal=True)
+    problem = make(case.with_dtype(torch.float64), seed)
+    leaves = {name: x.requires_grad_() for name, x in problem.tensors().items()}
+    assert torch.autograd.gradcheck(lambda *xs: problem.call(**dict(zip(leaves, xs))), list(leaves.values()))
+
+
+def test_strided_inputs_give_the_same_bits(seed):
+    """A packed qkv projection hands over views, not copies."""
+    qkv = torch.randn(2, 70, 3, 4, 32, generator=torch.Generator().manual_seed(seed))
+    spec = make(Case("x", batch=2, seqlen_q=70, seqlen_k=70, heads_q=4, heads_kv=4, head_dim=32), 0)
+    views = spec.inputs._replace(q=qkv[:, :, 0], k=qkv[:, :, 1], v=qkv[:, :, 2])
+    copies = views._replace(q=views.q.clone(), k=views.k.clone(), v=views.v.clone())
+    strided, dense = (fallback.forward(x, spec.spec, CPU) for x in (views, copies))
+    assert torch.equal(strided[0], dense[0]) and torch.equal(strided[1], dense[1])
+
+
+def test_no_score_matrix_is_kept(seed):
+    """No operation of forward or backward allocates anything near seqlen x seqlen."""
+    seqlen = 4096
+    problem = make(Case("long", seqlen_q=seqlen, seqlen_k=seqlen, heads_q=1, heads_kv=1, dtype=torch.float32), seed)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        problem.call_with_gradients(backend="torch")
+    largest = max(event.self_cpu_memory_usage for event in profile.events())
+    assert largest <= 4 * fallback.TILE_SCORES < 4 * seqlen * seqlen / 16, f"{largest} bytes at once"
+
+
+def test_backward_is_bitwise_reproducible(seed):
+    problem = make(CASES["many_tiles"], seed)
+    first, second = (problem.call_with_gradients(deterministic=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first[2][:3], second[2][:3]))

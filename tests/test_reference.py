@@ -1,0 +1,83 @@
+"""The oracle against torch.autograd, gradcheck and torch's own attention."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fa4 import reference
+from fa4.cases import CASES, Case, make
+
+# Cases whose rows all see a key: autograd through logsumexp of an empty row is undefined.
+SMALL = {
+    "plain": Case("plain", batch=2, seqlen_q=5, seqlen_k=7, head_dim=4),
+    "causal_gqa": Case("causal_gqa", seqlen_q=5, seqlen_k=7, heads_q=4, head_dim=4, causal=True),
+    "window": Case("window", seqlen_q=6, seqlen_k=6, head_dim=4, window_size=(2, 1)),
+    "softcap": Case("softcap", seqlen_q=5, seqlen_k=6, head_dim=4, softcap=1.5, logits=3.0),
+    "sink": Case("sink", seqlen_q=5, seqlen_k=6, head_dim=4, sink=True, causal=True),
+    "head_dim_v": Case("head_dim_v", seqlen_q=5, seqlen_k=6, head_dim=4, head_dim_v=3),
+    "varlen": Case("varlen", lengths=((3, 4), (5, 5)), head_dim=4, causal=True),
+    "seqused": Case("seqused", lengths=((3, 4), (5, 6)), seqused=((2, 3), (5, 4)), head_dim=4),
+}
+
+
+def _differentiable(case, seed):
+    problem = make(case.with_dtype(torch.float64), seed)
+    leaves = [x.clone().requires_grad_() for x in problem.tensors().values()]
+
+    def run(q, k, v, sink=None):
+        inputs = problem.inputs._replace(q=q, k=k, v=v, sink=sink)
+        out, lse = reference.forward(inputs, problem.spec)
+        return out, lse[lse.isfinite()]
+
+    return problem, leaves, run
+
+
+@pytest.mark.parametrize("case", SMALL.values(), ids=str)
+def test_gradients_match_autograd(case, seed):
+    problem, leaves, run = _differentiable(case, seed)
+    out, lse = run(*leaves)
+    used = torch.isfinite(reference.forward(problem.inputs, problem.spec)[1])
+    expected = torch.autograd.grad((out, lse), leaves, (problem.dout, problem.dlse[used]))
+    got = reference.backward(problem.inputs, problem.spec, problem.dout, problem.dlse)
+    for name, a, b in zip(got._fields, got, expected):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("case", [SMALL["softcap"], SMALL["sink"], SMALL["causal_gqa"]], ids=str)
+def test_forward_passes_gradcheck(case, seed):
+    _, leaves, run = _differentiable(case, seed)
+    assert torch.autograd.gradcheck(run, leaves)
+
+
+@pytest.mark.parametrize("name", ["full", "gqa", "causal_d128", "scale"])
+def test_forward_matches_torch_sdpa(name, seed):
+    case = CASES[name].with_dtype(torch.float64)
+    i, spec = make(case, seed).inputs, make(case, seed).spec
+    q, k, v = (x.transpose(1, 2) for x in (i.q, i.k, i.v))
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=case.causal, scale=spec.softmax_scale, enable_gqa=True)
+    out, _ = reference.forward(i, spec)
+    torch.testing.assert_close(out, expected.transpose(1, 2), rtol=1e-11, atol=1e-12)
+
+
+def test_mask_is_aligned_bottom_right():
+    problem = make(Case("x", seqlen_q=2, seqlen_k=4, causal=True), 0)
+    keep = reference.mask(problem.spec, 2, 4)
+    assert keep.tolist() == [[True, True, True, False], [True, True, True, True]]
+
+
+def test_rows_without_keys_give_zero_and_minus_infinity(seed):
+    problem = make(CASES["causal_fewer_keys_masks_rows"], seed)
+    out, lse = reference.forward(problem.inputs, problem.spec)
+    hidden = 200 - 71
+    assert (out[:, :hidden] == 0).all() and (lse[:, :, :hidden] == -torch.inf).all()
+    assert lse[:, :, hidden:].isfinite().all()
+    grads = reference.backward(problem.inputs, problem.spec, problem.dout)
+    assert (grads.dq[:, :hidden] == 0).all() and all(g.isfinite().all() for g in grads[:3])
+
+
+def test_same_precision_reference_has_an_error_of_the_dtypes_size(seed):
+    """It must be neither exact (then it allows nothing) nor sloppy (then it allows everything)."""
+    problem = make(CASES["full"], seed)
+    exact, floor = (reference.forward(problem.inputs, problem.spec, precise=p)[0] for p in (True, False))
+    error = (floor.double() - exact).abs().max() / exact.abs().max()
+    assert 1e-4 < error < 2**-7
