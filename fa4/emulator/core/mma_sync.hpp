@@ -1,39 +1,182 @@
-// mma.sync (one warp), ldmatrix, stmatrix, movmatrix. PTX ISA 9.7.14.5. See matmul.hpp for the arithmetic.
+// mma.sync (one warp), ldmatrix, stmatrix, movmatrix. PTX ISA 9.7.14.5. The arithmetic is matmul.hpp's.
 #pragma once
 
-#include "wgmma.hpp"
+#include "fragment.hpp"
+#include "matmul.hpp"
 
 namespace fa4 {
 
+// mma.sync.m8n8kK and .m16n8kK with A row-major and B column-major (all shapes but the f16 m8n8k4 of sm_70).
 struct MmaSyncOp {
-    uint8_t m, n, k;                // elements
+    uint16_t m, n, k;               // elements
     MmaType d_type, a_type, b_type, c_type;
-    bool saturate = false;          // .satfinite
-    bool a_row = true, b_col = true;  // layouts; only m8n8k4 allows others
+    bool saturate = false;          // .satfinite of integer types
+    bool containers = false;        // .kind::f8f6f4: 4- and 6-bit elements in 8-bit containers
 };
 
-uint32_t mma_sync_registers_a(const MmaSyncOp&);    // 32-bit registers per thread (f64: two per element)
-uint32_t mma_sync_registers_b(const MmaSyncOp&);
-uint32_t mma_sync_registers_c(const MmaSyncOp&);
-uint32_t mma_sync_registers_d(const MmaSyncOp&);
+namespace detail {
+inline Packing mma_packing(const MmaSyncOp& op, MmaType type) {
+    return op.containers && element_bits(type) < 8 ? Packing::Container8 : Packing::Dense;
+}
+inline uint32_t mma_accumulator_registers(const MmaSyncOp& op, MmaType type) {
+    const uint32_t bits = type == MmaType::F64 ? 64 : type == MmaType::F16 ? 16 : 32;
+    return op.m * op.n * bits / (32 * 32);
+}
+inline uint32_t mma_operand_registers(const MmaSyncOp& op, MmaType type, uint32_t rows) {
+    const uint32_t bits = mma_packing(op, type) == Packing::Container8 ? 8 : element_bits(type);
+    return rows * op.k * bits / (32 * 32);
+}
+}  // namespace detail
+
+// 32-bit registers per thread (an f64 takes two: low, high).
+inline uint32_t mma_sync_registers_a(const MmaSyncOp& op) { return detail::mma_operand_registers(op, op.a_type, op.m); }
+inline uint32_t mma_sync_registers_b(const MmaSyncOp& op) { return detail::mma_operand_registers(op, op.b_type, op.n); }
+inline uint32_t mma_sync_registers_c(const MmaSyncOp& op) { return detail::mma_accumulator_registers(op, op.c_type); }
+inline uint32_t mma_sync_registers_d(const MmaSyncOp& op) { return detail::mma_accumulator_registers(op, op.d_type); }
+
+namespace detail {
+
+template <class T>
+inline void mma_compute(const MmaSyncOp& op, const uint32_t* const* a_regs, const uint32_t* const* b_regs,
+                        const uint32_t* const* c_regs, uint32_t* const* d_regs) {
+    constexpr uint32_t kMaxK = 256;
+    T a[16 * kMaxK], columns[8 * kMaxK], b[8 * kMaxK], d[16 * 8];
+    unpack_fragment(op.a_type, mma_packing(op, op.a_type), mma_sync_registers_a(op), op.m / 8, op.k, a_regs, false, a);
+    unpack_fragment(op.b_type, mma_packing(op, op.b_type), mma_sync_registers_b(op), 1, op.k, b_regs, false, columns);
+    for (uint32_t p = 0; p < op.k; ++p)
+        for (uint32_t j = 0; j < 8; ++j) b[p * 8 + j] = columns[j * op.k + p];
+    unpack_accumulator(op.c_type == MmaType::F16, op.m, 1, c_regs, d);
+    T* rows[16];
+    for (uint32_t i = 0; i < op.m; ++i) rows[i] = d + 8 * i;
+    if constexpr (std::is_same_v<T, float>) matmul(op.m, 8, op.k, a, op.k, b, 8, rows, true);
+    else matmul(op.m, 8, op.k, a, op.k, b, 8, rows, true, op.saturate);
+    pack_accumulator(op.d_type == MmaType::F16, op.m, 1, d, d_regs);
+}
+
+// Fragments of f64: as those of 32 bits, with 64-bit words of two registers.
+inline void mma_compute_f64(const MmaSyncOp& op, const uint32_t* const* a_regs, const uint32_t* const* b_regs,
+                            const uint32_t* const* c_regs, uint32_t* const* d_regs) {
+    const auto load = [](const uint32_t* const* regs, uint32_t r, uint32_t thread) {
+        const uint64_t bits = regs[2 * r][thread] | uint64_t(regs[2 * r + 1][thread]) << 32;
+        double value;
+        std::memcpy(&value, &bits, 8);
+        return value;
+    };
+    double a[16][16], b[16][8];
+    const uint32_t groups = op.m / 8;
+    for (uint32_t thread = 0; thread < 32; ++thread) {
+        const uint32_t g = thread / 4, t = thread % 4;
+        for (uint32_t r = 0; r < groups * op.k / 4; ++r) a[g + 8 * (r % groups)][t + 4 * (r / groups)] = load(a_regs, r, thread);
+        for (uint32_t r = 0; r < op.k / 4u; ++r) b[t + 4 * r][g] = load(b_regs, r, thread);
+    }
+    for (uint32_t thread = 0; thread < 32; ++thread) {
+        for (uint32_t r = 0; r < 2 * groups; ++r) {
+            const uint32_t row = thread / 4 + 8 * (r / 2), column = 2 * (thread % 4) + r % 2;
+            double sum = load(c_regs, r, thread);
+            for (uint32_t p = 0; p < op.k; ++p) sum = __builtin_fma(a[row][p], b[p][column], sum);
+            uint64_t bits;
+            std::memcpy(&bits, &sum, 8);
+            d_regs[2 * r][thread] = uint32_t(bits);
+            d_regs[2 * r + 1][thread] = uint32_t(bits >> 32);
+        }
+    }
+}
+
+}  // namespace detail
 
 // a[r], b[r], c[r], d[r] point to the 32 threads' values of register r; d may alias c.
-void mma_sync_execute(const MmaSyncOp&, const uint32_t* const* a, const uint32_t* const* b,
-                      const uint32_t* const* c, uint32_t* const* d);
+inline void mma_sync_execute(const MmaSyncOp& op, const uint32_t* const* a, const uint32_t* const* b,
+                             const uint32_t* const* c, uint32_t* const* d) {
+    if ((op.m != 8 && op.m != 16) || op.n != 8 || op.k > 256 || (op.a_type == MmaType::F64 && op.k > 16))
+        throw UnitError(Fault::Unsupported, "mma.sync: m" + std::to_string(op.m) + "n" + std::to_string(op.n) + "k" +
+                        std::to_string(op.k) + " is not modelled");
+    if (op.a_type == MmaType::F64) detail::mma_compute_f64(op, a, b, c, d);
+    else if (is_integer(op.a_type)) detail::mma_compute<int32_t>(op, a, b, c, d);
+    else detail::mma_compute<float>(op, a, b, c, d);
+}
 
-// ldmatrix / stmatrix. Threads 8 i .. 8 i + 7 give the row addresses of matrix i (m8n16 and m16n16: 16 rows).
-enum class MatrixShape : uint8_t { M8N8B16, M16N8B8, M16N16B8, M8N16B8x16_B6, M8N16B8x16_B4 };
+// Matrix shapes of ldmatrix and stmatrix; the address of each row comes from one thread, row i of matrix j from thread
+// (rows per matrix) * j + i.
+enum class MatrixShape : uint8_t {
+    M8N8B16,        // ld, st
+    M16N16B8,       // ld.trans; 16 rows
+    M16N8B8,        // st.trans; 8 rows of 16 bytes in shared memory
+    M8N16B4,        // ld of 4-bit elements (b4x16_p64) to 8-bit containers
+    M8N16B6,        // ld of 6-bit elements (b6x16_p32)
+    M16N16B4,       // the same, .trans
+    M16N16B6,
+};
 
 struct LdMatrixOp { MatrixShape shape; uint8_t num; bool trans; };
 
-uint32_t ldmatrix_registers(const LdMatrixOp&);
-uint32_t ldmatrix_rows(const LdMatrixOp&);          // threads whose address is used, from thread 0
-constexpr uint32_t kMatrixRowBytes = 16;            // bytes read or written at each address
+constexpr uint32_t kMatrixRowBytes = 16;    // bytes read or written at each address
+
+namespace detail {
+constexpr bool is_16x16(MatrixShape s) {
+    return s == MatrixShape::M16N16B8 || s == MatrixShape::M16N16B4 || s == MatrixShape::M16N16B6;
+}
+
+// A row of 16 bytes or 16 narrow elements, as 16 bytes.
+inline void load_matrix_row(MatrixShape shape, const uint8_t* row, uint8_t out[16]) {
+    const bool four = shape == MatrixShape::M8N16B4 || shape == MatrixShape::M16N16B4;
+    const bool six = shape == MatrixShape::M8N16B6 || shape == MatrixShape::M16N16B6;
+    if (!four && !six) { std::memcpy(out, row, 16); return; }
+    for (uint32_t i = 0; i < 16; ++i) out[i] = uint8_t(four ? bit_field(row, 4 * i, 4) << 2 : bit_field(row, 6 * i, 6));
+}
+}  // namespace detail
+
+// 32-bit registers per thread.
+inline uint32_t ldmatrix_registers(const LdMatrixOp& op) { return detail::is_16x16(op.shape) ? 2 * op.num : op.num; }
+// Threads 0 .. rows - 1 give addresses.
+inline uint32_t ldmatrix_rows(const LdMatrixOp& op) { return (detail::is_16x16(op.shape) ? 16 : 8) * op.num; }
 
 // rows[t] points to the 16 bytes at thread t's address.
-void ldmatrix_execute(const LdMatrixOp&, const uint8_t* const* rows, uint32_t* const* regs);
-void stmatrix_execute(const LdMatrixOp&, uint8_t* const* rows, const uint32_t* const* regs);
-// movmatrix.sync.aligned.m8n8.trans.b16
-void movmatrix_execute(const uint32_t* source, uint32_t* destination);
+inline void ldmatrix_execute(const LdMatrixOp& op, const uint8_t* const* rows, uint32_t* const* regs) {
+    uint8_t data[32][16];
+    for (uint32_t i = 0; i < ldmatrix_rows(op); ++i) detail::load_matrix_row(op.shape, rows[i], data[i]);
+    for (uint32_t r = 0; r < ldmatrix_registers(op); ++r) {
+        for (uint32_t thread = 0; thread < 32; ++thread) {
+            const uint32_t g = thread / 4, t = thread % 4;
+            uint8_t bytes[4];
+            if (detail::is_16x16(op.shape)) {       // transposed: column g + 8 (r % 2), rows 4 t .. 4 t + 3
+                for (uint32_t i = 0; i < 4; ++i) bytes[i] = data[16 * (r / 2) + 4 * t + i][g + 8 * (r % 2)];
+            } else if (op.trans) {                  // 16-bit elements: column g, rows 2 t and 2 t + 1
+                std::memcpy(bytes, data[8 * r + 2 * t] + 2 * g, 2);
+                std::memcpy(bytes + 2, data[8 * r + 2 * t + 1] + 2 * g, 2);
+            } else {
+                std::memcpy(bytes, data[8 * r + g] + 4 * t, 4);
+            }
+            std::memcpy(&regs[r][thread], bytes, 4);
+        }
+    }
+}
+
+inline void stmatrix_execute(const LdMatrixOp& op, uint8_t* const* rows, const uint32_t* const* regs) {
+    for (uint32_t r = 0; r < op.num; ++r) {
+        for (uint32_t thread = 0; thread < 32; ++thread) {
+            const uint32_t g = thread / 4, t = thread % 4;
+            uint8_t bytes[4];
+            std::memcpy(bytes, &regs[r][thread], 4);
+            if (op.shape == MatrixShape::M16N8B8) {     // bytes 0, 1: rows 2 t, 2 t + 1 of column g; 2, 3: of column g + 8
+                for (uint32_t i = 0; i < 4; ++i) rows[8 * r + 2 * t + i % 2][g + 8 * (i / 2)] = bytes[i];
+            } else if (op.trans) {
+                std::memcpy(rows[8 * r + 2 * t] + 2 * g, bytes, 2);
+                std::memcpy(rows[8 * r + 2 * t + 1] + 2 * g, bytes + 2, 2);
+            } else {
+                std::memcpy(rows[8 * r + g] + 4 * t, bytes, 4);
+            }
+        }
+    }
+}
+
+// movmatrix.sync.aligned.m8n8.trans.b16: source and destination are 32 threads' values, and may be the same.
+inline void movmatrix_execute(const uint32_t* source, uint32_t* destination) {
+    uint16_t matrix[8][8];
+    for (uint32_t thread = 0; thread < 32; ++thread) std::memcpy(&matrix[thread / 4][2 * (thread % 4)], &source[thread], 4);
+    for (uint32_t thread = 0; thread < 32; ++thread) {
+        const uint32_t g = thread / 4, t = thread % 4;
+        destination[thread] = matrix[2 * t][g] | uint32_t(matrix[2 * t + 1][g]) << 16;
+    }
+}
 
 }  // namespace fa4

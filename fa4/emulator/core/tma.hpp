@@ -259,7 +259,7 @@ inline float reduce_float(ReduceOp op, float old, float value) {
     }
 }
 
-inline float flush(float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; }
+inline float flush_subnormal(float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; }
 
 }  // namespace detail
 
@@ -286,7 +286,7 @@ inline void reduce_bytes(ReduceOp op, TmaType type, uint8_t* destination, const 
             });
         case TmaType::F32: case TmaType::F32Ftz:
             return reduce_each<float>(destination, source, bytes, [op](float old, float value) {
-                return op == ReduceOp::Add ? flush(flush(old) + flush(value)) : reduce_float(op, old, value);
+                return op == ReduceOp::Add ? flush_subnormal(flush_subnormal(old) + flush_subnormal(value)) : reduce_float(op, old, value);
             });
         case TmaType::F64:
             return reduce_each<double>(destination, source, bytes, [op](double old, double value) {

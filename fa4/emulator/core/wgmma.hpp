@@ -1,12 +1,11 @@
 // wgmma.mma_async: D[64,N] (registers of a warpgroup) = A[64,K] (registers or shared memory) * B[K,N] (shared) + D.
-// PTX ISA 9.7.15.5. See matmul.hpp for the arithmetic.
+// PTX ISA 9.7.15.5. The arithmetic is matmul.hpp's.
 #pragma once
 
-#include "footprint.hpp"
+#include "fragment.hpp"
+#include "matmul.hpp"
 
 namespace fa4 {
-
-enum class MmaType : uint8_t { F16, BF16, TF32, F64, E4M3, E5M2, S8, U8, S4, U4, B1, F32, S32, E2M1, E2M3, E3M2 };
 
 struct WgmmaOp {
     MmaType d_type, a_type, b_type;
@@ -22,12 +21,56 @@ struct WgmmaOp {
     uint64_t b_desc = 0;
 };
 
-uint32_t wgmma_k(const WgmmaOp&);
-uint32_t wgmma_d_registers(const WgmmaOp&);   // 32-bit registers per thread of D
-void wgmma_footprint(const WgmmaOp&, std::vector<SharedRange>& out);
+inline uint32_t wgmma_k(const WgmmaOp& op) { return 256 / element_bits(op.a_type); }
 
-// d[warp * wgmma_d_registers() + r] and a[warp * 4 + r] point to the 32 threads' values of a register of that warp
-// (warp 0..3 of the warpgroup). `a` is unused when A lies in shared memory.
-void wgmma_execute(const WgmmaOp&, const uint8_t* shared, const uint32_t* const* a, uint32_t* const* d);
+// 32-bit registers per thread of D.
+inline uint32_t wgmma_d_registers(const WgmmaOp& op) { return op.d_type == MmaType::F16 ? op.n / 4 : op.n / 2; }
+
+namespace detail {
+
+inline SharedOperand wgmma_operand(uint64_t desc, MmaType type, bool mn_major, uint32_t mn, uint32_t k) {
+    if (mn_major && element_bits(type) != 16)
+        throw UnitError(Fault::BadDescriptor, "wgmma: only 16-bit operands can be transposed");
+    return {OperandLayout(decode_smem_desc_sm90(desc), mn_major), type, Packing::Dense, mn_major, mn, k};
+}
+inline SharedOperand wgmma_a(const WgmmaOp& op) { return wgmma_operand(op.a_desc, op.a_type, op.mn_major_a, 64, wgmma_k(op)); }
+inline SharedOperand wgmma_b(const WgmmaOp& op) { return wgmma_operand(op.b_desc, op.b_type, op.mn_major_b, op.n, wgmma_k(op)); }
+
+template <class T>
+inline void wgmma_compute(const WgmmaOp& op, const CtaMemory& memory, const uint32_t* const* a_regs, uint32_t* const* d_regs) {
+    const uint32_t k = wgmma_k(op), n = op.n, per_warp = wgmma_d_registers(op);
+    const bool half = op.d_type == MmaType::F16;
+    std::vector<T> a(64 * k), b(size_t(k) * n), d(64 * n);
+    wgmma_b(op).unpack(memory.shared, memory.shared_bytes, op.negate_b, b.data(), 1, n);
+    if (!op.a_in_registers) wgmma_a(op).unpack(memory.shared, memory.shared_bytes, op.negate_a, a.data(), k, 1);
+    T* rows[64];
+    for (uint32_t i = 0; i < 64; ++i) rows[i] = d.data() + i * n;
+    for (uint32_t warp = 0; warp < 4; ++warp) {
+        if (op.a_in_registers)
+            unpack_fragment(op.a_type, Packing::Dense, 4, 2, k, a_regs + 4 * warp, op.negate_a, a.data() + 16 * warp * k);
+        if (op.accumulate) unpack_accumulator(half, 16, n / 8, d_regs + per_warp * warp, d.data() + 16 * warp * n);
+    }
+    if constexpr (std::is_same_v<T, float>) matmul(64, n, k, a.data(), k, b.data(), n, rows, op.accumulate);
+    else matmul(64, n, k, a.data(), k, b.data(), n, rows, op.accumulate, op.saturate);
+    for (uint32_t warp = 0; warp < 4; ++warp)
+        pack_accumulator(half, 16, n / 8, d.data() + 16 * warp * n, d_regs + per_warp * warp);
+}
+
+}  // namespace detail
+
+// Shared memory read by the operation.
+inline void wgmma_footprint(const WgmmaOp& op, std::vector<SharedRange>& out) {
+    if (!op.a_in_registers) detail::wgmma_a(op).footprint(0, out);
+    detail::wgmma_b(op).footprint(0, out);
+}
+
+// d[warp * wgmma_d_registers() + r] and a[warp * 4 + r] point to the 32 threads' values of a register of warp 0..3 of
+// the warpgroup; `a` is unused when A lies in shared memory.
+inline void wgmma_execute(const WgmmaOp& op, const CtaMemory& memory, const uint32_t* const* a, uint32_t* const* d) {
+    if (op.n % 8 || op.n == 0 || op.n > 256)
+        throw UnitError(Fault::BadDescriptor, "wgmma: N = " + std::to_string(op.n) + ", expected a multiple of 8 up to 256");
+    if (is_integer(op.a_type)) detail::wgmma_compute<int32_t>(op, memory, a, d);
+    else detail::wgmma_compute<float>(op, memory, a, d);
+}
 
 }  // namespace fa4
