@@ -20,6 +20,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass._mlir.dialects import nvvm
 
+from .constant import Constant
 from .roles import RoleTable
 
 
@@ -69,7 +70,7 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelTable:
+class ChannelTable(Constant):
     """All channels of a kernel, their mbarriers laid out in one block of shared memory, 8 bytes each.
 
     Raises:
@@ -130,7 +131,7 @@ def init_barriers(table: cutlass.Constexpr[ChannelTable], barriers: cute.Pointer
     cute.arch.mbarrier_init_fence()
 
 
-class Ends:
+class Ends(Constant):
     """A role's ends of the channels; `ends.mma_softmax_S` is an `End`."""
 
     def __init__(self, table: ChannelTable, role: str, barriers: cute.Pointer):
@@ -140,7 +141,7 @@ class Ends:
                 setattr(self, channel.name, End(channel, role, full))
 
 
-class End:
+class End(Constant):
     """One role's end of one channel. `stage` may be a compile-time int or an Int32; phases are Int32 parities.
 
     The first wait of a consumer on `full` has parity 0; the first wait of a producer on `free` has parity 1, which
@@ -172,6 +173,11 @@ class End:
         self._require(self.role in self.channel.producers and self.channel.filled is By.TMA, "a producer by TMA")
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), nbytes)
+
+    def hand_over(self, stage) -> None:
+        """Producer by TMA, whole warp: signal full by hand, the copies having been awaited (and edited) elsewhere."""
+        self._require(self.role in self.channel.producers and self.channel.filled is By.TMA, "a producer by TMA")
+        self._arrive(self.full(stage))
 
     def commit_full(self, stage) -> None:
         """Producer by UMMA, one thread: signal full when the matrix operations issued so far are done."""

@@ -11,12 +11,13 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, nvvm, vector
 from cutlass.cute.nvgpu import cpasync
 
+from .constant import Constant
 from .smem import PANEL_COLUMNS, PANEL_ROW_BYTES, Tile
 
 
 @dataclass(frozen=True, slots=True)
-class TmaTile:
-    """A global tensor cut into panelled tiles: the copy atom, its coordinate tensor (rows, columns, ...) and the tile."""
+class TmaTile(Constant):
+    """A global tensor cut into panelled tiles; `tensor` holds TMA coordinates, with the modes (rows, columns, ...)."""
 
     atom: cute.CopyAtom
     tensor: cute.Tensor
@@ -114,10 +115,14 @@ def store_row_chunk(tile_address, tile: Tile, row, column: int, words: list[Int3
     panel, within = divmod(column, PANEL_COLUMNS)
     chunk = (within // 8) ^ (row & 7)
     address = tile_address + panel * tile.panel_bytes + row * PANEL_ROW_BYTES + chunk * 16
-    pointer = cute.make_ptr(Int32, address, cute.AddressSpace.smem, assumed_align=16)
+    store_words(cute.make_ptr(Int32, address, cute.AddressSpace.smem, assumed_align=16), words)
+
+
+def store_words(pointer: cute.Pointer, words: list[Int32]) -> None:
+    """One store of up to four 32-bit words to an address that their size divides."""
     kind = ir.VectorType.get([len(words)], Int32.mlir_type)
     values = vector.from_elements(kind, [word.ir_value() for word in words])
-    llvm.store(values, pointer.llvm_ptr, alignment=16)
+    llvm.store(values, pointer.llvm_ptr, alignment=4 * len(words))
 
 
 def _tmem_pointer(address):

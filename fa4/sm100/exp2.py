@@ -18,7 +18,7 @@ _FLOOR = 12582912.0  # 1.5 * 2^23: adding it leaves the integer part in the low 
 
 def exp2_mufu(x: Float32) -> Float32:
     """2^x by the special-function unit (relative error 2^-22, subnormals flushed)."""
-    return cute.arch.exp2(x)
+    return cute.math.exp2(x, fastmath=True)
 
 
 def exp2_polynomial(x: Float32, y: Float32) -> tuple[Float32, Float32]:

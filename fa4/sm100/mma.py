@@ -13,6 +13,7 @@ import cutlass
 from cutlass import Boolean, Int32, Int64
 from cutlass._mlir.dialects import llvm, nvvm
 
+from .constant import Constant
 from .smem import PANEL_COLUMNS, PANEL_ROW_BYTES, SWIZZLE_ALIGN, Tile
 
 K_PER_MMA = 16  # reduction elements of one instruction, 16-bit operands
@@ -26,7 +27,7 @@ class Major(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SmemOperand:
+class SmemOperand(Constant):
     """How the matrix unit reads a panelled tile. Descriptor addresses count 16-byte units."""
 
     tile: Tile
@@ -51,7 +52,7 @@ class SmemOperand:
 
 
 @dataclass(frozen=True, slots=True)
-class Umma:
+class Umma(Constant):
     """One product shape on one CTA: m = 128 rows, n columns (a multiple of 16), k reduced 16 at a time."""
 
     dtype: type[cutlass.Numeric]

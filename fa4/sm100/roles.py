@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 
+from .constant import Constant
+
 WARP = 32
 WARPS_PER_WARPGROUP = 4
 REGISTERS_PER_SM = 65536
@@ -34,7 +36,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
-class RoleTable:
+class RoleTable(Constant):
     """The roles of a kernel, in order of their warps. Warps after the last role, up to a full warpgroup, idle.
 
     Raises:

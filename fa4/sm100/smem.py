@@ -13,13 +13,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from .constant import Constant
+
 PANEL_COLUMNS = 64
 PANEL_ROW_BYTES = 128
 SWIZZLE_ALIGN = 1024  # bytes after which the 128-byte swizzle repeats
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(Constant):
     """A panelled tile; `columns` is rounded up to whole panels in storage (TMA fills the rest with zeros)."""
 
     rows: int
@@ -53,7 +55,7 @@ class Region:
     over: str | None = None
 
 
-class SmemMap:
+class SmemMap(Constant):
     """Offsets of the regions in dynamic shared memory, in table order.
 
     Raises:

@@ -12,6 +12,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass._mlir.dialects import nvvm
 
+from .constant import Constant
+
 COLUMNS = 512
 LANES = 128
 
@@ -34,7 +36,7 @@ def alias_of(over: str, columns: int, offset: int = 0) -> Span:
     return Span(offset, columns, over)
 
 
-class TmemMap:
+class TmemMap(Constant):
     """Named spans; `tmem.S0` is the first column of span S0.
 
     Raises:
@@ -86,3 +88,8 @@ def wait_loads() -> None:
 def wait_stores() -> None:
     """This thread's tcgen05.st are in tensor memory."""
     nvvm.tcgen05_wait(nvvm.Tcgen05WaitKind.STORE)
+
+
+def fence_after_sync() -> None:
+    """Later tensor-memory accesses of this thread come after what it has learnt through barriers so far."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)

@@ -1,0 +1,1 @@
+"""The Blackwell forward. Read `kernel` first: who does what stands there, as tables."""

@@ -1,0 +1,141 @@
+"""Correction role, four warps, a thread per row of either Q tile: keeps O to scale, and normalises it at the end.
+
+Waits:   softmax_correction_scale.full, softmax_correction_norm.full, mma_correction_O.full, correction_epilogue_O.free
+Signals: mma_softmax_S.free (O may be added to), softmax_correction_norm.free, correction_epilogue_O.full
+
+O of a tile is complete up to the previous key block when its scale arrives: softmax saw this block's S, which was
+committed after that product. At a work tile's first block there is nothing to scale; the arrival says that the
+previous work tile's O has been read.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from .. import tmem
+from ..copy import bits, lane_address, pack_half, store_row_chunk, store_words, tmem_load, tmem_store
+from .config import Q_TILES, TILE_M, TILE_N
+from .softmax import rows_in_smem
+from .work import CTA_M, fills_tile, sequence_matrix, work_tile
+
+COLUMNS = 16  # of O in registers at a time
+
+
+@cute.jit
+def correction(context):
+    cfg, args = context.cfg, context.args
+    ends = context.ends("correction")
+    lane = cute.arch.thread_idx()[0] % TILE_M
+    scales, norms = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
+    s_phase, tile_phase, stored = Int32(0), Int32(0), Int32(0)
+
+    index = args.scheduler.first()
+    while args.scheduler.has(index):
+        work = work_tile(context, index)
+        if work.count > 0:
+            for i in cutlass.range(work.count, unroll=1):
+                for tile in cutlass.range_constexpr(Q_TILES):
+                    ends.softmax_correction_scale.wait_full(tile, s_phase)
+                    factor = scales[tile * TILE_M + lane]
+                    if cute.arch.vote_any_sync(factor < 1.0) and i > 0:
+                        rescale(context, tile, factor)
+                    ends.mma_softmax_S.arrive_free(tile)
+                s_phase = s_phase ^ 1
+            for tile in cutlass.range_constexpr(Q_TILES):
+                ends.softmax_correction_norm.wait_full(tile, tile_phase)
+                norm = norms[tile * TILE_M + lane]
+                ends.softmax_correction_norm.arrive_free(tile)
+                ends.mma_correction_O.wait_full(tile, tile_phase)
+                whole = fills_tile(context, work, tile)
+                if whole:
+                    # Producer's parity of this stage: how many tiles it has taken so far, one bit per Q tile.
+                    ends.correction_epilogue_O.wait_free(tile, (stored >> tile & 1) ^ 1)
+                    out_to_smem(context, tile, lane, norm)
+                    ends.correction_epilogue_O.arrive_full(tile)
+                else:
+                    out_to_global(context, work, tile, lane, norm)
+                stored = stored ^ (Int32(whole) << tile)
+            tile_phase = tile_phase ^ 1
+        else:
+            for tile in cutlass.range_constexpr(Q_TILES):
+                zeros_to_global(context, work, tile, lane)
+        index = args.scheduler.next(index)
+    cute.arch.barrier(barrier_id=context.correction_done, number_of_threads=TILE_M)
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == context.allocating_warp:
+        tmem.deallocate()
+
+
+def o_address(context, tile: int) -> Int32:
+    """This warp's lanes of a Q tile's O."""
+    return lane_address(context.tmem.O + tile * TILE_N, cute.arch.make_warp_uniform(cute.arch.warp_idx()))
+
+
+@cute.jit
+def rescale(context, tile: cutlass.Constexpr[int], factor: Float32):
+    """O *= factor, row by row."""
+    tmem.fence_after_sync()
+    address = o_address(context, tile)
+    for column in cutlass.range_constexpr(0, context.cfg.head_dim_v_padded, COLUMNS):
+        o = tmem_load(address + column, COLUMNS)
+        tmem.wait_loads()
+        scaled = []
+        for i in cutlass.range_constexpr(0, COLUMNS, 2):
+            scaled += cute.arch.mul_packed_f32x2((o[i], o[i + 1]), (factor, factor))
+        tmem_store(address + column, [bits(x) for x in scaled])
+    tmem.wait_stores()
+
+
+def normalised(context, tile: int, column: int, norm: Float32) -> list[Int32]:
+    """COLUMNS / 2 words of output: O's columns from `column`, times `norm`, in the output's dtype."""
+    o = tmem_load(o_address(context, tile) + column, COLUMNS)
+    tmem.wait_loads()
+    words = []
+    for i in range(0, COLUMNS, 2):
+        pair = cute.arch.mul_packed_f32x2((o[i], o[i + 1]), (norm, norm))
+        words.append(pack_half(*pair, context.cfg.dtype))
+    if context.cfg.has_seqused_q:  # a row without data may hold anything, NaN included
+        words = [Int32(cutlass.select_(norm == 0.0, Int32(0), word)) for word in words]
+    return words
+
+
+@cute.jit
+def out_to_smem(context, tile: cutlass.Constexpr[int], lane: Int32, norm: Float32):
+    """Normalise O into its staging tile."""
+    cfg = context.cfg
+    place = context.smem.address("O") + tile * cfg.o_tile.nbytes
+    for column in cutlass.range_constexpr(0, cfg.head_dim_v_padded, COLUMNS):
+        words = normalised(context, tile, column, norm)
+        for chunk in cutlass.range_constexpr(COLUMNS // 8):
+            store_row_chunk(place, cfg.o_tile, lane, column + 8 * chunk, words[4 * chunk : 4 * chunk + 4])
+
+
+@cute.jit
+def out_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32, norm: Float32):
+    """Normalise O straight into out, for a tile whose last rows belong to the next sequence."""
+    place, exists = out_row(context, work, tile, lane)
+    for column in cutlass.range_constexpr(0, context.cfg.head_dim_v_padded, COLUMNS):
+        words = normalised(context, tile, column, norm)
+        for chunk in cutlass.range_constexpr(COLUMNS // 8):
+            if cutlass.const_expr(column + 8 * chunk < context.cfg.head_dim_v):
+                if exists:
+                    store_words(place + (column + 8 * chunk), words[4 * chunk : 4 * chunk + 4])
+
+
+@cute.jit
+def zeros_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32):
+    """Out of a tile that sees no key."""
+    place, exists = out_row(context, work, tile, lane)
+    if exists:
+        for column in cutlass.range_constexpr(0, context.cfg.head_dim_v, 8):
+            store_words(place + column, [Int32(0)] * 4)
+
+
+def out_row(context, work, tile: int, lane: Int32):
+    """(pointer to this thread's row of out, whether the row exists)."""
+    cfg = context.cfg
+    row = work.m_block * CTA_M + tile * TILE_M + lane
+    matrix = sequence_matrix(context.args.out, work.head, work.batch, work.q.first, cfg.varlen)
+    exists = row < work.rows_out * cfg.group
+    return matrix.iterator + cute.crd2idx((row, 0), matrix.layout), exists

@@ -1,0 +1,222 @@
+"""The Blackwell forward: the page to read first. Who does what, who hands what to whom, and where things lie.
+
+A CTA owns two Q tiles of 128 rows and walks the key blocks from last to first. While one tile's S is in softmax the
+other tile's products run: per key block and Q tile, S = Q K^T goes to tensor memory, a softmax warpgroup (one thread
+a row) reads it and writes P = exp2(S - max) over it in 16 bits, O += P V accumulates in tensor memory. When a row's
+maximum has grown, the correction warpgroup scales O before the next product; at the end it normalises O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from ...core.seqlen import align_strides
+from .. import tmem
+from ..channels import By, Carries, Channel, ChannelTable, Ends, init_barriers
+from ..constant import Constant
+from ..copy import TmaTile
+from ..roles import Role, RoleTable, run_roles
+from ..smem import Region, SmemMap
+from .config import Q_TILES, TILE_M, TILE_N, Config
+from .correction import correction
+from .epilogue import epilogue
+from .load import load
+from .mma import mma
+from .softmax import softmax
+from .work import Scheduler
+
+ROLES = RoleTable(
+    (
+        Role("softmax", warps=(0, 8), regs=192, body=softmax, teams=Q_TILES),
+        Role("correction", warps=(8, 12), regs=72, body=correction),
+        Role("mma", warps=(12, 13), regs=56, body=mma),
+        Role("load", warps=(13, 14), regs=56, body=load),
+        Role("epilogue", warps=(14, 15), regs=56, body=epilogue),
+    )
+)
+TMEM = tmem.TmemMap(
+    S=tmem.cols(0, Q_TILES * TILE_N),  # one S of TILE_N columns per Q tile
+    P=tmem.alias_of("S", columns=Q_TILES * TILE_N - TILE_N // 2, offset=TILE_N // 2),  # the second half of each S
+    O=tmem.cols(Q_TILES * TILE_N, Q_TILES * TILE_N),
+)
+
+
+def channels(cfg: Config) -> ChannelTable:
+    """<producer>_<consumer>_<payload>; a stage per Q tile, except K/V's ring."""
+    return ChannelTable(
+        (
+            Channel("load_mma_Q", "load", "mma", By.TMA, By.UMMA, Q_TILES, Carries.ASYNC_SMEM),
+            Channel("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
+            # V's last block, held back until the load warp has put zeros after the sequence's end.
+            Channel("load_load_Vtail", "load", "load", By.TMA, None, 1, Carries.ASYNC_SMEM),
+            # Free again = P's head is written over S, and O is ready to be added to. The next S needs no wait of
+            # its own: the matrix unit works in order, and the product before it waited for this.
+            Channel("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, Q_TILES, Carries.TMEM),
+            # Free again once S is free for the next block, which the next `full` of S tells.
+            Channel("softmax_mma_Ptail", "softmax", "mma", By.WARP, None, Q_TILES, Carries.TMEM),
+            Channel("softmax_correction_scale", "softmax", "correction", By.WARP, None, Q_TILES, Carries.SMEM),
+            Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, Q_TILES, Carries.SMEM),
+            # Free again when correction frees the next work tile's first S.
+            Channel("mma_correction_O", "mma", "correction", By.UMMA, None, Q_TILES, Carries.TMEM),
+            Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.WARP, Q_TILES, Carries.ASYNC_SMEM),
+        ),
+        ROLES,
+    )
+
+
+def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
+    return SmemMap(
+        Region("Q", Q_TILES * cfg.q_tile.nbytes, align=1024),
+        Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
+        Region("O", Q_TILES * cfg.o_tile.nbytes, align=1024),
+        Region("scale", cfg.rows_bytes),
+        Region("norm", cfg.rows_bytes),
+        Region("barriers", table.nbytes, align=8),
+        Region("tmem", 4),
+    )
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The kernel's run-time arguments. Rows of a matrix are (query) or, packed, (head in group, query)."""
+
+    q_atom: cute.CopyAtom
+    q: cute.Tensor  # TMA coordinates (rows, head_dim, heads, batch), or varlen (rows, head_dim, heads)
+    k_atom: cute.CopyAtom
+    k: cute.Tensor
+    v_atom: cute.CopyAtom
+    v: cute.Tensor
+    o_atom: cute.CopyAtom
+    o: cute.Tensor
+    out: cute.Tensor  # plain memory, same modes as o
+    lse: cute.Tensor  # (rows, heads, batch), or varlen (rows, heads)
+    sink: cute.Tensor | None  # (heads_q,), float32
+    cu_seqlens_q: cute.Tensor | None
+    cu_seqlens_k: cute.Tensor | None
+    seqused_q: cute.Tensor | None
+    seqused_k: cute.Tensor | None
+    scheduler: Scheduler
+    scale_log2: Float32  # softmax_scale * log2(e); with a softcap, softcap * log2(e)
+    scale_over_cap: Float32  # softmax_scale / softcap
+    left: Int32
+    right: Int32
+
+
+@dataclass(frozen=True)
+class Context(Constant):
+    """What a role's body gets: the run-time arguments, the configuration and the maps."""
+
+    args: Tensors
+    cfg: Config
+    channels: ChannelTable
+    smem: SmemMap
+    tmem: tmem.TmemMap = TMEM
+    allocating_warp: int = ROLES["correction"].warps[0]  # of tensor memory: in the role that reads it last
+    correction_done: int = 1  # named barrier of the correction warps; 0 is the CTA's
+
+    def ends(self, role: str) -> Ends:
+        return self.channels.ends(role, self.smem.pointer("barriers", Int64))
+
+    def tma(self, name: str) -> TmaTile:
+        tile = getattr(self.cfg, f"{name}_tile")
+        return TmaTile(getattr(self.args, f"{name}_atom"), getattr(self.args, name), tile)
+
+
+@cute.kernel
+def kernel(args: Tensors, cfg: cutlass.Constexpr[Config]):
+    table = channels(cfg)
+    smem = smem_map(cfg, table)
+    context = Context(args, cfg, table, smem)
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    barriers, holder = smem.pointer("barriers", Int64), smem.pointer("tmem", Int32)
+    if warp == 0:
+        with cute.arch.elect_one():
+            init_barriers(table, barriers)
+    if warp == context.allocating_warp:
+        tmem.allocate(holder)
+    cute.arch.sync_threads()
+    run_roles(ROLES, context)
+
+
+@cute.jit
+def forward(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    sink: cute.Tensor | None,
+    cu_seqlens_q: cute.Tensor | None,
+    cu_seqlens_k: cute.Tensor | None,
+    seqused_q: cute.Tensor | None,
+    seqused_k: cute.Tensor | None,
+    scale_log2: Float32,
+    scale_over_cap: Float32,
+    left: Int32,
+    right: Int32,
+    max_seqlen_q: Int32,
+    batch: Int32,
+    section: Int32,
+    ctas: Int32,
+    cfg: cutlass.Constexpr[Config],
+    stream,
+):
+    """Build the TMA maps and launch.
+
+    Args:
+        q, k, v, out: (batch, rows, heads, dim), or varlen (rows, heads, dim); last stride 1.
+        lse: (batch, heads, rows), or varlen (heads, rows); float32.
+        section: heads whose tiles are worked on together, so that their K and V stay in L2.
+        ctas: CTAs to launch at most (persistent schedule).
+    """
+    q, out = (_packed(_matrix(align_strides(x)), cfg.group) for x in (q, out))
+    k, v = (_matrix(align_strides(x)) for x in (k, v))
+    lse = _packed(_lse_matrix(lse), cfg.group)
+    tma_q, tma_k, tma_v = (TmaTile.load(x, t) for x, t in ((q, cfg.q_tile), (k, cfg.k_tile), (v, cfg.v_tile)))
+    tma_o = TmaTile.store(out, cfg.o_tile)
+    m_blocks = cute.ceil_div(max_seqlen_q * cfg.group, Q_TILES * TILE_M)
+    scheduler = Scheduler(m_blocks, cute.size(q, mode=[2]), batch, section)
+    args = Tensors(
+        tma_q.atom, tma_q.tensor, tma_k.atom, tma_k.tensor, tma_v.atom, tma_v.tensor, tma_o.atom, tma_o.tensor,
+        out, lse, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scheduler, scale_log2, scale_over_cap,
+        left, right,
+    )  # fmt: skip
+    table = channels(cfg)
+    kernel(args, cfg).launch(
+        grid=(scheduler.grid(cfg.schedule, ctas), 1, 1),
+        block=(ROLES.threads, 1, 1),
+        smem=smem_map(cfg, table).nbytes,
+        min_blocks_per_mp=1,
+        stream=stream,
+    )
+
+
+def _matrix(x: cute.Tensor) -> cute.Tensor:
+    """(batch, rows, heads, dim) -> (rows, dim, heads, batch); varlen (rows, heads, dim) -> (rows, dim, heads)."""
+    order = [1, 3, 2, 0] if cute.rank(x) == 4 else [0, 2, 1]
+    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=order))
+
+
+def _lse_matrix(lse: cute.Tensor) -> cute.Tensor:
+    """(batch, heads, rows) -> (rows, 1, heads, batch), the modes of a matrix with one column."""
+    order = [2, 1, 0] if cute.rank(lse) == 3 else [1, 0]
+    layout = cute.select(lse.layout, mode=order)
+    shape = (layout.shape[0], 1, *layout.shape[1:])
+    return cute.make_tensor(lse.iterator, cute.make_layout(shape, stride=(layout.stride[0], 0, *layout.stride[1:])))
+
+
+def _packed(x: cute.Tensor, group: int) -> cute.Tensor:
+    """(rows, dim, heads, ...) -> ((group, rows), dim, heads / group, ...): heads of a group become nearby rows."""
+    if group == 1:
+        return x
+    shape, stride = x.shape, x.stride
+    heads = shape[2] // group
+    layout = cute.make_layout(
+        ((group, shape[0]), shape[1], heads, *shape[3:]),
+        stride=((stride[2], stride[0]), stride[1], stride[2] * group, *stride[3:]),
+    )
+    return cute.make_tensor(x.iterator, layout)

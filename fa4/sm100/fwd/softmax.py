@@ -1,0 +1,205 @@
+"""Softmax role, two teams of four warps, a team per Q tile and a thread per row.
+
+Per key block: read S, find the row's maximum, tell correction by how much O must shrink, write P = exp2(S - max) over
+S in 16 bits, in two parts. At the end: the row's log-sum-exp to global memory, and 1 / sum to correction.
+
+Waits:   mma_softmax_S.full, softmax_correction_norm.free
+Signals: softmax_correction_scale.full, mma_softmax_S.free, softmax_mma_Ptail.full, softmax_correction_norm.full
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...core.softmax import LN_2, LOG2_E
+from .. import tmem
+from ..copy import lane_address, pack_half, tmem_load, tmem_store
+from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
+from .config import P_HEAD, TILE_M, TILE_N
+from .work import CTA_M, sequence_matrix, work_tile
+
+LOAD_COLUMNS = 32
+
+
+@cute.jit
+def softmax(context):
+    cfg, args = context.cfg, context.args
+    ends = context.ends("softmax")
+    thread = cute.arch.thread_idx()[0]
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    tile = warp // 4
+    row_in_cta = thread  # teams follow each other, so a thread's number is its row
+    s_phase, norm_phase = Int32(0), Int32(1)
+    norms = rows_in_smem(context, "norm")
+
+    index = args.scheduler.first()
+    while args.scheduler.has(index):
+        work = work_tile(context, index)
+        row = work.m_block * CTA_M + row_in_cta
+        query = row // cfg.group if cutlass.const_expr(cfg.group > 1) else row
+        reference, total = -Float32.inf, Float32(0.0)
+        if work.count > 0:
+            stop, first = work.mask.stop_key(query), work.mask.first_key(query)
+            blocks = work.blocks
+            for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
+                begin = (blocks.stop - 1 - i) * TILE_N
+                reference, total = step(
+                    context, ends, tile, s_phase, reference, total, first - begin, stop - begin, True
+                )
+                s_phase = s_phase ^ 1
+            for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
+                reference, total = step(context, ends, tile, s_phase, reference, total, Int32(0), Int32(0), False)
+                s_phase = s_phase ^ 1
+            if cutlass.const_expr(cfg.has_left):
+                for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
+                    begin = (blocks.full_first - 1 - i) * TILE_N
+                    reference, total = step(
+                        context, ends, tile, s_phase, reference, total, first - begin, stop - begin, True
+                    )
+                    s_phase = s_phase ^ 1
+        norm, lse = finish(context, work, row, query, reference, total)
+        if work.count > 0:
+            ends.softmax_correction_norm.wait_free(tile, norm_phase)
+            norms[row_in_cta] = norm
+            ends.softmax_correction_norm.arrive_full(tile)
+            norm_phase = norm_phase ^ 1
+        if query < work.rows_out:
+            place = sequence_matrix(args.lse, work.head, work.batch, work.q.first, cfg.varlen)
+            place[row, 0] = lse
+        index = args.scheduler.next(index)
+
+
+def rows_in_smem(context, name: str) -> cute.Tensor:
+    """One float per row of the CTA."""
+    return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(CTA_M))
+
+
+@cute.jit
+def step(
+    context,
+    ends,
+    tile: Int32,
+    phase: Int32,
+    reference: Float32,
+    total: Float32,
+    first: Int32,
+    stop: Int32,
+    is_masked: cutlass.Constexpr[bool],
+):
+    """One key block: S -> P. Returns the new (reference, total).
+
+    `reference` is what is subtracted in the exponent: a maximum of the row so far in log2 units, or something within
+    `rescale_threshold` below it; -inf before the row has seen a key. `total` is the sum of P at that reference.
+    `first`, `stop`: the row sees this block's columns first <= column < stop.
+    """
+    cfg, args, spans = context.cfg, context.args, context.tmem
+    thread = cute.arch.thread_idx()[0]
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    s_address = lane_address(spans.S, warp) + tile * TILE_N
+    p_address = lane_address(spans.P, warp) + tile * TILE_N
+
+    ends.mma_softmax_S.wait_full(tile, phase)
+    s = []
+    for column in cutlass.range_constexpr(0, TILE_N, LOAD_COLUMNS):
+        s += tmem_load(s_address + column, LOAD_COLUMNS)
+    tmem.wait_loads()
+    if cutlass.const_expr(cfg.has_softcap):
+        s = [soft_cap(x, args.scale_over_cap) for x in s]
+    if cutlass.const_expr(is_masked):
+        s = hide(s, first, stop)
+
+    scale = args.scale_log2
+    candidate = row_maximum(s) * scale
+    shrink = reference - candidate
+    grows = shrink < -cfg.rescale_threshold  # false while the row has seen no key: -inf - -inf
+    factor = cutlass.select_(grows, cute.math.exp2(shrink, fastmath=True), Float32(1.0))
+    reference = Float32(cutlass.select_(grows, candidate, reference))
+    factor = Float32(factor)
+    rows_in_smem(context, "scale")[thread] = factor
+    ends.softmax_correction_scale.arrive_full(tile)
+
+    subtract = reference
+    if cutlass.const_expr(is_masked):
+        subtract = Float32(cutlass.select_(reference == -Float32.inf, Float32(0.0), reference))
+    minus = (-subtract, -subtract)
+    scales = (scale, scale)
+    sums = (total * factor, Float32(0.0))
+    words = []
+    for pair in cutlass.range_constexpr(TILE_N // 2):
+        x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), scales, minus)
+        if cutlass.const_expr(is_polynomial(pair, cfg.polynomial)):
+            p = exp2_polynomial(x, y)
+        else:
+            p = exp2_mufu(x), exp2_mufu(y)
+        sums = cute.arch.add_packed_f32x2(sums, p)
+        words.append(pack_half(p[0], p[1], cfg.dtype))
+        keys = 2 * pair + 2
+        if cutlass.const_expr(keys == 64):
+            tmem_store(p_address, words[:32])
+        if cutlass.const_expr(keys == P_HEAD):
+            tmem_store(p_address + 32, words[32:])
+            tmem.wait_stores()
+            ends.mma_softmax_S.arrive_free(tile)
+    tmem_store(p_address + P_HEAD // 2, words[P_HEAD // 2 :])
+    tmem.wait_stores()
+    ends.softmax_mma_Ptail.arrive_full(tile)
+    return reference, sums[0] + sums[1]
+
+
+def row_maximum(s: list[Float32]) -> Float32:
+    """Largest of the list, as four chains that the compiler turns into three-input maxima."""
+    tops = list(s[:4])
+    for i in range(4, len(s), 8):
+        for chain in range(4):
+            pair = s[i + 2 * chain : i + 2 * chain + 2]
+            for x in pair:
+                tops[chain] = cute.arch.fmax(tops[chain], x)
+    return cute.arch.fmax(cute.arch.fmax(tops[0], tops[1]), cute.arch.fmax(tops[2], tops[3]))
+
+
+def soft_cap(x: Float32, scale_over_cap: Float32) -> Float32:
+    """tanh(x * scale_over_cap) = 1 - 2 / (exp(2 ...) + 1); the hardware's tanh.approx is too coarse for a logit."""
+    grown = cute.math.exp2(x * (scale_over_cap * (2.0 * LOG2_E)), fastmath=True)
+    return 1.0 - 2.0 * cute.arch.rcp_approx(grown + 1.0)
+
+
+def hide(s: list[Float32], first: Int32, stop: Int32) -> list[Float32]:
+    """-inf outside columns [first, stop). One bit mask per 32 columns, tested bit by bit."""
+    hidden = []
+    for column in range(0, len(s), 32):
+        keep = low_bits(stop - column) & ~low_bits(first - column)
+        for i in range(32):
+            is_kept = (keep & (1 << i if i < 31 else -(1 << 31))) != 0
+            hidden.append(Float32(cutlass.select_(is_kept, s[column + i], -Float32.inf)))
+    return hidden
+
+
+def low_bits(count: Int32) -> Int32:
+    """A word whose lowest `count` bits are set; none if count <= 0, all if count >= 32."""
+    # PTX shifts clamp: 1 << 32 is 0, so that minus one gives all ones.
+    shifted = cute.arch.inline_ptx(
+        "shl.b32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[Int32(1), cutlass.max(count, 0)]
+    )
+    return shifted - 1
+
+
+@cute.jit
+def finish(context, work, row: Int32, query: Int32, reference: Float32, total: Float32):
+    """(factor that normalises O, log-sum-exp) of a row; (0, -inf) if it saw no key or holds no data."""
+    cfg, args = context.cfg, context.args
+    numerator = Float32(1.0)
+    if cutlass.const_expr(cfg.has_sink):
+        head = work.head * cfg.group + (row % cfg.group if cfg.group > 1 else 0)
+        sink = args.sink[head] * LOG2_E
+        top = cute.arch.fmax(reference, sink)
+        top = Float32(0.0) if top == -Float32.inf else top
+        numerator = cute.math.exp2(reference - top, fastmath=True)
+        total = total * numerator + cute.math.exp2(sink - top, fastmath=True)
+        reference = top
+    holds_data = query < work.q.count
+    is_seen = holds_data and total > 0.0
+    norm = numerator / total if is_seen else Float32(0.0)
+    lse = (reference + cute.math.log2(total, fastmath=True)) * LN_2 if is_seen else -Float32.inf
+    return norm, lse
