@@ -221,9 +221,7 @@ def _check_flags(
     left, right = _window(window_size)
     if causal:
         right = 0
-    if backend != "auto" and backend not in dispatch.backend_names():
-        names = ", ".join(map(repr, ("auto", *dispatch.backend_names())))
-        raise ValueError(f"backend is {backend!r}, expected one of {names}")
+    dispatch.check_backend_name(backend)
     needs_backward = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if learnable_sink is not None:
         _check_sink(learnable_sink, q)

@@ -82,6 +82,17 @@ class Backend:
 # Order is preference.
 BACKENDS: tuple[Backend, ...] = (
     Backend(
+        name="sm80",
+        summary="CuTe DSL, cp.async and mma.sync: every NVIDIA GPU since Ampere",
+        chips="an NVIDIA GPU of compute capability 8.0 or newer",
+        on=lambda chip: chip.number >= 80,
+        dtypes=_HALF,
+        head_dims=HeadDims(multiple=8, largest=256),
+        features=ALL_FEATURES - {Feature.BACKWARD, Feature.DETERMINISTIC},
+        module="fa4.sm80.backend",
+        requires=("cutlass", "tvm_ffi"),
+    ),
+    Backend(
         name="torch",
         summary="tiled torch: online softmax, O(N) memory, any device; always deterministic",
         chips="any torch device",
@@ -107,6 +118,12 @@ def backend_names() -> tuple[str, ...]:
     return tuple(row.name for row in BACKENDS)
 
 
+def check_backend_name(backend: str) -> None:
+    """Raise ValueError unless `backend` is "auto" or the name of a row."""
+    if backend != "auto" and backend not in backend_names():
+        raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, ('auto', *backend_names())))}")
+
+
 class NoBackend(ValueError):
     """No backend, or not the named one, can serve the call; the message lists each with its reasons."""
 
@@ -119,8 +136,7 @@ def select(spec: AttentionSpec, chip: Chip, backend: str = "auto") -> Backend:
         NoBackend: the named backend cannot serve the spec, or (auto) none can.
         ValueError: no backend has that name.
     """
-    if backend != "auto" and backend not in backend_names():
-        raise ValueError(f"backend is {backend!r}, expected 'auto' or one of {', '.join(map(repr, backend_names()))}")
+    check_backend_name(backend)
     rows = [row for row in BACKENDS if backend in ("auto", row.name)]
     refused = []
     for row in rows:
@@ -150,7 +166,12 @@ class Explanation:
 
 
 def explain(spec: AttentionSpec, chip: Chip, backend: str = "auto") -> Explanation:
-    """Which backend serves the spec, with which tiles, and why not those preferred to it."""
+    """Which backend serves the spec, with which tiles, and why not those preferred to it.
+
+    Raises:
+        ValueError: no backend has that name.
+    """
+    check_backend_name(backend)
     refused: list[tuple[str, tuple[str, ...]]] = []
     chosen = None
     for row in BACKENDS:

@@ -1,0 +1,194 @@
+"""python -m fa4: what is here (env), what a call would run (explain), and the main job (demo)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+
+import click
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from . import __version__, dispatch
+from .device import Chip, chip_by_number, chip_of
+from .env import VARIABLES
+from .spec import AttentionSpec, Feature
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+console = Console(highlight=False, soft_wrap=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="fa4")
+def main() -> None:
+    """Attention kernels for NVIDIA Blackwell in CuTe DSL, with portable paths for every other device."""
+
+
+def _default_device() -> torch.device:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def environment() -> dict:
+    """What decides which kernels run here, as plain data."""
+    chip = chip_of(_default_device())
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0, needs_backward=True)
+    backends = {row.name: row.refusals(spec, chip) for row in dispatch.BACKENDS}
+    distributions = ("torch", "numpy", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton", "flash-attn-4")
+    return {
+        "fa4": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: _version(name) for name in distributions},
+        "cuda": torch.version.cuda,
+        "chip": {**dataclasses.asdict(chip), "text": str(chip)},
+        "emulator": importlib.util.find_spec("fa4.emulator._core") is not None,
+        "backends": {name: {"runs": not reasons, "reasons": reasons} for name, reasons in backends.items()},
+        "variables": {v.name: {"value": os.environ.get(v.name), "default": v.default} for v in VARIABLES},
+    }
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def env(as_json: bool) -> None:
+    """Versions, chip, and which backends can run here."""
+    found = environment()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    table = Table(show_header=False, box=None)
+    table.add_row("fa4", found["fa4"])
+    table.add_row("python", f"{found['python']} on {found['platform']}")
+    for name, version in found["versions"].items():
+        table.add_row(name, version or "not installed")
+    table.add_row("cuda", found["cuda"] or "not in this torch")
+    table.add_row("chip", found["chip"]["text"])
+    table.add_row("emulator", "built" if found["emulator"] else "not built (needs a C++ compiler at install time)")
+    for name, state in found["backends"].items():
+        table.add_row(f"backend {name}", "runs here" if state["runs"] else "; ".join(state["reasons"]))
+    for variable in VARIABLES:
+        table.add_row(variable.name, f"{os.environ.get(variable.name, variable.default)}  ({variable.meaning})")
+    console.print(table)
+
+
+@main.command()
+@click.option("--heads-q", default=16, show_default=True)
+@click.option("--heads-kv", default=None, type=int, help="Default: as many as query heads.")
+@click.option("--head-dim", default=128, show_default=True)
+@click.option("--head-dim-v", default=None, type=int, help="Default: head_dim.")
+@click.option("--dtype", type=click.Choice(list(_DTYPES)), default="bf16", show_default=True)
+@click.option("--causal", is_flag=True)
+@click.option(
+    "--window-size", nargs=2, type=int, default=(-1, -1), show_default=True, help="Left and right; -1 is open."
+)
+@click.option("--softcap", default=0.0, show_default=True)
+@click.option("--sink", is_flag=True, help="With a learnable sink.")
+@click.option("--varlen", is_flag=True, help="Packed sequences.")
+@click.option("--seqused", is_flag=True, help="With seqused_q and seqused_k (varlen).")
+@click.option("--backward", is_flag=True, help="Gradients are needed.")
+@click.option("--deterministic", is_flag=True)
+@click.option("--backend", default="auto", show_default=True)
+@click.option(
+    "--chip", type=int, default=None, help="Ask for another chip, e.g. 100 for B200, 90 for H100, 0 for no GPU."
+)
+@click.option("--table", is_flag=True, help="Print the whole support table instead.")
+def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
+    """Which backend and tiles a call would get, and why not the others."""
+    if table:
+        click.echo(support_table())
+        return
+    where = chip_of(_default_device()) if chip is None else chip_by_number(chip) if chip else Chip("cpu")
+    left, right = (None if side == -1 else side for side in shape["window_size"])
+    spec = AttentionSpec(
+        dtype=_DTYPES[shape["dtype"]],
+        head_dim=shape["head_dim"],
+        head_dim_v=shape["head_dim_v"] or shape["head_dim"],
+        heads_q=shape["heads_q"],
+        heads_kv=shape["heads_kv"] or shape["heads_q"],
+        softmax_scale=shape["head_dim"] ** -0.5,
+        window_left=left,
+        window_right=0 if shape["causal"] else right,
+        softcap=shape["softcap"],
+        has_sink=shape["sink"],
+        varlen=shape["varlen"] or shape["seqused"],
+        has_seqused_q=shape["seqused"],
+        has_seqused_k=shape["seqused"],
+        deterministic=shape["deterministic"],
+        needs_backward=shape["backward"],
+    )
+    try:
+        explanation = dispatch.explain(spec, where, backend)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    click.echo(str(explanation))
+    if explanation.chosen is None:
+        raise SystemExit(1)
+
+
+def support_table() -> str:
+    """The dispatcher's table as markdown; the README carries this text."""
+    lines = ["| backend | runs on | dtypes | head_dim | lacks | what it is |", "|---|---|---|---|---|---|"]
+    for row in dispatch.BACKENDS:
+        dtypes = ", ".join(name for name, dtype in _DTYPES.items() if dtype in row.dtypes)
+        lacks = ", ".join(f.value for f in Feature if f not in row.features) or "nothing"
+        lines.append(f"| `{row.name}` | {row.chips} | {dtypes} | {row.head_dims} | {lacks} | {row.summary} |")
+    return "\n".join(lines)
+
+
+@main.command()
+@click.option("--steps", default=100, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--device", default=None, help="Default: the accelerator if there is one, else cpu.")
+@click.option("--backend", default="auto", show_default=True)
+def demo(steps: int, seed: int, device: str | None, backend: str) -> None:
+    """Train a small causal transformer on real English text, twice, and compare the weights."""
+    # cuBLAS is deterministic only with a fixed workspace, chosen before its first call.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    from . import demo as job
+
+    where = torch.device(device) if device else _default_device()
+    model = job.ModelConfig(dtype=torch.float32 if where.type == "cpu" else torch.bfloat16)
+    config = job.TrainConfig(steps=steps, seed=seed)
+    explanation = job.explain_attention(model, config, where, backend)
+    console.print(f"{explanation}\n")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    results = []
+    with Progress(*columns, console=console) as progress:
+        for run in ("first run ", "second run"):
+            task = progress.add_task(run, total=steps, loss=float("nan"))
+
+            def advance(step: int, loss: float, task=task) -> None:
+                progress.update(task, completed=step + 1, loss=loss)
+
+            results.append(job.train(model, config, where, backend=backend, on_step=advance))
+    first, second = results
+    same = first.weights_digest == second.weights_digest
+    console.print(
+        f"\nheld-out loss   {first.loss_before:.3f} before, {first.loss_after:.3f} after {steps} steps (nats per byte)"
+        f"\nspeed           {first.tokens_per_second:,.0f}, then {second.tokens_per_second:,.0f} tokens/s"
+        f"\nbackend         {explanation.chosen} on {explanation.chip}"
+        f"\ndeterministic   two runs with seed {seed} end with {'bitwise equal' if same else 'DIFFERENT'} weights"
+        f" (sha256 {first.weights_digest[:16]}{'' if same else ' and ' + second.weights_digest[:16]})"
+    )
+    if not same:
+        raise SystemExit(1)

@@ -1,0 +1,24 @@
+"""Every environment variable fa4 reads: name, default, meaning."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable; `get` reads it at the time of the call."""
+
+    name: str
+    default: str
+    meaning: str
+
+    def get(self) -> str:
+        return os.environ.get(self.name) or self.default
+
+
+CACHE = Variable("FA4_CACHE", "1", "0 turns the disk cache of compiled kernels off")
+CACHE_DIR = Variable("FA4_CACHE_DIR", "", "directory of that cache; default ${XDG_CACHE_HOME:-~/.cache}/fa4")
+
+VARIABLES = (CACHE, CACHE_DIR)

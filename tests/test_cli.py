@@ -1,0 +1,70 @@
+"""The command line: env, explain, demo."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fa4 import demo, dispatch
+from fa4.cli import main, support_table
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_env_prints_the_same_facts_as_text_and_json():
+    facts = json.loads(run("env", "--json"))
+    assert facts["versions"]["torch"] == torch.__version__
+    assert set(facts["backends"]) == set(dispatch.backend_names())
+    assert facts["versions"]["torch"] in run("env")
+
+
+def test_explain_answers_for_chips_that_are_not_here():
+    assert "backend  torch" in run("explain", "--causal", "--backward", "--dtype", "fp64", "--chip", "100")
+    assert "backend  torch" in run("explain", "--chip", "0", "--varlen", "--sink", "--softcap", "20")
+
+
+def test_explain_refuses_a_backend_that_does_not_exist():
+    assert "backend is 'nope', expected one of 'auto'" in " ".join(run("explain", "--backend", "nope", code=2).split())
+
+
+def test_support_table_in_the_readme_is_the_dispatchers():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert support_table() in readme, "run `python -m fa4 explain --table` and paste it into README.md"
+    assert run("explain", "--table").strip() == support_table()
+
+
+def test_demo_trains_and_is_deterministic():
+    try:
+        text = run("demo", "--steps", "3", "--device", "cpu")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "bitwise equal" in text and "backend         torch" in text
+    before, after = map(float, re.search(r"held-out loss\s+([\d.]+) before, ([\d.]+) after", text).groups())
+    assert after < before
+
+
+def test_demo_weights_depend_on_the_seed():
+    """The digest can tell runs apart, so equal digests mean something."""
+    model, device = demo.ModelConfig(layers=1), torch.device("cpu")
+    digests = [
+        demo.train(model, demo.TrainConfig(steps=1, batch=1, seqlen=32, seed=seed), device).weights_digest
+        for seed in (0, 0, 1)
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_demo_reads_real_text():
+    text = bytes(demo.corpus().tolist()).decode()
+    assert len(text) > 100_000 and " the " in text
+
+
+@pytest.mark.parametrize("command", ["env", "explain", "demo"])
+def test_help_speaks(command):
+    assert "Usage" in run(command, "--help")
