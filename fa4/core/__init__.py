@@ -1,0 +1,1 @@
+"""Device-side ideas that every chip and both directions share."""

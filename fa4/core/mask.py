@@ -1,0 +1,92 @@
+"""Which keys a query sees, asked by block and by element.
+
+Query i of a sequence sees key j when shift - left <= j - i <= shift + right, with shift = seqlen_k - seqlen_q, so
+that the last query is aligned with the last key. Whether a side is bounded is known at compile time; the bounds
+are run-time values, so every window size shares one kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Int32
+
+
+class Blocks(NamedTuple):
+    """Blocks [first, stop) hold something visible; of these, [full_first, full_stop) hold nothing hidden."""
+
+    first: Int32
+    full_first: Int32
+    full_stop: Int32
+    stop: Int32
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The mask of one sequence, cut into tiles of `tile_m` query rows and `tile_n` keys.
+
+    `group` query rows in turn share a query position: 1, or the heads of a GQA group packed into the rows of a tile.
+    `left` and `right` are None for an open side.
+    """
+
+    tile_m: cutlass.Constexpr[int]
+    tile_n: cutlass.Constexpr[int]
+    seqlen_q: Int32
+    seqlen_k: Int32
+    left: Int32 | None
+    right: Int32 | None
+    group: cutlass.Constexpr[int] = 1
+
+    def first_key(self, query: Int32) -> Int32:
+        """The first key that a query sees."""
+        if self.left is None:
+            return Int32(0)
+        return cutlass.max(query + self.seqlen_k - self.seqlen_q - self.left, 0)
+
+    def stop_key(self, query: Int32) -> Int32:
+        """One past the last key that a query sees."""
+        if self.right is None:
+            return self.seqlen_k
+        return cutlass.min(query + self.seqlen_k - self.seqlen_q + self.right + 1, self.seqlen_k)
+
+    def key_blocks(self, m_block: Int32) -> Blocks:
+        """The key blocks that a block of query rows meets."""
+        first_query = m_block * self.tile_m // self.group
+        last_query = cutlass.min(((m_block + 1) * self.tile_m - 1) // self.group, self.seqlen_q - 1)
+        begin, end = self.first_key(first_query), cutlass.max(self.stop_key(last_query), 0)
+        first = begin // self.tile_n
+        stop = cutlass.max((end + self.tile_n - 1) // self.tile_n, first)
+        full_stop = cutlass.max(self.stop_key(first_query), 0) // self.tile_n
+        full_stop = cutlass.max(cutlass.min(full_stop, stop), first)
+        full_first = (self.first_key(last_query) + self.tile_n - 1) // self.tile_n
+        full_first = cutlass.max(cutlass.min(full_first, full_stop), first)
+        return Blocks(first, full_first, full_stop, stop)
+
+    def query_blocks(self, n_block: Int32) -> Blocks:
+        """The blocks of query rows that a block of keys meets. Rows past seqlen_q count as visible: the caller's
+        tiles hold zeros there."""
+        shift = self.seqlen_k - self.seqlen_q
+        first_key = n_block * self.tile_n
+        last_key = cutlass.min(first_key + self.tile_n, self.seqlen_k) - 1
+        begin, full_begin, end, full_end = Int32(0), Int32(0), self.seqlen_q, self.seqlen_q
+        if self.right is not None:
+            begin = cutlass.max(first_key - shift - self.right, 0)
+            full_begin = cutlass.max(last_key - shift - self.right, 0)
+        if self.left is not None:
+            end = cutlass.min(last_key - shift + self.left + 1, self.seqlen_q)
+            full_end = cutlass.min(first_key - shift + self.left + 1, self.seqlen_q)
+        rows, tile = self.group, self.tile_m
+        first = begin * rows // tile
+        stop = cutlass.max((cutlass.max(end, 0) * rows + tile - 1) // tile, first)
+        full_first = cutlass.max(cutlass.min((full_begin * rows + tile - 1) // tile, stop), first)
+        full_stop = cutlass.max(full_end, 0) * rows // tile
+        if self.left is None:
+            full_stop = stop
+        full_stop = cutlass.max(cutlass.min(full_stop, stop), full_first)
+        # A ragged last key block is partial for every query.
+        ragged = first_key + self.tile_n > self.seqlen_k
+        full_first = cutlass.select_(ragged, stop, full_first)
+        full_stop = cutlass.select_(ragged, stop, full_stop)
+        return Blocks(first, full_first, full_stop, stop)

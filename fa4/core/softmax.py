@@ -1,0 +1,90 @@
+"""Online softmax over a thread's rows, in base 2: exp(scale * (s - max)) = exp2(scale_log2 * s - scale_log2 * max)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2.0)
+
+
+def quad_reduce(value: Float32, combine) -> Float32:
+    """Over the four threads that share a row of an mma accumulator."""
+    for offset in (2, 1):
+        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset=offset, mask=-1, mask_and_clamp=31))
+    return value
+
+
+def soft_cap(scores: cute.Tensor, scale_over_cap: Float32) -> None:
+    """Replace each raw score q.k by tanh(softmax_scale * q.k / softcap), in place.
+
+    tanh(x) = 1 - 2 / (exp(2x) + 1): the hardware's tanh.approx would cost accuracy, as the result is multiplied by
+    the cap again.
+    """
+    to_exponent = scale_over_cap * (2.0 * LOG2_E)
+    for i in range(cute.size(scores)):
+        grown = cute.math.exp2(scores[i] * to_exponent, fastmath=True)
+        scores[i] = 1.0 - 2.0 * cute.arch.rcp_approx(grown + 1.0)
+
+
+@dataclass(frozen=True)
+class OnlineSoftmax:
+    """Running maximum (raw scores) and sum of each of a thread's rows; the sum is still split over the quad."""
+
+    scale_log2: Float32
+    maximum: cute.Tensor
+    total: cute.Tensor
+
+    @staticmethod
+    def start(rows: int, scale_log2: Float32) -> OnlineSoftmax:
+        maximum, total = cute.make_rmem_tensor(rows, Float32), cute.make_rmem_tensor(rows, Float32)
+        maximum.fill(-Float32.inf)
+        total.fill(0.0)
+        return OnlineSoftmax(scale_log2, maximum, total)
+
+    @cute.jit
+    def update(self, scores: cute.Tensor, out: cute.Tensor, may_be_empty: cutlass.Constexpr[bool]):
+        """Turn scores (rows, columns) into exp2(scale_log2 * (s - max)) in place; rescale out (rows, columns) to the
+        new maximum. `may_be_empty`: a row may have seen nothing but -inf so far."""
+        for r in cutlass.range_constexpr(cute.size(self.maximum)):
+            row = scores[r, None].load()
+            before = self.maximum[r]
+            biggest = row.reduce(cute.ReductionOp.MAX, before, 0)
+            biggest = quad_reduce(biggest, cute.arch.fmax)
+            self.maximum[r] = biggest
+            reference = biggest
+            if cutlass.const_expr(may_be_empty):
+                reference = Float32(0.0) if biggest == -Float32.inf else biggest
+            shift = reference * self.scale_log2
+            weights = cute.math.exp2(row * self.scale_log2 - shift, fastmath=True)
+            factor = cute.math.exp2(before * self.scale_log2 - shift, fastmath=True)
+            self.total[r] = weights.reduce(cute.ReductionOp.ADD, self.total[r] * factor, 0)
+            scores[r, None].store(weights)
+            out[r, None].store(out[r, None].load() * factor)
+
+    @cute.jit
+    def finish(self, out: cute.Tensor, lse: cute.Tensor, sinks: cute.Tensor | None):
+        """Divide out by the sums and write each row's log-sum-exp (natural) into lse.
+
+        sinks: each row's sink logit times log2(e), an extra term of the sum; None for none. A row that saw nothing
+        becomes 0 with lse -inf (or its sink).
+        """
+        for r in cutlass.range_constexpr(cute.size(self.maximum)):
+            total = quad_reduce(self.total[r], lambda x, y: x + y)
+            shift = self.maximum[r] * self.scale_log2
+            numerator = Float32(1.0)
+            if cutlass.const_expr(sinks is not None):
+                top = cute.arch.fmax(shift, sinks[r])
+                top = Float32(0.0) if top == -Float32.inf else top
+                numerator = cute.math.exp2(shift - top, fastmath=True)
+                total = total * numerator + cute.math.exp2(sinks[r] - top, fastmath=True)
+                shift = top
+            empty = total == 0.0
+            inverse = Float32(0.0) if empty else numerator / total
+            lse[r] = -Float32.inf if empty else (shift + cute.math.log2(total, fastmath=True)) * LN_2
+            out[r, None].store(out[r, None].load() * inverse)

@@ -1,0 +1,1 @@
+"""What the forward of every chip shares on the host."""

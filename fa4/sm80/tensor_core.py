@@ -1,0 +1,125 @@
+"""Warp-level matrix products: shared-memory layouts that ldmatrix reads without conflicts, and the product loops.
+
+A product is (M, N) += (M, K) (N, K)^T with fp32 accumulators. A thread's accumulator has shape ((2, 2), M', N'): two
+neighbouring columns, two rows eight apart, and the repetitions of the 16x8 instruction over the warp's tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+from cutlass.cute.nvgpu import warp
+
+
+def smem_layout(rows: int, columns: int, stages: int | None = None) -> cute.ComposedLayout:
+    """Row-major 16-bit tile in swizzled blocks of 8 rows by 128 (or 64) bytes; `stages` of them if given."""
+    width = 64 if columns % 64 == 0 else 32
+    swizzle = cute.make_swizzle(3 if width == 64 else 2, 3, 3)
+    block = cute.make_composed_layout(swizzle, 0, cute.make_layout((8, width), stride=(width, 1)))
+    if stages is None:
+        return cute.tile_to_shape(block, (rows, columns), (0, 1))
+    return cute.tile_to_shape(block, (rows, columns, stages), (0, 1, 2))
+
+
+def transposed(x: cute.Tensor) -> cute.Tensor:
+    """The view with axes 0 and 1 exchanged."""
+    order = (1, 0, *range(2, cute.rank(x)))
+    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=list(order)))
+
+
+def tiled_mma(dtype: type[cutlass.Numeric], warps_m: int, warps_n: int) -> cute.TiledMma:
+    """m16n8k16 over a grid of warps. 16 neighbouring columns belong to one warp, so that one ldmatrix.x4 reads two
+    column groups of operand B."""
+    atom = warp.MmaF16BF16Op(dtype, Float32, (16, 8, 16))
+    return cute.make_tiled_mma(atom, (warps_m, warps_n, 1), permutation_mnk=(warps_m * 16, warps_n * 16, 16))
+
+
+def rows_by_columns(acc: cute.Tensor) -> cute.Tensor:
+    """An accumulator ((2, 2), M', N') as a thread's rows by columns: ((2, M'), (2, N'))."""
+    of = acc.layout
+    layout = cute.make_layout(
+        ((of.shape[0][1], of.shape[1]), (of.shape[0][0], of.shape[2])),
+        stride=((of.stride[0][1], of.stride[1]), (of.stride[0][0], of.stride[2])),
+    )
+    return cute.make_tensor(acc.iterator, layout)
+
+
+def as_operand_a(acc: cute.Tensor) -> cute.Tensor:
+    """A 16-bit accumulator ((2, 2), M', N') as operand A of a product over its columns: ((2, 2, 2), M', N' / 2)."""
+    of = cute.logical_divide(acc.layout, (None, None, 2))
+    layout = cute.make_layout(
+        ((of.shape[0][0], of.shape[0][1], of.shape[2][0]), of.shape[1], of.shape[2][1]),
+        stride=((of.stride[0][0], of.stride[0][1], of.stride[2][0]), of.stride[1], of.stride[2][1]),
+    )
+    return cute.make_tensor(acc.iterator, layout)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of a product in shared memory, as one thread reads it with ldmatrix.
+
+    Made by `operand_a` and `operand_b`. `source` is (copy, M' or N', K') and perhaps a stage axis.
+    """
+
+    copy: cute.TiledCopy
+    source: cute.Tensor
+    fragment: cute.Tensor
+
+    def at(self, stage: cutlass.Int32 | int) -> Operand:
+        """The operand in one stage of a multi-stage buffer."""
+        return Operand(self.copy, self.source[None, None, None, stage], self.fragment)
+
+    def load(self, k: int) -> None:
+        """Read the k-th slice of 16 into its registers."""
+        registers = self.copy.retile(self.fragment)
+        cute.copy(self.copy, self.source[None, None, k], registers[None, None, k])
+
+
+def operand_a(mma: cute.TiledMma, tile: cute.Tensor, thread: cutlass.Int32, transpose: bool = False) -> Operand:
+    """Operand A (M, K[, stage]) from shared memory; `transpose` when the memory runs along M."""
+    atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose, 4), tile.element_type)
+    copy = cute.make_tiled_copy_A(atom, mma).get_slice(thread)
+    slice_mma = mma.get_slice(thread)
+    one = tile if cute.rank(tile) == 2 else tile[None, None, 0]
+    return Operand(copy, copy.partition_S(tile), slice_mma.make_fragment_A(slice_mma.partition_A(one)))
+
+
+def operand_b(mma: cute.TiledMma, tile: cute.Tensor, thread: cutlass.Int32, transpose: bool = False) -> Operand:
+    """Operand B (N, K[, stage]) from shared memory; `transpose` when the memory runs along N."""
+    atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose, 4), tile.element_type)
+    copy = cute.make_tiled_copy_B(atom, mma).get_slice(thread)
+    slice_mma = mma.get_slice(thread)
+    one = tile if cute.rank(tile) == 2 else tile[None, None, 0]
+    return Operand(copy, copy.partition_S(tile), slice_mma.make_fragment_B(slice_mma.partition_B(one)))
+
+
+def product(
+    mma: cute.TiledMma,
+    acc: cute.Tensor,
+    a: Operand | cute.Tensor,
+    b: Operand,
+    after_first: Callable[[], None] | None = None,
+) -> None:
+    """acc += A B^T; operand A from shared memory, or already in registers as ((2, 2, 2), M', K').
+
+    The next slice is read while the current one is multiplied. `after_first` is called behind the first slice: a
+    place to issue the next tile's loads that keeps them off the path to the first multiply.
+    """
+    from_smem = isinstance(a, Operand)
+    a_registers = a.fragment if from_smem else a
+    slices = cute.size(b.source, mode=[2])
+    if from_smem:
+        a.load(0)
+    b.load(0)
+    for k in range(slices):
+        if k + 1 < slices:
+            if from_smem:
+                a.load(k + 1)
+            b.load(k + 1)
+        cute.gemm(mma, acc, a_registers[None, None, k], b.fragment[None, None, k], acc)
+        if k == 0 and after_first is not None:
+            after_first()
