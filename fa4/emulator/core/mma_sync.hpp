@@ -99,12 +99,12 @@ inline void mma_sync_execute(const MmaSyncOp& op, const uint32_t* const* a, cons
 // (rows per matrix) * j + i.
 enum class MatrixShape : uint8_t {
     M8N8B16,        // ld, st
-    M16N16B8,       // ld.trans; 16 rows
     M16N8B8,        // st.trans; 8 rows of 16 bytes in shared memory
-    M8N16B4,        // ld of 4-bit elements (b4x16_p64) to 8-bit containers
-    M8N16B6,        // ld of 6-bit elements (b6x16_p32)
-    M16N16B4,       // the same, .trans
-    M16N16B6,
+    M16N16B8,       // ld.trans; 16 rows
+    M8N16B6,        // ld of 6-bit elements (b6x16_p32) to 8-bit containers
+    M8N16B4,        // ld of 4-bit elements (b4x16_p64)
+    M16N16B6,       // the same, .trans
+    M16N16B4,
 };
 
 struct LdMatrixOp { MatrixShape shape; uint8_t num; bool trans; };
