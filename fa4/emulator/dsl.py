@@ -85,7 +85,7 @@ def installed(runtime: Runtime, arrays: Arrays, chip: str) -> Iterator[None]:
         library.fa4_set_dispatcher(dispatcher)
         stack.callback(library.fa4_set_dispatcher, None)
         stack.enter_context(_settings(chip))
-        stack.enter_context(_kept_ptx(runtime.modules))
+        stack.enter_context(_compilations(runtime.modules, library))
         stack.enter_context(_cpu_tensors_as_cuda(arrays))
         stack.enter_context(_failures(runtime))
         yield
@@ -111,8 +111,8 @@ def _live_dsls(meta: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _kept_ptx(modules: Modules) -> Iterator[None]:
-    """Make every compilation dump its PTX with line information, and tie it to the binary it produced."""
+def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
+    """Every compilation keeps its PTX, with line information, and calls the emulated runtime."""
     from cutlass.base_dsl.compiler import Compiler
 
     original = Compiler.compile
@@ -127,7 +127,8 @@ def _kept_ptx(modules: Modules) -> Iterator[None]:
                 prefix = Path(scratch, "kernels")
                 pipeline = _with_option(pipeline, f"dump-ptx-path='{prefix}'")
             result = original(self, module, pipeline, *args, **kwargs)
-            binaries = _binaries(result if result is not None else module)
+            _rename_runtime_calls(result, library)
+            binaries = _binaries(result)
             texts = [path.read_text() for path in sorted(prefix.parent.glob(prefix.name + "*.ptx"))]
         for binary in binaries:
             modules.register(binary, _ptx_of(binary, texts))
@@ -143,6 +144,20 @@ def _with_option(pipeline: str, option: str) -> str:
     if not brace:
         raise ValueError(f"pipeline {pipeline!r} has no cute-to-nvvm pass to take the PTX from")
     return f"{head}{brace}{option} {tail}"
+
+
+def _rename_runtime_calls(module: Any, library: ctypes.CDLL) -> None:
+    """Point the external functions that intercept.c has at it, whatever else the process has loaded."""
+    from cutlass._mlir import ir
+
+    for operation in list(module.body.operations):
+        if operation.operation.name != "llvm.func" or len(operation.regions[0].blocks):
+            continue
+        name = ir.SymbolTable.get_symbol_name(operation).value
+        renamed = f"fa4{name}" if name.startswith("_") else f"fa4_{name}"
+        if hasattr(library, renamed):
+            ir.SymbolTable.replace_all_symbol_uses(name, renamed, module.operation)
+            ir.SymbolTable.set_symbol_name(operation, renamed)
 
 
 def _binaries(module: Any) -> list[bytes]:
@@ -162,23 +177,40 @@ def _ptx_of(binary: bytes, texts: list[str]) -> str:
 @contextlib.contextmanager
 def _cpu_tensors_as_cuda(arrays: Arrays) -> Iterator[None]:
     """CPU tensors count as device tensors, so that their pointers are global, as on the chip."""
+    from cutlass.base_dsl.tvm_ffi_builder import spec
     from cutlass.base_dsl.tvm_ffi_builder.tvm_ffi_builder import TVMFFIBuilder
     from cutlass.cute import runtime as cute_runtime
+    from cutlass.cute._tvm_ffi_args_spec_converter import ConverterContext
 
-    original = cute_runtime._Tensor.__init__
+    init_tensor = cute_runtime._Tensor.__init__
+    init_parameter = spec.Tensor.__init__
+    device_id_of = ConverterContext.alloc_or_reuse_device_id
 
-    @functools.wraps(original)
+    @functools.wraps(init_tensor)
     def init(self: Any, tensor: object, *args: Any, **kwargs: Any) -> None:
-        original(self, tensor, *args, **kwargs)
+        init_tensor(self, tensor, *args, **kwargs)
         view = _DLTensor.from_address(_PyCapsule_GetPointer(self._dlpack_data, b"dltensor"))
         view.device_type, view.device_id = _KDL_CUDA, 0
         arrays.add(tensor, *_extent(view))
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(cute_runtime._Tensor, __init__=init))
-        stack.enter_context(
-            replaced(TVMFFIBuilder, load_dltensor_device_type=lambda self, _tensor: self.i32(_KDL_CUDA))
-        )
+    # Functions called through tvm-ffi check each tensor's device in compiled code: compile the check for CUDA, and
+    # let it see CUDA.
+    @functools.wraps(init_parameter)
+    def init_cuda(self: Any, *args: Any, **kwargs: Any) -> None:
+        init_parameter(self, *args, **{**kwargs, "device_type": "cuda"})
+
+    def cuda_device_id(self: Any, _device_type: str, _index: int | None) -> Any:
+        return device_id_of(self, "cuda", 0)
+
+    def cuda_device_type(self: Any, _tensor: Any) -> Any:
+        return self.i32(_KDL_CUDA)
+
+    with (
+        replaced(cute_runtime._Tensor, __init__=init),
+        replaced(spec.Tensor, __init__=init_cuda),
+        replaced(ConverterContext, alloc_or_reuse_device_id=cuda_device_id),
+        replaced(TVMFFIBuilder, load_dltensor_device_type=cuda_device_type),
+    ):
         yield
 
 

@@ -11,21 +11,29 @@ import torch
 
 from fa4.emulator.machine import Allocation
 
-_ALIGNMENT = 512  # what cudaMalloc and torch's CUDA allocator give
+CUDA_ALIGNMENT = 512  # of every allocation of cudaMalloc and of torch's CUDA allocator, bytes
+
+
+def aligned_buffer(nbytes: int) -> ctypes.Array:
+    """Zeroed bytes that start at a multiple of CUDA_ALIGNMENT; they live as long as the returned array."""
+    whole = (ctypes.c_char * (nbytes + CUDA_ALIGNMENT))()
+    start = -(-ctypes.addressof(whole) // CUDA_ALIGNMENT) * CUDA_ALIGNMENT
+    buffer = (ctypes.c_char * nbytes).from_address(start)
+    buffer.owner = whole
+    return buffer
 
 
 class Heap:
     """Memory that the host code asks the driver for, kept alive until it is freed."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, tuple[ctypes.Array, int]] = {}
+        self._blocks: dict[int, ctypes.Array] = {}
 
     def allocate(self, nbytes: int) -> int:
-        """Address of a fresh block, aligned as the driver would align it; its content is not defined."""
-        buffer = (ctypes.c_char * (nbytes + _ALIGNMENT))()
-        address = -(-ctypes.addressof(buffer) // _ALIGNMENT) * _ALIGNMENT
-        self._blocks[address] = (buffer, nbytes)
-        return address
+        """Address of a fresh block; its content is not defined."""
+        buffer = aligned_buffer(nbytes)
+        self._blocks[ctypes.addressof(buffer)] = buffer
+        return ctypes.addressof(buffer)
 
     def free(self, address: int) -> None:
         """Release a block. Raises ValueError for an address that `allocate` did not return."""
@@ -33,7 +41,7 @@ class Heap:
             raise ValueError(f"free of {address:#x}, which is not the start of an emulated device allocation")
 
     def allocations(self) -> list[Allocation]:
-        return [Allocation(address, nbytes, "cudaMalloc") for address, (_, nbytes) in self._blocks.items()]
+        return [Allocation(address, len(block), "cudaMalloc") for address, block in self._blocks.items()]
 
 
 class Arrays:

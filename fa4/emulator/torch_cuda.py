@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fa4.emulator.dsl import replaced
 from fa4.emulator.launch import Runtime
+from fa4.emulator.memory import CUDA_ALIGNMENT, aligned_buffer
 
 
 class Stream:
@@ -72,27 +73,50 @@ def _current(*_args: Any, **_kwargs: Any) -> Iterator[None]:
     yield
 
 
-_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-
-
 class _HostMemory(TorchFunctionMode):
-    """Redirects every CUDA device argument of a torch function to the CPU."""
+    """Redirects every CUDA device argument of a torch function to the CPU, and aligns fresh memory like CUDA's."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func == _IS_CUDA:
-            return args[0].device.type == "cpu"
         if func in (torch.Tensor.cuda, torch.Tensor.cpu):
-            return args[0].clone()
+            return _aligned(args[0].clone(), args)
         moved = _is_cuda(kwargs.get("device")) or any(_is_cuda(argument) for argument in args)
         if moved:
-            if "device" in kwargs and _is_cuda(kwargs["device"]):
+            if _is_cuda(kwargs.get("device")):
                 kwargs["device"] = torch.device("cpu")
             args = tuple(torch.device("cpu") if _is_cuda(argument) else argument for argument in args)
         result = func(*args, **kwargs)
         if moved and func is torch.Tensor.to and result is args[0]:
-            return result.clone()
+            result = result.clone()
+        return _aligned(result, args) if type(result) is torch.Tensor else result
+
+
+def _aligned(result: torch.Tensor, args: tuple) -> torch.Tensor:
+    """`result`, moved to a new 512-byte aligned storage if it has fresh memory that is not aligned so.
+
+    Views and results of in-place functions share memory with an argument and stay where they are.
+    """
+    if result.grad_fn is not None or result.device.type != "cpu" or result.layout is not torch.strided:
         return result
+    storage = result.untyped_storage()
+    base, nbytes = storage.data_ptr(), storage.nbytes()
+    if nbytes == 0 or base % CUDA_ALIGNMENT == 0:
+        return result
+    for argument in args:
+        if isinstance(argument, torch.Tensor) and _base(argument) in (None, base):
+            return result
+    copy = torch.frombuffer(aligned_buffer(nbytes), dtype=torch.uint8)
+    copy.copy_(torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,)))
+    moved = torch.empty(0, dtype=result.dtype)
+    moved.set_(copy.untyped_storage(), result.storage_offset(), result.size(), result.stride())
+    return moved.requires_grad_(result.requires_grad)
+
+
+def _base(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a fake or sparse tensor
+        return None
 
 
 def _is_cuda(device: Any) -> bool:
@@ -172,5 +196,11 @@ def installed(runtime: Runtime) -> Iterator[None]:
         "memory_allocated": lambda _device=None: 0,
         "reset_peak_memory_stats": lambda _device=None: None,
     }
-    with replaced(torch.cuda, **answers), replaced(torch, Generator=_Generator), _HostMemory():
+    is_cuda = property(lambda tensor: tensor.device.type == "cpu")
+    with (
+        replaced(torch.cuda, **answers),
+        replaced(torch, Generator=_Generator),
+        replaced(torch.Tensor, is_cuda=is_cuda),
+        _HostMemory(),
+    ):
         yield
