@@ -22,7 +22,7 @@ from .device import Chip
 from .sequences import sequences
 from .spec import AttentionInputs, AttentionSpec, Gradients
 
-# Chosen by bench/results/*_cpu_fallback.jsonl: the score tile of a few heads stays in a core's cache.
+# The fastest on a CPU core among tiles of 64 to 512 by 256 to 512 (1 x 8 x 2048 x 64, forward and backward).
 TILE_M = 256
 TILE_N = 512
 TILE_SCORES = 1 << 19

@@ -1,0 +1,1 @@
+"""Benchmarks: cases x providers, checked against the oracle, rows to bench/results."""

@@ -1,0 +1,69 @@
+"""Where a measurement was taken: chip, driver, versions, clocks, and the matrix rate of the same run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+
+import torch
+
+from fa4.device import chip_of
+
+from .timing import measure
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as info:
+            return next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def clocks() -> dict[str, str]:
+    """Present clocks, power and temperature of the first GPU as nvidia-smi tells them; empty without a GPU."""
+    fields = ("clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit", "temperature.gpu")
+    query = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    try:
+        values = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split(",")
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return {name: value.strip() for name, value in zip(fields, values)}
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "-i", "0", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def facts(device: torch.device) -> dict:
+    """What does not change during a run."""
+    names = ("fa4-kernels", "torch", "nvidia-cutlass-dsl", "flash-attn-4", "triton")
+    return {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else _cpu_name(),
+        "chip": str(chip_of(device)),
+        "threads": torch.get_num_threads(),
+        "driver": _driver() if device.type == "cuda" else "",
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in names},
+    }
+
+
+def gemm_tflops(device: torch.device) -> float:
+    """TFLOP/s of a square matrix product: 8192 in bf16 on a GPU, 1024 in fp32 on a CPU; random data."""
+    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    return 2 * n**3 / measure(lambda: a @ b, device).median_ms / 1e9

@@ -1,0 +1,115 @@
+"""Who is measured: each provider runs attention on (batch, seqlen, heads, head_dim) tensors, or says why it cannot."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import fa4
+
+from .suites import BenchCase
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """`build(case)` returns a function of q, k, v; `unavailable()` a reason, or "" where it can run."""
+
+    name: str
+    build: Callable[[BenchCase], Attention]
+    unavailable: Callable[[torch.device], str]
+
+
+def _fa4(**flags) -> Callable[[BenchCase], Attention]:
+    return lambda case: functools.partial(fa4.flash_attn_func, causal=case.causal, **flags)
+
+
+def _sdpa(backend: SDPBackend | None) -> Callable[[BenchCase], Attention]:
+    """torch's attention; it takes (batch, heads, seqlen, head_dim), of which ours is a transposed view."""
+
+    def build(case: BenchCase) -> Attention:
+        if case.causal and case.seqlen_q not in (1, case.seqlen_k):
+            raise ValueError("torch aligns causal masks top-left")
+        causal = case.causal and case.seqlen_q > 1
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            heads_first = (x.transpose(1, 2) for x in (q, k, v))
+            out = F.scaled_dot_product_attention(
+                *heads_first, is_causal=causal, enable_gqa=case.heads_q != case.heads_kv
+            )
+            return out.transpose(1, 2)
+
+        if backend is None:
+            return attend
+
+        def attend_with_backend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(backend):
+                return attend(q, k, v)
+
+        return attend_with_backend
+
+    return build
+
+
+def _flash_attn_4(case: BenchCase) -> Attention:
+    from flash_attn.cute import flash_attn_func
+
+    return lambda q, k, v: flash_attn_func(q, k, v, causal=case.causal)[0]
+
+
+def _flex(case: BenchCase) -> Attention:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = None
+    if case.causal:
+        shift = case.seqlen_k - case.seqlen_q
+        mask = create_block_mask(lambda b, h, i, j: j <= i + shift, None, None, case.seqlen_q, case.seqlen_k)
+    compiled = torch.compile(flex_attention)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads_first = (x.transpose(1, 2) for x in (q, k, v))
+        return compiled(*heads_first, block_mask=mask, enable_gqa=case.heads_q != case.heads_kv).transpose(1, 2)
+
+    return attend
+
+
+def _anywhere(device: torch.device) -> str:
+    return ""
+
+
+def _on_cuda(device: torch.device) -> str:
+    return "" if device.type == "cuda" else "needs a CUDA device"
+
+
+def _with_module(name: str) -> Callable[[torch.device], str]:
+    def reason(device: torch.device) -> str:
+        try:
+            found = importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:
+            found = False
+        return _on_cuda(device) or ("" if found else f"{name} is not installed")
+
+    return reason
+
+
+PROVIDERS = {
+    provider.name: provider
+    for provider in (
+        Provider("fa4", _fa4(), _anywhere),
+        Provider("fa4-deterministic", _fa4(deterministic=True), _anywhere),
+        Provider("fa4-torch", _fa4(backend="torch"), _anywhere),
+        Provider("sdpa", _sdpa(None), _anywhere),
+        Provider("fa2", _sdpa(SDPBackend.FLASH_ATTENTION), _on_cuda),
+        Provider("cudnn", _sdpa(SDPBackend.CUDNN_ATTENTION), _on_cuda),
+        Provider("flash-attn-4", _flash_attn_4, _with_module("flash_attn.cute")),
+        Provider("flex", _flex, _with_module("triton")),
+    )
+}

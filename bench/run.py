@@ -1,0 +1,169 @@
+"""python -m bench.run: check and time cases x providers in one process, and append rows to bench/results."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch import Tensor
+
+from . import machine
+from .check import judge_case
+from .providers import PROVIDERS, Provider
+from .suites import SUITES, BenchCase
+from .timing import measure, peak_extra_bytes
+
+RESULTS = Path(__file__).parent / "results"
+console = Console(highlight=False)
+
+
+def _tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v with gradients wanted in the backward, and dout."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    dtype = getattr(torch, case.dtype)
+
+    def normal(seqlen: int, heads: int, dim: int) -> Tensor:
+        return torch.randn(case.batch, seqlen, heads, dim, device=device, generator=generator).to(dtype)
+
+    q = normal(case.seqlen_q, case.heads_q, case.head_dim)
+    k = normal(case.seqlen_k, case.heads_kv, case.head_dim)
+    v = normal(case.seqlen_k, case.heads_kv, case.head_dim_v)
+    dout = normal(case.seqlen_q, case.heads_q, case.head_dim_v)
+    if case.direction == "bwd":
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+    return q, k, v, dout
+
+
+def _work(
+    case: BenchCase, provider: Provider, tensors: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> tuple[Callable[[], object], dict[str, Tensor]]:
+    """What is timed, and its results to be checked. A backward is timed alone, from a forward run once."""
+    q, k, v, dout = tensors
+    attend = provider.build(case)
+    out = attend(q, k, v)
+    if case.direction == "fwd":
+        return lambda: attend(q, k, v), {"out": out}
+
+    def backward() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+    return backward, dict(zip(("dq", "dk", "dv"), backward()))
+
+
+def run_case(case: BenchCase, provider: Provider, device: torch.device, seed: int, check: bool, seconds: float) -> dict:
+    """One row: the case, whether the result was right, and, if it was, the time. Errors become the row's "error"."""
+    row: dict = {"provider": provider.name, "label": case.label, **dataclasses.asdict(case), "seed": seed}
+    reason = provider.unavailable(device)
+    if reason:
+        return {**row, "skipped": reason}
+    try:
+        tensors = _tensors(case, device, seed)
+        with torch.set_grad_enabled(case.direction == "bwd"):
+            work, got = _work(case, provider, tensors)
+        if check:
+            judgements = judge_case(case, *tensors, got)
+            row["checked"] = {j.name: {"error": j.error, "allowed": j.allowed} for j in judgements}
+            wrong = [str(j) for j in judgements if not j.right]
+            if wrong:
+                return {**row, "error": "wrong result: " + "; ".join(wrong)}
+        del got
+        with torch.set_grad_enabled(case.direction == "bwd"):
+            extra = peak_extra_bytes(work, device)
+            timing = measure(work, device, seconds=seconds)
+    except Exception as error:  # one provider's failure must not end the run; the row carries it
+        return {**row, "error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return {
+        **row,
+        **dataclasses.asdict(timing),
+        "tflops": case.flops / timing.median_ms / 1e9,
+        "peak_extra_bytes": extra,
+        "clocks": machine.clocks() if device.type == "cuda" else {},
+    }
+
+
+def _table(rows: list[dict], providers: list[str], gemm: float) -> Table:
+    """Cells: ms / TFLOP/s / % of the GEMM measured in the same run."""
+    table = Table(title=f"ms / TFLOP/s / % of GEMM ({gemm:.3g} TFLOP/s)")
+    table.add_column("case", no_wrap=True)
+    for name in providers:
+        table.add_column(name, justify="right", no_wrap=True)
+    for label in dict.fromkeys(row["label"] for row in rows):
+        cells = []
+        for name in providers:
+            row = next(r for r in rows if r["label"] == label and r["provider"] == name)
+            if "median_ms" in row:
+                cells.append(f"{row['median_ms']:.3f} / {row['tflops']:.3g} / {100 * row['tflops'] / gemm:.0f}")
+            else:
+                cells.append("skipped" if "skipped" in row else "error")
+        table.add_row(label, *cells)
+    return table
+
+
+@click.command()
+@click.option("--suite", type=click.Choice(list(SUITES)), default="smoke", show_default=True)
+@click.option("--providers", default="fa4,sdpa", show_default=True, help=f"Comma-separated: {', '.join(PROVIDERS)}.")
+@click.option("--device", default=None, help="Default: cuda if there is one, else cpu.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--seconds", default=0.5, show_default=True, help="Time spent on each measurement.")
+@click.option("--check/--no-check", default=True, show_default=True, help="Check results before timing.")
+@click.option("--filter", "pattern", default="", help="Only cases whose label matches this regular expression.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), default=None, help="Default: bench/results/<date>_<gpu>_<suite>.jsonl"
+)
+def main(suite, providers, device, seed, seconds, check, pattern, output) -> None:
+    """Check and time a suite; rows go to a JSONL file, a table to the terminal."""
+    names = [name.strip() for name in providers.split(",")]
+    unknown = [name for name in names if name not in PROVIDERS]
+    if unknown:
+        raise click.BadParameter(
+            f"{', '.join(unknown)}: expected some of {', '.join(PROVIDERS)}", param_hint="--providers"
+        )
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    cases = [case for case in SUITES[suite] if re.search(pattern, case.label)]
+    if not cases:
+        raise click.BadParameter(f"{pattern!r} matches no case of suite {suite}", param_hint="--filter")
+    for name in names:
+        reason = PROVIDERS[name].unavailable(where)
+        if reason:
+            console.print(f"{name} is skipped: {reason}")
+    facts = machine.facts(where)
+    gemm = [machine.gemm_tflops(where)]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    rows = []
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(suite, total=len(cases) * len(names))
+        for case in cases:
+            for name in names:
+                progress.update(task, description=f"{name}: {case.label}")
+                rows.append(run_case(case, PROVIDERS[name], where, seed, check, seconds))
+                if "error" in rows[-1]:
+                    progress.console.print(f"{name}: {case.label}: {rows[-1]['error']}")
+                progress.advance(task)
+    gemm.append(machine.gemm_tflops(where))
+    now = datetime.datetime.now(datetime.timezone.utc)
+    if output is None:
+        slug = re.sub(r"[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
+        output = RESULTS / f"{now:%Y-%m-%d}_{slug}_{suite}.jsonl"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("a") as file:
+        for row in rows:
+            common = {"suite": suite, "time": now.isoformat(timespec="seconds"), "machine": facts, "gemm_tflops": gemm}
+            file.write(json.dumps({**common, **row}) + "\n")
+    Console(width=40 + 30 * len(names)).print(_table(rows, names, gemm[0]))
+    console.print(f"GEMM {gemm[0]:.3g} TFLOP/s before, {gemm[1]:.3g} after; {len(rows)} rows appended to {output}")
+
+
+if __name__ == "__main__":
+    main()

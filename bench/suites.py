@@ -1,0 +1,98 @@
+"""What is measured: named suites of benchmark cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fa4.ops import visible_pairs
+
+HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
+
+
+@dataclass(frozen=True, slots=True)
+class BenchCase:
+    """One shape in one direction ("fwd" or "bwd")."""
+
+    direction: str
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    dtype: str = "bfloat16"
+
+    @property
+    def label(self) -> str:
+        d = str(self.head_dim) if self.head_dim == self.head_dim_v else f"({self.head_dim},{self.head_dim_v})"
+        lengths = str(self.seqlen_q) if self.seqlen_q == self.seqlen_k else f"{self.seqlen_q}x{self.seqlen_k}"
+        heads = str(self.heads_q) if self.heads_q == self.heads_kv else f"{self.heads_q}/{self.heads_kv}"
+        mask = "causal" if self.causal else "full"
+        return f"{self.direction} d{d} {mask} b{self.batch} h{heads} {lengths} {self.dtype}"
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations over the visible pairs; backward 2.5 times forward when head_dims are equal."""
+        pairs = visible_pairs(self.seqlen_q, self.seqlen_k, None, 0 if self.causal else None)
+        per_pair = (
+            self.head_dim + self.head_dim_v if self.direction == "fwd" else 3 * self.head_dim + 2 * self.head_dim_v
+        )
+        return 2 * self.batch * self.heads_q * pairs * per_pair
+
+
+def square(direction: str, seqlen: int, head_dim: int, causal: bool, *, tokens: int = 16384, **rest) -> BenchCase:
+    """Self-attention with `tokens` tokens in all and HIDDEN / head_dim heads."""
+    heads = rest.pop("heads", HIDDEN // head_dim)
+    return BenchCase(
+        direction=direction,
+        batch=max(1, tokens // seqlen),
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        heads_q=heads,
+        heads_kv=rest.pop("heads_kv", heads),
+        head_dim=head_dim,
+        head_dim_v=rest.pop("head_dim_v", head_dim),
+        causal=causal,
+        **rest,
+    )
+
+
+def _decode(seqlen_k: int, batch: int) -> BenchCase:
+    return BenchCase("fwd", batch, 1, seqlen_k, 32, 8, 128, 128, True)
+
+
+def _squares(seqlens, head_dims, **rest) -> tuple[BenchCase, ...]:
+    return tuple(
+        square(direction, seqlen, head_dim, causal, **rest)
+        for direction in ("fwd", "bwd")
+        for head_dim in head_dims
+        for causal in (False, True)
+        for seqlen in seqlens
+    )
+
+
+_CPU = tuple(
+    BenchCase(direction, 1, seqlen, seqlen, heads, heads, 64, 64, causal, "float32")
+    for direction in ("fwd", "bwd")
+    for heads, seqlen in ((8, 2048), (1, 16384))
+    for causal in (False, True)
+)
+
+SUITES: dict[str, tuple[BenchCase, ...]] = {
+    "smoke": _squares((512, 1000), (64, 128), tokens=4096),
+    "paper": _squares((1024, 4096, 16384), (64, 128)),
+    "short": _squares((128, 256, 512), (64, 128)),
+    "decode": tuple(_decode(seqlen_k, batch) for batch in (1, 16, 128) for seqlen_k in (1024, 8192, 32768)),
+    "sm100": (
+        *_squares((512, 1024, 2048, 4096, 8192, 16384, 32768), (64, 128), tokens=32768),
+        *(
+            square(direction, seqlen, 192, causal, tokens=32768, heads=16, head_dim_v=128)
+            for direction in ("fwd", "bwd")
+            for causal in (False, True)
+            for seqlen in (4096, 16384)
+        ),
+    ),
+    "cpu": _CPU,
+}

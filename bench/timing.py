@@ -1,0 +1,93 @@
+"""How time and memory are taken: medians with quartiles, cold L2, CUDA events on GPUs and a wall clock on CPUs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+L2_FLUSH_BYTES = 256 * 2**20  # larger than the L2 of any chip so far (B200: 126 MB)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds: median, lower and upper quartile, and how many runs they are of."""
+
+    median_ms: float
+    q25_ms: float
+    q75_ms: float
+    repeats: int
+
+    @staticmethod
+    def of(samples: list[float]) -> Timing:
+        q25, median, q75 = statistics.quantiles(samples, n=4, method="inclusive")
+        return Timing(median, q25, q75, len(samples))
+
+
+def measure(
+    function: Callable[[], object], device: torch.device, *, seconds: float = 0.5, min_repeats: int = 7
+) -> Timing:
+    """Time `function` after one warm-up, for about `seconds`, at least `min_repeats` and at most 200 times."""
+    function()
+    return (
+        _measure_cuda(function, seconds, min_repeats)
+        if device.type == "cuda"
+        else _measure_cpu(function, seconds, min_repeats)
+    )
+
+
+def _repeats(estimate_ms: float, seconds: float, least: int) -> int:
+    return int(min(200, max(least, 1000 * seconds / max(estimate_ms, 1e-3))))
+
+
+def _measure_cpu(function: Callable[[], object], seconds: float, least: int) -> Timing:
+    def once() -> float:
+        started = time.perf_counter()
+        function()
+        return 1000 * (time.perf_counter() - started)
+
+    return Timing.of([once() for _ in range(_repeats(once(), seconds, least))])
+
+
+def _measure_cuda(function: Callable[[], object], seconds: float, least: int) -> Timing:
+    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+
+    def run(repeats: int) -> list[float]:
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+        for start, stop in events:
+            flush.zero_()
+            start.record()
+            function()
+            stop.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(stop) for start, stop in events]
+
+    return Timing.of(run(_repeats(statistics.median(run(3)), seconds, least)))
+
+
+def peak_extra_bytes(function: Callable[[], object], device: torch.device) -> int | None:
+    """How much memory `function` takes on top of what is there before it; None where it cannot be told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = function()
+        torch.cuda.synchronize()
+        del result
+        return torch.cuda.max_memory_allocated() - before
+    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not clear.exists():
+        return None
+
+    def kibibytes(field: str) -> int:
+        line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+        return int(line.split()[1])
+
+    clear.write_text("5")  # resets the high-water mark of the resident set
+    before = kibibytes("VmRSS")
+    function()
+    return 1024 * (kibibytes("VmHWM") - before)

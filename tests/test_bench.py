@@ -1,0 +1,90 @@
+"""The benchmark harness on a CPU: checked before timed, rows that carry their machine, comparison, plot."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from bench import compare, plot, providers, run, suites
+from bench.suites import BenchCase, square
+
+TINY = (
+    BenchCase("fwd", 1, 40, 40, 2, 2, 16, 16, True, "float32"),
+    BenchCase("bwd", 2, 33, 33, 4, 2, 16, 16, False, "float32"),
+)
+
+
+def invoke(command, *arguments, code=0):
+    result = CliRunner().invoke(command, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(suites.SUITES, "smoke", TINY)
+    monkeypatch.setattr(run.machine, "gemm_tflops", lambda device: 1.0)
+
+
+def measured(path, *, names="fa4,sdpa"):
+    invoke(run.main, "--providers", names, "--seconds", 0.001, "--device", "cpu", "--output", path)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_carry_check_time_and_machine(tiny, tmp_path):
+    rows = measured(tmp_path / "rows.jsonl")
+    assert len(rows) == 4
+    for row in rows:
+        assert row["median_ms"] > 0 and row["q25_ms"] <= row["median_ms"] <= row["q75_ms"]
+        assert set(row["checked"]) == ({"out"} if row["direction"] == "fwd" else {"dq", "dk", "dv"})
+        assert row["machine"]["versions"]["torch"] == torch.__version__
+
+
+def test_a_wrong_result_is_not_timed(tiny, tmp_path, monkeypatch):
+    wrong = providers.Provider("fa4", lambda case: lambda q, k, v: q * 1.001, lambda device: "")
+    monkeypatch.setitem(providers.PROVIDERS, "fa4", wrong)
+    row = measured(tmp_path / "rows.jsonl", names="fa4")[0]
+    assert "wrong result: out: error" in row["error"] and "median_ms" not in row
+
+
+def test_a_provider_that_is_not_here_is_skipped_by_name(tiny, tmp_path):
+    rows = measured(tmp_path / "rows.jsonl", names="cudnn")
+    assert all(row["skipped"] == "needs a CUDA device" for row in rows)
+
+
+def test_unknown_provider_and_empty_filter_are_refused(tiny):
+    assert "expected some of fa4" in " ".join(invoke(run.main, "--providers", "fa5", code=2).split())
+    assert "matches no case" in invoke(run.main, "--filter", "nothing", code=2)
+
+
+def test_compare_finds_a_regression_and_a_failure(tiny, tmp_path):
+    before, after = tmp_path / "before.jsonl", tmp_path / "after.jsonl"
+    rows = measured(before)
+    after.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "0 regressions" in invoke(compare.main, before, after)
+    rows[0]["median_ms"] *= 2
+    after.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "1 regressions" in invoke(compare.main, before, after, code=1)
+    del rows[0]["median_ms"]
+    after.write_text("".join(json.dumps({**row, "error": "boom"}) + "\n" for row in rows))
+    assert "boom" in invoke(compare.main, before, after, code=1)
+
+
+def test_plot_draws_a_file(tiny, tmp_path):
+    measured(tmp_path / "rows.jsonl")
+    invoke(plot.main, tmp_path / "rows.jsonl")
+    assert (tmp_path / "rows.png").stat().st_size > 10_000
+
+
+def test_flops_follow_the_fields_convention():
+    full = square("fwd", 1024, 128, False)
+    assert full.flops == 4 * full.batch * full.heads_q * 1024 * 1024 * 128
+    assert square("bwd", 1024, 128, False).flops == 2.5 * full.flops
+    assert square("fwd", 1024, 128, True).flops == pytest.approx(full.flops / 2, rel=2e-3)
+
+
+def test_every_suite_has_distinct_labels():
+    for name, cases in suites.SUITES.items():
+        labels = [case.label for case in cases]
+        assert len(set(labels)) == len(labels), name
