@@ -46,9 +46,13 @@ class SmemOperand(Constant):
         panel, column = divmod(k * K_PER_MMA, PANEL_COLUMNS)
         return (panel * self.tile.panel_bytes + column * 2) >> 4
 
-    def descriptor(self, address) -> Int64:
+    def at(self, address) -> Int64:
         """Descriptor of the tile at a 32-bit shared-memory address."""
         return Int64((address >> 4) & 0x3FFF) | Int64(self.constant_bits)
+
+    def descriptor(self, base: Int64, k: int):
+        """The descriptor (an i64 value) of the k-th group of 16 reduction elements."""
+        return (base + self.step(k)).ir_value()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +83,20 @@ class Umma(Constant):
 
         Args:
             d: tensor-memory address of D.
-            a: A's shared-memory descriptor, or its tensor-memory address.
-            b: B's shared-memory descriptor.
+            a: A's place, as `SmemOperand.at` gives it, or its tensor-memory address.
+            b: B's place, as `SmemOperand.at` gives it.
             accumulate: False overwrites D at the first step; a bool or Boolean.
             steps: which groups of 16 reduction elements; all of them by default.
         """
         for k in range(self.steps) if steps is None else steps:
             keep = Boolean(accumulate) if k == 0 else Boolean(True)
-            a_k = _tmem_pointer(a + k * K_PER_MMA // 2) if self.a is None else (a + self.a.step(k)).ir_value()
+            a_k = _tmem_pointer(a + k * K_PER_MMA // 2) if self.a is None else self.a.descriptor(a, k)
             nvvm.tcgen05_mma(
                 nvvm.Tcgen05MMAKind.F16,
                 nvvm.CTAGroupKind.CTA_1,
                 _tmem_pointer(d),
                 a_k,
-                (b + self.b.step(k)).ir_value(),
+                self.b.descriptor(b, k),
                 Int32(self.instruction).ir_value(),
                 keep.ir_value(),
             )

@@ -98,16 +98,19 @@ def set_registers(regs: cutlass.Constexpr[int], launch_regs: cutlass.Constexpr[i
 
 
 @cute.jit
-def run_roles(table: cutlass.Constexpr[RoleTable], context):
-    """Branch each warp to its role's body, called with `context`; idle warps only give their registers back."""
+def run_roles(table: cutlass.Constexpr[RoleTable], context, first: cutlass.Constexpr[int] = 0):
+    """Branch each warp to its role's body, called with `context`; idle warps only give their registers back.
+
+    One role after the other, each in the `else` of the one before: as independent branches the compiler merges parts
+    of different roles, and then no longer sees that a warp's control flow is uniform.
+    """
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    for role in cutlass.const_expr(table.roles):
-        body = role.body  # bound outside the run-time branch: a record of functions cannot be carried through one
-        first, end, regs = role.warps[0], role.warps[1], role.regs
-        if warp >= first and warp < end:
-            set_registers(regs, table.launch_regs())
-            body(context)
-    last = table.roles[-1]
-    if cutlass.const_expr(last.warps[1] % WARPS_PER_WARPGROUP):
-        if warp >= last.warps[1]:
-            set_registers(last.regs, table.launch_regs())
+    role = table.roles[first]
+    body = role.body  # bound outside the run-time branch: a record of functions cannot be carried through one
+    if warp < role.warps[1]:
+        set_registers(role.regs, table.launch_regs())
+        body(context)
+    elif cutlass.const_expr(first + 1 < len(table.roles)):
+        run_roles(table, context, first + 1)
+    else:
+        set_registers(role.regs, table.launch_regs())

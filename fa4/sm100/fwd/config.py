@@ -13,10 +13,10 @@ from ..smem import Tile
 
 TILE_M = 128  # rows of one Q tile: the lanes of tensor memory
 Q_TILES = 2  # Q tiles of one CTA, in ping-pong
+CTA_ROWS = Q_TILES * TILE_M
 TILE_N = 128  # keys of one block
 P_HEAD = 96  # keys whose P is handed to the matrix unit first; the rest follow
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
-LARGEST_HEAD_DIM_V = 128  # two accumulators of this many columns beside two of S fill tensor memory
 
 
 class Schedule(enum.Enum):
@@ -81,6 +81,11 @@ class Config(Constant):
     def o_over_q(self) -> bool:
         """O is staged in Q's place when separate places would leave fewer than two K/V stages."""
         return self._kv_stages(Q_TILES * (self.q_tile.nbytes + self.o_tile.nbytes)) < 2
+
+    @property
+    def o_step(self) -> int:
+        """Bytes from one Q tile's staged O to the other's."""
+        return self.q_tile.nbytes if self.o_over_q else self.o_tile.nbytes
 
     @property
     def kv_stages(self) -> int:

@@ -16,20 +16,20 @@ from cutlass import Float32, Int32
 
 from .. import tmem
 from ..copy import bits, lane_address, pack_half, store_row_chunk, store_words, tmem_load, tmem_store
-from .config import Q_TILES, TILE_M, TILE_N
+from .config import CTA_ROWS, Q_TILES, TILE_M, TILE_N
 from .softmax import rows_in_smem
-from .work import CTA_M, fills_tile, sequence_matrix, work_tile
+from .work import fills_tile, sequence_matrix, work_tile
 
 COLUMNS = 16  # of O in registers at a time
 
 
 @cute.jit
 def correction(context):
-    cfg, args = context.cfg, context.args
+    args = context.args
     ends = context.ends("correction")
     lane = cute.arch.thread_idx()[0] % TILE_M
     scales, norms = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
-    s_phase, tile_phase, stored = Int32(0), Int32(0), Int32(0)
+    s_phase, tile_phase = Int32(0), Int32(0)
 
     index = args.scheduler.first()
     while args.scheduler.has(index):
@@ -48,15 +48,12 @@ def correction(context):
                 norm = norms[tile * TILE_M + lane]
                 ends.softmax_correction_norm.arrive_free(tile)
                 ends.mma_correction_O.wait_full(tile, tile_phase)
-                whole = fills_tile(context, work, tile)
-                if whole:
-                    # Producer's parity of this stage: how many tiles it has taken so far, one bit per Q tile.
-                    ends.correction_epilogue_O.wait_free(tile, (stored >> tile & 1) ^ 1)
+                ends.correction_epilogue_O.wait_free(tile, tile_phase ^ 1)
+                if fills_tile(context, work, tile):
                     out_to_smem(context, tile, lane, norm)
-                    ends.correction_epilogue_O.arrive_full(tile)
                 else:
                     out_to_global(context, work, tile, lane, norm)
-                stored = stored ^ (Int32(whole) << tile)
+                ends.correction_epilogue_O.arrive_full(tile)
             tile_phase = tile_phase ^ 1
         else:
             for tile in cutlass.range_constexpr(Q_TILES):
@@ -104,7 +101,7 @@ def normalised(context, tile: int, column: int, norm: Float32) -> list[Int32]:
 def out_to_smem(context, tile: cutlass.Constexpr[int], lane: Int32, norm: Float32):
     """Normalise O into its staging tile."""
     cfg = context.cfg
-    place = context.smem.address("O") + tile * cfg.o_tile.nbytes
+    place = context.smem.address("O") + tile * cfg.o_step
     for column in cutlass.range_constexpr(0, cfg.head_dim_v_padded, COLUMNS):
         words = normalised(context, tile, column, norm)
         for chunk in cutlass.range_constexpr(COLUMNS // 8):
@@ -135,7 +132,7 @@ def zeros_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32):
 def out_row(context, work, tile: int, lane: Int32):
     """(pointer to this thread's row of out, whether the row exists)."""
     cfg = context.cfg
-    row = work.m_block * CTA_M + tile * TILE_M + lane
+    row = work.m_block * CTA_ROWS + tile * TILE_M + lane
     matrix = sequence_matrix(context.args.out, work.head, work.batch, work.q.first, cfg.varlen)
     exists = row < work.rows_out * cfg.group
     return matrix.iterator + cute.crd2idx((row, 0), matrix.layout), exists

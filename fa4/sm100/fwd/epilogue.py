@@ -1,7 +1,9 @@
 """Epilogue role, one warp: stores staged O tiles by TMA.
 
 Waits:   correction_epilogue_O.full
-Signals: correction_epilogue_O.free
+Signals: correction_epilogue_O.free, epilogue_load_Q.full
+
+Tiles that correction writes to global memory itself pass through here too, with nothing to store.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from .work import fills_tile, sequence_matrix, work_tile
 @cute.jit
 def epilogue(context):
     cfg, args = context.cfg, context.args
-    channel = context.ends("epilogue").correction_epilogue_O
+    ends = context.ends("epilogue")
     tma = context.tma("o")
-    stored = Int32(0)  # parity of each stage, one bit per Q tile
+    phase = Int32(0)
 
     index = args.scheduler.first()
     while args.scheduler.has(index):
@@ -28,13 +30,14 @@ def epilogue(context):
         if work.count > 0:
             out = sequence_matrix(tma.tensor, work.head, work.batch, work.q.first, cfg.varlen)
             for tile in cutlass.range_constexpr(Q_TILES):
-                whole = fills_tile(context, work, tile)
-                if whole:
-                    place = context.smem.pointer("O", cfg.dtype) + tile * (cfg.o_tile.nbytes // 2)
-                    channel.wait_full(tile, stored >> tile & 1)
+                ends.correction_epilogue_O.wait_full(tile, phase)
+                if fills_tile(context, work, tile):
+                    place = context.smem.pointer("O", cfg.dtype) + tile * (cfg.o_step // 2)
                     tma_store(tma, out, work.m_block * Q_TILES + tile, place)
                     cute.arch.cp_async_bulk_commit_group()
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
-                    channel.arrive_free(tile)
-                stored = stored ^ (Int32(whole) << tile)
+                ends.correction_epilogue_O.arrive_free(tile)
+                if cutlass.const_expr(cfg.o_over_q):
+                    ends.epilogue_load_Q.arrive_full(tile)
+            phase = phase ^ 1
         index = args.scheduler.next(index)

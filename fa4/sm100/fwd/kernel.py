@@ -47,32 +47,33 @@ TMEM = tmem.TmemMap(
 
 def channels(cfg: Config) -> ChannelTable:
     """<producer>_<consumer>_<payload>; a stage per Q tile, except K/V's ring."""
-    return ChannelTable(
-        (
-            Channel("load_mma_Q", "load", "mma", By.TMA, By.UMMA, Q_TILES, Carries.ASYNC_SMEM),
-            Channel("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
-            # V's last block, held back until the load warp has put zeros after the sequence's end.
-            Channel("load_load_Vtail", "load", "load", By.TMA, None, 1, Carries.ASYNC_SMEM),
-            # Free again = P's head is written over S, and O is ready to be added to. The next S needs no wait of
-            # its own: the matrix unit works in order, and the product before it waited for this.
-            Channel("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, Q_TILES, Carries.TMEM),
-            # Free again once S is free for the next block, which the next `full` of S tells.
-            Channel("softmax_mma_Ptail", "softmax", "mma", By.WARP, None, Q_TILES, Carries.TMEM),
-            Channel("softmax_correction_scale", "softmax", "correction", By.WARP, None, Q_TILES, Carries.SMEM),
-            Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, Q_TILES, Carries.SMEM),
-            # Free again when correction frees the next work tile's first S.
-            Channel("mma_correction_O", "mma", "correction", By.UMMA, None, Q_TILES, Carries.TMEM),
-            Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.WARP, Q_TILES, Carries.ASYNC_SMEM),
-        ),
-        ROLES,
+    rows = (
+        # With O staged over Q, a Q tile's place is free again when its O has been stored.
+        Channel("load_mma_Q", "load", "mma", By.TMA, None if cfg.o_over_q else By.UMMA, Q_TILES, Carries.ASYNC_SMEM),
+        Channel("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
+        # V's last block, held back until the load warp has put zeros after the sequence's end.
+        Channel("load_load_Vtail", "load", "load", By.TMA, None, 1, Carries.ASYNC_SMEM),
+        # Free again = P's head is written over S, and O is ready to be added to. The next S needs no wait of
+        # its own: the matrix unit works in order, and the product before it waited for this.
+        Channel("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, Q_TILES, Carries.TMEM),
+        # Free again once S is free for the next block, which the next `full` of S tells.
+        Channel("softmax_mma_Ptail", "softmax", "mma", By.WARP, None, Q_TILES, Carries.TMEM),
+        Channel("softmax_correction_scale", "softmax", "correction", By.WARP, None, Q_TILES, Carries.SMEM),
+        Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, Q_TILES, Carries.SMEM),
+        # Free again when correction frees the next work tile's first S.
+        Channel("mma_correction_O", "mma", "correction", By.UMMA, None, Q_TILES, Carries.TMEM),
+        Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.WARP, Q_TILES, Carries.ASYNC_SMEM),
     )
+    if cfg.o_over_q:
+        rows += (Channel("epilogue_load_Q", "epilogue", "load", By.WARP, None, Q_TILES, Carries.ASYNC_SMEM),)
+    return ChannelTable(rows, ROLES)
 
 
 def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
     return SmemMap(
         Region("Q", Q_TILES * cfg.q_tile.nbytes, align=1024),
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
-        Region("O", Q_TILES * cfg.o_tile.nbytes, align=1024),
+        Region("O", (Q_TILES - 1) * cfg.o_step + cfg.o_tile.nbytes, align=1024, over="Q" if cfg.o_over_q else None),
         Region("scale", cfg.rows_bytes),
         Region("norm", cfg.rows_bytes),
         Region("barriers", table.nbytes, align=8),

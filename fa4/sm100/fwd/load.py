@@ -1,6 +1,6 @@
 """Load role, one warp: brings Q, K and V from global to shared memory by TMA.
 
-Waits:   load_mma_Q.free, load_mma_KV.free
+Waits:   load_mma_Q.free (or epilogue_load_Q.full), load_mma_KV.free
 Signals: load_mma_Q.full, load_mma_KV.full, in the order the products consume them: Q0 K Q1 V, then K V per block.
 """
 
@@ -12,7 +12,6 @@ from cutlass import Int32
 
 from ..channels import End, Ring
 from ..copy import TmaTile, tma_load
-from ..smem import PANEL_ROW_BYTES
 from .config import Q_TILES, TILE_N
 from .work import sequence_matrix, work_tile
 
@@ -37,7 +36,7 @@ def load(context):
             for i in cutlass.range(work.count, unroll=1):
                 block = work.blocks.stop - 1 - i
                 if i == 0:
-                    load_q(ends.load_mma_Q, q_tma, q, work.m_block, 0, q_base, q_phase)
+                    load_q(ends, q_tma, q, work.m_block, 0, q_base, q_phase)
                 ends.load_mma_KV.wait_free(kv.index, kv.phase)
                 ends.load_mma_KV.expect(kv.index, cfg.k_tile.nbytes)
                 tma_load(k_tma, k, block, kv_base + kv.index * kv_step, ends.load_mma_KV.full(kv.index))
@@ -45,7 +44,7 @@ def load(context):
                 if i == 0:
                     for tile in cutlass.range_constexpr(1, Q_TILES):
                         place = q_base + tile * q_step
-                        load_q(ends.load_mma_Q, q_tma, q, work.m_block, tile, place, q_phase)
+                        load_q(ends, q_tma, q, work.m_block, tile, place, q_phase)
                 ends.load_mma_KV.wait_free(kv.index, kv.phase)
                 place = kv_base + kv.index * kv_step
                 rows = work.k.count - block * TILE_N
@@ -64,8 +63,12 @@ def load(context):
     # The last loads are all consumed before the CTA ends: correction waits for the products that read them.
 
 
-def load_q(channel: End, tma: TmaTile, q: cute.Tensor, m_block, tile: int, place: cute.Pointer, phase):
-    channel.wait_free(tile, phase)
+def load_q(ends, tma: TmaTile, q: cute.Tensor, m_block, tile: int, place: cute.Pointer, phase):
+    channel = ends.load_mma_Q
+    if channel.channel.freed is None:
+        ends.epilogue_load_Q.wait_full(tile, phase)
+    else:
+        channel.wait_free(tile, phase)
     channel.expect(tile, tma.tile.nbytes)
     tma_load(tma, q, m_block * Q_TILES + tile, place, channel.full(tile))
 

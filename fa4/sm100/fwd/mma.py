@@ -26,7 +26,7 @@ def mma(context):
     ends = context.ends("mma")
     qk, pv = cfg.qk, cfg.pv
     q_address, kv_address = context.smem.address("Q"), context.smem.address("KV")
-    q_descriptors = [qk.a.descriptor(q_address + tile * cfg.q_tile.nbytes) for tile in range(Q_TILES)]
+    q_places = [qk.a.at(q_address + tile * cfg.q_tile.nbytes) for tile in range(Q_TILES)]
     kv = Ring.consumer(ends.load_mma_KV.channel)
     q_phase, s_phase = Int32(0), Int32(0)
 
@@ -34,13 +34,13 @@ def mma(context):
     while args.scheduler.has(index):
         work = work_tile(context, index)
         if work.count > 0:
-            k = qk.b.descriptor(kv_address + kv.index * cfg.kv_stage_bytes)
+            k = qk.b.at(kv_address + kv.index * cfg.kv_stage_bytes)
             for tile in cutlass.range_constexpr(Q_TILES):
                 ends.load_mma_Q.wait_full(tile, q_phase)
                 if cutlass.const_expr(tile == 0):
                     ends.load_mma_KV.wait_full(kv.index, kv.phase)
                 with cute.arch.elect_one():
-                    qk.issue(spans.S + tile * TILE_N, q_descriptors[tile], k, False)
+                    qk.issue(spans.S + tile * TILE_N, q_places[tile], k, False)
                     ends.mma_softmax_S.commit_full(tile)
             with cute.arch.elect_one():
                 ends.load_mma_KV.commit_free(kv.index)
@@ -49,10 +49,10 @@ def mma(context):
 
             for i in cutlass.range(work.count - 1, unroll=1):
                 ends.load_mma_KV.wait_full(kv.index, kv.phase)
-                v = pv.b.descriptor(kv_address + kv.index * cfg.kv_stage_bytes)
+                v = pv.b.at(kv_address + kv.index * cfg.kv_stage_bytes)
                 v_stage = kv.index
                 kv = kv.next()
-                k = qk.b.descriptor(kv_address + kv.index * cfg.kv_stage_bytes)
+                k = qk.b.at(kv_address + kv.index * cfg.kv_stage_bytes)
                 for tile in cutlass.range_constexpr(Q_TILES):
                     issue_pv(context, ends, tile, v, i > 0, s_phase)
                     if cutlass.const_expr(tile == 0):
@@ -60,18 +60,19 @@ def mma(context):
                     with cute.arch.elect_one():
                         if cutlass.const_expr(tile == Q_TILES - 1):
                             ends.load_mma_KV.commit_free(v_stage)
-                        qk.issue(spans.S + tile * TILE_N, q_descriptors[tile], k, False)
+                        qk.issue(spans.S + tile * TILE_N, q_places[tile], k, False)
                         ends.mma_softmax_S.commit_full(tile)
                         if cutlass.const_expr(tile == Q_TILES - 1):
                             ends.load_mma_KV.commit_free(kv.index)
                 kv = kv.next()
                 s_phase = s_phase ^ 1
 
-            with cute.arch.elect_one():
-                for tile in cutlass.range_constexpr(Q_TILES):
-                    ends.load_mma_Q.commit_free(tile)
+            if cutlass.const_expr(not cfg.o_over_q):
+                with cute.arch.elect_one():
+                    for tile in cutlass.range_constexpr(Q_TILES):
+                        ends.load_mma_Q.commit_free(tile)
             ends.load_mma_KV.wait_full(kv.index, kv.phase)
-            v = pv.b.descriptor(kv_address + kv.index * cfg.kv_stage_bytes)
+            v = pv.b.at(kv_address + kv.index * cfg.kv_stage_bytes)
             for tile in cutlass.range_constexpr(Q_TILES):
                 issue_pv(context, ends, tile, v, work.count > 1, s_phase)
                 with cute.arch.elect_one():

@@ -17,8 +17,8 @@ from ...core.softmax import LN_2, LOG2_E
 from .. import tmem
 from ..copy import lane_address, pack_half, tmem_load, tmem_store
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
-from .config import P_HEAD, TILE_M, TILE_N
-from .work import CTA_M, sequence_matrix, work_tile
+from .config import CTA_ROWS, P_HEAD, TILE_N
+from .work import sequence_matrix, work_tile
 
 LOAD_COLUMNS = 32
 
@@ -37,7 +37,7 @@ def softmax(context):
     index = args.scheduler.first()
     while args.scheduler.has(index):
         work = work_tile(context, index)
-        row = work.m_block * CTA_M + row_in_cta
+        row = work.m_block * CTA_ROWS + row_in_cta
         query = row // cfg.group if cutlass.const_expr(cfg.group > 1) else row
         reference, total = -Float32.inf, Float32(0.0)
         if work.count > 0:
@@ -73,7 +73,7 @@ def softmax(context):
 
 def rows_in_smem(context, name: str) -> cute.Tensor:
     """One float per row of the CTA."""
-    return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(CTA_M))
+    return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(CTA_ROWS))
 
 
 @cute.jit

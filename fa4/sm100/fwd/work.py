@@ -20,9 +20,7 @@ from cutlass import Boolean, Int32
 
 from ...core.mask import Blocks, Mask
 from ...core.seqlen import Rows
-from .config import Q_TILES, TILE_M, TILE_N, Schedule
-
-CTA_M = Q_TILES * TILE_M
+from .config import CTA_ROWS, TILE_M, TILE_N, Schedule
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,9 @@ def work_tile(context, index: Int32) -> Work:
     k = Rows.of(batch, args.k.shape[0], args.cu_seqlens_k, args.seqused_k)
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
-    mask = Mask(CTA_M, TILE_N, q.count, k.count, left, right, cfg.group)
+    mask = Mask(CTA_ROWS, TILE_N, q.count, k.count, left, right, cfg.group)
     blocks = mask.key_blocks(m_block)
-    is_empty = Boolean(m_block * CTA_M >= q.count * cfg.group)
+    is_empty = Boolean(m_block * CTA_ROWS >= q.count * cfg.group)
     stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
     head_kv = head if cfg.group == cfg.queries_per_kv else head * cfg.group // cfg.queries_per_kv
@@ -115,4 +113,4 @@ def fills_tile(context, work: Work, tile: int):
     next one; a dense tensor's TMA map leaves them out by itself."""
     if not context.cfg.varlen:
         return True
-    return Boolean(work.m_block * CTA_M + (tile + 1) * TILE_M <= work.rows_out * context.cfg.group)
+    return Boolean(work.m_block * CTA_ROWS + (tile + 1) * TILE_M <= work.rows_out * context.cfg.group)

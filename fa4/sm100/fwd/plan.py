@@ -1,0 +1,132 @@
+"""From a specification to a launch: configuration, compiled kernel, outputs, arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from ... import fallback, jit
+from ...device import Chip
+from ...spec import AttentionInputs, AttentionSpec
+from .config import CTA_ROWS, TILE_N, Config
+from .tiles import ForwardTiles, tiles_for
+
+LOG2_E = math.log2(math.e)
+# Bytes of K and V that one section of heads may hold at a time: half of the chip's L2, the rest is for Q and out.
+SECTION_BYTES = 50 << 20
+TMA_ALIGN = 16  # bytes that base addresses and strides of a TMA map are multiples of
+
+
+def describe(spec: AttentionSpec, chip: Chip) -> str:
+    """The tile row and what follows from it, in one line."""
+    tiles, cfg = tiles_for(spec, chip), configure(spec, chip)
+    return (
+        f"sm100 forward {tiles.name}: {CTA_ROWS} x {TILE_N}, {cfg.kv_stages} K/V stages, group {cfg.group}, "
+        f"exp2 polynomial {cfg.polynomial}/16, rescale threshold {cfg.rescale_threshold:g}, {cfg.schedule.name.lower()}"
+        f" ({tiles.evidence})"
+    )
+
+
+def forward(
+    inputs: AttentionInputs, spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None
+) -> tuple[Tensor, Tensor]:
+    """(out, lse): out like q with head_dim_v columns, lse float32 (batch, heads, rows) or varlen (heads, rows).
+
+    `tiles` replaces the row of the table, for tuning.
+    """
+    q, k, v = (_aligned(x) for x in (inputs.q, inputs.k, inputs.v))
+    if q.numel() == 0 or k.numel() == 0:  # no row sees a key; a TMA map cannot be empty
+        return fallback.forward(inputs, spec, chip)
+    out = torch.empty(*q.shape[:-1], spec.head_dim_v, dtype=q.dtype, device=q.device)
+    lse_shape = (spec.heads_q, q.shape[0]) if spec.varlen else (q.shape[0], spec.heads_q, q.shape[1])
+    lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
+    scale = spec.softmax_scale * LOG2_E if spec.softcap == 0 else spec.softcap * LOG2_E
+    _launcher(spec, chip, tiles or tiles_for(spec, chip))(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        None if inputs.sink is None else inputs.sink.float(),
+        inputs.cu_seqlens_q,
+        inputs.cu_seqlens_k,
+        inputs.seqused_q,
+        inputs.seqused_k,
+        scale,
+        spec.softmax_scale / spec.softcap if spec.softcap else 0.0,
+        spec.window_left or 0,
+        spec.window_right or 0,
+        inputs.max_seqlen_q,
+        inputs.batch,
+        _section(spec, inputs.max_seqlen_k),
+        chip.sms,
+    )
+    return out, lse
+
+
+def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None) -> Config:
+    """The compile-time side of a problem."""
+    tiles = tiles or tiles_for(spec, chip)
+    return Config(
+        dtype=jit.dsl_dtype(spec.dtype),
+        head_dim=spec.head_dim,
+        head_dim_v=spec.head_dim_v,
+        queries_per_kv=spec.group,
+        group=math.gcd(spec.group, 128),
+        has_left=spec.window_left is not None,
+        has_right=spec.window_right is not None,
+        has_softcap=spec.softcap > 0,
+        has_sink=spec.has_sink,
+        varlen=spec.varlen,
+        has_seqused_q=spec.has_seqused_q,
+        has_seqused_k=spec.has_seqused_k,
+        schedule=tiles.schedule,
+        polynomial=tiles.polynomial,
+        rescale_threshold=tiles.rescale_threshold,
+        smem_bytes=chip.smem_per_block,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _launcher(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles) -> jit.Launcher:
+    cfg = configure(spec, chip, tiles)
+    values = [getattr(cfg, field.name) for field in dataclasses.fields(cfg)]
+    key = ("sm100.forward", *(str(x) if isinstance(x, type) else x for x in values))
+    return jit.compiled(key, functools.partial(build, cfg, chip), chip)
+
+
+def build(cfg: Config, chip: Chip):
+    """Compile the kernel of a configuration, without any tensor."""
+    from cutlass import Float32, Int32
+
+    from .kernel import forward
+
+    rank = 3 if cfg.varlen else 4
+    matrix = [jit.fake_tensor(cfg.dtype, rank, align=TMA_ALIGN) for _ in range(4)]
+    lse = jit.fake_tensor(Float32, rank - 1, align=4)
+    sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
+    present = (cfg.varlen, cfg.varlen, cfg.has_seqused_q, cfg.has_seqused_k)
+    lengths = [jit.fake_tensor(Int32, 1, align=4) if there else None for there in present]
+    scalars = [Float32(0.0)] * 2 + [Int32(0)] * 6
+    return jit.compile_kernel(forward, *matrix, lse, sink, *lengths, *scalars, cfg, jit.current_stream(), chip=chip)
+
+
+def _section(spec: AttentionSpec, seqlen_k: int) -> int:
+    """Key/value heads worked on together: as many as fit in L2 when tiles differ in length, else one at a time."""
+    if spec.window_left is None and spec.window_right is None:
+        return 1
+    per_head = max(seqlen_k, 1) * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
+    return max(1, min(SECTION_BYTES // per_head, spec.heads_q))
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x itself if TMA can address it, else a copy that it can."""
+    elements = TMA_ALIGN // x.element_size()
+    steps = [stride for stride, extent in zip(x.stride()[:-1], x.shape[:-1]) if extent > 1]
+    if x.data_ptr() % TMA_ALIGN == 0 and all(step % elements == 0 and step > 0 for step in steps):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)

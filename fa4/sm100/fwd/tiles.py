@@ -1,0 +1,39 @@
+"""One row per case: what is tuned, not what follows from the shape. `evidence` says what chose the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...device import Chip
+from ...spec import AttentionSpec
+from .config import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardTiles:
+    """A tuned row. polynomial: pairs of every 16 whose exp2 runs on the FMA units. rescale_threshold: see Config."""
+
+    name: str
+    polynomial: int
+    schedule: Schedule
+    evidence: str
+    rescale_threshold: float = 8.0
+
+
+_PUBLISHED = "share published for FlashAttention-4; not yet measured here"
+FULL = ForwardTiles("full", 3, Schedule.PERSISTENT, _PUBLISHED)
+CAUSAL = ForwardTiles("causal", 2, Schedule.PERSISTENT, _PUBLISHED)
+NARROW = ForwardTiles("narrow", 4, Schedule.PERSISTENT, "head_dim_v <= 64: exp2 takes twice the product's cycles")
+VARLEN = ForwardTiles("varlen", 2, Schedule.SINGLE, "uneven lengths: the hardware hands out tiles as CTAs retire")
+FAST_EXP2 = ForwardTiles("sm_103", 0, Schedule.PERSISTENT, "its special-function units are twice as fast")
+
+
+def tiles_for(spec: AttentionSpec, chip: Chip) -> ForwardTiles:
+    """The row for a problem on a chip."""
+    if chip.number == 103:
+        return FAST_EXP2
+    if spec.varlen:
+        return VARLEN
+    if spec.head_dim_v <= 64:
+        return NARROW
+    return CAUSAL if spec.window_left is not None or spec.window_right is not None else FULL
