@@ -8,7 +8,7 @@ def _flat(x) -> tuple:
 
 
 class Layout:
-    """`Layout(shape, stride)` with nested tuples; calling it takes one linear (colexicographic) index per top-level mode."""
+    """`Layout(shape, stride)` of nested tuples; a call takes one linear (colexicographic) index per top-level mode."""
 
     def __init__(self, shape: tuple, stride: tuple) -> None:
         self.modes = [(_flat(s), _flat(d)) for s, d in zip(shape, stride)]

@@ -76,7 +76,8 @@ def samples(name: str, rng: np.random.Generator) -> np.ndarray:
     spread = np.exp2(rng.uniform(np.log2(table[table > 0].min()) - 3, np.log2(table.max()) + 1.5, 4000))
     special = np.array([0.0, np.inf, np.nan, table.max() * 1.01, table.max() * 2], np.float64)
     with np.errstate(over="ignore"):
-        values = np.concatenate([table, middle, np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(0)),
+        above, below = np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(0))
+        values = np.concatenate([table, middle, above, below,
                                  spread, special]).astype(np.float32)  # fmt: skip
     return np.concatenate([values, -values])
 
@@ -132,5 +133,10 @@ def test_ue8m0_is_a_power_of_two(mode, seed):
     want[want == 255] = 255
     assert np.array_equal(units.encode_floats("ue8m0", values, mode, False), want.astype(np.uint32))
     assert units.encode_floats("ue8m0", np.array([np.inf, 3e38], np.float32), "rp", True).tolist() == [0xFE, 0xFE]
-    assert units.decode_floats("ue8m0", np.array([0, 1, 127, 254], np.uint32)).tolist() == [2.0**-127, 2.0**-126, 1.0, 2.0**127]
+    assert units.decode_floats("ue8m0", np.array([0, 1, 127, 254], np.uint32)).tolist() == [
+        2.0**-127,
+        2.0**-126,
+        1.0,
+        2.0**127,
+    ]
     assert np.isnan(units.decode_floats("ue8m0", np.array([255], np.uint32))[0])

@@ -8,19 +8,36 @@ units = pytest.importorskip("fa4.emulator._core").units
 U8, U16, U32, S32, U64, F16, F32, F32_FTZ, F64, BF16, B4, B4_PAD, B6_PAD = 0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13
 NONE, SW32, SW64, SW128, SW96 = range(5)
 ATOM16, ATOM32, ATOM32_FLIP8, ATOM64 = range(4)
-DTYPES = {U8: np.uint8, U16: np.uint16, U32: np.uint32, S32: np.int32, U64: np.uint64, F16: np.float16, F32: np.float32, F64: np.float64}
+DTYPES = {
+    U8: np.uint8,
+    U16: np.uint16,
+    U32: np.uint32,
+    S32: np.int32,
+    U64: np.uint64,
+    F16: np.float16,
+    F32: np.float32,
+    F64: np.float64,
+}
 
 # ISA 5.5.7: for each line of 128 bytes, the 16-byte cell of the source found at each place.
+PAIRS = [[0, 1, 2, 3, 4, 5, 6, 7], [1, 0, 3, 2, 5, 4, 7, 6]]
+FOURS = [*PAIRS, [2, 3, 0, 1, 6, 7, 4, 5], [3, 2, 1, 0, 7, 6, 5, 4]]
+EIGHTS = [
+    *FOURS,
+    [4, 5, 6, 7, 0, 1, 2, 3],
+    [5, 4, 7, 6, 1, 0, 3, 2],
+    [6, 7, 4, 5, 2, 3, 0, 1],
+    [7, 6, 5, 4, 3, 2, 1, 0],
+]
 TABLES = {
-    (NONE, ATOM16): [list(range(8))],
-    (SW32, ATOM16): [[0, 1, 2, 3, 4, 5, 6, 7], [1, 0, 3, 2, 5, 4, 7, 6]],
-    (SW96, ATOM16): [[0, 1, 2, 3, 4, 5, 6, 7], [1, 0, 3, 2, 5, 4, 7, 6]],
-    (SW64, ATOM16): [[0, 1, 2, 3, 4, 5, 6, 7], [1, 0, 3, 2, 5, 4, 7, 6], [2, 3, 0, 1, 6, 7, 4, 5], [3, 2, 1, 0, 7, 6, 5, 4]],
-    (SW128, ATOM16): [[0, 1, 2, 3, 4, 5, 6, 7], [1, 0, 3, 2, 5, 4, 7, 6], [2, 3, 0, 1, 6, 7, 4, 5], [3, 2, 1, 0, 7, 6, 5, 4],
-                      [4, 5, 6, 7, 0, 1, 2, 3], [5, 4, 7, 6, 1, 0, 3, 2], [6, 7, 4, 5, 2, 3, 0, 1], [7, 6, 5, 4, 3, 2, 1, 0]],
-    (SW128, ATOM32): [[0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 0, 1, 6, 7, 4, 5], [4, 5, 6, 7, 0, 1, 2, 3], [6, 7, 4, 5, 2, 3, 0, 1]],
-    (SW128, ATOM64): [[0, 1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7, 0, 1, 2, 3]],
-}  # fmt: skip
+    (NONE, ATOM16): PAIRS[:1],
+    (SW32, ATOM16): PAIRS,
+    (SW96, ATOM16): PAIRS,
+    (SW64, ATOM16): FOURS,
+    (SW128, ATOM16): EIGHTS,
+    (SW128, ATOM32): EIGHTS[::2],
+    (SW128, ATOM64): EIGHTS[::4],
+}
 TABLES[SW128, ATOM32_FLIP8] = TABLES[SW128, ATOM32]
 
 
@@ -65,29 +82,26 @@ def random_tensor(rng, shape, dtype) -> np.ndarray:
 
 
 # What host code compiled by CuTe DSL packed (words 0-15), and the arguments it was given.
-PACKED = {
-    "f16 64x48, box 64x16": (
-        [0x1000, 0x7F00, 0x40312, 8, 0, 0, 0, 0, 63, 47, 0, 0, 0, 0x3F000000, 0xF, 0],
-        dict(base=0x7F0000001000, rank=2, type=F16, extent=[64, 48], stride=[0, 128], box=[64, 16], swizzle=NONE)),
-    "tf32": (
-        [0x1000, 0x7F00, 0x50392, 16, 0, 0, 0, 0, 63, 47, 0, 0, 0, 0x0F000000, 0xF, 0],
-        dict(rank=2, type=F32, tf32=True, stride=[0, 256], box=[16, 16])),
-    "bf16": ([0x1000, 0x7F00, 0x40512, 8, 0, 0, 0, 0, 63, 47, 0, 0, 0, 0x0F000000, 0xF, 0], dict(type=BF16, box=[16, 16])),
-    "e2m1": ([0x1000, 0x7F00, 0x40592, 2, 0, 0, 0, 0, 63, 47, 0, 0, 0, 0x0F000000, 0xF, 0], dict(type=B4, stride=[0, 32])),
-    "128-byte swizzle": ([0x1000, 0x7F00, 0x46312, 8, 0, 0, 0, 0, 63, 47, 0, 0, 0, 0x3F000000, 0xF, 0], dict(swizzle=SW128, atomicity=ATOM16)),
-    "32-byte swizzle": ([0x1000, 0x7F00, 0x42312, 8, 0, 0, 0, 0, 63, 47, 0, 0, 0, 0x0F000000, 0xF, 0], dict(swizzle=SW32)),
-    "128-byte swizzle of 32-byte atoms": (
-        [0x1000, 0x7F00, 0xC6312, 8, 0, 0, 0, 0, 63, 47, 0, 0, 0, 0x3F000000, 0xF, 0], dict(swizzle=SW128, atomicity=ATOM32)),
+WORDS = [0x1000, 0x7F00, 0x40312, 8, 0, 0, 0, 0, 63, 47, 0, 0, 0, 0x3F000000, 0xF, 0]
+PACKED = {  # what differs from f16, 64 x 48 elements, box 64 x 16, no swizzle
+    "f16": ({}, dict(base=0x7F0000001000, rank=2, type=F16, extent=[64, 48], stride=[0, 128], box=[64, 16])),
+    "tf32": ({2: 0x50392, 3: 16, 13: 0xF << 24}, dict(rank=2, type=F32, tf32=True, stride=[0, 256], box=[16, 16])),
+    "bf16": ({2: 0x40512, 13: 0xF << 24}, dict(type=BF16, box=[16, 16])),
+    "e2m1": ({2: 0x40592, 3: 2, 13: 0xF << 24}, dict(type=B4, stride=[0, 32])),
+    "128-byte swizzle": ({2: 0x46312}, dict(swizzle=SW128, atomicity=ATOM16)),
+    "32-byte swizzle": ({2: 0x42312, 13: 0xF << 24}, dict(swizzle=SW32)),
+    "128-byte swizzle of 32-byte atoms": ({2: 0xC6312}, dict(swizzle=SW128, atomicity=ATOM32)),
     "rank 5, large strides": (
-        [0x1000, 0x7F00, 0x240342, 8, 0xC0000000, 0x10, 0x20000, 0x10, 63, 47, 9, 6, 2, 0x3F000000, 0x0101030F, 0],
+        {2: 0x240342, 4: 0xC0000000, 5: 0x10, 6: 0x20000, 7: 0x10, 10: 9, 11: 6, 12: 2, 14: 0x0101030F},
         dict(rank=5, extent=[64, 48, 10, 7, 3], stride=[0, 128, 7 << 34, 256, 2 << 20], box=[64, 16, 4, 2, 2])),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PACKED)
 def test_decodes_what_host_code_packs(case):
-    words, want = PACKED[case]
-    got = units.decode_tensormap(np.array(words + [0xDEADBEEF] * 16, np.uint32).tobytes())
+    changes, want = PACKED[case]
+    words = [changes.get(i, word) for i, word in enumerate(WORDS)] + [0xDEADBEEF] * 16
+    got = units.decode_tensormap(np.array(words, np.uint32).tobytes())
     assert {name: got[name] for name in want} == want
 
 
@@ -95,11 +109,16 @@ def test_encode_and_replace_round_trip(seed):
     rng = np.random.default_rng(seed)
     for _ in range(50):
         rank = int(rng.integers(1, 6))
-        fields = dict(
-            base=int(rng.integers(1, 2**44)) * 16, type=int(rng.integers(0, 14)), swizzle=int(rng.integers(0, 5)), atomicity=int(rng.integers(0, 4)),
-            nan_fill=bool(rng.integers(2)), extent=rng.integers(1, 2**32, rank).tolist(),
-            stride=[0, *(int(x) * 16 for x in rng.integers(0, 2**36, rank - 1))], box=rng.integers(1, 257, rank).tolist(),
-            element_stride=rng.integers(1, 9, rank).tolist())  # fmt: skip
+        modes = dict(type=14, swizzle=5, atomicity=4)
+        fields = {name: int(rng.integers(0, count)) for name, count in modes.items()}
+        fields |= dict(
+            base=int(rng.integers(1, 2**44)) * 16,
+            nan_fill=bool(rng.integers(2)),
+            extent=rng.integers(1, 2**32, rank).tolist(),
+            stride=[0, *(int(x) * 16 for x in rng.integers(0, 2**36, rank - 1))],
+            box=rng.integers(1, 257, rank).tolist(),
+            element_stride=rng.integers(1, 9, rank).tolist(),
+        )
         got = units.decode_tensormap(units.encode_tensormap(fields))
         assert {name: got[name] for name in fields} == fields
         dim = int(rng.integers(rank))
@@ -120,10 +139,14 @@ def test_swizzled_boxes(swizzle, atom, type_, width, seed):
     offset = 128 * int(rng.integers(0, 16))
     shared = rng.integers(0, 256, 16384, dtype=np.uint8)
     before = shared.copy()
-    units.tma_load(tensor_map(tensor, type_, [rows, width], swizzle=swizzle, atomicity=atom), coords[::-1], shared, offset)
+    units.tma_load(
+        tensor_map(tensor, type_, [rows, width], swizzle=swizzle, atomicity=atom), coords[::-1], shared, offset
+    )
     data = np.ascontiguousarray(box_of(tensor, [rows, width], coords)).view(np.uint8).reshape(-1)
     end = offset + -(-data.size // 128) * 128
-    written = swizzled(np.ones(data.size, np.uint8), offset, swizzle, atom).astype(bool)    # all but a part of the last line
+    written = swizzled(np.ones(data.size, np.uint8), offset, swizzle, atom).astype(
+        bool
+    )  # all but a part of the last line
     assert np.array_equal(shared[offset:end][written], swizzled(data, offset, swizzle, atom)[written])
     shared[offset:end][written] = before[offset:end][written]
     assert np.array_equal(shared, before)
@@ -148,7 +171,9 @@ def test_boxes_that_leave_the_tensor(rank, nan_fill, seed):
 
         source = rng.integers(0, 65536, want.shape, dtype=np.uint16)  # and back: only what lies inside is written
         expected = tensor.copy()
-        index = np.stack(np.meshgrid(*[c + np.arange(0, b, s) for c, b, s in zip(coords, box, steps)], indexing="ij"), axis=-1)
+        index = np.stack(
+            np.meshgrid(*[c + np.arange(0, b, s) for c, b, s in zip(coords, box, steps)], indexing="ij"), axis=-1
+        )
         for place, value in zip(index.reshape(-1, rank), source.reshape(-1)):
             if all(0 <= p < n for p, n in zip(place, shape)):
                 expected[tuple(place)] = value
@@ -181,8 +206,8 @@ def test_packed_elements(type_, packed, seed):
     rng = np.random.default_rng(seed)
     groups, rows = 8, 6
     raw = rng.integers(0, 256, (rows, groups * packed), dtype=np.uint8)
-    map_ = units.encode_tensormap(
-        dict(base=raw.ctypes.data, type=type_, extent=[groups * 16, rows], stride=[0, groups * packed], box=[groups * 16, 4]))  # fmt: skip
+    fields = dict(extent=[groups * 16, rows], stride=[0, groups * packed], box=[groups * 16, 4])
+    map_ = units.encode_tensormap(dict(base=raw.ctypes.data, type=type_, **fields))
     shared = np.full(4096, 0xA5, np.uint8)
     units.tma_load(map_, [32, 3], shared, 0)
     width = packed if type_ == B4 else 16

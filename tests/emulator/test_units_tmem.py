@@ -10,21 +10,21 @@ LANES, COLUMNS = 128, 512
 S16X64, S16X128, S16X256, S32X32, S16X32X2 = range(5)
 
 
-def bits_of_register(shape: int, num: int) -> tuple[Layout, int, int]:
-    """(thread, bit of its registers) -> bit of the moved data, lanes, bits per lane of one access."""
+def bits_of_register(shape: int, num: int) -> tuple[Layout, int]:
+    """(thread, bit of its registers) -> bit of the moved data; and its bits per lane."""
     n = num
     return {
-        S16X256: (Layout(((4, 8), (64, 2, n)), ((64, 256 * n), (1, 2048 * n, 256))), 16, 256 * n),
-        S16X128: (Layout(((4, 8), (32, 2, n)), ((32, 128 * n), (1, 1024 * n, 128))), 16, 128 * n),
-        S16X64: (Layout(((2, 2, 8), (32, n)), ((512 * n, 32, 64 * n), (1, 64))), 16, 64 * n),
-        S16X32X2: (Layout(((16, 2), (32, n)), ((64 * n, 32 * n), (1, 32))), 16, 64 * n),
-        S32X32: (Layout((32, (32, n)), (32 * n, (1, 32))), 32, 32 * n),
+        S16X256: (Layout(((4, 8), (64, 2, n)), ((64, 256 * n), (1, 2048 * n, 256))), 256 * n),
+        S16X128: (Layout(((4, 8), (32, 2, n)), ((32, 128 * n), (1, 1024 * n, 128))), 128 * n),
+        S16X64: (Layout(((2, 2, 8), (32, n)), ((512 * n, 32, 64 * n), (1, 64))), 64 * n),
+        S16X32X2: (Layout(((16, 2), (32, n)), ((64 * n, 32 * n), (1, 32))), 64 * n),
+        S32X32: (Layout((32, (32, n)), (32 * n, (1, 32))), 32 * n),
     }[shape]
 
 
 def cells(shape: int, num: int, pack16: bool, split: int) -> tuple[np.ndarray, np.ndarray]:
     """(16-bit half, thread) -> lane and 16-bit column unit (two per cell) relative to the base."""
-    layout, lanes, row_bits = bits_of_register(shape, num)
+    layout, row_bits = bits_of_register(shape, num)
     halves = layout.size(1) // 16
     bit = layout(np.arange(32)[None, :], 16 * np.arange(halves)[:, None])
     lane, unit = bit // row_bits, bit % row_bits // 16
@@ -87,9 +87,9 @@ def test_load_and_store(shape, num, pack16, seed):
 
 def test_access_beyond_tensor_memory_is_refused():
     tmem = np.zeros((LANES, COLUMNS), np.uint32)
-    with pytest.raises(units.UnitError, match="columns 500..515"):
+    with pytest.raises(units.UnitError, match=r"columns 500\.\.515"):
         units.tmem_rects(S32X32, 16, False, 500, 0, False)
-    with pytest.raises(units.UnitError, match="lanes 112..143"):
+    with pytest.raises(units.UnitError, match=r"lanes 112\.\.143"):
         units.tmem_rects(S32X32, 1, False, 112 << 16, 0, False)
     assert units.tmem_ld(tmem, S32X32, 1, False, 0).shape == (1, 32)
 
@@ -132,7 +132,9 @@ def test_copy_from_shared_memory(name, mode, ctas, seed):
             for chunk in range(chunks):
                 at = int(offset(row, chunk))
                 for target in lanes(row):
-                    want[cta][lane + target, column + 4 * chunk : column + 4 * chunk + 4] = shared[cta][at : at + 16].view(np.uint32)
+                    want[cta][lane + target, column + 4 * chunk : column + 4 * chunk + 4] = shared[cta][
+                        at : at + 16
+                    ].view(np.uint32)
     footprint = units.tmem_cp(shared, tmem, code, 0, lane << 16 | column, desc)
     for cta in range(ctas):
         assert np.array_equal(tmem[cta], want[cta])
