@@ -76,25 +76,17 @@ class Problem:
 
     def call(self, **overrides) -> tuple[Tensor, Tensor]:
         """Run the public function on this problem; returns (out, lse)."""
-        from .api import flash_attn_func, flash_attn_varlen_func
+        from . import api
 
         i = self.inputs
-        kwargs = {**self.case.flags(), "learnable_sink": i.sink, "return_lse": True, **overrides}
-        q, k, v = (kwargs.pop(name, x) for name, x in (("q", i.q), ("k", i.k), ("v", i.v)))
-        if not i.varlen:
-            return flash_attn_func(q, k, v, **kwargs)
-        return flash_attn_varlen_func(
-            q,
-            k,
-            v,
-            cu_seqlens_q=i.cu_seqlens_q,
-            cu_seqlens_k=i.cu_seqlens_k,
-            max_seqlen_q=i.max_seqlen_q,
-            max_seqlen_k=i.max_seqlen_k,
-            seqused_q=i.seqused_q,
-            seqused_k=i.seqused_k,
-            **kwargs,
-        )
+        arguments: dict[str, Any] = {"q": i.q, "k": i.k, "v": i.v, "learnable_sink": i.sink}
+        if i.varlen:
+            names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k")
+            arguments |= {name: getattr(i, name) for name in names}
+        arguments |= self.case.flags() | overrides
+        q, k, v = (arguments.pop(name) for name in "qkv")
+        function: Any = api.flash_attn_varlen_func if i.varlen else api.flash_attn_func
+        return function(q, k, v, return_lse=True, **arguments)
 
     def call_with_gradients(self, **overrides) -> tuple[Tensor, Tensor, Gradients]:
         """Run the public function forward and backward: (out, lse, gradients)."""
@@ -103,8 +95,7 @@ class Problem:
         # Where lse is -inf its upstream gradient means nothing; 0 keeps the product defined.
         dlse = self.dlse.masked_fill(lse.detach() == -torch.inf, 0.0)
         grads = torch.autograd.grad((out, lse), list(leaves.values()), (self.dout, dlse))
-        named = dict(zip(leaves, grads))
-        return out.detach(), lse.detach(), Gradients(*(named.get(n) for n in ("q", "k", "v", "learnable_sink")))
+        return out.detach(), lse.detach(), Gradients(*grads)
 
 
 def _cumulative(lengths: list[int], device: torch.device | str) -> Tensor:
@@ -121,6 +112,9 @@ def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
     head_dim_v = case.head_dim if case.head_dim_v is None else case.head_dim_v
     lse_dtype = torch.float64 if case.dtype == torch.float64 else torch.float32
     extra: dict[str, Any] = {}
+    rows_q: tuple[int, ...]
+    rows_k: tuple[int, ...]
+    lse_shape: tuple[int, ...]
     if case.lengths is None:
         rows_q, rows_k = (case.batch, case.seqlen_q), (case.batch, case.seqlen_k)
         lse_shape = (case.batch, case.heads_q, case.seqlen_q)
@@ -188,15 +182,18 @@ def judge_forward(problem: Problem, out: Tensor, lse: Tensor) -> list[Judgement]
     """Judge out and lse of a problem."""
     oracle = reference.forward(problem.inputs, problem.spec)
     floor = reference.forward(problem.inputs, problem.spec, precise=False)
-    return [judge(name, *values) for name, *values in zip(("out", "lse"), (out, lse), oracle, floor)]
+    return [judge(name, got, exact, low) for name, got, exact, low in zip(("out", "lse"), (out, lse), oracle, floor)]
 
 
 def judge_backward(problem: Problem, grads: Gradients) -> list[Judgement]:
     """Judge dq, dk, dv and, where there is a sink, dsink of a problem."""
     upstream = (problem.inputs, problem.spec, problem.dout, problem.dlse)
     oracle, floor = reference.backward(*upstream), reference.backward(*upstream, precise=False)
-    named = zip(Gradients._fields, grads, oracle, floor)
-    return [judge(name, *values) for name, *values in named if values[0] is not None]
+    return [
+        judge(name, got, exact, low)
+        for name, got, exact, low in zip(Gradients._fields, grads, oracle, floor)
+        if got is not None and exact is not None and low is not None
+    ]
 
 
 def assert_right(judgements: list[Judgement], context: str) -> None:

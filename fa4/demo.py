@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +74,7 @@ class Block(nn.Module):
         heads = self.qkv(self.norm_attention(x)).unflatten(-1, (-1, c.head_dim))
         q, k, v = heads.split([c.heads_q, c.heads_kv, c.heads_kv], dim=2)
         q, k, v = (part.to(c.dtype) for part in (rotate(q), rotate(k), v))
-        attended = flash_attn_func(q, k, v, causal=True, deterministic=True, backend=self.backend)
+        attended: Any = flash_attn_func(q, k, v, causal=True, deterministic=True, backend=self.backend)
         x = x + self.project(attended.flatten(2).to(x.dtype))
         return x + self.down(F.gelu(self.up(self.norm_mlp(x))))
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -70,7 +71,7 @@ def chip_by_number(number: int, *, sms: int | None = None, emulated: bool = Fals
 @functools.cache
 def _cuda_chip(index: int) -> Chip:
     major, minor = torch.cuda.get_device_capability(index)
-    properties = torch.cuda.get_device_properties(index)
+    properties: Any = torch.cuda.get_device_properties(index)  # the stubs miss fields that CUDA builds have
     target = _TARGETS.get((major, minor), "")
     return Chip(
         device_type="cuda",

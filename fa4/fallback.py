@@ -12,6 +12,7 @@ tile are key/value heads over the sequences of a pass:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -65,16 +66,16 @@ class Band:
 
     def hidden(self, q_rows: range, k_rows: range, device: torch.device) -> Tensor | None:
         """Which pairs of the tile are masked, bool (queries, keys); None when none is."""
-        cut_low = self.low is not None and k_rows[0] < q_rows[-1] + self.low
-        cut_high = self.high is not None and k_rows[-1] > q_rows[0] + self.high
-        if not (cut_low or cut_high):
+        bounds = []  # of key - query, those that cut this tile
+        if self.low is not None and k_rows[0] - q_rows[-1] < self.low:
+            bounds.append((torch.lt, self.low))
+        if self.high is not None and k_rows[-1] - q_rows[0] > self.high:
+            bounds.append((torch.gt, self.high))
+        if not bounds:
             return None
-        # key - query, for every pair
-        distance = torch.arange(k_rows[0], k_rows[-1] + 1, device=device)[None, :]
-        distance = distance - torch.arange(q_rows[0], q_rows[-1] + 1, device=device)[:, None]
-        if cut_low and cut_high:
-            return (distance < self.low) | (distance > self.high)
-        return distance < self.low if cut_low else distance > self.high
+        distance = torch.arange(k_rows.start, k_rows.stop, device=device)[None, :]
+        distance = distance - torch.arange(q_rows.start, q_rows.stop, device=device)[:, None]
+        return functools.reduce(torch.logical_or, (outside(distance, bound) for outside, bound in bounds))
 
 
 def _tiles(rows: range, size: int) -> Iterator[range]:
@@ -176,9 +177,14 @@ def _store_rows(view: Tensor, rows: range, tile: Tensor) -> None:
     target.copy_(tile.view(target.shape))
 
 
-def _scores(q_scaled: Tensor, k: Tensor, spec: AttentionSpec, hidden: Tensor | None) -> Tensor:
+def _finite_or_zero(x: Tensor) -> Tensor:
+    return x.masked_fill(torch.isneginf(x), 0.0)
+
+
+def _scores(q: Tensor, k: Tensor, spec: AttentionSpec, hidden: Tensor | None) -> Tensor:
     """S of one tile, softcapped and masked: (heads, group * queries, keys)."""
-    s = torch.bmm(q_scaled, k.transpose(1, 2))
+    # The product is scaled after its sum, as the formula says: scaling q first would round every term once more.
+    s = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0, alpha=spec.softmax_scale)
     if spec.softcap > 0:
         s.div_(spec.softcap).tanh_().mul_(spec.softcap)
     if hidden is not None:
@@ -203,32 +209,24 @@ def _forward_pass(part: _Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor
     out_view, lse_view = part.q_view(out), part.row_view(lse)
     band = Band.of(spec, part.seqlen_q, part.seqlen_k)
     for q_rows in _tiles(range(part.seqlen_q), TILE_M):
-        q = _load_q(q_view, q_rows, dtype) * spec.softmax_scale
-        acc = total = peak = None
+        q = _load_q(q_view, q_rows, dtype)
+        peak = q.new_full((q.shape[0], q.shape[1], 1), -torch.inf)
+        total, acc = torch.zeros_like(peak), q.new_zeros(q.shape[0], q.shape[1], spec.head_dim_v)
         for k_rows in _tiles(band.keys(q_rows, part.seqlen_k), TILE_N):
             k, v = _load_k(k_view, k_rows, dtype), _load_k(v_view, k_rows, dtype)
             s = _scores(q, k, spec, band.hidden(q_rows, k_rows, q.device))
-            tile_peak = s.amax(dim=2, keepdim=True)
-            new_peak = tile_peak if peak is None else torch.maximum(peak, tile_peak)
+            old_peak, peak = peak, torch.maximum(peak, s.amax(dim=2, keepdim=True))
             # A row that has seen no key yet keeps peak -inf; exponentiate relative to 0 so that it stays 0, not NaN.
-            origin = new_peak.masked_fill(new_peak == -torch.inf, 0.0)
+            origin = _finite_or_zero(peak)
             p = s.sub_(origin).exp_()
-            tile_total = p.sum(dim=2, keepdim=True)
-            if acc is None:
-                acc, total = torch.bmm(p, v), tile_total
-            else:
-                shrink = torch.exp(peak - origin)
-                total = total * shrink + tile_total
-                acc = acc.mul_(shrink).baddbmm_(p, v)
-            peak = new_peak
-        if acc is None:  # no key in reach of any row of this tile
-            peak = q.new_full((q.shape[0], q.shape[1], 1), -torch.inf)
-            total, acc = torch.zeros_like(peak), q.new_zeros(*q.shape[:2], spec.head_dim_v)
+            shrink = torch.exp(old_peak - origin)
+            total.mul_(shrink).add_(p.sum(dim=2, keepdim=True))
+            acc.mul_(shrink).baddbmm_(p, v)
         row_lse = peak + total.log()
         if inputs.sink is not None:
             sink = part.sink_view(inputs.sink).expand(*lse_view.shape[:3], len(q_rows)).reshape(row_lse.shape)
             # The denominator stays relative to the row's own peak: exact however large the logits are.
-            total = total + torch.exp(sink - peak.masked_fill(peak == -torch.inf, 0.0))
+            total = total + torch.exp(sink - _finite_or_zero(peak))
             row_lse = torch.logaddexp(row_lse, sink)
         _store_q(out_view, q_rows, acc.div_(total.masked_fill_(total == 0, 1.0)))
         _store_rows(lse_view, q_rows, row_lse)
@@ -247,14 +245,10 @@ def backward(
     dq = torch.zeros_like(inputs.q, dtype=_compute_dtype(spec), memory_format=torch.contiguous_format)
     dk = torch.zeros_like(inputs.k, memory_format=torch.contiguous_format)
     dv = torch.zeros_like(inputs.v, memory_format=torch.contiguous_format)
-    dsink = None
-    if inputs.sink is not None:
-        dsink = torch.zeros(spec.heads_kv, spec.group, dtype=dq.dtype, device=dq.device)
+    dsink = torch.zeros(spec.heads_kv, spec.group, dtype=dq.dtype, device=dq.device)
     for part in _passes(inputs, spec):
         _backward_pass(part, inputs, (out, lse, dout, dlse), (dq, dk, dv, dsink))
-    if dsink is not None:
-        dsink = dsink.flatten().to(inputs.sink.dtype)
-    return Gradients(dq.to(spec.dtype), dk, dv, dsink)
+    return Gradients(dq.to(spec.dtype), dk, dv, None if inputs.sink is None else dsink.flatten().to(inputs.sink.dtype))
 
 
 def _row_term(part: _Pass, out: Tensor, dout: Tensor, dlse: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -275,21 +269,21 @@ def _backward_pass(part: _Pass, inputs: AttentionInputs, saved: tuple, grads: tu
     )
     row_term = _row_term(part, out, dout, dlse, dtype)
     row_lse = part.row_view(lse)
-    if dsink is not None:
+    if inputs.sink is not None:
         dsink[part.heads] -= (torch.exp(part.sink_view(inputs.sink) - row_lse) * row_term).sum(dim=(0, 3))
     # exp(S - inf) = 0 for every key of a row that saw none.
-    row_lse = row_lse.masked_fill(row_lse == -torch.inf, torch.inf)
+    row_lse = row_lse.masked_fill(torch.isneginf(row_lse), torch.inf)
     band = Band.of(spec, part.seqlen_q, part.seqlen_k)
     for k_rows in _tiles(range(part.seqlen_k), TILE_N):
         k, v = _load_k(k_view, k_rows, dtype), _load_k(v_view, k_rows, dtype)
         dk_tile, dv_tile = torch.zeros_like(k), torch.zeros_like(v)
         for q_rows in _tiles(band.queries(k_rows, part.seqlen_q), TILE_M):
-            q = _load_q(q_view, q_rows, dtype) * spec.softmax_scale
+            q = _load_q(q_view, q_rows, dtype)
             do = _load_q(dout_view, q_rows, dtype)
             s = _scores(q, k, spec, band.hidden(q_rows, k_rows, q.device))
             slope = None  # of the softcap
             if spec.softcap > 0:
-                slope = 1 - (s.masked_fill(s == -torch.inf, 0.0) / spec.softcap).square_()
+                slope = 1 - (_finite_or_zero(s) / spec.softcap).square_()
             p = s.sub_(_load_rows(row_lse, q_rows)).exp_()
             dv_tile.baddbmm_(p.transpose(1, 2), do)
             ds = torch.bmm(do, v.transpose(1, 2)).sub_(_load_rows(row_term, q_rows)).mul_(p)
@@ -298,5 +292,5 @@ def _backward_pass(part: _Pass, inputs: AttentionInputs, saved: tuple, grads: tu
             dk_tile.baddbmm_(ds.transpose(1, 2), q)
             partial = dq_view[:, q_rows.start : q_rows.stop].permute(0, 2, 3, 1, 4)
             partial.add_(torch.bmm(ds, k).view(partial.shape), alpha=spec.softmax_scale)
-        _store_k(dk_view, k_rows, dk_tile)
+        _store_k(dk_view, k_rows, dk_tile.mul_(spec.softmax_scale))
         _store_k(dv_view, k_rows, dv_tile)

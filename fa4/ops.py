@@ -78,16 +78,16 @@ def _route(chip: Chip, backend: str, *fields) -> tuple[AttentionSpec, ModuleType
 
 
 def _forward(*arguments):
-    *arguments, backend = arguments
-    inputs, fields = problem(*arguments)
+    *rest, backend = arguments
+    inputs, fields = problem(*rest)
     chip = chip_of(inputs.q.device)
     spec, module = _route(chip, backend, *fields)
     return module.forward(inputs, spec, chip)
 
 
 def _backward(dout, dlse, q, k, v, out, lse, *arguments):
-    *arguments, backend = arguments
-    inputs, fields = problem(q, k, v, *arguments)
+    *rest, backend = arguments
+    inputs, fields = problem(q, k, v, *rest)
     chip = chip_of(q.device)
     spec, module = _route(chip, backend, *fields)
     dq, dk, dv, dsink = module.backward(inputs, spec, chip, out, lse, dout, dlse)

@@ -159,10 +159,10 @@ def backward(
         seq.select(dk, seq.k_rows, varlen).copy_(per_kv_head(dk_heads).transpose(0, 1))
         dv_heads = math.matmul(p.transpose(1, 2), dos)
         seq.select(dv, seq.k_rows, varlen).copy_(per_kv_head(dv_heads).transpose(0, 1))
-        if dsink is not None:
+        if dsink is not None and inputs.sink is not None:
             weight = torch.exp(inputs.sink.to(math.dtype)[:, None] - lse)
             dsink -= (weight * d).sum(dim=1)
     if precise:
         return Gradients(dq, dk, dv, dsink)
     dq, dk, dv = (g.to(spec.dtype) for g in grads)
-    return Gradients(dq, dk, dv, None if dsink is None else dsink.to(inputs.sink.dtype))
+    return Gradients(dq, dk, dv, dsink if dsink is None or inputs.sink is None else dsink.to(inputs.sink.dtype))

@@ -116,4 +116,4 @@ class Gradients(NamedTuple):
     dq: Tensor
     dk: Tensor
     dv: Tensor
-    dsink: Tensor | None
+    dsink: Tensor | None = None

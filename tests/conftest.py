@@ -1,8 +1,14 @@
 """Fixtures shared by every test."""
 
+import os
 import random
 
 import pytest
+import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers already fill the cores; more threads would only get in each other's way.
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
