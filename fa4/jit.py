@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from . import env
 from .device import Chip
 
 Launcher = Callable[..., None]
@@ -125,9 +126,9 @@ def cache_directory() -> Path | None:
     source text. Loading an entry runs its code, so the directory must be the user's own and closed to others'
     writes.
     """
-    if os.environ.get("FA4_CACHE", "1") == "0":
+    if env.CACHE.get() == "0":
         return None
-    home = os.environ.get("FA4_CACHE_DIR")
+    home = env.CACHE_DIR.get()
     root = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fa4"
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
