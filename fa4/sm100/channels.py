@@ -8,6 +8,7 @@ Fences follow from what a channel carries:
   TMEM         tcgen05.fence before an arrival and after a wait
   ASYNC_SMEM   fence.proxy.async before an arrival: written by threads, read by TMA or MMA (or the other way round)
   SMEM         none: mbarrier arrivals release and waits acquire
+A payload in two memories (dS: tensor memory for one product, shared memory for another) takes the fences of both.
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ class Carries(enum.Enum):
     TMEM = enum.auto()
     ASYNC_SMEM = enum.auto()
     SMEM = enum.auto()
+    TMEM_AND_ASYNC_SMEM = enum.auto()
+
+    @property
+    def tmem(self) -> bool:
+        return self in (Carries.TMEM, Carries.TMEM_AND_ASYNC_SMEM)
+
+    @property
+    def async_smem(self) -> bool:
+        return self in (Carries.ASYNC_SMEM, Carries.TMEM_AND_ASYNC_SMEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +210,18 @@ class End(Constant):
         self._arrive(self.free(stage))
 
     def _arrive(self, barrier: cute.Pointer) -> None:
-        if self.channel.carries is Carries.TMEM:
+        if self.channel.carries.tmem:
             nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC)
-        else:
-            if self.channel.carries is Carries.ASYNC_SMEM:
-                cute.arch.fence_proxy("async.shared", space="cta")
+        if self.channel.carries.async_smem:
+            cute.arch.fence_proxy("async.shared", space="cta")
+        if self.channel.carries is not Carries.TMEM:
             cute.arch.sync_warp()  # the elected lane's arrival releases what every lane wrote
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(barrier)
 
     def _wait(self, barrier: cute.Pointer, phase) -> None:
         cute.arch.mbarrier_wait(barrier, phase)
-        if self.channel.carries is Carries.TMEM:
+        if self.channel.carries.tmem:
             nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
 
     def _require(self, holds: bool, what: str) -> None:

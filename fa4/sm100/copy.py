@@ -118,6 +118,12 @@ def store_row_chunk(tile_address, tile: Tile, row, column: int, words: list[Int3
     store_words(cute.make_ptr(Int32, address, cute.AddressSpace.smem, assumed_align=16), words)
 
 
+def store_row(tile_address, tile: Tile, row, column: int, words: list[Int32]) -> None:
+    """Write 2 * len(words) elements of a row of a panelled tile, from `column`; both are multiples of 8."""
+    for i in range(0, len(words), 4):
+        store_row_chunk(tile_address, tile, row, column + 2 * i, words[i : i + 4])
+
+
 def store_words(pointer: cute.Pointer, words: list[Int32]) -> None:
     """One store of up to four 32-bit words to an address that their size divides."""
     kind = ir.VectorType.get([len(words)], Int32.mlir_type)

@@ -1,0 +1,142 @@
+"""Compute role, eight warps: a thread has one key and half of a step's queries; finally dV and dK.
+
+Per step: P^T = exp2(S^T - lse), in 16 bits over S^T; dS^T = P^T (dP^T - delta), in 16 bits over dP^T for dK and in
+shared memory for dQ. P stays in registers between the two.
+
+Waits:   load_mma_Q.full (the row statistics), mma_compute_{S,dP,dV,dK}.full, compute_mma_dS.free
+Signals: compute_mma_P.full, compute_mma_dS.full
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm, vector
+
+from ...core.softmax import LOG2_E
+from .. import tmem
+from ..channels import Ring
+from ..copy import lane_address, pack_half, store_row, tmem_load, tmem_store
+from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
+from .config import CHUNK, HALF, TILE_M, TILE_N
+from .epilogue import store_gradients
+from .work import work_tile
+
+
+@cute.jit
+def compute(context):
+    cfg = context.cfg
+    ends = context.ends("compute")
+    work = work_tile(context)
+    lane = cute.arch.thread_idx()[0] % TILE_N
+    first, stop = queries_of(work, work.n_block * TILE_N + lane)
+    q = Ring.consumer(ends.load_mma_Q.channel)
+    phase = Int32(0)
+
+    for _ in cutlass.range(cfg.group, unroll=1):
+        for m_block in cutlass.range(work.first, work.stop, unroll=1):
+            begin = m_block * TILE_M + half_of_warp() * HALF
+            if work.mask.cuts(m_block, work.n_block):
+                step(context, ends, q, phase, first - begin, stop - begin, True)
+            else:
+                step(context, ends, q, phase, Int32(0), Int32(0), False)
+            q = q.next()
+            phase = phase ^ 1
+    store_gradients(context, ends, work)
+
+
+def half_of_warp() -> Int32:
+    """Which half of the queries this warp has."""
+    return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
+
+
+def queries_of(work, key: Int32) -> tuple[Int32, Int32]:
+    """[first, stop): the queries that see `key`; rows past the last query are hidden by their statistics."""
+    mask = work.mask
+    diagonal = key - (mask.seqlen_k - mask.seqlen_q)  # the query aligned with this key
+    first = Int32(0) if mask.right is None else diagonal - mask.right
+    stop = Int32(1 << 30) if mask.left is None else diagonal + mask.left + 1
+    return first, Int32(cutlass.select_(key < mask.seqlen_k, stop, first))
+
+
+@cute.jit
+def step(context, ends, q: Ring, phase: Int32, first: Int32, stop: Int32, is_cut: cutlass.Constexpr[bool]):
+    """One block of queries. `first`, `stop`: the key is seen by this half's queries first <= query < stop."""
+    cfg, args, spans = context.cfg, context.args, context.tmem
+    half = half_of_warp()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    lane = cute.arch.thread_idx()[0] % TILE_N
+    s_address = lane_address(spans.S, warp) + half * HALF
+    dp_address = lane_address(spans.dP, warp) + half * HALF
+    rows = context.smem.pointer("rows", Float32) + (q.index * (2 * TILE_M) + half * HALF)
+    minus_lse, minus_delta = rows, rows + TILE_M
+
+    ends.load_mma_Q.wait_full(q.index, q.phase)
+    ends.mma_compute_S.wait_full(0, phase)
+    s = []
+    for column in cutlass.range_constexpr(0, HALF, CHUNK):
+        s += tmem_load(s_address + column, CHUNK)
+    tmem.wait_loads()
+    if cutlass.const_expr(cfg.has_softcap):
+        s = [tanh(x * args.scale_over_cap) for x in s]
+    p, words = [], []
+    for pair in cutlass.range_constexpr(HALF // 2):
+        if cutlass.const_expr(pair % 2 == 0):
+            lse = load_floats(minus_lse + 2 * pair, 4)
+        both = s[2 * pair : 2 * pair + 2]
+        scales = (args.scale_log2, args.scale_log2)
+        x = cute.arch.fma_packed_f32x2(tuple(both), scales, tuple(lse[2 * (pair % 2) : 2 * (pair % 2) + 2]))
+        if cutlass.const_expr(is_cut):
+            x = hide(x, 2 * pair, first, stop)
+        if cutlass.const_expr(is_polynomial(pair, cfg.polynomial)):
+            weights = exp2_polynomial(*x)
+        else:
+            weights = exp2_mufu(x[0]), exp2_mufu(x[1])
+        words.append(pack_half(weights[0], weights[1], cfg.dtype))
+        if cutlass.const_expr(cfg.has_softcap):
+            weights = [w * (1.0 - t * t) for w, t in zip(weights, both)]
+        p += weights
+    tmem_store(s_address, words)
+    tmem.wait_stores()
+    ends.compute_mma_P.arrive_full(0)
+
+    ends.mma_compute_dP.wait_full(0, phase)
+    words = []
+    for column in cutlass.range_constexpr(0, HALF, CHUNK):
+        dp = tmem_load(dp_address + column, CHUNK)
+        tmem.wait_loads()
+        for i in cutlass.range_constexpr(0, CHUNK, 4):
+            delta = load_floats(minus_delta + (column + i), 4)
+            for j in cutlass.range_constexpr(0, 4, 2):
+                at = column + i + j
+                ds = cute.arch.add_packed_f32x2((dp[i + j], dp[i + j + 1]), tuple(delta[j : j + 2]))
+                ds = cute.arch.mul_packed_f32x2((p[at], p[at + 1]), ds)
+                words.append(pack_half(ds[0], ds[1], cfg.dtype))
+    tmem_store(dp_address, words)
+    ends.compute_mma_dS.wait_free(0, phase ^ 1)
+    place = context.smem.address("dS") + half * cfg.ds_tile.panel_bytes  # a half is a panel
+    store_row(place, cfg.ds_tile, lane, 0, words)
+    tmem.wait_stores()
+    ends.compute_mma_dS.arrive_full(0)
+
+
+def tanh(x: Float32) -> Float32:
+    """1 - 2 / (exp(2 x) + 1); the hardware's tanh.approx is too coarse for a logit."""
+    grown = cute.math.exp2(x * (2.0 * LOG2_E), fastmath=True)
+    return 1.0 - 2.0 * cute.arch.rcp_approx(grown + 1.0)
+
+
+def hide(x: tuple[Float32, Float32], query: int, first: Int32, stop: Int32) -> tuple[Float32, Float32]:
+    """-inf for those of the queries `query`, `query + 1` that are not in [first, stop)."""
+    return tuple(
+        Float32(cutlass.select_((query + i >= first) & (query + i < stop), x[i], -Float32.inf)) for i in range(2)
+    )
+
+
+def load_floats(pointer: cute.Pointer, count: int) -> list[Float32]:
+    """`count` floats from an address that their size divides, by one load."""
+    kind = ir.VectorType.get([count], Float32.mlir_type)
+    loaded = llvm.load(kind, pointer.llvm_ptr, alignment=4 * count)
+    return [Float32(vector.extract(loaded, [], [i])) for i in range(count)]

@@ -1,0 +1,138 @@
+"""What the generated backward depends on, and the shapes that follow from it.
+
+Everything works on transposed scores: S^T = K Q^T has keys as rows, so that P^T and dS^T, written back to tensor
+memory, are the left operands of dV = P^T dO and dK = dS^T Q.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+
+from ..constant import Constant
+from ..mma import Major, SmemOperand, Umma
+from ..smem import Tile
+
+TILE_M = 128  # query rows of one step
+TILE_N = 128  # keys of one CTA: the lanes of tensor memory
+HALVES = 2  # compute warpgroups, each with its half of a step's queries
+HALF = TILE_M // HALVES
+CHUNK = 32  # columns of dQ that one bulk addition takes; head dims are padded to whole chunks
+CHUNK_BYTES = 4 * TILE_M * CHUNK
+DQ_STAGES = 2
+BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Constant):
+    """Everything the generated code depends on; its fields are the compile key.
+
+    group: query heads of one key/value head. polynomial: pairs of every 16 whose exp2 runs on the FMA units.
+    """
+
+    dtype: type[cutlass.Numeric]
+    head_dim: int
+    head_dim_v: int
+    group: int
+    has_left: bool
+    has_right: bool
+    has_softcap: bool
+    has_sink: bool
+    has_dlse: bool
+    varlen: bool
+    has_seqused_q: bool
+    has_seqused_k: bool
+    polynomial: int
+    smem_bytes: int
+
+    @property
+    def columns(self) -> int:
+        """head_dim in whole chunks: what the products compute; tiles are zero past head_dim."""
+        return -(-self.head_dim // CHUNK) * CHUNK
+
+    @property
+    def columns_v(self) -> int:
+        return -(-self.head_dim_v // CHUNK) * CHUNK
+
+    @property
+    def q_tile(self) -> Tile:
+        return Tile(TILE_M, self.head_dim)
+
+    @property
+    def k_tile(self) -> Tile:
+        return Tile(TILE_N, self.head_dim)
+
+    @property
+    def v_tile(self) -> Tile:
+        return Tile(TILE_N, self.head_dim_v)
+
+    @property
+    def do_tile(self) -> Tile:
+        return Tile(TILE_M, self.head_dim_v)
+
+    @property
+    def dk_tile(self) -> Tile:
+        return self.k_tile
+
+    @property
+    def dv_tile(self) -> Tile:
+        return self.v_tile
+
+    @property
+    def ds_tile(self) -> Tile:
+        """dS^T, a row per key."""
+        return Tile(TILE_N, TILE_M)
+
+    @property
+    def q_stages(self) -> int:
+        return 2
+
+    @property
+    def do_stages(self) -> int:
+        """A second stage where there is room for it."""
+        held = self.k_tile.nbytes + self.v_tile.nbytes + self.q_stages * (self.q_tile.nbytes + self.rows_bytes)
+        held += self.ds_tile.nbytes + DQ_STAGES * CHUNK_BYTES + BARRIER_BYTES
+        return 2 if held + 2 * self.do_tile.nbytes <= self.smem_bytes else 1
+
+    @property
+    def rows_bytes(self) -> int:
+        """A step's row statistics: two floats for each query."""
+        return 2 * 4 * TILE_M
+
+    @property
+    def dq_over_dp(self) -> bool:
+        """Tensor memory has columns of its own for dQ only if head dims are small."""
+        return self.columns > 64 or self.columns_v > 64
+
+    @property
+    def masked(self) -> bool:
+        return self.has_left or self.has_right
+
+    @property
+    def scores(self) -> Umma:
+        """S^T = K Q^T."""
+        q = SmemOperand(self.q_tile, Major.K)
+        return Umma(self.dtype, n=TILE_M, k=self.head_dim, b=q, a=SmemOperand(self.k_tile, Major.K))
+
+    @property
+    def dp(self) -> Umma:
+        """dP^T = V dO^T."""
+        do = SmemOperand(self.do_tile, Major.K)
+        return Umma(self.dtype, n=TILE_M, k=self.head_dim_v, b=do, a=SmemOperand(self.v_tile, Major.K))
+
+    @property
+    def dv(self) -> Umma:
+        """dV += P^T dO, P^T from tensor memory."""
+        return Umma(self.dtype, n=self.columns_v, k=TILE_M, b=SmemOperand(self.do_tile, Major.MN))
+
+    @property
+    def dk(self) -> Umma:
+        """dK += dS^T Q, dS^T from tensor memory."""
+        return Umma(self.dtype, n=self.columns, k=TILE_M, b=SmemOperand(self.q_tile, Major.MN))
+
+    @property
+    def dq(self) -> Umma:
+        """dQ = dS K, both from shared memory, keys reduced."""
+        k = SmemOperand(self.k_tile, Major.MN)
+        return Umma(self.dtype, n=self.columns, k=TILE_N, b=k, a=SmemOperand(self.ds_tile, Major.MN))

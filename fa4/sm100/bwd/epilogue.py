@@ -1,0 +1,68 @@
+"""The end of the compute role: dV by the first warpgroup, dK by the second, through the places of V and K.
+
+V is free once dV is complete (the last product that reads it came before), K once dK is: its last reader, dQ, is
+committed with it.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from .. import tmem
+from ..copy import lane_address, pack_half, store_row, tma_store, tmem_load
+from .config import CHUNK, TILE_N
+from .work import sequence_matrix
+
+
+@cute.jit
+def store_gradients(context, ends, work):
+    """dV and dK from tensor memory to global memory; zeros if no query sees a key of the block."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp < 4:
+        if work.steps > 0:
+            ends.mma_compute_dV.wait_full(0, 0)
+        store_gradient(context, work, "V", "dv", context.tmem.dV, context.cfg.columns_v, Float32(1.0))
+    else:
+        if work.steps > 0:
+            ends.mma_compute_dK.wait_full(0, 0)
+        store_gradient(context, work, "K", "dk", context.tmem.dK, context.cfg.columns, context.args.scale)
+
+
+@cute.jit
+def store_gradient(
+    context,
+    work,
+    region: cutlass.Constexpr[str],
+    name: cutlass.Constexpr[str],
+    span: cutlass.Constexpr[int],
+    columns: cutlass.Constexpr[int],
+    scale: Float32,
+):
+    """One warpgroup: columns of tensor memory from `span`, times `scale`, staged in `region`, stored by TMA."""
+    cfg = context.cfg
+    tma = context.tma(name)
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    lane = cute.arch.thread_idx()[0] % TILE_N
+    place = context.smem.address(region)
+    if work.steps > 0:
+        for column in cutlass.range_constexpr(0, columns, CHUNK):
+            x = tmem_load(lane_address(span, warp) + column, CHUNK)
+            tmem.wait_loads()
+            words = []
+            for i in cutlass.range_constexpr(0, CHUNK, 2):
+                pair = cute.arch.mul_packed_f32x2((x[i], x[i + 1]), (scale, scale))
+                words.append(pack_half(*pair, cfg.dtype))
+            store_row(place, tma.tile, lane, column, words)
+    else:
+        for column in cutlass.range_constexpr(0, columns, CHUNK):
+            store_row(place, tma.tile, lane, column, [Int32(0)] * (CHUNK // 2))
+    cute.arch.fence_proxy("async.shared", space="cta")
+    barrier = context.gradient_staged + warp // 4
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=TILE_N)
+    if warp % 4 == 0:
+        matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
+        tma_store(tma, matrix, work.n_block, context.smem.pointer(region, cfg.dtype))
+        cute.arch.cp_async_bulk_commit_group()
+        cute.arch.cp_async_bulk_wait_group(0, read=True)

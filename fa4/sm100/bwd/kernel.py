@@ -1,0 +1,280 @@
+"""The Blackwell backward: the page to read first. Who does what, who hands what to whom, and where things lie.
+
+A CTA owns a block of 128 keys and walks the query blocks that see it, for each query head of the group in turn, so
+that dK and dV grow in tensor memory and are written once. Per step, on transposed scores (a lane is a key):
+S^T = K Q^T and dP^T = V dO^T; P^T and dS^T go back over them in 16 bits and are left operands of dV += P^T dO and
+dK += dS^T Q; dQ = dS K leaves through shared memory as an addition to a float32 accumulator. Two small kernels go
+around it: row statistics and a cleared accumulator before, the accumulator's conversion to dQ after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from ...core.seqlen import align_strides
+from .. import tmem
+from ..channels import By, Carries, Channel, ChannelTable, Ends, init_barriers
+from ..constant import Constant
+from ..copy import TmaTile
+from ..roles import Role, RoleTable, run_roles
+from ..smem import Region, SmemMap
+from .compute import compute
+from .config import CHUNK_BYTES, DQ_STAGES, TILE_M, TILE_N, Config
+from .finish import finish
+from .load import load
+from .mma import mma
+from .reduce import reduce
+from .statistics import THREADS, statistics
+from .work import Grid, ragged
+
+ROLES = RoleTable(
+    (
+        Role("compute", warps=(0, 8), regs=152, body=compute),
+        Role("reduce", warps=(8, 12), regs=112, body=reduce),
+        Role("mma", warps=(12, 13), regs=96, body=mma),
+        Role("load", warps=(13, 14), regs=96, body=load),
+    )
+)
+
+
+def tmem_map(cfg: Config) -> tmem.TmemMap:
+    """P and dS lie over S and dP in two packed halves; dQ lies over dP unless head dims leave it a place."""
+    halves = TILE_M * 3 // 4  # the second half, packed, begins in the middle
+    dv = 64 if not cfg.dq_over_dp else 128
+    return tmem.TmemMap(
+        S=tmem.cols(0, TILE_M),
+        P=tmem.alias_of("S", columns=halves),
+        dV=tmem.cols(TILE_M, dv),
+        dP=tmem.cols(256, TILE_M),
+        dS=tmem.alias_of("dP", columns=halves),
+        dQ=tmem.alias_of("dP", columns=cfg.columns) if cfg.dq_over_dp else tmem.cols(TILE_M + dv, cfg.columns),
+        dK=tmem.cols(384, cfg.columns),
+    )
+
+
+def channels(cfg: Config) -> ChannelTable:
+    """<producer>_<consumer>_<payload>."""
+    return ChannelTable(
+        (
+            Channel("load_mma_K", "load", "mma", By.TMA, None, 1, Carries.ASYNC_SMEM),
+            Channel("load_mma_V", "load", "mma", By.TMA, None, 1, Carries.ASYNC_SMEM),
+            # With Q come its row statistics, which compute has read before the product that frees the stage.
+            Channel("load_mma_Q", "load", ("mma", "compute"), By.TMA, By.UMMA, cfg.q_stages, Carries.ASYNC_SMEM),
+            Channel("load_mma_dO", "load", "mma", By.TMA, By.UMMA, cfg.do_stages, Carries.ASYNC_SMEM),
+            # S and dP are free again when the products that read P and dS, written over them, have been issued.
+            Channel("mma_compute_S", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
+            Channel("mma_compute_dP", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
+            Channel("compute_mma_P", "compute", "mma", By.WARP, None, 1, Carries.TMEM),
+            Channel("compute_mma_dS", "compute", "mma", By.WARP, By.UMMA, 1, Carries.TMEM_AND_ASYNC_SMEM),
+            Channel("mma_reduce_dQ", "mma", "reduce", By.UMMA, By.WARP, 1, Carries.TMEM),
+            Channel("mma_compute_dV", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
+            Channel("mma_compute_dK", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
+        ),
+        ROLES,
+    )
+
+
+def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
+    return SmemMap(
+        Region("K", cfg.k_tile.nbytes, align=1024),
+        Region("V", cfg.v_tile.nbytes, align=1024),
+        Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
+        Region("dO", cfg.do_stages * cfg.do_tile.nbytes, align=1024),
+        Region("dS", cfg.ds_tile.nbytes, align=1024),
+        Region("dQ", DQ_STAGES * CHUNK_BYTES, align=128),
+        Region("rows", cfg.q_stages * cfg.rows_bytes, align=128),
+        Region("barriers", table.nbytes, align=8),
+        Region("tmem", 4),
+    )
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The kernels' run-time arguments. TMA tensors have the modes (rows, columns, heads, batch), or are `ragged`."""
+
+    q_atom: cute.CopyAtom
+    q: cute.Tensor
+    k_atom: cute.CopyAtom
+    k: cute.Tensor
+    v_atom: cute.CopyAtom
+    v: cute.Tensor
+    do_atom: cute.CopyAtom
+    do: cute.Tensor
+    dk_atom: cute.CopyAtom
+    dk: cute.Tensor
+    dv_atom: cute.CopyAtom
+    dv: cute.Tensor
+    rows: cute.Tensor  # (TILE_M, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
+    dq_rows: cute.Tensor  # (TILE_M * columns, blocks, heads_q): a block's dQ, chunk after chunk; see `reduce`
+    cu_seqlens_q: cute.Tensor | None
+    cu_seqlens_k: cute.Tensor | None
+    seqused_q: cute.Tensor | None
+    seqused_k: cute.Tensor | None
+    seqlen_q: Int32
+    seqlen_k: Int32
+    grid: Grid
+    scale: Float32
+    scale_log2: Float32  # scale * log2(e); with a softcap, softcap * log2(e)
+    scale_over_cap: Float32  # scale / softcap
+    left: Int32
+    right: Int32
+
+
+@dataclass(frozen=True)
+class RowTensors:
+    """The run-time arguments of the kernels around the main one. Matrices have the modes (rows, columns, heads,
+    batch), or varlen (rows, columns, heads)."""
+
+    out: cute.Tensor
+    dout: cute.Tensor
+    lse: cute.Tensor
+    dlse: cute.Tensor | None
+    sink: cute.Tensor | None
+    dq: cute.Tensor
+    rows: cute.Tensor
+    dq_rows: cute.Tensor
+    dsink_rows: cute.Tensor | None  # (THREADS, blocks, heads_q): terms of dsink, to be summed
+    cu_seqlens_q: cute.Tensor | None
+    seqused_q: cute.Tensor | None
+    seqlen_q: Int32
+    row_grid: Grid
+    scale: Float32
+
+
+@dataclass(frozen=True)
+class Context(Constant):
+    """What a role's body gets: the run-time arguments, the configuration and the maps."""
+
+    args: Tensors
+    cfg: Config
+    channels: ChannelTable
+    smem: SmemMap
+    tmem: tmem.TmemMap
+    allocating_warp: int = ROLES["reduce"].warps[0]
+    dq_staging: int = 1  # named barriers; 0 is the CTA's
+    gradient_staged: int = 2  # and 3: one for each warpgroup of compute
+
+    def ends(self, role: str) -> Ends:
+        return self.channels.ends(role, self.smem.pointer("barriers", Int64))
+
+    def tma(self, name: str) -> TmaTile:
+        tile = getattr(self.cfg, f"{name}_tile")
+        return TmaTile(getattr(self.args, f"{name}_atom"), getattr(self.args, name), tile)
+
+
+@cute.kernel
+def main_kernel(args: Tensors, cfg: cutlass.Constexpr[Config]):
+    table = channels(cfg)
+    smem = smem_map(cfg, table)
+    context = Context(args, cfg, table, smem, tmem_map(cfg))
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    barriers, holder = smem.pointer("barriers", Int64), smem.pointer("tmem", Int32)
+    if warp == 0:
+        with cute.arch.elect_one():
+            init_barriers(table, barriers)
+    if warp == context.allocating_warp:
+        tmem.allocate(holder)
+    cute.arch.sync_threads()
+    run_roles(ROLES, context)
+    cute.arch.sync_threads()  # every reader of tensor memory is done
+    if warp == context.allocating_warp:
+        tmem.deallocate()
+
+
+@cute.kernel
+def statistics_kernel(args: RowTensors, cfg: cutlass.Constexpr[Config]):
+    statistics(args, cfg)
+
+
+@cute.kernel
+def finish_kernel(args: RowTensors, cfg: cutlass.Constexpr[Config]):
+    finish(args, cfg)
+
+
+@cute.jit
+def backward(
+    q: cute.Tensor,
+    k: cute.Tensor,
+    v: cute.Tensor,
+    out: cute.Tensor,
+    dout: cute.Tensor,
+    dq: cute.Tensor,
+    dk: cute.Tensor,
+    dv: cute.Tensor,
+    lse: cute.Tensor,
+    dlse: cute.Tensor | None,
+    sink: cute.Tensor | None,
+    cu_seqlens_q: cute.Tensor | None,
+    cu_seqlens_k: cute.Tensor | None,
+    seqused_q: cute.Tensor | None,
+    seqused_k: cute.Tensor | None,
+    rows: cute.Tensor,
+    dq_rows: cute.Tensor,
+    dsink_rows: cute.Tensor | None,
+    scale: Float32,
+    scale_log2: Float32,
+    scale_over_cap: Float32,
+    left: Int32,
+    right: Int32,
+    max_seqlen_q: Int32,
+    max_seqlen_k: Int32,
+    batch: Int32,
+    cfg: cutlass.Constexpr[Config],
+    stream,
+):
+    """Build the TMA maps and launch the three kernels.
+
+    Args:
+        q, k, v, out, dout, dq, dk, dv: (batch, rows, heads, dim), or varlen (rows, heads, dim); last stride 1.
+        lse, dlse: (batch, heads, rows), or varlen (heads, rows); float32.
+        rows: (heads_q, blocks, 2, TILE_M) float32, workspace.
+        dq_rows: (heads_q, blocks, TILE_M * columns) float32, workspace.
+        dsink_rows: (heads_q, blocks, THREADS) float32, zeros; on return its sum over all but heads_q is dsink.
+    """
+    q, k, v, out, dout, dq, dk, dv = (_matrix(align_strides(x)) for x in (q, k, v, out, dout, dq, dk, dv))
+    rows, dq_rows = _reversed(rows), _reversed(dq_rows)
+    dsink_rows = _reversed(dsink_rows) if cfg.has_sink else None
+    heads_q, heads_kv = cute.size(q, mode=[2]), cute.size(k, mode=[2])
+    row_args = RowTensors(
+        out, dout, lse, dlse, sink, dq, rows, dq_rows, dsink_rows, cu_seqlens_q, seqused_q, cute.size(q, mode=[0]),
+        Grid(cute.ceil_div(max_seqlen_q, TILE_M), heads_q, batch), scale,
+    )  # fmt: skip
+    row_launch = dict(grid=(row_args.row_grid.ctas, 1, 1), block=(THREADS, 1, 1), stream=stream)
+    statistics_kernel(row_args, cfg).launch(**row_launch)
+
+    seqlens = cute.size(q, mode=[0]), cute.size(k, mode=[0])
+    grid = Grid(cute.ceil_div(max_seqlen_k, TILE_N), heads_kv, batch)
+    loaded, stored = (q, k, v, dout), (dk, dv)
+    if cutlass.const_expr(cfg.varlen):
+        loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)
+    tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
+    maps = [TmaTile.load(x, tile) for x, tile in zip(loaded, tiles)]
+    maps += [TmaTile.store(x, tile) for x, tile in zip(stored, tiles[4:])]
+    ends = [end for tma in maps for end in (tma.atom, tma.tensor)]
+    args = Tensors(
+        *ends, rows, dq_rows, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *seqlens, grid, scale, scale_log2,
+        scale_over_cap, left, right,
+    )  # fmt: skip
+    main_kernel(args, cfg).launch(
+        grid=(grid.ctas, 1, 1),
+        block=(ROLES.threads, 1, 1),
+        smem=smem_map(cfg, channels(cfg)).nbytes,
+        min_blocks_per_mp=1,
+        stream=stream,
+    )
+    finish_kernel(row_args, cfg).launch(**row_launch)
+
+
+def _matrix(x: cute.Tensor) -> cute.Tensor:
+    """(batch, rows, heads, dim) -> (rows, dim, heads, batch); varlen (rows, heads, dim) -> (rows, dim, heads)."""
+    order = [1, 3, 2, 0] if cute.rank(x) == 4 else [0, 2, 1]
+    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=order))
+
+
+def _reversed(x: cute.Tensor) -> cute.Tensor:
+    """The modes in opposite order: the contiguous one first."""
+    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=list(reversed(range(cute.rank(x))))))

@@ -1,0 +1,151 @@
+"""From a specification to a launch: configuration, compiled kernels, outputs, workspaces, arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from ... import fallback, jit
+from ...device import Chip
+from ...fwd.arguments import aligned
+from ...spec import AttentionInputs, AttentionSpec, Gradients
+from .config import TILE_M, TILE_N, Config
+from .tiles import BackwardTiles, tiles_for
+
+LOG2_E = math.log2(math.e)
+TMA_ALIGN = 16  # bytes that base addresses and strides of a TMA map are multiples of
+DSINK_TERMS = 256  # of one block of rows: the threads of the statistics kernel
+
+
+def describe(spec: AttentionSpec, chip: Chip) -> str:
+    """The tile row and what follows from it, in one line."""
+    tiles, cfg = tiles_for(spec, chip), configure(spec, chip, has_dlse=False)
+    return (
+        f"sm100 backward {tiles.name}: {TILE_M} x {TILE_N}, {cfg.q_stages} Q and {cfg.do_stages} dO stages, "
+        f"group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({tiles.evidence})"
+    )
+
+
+def backward(
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    chip: Chip,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+    tiles: BackwardTiles | None = None,
+) -> Gradients:
+    """Gradients of q, k, v and the sink; `out`, `lse` are the forward's, `dout`, `dlse` the upstream gradients.
+
+    `tiles` replaces the row of the table, for tuning.
+    """
+    q, k, v, out, dout = (aligned(x) for x in (inputs.q, inputs.k, inputs.v, out, dout))
+    if q.numel() == 0 or k.numel() == 0:  # no row sees a key; a TMA map cannot be empty
+        return fallback.backward(inputs, spec, chip, out, lse, dout, dlse)
+    # Rows beyond seqused_k are no CTA's work.
+    new = torch.zeros if spec.has_seqused_k else torch.empty
+    dk, dv = (new(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    cfg = configure(spec, chip, dlse is not None, tiles)
+    blocks = _row_blocks(inputs)
+    rows, dq_rows = (
+        torch.empty(spec.heads_q, blocks, *shape, dtype=torch.float32, device=q.device)
+        for shape in ((2, TILE_M), (TILE_M * cfg.columns,))
+    )
+    dsink_rows = None
+    if spec.has_sink:
+        dsink_rows = torch.zeros(spec.heads_q, blocks, DSINK_TERMS, dtype=torch.float32, device=q.device)
+    _launcher(spec, chip, dlse is not None, tiles)(
+        q,
+        k,
+        v,
+        out,
+        dout,
+        dq,
+        dk,
+        dv,
+        lse,
+        dlse,
+        None if inputs.sink is None else inputs.sink.float(),
+        inputs.cu_seqlens_q,
+        inputs.cu_seqlens_k,
+        inputs.seqused_q,
+        inputs.seqused_k,
+        rows,
+        dq_rows,
+        dsink_rows,
+        spec.softmax_scale,
+        (spec.softcap or spec.softmax_scale) * LOG2_E,
+        spec.softmax_scale / spec.softcap if spec.softcap else 0.0,
+        spec.window_left or 0,
+        spec.window_right or 0,
+        inputs.max_seqlen_q,
+        inputs.max_seqlen_k,
+        inputs.batch,
+    )
+    dsink = None if dsink_rows is None else dsink_rows.sum(dim=(1, 2)).to(inputs.sink.dtype)
+    return Gradients(dq, dk, dv, dsink)
+
+
+def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None) -> Config:
+    """The compile-time side of a problem."""
+    tiles = tiles or tiles_for(spec, chip)
+    return Config(
+        dtype=jit.dsl_dtype(spec.dtype),
+        head_dim=spec.head_dim,
+        head_dim_v=spec.head_dim_v,
+        group=spec.group,
+        has_left=spec.window_left is not None,
+        has_right=spec.window_right is not None,
+        has_softcap=spec.softcap > 0,
+        has_sink=spec.has_sink,
+        has_dlse=has_dlse,
+        varlen=spec.varlen,
+        has_seqused_q=spec.has_seqused_q,
+        has_seqused_k=spec.has_seqused_k,
+        polynomial=tiles.polynomial,
+        smem_bytes=chip.smem_per_block,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _launcher(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None) -> jit.Launcher:
+    cfg = configure(spec, chip, has_dlse, tiles)
+    values = [getattr(cfg, field.name) for field in dataclasses.fields(cfg)]
+    key = ("sm100.backward", *(str(x) if isinstance(x, type) else x for x in values))
+    return jit.compiled(key, functools.partial(build, cfg, chip), chip)
+
+
+def build(cfg: Config, chip: Chip):
+    """Compile the kernels of a configuration, without any tensor."""
+    from cutlass import Float32, Int32
+
+    from .kernel import backward
+
+    rank = 3 if cfg.varlen else 4
+    matrices = [jit.fake_tensor(cfg.dtype, rank, align=TMA_ALIGN) for _ in range(8)]
+    lse = jit.fake_tensor(Float32, rank - 1, align=4)
+    dlse = jit.fake_tensor(Float32, rank - 1, align=4) if cfg.has_dlse else None
+    sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
+    present = (cfg.varlen, cfg.varlen, cfg.has_seqused_q, cfg.has_seqused_k)
+    lengths = [jit.fake_tensor(Int32, 1, align=4) if there else None for there in present]
+    rows = jit.fake_tensor(Float32, 4, contiguous=True)
+    dq_rows = jit.fake_tensor(Float32, 3, contiguous=True)
+    dsink_rows = jit.fake_tensor(Float32, 3, contiguous=True) if cfg.has_sink else None
+    scalars = [Float32(0.0)] * 3 + [Int32(0)] * 5
+    workspaces = (rows, dq_rows, dsink_rows)
+    return jit.compile_kernel(
+        backward, *matrices, lse, dlse, sink, *lengths, *workspaces, *scalars, cfg, jit.current_stream(), chip=chip
+    )
+
+
+def _row_blocks(inputs: AttentionInputs) -> int:
+    """Blocks of TILE_M query rows, every sequence starting a new one; see `work.first_row_block`."""
+    if inputs.varlen:
+        return inputs.q.shape[0] // TILE_M + inputs.batch
+    return inputs.batch * -(-inputs.max_seqlen_q // TILE_M)

@@ -1,0 +1,95 @@
+"""What one CTA works on: a block of keys of one key/value head, and the query blocks that see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...core.mask import Mask
+from ...core.seqlen import Rows
+from .config import TILE_M, TILE_N
+
+
+@dataclass(frozen=True)
+class Grid:
+    """CTAs in order: batch, then key blocks ascending, then heads.
+
+    The first key blocks of a causal problem are seen by the most queries, so the longest work starts first.
+    """
+
+    blocks: Int32
+    heads: Int32
+    batch: Int32
+
+    @property
+    def ctas(self) -> Int32:
+        return self.blocks * self.heads * self.batch
+
+    def coordinates(self) -> tuple[Int32, Int32, Int32]:
+        """(block, head, batch) of this CTA."""
+        index = Int32(cute.arch.block_idx()[0])
+        per_batch = self.blocks * self.heads
+        rest = index % per_batch
+        return rest // self.heads, rest % self.heads, index // per_batch
+
+
+class Work(NamedTuple):
+    """A key block and its steps: for each query head of the group, the query blocks first <= m < stop."""
+
+    n_block: Int32
+    head_kv: Int32
+    batch: Int32
+    q: Rows  # the sequence's query rows that hold data
+    k: Rows
+    mask: Mask
+    first: Int32
+    stop: Int32
+    steps: Int32
+    row_block: Int32  # where the sequence's query blocks begin in the row workspaces
+
+
+def work_tile(context) -> Work:
+    """This CTA's work; `steps` is 0 if no query sees a key of the block."""
+    args, cfg = context.args, context.cfg
+    n_block, head_kv, batch = args.grid.coordinates()
+    q = Rows.of(batch, args.seqlen_q, args.cu_seqlens_q, args.seqused_q)
+    k = Rows.of(batch, args.seqlen_k, args.cu_seqlens_k, args.seqused_k)
+    left = args.left if cfg.has_left else None
+    right = args.right if cfg.has_right else None
+    mask = Mask(TILE_M, TILE_N, q.count, k.count, left, right)
+    first, stop = mask.query_blocks(n_block)
+    stop = Int32(cutlass.select_(n_block * TILE_N < k.count, stop, first))
+    row_block = first_row_block(batch, args.cu_seqlens_q, args.seqlen_q)
+    return Work(n_block, head_kv, batch, q, k, mask, first, stop, (stop - first) * cfg.group, row_block)
+
+
+def first_row_block(batch: Int32, cu_seqlens_q: cute.Tensor | None, seqlen_q: Int32) -> Int32:
+    """The first of a sequence's blocks of TILE_M rows in a workspace where every sequence starts a new block.
+
+    Packed sequences get one block more than their rows fill at most, so that the place follows from cu_seqlens.
+    """
+    if cu_seqlens_q is None:
+        return batch * cute.ceil_div(seqlen_q, TILE_M)
+    return cu_seqlens_q[batch] // TILE_M + batch
+
+
+def ragged(x: cute.Tensor) -> cute.Tensor:
+    """(rows, columns, heads) of packed sequences with a fourth mode, for a TMA map that ends where a sequence ends.
+
+    Element (row, column, head, shift) is x's (row + shift - rows, column, head): a shift moves a sequence's last row
+    to the last row of the map, and TMA fills what comes after with zeros, or leaves it alone when it stores.
+    """
+    rows, columns, heads = x.shape
+    layout = cute.make_layout((rows, columns, heads, rows + 1), stride=(*x.stride, x.stride[0]))
+    return cute.make_tensor(x.iterator - rows * x.stride[0], layout)
+
+
+def sequence_matrix(x: cute.Tensor, head: Int32, batch: Int32, rows: Rows, varlen: bool) -> cute.Tensor:
+    """(rows, columns) of one head of one sequence; varlen: `x` is `ragged`."""
+    if not varlen:
+        return x[None, None, head, batch]
+    return cute.domain_offset((x.shape[0] - rows.count, 0), x[None, None, head, rows.first + rows.count])
