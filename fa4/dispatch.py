@@ -88,7 +88,7 @@ BACKENDS: tuple[Backend, ...] = (
         on=lambda chip: chip.number >= 80,
         dtypes=_HALF,
         head_dims=HeadDims(multiple=8, largest=256),
-        features=ALL_FEATURES - {Feature.BACKWARD, Feature.DETERMINISTIC},
+        features=ALL_FEATURES,
         module="fa4.sm80.backend",
         requires=("cutlass", "tvm_ffi"),
     ),

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
 
 
 class Blocks(NamedTuple):
@@ -64,29 +65,43 @@ class Mask:
         full_first = cutlass.max(cutlass.min(full_first, full_stop), first)
         return Blocks(first, full_first, full_stop, stop)
 
-    def query_blocks(self, n_block: Int32) -> Blocks:
-        """The blocks of query rows that a block of keys meets. Rows past seqlen_q count as visible: the caller's
-        tiles hold zeros there."""
+    def query_blocks(self, n_block: Int32) -> tuple[Int32, Int32]:
+        """[first, stop): the blocks of query rows that see some key of a block."""
         shift = self.seqlen_k - self.seqlen_q
         first_key = n_block * self.tile_n
         last_key = cutlass.min(first_key + self.tile_n, self.seqlen_k) - 1
-        begin, full_begin, end, full_end = Int32(0), Int32(0), self.seqlen_q, self.seqlen_q
+        begin, end = Int32(0), self.seqlen_q
         if self.right is not None:
             begin = cutlass.max(first_key - shift - self.right, 0)
-            full_begin = cutlass.max(last_key - shift - self.right, 0)
         if self.left is not None:
             end = cutlass.min(last_key - shift + self.left + 1, self.seqlen_q)
-            full_end = cutlass.min(first_key - shift + self.left + 1, self.seqlen_q)
-        rows, tile = self.group, self.tile_m
-        first = begin * rows // tile
-        stop = cutlass.max((cutlass.max(end, 0) * rows + tile - 1) // tile, first)
-        full_first = cutlass.max(cutlass.min((full_begin * rows + tile - 1) // tile, stop), first)
-        full_stop = cutlass.max(full_end, 0) * rows // tile
-        if self.left is None:
-            full_stop = stop
-        full_stop = cutlass.max(cutlass.min(full_stop, stop), full_first)
-        # A ragged last key block is partial for every query.
-        ragged = first_key + self.tile_n > self.seqlen_k
-        full_first = cutlass.select_(ragged, stop, full_first)
-        full_stop = cutlass.select_(ragged, stop, full_stop)
-        return Blocks(first, full_first, full_stop, stop)
+        first = begin * self.group // self.tile_m
+        stop = (cutlass.max(end, 0) * self.group + self.tile_m - 1) // self.tile_m
+        return first, cutlass.max(stop, first)
+
+    def cuts(self, m_block: Int32, n_block: Int32) -> Boolean:
+        """Whether some query of the tile misses some of its keys, so that elements must be compared."""
+        first_query = m_block * self.tile_m // self.group
+        last_query = cutlass.min(((m_block + 1) * self.tile_m - 1) // self.group, self.seqlen_q - 1)
+        cut = self.stop_key(first_query) < (n_block + 1) * self.tile_n
+        if self.left is not None:
+            cut = cut | (self.first_key(last_query) > n_block * self.tile_n)
+        return cut
+
+    def hide(self, scores: cute.Tensor, own: cute.Tensor, first: cute.Tensor, m_block: Int32, n_block: Int32) -> None:
+        """Set scores (rows, columns) of a thread to -inf where the query does not see the key.
+
+        own: the thread's (row, column) in the tile for each score. first: the same of the tile's first thread, whose
+        columns are compile-time numbers: comparing against them takes one instruction.
+        """
+        column = n_block * self.tile_n + own[0, 0][1]
+        for r in range(cute.size(scores, mode=[0])):
+            query = (m_block * self.tile_m + own[r, 0][0]) // self.group
+            stop = self.stop_key(query) - column
+            start = self.first_key(query) - column
+            for c in range(cute.size(scores, mode=[1])):
+                offset = first[0, c][1] - first[0, 0][1]
+                keep = offset < stop
+                if self.left is not None:
+                    keep = keep & (offset >= start)
+                scores[r, c] = cutlass.select_(keep, scores[r, c], -Float32.inf)

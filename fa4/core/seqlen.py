@@ -48,3 +48,13 @@ def align_strides(x: cute.Tensor, bits: int = 128) -> cute.Tensor:
         cute.assume(stride * (extent != 1), divby=elements) for extent, stride in zip(x.shape[:-1], x.stride[:-1])
     ]
     return cute.make_tensor(x.iterator, cute.make_layout(x.shape, stride=(*strides, x.stride[-1])))
+
+
+def padded_first(batch: Int32, rows: Rows, extent: Int32, group: int, tile_m: int, varlen: bool) -> Int32:
+    """Where a sequence starts in buffers that pad every sequence's `group`-fold rows to tiles of tile_m.
+
+    Varlen starts need no prefix sum: adding one tile per earlier sequence before rounding down leaves room for all.
+    """
+    if varlen:
+        return (rows.first * group + batch * tile_m) // tile_m * tile_m
+    return batch * ((extent * group + tile_m - 1) // tile_m * tile_m)

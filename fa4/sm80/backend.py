@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 
 from .. import jit
+from ..bwd.preprocess import Preprocess
+from ..bwd.workspace import Workspace
 from ..device import Chip
-from ..fwd.arguments import allocate_outputs, lengths, prepared, windows
-from ..spec import AttentionInputs, AttentionSpec
+from ..fwd.arguments import aligned, allocate_outputs, lengths, prepared, windows
+from ..spec import AttentionInputs, AttentionSpec, Gradients
+from .backward import BackwardKernel
 from .forward import ForwardKernel
-from .tiles import forward_tiles
+from .postprocess import Postprocess
+from .tiles import backward_tiles, forward_tiles, padded
 
 
 def describe(spec: AttentionSpec, chip: Chip) -> str:
-    return f"forward {forward_tiles(spec.head_dim, spec.head_dim_v, chip, None)}"
+    forward = forward_tiles(spec.head_dim, spec.head_dim_v, chip, None)
+    return f"forward {forward}; backward {backward_tiles(spec.head_dim, spec.head_dim_v, chip)}"
 
 
 def forward(inputs: AttentionInputs, spec: AttentionSpec, chip: Chip) -> tuple[Tensor, Tensor]:
@@ -41,6 +46,63 @@ def forward(inputs: AttentionInputs, spec: AttentionSpec, chip: Chip) -> tuple[T
         *windows(spec),
     )
     return out, lse
+
+
+def backward(
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    chip: Chip,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    dlse: Tensor | None,
+) -> Gradients:
+    q, k, v = inputs.q, inputs.k, inputs.v
+    # Kernels write the rows in use; rows beyond seqused have no gradient.
+    dq = torch.zeros_like(q) if spec.has_seqused_q else torch.empty_like(q)
+    dk, dv = (torch.zeros_like(x) if spec.has_seqused_k else torch.empty_like(x) for x in (k, v))
+    if q.numel() == 0 or k.numel() == 0:
+        return Gradients(dq.zero_(), dk.zero_(), dv.zero_(), _sink_gradient(inputs.sink, lse, dlse))
+    inputs, scale = prepared(inputs, spec)
+    out, dout, lse = aligned(out), aligned(dout), lse.contiguous()
+    dlse = None if dlse is None else dlse.contiguous()
+    tiles = backward_tiles(spec.head_dim, spec.head_dim_v, chip)
+    scratch = Workspace.allocate(inputs, spec, tiles.tile_m, padded(spec.head_dim))
+    delta = torch.zeros_like(lse) if spec.has_sink else None
+    preprocess, main, postprocess = _backward_launchers(spec, chip, dlse is not None)
+    rows_q = (inputs.cu_seqlens_q, inputs.seqused_q)
+    of_rows = (scratch.lse_log2, scratch.delta, scratch.dq, scratch.turn)
+    preprocess(out, dout, lse, dlse, delta, *of_rows, *rows_q, inputs.batch, inputs.max_seqlen_q)
+    main(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        dout,
+        dk,
+        dv,
+        *of_rows,
+        *lengths(inputs),
+        inputs.batch,
+        inputs.max_seqlen_k,
+        scale,
+        spec.softcap,
+        *windows(spec),
+    )
+    postprocess(scratch.dq, dq, *rows_q, inputs.batch, inputs.max_seqlen_q, spec.softmax_scale)
+    if spec.softmax_scale < 0:
+        dk.neg_()
+    return Gradients(dq, dk, dv, _sink_gradient(inputs.sink, lse, delta))
+
+
+def _sink_gradient(sink: Tensor | None, lse: Tensor, delta: Tensor | None) -> Tensor | None:
+    """dsink = -sum of exp(sink - lse) delta over the rows of each head; rows not in use have delta 0."""
+    if sink is None:
+        return None
+    if delta is None or delta.numel() == 0:
+        return torch.zeros_like(sink)
+    share = torch.exp(sink.float()[:, None] - lse.masked_fill(lse == -torch.inf, torch.inf))
+    rows = (share * delta).sum(-1)
+    return -(rows if rows.ndim == 1 else rows.sum(0)).to(sink.dtype)
 
 
 def _dtype(x: Tensor | None) -> torch.dtype | None:
@@ -72,3 +134,48 @@ def _forward_launcher(
         sink_dtype=sink_dtype,
     )
     return jit.compiled(("sm80.forward", *astuple(kernel)), functools.partial(kernel.compile, chip), chip)
+
+
+@functools.lru_cache(maxsize=4096)
+def _backward_launchers(
+    spec: AttentionSpec, chip: Chip, has_dlse: bool
+) -> tuple[jit.Launcher, jit.Launcher, jit.Launcher]:
+    tiles = backward_tiles(spec.head_dim, spec.head_dim_v, chip)
+    preprocess = Preprocess(
+        dtype=spec.dtype,
+        head_dim_v=spec.head_dim_v,
+        padded_head_dim=padded(spec.head_dim),
+        tile_m=tiles.tile_m,
+        group=spec.group,
+        varlen=spec.varlen,
+        has_seqused_q=spec.has_seqused_q,
+        has_dlse=has_dlse,
+        has_delta_rows=spec.has_sink,
+        deterministic=spec.deterministic,
+    )
+    main = BackwardKernel(
+        dtype=spec.dtype,
+        head_dim=spec.head_dim,
+        head_dim_v=spec.head_dim_v,
+        tiles=tiles,
+        group=spec.group,
+        varlen=spec.varlen,
+        has_seqused_q=spec.has_seqused_q,
+        has_seqused_k=spec.has_seqused_k,
+        has_left=spec.window_left is not None,
+        has_right=spec.window_right is not None,
+        has_softcap=spec.softcap > 0,
+        deterministic=spec.deterministic,
+    )
+    postprocess = Postprocess(
+        dtype=spec.dtype,
+        head_dim=spec.head_dim,
+        tiles=tiles,
+        group=spec.group,
+        varlen=spec.varlen,
+        has_seqused_q=spec.has_seqused_q,
+    )
+    return tuple(
+        jit.compiled((f"sm80.{name}", *astuple(kernel)), functools.partial(kernel.compile, chip), chip)
+        for name, kernel in (("preprocess", preprocess), ("backward", main), ("postprocess", postprocess))
+    )

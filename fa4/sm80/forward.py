@@ -291,27 +291,11 @@ class ForwardKernel:
             soft_cap(acc_s, state.scale_over_cap)
         scores = rows_by_columns(acc_s)
         if cutlass.const_expr(masked):
-            self.apply_mask(state, scores, n)
+            state.mask.hide(scores, state.own, state.first, state.m_block, n)
         state.softmax.update(scores, rows_by_columns(state.acc_o), may_be_empty=masked)
         weights = cute.make_fragment_like(acc_s, self.element)
         weights.store(acc_s.load().to(self.element))
         product(state.mma, state.acc_o, as_operand_a(weights), state.v.at(stage))
-
-    @cute.jit
-    def apply_mask(self, state, scores, n):
-        """-inf where a query does not see a key."""
-        column = n * self.tiles.tile_n + state.own[0, 0][1]
-        for r in cutlass.range_constexpr(cute.size(scores, mode=[0])):
-            row = state.m_block * self.tiles.tile_m + state.own[r, 0][0]
-            query = row // self.rows_per_query
-            stop = state.mask.stop_key(query) - column
-            start = state.mask.first_key(query) - column
-            for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
-                offset = state.first[0, c][1]
-                keep = offset < stop
-                if cutlass.const_expr(self.has_left):
-                    keep = keep & (offset >= start)
-                scores[r, c] = scores[r, c] if keep else -Float32.inf
 
     @cute.jit
     def finish(self, state, out, lse, sink, packed, s_o, thread):

@@ -53,3 +53,60 @@ def forward_tiles(head_dim: int, head_dim_v: int, chip: Chip, rows: int | None) 
         if largest <= limit and tiles.smem_bytes(head_dim, head_dim_v) <= chip.smem_per_block:
             return tiles
     raise ValueError(f"head_dim ({head_dim}, {head_dim_v}) has no forward tiles on {chip}")
+
+
+@dataclass(frozen=True)
+class BackwardTiles:
+    """tile_m query rows by tile_n keys; Q and dO in rings of `stages` tiles.
+
+    warps_s, warps_kv, warps_q: the grid of warps over S and dP (rows by keys), dK and dV (keys by head dim), and dQ
+    (rows by head dim).
+    """
+
+    tile_m: int
+    tile_n: int
+    stages: int
+    warps_s: tuple[int, int]
+    warps_kv: tuple[int, int]
+    warps_q: tuple[int, int]
+    blocks_per_sm: int = 1
+
+    @property
+    def warps(self) -> int:
+        return self.warps_s[0] * self.warps_s[1]
+
+    def __str__(self) -> str:
+        return f"{self.tile_m}x{self.tile_n}, {self.warps} warps, {self.stages} stage(s)"
+
+    def smem_bytes(self, head_dim: int, head_dim_v: int) -> int:
+        d, dv, m, n = padded(head_dim), padded(head_dim_v), self.tile_m, self.tile_n
+        return 2 * ((n + self.stages * m) * (d + dv) + 2 * m * n) + 8 * self.stages * m
+
+    def fits(self, head_dim: int, head_dim_v: int, chip: Chip) -> bool:
+        """Whether 16-column groups divide evenly among the warps, and the tiles fit the chip's shared memory."""
+        d, dv = padded(head_dim), padded(head_dim_v)
+        across_kv, across_q = 16 * self.warps_kv[1], 16 * self.warps_q[1]
+        even = d % across_kv == 0 and dv % across_kv == 0 and d % across_q == 0
+        return even and self.smem_bytes(head_dim, head_dim_v) <= chip.smem_per_block
+
+
+# (largest padded head dim, tiles), the first whose warps divide the head dims and that fits the shared memory.
+_BACKWARD = (
+    (64, BackwardTiles(128, 128, 2, (4, 2), (4, 2), (4, 2))),
+    (128, BackwardTiles(64, 128, 2, (2, 4), (4, 2), (2, 4))),
+    (128, BackwardTiles(64, 128, 2, (2, 4), (4, 2), (4, 2))),
+    (128, BackwardTiles(64, 64, 1, (2, 2), (2, 2), (2, 2))),
+    (256, BackwardTiles(64, 64, 2, (2, 4), (4, 2), (2, 4))),
+    (256, BackwardTiles(64, 64, 2, (2, 4), (4, 2), (4, 2))),
+    (256, BackwardTiles(64, 64, 1, (2, 4), (4, 2), (4, 2))),
+    (256, BackwardTiles(32, 32, 1, (2, 2), (2, 2), (2, 2))),
+)
+
+
+def backward_tiles(head_dim: int, head_dim_v: int, chip: Chip) -> BackwardTiles:
+    """The backward's tiles for a head dim on a chip."""
+    largest = max(padded(head_dim), padded(head_dim_v))
+    for limit, tiles in _BACKWARD:
+        if largest <= limit and tiles.fits(head_dim, head_dim_v, chip):
+            return tiles
+    raise ValueError(f"head_dim ({head_dim}, {head_dim_v}) has no backward tiles on {chip}")

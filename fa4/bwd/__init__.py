@@ -1,0 +1,1 @@
+"""What the backward of every chip shares."""
