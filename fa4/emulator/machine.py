@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+
+from fa4.emulator import isa_alu, isa_async, isa_memory  # noqa: F401  (they register their handlers)
+from fa4.emulator.errors import BY_NAME, EmulationError, Place
+from fa4.emulator.isa import Lowering
+from fa4.emulator.ptx import Kernel, Module, parse
 
 SCHEDULES = ("round_robin", "random", "adversarial")
 
@@ -106,4 +116,135 @@ class Machine:
         roles: warp index within the CTA -> name, for errors and reports.
         Raises an EmulationError subclass when the kernel does something wrong.
         """
-        raise NotImplementedError
+        core = load_core()
+        loaded = _load(ptx, entry)
+        start = time.perf_counter()
+        config = self._config(core, grid, block, cluster, smem_bytes)
+        config.params = _param_block(loaded.kernel, params)
+        config.regions = [(a.base, a.nbytes, a.name) for a in allocations] + loaded.variables
+        result = core.run(loaded.program, config)
+        if result["error"] is not None:
+            raise loaded.error(result["error"], tuple(int(g) for g in grid), roles or {})
+        report = loaded.report(result, tuple(grid), tuple(block), tuple(cluster))
+        report.seconds = time.perf_counter() - start
+        return report
+
+    def _config(self, core, grid, block, cluster, smem_bytes):
+        config = core.Config()
+        config.grid, config.block, config.cluster = list(grid), list(block), list(cluster)
+        config.explicit_cluster = tuple(cluster) != (1, 1, 1)
+        config.dynamic_shared = smem_bytes
+        config.sms, config.seed, config.schedule = self.sms, self.seed, SCHEDULES.index(self.schedule)
+        config.has_tmem = bool(re.match(r"sm_1[01]\d", self.chip))
+        config.shared_per_sm = (_SHARED_KIB.get(self.chip[:5], 228) + 1) * 1024
+        config.check_bounds, config.check_poison = self.checks.bounds, self.checks.poison
+        config.check_races, config.check_tmem = self.checks.races, self.checks.tmem
+        config.trace = self.trace
+        return config
+
+
+# Shared memory of one SM in KiB, by architecture.
+_SHARED_KIB = {"sm_75": 64, "sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_10": 228, "sm_12": 100}
+
+
+def load_core():
+    """The compiled core, or a clear error where it could not be built."""
+    try:
+        from fa4.emulator import _core
+    except ImportError as error:
+        raise RuntimeError(
+            "the emulator needs its compiled core; build it with a C++17 compiler: pip install -e . (or python setup.py build_ext --inplace)"
+        ) from error
+    return _core
+
+
+def _param_block(kernel: Kernel, params: Sequence[bytes]) -> bytes:
+    if len(params) != len(kernel.params):
+        raise ValueError(f"{len(params)} parameters given, {kernel.name} has {len(kernel.params)}")
+    block = bytearray(kernel.param_bytes)
+    for param, raw in zip(kernel.params, params):
+        if len(raw) < param.nbytes:
+            raise ValueError(f"parameter {param.name} has {len(raw)} bytes, expected {param.nbytes}")
+        block[param.offset : param.offset + param.nbytes] = raw[: param.nbytes]
+    return bytes(block)
+
+
+class _Loaded:
+    """One entry, lowered and ready to run."""
+
+    def __init__(self, module: Module, kernel: Kernel) -> None:
+        core = load_core()
+        self.module, self.kernel = module, kernel
+        self.buffers = {}
+        self.variables: list[tuple[int, int, str]] = []
+        for v in module.variables.values():
+            if v.space in ("global", "const") and v.nbytes:
+                buffer = ctypes.create_string_buffer(v.nbytes + v.align)
+                base = -(-ctypes.addressof(buffer) // v.align) * v.align
+                if v.data:
+                    ctypes.memmove(base, v.data, len(v.data))
+                self.buffers[v.name] = (buffer, base)
+                self.variables.append((base, v.nbytes, v.name))
+        lowering = Lowering(core, module, kernel, {name: base for name, (_, base) in self.buffers.items()})
+        lowering.run()
+        self.sources = lowering.sources
+        rows = [(r.op, r.type, r.type2, r.dst, r.src, r.m, r.guard, r.aligned, r.sync) for r in lowering.rows]
+        wide = [(value & (2**64 - 1), offset, words) for value, offset, words in lowering.constants]
+        maxnreg = kernel.directives.get("maxnreg", (0,))[0]
+        self.program = core.Program(
+            rows, wide, lowering.constant_words, lowering.preset_rows, lowering.register_words, len(lowering.register_bits),
+            lowering.layout.local_bytes, lowering.layout.static_shared, maxnreg,
+        )  # fmt: skip
+
+    def place(self, where: tuple[int, int, int, int], grid, roles: Mapping[int, str]) -> Place | None:
+        row, cta, warp, lanes = where
+        if row < 0:
+            return None
+        who = {}
+        if cta >= 0:
+            who["cta"] = (cta % grid[0], cta // grid[0] % grid[1], cta // grid[0] // grid[1])
+        if warp >= 0:
+            who.update(warp=warp, role=roles.get(warp))
+        if lanes not in (0, 0xFFFFFFFF):
+            who["lanes"] = tuple(i for i in range(32) if lanes >> i & 1)
+        return self.module.place(self.kernel.instructions[self.sources[row]], **who)
+
+    def error(self, raw: tuple, grid, roles: Mapping[int, str]) -> EmulationError:
+        kind, message, where, others = raw
+        return BY_NAME[kind](
+            message, self.place(where, grid, roles), tuple((text, self.place(place, grid, roles)) for text, place in others)
+        )
+
+    def report(self, result: dict, grid, block, cluster) -> LaunchReport:
+        report = LaunchReport(self.kernel.name, grid, block, cluster)
+        opcodes = [self.kernel.instructions[s].opcode for s in self.sources]
+        total: Counter[str] = Counter()
+        for warp, counts in enumerate(result["by_warp"]):
+            mine: Counter[str] = Counter()
+            for row, n in enumerate(counts):
+                if n:
+                    mine[opcodes[row]] += n
+            report.by_warp[warp] = dict(mine)
+            total.update(mine)
+        report.instructions = dict(total)
+        report.bytes = dict(result["bytes"])
+        report.mma_flops = result["mma_flops"]
+        for row, n in enumerate(result["waits"]):
+            if n:
+                ins = self.kernel.instructions[self.sources[row]]
+                name = self.module.files.get(ins.file, "") if ins.file else ""
+                report.waits[f"{ins.opcode} ({name}:{ins.source_line}, ptx {ins.line})"] = n
+        report.trace_hash = result["trace_hash"]
+        report.trace = [
+            (t, cta, warp, self.place((row, cta, warp, 0), grid, {}), count, what)
+            for t, cta, warp, row, count, what in result["trace"]
+        ]
+        return report
+
+
+@lru_cache(maxsize=64)
+def _load(ptx: str, entry: str) -> _Loaded:
+    module = parse(ptx)
+    if entry not in module.kernels:
+        raise ValueError(f"the PTX has no entry {entry!r}; it has {sorted(module.kernels)}")
+    return _Loaded(module, module.kernels[entry])

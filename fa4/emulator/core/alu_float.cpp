@@ -1,0 +1,241 @@
+// Floating-point instructions. PTX ISA 9.7.3 - 9.7.5. m: rounding, ftz, saturation (1 sat, 2 relu),
+// flags (1 NaN, 2 xorsign.abs, 4 approx, 8 full).
+#include <cfenv>
+
+#include "engine.hpp"
+#include "lanes.hpp"
+
+namespace fa4 {
+namespace {
+
+enum Saturation { kSat = 1, kRelu = 2 };
+enum Flags { kNan = 1, kXorSign = 2 };
+
+struct Mode {
+    int rounding;
+    bool ftz;
+    int saturation, flags;
+    explicit Mode(const Instr& in) : rounding(int(in.m[0])), ftz(in.m[1]), saturation(int(in.m[2])), flags(int(in.m[3])) {}
+};
+
+float finish(float r, const Mode& m) {
+    if (m.ftz) r = flush(r);
+    if (m.saturation == kSat) return saturate(r);
+    if (m.saturation == kRelu) return r != r ? r : r > 0 ? r : 0.0f;
+    return r;
+}
+
+float binary32(Op op, float a, float b, const Mode& m) {
+    if (m.ftz) a = flush(a), b = flush(b);
+    if (m.rounding == 0) {
+        switch (op) {
+            case Op::fadd: return finish(canonical(a + b), m);
+            case Op::fsub: return finish(canonical(a - b), m);
+            case Op::fmul: return finish(canonical(a * b), m);
+            case Op::fdiv: return finish(canonical(a / b), m);
+            default: break;
+        }
+    }
+    double exact;
+    switch (op) {
+        case Op::fadd: exact = add_odd(a, b); break;
+        case Op::fsub: exact = add_odd(a, -double(b)); break;
+        case Op::fmul: exact = double(a) * double(b); break;
+        default: {      // a quotient that is not exact in binary64 is never halfway for binary32
+            const double q = double(a) / double(b);
+            exact = round_to_odd(q, -std::fma(q, double(b), -double(a)) * (b > 0 ? 1 : -1));
+        }
+    }
+    // A zero sum of opposite signs is -0 when rounding down.
+    if (exact == 0 && m.rounding == int(Round::Down) && (op == Op::fadd || op == Op::fsub) && !(a == 0 && b == 0)) exact = -0.0;
+    return finish(canonical(round_float(exact, m.rounding)), m);
+}
+
+float fused32(float a, float b, float c, const Mode& m) {
+    if (m.ftz) a = flush(a), b = flush(b), c = flush(c);
+    return finish(canonical(round_float(fma_odd(a, b, c), m.rounding)), m);
+}
+
+float unary32(Op op, float a, const Mode& m) {
+    if (m.ftz) a = flush(a);
+    float r;
+    switch (op) {
+        case Op::rcp: r = m.rounding ? round_float(1.0 / double(a), m.rounding) : 1.0f / a; break;
+        case Op::sqrt: r = m.rounding ? round_float(std::sqrt(double(a)), m.rounding) : std::sqrt(a); break;
+        case Op::rsqrt: r = float(1.0 / std::sqrt(double(a))); break;
+        case Op::sin: r = std::sin(a); break;
+        case Op::cos: r = std::cos(a); break;
+        case Op::lg2: r = float(std::log2(double(a))); break;
+        case Op::ex2: r = float(std::exp2(double(a))); break;
+        case Op::tanh: r = std::tanh(a); break;
+        case Op::fabs: r = std::fabs(a); return m.ftz ? flush(r) : r;
+        default: return -a;
+    }
+    return finish(canonical(r), m);
+}
+
+template <class T>
+T extreme(Op op, T a, T b, const Mode& m) {
+    const bool negative = std::signbit(a) != std::signbit(b);
+    if (m.flags & kXorSign) a = std::fabs(a), b = std::fabs(b);
+    T r = op == Op::fmin ? min_number(a, b, m.flags & kNan) : max_number(a, b, m.flags & kNan);
+    return m.flags & kXorSign ? std::copysign(r, negative ? T(-1) : T(1)) : r;
+}
+
+// 16-bit formats: operands are exact in binary64, and the result is rounded once.
+struct Half {
+    bool bf16;
+    float decode(uint32_t bits) const { return bf16 ? bf16_to_float(uint16_t(bits)) : f16_to_float(uint16_t(bits)); }
+    uint32_t encode(double v, const Mode& m) const {
+        float f = odd_float(v);
+        if (m.saturation == kSat) f = saturate(f);
+        if (m.saturation == kRelu && f < 0) f = 0;
+        uint32_t bits = bf16 ? float_to_bf16(f, Round(m.rounding)) : float_to_f16(f, Round(m.rounding));
+        if (m.ftz && !bf16 && (bits & 0x7C00) == 0) bits &= 0x8000;
+        return bits;
+    }
+    uint32_t flushed(uint32_t bits, const Mode& m) const { return m.ftz && !bf16 && (bits & 0x7C00) == 0 ? bits & 0x8000 : bits; }
+};
+
+uint32_t half_op(Op op, uint32_t a, uint32_t b, uint32_t c, const Half& h, const Mode& m) {
+    a = h.flushed(a & 0xFFFF, m), b = h.flushed(b & 0xFFFF, m), c = h.flushed(c & 0xFFFF, m);
+    const float x = h.decode(a), y = h.decode(b), z = h.decode(c);
+    const uint32_t nan = 0x7FFF;
+    switch (op) {
+        case Op::fabs: return a & 0x7FFF;
+        case Op::fneg: return a ^ 0x8000;
+        case Op::copysign: return (b & 0x7FFF) | (a & 0x8000);
+        case Op::fadd: return h.encode(double(x) + y, m);
+        case Op::fsub: return h.encode(double(x) - y, m);
+        case Op::fmul: return h.encode(double(x) * y, m);
+        case Op::ffma: return h.encode(add_odd(double(x) * y, z), m);
+        case Op::ex2: return h.encode(std::exp2(double(x)), m);
+        case Op::tanh: return h.encode(std::tanh(double(x)), m);
+        default: {
+            const float r = extreme(op, x, y, m);
+            return r != r ? nan : h.encode(r, m);
+        }
+    }
+}
+
+// f64 directed rounding is rare: the host's rounding mode serves, behind volatile operands.
+double directed64(Op op, double a, double b, double c, int rounding) {
+    static const int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
+    const int old = std::fegetround();
+    std::fesetround(modes[rounding & 3]);
+    volatile double p = a, q = b, s = c, r = 0;
+    switch (op) {
+        case Op::fadd: r = p + q; break;
+        case Op::fsub: r = p - q; break;
+        case Op::fmul: r = p * q; break;
+        case Op::fdiv: r = p / q; break;
+        case Op::ffma: r = std::fma(p, q, s); break;
+        case Op::rcp: r = 1.0 / p; break;
+        case Op::sqrt: r = std::sqrt(p); break;
+        default: break;
+    }
+    std::fesetround(old);
+    return r;
+}
+
+double op64(Op op, double a, double b, double c, const Mode& m) {
+    switch (op) {
+        case Op::fabs: return std::fabs(a);
+        case Op::fneg: return -a;
+        case Op::copysign: return std::copysign(b, a);
+        case Op::fmin: case Op::fmax: return extreme(op, a, b, m);
+        case Op::rsqrt: return 1.0 / std::sqrt(a);
+        default: return directed64(op, a, b, c, m.rounding);
+    }
+}
+
+bool test_property(int kind, double v, double least_normal) {
+    switch (kind) {
+        case 0: return std::isfinite(v);
+        case 1: return std::isinf(v);
+        case 2: return !std::isnan(v);
+        case 3: return std::isnan(v);
+        case 4: return std::isfinite(v) && std::fabs(v) >= least_normal;
+        default: return v != 0 && std::fabs(v) < least_normal;
+    }
+}
+
+}  // namespace
+
+bool Engine::alu_float(Exec& x) {
+    const Op op = x.in.op;
+    if (op < Op::fadd || op > Op::testp) return false;
+    const Type type = x.in.type;
+    const Mode m(x.in);
+    const uint32_t n = x.sources();
+    if (op == Op::testp) {
+        uint32_t r = 0;
+        for_lanes(x.mask, [&](int l) {
+            const bool wide = type == Type::f64;
+            const double v = wide ? get<double>(x.src(0), l) : get<float>(x.src(0), l);
+            r |= uint32_t(test_property(int(x.in.m[0]), v, wide ? 2.2250738585072014e-308 : 1.17549435e-38)) << l;
+        });
+        *x.dst() = (*x.dst() & ~x.mask) | r;
+        return true;
+    }
+    switch (type) {
+        case Type::f32:
+            switch (op) {
+                case Op::ffma: map3<float>(x, [&](float a, float b, float c) { return fused32(a, b, c, m); }); return true;
+                case Op::copysign: map2<float>(x, [](float a, float b) { return std::copysign(b, a); }); return true;
+                case Op::fmin: case Op::fmax:
+                    if (n == 3)
+                        map3<float>(x, [&](float a, float b, float c) {
+                            if (m.ftz) a = flush(a), b = flush(b), c = flush(c);
+                            return canonical(extreme(op, extreme(op, a, b, m), c, m));
+                        });
+                    else
+                        map2<float>(x, [&](float a, float b) {
+                            if (m.ftz) a = flush(a), b = flush(b);
+                            return canonical(extreme(op, a, b, m));
+                        });
+                    return true;
+                case Op::fadd: case Op::fsub: case Op::fmul: case Op::fdiv:
+                    map2<float>(x, [&](float a, float b) { return binary32(op, a, b, m); });
+                    return true;
+                default: map1<float>(x, [&](float a) { return unary32(op, a, m); }); return true;
+            }
+        case Type::f32x2:
+            for_lanes(x.mask, [&](int l) {
+                for (int h = 0; h < 2; ++h) {
+                    float v[3] = {};
+                    for (uint32_t i = 0; i < n; ++i) std::memcpy(&v[i], x.src(i) + 2 * l + h, 4);
+                    const float r = op == Op::ffma ? fused32(v[0], v[1], v[2], m) : binary32(op, v[0], v[1], m);
+                    std::memcpy(x.dst() + 2 * l + h, &r, 4);
+                }
+            });
+            return true;
+        case Type::f64:
+            for_lanes(x.mask, [&](int l) {
+                double v[3] = {};
+                for (uint32_t i = 0; i < n; ++i) v[i] = get<double>(x.src(i), l);
+                put<double>(x.dst(), l, op64(op, v[0], v[1], v[2], m));
+            });
+            return true;
+        case Type::f16: case Type::bf16: case Type::f16x2: case Type::bf16x2: {
+            const Half h{type == Type::bf16 || type == Type::bf16x2};
+            const bool packed = type == Type::f16x2 || type == Type::bf16x2;
+            for_lanes(x.mask, [&](int l) {
+                uint32_t v[3] = {};
+                for (uint32_t i = 0; i < n; ++i) v[i] = x.src(i)[l];
+                uint32_t r = half_op(op, v[0], v[1], v[2], h, m);
+                if (n == 3 && (op == Op::fmin || op == Op::fmax)) r = half_op(op, r, v[2], 0, h, m);
+                if (packed) {
+                    uint32_t high = half_op(op, v[0] >> 16, v[1] >> 16, v[2] >> 16, h, m);
+                    if (n == 3 && (op == Op::fmin || op == Op::fmax)) high = half_op(op, high, v[2] >> 16, 0, h, m);
+                    r |= high << 16;
+                }
+                x.dst()[l] = r;
+            });
+            return true;
+        }
+        default: return false;
+    }
+}
+
+}  // namespace fa4

@@ -1,0 +1,520 @@
+// Asynchronous operations and the copies among them: TMA, bulk copies, cp.async. PTX ISA 9.7.9.25 - 9.7.9.28.
+#include "engine.hpp"
+#include "lanes.hpp"
+#include "tma.hpp"
+
+namespace fa4 {
+namespace {
+
+std::string hex(uint64_t v) {
+    char text[24];
+    std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
+    return text;
+}
+
+TmaType reduce_type(Type t) {
+    switch (t) {
+        case Type::u32: case Type::b32: return TmaType::U32;
+        case Type::s32: return TmaType::S32;
+        case Type::u64: case Type::b64: return TmaType::U64;
+        case Type::s64: return TmaType::S64;
+        case Type::f16: return TmaType::F16;
+        case Type::bf16: return TmaType::BF16;
+        case Type::f32: return TmaType::F32;
+        default: return TmaType::F64;
+    }
+}
+
+// Destination CTAs of a multicast, and where each one's mbarrier lies.
+struct Target { Cta* cta; Cta* bar_cta; };
+
+}  // namespace
+
+AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe) {
+    auto op = std::make_shared<AsyncOp>();
+    op->name = name;
+    op->place = current_;
+    op->place.lanes = x.mask;
+    op->cta = x.w.cta;
+    op->pipe = pipe;
+    if (!races_.enabled) return op;
+    WarpClock& clock = x.w.clock;
+    op->order = clock.order;
+    op->order.seen.set(clock.slot, clock.epoch);
+    clock.epoch = races_.next_epoch(clock.slot);
+    if (pipe) {
+        auto found = pipe_slots_.find(pipe);
+        if (found == pipe_slots_.end()) found = pipe_slots_.emplace(pipe, races_.take_slot()).first;
+        op->slot = found->second;
+    } else {
+        op->slot = races_.take_slot();
+    }
+    op->epoch = races_.next_epoch(op->slot);
+    races_.next_epoch(op->slot);
+    op->self_from = pipe ? 1 : op->epoch;
+    return op;
+}
+
+Agent Engine::agent(const AsyncOp& op, bool write) const {
+    return {&op.order, op.slot, op.epoch + (write ? 1 : 0), op.self_from, op.place.row, op.place.cta, int16_t(op.place.warp), op.async_proxy};
+}
+
+Order Engine::completion(const AsyncOp& op, bool reads_only) const {
+    Order order;
+    if (!races_.enabled) return order;
+    order = op.order;
+    order.seen.set(op.slot, op.epoch + (reads_only ? 0 : 1));
+    return order;
+}
+
+void Engine::join_completed(Warp& w, const AsyncOp& op, bool reads_only) {
+    if (races_.enabled) races_.acquire(w.clock, completion(op, reads_only));
+}
+
+void Engine::submit(const AsyncPtr& op) {
+    effect();
+    if (op->pipe)
+        for (auto& p : pipes_)
+            if (p->key == op->pipe) {
+                // Later operations of a pipe come after its earlier ones.
+                if (races_.enabled) op->order.join(p->ops.back()->order);
+                p->ops.push_back(op);
+                return;
+            }
+    auto pipe = std::make_unique<Pipe>();
+    pipe->key = op->pipe;
+    pipe->ops.push_back(op);
+    pipes_.push_back(std::move(pipe));
+}
+
+void Engine::advance(AsyncOp& op) {
+    const Place old = current_;
+    current_ = op.place;
+    op.steps[op.next]();
+    ++op.next;
+    current_ = old;
+    effect();
+    mix(uint64_t(op.place.row) << 20 | op.next << 16 | uint64_t(op.place.cta));
+    if (config_.trace) trace.push_back({time_, op.place.cta, -1, op.place.row, uint32_t(op.next), op.name});
+    if (op.done()) {
+        if (races_.enabled && !op.pipe) races_.give_slot(op.slot);
+        op.steps.clear();
+        op.next = 0;
+    }
+}
+
+void Engine::force(AsyncOp& op, size_t steps) {
+    if (op.pipe) {
+        for (auto& p : pipes_) {
+            if (p->key != op.pipe) continue;
+            for (AsyncPtr& other : p->ops) {
+                while (!other->done() && (other.get() != &op || other->next < steps)) advance(*other);
+                if (other.get() == &op) return;
+            }
+        }
+        return;
+    }
+    while (!op.done() && op.next < steps) advance(op);
+}
+
+void Engine::fire(size_t index) {
+    Pipe& pipe = *pipes_[index];
+    while (!pipe.ops.empty() && pipe.ops.front()->done()) pipe.ops.pop_front();
+    if (!pipe.ops.empty()) {
+        const AsyncPtr op = pipe.ops.front();
+        advance(*op);
+    }
+    while (!pipe.ops.empty() && pipe.ops.front()->done()) pipe.ops.pop_front();
+    if (pipe.ops.empty()) pipes_.erase(pipes_.begin() + long(index));
+}
+
+// A CTA retires: what it left behind completes.
+void Engine::drain(const Cta& cta) {
+    for (size_t i = 0; i < pipes_.size();) {
+        Pipe& pipe = *pipes_[i];
+        const bool mine = !pipe.ops.empty() && pipe.ops.front()->cta->cluster == cta.cluster;
+        if (!mine) {
+            ++i;
+            continue;
+        }
+        while (!pipe.ops.empty()) {
+            const AsyncPtr op = pipe.ops.front();
+            while (!op->done()) advance(*op);
+            pipe.ops.pop_front();
+        }
+        pipes_.erase(pipes_.begin() + long(i));
+    }
+}
+
+TensorMap Engine::tensor_map(Exec& x, uint64_t address) {
+    if (address % 64) fail("Misaligned", "tensor map address " + hex(address) + " is not a multiple of 64");
+    const Span s = resolve(x.w, Space::Generic, address, 128, x.first_lane());
+    return decode_tensormap(s.data);
+}
+
+void Engine::tma(Exec& x) {
+    const Instr& in = x.in;
+    const bool is_load = in.op == Op::tma_load, reduce = in.op == Op::tma_red;
+    const bool multicast = in.m[3] & 1, pair = in.m[3] & 2, four = in.m[3] & 4;
+    for (uint32_t i = 0; i < 9; ++i)
+        if (x.has(i) && (x.mask & ~x.valid(i)) && config_.check_poison) fail("UninitializedRead", "an operand of a tensor copy was never given a value");
+    for_lanes(x.mask, [&](int l) {
+        const TensorMap map = tensor_map(x, x.value(1, l));
+        if (!four && map.rank != in.m[0])
+            fail("IllegalInstruction", "the tensor map has rank " + std::to_string(map.rank) + ", the instruction " + std::to_string(in.m[0]));
+        int32_t coords[5] = {};
+        for (uint32_t i = 0; i < 5; ++i) coords[i] = x.has(4 + i) ? int32_t(x.value(4 + i, l)) : 0;
+        uint32_t offset;
+        Cta& home = shared_cta(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(in.m[1]), offset);
+        if (offset % 128) fail("Misaligned", "shared address " + hex(offset) + " of a tensor copy is not a multiple of 128");
+        auto pieces = std::make_shared<std::vector<TmaPiece>>();
+        four ? tma_pieces_gather4(map, coords, offset, *pieces) : tma_pieces(map, coords, offset, *pieces);
+        const SharedRange range = tma_shared_range(map, offset, is_load);
+        uint32_t first = range.offset, last = range.offset + range.bytes;
+        for (const TmaPiece& p : *pieces) first = std::min(first, p.shared), last = std::max(last, p.shared + p.bytes);
+        if (first < kSharedReserved || last > home.shared.size())
+            fail("OutOfBounds", "the box of a tensor copy covers shared bytes " + hex(first) + ".." + hex(last) + ", outside the CTA's shared memory");
+        uint32_t bytes = tma_box_bytes(map);
+        if (four) {
+            bytes = 0;
+            for (const TmaPiece& p : *pieces) bytes += p.bytes;
+        }
+        AsyncPtr op = make_op(x, is_load ? "tma load" : reduce ? "tma reduce" : "tma store");
+        AsyncOp* self = op.get();
+        if (is_load) {
+            uint32_t bar_offset;
+            Cta& bar_home = shared_cta(x.w, Space::SharedCluster, x.value(2, l) + uint64_t(in.m[2]), bar_offset);
+            std::vector<Target> targets;
+            Cluster& cluster = *x.w.cta->cluster;
+            if (multicast) {
+                const uint32_t mask = uint32_t(x.value(3, l));
+                for (auto& c : cluster.ctas)
+                    if (mask >> c->rank & 1)
+                        targets.push_back({c.get(), cluster.ctas[pair ? (c->rank & ~1u) | (bar_home.rank & 1) : c->rank].get()});
+            } else {
+                targets.push_back({&home, &bar_home});
+            }
+            op->steps.push_back([this, self, map, pieces, targets, first, last] {
+                for (const TmaPiece& p : *pieces)
+                    if (!p.fill) {
+                        global_span(p.global, p.bytes);
+                        races_.global(agent(*self, false), p.global, p.bytes, 0);
+                    }
+                for (const Target& t : targets) {
+                    for (uint32_t i = first & ~7u; i < last; i += 8)
+                        if (t.cta->shadow[i] & Cta::kBarrier) fail("BarrierMisuse", "a tensor copy overwrites the mbarrier at " + hex(i));
+                    races_.shared(agent(*self, true), *t.cta, first, last - first, kWrite);
+                    for (const TmaPiece& p : *pieces) tma_load_piece(map, p, t.cta->shared.data());
+                    std::memset(t.cta->shadow.data() + first, Cta::kValid, last - first);
+                }
+            });
+            op->steps.push_back([this, self, targets, bar_offset, bytes] {
+                for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, completion(*self));
+            });
+            count_bytes("tma_load", uint64_t(bytes) * targets.size());
+        } else {
+            auto buffer = std::make_shared<std::vector<uint8_t>>(last - first);
+            op->steps.push_back([this, self, pieces, first, last, buffer, cta = &home] {
+                for (const TmaPiece& p : *pieces)
+                    if (!p.fill) {
+                        races_.shared(agent(*self, false), *cta, p.shared, p.bytes, 0);
+                        Span s;
+                        s.shadow = cta->shadow.data() + p.shared;
+                        s.offset = p.shared;
+                        check_defined(s, p.bytes, "a tensor copy to global memory");
+                    }
+                std::memcpy(buffer->data(), cta->shared.data() + first, last - first);
+            });
+            op->steps.push_back([this, self, map, pieces, first, buffer, reduce, kind = ReduceOp(in.m[4])] {
+                const uint8_t* base = buffer->data() - first;
+                for (const TmaPiece& p : *pieces) {
+                    if (p.fill) continue;
+                    uint8_t* to = global_span(p.global, p.bytes);
+                    races_.global(agent(*self, true), p.global, p.bytes, uint8_t(kWrite | (reduce ? kAtomic : 0)));
+                    if (reduce) reduce_bytes(kind, map.type, to, base + p.shared, p.bytes);
+                    else tma_store_piece(map, p, base);
+                }
+            });
+            x.w.bulk[uint32_t(l)].open.push_back(op);
+            count_bytes(reduce ? "tma_reduce" : "tma_store", bytes);
+        }
+        submit(op);
+    });
+}
+
+void Engine::bulk(Exec& x) {
+    const Instr& in = x.in;
+    for (uint32_t i = 0; i < 4; ++i)
+        if (x.has(i) && (x.mask & ~x.valid(i)) && config_.check_poison) fail("UninitializedRead", "an operand of a bulk copy was never given a value");
+    for_lanes(x.mask, [&](int l) {
+        const uint64_t dst = x.value(0, l) + uint64_t(in.m[0]), src = x.value(1, l) + uint64_t(in.m[1]);
+        const uint32_t bytes = uint32_t(x.value(2, l));
+        if (bytes % 16 || dst % 16 || src % 16)
+            fail("Misaligned", "bulk copy of " + std::to_string(bytes) + " bytes from " + hex(src) + " to " + hex(dst) + ": all must be multiples of 16");
+        if (!bytes) return;
+        AsyncPtr op = make_op(x, "bulk copy");
+        AsyncOp* self = op.get();
+        auto buffer = std::make_shared<std::vector<uint8_t>>(bytes);
+        const bool from_global = in.op == Op::bulk_g2s, to_global = in.op == Op::bulk_s2g || in.op == Op::bulk_red;
+        const Span from = resolve(x.w, from_global ? Space::Global : Space::Shared, src, bytes, l);
+        op->steps.push_back([this, self, from, bytes, buffer] {
+            if (from.cta) {
+                races_.shared(agent(*self, false), *from.cta, from.offset, bytes, 0);
+                check_defined(from, bytes, "a bulk copy");
+            } else {
+                races_.global(agent(*self, false), from.address, bytes, 0);
+            }
+            std::memcpy(buffer->data(), from.data, bytes);
+        });
+        if (to_global) {
+            const Span to = resolve(x.w, Space::Global, dst, bytes, l);
+            const uint32_t byte_mask = in.m[5] ? uint32_t(x.value(4, l)) : 0xFFFF;
+            const bool reduce = in.op == Op::bulk_red;
+            op->steps.push_back([this, self, to, bytes, buffer, reduce, byte_mask, kind = ReduceOp(in.m[4]), type = reduce_type(in.type)] {
+                races_.global(agent(*self, true), to.address, bytes, uint8_t(kWrite | (reduce ? kAtomic : 0)));
+                if (reduce) {
+                    reduce_bytes(kind, type, to.data, buffer->data(), bytes);
+                } else {
+                    for (uint32_t i = 0; i < bytes; ++i)
+                        if (byte_mask >> (i % 16) & 1) to.data[i] = (*buffer)[i];
+                }
+            });
+            x.w.bulk[uint32_t(l)].open.push_back(op);
+            count_bytes(reduce ? "bulk_reduce" : "bulk_store", bytes);
+        } else {
+            uint32_t bar_offset, offset;
+            Cta& bar_cta = shared_cta(x.w, Space::SharedCluster, x.value(3, l) + uint64_t(in.m[2]), bar_offset);
+            const Span home = resolve(x.w, Space::SharedCluster, dst, bytes, l);
+            offset = home.offset;
+            std::vector<Target> targets;
+            if (in.m[3]) {
+                const uint32_t mask = uint32_t(x.value(4, l));
+                for (auto& c : x.w.cta->cluster->ctas)
+                    if (mask >> c->rank & 1) targets.push_back({c.get(), c.get()});
+            } else {
+                targets.push_back({home.cta, &bar_cta});
+            }
+            const bool reduce = in.op == Op::bulk_red_s2s;
+            op->steps.push_back([this, self, targets, offset, bytes, buffer, reduce, kind = ReduceOp(in.m[4]), type = reduce_type(in.type)] {
+                for (const Target& t : targets) {
+                    Span s;
+                    s.cta = t.cta, s.offset = offset, s.shadow = t.cta->shadow.data() + offset;
+                    shared_write_check(s, bytes);
+                    races_.shared(agent(*self, true), *t.cta, offset, bytes, uint8_t(kWrite | (reduce ? kAtomic : 0)));
+                    uint8_t* to = t.cta->shared.data() + offset;
+                    if (reduce) reduce_bytes(kind, type, to, buffer->data(), bytes);
+                    else std::memcpy(to, buffer->data(), bytes);
+                    std::memset(s.shadow, Cta::kValid, bytes);
+                }
+            });
+            op->steps.push_back([this, self, targets, bar_offset, bytes] {
+                for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, completion(*self));
+            });
+            count_bytes(from_global ? "bulk_load" : "bulk_shared", uint64_t(bytes) * targets.size());
+        }
+        submit(op);
+    });
+}
+
+void Engine::cp_async(Exec& x) {
+    const Instr& in = x.in;
+    struct Copy { Span from, to; uint32_t bytes; };
+    auto copies = std::make_shared<std::vector<Copy>>();
+    const uint32_t size = uint32_t(in.m[0]);
+    for (uint32_t i = 0; i < 2; ++i)
+        if ((x.mask & ~x.valid(i)) && config_.check_poison) fail("UninitializedRead", "an address of cp.async was never given a value");
+    for_lanes(x.mask, [&](int l) {
+        const uint64_t dst = x.value(0, l) + uint64_t(in.m[1]), src = x.value(1, l) + uint64_t(in.m[2]);
+        uint32_t take = size;
+        if (in.m[3] == 1) take = std::min(size, uint32_t(x.value(2, l)));
+        if (in.m[3] == 2 && (x.pred(2) >> l & 1)) take = 0;
+        if (dst % size || (take && src % size)) fail("Misaligned", "cp.async from " + hex(src) + " to " + hex(dst) + ": not multiples of " + std::to_string(size));
+        Copy c;
+        c.to = resolve(x.w, Space::Shared, dst, size, l);
+        shared_write_check(c.to, size);
+        if (take) c.from = resolve(x.w, Space::Generic, src, take, l);
+        c.bytes = take;
+        copies->push_back(c);
+    });
+    AsyncPtr op = make_op(x, "cp.async");
+    AsyncOp* self = op.get();
+    op->async_proxy = false;
+    op->steps.push_back([this, self, copies, size] {
+        for (const Copy& c : *copies) {
+            if (c.bytes) races_.global(agent(*self, false), c.from.address, c.bytes, 0);
+            races_.shared(agent(*self, true), *c.to.cta, c.to.offset, size, kWrite);
+            if (c.bytes) std::memcpy(c.to.data, c.from.data, c.bytes);
+            std::memset(c.to.data + c.bytes, 0, size - c.bytes);
+            std::memset(c.to.shadow, Cta::kValid, size);
+        }
+    });
+    count_bytes("cp_async", uint64_t(size) * copies->size());
+    x.w.copies.open.push_back(op);
+    submit(op);
+}
+
+// clusterlaunchcontrol.try_cancel: takes a cluster that has not started yet. The response holds the first CTA's
+// coordinates in words 0 - 2 and, in word 3, whether there was one.
+void Engine::try_cancel(Exec& x) {
+    const int l = x.first_lane();
+    uint32_t offset, bar_offset;
+    Cta& cta = shared_cta(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(x.in.m[0]), offset);
+    Cta& bar_cta = shared_cta(x.w, Space::SharedCluster, x.value(1, l) + uint64_t(x.in.m[1]), bar_offset);
+    resolve(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(x.in.m[0]), 16, l);
+    std::vector<Target> targets;
+    if (x.in.m[2]) {
+        for (auto& c : x.w.cta->cluster->ctas) targets.push_back({c.get(), c.get()});
+    } else {
+        targets.push_back({&cta, &bar_cta});
+    }
+    AsyncPtr op = make_op(x, "try_cancel");
+    AsyncOp* self = op.get();
+    op->steps.push_back([this, self, targets, offset] {
+        uint32_t words[4] = {};
+        if (next_cluster_ < cluster_count_) {
+            const uint64_t n = next_cluster_++;
+            words[0] = uint32_t(n % cluster_grid_[0]) * config_.cluster[0];
+            words[1] = uint32_t(n / cluster_grid_[0] % cluster_grid_[1]) * config_.cluster[1];
+            words[2] = uint32_t(n / cluster_grid_[0] / cluster_grid_[1]) * config_.cluster[2];
+            words[3] = 1;
+        }
+        for (const Target& t : targets) {
+            races_.shared(agent(*self, true), *t.cta, offset, 16, kWrite);
+            std::memcpy(t.cta->shared.data() + offset, words, 16);
+            std::memset(t.cta->shadow.data() + offset, Cta::kValid, 16);
+        }
+    });
+    op->steps.push_back([this, self, targets, bar_offset] {
+        for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, 16, completion(*self));
+    });
+    submit(op);
+}
+
+void Engine::st_async(Exec& x) {
+    const Instr& in = x.in;
+    const bool reduce = in.op == Op::red_async;
+    for_lanes(x.mask, [&](int l) {
+        const uint32_t n = uint32_t(in.m[0]), size = in.type == Type::b64 || in.type == Type::u64 || in.type == Type::s64 || in.type == Type::f64 ? 8 : 4;
+        const Span to = resolve(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(in.m[1]), n * size, l);
+        uint32_t bar_offset;
+        Cta& bar_cta = shared_cta(x.w, Space::SharedCluster, x.value(1, l) + uint64_t(in.m[2]), bar_offset);
+        std::array<uint64_t, 4> values{};
+        for (uint32_t i = 0; i < n; ++i) values[i] = x.value(2 + i, l);
+        AsyncPtr op = make_op(x, reduce ? "red.async" : "st.async");
+        AsyncOp* self = op.get();
+        op->steps.push_back([this, self, to, n, size, values, reduce, type = in.type, kind = int(in.m[3])] {
+            shared_write_check(to, n * size);
+            races_.shared(agent(*self, true), *to.cta, to.offset, n * size, uint8_t(kWrite | (reduce ? kAtomic : 0)));
+            for (uint32_t i = 0; i < n; ++i) {
+                uint64_t v = values[i];
+                if (reduce) {
+                    uint64_t old = 0;
+                    std::memcpy(&old, to.data, size);
+                    v = apply_atomic(type, kind, old, v, 0);
+                }
+                std::memcpy(to.data + i * size, &v, size);
+            }
+            std::memset(to.shadow, Cta::kValid, n * size);
+        });
+        op->steps.push_back([this, self, &bar_cta, bar_offset, n, size] { complete_tx(bar_cta, bar_offset, n * size, completion(*self)); });
+        submit(op);
+    });
+}
+
+Next Engine::async_copy(Exec& x) {
+    const Instr& in = x.in;
+    Warp& w = x.w;
+    switch (in.op) {
+        case Op::tma_load: case Op::tma_store: case Op::tma_red: tma(x); break;
+        case Op::bulk_g2s: case Op::bulk_s2g: case Op::bulk_s2s: case Op::bulk_red: case Op::bulk_red_s2s: bulk(x); break;
+        case Op::bulk_commit:
+            for_lanes(x.mask, [&](int l) {
+                CopyGroups& g = w.bulk[uint32_t(l)];
+                g.committed.push_back(std::move(g.open));
+                g.open.clear();
+            });
+            break;
+        case Op::bulk_wait:
+            for_lanes(x.mask, [&](int l) {
+                const auto found = w.bulk.find(uint32_t(l));
+                if (found == w.bulk.end()) return;
+                auto& groups = found->second.committed;
+                const bool read = in.m[1];
+                const size_t keep = size_t(in.m[0]);
+                for (size_t i = 0; i + keep < groups.size(); ++i)
+                    for (AsyncPtr& op : groups[i]) {
+                        force(*op, read ? 1 : ~size_t(0));
+                        join_completed(w, *op, read);
+                    }
+                if (!read)
+                    while (groups.size() > keep) groups.pop_front();
+                while (!groups.empty() && std::all_of(groups.front().begin(), groups.front().end(), [](const AsyncPtr& op) { return op->done(); }) &&
+                       groups.size() > keep)
+                    groups.pop_front();
+            });
+            break;
+        case Op::cp_async: cp_async(x); break;
+        case Op::cp_async_commit:
+            w.copies.committed.push_back(std::move(w.copies.open));
+            w.copies.open.clear();
+            break;
+        case Op::cp_async_wait: {
+            auto& g = w.copies;
+            if (in.m[1]) {
+                g.committed.push_back(std::move(g.open));
+                g.open.clear();
+            }
+            while (g.committed.size() > size_t(in.m[0])) {
+                for (AsyncPtr& op : g.committed.front()) {
+                    force(*op);
+                    join_completed(w, *op);
+                }
+                g.committed.pop_front();
+            }
+            break;
+        }
+        case Op::cp_async_mbar: {
+            std::vector<AsyncPtr> before = w.copies.open;
+            for (auto& group : w.copies.committed) before.insert(before.end(), group.begin(), group.end());
+            for_lanes(x.mask, [&](int l) {
+                uint32_t offset;
+                Cta& cta = shared_cta(w, Space(in.m[0]), x.value(0, l) + uint64_t(in.m[1]), offset);
+                if (!in.m[2]) ++mbarrier(cta, offset).pending;
+                AsyncPtr op = make_op(x, "cp.async arrive");
+                AsyncOp* self = op.get();
+                op->async_proxy = false;
+                op->steps.push_back([this, self, before, &cta, offset] {
+                    for (const AsyncPtr& copy : before) {
+                        force(*copy);
+                        if (races_.enabled) self->order.join(completion(*copy));
+                    }
+                    arrive(cta, offset, 1, 0, completion(*self), self->place);
+                });
+                submit(op);
+            });
+            break;
+        }
+        case Op::griddep_wait: case Op::griddep_launch: break;
+        case Op::clc_try_cancel: try_cancel(x); break;
+        case Op::clc_is_canceled: {
+            uint32_t r = 0;
+            for_lanes(x.mask, [&](int l) { r |= uint32_t(get<uint64_t>(x.src(0) + 64, l) >> 32 & 1) << l; });
+            *x.dst() = (*x.dst() & ~x.mask) | r;
+            x.set_valid(0, x.valid(0));
+            break;
+        }
+        case Op::clc_first_ctaid:
+            for (uint32_t i = 0; i < in.ndst; ++i) {
+                if (!x.has_dst(i)) continue;
+                const uint32_t axis = in.m[0] < 0 ? i : uint32_t(in.m[0]);
+                for_lanes(x.mask, [&](int l) { x.dst(i)[l] = uint32_t(get<uint64_t>(x.src(0) + (axis / 2) * 64, l) >> (32 * (axis & 1))); });
+                x.set_valid(i, x.valid(0));
+            }
+            break;
+        case Op::st_async: case Op::red_async: st_async(x); break;
+        default: fail("UnknownInstruction", "this asynchronous copy is not modelled");
+    }
+    return Next::Advance;
+}
+
+}  // namespace fa4

@@ -1,0 +1,308 @@
+// mbarrier objects, named barriers and the cluster barrier. PTX ISA 9.7.13.1 - 9.7.13.3, 9.7.13.15.
+// m of mbarrier rows: space, byte offset, release/acquire, scope, variant.
+#include "engine.hpp"
+#include "lanes.hpp"
+
+namespace fa4 {
+namespace {
+
+constexpr int64_t kMaxTx = (1 << 20) - 1;
+
+std::string hex(uint64_t v) {
+    char text[24];
+    std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
+    return text;
+}
+
+}  // namespace
+
+Mbarrier& Engine::mbarrier(Cta& cta, uint32_t offset) {
+    const auto found = cta.barriers.find(offset);
+    if (found == cta.barriers.end()) {
+        if (offset % 8) fail("Misaligned", "mbarrier address " + hex(offset) + " is not a multiple of 8");
+        fail("BarrierMisuse", "there is no initialised mbarrier at shared address " + hex(offset) + " of CTA " + std::to_string(cta.linear));
+    }
+    return found->second;
+}
+
+void Engine::finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar) {
+    if (bar.pending != 0 || bar.tx != 0) return;
+    ++bar.phase;
+    bar.pending = bar.expected;
+    bar.release[bar.phase & 1].clear();
+    for (auto& c : cta.cluster->ctas)
+        for (auto& w : c->warps)
+            for (Fragment& f : w->fragments)
+                if (f.wait == Wait::Mbarrier && f.bar_cta == &cta && f.bar_offset == offset && bar.phase > f.bar_phase) f.wait = Wait::None;
+}
+
+void Engine::arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, const Order& from, const Place& who, bool drop) {
+    Mbarrier& bar = mbarrier(cta, offset);
+    if (int64_t(count) > bar.pending) {
+        SimError error("BarrierMisuse", "mbarrier at " + hex(offset) + ": " + std::to_string(count) + " arrivals but only " +
+                                            std::to_string(bar.pending) + " of " + std::to_string(bar.expected) + " are still expected in phase " +
+                                            std::to_string(bar.phase) + (bar.tx ? " (which waits for " + std::to_string(bar.tx) + " more bytes)" : ""));
+        error.others.push_back({"the barrier was initialised", bar.init});
+        error.others.push_back({"the previous arrival", bar.last_arrival});
+        throw error;
+    }
+    bar.tx += expect;
+    if (bar.tx > kMaxTx) fail("BarrierMisuse", "mbarrier at " + hex(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
+    if (races_.enabled) bar.release[bar.phase & 1].join(from);
+    bar.pending -= count;
+    if (drop) bar.expected -= count;
+    bar.last_arrival = who;
+    effect();
+    finish_phase(cta, offset, bar);
+}
+
+void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from) {
+    Mbarrier& bar = mbarrier(cta, offset);
+    bar.tx -= bytes;
+    if (bar.tx < -kMaxTx) fail("BarrierMisuse", "mbarrier at " + hex(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
+    if (races_.enabled) bar.release[bar.phase & 1].join(from);
+    effect();
+    finish_phase(cta, offset, bar);
+}
+
+Next Engine::mbar_wait(Exec& x) {
+    const Instr& in = x.in;
+    Fragment& f = x.f;
+    uint32_t result = 0;
+    bool parked = false;
+    const bool parity_form = in.m[4] == 1;
+    for_lanes(x.mask, [&](int l) {
+        uint32_t offset;
+        Cta& cta = shared_cta(x.w, Space(in.m[0]), x.value(0, l) + uint64_t(in.m[1]), offset);
+        Mbarrier& bar = mbarrier(cta, offset);
+        const uint64_t v = x.value(1, l);
+        uint64_t wanted;    // the phase that must be complete
+        bool complete;
+        if (parity_form) {
+            complete = (bar.phase & 1) != (v & 1);
+            wanted = bar.phase;     // if incomplete: the current one
+        } else {
+            wanted = v >> 32;
+            complete = bar.phase > wanted;
+        }
+        if (complete) {
+            result |= 1u << l;
+            if (races_.enabled && in.m[2]) {
+                const uint64_t done = parity_form ? bar.phase - 1 : wanted;
+                if (bar.phase > 0) races_.acquire(x.w.clock, bar.release[done & 1]);
+            }
+        } else if (!parked) {
+            parked = true;
+            f.bar_cta = &cta;
+            f.bar_offset = offset;
+            f.bar_phase = wanted;
+        }
+    });
+    if (!(result == x.mask) && in.op == Op::mbar_try_wait && !f.timed_out) {
+        // The instruction may suspend; it may also give up at once, and the schedule sometimes lets it.
+        const bool give_up = config_.schedule != Schedule::RoundRobin && random_() % 8 == 0;
+        if (!give_up) {
+            f.wait = Wait::Mbarrier;
+            return Next::Stay;
+        }
+    }
+    if (in.op == Op::mbar_test_wait && result != x.mask) poll(x, result);
+    f.timed_out = false;
+    if (x.has_dst(0)) {
+        *x.dst(0) = (*x.dst(0) & ~x.mask) | result;
+        x.set_valid(0, ~0u);
+    }
+    return Next::Advance;
+}
+
+uint32_t Engine::alive_threads(const Cta& cta) const {
+    uint32_t n = 0;
+    for (const auto& w : cta.warps)
+        if (w->alive) n += 32;
+    return n;
+}
+
+void Engine::release_named(Cta& cta, uint32_t id) {
+    NamedBarrier& bar = cta.named[id];
+    for (const NamedBarrier::Waiter& waiter : bar.waiters) {
+        Warp& w = *waiter.warp;
+        for (Fragment& f : w.fragments) {
+            if (f.wait != Wait::Named || f.pc != waiter.pc || !(f.mask & waiter.lanes)) continue;
+            races_.acquire(w.clock, bar.release);
+            const Instr& in = program_.code[f.pc];
+            if (in.op == Op::bar_red) {
+                Exec x{w, f, in, program_.operands.data() + in.first, f.mask, program_.constants.data()};
+                if (in.m[0] == 0) for_lanes(x.mask, [&](int l) { x.dst()[l] = bar.reduce_popc; });
+                else *x.dst() = (*x.dst() & ~x.mask) | ((in.m[0] == 1 ? bar.reduce_and : bar.reduce_or) ? x.mask : 0);
+                x.set_valid(0, ~0u);
+            }
+            f.wait = Wait::None;
+            ++f.pc;
+        }
+    }
+    bar = NamedBarrier();
+    effect();
+}
+
+void Engine::check_named_barriers(Cta& cta) {
+    for (uint32_t id = 0; id < 16; ++id) {
+        NamedBarrier& bar = cta.named[id];
+        if (bar.arrived && bar.expected == 0 && bar.arrived >= alive_threads(cta) && !bar.waiters.empty()) release_named(cta, id);
+    }
+}
+
+Next Engine::named_barrier(Exec& x) {
+    const Instr& in = x.in;
+    Cta& cta = *x.w.cta;
+    const int l = x.first_lane();
+    const uint64_t id = x.value(0, l);
+    if (id >= 16) fail("BarrierMisuse", "there is no named barrier " + std::to_string(id));
+    const uint32_t expected = x.has(1) ? uint32_t(x.value(1, l)) : 0;
+    if (x.has(1) && (expected == 0 || expected % 32 || expected > 1024))
+        fail("BarrierMisuse", "barrier " + std::to_string(id) + ": the thread count " + std::to_string(expected) + " is not a multiple of 32 in 32..1024");
+    NamedBarrier& bar = cta.named[id];
+    if (bar.arrived && bar.expected != expected) {
+        SimError error("BarrierMisuse", "barrier " + std::to_string(id) + ": arrival with thread count " + std::to_string(expected) +
+                                            " while others came with " + std::to_string(bar.expected) + " (0: all threads)");
+        error.others.push_back({"the first arrival", bar.first});
+        throw error;
+    }
+    if (!bar.arrived) bar.first = current_;
+    bar.expected = expected;
+    races_.release(x.w.clock, bar.release);
+    // The barrier counts whole warps when they come together.
+    const bool whole = x.mask == x.w.alive;
+    bar.arrived += whole ? 32 : uint32_t(__builtin_popcount(x.mask));
+    if (in.op == Op::bar_red) {
+        const uint32_t p = x.pred(2) & x.mask;
+        bar.reduce_popc += uint32_t(__builtin_popcount(p));
+        bar.reduce_and &= p == x.mask;
+        bar.reduce_or |= p != 0;
+    }
+    const uint32_t target = expected ? expected : alive_threads(cta);
+    if (bar.arrived > target)
+        fail("BarrierMisuse", "barrier " + std::to_string(id) + ": " + std::to_string(bar.arrived) + " threads arrived, expected " + std::to_string(target));
+    if (in.op != Op::bar_arrive) {
+        x.f.wait = Wait::Named;
+        bar.waiters.push_back({&x.w, x.mask, x.f.pc});
+    }
+    effect();
+    const bool complete = bar.arrived == target;
+    if (complete) release_named(cta, uint32_t(id));     // advances the waiters, this fragment among them
+    if (in.op == Op::bar_arrive) return Next::Advance;
+    return complete ? Next::Jumped : Next::Stay;
+}
+
+void Engine::check_cluster_barrier(Cluster& cluster) {
+    if (cluster.arrived == 0 || cluster.arrived < cluster.alive_lanes) return;
+    cluster.arrived = 0;
+    ++cluster.phase;
+    cluster.release[cluster.phase & 1].clear();
+    effect();
+    for (auto& c : cluster.ctas)
+        for (auto& w : c->warps)
+            for (Fragment& f : w->fragments)
+                if (f.wait == Wait::ClusterBarrier) f.wait = Wait::None;
+}
+
+Next Engine::cluster_barrier(Exec& x) {
+    Warp& w = x.w;
+    Cluster& cluster = *w.cta->cluster;
+    const uint32_t waiting = uint32_t(w.cluster_arrivals);
+    if (x.in.op == Op::cluster_arrive) {
+        if (waiting & x.mask) fail("BarrierMisuse", "barrier.cluster.arrive twice without barrier.cluster.wait between");
+        w.cluster_arrivals |= x.mask;
+        for_lanes(x.mask, [&](int l) { w.cluster_phase[l] = cluster.phase; });
+        if (x.in.m[0]) races_.release(w.clock, cluster.release[cluster.phase & 1]);
+        cluster.arrived += uint32_t(__builtin_popcount(x.mask));
+        effect();
+        check_cluster_barrier(cluster);
+        return Next::Advance;
+    }
+    if ((waiting & x.mask) != x.mask) fail("BarrierMisuse", "barrier.cluster.wait without barrier.cluster.arrive");
+    const uint64_t mine = w.cluster_phase[x.first_lane()];
+    if (cluster.phase <= mine) {
+        x.f.wait = Wait::ClusterBarrier;
+        return Next::Stay;
+    }
+    w.cluster_arrivals &= ~uint64_t(x.mask);
+    if (x.in.m[0]) races_.acquire(w.clock, cluster.release[mine & 1]);
+    return Next::Advance;
+}
+
+Next Engine::barrier(Exec& x) {
+    const Instr& in = x.in;
+    switch (in.op) {
+        case Op::bar_sync: case Op::bar_arrive: case Op::bar_red: return named_barrier(x);
+        case Op::cluster_arrive: case Op::cluster_wait: return cluster_barrier(x);
+        case Op::mbar_pending_count:
+            for_lanes(x.mask, [&](int l) { x.dst()[l] = uint32_t(x.value(0, l)); });
+            x.set_valid(0, ~0u);
+            return Next::Advance;
+        default: break;
+    }
+    address_check(x, 0);
+    if (in.op == Op::mbar_test_wait || in.op == Op::mbar_try_wait) return mbar_wait(x);
+    Order order;
+    const bool arrival = in.op == Op::mbar_arrive || in.op == Op::mbar_arrive_drop;
+    if (arrival && in.m[2]) races_.release(x.w.clock, order);
+    for_lanes(x.mask, [&](int l) {
+        const uint64_t address = x.value(0, l) + uint64_t(in.m[1]);
+        uint32_t offset;
+        Cta& cta = shared_cta(x.w, Space(in.m[0]), address, offset);
+        const uint64_t v = x.value(1, l);
+        switch (in.op) {
+            case Op::mbar_init: {
+                const Span s = resolve(x.w, Space(in.m[0]), address, 8, l);
+                if (offset % 8) fail("Misaligned", "mbarrier address " + hex(offset) + " is not a multiple of 8");
+                if (v < 1 || v > uint64_t(kMaxTx)) fail("BarrierMisuse", "mbarrier.init with count " + std::to_string(v));
+                if (cta.barriers.count(offset)) {
+                    Mbarrier& old = cta.barriers[offset];
+                    SimError error("BarrierMisuse", "mbarrier.init of a live mbarrier at " + hex(offset));
+                    error.others.push_back({"it was initialised", old.init});
+                    throw error;
+                }
+                Mbarrier bar;
+                bar.expected = uint32_t(v);
+                bar.pending = int64_t(v);
+                bar.init = current_;
+                races_.shared({&x.w.clock.order, x.w.clock.slot, x.w.clock.epoch, x.w.clock.self_from, current_.row, current_.cta,
+                               int16_t(current_.warp), false}, cta, offset, 8, kWrite);
+                cta.barriers[offset] = bar;
+                std::memset(s.shadow, Cta::kValid | Cta::kBarrier, 8);
+                effect();
+                break;
+            }
+            case Op::mbar_inval: {
+                mbarrier(cta, offset);
+                cta.barriers.erase(offset);
+                std::memset(cta.shadow.data() + offset, 0, 8);
+                races_.forget_shared(cta, offset, 8);
+                effect();
+                break;
+            }
+            case Op::mbar_expect_tx: {
+                Mbarrier& bar = mbarrier(cta, offset);
+                bar.tx += int64_t(v);
+                effect();
+                finish_phase(cta, offset, bar);
+                break;
+            }
+            case Op::mbar_complete_tx: complete_tx(cta, offset, int64_t(v), order); break;
+            default: {
+                const Mbarrier& bar = mbarrier(cta, offset);
+                const uint64_t token = bar.phase << 32 | uint32_t(bar.pending);
+                const bool expect = in.m[4] == 1;
+                if (!(x.valid(1) >> l & 1) && config_.check_poison) fail("UninitializedRead", "the arrival count was never given a value");
+                arrive(cta, offset, expect ? 1 : uint32_t(v), expect ? int64_t(v) : 0, order, current_, in.op == Op::mbar_arrive_drop);
+                if (x.has_dst(0)) {
+                    put<uint64_t>(x.dst(0), l, token);
+                    x.w.valid[x.op(0).id] |= 1u << l;
+                }
+            }
+        }
+    });
+    return Next::Advance;
+}
+
+}  // namespace fa4

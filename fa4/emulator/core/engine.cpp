@@ -1,0 +1,405 @@
+// Launch, schedule, retirement, deadlock.
+#include "engine.hpp"
+
+#include "lanes.hpp"
+
+namespace fa4 {
+namespace {
+
+constexpr uint32_t kIdleRounds = 64;    // time-outs granted to waits with a limit before nothing can change any more
+
+std::string hex(uint64_t v) {
+    char text[24];
+    std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
+    return text;
+}
+
+const char* wait_name(Wait w) {
+    switch (w) {
+        case Wait::Converge: return "convergence";
+        case Wait::Mbarrier: return "mbarrier";
+        case Wait::Named: return "named barrier";
+        case Wait::ClusterBarrier: return "cluster barrier";
+        case Wait::TmemAlloc: return "tcgen05.alloc";
+        case Wait::Poll: return "memory";
+        case Wait::Warpgroup: return "warpgroup";
+        default: return "";
+    }
+}
+
+bool polls(Wait w) { return w == Wait::Poll || w == Wait::TmemAlloc || w == Wait::Warpgroup; }
+
+}  // namespace
+
+Engine::Engine(const Program& program, const Config& config) : program_(program), config_(config), random_(config.seed * 0x9E3779B97F4A7C15ull + 1) {
+    races_.enabled = config.check_races;
+    for (uint32_t i = 0; i < config.sms; ++i) {
+        sms_.push_back(std::make_unique<Sm>());
+        sms_.back()->id = i;
+    }
+    cluster_count_ = 1;
+    for (int i = 0; i < 3; ++i) {
+        cluster_grid_[i] = config.grid[i] / config.cluster[i];
+        cluster_count_ *= cluster_grid_[i];
+        cluster_size_ *= config.cluster[i];
+    }
+    const uint32_t warps = (config.block[0] * config.block[1] * config.block[2] + 31) / 32;
+    counters.waits.resize(program.code.size());
+    counters.by_warp.assign(warps, std::vector<uint64_t>(program.code.size()));
+    if (config.schedule == Schedule::Adversarial) {
+        // One role starves, another runs ahead; asynchronous operations complete late, or at once, in either order.
+        starved_warp_ = int32_t(random_() % warps);
+        favoured_warp_ = int32_t(random_() % warps);
+        late_asyncs_ = random_() % 4 != 0;
+        newest_first_ = random_() % 2;
+    }
+}
+
+void Engine::start_warp(Warp& w) {
+    Cta& cta = *w.cta;
+    const auto& b = config_.block;
+    w.regs.assign(program_.register_words + 16, 0xDEADBEEFu);
+    w.valid.assign(program_.register_count, 0);
+    w.in_flight.assign(program_.register_count, 0);
+    if (program_.uses_wgmma) w.written_at.assign(program_.register_count, 0);
+    if (program_.local_bytes) {
+        w.local.assign(size_t(program_.local_bytes) * 32, 0xFF);
+        w.local_valid.assign(size_t(program_.local_bytes) * 32, 0);
+    }
+    w.fragments.reserve(40);
+    Fragment f;
+    f.mask = w.lanes;
+    w.fragments.push_back(f);
+    w.alive = w.lanes;
+    races_.start(w.clock);
+    Cluster& cluster = *cta.cluster;
+    for (const PresetRegister& p : program_.presets) {
+        w.valid[size_t(p.where.id)] = ~0u;
+        for (uint32_t l = 0; l < 32; ++l) {
+            const uint32_t t = w.index * 32 + l;
+            uint64_t v = 0;
+            switch (p.what) {
+                case Preset::TidX: v = t % b[0]; break;
+                case Preset::TidY: v = t / b[0] % b[1]; break;
+                case Preset::TidZ: v = t / b[0] / b[1]; break;
+                case Preset::NtidX: v = b[0]; break;
+                case Preset::NtidY: v = b[1]; break;
+                case Preset::NtidZ: v = b[2]; break;
+                case Preset::CtaidX: v = cta.id[0]; break;
+                case Preset::CtaidY: v = cta.id[1]; break;
+                case Preset::CtaidZ: v = cta.id[2]; break;
+                case Preset::NctaidX: v = config_.grid[0]; break;
+                case Preset::NctaidY: v = config_.grid[1]; break;
+                case Preset::NctaidZ: v = config_.grid[2]; break;
+                case Preset::LaneId: v = l; break;
+                case Preset::WarpId: v = w.index; break;
+                case Preset::NwarpId: v = config_.threads_per_sm / 32; break;
+                case Preset::SmId: v = cta.sm->id; break;
+                case Preset::NsmId: v = config_.sms; break;
+                case Preset::GridId: v = 1; break;
+                case Preset::ClusteridX: v = cluster.id[0]; break;
+                case Preset::ClusteridY: v = cluster.id[1]; break;
+                case Preset::ClusteridZ: v = cluster.id[2]; break;
+                case Preset::NclusteridX: v = cluster_grid_[0]; break;
+                case Preset::NclusteridY: v = cluster_grid_[1]; break;
+                case Preset::NclusteridZ: v = cluster_grid_[2]; break;
+                case Preset::ClusterCtaidX: v = cta.id[0] % config_.cluster[0]; break;
+                case Preset::ClusterCtaidY: v = cta.id[1] % config_.cluster[1]; break;
+                case Preset::ClusterCtaidZ: v = cta.id[2] % config_.cluster[2]; break;
+                case Preset::ClusterNctaidX: v = config_.cluster[0]; break;
+                case Preset::ClusterNctaidY: v = config_.cluster[1]; break;
+                case Preset::ClusterNctaidZ: v = config_.cluster[2]; break;
+                case Preset::ClusterCtarank: v = cta.rank; break;
+                case Preset::ClusterNctarank: v = cluster_size_; break;
+                case Preset::IsExplicitCluster: v = config_.explicit_cluster; break;
+                case Preset::LanemaskEq: v = 1u << l; break;
+                case Preset::LanemaskLe: v = (2ull << l) - 1; break;
+                case Preset::LanemaskLt: v = (1ull << l) - 1; break;
+                case Preset::LanemaskGe: v = uint32_t(~((1ull << l) - 1)); break;
+                case Preset::LanemaskGt: v = uint32_t(~((2ull << l) - 1)); break;
+                case Preset::DynamicSmemSize: v = config_.dynamic_shared; break;
+                case Preset::TotalSmemSize: case Preset::AggrSmemSize: v = cta.shared.size(); break;
+                case Preset::SharedSymbol: v = uint64_t(cta.rank) << kRankShift | p.value; break;
+                default: v = 0;
+            }
+            if (p.where.bits == 64) put<uint64_t>(w.regs.data() + p.where.offset, int(l), v);
+            else if (p.where.bits == 1) { if (l == 0) w.regs[p.where.offset] = v ? ~0u : 0; }
+            else w.regs[p.where.offset + l] = uint32_t(v);
+        }
+    }
+}
+
+bool Engine::place_cluster(uint64_t number) {
+    const uint32_t threads = config_.block[0] * config_.block[1] * config_.block[2];
+    const uint32_t rounded = (threads + 31) / 32 * 32;
+    const uint32_t shared = kSharedReserved + program_.static_shared_bytes + config_.dynamic_shared;
+    std::vector<Sm*> chosen;
+    for (uint32_t r = 0; r < cluster_size_; ++r) {
+        Sm* best = nullptr;
+        for (auto& sm : sms_) {
+            if (std::find(chosen.begin(), chosen.end(), sm.get()) != chosen.end()) continue;
+            if (sm->shared_used + shared > config_.shared_per_sm || sm->threads_used + rounded > config_.threads_per_sm || sm->ctas >= config_.ctas_per_sm) continue;
+            if (!best || sm->ctas < best->ctas) best = sm.get();
+        }
+        if (!best) return false;
+        chosen.push_back(best);
+    }
+    auto cluster = std::make_unique<Cluster>();
+    const uint64_t at[3] = {number % cluster_grid_[0], number / cluster_grid_[0] % cluster_grid_[1], number / cluster_grid_[0] / cluster_grid_[1]};
+    for (int i = 0; i < 3; ++i) cluster->id[i] = uint32_t(at[i]);
+    for (uint32_t r = 0; r < cluster_size_; ++r) {
+        auto cta = std::make_unique<Cta>();
+        const uint32_t in[3] = {r % config_.cluster[0], r / config_.cluster[0] % config_.cluster[1], r / config_.cluster[0] / config_.cluster[1]};
+        for (int i = 0; i < 3; ++i) cta->id[i] = cluster->id[i] * config_.cluster[i] + in[i];
+        cta->linear = (cta->id[2] * config_.grid[1] + cta->id[1]) * config_.grid[0] + cta->id[0];
+        cta->rank = r;
+        cta->cluster = cluster.get();
+        cta->sm = chosen[r];
+        cta->sm->shared_used += shared;
+        cta->sm->threads_used += rounded;
+        ++cta->sm->ctas;
+        cta->shared.assign(shared, 0xFF);
+        cta->shadow.assign(shared, 0);
+        const uint32_t registers = std::min(248u, config_.registers_per_sm / rounded / 8 * 8);
+        for (uint32_t i = 0; i < rounded / 32; ++i) {
+            auto w = std::make_unique<Warp>();
+            w->cta = cta.get();
+            w->index = i;
+            const uint32_t lanes = std::min(32u, threads - i * 32);
+            w->lanes = lanes == 32 ? ~0u : (1u << lanes) - 1;
+            w->registers = program_.max_registers ? program_.max_registers : registers;
+            cluster->alive_lanes += lanes;
+            warps_.push_back(w.get());
+            cta->warps.push_back(std::move(w));
+        }
+        cta->alive_warps = rounded / 32;
+        cluster->ctas.push_back(std::move(cta));
+    }
+    cluster->alive_ctas = cluster_size_;
+    for (auto& cta : cluster->ctas)
+        for (auto& w : cta->warps) start_warp(*w);
+    clusters_.push_back(std::move(cluster));
+    return true;
+}
+
+void Engine::launch_ready_clusters() {
+    while (next_cluster_ < cluster_count_ && place_cluster(next_cluster_)) ++next_cluster_;
+}
+
+void Engine::retire(Cta& cta) {
+    if (!cta.tmem_allocations.empty() && config_.check_tmem) {
+        SimError error("TmemMisuse", "CTA " + std::to_string(cta.linear) + " exits with " + std::to_string(cta.tmem_allocations.begin()->second) +
+                                         " TMEM columns still allocated: tcgen05.dealloc is missing");
+        error.place.cta = int32_t(cta.linear);
+        throw error;
+    }
+    Cluster& cluster = *cta.cluster;
+    if (--cluster.alive_ctas) return;
+    drain(cta);
+    for (auto& c : cluster.ctas) {
+        c->sm->shared_used -= uint32_t(c->shared.size());
+        c->sm->threads_used -= uint32_t(c->warps.size()) * 32;
+        --c->sm->ctas;
+        for (auto& w : c->warps) {
+            if (races_.enabled) races_.give_slot(w->clock.slot);
+            warps_.erase(std::find(warps_.begin(), warps_.end(), w.get()));
+        }
+    }
+    clusters_.erase(std::find_if(clusters_.begin(), clusters_.end(), [&](auto& c) { return c.get() == &cluster; }));
+    effect();
+    launch_ready_clusters();
+}
+
+bool Engine::runnable(const Warp& w) const {
+    for (const Fragment& f : w.fragments)
+        if (f.wait == Wait::None || (polls(f.wait) && f.poll_epoch != epoch_)) return true;
+    return false;
+}
+
+void Engine::record(Warp& w, int32_t row, uint32_t count, const char* what) {
+    mix(uint64_t(w.cta->linear) << 40 ^ uint64_t(w.index) << 32 ^ uint64_t(uint32_t(row)) << 8 ^ count);
+    if (config_.trace) trace.push_back({time_, int32_t(w.cta->linear), int32_t(w.index), row, count, what});
+}
+
+// Runs one warp for at most `quantum` instructions. False when the warp has ended.
+bool Engine::run_warp(Warp& w, uint32_t quantum) {
+    const int32_t first_row = w.fragments.empty() ? -1 : int32_t(w.fragments.front().pc);
+    uint32_t done = 0;
+    const char* what = "";
+    uint64_t* counts = counters.by_warp[w.index].data();
+    while (done < quantum) {
+        // The lowest program counter first: fragments then meet again where control flow joins.
+        Fragment* f = nullptr;
+        for (Fragment& g : w.fragments)
+            if ((g.wait == Wait::None || (polls(g.wait) && g.poll_epoch != epoch_)) && (!f || g.pc < f->pc)) f = &g;
+        if (!f) break;
+        if (f->wait != Wait::None) f->wait = Wait::None;
+        const uint32_t row = f->pc;
+        const Instr& in = program_.code[row];
+        current_ = place_of(w, *f, int32_t(row));
+        ++done;
+        ++time_;
+        const Next next = execute(w, *f, in);
+        if (next == Next::Stay) {
+            ++counters.waits[row];
+        } else {
+            ++counts[row];
+            ++executed;
+            if (next == Next::Advance) {
+                ++f->pc;
+                if (program_.uses_wgmma && in.op != Op::wgmma)
+                    for (uint32_t i = 0; i < in.ndst; ++i) {
+                        const Operand& o = program_.operands[in.first + i];
+                        if (o.kind == Operand::Reg) w.written_at[size_t(o.id)] = w.fence_epoch;
+                    }
+            }
+        }
+        if (f->wait != Wait::None) what = wait_name(f->wait);
+        if (f->mask == 0) w.fragments.erase(w.fragments.begin() + (f - w.fragments.data()));
+        if (w.fragments.size() > 1) merge(w);
+        if (!w.alive) {
+            record(w, first_row, done, "exit");
+            Cta& cta = *w.cta;
+            if (cta.alive_warps == 0) retire(cta);
+            return false;
+        }
+    }
+    record(w, first_row, done, what);
+    return true;
+}
+
+bool Engine::idle() {
+    idle_rounds_ = idle_epoch_ == epoch_ ? idle_rounds_ + 1 : 0;
+    idle_epoch_ = epoch_;
+    if (idle_rounds_ > kIdleRounds) return false;
+    bool any = false;
+    for (Warp* w : warps_)
+        for (Fragment& f : w->fragments) {
+            if (f.wait == Wait::Mbarrier) f.timed_out = true;
+            else if (f.wait != Wait::Poll) continue;
+            f.wait = Wait::None;
+            f.poll_pc = ~0u;
+            any = true;
+        }
+    return any;
+}
+
+void Engine::deadlock() {
+    SimError error("Deadlock", "");
+    bool divergent = false;
+    uint32_t count = 0;
+    for (Warp* w : warps_) {
+        for (Fragment& f : w->fragments) {
+            ++count;
+            std::string text = "waits";
+            std::vector<std::pair<std::string, Place>> hints;
+            const Place place = place_of(*w, f, int32_t(f.pc));
+            const Instr& in = program_.code[f.pc];
+            if (f.wait == Wait::None && (in.op == Op::mbar_try_wait || in.op == Op::mbar_test_wait)) f.wait = Wait::Mbarrier;
+            if ((f.wait == Wait::Mbarrier || f.timed_out) && f.bar_cta) {
+                const auto found = f.bar_cta->barriers.find(f.bar_offset);
+                if (found != f.bar_cta->barriers.end()) {
+                    const Mbarrier& bar = found->second;
+                    text = "waits on the mbarrier at " + hex(f.bar_offset) + " of CTA " + std::to_string(f.bar_cta->linear) + " for the end of phase " +
+                           std::to_string(f.bar_phase) + ": " + std::to_string(bar.pending) + " of " + std::to_string(bar.expected) + " arrivals missing";
+                    if (bar.tx) text += bar.tx > 0 ? ", " + std::to_string(bar.tx) + " expected bytes have not come" : ", " + std::to_string(-bar.tx) + " more bytes came than were expected";
+                    if (bar.last_arrival.row >= 0) hints.push_back({"  its last arrival", bar.last_arrival});
+                    hints.push_back({"  it was initialised", bar.init});
+                }
+            } else if (f.wait == Wait::Named) {
+                Exec x{*w, f, in, program_.operands.data() + in.first, f.mask, program_.constants.data()};
+                const uint32_t id = uint32_t(x.value(0, x.first_lane()));
+                const NamedBarrier& bar = w->cta->named[id & 15];
+                text = "waits at barrier " + std::to_string(id) + ": " + std::to_string(bar.arrived) + " of " +
+                       std::to_string(bar.expected ? bar.expected : alive_threads(*w->cta)) + " threads have arrived";
+            } else if (f.wait == Wait::ClusterBarrier) {
+                text = "waits at the cluster barrier: " + std::to_string(w->cta->cluster->arrived) + " of " + std::to_string(w->cta->cluster->alive_lanes) + " threads have arrived";
+            } else if (f.wait == Wait::Converge) {
+                text = "waits for the other lanes of its warp at a .sync or .aligned instruction";
+                divergent |= w->fragments.size() > 1 && std::all_of(w->fragments.begin(), w->fragments.end(), [](const Fragment& g) { return g.wait == Wait::Converge; });
+            } else if (f.wait == Wait::TmemAlloc) {
+                text = "waits for free TMEM columns";
+            } else if (f.wait == Wait::Warpgroup) {
+                text = "waits for the other warps of its warpgroup to issue their wgmma";
+            } else {
+                text = "polls memory that nobody changes";
+            }
+            if (error.others.size() < 96) {
+                error.others.push_back({text, place});
+                for (auto& h : hints) error.others.push_back(h);
+            }
+        }
+    }
+    SimError named(divergent ? "DivergentAligned" : "Deadlock",
+                   divergent ? "lanes of a warp wait at different .sync or .aligned instructions"
+                             : "nothing can run any more; " + std::to_string(count) + " warps or parts of warps wait");
+    named.others = error.others;
+    throw named;
+}
+
+bool Engine::step() {
+    std::vector<size_t> ready;
+    for (size_t i = 0; i < warps_.size(); ++i)
+        if (runnable(*warps_[i])) ready.push_back(i);
+    if (ready.empty() && pipes_.empty()) {
+        if (warps_.empty()) return false;
+        if (!idle()) deadlock();
+        return true;
+    }
+    switch (config_.schedule) {
+        case Schedule::RoundRobin:
+            // One slice of a warp, then one step of the oldest operation.
+            if (!ready.empty()) {
+                auto it = std::lower_bound(ready.begin(), ready.end(), cursor_);
+                const size_t i = it == ready.end() ? ready.front() : *it;
+                cursor_ = i + 1;
+                run_warp(*warps_[i], 64);
+            }
+            if (!pipes_.empty()) fire(time_ % pipes_.size());
+            return true;
+        case Schedule::Random: {
+            const size_t pick = random_() % (ready.size() + pipes_.size());
+            if (pick < ready.size()) run_warp(*warps_[ready[pick]], 1 + uint32_t(random_() % (random_() % 4 ? 16 : 256)));
+            else fire(pick - ready.size());
+            return true;
+        }
+        default: {
+            if (!pipes_.empty() && (ready.empty() || (!late_asyncs_ && random_() % 4))) {
+                fire(newest_first_ ? pipes_.size() - 1 : random_() % 8 ? 0 : random_() % pipes_.size());
+                return true;
+            }
+            size_t pick = ready[random_() % ready.size()];
+            for (size_t i : ready)
+                if (int32_t(warps_[i]->index) == favoured_warp_) pick = i;
+            if (int32_t(warps_[pick]->index) == starved_warp_)
+                for (size_t i : ready)
+                    if (int32_t(warps_[i]->index) != starved_warp_) { pick = i; break; }
+            run_warp(*warps_[pick], 512);
+            return true;
+        }
+    }
+}
+
+void Engine::run() {
+    for (int i = 0; i < 3; ++i)
+        if (config_.grid[i] % config_.cluster[i]) fail("IllegalInstruction", "the grid is not a multiple of the cluster");
+    if (cluster_size_ > config_.sms)
+        fail("IllegalInstruction", "a cluster of " + std::to_string(cluster_size_) + " CTAs needs as many SMs; the chip has " + std::to_string(config_.sms));
+    launch_ready_clusters();
+    if (cluster_count_ && clusters_.empty()) fail("IllegalInstruction", "one CTA does not fit on an SM: too much shared memory or too many threads");
+    try {
+        while (step())
+            if (config_.limit && executed > config_.limit) fail("Deadlock", "the kernel did not end within " + std::to_string(config_.limit) + " warp instructions");
+    } catch (SimError& error) {
+        if (error.place.row < 0 && error.kind != "Deadlock" && error.kind != "DivergentAligned" && error.place.cta < 0) error.place = current_;
+        if (error.kind == "DivergentAligned" && error.others.empty()) error.place = current_;
+        throw;
+    } catch (UnitError& error) {
+        static const char* const kinds[] = {"UnknownInstruction", "IllegalInstruction", "Misaligned", "OutOfBounds"};
+        SimError named(kinds[int(error.fault)], error.what());
+        named.place = current_;
+        throw named;
+    }
+}
+
+}  // namespace fa4

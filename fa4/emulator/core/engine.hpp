@@ -1,0 +1,261 @@
+// One launch on the emulated chip: runs warps and asynchronous operations under a seeded schedule.
+#pragma once
+
+#include <functional>
+#include <random>
+
+#include "races.hpp"
+#include "state.hpp"
+#include "tensormap.hpp"
+
+namespace fa4 {
+
+enum class Schedule : uint8_t { RoundRobin, Random, Adversarial };
+
+struct Region {
+    uint64_t base, bytes;
+    std::string name;
+};
+
+struct Config {
+    uint32_t grid[3] = {1, 1, 1}, block[3] = {1, 1, 1}, cluster[3] = {1, 1, 1};
+    bool explicit_cluster = false;
+    uint32_t dynamic_shared = 0;
+    std::vector<uint8_t> params;
+    std::vector<Region> regions;    // sorted by base
+    uint32_t sms = 4;
+    uint32_t shared_per_sm = 228 * 1024, shared_per_cta = 227 * 1024;
+    uint32_t registers_per_sm = 65536, threads_per_sm = 2048, ctas_per_sm = 32;
+    bool has_tmem = false;
+    uint64_t seed = 0;
+    Schedule schedule = Schedule::RoundRobin;
+    bool check_bounds = true, check_poison = true, check_races = true, check_tmem = true;
+    bool trace = false;
+    uint64_t limit = 0;             // warp instructions, 0 for no limit
+};
+
+// An asynchronous operation: a few steps that the schedule runs in order, each at a time of its choosing.
+struct AsyncOp {
+    const char* name = "";
+    Place place;
+    Cta* cta = nullptr;
+    std::vector<std::function<void()>> steps;
+    size_t next = 0;
+    uint64_t pipe = 0;      // key of its pipe, 0 if it is ordered with nothing
+    bool async_proxy = true;
+    Order order;            // what it is ordered after
+    uint32_t slot = 0, self_from = 0;
+    uint32_t epoch = 0;     // of its reads; of its writes epoch + 1
+    std::vector<int32_t> registers;     // in flight until waited for
+
+    bool done() const { return next == steps.size(); }
+};
+using AsyncPtr = std::shared_ptr<AsyncOp>;
+
+// Operations that execute in issue order among themselves.
+struct Pipe {
+    std::deque<AsyncPtr> ops;
+    uint64_t key = 0;
+};
+
+struct TraceEvent {
+    uint64_t time;
+    int32_t cta, warp;      // warp -1: an asynchronous operation
+    int32_t row;
+    uint32_t count;         // instructions of the slice
+    const char* what;       // asynchronous operation's name, or what the warp now waits for
+};
+
+struct Counters {
+    std::map<std::string, uint64_t> bytes;
+    uint64_t mma_flops = 0;
+    std::vector<uint64_t> waits;            // by row
+    std::vector<std::vector<uint64_t>> by_warp;    // [warp in CTA][row]
+};
+
+enum class Next : uint8_t { Advance, Stay, Jumped };
+
+// A piece of memory that one lane touches.
+struct Span {
+    uint8_t* data = nullptr;
+    uint8_t* shadow = nullptr;      // one byte per byte, or nullptr: always defined
+    Cta* cta = nullptr;             // shared memory
+    uint32_t offset = 0;            // in the shared window
+    uint64_t address = 0;           // global memory
+    Space space = Space::Global;
+};
+
+Agent agent_of(const Warp& w, int32_t row);
+uint64_t apply_atomic(Type type, int op, uint64_t old, uint64_t a, uint64_t b);
+
+// An instruction being executed by a fragment.
+struct Exec {
+    Warp& w;
+    Fragment& f;
+    const Instr& in;
+    const Operand* ops;
+    uint32_t mask;
+    const uint32_t* constants;
+
+    const Operand& op(uint32_t i) const { return ops[i]; }
+    const Operand& source(uint32_t i) const { return ops[in.ndst + i]; }
+    uint32_t sources() const { return in.count - in.ndst; }
+    bool has(uint32_t i) const { return in.ndst + i < in.count && ops[in.ndst + i].kind != Operand::None; }
+    const uint32_t* src(uint32_t i) const { return w.row(source(i), constants); }
+    uint32_t* dst(uint32_t i = 0) const { return w.regs.data() + ops[i].offset; }
+    bool has_dst(uint32_t i) const { return i < in.ndst && ops[i].kind == Operand::Reg; }
+    uint32_t pred(uint32_t i) const { return *src(i) ^ (source(i).negated ? ~0u : 0u); }
+    uint64_t value(uint32_t i, int lane) const {
+        const Operand& o = source(i);
+        const uint32_t* p = w.row(o, constants);
+        if (o.bits == 64) { uint64_t v; std::memcpy(&v, p + 2 * lane, 8); return v; }
+        return p[lane];
+    }
+    uint32_t valid(uint32_t i) const {
+        const Operand& o = source(i);
+        return o.kind == Operand::Reg ? w.valid[o.id] : ~0u;
+    }
+    void set_valid(uint32_t i, uint32_t lanes) const {
+        if (!has_dst(i)) return;
+        uint32_t& v = w.valid[ops[i].id];
+        v = (v & ~mask) | (lanes & mask);
+    }
+    int first_lane() const { return __builtin_ctz(mask); }
+};
+
+class Engine {
+public:
+    Engine(const Program& program, const Config& config);
+    void run();
+
+    // Results.
+    Counters counters;
+    uint64_t trace_hash = 1469598103934665603ull;
+    std::vector<TraceEvent> trace;
+    uint64_t executed = 0;
+
+private:
+    friend class Races;
+
+    // engine.cpp: launch, schedule, errors
+    void launch_ready_clusters();
+    bool place_cluster(uint64_t number);
+    void start_warp(Warp& w);
+    void retire(Cta& cta);
+    bool step();
+    bool run_warp(Warp& w, uint32_t quantum);
+    bool runnable(const Warp& w) const;
+    bool idle();
+    [[noreturn]] void deadlock();
+    void effect() { ++epoch_; }
+    void record(Warp& w, int32_t row, uint32_t count, const char* what);
+    void mix(uint64_t value) { trace_hash = (trace_hash ^ value) * 1099511628211ull; }
+    [[noreturn]] void fail(const char* kind, const std::string& message) const { throw SimError(kind, message); }
+    Place place_of(const Warp& w, const Fragment& f, int32_t row) const {
+        return {row, int32_t(w.cta->linear), int32_t(w.index), f.mask};
+    }
+
+    // execute.cpp
+    Next execute(Warp& w, Fragment& f, const Instr& in);
+    Next dispatch(Exec& x);
+    void merge(Warp& w);
+    void settle_registers(Warp& w, const Instr& in);
+    bool converged(Exec& x, uint32_t members);
+    void exit_lanes(Warp& w, uint32_t mask);
+    Next branch(Exec& x, uint32_t taken);
+    void warp_op(Exec& x);
+
+    // alu_int.cpp, alu_float.cpp, convert.cpp
+    bool alu_int(Exec& x);
+    bool alu_float(Exec& x);
+    bool convert(Exec& x);
+
+    // memory.cpp
+    Span resolve(const Warp& w, Space space, uint64_t address, uint32_t bytes, int lane) const;
+    Span shared_span(Cluster& cluster, const Cta& own, uint64_t address, uint32_t bytes, bool own_only) const;
+    uint8_t* global_span(uint64_t address, uint32_t bytes) const;
+    Next memory(Exec& x);
+    void load(Exec& x);
+    void store(Exec& x);
+    void atomic(Exec& x);
+    void matrix_fragment(Exec& x);
+    void shared_write_check(const Span& s, uint32_t bytes) const;
+    Cta& shared_cta(const Warp& w, Space space, uint64_t address, uint32_t& offset) const;
+    void poll(Exec& x, uint64_t value);
+    uint32_t address_check(Exec& x, uint32_t source) const;
+    void check_defined(const Span& s, uint32_t bytes, const char* what) const;
+    void count_bytes(const char* path, uint64_t bytes) { counters.bytes[path] += bytes; }
+
+    // barrier.cpp
+    Next barrier(Exec& x);
+    Mbarrier& mbarrier(Cta& cta, uint32_t offset);
+    void arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, const Order& from, const Place& who,
+                bool drop = false);
+    void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from);
+    void finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar);
+    Next mbar_wait(Exec& x);
+    Next named_barrier(Exec& x);
+    void release_named(Cta& cta, uint32_t id);
+    uint32_t alive_threads(const Cta& cta) const;
+    Next cluster_barrier(Exec& x);
+    void check_cluster_barrier(Cluster& cluster);
+    void check_named_barriers(Cta& cta);
+
+    // async.cpp
+    Next async_copy(Exec& x);
+    AsyncPtr make_op(Exec& x, const char* name, uint64_t pipe = 0);
+    void submit(const AsyncPtr& op);
+    void advance(AsyncOp& op);
+    void force(AsyncOp& op, size_t steps = ~size_t(0));     // runs at least the first `steps` steps now
+    void fire(size_t pipe);
+    Agent agent(const AsyncOp& op, bool write) const;
+    Order completion(const AsyncOp& op, bool reads_only = false) const;
+    void join_completed(Warp& w, const AsyncOp& op, bool reads_only = false);
+    void drain(const Cta& cta);
+    void tma(Exec& x);
+    void bulk(Exec& x);
+    void cp_async(Exec& x);
+    void try_cancel(Exec& x);
+    TensorMap tensor_map(Exec& x, uint64_t address);
+    void st_async(Exec& x);
+
+    // tensor.cpp
+    Next tensor(Exec& x);
+    Next tmem_alloc(Exec& x);
+    void tmem_dealloc(Exec& x);
+    void tmem_ld_st(Exec& x);
+    void umma(Exec& x);
+    void umma_commit(Exec& x);
+    void tmem_copy_shift(Exec& x);
+    void mma_sync(Exec& x);
+    Next wgmma(Exec& x);
+    void check_tmem(const Cta& cta, const TmemRect& rect) const;
+    void check_operands(const AsyncOp& op, Cta* const* ctas, const Footprint& footprint, std::vector<uint8_t>* poison);
+
+    const Program& program_;
+    Config config_;
+    Races races_;
+    std::mt19937_64 random_;
+    std::vector<std::unique_ptr<Sm>> sms_;
+    std::vector<std::unique_ptr<Cluster>> clusters_;    // resident
+    std::vector<Warp*> warps_;                          // resident
+    std::vector<std::unique_ptr<Pipe>> pipes_;
+    std::map<uint64_t, uint32_t> pipe_slots_;           // clock slots of keyed pipes
+    uint64_t next_cluster_ = 0, cluster_count_ = 0;
+    uint32_t cluster_grid_[3] = {1, 1, 1};
+    uint32_t cluster_size_ = 1;
+    uint64_t epoch_ = 0;            // changes with every effect that a poll could see
+    uint64_t time_ = 0;
+    size_t cursor_ = 0;
+    uint32_t idle_rounds_ = 0;
+    uint64_t idle_epoch_ = ~0ull;
+    uint32_t asyncs_between_ = 0;
+    // Adversarial choices, drawn per launch.
+    int32_t starved_warp_ = -1, favoured_warp_ = -1;
+    bool late_asyncs_ = true, newest_first_ = false;
+    Place current_;
+    std::vector<Warp*> dead_warps_;
+    std::vector<std::unique_ptr<Cluster>> retired_;     // kept until their last asynchronous operation
+};
+
+}  // namespace fa4

@@ -1,0 +1,295 @@
+// Fetch, guard, convergence, control flow and warp-wide instructions.
+#include "engine.hpp"
+#include "lanes.hpp"
+
+namespace fa4 {
+
+// Fragments that meet at the same instruction run together again.
+void Engine::merge(Warp& w) {
+    auto& fs = w.fragments;
+    for (size_t i = 0; i < fs.size(); ++i) {
+        for (size_t j = i + 1; j < fs.size();) {
+            const bool free = (fs[i].wait == Wait::None || fs[i].wait == Wait::Converge) && (fs[j].wait == Wait::None || fs[j].wait == Wait::Converge);
+            if (free && fs[i].pc == fs[j].pc) {
+                fs[i].mask |= fs[j].mask;
+                fs[i].wait = Wait::None;
+                fs[i].timed_out = false;
+                fs.erase(fs.begin() + long(j));
+            } else {
+                ++j;
+            }
+        }
+    }
+}
+
+// Registers of a tcgen05.ld in flight: a use waits for the load, as the ISA's register dependency does.
+// Registers of a wgmma in flight must not be touched.
+void Engine::settle_registers(Warp& w, const Instr& in) {
+    const Operand* ops = program_.operands.data() + in.first;
+    for (uint32_t i = 0; i < in.count; ++i) {
+        if (ops[i].kind != Operand::Reg) continue;
+        const uint8_t state = w.in_flight[size_t(ops[i].id)];
+        if (state == 1) {
+            for (AsyncPtr& op : w.tmem_ops[0]) force(*op);
+        } else if (state == 2 && in.op != Op::wgmma && config_.check_poison) {
+            fail("UninitializedRead", std::string(i < in.ndst ? "a write to" : "a read of") +
+                                          " a register that a wgmma in flight owns: wgmma.wait_group must come first");
+        }
+    }
+}
+
+// True when all members of a .sync instruction are here; otherwise the fragment waits for them.
+bool Engine::converged(Exec& x, uint32_t members) {
+    members &= x.w.alive;
+    if ((x.f.mask & members) == members) return true;
+    x.f.wait = Wait::Converge;
+    return false;
+}
+
+void Engine::exit_lanes(Warp& w, uint32_t mask) {
+    w.alive &= ~mask;
+    Cta& cta = *w.cta;
+    cta.cluster->alive_lanes -= uint32_t(__builtin_popcount(mask));
+    // Lanes that left after arriving at the cluster barrier count no longer on either side.
+    const uint32_t arrived = uint32_t(w.cluster_arrivals) & mask;
+    for (uint32_t m = arrived; m; m &= m - 1)
+        if (w.cluster_phase[__builtin_ctz(m)] == cta.cluster->phase) --cta.cluster->arrived;
+    w.cluster_arrivals &= ~uint64_t(mask);
+    effect();
+    if (!w.alive) {
+        --cta.alive_warps;
+        check_named_barriers(cta);
+    }
+    check_cluster_barrier(*cta.cluster);
+}
+
+Next Engine::branch(Exec& x, uint32_t taken) {
+    Fragment& f = x.f;
+    const uint32_t target = uint32_t(x.in.m[0]);
+    if (taken == f.mask) {
+        f.pc = target;
+    } else if (taken == 0) {
+        ++f.pc;
+    } else {
+        Fragment other;
+        other.mask = taken;
+        other.pc = target;
+        f.mask &= ~taken;
+        ++f.pc;
+        x.w.fragments.push_back(other);     // invalidates f
+    }
+    return Next::Jumped;
+}
+
+void Engine::warp_op(Exec& x) {
+    const Instr& in = x.in;
+    const uint32_t mask = x.mask;
+    auto set_pred = [&](uint32_t i, uint32_t lanes) {
+        if (x.has_dst(i)) *x.dst(i) = (*x.dst(i) & ~mask) | (lanes & mask);
+        x.set_valid(i, ~0u);
+    };
+    switch (in.op) {
+        case Op::shfl: {
+            uint32_t values[32], inside = 0, valid = 0;
+            const uint32_t source_valid = x.valid(0);
+            for_lanes(mask, [&](int l) {
+                const uint32_t b = x.src(1)[l] & 31, c = x.src(2)[l];
+                const uint32_t clamp = c & 31, segment = c >> 8 & 31;
+                const uint32_t max_lane = (uint32_t(l) & segment) | (clamp & ~segment), min_lane = uint32_t(l) & segment;
+                int j;
+                bool p;
+                switch (in.m[0]) {
+                    case 0: j = l - int(b); p = j >= int(max_lane); break;
+                    case 1: j = l + int(b); p = j <= int(max_lane); break;
+                    case 2: j = l ^ int(b); p = j <= int(max_lane); break;
+                    default: j = int(min_lane | (b & ~segment)); p = j <= int(max_lane);
+                }
+                if (!p) j = l;
+                inside |= uint32_t(p) << l;
+                values[l] = x.src(0)[j];
+                // Reading a lane that does not take part gives an undefined value.
+                valid |= uint32_t((source_valid >> j & 1) && (mask >> j & 1)) << l;
+            });
+            if (x.has_dst(0)) for_lanes(mask, [&](int l) { x.dst(0)[l] = values[l]; });
+            x.set_valid(0, valid);
+            set_pred(1, inside);
+            break;
+        }
+        case Op::vote: case Op::ballot: {
+            if (mask & ~x.valid(0) && config_.check_poison) fail("UninitializedRead", "a vote on a predicate that was never defined");
+            const uint32_t p = x.pred(0) & mask;
+            if (in.op == Op::ballot) {
+                for_lanes(mask, [&](int l) { x.dst()[l] = p; });
+                x.set_valid(0, ~0u);
+            } else {
+                const bool r = in.m[0] == 0 ? p == mask : in.m[0] == 1 ? p != 0 : p == mask || p == 0;
+                set_pred(0, r ? ~0u : 0);
+            }
+            break;
+        }
+        case Op::match_any: case Op::match_all: {
+            uint32_t same[32], all = ~0u;
+            for_lanes(mask, [&](int l) {
+                same[l] = 0;
+                for_lanes(mask, [&](int k) { same[l] |= uint32_t(x.value(0, k) == x.value(0, l)) << k; });
+                all &= same[l] == mask ? ~0u : 0;
+            });
+            if (x.has_dst(0)) for_lanes(mask, [&](int l) { x.dst()[l] = in.op == Op::match_any ? same[l] : all ? mask : 0; });
+            x.set_valid(0, x.valid(0));
+            set_pred(1, all);
+            break;
+        }
+        case Op::activemask:
+            for_lanes(mask, [&](int l) { x.dst()[l] = mask; });
+            x.set_valid(0, ~0u);
+            break;
+        case Op::elect: {
+            const uint32_t leader = uint32_t(__builtin_ctz(mask));
+            if (x.has_dst(0)) for_lanes(mask, [&](int l) { x.dst(0)[l] = leader; });
+            x.set_valid(0, ~0u);
+            set_pred(1, 1u << leader);
+            break;
+        }
+        case Op::redux: {
+            uint32_t r = x.src(0)[x.first_lane()];
+            bool first = true;
+            for_lanes(mask, [&](int l) {
+                const uint32_t v = x.src(0)[l];
+                if (first) { first = false; r = in.type == Type::f32 && (in.m[1] & 1) ? v & 0x7FFFFFFF : v; return; }
+                switch (in.m[0]) {
+                    case 0: r += v; break;
+                    case 1: case 2: {
+                        const bool min = in.m[0] == 1;
+                        if (in.type == Type::f32) {
+                            float a = bits_to_float(r), b = bits_to_float(in.m[1] & 1 ? v & 0x7FFFFFFF : v);
+                            r = float_to_bits(min ? min_number(a, b, in.m[1] & 2) : max_number(a, b, in.m[1] & 2));
+                        } else if (in.type == Type::s32) r = uint32_t(min ? std::min(int32_t(r), int32_t(v)) : std::max(int32_t(r), int32_t(v)));
+                        else r = min ? std::min(r, v) : std::max(r, v);
+                        break;
+                    }
+                    case 3: r &= v; break;
+                    case 4: r |= v; break;
+                    default: r ^= v;
+                }
+            });
+            const bool valid = (x.valid(0) & mask) == mask;
+            for_lanes(mask, [&](int l) { x.dst()[l] = r; });
+            x.set_valid(0, valid ? ~0u : 0);
+            break;
+        }
+        case Op::clock: {
+            const uint64_t t = in.m[0] >= 3 ? time_ * 32 : time_;
+            for_lanes(mask, [&](int l) {
+                if (x.op(0).bits == 64) put<uint64_t>(x.dst(), l, t);
+                else x.dst()[l] = uint32_t(in.m[0] == 1 || in.m[0] == 5 ? t >> 32 : t);
+            });
+            x.set_valid(0, ~0u);
+            break;
+        }
+        default: break;
+    }
+}
+
+Next Engine::dispatch(Exec& x) {
+    const Instr& in = x.in;
+    const Op op = in.op;
+    if (op <= Op::testp) {
+        if (op >= Op::mov && op <= Op::unpack) {
+            convert(x);
+            return Next::Advance;
+        }
+        const bool known = op >= Op::fadd ? alu_float(x) : op >= Op::cvt ? convert(x) : alu_int(x);
+        if (!known) fail("UnknownInstruction", "this operation is not modelled for its type");
+        if (op != Op::selp) {
+            uint32_t valid = ~0u;
+            for (uint32_t i = 0; i < x.sources(); ++i) valid &= x.valid(i);
+            for (uint32_t i = 0; i < in.ndst; ++i) x.set_valid(i, valid);
+        }
+        return Next::Advance;
+    }
+    if (op >= Op::shfl && op <= Op::dynsreg) {
+        warp_op(x);
+        return Next::Advance;
+    }
+    if (op >= Op::ld && op <= Op::tensormap_cp && op != Op::mma_sync && op != Op::st_async && op != Op::red_async) return memory(x);
+    if (op >= Op::bar_sync && op <= Op::mbar_pending_count) return barrier(x);
+    if (op == Op::mma_sync || op >= Op::tmem_alloc) return tensor(x);
+    if (op == Op::st_async || op == Op::red_async || op >= Op::cp_async) return async_copy(x);
+    switch (op) {
+        case Op::nanosleep:
+            poll(x, 0);
+            return Next::Advance;
+        case Op::setmaxnreg: {
+            Cta& cta = *x.w.cta;
+            const uint32_t wanted = uint32_t(in.m[0]), have = x.w.registers;
+            if (wanted % 8 || wanted < 24 || wanted > 256) fail("IllegalInstruction", "setmaxnreg " + std::to_string(wanted) + " is not a multiple of 8 in 24..256");
+            if (in.m[1] == 0) {
+                if (wanted > have) fail("IllegalInstruction", "setmaxnreg.dec to " + std::to_string(wanted) + " but the warp has " + std::to_string(have));
+                cta.pool_registers += (have - wanted) * 32;
+            } else {
+                if (wanted < have) fail("IllegalInstruction", "setmaxnreg.inc to " + std::to_string(wanted) + " but the warp has " + std::to_string(have));
+                const uint32_t need = (wanted - have) * 32;
+                if (need > cta.pool_registers) {
+                    x.f.wait = Wait::Poll;      // blocks until others release theirs
+                    x.f.poll_epoch = epoch_;
+                    return Next::Stay;
+                }
+                cta.pool_registers -= need;
+            }
+            x.w.registers = wanted;
+            effect();
+            return Next::Advance;
+        }
+        case Op::trap: fail("IllegalInstruction", "the kernel executed a trap");
+        case Op::nop: return Next::Advance;
+        case Op::warpsync: return Next::Advance;
+        default: fail("UnknownInstruction", "this instruction is not modelled");
+    }
+}
+
+Next Engine::execute(Warp& w, Fragment& f, const Instr& in) {
+    Exec x{w, f, in, program_.operands.data() + in.first, f.mask, program_.constants.data()};
+    if (w.pending_loads || program_.uses_wgmma) settle_registers(w, in);
+    if (in.guard.kind != Operand::None) {
+        const uint32_t p = *w.row(in.guard, x.constants) ^ (in.guard.negated ? ~0u : 0u);
+        if (in.guard.kind == Operand::Reg && config_.check_poison) {
+            if (w.pending_loads && w.in_flight[size_t(in.guard.id)] == 1)
+                for (AsyncPtr& op : w.tmem_ops[0]) force(*op);
+            if (f.mask & ~w.valid[size_t(in.guard.id)]) fail("UninitializedRead", "control flow depends on a predicate that was never defined");
+        }
+        x.mask &= p;
+    }
+    if (in.op == Op::bra) return branch(x, x.mask);
+    if (in.op == Op::brx) {
+        uint32_t taken = 0;
+        if (x.mask & ~x.valid(0) && config_.check_poison) fail("UninitializedRead", "a branch index was never defined");
+        for_lanes(x.mask, [&](int l) { taken |= uint32_t(x.value(0, l) == x.value(1, l)) << l; });
+        return branch(x, taken);
+    }
+    if (in.op == Op::exit) {
+        if (x.mask == 0) {
+            ++f.pc;
+            return Next::Jumped;
+        }
+        const uint32_t gone = x.mask;
+        f.mask &= ~gone;
+        if (f.mask) ++f.pc;
+        exit_lanes(w, gone);
+        return Next::Jumped;
+    }
+    if (x.mask == 0) return Next::Advance;
+    if (in.sync || in.aligned) {
+        uint32_t members = w.alive;
+        if (!in.aligned && in.op != Op::setmaxnreg) {
+            members = uint32_t(x.value(x.sources() - 1, x.first_lane())) & w.alive;
+            if (!(members & x.mask)) fail("DivergentAligned", "the executing lanes are not in the member mask");
+        }
+        if (x.mask == f.mask ? !converged(x, members) : (x.mask & members) != members) {
+            if (x.mask == f.mask) return Next::Stay;
+            fail("DivergentAligned", "a .sync or .aligned instruction is predicated off for part of its lanes");
+        }
+    }
+    return dispatch(x);
+}
+
+}  // namespace fa4

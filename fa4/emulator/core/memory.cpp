@@ -1,0 +1,463 @@
+// Loads, stores, atomics and addresses. PTX ISA 9.7.9, 9.7.13.5 - 9.7.13.6.
+// m of ld/st: space, elements, byte offset, semantics, scope. m of atom/red: the same, then the operation.
+#include "engine.hpp"
+#include "lanes.hpp"
+#include "mma_sync.hpp"
+
+namespace fa4 {
+namespace {
+
+std::string hex(uint64_t v) {
+    char text[24];
+    std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
+    return text;
+}
+
+uint32_t element_bytes(Type t) {
+    switch (t) {
+        case Type::b8: case Type::u8: case Type::s8: return 1;
+        case Type::b16: case Type::u16: case Type::s16: case Type::f16: case Type::bf16: return 2;
+        case Type::b64: case Type::u64: case Type::s64: case Type::f64: case Type::f32x2: return 8;
+        case Type::b128: return 16;
+        default: return 4;
+    }
+}
+
+template <class T>
+T apply_integer(int op, T old, T a, T b) {
+    switch (op) {
+        case 0: return T(std::make_unsigned_t<T>(old) + std::make_unsigned_t<T>(a));
+        case 1: return std::min(old, a);
+        case 2: return std::max(old, a);
+        case 3: return old >= a ? T(0) : T(old + 1);
+        case 4: return old == 0 || old > a ? a : T(old - 1);
+        case 5: return T(old & a);
+        case 6: return T(old | a);
+        case 7: return T(old ^ a);
+        case 8: return a;
+        default: return old == a ? b : old;
+    }
+}
+
+float apply_float(int op, float old, float a) {
+    return op == 0 ? canonical(old + a) : op == 1 ? min_number(old, a, false) : max_number(old, a, false);
+}
+
+uint32_t apply_half(int op, bool bf16, uint32_t old, uint32_t a) {
+    if (bf16) return float_to_bf16(apply_float(op, bf16_to_float(uint16_t(old)), bf16_to_float(uint16_t(a))));
+    return float_to_f16(apply_float(op, f16_to_float(uint16_t(old)), f16_to_float(uint16_t(a))));
+}
+
+}  // namespace
+
+// What an atomic operation leaves in memory. `b` is the swap value of cas.
+uint64_t apply_atomic(Type type, int op, uint64_t old, uint64_t a, uint64_t b) {
+    switch (type) {
+        case Type::s32: return uint32_t(apply_integer<int32_t>(op, int32_t(old), int32_t(a), int32_t(b)));
+        case Type::u32: case Type::b32: return apply_integer<uint32_t>(op, uint32_t(old), uint32_t(a), uint32_t(b));
+        case Type::s64: return uint64_t(apply_integer<int64_t>(op, int64_t(old), int64_t(a), int64_t(b)));
+        case Type::b16: case Type::u16: return apply_integer<uint16_t>(op, uint16_t(old), uint16_t(a), uint16_t(b));
+        case Type::f32: return op >= 8 ? apply_integer<uint32_t>(op, uint32_t(old), uint32_t(a), uint32_t(b))
+                                       : float_to_bits(apply_float(op, bits_to_float(uint32_t(old)), bits_to_float(uint32_t(a))));
+        case Type::f64: return double_to_bits(bits_to_double(old) + bits_to_double(a));
+        case Type::f16: case Type::bf16: return apply_half(op, type == Type::bf16, uint32_t(old), uint32_t(a));
+        case Type::f16x2: case Type::bf16x2:
+            return apply_half(op, type == Type::bf16x2, old & 0xFFFF, a & 0xFFFF) | apply_half(op, type == Type::bf16x2, old >> 16, a >> 16) << 16;
+        default: return apply_integer<uint64_t>(op, old, a, b);
+    }
+}
+
+Agent agent_of(const Warp& w, int32_t row) {
+    return {&w.clock.order, w.clock.slot, w.clock.epoch, w.clock.self_from, row, int32_t(w.cta->linear), int16_t(w.index), false};
+}
+
+uint8_t* Engine::global_span(uint64_t address, uint32_t bytes) const {
+    if (config_.check_bounds) {
+        auto it = std::upper_bound(config_.regions.begin(), config_.regions.end(), address,
+                                   [](uint64_t a, const Region& r) { return a < r.base; });
+        if (it == config_.regions.begin() || address + bytes > (it - 1)->base + (it - 1)->bytes) {
+            std::string text = "global address " + hex(address) + " (" + std::to_string(bytes) + " bytes) is outside every allocation";
+            if (it != config_.regions.begin()) {
+                const Region& r = *(it - 1);
+                text += "; the nearest below is " + (r.name.empty() ? hex(r.base) : r.name) + ", " + std::to_string(r.bytes) +
+                        " bytes, overrun by " + std::to_string(address + bytes - r.base - r.bytes);
+            }
+            fail("OutOfBounds", text);
+        }
+    }
+    return reinterpret_cast<uint8_t*>(address);
+}
+
+Cta& Engine::shared_cta(const Warp& w, Space space, uint64_t address, uint32_t& offset) const {
+    if (space == Space::Generic) {
+        if ((address & kWindowMask) != kSharedBase) fail("OutOfBounds", "address " + hex(address) + " is not in shared memory");
+        address &= ~kWindowMask;
+    }
+    if ((address & kWindowMask) == kSharedBase) address &= ~kWindowMask;
+    offset = uint32_t(address) & kSharedMask;
+    const uint32_t rank = uint32_t(address) >> kRankShift;
+    Cluster& cluster = *w.cta->cluster;
+    if (rank >= cluster.ctas.size() || address >> 32)
+        fail("OutOfBounds", "shared address " + hex(address) + " names CTA rank " + std::to_string(rank) + " of a cluster of " +
+                                std::to_string(cluster.ctas.size()));
+    if (space == Space::Shared && rank != w.cta->rank)
+        fail("OutOfBounds", "shared::cta address " + hex(address) + " belongs to CTA rank " + std::to_string(rank) + ", not to " +
+                                std::to_string(w.cta->rank));
+    return *cluster.ctas[rank];
+}
+
+Span Engine::resolve(const Warp& w, Space space, uint64_t address, uint32_t bytes, int lane) const {
+    Span s;
+    if (space == Space::Generic) {
+        const uint64_t window = address & kWindowMask;
+        space = window == kSharedBase ? Space::SharedCluster : window == kParamBase ? Space::Param
+              : window == kLocalBase ? Space::Local : Space::Global;
+    }
+    s.space = space;
+    switch (space) {
+        case Space::Global: case Space::Const:
+            s.space = Space::Global;
+            s.data = global_span(address, bytes);
+            s.address = address;
+            return s;
+        case Space::Shared: case Space::SharedCluster: {
+            Cta& cta = shared_cta(w, space, address, s.offset);
+            if (s.offset < kSharedReserved || s.offset + bytes > cta.shared.size())
+                fail("OutOfBounds", "shared address " + hex(s.offset) + " (" + std::to_string(bytes) + " bytes) is outside the CTA's " +
+                                        std::to_string(cta.shared.size() - kSharedReserved) + " bytes, which start at " + hex(kSharedReserved));
+            s.space = Space::Shared;
+            s.cta = &cta;
+            s.data = cta.shared.data() + s.offset;
+            s.shadow = cta.shadow.data() + s.offset;
+            return s;
+        }
+        case Space::Param: {
+            const uint64_t at = address & ~kWindowMask;
+            if (at + bytes > config_.params.size()) fail("OutOfBounds", "parameter byte " + std::to_string(at) + " is outside the parameters");
+            s.data = const_cast<uint8_t*>(config_.params.data()) + at;
+            return s;
+        }
+        default: {
+            const uint64_t at = address & ~kWindowMask;
+            if (at + bytes > program_.local_bytes) fail("OutOfBounds", "local address " + std::to_string(at) + " is outside the thread's local memory");
+            const size_t index = size_t(lane) * program_.local_bytes + at;
+            s.data = const_cast<uint8_t*>(w.local.data()) + index;
+            s.shadow = const_cast<uint8_t*>(w.local_valid.data()) + index;
+            return s;
+        }
+    }
+}
+
+// Lanes whose address is defined; poison in an address is an error.
+uint32_t Engine::address_check(Exec& x, uint32_t source) const {
+    const uint32_t bad = x.mask & ~x.valid(source);
+    if (bad && config_.check_poison) fail("UninitializedRead", "the address was never given a value");
+    return x.mask;
+}
+
+void Engine::check_defined(const Span& s, uint32_t bytes, const char* what) const {
+    if (!s.shadow || !config_.check_poison) return;
+    for (uint32_t i = 0; i < bytes; ++i)
+        if (!(s.shadow[i] & Cta::kValid))
+            fail("UninitializedRead", std::string(what) + ": shared memory at " + hex(s.offset + i) + " was never written");
+}
+
+void Engine::shared_write_check(const Span& s, uint32_t bytes) const {
+    if (!s.cta) return;
+    for (uint32_t i = 0; i < bytes; i += 4)
+        if (s.shadow[i] & Cta::kBarrier)
+            fail("BarrierMisuse", "a write to " + hex(s.offset + i) + " overwrites a live mbarrier");
+}
+
+// A lane that sees the same value at the same place while nothing changed is polling: let the others run.
+void Engine::poll(Exec& x, uint64_t value) {
+    Fragment& f = x.f;
+    const uint32_t pc = f.pc;
+    if (f.poll_pc == pc && f.poll_value == value && f.poll_epoch == epoch_) f.wait = Wait::Poll;
+    f.poll_pc = pc;
+    f.poll_value = value;
+    f.poll_epoch = epoch_;
+}
+
+void Engine::load(Exec& x) {
+    const Instr& in = x.in;
+    const uint32_t n = uint32_t(in.m[1]), size = element_bytes(in.type), bytes = n * size;
+    const bool sign = in.type == Type::s8 || in.type == Type::s16 || in.type == Type::s32;
+    address_check(x, 0);
+    uint32_t valid[8];
+    for (uint32_t& v : valid) v = ~0u;
+    uint64_t seen = 14695981039346656037ull, shared_bytes = 0, global_bytes = 0;
+    const int semantics = int(in.m[3]);
+    Agent agent = agent_of(x.w, current_.row);
+    for_lanes(x.mask, [&](int l) {
+        const uint64_t address = x.value(0, l) + uint64_t(in.m[2]);
+        if (address % bytes) fail("Misaligned", "address " + hex(address) + " is not a multiple of " + std::to_string(bytes));
+        const Span s = resolve(x.w, Space(in.m[0]), address, bytes, l);
+        if (s.cta) shared_bytes += bytes;
+        else if (s.space == Space::Global) global_bytes += bytes;
+        if (races_.enabled) {
+            agent.self_from = x.w.clock.self_from;
+            if (s.cta) races_.shared(agent, *s.cta, s.offset, bytes, semantics ? kAtomic : 0);
+            else if (s.space == Space::Global) races_.global(agent, s.address, bytes, semantics ? kAtomic : 0);
+            if (semantics) races_.flag_read(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics);
+        }
+        for (uint32_t i = 0; i < n; ++i) {
+            if (!x.has_dst(i)) continue;
+            const uint8_t* p = s.data + i * size;
+            if (s.shadow) {
+                for (uint32_t b = 0; b < size; ++b) {
+                    const uint8_t v = s.shadow[i * size + b];
+                    if (!(v & Cta::kValid)) valid[i] &= ~(1u << l);
+                }
+            }
+            if (size == 16) {
+                std::memcpy(x.dst(i) + 2 * l, p, 8);
+                std::memcpy(x.dst(i) + 64 + 2 * l, p + 8, 8);
+                continue;
+            }
+            uint64_t v = 0;
+            std::memcpy(&v, p, size);
+            seen = (seen ^ v) * 1099511628211ull;
+            if (sign) v = uint64_t(int64_t(v << (64 - 8 * size)) >> (64 - 8 * size));
+            if (x.op(i).bits == 64) put<uint64_t>(x.dst(i), l, v);
+            else if (x.op(i).bits == 16) x.dst(i)[l] = uint32_t(v & 0xFFFF);
+            else x.dst(i)[l] = uint32_t(v);
+        }
+    });
+    for (uint32_t i = 0; i < n; ++i) x.set_valid(i, valid[i]);
+    if (shared_bytes) counters.bytes["shared_load"] += shared_bytes;
+    if (global_bytes) counters.bytes["global_load"] += global_bytes;
+    if (semantics) poll(x, seen);
+}
+
+void Engine::store(Exec& x) {
+    const Instr& in = x.in;
+    const uint32_t n = uint32_t(in.m[1]), size = element_bytes(in.type), bytes = n * size;
+    address_check(x, 0);
+    const int semantics = int(in.m[3]);
+    const Agent agent = agent_of(x.w, current_.row);
+    uint64_t shared_bytes = 0, global_bytes = 0;
+    bool changed = false;
+    for_lanes(x.mask, [&](int l) {
+        const uint64_t address = x.value(0, l) + uint64_t(in.m[2]);
+        if (address % bytes) fail("Misaligned", "address " + hex(address) + " is not a multiple of " + std::to_string(bytes));
+        const Span s = resolve(x.w, Space(in.m[0]), address, bytes, l);
+        shared_write_check(s, bytes);
+        if (s.cta) shared_bytes += bytes;
+        else if (s.space == Space::Global) global_bytes += bytes;
+        else if (s.space == Space::Param) fail("OutOfBounds", "a store to a kernel parameter");
+        if (races_.enabled) {
+            const uint8_t kind = uint8_t(kWrite | (semantics ? kAtomic : 0));
+            if (s.cta) races_.shared(agent, *s.cta, s.offset, bytes, kind);
+            else if (s.space == Space::Global) races_.global(agent, s.address, bytes, kind);
+        }
+        for (uint32_t i = 0; i < n; ++i) {
+            const bool defined = x.valid(1 + i) >> l & 1;
+            if (!defined && s.space == Space::Global && config_.check_poison)
+                fail("UninitializedRead", "a value that was never defined reaches global memory at " + hex(s.address + i * size));
+            uint8_t raw[16];
+            if (size == 16) {
+                std::memcpy(raw, x.src(1 + i) + 2 * l, 8);
+                std::memcpy(raw + 8, x.src(1 + i) + 64 + 2 * l, 8);
+            } else {
+                const uint64_t v = x.value(1 + i, l);
+                std::memcpy(raw, &v, 8);
+            }
+            changed |= std::memcmp(s.data + i * size, raw, size) != 0;
+            std::memcpy(s.data + i * size, raw, size);
+            if (s.shadow) std::memset(s.shadow + i * size, defined ? Cta::kValid : 0, size);
+        }
+    });
+    if (semantics && races_.enabled)
+        for_lanes(x.mask, [&](int l) {
+            const Span s = resolve(x.w, Space(in.m[0]), x.value(0, l) + uint64_t(in.m[2]), bytes, l);
+            races_.flag_write(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics);
+        });
+    if (shared_bytes) counters.bytes["shared_store"] += shared_bytes;
+    if (global_bytes) counters.bytes["global_store"] += global_bytes;
+    if (changed) effect();
+}
+
+void Engine::atomic(Exec& x) {
+    const Instr& in = x.in;
+    const uint32_t n = uint32_t(in.m[1]), size = element_bytes(in.type);
+    const int op = int(in.m[5]), semantics = int(in.m[3]);
+    const uint32_t per_element = op == 9 ? 2 : 1;
+    address_check(x, 0);
+    bool changed = false;
+    uint64_t seen = 14695981039346656037ull;
+    for_lanes(x.mask, [&](int l) {
+        const uint64_t address = x.value(0, l) + uint64_t(in.m[2]);
+        if (address % (n * size)) fail("Misaligned", "address " + hex(address) + " is not a multiple of " + std::to_string(n * size));
+        const Span s = resolve(x.w, Space(in.m[0]), address, n * size, l);
+        shared_write_check(s, n * size);
+        const uint64_t key = s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address;
+        if (races_.enabled) {
+            const Agent agent = agent_of(x.w, current_.row);
+            if (s.cta) races_.shared(agent, *s.cta, s.offset, n * size, kWrite | kAtomic);
+            else if (s.space == Space::Global) races_.global(agent, s.address, n * size, kWrite | kAtomic);
+            if (in.op == Op::atom) races_.flag_read(x.w.clock, key, semantics);
+            races_.flag_write(x.w.clock, key, semantics);
+        }
+        for (uint32_t i = 0; i < n; ++i) {
+            bool defined = true;
+            for (uint32_t k = 0; k < per_element; ++k) defined &= (x.valid(1 + i * per_element + k) >> l) & 1;
+            if (!defined && config_.check_poison) fail("UninitializedRead", "an operand of an atomic operation was never defined");
+            uint8_t* p = s.data + i * size;
+            if (size == 16) {
+                uint64_t old[2], a[2], b[2] = {};
+                std::memcpy(old, p, 16);
+                for (int h = 0; h < 2; ++h) {
+                    a[h] = get<uint64_t>(x.src(1) + 64 * h, l);
+                    if (op == 9) b[h] = get<uint64_t>(x.src(2) + 64 * h, l);
+                    if (x.has_dst(0)) put<uint64_t>(x.dst(0) + 64 * h, l, old[h]);
+                }
+                const bool equal = old[0] == a[0] && old[1] == a[1];
+                if (op == 8) std::memcpy(p, a, 16);
+                else if (equal) std::memcpy(p, b, 16);
+                changed |= op == 8 || equal;
+                continue;
+            }
+            uint64_t old = 0;
+            std::memcpy(&old, p, size);
+            const uint64_t a = x.value(1 + i * per_element, l), b = per_element == 2 ? x.value(2 + i * 2, l) : 0;
+            const uint64_t r = apply_atomic(in.type, op, old, a, b);
+            std::memcpy(p, &r, size);
+            changed |= std::memcmp(&old, &r, size) != 0;
+            seen = (seen ^ old) * 1099511628211ull;
+            if (i < in.ndst && x.has_dst(i)) {
+                if (x.op(i).bits == 64) put<uint64_t>(x.dst(i), l, old);
+                else x.dst(i)[l] = uint32_t(old);
+            }
+        }
+    });
+    for (uint32_t i = 0; i < in.ndst; ++i) x.set_valid(i, ~0u);
+    counters.bytes["atomic"] += uint64_t(__builtin_popcount(x.mask)) * n * size;
+    if (changed) effect();
+    else if (in.op == Op::atom) poll(x, seen);
+}
+
+void Engine::matrix_fragment(Exec& x) {
+    const Instr& in = x.in;
+    const LdMatrixOp op{MatrixShape(in.m[0]), uint8_t(in.m[1]), bool(in.m[2])};
+    const uint32_t registers = ldmatrix_registers(op), rows = ldmatrix_rows(op);
+    address_check(x, 0);
+    uint8_t* pointers[32] = {};
+    uint32_t row_valid = ~0u;
+    const bool write = in.op == Op::stmatrix;
+    const Agent agent = agent_of(x.w, current_.row);
+    for (uint32_t t = 0; t < rows; ++t) {
+        const uint64_t address = x.value(0, int(t)) + uint64_t(in.m[4]);
+        if (address % kMatrixRowBytes) fail("Misaligned", "row address " + hex(address) + " of thread " + std::to_string(t) + " is not a multiple of 16");
+        const Span s = resolve(x.w, in.m[3] ? Space(in.m[3]) : Space::Generic, address, kMatrixRowBytes, int(t));
+        if (!s.cta) fail("OutOfBounds", "ldmatrix and stmatrix work on shared memory");
+        if (write) shared_write_check(s, kMatrixRowBytes);
+        races_.shared(agent, *s.cta, s.offset, kMatrixRowBytes, write ? kWrite : 0);
+        pointers[t] = s.data;
+        for (uint32_t b = 0; b < kMatrixRowBytes && !write; ++b)
+            if (!(s.shadow[b] & Cta::kValid)) row_valid &= ~(1u << t);
+        if (write) std::memset(s.shadow, Cta::kValid, kMatrixRowBytes);
+    }
+    counters.bytes[write ? "shared_store" : "shared_load"] += rows * kMatrixRowBytes;
+    uint32_t* regs[16];
+    if (write) {
+        const uint32_t* sources[16];
+        for (uint32_t i = 0; i < registers; ++i) sources[i] = x.src(1 + i);
+        stmatrix_execute(op, pointers, sources);
+        // A lane that held poison spoils the row it contributed to: register i, lane l goes to row l / 4 of matrix i.
+        for (uint32_t i = 0; i < registers; ++i) {
+            const uint32_t bad = ~x.valid(1 + i);
+            for (uint32_t l = 0; bad && l < 32; ++l) {
+                if (!(bad >> l & 1)) continue;
+                const uint32_t row = op.trans ? 2 * (l % 4) : l / 4;
+                Span s = resolve(x.w, in.m[3] ? Space(in.m[3]) : Space::Generic, x.value(0, int((8 * i + row) % rows)) + uint64_t(in.m[4]), 16, 0);
+                std::memset(s.shadow, 0, 16);
+            }
+        }
+        effect();
+        return;
+    }
+    for (uint32_t i = 0; i < registers; ++i) regs[i] = x.dst(i);
+    ldmatrix_execute(op, pointers, regs);
+    for (uint32_t i = 0; i < registers; ++i) {
+        uint32_t valid = ~0u;
+        if (row_valid != ~0u) {
+            for (uint32_t l = 0; l < 32; ++l) {
+                const bool plain = op.shape == MatrixShape::M8N8B16;
+                const uint32_t first = 8 * i + (plain && !op.trans ? l / 4 : 2 * (l % 4));
+                const bool good = plain ? (row_valid >> (first % 32) & 1) && (!op.trans || (row_valid >> ((first + 1) % 32) & 1)) : false;
+                if (!good) valid &= ~(1u << l);
+            }
+        }
+        x.set_valid(i, valid);
+    }
+}
+
+Next Engine::memory(Exec& x) {
+    switch (x.in.op) {
+        case Op::ld: load(x); break;
+        case Op::st: store(x); break;
+        case Op::atom: case Op::red: atomic(x); break;
+        case Op::fence:
+            races_.fence(x.w.clock, int(x.in.m[0]));
+            break;
+        case Op::fence_proxy:
+            if (x.in.m[0] == 0) races_.proxy_fence(x.w.clock, int(x.in.m[1]));
+            break;
+        case Op::prefetch: case Op::nop: break;
+        case Op::createpolicy:
+            for_lanes(x.mask, [&](int l) { put<uint64_t>(x.dst(), l, 0x12F0000000000000ull); });
+            x.set_valid(0, ~0u);
+            break;
+        case Op::mapa:
+            for_lanes(x.mask, [&](int l) {
+                const uint64_t a = x.value(0, l), rank = x.value(1, l);
+                if (rank >= x.w.cta->cluster->ctas.size()) fail("OutOfBounds", "mapa names CTA rank " + std::to_string(rank) + " of a smaller cluster");
+                const uint64_t moved = (a & ~uint64_t(0xFF000000u)) | rank << kRankShift;
+                if (x.op(0).bits == 64) put<uint64_t>(x.dst(), l, moved);
+                else x.dst()[l] = uint32_t(moved);
+            });
+            x.set_valid(0, x.valid(0) & x.valid(1));
+            break;
+        case Op::getctarank:
+            for_lanes(x.mask, [&](int l) { x.dst()[l] = uint32_t(x.value(0, l) >> kRankShift & 0xFF); });
+            x.set_valid(0, x.valid(0));
+            break;
+        case Op::ldmatrix: case Op::stmatrix: matrix_fragment(x); break;
+        case Op::movmatrix:
+            movmatrix_execute(x.src(0), x.dst());
+            x.set_valid(0, x.valid(0) == ~0u ? ~0u : 0);
+            break;
+        case Op::st_bulk: {
+            const Span s = resolve(x.w, Space::Generic, x.value(0, x.first_lane()) + uint64_t(x.in.m[2]), uint32_t(x.value(1, x.first_lane())), 0);
+            const uint32_t bytes = uint32_t(x.value(1, x.first_lane()));
+            shared_write_check(s, bytes);
+            races_.shared(agent_of(x.w, current_.row), *s.cta, s.offset, bytes, kWrite);
+            std::memset(s.data, 0, bytes);
+            std::memset(s.shadow, Cta::kValid, bytes);
+            effect();
+            break;
+        }
+        case Op::tensormap_replace: {
+            const int l = x.first_lane();
+            const Span s = resolve(x.w, x.in.m[2] ? Space(x.in.m[2]) : Space::Generic, x.value(0, l) + uint64_t(x.in.m[3]), 128, l);
+            tensormap_replace(s.data, TensorMapField(x.in.m[0]), uint32_t(x.in.m[1]), x.value(1, l));
+            effect();
+            break;
+        }
+        case Op::tensormap_cp: {
+            const int l = x.first_lane();
+            const uint32_t bytes = uint32_t(x.in.m[0]);
+            const Span to = resolve(x.w, Space::Generic, x.value(0, l) + uint64_t(x.in.m[1]), bytes, l);
+            const uint64_t from_address = x.value(1, l) + uint64_t(x.in.m[2]);
+            const Span from = resolve(x.w, from_address >> 32 ? Space::Generic : Space::Shared, from_address, bytes, l);
+            std::memcpy(to.data, from.data, bytes);
+            effect();
+            break;
+        }
+        default: return Next::Stay;
+    }
+    return Next::Advance;
+}
+
+}  // namespace fa4

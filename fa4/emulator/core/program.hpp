@@ -1,0 +1,130 @@
+// The flat instruction table that the Python side lowers PTX to.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fa4 {
+
+// clang-format off
+#define FA4_OPS(X) \
+    /* moves and bits */ \
+    X(mov) X(pack) X(unpack) X(add) X(sub) X(mul_lo) X(mul_hi) X(mul_wide) X(mad_lo) X(mad_hi) X(mad_wide) \
+    X(mul24_lo) X(mul24_hi) X(sad) X(div) X(rem) X(abs) X(neg) X(min) X(max) X(popc) X(clz) X(bfind) X(brev) \
+    X(bfe) X(bfi) X(szext) X(bmsk) X(dp4a) X(dp2a) X(addc) X(subc) X(madc_lo) X(madc_hi) X(fns) \
+    X(and_) X(or_) X(xor_) X(not_) X(cnot) X(shl) X(shr) X(shf_l) X(shf_r) X(lop3) X(prmt) \
+    X(setp) X(set) X(selp) X(slct) X(cvt) X(cvt_pack) X(cvt_unpack) X(cvt_pack_int) X(isspacep) X(to_generic) X(from_generic) \
+    /* floating point */ \
+    X(fadd) X(fsub) X(fmul) X(ffma) X(fdiv) X(fmin) X(fmax) X(fabs) X(fneg) X(rcp) X(sqrt) X(rsqrt) X(sin) X(cos) \
+    X(lg2) X(ex2) X(tanh) X(copysign) X(testp) \
+    /* control */ \
+    X(bra) X(brx) X(exit) X(trap) X(nop) X(nanosleep) X(setmaxnreg) X(call_print) X(call_assert) \
+    /* warp */ \
+    X(shfl) X(vote) X(ballot) X(match_any) X(match_all) X(activemask) X(elect) X(redux) X(warpsync) X(clock) X(dynsreg) \
+    /* memory */ \
+    X(ld) X(st) X(atom) X(red) X(fence) X(fence_proxy) X(prefetch) X(createpolicy) X(mapa) X(getctarank) \
+    X(ldmatrix) X(stmatrix) X(movmatrix) X(mma_sync) X(discard) X(st_async) X(red_async) X(st_bulk) \
+    X(tensormap_replace) X(tensormap_cp) \
+    /* barriers */ \
+    X(bar_sync) X(bar_arrive) X(bar_red) X(cluster_arrive) X(cluster_wait) \
+    X(mbar_init) X(mbar_inval) X(mbar_arrive) X(mbar_arrive_drop) X(mbar_expect_tx) X(mbar_complete_tx) \
+    X(mbar_test_wait) X(mbar_try_wait) X(mbar_pending_count) \
+    /* asynchronous copies */ \
+    X(cp_async) X(cp_async_commit) X(cp_async_wait) X(cp_async_mbar) \
+    X(bulk_g2s) X(bulk_s2g) X(bulk_s2s) X(bulk_red) X(bulk_red_s2s) X(bulk_commit) X(bulk_wait) X(bulk_prefetch) \
+    X(tma_load) X(tma_store) X(tma_red) X(tma_prefetch) \
+    X(griddep_wait) X(griddep_launch) X(clc_try_cancel) X(clc_is_canceled) X(clc_first_ctaid) \
+    /* tensor cores */ \
+    X(tmem_alloc) X(tmem_dealloc) X(tmem_relinquish) X(tmem_ld) X(tmem_st) X(tmem_wait) X(tmem_fence) \
+    X(tmem_cp) X(tmem_shift) X(umma) X(umma_commit) \
+    X(wgmma_fence) X(wgmma) X(wgmma_commit) X(wgmma_wait)
+// clang-format on
+
+enum class Op : uint16_t {
+#define X(name) name,
+    FA4_OPS(X)
+#undef X
+        count
+};
+
+// clang-format off
+#define FA4_TYPES(X) \
+    X(pred) X(b8) X(b16) X(b32) X(b64) X(b128) X(u8) X(u16) X(u32) X(u64) X(s8) X(s16) X(s32) X(s64) \
+    X(f16) X(bf16) X(f16x2) X(bf16x2) X(f32) X(f64) X(f32x2) X(tf32) \
+    X(e4m3) X(e5m2) X(e2m1) X(e2m3) X(e3m2) X(ue8m0)
+// clang-format on
+
+enum class Type : uint8_t {
+#define X(name) name,
+    FA4_TYPES(X)
+#undef X
+        count
+};
+
+enum class Space : uint8_t { Generic, Global, Shared, SharedCluster, Local, Param, Const };
+
+// Generic addresses: global memory is host memory at its own addresses; the other windows lie above.
+constexpr uint64_t kSharedBase = 0x0100000000000000ull;
+constexpr uint64_t kParamBase = 0x0200000000000000ull;
+constexpr uint64_t kLocalBase = 0x0300000000000000ull;
+constexpr uint64_t kWindowMask = 0xFF00000000000000ull;
+// Bits 24 and up of a shared address hold the CTA's rank in its cluster, as the hardware does.
+constexpr uint32_t kRankShift = 24;
+constexpr uint32_t kSharedMask = (1u << kRankShift) - 1;
+// The first kilobyte of shared memory belongs to the system.
+constexpr uint32_t kSharedReserved = 1024;
+
+// A register or a constant. Both are rows: 32 lanes of uint32_t (up to 32 bits), 32 lanes of uint64_t (64), or two
+// planes of 32 uint64_t (128). A predicate is one word with a bit per lane.
+struct Operand {
+    enum Kind : uint8_t { None, Reg, Const };
+    uint32_t offset = 0;    // in 32-bit words, in the register file or in the constant bank
+    int32_t id = -1;        // register number (poison bits), -1 for constants
+    Kind kind = None;
+    uint8_t bits = 0;
+    bool negated = false;   // predicates
+};
+
+struct Instr {
+    Op op;
+    Type type = Type::b32, type2 = Type::b32;
+    uint8_t ndst = 0;           // the first operands are destinations
+    bool aligned = false;       // .aligned: the whole warp or nobody
+    bool sync = false;          // needs its member lanes together
+    bool effect_free = false;
+    Operand guard;
+    uint32_t first = 0, count = 0;  // operands
+    int64_t m[8] = {};              // modifiers and immediates, by opcode
+};
+
+// Preset registers: filled when a warp starts.
+enum class Preset : uint8_t {
+    TidX, TidY, TidZ, NtidX, NtidY, NtidZ, CtaidX, CtaidY, CtaidZ, NctaidX, NctaidY, NctaidZ, LaneId, WarpId, NwarpId,
+    SmId, NsmId, GridId, ClusteridX, ClusteridY, ClusteridZ, NclusteridX, NclusteridY, NclusteridZ, ClusterCtaidX,
+    ClusterCtaidY, ClusterCtaidZ, ClusterNctaidX, ClusterNctaidY, ClusterNctaidZ, ClusterCtarank, ClusterNctarank,
+    IsExplicitCluster, LanemaskEq, LanemaskLe, LanemaskLt, LanemaskGe, LanemaskGt, DynamicSmemSize, TotalSmemSize,
+    AggrSmemSize, SharedSymbol, Zero, count
+};
+
+struct PresetRegister {
+    Operand where;
+    Preset what;
+    uint64_t value;     // SharedSymbol: offset in the shared window
+};
+
+struct Program {
+    std::vector<Instr> code;
+    std::vector<Operand> operands;
+    std::vector<uint32_t> constants;        // rows of constants
+    std::vector<PresetRegister> presets;
+    uint32_t register_words = 0;
+    uint32_t register_count = 0;
+    std::vector<uint8_t> register_bits;     // by register number
+    uint32_t local_bytes = 0;               // per thread
+    uint32_t static_shared_bytes = 0;
+    uint32_t max_registers = 0;             // per thread at launch, as the chip would allocate
+    bool uses_wgmma = false;
+};
+
+}  // namespace fa4

@@ -1,0 +1,578 @@
+"""PTX text -> records. Knows the syntax of PTX (ISA chapter 4, 5, 11), nothing of what instructions mean."""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from fa4.emulator.errors import Place, PtxSyntaxError
+
+TYPE_BITS = {"pred": 1}
+for _prefix in "bus":
+    TYPE_BITS.update({f"{_prefix}{bits}": bits for bits in (8, 16, 32, 64, 128)})
+TYPE_BITS.update({"f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "f32": 32, "tf32": 32, "f64": 64, "f32x2": 64})
+
+
+@dataclass(eq=False)
+class Register:
+    """A virtual register; `index` counts registers of the kernel in order of first use."""
+
+    name: str
+    type: str
+    index: int = -1
+
+    @property
+    def bits(self) -> int:
+        return TYPE_BITS[self.type]
+
+
+@dataclass(frozen=True)
+class Imm:
+    """A literal. Floats keep their bits: `float_bits` is 32, 64, or 0 for an integer."""
+
+    value: int
+    float_bits: int = 0
+
+
+@dataclass(frozen=True)
+class Special:
+    name: str
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A variable, parameter, function or label, with a byte offset."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Negated:
+    register: Register
+
+
+@dataclass(frozen=True)
+class Sink:
+    """`_`: a result that is thrown away."""
+
+
+@dataclass(frozen=True)
+class Vector:
+    items: tuple
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`d|p`."""
+
+    first: object
+    second: object
+
+
+@dataclass(frozen=True)
+class Address:
+    """`[base + offset]`, or `[base, {coordinates}]` of tensor instructions. Offset in bytes."""
+
+    base: object
+    offset: int = 0
+    coords: tuple | None = None
+    extra: tuple = ()
+
+
+@dataclass
+class Instruction:
+    opcode: str
+    operands: tuple
+    guard: Register | None
+    guard_negated: bool
+    line: int
+    text: str
+    file: int | None
+    source_line: int | None
+    scope: int = 0
+
+    @property
+    def parts(self) -> list[str]:
+        return self.opcode.split(".")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A module- or function-level variable in a state space. Sizes in bytes; size 0 for `extern name[]`."""
+
+    name: str
+    space: str
+    nbytes: int
+    align: int
+    data: bytes | None = None
+    relocations: tuple[tuple[int, str], ...] = ()
+    extern: bool = False
+
+
+@dataclass(frozen=True)
+class Param:
+    name: str
+    nbytes: int
+    align: int
+    offset: int
+
+
+@dataclass
+class Kernel:
+    name: str
+    params: list[Param]
+    instructions: list[Instruction]
+    labels: dict[str, int]
+    registers: list[Register]
+    variables: dict[str, Variable]
+    directives: dict[str, tuple[int, ...]]
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def param_bytes(self) -> int:
+        return max((p.offset + p.nbytes for p in self.params), default=0)
+
+
+@dataclass
+class Module:
+    target: str
+    kernels: dict[str, Kernel]
+    variables: dict[str, Variable]
+    files: dict[int, str]
+
+    def place(self, instruction: Instruction, **who) -> Place:
+        file = self.files.get(instruction.file) if instruction.file is not None else None
+        return Place(instruction.line, instruction.text, file, instruction.source_line if file else None, **who)
+
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_SPACE = re.compile(r"\s+")
+_LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^\n]*")
+_FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"[^\n]*')
+_ENTRY = re.compile(r"(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b")
+_NAME = re.compile(r"[A-Za-z_$%][\w$%.]*")
+_REG_RANGE = re.compile(r"(.*?)<(\d+)>$")
+_TRAILING = re.compile(r"^(.*?)(\d+)$")
+_OPCODE = re.compile(r"[a-zA-Z_][\w.:]*")
+_INT = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
+_FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$")
+
+
+def split_top(text: str, separator: str = ",") -> list[str]:
+    """Split at separators that stand outside every bracket."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        if c in "{[(":
+            depth += 1
+        elif c in "}])":
+            depth -= 1
+        elif c == separator and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    last = text[start:].strip()
+    if last or parts:
+        parts.append(last)
+    return parts
+
+
+def parse_literal(text: str) -> Imm | None:
+    sign = -1 if text.startswith("-") else 1
+    body = text.lstrip("+-")
+    if body[:2] in ("0f", "0F") and len(body) == 10:
+        bits = int(body[2:], 16)
+        return Imm(bits ^ (0x80000000 if sign < 0 else 0), 32)
+    if body[:2] in ("0d", "0D") and len(body) == 18:
+        bits = int(body[2:], 16)
+        return Imm(bits ^ ((1 << 63) if sign < 0 else 0), 64)
+    if _INT.match(text):
+        body = body.rstrip("U")
+        if body[:2] in ("0x", "0X"):
+            return Imm(sign * int(body, 16))
+        if body[:2] in ("0b", "0B"):
+            return Imm(sign * int(body, 2))
+        octal = len(body) > 1 and body[0] == "0"
+        return Imm(sign * int(body, 8 if octal else 10))
+    if _FLOAT.match(text):
+        return Imm(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
+    return None
+
+
+class _Scopes:
+    """Nested register and label scopes of one function body."""
+
+    def __init__(self) -> None:
+        self.parents = [-1]
+        self.singles: list[dict[str, Register]] = [{}]
+        self.ranges: list[dict[str, tuple[int, str]]] = [{}]
+        self.labels: list[dict[str, int]] = [{}]
+        self.current = 0
+        self.registers: list[Register] = []
+
+    def push(self) -> None:
+        self.parents.append(self.current)
+        self.singles.append({})
+        self.ranges.append({})
+        self.labels.append({})
+        self.current = len(self.parents) - 1
+
+    def pop(self) -> None:
+        self.current = self.parents[self.current]
+
+    def declare(self, name: str, type_: str) -> None:
+        ranged = _REG_RANGE.match(name)
+        if ranged:
+            self.ranges[self.current][ranged[1]] = (int(ranged[2]), type_)
+        else:
+            self.singles[self.current][name] = Register(name, type_)
+
+    def register(self, name: str) -> Register | None:
+        scope = self.current
+        trailing = _TRAILING.match(name)
+        while scope >= 0:
+            found = self.singles[scope].get(name)
+            if found is None and trailing:
+                ranged = self.ranges[scope].get(trailing[1])
+                if ranged and int(trailing[2]) < ranged[0]:
+                    found = self.singles[scope][name] = Register(name, ranged[1])
+            if found is not None:
+                if found.index < 0:
+                    found.index = len(self.registers)
+                    self.registers.append(found)
+                return found
+            scope = self.parents[scope]
+        return None
+
+    def label(self, name: str, scope: int) -> int | None:
+        while scope >= 0:
+            if name in self.labels[scope]:
+                return self.labels[scope][name]
+            scope = self.parents[scope]
+        return None
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        # Comments become blanks of the same shape, so offsets keep their line numbers.
+        self.text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+        self.starts = [0] + [m.end() for m in re.finditer("\n", self.text)]
+        self.pos = 0
+
+    def line(self, pos: int) -> int:
+        return bisect_right(self.starts, pos)
+
+    def fail(self, message: str, pos: int | None = None) -> PtxSyntaxError:
+        pos = self.pos if pos is None else pos
+        line = self.line(pos)
+        end = self.text.find("\n", pos)
+        return PtxSyntaxError(message, Place(line, self.text[pos : end if end >= 0 else None].strip()))
+
+    def skip(self) -> bool:
+        m = _SPACE.match(self.text, self.pos)
+        if m:
+            self.pos = m.end()
+        return self.pos < len(self.text)
+
+    def until(self, stop: str) -> str:
+        end = self.text.find(stop, self.pos)
+        if end < 0:
+            raise self.fail(f"expected {stop!r}")
+        piece = self.text[self.pos : end]
+        self.pos = end + len(stop)
+        return piece
+
+    def braces(self) -> str:
+        """The inside of a balanced {...} that starts here."""
+        depth, start = 0, self.pos
+        for m in re.finditer(r"[{}]", self.text[start:]):
+            depth += 1 if m[0] == "{" else -1
+            if depth == 0:
+                self.pos = start + m.end()
+                return self.text[start + 1 : start + m.start()]
+        raise self.fail("unbalanced braces")
+
+    # Module level.
+
+    def module(self) -> Module:
+        module = Module("", {}, {}, {})
+        functions: set[str] = set()
+        while self.skip():
+            rest = self.text[self.pos : self.pos + 400]
+            if m := _FILE.match(self.text, self.pos):
+                module.files[int(m[1])] = m[2]
+                self.pos = m.end()
+            elif m := re.match(r"\.(version|target|address_size)\s+([^\n]*)", rest):
+                if m[1] == "target":
+                    module.target = m[2].split(",")[0].strip()
+                self.pos += m.end()
+            elif m := _ENTRY.match(self.text, self.pos):
+                self.pos = m.end()
+                if m[1] == "entry":
+                    kernel = self.kernel(module)
+                    module.kernels[kernel.name] = kernel
+                else:
+                    functions.add(self.function_declaration())
+            elif rest.startswith(".section"):
+                self.until("{")
+                self.pos -= 1
+                self.braces()
+            elif rest.startswith((".pragma", ".alias")):
+                self.until(";")
+            elif m := re.match(r"(\.(?:extern|visible|weak|common)\s+)*\.(global|shared|const)\b", rest):
+                start = self.pos
+                statement = self.until(";")
+                variable = self.variable(statement, start)
+                module.variables[variable.name] = variable
+            else:
+                raise self.fail("cannot read this at module level")
+        return module
+
+    def function_declaration(self) -> str:
+        """`.extern .func` prototypes are skipped; a defined function is not supported."""
+        start = self.pos
+        m = re.compile(r"[^;{]*").match(self.text, start)
+        self.pos = m.end()
+        if self.text[self.pos : self.pos + 1] == "{":
+            raise self.fail("device functions (.func with a body) are not modelled", start)
+        self.until(";")
+        return re.sub(r"\([^()]*\)", "", m[0]).strip()
+
+    def variable(self, statement: str, start: int) -> Variable:
+        declaration, _, initial = statement.partition("=")
+        words = declaration.split()
+        extern = ".extern" in words
+        space = next(w[1:] for w in words if w in (".global", ".shared", ".const", ".local", ".param"))
+        align_m = re.search(r"\.align\s+(\d+)", declaration)
+        types = [w for w in re.findall(r"\.([a-z]\w*)", declaration) if w in TYPE_BITS]
+        vector = {"v2": 2, "v4": 4}.get((re.findall(r"\.(v[24])\b", declaration) or [""])[0], 1)
+        tail = re.search(r"([A-Za-z_$%][\w$%.]*)\s*((?:\[[^\]]*\]\s*)*)$", declaration.strip())
+        if not types or not tail:
+            raise self.fail("cannot read this variable", start)
+        element = max(1, TYPE_BITS[types[0]] // 8) * vector
+        count = 1
+        for dim in re.findall(r"\[([^\]]*)\]", tail[2]):
+            dim = dim.strip()
+            count *= int(dim, 0) if dim else 0
+        data, relocations = None, []
+        if initial.strip():
+            values = re.findall(r"[^\s,{}]+", initial)
+            raw = bytearray()
+            for value in values:
+                literal = parse_literal(value)
+                if literal is None:
+                    relocations.append((len(raw), value))
+                    raw += bytes(element)
+                elif literal.float_bits:
+                    raw += _float_bytes(literal, element)
+                else:
+                    raw += (literal.value & ((1 << (8 * element)) - 1)).to_bytes(element, "little")
+            data = bytes(raw)
+            count = max(count, len(data) // element)
+        align = int(align_m[1]) if align_m else element
+        return Variable(tail[1], space, element * count, align, data, tuple(relocations), extern)
+
+    def kernel(self, module: Module) -> Kernel:
+        self.skip()
+        m = _NAME.match(self.text, self.pos)
+        if not m:
+            raise self.fail("expected the name of the entry")
+        name = m[0]
+        self.pos = m.end()
+        self.skip()
+        params: list[Param] = []
+        if self.text[self.pos] == "(":
+            self.pos += 1
+            start = self.pos
+            depth_text = self.until(")")
+            offset = 0
+            for declaration in split_top(depth_text):
+                variable = self.variable(re.sub(r"\.ptr\b(\s*\.(global|shared|const|local))?(\s*\.align\s+\d+)?",
+                                                "", declaration), start)
+                offset = -(-offset // variable.align) * variable.align
+                params.append(Param(variable.name, variable.nbytes, variable.align, offset))
+                offset += variable.nbytes
+        directives: dict[str, tuple[int, ...]] = {}
+        while self.skip() and self.text[self.pos] != "{":
+            m = re.compile(r"\.(\w+)([^.{;]*)").match(self.text, self.pos)
+            if not m:
+                raise self.fail("cannot read this kernel directive")
+            if m[1] == "pragma":
+                self.until(";")
+                continue
+            directives[m[1]] = tuple(int(x) for x in re.findall(r"\d+", m[2]))
+            self.pos = m.end()
+        return self.body(module, name, params, directives)
+
+    # Function level.
+
+    def body(self, module: Module, name: str, params: list[Param], directives) -> Kernel:
+        scopes = _Scopes()
+        code: list[Instruction] = []
+        variables: dict[str, Variable] = {}
+        tables: dict[str, tuple[str, ...]] = {}
+        file = source_line = None
+        self.pos += 1
+        depth = 1
+        while depth:
+            if not self.skip():
+                raise self.fail(f"the body of {name} does not end")
+            c = self.text[self.pos]
+            if c == "{":
+                scopes.push()
+                depth += 1
+                self.pos += 1
+            elif c == "}":
+                scopes.pop()
+                depth -= 1
+                self.pos += 1
+            elif c == ";":
+                self.pos += 1
+            elif c == "." and (m := _LOC.match(self.text, self.pos)):
+                file, source_line = int(m[1]), int(m[2])
+                self.pos = m.end()
+            elif c == ".":
+                self.directive(scopes, variables)
+            elif m := _LABEL.match(self.text, self.pos):
+                self.pos = m.end()
+                self.skip()
+                if self.text.startswith(".branchtargets", self.pos):
+                    tables[m[1]] = tuple(self.until(";")[len(".branchtargets") :].replace(",", " ").split())
+                elif self.text.startswith(".callprototype", self.pos):
+                    self.until(";")
+                else:
+                    scopes.labels[scopes.current][m[1]] = len(code)
+            else:
+                code.append(self.instruction(scopes, file, source_line))
+        labels: dict[str, int] = {}
+        for instruction in code:
+            if instruction.opcode.split(".")[0] in ("bra", "brx"):
+                self.resolve(instruction, scopes, labels, tables)
+        return Kernel(name, params, code, labels, scopes.registers, variables, directives, tables)
+
+    def resolve(self, instruction: Instruction, scopes: _Scopes, labels: dict, tables: dict) -> None:
+        def unique(name: str) -> Symbol:
+            target = scopes.label(name, instruction.scope)
+            if target is None:
+                raise PtxSyntaxError(
+                    f"label {name} is not defined in this scope", Place(instruction.line, instruction.text)
+                )
+            key = f"{name}@{target}"
+            labels[key] = target
+            return Symbol(key)
+
+        if instruction.opcode.startswith("bra"):
+            instruction.operands = (unique(instruction.operands[0].name),)
+        else:
+            index, table = instruction.operands
+            targets = tables.get(table.name, ())
+            instruction.operands = (index, Vector(tuple(unique(t) for t in targets)))
+
+    def directive(self, scopes: _Scopes, variables: dict[str, Variable]) -> None:
+        start = self.pos
+        statement = self.until(";")
+        if m := re.match(r"\.reg\s+(?:\.(v[24])\s+)?\.(\w+)\s+(.*)", statement, re.S):
+            if m[2] not in TYPE_BITS:
+                raise self.fail(f"unknown register type .{m[2]}", start)
+            for name in m[3].split(","):
+                scopes.declare(name.strip(), m[2])
+        elif re.match(r"\.(local|shared|param|global)\b", statement):
+            variable = self.variable(statement, start)
+            variables[variable.name] = variable
+        elif not statement.startswith(".pragma"):
+            raise self.fail("cannot read this directive", start)
+
+    def instruction(self, scopes: _Scopes, file: int | None, source_line: int | None) -> Instruction:
+        start = self.pos
+        statement = self.until(";").strip()
+        text = _SPACE.sub(" ", statement)
+        guard, negated = None, False
+        if statement.startswith("@"):
+            m = re.match(r"@(!?)\s*([\w$%]+)\s+", statement)
+            if not m:
+                raise self.fail("cannot read this guard", start)
+            guard, negated = scopes.register(m[2]), bool(m[1])
+            if guard is None:
+                raise self.fail(f"predicate {m[2]} is not declared", start)
+            statement = statement[m.end() :]
+        m = _OPCODE.match(statement)
+        if not m:
+            raise self.fail("cannot read this instruction", start)
+        try:
+            operands = tuple(self.operand(o, scopes) for o in split_top(statement[m.end() :].strip()))
+        except ValueError as error:
+            raise self.fail(str(error), start) from None
+        return Instruction(m[0], operands, guard, negated, self.line(start), text, file, source_line, scopes.current)
+
+    def operand(self, text: str, scopes: _Scopes):
+        if not text:
+            raise ValueError("an operand is missing")
+        c = text[0]
+        if c == "{":
+            return Vector(tuple(self.operand(o, scopes) for o in split_top(text[1:-1])))
+        if c == "[":
+            return self.address(text[1 : text.rindex("]")], scopes)
+        if c == "(":
+            return Vector(tuple(self.operand(o, scopes) for o in split_top(text[1:-1])))
+        if c == "!":
+            register = scopes.register(text[1:].strip())
+            if register is None:
+                raise ValueError(f"predicate {text[1:]} is not declared")
+            return Negated(register)
+        if text == "_":
+            return Sink()
+        if "|" in text:
+            first, second = (self.operand(o.strip(), scopes) for o in text.split("|"))
+            return Pair(first, second)
+        literal = parse_literal(text)
+        if literal is not None:
+            return literal
+        register = scopes.register(text)
+        if register is not None:
+            return register
+        if text == "WARP_SZ":
+            return Imm(32)
+        if text[0] == "%":
+            return Special(text[1:])
+        m = re.match(r"([\w$%.]+)\s*([+-]\s*\w+)?$", text)
+        if not m:
+            raise ValueError(f"cannot read operand {text!r}")
+        return Symbol(m[1], int(m[2].replace(" ", ""), 0) if m[2] else 0)
+
+    def address(self, text: str, scopes: _Scopes) -> Address:
+        parts = split_top(text)
+        m = re.match(r"^(.*?)\s*(?:\+\s*([-+]?\s*\w+)|(-\s*\w+))?$", parts[0], re.S)
+        base_text, offset_text = m[1].strip(), (m[2] or m[3])
+        offset = 0
+        if offset_text is not None:
+            literal = parse_literal(offset_text.replace(" ", ""))
+            if literal is None:
+                raise ValueError(f"cannot read address {text!r}")
+            offset = literal.value
+        base = self.operand(base_text, scopes)
+        if isinstance(base, Symbol):
+            offset += base.offset
+            base = Symbol(base.name)
+        coords, extra = None, []
+        for part in parts[1:]:
+            operand = self.operand(part, scopes)
+            if isinstance(operand, Vector) and coords is None:
+                coords = operand.items
+            else:
+                extra.append(operand)
+        return Address(base, offset, coords, tuple(extra))
+
+
+def _float_bytes(literal: Imm, element: int) -> bytes:
+    raw = literal.value.to_bytes(literal.float_bits // 8, "little")
+    if len(raw) == element:
+        return raw
+    value = struct.unpack("<d" if literal.float_bits == 64 else "<f", raw)[0]
+    return struct.pack("<d" if element == 8 else "<f", value)
+
+
+def parse(text: str) -> Module:
+    """Read one PTX module. Raises PtxSyntaxError with the line."""
+    return _Parser(text).module()
