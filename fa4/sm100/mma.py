@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import cutlass
 from cutlass import Boolean, Int32, Int64
-from cutlass._mlir.dialects import llvm, nvvm
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm, nvvm, vector
 
 from .constant import Constant
 from .smem import PANEL_COLUMNS, PANEL_ROW_BYTES, SWIZZLE_ALIGN, Tile
@@ -46,13 +47,16 @@ class SmemOperand(Constant):
         panel, column = divmod(k * K_PER_MMA, PANEL_COLUMNS)
         return (panel * self.tile.panel_bytes + column * 2) >> 4
 
-    def at(self, address) -> Int64:
-        """Descriptor of the tile at a 32-bit shared-memory address."""
-        return Int64((address >> 4) & 0x3FFF) | Int64(self.constant_bits)
+    def at(self, address) -> Int32:
+        """The low word of the descriptor of the tile at a shared-memory address; the high word is constant."""
+        return Int32((address >> 4) & 0x3FFF) | Int32(self.constant_bits & 0xFFFFFFFF)
 
-    def descriptor(self, base: Int64, k: int):
+    def descriptor(self, low: Int32, k: int):
         """The descriptor (an i64 value) of the k-th group of 16 reduction elements."""
-        return (base + self.step(k)).ir_value()
+        words = ir.VectorType.get([2], Int32.mlir_type)
+        high = Int32(self.constant_bits >> 32)
+        pair = vector.from_elements(words, [(low + self.step(k)).ir_value(), high.ir_value()])
+        return llvm.bitcast(Int64.mlir_type, pair)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def step(
     if cutlass.const_expr(cfg.has_softcap):
         s = [soft_cap(x, args.scale_over_cap) for x in s]
     if cutlass.const_expr(is_masked):
-        s = hide(s, first, stop)
+        s = hide(s, first if cfg.has_left else None, stop)
 
     scale = args.scale_log2
     candidate = row_maximum(s) * scale
@@ -165,11 +165,13 @@ def soft_cap(x: Float32, scale_over_cap: Float32) -> Float32:
     return 1.0 - 2.0 * cute.arch.rcp_approx(grown + 1.0)
 
 
-def hide(s: list[Float32], first: Int32, stop: Int32) -> list[Float32]:
-    """-inf outside columns [first, stop). One bit mask per 32 columns, tested bit by bit."""
+def hide(s: list[Float32], first: Int32 | None, stop: Int32) -> list[Float32]:
+    """-inf outside columns [first, stop), None for no first. One bit mask per 32 columns, tested bit by bit."""
     hidden = []
     for column in range(0, len(s), 32):
-        keep = low_bits(stop - column) & ~low_bits(first - column)
+        keep = low_bits(stop - column)
+        if first is not None:
+            keep = keep & ~low_bits(first - column)
         for i in range(32):
             is_kept = (keep & (1 << i if i < 31 else -(1 << 31))) != 0
             hidden.append(Float32(cutlass.select_(is_kept, s[column + i], -Float32.inf)))

@@ -1,0 +1,249 @@
+"""What the compiler made of a kernel, read from its machine code: no GPU needed.
+
+    python -m bench.static KERNEL.cubin ...          # a table of registers, spills, shared memory, loops
+    python -m bench.static --compile [--peer DIR]    # compile our named forwards (and flash-attn-4's) first, timed
+
+A loop is a backward branch with no other loop inside. It is named by what it contains: `softmax` (exp2 of a whole
+row), `masked` (the same with selects), `mma` (matrix instructions), `correction` (tensor memory loaded and stored).
+`--peer DIR` names a directory with unpacked flash-attn-4 and quack wheels; it is compiled in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import types
+import unittest.mock
+from collections import Counter
+from pathlib import Path
+
+COUNTED = ("MUFU.EX2", "FFMA2", "FADD2", "F2FP", "FMNMX3", "FMNMX", "FSEL", "UTCHMMA", "SYNCS")
+CASES = {  # name: (head_dim, head_dim_v, causal)
+    "d128_full": (128, 128, False),
+    "d128_causal": (128, 128, True),
+    "d64_full": (64, 64, False),
+    "d64_causal": (64, 64, True),
+    "d192_128_causal": (192, 128, True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """An innermost loop: how many instructions, and which."""
+
+    name: str
+    instructions: int
+    counts: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One kernel function of a cubin. `local` counts instructions that touch spilled registers."""
+
+    name: str
+    registers: int
+    local: int
+    instructions: int
+    loops: tuple[Loop, ...]
+
+
+def nvdisasm() -> str:
+    """Path of the disassembler from the PyPI package nvidia-cuda-nvdisasm.
+
+    Raises:
+        FileNotFoundError: the package is not installed.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations if spec else ():
+        for path in Path(root).glob("*/bin/nvdisasm"):
+            return str(path)
+    raise FileNotFoundError("nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
+
+
+def disassemble(cubin: Path) -> str:
+    return subprocess.run([nvdisasm(), "-c", str(cubin)], check=True, capture_output=True, text=True).stdout
+
+
+def kernels(text: str) -> list[Kernel]:
+    """The kernels in a disassembly."""
+    found = []
+    for section in re.split(r"^\s*\.section\s+\.text\.", text, flags=re.M)[1:]:
+        registers = re.search(r"SHI_REGISTERS=(\d+)|EIATTR_REGCOUNT.*?(\d+)", section)
+        labels, code = _listing(section)
+        local = sum(_opcode(line).startswith(("LDL", "STL")) for line in code)
+        name = re.split(r"[,\s]", section, maxsplit=1)[0]
+        found.append(Kernel(name, int(registers[1]) if registers else 0, local, len(code), _loops(labels, code)))
+    return found
+
+
+def _listing(section: str) -> tuple[dict[str, int], list[str]]:
+    """Label -> index of the next instruction, and the instructions."""
+    labels: dict[str, int] = {}
+    code: list[str] = []
+    for line in section.splitlines():
+        if label := re.match(r"\s*(\.L_\w+):", line):
+            labels[label[1]] = len(code)
+        elif instruction := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):
+            code.append(instruction[1])
+    return labels, code
+
+
+def _opcode(instruction: str) -> str:
+    words = instruction.split()
+    return words[1] if words[0].startswith("@") else words[0]
+
+
+def _loops(labels: dict[str, int], code: list[str]) -> tuple[Loop, ...]:
+    spans = []
+    for at, instruction in enumerate(code):
+        target = re.search(r"`\((\.L_\w+)\)", instruction)
+        if _opcode(instruction).startswith("BRA") and target and labels.get(target[1], at + 1) <= at:
+            spans.append((labels[target[1]], at))
+    loops = []
+    for first, last in spans:
+        counts = Counter()
+        for line in code[first : last + 1]:
+            counts.update(key for key in COUNTED if _opcode(line) == key or _opcode(line).startswith(key + "."))
+            counts.update(key for key in ("LDTM", "STTM", "LDL", "STL") if _opcode(line).startswith(key))
+        holds_another = any(first <= a and b <= last and (a, b) != (first, last) and b - a > 60 for a, b in spans)
+        name = _loop_name(counts)
+        if name and not holds_another:
+            loops.append(Loop(name, last - first + 1, dict(counts)))
+    return tuple(loops)
+
+
+def _loop_name(counts: Counter) -> str:
+    if counts["MUFU.EX2"] >= 32:
+        return "masked" if counts["FSEL"] >= 64 else "softmax"
+    if counts["UTCHMMA"] >= 8:
+        return "mma"
+    return "correction" if counts["LDTM"] and counts["STTM"] else ""
+
+
+def table(rows: list[tuple[str, Kernel]]) -> str:
+    """Markdown: one line per kernel and loop."""
+    lines = [
+        "| kernel | regs | spills | code | loop | instructions | " + " | ".join(COUNTED) + " |",
+        "|---|" + "--:|" * 3 + "---|" + "--:|" * (len(COUNTED) + 1),
+    ]
+    for name, kernel in rows:
+        for loop in kernel.loops:
+            counts = " | ".join(str(loop.counts.get(key, 0)) for key in COUNTED)
+            head = f"| {name} | {kernel.registers} | {kernel.local} | {kernel.instructions}"
+            lines.append(f"{head} | {loop.name} | {loop.instructions} | {counts} |")
+    return "\n".join(lines)
+
+
+def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
+    """Compile one of our named forwards for sm_100a; (cubin, seconds)."""
+    import torch
+
+    from fa4.device import chip_by_number
+    from fa4.sm100.fwd import plan
+    from fa4.spec import AttentionSpec
+
+    d, dv, causal = CASES[name]
+    spec = AttentionSpec(torch.bfloat16, d, dv, 16, 16, d**-0.5, window_right=0 if causal else None)
+    chip = chip_by_number(100)
+    begin = time.perf_counter()
+    compiled = plan.build(plan.configure(spec, chip), chip)
+    seconds = time.perf_counter() - begin
+    path = directory / f"ours_{name}.cubin"
+    path.write_bytes(compiled.__cubin__)
+    return path, seconds
+
+
+def compile_peer(name: str, directory: Path, peer: Path) -> tuple[Path, float]:
+    """Compile flash-attn-4's forward on fake tensors; (cubin, seconds)."""
+    import cutlass
+    import torch
+    import torch._inductor.standalone_compile
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    sys.path.insert(0, str(peer))
+    for name_of in ("triton", "triton.language", "einops"):  # imported for its autotuner and its tests only
+        if not _can_import(name_of):
+            sys.modules[name_of] = _Anything(name_of)
+    from flash_attn.cute import interface
+
+    d, dv, causal = CASES[name]
+    torch.cuda.get_device_capability = lambda *_: (10, 0)
+    sm_count = types.SimpleNamespace(get_max_active_clusters=lambda _: 148, get_device_multiprocessor_count=lambda: 148)
+    cutlass.utils.HardwareInfo = lambda *_: sm_count
+    with FakeTensorMode():
+        q, k = (torch.empty(1, 4096, 16, d, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        v = torch.empty(1, 4096, 16, dv, dtype=torch.bfloat16, device="cuda")
+        begin = time.perf_counter()
+        interface._flash_attn_fwd(q, k, v, causal=causal)
+        seconds = time.perf_counter() - begin
+    newest = max(directory.glob("*.cubin"), key=lambda path: path.stat().st_mtime)
+    return newest.rename(directory / f"peer_{name}.cubin"), seconds
+
+
+class _Anything(types.ModuleType):
+    """Stands for a module that is imported but not used."""
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return unittest.mock.MagicMock()
+
+
+def _can_import(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def _in_own_process(who: str, name: str, directory: Path, peer: Path | None) -> tuple[Path, float]:
+    """Compile in a fresh process, so that one kernel's imports and settings do not help or hurt another's."""
+    env = dict(os.environ, CUTE_DSL_KEEP="cubin", CUTE_DSL_DUMP_DIR=str(directory), CUTE_DSL_ARCH="sm_100a")
+    env.update(FLASH_ATTENTION_ARCH="sm_100", FLASH_ATTENTION_FAKE_TENSOR="1", FLASH_ATTENTION_NUM_SMS="148")
+    command = [sys.executable, "-m", "bench.static", "--one", who, name, str(directory), str(peer)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"compiling {who} {name} failed:\n{done.stderr[-2000:]}")
+    path, seconds = json.loads(done.stdout.splitlines()[-1])
+    return Path(path), seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cubins", nargs="*", type=Path, help="cubin files")
+    parser.add_argument("--compile", action="store_true", help="compile the named cases first, ours and the peer's")
+    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=sorted(CASES), help="which of them")
+    parser.add_argument("--peer", type=Path, help="directory with flash_attn (flash-attn-4) and quack")
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        who, name, directory, peer = args.one
+        run = compile_ours if who == "ours" else lambda *a: compile_peer(*a, Path(peer))
+        path, seconds = run(name, Path(directory))
+        print(json.dumps([str(path), seconds]))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        cubins = [(path.stem, path) for path in args.cubins]
+        if args.compile:
+            print("| case | compile, s |\n|---|--:|")
+            for name in args.cases:
+                for who in ("ours", "peer") if args.peer else ("ours",):
+                    path, seconds = _in_own_process(who, name, Path(scratch), args.peer)
+                    cubins.append((f"{who} {name}", path))
+                    print(f"| {who} {name} | {seconds:.1f} |", flush=True)
+            print()
+        print(table([(name, kernel) for name, path in cubins for kernel in kernels(disassemble(path))]))
+
+
+if __name__ == "__main__":
+    main()
