@@ -16,6 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 
+from fa4.device import chip_by_number, emulating
+from fa4.jit import compile_only
+
 from . import machine
 from .check import judge_case
 from .providers import PROVIDERS, Provider
@@ -93,6 +96,30 @@ def run_case(case: BenchCase, provider: Provider, device: torch.device, seed: in
     }
 
 
+def dry_run(cases: list[BenchCase], chip: int) -> int:
+    """Compile every kernel that fa4 would launch for these cases on `chip`, run none; returns how many failed."""
+    failed = 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Values do not matter, and neither does the batch, which enters no kernel's code.
+    small = list(dict.fromkeys(dataclasses.replace(case, batch=1) for case in cases))
+    with Progress(*columns, console=console) as progress, emulating(chip_by_number(chip)), compile_only() as compiled:
+        task = progress.add_task("dry run", total=len(small))
+        for case in small:
+            progress.update(task, description=case.label)
+            try:
+                with torch.set_grad_enabled(case.direction == "bwd"):
+                    _work(case, PROVIDERS["fa4"], _tensors(case, torch.device("cpu"), 0))
+            except Exception as error:  # the next case may still compile; the count tells
+                failed += 1
+                progress.console.print(f"{case.label}: {type(error).__name__}: {error}")
+            progress.advance(task)
+    seconds = sum(compiled.seconds.values())
+    console.print(
+        f"{len(small)} cases, {failed} failed; {len(compiled.seconds)} kernels compiled for sm_{chip} in {seconds:.0f} s"
+    )
+    return failed
+
+
 def _table(rows: list[dict], providers: list[str], gemm: float) -> Table:
     """Cells: ms / TFLOP/s / % of the GEMM measured in the same run."""
     table = Table(title=f"ms / TFLOP/s / % of GEMM ({gemm:.3g} TFLOP/s)")
@@ -122,7 +149,8 @@ def _table(rows: list[dict], providers: list[str], gemm: float) -> Table:
 @click.option(
     "--output", type=click.Path(path_type=Path), default=None, help="Default: bench/results/<date>_<gpu>_<suite>.jsonl"
 )
-def main(suite, providers, device, seed, seconds, check, pattern, output) -> None:
+@click.option("--dry-run", "chip", type=int, default=None, help="Only compile fa4's kernels for this chip, e.g. 100.")
+def main(suite, providers, device, seed, seconds, check, pattern, output, chip) -> None:
     """Check and time a suite; rows go to a JSONL file, a table to the terminal."""
     names = [name.strip() for name in providers.split(",")]
     unknown = [name for name in names if name not in PROVIDERS]
@@ -134,6 +162,8 @@ def main(suite, providers, device, seed, seconds, check, pattern, output) -> Non
     cases = [case for case in SUITES[suite] if re.search(pattern, case.label)]
     if not cases:
         raise click.BadParameter(f"{pattern!r} matches no case of suite {suite}", param_hint="--filter")
+    if chip is not None:
+        raise SystemExit(1 if dry_run(cases, chip) else 0)
     for name in names:
         reason = PROVIDERS[name].unavailable(where)
         if reason:

@@ -20,6 +20,7 @@ import os
 import platform
 import stat
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,37 @@ _launchers: dict[tuple, Launcher] = {}
 _lock = threading.RLock()
 
 
+class DryRun:
+    """What `compile_only` compiled: seconds by (target, key)."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[tuple, float] = {}
+
+    def compile(self, full_key: tuple, build: Callable[[], Any]) -> Launcher:
+        if full_key not in self.seconds:
+            started = time.perf_counter()
+            build()
+            self.seconds[full_key] = time.perf_counter() - started
+        return lambda *arguments: None
+
+
+_compile_only: DryRun | None = None
+
+
+@contextlib.contextmanager
+def compile_only() -> Iterator[DryRun]:
+    """Inside, kernels are compiled, past all caches, and never launched: a dry run for a chip that is not here.
+
+    Results of calls made inside are uninitialised memory. Use with `fa4.device.emulating(chip)` and CPU tensors.
+    """
+    global _compile_only
+    before, _compile_only = _compile_only, DryRun()
+    try:
+        yield _compile_only
+    finally:
+        _compile_only = before
+
+
 def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
     """The launcher for `key` on `chip`: from memory, from the disk cache, or freshly built.
 
@@ -54,6 +86,9 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
     Raises:
         TypeError: the key holds something else, a tensor for example.
     """
+    if _compile_only is not None:
+        _check_plain(key)
+        return _compile_only.compile((chip.target, key), build)
     full_key = (chip.target, chip.emulated, key)
     launcher = _launchers.get(full_key)
     if launcher is not None:

@@ -1,6 +1,7 @@
 """The benchmark harness on a CPU: checked before timed, rows that carry their machine, comparison, plot."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -88,3 +89,11 @@ def test_every_suite_has_distinct_labels():
     for name, cases in suites.SUITES.items():
         labels = [case.label for case in cases]
         assert len(set(labels)) == len(labels), name
+
+
+def test_dry_run_compiles_for_a_chip_that_is_not_here(monkeypatch):
+    case = BenchCase("bwd", 2, 64, 64, 1, 1, 64, 64, True)
+    monkeypatch.setitem(suites.SUITES, "smoke", (case,))
+    text = invoke(run.main, "--dry-run", 80)
+    kernels = re.search(r"1 cases, 0 failed; (\d+) kernels compiled for sm_80", text)
+    assert kernels is not None and int(kernels[1]) >= 2
