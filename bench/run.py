@@ -115,7 +115,7 @@ def dry_run(cases: list[BenchCase], chip: int) -> int:
             progress.advance(task)
     seconds = sum(compiled.seconds.values())
     console.print(
-        f"{len(small)} cases, {failed} failed; {len(compiled.seconds)} kernels compiled for sm_{chip} in {seconds:.0f} s"
+        f"{len(small)} cases, {failed} failed; {len(compiled.seconds)} kernels compiled for sm_{chip} in {seconds:.0f}s"
     )
     return failed
 
