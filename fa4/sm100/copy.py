@@ -67,9 +67,14 @@ def tma_load(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer,
 
 
 def tma_store(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer) -> None:
-    """Whole warp: start storing one tile; rows and columns outside the tensor are left out. Commit and wait follow."""
-    for shared, glob in tma_panels(tma, matrix, row_tile, pointer):
-        cute.copy(tma.atom, shared, glob)
+    """Whole warp: store one tile and wait until shared memory has been read. Rows and columns outside the tensor are
+    left out."""
+    ends = tma_panels(tma, matrix, row_tile, pointer)
+    with cute.arch.elect_one():  # unlike a load, a store is not elected by the copy itself
+        for shared, glob in ends:
+            cute.copy(tma.atom, shared, glob)
+        cute.arch.cp_async_bulk_commit_group()
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 def tmem_load(address, columns: int) -> list[Float32]:

@@ -34,8 +34,6 @@ def epilogue(context):
                 if fills_tile(context, work, tile):
                     place = context.smem.pointer("O", cfg.dtype) + tile * (cfg.o_step // 2)
                     tma_store(tma, out, work.m_block * Q_TILES + tile, place)
-                    cute.arch.cp_async_bulk_commit_group()
-                    cute.arch.cp_async_bulk_wait_group(0, read=True)
                 ends.correction_epilogue_O.arrive_free(tile)
                 if cutlass.const_expr(cfg.o_over_q):
                     ends.epilogue_load_Q.arrive_full(tile)
