@@ -25,6 +25,12 @@ float finish(float r, const Mode& m) {
     return r;
 }
 
+// A sum that is exactly zero is -0 when rounding down, unless both terms are +0.
+double signed_zero(double sum, double a, double b, int rounding) {
+    if (sum != 0 || rounding != int(Round::Down)) return sum;
+    return std::signbit(a) || std::signbit(b) ? -0.0 : 0.0;
+}
+
 float binary32(Op op, float a, float b, const Mode& m) {
     if (m.ftz) a = flush(a), b = flush(b);
     if (m.rounding == 0) {
@@ -43,17 +49,17 @@ float binary32(Op op, float a, float b, const Mode& m) {
         case Op::fmul: exact = double(a) * double(b); break;
         default: {      // a quotient that is not exact in binary64 is never halfway for binary32
             const double q = double(a) / double(b);
-            exact = round_to_odd(q, -std::fma(q, double(b), -double(a)) * (b > 0 ? 1 : -1));
+            exact = std::isfinite(b) && std::isfinite(q) ? round_to_odd(q, -std::fma(q, double(b), -double(a)) * (b > 0 ? 1 : -1)) : q;
         }
     }
-    // A zero sum of opposite signs is -0 when rounding down.
-    if (exact == 0 && m.rounding == int(Round::Down) && (op == Op::fadd || op == Op::fsub) && !(a == 0 && b == 0)) exact = -0.0;
+    if (op == Op::fadd || op == Op::fsub) exact = signed_zero(exact, a, op == Op::fsub ? -double(b) : double(b), m.rounding);
     return finish(canonical(round_float(exact, m.rounding)), m);
 }
 
 float fused32(float a, float b, float c, const Mode& m) {
     if (m.ftz) a = flush(a), b = flush(b), c = flush(c);
-    return finish(canonical(round_float(fma_odd(a, b, c), m.rounding)), m);
+    const double exact = signed_zero(fma_odd(a, b, c), double(a) * double(b), c, m.rounding);
+    return finish(canonical(round_float(exact, m.rounding)), m);
 }
 
 float unary32(Op op, float a, const Mode& m) {
