@@ -1,5 +1,8 @@
 """Matrix operands placed in shared memory by the canonical layouts of PTX ISA 9.7.16.3.3."""
 
+from fractions import Fraction
+from math import floor, frexp
+
 import numpy as np
 from cute_layout import Layout, swizzle
 
@@ -28,7 +31,7 @@ def encode(units, type_: str, values: np.ndarray) -> np.ndarray:
     """Codes as uint32."""
     if type_ in ("s8", "u8"):
         return values.astype(np.int64).astype(np.uint8).astype(np.uint32)
-    return units.encode_floats(type_, values.astype(np.float32), "rna" if type_ == "tf32" else "rn", True)
+    return units.encode_floats(type_, values.astype(np.float32), "rna" if type_ == "tf32" else "rn")
 
 
 def chunk_bytes(type_: str, codes: np.ndarray, dense: bool = False) -> np.ndarray:
@@ -107,3 +110,68 @@ def place(
 
 def exact_matrix(rng, type_: str, shape: tuple[int, int]) -> np.ndarray:
     return rng.choice(np.array(EXACT[type_][1]), shape).astype(np.float64)
+
+
+# Arithmetic, as arXiv:2511.10909 reports it, in exact rational numbers.
+
+# mantissa bits, least normal exponent, largest exponent
+RANGES = {
+    "f16": (10, -14, 15),
+    "bf16": (7, -126, 127),
+    "tf32": (10, -126, 127),
+    "f32": (23, -126, 127),
+    "e4m3": (3, -6, 8),
+    "e5m2": (2, -14, 15),
+}
+
+
+def spread(rng, type_: str, shape, width: int = 24) -> np.ndarray:
+    """Numbers of the format over a wide range of exponents, zeros and subnormals among them."""
+    mantissa_bits, least, most = RANGES[type_]
+    low, high = max(least - 2, -width), min(most - 1, width)
+    exponent = rng.integers(low, high + 1, shape)
+    mantissa = rng.integers(1 << mantissa_bits, 2 << mantissa_bits, shape).astype(np.float64)
+    step = np.maximum(exponent, least) - mantissa_bits
+    value = np.ldexp(np.floor(np.ldexp(mantissa, exponent - mantissa_bits - step)), step)
+    return np.where(rng.random(shape) < 0.05, 0.0, value * rng.choice([-1.0, 1.0], shape))
+
+
+def _exponent(value: float, least: int) -> int | None:
+    return None if value == 0 else max(frexp(value)[1] - 1, least)
+
+
+def _cut(value: Fraction, step: Fraction) -> Fraction:
+    whole = floor(abs(value) / step)
+    return whole * step if value > 0 else -whole * step
+
+
+def _rounded(value: Fraction, output: str) -> float:
+    if value == 0:
+        return 0.0
+    bits, least = {"f32": (23, -126), "e8m13": (13, -126), "f16": (10, -14)}[output]
+    exponent = least
+    while abs(value) >= Fraction(2) ** (exponent + 1):
+        exponent += 1
+    step = Fraction(2) ** (exponent - bits)
+    # Fraction rounds ties to even
+    kept, limit = (round(value / step) * step, 65520) if output == "f16" else (_cut(value, step), Fraction(2) ** 128)
+    return float(kept) if abs(kept) < limit else float("inf") * (1 if value > 0 else -1)
+
+
+def tensor_core_sums(a, b, c, block: int, fraction_bits: int, a_type: str, b_type: str, output: str) -> np.ndarray:
+    """a (m, k), b (n, k), c (m, n) in float64 holding numbers of their formats."""
+    out = np.array(c, np.float64)
+    for i, j in np.ndindex(out.shape):
+        for start in range(0, a.shape[1], block):
+            pairs = list(zip(a[i, start : start + block].tolist(), b[j, start : start + block].tolist()))
+            total = float(out[i, j])
+            if np.isinf(total):
+                break
+            exponents = [_exponent(total, -126) if total else -126]
+            exponents += [
+                _exponent(x, RANGES[a_type][1]) + _exponent(y, RANGES[b_type][1]) for x, y in pairs if x and y
+            ]
+            step = Fraction(2) ** (max(exponents) - fraction_bits)
+            parts = [Fraction(x) * Fraction(y) for x, y in pairs] + [Fraction(total)]
+            out[i, j] = _rounded(sum(_cut(part, step) for part in parts), output)
+    return out

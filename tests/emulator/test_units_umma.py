@@ -5,7 +5,8 @@ Operands are small numbers whose products and sums are exact, so that a wrong pl
 import numpy as np
 import pytest
 from cute_layout import Layout
-from mma_model import EXACT, MODES, NARROW_BITS, Placement, chunk_bytes, encode, exact_matrix, place
+from mma_model import EXACT, MODES, NARROW_BITS, Placement, chunk_bytes, encode, exact_matrix, place, spread
+from mma_model import tensor_core_sums as sums_of_the_core
 
 units = pytest.importorskip("fa4.emulator._core").units
 
@@ -240,25 +241,18 @@ def test_disabled_lanes_keep_their_rows(ctas, seed):
         assert np.array_equal(case.values(case.read_d(cta)[~off[cta]]), want[128 * cta : 128 * cta + 128][~off[cta]])
 
 
-def test_order_of_summation(seed):
-    """Random numbers, bit for bit: one fused multiply-add after another, k ascending, in binary32."""
+def test_sums_are_those_of_the_tensor_core(seed):
+    """Random numbers of wide range, bit for bit: all 16 products and D are aligned, cut, added, cut once."""
     rng = np.random.default_rng(seed)
-    case = Case(rng, "f16", ("f16", "f16"), 128, 64)
-    case.a, case.b = rng.standard_normal((128, 16)).astype(np.float16), rng.standard_normal((64, 16)).astype(np.float16)
-    case.op["a_desc"] = place(
-        units, rng, case.shared[0], "f16", case.a.astype(np.float64), "128B", False, 0
-    ).desc_sm100()
-    case.op["b_desc"] = place(
-        units, rng, case.shared[0], "f16", case.b.astype(np.float64), "128B", False, 100 * 1024
-    ).desc_sm100()
-    d = rng.standard_normal((128, 64)).astype(np.float32)
-    case.tmem[0][:, case.column : case.column + 64] = d.view(np.uint32)
+    case = Case(rng, "f16", ("f16", "f16"), 128, 16)
+    case.a, case.b = (spread(rng, "f16", (n, 16)) for n in (128, 16))
+    case.op["a_desc"] = place(units, rng, case.shared[0], "f16", case.a, "128B", False, 0).desc_sm100()
+    case.op["b_desc"] = place(units, rng, case.shared[0], "f16", case.b, "128B", False, 100 * 1024).desc_sm100()
+    d = spread(rng, "f32", (128, 16))
+    case.tmem[0][:, case.column : case.column + 16] = d.astype(np.float32).view(np.uint32)
     units.umma({**case.op, "accumulate": True}, case.shared, case.tmem)
-    for k in range(16):
-        d = (d.astype(np.float64) + case.a[:, k : k + 1].astype(np.float64) * case.b[:, k].astype(np.float64)).astype(
-            np.float32
-        )
-    assert np.array_equal(case.read_d(0).view(np.float32), d)
+    want = sums_of_the_core(case.a, case.b, d, block=16, fraction_bits=25, a_type="f16", b_type="f16", output="f32")
+    assert np.array_equal(case.read_d(0).view(np.float32).astype(np.float64), want)
 
 
 SCALED = [("mxf8f6f4", "e4m3", "e4m3", 1), ("mxf8f6f4", "e2m1", "e5m2", 1), ("mxf8f6f4", "e3m2", "e2m3", 1),

@@ -1,7 +1,11 @@
 #include "matmul.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <vector>
+
+#include "float_formats.hpp"
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define FA4_MATMUL_AVX2 1
@@ -11,65 +15,176 @@
 namespace fa4 {
 namespace {
 
-// Any shape, plain C++. Rows of b are walked contiguously, so compilers vectorise the inner loop.
-void matmul_portable(uint32_t m, uint32_t n, uint32_t k, const float* a, size_t lda, const float* b, size_t ldb,
-                     float* const* d, bool accumulate) {
-    for (uint32_t i = 0; i < m; ++i) {
-        float* row = d[i];
-        if (!accumulate) std::fill(row, row + n, 0.0f);
-        for (uint32_t p = 0; p < k; ++p) {
-            const float factor = a[i * lda + p];
-            const float* line = b + p * ldb;
-            for (uint32_t j = 0; j < n; ++j) row[j] += factor * line[j];
-        }
+// Exponents stand for three kinds of numbers: finite ones; zeros, which never decide the alignment; infinity and NaN,
+// whose sum with anything is beyond kLargest.
+constexpr int kZero = -400, kSpecial = 2000;
+// The fast path holds for alignments in this range: factors 2^(F - e) and all results are normal binary32 numbers.
+constexpr int kSmallest = -100, kLargest = 126;
+constexpr int kLeastExponent = -126;    // of binary32, and what a zero accumulator counts as
+
+int exponent_of(float value, int least) {
+    const uint32_t magnitude = float_to_bits(value) & 0x7FFFFFFFu;
+    if (magnitude == 0) return kZero;
+    if (magnitude >= 0x7F800000u) return kSpecial;
+    return std::max(int(magnitude >> 23) - 127, least);
+}
+
+// Cuts toward zero to `bits` mantissa bits, binary32's exponents and subnormals.
+float cut(double value, int bits) {
+    if (value == 0 || !std::isfinite(value)) return float(value);
+    const int exponent = std::max(std::ilogb(value), kLeastExponent);
+    return float(std::ldexp(std::trunc(std::ldexp(value, bits - exponent)), exponent - bits));
+}
+
+float round_to_f16(double value) {
+    if (value == 0 || !std::isfinite(value)) return float(value);
+    const int exponent = std::max(std::ilogb(value), -14);
+    const double rounded = std::ldexp(std::nearbyint(std::ldexp(value, 10 - exponent)), exponent - 10);
+    return f16_to_float(float_to_f16(float(rounded)));      // beyond 65504: infinity
+}
+
+float finish(double sum, MatmulOutput output) {
+    if (std::isnan(sum)) return bits_to_float(0x7FFFFFFFu);
+    switch (output) {
+        case MatmulOutput::F32: return cut(sum, 23);
+        case MatmulOutput::E8M13: return cut(sum, 13);
+        default: return round_to_f16(sum);
     }
+}
+
+// One sum of a block, for all numbers.
+float sum_block(const Summation& how, uint32_t count, const float* a, const int* a_exponent, const float* b, size_t ldb,
+                const int* b_exponent, float c) {
+    int top = std::max(exponent_of(c, kLeastExponent), kLeastExponent);
+    for (uint32_t p = 0; p < count; ++p) top = std::max(top, a_exponent[p] + b_exponent[p * ldb]);
+    double sum = 0;
+    if (top > kSpecial / 2) {       // infinity or NaN takes part: alignment plays no role
+        for (uint32_t p = 0; p < count; ++p) sum += double(a[p]) * double(b[p * ldb]);
+        return finish(sum + double(c), how.output);
+    }
+    const auto aligned = [&](double term) { return std::trunc(std::ldexp(term, how.fraction_bits - top)); };
+    for (uint32_t p = 0; p < count; ++p) sum += aligned(double(a[p]) * double(b[p * ldb]));
+    return finish(std::ldexp(sum + aligned(c), top - how.fraction_bits), how.output);
 }
 
 #ifdef FA4_MATMUL_AVX2
-// Rows x 8 * Vectors of d stay in registers over all of k.
-template <int Rows, int Vectors>
-__attribute__((target("avx2,fma"), always_inline)) inline void block_avx2(
-    uint32_t k, const float* a, size_t lda, const float* b, size_t ldb, float* const* d, size_t column, bool accumulate) {
-    __m256 sum[Rows][Vectors];
-    for (int i = 0; i < Rows; ++i)
-        for (int v = 0; v < Vectors; ++v)
-            sum[i][v] = accumulate ? _mm256_loadu_ps(d[i] + column + 8 * v) : _mm256_setzero_ps();
-    for (uint32_t p = 0; p < k; ++p) {
-        __m256 line[Vectors];
-        for (int v = 0; v < Vectors; ++v) line[v] = _mm256_loadu_ps(b + p * ldb + column + 8 * v);
-        for (int i = 0; i < Rows; ++i) {
-            const __m256 factor = _mm256_broadcast_ss(a + i * lda + p);
-            for (int v = 0; v < Vectors; ++v) sum[i][v] = _mm256_fmadd_ps(factor, line[v], sum[i][v]);
-        }
-    }
-    for (int i = 0; i < Rows; ++i)
-        for (int v = 0; v < Vectors; ++v) _mm256_storeu_ps(d[i] + column + 8 * v, sum[i][v]);
-}
-
-__attribute__((target("avx2,fma"))) void matmul_avx2(
-    uint32_t m, uint32_t n, uint32_t k, const float* a, size_t lda, const float* b, size_t ldb,
-    float* const* d, bool accumulate) {
-    for (uint32_t i = 0; i < m; i += 4) {
-        uint32_t j = 0;
-        for (; j + 16 <= n; j += 16) block_avx2<4, 2>(k, a + i * lda, lda, b, ldb, d + i, j, accumulate);
-        for (; j < n; j += 8) block_avx2<4, 1>(k, a + i * lda, lda, b, ldb, d + i, j, accumulate);
-    }
-}
-
 bool has_avx2() {
-    static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    static const bool yes = __builtin_cpu_supports("avx2");
     return yes;
+}
+
+// Eight columns of one row. Returns false when a number leaves the range of the fast path.
+// A truncated product has at most 27 bits, so that eight of them fit an int32.
+__attribute__((target("avx2"))) bool sum_block_avx2(const Summation& how, uint32_t count, const float* a, const int* a_exponent,
+                                                    const float* b, size_t ldb, const int* b_exponent, float* c) {
+    const __m256 old = _mm256_loadu_ps(c);
+    const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(old), _mm256_set1_epi32(0x7FFFFFFF));
+    __m256i top = _mm256_sub_epi32(_mm256_srli_epi32(magnitude, 23), _mm256_set1_epi32(127));
+    top = _mm256_max_epi32(top, _mm256_set1_epi32(kLeastExponent));
+    for (uint32_t p = 0; p < count; ++p) {
+        const __m256i e = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b_exponent + p * ldb));
+        top = _mm256_max_epi32(top, _mm256_add_epi32(e, _mm256_set1_epi32(a_exponent[p])));
+    }
+    const __m256i outside = _mm256_or_si256(_mm256_cmpgt_epi32(top, _mm256_set1_epi32(kLargest)),
+                                            _mm256_cmpgt_epi32(_mm256_set1_epi32(kSmallest), top));
+    if (!_mm256_testz_si256(outside, outside)) return false;
+
+    const __m256i shift = _mm256_sub_epi32(_mm256_set1_epi32(how.fraction_bits), top);
+    const __m256 factor = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(shift, _mm256_set1_epi32(127)), 23));
+    const __m256 back = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_sub_epi32(_mm256_set1_epi32(127), shift), 23));
+    __m256i part = _mm256_cvttps_epi32(_mm256_mul_ps(old, factor));
+    __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
+    for (uint32_t p = 0;; ) {
+        const uint32_t end = std::min(count, p + 8);
+        for (; p < end; ++p) {
+            const __m256 product = _mm256_mul_ps(_mm256_broadcast_ss(a + p), _mm256_loadu_ps(b + p * ldb));
+            part = _mm256_add_epi32(part, _mm256_cvttps_epi32(_mm256_mul_ps(product, factor)));
+        }
+        low = _mm256_add_pd(low, _mm256_cvtepi32_pd(_mm256_castsi256_si128(part)));
+        high = _mm256_add_pd(high, _mm256_cvtepi32_pd(_mm256_extracti128_si256(part, 1)));
+        if (p == count) break;
+        part = _mm256_setzero_si256();
+    }
+    low = _mm256_mul_pd(low, _mm256_cvtps_pd(_mm256_castps256_ps128(back)));
+    high = _mm256_mul_pd(high, _mm256_cvtps_pd(_mm256_extractf128_ps(back, 1)));
+    if (how.output == MatmulOutput::F16) {
+        alignas(32) double sums[8];
+        _mm256_store_pd(sums, low);
+        _mm256_store_pd(sums + 4, high);
+        for (int i = 0; i < 8; ++i) c[i] = round_to_f16(sums[i]);
+        return true;
+    }
+    const int64_t kept = how.output == MatmulOutput::F32 ? ~((int64_t(1) << 29) - 1) : ~((int64_t(1) << 39) - 1);
+    const __m256d mask = _mm256_castsi256_pd(_mm256_set1_epi64x(kept));
+    _mm_storeu_ps(c, _mm256_cvtpd_ps(_mm256_and_pd(low, mask)));
+    _mm_storeu_ps(c + 4, _mm256_cvtpd_ps(_mm256_and_pd(high, mask)));
+    return true;
 }
 #endif
 
 }  // namespace
 
-void matmul(uint32_t m, uint32_t n, uint32_t k, const float* a, size_t lda, const float* b, size_t ldb,
+void matmul(const Summation& how, uint32_t m, uint32_t n, uint32_t k, const float* a, size_t lda, const float* b, size_t ldb,
             float* const* d, bool accumulate) {
+    std::vector<int> a_exponents(k), b_exponents(k * ldb);
+    for (uint32_t p = 0; p < k; ++p)
+        for (uint32_t j = 0; j < n; ++j)
+            b_exponents[p * ldb + j] = exponent_of(b[p * ldb + j], how.min_exponent_b + (how.scale_exponents_b ? how.scale_exponents_b[j] : 0));
+    for (uint32_t i = 0; i < m; ++i) {
+        const float* row = a + i * lda;
+        const int least = how.min_exponent_a + (how.scale_exponents_a ? how.scale_exponents_a[i] : 0);
+        for (uint32_t p = 0; p < k; ++p) a_exponents[p] = exponent_of(row[p], least);
+        if (!accumulate) std::fill(d[i], d[i] + n, 0.0f);
+        for (uint32_t start = 0; start < k; start += how.block) {
+            const uint32_t count = std::min(how.block, k - start);
+            const float* b_block = b + start * ldb;
+            const int* e_block = b_exponents.data() + start * ldb;
+            uint32_t j = 0;
 #ifdef FA4_MATMUL_AVX2
-    if (m % 4 == 0 && n % 8 == 0 && has_avx2()) return matmul_avx2(m, n, k, a, lda, b, ldb, d, accumulate);
+            if (has_avx2()) {
+                for (; j + 8 <= n; j += 8) {
+                    if (sum_block_avx2(how, count, row + start, &a_exponents[start], b_block + j, ldb, e_block + j, d[i] + j)) continue;
+                    for (uint32_t x = j; x < j + 8; ++x)
+                        d[i][x] = sum_block(how, count, row + start, &a_exponents[start], b_block + x, ldb, e_block + x, d[i][x]);
+                }
+            }
 #endif
-    matmul_portable(m, n, k, a, lda, b, ldb, d, accumulate);
+            for (; j < n; ++j)
+                d[i][j] = sum_block(how, count, row + start, &a_exponents[start], b_block + j, ldb, e_block + j, d[i][j]);
+        }
+    }
+}
+
+void matmul_scaled_groups(uint32_t m, uint32_t n, uint32_t k, const float* a, size_t lda, const float* b, size_t ldb,
+                          const float* scale_a, const float* scale_b, int min_scale_exponent, float* const* d,
+                          bool accumulate) {
+    constexpr uint32_t kGroup = 16, kMaxGroups = 8;
+    constexpr int kFraction = 35;
+    const uint32_t groups = k / kGroup;
+    for (uint32_t i = 0; i < m; ++i) {
+        for (uint32_t j = 0; j < n; ++j) {
+            const float c = accumulate ? d[i][j] : 0.0f;
+            int top = std::max(exponent_of(c, kLeastExponent), kLeastExponent);
+            double term[kMaxGroups];
+            for (uint32_t g = 0; g < groups; ++g) {
+                float sum = 0;              // exact: multiples of 1/4 up to 576
+                for (uint32_t p = g * kGroup; p < (g + 1) * kGroup; ++p) sum += a[i * lda + p] * b[p * ldb + j];
+                const float fa = scale_a[i * groups + g], fb = scale_b[g * n + j];
+                term[g] = double(sum) * double(fa) * double(fb);
+                if (sum != 0) top = std::max(top, exponent_of(fa, min_scale_exponent) + exponent_of(fb, min_scale_exponent));
+                if (std::isnan(fa) || std::isnan(fb)) top = kSpecial;
+            }
+            double sum = 0;
+            if (top > kSpecial / 2) {
+                for (uint32_t g = 0; g < groups; ++g) sum += term[g];
+                d[i][j] = finish(sum + double(c), MatmulOutput::F32);
+                continue;
+            }
+            for (uint32_t g = 0; g < groups; ++g) sum += std::trunc(std::ldexp(term[g], kFraction - top));
+            sum += std::trunc(std::ldexp(double(c), kFraction - top));
+            d[i][j] = finish(std::ldexp(sum, top - kFraction), MatmulOutput::F32);
+        }
+    }
 }
 
 void matmul(uint32_t m, uint32_t n, uint32_t k, const int32_t* a, size_t lda, const int32_t* b, size_t ldb,

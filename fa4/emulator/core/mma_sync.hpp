@@ -12,6 +12,7 @@ struct MmaSyncOp {
     MmaType d_type, a_type, b_type, c_type;
     bool saturate = false;          // .satfinite of integer types
     bool containers = false;        // .kind::f8f6f4: 4- and 6-bit elements in 8-bit containers
+    uint16_t arch = 100;            // the chip's number, 80 for sm_80: decides how products are summed
 };
 
 namespace detail {
@@ -36,6 +37,15 @@ inline uint32_t mma_sync_registers_d(const MmaSyncOp& op) { return detail::mma_a
 
 namespace detail {
 
+// Blocks of 16 bytes of K up to sm_89, of 32 bytes since; sm_89 keeps fewer bits of 8-bit floats.
+inline Summation mma_summation(const MmaSyncOp& op) {
+    const bool narrow = op.arch == 89 && element_bits(op.a_type) == 8;
+    const uint32_t bytes = op.arch >= 90 ? 32 : 16, element = element_bits(op.a_type) < 8 ? 8 : element_bits(op.a_type);
+    const MatmulOutput wide = narrow ? MatmulOutput::E8M13 : MatmulOutput::F32;
+    return {bytes * 8 / element, narrow ? 13 : op.arch >= 90 ? 25 : 24, least_exponent(op.a_type), least_exponent(op.b_type),
+            op.d_type == MmaType::F16 ? MatmulOutput::F16 : wide};
+}
+
 template <class T>
 inline void mma_compute(const MmaSyncOp& op, const uint32_t* const* a_regs, const uint32_t* const* b_regs,
                         const uint32_t* const* c_regs, uint32_t* const* d_regs) {
@@ -48,7 +58,7 @@ inline void mma_compute(const MmaSyncOp& op, const uint32_t* const* a_regs, cons
     unpack_accumulator(op.c_type == MmaType::F16, op.m, 1, c_regs, d);
     T* rows[16];
     for (uint32_t i = 0; i < op.m; ++i) rows[i] = d + 8 * i;
-    if constexpr (std::is_same_v<T, float>) matmul(op.m, 8, op.k, a, op.k, b, 8, rows, true);
+    if constexpr (std::is_same_v<T, float>) matmul(mma_summation(op), op.m, 8, op.k, a, op.k, b, 8, rows, true);
     else matmul(op.m, 8, op.k, a, op.k, b, 8, rows, true, op.saturate);
     pack_accumulator(op.d_type == MmaType::F16, op.m, 1, d, d_regs);
 }

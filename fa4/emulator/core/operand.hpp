@@ -31,6 +31,17 @@ constexpr uint32_t element_bits(MmaType type) {
     }
 }
 
+// Exponent of the least normal number.
+constexpr int least_exponent(MmaType type) {
+    switch (type) {
+        case MmaType::F16: case MmaType::E5M2: return -14;
+        case MmaType::E4M3: return -6;
+        case MmaType::E3M2: return -2;
+        case MmaType::E2M3: case MmaType::E2M1: return 0;
+        default: return -126;
+    }
+}
+
 constexpr bool is_integer(MmaType type) {
     return type == MmaType::S8 || type == MmaType::U8 || type == MmaType::S4 || type == MmaType::U4 || type == MmaType::B1;
 }

@@ -8,6 +8,8 @@
 //   G:    M = 32, .ws                      each warp's 32 lanes hold a quarter of N
 #pragma once
 
+#include <cmath>
+
 #include "matmul.hpp"
 #include "operand.hpp"
 
@@ -238,17 +240,28 @@ inline void unpack_tmem_a(const UmmaOp& op, const InstrDesc& d, const UmmaBlock&
     }
 }
 
-// Multiplies row i's (or column i's) elements by its scale factors, factor(i, v) for part v of K: exact, as factors
-// have at most 4 significant bits.
-template <class F>
-inline void scale_rows(float* values, size_t row_stride, size_t k_stride, uint32_t rows, uint32_t k, uint32_t vector, F&& factor) {
-    const uint32_t part = k / vector;
-    for (uint32_t row = 0; row < rows; ++row) {
-        for (uint32_t v = 0; v < vector; ++v) {
-            const float f = factor(row, v);
-            for (uint32_t i = 0; i < part; ++i) values[row * row_stride + (v * part + i) * k_stride] *= f;
-        }
-    }
+// Scale factors of one block of D, spread over parts of K: a[row * parts + part], b[part * columns + column].
+struct ScaleFactors {
+    std::vector<float> a, b;
+    std::vector<int> exponents_a, exponents_b;      // of the factors of part 0, for powers of two
+};
+
+// Each row of D takes A's factors from its own warp's copy; the block takes B's from its first warp's.
+inline ScaleFactors read_scale_factors(const UmmaOp& op, const InstrDesc& d, const UmmaBlock& block, const uint32_t* tmem, uint32_t parts) {
+    ScaleFactors f;
+    const uint32_t repeat = parts / op.scale_vector;
+    f.a.resize(size_t(block.rows) * parts);
+    f.b.resize(size_t(block.columns) * parts);
+    for (uint32_t row = 0; row < block.rows; ++row)
+        for (uint32_t p = 0; p < parts; ++p)
+            f.a[row * parts + p] = scale_factor(tmem, op.scale_a_tmem, block.lane(row) / 32, row, d.scale_id_a + p / repeat, d.scale_ue8m0);
+    for (uint32_t column = 0; column < block.columns; ++column)
+        for (uint32_t p = 0; p < parts; ++p)
+            f.b[p * block.columns + column] = scale_factor(tmem, op.scale_b_tmem, block.first_lane / 32, column, d.scale_id_b + p / repeat, d.scale_ue8m0);
+    const auto exponent = [](float x) { return std::isnan(x) ? 0 : std::ilogb(x); };
+    for (uint32_t row = 0; row < block.rows; ++row) f.exponents_a.push_back(exponent(f.a[row * parts]));
+    for (uint32_t column = 0; column < block.columns; ++column) f.exponents_b.push_back(exponent(f.b[column]));
+    return f;
 }
 
 inline bool lane_disabled(const UmmaOp& op, uint8_t cta, uint32_t lane) {
@@ -260,6 +273,9 @@ inline void execute_float(const UmmaOp& op, const InstrDesc& d, const CtaMemory 
     std::vector<float> a(rows * d.k), b(size_t(d.k) * d.n), scaled_b;
     for (uint32_t cta = 0; cta < op.cta_group; ++cta)
         umma_b(op, d).unpack(ctas[cta].shared, ctas[cta].shared_bytes, d.negate_b, b.data() + cta * half_n, 1, d.n);
+    // Tensor cores of this generation sum all products of an instruction at once.
+    Summation how{d.k, 25, least_exponent(d.a), least_exponent(d.b), d.d == MmaType::F16 ? MatmulOutput::F16 : MatmulOutput::F32};
+    ScaleFactors factors;
     int a_cta = -1;     // whose A `a` holds
     for (const UmmaBlock& block : umma_blocks(op, d)) {
         const CtaMemory& memory = ctas[block.cta];
@@ -272,15 +288,17 @@ inline void execute_float(const UmmaOp& op, const InstrDesc& d, const CtaMemory 
         const float* b_block = b.data() + block.n0;
         size_t ldb = d.n;
         if (d.block_scaled) {
-            // Each row of D takes A's factors from its own warp's copy; the block takes B's from its first.
-            scale_rows(a.data(), d.k, 1, rows, d.k, op.scale_vector, [&](uint32_t row, uint32_t v) {
-                return scale_factor(memory.tmem, op.scale_a_tmem, block.lane(row) / 32, row, d.scale_id_a + v, d.scale_ue8m0);
-            });
+            const bool grouped = op.kind != MmaKind::MXF8F6F4;      // 4-bit kinds: factors of 16 elements each
+            factors = read_scale_factors(op, d, block, memory.tmem, grouped ? d.k / 16 : 1);
             scaled_b.resize(size_t(d.k) * block.columns);
-            for (uint32_t p = 0; p < d.k; ++p) std::memcpy(scaled_b.data() + p * block.columns, b_block + p * d.n, 4 * block.columns);
-            scale_rows(scaled_b.data(), 1, block.columns, block.columns, d.k, op.scale_vector, [&](uint32_t row, uint32_t v) {
-                return scale_factor(memory.tmem, op.scale_b_tmem, block.first_lane / 32, row, d.scale_id_b + v, d.scale_ue8m0);
-            });
+            for (uint32_t p = 0; p < d.k; ++p)
+                for (uint32_t j = 0; j < block.columns; ++j) scaled_b[p * block.columns + j] = b_block[p * d.n + j] * (grouped ? 1 : factors.b[j]);
+            if (!grouped) {
+                for (uint32_t row = 0; row < rows; ++row)
+                    for (uint32_t p = 0; p < d.k; ++p) a[row * d.k + p] *= factors.a[row];
+                how.scale_exponents_a = factors.exponents_a.data();
+                how.scale_exponents_b = factors.exponents_b.data();
+            }
             b_block = scaled_b.data();
             ldb = block.columns;
         }
@@ -305,7 +323,11 @@ inline void execute_float(const UmmaOp& op, const InstrDesc& d, const CtaMemory 
             for (uint32_t j = 0; j < block.columns; ++j)
                 d_rows[row][j] = scale * (direct ? d_rows[row][j] : f16_to_float(uint16_t(cells[row][j])));
         }
-        matmul(block.rows, block.columns, d.k, a.data(), d.k, b_block, ldb, d_rows.data(), op.accumulate);
+        if (op.kind == MmaKind::MXF4 || op.kind == MmaKind::MXF4NVF4)
+            matmul_scaled_groups(block.rows, block.columns, d.k, a.data(), d.k, b_block, ldb, factors.a.data(), factors.b.data(),
+                                 d.scale_ue8m0 ? -127 : least_exponent(MmaType::E4M3), d_rows.data(), op.accumulate);
+        else
+            matmul(how, block.rows, block.columns, d.k, a.data(), d.k, b_block, ldb, d_rows.data(), op.accumulate);
         if (direct) continue;
         for (uint32_t row = 0; row < block.rows; ++row)
             if (cells[row]) for (uint32_t j = 0; j < block.columns; ++j) cells[row][j] = float_to_f16(d_rows[row][j]);

@@ -304,6 +304,7 @@ Words mma(const py::dict& d, Words a, Words b, Words c) {
                  type_of(d["b_type"].cast<std::string>()), type_of(d["c_type"].cast<std::string>())};
     op.saturate = get(d, "saturate", false);
     op.containers = get(d, "containers", false);
+    op.arch = get<uint16_t>(d, "arch", 100);
     if (a.shape(0) != mma_sync_registers_a(op) || b.shape(0) != mma_sync_registers_b(op) || c.shape(0) != mma_sync_registers_c(op))
         throw py::value_error("registers of A, B, C: expected " + std::to_string(mma_sync_registers_a(op)) + ", " +
                               std::to_string(mma_sync_registers_b(op)) + ", " + std::to_string(mma_sync_registers_c(op)));

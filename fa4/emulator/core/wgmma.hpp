@@ -36,6 +36,13 @@ inline SharedOperand wgmma_operand(uint64_t desc, MmaType type, bool mn_major, u
 inline SharedOperand wgmma_a(const WgmmaOp& op) { return wgmma_operand(op.a_desc, op.a_type, op.mn_major_a, 64, wgmma_k(op)); }
 inline SharedOperand wgmma_b(const WgmmaOp& op) { return wgmma_operand(op.b_desc, op.b_type, op.mn_major_b, op.n, wgmma_k(op)); }
 
+// All products of an instruction at once; 8-bit floats keep fewer bits.
+inline Summation wgmma_summation(const WgmmaOp& op) {
+    const bool narrow = element_bits(op.a_type) == 8;
+    const MatmulOutput wide = narrow ? MatmulOutput::E8M13 : MatmulOutput::F32;
+    return {wgmma_k(op), narrow ? 13 : 25, least_exponent(op.a_type), least_exponent(op.b_type), op.d_type == MmaType::F16 ? MatmulOutput::F16 : wide};
+}
+
 template <class T>
 inline void wgmma_compute(const WgmmaOp& op, const CtaMemory& memory, const uint32_t* const* a_regs, uint32_t* const* d_regs) {
     const uint32_t k = wgmma_k(op), n = op.n, per_warp = wgmma_d_registers(op);
@@ -50,7 +57,7 @@ inline void wgmma_compute(const WgmmaOp& op, const CtaMemory& memory, const uint
             unpack_fragment(op.a_type, Packing::Dense, 4, 2, k, a_regs + 4 * warp, op.negate_a, a.data() + 16 * warp * k);
         if (op.accumulate) unpack_accumulator(half, 16, n / 8, d_regs + per_warp * warp, d.data() + 16 * warp * n);
     }
-    if constexpr (std::is_same_v<T, float>) matmul(64, n, k, a.data(), k, b.data(), n, rows, op.accumulate);
+    if constexpr (std::is_same_v<T, float>) matmul(wgmma_summation(op), 64, n, k, a.data(), k, b.data(), n, rows, op.accumulate);
     else matmul(64, n, k, a.data(), k, b.data(), n, rows, op.accumulate, op.saturate);
     for (uint32_t warp = 0; warp < 4; ++warp)
         pack_accumulator(half, 16, n / 8, d.data() + 16 * warp * n, d_regs + per_warp * warp);
