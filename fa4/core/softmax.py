@@ -34,18 +34,22 @@ def soft_cap(scores: cute.Tensor, scale_over_cap: Float32) -> None:
 
 @dataclass(frozen=True)
 class OnlineSoftmax:
-    """Running maximum (raw scores) and sum of each of a thread's rows; the sum is still split over the quad."""
+    """Running maximum (raw scores) and sum of each of a thread's rows; the sum is still split over the quad.
 
+    scale: what multiplies raw scores to give logits. scale_log2: the same in base 2.
+    """
+
+    scale: Float32
     scale_log2: Float32
     maximum: cute.Tensor
     total: cute.Tensor
 
     @staticmethod
-    def start(rows: int, scale_log2: Float32) -> OnlineSoftmax:
+    def start(rows: int, scale: Float32) -> OnlineSoftmax:
         maximum, total = cute.make_rmem_tensor(rows, Float32), cute.make_rmem_tensor(rows, Float32)
         maximum.fill(-Float32.inf)
         total.fill(0.0)
-        return OnlineSoftmax(scale_log2, maximum, total)
+        return OnlineSoftmax(scale, scale * LOG2_E, maximum, total)
 
     @cute.jit
     def update(self, scores: cute.Tensor, out: cute.Tensor, may_be_empty: cutlass.Constexpr[bool]):
@@ -63,7 +67,8 @@ class OnlineSoftmax:
             shift = reference * self.scale_log2
             weights = cute.math.exp2(row * self.scale_log2 - shift, fastmath=True)
             factor = cute.math.exp2(before * self.scale_log2 - shift, fastmath=True)
-            self.total[r] = weights.reduce(cute.ReductionOp.ADD, self.total[r] * factor, 0)
+            # The block's sum first: adding each weight to the running total would round it hundreds of times.
+            self.total[r] = self.total[r] * factor + weights.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
             scores[r, None].store(weights)
             out[r, None].store(out[r, None].load() * factor)
 
@@ -71,20 +76,20 @@ class OnlineSoftmax:
     def finish(self, out: cute.Tensor, lse: cute.Tensor, sinks: cute.Tensor | None):
         """Divide out by the sums and write each row's log-sum-exp (natural) into lse.
 
-        sinks: each row's sink logit times log2(e), an extra term of the sum; None for none. A row that saw nothing
-        becomes 0 with lse -inf (or its sink).
+        sinks: each row's sink logit, an extra term of the sum; None for none. A row that saw nothing becomes 0 with
+        lse -inf (or its sink). Natural units and an exact logarithm here: lse carries more digits than the weights.
         """
         for r in cutlass.range_constexpr(cute.size(self.maximum)):
             total = quad_reduce(self.total[r], lambda x, y: x + y)
-            shift = self.maximum[r] * self.scale_log2
+            shift = self.maximum[r] * self.scale
             numerator = Float32(1.0)
             if cutlass.const_expr(sinks is not None):
                 top = cute.arch.fmax(shift, sinks[r])
                 top = Float32(0.0) if top == -Float32.inf else top
-                numerator = cute.math.exp2(shift - top, fastmath=True)
-                total = total * numerator + cute.math.exp2(sinks[r] - top, fastmath=True)
+                numerator = cute.math.exp(shift - top)
+                total = total * numerator + cute.math.exp(sinks[r] - top)
                 shift = top
             empty = total == 0.0
             inverse = Float32(0.0) if empty else numerator / total
-            lse[r] = -Float32.inf if empty else (shift + cute.math.log2(total, fastmath=True)) * LN_2
+            lse[r] = -Float32.inf if empty else shift + cute.math.log(total)
             out[r, None].store(out[r, None].load() * inverse)

@@ -17,7 +17,7 @@ from ..spec import AttentionInputs, AttentionSpec, Gradients
 from .backward import BackwardKernel
 from .forward import ForwardKernel
 from .postprocess import Postprocess
-from .tiles import backward_tiles, forward_tiles, padded
+from .tiles import backward_section, backward_tiles, forward_section, forward_tiles, padded
 
 
 def describe(spec: AttentionSpec, chip: Chip) -> str:
@@ -40,6 +40,7 @@ def forward(inputs: AttentionInputs, spec: AttentionSpec, chip: Chip) -> tuple[T
         inputs.sink,
         *lengths(inputs),
         inputs.batch,
+        forward_section(spec, inputs.max_seqlen_k),
         inputs.max_seqlen_q,
         scale,
         spec.softcap,
@@ -83,6 +84,7 @@ def backward(
         *of_rows,
         *lengths(inputs),
         inputs.batch,
+        backward_section(spec, inputs.max_seqlen_q),
         inputs.max_seqlen_k,
         scale,
         spec.softcap,

@@ -1,7 +1,7 @@
 """The backward's main kernel: a block of threads owns one tile of keys and walks the query rows that see it.
 
 Per tile of query rows: S = Q K^T and dP = dO V^T, P = exp2(S - lse), dS = P (dP - delta); then dV += P^T dO,
-dK += dS^T Q, and dQ = dS K is added to a float32 sum in global memory. With GQA the rows of all heads of a group are
+dQ = dS K is added to a float32 sum in global memory, and dK += dS^T Q. With GQA the rows of all heads of a group are
 packed (`core.heads`), so dK and dV need no sum across blocks.
 
 Two barriers a tile. After the first, Q, dO and the statistics have arrived, and P, dS and the buffers of the tile
@@ -25,6 +25,7 @@ from cutlass.memory import SmemAllocator
 from .. import jit
 from ..core.heads import PackedRows
 from ..core.mask import Mask
+from ..core.schedule import Tile
 from ..core.seqlen import Rows, align_strides, padded_first, sequence_of
 from ..core.softmax import LOG2_E, soft_cap
 from ..device import Chip
@@ -78,7 +79,7 @@ class BackwardKernel:
             jit.fake_tensor(Float32, 3),
             jit.fake_tensor(Int32, 2) if self.deterministic else None,
             *(jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in lengths),
-            *(Int32(0), Int32(0), Float32(0), Float32(0), Int32(0), Int32(0)),
+            *(Int32(0), Int32(0), Int32(0), Float32(0), Float32(0), Int32(0), Int32(0)),
             jit.current_stream(),
             chip=chip,
         )
@@ -101,6 +102,7 @@ class BackwardKernel:
         seqused_q: cute.Tensor | None,
         seqused_k: cute.Tensor | None,
         batch: Int32,
+        section: Int32,
         max_seqlen_k: Int32,
         softmax_scale: Float32,
         softcap: Float32,
@@ -131,6 +133,8 @@ class BackwardKernel:
             seqused_k,
             n_blocks,
             heads,
+            batch,
+            section,
             softmax_scale,
             scale_log2,
             scale_over_cap,
@@ -164,6 +168,8 @@ class BackwardKernel:
         seqused_k: cute.Tensor | None,
         n_blocks: Int32,
         heads: Int32,
+        batch: Int32,
+        section: Int32,
         softmax_scale: Float32,
         scale_log2: Float32,
         scale_over_cap: Float32,
@@ -171,11 +177,9 @@ class BackwardKernel:
         window_right: Int32,
     ):
         thread, _, _ = cute.arch.thread_idx()
-        tile, _, _ = cute.arch.block_idx()
+        index, _, _ = cute.arch.block_idx()
         # First keys first: under a causal mask they take longest, and in a deterministic run their turn is first.
-        n_block = tile % n_blocks
-        head = tile // n_blocks % heads
-        sequence = tile // n_blocks // heads
+        n_block, head, sequence = Tile.of(index, n_blocks, heads, batch, section)
 
         extent = 0 if cutlass.const_expr(self.varlen) else 1
         rows_q = Rows.of(sequence, q.shape[extent], cu_seqlens_q, seqused_q)
@@ -287,6 +291,10 @@ class BackwardKernel:
 
         acc_dk.store(acc_dk.load() * work.softmax_scale)
         cute.arch.barrier()  # everyone is done with K and V: their memory carries dK and dV out
+        pass_turn = partial(self.pass_turn, work)
+        if cutlass.const_expr(self.deterministic):  # noqa: SIM102  one is decided at compile time
+            if m_first < m_stop:
+                pass_turn(m_first)
         self.store(acc_dk, mma_kv, s_k, dk, work.n_block, rows_left, thread, dim, self.head_dim)
         self.store(acc_dv, mma_kv, s_v, dv, work.n_block, rows_left, thread, dim_v, self.head_dim_v)
 
@@ -318,6 +326,11 @@ class BackwardKernel:
         load = partial(self.load, work, state)
         cute.arch.cp_async_wait_group(0)
         cute.arch.barrier()
+        pass_turn = partial(self.pass_turn, work)
+        if cutlass.const_expr(self.deterministic):  # noqa: SIM102  one is decided at compile time
+            # Not right behind the additions: by now they have long arrived, and the release waits for nothing.
+            if turn > 0:
+                pass_turn(m_block + 1)
         if cutlass.const_expr(stages > 1):  # noqa: SIM102  one is decided at compile time
             if m_block > m_first:
                 load(m_block - 1, (turn + 1) % stages)
@@ -375,26 +388,22 @@ class BackwardKernel:
         """Add a tile of dQ to the sum. The sum keeps each thread's values `threads` apart, as `Postprocess` reads
         them: every instruction of a warp covers 128 contiguous bytes."""
         if cutlass.const_expr(self.deterministic):
-            self.wait_turn(work, m_block)
-        start = work.dq.iterator + cute.crd2idx((m_block * self.tiles.tile_m, 0), work.dq.layout) + work.thread
-        for i in cutlass.range_constexpr(cute.size(acc_dq)):
-            cute.arch.red(start + i * self.threads, acc_dq[i], op="add", dtype="f32", sem="relaxed", scope="gpu")
-        if cutlass.const_expr(self.deterministic):
-            cute.arch.fence_acq_rel_gpu()
-            cute.arch.barrier()
-            if work.thread == 0:
-                cute.arch.red(work.turn.iterator + m_block, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
-
-    @cute.jit
-    def wait_turn(self, work, m_block):
-        """Wait until all blocks of earlier keys that meet these rows have added."""
-        mine = work.n_block - work.mask.key_blocks(m_block).first
-        flag = work.turn.iterator + m_block
-        if work.thread == 0:
+            # All blocks of earlier keys that meet these rows add first.
+            mine = work.n_block - work.mask.key_blocks(m_block).first
+            flag = work.turn.iterator + m_block
             now = cute.arch.load(flag, Int32, sem="acquire", scope="gpu")
             while now != mine:
                 now = cute.arch.load(flag, Int32, sem="acquire", scope="gpu")
-        cute.arch.barrier()
+        start = work.dq.iterator + cute.crd2idx((m_block * self.tiles.tile_m, 0), work.dq.layout) + work.thread
+        for i in cutlass.range_constexpr(cute.size(acc_dq)):
+            cute.arch.red(start + i * self.threads, acc_dq[i], op="add", dtype="f32", sem="relaxed", scope="gpu")
+
+    @cute.jit
+    def pass_turn(self, work, m_block):
+        """After a barrier behind `add_dq`: let the next block add to these rows."""
+        flag = work.turn.iterator + m_block
+        if work.thread == 0:
+            cute.arch.red(flag, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
 
     @cute.jit
     def store(self, acc, mma, s_x, x, n_block, rows_left, thread, dim: cutlass.Constexpr, columns: cutlass.Constexpr):

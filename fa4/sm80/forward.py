@@ -20,8 +20,9 @@ from cutlass.memory import SmemAllocator
 from .. import jit
 from ..core.heads import PackedRows
 from ..core.mask import Mask
+from ..core.schedule import Tile
 from ..core.seqlen import Rows, align_strides, sequence_of
-from ..core.softmax import LOG2_E, OnlineSoftmax, soft_cap
+from ..core.softmax import OnlineSoftmax, soft_cap
 from ..device import Chip
 from .loader import TileCopy, async_copy, plain_copy, thread_tiling
 from .tensor_core import (
@@ -79,12 +80,7 @@ class ForwardKernel:
             jit.fake_tensor(Float32, 2 if self.varlen else 3, contiguous=True, align=4),
             jit.fake_tensor(jit.dsl_dtype(self.sink_dtype), 1, align=2) if self.sink_dtype else None,
             *(jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in lengths),
-            Int32(0),
-            Int32(0),
-            Float32(0),
-            Float32(0),
-            Int32(0),
-            Int32(0),
+            *(Int32(0), Int32(0), Int32(0), Float32(0), Float32(0), Int32(0), Int32(0)),
             jit.current_stream(),
             chip=chip,
         )
@@ -103,6 +99,7 @@ class ForwardKernel:
         seqused_q: cute.Tensor | None,
         seqused_k: cute.Tensor | None,
         batch: Int32,
+        section: Int32,
         max_seqlen_q: Int32,
         softmax_scale: Float32,
         softcap: Float32,
@@ -113,9 +110,10 @@ class ForwardKernel:
         q, k, v, out = (align_strides(x) for x in (q, k, v, out))
         m_blocks = cute.ceil_div(max_seqlen_q * self.rows_per_query, self.tiles.tile_m)
         heads = out.shape[-2] // self.rows_per_query
-        scale_log2, scale_over_cap = softmax_scale * LOG2_E, Float32(0.0)
+        # With a softcap, scores become tanh(scale_over_cap * q.k), which `scale` turns into logits.
+        scale, scale_over_cap = softmax_scale, Float32(0.0)
         if cutlass.const_expr(self.has_softcap):
-            scale_log2, scale_over_cap = softcap * LOG2_E, softmax_scale / softcap
+            scale, scale_over_cap = softcap, softmax_scale / softcap
         self.kernel(
             q,
             k,
@@ -129,7 +127,9 @@ class ForwardKernel:
             seqused_k,
             m_blocks,
             heads,
-            scale_log2,
+            batch,
+            section,
+            scale,
             scale_over_cap,
             window_left,
             window_right,
@@ -157,17 +157,17 @@ class ForwardKernel:
         seqused_k: cute.Tensor | None,
         m_blocks: Int32,
         heads: Int32,
-        scale_log2: Float32,
+        batch: Int32,
+        section: Int32,
+        scale: Float32,
         scale_over_cap: Float32,
         window_left: Int32,
         window_right: Int32,
     ):
         thread, _, _ = cute.arch.thread_idx()
-        tile, _, _ = cute.arch.block_idx()
-        # Neighbouring blocks share a head's keys in L2. Last query rows first: under a causal mask they take longest.
-        m_block = m_blocks - 1 - tile % m_blocks
-        head = tile // m_blocks % heads
-        sequence = tile // m_blocks // heads
+        index, _, _ = cute.arch.block_idx()
+        block, head, sequence = Tile.of(index, m_blocks, heads, batch, section)
+        m_block = m_blocks - 1 - block  # last query rows first: under a causal mask they take longest
         head_kv = head if cutlass.const_expr(self.packed) else head // self.group
 
         extent = 0 if cutlass.const_expr(self.varlen) else 1
@@ -190,10 +190,10 @@ class ForwardKernel:
             self.rows_per_query,
         )
         if m_block * self.tiles.tile_m < rows_q.count * self.rows_per_query:
-            self.tile(q, k, v, out, lse, sink, packed, mask, m_block, thread, scale_log2, scale_over_cap)
+            self.tile(q, k, v, out, lse, sink, packed, mask, m_block, thread, scale, scale_over_cap)
 
     @cute.jit
-    def tile(self, q, k, v, out, lse, sink, packed, mask, m_block, thread, scale_log2, scale_over_cap):
+    def tile(self, q, k, v, out, lse, sink, packed, mask, m_block, thread, scale, scale_over_cap):
         """One tile of query rows: q, out (rows, heads, dim), k, v (rows, dim), lse (heads, rows)."""
         tiles, dim, dim_v = self.tiles, padded(self.head_dim), padded(self.head_dim_v)
         smem = SmemAllocator()
@@ -229,7 +229,7 @@ class ForwardKernel:
             load_k=load_k,
             load_v=load_v,
             acc_o=acc_o,
-            softmax=OnlineSoftmax.start(acc_o.shape[0][1] * acc_o.shape[1], scale_log2),
+            softmax=OnlineSoftmax.start(acc_o.shape[0][1] * acc_o.shape[1], scale),
             scale_over_cap=scale_over_cap,
             own=own,
             first=first,
@@ -307,7 +307,7 @@ class ForwardKernel:
             sinks = cute.make_rmem_tensor(rows, Float32)
             for r in cutlass.range_constexpr(rows):
                 row = state.m_block * self.tiles.tile_m + state.own[r, 0][0]
-                sinks[r] = Float32(sink[packed.head(row)]) * LOG2_E
+                sinks[r] = Float32(sink[packed.head(row)])
         state.softmax.finish(rows_by_columns(state.acc_o), row_lse, sinks)
         for r in cutlass.range_constexpr(rows):
             row = state.m_block * self.tiles.tile_m + state.own[r, 0][0]

@@ -1,0 +1,64 @@
+"""The portable backward: tiles for every head dim, code for every flag, and on a GPU gradients and determinism."""
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from fa4 import cases
+from fa4.bwd.preprocess import Preprocess
+from fa4.device import chip_by_number
+from fa4.sm80.backward import BackwardKernel
+from fa4.sm80.postprocess import Postprocess
+from fa4.sm80.tiles import backward_tiles, padded
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="runs the kernel on a CUDA device")
+
+
+@pytest.mark.parametrize("number", [80, 86, 90, 120])
+def test_every_head_dim_has_tiles_that_fit_the_chip(number):
+    chip = chip_by_number(number)
+    for head_dim in range(8, 257, 8):
+        for head_dim_v in (8, head_dim, 256):
+            assert backward_tiles(head_dim, head_dim_v, chip).fits(head_dim, head_dim_v, chip)
+
+
+@pytest.mark.parametrize("number", [80, 90, 120])
+@pytest.mark.parametrize("everything", [False, True], ids=["plain", "everything"])
+def test_compiles_without_a_gpu(number, everything):
+    chip = chip_by_number(number)
+    dtype, head_dim, head_dim_v = (torch.float16, 72, 40) if everything else (torch.bfloat16, 64, 64)
+    tiles = backward_tiles(head_dim, head_dim_v, chip)
+    group = 4 if everything else 1
+    yes = everything
+    main = BackwardKernel(dtype, head_dim, head_dim_v, tiles, group, *[yes] * 7)
+    before = Preprocess(dtype, head_dim_v, padded(head_dim), tiles.tile_m, group, *[yes] * 5)
+    after = Postprocess(dtype, head_dim, tiles, group, yes, yes)
+    for kernel in (before, main, after):
+        assert callable(kernel.compile(chip))
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("deterministic", [False, True], ids=["unordered", "deterministic"])
+@pytest.mark.parametrize("case", cases.CASES.values(), ids=str)
+def test_gradients_of_named_case_on_the_gpu(case, deterministic, seed):
+    case = dataclasses.replace(case, deterministic=deterministic)
+    problem = cases.make(case, seed, device="cuda")
+    out, lse, grads = problem.call_with_gradients(backend="sm80")
+    judgements = cases.judge_forward(problem, out, lse) + cases.judge_backward(problem, grads)
+    cases.assert_right(judgements, f"{case} (seed {seed})")
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["many_tiles", "window_both_sides", "varlen", "sink_gqa_window"])
+def test_deterministic_gradients_repeat_bit_for_bit(name, seed):
+    case = dataclasses.replace(cases.CASES[name], deterministic=True)
+    problem = cases.make(case, seed, device="cuda")
+    _, _, first = problem.call_with_gradients(backend="sm80")
+    for _ in range(50):
+        _, _, again = problem.call_with_gradients(backend="sm80")
+        assert all(torch.equal(a, b) for a, b in zip(first, again) if a is not None)
