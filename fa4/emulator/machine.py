@@ -136,6 +136,7 @@ class Machine:
         config.dynamic_shared = smem_bytes
         config.sms, config.seed, config.schedule = self.sms, self.seed, SCHEDULES.index(self.schedule)
         config.has_tmem = bool(re.match(r"sm_1[01]\d", self.chip))
+        config.arch = int(re.match(r"sm_(\d+)", self.chip)[1])
         config.shared_per_sm = (_SHARED_KIB.get(self.chip[:5], 228) + 1) * 1024
         config.check_bounds, config.check_poison = self.checks.bounds, self.checks.poison
         config.check_races, config.check_tmem = self.checks.races, self.checks.tmem

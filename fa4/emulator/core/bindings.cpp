@@ -140,6 +140,7 @@ PYBIND11_MODULE(_core, m) {
         .def_readwrite("sms", &Config::sms)
         .def_readwrite("shared_per_sm", &Config::shared_per_sm)
         .def_readwrite("has_tmem", &Config::has_tmem)
+        .def_readwrite("arch", &Config::arch)
         .def_readwrite("seed", &Config::seed)
         .def_readwrite("check_bounds", &Config::check_bounds)
         .def_readwrite("check_poison", &Config::check_poison)

@@ -27,6 +27,7 @@ struct Config {
     uint32_t shared_per_sm = 228 * 1024, shared_per_cta = 227 * 1024;
     uint32_t registers_per_sm = 65536, threads_per_sm = 2048, ctas_per_sm = 32;
     bool has_tmem = false;
+    uint16_t arch = 100;            // 80 for sm_80: how mma.sync sums
     uint64_t seed = 0;
     Schedule schedule = Schedule::RoundRobin;
     bool check_bounds = true, check_poison = true, check_races = true, check_tmem = true;
@@ -43,6 +44,7 @@ struct AsyncOp {
     size_t next = 0;
     uint64_t pipe = 0;      // key of its pipe, 0 if it is ordered with nothing
     bool async_proxy = true;
+    bool is_twin = false;   // shares the clock slot of another lane's operation
     Order order;            // what it is ordered after
     uint32_t slot = 0, self_from = 0;
     uint32_t epoch = 0;     // of its reads; of its writes epoch + 1
@@ -203,7 +205,7 @@ private:
 
     // async.cpp
     Next async_copy(Exec& x);
-    AsyncPtr make_op(Exec& x, const char* name, uint64_t pipe = 0);
+    AsyncPtr make_op(Exec& x, const char* name, uint64_t pipe = 0, const AsyncPtr& twin = nullptr);
     void submit(const AsyncPtr& op);
     void advance(AsyncOp& op);
     void force(AsyncOp& op, size_t steps = ~size_t(0));     // runs at least the first `steps` steps now

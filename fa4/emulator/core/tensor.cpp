@@ -322,6 +322,7 @@ void Engine::mma_sync(Exec& x) {
     op.d_type = type(0), op.a_type = type(1), op.b_type = type(2), op.c_type = type(3);
     op.saturate = in.m[4] & 1;
     op.containers = in.m[4] & 8;
+    op.arch = config_.arch;
     if (in.m[4] & 6) fail("UnknownInstruction", "mma.sync with A column-major or B row-major");
     const uint32_t na = in.m[5] & 0xFF, nb = in.m[5] >> 8 & 0xFF, nc = in.m[5] >> 16 & 0xFF, nd = in.ndst;
     const bool wide = op.d_type == MmaType::F64;
