@@ -43,6 +43,7 @@ class Config(Constant):
     varlen: bool
     has_seqused_q: bool
     has_seqused_k: bool
+    deterministic: bool
     polynomial: int
     smem_bytes: int
 
@@ -106,8 +107,11 @@ class Config(Constant):
         return self.columns > 64 or self.columns_v > 64
 
     @property
-    def masked(self) -> bool:
-        return self.has_left or self.has_right
+    def descending(self) -> bool:
+        """Whether CTAs take key blocks from last to first. In a deterministic causal problem that is the order in
+        which blocks add to dQ: the last block, seen by the fewest queries, adds at its diagonal at once, the one before
+        it follows a step behind, and nobody waits for long."""
+        return self.deterministic and self.has_right
 
     @property
     def scores(self) -> Umma:

@@ -64,5 +64,3 @@ def store_gradient(
     if warp % 4 == 0:
         matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
         tma_store(tma, matrix, work.n_block, context.smem.pointer(region, cfg.dtype))
-        cute.arch.cp_async_bulk_commit_group()
-        cute.arch.cp_async_bulk_wait_group(0, read=True)

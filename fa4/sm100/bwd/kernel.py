@@ -110,6 +110,7 @@ class Tensors:
     dv: cute.Tensor
     rows: cute.Tensor  # (TILE_M, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
     dq_rows: cute.Tensor  # (TILE_M * columns, blocks, heads_q): a block's dQ, chunk after chunk; see `reduce`
+    turns: cute.Tensor | None  # (blocks, heads_q): how many key blocks have added to dQ of a query block
     cu_seqlens_q: cute.Tensor | None
     cu_seqlens_k: cute.Tensor | None
     seqused_q: cute.Tensor | None
@@ -137,6 +138,7 @@ class RowTensors:
     dq: cute.Tensor
     rows: cute.Tensor
     dq_rows: cute.Tensor
+    turns: cute.Tensor | None
     dsink_rows: cute.Tensor | None  # (THREADS, blocks, heads_q): terms of dsink, to be summed
     cu_seqlens_q: cute.Tensor | None
     seqused_q: cute.Tensor | None
@@ -154,7 +156,7 @@ class Context(Constant):
     channels: ChannelTable
     smem: SmemMap
     tmem: tmem.TmemMap
-    allocating_warp: int = ROLES["reduce"].warps[0]
+    first_reduce_warp: int = ROLES["reduce"].warps[0]
     dq_staging: int = 1  # named barriers; 0 is the CTA's
     gradient_staged: int = 2  # and 3: one for each warpgroup of compute
 
@@ -176,12 +178,12 @@ def main_kernel(args: Tensors, cfg: cutlass.Constexpr[Config]):
     if warp == 0:
         with cute.arch.elect_one():
             init_barriers(table, barriers)
-    if warp == context.allocating_warp:
+    if warp == context.first_reduce_warp:
         tmem.allocate(holder)
     cute.arch.sync_threads()
     run_roles(ROLES, context)
     cute.arch.sync_threads()  # every reader of tensor memory is done
-    if warp == context.allocating_warp:
+    if warp == context.first_reduce_warp:
         tmem.deallocate()
 
 
@@ -214,6 +216,7 @@ def backward(
     seqused_k: cute.Tensor | None,
     rows: cute.Tensor,
     dq_rows: cute.Tensor,
+    turns: cute.Tensor | None,
     dsink_rows: cute.Tensor | None,
     scale: Float32,
     scale_log2: Float32,
@@ -233,21 +236,23 @@ def backward(
         lse, dlse: (batch, heads, rows), or varlen (heads, rows); float32.
         rows: (heads_q, blocks, 2, TILE_M) float32, workspace.
         dq_rows: (heads_q, blocks, TILE_M * columns) float32, workspace.
+        turns: (heads_q, blocks) int32, workspace; None unless deterministic.
         dsink_rows: (heads_q, blocks, THREADS) float32, zeros; on return its sum over all but heads_q is dsink.
     """
     q, k, v, out, dout, dq, dk, dv = (_matrix(align_strides(x)) for x in (q, k, v, out, dout, dq, dk, dv))
     rows, dq_rows = _reversed(rows), _reversed(dq_rows)
+    turns = _reversed(turns) if cfg.deterministic else None
     dsink_rows = _reversed(dsink_rows) if cfg.has_sink else None
     heads_q, heads_kv = cute.size(q, mode=[2]), cute.size(k, mode=[2])
     row_args = RowTensors(
-        out, dout, lse, dlse, sink, dq, rows, dq_rows, dsink_rows, cu_seqlens_q, seqused_q, cute.size(q, mode=[0]),
-        Grid(cute.ceil_div(max_seqlen_q, TILE_M), heads_q, batch), scale,
+        out, dout, lse, dlse, sink, dq, rows, dq_rows, turns, dsink_rows, cu_seqlens_q, seqused_q,
+        cute.size(q, mode=[0]), Grid(cute.ceil_div(max_seqlen_q, TILE_M), heads_q, batch), scale,
     )  # fmt: skip
     row_launch = dict(grid=(row_args.row_grid.ctas, 1, 1), block=(THREADS, 1, 1), stream=stream)
     statistics_kernel(row_args, cfg).launch(**row_launch)
 
     seqlens = cute.size(q, mode=[0]), cute.size(k, mode=[0])
-    grid = Grid(cute.ceil_div(max_seqlen_k, TILE_N), heads_kv, batch)
+    grid = Grid(cute.ceil_div(max_seqlen_k, TILE_N), heads_kv, batch, cfg.descending)
     loaded, stored = (q, k, v, dout), (dk, dv)
     if cutlass.const_expr(cfg.varlen):
         loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)
@@ -256,8 +261,8 @@ def backward(
     maps += [TmaTile.store(x, tile) for x, tile in zip(stored, tiles[4:])]
     ends = [end for tma in maps for end in (tma.atom, tma.tensor)]
     args = Tensors(
-        *ends, rows, dq_rows, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *seqlens, grid, scale, scale_log2,
-        scale_over_cap, left, right,
+        *ends, rows, dq_rows, turns, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *seqlens, grid, scale,
+        scale_log2, scale_over_cap, left, right,
     )  # fmt: skip
     main_kernel(args, cfg).launch(
         grid=(grid.ctas, 1, 1),

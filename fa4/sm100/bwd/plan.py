@@ -57,6 +57,9 @@ def backward(
         torch.empty(spec.heads_q, blocks, *shape, dtype=torch.float32, device=q.device)
         for shape in ((2, TILE_M), (TILE_M * cfg.columns,))
     )
+    turns = None
+    if spec.deterministic:
+        turns = torch.empty(spec.heads_q, blocks, dtype=torch.int32, device=q.device)
     dsink_rows = None
     if spec.has_sink:
         dsink_rows = torch.zeros(spec.heads_q, blocks, DSINK_TERMS, dtype=torch.float32, device=q.device)
@@ -78,6 +81,7 @@ def backward(
         inputs.seqused_k,
         rows,
         dq_rows,
+        turns,
         dsink_rows,
         spec.softmax_scale,
         (spec.softcap or spec.softmax_scale) * LOG2_E,
@@ -108,6 +112,7 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
         varlen=spec.varlen,
         has_seqused_q=spec.has_seqused_q,
         has_seqused_k=spec.has_seqused_k,
+        deterministic=spec.deterministic,
         polynomial=tiles.polynomial,
         smem_bytes=chip.smem_per_block,
     )
@@ -136,9 +141,10 @@ def build(cfg: Config, chip: Chip):
     lengths = [jit.fake_tensor(Int32, 1, align=4) if there else None for there in present]
     rows = jit.fake_tensor(Float32, 4, contiguous=True)
     dq_rows = jit.fake_tensor(Float32, 3, contiguous=True)
+    turns = jit.fake_tensor(Int32, 2, contiguous=True) if cfg.deterministic else None
     dsink_rows = jit.fake_tensor(Float32, 3, contiguous=True) if cfg.has_sink else None
     scalars = [Float32(0.0)] * 3 + [Int32(0)] * 5
-    workspaces = (rows, dq_rows, dsink_rows)
+    workspaces = (rows, dq_rows, turns, dsink_rows)
     return jit.compile_kernel(
         backward, *matrices, lse, dlse, sink, *lengths, *workspaces, *scalars, cfg, jit.current_stream(), chip=chip
     )

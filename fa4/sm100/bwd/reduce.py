@@ -3,6 +3,10 @@
 A thread has one query. Chunks of columns go through two stages of shared memory, in the accumulator's own order, so
 that one bulk addition of contiguous bytes takes a chunk.
 
+Deterministic: the key blocks that a query block meets add to it one after the other. A counter for each query block
+says how many have; a CTA waits until it reaches its own place in the order, and counts up when its additions are
+done. CTAs that come earlier in the order were launched earlier and wait for nobody later, so the wait ends.
+
 Waits:   mma_reduce_dQ.full
 Signals: mma_reduce_dQ.free
 """
@@ -11,7 +15,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
 from .. import tmem
 from ..bulk import bulk_add
@@ -24,24 +28,34 @@ from .work import work_tile
 def reduce(context):
     cfg, args = context.cfg, context.args
     ends = context.ends("reduce")
+    issues = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == context.first_reduce_warp
     work = work_tile(context)
-    phase = Int32(0)
+    phase, stage = Int32(0), Int32(0)
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
         for m_block in cutlass.range(work.first, work.stop, unroll=1):
             ends.mma_reduce_dQ.wait_full(0, phase)
-            add_to_accumulator(context, ends, args.dq_rows[None, work.row_block + m_block, head])
+            block = work.row_block + m_block
+            if cutlass.const_expr(cfg.deterministic):
+                wait_for_turn(args.turns, block, head, work.turn(m_block, cfg.descending), issues)
+            stage = add_to_accumulator(context, ends, args.dq_rows[None, block, head], issues, stage)
+            if cutlass.const_expr(cfg.deterministic):
+                pass_turn_on(args.turns, block, head, issues)
             phase = phase ^ 1
-    cute.arch.cp_async_bulk_wait_group(0, read=True)
+    if issues:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.jit
-def add_to_accumulator(context, ends, target: cute.Tensor):
-    """One step's dQ, DQ_STAGES chunks at a time. `target`: the block's accumulator, chunk after chunk."""
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    lane = cute.arch.thread_idx()[0] % TILE_M
-    dq_address = lane_address(context.tmem.dQ, warp)
-    staging = context.smem.pointer("dQ", Float32)
+def add_to_accumulator(context, ends, target: cute.Tensor, issues: Boolean, stage: Int32):
+    """Add one step's dQ, DQ_STAGES chunks at a time; returns the stage after the last one used.
+
+    Args:
+        target: the block's accumulator, chunk after chunk.
+        issues: whether this warp is the one that issues (and waits for) the additions.
+        stage: the next stage of shared memory.
+    """
+    dq_address = lane_address(context.tmem.dQ, cute.arch.make_warp_uniform(cute.arch.warp_idx()))
     chunks = context.cfg.columns // CHUNK
     for first in cutlass.range_constexpr(0, chunks, DQ_STAGES):
         batch = range(first, min(first + DQ_STAGES, chunks))
@@ -49,18 +63,47 @@ def add_to_accumulator(context, ends, target: cute.Tensor):
         tmem.wait_loads()
         if cutlass.const_expr(batch[-1] == chunks - 1):
             ends.mma_reduce_dQ.arrive_free(0)
-        for chunk, dq in zip(batch, loaded):
-            place = staging + chunk % DQ_STAGES * (CHUNK_BYTES // 4)
-            # The stage's last addition has read it; every thread knows after the barrier.
-            if warp % 4 == 0:
-                cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)
-            cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=TILE_M)
-            for column in cutlass.range_constexpr(0, CHUNK, 4):
-                words = [bits(x) for x in dq[column : column + 4]]
-                store_words(place + (column * TILE_M + 4 * lane), words)
-            cute.arch.fence_proxy("async.shared", space="cta")
-            cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=TILE_M)
-            if warp % 4 == 0:
-                with cute.arch.elect_one():
-                    bulk_add(place, target.iterator + chunk * (CHUNK_BYTES // 4), CHUNK_BYTES)
-                cute.arch.cp_async_bulk_commit_group()
+        for i in cutlass.range_constexpr(len(loaded)):
+            add_chunk(context, loaded[i], target.iterator + batch[i] * (CHUNK_BYTES // 4), issues, stage)
+            stage = (stage + 1) % DQ_STAGES
+    return stage
+
+
+@cute.jit
+def add_chunk(context, dq: list, target: cute.Pointer, issues: Boolean, stage: Int32):
+    """Stage a chunk and start adding it."""
+    lane = cute.arch.thread_idx()[0] % TILE_M
+    place = context.smem.pointer("dQ", Float32) + stage * (CHUNK_BYTES // 4)
+    if issues:
+        cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)  # the stage's last addition has read it
+    cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=TILE_M)
+    for column in cutlass.range_constexpr(0, CHUNK, 4):
+        store_words(place + (column * TILE_M + 4 * lane), [bits(x) for x in dq[column : column + 4]])
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=TILE_M)
+    if issues:
+        with cute.arch.elect_one():
+            bulk_add(place, target, CHUNK_BYTES)
+        cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def wait_for_turn(turns: cute.Tensor, block: Int32, head: Int32, turn: Int32, issues: Boolean):
+    """The warp that issues additions: until `turn` key blocks have added to the query block."""
+    if issues:
+        counter = turns.iterator + cute.crd2idx((block, head), turns.layout)
+        done = Int32(-1)
+        while done != turn:
+            done = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+        cute.arch.fence_proxy("async.global")  # additions after the wait come after those before it
+
+
+@cute.jit
+def pass_turn_on(turns: cute.Tensor, block: Int32, head: Int32, issues: Boolean):
+    """The warp that issues additions: count this CTA's, once they are done."""
+    if issues:
+        cute.arch.cp_async_bulk_wait_group(0)
+        cute.arch.fence_proxy("async.global")
+        with cute.arch.elect_one():
+            counter = turns.iterator + cute.crd2idx((block, head), turns.layout)
+            cute.arch.red(counter, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")

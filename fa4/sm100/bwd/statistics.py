@@ -1,4 +1,4 @@
-"""Before the main kernel, one CTA per block of query rows: the rows' statistics, and a cleared accumulator for dQ.
+"""Before the main kernel, one CTA per block of query rows: the rows' statistics, and cleared workspaces for dQ.
 
 The statistics are what the main kernel adds: -lse * log2(e) and -delta, delta = rowsum(dO * O) - dLSE. Rows without
 data or without a visible key get -inf and 0, which makes their P and dS zero, whatever the scores are.
@@ -38,6 +38,9 @@ def statistics(args, cfg: cutlass.Constexpr):
         for i in cutlass.range(thread, cute.size(dq) // 4, THREADS, unroll=4):
             store_words(dq.iterator + 4 * i, [Int32(0)] * 4)
 
+        if cutlass.const_expr(cfg.deterministic):
+            clear_turn(args.turns, block, head)
+
         out = rows_of(args.out, head, batch, place, cfg.varlen)
         dout = rows_of(args.dout, head, batch, place, cfg.varlen)
         lse = lse_of(args.lse, head, batch, place, cfg.varlen)
@@ -64,6 +67,13 @@ def statistics(args, cfg: cutlass.Constexpr):
                 dsink = dsink - Float32(cutlass.select_(is_seen, weight * delta, Float32(0.0)))
         if cutlass.const_expr(cfg.has_sink):
             args.dsink_rows[thread, block, head] = Float32(cutlass.select_(thread % LANES == 0, dsink, Float32(0.0)))
+
+
+@cute.jit
+def clear_turn(turns: cute.Tensor, block: Int32, head: Int32):
+    """No key block has added to this query block yet."""
+    if cute.arch.thread_idx()[0] == 0:
+        turns[block, head] = Int32(0)
 
 
 def rows_of(x: cute.Tensor, head: Int32, batch: Int32, rows: Rows, varlen: bool) -> cute.Tensor:

@@ -16,14 +16,15 @@ from .config import TILE_M, TILE_N
 
 @dataclass(frozen=True)
 class Grid:
-    """CTAs in order: batch, then key blocks ascending, then heads.
+    """CTAs in order: batch, then blocks, then heads.
 
-    The first key blocks of a causal problem are seen by the most queries, so the longest work starts first.
+    Ascending key blocks start a causal problem's longest work first: the first blocks are seen by the most queries.
     """
 
     blocks: Int32
     heads: Int32
     batch: Int32
+    descending: cutlass.Constexpr[bool] = False
 
     @property
     def ctas(self) -> Int32:
@@ -34,7 +35,10 @@ class Grid:
         index = Int32(cute.arch.block_idx()[0])
         per_batch = self.blocks * self.heads
         rest = index % per_batch
-        return rest // self.heads, rest % self.heads, index // per_batch
+        block = rest // self.heads
+        if self.descending:
+            block = self.blocks - 1 - block
+        return block, rest % self.heads, index // per_batch
 
 
 class Work(NamedTuple):
@@ -50,6 +54,11 @@ class Work(NamedTuple):
     stop: Int32
     steps: Int32
     row_block: Int32  # where the sequence's query blocks begin in the row workspaces
+
+    def turn(self, m_block: Int32, descending: bool) -> Int32:
+        """How many key blocks add to dQ of a query block before this one; all that the query block meets do."""
+        met = self.mask.key_blocks(m_block)
+        return met.stop - 1 - self.n_block if descending else self.n_block - met.first
 
 
 def work_tile(context) -> Work:
