@@ -295,12 +295,35 @@ class Lowering:
                     f"unknown operand form: {instruction.text} ({error})", self.module.place(instruction)
                 ) from error
         self.row_of.append(len(self.rows))
+        self._define_leftovers()
         for row in self.rows:
             if row.op in (self.ops["bra"], self.ops["brx"]):
                 row.m = [self.row_of[target] for target in row.m]
+        self.define_unwritten_parts()
         if len(self.rows) == 0 or self.rows[-1].op != self.ops["exit"]:
             self.rows.append(Row(self.ops["exit"], 0, 0, [], [], [], NO_OPERAND, False, False))
             self.sources.append(len(self.kernel.instructions) - 1)
+
+
+    def _define_leftovers(self) -> None:
+        """Registers that nothing writes are how compilers spell "any value" (half of a pair that is packed for its
+        other half): arbitrary, but no error to store."""
+        written = {operand[2] for row in self.rows for operand in row.dst}
+        written |= {operand[2] for operand, _, _ in self.preset_rows}
+        for operand in self.by_register.values():
+            if operand[2] not in written:
+                self.preset_rows.append((operand, self.preset_codes["Zero"], 0))
+
+
+    def define_unwritten_parts(self) -> None:
+        """Compilers pack registers that nothing ever writes where only the other parts matter: those parts become
+        constants, so that they do not spoil the whole."""
+        written = {o[2] for row in self.rows for o in row.dst} | {o[2] for o, _, _ in self.preset_rows}
+        for row in self.rows:
+            if row.op == self.ops["pack"]:
+                unwritten = [o[0] == 1 and o[2] not in written for o in row.src]
+                if any(unwritten) and not all(unwritten):
+                    row.src = [self.const(0, o[3]) if u else o for o, u in zip(row.src, unwritten)]
 
 
 def literal_bits(literal: Imm, type_: str) -> int:
