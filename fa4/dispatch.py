@@ -82,6 +82,17 @@ class Backend:
 # Order is preference.
 BACKENDS: tuple[Backend, ...] = (
     Backend(
+        name="sm100",
+        summary="CuTe DSL, tcgen05 and TMA: Blackwell datacenter GPUs",
+        chips="sm_100 or sm_103",
+        on=lambda chip: chip.number in (100, 103),
+        dtypes=_HALF,
+        head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
+        features=ALL_FEATURES - {Feature.BACKWARD, Feature.DETERMINISTIC},
+        module="fa4.sm100.backend",
+        requires=("cutlass", "tvm_ffi"),
+    ),
+    Backend(
         name="sm80",
         summary="CuTe DSL, cp.async and mma.sync: every NVIDIA GPU since Ampere",
         chips="an NVIDIA GPU of compute capability 8.0 or newer",

@@ -114,10 +114,9 @@ def out_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32, norm
     place, exists = out_row(context, work, tile, lane)
     for column in cutlass.range_constexpr(0, context.cfg.head_dim_v_padded, COLUMNS):
         words = normalised(context, tile, column, norm)
-        for chunk in cutlass.range_constexpr(COLUMNS // 8):
-            if cutlass.const_expr(column + 8 * chunk < context.cfg.head_dim_v):
-                if exists:
-                    store_words(place + (column + 8 * chunk), words[4 * chunk : 4 * chunk + 4])
+        if exists:
+            for chunk in cutlass.range_constexpr(min(COLUMNS, context.cfg.head_dim_v - column) // 8):
+                store_words(place + (column + 8 * chunk), words[4 * chunk : 4 * chunk + 4])
 
 
 @cute.jit

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ... import fallback, jit
 from ...device import Chip
+from ...fwd.arguments import lengths, prepared, windows
 from ...spec import AttentionInputs, AttentionSpec
 from .config import CTA_ROWS, TILE_N, Config
 from .tiles import ForwardTiles, tiles_for
@@ -38,13 +39,13 @@ def forward(
 
     `tiles` replaces the row of the table, for tuning.
     """
-    q, k, v = (_aligned(x) for x in (inputs.q, inputs.k, inputs.v))
-    if q.numel() == 0 or k.numel() == 0:  # no row sees a key; a TMA map cannot be empty
+    if inputs.q.numel() == 0 or inputs.k.numel() == 0:  # no row sees a key; a TMA map cannot be empty
         return fallback.forward(inputs, spec, chip)
+    inputs, scale = prepared(inputs, spec)
+    q, k, v = (_addressable(x) for x in (inputs.q, inputs.k, inputs.v))
     out = torch.empty(*q.shape[:-1], spec.head_dim_v, dtype=q.dtype, device=q.device)
     lse_shape = (spec.heads_q, q.shape[0]) if spec.varlen else (q.shape[0], spec.heads_q, q.shape[1])
     lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
-    scale = spec.softmax_scale * LOG2_E if spec.softcap == 0 else spec.softcap * LOG2_E
     _launcher(spec, chip, tiles or tiles_for(spec, chip))(
         q,
         k,
@@ -52,14 +53,10 @@ def forward(
         out,
         lse,
         None if inputs.sink is None else inputs.sink.float(),
-        inputs.cu_seqlens_q,
-        inputs.cu_seqlens_k,
-        inputs.seqused_q,
-        inputs.seqused_k,
-        scale,
-        spec.softmax_scale / spec.softcap if spec.softcap else 0.0,
-        spec.window_left or 0,
-        spec.window_right or 0,
+        *lengths(inputs),
+        (spec.softcap or scale) * LOG2_E,
+        scale / spec.softcap if spec.softcap else 0.0,
+        *windows(spec),
         inputs.max_seqlen_q,
         inputs.batch,
         _section(spec, inputs.max_seqlen_k),
@@ -123,10 +120,7 @@ def _section(spec: AttentionSpec, seqlen_k: int) -> int:
     return max(1, min(SECTION_BYTES // per_head, spec.heads_q))
 
 
-def _aligned(x: Tensor) -> Tensor:
-    """x itself if TMA can address it, else a copy that it can."""
-    elements = TMA_ALIGN // x.element_size()
-    steps = [stride for stride, extent in zip(x.stride()[:-1], x.shape[:-1]) if extent > 1]
-    if x.data_ptr() % TMA_ALIGN == 0 and all(step % elements == 0 and step > 0 for step in steps):
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
+def _addressable(x: Tensor) -> Tensor:
+    """x itself if TMA can step through it, else a copy: an expanded axis has stride 0."""
+    steps = [stride for stride, extent in zip(x.stride(), x.shape) if extent > 1]
+    return x if all(steps) else x.contiguous()

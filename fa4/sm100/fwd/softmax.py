@@ -49,7 +49,7 @@ def softmax(context):
                     context, ends, tile, s_phase, reference, total, first - begin, stop - begin, True
                 )
                 s_phase = s_phase ^ 1
-            for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
+            for _ in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
                 reference, total = step(context, ends, tile, s_phase, reference, total, Int32(0), Int32(0), False)
                 s_phase = s_phase ^ 1
             if cutlass.const_expr(cfg.has_left):
