@@ -1,4 +1,4 @@
-"""What single instructions must do, from the text of the PTX ISA: cases that run on the emulator and on a chip alike."""
+"""What single instructions must do, from the text of the PTX ISA: cases for the emulator and for a chip alike."""
 
 from fa4.emulator.opcodes.case import Case, mismatch
 from fa4.emulator.opcodes.catalogue import CASES

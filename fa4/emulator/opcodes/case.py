@@ -125,13 +125,15 @@ def for_chip(case: Case, chip: str) -> str:
     return re.sub(r"\.target \w+", f".target {chip}", case.ptx, count=1)
 
 
+_BIT_TYPES = {"f16": np.uint16, "bf16": np.uint16, "f32": np.uint32, "f64": np.uint64}
 _FLOATS = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
 
 def _as_float(bits: np.ndarray, element: str) -> np.ndarray:
-    if element == "bf16":
-        return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return bits.view(_FLOATS[element]).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        if element == "bf16":
+            return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return bits.view(_FLOATS[element]).astype(np.float64)
 
 
 def mismatch(case: Case, got: np.ndarray, expected: np.ndarray) -> str | None:
@@ -140,11 +142,11 @@ def mismatch(case: Case, got: np.ndarray, expected: np.ndarray) -> str | None:
     got: what the entry wrote. expected: the oracle's bits, or float64 values for approximate results.
     """
     if case.compare == "bits":
-        want = np.ascontiguousarray(expected).view(got.dtype).reshape(got.shape)
+        dtype = _BIT_TYPES.get(case.element, got.dtype)
+        got, want = got.view(dtype), np.ascontiguousarray(expected).reshape(-1).view(dtype)
         wrong = got != want
-        if case.element in ("f16", "bf16", "f32", "f64"):
-            both_nan = np.isnan(_as_float(got, case.element)) & np.isnan(_as_float(want, case.element))
-            wrong &= ~both_nan.reshape(wrong.shape)
+        if case.element in _BIT_TYPES:
+            wrong &= ~(np.isnan(_as_float(got, case.element)) & np.isnan(_as_float(want, case.element)))
         shown = [f"[{i}] got {got.flat[i]:#x}, expected {want.flat[i]:#x}" for i in np.flatnonzero(wrong)[:4]]
     else:
         values, want = _as_float(got, case.element), np.asarray(expected, np.float64).reshape(got.shape)

@@ -85,8 +85,6 @@ def encode(value: Value, fmt: Format, rounding: str = "rn", *, ftz: bool = False
     if not magnitude:
         return sign
     exponent = max(_floor_log2(magnitude), fmt.smallest_exponent)
-    if ftz and magnitude < Fraction(2) ** fmt.smallest_exponent:
-        return sign
     scaled = magnitude / Fraction(2) ** (exponent - fmt.mantissa_bits)
     whole = _round(scaled, rounding, negative)
     rounded = whole * Fraction(2) ** (exponent - fmt.mantissa_bits)
@@ -96,7 +94,7 @@ def encode(value: Value, fmt: Format, rounding: str = "rn", *, ftz: bool = False
             return sign | max_bits
         return sign | (infinity if fmt.infinities else all_ones)
     if rounded < Fraction(2) ** fmt.smallest_exponent:
-        return sign | whole
+        return sign if ftz else sign | whole
     exponent = _floor_log2(rounded)
     mantissa = int(rounded / Fraction(2) ** (exponent - fmt.mantissa_bits)) - (1 << fmt.mantissa_bits)
     return sign | (exponent + fmt.bias) << fmt.mantissa_bits | mantissa

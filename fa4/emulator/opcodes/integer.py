@@ -193,11 +193,23 @@ def _cases() -> list[Case]:
             cases += [
                 _case(f"sad.{kind}", bits, 3, lambda a, b, c: c + abs(a - b), signed=signed),
                 _case(f"mad.hi.{kind}", bits, 3, lambda a, b, c, n=bits: (a * b >> n) + c, signed=signed),
-                _case(f"bfind.{kind}", bits, 1, lambda a, n=bits, s=signed: _bfind(a, n, s, False), signed=signed,
-                      result_bits=32),
-                _case(f"bfind.shiftamt.{kind}", bits, 1, lambda a, n=bits, s=signed: _bfind(a, n, s, True),
-                      signed=signed, result_bits=32),
-            ]  # fmt: skip
+                _case(
+                    f"bfind.{kind}",
+                    bits,
+                    1,
+                    lambda a, n=bits, s=signed: _bfind(a, n, s, False),
+                    signed=signed,
+                    result_bits=32,
+                ),
+                _case(
+                    f"bfind.shiftamt.{kind}",
+                    bits,
+                    1,
+                    lambda a, n=bits, s=signed: _bfind(a, n, s, True),
+                    signed=signed,
+                    result_bits=32,
+                ),
+            ]
         cases += [
             _case(f"popc.b{bits}", bits, 1, lambda a: a.bit_count(), result_bits=32),
             _case(f"clz.b{bits}", bits, 1, lambda a, n=bits: n - a.bit_length(), result_bits=32),
@@ -215,9 +227,15 @@ def _shifts() -> list[Case]:
         cases += [
             _case(f"shl.b{bits}", bits, 2, lambda a, b: a << (b & 127), code=code.replace("{op}", f"shl.b{bits}")),
             _case(f"shr.u{bits}", bits, 2, lambda a, b: a >> (b & 127), code=code.replace("{op}", f"shr.u{bits}")),
-            _case(f"shr.s{bits}", bits, 2, lambda a, b: a >> (b & 127), signed=True,
-                  code=code.replace("{op}", f"shr.s{bits}")),
-        ]  # fmt: skip
+            _case(
+                f"shr.s{bits}",
+                bits,
+                2,
+                lambda a, b: a >> (b & 127),
+                signed=True,
+                code=code.replace("{op}", f"shr.s{bits}"),
+            ),
+        ]
     for direction, left in (("l", True), ("r", False)):
         for mode, clamp in (("clamp", True), ("wrap", False)):
             opcode = f"shf.{direction}.{mode}.b32"
@@ -261,35 +279,62 @@ def _packed() -> list[Case]:
         _case("prmt.b32", 32, 3, _prmt),
         _case("dp4a.s32.s32", 32, 3, lambda a, b, c: _dp4a(a, b, c, signed=True)),
         _case("dp4a.u32.u32", 32, 3, lambda a, b, c: _dp4a(a, b, c, signed=False)),
-        _case("selp.b32", 32, 3, lambda a, b, c: a if c & 1 else b,
-              code="and.b32 %r0, %x2, 1; setp.ne.b32 %p0, %r0, 0; selp.b32 %y, %x0, %x1, %p0;"),
-        _case("slct.s32.s32", 32, 3, lambda a, b, c: a if _signed(c, 32) >= 0 else b,
-              code="slct.b32.s32 %y, %x0, %x1, %x2;"),
+        _case(
+            "selp.b32",
+            32,
+            3,
+            lambda a, b, c: a if c & 1 else b,
+            code="and.b32 %r0, %x2, 1; setp.ne.b32 %p0, %r0, 0; selp.b32 %y, %x0, %x1, %p0;",
+        ),
+        _case(
+            "slct.s32.s32",
+            32,
+            3,
+            lambda a, b, c: a if _signed(c, 32) >= 0 else b,
+            code="slct.b32.s32 %y, %x0, %x1, %x2;",
+        ),
         _case("min.relu.s32", 32, 2, lambda a, b: max(0, min(a, b)), signed=True, target="sm_90a"),
         _case("max.relu.s32", 32, 2, lambda a, b: max(0, a, b), signed=True, target="sm_90a"),
-        _case("add.cc.u32 addc.u32", 64, 2, lambda a, b: a + b,
-              code="mov.b64 {%r0, %r1}, %x0; mov.b64 {%r2, %r3}, %x1; add.cc.u32 %r4, %r0, %r2; "
-                   "addc.u32 %r5, %r1, %r3; mov.b64 %y, {%r4, %r5};"),
-        _case("sub.cc.u32 subc.u32", 64, 2, lambda a, b: a - b,
-              code="mov.b64 {%r0, %r1}, %x0; mov.b64 {%r2, %r3}, %x1; sub.cc.u32 %r4, %r0, %r2; "
-                   "subc.u32 %r5, %r1, %r3; mov.b64 %y, {%r4, %r5};"),
-    ]  # fmt: skip
+        _case(
+            "add.cc.u32 addc.u32",
+            64,
+            2,
+            lambda a, b: a + b,
+            code="mov.b64 {%r0, %r1}, %x0; mov.b64 {%r2, %r3}, %x1; add.cc.u32 %r4, %r0, %r2; "
+            "addc.u32 %r5, %r1, %r3; mov.b64 %y, {%r4, %r5};",
+        ),
+        _case(
+            "sub.cc.u32 subc.u32",
+            64,
+            2,
+            lambda a, b: a - b,
+            code="mov.b64 {%r0, %r1}, %x0; mov.b64 {%r2, %r3}, %x1; sub.cc.u32 %r4, %r0, %r2; "
+            "subc.u32 %r5, %r1, %r3; mov.b64 %y, {%r4, %r5};",
+        ),
+    ]
     for table in (0x00, 0x1E, 0x80, 0x96, 0xCA, 0xE8, 0xFE):
         code = f"lop3.b32 %y, %x0, %x1, %x2, {table:#x};"
         cases.append(
             _case("lop3.b32", 32, 3, lambda a, b, c, t=table: _lop3(a, b, c, t), code=code, name=f"lop3.b32 {table:#x}")
         )
     comparisons = {
-        "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b,
-        "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
-    }  # fmt: skip
+        "eq": lambda a, b: a == b,
+        "ne": lambda a, b: a != b,
+        "lt": lambda a, b: a < b,
+        "le": lambda a, b: a <= b,
+        "gt": lambda a, b: a > b,
+        "ge": lambda a, b: a >= b,
+    }
     for bits in (16, 32, 64):
         for kind, signed in ((f"s{bits}", True), (f"u{bits}", False)):
             for comparison, function in comparisons.items():
                 opcode = f"setp.{comparison}.{kind}"
                 code = f"{opcode} %p0, %x0, %x1; selp.b32 %y, 1, 0, %p0;"
-                cases.append(_case(opcode, bits, 2, lambda a, b, f=function: int(f(a, b)), signed=signed, code=code,
-                                   result_bits=32))  # fmt: skip
+                cases.append(
+                    _case(
+                        opcode, bits, 2, lambda a, b, f=function: int(f(a, b)), signed=signed, code=code, result_bits=32
+                    )
+                )
     return cases
 
 

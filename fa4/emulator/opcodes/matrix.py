@@ -1,4 +1,4 @@
-"""Matrix instructions. Operands are small whole numbers, whose sums are exact in any order: results agree to the bit."""
+"""Matrix instructions. Operands are small whole numbers, whose sums are exact in any order: results agree bit for bit."""
 
 from __future__ import annotations
 
@@ -137,13 +137,16 @@ def _ldmatrix() -> list[Case]:
         for trans in ("", ".trans"):
             names = ", ".join(f"%r{10 + j}" for j in range(count))
             body = [
-                "  mov.u32 %r0, buffer;", "  mad.lo.u32 %r1, %i, 16, %r0;", element_address("%in0", "%d0", 16),
-                "  ld.global.v4.b32 {%r2, %r3, %r4, %r5}, [%d0];", "  st.shared.v4.b32 [%r1], {%r2, %r3, %r4, %r5};",
+                "  mov.u32 %r0, buffer;",
+                "  mad.lo.u32 %r1, %i, 16, %r0;",
+                element_address("%in0", "%d0", 16),
+                "  ld.global.v4.b32 {%r2, %r3, %r4, %r5}, [%d0];",
+                "  st.shared.v4.b32 [%r1], {%r2, %r3, %r4, %r5};",
                 "  bar.warp.sync 0xffffffff;",
                 f"  ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{names}}}, [%r1];",
                 element_address("%out", "%d1", 4 * count),
                 *(f"  st.global.b32 [%d1+{4 * j}], %r{10 + j};" for j in range(count)),
-            ]  # fmt: skip
+            ]
 
             def expected(a: np.ndarray, count: int = count, trans: str = trans) -> np.ndarray:
                 matrices = a.view(np.uint16).reshape(4, 8, 8)[:count]
@@ -167,14 +170,18 @@ def _stmatrix() -> list[Case]:
         for trans in ("", ".trans"):
             names = ", ".join(f"%r{10 + j}" for j in range(count))
             body = [
-                "  mov.u32 %r0, buffer;", "  mad.lo.u32 %r1, %i, 16, %r0;",
-                "  st.shared.v4.b32 [%r1], {%i, %i, %i, %i};", "  bar.warp.sync 0xffffffff;",
+                "  mov.u32 %r0, buffer;",
+                "  mad.lo.u32 %r1, %i, 16, %r0;",
+                "  st.shared.v4.b32 [%r1], {%i, %i, %i, %i};",
+                "  bar.warp.sync 0xffffffff;",
                 element_address("%in0", "%d0", 4 * count),
                 *(f"  ld.global.b32 %r{10 + j}, [%d0+{4 * j}];" for j in range(count)),
                 f"  stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r1], {{{names}}};",
-                "  bar.warp.sync 0xffffffff;", "  ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1];",
-                element_address("%out", "%d1", 16), "  st.global.v4.b32 [%d1], {%r2, %r3, %r4, %r5};",
-            ]  # fmt: skip
+                "  bar.warp.sync 0xffffffff;",
+                "  ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1];",
+                element_address("%out", "%d1", 16),
+                "  st.global.v4.b32 [%d1], {%r2, %r3, %r4, %r5};",
+            ]
 
             def expected(a: np.ndarray, count: int = count, trans: str = trans) -> np.ndarray:
                 elements = a[: 32 * count].copy().view(np.uint16).reshape(32, count, 2)
@@ -206,11 +213,15 @@ def _store_operands(a_bytes: int, b_bytes: int, threads: int) -> list[str]:
     code = []
     for pointer, buffer, nbytes in (("%in0", "left", a_bytes), ("%in1", "right", b_bytes)):
         for start in range(0, nbytes, 16 * threads):
+            guard = min(threads, (nbytes - start) // 16)
             code += [
-                f"  mov.u32 %r0, {buffer};", "  mad.lo.u32 %r0, %i, 16, %r0;", element_address(pointer, "%d0", 16),
-                f"  ld.global.v4.b32 {{%r2, %r3, %r4, %r5}}, [%d0+{start}];",
-                f"  st.shared.v4.b32 [%r0+{start}], {{%r2, %r3, %r4, %r5}};",
-            ]  # fmt: skip
+                f"  setp.lt.u32 %p0, %i, {guard};",
+                f"  mov.u32 %r0, {buffer};",
+                "  mad.lo.u32 %r0, %i, 16, %r0;",
+                element_address(pointer, "%d0", 16),
+                f"  @%p0 ld.global.v4.b32 {{%r2, %r3, %r4, %r5}}, [%d0+{start}];",
+                f"  @%p0 st.shared.v4.b32 [%r0+{start}], {{%r2, %r3, %r4, %r5}};",
+            ]
     return [*code, "  fence.proxy.async.shared::cta;", "  bar.sync 0;"]
 
 
@@ -218,9 +229,13 @@ def _descriptor(buffer: str, register: str, *, leading: int, stride: int, versio
     """Shared-memory matrix descriptor without swizzle; offsets in bytes."""
     high = (stride >> 4) | version << 14
     return [
-        f"  mov.u32 %r0, {buffer};", "  shr.u32 %r0, %r0, 4;", "  and.b32 %r0, %r0, 0x3fff;",
-        f"  or.b32 %r0, %r0, {(leading >> 4) << 16:#x};", f"  mov.u32 %r1, {high:#x};", f"  mov.b64 {register}, {{%r0, %r1}};",
-    ]  # fmt: skip
+        f"  mov.u32 %r0, {buffer};",
+        "  shr.u32 %r0, %r0, 4;",
+        "  and.b32 %r0, %r0, 0x3fff;",
+        f"  or.b32 %r0, %r0, {(leading >> 4) << 16:#x};",
+        f"  mov.u32 %r1, {high:#x};",
+        f"  mov.b64 {register}, {{%r0, %r1}};",
+    ]
 
 
 def _operands(m: int, n: int) -> Callable[[np.random.Generator], Inputs]:
@@ -244,14 +259,20 @@ def _wgmma(n: int) -> Case:
     accumulators = ", ".join(f"%a{i}" for i in range(count))
     opcode = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16"
     body = [
-        f"  .reg .f32 %a<{count}>;", *_store_operands(64 * 32, n * 32, 128),
-        *_descriptor("left", "%d2", leading=128, stride=256), *_descriptor("right", "%d3", leading=128, stride=256),
-        "  wgmma.fence.sync.aligned;", "  setp.ne.b32 %p1, 0, 0;",
-        f"  {opcode} {{{accumulators}}}, %d2, %d3, %p1, 1, 1, 0, 0;", "  setp.eq.b32 %p1, 0, 0;",
+        f"  .reg .f32 %a<{count}>;",
+        *_store_operands(64 * 32, n * 32, 128),
+        *_descriptor("left", "%d2", leading=128, stride=256),
+        *_descriptor("right", "%d3", leading=128, stride=256),
+        "  wgmma.fence.sync.aligned;",
+        "  setp.ne.b32 %p1, 0, 0;",
         f"  {opcode} {{{accumulators}}}, %d2, %d3, %p1, 1, 1, 0, 0;",
-        "  wgmma.commit_group.sync.aligned;", "  wgmma.wait_group.sync.aligned 0;",
-        element_address("%out", "%d1", 4 * count), *(f"  st.global.f32 [%d1+{4 * i}], %a{i};" for i in range(count)),
-    ]  # fmt: skip
+        "  setp.eq.b32 %p1, 0, 0;",
+        f"  {opcode} {{{accumulators}}}, %d2, %d3, %p1, 1, 1, 0, 0;",
+        "  wgmma.commit_group.sync.aligned;",
+        "  wgmma.wait_group.sync.aligned 0;",
+        element_address("%out", "%d1", 4 * count),
+        *(f"  st.global.f32 [%d1+{4 * i}], %a{i};" for i in range(count)),
+    ]
 
     def expected(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         d = 2 * (_unpacked(left, 64) @ _unpacked(right, n).T)
@@ -260,42 +281,77 @@ def _wgmma(n: int) -> Case:
         return d[rows, 8 * (i // 4) + 2 * (thread % 4) + i % 2].astype(np.float32)
 
     shared = f".shared .align 128 .b8 left[2048];\n.shared .align 128 .b8 right[{32 * n}];"
-    return Case(opcode, entry("sm_90a", "\n".join(body), pointers=2, shared=shared), _operands(64, n), expected,
-                target="sm_90a", element="f32", block=128, chips=("sm_90a",))  # fmt: skip
+    return Case(
+        opcode,
+        entry("sm_90a", "\n".join(body), pointers=2, shared=shared),
+        _operands(64, n),
+        expected,
+        target="sm_90a",
+        element="f32",
+        block=128,
+        chips=("sm_90a",),
+    )
 
 
 def _tcgen05(n: int) -> Case:
     """One CTA, D(128, n) = A(128, 16) B(n, 16)^T through tensor memory: alloc, mma, commit, ld, dealloc."""
     instruction = 1 << 4 | (n >> 3) << 17 | (128 >> 4) << 24  # f32 accumulator, f16 operands, K-major
     body = [
-        *_store_operands(128 * 32, n * 32, 128), "  mov.u32 %r20, ready;", "  setp.eq.u32 %p8, %i, 0;",
-        "  @%p8 mbarrier.init.shared::cta.b64 [%r20], 1;", "  fence.mbarrier_init.release.cluster;",
-        "  mov.u32 %r21, tensor;", "  setp.lt.u32 %p7, %i, 32;", "  @!%p7 bra ALLOCATED;",
+        *_store_operands(128 * 32, n * 32, 128),
+        "  mov.u32 %r20, ready;",
+        "  setp.eq.u32 %p8, %i, 0;",
+        "  @%p8 mbarrier.init.shared::cta.b64 [%r20], 1;",
+        "  fence.mbarrier_init.release.cluster;",
+        "  mov.u32 %r21, tensor;",
+        "  setp.lt.u32 %p7, %i, 32;",
+        "  @!%p7 bra ALLOCATED;",
         f"  tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r21], {max(32, n)};",
-        "  tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;", "ALLOCATED:",
-        "  tcgen05.fence::before_thread_sync;", "  bar.sync 0;", "  tcgen05.fence::after_thread_sync;",
+        "  tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
+        "ALLOCATED:",
+        "  tcgen05.fence::before_thread_sync;",
+        "  bar.sync 0;",
+        "  tcgen05.fence::after_thread_sync;",
         "  ld.shared.b32 %r22, [%r21];",
         *_descriptor("left", "%d2", leading=128, stride=256, version=1),
         *_descriptor("right", "%d3", leading=128, stride=256, version=1),
-        "  @!%p8 bra WAIT;", "  setp.ne.b32 %p1, 0, 0;",
-        f"  tcgen05.mma.cta_group::1.kind::f16 [%r22], %d2, %d3, {instruction:#x}, %p1;", "  setp.eq.b32 %p1, 0, 0;",
+        "  @!%p8 bra WAIT;",
+        "  setp.ne.b32 %p1, 0, 0;",
+        f"  tcgen05.mma.cta_group::1.kind::f16 [%r22], %d2, %d3, {instruction:#x}, %p1;",
+        "  setp.eq.b32 %p1, 0, 0;",
         f"  tcgen05.mma.cta_group::1.kind::f16 [%r22], %d2, %d3, {instruction:#x}, %p1;",
         "  tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r20];",
-        "WAIT:", "  mbarrier.try_wait.parity.shared::cta.b64 %p9, [%r20], 0;", "  @!%p9 bra WAIT2;", "  bra READY;",
-        "WAIT2:", "  mbarrier.try_wait.parity.shared::cta.b64 %p9, [%r20], 0;", "  @!%p9 bra WAIT2;", "READY:",
-        "  tcgen05.fence::after_thread_sync;", "  shr.u32 %r23, %i, 5;", "  shl.b32 %r23, %r23, 21;",
-        "  add.u32 %r23, %r22, %r23;", f"  mul.lo.u32 %r24, %i, {4 * n};", "  cvt.u64.u32 %d4, %r24;",
+        "WAIT:",
+        "  mbarrier.try_wait.parity.shared::cta.b64 %p9, [%r20], 0;",
+        "  @!%p9 bra WAIT2;",
+        "  bra READY;",
+        "WAIT2:",
+        "  mbarrier.try_wait.parity.shared::cta.b64 %p9, [%r20], 0;",
+        "  @!%p9 bra WAIT2;",
+        "READY:",
+        "  tcgen05.fence::after_thread_sync;",
+        "  shr.u32 %r23, %i, 5;",
+        "  shl.b32 %r23, %r23, 21;",
+        "  add.u32 %r23, %r22, %r23;",
+        f"  mul.lo.u32 %r24, %i, {4 * n};",
+        "  cvt.u64.u32 %d4, %r24;",
         "  add.s64 %d4, %out, %d4;",
-    ]  # fmt: skip
+    ]
     for start in range(0, n, 16):
         names = [f"%r{30 + j}" for j in range(16)]
         body += [
             f"  add.u32 %r25, %r23, {start};",
-            f"  tcgen05.ld.sync.aligned.32x32b.x16.b32 {{{', '.join(names)}}}, [%r25];", "  tcgen05.wait::ld.sync.aligned;",
+            f"  tcgen05.ld.sync.aligned.32x32b.x16.b32 {{{', '.join(names)}}}, [%r25];",
+            "  tcgen05.wait::ld.sync.aligned;",
             *(f"  st.global.b32 [%d4+{4 * (start + j)}], {name};" for j, name in enumerate(names)),
-        ]  # fmt: skip
-    body += ["  tcgen05.fence::before_thread_sync;", "  bar.sync 0;", "  tcgen05.fence::after_thread_sync;", "  @!%p7 bra END;",
-             f"  tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r22, {max(32, n)};", "END:"]  # fmt: skip
+        ]
+    body += [
+        "  tcgen05.fence::before_thread_sync;",
+        "  bar.sync 0;",
+        "  tcgen05.fence::after_thread_sync;",
+        "  @!%p7 bra END;",
+        f"  tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r22, {max(32, n)};",
+        "END:",
+    ]
 
     def expected(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         return (2 * (_unpacked(left, 128) @ _unpacked(right, n).T)).astype(np.float32)
@@ -304,12 +360,31 @@ def _tcgen05(n: int) -> Case:
         f".shared .align 128 .b8 left[4096];\n.shared .align 128 .b8 right[{32 * n}];\n"
         ".shared .align 8 .b64 ready;\n.shared .align 4 .b32 tensor;"
     )
-    return Case(f"tcgen05.mma kind::f16 m128n{n}k16, tcgen05.ld", entry("sm_100a", "\n".join(body), pointers=2, shared=shared),
-                _operands(128, n), expected, target="sm_100a", element="f32", block=128, chips=("sm_100a",))  # fmt: skip
+    return Case(
+        f"tcgen05.mma kind::f16 m128n{n}k16, tcgen05.ld",
+        entry("sm_100a", "\n".join(body), pointers=2, shared=shared),
+        _operands(128, n),
+        expected,
+        target="sm_100a",
+        element="f32",
+        block=128,
+        chips=("sm_100a",),
+    )
 
 
 CASES = [
-    _mma(_F16, 16, "f32"), _mma(_F16, 8, "f32"), _mma(_F16, 16, "f16"), _mma(_BF16, 16, "f32"), _mma(_BF16, 8, "f32"),
-    _mma(_TF32, 8, "f32"), _mma(_TF32, 4, "f32"), _mma(_S8, 32, "s32"), _mma(_S8, 16, "s32"), _mma(_U8, 32, "s32"),
-    *_ldmatrix(), *_stmatrix(), *(_wgmma(n) for n in (8, 64, 256)), *(_tcgen05(n) for n in (16, 64, 256)),
-]  # fmt: skip
+    _mma(_F16, 16, "f32"),
+    _mma(_F16, 8, "f32"),
+    _mma(_F16, 16, "f16"),
+    _mma(_BF16, 16, "f32"),
+    _mma(_BF16, 8, "f32"),
+    _mma(_TF32, 8, "f32"),
+    _mma(_TF32, 4, "f32"),
+    _mma(_S8, 32, "s32"),
+    _mma(_S8, 16, "s32"),
+    _mma(_U8, 32, "s32"),
+    *_ldmatrix(),
+    *_stmatrix(),
+    *(_wgmma(n) for n in (8, 64, 256)),
+    *(_tcgen05(n) for n in (16, 64, 256)),
+]

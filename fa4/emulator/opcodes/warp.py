@@ -24,11 +24,15 @@ def _case(
     inputs = inputs or _words(2)
     body = "\n".join(
         [
-            element_address("%in0", "%d0", 4), "  ld.global.b32 %r0, [%d0];",
-            element_address("%in1", "%d0", 4), "  ld.global.b32 %r1, [%d0];",
-            code, element_address("%out", "%d0", 4), "  st.global.b32 [%d0], %r9;",
+            element_address("%in0", "%d0", 4),
+            "  ld.global.b32 %r0, [%d0];",
+            element_address("%in1", "%d0", 4),
+            "  ld.global.b32 %r1, [%d0];",
+            code,
+            element_address("%out", "%d0", 4),
+            "  st.global.b32 [%d0], %r9;",
         ]
-    )  # fmt: skip
+    )
     chips = ("sm_80", "sm_90a", "sm_100a") if target == "sm_80" else ("sm_90a", "sm_100a")
     return Case(name, entry(target, body, pointers=2), inputs, expected, target=target, chips=chips)
 
@@ -100,16 +104,24 @@ def _votes() -> list[Case]:
         ]
     uniform = flag + "  vote.sync.uni.pred %p1, %p0, 0xffffffff;\n  selp.b32 %r9, 1, 0, %p1;"
     oracle = lambda a, b: full(int(len(set(votes(a).tolist())) == 1))  # noqa: E731
-    cases += [_case("vote.sync.uni.pred", uniform, oracle), _case("vote.sync.uni.pred of ones", uniform, oracle, half(True))]
+    cases += [
+        _case("vote.sync.uni.pred", uniform, oracle),
+        _case("vote.sync.uni.pred of ones", uniform, oracle, half(True)),
+    ]
     # Only the lanes of the member mask vote; the others take another path.
     subset = (
         flag + "  setp.lt.u32 %p2, %i, 12;\n  mov.u32 %r9, 7;\n  @!%p2 bra DONE;\n"
         "  vote.sync.ballot.b32 %r9, %p0, 0xfff;\nDONE:"
     )
     cases.append(
-        _case("vote.sync.ballot.b32 of a subset", subset,
-              lambda a, b: np.where(np.arange(32) < 12, sum(1 << i for i in range(12) if votes(a)[i]), 7).astype(np.uint32))
-    )  # fmt: skip
+        _case(
+            "vote.sync.ballot.b32 of a subset",
+            subset,
+            lambda a, b: np.where(np.arange(32) < 12, sum(1 << i for i in range(12) if votes(a)[i]), 7).astype(
+                np.uint32
+            ),
+        )
+    )
     return cases
 
 
@@ -120,9 +132,7 @@ def _matches() -> list[Case]:
         return np.array([sum(1 << j for j in range(32) if a[j] == x) for x in a], np.uint32)
 
     elect = "  mov.u32 %r9, 0;\n  elect.sync %r2|%p0, 0xffffffff;\n  @%p0 mov.u32 %r9, 1;"
-    active = (
-        "  setp.lt.u32 %p0, %i, 5;\n  mov.u32 %r9, 0;\n  @!%p0 bra OUT;\n  activemask.b32 %r9;\nOUT:"
-    )
+    active = "  setp.lt.u32 %p0, %i, 5;\n  mov.u32 %r9, 0;\n  @!%p0 bra OUT;\n  activemask.b32 %r9;\nOUT:"
     return [
         _case("match.any.sync.b32", "  match.any.sync.b32 %r9, %r0, 0xffffffff;", any_, few),
         _case("elect.sync", elect, lambda a, b: (np.arange(32) == 0).astype(np.uint32), target="sm_90a"),
@@ -133,16 +143,24 @@ def _matches() -> list[Case]:
 def _reductions() -> list[Case]:
     signed = lambda a: a.view(np.int32)  # noqa: E731
     operations = {
-        "add.s32": lambda a: np.sum(a, dtype=np.uint32), "add.u32": lambda a: np.sum(a, dtype=np.uint32),
-        "min.s32": lambda a: np.min(signed(a)).view(np.uint32), "max.s32": lambda a: np.max(signed(a)).view(np.uint32),
-        "min.u32": np.min, "max.u32": np.max,
-        "and.b32": np.bitwise_and.reduce, "or.b32": np.bitwise_or.reduce, "xor.b32": np.bitwise_xor.reduce,
-    }  # fmt: skip
+        "add.s32": lambda a: np.sum(a, dtype=np.uint32),
+        "add.u32": lambda a: np.sum(a, dtype=np.uint32),
+        "min.s32": lambda a: np.min(signed(a)).view(np.uint32),
+        "max.s32": lambda a: np.max(signed(a)).view(np.uint32),
+        "min.u32": np.min,
+        "max.u32": np.max,
+        "and.b32": np.bitwise_and.reduce,
+        "or.b32": np.bitwise_or.reduce,
+        "xor.b32": np.bitwise_xor.reduce,
+    }
     return [
-        _case(f"redux.sync.{name}", f"  redux.sync.{name} %r9, %r0, 0xffffffff;",
-              lambda a, b, f=function: np.full(32, f(a), np.uint32))
+        _case(
+            f"redux.sync.{name}",
+            f"  redux.sync.{name} %r9, %r0, 0xffffffff;",
+            lambda a, b, f=function: np.full(32, f(a), np.uint32),
+        )
         for name, function in operations.items()
-    ]  # fmt: skip
+    ]
 
 
 def _control() -> list[Case]:
