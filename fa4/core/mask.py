@@ -23,6 +23,17 @@ class Blocks(NamedTuple):
     full_stop: Int32
     stop: Int32
 
+    def part(self, index: Int32, count: Int32) -> Blocks:
+        """The index-th of `count` nearly equal shares; some may be empty."""
+        share = (self.stop - self.first + count - 1) // count
+        first = cutlass.min(self.first + index * share, self.stop)
+        stop = cutlass.min(first + share, self.stop)
+
+        def within(block: Int32) -> Int32:
+            return cutlass.max(cutlass.min(block, stop), first)
+
+        return Blocks(first, within(self.full_first), within(self.full_stop), stop)
+
 
 @dataclass(frozen=True)
 class Mask:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from ..bwd.preprocess import Preprocess
 from ..bwd.workspace import Workspace
 from ..device import Chip
 from ..fwd.arguments import aligned, allocate_outputs, lengths, prepared, windows
+from ..fwd.combine import Combine
+from ..fwd.splits import choose_splits
 from ..spec import AttentionInputs, AttentionSpec, Gradients
 from .backward import BackwardKernel
 from .forward import ForwardKernel
@@ -30,22 +33,33 @@ def forward(inputs: AttentionInputs, spec: AttentionSpec, chip: Chip) -> tuple[T
     out, lse = allocate_outputs(inputs, spec)
     if out.numel() == 0:
         return out, lse
-    launch = _forward_launcher(spec, chip, inputs.max_seqlen_q, _dtype(inputs.sink))
-    launch(
+    plan = _forward_plan(
+        spec, chip, inputs.batch, inputs.max_seqlen_q, inputs.max_seqlen_k, _dtype(inputs.sink)
+    )
+    parts, part_lse, sink = out, lse, inputs.sink
+    if plan.splits > 1:
+        parts = torch.empty((plan.splits, *out.shape), dtype=torch.float32, device=out.device)
+        part_lse = lse.new_empty((plan.splits, *lse.shape))
+        sink = None
+    plan.launch(
         inputs.q,
         inputs.k,
         inputs.v,
-        out,
-        lse,
-        inputs.sink,
+        parts,
+        part_lse,
+        sink,
         *lengths(inputs),
         inputs.batch,
-        forward_section(spec, inputs.max_seqlen_k),
+        plan.section,
+        plan.splits,
         inputs.max_seqlen_q,
         scale,
         spec.softcap,
         *windows(spec),
     )
+    if plan.splits > 1:
+        of_batch = (parts.unsqueeze(1), part_lse.unsqueeze(1), out.unsqueeze(0), lse.unsqueeze(0))
+        plan.combine(*(of_batch if inputs.varlen else (parts, part_lse, out, lse)), inputs.sink)
     return out, lse
 
 
@@ -111,15 +125,36 @@ def _dtype(x: Tensor | None) -> torch.dtype | None:
     return None if x is None else x.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """Everything about a forward that its shapes and flags decide. `combine` is there when splits > 1."""
+
+    launch: jit.Launcher
+    section: int
+    splits: int
+    combine: jit.Launcher | None
+
+
 @functools.lru_cache(maxsize=4096)
-def _forward_launcher(
-    spec: AttentionSpec, chip: Chip, max_seqlen_q: int, sink_dtype: torch.dtype | None
-) -> jit.Launcher:
+def _forward_plan(
+    spec: AttentionSpec,
+    chip: Chip,
+    batch: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    sink_dtype: torch.dtype | None,
+) -> ForwardPlan:
     tiles = forward_tiles(spec.head_dim, spec.head_dim_v, chip, max_seqlen_q)
     # Packing pays as soon as the query rows of one head leave half of a tile empty.
     packed = spec.group > 1 and 2 * max_seqlen_q <= tiles.tile_m
+    rows, heads = max_seqlen_q, spec.heads_q
     if packed:
-        tiles = forward_tiles(spec.head_dim, spec.head_dim_v, chip, max_seqlen_q * spec.group)
+        rows, heads = max_seqlen_q * spec.group, spec.heads_kv
+        tiles = forward_tiles(spec.head_dim, spec.head_dim_v, chip, rows)
+    count = -(-rows // tiles.tile_m) * heads * batch
+    splits = 1
+    if not spec.has_seqused_q:  # joining parts writes every row, also those that seqused_q leaves out
+        splits = choose_splits(spec, count, max_seqlen_k, tiles.tile_n, chip.sms * tiles.blocks_per_sm)
     kernel = ForwardKernel(
         dtype=spec.dtype,
         head_dim=spec.head_dim,
@@ -133,9 +168,20 @@ def _forward_launcher(
         has_left=spec.window_left is not None,
         has_right=spec.window_right is not None,
         has_softcap=spec.softcap > 0,
-        sink_dtype=sink_dtype,
+        sink_dtype=None if splits > 1 else sink_dtype,
+        split=splits > 1,
     )
-    return jit.compiled(("sm80.forward", *astuple(kernel)), functools.partial(kernel.compile, chip), chip)
+    combine = None
+    if splits > 1:
+        combine = _launcher("combine", Combine(spec.dtype, spec.head_dim_v, sink_dtype), chip)
+    return ForwardPlan(
+        _launcher("forward", kernel, chip), forward_section(spec, max_seqlen_k), splits, combine
+    )
+
+
+def _launcher(name: str, kernel: Any, chip: Chip) -> jit.Launcher:
+    """The launcher of a kernel record, whose fields are its compile key."""
+    return jit.compiled((f"sm80.{name}", *astuple(kernel)), functools.partial(kernel.compile, chip), chip)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -177,7 +223,8 @@ def _backward_launchers(
         varlen=spec.varlen,
         has_seqused_q=spec.has_seqused_q,
     )
-    return tuple(
-        jit.compiled((f"sm80.{name}", *astuple(kernel)), functools.partial(kernel.compile, chip), chip)
-        for name, kernel in (("preprocess", preprocess), ("backward", main), ("postprocess", postprocess))
+    return (
+        _launcher("preprocess", preprocess, chip),
+        _launcher("backward", main, chip),
+        _launcher("postprocess", postprocess, chip),
     )

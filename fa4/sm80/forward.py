@@ -42,7 +42,8 @@ from .tiles import ForwardTiles, padded
 class ForwardKernel:
     """What the generated code depends on, and so the compile key.
 
-    group: heads_q / heads_kv. packed: the heads of a group are rows of one tile (see `core.heads`).
+    group: heads_q / heads_kv. packed: the heads of a group are rows of one tile (see `core.heads`). split: the keys of
+    a tile are shared among blocks, out and lse have a leading axis of parts and are float32, for `fwd.combine`.
     """
 
     dtype: torch.dtype
@@ -58,6 +59,7 @@ class ForwardKernel:
     has_right: bool
     has_softcap: bool
     sink_dtype: torch.dtype | None
+    split: bool = False
 
     @property
     def threads(self) -> int:
@@ -74,13 +76,16 @@ class ForwardKernel:
     def compile(self, chip: Chip):
         """Compile the launcher, whose arguments are those of `__call__` without the stream."""
         lengths = (self.varlen, self.varlen, self.has_seqused_q, self.has_seqused_k)
+        rank = 3 if self.varlen else 4
+        out = jit.fake_tensor(Float32, rank + 1) if self.split else jit.fake_tensor(self.element, rank)
         return jit.compile_kernel(
             self,
-            *(jit.fake_tensor(self.element, 3 if self.varlen else 4) for _ in range(4)),
-            jit.fake_tensor(Float32, 2 if self.varlen else 3, contiguous=True, align=4),
+            *(jit.fake_tensor(self.element, rank) for _ in range(3)),
+            out,
+            jit.fake_tensor(Float32, rank if self.split else rank - 1, contiguous=True, align=4),
             jit.fake_tensor(jit.dsl_dtype(self.sink_dtype), 1, align=2) if self.sink_dtype else None,
             *(jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in lengths),
-            *(Int32(0), Int32(0), Int32(0), Float32(0), Float32(0), Int32(0), Int32(0)),
+            *(Int32(0), Int32(0), Int32(0), Int32(0), Float32(0), Float32(0), Int32(0), Int32(0)),
             jit.current_stream(),
             chip=chip,
         )
@@ -100,6 +105,7 @@ class ForwardKernel:
         seqused_k: cute.Tensor | None,
         batch: Int32,
         section: Int32,
+        splits: Int32,
         max_seqlen_q: Int32,
         softmax_scale: Float32,
         softcap: Float32,
@@ -129,12 +135,13 @@ class ForwardKernel:
             heads,
             batch,
             section,
+            splits,
             scale,
             scale_over_cap,
             window_left,
             window_right,
         ).launch(
-            grid=[m_blocks * heads * batch, 1, 1],
+            grid=[m_blocks * heads * batch * splits, 1, 1],
             block=[self.threads, 1, 1],
             smem=self.tiles.smem_bytes(self.head_dim, self.head_dim_v),
             min_blocks_per_mp=self.tiles.blocks_per_sm,
@@ -159,6 +166,7 @@ class ForwardKernel:
         heads: Int32,
         batch: Int32,
         section: Int32,
+        splits: Int32,
         scale: Float32,
         scale_over_cap: Float32,
         window_left: Int32,
@@ -166,6 +174,11 @@ class ForwardKernel:
     ):
         thread, _, _ = cute.arch.thread_idx()
         index, _, _ = cute.arch.block_idx()
+        part = Int32(0)
+        if cutlass.const_expr(self.split):
+            index, part = index // splits, index % splits
+            rest = (None,) * (cute.rank(out) - 1)
+            out, lse = out[(part, *rest)], lse[(part, *rest[:-1])]
         block, head, sequence = Tile.of(index, m_blocks, heads, batch, section)
         m_block = m_blocks - 1 - block  # last query rows first: under a causal mask they take longest
         head_kv = head if cutlass.const_expr(self.packed) else head // self.group
@@ -189,12 +202,15 @@ class ForwardKernel:
             window_right if cutlass.const_expr(self.has_right) else None,
             self.rows_per_query,
         )
+        part = (part, splits) if cutlass.const_expr(self.split) else None
+        run = partial(self.tile, q, k, v, out, lse, sink, packed, mask, part, thread, scale, scale_over_cap)
         if m_block * self.tiles.tile_m < rows_q.count * self.rows_per_query:
-            self.tile(q, k, v, out, lse, sink, packed, mask, m_block, thread, scale, scale_over_cap)
+            run(m_block)
 
     @cute.jit
-    def tile(self, q, k, v, out, lse, sink, packed, mask, m_block, thread, scale, scale_over_cap):
-        """One tile of query rows: q, out (rows, heads, dim), k, v (rows, dim), lse (heads, rows)."""
+    def tile(self, q, k, v, out, lse, sink, packed, mask, part, thread, scale, scale_over_cap, m_block):
+        """One tile of query rows: q, out (rows, heads, dim), k, v (rows, dim), lse (heads, rows). part: (index, count)
+        of this block's share of the keys, or None for all."""
         tiles, dim, dim_v = self.tiles, padded(self.head_dim), padded(self.head_dim_v)
         smem = SmemAllocator()
         # The output tile leaves through the memory that held Q.
@@ -217,6 +233,8 @@ class ForwardKernel:
         own = rows_by_columns(thread_mma.partition_C(cute.make_identity_tensor((tiles.tile_m, tiles.tile_n))))
         first = rows_by_columns(mma.get_slice(0).partition_C(cute.make_identity_tensor((tiles.tile_m, tiles.tile_n))))
         blocks = mask.key_blocks(m_block)
+        if cutlass.const_expr(part is not None):
+            blocks = blocks.part(*part)
         state = SimpleNamespace(
             mma=mma,
             q=operand_a(mma, s_q, thread),
@@ -233,6 +251,7 @@ class ForwardKernel:
             scale_over_cap=scale_over_cap,
             own=own,
             first=first,
+            own_o=rows_by_columns(thread_mma.partition_C(cute.make_identity_tensor((tiles.tile_m, dim_v)))),
             mask=mask,
             m_block=m_block,
             blocks=blocks,
@@ -299,7 +318,7 @@ class ForwardKernel:
 
     @cute.jit
     def finish(self, state, out, lse, sink, packed, s_o, thread):
-        """Normalise, write lse from the registers and the output through shared memory."""
+        """Normalise; write lse and the output."""
         rows = cute.size(state.softmax.maximum)
         row_lse = cute.make_rmem_tensor(rows, Float32)
         sinks = None
@@ -314,6 +333,28 @@ class ForwardKernel:
             if state.own[0, 0][1] == 0 and packed.exists(row):
                 lse[packed.head(row), packed.query(row)] = row_lse[r]
 
+        if cutlass.const_expr(self.split):
+            self.store_part(state, out, packed)
+        else:
+            self.store(state, out, packed, s_o, thread)
+
+    @cute.jit
+    def store_part(self, state, out, packed):
+        """The float32 output straight from the registers."""
+        acc = rows_by_columns(state.acc_o)
+        pair = cute.make_layout(2)
+        for r in cutlass.range_constexpr(cute.size(acc, mode=[0])):
+            address, exists = packed.address(out, state.m_block * self.tiles.tile_m + state.own[r, 0][0])
+            for c in cutlass.range_constexpr(0, cute.size(acc, mode=[1]), 2):
+                column = state.own_o[0, c][1]
+                if exists and column < self.head_dim_v:
+                    values = cute.make_rmem_tensor(2, Float32)
+                    values[0], values[1] = acc[r, c], acc[r, c + 1]
+                    cute.autovec_copy(values, cute.make_tensor((address + column).align(8), pair))
+
+    @cute.jit
+    def store(self, state, out, packed, s_o, thread):
+        """The output in the inputs' dtype, through shared memory so that rows leave in 16-byte pieces."""
         cute.arch.barrier()  # everyone is done reading Q
         half = cute.make_fragment_like(state.acc_o, self.element)
         half.store(state.acc_o.load().to(self.element))

@@ -39,10 +39,11 @@ _FORWARD = (
     (256, ForwardTiles(128, 64, 8, 1, 1)),
     (256, ForwardTiles(64, 64, 4, 1, 1)),
 )
-# For at most 64 rows a head (decode): one 16-row group a warp.
+# For at most 64 rows a head (decode): one 16-row group a warp. Measured on an H100, one row, 8 sequences of 8192 keys,
+# 32 heads on 8: 2436 GB/s of keys and values, against 2367 with two stages of 64 keys.
 _FORWARD_SHORT = (
-    (128, ForwardTiles(64, 128, 4, 1, 1)),
-    (256, ForwardTiles(64, 64, 4, 1, 1)),
+    (128, ForwardTiles(64, 128, 4, 1, 2)),
+    (256, ForwardTiles(64, 64, 4, 1, 2)),
 )
 
 
@@ -92,12 +93,14 @@ class BackwardTiles:
 
 
 # (largest padded head dim, tiles), the first whose warps divide the head dims and that fits the shared memory.
+# Measured on an H100 (4k, full / causal, TFLOP/s): d=64 300 / 271, next best 276 / 253 (64x128); d=128 338 / 298, next
+# best 305 / 275 (64x64 with two blocks an SM); d=256 268 / 256, 253 / 247 with dK and dV cut 4 by 2 among the warps.
 _BACKWARD = (
     (64, BackwardTiles(128, 128, 2, (4, 2), (4, 2), (4, 2))),
     (128, BackwardTiles(64, 128, 2, (2, 4), (4, 2), (2, 4))),
     (128, BackwardTiles(64, 128, 2, (2, 4), (4, 2), (4, 2))),
     (128, BackwardTiles(64, 64, 1, (2, 2), (2, 2), (2, 2))),
-    (256, BackwardTiles(64, 64, 2, (2, 4), (4, 2), (2, 4))),
+    (256, BackwardTiles(64, 64, 2, (2, 4), (2, 4), (2, 4))),
     (256, BackwardTiles(64, 64, 2, (2, 4), (4, 2), (4, 2))),
     (256, BackwardTiles(64, 64, 1, (2, 4), (4, 2), (4, 2))),
     (256, BackwardTiles(32, 32, 1, (2, 2), (2, 2), (2, 2))),

@@ -8,9 +8,20 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4 import cases
+from fa4.cases import Case
 from fa4.device import chip_by_number
+from fa4.fwd.splits import choose_splits
 from fa4.sm80.forward import ForwardKernel
 from fa4.sm80.tiles import forward_tiles
+
+# Few rows and many keys: blocks share the keys of a tile, and `fwd.combine` joins their parts.
+SPLIT = (
+    Case("split_decode_sink", batch=2, seqlen_q=1, seqlen_k=3000, heads_q=8, head_dim=128, causal=True, sink=True),
+    Case("split_ragged_dims", seqlen_q=130, seqlen_k=2100, head_dim=72, head_dim_v=40, softcap=20.0),
+    Case("split_varlen", lengths=((1, 2500), (3, 40), (0, 10), (2, 0), (2, 1800)), heads_q=4, causal=True),
+    Case("split_window", seqlen_q=16, seqlen_k=4000, window_size=(1500, 3), heads_q=4, heads_kv=1),
+    Case("split_seqused", lengths=((4, 1300), (9, 900)), seqused=((4, 1201), (5, 0)), sink=True),
+)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="runs the kernel on a CUDA device")
 
@@ -54,10 +65,11 @@ _EVERYTHING = dict(
     has_softcap=True,
     sink_dtype=torch.bfloat16,
 )
+_SPLIT = {**_EVERYTHING, "sink_dtype": None, "split": True}
 
 
 @pytest.mark.parametrize("number", [80, 90, 120])
-@pytest.mark.parametrize("fields", [_PLAIN, _EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize("fields", [_PLAIN, _EVERYTHING, _SPLIT], ids=["plain", "everything", "split"])
 def test_compiles_without_a_gpu(number, fields):
     chip = chip_by_number(number)
     tiles = forward_tiles(fields["head_dim"], fields["head_dim_v"], chip, 4096)
@@ -66,9 +78,17 @@ def test_compiles_without_a_gpu(number, fields):
     assert callable(kernel.compile(chip))
 
 
+def test_splits_fill_an_idle_chip_and_leave_a_busy_one_alone():
+    spec = cases.make(Case("any", seqlen_k=8), 0).spec
+    assert choose_splits(spec, tiles=8, seqlen_k=8192, tile_n=64, slots=264) == 32  # 4 blocks of keys each
+    assert choose_splits(spec, tiles=100, seqlen_k=8192, tile_n=64, slots=264) == 2
+    assert choose_splits(spec, tiles=200, seqlen_k=8192, tile_n=64, slots=264) == 1
+    assert choose_splits(spec, tiles=1, seqlen_k=100, tile_n=64, slots=264) == 1
+
+
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", cases.CASES.values(), ids=str)
+@pytest.mark.parametrize("case", [*cases.CASES.values(), *SPLIT], ids=str)
 def test_named_case_on_the_gpu(case, seed):
     problem = cases.make(case, seed, device="cuda")
     out, lse = problem.call(backend="sm80")
