@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import io
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -95,10 +96,12 @@ def installed(runtime: Runtime, arrays: Arrays, chip: str) -> Iterator[None]:
 def _settings(chip: str) -> Iterator[None]:
     from cutlass.base_dsl.dsl import DSLSingletonMeta
 
+    # A hit in the cache on disk would skip the compiler, and with it the PTX.
+    settings = {"_arch": chip, "shared_libs": runtime_library(), "lineinfo": True, "disable_file_caching": True}
     with contextlib.ExitStack() as stack:
+        if "CUTE_DSL_DUMP_DIR" not in os.environ:  # kept artifacts would land in the working directory
+            settings["dump_dir"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="fa4-emulator-"))
         for dsl in _live_dsls(DSLSingletonMeta):
-            # A hit in the cache on disk would skip the compiler, and with it the PTX.
-            settings = {"_arch": chip, "shared_libs": runtime_library(), "lineinfo": True, "disable_file_caching": True}
             stack.enter_context(replaced(dsl.envar, **settings))
         yield
 

@@ -1,4 +1,4 @@
-"""Matrix instructions. Operands are small whole numbers, whose sums are exact in any order: results agree bit for bit."""
+"""Matrix instructions. Operands are small whole numbers, whose sums are exact in any order: every bit is known."""
 
 from __future__ import annotations
 
