@@ -9,7 +9,7 @@ from fa4.device import chip_by_number, emulating
 from fa4.emulator import driver, dsl, torch_cuda
 from fa4.emulator.chips import chip_facts
 from fa4.emulator.launch import Launch, Runtime
-from fa4.emulator.machine import Checks, LaunchReport, Machine
+from fa4.emulator.machine import Allocation, Checks, LaunchReport, Machine
 from fa4.emulator.memory import Arrays, merge, torch_allocations
 from fa4.emulator.modules import Modules
 from fa4.emulator.report import Report
@@ -28,15 +28,19 @@ class Gpu:
         self.machine = machine
         self.launches: list[LaunchReport] = []
         self.roles: Mapping[int, str] | None = None
-        self.runtime = Runtime(chip_facts(machine.chip), sms, _MODULES, self._run)
+        self.runtime = Runtime(chip_facts(machine.chip), sms, _MODULES, self.run)
         self._arrays = arrays
 
     def report(self) -> Report:
         """Instructions by opcode and role, bytes by path, MMA FLOPs and waits of every launch so far."""
         return Report(tuple(self.launches), self.roles or {})
 
-    def _run(self, launch: Launch) -> None:
-        allocations = merge([*torch_allocations(), *self._arrays.allocations(), *self.runtime.heap.allocations()])
+    def allocations(self) -> list[Allocation]:
+        """The host memory that a kernel launched now may touch."""
+        return merge([*torch_allocations(), *self._arrays.allocations(), *self.runtime.heap.allocations()])
+
+    def run(self, launch: Launch) -> None:
+        """Run a caught launch to its end. Raises EmulationError for what the kernel does wrong."""
         self.launches.append(
             self.machine.launch(
                 launch.ptx,
@@ -46,7 +50,7 @@ class Gpu:
                 cluster=launch.cluster,
                 smem_bytes=launch.smem_bytes,
                 params=launch.params,
-                allocations=allocations,
+                allocations=self.allocations(),
                 roles=self.roles,
                 programmatic=launch.programmatic,
             )

@@ -1,0 +1,243 @@
+"""Known-good kernels that were not written here, unmodified, on the emulator:
+
+    python -m fa4.emulator.foreign --cutlass PATH [--only REGEX] [--seeds 5] [--markdown]
+
+PATH is a checkout of NVIDIA/cutlass. Every example runs as its own script, once per seed, and checks its own results
+against torch. The seed changes the example's random inputs and every choice the emulator makes. Each kernel launch
+is then repeated under the other schedules from the same memory and must leave the same bits; where it may not
+(atomics), the script runs again under each schedule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import re
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fa4.emulator.examples import EXAMPLES, EXAMPLES_ROOT, Example
+from fa4.emulator.machine import SCHEDULES
+
+
+@dataclass
+class Outcome:
+    """What the runs of one example showed.
+
+    error: largest |actual - expected| that the example's own comparisons saw, relative to the largest |expected|.
+    instructions: warp-instructions of one run's launches; seconds: what they took with all checks on.
+    """
+
+    name: str
+    runs: int = 0
+    launches: int = 0
+    error: float = 0.0
+    instructions: int = 0
+    seconds: float = 0.0
+    failure: str = ""
+    repeated: bool = field(default=False)
+
+
+@contextlib.contextmanager
+def _observed_comparisons(outcome: Outcome) -> Iterator[None]:
+    """Note the error of every comparison that an example makes through torch."""
+    import torch
+
+    from fa4.emulator.dsl import replaced
+
+    def note(actual: Any, expected: Any) -> None:
+        if not (isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)) or not actual.numel():
+            return
+        a, e = actual.detach().double(), expected.detach().double()
+        if a.shape == e.shape:
+            finite = torch.isfinite(e)
+            difference = (a - e)[finite].abs().max().item() if finite.any() else 0.0
+            scale = e[finite].abs().max().item() if finite.any() else 1.0
+            outcome.error = max(outcome.error, difference / (scale or 1.0))
+
+    def observing(function: Any) -> Any:
+        def call(actual: Any, expected: Any, *args: Any, **kwargs: Any) -> Any:
+            note(actual, expected)
+            return function(actual, expected, *args, **kwargs)
+
+        return call
+
+    with (
+        replaced(torch.testing, assert_close=observing(torch.testing.assert_close)),
+        replaced(torch, allclose=observing(torch.allclose)),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _shifted_seeds(offset: int) -> Iterator[None]:
+    """Examples seed torch with a constant: add `offset`, so that each run has its own inputs."""
+    import torch
+
+    from fa4.emulator.dsl import replaced
+
+    manual_seed = torch.manual_seed
+    with replaced(torch, manual_seed=lambda seed: manual_seed(seed + offset)):
+        yield
+
+
+class _Repeats:
+    """Repeats every launch of a chip under other schedules, from the same memory, and compares what it leaves."""
+
+    def __init__(self, gpu: Any, chip: str, sms: int, seed: int, schedules: list[str]) -> None:
+        from fa4.emulator.machine import Machine
+
+        self.gpu = gpu
+        self.launch = gpu.run
+        self.machine = gpu.machine
+        self.others = [Machine(chip, sms=sms, seed=seed, schedule=schedule) for schedule in schedules]
+        self.same = True
+        gpu.runtime.run = self.run
+
+    def run(self, launch: Any) -> None:
+        places = [(a.base, a.nbytes) for a in self.gpu.allocations()]
+        before = [ctypes.string_at(base, nbytes) for base, nbytes in places]
+        self.launch(launch)
+        after = [ctypes.string_at(base, nbytes) for base, nbytes in places]
+        reports = len(self.gpu.launches)
+        for machine in self.others:
+            _restore(places, before)
+            self.gpu.machine = machine
+            self.launch(launch)
+            self.same &= after == [ctypes.string_at(base, nbytes) for base, nbytes in places]
+        self.gpu.machine = self.machine
+        del self.gpu.launches[reports:]
+        _restore(places, after)
+
+
+def _restore(places: list[tuple[int, int]], contents: list[bytes]) -> None:
+    for (base, nbytes), content in zip(places, contents):
+        ctypes.memmove(base, content, nbytes)
+
+
+def _run_script(
+    example: Example, cutlass: Path, outcome: Outcome, seed: int, schedule: str, others: list[str], sms: int = 4
+) -> bool:
+    """One run of the example's script. True when every repeated launch left the same bits."""
+    from fa4.emulator import emulate
+
+    script = cutlass / EXAMPLES_ROOT / example.script
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [str(script), *example.arguments]
+    sys.path[:0] = [str(script.parent), str(cutlass / EXAMPLES_ROOT)]
+    try:
+        with emulate(example.chip, sms=sms, seed=seed, schedule=schedule) as gpu:
+            repeats = _Repeats(gpu, example.chip, sms, seed, others)
+            with _observed_comparisons(outcome), _shifted_seeds(seed):
+                runpy.run_path(str(script), run_name="__main__")
+            report = gpu.report()
+    finally:
+        sys.argv, sys.path[:] = argv, path
+    outcome.runs += 1
+    outcome.launches = len(report.launches)
+    outcome.instructions = report.warp_instructions
+    outcome.seconds = sum(launch.seconds for launch in report.launches)
+    return repeats.same
+
+
+def run_example(example: Example, cutlass: Path, seeds: int) -> Outcome:
+    """Run one example under `seeds` seeds and every schedule; the first failure ends it."""
+    outcome = Outcome(example.name)
+    try:
+        for seed in range(seeds):
+            first = SCHEDULES[seed % len(SCHEDULES)]
+            others = [schedule for schedule in SCHEDULES if schedule != first]
+            if outcome.repeated or not _run_script(example, cutlass, outcome, seed, first, others):
+                outcome.repeated = True
+                for schedule in others:
+                    _run_script(example, cutlass, outcome, seed, schedule, [])
+            else:
+                outcome.runs += len(others)
+    except SystemExit as exit_:
+        if exit_.code not in (None, 0):
+            outcome.failure = f"exit code {exit_.code}"
+    except Exception as error:
+        text = str(error).strip().replace("\n", " / ")
+        outcome.failure = f"seed {seed}: {type(error).__name__}: {text[:600]}"
+    return outcome
+
+
+def _in_a_process(example: Example, cutlass: Path, seeds: int, timeout: float) -> Outcome:
+    command = [
+        sys.executable,
+        "-m",
+        __spec__.name,
+        "--cutlass",
+        str(cutlass),
+        "--seeds",
+        str(seeds),
+        "--one",
+        example.name,
+    ]
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return Outcome(example.name, failure=f"not done after {timeout:.0f} s")
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("{"):
+            return Outcome(**json.loads(line))
+    tail = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    return Outcome(
+        example.name, failure=f"process ended with {done.returncode} after {time.perf_counter() - start:.0f} s: {tail}"
+    )
+
+
+def table(outcomes: list[Outcome], examples: dict[str, Example]) -> str:
+    """The results as a Markdown table."""
+    lines = [
+        "| kernel | chip | shape and options | runs | error | warp-instructions | seconds | result |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for outcome in outcomes:
+        example = examples[outcome.name]
+        options = " ".join(example.arguments)
+        for noise in (r"--(warmup_)?iterations \d+", r"--tolerance \S+"):
+            options = re.sub(noise, "", options)
+        result = outcome.failure.split(" / ")[0] or ("right" if not outcome.repeated else "right, order-dependent bits")
+        lines.append(
+            f"| {outcome.name} | {example.chip} | {' '.join(options.split())} | {outcome.runs} | {outcome.error:.1e} "
+            f"| {outcome.instructions:,} | {outcome.seconds:.2f} | {result} |"
+        )
+    return "\n".join(lines)
+
+
+@click.command(help=__doc__)
+@click.option("--cutlass", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--only", default="", help="Regular expression on the names of examples.")
+@click.option("--seeds", default=5, show_default=True)
+@click.option("--timeout", default=900.0, show_default=True, help="Seconds for all runs of one example.")
+@click.option("--one", hidden=True, help="Run this example here and print its outcome as JSON.")
+def main(cutlass: Path, only: str, seeds: int, timeout: float, one: str | None) -> None:
+    by_name = {example.name: example for example in EXAMPLES}
+    if one is not None:
+        outcome = run_example(by_name[one], cutlass, seeds)
+        print(f"\n{json.dumps(asdict(outcome))}", flush=True)
+        return
+    outcomes = []
+    for example in EXAMPLES:
+        if re.search(only, example.name):
+            outcome = _in_a_process(example, cutlass, seeds, timeout)
+            outcomes.append(outcome)
+            print(f"{outcome.name}: {outcome.failure or f'{outcome.runs} runs right'}", file=sys.stderr, flush=True)
+    print(table(outcomes, by_name))
+    if any(outcome.failure for outcome in outcomes):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
