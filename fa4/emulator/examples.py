@@ -53,7 +53,8 @@ def _blackwell_gemms() -> list[Example]:
         "--use_tma_store",
         "f16 2 CTA": f"--ab_dtype Float16 --c_dtype Float16 --acc_dtype Float32 --mma_tiler_mn 256,128 {two} "
         "--mnkl 520,136,144,2 --use_tma_store",
-        "bf16 2 CTA M=128": f"--ab_dtype BFloat16 {f32} --mma_tiler_mn 128,128 {two} --mnkl 264,136,80,1 --use_tma_store",
+        "bf16 2 CTA M=128": f"--ab_dtype BFloat16 {f32} --mma_tiler_mn 128,128 {two} --mnkl 264,136,80,1 "
+        "--use_tma_store",
     }
     examples = [
         _example(f"{script} {name}", "sm_100a", path, f"{arguments} {_ONCE}")
@@ -106,7 +107,8 @@ def _hopper() -> list[Example]:
 def _ampere() -> list[Example]:
     folder = "cute/ampere/kernel"
     return [
-        _example("ampere tensorop_gemm", "sm_80", f"{folder}/dense_gemm/tensorop_gemm.py", f"--mnkl 200,136,72,1 {_ONCE}"),
+        _example("ampere tensorop_gemm", "sm_80", f"{folder}/dense_gemm/tensorop_gemm.py",
+                 f"--mnkl 200,136,72,1 {_ONCE}"),
         _example("ampere sgemm", "sm_80", f"{folder}/dense_gemm/sgemm.py", f"--mnk 140,132,36 {_ONCE}"),
         _example("ampere flash_attention_v2", "sm_80", f"{folder}/attention/flash_attention_v2.py",
                  f"--batch_size 1 --seqlen_q 140 --seqlen_k 140 --num_head 2 --head_dim 128 {_ONCE}"),
