@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..fwd.arguments import empty
 from ..spec import AttentionInputs, AttentionSpec
 
 
@@ -35,14 +36,10 @@ class Workspace:
     def allocate(
         inputs: AttentionInputs, spec: AttentionSpec, tile_m: int, padded_head_dim: int
     ) -> Workspace:
-        rows, heads = padded_rows(inputs, spec, tile_m), spec.heads_kv
-        floats = dict(dtype=torch.float32, device=inputs.q.device)
-        turn = None
-        if spec.deterministic:
-            turn = torch.empty((heads, rows // tile_m), dtype=torch.int32, device=inputs.q.device)
+        rows, heads, device = padded_rows(inputs, spec, tile_m), spec.heads_kv, inputs.q.device
         return Workspace(
-            torch.empty((heads, rows), **floats),
-            torch.empty((heads, rows), **floats),
-            torch.empty((heads, rows, padded_head_dim), **floats),
-            turn,
+            empty((heads, rows), torch.float32, device),
+            empty((heads, rows), torch.float32, device),
+            empty((heads, rows, padded_head_dim), torch.float32, device),
+            empty((heads, rows // tile_m), torch.int32, device) if spec.deterministic else None,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import replace
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from ..spec import AttentionInputs, AttentionSpec
 
 _ALIGNMENT = 16  # bytes; kernels copy rows in vectors of this size
+_empty_strided_cuda = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
 _TINY_SCALE = 1e-30  # acts as 0 on any finite score, and keeps 0 * -inf out of the kernels
 
 
@@ -27,34 +30,62 @@ def aligned(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def elsewhere(x: Tensor) -> bool:
+    """Whether `x` lives on a CUDA device other than the current one, on which launches would land."""
+    return x.is_cuda and x.device.index != torch.cuda.current_device()
+
+
 def prepared(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[AttentionInputs, float]:
-    """Inputs whose rows are aligned, and a positive softmax scale; a negative one moves its sign into q.
+    """Inputs whose rows are aligned and whose sink is at most 32 bits wide, and a positive softmax scale; a negative
+    one moves its sign into q.
 
     Online softmax takes the maximum of unscaled scores, which needs a positive scale.
     """
     q, k, v = aligned(inputs.q), aligned(inputs.k), aligned(inputs.v)
     if spec.softmax_scale < 0:
         q = -q
-    if q is not inputs.q or k is not inputs.k or v is not inputs.v:
-        inputs = replace(inputs, q=q, k=k, v=v)
+    sink = inputs.sink
+    if sink is not None and sink.dtype == torch.float64:
+        sink = sink.float()
+    if q is not inputs.q or k is not inputs.k or v is not inputs.v or sink is not inputs.sink:
+        inputs = replace(inputs, q=q, k=k, v=v, sink=sink)
     return inputs, max(abs(spec.softmax_scale), _TINY_SCALE)
+
+
+@functools.lru_cache(maxsize=4096)
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A row-major tensor with unset values.
+
+    On CUDA, `device` must be the current one. There it is made by the allocation call that torch.compile's generated
+    code uses, where this torch has it: a tenth of torch.empty's host time, which is most of a short call's.
+    """
+    if _empty_strided_cuda is not None and device.type == "cuda":
+        return _empty_strided_cuda(shape, _row_major(shape), dtype)
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def allocate_outputs(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """out in q's layout with head_dim_v columns, and lse: (batch, heads, rows) or (heads, total) float32.
 
-    Kernels write the rows in use; rows beyond seqused_q are 0 and -inf from the start.
+    Kernels write the rows in use. Where there may be others (past the last of cu_seqlens, past seqused_q), they are
+    0 and -inf from the start.
     """
     q = inputs.q
-    out_shape = (*q.shape[:-1], spec.head_dim_v)
     if inputs.varlen:
-        lse_shape: tuple[int, ...] = (spec.heads_q, q.shape[0])
-    else:
-        lse_shape = (q.shape[0], spec.heads_q, q.shape[1])
+        total, heads, _ = q.shape
+        out = torch.zeros((total, heads, spec.head_dim_v), dtype=q.dtype, device=q.device)
+        return out, torch.full((heads, total), -torch.inf, dtype=torch.float32, device=q.device)
+    batch, rows, heads, _ = q.shape
+    out = empty((batch, rows, heads, spec.head_dim_v), q.dtype, q.device)
+    lse = empty((batch, heads, rows), torch.float32, q.device)
     if spec.has_seqused_q:
-        lse = torch.full(lse_shape, -torch.inf, dtype=torch.float32, device=q.device)
-        return q.new_zeros(out_shape), lse
-    return q.new_empty(out_shape), torch.empty(lse_shape, dtype=torch.float32, device=q.device)
+        out.zero_()
+        lse.fill_(-torch.inf)
+    return out, lse
 
 
 def lengths(inputs: AttentionInputs) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:

@@ -13,7 +13,7 @@ from .. import jit
 from ..bwd.preprocess import Preprocess
 from ..bwd.workspace import Workspace
 from ..device import Chip
-from ..fwd.arguments import aligned, allocate_outputs, lengths, prepared, windows
+from ..fwd.arguments import aligned, allocate_outputs, elsewhere, empty, lengths, prepared, windows
 from ..fwd.combine import Combine
 from ..fwd.splits import choose_splits
 from ..spec import AttentionInputs, AttentionSpec, Gradients
@@ -29,6 +29,9 @@ def describe(spec: AttentionSpec, chip: Chip) -> str:
 
 
 def forward(inputs: AttentionInputs, spec: AttentionSpec, chip: Chip) -> tuple[Tensor, Tensor]:
+    if elsewhere(inputs.q):
+        with torch.cuda.device(inputs.q.device):
+            return forward(inputs, spec, chip)
     inputs, scale = prepared(inputs, spec)
     out, lse = allocate_outputs(inputs, spec)
     if out.numel() == 0:
@@ -38,8 +41,8 @@ def forward(inputs: AttentionInputs, spec: AttentionSpec, chip: Chip) -> tuple[T
     )
     parts, part_lse, sink = out, lse, inputs.sink
     if plan.splits > 1:
-        parts = torch.empty((plan.splits, *out.shape), dtype=torch.float32, device=out.device)
-        part_lse = lse.new_empty((plan.splits, *lse.shape))
+        parts = empty((plan.splits, *out.shape), torch.float32, out.device)
+        part_lse = empty((plan.splits, *lse.shape), torch.float32, out.device)
         sink = None
     plan.launch(
         inputs.q,
@@ -72,12 +75,16 @@ def backward(
     dout: Tensor,
     dlse: Tensor | None,
 ) -> Gradients:
-    q, k, v = inputs.q, inputs.k, inputs.v
-    # Kernels write the rows in use; rows beyond seqused have no gradient.
-    dq = torch.zeros_like(q) if spec.has_seqused_q else torch.empty_like(q)
-    dk, dv = (torch.zeros_like(x) if spec.has_seqused_k else torch.empty_like(x) for x in (k, v))
+    if elsewhere(inputs.q):
+        with torch.cuda.device(inputs.q.device):
+            return backward(inputs, spec, chip, out, lse, dout, dlse)
+    q, k, v, sink = inputs.q, inputs.k, inputs.v, inputs.sink
+    # Kernels write the rows in use; there may be others past the last of cu_seqlens and past seqused.
+    dq = _gradient_of(q, spec.varlen or spec.has_seqused_q)
+    dk, dv = (_gradient_of(x, spec.varlen or spec.has_seqused_k) for x in (k, v))
     if q.numel() == 0 or k.numel() == 0:
-        return Gradients(dq.zero_(), dk.zero_(), dv.zero_(), _sink_gradient(inputs.sink, lse, dlse))
+        # Only the sink, if there is one, has a part in lse.
+        return Gradients(dq.zero_(), dk.zero_(), dv.zero_(), _sink_gradient(sink, lse, None if dlse is None else -dlse))
     inputs, scale = prepared(inputs, spec)
     out, dout, lse = aligned(out), aligned(dout), lse.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
@@ -105,9 +112,13 @@ def backward(
         *windows(spec),
     )
     postprocess(scratch.dq, dq, *rows_q, inputs.batch, inputs.max_seqlen_q, spec.softmax_scale)
-    if spec.softmax_scale < 0:
-        dk.neg_()
-    return Gradients(dq, dk, dv, _sink_gradient(inputs.sink, lse, delta))
+    return Gradients(dq, dk, dv, _sink_gradient(sink, lse, delta))
+
+
+def _gradient_of(x: Tensor, has_idle_rows: bool) -> Tensor:
+    if has_idle_rows:
+        return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    return empty(x.shape, x.dtype, x.device)
 
 
 def _sink_gradient(sink: Tensor | None, lse: Tensor, delta: Tensor | None) -> Tensor | None:

@@ -9,10 +9,17 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4 import cases
 from fa4.bwd.preprocess import Preprocess
+from fa4.cases import Case
 from fa4.device import chip_by_number
 from fa4.sm80.backward import BackwardKernel
 from fa4.sm80.postprocess import Postprocess
 from fa4.sm80.tiles import backward_tiles, padded
+
+ODD = (
+    Case("negative_scale", seqlen_q=90, seqlen_k=70, softmax_scale=-0.2, sink=True),
+    Case("zero_scale", seqlen_q=90, seqlen_k=70, softmax_scale=0.0, causal=True),
+    Case("sink_without_keys", seqlen_q=5, seqlen_k=0, sink=True),
+)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="runs the kernel on a CUDA device")
 
@@ -43,7 +50,7 @@ def test_compiles_without_a_gpu(number, everything):
 @needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("deterministic", [False, True], ids=["unordered", "deterministic"])
-@pytest.mark.parametrize("case", cases.CASES.values(), ids=str)
+@pytest.mark.parametrize("case", [*cases.CASES.values(), *ODD], ids=str)
 def test_gradients_of_named_case_on_the_gpu(case, deterministic, seed):
     case = dataclasses.replace(case, deterministic=deterministic)
     problem = cases.make(case, seed, device="cuda")

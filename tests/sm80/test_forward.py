@@ -14,6 +14,11 @@ from fa4.fwd.splits import choose_splits
 from fa4.sm80.forward import ForwardKernel
 from fa4.sm80.tiles import forward_tiles
 
+ODD = (
+    Case("negative_scale", seqlen_q=90, seqlen_k=70, softmax_scale=-0.2, sink=True),
+    Case("zero_scale", seqlen_q=90, seqlen_k=70, softmax_scale=0.0, causal=True),
+    Case("sink_without_keys", seqlen_q=5, seqlen_k=0, sink=True),
+)
 # Few rows and many keys: blocks share the keys of a tile, and `fwd.combine` joins their parts.
 SPLIT = (
     Case("split_decode_sink", batch=2, seqlen_q=1, seqlen_k=3000, heads_q=8, head_dim=128, causal=True, sink=True),
@@ -88,7 +93,7 @@ def test_splits_fill_an_idle_chip_and_leave_a_busy_one_alone():
 
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [*cases.CASES.values(), *SPLIT], ids=str)
+@pytest.mark.parametrize("case", [*cases.CASES.values(), *ODD, *SPLIT], ids=str)
 def test_named_case_on_the_gpu(case, seed):
     problem = cases.make(case, seed, device="cuda")
     out, lse = problem.call(backend="sm80")
