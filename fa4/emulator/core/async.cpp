@@ -30,7 +30,8 @@ struct Target { Cta* cta; Cta* bar_cta; };
 
 }  // namespace
 
-AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe) {
+// `twin`: another lane's operation of the same instruction; the two are one agent, and cannot race with each other.
+AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe, const AsyncPtr& twin) {
     auto op = std::make_shared<AsyncOp>();
     op->name = name;
     op->place = current_;
@@ -38,6 +39,11 @@ AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe) {
     op->cta = x.w.cta;
     op->pipe = pipe;
     if (!races_.enabled) return op;
+    if (twin) {
+        op->order = twin->order, op->slot = twin->slot, op->epoch = twin->epoch, op->self_from = twin->self_from;
+        op->is_twin = true;
+        return op;
+    }
     WarpClock& clock = x.w.clock;
     op->order = clock.order;
     op->order.seen.set(clock.slot, clock.epoch);
@@ -97,7 +103,7 @@ void Engine::advance(AsyncOp& op) {
     mix(uint64_t(op.place.row) << 20 | op.next << 16 | uint64_t(op.place.cta));
     if (config_.trace) trace.push_back({time_, op.place.cta, -1, op.place.row, uint32_t(op.next), op.name});
     if (op.done()) {
-        if (races_.enabled && !op.pipe) races_.give_slot(op.slot);
+        if (races_.enabled && !op.pipe && !op.is_twin) races_.give_slot(op.slot);
         op.steps.clear();
         op.next = 0;
     }
@@ -158,6 +164,7 @@ void Engine::tma(Exec& x) {
     const bool multicast = in.m[3] & 1, pair = in.m[3] & 2, four = in.m[3] & 4;
     for (uint32_t i = 0; i < 9; ++i)
         if (x.has(i) && (x.mask & ~x.valid(i)) && config_.check_poison) fail("UninitializedRead", "an operand of a tensor copy was never given a value");
+    AsyncPtr twin;
     for_lanes(x.mask, [&](int l) {
         const TensorMap map = tensor_map(x, x.value(1, l));
         if (!four && map.rank != in.m[0])
@@ -179,7 +186,8 @@ void Engine::tma(Exec& x) {
             bytes = 0;
             for (const TmaPiece& p : *pieces) bytes += p.bytes;
         }
-        AsyncPtr op = make_op(x, is_load ? "tma load" : reduce ? "tma reduce" : "tma store");
+        AsyncPtr op = make_op(x, is_load ? "tma load" : reduce ? "tma reduce" : "tma store", 0, is_load ? nullptr : twin);
+        twin = op;
         AsyncOp* self = op.get();
         if (is_load) {
             uint32_t bar_offset;

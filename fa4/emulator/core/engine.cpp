@@ -200,6 +200,8 @@ void Engine::retire(Cta& cta) {
         c->sm->shared_used -= uint32_t(c->shared.size());
         c->sm->threads_used -= uint32_t(c->warps.size()) * 32;
         --c->sm->ctas;
+        for (uint32_t column = 0; column < kTmemColumns; ++column)
+            if (c->sm->tmem_owner[column] == c.get()) c->sm->tmem_owner[column] = nullptr, c->sm->tmem_taken[column] = false;
         for (auto& w : c->warps) {
             if (races_.enabled) races_.give_slot(w->clock.slot);
             warps_.erase(std::find(warps_.begin(), warps_.end(), w.get()));

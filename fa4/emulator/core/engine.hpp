@@ -162,6 +162,7 @@ private:
     Next dispatch(Exec& x);
     void merge(Warp& w);
     void settle_registers(Warp& w, const Instr& in);
+    void settle_load(Warp& w, int32_t id);
     bool converged(Exec& x, uint32_t members);
     void exit_lanes(Warp& w, uint32_t mask);
     Next branch(Exec& x, uint32_t taken);

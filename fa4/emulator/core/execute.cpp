@@ -22,15 +22,23 @@ void Engine::merge(Warp& w) {
     }
 }
 
-// Registers of a tcgen05.ld in flight: a use waits for the load, as the ISA's register dependency does.
-// Registers of a wgmma in flight must not be touched.
+void Engine::settle_load(Warp& w, int32_t id) {
+    for (AsyncPtr& op : w.tmem_ops[0]) {
+        if (op->done() || std::find(op->registers.begin(), op->registers.end(), id) == op->registers.end()) continue;
+        force(*op);
+        join_completed(w, *op);
+    }
+}
+
+// Registers of a tcgen05.ld in flight: a use waits for that load (ISA 9.7.16.6.4.5, register dependencies), which has then
+// read its cells. Registers of a wgmma in flight must not be touched.
 void Engine::settle_registers(Warp& w, const Instr& in) {
     const Operand* ops = program_.operands.data() + in.first;
     for (uint32_t i = 0; i < in.count; ++i) {
         if (ops[i].kind != Operand::Reg) continue;
         const uint8_t state = w.in_flight[size_t(ops[i].id)];
         if (state == 1) {
-            for (AsyncPtr& op : w.tmem_ops[0]) force(*op);
+            settle_load(w, ops[i].id);
         } else if (state == 2 && in.op != Op::wgmma && config_.check_poison) {
             fail("UninitializedRead", std::string(i < in.ndst ? "a write to" : "a read of") +
                                           " a register that a wgmma in flight owns: wgmma.wait_group must come first");
@@ -253,8 +261,6 @@ Next Engine::execute(Warp& w, Fragment& f, const Instr& in) {
     if (in.guard.kind != Operand::None) {
         const uint32_t p = *w.row(in.guard, x.constants) ^ (in.guard.negated ? ~0u : 0u);
         if (in.guard.kind == Operand::Reg && config_.check_poison) {
-            if (w.pending_loads && w.in_flight[size_t(in.guard.id)] == 1)
-                for (AsyncPtr& op : w.tmem_ops[0]) force(*op);
             if (f.mask & ~w.valid[size_t(in.guard.id)]) fail("UninitializedRead", "control flow depends on a predicate that was never defined");
         }
         x.mask &= p;

@@ -411,8 +411,8 @@ Next Engine::memory(Exec& x) {
             break;
         case Op::mapa:
             for_lanes(x.mask, [&](int l) {
-                const uint64_t a = x.value(0, l), rank = x.value(1, l);
-                if (rank >= x.w.cta->cluster->ctas.size()) fail("OutOfBounds", "mapa names CTA rank " + std::to_string(rank) + " of a smaller cluster");
+                // A rank outside the cluster is an error only where the address is used.
+                const uint64_t a = x.value(0, l), rank = x.value(1, l) & 0xFF;
                 const uint64_t moved = (a & ~uint64_t(0xFF000000u)) | rank << kRankShift;
                 if (x.op(0).bits == 64) put<uint64_t>(x.dst(), l, moved);
                 else x.dst()[l] = uint32_t(moved);

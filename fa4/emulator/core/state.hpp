@@ -146,6 +146,8 @@ struct Cta {
     uint32_t alive_warps = 0;
     bool relinquished = false;
     std::map<uint32_t, uint32_t> tmem_allocations;      // column -> columns
+    uint32_t tmem_request = 0;          // columns of a collective tcgen05.alloc that waits for the peer CTA
+    int32_t tmem_granted = -1;          // its first column, once the peer has come
     CtaShadow races;
     uint32_t pool_registers = 0;        // setmaxnreg pool, registers
 
@@ -166,7 +168,10 @@ struct Sm {
     uint32_t id = 0;
     std::vector<uint32_t> tmem;         // [kTmemLanes][kTmemColumns]
     std::vector<uint8_t> tmem_valid;
+    // The CTA that allocated a column, until another one does: kernels may give columns back while their last
+    // operations still run, which is harmless as long as nobody else gets them.
     std::array<Cta*, kTmemColumns> tmem_owner{};
+    std::array<bool, kTmemColumns> tmem_taken{};
     uint32_t shared_used = 0, threads_used = 0, registers_used = 0, ctas = 0;
     TmemShadow races;
 };

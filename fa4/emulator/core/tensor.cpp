@@ -1,4 +1,6 @@
 // Tensor cores: tcgen05, wgmma and mma.sync. PTX ISA 9.7.14 - 9.7.16.
+#include <utility>
+
 #include "engine.hpp"
 #include "lanes.hpp"
 #include "mma_sync.hpp"
@@ -22,6 +24,33 @@ CtaMemory memory_of(Cta& cta) {
     return {cta.shared.data(), uint32_t(cta.shared.size()), cta.sm->tmem.empty() ? nullptr : cta.sm->tmem.data()};
 }
 
+// The first aligned run of columns that is free on an SM, and on its peer's where there is one; -1 if there is none.
+int32_t find_columns(const Sm& sm, const Sm* peer, uint32_t columns) {
+    for (uint32_t start = 0; start + columns <= kTmemColumns; start += columns) {
+        bool free = true;
+        for (uint32_t c = start; c < start + columns; ++c) free &= !sm.tmem_taken[c] && !(peer && peer->tmem_taken[c]);
+        if (free) return int32_t(start);
+    }
+    return -1;
+}
+
+// Fresh columns hold poison.
+void take_columns(Cta& cta, uint32_t start, uint32_t columns) {
+    Sm& sm = *cta.sm;
+    cta.tmem_allocations[start] = columns;
+    if (sm.tmem.empty()) {
+        sm.tmem.resize(kTmemLanes * kTmemColumns, 0xFFFFFFFFu);
+        sm.tmem_valid.resize(kTmemLanes * kTmemColumns, 0);
+    }
+    for (uint32_t c = start; c < start + columns; ++c) sm.tmem_owner[c] = &cta, sm.tmem_taken[c] = true;
+    for (uint32_t lane = 0; lane < kTmemLanes; ++lane) {
+        const size_t first = lane * kTmemColumns + start;
+        std::fill_n(sm.tmem.begin() + long(first), columns, 0xFFFFFFFFu);
+        std::fill_n(sm.tmem_valid.begin() + long(first), columns, 0);
+        if (!sm.races.cells.empty()) std::fill_n(sm.races.cells.begin() + long(first), columns, Cell<4>());
+    }
+}
+
 }  // namespace
 
 void Engine::check_tmem(const Cta& cta, const TmemRect& r) const {
@@ -41,49 +70,42 @@ Next Engine::tmem_alloc(Exec& x) {
     const uint32_t columns = uint32_t(x.value(1, x.first_lane()));
     if (columns < 32 || columns > kTmemColumns || (columns & (columns - 1)))
         fail("TmemMisuse", "tcgen05.alloc of " + std::to_string(columns) + " columns: expected a power of two in 32..512");
-    const bool pair = x.in.m[0] == 2;
-    std::vector<Cta*> ctas = {&cta};
-    if (pair) {
-        if ((cta.rank ^ 1) >= cta.cluster->ctas.size()) fail("TmemMisuse", "cta_group::2 without a peer CTA");
-        ctas.push_back(cta.cluster->ctas[cta.rank ^ 1].get());
-    }
     if (cta.relinquished) fail("TmemMisuse", "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
-    // Both CTAs of a pair issue the instruction; each allocates its own half when the same columns are free.
-    const Sm& sm = *cta.sm;
-    for (uint32_t start = 0; start + columns <= kTmemColumns; start += columns) {
-        bool free = true;
-        for (uint32_t c = start; c < start + columns; ++c) free &= sm.tmem_owner[c] == nullptr;
-        if (!free) continue;
-        for (uint32_t c = start; c < start + columns; ++c) cta.sm->tmem_owner[c] = &cta;
-        cta.tmem_allocations[start] = columns;
-        if (cta.sm->tmem.empty()) {
-            cta.sm->tmem.resize(kTmemLanes * kTmemColumns, 0xFFFFFFFFu);
-            cta.sm->tmem_valid.resize(kTmemLanes * kTmemColumns, 0);
-        }
-        for (uint32_t lane = 0; lane < kTmemLanes; ++lane) {
-            std::fill_n(cta.sm->tmem.begin() + lane * kTmemColumns + start, columns, 0xFFFFFFFFu);
-            std::fill_n(cta.sm->tmem_valid.begin() + lane * kTmemColumns + start, columns, 0);
-            if (!cta.sm->races.cells.empty())
-                std::fill_n(cta.sm->races.cells.begin() + lane * kTmemColumns + start, columns, Cell<4>());
-        }
-        const uint64_t address = x.value(0, x.first_lane()) + uint64_t(x.in.m[1]);
-        const Span s = resolve(x.w, x.in.m[2] ? Space(x.in.m[2]) : Space::Generic, address, 4, x.first_lane());
-        shared_write_check(s, 4);
-        races_.shared(agent_of(x.w, current_.row), *s.cta, s.offset, 4, kWrite);
-        std::memcpy(s.data, &start, 4);
-        std::memset(s.shadow, Cta::kValid, 4);
-        effect();
-        return Next::Advance;
+    Cta* peer = nullptr;
+    if (x.in.m[0] == 2) {       // collective: both CTAs of the pair get the same columns, once both have come
+        if ((cta.rank ^ 1) >= cta.cluster->ctas.size()) fail("TmemMisuse", "cta_group::2 without a peer CTA");
+        peer = cta.cluster->ctas[cta.rank ^ 1].get();
     }
-    if (cta.tmem_allocations.size() && sm.ctas == 1) {
-        uint32_t held = 0;
+    int32_t start = std::exchange(cta.tmem_granted, -1);
+    if (start < 0 && (!peer || peer->tmem_request == columns)) {
+        start = find_columns(*cta.sm, peer ? peer->sm : nullptr, columns);
+        if (start >= 0) {
+            take_columns(cta, uint32_t(start), columns);
+            if (peer) {
+                take_columns(*peer, uint32_t(start), columns);
+                peer->tmem_granted = start;
+                peer->tmem_request = 0;
+            }
+        }
+    }
+    if (start < 0) {
+        uint32_t held = columns;
         for (auto& a : cta.tmem_allocations) held += a.second;
-        if (held + columns > kTmemColumns)
-            fail("TmemMisuse", "tcgen05.alloc of " + std::to_string(columns) + " columns while the CTA already holds " + std::to_string(held));
+        if (cta.sm->ctas == 1 && held > kTmemColumns)
+            fail("TmemMisuse", "tcgen05.alloc of " + std::to_string(columns) + " columns while the CTA already holds " + std::to_string(held - columns));
+        if (peer) cta.tmem_request = columns;
+        x.f.wait = Wait::TmemAlloc;
+        x.f.poll_epoch = epoch_;
+        return Next::Stay;
     }
-    x.f.wait = Wait::TmemAlloc;
-    x.f.poll_epoch = epoch_;
-    return Next::Stay;
+    const uint64_t address = x.value(0, x.first_lane()) + uint64_t(x.in.m[1]);
+    const Span s = resolve(x.w, x.in.m[2] ? Space(x.in.m[2]) : Space::Generic, address, 4, x.first_lane());
+    shared_write_check(s, 4);
+    races_.shared(agent_of(x.w, current_.row), *s.cta, s.offset, 4, kWrite);
+    std::memcpy(s.data, &start, 4);
+    std::memset(s.shadow, Cta::kValid, 4);
+    effect();
+    return Next::Advance;
 }
 
 void Engine::tmem_dealloc(Exec& x) {
@@ -93,7 +115,7 @@ void Engine::tmem_dealloc(Exec& x) {
     if (found == cta.tmem_allocations.end() || found->second != columns)
         fail("TmemMisuse", "tcgen05.dealloc of columns " + std::to_string(column) + "+" + std::to_string(columns) + ", which is no allocation of this CTA");
     cta.tmem_allocations.erase(found);
-    for (uint32_t c = column; c < column + columns; ++c) cta.sm->tmem_owner[c] = nullptr;
+    for (uint32_t c = column; c < column + columns; ++c) cta.sm->tmem_taken[c] = false;
     effect();
 }
 
