@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ def aligned(x: Tensor) -> Tensor:
 
 def elsewhere(x: Tensor) -> bool:
     """Whether `x` lives on a CUDA device other than the current one, on which launches would land."""
-    return x.is_cuda and x.device.index != torch.cuda.current_device()
+    return x.device.type == "cuda" and x.device.index != torch.cuda.current_device()
 
 
 def prepared(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[AttentionInputs, float]:
@@ -48,7 +47,7 @@ def prepared(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[AttentionInp
     if sink is not None and sink.dtype == torch.float64:
         sink = sink.float()
     if q is not inputs.q or k is not inputs.k or v is not inputs.v or sink is not inputs.sink:
-        inputs = replace(inputs, q=q, k=k, v=v, sink=sink)
+        inputs = inputs._replace(q=q, k=k, v=v, sink=sink)
     return inputs, max(abs(spec.softmax_scale), _TINY_SCALE)
 
 
