@@ -2,10 +2,9 @@
 
     python -m fa4.emulator.foreign --cutlass PATH [--only REGEX] [--seeds 5] [--markdown]
 
-PATH is a checkout of NVIDIA/cutlass. Every example runs as its own script, once per seed, and checks its own results
-against torch. The seed changes the example's random inputs and every choice the emulator makes. Each kernel launch
-is then repeated under the other schedules from the same memory and must leave the same bits; where it may not
-(atomics), the script runs again under each schedule.
+PATH is a checkout of NVIDIA/cutlass. Every example runs as its own script, with fresh random inputs, and checks its
+own results against torch. Each of its kernel launches is repeated from the same memory under every other seed and
+schedule, and must leave the same bits. Where it may not (sums by atomics), the whole script runs, and checks, again.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import random
 import re
 import runpy
 import subprocess
@@ -27,6 +27,9 @@ import click
 
 from fa4.emulator.examples import EXAMPLES, EXAMPLES_ROOT, Example
 from fa4.emulator.machine import SCHEDULES
+
+Order = tuple[int, str]  # seed of the emulator and schedule
+_SMS = 4
 
 
 @dataclass
@@ -91,15 +94,15 @@ def _shifted_seeds(offset: int) -> Iterator[None]:
 
 
 class _Repeats:
-    """Repeats every launch of a chip under other schedules, from the same memory, and compares what it leaves."""
+    """Repeats every launch of a chip in other orders, from the same memory, and compares what it leaves."""
 
-    def __init__(self, gpu: Any, chip: str, sms: int, seed: int, schedules: list[str]) -> None:
+    def __init__(self, gpu: Any, chip: str, orders: list[Order]) -> None:
         from fa4.emulator.machine import Machine
 
         self.gpu = gpu
         self.launch = gpu.run
         self.machine = gpu.machine
-        self.others = [Machine(chip, sms=sms, seed=seed, schedule=schedule) for schedule in schedules]
+        self.others = [Machine(chip, sms=_SMS, seed=seed, schedule=schedule) for seed, schedule in orders]
         self.same = True
         gpu.runtime.run = self.run
 
@@ -125,7 +128,7 @@ def _restore(places: list[tuple[int, int]], contents: list[bytes]) -> None:
 
 
 def _run_script(
-    example: Example, cutlass: Path, outcome: Outcome, seed: int, schedule: str, others: list[str], sms: int = 4
+    example: Example, cutlass: Path, outcome: Outcome, inputs: int, order: Order, others: list[Order]
 ) -> bool:
     """One run of the example's script. True when every repeated launch left the same bits."""
     from fa4.emulator import emulate
@@ -135,54 +138,42 @@ def _run_script(
     sys.argv = [str(script), *example.arguments]
     sys.path[:0] = [str(script.parent), str(cutlass / EXAMPLES_ROOT)]
     try:
-        with emulate(example.chip, sms=sms, seed=seed, schedule=schedule) as gpu:
-            repeats = _Repeats(gpu, example.chip, sms, seed, others)
-            with _observed_comparisons(outcome), _shifted_seeds(seed):
+        with emulate(example.chip, sms=_SMS, seed=order[0], schedule=order[1]) as gpu:
+            repeats = _Repeats(gpu, example.chip, others)
+            with _observed_comparisons(outcome), _shifted_seeds(inputs):
                 runpy.run_path(str(script), run_name="__main__")
             report = gpu.report()
     finally:
         sys.argv, sys.path[:] = argv, path
-    outcome.runs += 1
     outcome.launches = len(report.launches)
     outcome.instructions = report.warp_instructions
     outcome.seconds = sum(launch.seconds for launch in report.launches)
     return repeats.same
 
 
-def run_example(example: Example, cutlass: Path, seeds: int) -> Outcome:
-    """Run one example under `seeds` seeds and every schedule; the first failure ends it."""
+def run_example(example: Example, cutlass: Path, seeds: int, inputs: int) -> Outcome:
+    """Run one example in every order of `seeds` seeds and all schedules; the first failure ends it."""
     outcome = Outcome(example.name)
+    first, *others = [(seed, schedule) for seed in range(seeds) for schedule in SCHEDULES]
     try:
-        for seed in range(seeds):
-            first = SCHEDULES[seed % len(SCHEDULES)]
-            others = [schedule for schedule in SCHEDULES if schedule != first]
-            if outcome.repeated or not _run_script(example, cutlass, outcome, seed, first, others):
-                outcome.repeated = True
-                for schedule in others:
-                    _run_script(example, cutlass, outcome, seed, schedule, [])
-            else:
-                outcome.runs += len(others)
+        if _run_script(example, cutlass, outcome, inputs, first, others):
+            outcome.runs = 1 + len(others)
+        else:
+            outcome.runs, outcome.repeated = 1, True
+            for order in others:
+                _run_script(example, cutlass, outcome, inputs, order, [])
+                outcome.runs += 1
     except SystemExit as exit_:
-        if exit_.code not in (None, 0):
-            outcome.failure = f"exit code {exit_.code}"
+        outcome.failure = f"exit code {exit_.code}" if exit_.code else ""
     except Exception as error:
         text = str(error).strip().replace("\n", " / ")
-        outcome.failure = f"seed {seed}: {type(error).__name__}: {text[:600]}"
+        outcome.failure = f"{type(error).__name__}: {text[:600]}"
     return outcome
 
 
-def _in_a_process(example: Example, cutlass: Path, seeds: int, timeout: float) -> Outcome:
-    command = [
-        sys.executable,
-        "-m",
-        __spec__.name,
-        "--cutlass",
-        str(cutlass),
-        "--seeds",
-        str(seeds),
-        "--one",
-        example.name,
-    ]
+def _in_a_process(example: Example, cutlass: Path, seeds: int, inputs: int, timeout: float) -> Outcome:
+    options = ["--cutlass", str(cutlass), "--seeds", str(seeds), "--inputs", str(inputs), "--one", example.name]
+    command = [sys.executable, "-m", "fa4.emulator.foreign", *options]
     start = time.perf_counter()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
@@ -219,19 +210,22 @@ def table(outcomes: list[Outcome], examples: dict[str, Example]) -> str:
 @click.command(help=__doc__)
 @click.option("--cutlass", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--only", default="", help="Regular expression on the names of examples.")
-@click.option("--seeds", default=5, show_default=True)
+@click.option("--seeds", default=5, show_default=True, help="Seeds of the emulator, each under every schedule.")
+@click.option("--inputs", type=int, help="Seed of the examples' inputs [default: fresh, printed].")
 @click.option("--timeout", default=900.0, show_default=True, help="Seconds for all runs of one example.")
 @click.option("--one", hidden=True, help="Run this example here and print its outcome as JSON.")
-def main(cutlass: Path, only: str, seeds: int, timeout: float, one: str | None) -> None:
+def main(cutlass: Path, only: str, seeds: int, inputs: int | None, timeout: float, one: str | None) -> None:
     by_name = {example.name: example for example in EXAMPLES}
+    inputs = random.SystemRandom().randrange(2**20) if inputs is None else inputs
     if one is not None:
-        outcome = run_example(by_name[one], cutlass, seeds)
+        outcome = run_example(by_name[one], cutlass, seeds, inputs)
         print(f"\n{json.dumps(asdict(outcome))}", flush=True)
         return
+    print(f"inputs: seed {inputs}", file=sys.stderr)
     outcomes = []
     for example in EXAMPLES:
         if re.search(only, example.name):
-            outcome = _in_a_process(example, cutlass, seeds, timeout)
+            outcome = _in_a_process(example, cutlass, seeds, inputs, timeout)
             outcomes.append(outcome)
             print(f"{outcome.name}: {outcome.failure or f'{outcome.runs} runs right'}", file=sys.stderr, flush=True)
     print(table(outcomes, by_name))

@@ -1,0 +1,201 @@
+"""The host side: unmodified CuTe DSL host code, torch.cuda and the driver's answers, on CPU tensors."""
+# ruff: noqa: E402  (what follows importorskip needs CuTe DSL)
+
+import numpy as np
+import pytest
+import torch
+
+cutlass = pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+import cutlass.cute as cute
+from cuda.bindings import driver, runtime
+from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream
+
+from fa4.emulator import emulate
+from fa4.emulator.context import Gpu
+from fa4.emulator.errors import EmulationError, OutOfBounds
+from fa4.emulator.memory import CUDA_ALIGNMENT, torch_allocations
+from fa4.emulator.modules import Modules, parameter_bytes
+from fa4.emulator.trace import write
+
+
+@cute.kernel
+def add_kernel(x: cute.Tensor, amount: cutlass.Float32):
+    index = cute.arch.block_idx()[0] * 32 + cute.arch.thread_idx()[0]
+    if index < cute.size(x):
+        x[index] = x[index] + amount
+
+
+@cute.jit
+def add(x: cute.Tensor, amount: cutlass.Float32):
+    add_kernel(x, amount).launch(grid=(cute.ceil_div(cute.size(x), 32), 1, 1), block=(32, 1, 1))
+
+
+@cute.jit
+def add_twice(x: cute.Tensor, stream):
+    blocks = cute.ceil_div(cute.size(x), 32)
+    add_kernel(x, 1.0).launch(grid=(blocks, 1, 1), block=(32, 1, 1), stream=stream)
+    add_kernel(x, 10.0).launch(grid=(blocks, 1, 1), block=(32, 1, 1), stream=stream, cluster=(1, 1, 1))
+
+
+@cute.kernel
+def far_kernel(x: cute.Tensor):
+    x[cute.arch.thread_idx()[0] + 1000] = 0.0
+
+
+@cute.jit
+def far(x: cute.Tensor):
+    far_kernel(x).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+
+def test_jit_function_called_directly() -> None:
+    x = torch.arange(70.0)
+    with emulate("sm_100a") as gpu:
+        add(from_dlpack(x), 2.0)
+    assert torch.equal(x, torch.arange(70.0) + 2)
+    assert gpu.launches[0].grid == (3, 1, 1)
+    assert gpu.report().warp_instructions > 0
+
+
+def test_tvm_ffi_function_and_its_errors() -> None:
+    with emulate("sm_90a"):
+        fake = make_fake_compact_tensor(cutlass.Float32, (cute.sym_int(),))
+        stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+        compiled = cute.compile(add_twice, fake, stream, options="--enable-tvm-ffi")
+        x = torch.zeros(45)
+        compiled(x)
+        assert torch.equal(x, torch.full((45,), 11.0))
+        y = torch.zeros(8)
+        broken = cute.compile(far, fake, options="--enable-tvm-ffi")
+        with pytest.raises(OutOfBounds, match=r"test_host\.py"):
+            broken(y)
+
+
+def test_driver_stream_and_numpy() -> None:
+    x = np.zeros(33, np.float32)
+    with emulate("sm_80"):
+        compiled = cute.compile(add_twice, from_dlpack(x), driver.CUstream(0))
+        compiled(from_dlpack(x), driver.CUstream(torch.cuda.current_stream().cuda_stream))
+    assert (x == 11).all()
+
+
+def test_error_keeps_its_type_and_the_next_launch_works() -> None:
+    x = torch.zeros(8)
+    with emulate("sm_100a"):
+        with pytest.raises(OutOfBounds, match=r"tensor 8 torch.float32"):
+            far(from_dlpack(x))
+        add(from_dlpack(x), 1.0)
+    assert torch.equal(x, torch.ones(8))
+
+
+def test_compiled_function_outlives_its_context_but_not_its_chip() -> None:
+    x = torch.zeros(32)
+    with emulate("sm_100a"):
+        compiled = cute.compile(add, from_dlpack(x), cutlass.Float32(0))
+    with emulate("sm_100a", seed=5):
+        compiled(from_dlpack(x), 3.0)
+    assert torch.equal(x, torch.full((32,), 3.0))
+    with emulate("sm_90a"), pytest.raises(EmulationError, match="sm_100a cannot run on the emulated sm_90a"):
+        compiled(from_dlpack(x), 3.0)
+
+
+def test_same_seed_same_trace(seed: int) -> None:
+    def hashes(chosen: int) -> list[int]:
+        with emulate("sm_100a", seed=chosen, schedule="random") as gpu:
+            add(from_dlpack(torch.zeros(500)), 1.0)
+        return [launch.trace_hash for launch in gpu.launches]
+
+    assert hashes(seed) == hashes(seed)
+    assert hashes(seed) != hashes(seed + 1)
+
+
+def test_trace_file(tmp_path) -> None:
+    import json
+
+    with emulate("sm_100a", trace=True) as gpu:
+        add(from_dlpack(torch.zeros(64)), 1.0)
+    assert write(tmp_path / "trace.json", gpu.launches) > 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+
+
+def test_torch_cuda_is_the_emulated_chip() -> None:
+    with emulate("sm_103a", sms=7):
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+        assert torch.cuda.get_device_capability() == (10, 3)
+        assert torch.cuda.get_device_properties(0).multi_processor_count == 7
+        host = torch.randn(5, 3)
+        x = host.cuda()
+        assert x.is_cuda and x.data_ptr() != host.data_ptr() and x.data_ptr() % CUDA_ALIGNMENT == 0
+        assert torch.empty(3, device="cuda").data_ptr() % CUDA_ALIGNMENT == 0
+        assert x.to("cuda:0", torch.float16).dtype is torch.float16
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(), end.record()
+        assert start.elapsed_time(end) > 0
+    assert not host.is_cuda and not torch.cuda.is_available()
+
+
+def test_graph_replays_what_was_captured() -> None:
+    x = torch.zeros(32)
+    with emulate("sm_90a"):
+        compiled = cute.compile(add_twice, from_dlpack(x), driver.CUstream(0))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            compiled(from_dlpack(x), driver.CUstream(0))
+        assert x.sum() == 0
+        graph.replay()
+        graph.replay()
+    assert torch.equal(x, torch.full((32,), 22.0))
+
+
+def test_driver_answers() -> None:
+    with emulate("sm_100a", sms=6):
+        assert runtime.cudaGetDeviceCount() == (runtime.cudaError_t.cudaSuccess, 1)
+        hardware = cutlass.utils.HardwareInfo()
+        assert hardware.get_max_active_clusters(2) == 3
+        assert hardware.get_device_multiprocessor_count() == 6
+        _, address = driver.cuMemAlloc(1000)
+        driver.cuMemsetD32Async(address, 7, 250, driver.CUstream(0))
+        copy = np.zeros(250, np.uint32)
+        driver.cuMemcpyDtoH(copy.ctypes.data, address, 1000)
+        assert (copy == 7).all()
+        driver.cuMemFree(address)
+
+
+def test_unknown_chip_and_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="chip is 'sm_42', expected one of sm_80"), emulate("sm_42"):
+        pass
+    with pytest.raises(ValueError, match="sms is 0"), emulate("sm_80", sms=0):
+        pass
+
+
+def test_kernel_compiled_elsewhere_is_refused() -> None:
+    """Code that the emulator did not see compile has no PTX to run."""
+    with pytest.raises(EmulationError, match="compile it inside"):
+        Modules().load(b"some other binary")
+
+
+def test_allocations_are_exact() -> None:
+    base = torch.zeros(100, dtype=torch.int32)
+    view = base[10:20].view(torch.float32)
+    found = [a for a in torch_allocations() if a.base == base.data_ptr()]
+    assert [a.nbytes for a in found] == [400]
+    del view
+
+
+def test_parameter_bytes() -> None:
+    ptx = (
+        ".visible .entry f(.param .u64 a, .param .align 64 .b8 b[128],\n .param .u32 .ptr .global .align 4 c,\n"
+        " .param .f32 d, .param .b8 e) .reqntid 32 { ret; }"
+    )
+    assert parameter_bytes(ptx, "f") == (8, 128, 4, 4, 1)
+    with pytest.raises(EmulationError, match="no entry g, only f"):
+        parameter_bytes(ptx, "g")
+
+
+def test_gpu_report_names_roles() -> None:
+    with emulate("sm_100a") as gpu:
+        assert isinstance(gpu, Gpu)
+        gpu.roles = {0: "adder"}
+        add(from_dlpack(torch.zeros(32)), 1.0)
+    assert "adder:" in str(gpu.report())
