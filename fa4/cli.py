@@ -17,6 +17,7 @@ from rich.table import Table
 
 from . import __version__, dispatch
 from .device import Chip, chip_by_number, chip_of
+from .emulator import cli as emulator_cli
 from .env import VARIABLES
 from .spec import AttentionSpec, Feature
 
@@ -28,6 +29,9 @@ console = Console(highlight=False, soft_wrap=True)
 @click.version_option(__version__, prog_name="fa4")
 def main() -> None:
     """Attention kernels for NVIDIA Blackwell in CuTe DSL, with portable paths for every other device."""
+
+
+emulator_cli.register(main)
 
 
 def _default_device() -> torch.device:

@@ -68,3 +68,17 @@ def test_demo_reads_real_text():
 @pytest.mark.parametrize("command", ["env", "explain", "demo"])
 def test_help_speaks(command):
     assert "Usage" in run(command, "--help")
+
+
+def test_emulate_judges_our_kernel_and_writes_a_trace(tmp_path):
+    trace = tmp_path / "trace.json"
+    text = run(
+        *("emulate", "fwd", "--seqlen", "70", "--head-dim", "64", "--causal", "--trace", str(trace), "--seeds", "2")
+    )
+    assert "sm100 on sm_100a, seed 0, round_robin" in text and "sm100 on sm_100a, seed 1, random" in text
+    assert "out: error" in text and "WRONG" not in text and "softmax:" in text
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_emulate_refuses_what_no_backend_can_do():
+    assert "lacks head_dim (20, 20)" in run("emulate", "fwd", "--head-dim", "20", "--backend", "sm100", code=1)

@@ -3,64 +3,31 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import click
 import torch
-from torch import Tensor
 
+from fa4 import cases
+from fa4.device import chip_by_number
+from fa4.dispatch import NoBackend, select
 from fa4.emulator.errors import EmulationError
 from fa4.emulator.machine import SCHEDULES, Checks
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One attention call, by shape and flags."""
-
-    direction: str
-    batch: int
-    seqlen: int
-    seqlen_k: int
-    heads: int
-    heads_kv: int
-    head_dim: int
-    dtype: torch.dtype
-    causal: bool
-
-    def inputs(self, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v and the upstream gradient of the output, from a normal distribution."""
-        generator = torch.Generator().manual_seed(seed)
-
-        def normal(seqlen: int, heads: int) -> Tensor:
-            shape = (self.batch, seqlen, heads, self.head_dim)
-            return torch.randn(shape, generator=generator).to(self.dtype)
-
-        q = normal(self.seqlen, self.heads)
-        k, v = normal(self.seqlen_k, self.heads_kv), normal(self.seqlen_k, self.heads_kv)
-        return q, k, v, normal(self.seqlen, self.heads)
-
-    def run(self, tensors: tuple[Tensor, Tensor, Tensor, Tensor], backend: str) -> dict[str, Tensor]:
-        """The output, and the gradients when the direction is "bwd", by name."""
-        from fa4 import flash_attn_func
-
-        q, k, v = (x.detach().requires_grad_(self.direction == "bwd") for x in tensors[:3])
-        out = flash_attn_func(q, k, v, causal=self.causal, backend=backend)
-        assert isinstance(out, Tensor)
-        if self.direction == "fwd":
-            return {"out": out}
-        gradients = torch.autograd.grad(out, (q, k, v), tensors[3].to(out.dtype))
-        return {"out": out.detach(), **dict(zip(("dq", "dk", "dv"), gradients))}
-
-
-def _errors(got: dict[str, Tensor], want: dict[str, Tensor]) -> dict[str, float]:
-    return {name: (got[name].double() - want[name].double()).abs().max().item() for name in want}
-
-
 def register(group: click.Group) -> None:
     """Add `emulate` to the project's command line."""
     group.add_command(emulate_command)
+
+
+def _role_names(backend: str, direction: str) -> dict[int, str]:
+    """Warp index -> role of the main kernel, for backends that have roles."""
+    if (backend, direction) != ("sm100", "fwd"):
+        return {}
+    from fa4.sm100.fwd.kernel import ROLES
+
+    return {warp: role.name for role in ROLES.roles for warp in range(*role.warps)}
 
 
 @click.command("emulate")
@@ -71,8 +38,15 @@ def register(group: click.Group) -> None:
 @click.option("--heads", default=1, show_default=True)
 @click.option("--heads-kv", type=int, help="Key/value heads [default: heads].")
 @click.option("--head-dim", default=128, show_default=True)
+@click.option("--head-dim-v", type=int, help="[default: head-dim]")
 @click.option("--dtype", type=click.Choice(list(_DTYPES)), default="bf16", show_default=True)
 @click.option("--causal", is_flag=True)
+@click.option(
+    "--window-size", nargs=2, type=int, default=(-1, -1), show_default=True, help="Left and right; -1 is open."
+)
+@click.option("--softcap", default=0.0, show_default=True)
+@click.option("--sink", is_flag=True, help="With a learnable sink.")
+@click.option("--deterministic", is_flag=True)
 @click.option("--chip", default="sm_100a", show_default=True)
 @click.option("--sms", default=4, show_default=True, help="Multiprocessors of the chip.")
 @click.option("--backend", default="auto", show_default=True)
@@ -83,35 +57,43 @@ def register(group: click.Group) -> None:
 @click.option("--trace", "trace_path", type=click.Path(dir_okay=False), help="Write a Chrome trace of the first seed.")
 @click.option("--report/--no-report", default=True, show_default=True)
 def emulate_command(
-    direction: str, seqlen: int, seqlen_k: int | None, batch: int, heads: int, heads_kv: int | None, head_dim: int,
-    dtype: str, causal: bool, chip: str, sms: int, backend: str, seed: int, seeds: int, schedule: str | None,
-    races: bool, trace_path: str | None, report: bool,
+    direction: str, seqlen: int, seqlen_k: int | None, heads: int, heads_kv: int | None, dtype: str, sink: bool,
+    chip: str, sms: int, backend: str, seed: int, seeds: int, schedule: str | None, races: bool,
+    trace_path: str | None, report: bool, **shape,
 ) -> None:  # fmt: skip
-    """Run our attention kernels on an emulated chip, against float64, under one seed or several."""
+    """Run our attention kernels on an emulated chip, judged against float64, under one seed or several."""
     from fa4.emulator import emulate, trace
 
-    problem = Problem(
-        direction, batch, seqlen, seqlen_k or seqlen, heads, heads_kv or heads, head_dim, _DTYPES[dtype], causal
-    )
-    for number in range(seeds):
-        current = seed + number
-        tensors = problem.inputs(current)
-        doubled = tuple(x.double() for x in tensors)
-        oracle = problem.run(doubled, "torch")  # type: ignore[arg-type]
-        usual = _errors(problem.run(tensors, "torch"), oracle)
+    case = cases.Case(
+        direction, seqlen_q=seqlen, seqlen_k=seqlen if seqlen_k is None else seqlen_k, heads_q=heads,
+        heads_kv=heads_kv or heads, dtype=_DTYPES[dtype], sink=sink, **shape,
+    )  # fmt: skip
+    wrong = 0
+    for current in range(seed, seed + seeds):
+        problem = cases.make(case, current)
         order = schedule or SCHEDULES[current % len(SCHEDULES)]
-        wants_trace = trace_path is not None and number == 0
+        wants_trace = trace_path if current == seed else None
         start = time.perf_counter()
-        with emulate(chip, sms=sms, seed=current, schedule=order, checks=Checks(races=races), trace=wants_trace) as gpu:
-            try:
-                got = problem.run(tensors, backend)
-            except EmulationError as error:
-                raise click.ClickException(f"seed {current}, {order}: {type(error).__name__}: {error}") from error
-        click.echo(f"seed {current}, {order}: {time.perf_counter() - start:.1f} s with compilation")
-        for name, error in _errors(got, oracle).items():
-            click.echo(f"  {name}: error {error:.2e} against float64; torch in {dtype} has {usual[name]:.2e}")
-        if wants_trace:
-            assert trace_path is not None
-            click.echo(f"  {trace.write(trace_path, gpu.launches):,} events in {trace_path}")
+        try:
+            with emulate(
+                chip, sms=sms, seed=current, schedule=order, checks=Checks(races=races), trace=wants_trace is not None
+            ) as gpu:
+                chosen = select(problem.spec, chip_by_number(gpu.chip_number, emulated=True), backend).name
+                gpu.roles = _role_names(chosen, direction)
+                if direction == "fwd":
+                    judgements = cases.judge_forward(problem, *problem.call(backend=backend))
+                else:
+                    out, lse, grads = problem.call_with_gradients(backend=backend)
+                    judgements = cases.judge_forward(problem, out, lse) + cases.judge_backward(problem, grads)
+        except (EmulationError, NoBackend) as error:
+            raise click.ClickException(f"seed {current}, {order}: {type(error).__name__}: {error}") from error
+        click.echo(f"{chosen} on {chip}, seed {current}, {order}: {time.perf_counter() - start:.1f} s, no finding")
+        for judgement in judgements:
+            wrong += not judgement.right
+            click.echo(f"  {judgement}{'' if judgement.right else '  WRONG'}")
+        if wants_trace is not None:
+            click.echo(f"  {trace.write(wants_trace, gpu.launches):,} events in {wants_trace}")
     if report:
         click.echo(gpu.report())
+    if wrong:
+        raise SystemExit(1)

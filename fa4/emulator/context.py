@@ -28,6 +28,8 @@ class Gpu:
         self.machine = machine
         self.launches: list[LaunchReport] = []
         self.roles: Mapping[int, str] | None = None
+        major, minor = chip_facts(machine.chip).capability
+        self.chip_number = 10 * major + minor
         self.runtime = Runtime(chip_facts(machine.chip), sms, _MODULES, self.run)
         self._arrays = arrays
 
@@ -84,15 +86,14 @@ def emulate(
         ValueError: an unknown chip or schedule.
         EmulationError: from the call that ran a kernel which did something wrong.
     """
-    facts = chip_facts(chip)
+    chip_facts(chip)  # an unknown chip raises before anything is installed
     if sms < 1:
         raise ValueError(f"sms is {sms}, expected at least 1")
     machine = Machine(chip, sms=sms, seed=seed, schedule=schedule, checks=checks, trace=trace)
     arrays = Arrays()
     gpu = Gpu(machine, sms, arrays)
-    number = 10 * facts.capability[0] + facts.capability[1]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(emulating(chip_by_number(number, sms=sms, emulated=True)))
+        stack.enter_context(emulating(chip_by_number(gpu.chip_number, sms=sms, emulated=True)))
         stack.enter_context(torch_cuda.installed(gpu.runtime))
         stack.enter_context(driver.installed(gpu.runtime))
         stack.enter_context(dsl.installed(gpu.runtime, arrays, chip))
