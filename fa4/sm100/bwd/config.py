@@ -107,6 +107,11 @@ class Config(Constant):
         return self.columns > 64 or self.columns_v > 64
 
     @property
+    def ragged(self) -> bool:
+        """A sequence's data may end before its tensor's rows do; see `work.ragged`."""
+        return self.varlen or self.has_seqused_q or self.has_seqused_k
+
+    @property
     def descending(self) -> bool:
         """Whether CTAs take key blocks from last to first. In a deterministic causal problem that is the order in
         which blocks add to dQ: the last block, seen by the fewest queries, adds at its diagonal at once, the one before

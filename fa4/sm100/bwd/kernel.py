@@ -254,7 +254,7 @@ def backward(
     seqlens = cute.size(q, mode=[0]), cute.size(k, mode=[0])
     grid = Grid(cute.ceil_div(max_seqlen_k, TILE_N), heads_kv, batch, cfg.descending)
     loaded, stored = (q, k, v, dout), (dk, dv)
-    if cutlass.const_expr(cfg.varlen):
+    if cutlass.const_expr(cfg.ragged):
         loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)
     tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
     maps = [TmaTile.load(x, tile) for x, tile in zip(loaded, tiles)]

@@ -24,15 +24,15 @@ def load(context):
     q_tma, k_tma, v_tma, do_tma = (context.tma(name) for name in ("q", "k", "v", "do"))
     q_ring, do_ring = Ring.producer(ends.load_mma_Q.channel), Ring.producer(ends.load_mma_dO.channel)
     work = work_tile(context)
-    k = sequence_matrix(k_tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
-    v = sequence_matrix(v_tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
+    k = sequence_matrix(k_tma.tensor, work.head_kv, work.batch, work.k, cfg)
+    v = sequence_matrix(v_tma.tensor, work.head_kv, work.batch, work.k, cfg)
 
     if work.steps > 0:
         load_tile(ends.load_mma_K, 0, k_tma, k, work.n_block, smem.pointer("K", cfg.dtype))
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
-        q = sequence_matrix(q_tma.tensor, head, work.batch, work.q, cfg.varlen)
-        do = sequence_matrix(do_tma.tensor, head, work.batch, work.q, cfg.varlen)
+        q = sequence_matrix(q_tma.tensor, head, work.batch, work.q, cfg)
+        do = sequence_matrix(do_tma.tensor, head, work.batch, work.q, cfg)
         for m_block in cutlass.range(work.first, work.stop, unroll=1):
             stage = q_ring.index
             ends.load_mma_Q.wait_free(stage, q_ring.phase)

@@ -87,18 +87,19 @@ def first_row_block(batch: Int32, cu_seqlens_q: cute.Tensor | None, seqlen_q: In
 
 
 def ragged(x: cute.Tensor) -> cute.Tensor:
-    """(rows, columns, heads) of packed sequences with a fourth mode, for a TMA map that ends where a sequence ends.
+    """(rows, columns, heads, ...) with one mode more, for a TMA map that ends where a sequence's data ends.
 
-    Element (row, column, head, shift) is x's (row + shift - rows, column, head): a shift moves a sequence's last row
-    to the last row of the map, and TMA fills what comes after with zeros, or leaves it alone when it stores.
+    Element (row, column, head, ..., shift) is x's (row + shift - rows, column, head, ...): the shift moves a sequence's
+    last row to the last row of the map, and TMA fills what comes after with zeros, or leaves it alone when it stores.
     """
-    rows, columns, heads = x.shape
-    layout = cute.make_layout((rows, columns, heads, rows + 1), stride=(*x.stride, x.stride[0]))
+    rows = x.shape[0]
+    layout = cute.make_layout((*x.shape, rows + 1), stride=(*x.stride, x.stride[0]))
     return cute.make_tensor(x.iterator - rows * x.stride[0], layout)
 
 
-def sequence_matrix(x: cute.Tensor, head: Int32, batch: Int32, rows: Rows, varlen: bool) -> cute.Tensor:
-    """(rows, columns) of one head of one sequence; varlen: `x` is `ragged`."""
-    if not varlen:
-        return x[None, None, head, batch]
-    return cute.domain_offset((x.shape[0] - rows.count, 0), x[None, None, head, rows.first + rows.count])
+def sequence_matrix(x: cute.Tensor, head: Int32, batch: Int32, rows: Rows, cfg) -> cute.Tensor:
+    """(rows, columns) of one head of one sequence, from TMA coordinates of a matrix that is `ragged` if cfg says so."""
+    place = (head,) if cfg.varlen else (head, batch)
+    if not cfg.ragged:
+        return x[(None, None, *place)]
+    return cute.domain_offset((x.shape[0] - rows.count, 0), x[(None, None, *place, rows.first + rows.count)])
