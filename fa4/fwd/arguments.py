@@ -63,6 +63,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     code uses, where this torch has it: a tenth of torch.empty's host time, which is most of a short call's.
     """
     if _empty_strided_cuda is not None and device.type == "cuda":
+        shape = tuple(shape)  # it takes no torch.Size
         return _empty_strided_cuda(shape, _row_major(shape), dtype)
     return torch.empty(shape, dtype=dtype, device=device)
 
