@@ -64,7 +64,7 @@ def flash_attn_func(
     if v.shape[:3] != k.shape[:3]:
         raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 3, '*')} to go with k {_s(k)}")
     flags = _check_flags(q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend)
-    out, lse = torch.ops.fa4.forward(
+    out, lse = ops.forward(
         q, k, v, learnable_sink, None, None, None, None, q.shape[1], k.shape[1], *flags, backend
     )
     return (out, lse) if return_lse else out
@@ -127,7 +127,7 @@ def flash_attn_varlen_func(
     if q.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere, looking would stall the device
         _check_lengths("q", cu_seqlens_q, seqused_q, max_seqlen_q, q.shape[0])
         _check_lengths("k", cu_seqlens_k, seqused_k, max_seqlen_k, k.shape[0])
-    out, lse = torch.ops.fa4.forward(
+    out, lse = ops.forward(
         q,
         k,
         v,

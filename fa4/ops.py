@@ -85,6 +85,25 @@ def _forward(*arguments):
     return module.forward(inputs, spec, chip)
 
 
+def _nobody_watches(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> bool:
+    """Whether no tracing, dispatch mode, function transform or tensor subclass has to see the operator."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and all(type(x) in (Tensor, torch.nn.Parameter, type(None)) for x in (q, k, v, sink))
+    )
+
+
+def forward(*arguments) -> tuple[Tensor, Tensor]:
+    """`torch.ops.fa4.forward`; a call without gradients that nobody watches skips the dispatcher, whose passage takes
+    longer than a short kernel."""
+    needs_backward = arguments[-2]
+    if not needs_backward and _nobody_watches(*arguments[:4]):
+        return _forward(*arguments)
+    return torch.ops.fa4.forward(*arguments)
+
+
 def _backward(dout, dlse, q, k, v, out, lse, *arguments):
     *rest, backend = arguments
     inputs, fields = problem(q, k, v, *rest)

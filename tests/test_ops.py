@@ -129,3 +129,18 @@ def test_flop_counter_counts_visible_pairs(case, seed):
         problem.call_with_gradients()
     forward, backward = 4, 10  # FLOP per pair and unit of head_dim
     assert counter.get_total_flops() == (forward + backward) * pairs * case.heads_q * case.head_dim
+
+
+def test_a_call_without_gradients_skips_the_dispatcher_unless_watched(monkeypatch, seed):
+    q, k, v = (x.detach() for x in make(CASES["full"], seed).tensors().values())
+    reached = []
+    direct = fa4.ops._forward
+    monkeypatch.setattr(fa4.ops, "_forward", lambda *arguments: reached.append(1) or direct(*arguments))
+    expected = fa4.flash_attn_func(q, k, v)
+    assert len(reached) == 1
+    with FlopCounterMode(display=False) as counter:
+        fa4.flash_attn_func(q, k, v)
+    assert counter.get_total_flops() > 0
+    leaf = q.clone().requires_grad_()
+    assert torch.equal(fa4.flash_attn_func(leaf, k, v), expected)
+    assert len(reached) == 1
