@@ -11,7 +11,7 @@ from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 
 # By degree, constant term first: the polynomial of least maximum relative error on [0, 1] that is 1 at 0. Evaluated in
-# fp32 the errors are 8.57e-5 and 1.43e-7. Degree 3 is below half an ulp of bfloat16, so enough for P; but the row's
+# fp32 the errors are 8.57e-5 and 1.45e-7. Degree 3 is below half an ulp of bfloat16, so enough for P; but the row's
 # sum, hence its log-sum-exp, sees it too, and degree 5 is as good there as the special-function unit.
 COEFFICIENTS = {
     3: (1.0, 0.6951167583465576, 0.22764499485492706, 0.07706703990697861),

@@ -102,6 +102,7 @@ class Tensors:
     seqused_k: cute.Tensor | None
     scheduler: Scheduler
     scale_log2: Float32  # softmax_scale * log2(e); with a softcap, softcap * log2(e)
+    to_natural: Float32  # turns a logit that was scaled by scale_log2 into natural units, undoing its rounding
     scale_over_cap: Float32  # softmax_scale / softcap
     left: Int32
     right: Int32
@@ -156,6 +157,7 @@ def forward(
     seqused_q: cute.Tensor | None,
     seqused_k: cute.Tensor | None,
     scale_log2: Float32,
+    to_natural: Float32,
     scale_over_cap: Float32,
     left: Int32,
     right: Int32,
@@ -183,8 +185,8 @@ def forward(
     scheduler = Scheduler(m_blocks, cute.size(q, mode=[2]), batch, section)
     args = Tensors(
         tma_q.atom, tma_q.tensor, tma_k.atom, tma_k.tensor, tma_v.atom, tma_v.tensor, tma_o.atom, tma_o.tensor,
-        out, lse, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scheduler, scale_log2, scale_over_cap,
-        left, right,
+        out, lse, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scheduler, scale_log2, to_natural,
+        scale_over_cap, left, right,
     )  # fmt: skip
     table = channels(cfg)
     kernel(args, cfg).launch(

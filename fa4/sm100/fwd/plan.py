@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import math
@@ -46,6 +47,7 @@ def forward(
     out = torch.empty(*q.shape[:-1], spec.head_dim_v, dtype=q.dtype, device=q.device)
     lse_shape = (spec.heads_q, q.shape[0]) if spec.varlen else (q.shape[0], spec.heads_q, q.shape[1])
     lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
+    scale_log2 = ctypes.c_float((spec.softcap or scale) * LOG2_E).value
     _launcher(spec, chip, tiles or tiles_for(spec, chip))(
         q,
         k,
@@ -54,7 +56,8 @@ def forward(
         lse,
         None if inputs.sink is None else inputs.sink.float(),
         *lengths(inputs),
-        (spec.softcap or scale) * LOG2_E,
+        scale_log2,
+        (spec.softcap or scale) / scale_log2,
         scale / spec.softcap if spec.softcap else 0.0,
         *windows(spec),
         inputs.max_seqlen_q,
@@ -108,7 +111,7 @@ def build(cfg: Config, chip: Chip):
     sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
     present = (cfg.varlen, cfg.varlen, cfg.has_seqused_q, cfg.has_seqused_k)
     lengths = [jit.fake_tensor(Int32, 1, align=4) if there else None for there in present]
-    scalars = [Float32(0.0)] * 2 + [Int32(0)] * 6
+    scalars = [Float32(0.0)] * 3 + [Int32(0)] * 6
     return jit.compile_kernel(forward, *matrix, lse, sink, *lengths, *scalars, cfg, jit.current_stream(), chip=chip)
 
 

@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...core.softmax import LN_2, LOG2_E
+from ...core.softmax import LOG2_E
 from .. import tmem
 from ..copy import lane_address, pack_half, tmem_load, tmem_store
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
@@ -76,7 +76,6 @@ def rows_in_smem(context, name: str) -> cute.Tensor:
     return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(CTA_ROWS))
 
 
-@cute.jit
 def step(
     context,
     ends,
@@ -86,7 +85,7 @@ def step(
     total: Float32,
     first: Int32,
     stop: Int32,
-    is_masked: cutlass.Constexpr[bool],
+    is_masked: bool,
 ):
     """One key block: S -> P. Returns the new (reference, total).
 
@@ -102,12 +101,12 @@ def step(
 
     ends.mma_softmax_S.wait_full(tile, phase)
     s = []
-    for column in cutlass.range_constexpr(0, TILE_N, LOAD_COLUMNS):
+    for column in range(0, TILE_N, LOAD_COLUMNS):
         s += tmem_load(s_address + column, LOAD_COLUMNS)
     tmem.wait_loads()
-    if cutlass.const_expr(cfg.has_softcap):
+    if cfg.has_softcap:
         s = [soft_cap(x, args.scale_over_cap) for x in s]
-    if cutlass.const_expr(is_masked):
+    if is_masked:
         s = hide(s, first if cfg.has_left else None, stop)
 
     scale = args.scale_log2
@@ -121,31 +120,31 @@ def step(
     ends.softmax_correction_scale.arrive_full(tile)
 
     subtract = reference
-    if cutlass.const_expr(is_masked):
+    if is_masked:
         subtract = Float32(cutlass.select_(reference == -Float32.inf, Float32(0.0), reference))
     minus = (-subtract, -subtract)
     scales = (scale, scale)
-    sums = (total * factor, Float32(0.0))
+    sums = None  # of this block alone: each addition rounds less than it would to the total
     words = []
-    for pair in cutlass.range_constexpr(TILE_N // 2):
+    for pair in range(TILE_N // 2):
         x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), scales, minus)
-        if cutlass.const_expr(is_polynomial(pair, cfg.polynomial)):
+        if is_polynomial(pair, cfg.polynomial):
             p = exp2_polynomial(x, y)
         else:
             p = exp2_mufu(x), exp2_mufu(y)
-        sums = cute.arch.add_packed_f32x2(sums, p)
+        sums = p if sums is None else cute.arch.add_packed_f32x2(sums, p)
         words.append(pack_half(p[0], p[1], cfg.dtype))
         keys = 2 * pair + 2
-        if cutlass.const_expr(keys == 64):
+        if keys == 64:
             tmem_store(p_address, words[:32])
-        if cutlass.const_expr(keys == P_HEAD):
+        if keys == P_HEAD:
             tmem_store(p_address + 32, words[32:])
             tmem.wait_stores()
             ends.mma_softmax_S.arrive_free(tile)
     tmem_store(p_address + P_HEAD // 2, words[P_HEAD // 2 :])
     tmem.wait_stores()
     ends.softmax_mma_Ptail.arrive_full(tile)
-    return reference, sums[0] + sums[1]
+    return reference, total * factor + (sums[0] + sums[1])
 
 
 def row_maximum(s: list[Float32]) -> Float32:
@@ -202,6 +201,6 @@ def finish(context, work, row: Int32, query: Int32, reference: Float32, total: F
         reference = top
     holds_data = query < work.q.count
     is_seen = holds_data and total > 0.0
-    norm = numerator / total if is_seen else Float32(0.0)
-    lse = (reference + cute.math.log2(total, fastmath=True)) * LN_2 if is_seen else -Float32.inf
+    norm = numerator * cute.arch.rcp_approx(total) if is_seen else Float32(0.0)
+    lse = reference * args.to_natural + cute.math.log(total) if is_seen else -Float32.inf
     return norm, lse

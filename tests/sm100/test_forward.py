@@ -1,0 +1,144 @@
+"""The Blackwell forward on the emulated chip: named cases against the oracle, under several interleavings."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+import fa4
+from fa4 import cases, device
+from fa4.cases import Case
+from fa4.emulator import emulate
+from fa4.sm100.fwd import plan
+from fa4.sm100.fwd.config import Schedule
+from fa4.sm100.fwd.kernel import channels, smem_map
+from fa4.sm100.fwd.tiles import ForwardTiles
+from fa4.spec import AttentionSpec
+
+SMS = 2  # fewer than most cases have work tiles, so that CTAs stride through them or run in waves
+SCHEDULES = ("round_robin", "random", "adversarial")
+EXTRA = (
+    Case("one_by_512", seqlen_q=1, seqlen_k=512, head_dim=128),
+    Case("512_by_one", seqlen_q=512, seqlen_k=1, head_dim=128),
+    Case("many_blocks", seqlen_q=140, seqlen_k=1500, head_dim=128),
+    Case("group_of_three_is_not_packed", seqlen_q=90, seqlen_k=300, heads_q=6, heads_kv=2, head_dim=128, causal=True),
+    Case("group_of_twelve_is_packed_by_four", seqlen_q=70, seqlen_k=200, heads_q=12, heads_kv=1, causal=True),
+    Case("fp16_large_logits", seqlen_q=150, seqlen_k=300, dtype=torch.float16, logits=100.0, causal=True),
+    Case("sink_varlen_gqa", lengths=((30, 90), (0, 5), (140, 140)), heads_q=4, sink=True, causal=True),
+    Case("seqused_dense", batch=2, seqlen_q=150, seqlen_k=290, seqused=((150, 257), (3, 0)), sink=True),
+    Case("head_dim_192_128_persistent", batch=2, seqlen_q=300, seqlen_k=300, head_dim=192, head_dim_v=128),
+    Case("head_dim_8", seqlen_q=130, seqlen_k=130, head_dim=8),
+    Case("negative_scale", seqlen_q=130, seqlen_k=130, softmax_scale=-0.2, causal=True),
+)
+CASES = {
+    name: case
+    for name, case in {**cases.CASES, **{case.name: case for case in EXTRA}}.items()
+    if case.head_dim <= 128 or (case.head_dim, case.head_dim_v) == (192, 128)
+}
+QUICK = ("causal_d128", "gqa_packed_short_queries", "window_both_sides", "varlen_with_empty", "seqused_dense", "sink")
+
+
+def run(problem: cases.Problem, seed: int, schedule: str, tiles: ForwardTiles | None = None):
+    """(out, lse) of the kernel on an emulated chip; raises on any finding."""
+    with emulate("sm_100a", sms=SMS, seed=seed, schedule=schedule):
+        chip = device.chip_of(torch.device("cpu"))
+        return plan.forward(problem.inputs, problem.spec, chip, tiles)
+
+
+def poison_unused(problem: cases.Problem) -> cases.Problem:
+    """Fill rows that no sequence uses with NaN: they must not reach any result."""
+    i = problem.inputs
+    if i.seqused_k is not None:
+        for x, used, starts in (
+            (i.q, i.seqused_q, i.cu_seqlens_q),
+            (i.k, i.seqused_k, i.cu_seqlens_k),
+            (i.v, i.seqused_k, i.cu_seqlens_k),
+        ):
+            for b, count in enumerate(used.tolist()):
+                if starts is None:
+                    x[b, count:] = torch.nan
+                else:
+                    x[starts[b] + count : starts[b + 1]] = torch.nan
+    return problem
+
+
+def check(name: str, seed: int, interleavings) -> None:
+    """One case is right under the first interleaving and bitwise the same under the others."""
+    problem = poison_unused(cases.make(CASES[name], seed))
+    first = None
+    for schedule, emulator_seed in interleavings:
+        out, lse = run(problem, emulator_seed, schedule)
+        if first is None:
+            first = out, lse
+            cases.assert_right(cases.judge_forward(problem, out, lse), f"{name}, seed {seed}")
+        where = f"{name} differs under {schedule}, seed {emulator_seed}"
+        assert torch.equal(out, first[0]) and torch.equal(lse, first[1]), where
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_case(name, seed):
+    check(name, seed, [(schedule, seed) for schedule in SCHEDULES])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_case_under_many_interleavings(name, seed):
+    check(name, seed, [(schedule, seed + i) for i in range(4) for schedule in SCHEDULES])
+
+
+def test_schedules_and_thresholds_agree(seed):
+    """Work order changes nothing; rescaling at every growth changes roundings only."""
+    problem = cases.make(Case("long", seqlen_q=300, seqlen_k=600, head_dim=64, heads_q=4, causal=True), seed)
+    results = [
+        run(problem, seed, "random", ForwardTiles("test", 4, schedule, "test", rescale_threshold=threshold))
+        for schedule, threshold in ((Schedule.PERSISTENT, 8.0), (Schedule.SINGLE, 8.0), (Schedule.PERSISTENT, 0.0))
+    ]
+    for out, lse in results:
+        cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+
+
+def test_polynomial_share_is_as_accurate_as_the_special_function_unit(seed):
+    """Whichever elements the FMA units take: all of them, some, none."""
+    problem = cases.make(Case("shares", seqlen_q=130, seqlen_k=260, head_dim=128, dtype=torch.float16), seed)
+    for share in (0, 16):
+        out, lse = run(problem, seed, "round_robin", ForwardTiles("test", share, Schedule.SINGLE, "test"))
+        cases.assert_right(cases.judge_forward(problem, out, lse), f"share {share}, seed {seed}")
+
+
+def test_strided_and_expanded_inputs(seed):
+    """Heads-first memory, a k and v that share one tensor, a batch axis of stride 0."""
+    problem = cases.make(Case("strided", batch=2, seqlen_q=130, seqlen_k=140, head_dim=64), seed)
+    inputs = problem.inputs
+    kv = torch.cat((inputs.k, inputs.v), dim=-1)
+    q = inputs.q.transpose(1, 2).contiguous().transpose(1, 2)
+    k, v = kv[..., :64], kv[..., 64:][:1].expand(2, -1, -1, -1)
+    problem = replace(problem, inputs=inputs._replace(q=q, k=k, v=v))
+    out, lse = run(problem, seed, "random")
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+
+
+def test_public_function_dispatches_here(seed):
+    """`flash_attn_func` on CPU tensors inside the emulator takes this backend, and says so."""
+    problem = cases.make(CASES["causal"], seed)
+    with emulate("sm_100a", sms=SMS, seed=seed):
+        out, lse = problem.call(backend="sm100")
+        auto, _ = problem.call()
+        explanation = fa4.explain(problem.inputs.q, problem.inputs.k, problem.inputs.v, causal=True)
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+    assert torch.equal(out, auto)
+    assert explanation.chosen == "sm100" and "narrow" in explanation.tiles
+
+
+@pytest.mark.parametrize("number", [100, 103])
+def test_every_head_dim_fits_the_chip(number):
+    chip = device.chip_by_number(number)
+    pairs = [(d, dv) for d in range(8, 129, 8) for dv in (8, d, 128)] + [(192, 128)]
+    for head_dim, head_dim_v in pairs:
+        spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 4, 2, 0.1)
+        cfg = plan.configure(spec, chip)
+        assert cfg.kv_stages >= 2
+        assert smem_map(cfg, channels(cfg)).nbytes <= chip.smem_per_block
