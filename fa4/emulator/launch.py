@@ -17,6 +17,7 @@ from fa4.emulator.chips import ChipFacts, device_attribute
 from fa4.emulator.errors import EmulationError
 from fa4.emulator.memory import Heap
 from fa4.emulator.modules import Kernel, Modules, fatbin_size
+from fa4.emulator.tensor_map import encode_tiled
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719
 _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # cudaLaunchAttributeID
@@ -150,6 +151,9 @@ class Runtime:
         _store32(args[0], min(self.facts.blocks_per_sm, by_threads, by_smem))
 
     # launches
+
+    def cuTensorMapEncodeTiled(self, args: Sequence[int]) -> None:
+        encode_tiled(args)
 
     def cudaLaunchKernelEx(self, args: Sequence[int]) -> None:
         config = _LaunchConfig.from_address(args[0])
