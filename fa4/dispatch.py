@@ -59,7 +59,6 @@ class Backend:
     features: frozenset[Feature]
     module: str
     requires: tuple[str, ...] = ()
-    backward_head_dims: HeadDims | None = None  # where the backward takes fewer than the forward
 
     def refusals(self, spec: AttentionSpec, chip: Chip) -> list[str]:
         """Every reason why this backend cannot serve `spec` on `chip`; empty when it can."""
@@ -71,11 +70,8 @@ class Backend:
         ]
         if spec.dtype not in self.dtypes:
             reasons.append(f"lacks dtype {_dtype_name(spec.dtype)} (has {', '.join(map(_dtype_name, self.dtypes))})")
-        head_dims = (spec.head_dim, spec.head_dim_v)
-        if not self.head_dims.takes(*head_dims):
-            reasons.append(f"lacks head_dim {head_dims} (has {self.head_dims})")
-        elif spec.needs_backward and not (self.backward_head_dims or self.head_dims).takes(*head_dims):
-            reasons.append(f"lacks backward for head_dim {head_dims} (has {self.backward_head_dims})")
+        if not self.head_dims.takes(spec.head_dim, spec.head_dim_v):
+            reasons.append(f"lacks head_dim ({spec.head_dim}, {spec.head_dim_v}) (has {self.head_dims})")
         reasons += [f"lacks {feature.value}" for feature in Feature if feature in spec.features() - self.features]
         return reasons
 
@@ -87,7 +83,7 @@ class Backend:
 BACKENDS: tuple[Backend, ...] = (
     Backend(
         name="sm100",
-        summary="CuTe DSL, tcgen05 and TMA: Blackwell datacenter GPUs; backward for head_dim up to 128",
+        summary="CuTe DSL, tcgen05 and TMA: Blackwell datacenter GPUs",
         chips="sm_100 or sm_103",
         on=lambda chip: chip.number in (100, 103),
         dtypes=_HALF,
@@ -95,7 +91,6 @@ BACKENDS: tuple[Backend, ...] = (
         features=ALL_FEATURES,
         module="fa4.sm100.backend",
         requires=("cutlass", "tvm_ffi"),
-        backward_head_dims=HeadDims(multiple=8, largest=128),
     ),
     Backend(
         name="sm80",

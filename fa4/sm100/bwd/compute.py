@@ -20,7 +20,7 @@ from .. import tmem
 from ..channels import Ring
 from ..copy import lane_address, pack_half, store_row, tmem_load, tmem_store
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
-from .config import CHUNK, HALF, TILE_M, TILE_N
+from .config import CHUNK, HALVES, TILE_N
 from .epilogue import store_gradients
 from .work import work_tile
 
@@ -37,7 +37,7 @@ def compute(context):
 
     for _ in cutlass.range(cfg.group, unroll=1):
         for m_block in cutlass.range(work.first, work.stop, unroll=1):
-            begin = m_block * TILE_M + half_of_warp() * HALF
+            begin = m_block * cfg.tile_m + half_of_warp() * cfg.half
             if work.mask.cuts(m_block, work.n_block):
                 step(context, ends, q, phase, first - begin, stop - begin, True)
             else:
@@ -68,21 +68,21 @@ def step(context, ends, q: Ring, phase: Int32, first: Int32, stop: Int32, is_cut
     half = half_of_warp()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = cute.arch.thread_idx()[0] % TILE_N
-    s_address = lane_address(spans.S, warp) + half * HALF
-    dp_address = lane_address(spans.dP, warp) + half * HALF
-    rows = context.smem.pointer("rows", Float32) + (q.index * (2 * TILE_M) + half * HALF)
-    minus_lse, minus_delta = rows, rows + TILE_M
+    s_address = lane_address(spans.S, warp) + half * cfg.half
+    dp_address = lane_address(spans.dP, warp) + half * cfg.half
+    rows = context.smem.pointer("rows", Float32) + (q.index * (2 * cfg.tile_m) + half * cfg.half)
+    minus_lse, minus_delta = rows, rows + cfg.tile_m
 
     ends.load_mma_Q.wait_full(q.index, q.phase)
     ends.mma_compute_S.wait_full(0, phase)
     s = []
-    for column in cutlass.range_constexpr(0, HALF, CHUNK):
+    for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         s += tmem_load(s_address + column, CHUNK)
     tmem.wait_loads()
     if cutlass.const_expr(cfg.has_softcap):
         s = [tanh(x * args.scale_over_cap) for x in s]
     p, words = [], []
-    for pair in cutlass.range_constexpr(HALF // 2):
+    for pair in cutlass.range_constexpr(cfg.half // 2):
         if cutlass.const_expr(pair % 2 == 0):
             lse = load_floats(minus_lse + 2 * pair, 4)
         both = s[2 * pair : 2 * pair + 2]
@@ -104,7 +104,7 @@ def step(context, ends, q: Ring, phase: Int32, first: Int32, stop: Int32, is_cut
 
     ends.mma_compute_dP.wait_full(0, phase)
     words = []
-    for column in cutlass.range_constexpr(0, HALF, CHUNK):
+    for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         dp = tmem_load(dp_address + column, CHUNK)
         tmem.wait_loads()
         for i in cutlass.range_constexpr(0, CHUNK, 4):
@@ -116,8 +116,9 @@ def step(context, ends, q: Ring, phase: Int32, first: Int32, stop: Int32, is_cut
                 words.append(pack_half(ds[0], ds[1], cfg.dtype))
     tmem_store(dp_address, words)
     ends.compute_mma_dS.wait_free(0, phase ^ 1)
-    place = context.smem.address("dS") + half * cfg.ds_tile.panel_bytes  # a half is a panel
-    store_row(place, cfg.ds_tile, lane, 0, words)
+    for own in cutlass.range_constexpr(HALVES):
+        if half == own:
+            store_row(context.smem.address("dS"), cfg.ds_tile, lane, own * cfg.half, words)
     tmem.wait_stores()
     ends.compute_mma_dS.arrive_full(0)
 

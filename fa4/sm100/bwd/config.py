@@ -14,12 +14,11 @@ from ..constant import Constant
 from ..mma import Major, SmemOperand, Umma
 from ..smem import Tile
 
-TILE_M = 128  # query rows of one step
-TILE_N = 128  # keys of one CTA: the lanes of tensor memory
+TILE_N = 128  # keys of one CTA
+LANES = 128  # of tensor memory: the keys of transposed scores, the queries (or columns) of dQ
 HALVES = 2  # compute warpgroups, each with its half of a step's queries
-HALF = TILE_M // HALVES
-CHUNK = 32  # columns of dQ that one bulk addition takes; head dims are padded to whole chunks
-CHUNK_BYTES = 4 * TILE_M * CHUNK
+CHUNK = 32  # tensor-memory columns of dQ that one bulk addition takes; head dims are padded to whole chunks
+CHUNK_BYTES = 4 * LANES * CHUNK
 DQ_STAGES = 2
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
@@ -57,8 +56,18 @@ class Config(Constant):
         return -(-self.head_dim_v // CHUNK) * CHUNK
 
     @property
+    def tile_m(self) -> int:
+        """Query rows of one step: half of them where dK is too wide for tensor memory to hold whole scores too."""
+        return 64 if self.columns > 128 else 128
+
+    @property
+    def half(self) -> int:
+        """Queries of one compute warpgroup in a step."""
+        return self.tile_m // HALVES
+
+    @property
     def q_tile(self) -> Tile:
-        return Tile(TILE_M, self.head_dim)
+        return Tile(self.tile_m, self.head_dim)
 
     @property
     def k_tile(self) -> Tile:
@@ -70,7 +79,7 @@ class Config(Constant):
 
     @property
     def do_tile(self) -> Tile:
-        return Tile(TILE_M, self.head_dim_v)
+        return Tile(self.tile_m, self.head_dim_v)
 
     @property
     def dk_tile(self) -> Tile:
@@ -83,7 +92,7 @@ class Config(Constant):
     @property
     def ds_tile(self) -> Tile:
         """dS^T, a row per key."""
-        return Tile(TILE_N, TILE_M)
+        return Tile(TILE_N, self.tile_m)
 
     @property
     def q_stages(self) -> int:
@@ -99,12 +108,18 @@ class Config(Constant):
     @property
     def rows_bytes(self) -> int:
         """A step's row statistics: two floats for each query."""
-        return 2 * 4 * TILE_M
+        return 2 * 4 * self.tile_m
 
     @property
     def dq_over_dp(self) -> bool:
-        """Tensor memory has columns of its own for dQ only if head dims are small."""
+        """Tensor memory has columns of its own for (all of) dQ only if head dims are small."""
         return self.columns > 64 or self.columns_v > 64
+
+    @property
+    def dq_transposed(self) -> bool:
+        """dQ^T = K^T dS^T instead of dQ = dS K: columns of Q as lanes, 128 of them and then 64. The step's 64 queries
+        would fill only half of the lanes, and tensor memory has no room for them."""
+        return self.tile_m < LANES
 
     @property
     def ragged(self) -> bool:
@@ -122,26 +137,31 @@ class Config(Constant):
     def scores(self) -> Umma:
         """S^T = K Q^T."""
         q = SmemOperand(self.q_tile, Major.K)
-        return Umma(self.dtype, n=TILE_M, k=self.head_dim, b=q, a=SmemOperand(self.k_tile, Major.K))
+        return Umma(self.dtype, n=self.tile_m, k=self.head_dim, b=q, a=SmemOperand(self.k_tile, Major.K))
 
     @property
     def dp(self) -> Umma:
         """dP^T = V dO^T."""
         do = SmemOperand(self.do_tile, Major.K)
-        return Umma(self.dtype, n=TILE_M, k=self.head_dim_v, b=do, a=SmemOperand(self.v_tile, Major.K))
+        return Umma(self.dtype, n=self.tile_m, k=self.head_dim_v, b=do, a=SmemOperand(self.v_tile, Major.K))
 
     @property
     def dv(self) -> Umma:
         """dV += P^T dO, P^T from tensor memory."""
-        return Umma(self.dtype, n=self.columns_v, k=TILE_M, b=SmemOperand(self.do_tile, Major.MN))
+        return Umma(self.dtype, n=self.columns_v, k=self.tile_m, b=SmemOperand(self.do_tile, Major.MN))
 
     @property
     def dk(self) -> Umma:
         """dK += dS^T Q, dS^T from tensor memory."""
-        return Umma(self.dtype, n=self.columns, k=TILE_M, b=SmemOperand(self.q_tile, Major.MN))
+        return Umma(self.dtype, n=self.columns, k=self.tile_m, b=SmemOperand(self.q_tile, Major.MN))
 
     @property
     def dq(self) -> Umma:
         """dQ = dS K, both from shared memory, keys reduced."""
         k = SmemOperand(self.k_tile, Major.MN)
         return Umma(self.dtype, n=self.columns, k=TILE_N, b=k, a=SmemOperand(self.ds_tile, Major.MN))
+
+    def dq_transpose(self, lanes: int) -> Umma:
+        """`lanes` rows of dQ^T = K^T dS^T."""
+        k = SmemOperand(self.k_tile, Major.MN)
+        return Umma(self.dtype, n=self.tile_m, k=TILE_N, b=SmemOperand(self.ds_tile, Major.MN), a=k, m=lanes)

@@ -23,7 +23,7 @@ from ..copy import TmaTile
 from ..roles import Role, RoleTable, run_roles
 from ..smem import Region, SmemMap
 from .compute import compute
-from .config import CHUNK_BYTES, DQ_STAGES, TILE_M, TILE_N, Config
+from .config import CHUNK_BYTES, DQ_STAGES, TILE_N, Config
 from .finish import finish
 from .load import load
 from .mma import mma
@@ -43,17 +43,23 @@ ROLES = RoleTable(
 
 def tmem_map(cfg: Config) -> tmem.TmemMap:
     """P and dS lie over S and dP in two packed halves; dQ lies over dP unless head dims leave it a place."""
-    halves = TILE_M * 3 // 4  # the second half, packed, begins in the middle
-    dv = 64 if not cfg.dq_over_dp else 128
-    return tmem.TmemMap(
-        S=tmem.cols(0, TILE_M),
+    halves = cfg.tile_m * 3 // 4  # the second half, packed, begins in the middle
+    dp = cfg.tile_m + cfg.columns_v
+    dk = dp + cfg.tile_m
+    spans = dict(
+        S=tmem.cols(0, cfg.tile_m),
         P=tmem.alias_of("S", columns=halves),
-        dV=tmem.cols(TILE_M, dv),
-        dP=tmem.cols(256, TILE_M),
+        dV=tmem.cols(cfg.tile_m, cfg.columns_v),
+        dP=tmem.cols(dp, cfg.tile_m),
         dS=tmem.alias_of("dP", columns=halves),
-        dQ=tmem.alias_of("dP", columns=cfg.columns) if cfg.dq_over_dp else tmem.cols(TILE_M + dv, cfg.columns),
-        dK=tmem.cols(384, cfg.columns),
+        dK=tmem.cols(dk, cfg.columns),
     )
+    rest = tmem.cols(dk + cfg.columns, cfg.tile_m if cfg.dq_transposed else cfg.columns)
+    if cfg.dq_transposed:
+        spans.update(dQ=rest, dQ_high=tmem.alias_of("dP", columns=cfg.tile_m))
+    else:
+        spans.update(dQ=tmem.alias_of("dP", columns=cfg.columns) if cfg.dq_over_dp else rest)
+    return tmem.TmemMap(**spans)
 
 
 def channels(cfg: Config) -> ChannelTable:
@@ -108,8 +114,8 @@ class Tensors:
     dk: cute.Tensor
     dv_atom: cute.CopyAtom
     dv: cute.Tensor
-    rows: cute.Tensor  # (TILE_M, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
-    dq_rows: cute.Tensor  # (TILE_M * columns, blocks, heads_q): a block's dQ, chunk after chunk; see `reduce`
+    rows: cute.Tensor  # (tile_m, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
+    dq_rows: cute.Tensor  # (tile_m * columns, blocks, heads_q): a block's dQ, chunk after chunk; see `reduce`
     turns: cute.Tensor | None  # (blocks, heads_q): how many key blocks have added to dQ of a query block
     cu_seqlens_q: cute.Tensor | None
     cu_seqlens_k: cute.Tensor | None
@@ -234,8 +240,8 @@ def backward(
     Args:
         q, k, v, out, dout, dq, dk, dv: (batch, rows, heads, dim), or varlen (rows, heads, dim); last stride 1.
         lse, dlse: (batch, heads, rows), or varlen (heads, rows); float32.
-        rows: (heads_q, blocks, 2, TILE_M) float32, workspace.
-        dq_rows: (heads_q, blocks, TILE_M * columns) float32, workspace.
+        rows: (heads_q, blocks, 2, tile_m) float32, workspace.
+        dq_rows: (heads_q, blocks, tile_m * columns) float32, workspace.
         turns: (heads_q, blocks) int32, workspace; None unless deterministic.
         dsink_rows: (heads_q, blocks, THREADS) float32, zeros; on return its sum over all but heads_q is dsink.
     """
@@ -246,7 +252,7 @@ def backward(
     heads_q, heads_kv = cute.size(q, mode=[2]), cute.size(k, mode=[2])
     row_args = RowTensors(
         out, dout, lse, dlse, sink, dq, rows, dq_rows, turns, dsink_rows, cu_seqlens_q, seqused_q,
-        cute.size(q, mode=[0]), Grid(cute.ceil_div(max_seqlen_q, TILE_M), heads_q, batch), scale,
+        cute.size(q, mode=[0]), Grid(cute.ceil_div(max_seqlen_q, cfg.tile_m), heads_q, batch), scale,
     )  # fmt: skip
     row_launch = dict(grid=(row_args.row_grid.ctas, 1, 1), block=(THREADS, 1, 1), stream=stream)
     statistics_kernel(row_args, cfg).launch(**row_launch)

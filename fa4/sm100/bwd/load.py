@@ -13,7 +13,6 @@ from cutlass import Float32
 from ..bulk import bulk_load
 from ..channels import Ring
 from ..copy import tma_load
-from .config import TILE_M
 from .work import sequence_matrix, work_tile
 
 
@@ -47,7 +46,7 @@ def load(context):
             )
             statistics = args.rows.iterator + cute.crd2idx((0, 0, work.row_block + m_block, head), args.rows.layout)
             with cute.arch.elect_one():
-                place = smem.pointer("rows", Float32) + stage * (2 * TILE_M)
+                place = smem.pointer("rows", Float32) + stage * (cfg.rows_bytes // 4)
                 bulk_load(statistics, place, cfg.rows_bytes, ends.load_mma_Q.full(stage))
             q_ring = q_ring.next()
 

@@ -16,7 +16,8 @@ from cutlass import Int32
 
 from ..channels import Ring
 from ..mma import K_PER_MMA
-from .config import HALF, HALVES
+from ..smem import PANEL_COLUMNS
+from .config import HALVES, LANES
 from .work import work_tile
 
 
@@ -66,7 +67,7 @@ def mma(context):
             if cutlass.const_expr(not cfg.dq_over_dp):
                 ends.mma_reduce_dQ.wait_free(0, phase ^ 1)
             with cute.arch.elect_one():
-                cfg.dq.issue(spans.dQ, cfg.dq.a.at(places["dS"]), cfg.dq.b.at(places["K"]), False)
+                issue_dq(context, places)
                 ends.mma_reduce_dQ.commit_full(0)
                 ends.compute_mma_dS.commit_free(0)
             phase = phase ^ 1
@@ -88,5 +89,18 @@ def issue_by_halves(umma, d, a, b, accumulate):
     columns of its own half of the scores."""
     steps = umma.steps // HALVES
     for half in range(HALVES):
-        gap = half * (HALF - steps * K_PER_MMA // 2)  # columns that packing left unused before this half
+        gap = half * (umma.k // HALVES - steps * K_PER_MMA // 2)  # columns that packing left unused before this half
         umma.issue(d, a + gap, b, accumulate, range(half * steps, (half + 1) * steps))
+
+
+def issue_dq(context, places):
+    """dQ, or dQ^T: its first LANES rows, then the rest over dP."""
+    cfg, spans = context.cfg, context.tmem
+    if not cfg.dq_transposed:
+        cfg.dq.issue(spans.dQ, cfg.dq.a.at(places["dS"]), cfg.dq.b.at(places["K"]), False)
+        return
+    low, high = cfg.dq_transpose(LANES), cfg.dq_transpose(cfg.columns - LANES)
+    ds = low.b.at(places["dS"])
+    low.issue(spans.dQ, low.a.at(places["K"]), ds, False)
+    high_columns = places["K"] + LANES // PANEL_COLUMNS * cfg.k_tile.panel_bytes
+    high.issue(spans.dQ_high, high.a.at(high_columns), ds, False)

@@ -13,7 +13,7 @@ from ... import fallback, jit
 from ...device import Chip
 from ...fwd.arguments import aligned
 from ...spec import AttentionInputs, AttentionSpec, Gradients
-from .config import TILE_M, TILE_N, Config
+from .config import TILE_N, Config
 from .tiles import BackwardTiles, tiles_for
 
 LOG2_E = math.log2(math.e)
@@ -25,7 +25,7 @@ def describe(spec: AttentionSpec, chip: Chip) -> str:
     """The tile row and what follows from it, in one line."""
     tiles, cfg = tiles_for(spec, chip), configure(spec, chip, has_dlse=False)
     return (
-        f"sm100 backward {tiles.name}: {TILE_M} x {TILE_N}, {cfg.q_stages} Q and {cfg.do_stages} dO stages, "
+        f"sm100 backward {tiles.name}: {cfg.tile_m} x {TILE_N}, {cfg.q_stages} Q and {cfg.do_stages} dO stages, "
         f"group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({tiles.evidence})"
     )
 
@@ -52,10 +52,10 @@ def backward(
     dk, dv = (new(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     cfg = configure(spec, chip, dlse is not None, tiles)
-    blocks = _row_blocks(inputs)
+    blocks = _row_blocks(inputs, cfg.tile_m)
     rows, dq_rows = (
         torch.empty(spec.heads_q, blocks, *shape, dtype=torch.float32, device=q.device)
-        for shape in ((2, TILE_M), (TILE_M * cfg.columns,))
+        for shape in ((2, cfg.tile_m), (cfg.tile_m * cfg.columns,))
     )
     turns = None
     if spec.deterministic:
@@ -150,8 +150,8 @@ def build(cfg: Config, chip: Chip):
     )
 
 
-def _row_blocks(inputs: AttentionInputs) -> int:
-    """Blocks of TILE_M query rows, every sequence starting a new one; see `work.first_row_block`."""
+def _row_blocks(inputs: AttentionInputs, tile_m: int) -> int:
+    """Blocks of tile_m query rows, every sequence starting a new one; see `work.first_row_block`."""
     if inputs.varlen:
-        return inputs.q.shape[0] // TILE_M + inputs.batch
-    return inputs.batch * -(-inputs.max_seqlen_q // TILE_M)
+        return inputs.q.shape[0] // tile_m + inputs.batch
+    return inputs.batch * -(-inputs.max_seqlen_q // tile_m)

@@ -1,7 +1,7 @@
 """Reduce role, four warps: adds each step's dQ to its float32 accumulator in global memory.
 
-A thread has one query. Chunks of columns go through two stages of shared memory, in the accumulator's own order, so
-that one bulk addition of contiguous bytes takes a chunk.
+A thread has one query (or, `dq_transposed`, one column of Q). Chunks of tensor-memory columns go through two stages of
+shared memory, in the accumulator's own order, so that one bulk addition of contiguous bytes takes a chunk.
 
 Deterministic: the key blocks that a query block meets add to it one after the other. A counter for each query block
 says how many have; a CTA waits until it reaches its own place in the order, and counts up when its additions are
@@ -20,7 +20,7 @@ from cutlass import Boolean, Float32, Int32
 from .. import tmem
 from ..bulk import bulk_add
 from ..copy import bits, lane_address, store_words, tmem_load
-from .config import CHUNK, CHUNK_BYTES, DQ_STAGES, TILE_M
+from .config import CHUNK, CHUNK_BYTES, DQ_STAGES, LANES
 from .work import work_tile
 
 
@@ -55,32 +55,54 @@ def add_to_accumulator(context, ends, target: cute.Tensor, issues: Boolean, stag
         issues: whether this warp is the one that issues (and waits for) the additions.
         stage: the next stage of shared memory.
     """
-    dq_address = lane_address(context.tmem.dQ, cute.arch.make_warp_uniform(cute.arch.warp_idx()))
-    chunks = context.cfg.columns // CHUNK
+    cfg = context.cfg
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    address = lane_address(context.tmem.dQ, warp)
+    lane = cute.arch.thread_idx()[0] % LANES
+    chunks = (cfg.tile_m if cfg.dq_transposed else cfg.columns) // CHUNK
     for first in cutlass.range_constexpr(0, chunks, DQ_STAGES):
         batch = range(first, min(first + DQ_STAGES, chunks))
-        loaded = [tmem_load(dq_address + chunk * CHUNK, CHUNK) for chunk in batch]
+        loaded = [tmem_load(address + chunk * CHUNK, CHUNK) for chunk in batch]
         tmem.wait_loads()
-        if cutlass.const_expr(batch[-1] == chunks - 1):
+        if cutlass.const_expr(batch[-1] == chunks - 1 and not cfg.dq_transposed):
             ends.mma_reduce_dQ.arrive_free(0)
         for i in cutlass.range_constexpr(len(loaded)):
-            add_chunk(context, loaded[i], target.iterator + batch[i] * (CHUNK_BYTES // 4), issues, stage)
+            part = target.iterator + batch[i] * (CHUNK_BYTES // 4)
+            add_chunk(context, loaded[i], lane, LANES, part, issues, stage)
             stage = (stage + 1) % DQ_STAGES
+    if cutlass.const_expr(cfg.dq_transposed):
+        # 64 rows of a product lie in the first 16 lanes of each warp.
+        high = tmem_load(lane_address(context.tmem.dQ_high, warp), cfg.tile_m)
+        tmem.wait_loads()
+        ends.mma_reduce_dQ.arrive_free(0)
+        row = lane // 32 * 16 + lane % 32
+        part = target.iterator + chunks * (CHUNK_BYTES // 4)
+        add_chunk(context, high, row, cfg.columns - LANES, part, issues, stage, lane % 32 < 16)
+        stage = (stage + 1) % DQ_STAGES
     return stage
 
 
 @cute.jit
-def add_chunk(context, dq: list, target: cute.Pointer, issues: Boolean, stage: Int32):
-    """Stage a chunk and start adding it."""
-    lane = cute.arch.thread_idx()[0] % TILE_M
+def add_chunk(
+    context,
+    dq: list,
+    row: Int32,
+    rows: cutlass.Constexpr[int],
+    target: cute.Pointer,
+    issues: Boolean,
+    stage: Int32,
+    takes_part: Boolean = True,
+):
+    """Stage a chunk, (columns / 4, rows, 4) floats, this thread's row being `row`, and start adding it."""
     place = context.smem.pointer("dQ", Float32) + stage * (CHUNK_BYTES // 4)
     if issues:
         cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)  # the stage's last addition has read it
-    cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=TILE_M)
-    for column in cutlass.range_constexpr(0, CHUNK, 4):
-        store_words(place + (column * TILE_M + 4 * lane), [bits(x) for x in dq[column : column + 4]])
+    cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
+    if takes_part:
+        for column in cutlass.range_constexpr(0, len(dq), 4):
+            store_words(place + (column * rows + 4 * row), [bits(x) for x in dq[column : column + 4]])
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=TILE_M)
+    cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
     if issues:
         with cute.arch.elect_one():
             bulk_add(place, target, CHUNK_BYTES)

@@ -16,7 +16,6 @@ from ...core.seqlen import Rows
 from ...core.softmax import LOG2_E
 from ..copy import store_words
 from ..exp2 import exp2_mufu
-from .config import TILE_M
 from .work import first_row_block
 
 THREADS = 256
@@ -32,8 +31,8 @@ def statistics(args, cfg: cutlass.Constexpr):
     m_block, head, batch = args.row_grid.coordinates()
     place = Rows.of(batch, args.seqlen_q, args.cu_seqlens_q, None)
     data = Rows.of(batch, args.seqlen_q, args.cu_seqlens_q, args.seqused_q)
-    if m_block * TILE_M < place.count:
-        block = first_row_block(batch, args.cu_seqlens_q, args.seqlen_q) + m_block
+    if m_block * cfg.tile_m < place.count:
+        block = first_row_block(batch, args.cu_seqlens_q, args.seqlen_q, cfg) + m_block
         dq = args.dq_rows[None, block, head]
         for i in cutlass.range(thread, cute.size(dq) // 4, THREADS, unroll=4):
             store_words(dq.iterator + 4 * i, [Int32(0)] * 4)
@@ -46,9 +45,9 @@ def statistics(args, cfg: cutlass.Constexpr):
         lse = lse_of(args.lse, head, batch, place, cfg.varlen)
         dlse = lse_of(args.dlse, head, batch, place, cfg.varlen) if cfg.has_dlse else None
         dsink = Float32(0.0)
-        for first in cutlass.range_constexpr(0, TILE_M, ROWS):
+        for first in cutlass.range_constexpr(0, cfg.tile_m, ROWS):
             in_tile = first + thread // LANES
-            row = m_block * TILE_M + in_tile
+            row = m_block * cfg.tile_m + in_tile
             holds_data = row < data.count
             delta = row_delta(out, dout, row, holds_data, cfg)
             row_lse = -Float32.inf

@@ -11,7 +11,7 @@ from cutlass import Int32
 
 from ...core.mask import Mask
 from ...core.seqlen import Rows
-from .config import TILE_M, TILE_N
+from .config import TILE_N
 
 
 @dataclass(frozen=True)
@@ -69,21 +69,21 @@ def work_tile(context) -> Work:
     k = Rows.of(batch, args.seqlen_k, args.cu_seqlens_k, args.seqused_k)
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
-    mask = Mask(TILE_M, TILE_N, q.count, k.count, left, right)
+    mask = Mask(cfg.tile_m, TILE_N, q.count, k.count, left, right)
     first, stop = mask.query_blocks(n_block)
     stop = Int32(cutlass.select_(n_block * TILE_N < k.count, stop, first))
-    row_block = first_row_block(batch, args.cu_seqlens_q, args.seqlen_q)
+    row_block = first_row_block(batch, args.cu_seqlens_q, args.seqlen_q, cfg)
     return Work(n_block, head_kv, batch, q, k, mask, first, stop, (stop - first) * cfg.group, row_block)
 
 
-def first_row_block(batch: Int32, cu_seqlens_q: cute.Tensor | None, seqlen_q: Int32) -> Int32:
-    """The first of a sequence's blocks of TILE_M rows in a workspace where every sequence starts a new block.
+def first_row_block(batch: Int32, cu_seqlens_q: cute.Tensor | None, seqlen_q: Int32, cfg) -> Int32:
+    """The first of a sequence's blocks of tile_m rows in a workspace where every sequence starts a new block.
 
     Packed sequences get one block more than their rows fill at most, so that the place follows from cu_seqlens.
     """
     if cu_seqlens_q is None:
-        return batch * cute.ceil_div(seqlen_q, TILE_M)
-    return cu_seqlens_q[batch] // TILE_M + batch
+        return batch * cute.ceil_div(seqlen_q, cfg.tile_m)
+    return cu_seqlens_q[batch] // cfg.tile_m + batch
 
 
 def ragged(x: cute.Tensor) -> cute.Tensor:
