@@ -26,7 +26,8 @@ import unittest.mock
 from collections import Counter
 from pathlib import Path
 
-COUNTED = ("MUFU.EX2", "FFMA2", "FADD2", "F2FP", "FMNMX3", "FMNMX", "FSEL", "UTCHMMA", "SYNCS")
+COUNTED = ("MUFU.EX2", "FFMA2", "FADD2", "F2FP", "FMNMX3", "FMNMX", "FSEL", "UTCHMMA", "SYNCS.PHASECHK.TRANS64.TRYWAIT")
+SHOWN = {"SYNCS.PHASECHK.TRANS64.TRYWAIT": "barrier waits"}
 CASES = {  # name: (head_dim, head_dim_v, causal)
     "d128_full": (128, 128, False),
     "d128_causal": (128, 128, True),
@@ -47,10 +48,13 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One kernel function of a cubin. `local` counts instructions that touch spilled registers."""
+    """One kernel function of a cubin.
+
+    registers: a thread's at launch, then what each role asks for. local: instructions that touch spilled registers.
+    """
 
     name: str
-    registers: int
+    registers: str
     local: int
     instructions: int
     loops: tuple[Loop, ...]
@@ -69,19 +73,23 @@ def nvdisasm() -> str:
     raise FileNotFoundError("nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
 
 
-def disassemble(cubin: Path) -> str:
-    return subprocess.run([nvdisasm(), "-c", str(cubin)], check=True, capture_output=True, text=True).stdout
+def disassemble(cubin: Path, *options: str) -> str:
+    return subprocess.run([nvdisasm(), *options, str(cubin)], check=True, capture_output=True, text=True).stdout
 
 
-def kernels(text: str) -> list[Kernel]:
-    """The kernels in a disassembly."""
+def kernels(cubin: Path) -> list[Kernel]:
+    """The kernels of a cubin."""
+    text = disassemble(cubin, "-c")
+    counts = r"EIATTR_REGCOUNT.*?index@\((\S+)\).*?\.word\s+(0x\w+)"
+    at_launch = {name: int(n, 16) for name, n in re.findall(counts, disassemble(cubin, "-hex"), flags=re.S)}
     found = []
     for section in re.split(r"^\s*\.section\s+\.text\.", text, flags=re.M)[1:]:
-        registers = re.search(r"SHI_REGISTERS=(\d+)|EIATTR_REGCOUNT.*?(\d+)", section)
         labels, code = _listing(section)
         local = sum(_opcode(line).startswith(("LDL", "STL")) for line in code)
         name = re.split(r"[,\s]", section, maxsplit=1)[0]
-        found.append(Kernel(name, int(registers[1]) if registers else 0, local, len(code), _loops(labels, code)))
+        roles = [int(line.split()[-1], 16) for line in code if "USETMAXREG" in line]
+        registers = "/".join(map(str, [at_launch.get(name, "?"), *dict.fromkeys(roles)]))
+        found.append(Kernel(name, registers, local, len(code), _loops(labels, code)))
     return found
 
 
@@ -132,7 +140,9 @@ def _loop_name(counts: Counter) -> str:
 def table(rows: list[tuple[str, Kernel]]) -> str:
     """Markdown: one line per kernel and loop."""
     lines = [
-        "| kernel | regs | spills | code | loop | instructions | " + " | ".join(COUNTED) + " |",
+        "| kernel | regs | spills | code | loop | instructions | "
+        + " | ".join(SHOWN.get(key, key) for key in COUNTED)
+        + " |",
         "|---|" + "--:|" * 3 + "---|" + "--:|" * (len(COUNTED) + 1),
     ]
     for name, kernel in rows:
@@ -242,7 +252,7 @@ def main() -> None:
                     cubins.append((f"{who} {name}", path))
                     print(f"| {who} {name} | {seconds:.1f} |", flush=True)
             print()
-        print(table([(name, kernel) for name, path in cubins for kernel in kernels(disassemble(path))]))
+        print(table([(name, kernel) for name, path in cubins for kernel in kernels(path)]))
 
 
 if __name__ == "__main__":
