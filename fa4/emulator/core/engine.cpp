@@ -129,6 +129,16 @@ void Engine::start_warp(Warp& w) {
     }
 }
 
+// Registers per thread at launch. The assembler's choice is not in the PTX; it is what the register file gives every
+// thread, and no more than any setmaxnreg.inc asks for.
+uint32_t Engine::launch_registers(uint32_t threads) const {
+    if (program_.max_registers) return program_.max_registers;
+    uint32_t registers = std::min(248u, config_.registers_per_sm / threads / 8 * 8);
+    for (const Instr& in : program_.code)
+        if (in.op == Op::setmaxnreg && in.m[1]) registers = std::min(registers, uint32_t(in.m[0]));
+    return registers;
+}
+
 bool Engine::place_cluster(uint64_t number) {
     const uint32_t threads = config_.block[0] * config_.block[1] * config_.block[2];
     const uint32_t rounded = (threads + 31) / 32 * 32;
@@ -160,14 +170,14 @@ bool Engine::place_cluster(uint64_t number) {
         ++cta->sm->ctas;
         cta->shared.assign(shared, 0xFF);
         cta->shadow.assign(shared, 0);
-        const uint32_t registers = std::min(248u, config_.registers_per_sm / rounded / 8 * 8);
+        const uint32_t registers = launch_registers(rounded);
         for (uint32_t i = 0; i < rounded / 32; ++i) {
             auto w = std::make_unique<Warp>();
             w->cta = cta.get();
             w->index = i;
             const uint32_t lanes = std::min(32u, threads - i * 32);
             w->lanes = lanes == 32 ? ~0u : (1u << lanes) - 1;
-            w->registers = program_.max_registers ? program_.max_registers : registers;
+            w->registers = registers;
             cluster->alive_lanes += lanes;
             warps_.push_back(w.get());
             cta->warps.push_back(std::move(w));
@@ -223,6 +233,18 @@ void Engine::record(Warp& w, int32_t row, uint32_t count, const char* what) {
     if (config_.trace) trace.push_back({time_, int32_t(w.cta->linear), int32_t(w.index), row, count, what});
 }
 
+// Remembers which registers were written since the last wgmma.fence. A mov only renames: the assembler gives both names
+// one register, so the copy is as old as its source, and a constant is never too young.
+void Engine::note_writes(Warp& w, const Instr& in) {
+    const Operand* ops = program_.operands.data() + in.first;
+    for (uint32_t i = 0; i < in.ndst; ++i) {
+        if (ops[i].kind != Operand::Reg) continue;
+        uint32_t when = w.fence_epoch;
+        if (in.op == Op::mov) when = ops[1].kind == Operand::Reg ? w.written_at[size_t(ops[1].id)] : 0;
+        w.written_at[size_t(ops[i].id)] = when;
+    }
+}
+
 // Runs one warp for at most `quantum` instructions. False when the warp has ended.
 bool Engine::run_warp(Warp& w, uint32_t quantum) {
     const int32_t first_row = w.fragments.empty() ? -1 : int32_t(w.fragments.front().pc);
@@ -249,11 +271,7 @@ bool Engine::run_warp(Warp& w, uint32_t quantum) {
             ++executed;
             if (next == Next::Advance) {
                 ++f->pc;
-                if (program_.uses_wgmma && in.op != Op::wgmma)
-                    for (uint32_t i = 0; i < in.ndst; ++i) {
-                        const Operand& o = program_.operands[in.first + i];
-                        if (o.kind == Operand::Reg) w.written_at[size_t(o.id)] = w.fence_epoch;
-                    }
+                if (program_.uses_wgmma && in.op != Op::wgmma) note_writes(w, in);
             }
         }
         if (f->wait != Wait::None) what = wait_name(f->wait);

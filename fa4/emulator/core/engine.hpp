@@ -142,10 +142,12 @@ private:
     // engine.cpp: launch, schedule, errors
     void launch_ready_clusters();
     bool place_cluster(uint64_t number);
+    uint32_t launch_registers(uint32_t threads) const;
     void start_warp(Warp& w);
     void retire(Cta& cta);
     bool step();
     bool run_warp(Warp& w, uint32_t quantum);
+    void note_writes(Warp& w, const Instr& in);
     bool runnable(const Warp& w) const;
     bool idle();
     [[noreturn]] void deadlock();

@@ -23,15 +23,23 @@ void Engine::merge(Warp& w) {
 }
 
 void Engine::settle_load(Warp& w, int32_t id) {
-    for (AsyncPtr& op : w.tmem_ops[0]) {
-        if (op->done() || std::find(op->registers.begin(), op->registers.end(), id) == op->registers.end()) continue;
+    auto& ops = w.tmem_ops[0];
+    for (size_t i = 0; i < ops.size();) {
+        const AsyncPtr op = ops[i];
+        if (id >= 0 && std::find(op->registers.begin(), op->registers.end(), id) == op->registers.end()) {
+            ++i;
+            continue;
+        }
         force(*op);
         join_completed(w, *op);
+        for (int32_t r : op->registers) w.in_flight[size_t(r)] = 0;
+        --w.pending_loads;
+        ops.erase(ops.begin() + long(i));
     }
 }
 
 // Registers of a tcgen05.ld in flight: a use waits for that load (ISA 9.7.16.6.4.5, register dependencies), which has then
-// read its cells. Registers of a wgmma in flight must not be touched.
+// read its cells; id -1 means all of the warp's loads. Registers of a wgmma in flight must not be touched.
 void Engine::settle_registers(Warp& w, const Instr& in) {
     const Operand* ops = program_.operands.data() + in.first;
     for (uint32_t i = 0; i < in.count; ++i) {

@@ -172,9 +172,7 @@ void Engine::tmem_ld_st(Exec& x) {
                         if (!v[0] || (access.pack16 && !v[1])) valid &= ~(1u << t);
                     }
                 w.valid[size_t(regs[r].id)] = valid;
-                w.in_flight[size_t(regs[r].id)] = 0;
             }
-            --w.pending_loads;
         });
     } else {
         auto values = std::make_shared<std::vector<uint32_t>>(32 * n);
@@ -530,12 +528,15 @@ Next Engine::tensor(Exec& x) {
         case Op::tmem_relinquish: x.w.cta->relinquished = true; break;
         case Op::tmem_ld: case Op::tmem_st: tmem_ld_st(x); break;
         case Op::tmem_wait: {
-            auto& ops = x.w.tmem_ops[x.in.m[0]];
-            for (AsyncPtr& op : ops) {
+            if (x.in.m[0] == 0) {
+                settle_load(x.w, -1);
+                break;
+            }
+            for (AsyncPtr& op : x.w.tmem_ops[1]) {
                 force(*op);
                 join_completed(x.w, *op);
             }
-            ops.clear();
+            x.w.tmem_ops[1].clear();
             break;
         }
         case Op::tmem_fence: break;
