@@ -183,8 +183,8 @@ def _finite_or_zero(x: Tensor) -> Tensor:
 
 def _scores(q: Tensor, k: Tensor, spec: AttentionSpec, hidden: Tensor | None) -> Tensor:
     """S of one tile, softcapped and masked: (heads, group * queries, keys)."""
-    # The product is scaled after its sum, as the formula says: scaling q first would round every term once more.
-    s = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0, alpha=spec.softmax_scale)
+    # Scaled in a step of its own: a BLAS may apply alpha to an operand before the sum, which rounds every term once more.
+    s = torch.bmm(q, k.transpose(1, 2)).mul_(spec.softmax_scale)
     if spec.softcap > 0:
         s.div_(spec.softcap).tanh_().mul_(spec.softcap)
     if hidden is not None:
