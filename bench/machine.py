@@ -8,6 +8,7 @@ import subprocess
 
 import torch
 
+import fa4
 from fa4.device import chip_of
 
 from .timing import measure
@@ -49,7 +50,7 @@ def _driver() -> str:
 
 def facts(device: torch.device) -> dict:
     """What does not change during a run."""
-    names = ("fa4-kernels", "torch", "nvidia-cutlass-dsl", "flash-attn-4", "triton")
+    names = ("torch", "nvidia-cutlass-dsl", "flash-attn-4", "triton")
     return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else _cpu_name(),
         "chip": str(chip_of(device)),
@@ -58,7 +59,7 @@ def facts(device: torch.device) -> dict:
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in names},
+        "versions": {"fa4-kernels": fa4.__version__} | {name: _version(name) for name in names},
     }
 
 

@@ -64,9 +64,7 @@ def flash_attn_func(
     if v.shape[:3] != k.shape[:3]:
         raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 3, '*')} to go with k {_s(k)}")
     flags = _check_flags(q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend)
-    out, lse = ops.forward(
-        q, k, v, learnable_sink, None, None, None, None, q.shape[1], k.shape[1], *flags, backend
-    )
+    out, lse = ops.forward(q, k, v, learnable_sink, None, None, None, None, q.shape[1], k.shape[1], *flags, backend)
     return (out, lse) if return_lse else out
 
 

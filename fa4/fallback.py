@@ -183,7 +183,7 @@ def _finite_or_zero(x: Tensor) -> Tensor:
 
 def _scores(q: Tensor, k: Tensor, spec: AttentionSpec, hidden: Tensor | None) -> Tensor:
     """S of one tile, softcapped and masked: (heads, group * queries, keys)."""
-    # Scaled in a step of its own: a BLAS may apply alpha to an operand before the sum, which rounds every term once more.
+    # Scaled in a step of its own: a BLAS may fold alpha into an operand, which rounds every term once more.
     s = torch.bmm(q, k.transpose(1, 2)).mul_(spec.softmax_scale)
     if spec.softcap > 0:
         s.div_(spec.softcap).tanh_().mul_(spec.softcap)

@@ -1,7 +1,7 @@
 """Before the backward's main kernel: row statistics, and zeros where the main kernel will add.
 
-    delta_i = sum_d dO_id O_id - dlse_i        so that dS_ij = P_ij (dP_ij - delta_i)
-    lse_log2_i = lse_i log2(e), or +inf for a row that saw nothing: exp2(s - inf) = 0 leaves it out of every gradient
+delta_i = sum_d dO_id O_id - dlse_i        so that dS_ij = P_ij (dP_ij - delta_i)
+lse_log2_i = lse_i log2(e), or +inf for a row that saw nothing: exp2(s - inf) = 0 leaves it out of every gradient
 """
 
 from __future__ import annotations
@@ -141,9 +141,7 @@ class Preprocess:
         return cute.domain_offset((0, rows.first), x) if self.varlen else x[sequence, None, None]
 
     @cute.jit
-    def statistics(
-        self, out, dout, lse, dlse, delta_rows, lse_log2, delta, packed, head, m_block, first, thread
-    ):
+    def statistics(self, out, dout, lse, dlse, delta_rows, lse_log2, delta, packed, head, m_block, first, thread):
         """lse_log2 and delta of one tile of rows; neighbouring lanes share a row."""
         lanes = self.lanes
         rows_at_once = _THREADS // lanes

@@ -33,9 +33,7 @@ class Workspace:
     turn: Tensor | None
 
     @staticmethod
-    def allocate(
-        inputs: AttentionInputs, spec: AttentionSpec, tile_m: int, padded_head_dim: int
-    ) -> Workspace:
+    def allocate(inputs: AttentionInputs, spec: AttentionSpec, tile_m: int, padded_head_dim: int) -> Workspace:
         rows, heads, device = padded_rows(inputs, spec, tile_m), spec.heads_kv, inputs.q.device
         return Workspace(
             empty((heads, rows), torch.float32, device),

@@ -36,9 +36,7 @@ def forward(inputs: AttentionInputs, spec: AttentionSpec, chip: Chip) -> tuple[T
     out, lse = allocate_outputs(inputs, spec)
     if out.numel() == 0:
         return out, lse
-    plan = _forward_plan(
-        spec, chip, inputs.batch, inputs.max_seqlen_q, inputs.max_seqlen_k, _dtype(inputs.sink)
-    )
+    plan = forward_plan(spec, chip, inputs.batch, inputs.max_seqlen_q, inputs.max_seqlen_k, _dtype(inputs.sink))
     parts, part_lse, sink = out, lse, inputs.sink
     if plan.splits > 1:
         parts = empty((plan.splits, *out.shape), torch.float32, out.device)
@@ -149,7 +147,7 @@ class ForwardPlan:
 
 
 @functools.lru_cache(maxsize=4096)
-def _forward_plan(
+def forward_plan(
     spec: AttentionSpec,
     chip: Chip,
     batch: int,
@@ -187,9 +185,7 @@ def _forward_plan(
     combine = None
     if splits > 1:
         combine = _launcher("combine", Combine(spec.dtype, spec.head_dim_v, sink_dtype), chip)
-    return ForwardPlan(
-        _launcher("forward", kernel, chip), forward_section(spec, max_seqlen_k), splits, combine
-    )
+    return ForwardPlan(_launcher("forward", kernel, chip), forward_section(spec, max_seqlen_k), splits, combine)
 
 
 def _launcher(name: str, kernel: Any, chip: Chip) -> jit.Launcher:

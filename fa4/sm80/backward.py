@@ -345,9 +345,7 @@ class BackwardKernel:
         cute.arch.barrier()
 
         product(state.mma_kv, state.acc_dv, state.pt, state.dot.at(stage))
-        acc_dq = cute.make_rmem_tensor(
-            state.mma_q.get_slice(0).partition_shape_C((m, padded(self.head_dim))), Float32
-        )
+        acc_dq = cute.make_rmem_tensor(state.mma_q.get_slice(0).partition_shape_C((m, padded(self.head_dim))), Float32)
         acc_dq.fill(0.0)
         product(state.mma_q, acc_dq, state.ds, state.kt)
         self.add_dq(work, acc_dq, m_block)

@@ -107,6 +107,4 @@ class Postprocess:
         cute.copy(to_smem, to_smem.retile(half), to_smem.partition_D(s_dq))
         cute.arch.barrier()
         copy = thread_tiling(plain_copy(element), threads, dim)
-        TileCopy(copy, thread, m, dim, self.head_dim).store_rows(
-            s_dq, lambda r: packed.address(dq, m_block * m + r)
-        )
+        TileCopy(copy, thread, m, dim, self.head_dim).store_rows(s_dq, lambda r: packed.address(dq, m_block * m + r))

@@ -14,9 +14,7 @@ pytestmark = [
 
 
 def _qkv(*shape: int, requires_grad: bool = False) -> list[torch.Tensor]:
-    return [
-        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=requires_grad) for _ in range(3)
-    ]
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=requires_grad) for _ in range(3)]
 
 
 def _attend(q, k, v, **flags):

@@ -1,0 +1,115 @@
+"""python -m bench.overhead: what one call costs on the host, on shapes too small to keep a GPU busy.
+
+Four rows of host time per call, forward without gradients: the public call, the backend alone, its kernel launch
+alone (arguments ready, outputs allocated), and torch's own flash attention. Then the first call of a fresh process,
+with an empty and with a filled disk cache.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import click
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import fa4
+from fa4 import ops
+from fa4.device import chip_of
+from fa4.dispatch import select
+from fa4.fwd.arguments import lengths, windows
+from fa4.spec import AttentionSpec
+
+from .timing import Timing
+
+_FIRST_CALL = """
+import time, torch
+q = torch.randn(1, 128, 1, 64, device="cuda", dtype=torch.bfloat16); torch.cuda.synchronize()
+start = time.perf_counter(); import fa4; imported = time.perf_counter()
+fa4.flash_attn_func(q, q, q); torch.cuda.synchronize()
+print(imported - start, time.perf_counter() - imported)
+"""
+
+
+def host_time(function: Callable[[], object], calls: int = 200, repeats: int = 30) -> Timing:
+    """Milliseconds per call until the host is free again; each repeat begins with an idle device."""
+    for _ in range(calls):
+        function()
+    samples = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        samples.append(1000 * (time.perf_counter() - start) / calls)
+    return Timing.of(samples)
+
+
+def _launch_alone(q: torch.Tensor) -> Callable[[], object]:
+    from fa4.sm80.backend import forward_plan
+
+    inputs, fields = ops.problem(q, q, q, None, None, None, None, None, 1, 1, 0.125, None, 0, 0.0, False, False)
+    spec = AttentionSpec(*fields)
+    plan = forward_plan(spec, chip_of(q.device), inputs.batch, 1, 1, None)
+    out, lse = torch.empty_like(q), torch.empty(1, 1, 1, device=q.device)
+    arguments = (
+        *(q, q, q, out, lse, None), *lengths(inputs), inputs.batch, plan.section, plan.splits, 1, 0.125, 0.0,
+        *windows(spec),
+    )  # fmt: skip
+    return lambda: plan.launch(*arguments)
+
+
+def _first_call(cache: str) -> tuple[float, float]:
+    """Seconds of `import fa4` and of the first call after it, in a fresh process."""
+    environment = {**os.environ, "FA4_CACHE_DIR": cache}
+    done = subprocess.run(
+        [sys.executable, "-c", _FIRST_CALL], capture_output=True, text=True, check=True, env=environment
+    )
+    imported, called = done.stdout.split()
+    return float(imported), float(called)
+
+
+@click.command(help=__doc__)
+def main() -> None:
+    if not torch.cuda.is_available():
+        raise click.ClickException("needs a CUDA device: a launch has no host cost elsewhere")
+    q = torch.randn(1, 1, 1, 64, device="cuda", dtype=torch.bfloat16)
+    flat = q.transpose(1, 2)
+    inputs, fields = ops.problem(q, q, q, None, None, None, None, None, 1, 1, 0.125, None, 0, 0.0, False, False)
+    spec, chip = AttentionSpec(*fields), chip_of(q.device)
+    backend = select(spec, chip, "auto").load()
+
+    def torch_flash() -> None:
+        F.scaled_dot_product_attention(flat, flat, flat)
+
+    table = Table(title=f"host time of one call, {torch.cuda.get_device_name()}, torch {torch.__version__}")
+    for column in ("what", "median us", "quartiles us"):
+        table.add_column(column)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        rows = (
+            ("fa4.flash_attn_func", lambda: fa4.flash_attn_func(q, q, q, causal=True)),
+            ("backend.forward", lambda: backend.forward(inputs, spec, chip)),
+            ("launch alone", _launch_alone(q)),
+            ("scaled_dot_product_attention (flash)", torch_flash),
+        )
+        for name, function in rows:
+            t = host_time(function)
+            table.add_row(name, f"{1000 * t.median_ms:.1f}", f"{1000 * t.q25_ms:.1f} to {1000 * t.q75_ms:.1f}")
+    console = Console(width=100)
+    console.print(table)
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("empty cache", "filled cache"):
+            imported, called = _first_call(cache)
+            console.print(f"first call of a process, {name}: import fa4 {imported:.2f} s, call {called:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
