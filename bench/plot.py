@@ -47,10 +47,10 @@ def main(results: Path, output: Path | None) -> None:
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    axes.flat[0].legend()
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="lower center", ncols=8, frameon=False)
     gemm = timed[0]["gemm_tflops"]
     figure.suptitle(f"{timed[0]['machine']['device']}, GEMM {gemm[0]:.3g} TFLOP/s in the same run")
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     output = output or results.with_suffix(".png")
     figure.savefig(output, dpi=120)
     click.echo(output)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from bench import compare, plot, providers, run, suites
+from bench import compare, plot, providers, run, suites, summary
 from bench.suites import BenchCase, square
 
 TINY = (
@@ -76,6 +76,17 @@ def test_plot_draws_a_file(tiny, tmp_path):
     measured(tmp_path / "rows.jsonl")
     invoke(plot.main, tmp_path / "rows.jsonl")
     assert (tmp_path / "rows.png").stat().st_size > 10_000
+
+
+def test_summary_tells_rates_and_their_ratio(tiny, tmp_path):
+    rows = measured(tmp_path / "rows.jsonl")
+    for row in rows:
+        row["tflops"] = {"fa4": 3.0, "sdpa": 2.0}[row["provider"]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = invoke(summary.main, tmp_path / "rows.jsonl")
+    assert f"| {rows[0]['label']} | 3 | 2 |" in text
+    assert "fwd: fa4 / sdpa = 1.500 (geometric mean of 1)" in text
+    assert "'fa5' has no rows" in invoke(summary.main, "--of", "fa5", tmp_path / "rows.jsonl", code=2)
 
 
 def test_flops_follow_the_fields_convention():
