@@ -11,6 +11,7 @@ import functools
 import io
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,17 +123,17 @@ def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
 
     @functools.wraps(original)
     def compile(self: Any, module: Any, pipeline: str, *args: Any, **kwargs: Any) -> Any:
+        # Always a private directory: the names of dumped files do not tell apart what two processes compile.
         with tempfile.TemporaryDirectory(prefix="fa4-emulator-") as scratch:
-            match = re.search(r"dump-ptx-path='?([^'\s}]+)", pipeline)
-            if match:
-                prefix = Path(match.group(1))
-            else:
-                prefix = Path(scratch, "kernels")
-                pipeline = _with_option(pipeline, f"dump-ptx-path='{prefix}'")
+            private = Path(scratch, "kernels")
+            pipeline, asked = _dumping_ptx_to(private, pipeline)
             result = original(self, module, pipeline, *args, **kwargs)
             _rename_runtime_calls(result, library)
             binaries = _binaries(result)
-            texts = [path.read_text() for path in sorted(prefix.parent.glob(prefix.name + "*.ptx"))]
+            dumped = sorted(private.parent.glob(private.name + "*.ptx"))
+            texts = [path.read_text() for path in dumped]
+            for path in dumped if asked else ():
+                shutil.copyfile(path, asked.parent / path.name.replace(private.name, asked.name, 1))
         for binary in binaries:
             modules.register(binary, _ptx_of(binary, texts))
         return result
@@ -141,12 +142,15 @@ def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
         yield
 
 
-def _with_option(pipeline: str, option: str) -> str:
-    """Add an option to the cute-to-nvvm{...} pass of a pass pipeline."""
+def _dumping_ptx_to(prefix: Path, pipeline: str) -> tuple[str, Path | None]:
+    """The pass pipeline with its PTX dumped to `prefix`, and where it was to be dumped before, if anywhere."""
+    match = re.search(r"dump-ptx-path='?([^'\s}]+)'?", pipeline)
+    if match:
+        return pipeline.replace(match.group(0), f"dump-ptx-path='{prefix}'"), Path(match.group(1))
     head, brace, tail = pipeline.partition("cute-to-nvvm{")
     if not brace:
         raise ValueError(f"pipeline {pipeline!r} has no cute-to-nvvm pass to take the PTX from")
-    return f"{head}{brace}{option} {tail}"
+    return f"{head}{brace}dump-ptx-path='{prefix}' {tail}", None
 
 
 def _rename_runtime_calls(module: Any, library: ctypes.CDLL) -> None:

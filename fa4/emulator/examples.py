@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 EXAMPLES_ROOT = "examples/python/CuTeDSL"
 COMMIT = "7107b05535f8977f5ecb9d01ee203205b1fd9bc4"  # of NVIDIA/cutlass, with which the table in the docs was made
@@ -16,6 +19,17 @@ class Example:
     chip: str
     script: str
     arguments: tuple[str, ...]
+
+    def run(self, cutlass: Path) -> None:
+        """Run the script of the checkout `cutlass` in this process, as from the shell."""
+        script = cutlass / EXAMPLES_ROOT / self.script
+        argv, path = sys.argv, list(sys.path)
+        sys.argv = [str(script), *self.arguments]
+        sys.path[:0] = [str(script.parent), str(cutlass / EXAMPLES_ROOT)]
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        finally:
+            sys.argv, sys.path[:] = argv, path
 
 
 _ONCE = "--warmup_iterations 0 --iterations 1"

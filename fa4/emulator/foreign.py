@@ -14,7 +14,6 @@ import ctypes
 import json
 import random
 import re
-import runpy
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from typing import Any
 
 import click
 
-from fa4.emulator.examples import EXAMPLES, EXAMPLES_ROOT, Example
+from fa4.emulator.examples import EXAMPLES, Example
 from fa4.emulator.machine import SCHEDULES
 
 Order = tuple[int, str]  # seed of the emulator and schedule
@@ -133,18 +132,11 @@ def _run_script(
     """One run of the example's script. True when every repeated launch left the same bits."""
     from fa4.emulator import emulate
 
-    script = cutlass / EXAMPLES_ROOT / example.script
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [str(script), *example.arguments]
-    sys.path[:0] = [str(script.parent), str(cutlass / EXAMPLES_ROOT)]
-    try:
-        with emulate(example.chip, sms=_SMS, seed=order[0], schedule=order[1]) as gpu:
-            repeats = _Repeats(gpu, example.chip, others)
-            with _observed_comparisons(outcome), _shifted_seeds(inputs):
-                runpy.run_path(str(script), run_name="__main__")
-            report = gpu.report()
-    finally:
-        sys.argv, sys.path[:] = argv, path
+    with emulate(example.chip, sms=_SMS, seed=order[0], schedule=order[1]) as gpu:
+        repeats = _Repeats(gpu, example.chip, others)
+        with _observed_comparisons(outcome), _shifted_seeds(inputs):
+            example.run(cutlass)
+        report = gpu.report()
     outcome.launches = len(report.launches)
     outcome.instructions = report.warp_instructions
     outcome.seconds = sum(launch.seconds for launch in report.launches)

@@ -10,8 +10,6 @@
 from __future__ import annotations
 
 import re
-import runpy
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +17,7 @@ import click
 import numpy as np
 
 from fa4.emulator.errors import EmulationError
-from fa4.emulator.examples import EXAMPLES, EXAMPLES_ROOT
+from fa4.emulator.examples import EXAMPLES
 from fa4.emulator.libcuda import CudaError, Device
 from fa4.emulator.opcodes import CASES, Case, mismatch
 from fa4.emulator.opcodes.case import Inputs, for_chip
@@ -106,12 +104,9 @@ def record(folder: Path, cutlass: Path, only: str, chip: str) -> None:
     for example in EXAMPLES:
         if not re.search(only, example.name):
             continue
-        script = cutlass / EXAMPLES_ROOT / example.script
-        sys.argv = [str(script), *example.arguments]
-        sys.path[:0] = [str(script.parent), str(cutlass / EXAMPLES_ROOT)]
         with emulate(chip if example.chip == "sm_80" else example.chip) as gpu:
             recorder = Recorder(gpu, folder, example.name)
-            runpy.run_path(str(script), run_name="__main__")
+            example.run(cutlass)
         click.echo(f"{example.name}: {recorder.count} launches")
 
 

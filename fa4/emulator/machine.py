@@ -46,6 +46,7 @@ class LaunchReport:
     bytes: path ("global_load", "global_store", "shared_load", "shared_store", "tma_load", "tma_store", ...) -> bytes.
     mma_flops: 2 * M * N * K summed over all matrix instructions.
     waits: place of a blocking instruction -> times that a warp had to park there.
+    lines: line of the PTX text -> warp-instructions.
     trace_hash: digest of every scheduling decision and completion; equal for equal seeds.
     """
 
@@ -58,6 +59,7 @@ class LaunchReport:
     bytes: dict[str, int] = field(default_factory=dict)
     mma_flops: int = 0
     waits: dict[str, int] = field(default_factory=dict)
+    lines: dict[int, int] = field(default_factory=dict)
     trace_hash: int = 0
     seconds: float = 0.0
     printed: list[str] = field(default_factory=list)
@@ -74,6 +76,7 @@ class Machine:
     chip: "sm_80", "sm_90a", "sm_100a", ...: sizes of shared memory and TMEM, and the value of architecture registers.
     seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
     schedule: "round_robin", "random" or "adversarial".
+    limit: warp-instructions after which a launch is taken for a Deadlock; 0 for no limit.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Machine:
         schedule: str = "round_robin",
         checks: Checks | None = None,
         trace: bool = False,
+        limit: int = 0,
     ) -> None:
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule is {schedule!r}, expected one of {SCHEDULES}")
@@ -94,6 +98,7 @@ class Machine:
         self.schedule = schedule
         self.checks = checks or Checks()
         self.trace = trace
+        self.limit = limit
 
     def launch(
         self,
@@ -140,7 +145,7 @@ class Machine:
         config.shared_per_sm = (_SHARED_KIB.get(self.chip[:5], 228) + 1) * 1024
         config.check_bounds, config.check_poison = self.checks.bounds, self.checks.poison
         config.check_races, config.check_tmem = self.checks.races, self.checks.tmem
-        config.trace = self.trace
+        config.trace, config.limit = self.trace, self.limit
         return config
 
 
@@ -219,15 +224,19 @@ class _Loaded:
     def report(self, result: dict, grid, block, cluster) -> LaunchReport:
         report = LaunchReport(self.kernel.name, grid, block, cluster)
         opcodes = [self.kernel.instructions[s].opcode for s in self.sources]
+        places = [self.kernel.instructions[s].line for s in self.sources]
         total: Counter[str] = Counter()
+        lines: Counter[int] = Counter()
         for warp, counts in enumerate(result["by_warp"]):
             mine: Counter[str] = Counter()
             for row, n in enumerate(counts):
                 if n:
                     mine[opcodes[row]] += n
+                    lines[places[row]] += n
             report.by_warp[warp] = dict(mine)
             total.update(mine)
         report.instructions = dict(total)
+        report.lines = dict(lines)
         report.bytes = dict(result["bytes"])
         report.mma_flops = result["mma_flops"]
         for row, n in enumerate(result["waits"]):

@@ -1,0 +1,309 @@
+"""Would a missing synchronisation be noticed?
+
+    python -m fa4.emulator.mutate fwd|bwd [--seqlen 256 --causal ...]     one of fa4's own kernels
+    python -m fa4.emulator.mutate EXAMPLE --cutlass PATH [-- ARGUMENTS]   a foreign example, by its name
+    python -m fa4.emulator.mutate FILE.npz                                a launch that fa4.emulator.hardware recorded
+
+Removes or weakens each synchronising instruction of one kernel in turn, and runs the mutant under every schedule with
+seeds 0, 1, ... until it is killed: by an error, or by a result that is not the original's. Instructions that no run of
+the original reaches are not counted. Prints a table by kind, and every survivor with its place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import multiprocessing
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fa4 import cases
+from fa4.emulator.errors import EmulationError
+from fa4.emulator.machine import SCHEDULES, Allocation, LaunchReport, Machine
+from fa4.emulator.memory import aligned_buffer
+from fa4.emulator.mutations import Mutant, mutants
+from fa4.emulator.ptx import parse
+from fa4.emulator.recording import Recorder, Recording
+
+Order = tuple[int, str]  # seed and schedule
+_PATIENCE = 20  # a mutant that runs this many times the original's instructions will not end
+_SPREAD = 16.0  # how often the original's own spread a sum in another order may differ
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant. `how`: the error's name, "wrong result", or "" for a survivor; `runs` it took."""
+
+    mutant: Mutant
+    how: str
+    runs: int
+
+
+class Stage:
+    """A recorded launch with memory of its own, to run again and again."""
+
+    def __init__(self, recording: Recording, sms: int) -> None:
+        self.recording, self.sms = recording, sms
+        self.buffers = [aligned_buffer(len(content)) for content in recording.before]
+        addresses = [ctypes.addressof(buffer) for buffer in self.buffers]
+        self.params = recording.moved_params(addresses)
+        self.allocations = [
+            Allocation(address, len(content), f"memory {i}")
+            for i, (address, content) in enumerate(zip(addresses, recording.before))
+        ]
+
+    def run(self, ptx: str, order: Order, limit: int = 0) -> tuple[LaunchReport, list[bytes]]:
+        """Run `ptx` in place of the recorded text; the report and the memory it leaves."""
+        for buffer, content in zip(self.buffers, self.recording.before):
+            buffer.raw = content
+        launch = self.recording
+        machine = Machine(launch.chip, sms=self.sms, seed=order[0], schedule=order[1], limit=limit)
+        report = machine.launch(
+            ptx, launch.entry, grid=launch.grid, block=launch.block, cluster=launch.cluster,
+            smem_bytes=launch.smem_bytes, params=self.params, allocations=self.allocations,
+        )  # fmt: skip
+        return report, [buffer.raw for buffer in self.buffers]
+
+
+@dataclass(frozen=True)
+class Original:
+    """What the kernel does when nothing is changed.
+
+    memory: what each range of memory holds afterwards. Where that depends on the order of atomic sums, taken as
+    float32, `slack` is the largest difference allowed; elsewhere it is None and the bytes must be the same.
+    """
+
+    memory: tuple[bytes, ...]
+    slack: tuple[float | None, ...]
+    reached: frozenset[int]
+    instructions: int
+
+    def agrees(self, memory: list[bytes]) -> bool:
+        return all(
+            mine == theirs if slack is None else _difference(mine, theirs) <= slack
+            for mine, theirs, slack in zip(self.memory, memory, self.slack)
+        )
+
+
+def _difference(one: bytes, other: bytes) -> float:
+    """Largest difference of two arrays of float32; infinite where a value is not finite in both."""
+    if one == other:
+        return 0.0
+    a, b = (np.frombuffer(raw, np.float32).astype(np.float64) for raw in (one, other))
+    with np.errstate(invalid="ignore"):
+        difference = np.where(a.view(np.uint64) == b.view(np.uint64), 0.0, np.abs(a - b))
+    return float(np.nan_to_num(difference, nan=np.inf).max())
+
+
+def observe(stage: Stage, orders: Iterable[Order]) -> Original:
+    """Run the original in every order.
+
+    Raises:
+        EmulationError: the original itself is not clean.
+        ValueError: what it leaves depends on the order by more than the rounding of sums explains.
+    """
+    reports, memories = zip(*(stage.run(stage.recording.ptx, order) for order in orders))
+    slack: list[float | None] = []
+    for index, versions in enumerate(zip(*memories)):
+        if len(set(versions)) == 1:
+            slack.append(None)
+            continue
+        name = f"memory {index} ({len(versions[0])} bytes) of {stage.recording.entry}"
+        if len(versions[0]) % 4:
+            raise ValueError(f"{name} depends on the order, but is no array of float32")
+        spread = max(_difference(versions[0], version) for version in versions)
+        largest = float(np.nanmax(np.abs(np.frombuffer(versions[0], np.float32))))
+        if not spread <= 1e-4 * largest:
+            raise ValueError(f"{name} depends on the order by {spread:.3g} of {largest:.3g}: these are no float32 sums")
+        slack.append(_SPREAD * max(spread, largest * 2.0**-24))
+    reached = frozenset().union(*(report.lines for report in reports))
+    return Original(memories[0], tuple(slack), reached, max(report.warp_instructions for report in reports))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How mutants are run: on which stage, against which original, in which orders."""
+
+    stage: Stage
+    original: Original
+    orders: tuple[Order, ...]
+
+    def judge(self, mutant: Mutant) -> Verdict:
+        limit = _PATIENCE * self.original.instructions
+        for runs, order in enumerate(self.orders, 1):
+            try:
+                _, memory = self.stage.run(mutant.ptx, order, limit)
+            except EmulationError as error:
+                return Verdict(mutant, type(error).__name__, runs)
+            if not self.original.agrees(memory):
+                return Verdict(mutant, "wrong result", runs)
+        return Verdict(mutant, "", len(self.orders))
+
+
+def prepare(recording: Recording, *, sms: int = 4, seeds: int = 10) -> Trial:
+    """Observe the original, and get ready to judge its mutants. Raises as `observe` does."""
+    stage = Stage(recording, sms)
+    orders = tuple(product(range(seeds), SCHEDULES))
+    return Trial(stage, observe(stage, orders[: 4 * len(SCHEDULES)]), orders)
+
+
+def reached_mutants(trial: Trial, only: str = "") -> list[Mutant]:
+    """The mutants of instructions that the original reaches; `only` is searched in "line N, kind change"."""
+    return [
+        mutant
+        for mutant in mutants(trial.stage.recording.ptx)
+        if mutant.line in trial.original.reached and re.search(only, str(mutant))
+    ]
+
+
+_trial: Trial  # of this worker process
+
+
+def _start_worker(recording: Recording, sms: int, original: Original, orders: tuple[Order, ...]) -> None:
+    global _trial
+    _trial = Trial(Stage(recording, sms), original, orders)
+
+
+def _judge_in_worker(mutant: Mutant) -> Verdict:
+    return _trial.judge(mutant)
+
+
+def judge_all(trial: Trial, chosen: list[Mutant], processes: int = 1) -> Iterator[Verdict]:
+    """One verdict per mutant, in their order."""
+    if processes == 1:
+        yield from map(trial.judge, chosen)
+        return
+    stage = trial.stage
+    with ProcessPoolExecutor(
+        processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(stage.recording, stage.sms, trial.original, trial.orders),
+    ) as pool:
+        yield from pool.map(_judge_in_worker, chosen)
+
+
+def summary(recording: Recording, verdicts: list[Verdict]) -> str:
+    """A Markdown table by kind of mutant, then one of the survivors and where they come from."""
+    lines = ["| kind | mutants | killed | by |", "|---|---|---|---|"]
+    for kind in dict.fromkeys(verdict.mutant.kind for verdict in verdicts):
+        mine = [verdict for verdict in verdicts if verdict.mutant.kind == kind]
+        ways = Counter(verdict.how for verdict in mine if verdict.how)
+        by = ", ".join(f"{how} {count}" for how, count in ways.most_common())
+        lines.append(f"| {kind} | {len(mine)} | {sum(ways.values())} | {by} |")
+    killed = [verdict for verdict in verdicts if verdict.how]
+    share = len(killed) / len(verdicts) if verdicts else 0.0
+    at_once = sum(verdict.runs == 1 for verdict in killed)
+    lines.append(f"| **all** | {len(verdicts)} | {len(killed)} ({share:.1%}) | {at_once} of them in the first run |")
+    survivors = [verdict.mutant for verdict in verdicts if not verdict.how]
+    if survivors:
+        places = _source_places(recording)
+        lines += ["", "| survivor | place | instruction |", "|---|---|---|"]
+        lines += [f"| {m} | {places.get(m.line, '')} | `{m.before[:120]}` |" for m in survivors]
+    return "\n".join(lines)
+
+
+def _source_places(recording: Recording) -> dict[int, str]:
+    """Line of the PTX -> Python file:line, where the text has line information."""
+    module = parse(recording.ptx)
+    places = {}
+    for instruction in module.kernels[recording.entry].instructions:
+        place = module.place(instruction)
+        if place.file is not None:
+            places[place.ptx_line] = f"{Path(place.file).name}:{place.line}"
+    return places
+
+
+def _record(case: cases.Case, chip: str, sms: int, folder: Path) -> None:
+    from fa4.emulator import emulate
+
+    problem = cases.make(case, seed=0)
+    with emulate(chip, sms=sms) as gpu:
+        Recorder(gpu, folder, case.name)
+        if case.name == "fwd":
+            problem.call()
+        else:
+            problem.call_with_gradients()
+
+
+def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: int, folder: Path) -> None:
+    from fa4.emulator import emulate
+    from fa4.emulator.examples import EXAMPLES
+
+    example = next((example for example in EXAMPLES if example.name == name), None)
+    if example is None:
+        raise click.BadParameter(f"{name} is neither fwd, bwd, a file nor one of {', '.join(e.name for e in EXAMPLES)}")
+    if arguments:
+        example = dataclasses.replace(example, arguments=arguments)
+    with emulate(example.chip, sms=sms) as gpu:
+        Recorder(gpu, folder, name)
+        example.run(cutlass)
+
+
+@click.command(help=__doc__)
+@click.argument("target")
+@click.argument("arguments", nargs=-1)
+@click.option("--cutlass", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--seqlen", default=256, show_default=True)
+@click.option("--head-dim", default=128, show_default=True)
+@click.option("--heads", default=1, show_default=True)
+@click.option("--causal", is_flag=True)
+@click.option("--deterministic", is_flag=True)
+@click.option("--chip", default="sm_100a", show_default=True, help="For fwd and bwd.")
+@click.option("--sms", default=4, show_default=True, help="Multiprocessors of the chip.")
+@click.option("--launch", type=int, help="Which launch of the target [default: the one with the most mutants].")
+@click.option("--seeds", default=10, show_default=True, help="Seeds tried on a mutant, each with every schedule.")
+@click.option("--only", default="", help="Regular expression on 'line N, kind change'.")
+@click.option("--processes", default=1, show_default=True)
+def main(
+    target: str, arguments: tuple[str, ...], cutlass: Path | None, seqlen: int, heads: int, chip: str, sms: int,
+    launch: int | None, seeds: int, only: str, processes: int, **shape,
+) -> None:  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="fa4-mutate-") as scratch:
+        folder = Path(scratch)
+        if target in ("fwd", "bwd"):
+            case = cases.Case(
+                target, seqlen_q=seqlen, seqlen_k=seqlen, heads_q=heads, heads_kv=heads, dtype=torch.bfloat16, **shape
+            )
+            _record(case, chip, sms, folder)
+        elif not target.endswith(".npz"):
+            if cutlass is None:
+                raise click.UsageError(f"{target} is a foreign example: --cutlass says where it is")
+            _record_example(target, arguments, cutlass, sms, folder)
+        paths = [Path(target)] if target.endswith(".npz") else sorted(folder.glob("*.npz"))
+        recordings = [Recording.load(path) for path in paths]
+    recording = recordings[_richest(recordings) if launch is None else launch]
+    trial = prepare(recording, sms=sms, seeds=seeds)
+    chosen = reached_mutants(trial, only)
+    verdicts = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("mutants", total=len(chosen))
+        for verdict in judge_all(trial, chosen, processes):
+            verdicts.append(verdict)
+            if not verdict.how:
+                progress.console.print(f"survived: {verdict.mutant}")
+            progress.advance(task)
+    click.echo(f"{recording.entry}, grid {recording.grid}, {sms} SMs, {seeds} seeds x {len(SCHEDULES)} schedules\n")
+    click.echo(summary(recording, verdicts))
+
+
+def _richest(recordings: list[Recording]) -> int:
+    return max(range(len(recordings)), key=lambda i: sum(1 for _ in mutants(recordings[i].ptx)))
+
+
+if __name__ == "__main__":
+    main()

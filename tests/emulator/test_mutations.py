@@ -1,0 +1,143 @@
+"""The mutation runner: which mutants it makes, and that the emulator kills those of a small pipeline."""
+# ruff: noqa: E402  (what follows importorskip needs CuTe DSL)
+
+import struct
+
+import pytest
+import torch
+
+from fa4.emulator.errors import EmulationError
+from fa4.emulator.mutations import mutants
+
+PTX = """\
+.version 8.8
+.target sm_100a
+.address_size 64
+.extern .shared .align 16 .b8 smem[];
+.visible .entry test(.param .u64 out) {
+.reg .pred %p<4>; .reg .b32 %r<8>; .reg .b64 %d<4>; .reg .f32 %f<4>;
+ld.param.u64 %d0, [out];
+mov.u32 %r0, %tid.x;
+mov.b32 %r1, smem;
+setp.ne.u32 %p0, %r0, 0;
+@!%p0 mbarrier.init.shared.b64 [%r1], 2;
+fence.mbarrier_init.release.cluster;
+bar.sync 0, 64;
+mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 32;
+WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 1;
+@!%p1 bra WAIT;
+mbarrier.try_wait.parity.shared.b64 %p1, [%r1], %r2;
+cp.async.bulk.wait_group.read 1;
+red.release.gpu.global.add.u32 [%d0], 1;
+st.global.u32 [%d0], 1;
+ret;
+}
+"""
+
+
+def test_mutants_of_a_text() -> None:
+    lines = PTX.splitlines()
+    made = [(m.line, m.kind, m.change, m.ptx.splitlines()[m.line - 1]) for m in mutants(PTX)]
+    assert made == [
+        (11, "mbarrier init", "expects one arrival more", "@!%p0 mbarrier.init.shared.b64 [%r1], 3;"),
+        (11, "mbarrier init", "expects one arrival less", "@!%p0 mbarrier.init.shared.b64 [%r1], 1;"),
+        (12, "mbarrier init fence", "removed", "// removed"),
+        (13, "CTA barrier", "removed", "// removed"),
+        (13, "CTA barrier", "expects one warp less", "bar.sync 0, 32;"),
+        (14, "mbarrier expect_tx", "removed", "// removed"),
+        (14, "mbarrier expect_tx", "expects 16 bytes more", "mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 48;"),
+        (14, "mbarrier expect_tx", "expects 16 bytes less", "mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 16;"),
+        (15, "mbarrier wait", "removed", "WAIT: setp.eq.u32 %p1, 0, 0;"),
+        (15, "mbarrier wait", "waits for the other phase", lines[14].replace("], 1;", "], 0;")),
+        (17, "mbarrier wait", "removed", "setp.eq.u32 %p1, 0, 0;"),
+        (17, "mbarrier wait", "waits for the other phase", "{ .reg .b32 other_phase; xor.b32 other_phase, %r2, 1; "
+         "mbarrier.try_wait.parity.shared.b64 %p1, [%r1], other_phase; }"),
+        (18, "group wait", "removed", "// removed"),
+        (18, "group wait", "leaves one group more", "cp.async.bulk.wait_group.read 2;"),
+        (19, "memory order", "relaxed", "red.relaxed.gpu.global.add.u32 [%d0], 1;"),
+    ]  # fmt: skip
+    for mutant in mutants(PTX):
+        others = [line for i, line in enumerate(mutant.ptx.splitlines(), 1) if i != mutant.line]
+        assert others == [line for i, line in enumerate(lines, 1) if i != mutant.line]
+
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from cutlass.cute.runtime import from_dlpack
+
+from fa4.emulator import emulate
+from fa4.emulator.machine import SCHEDULES
+from fa4.emulator.mutate import Stage, judge_all, observe, prepare, reached_mutants, summary
+from fa4.emulator.recording import Recorder, Recording
+from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory) -> Recording:
+    folder = tmp_path_factory.mktemp("recorded")
+    with emulate("sm_100a") as gpu:
+        Recorder(gpu, folder, "pipeline")
+        run_pipeline(from_dlpack(torch.randn(ROWS, COLUMNS)), from_dlpack(torch.zeros(ROWS, COLUMNS)), "none")
+    return Recording.load(folder / "pipeline.0.npz")
+
+
+def test_every_mutant_of_a_pipeline_is_killed_or_redundant(pipeline: Recording) -> None:
+    trial = prepare(pipeline, seeds=3)
+    verdicts = list(judge_all(trial, reached_mutants(trial)))
+    print(summary(pipeline, verdicts))
+    kinds = {verdict.mutant.kind for verdict in verdicts}
+    assert kinds >= {"mbarrier init", "mbarrier wait", "mbarrier arrive", "CTA barrier"}
+    # Redundant in this kernel: the fence (no other CTA, no asynchronous proxy sees the barriers), the producer's wait
+    # before the first row (everything is free at the start), the consumers' last arrival (nobody waits for it).
+    waits = [v for v in verdicts if v.mutant.kind == "mbarrier wait" and v.mutant.change == "removed"]
+    arrivals = [v for v in verdicts if v.mutant.kind == "mbarrier arrive"]
+    fences = [v for v in verdicts if v.mutant.kind == "mbarrier init fence"]
+    assert [v for v in verdicts if not v.how] == [*fences, waits[0], arrivals[-1]]
+
+
+def test_unreached_instructions_are_not_counted(pipeline: Recording) -> None:
+    trial = prepare(pipeline, seeds=1)
+    reached = {mutant.line for mutant in reached_mutants(trial)}
+    assert reached <= trial.original.reached
+    assert not reached_mutants(trial, only="no such kind")
+    assert {m.kind for m in reached_mutants(trial, only="CTA barrier removed")} == {"CTA barrier"}
+
+
+def test_two_processes_agree_with_one(pipeline: Recording) -> None:
+    trial = prepare(pipeline, seeds=1)
+    chosen = reached_mutants(trial, only="CTA barrier|arrive")
+    assert list(judge_all(trial, chosen)) == list(judge_all(trial, chosen, processes=2))
+
+
+def _recording(body: str, before: bytes) -> Recording:
+    head = PTX[: PTX.index("setp.ne")]
+    return Recording(
+        "handwritten", "sm_100a", f"{head}{body}\nret;\n}}\n", "test", (2, 1, 1), (64, 1, 1), (1, 1, 1), 16,
+        (struct.pack("<Q", 4096),), (4096,), (before,), (before,),
+    )  # fmt: skip
+
+
+def test_sums_in_any_order_are_judged_by_their_own_spread() -> None:
+    body = """mov.u32 %r2, %ctaid.x; mad.lo.u32 %r2, %r2, 64, %r0; cvt.rn.f32.u32 %f0, %r2; rcp.approx.f32 %f0, %f0;
+    @!%p0 mov.f32 %f0, 0f3EAAAAAB; bar.sync 0; red.global.add.f32 [%d0], %f0;"""
+    recording = _recording("setp.ne.u32 %p0, %r0, 0;\n" + body, bytes(4))
+    stage = Stage(recording, sms=4)
+    original = observe(stage, [(seed, schedule) for seed in range(8) for schedule in SCHEDULES])
+    (slack,) = original.slack
+    assert slack is not None
+    value = struct.unpack("<f", original.memory[0])[0]
+    assert original.agrees([struct.pack("<f", value + slack / 2)])
+    assert not original.agrees([struct.pack("<f", value + 4 * slack)])
+    assert not original.agrees([struct.pack("<f", float("nan"))])
+
+
+def test_a_result_that_depends_on_the_order_is_refused() -> None:
+    stage = Stage(_recording("mov.u32 %r2, %ctaid.x; atom.exch.global.b32 %r3, [%d0], %r2;", bytes(4)), sms=4)
+    with pytest.raises(ValueError, match="depends on the order"):
+        observe(stage, [(seed, schedule) for seed in range(8) for schedule in SCHEDULES])
+
+
+def test_an_original_with_an_error_is_refused() -> None:
+    stage = Stage(_recording("st.global.u32 [%d0+4], %r0;", bytes(4)), sms=4)
+    with pytest.raises(EmulationError):
+        observe(stage, [(0, "random")])
