@@ -13,7 +13,19 @@ from dataclasses import dataclass, field
 
 from fa4.emulator.errors import UnknownInstruction
 from fa4.emulator.ptx import (
-    TYPE_BITS, Address, Imm, Instruction, Kernel, Module, Negated, Pair, Register, Sink, Special, Symbol, Vector,
+    TYPE_BITS,
+    Address,
+    Imm,
+    Instruction,
+    Kernel,
+    Module,
+    Negated,
+    Pair,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
 )  # fmt: skip
 
 # (kind, word offset, register number or -1, bits, negated); kinds as in program.hpp.
@@ -61,7 +73,7 @@ class Mods:
     def has(self, name: str) -> bool:
         return self.take(name) is not None
 
-    def startswith(self, prefix: str) -> str | None:
+    def take_prefix(self, prefix: str) -> str | None:
         for part in self.left:
             if part.startswith(prefix):
                 self.left.remove(part)
@@ -92,8 +104,8 @@ class Mods:
             raise self.unknown()
 
 
-_NARROW = {"e4m3x2", "e5m2x2", "e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2", "e4m3x4", "e5m2x4", "e2m1x4", "e2m3x4", "e3m2x4",
-           "e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "ue8m0", "u16x2", "s16x2"}  # fmt: skip
+_NARROW = {"e4m3x2", "e5m2x2", "e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2", "e4m3x4", "e5m2x4", "e2m1x4", "e2m3x4",
+           "e3m2x4", "e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "ue8m0", "u16x2", "s16x2"}  # fmt: skip
 
 
 @dataclass
@@ -360,6 +372,6 @@ def handles(*names: str):
 
 
 __all__ = [
-    "HANDLERS", "NO_OPERAND", "ROUNDINGS", "Address", "Imm", "Instruction", "Lowering", "Mods", "Negated", "Pair", "Register",
-    "Sink", "Special", "Symbol", "UnknownInstruction", "Vector", "handles",
+    "HANDLERS", "NO_OPERAND", "ROUNDINGS", "Address", "Imm", "Instruction", "Lowering", "Mods", "Negated", "Pair",
+    "Register", "Sink", "Special", "Symbol", "UnknownInstruction", "Vector", "handles",
 ]  # fmt: skip

@@ -1,9 +1,19 @@
-"""Lowering of arithmetic, logic, comparison, conversion, control flow and warp instructions (ISA 9.7.1 - 9.7.8, 9.7.12)."""
+"""Lowering of arithmetic, logic, comparison, conversion, control flow and warp instructions.
+
+PTX ISA 9.7.1 - 9.7.8, 9.7.12.
+"""
 
 from __future__ import annotations
 
 from fa4.emulator.isa import (
-    NO_OPERAND, ROUNDINGS, Instruction, Lowering, Mods, Pair, Vector, handles,
+    NO_OPERAND,
+    ROUNDINGS,
+    Instruction,
+    Lowering,
+    Mods,
+    Pair,
+    Vector,
+    handles,
 )  # fmt: skip
 from fa4.emulator.ptx import TYPE_BITS
 
@@ -46,7 +56,7 @@ def _mov(low: Lowering, ins: Instruction, mods: Mods) -> None:
 def _cvta(low: Lowering, ins: Instruction, mods: Mods) -> None:
     """to_generic / from_generic, m: space."""
     to = mods.has("to")
-    space = mods.startswith("param") or mods.startswith("shared") or mods.take("global", "local", "const")
+    space = mods.take_prefix("param") or mods.take_prefix("shared") or mods.take("global", "local", "const")
     type_ = mods.type()
     mods.finish()
     dst, src = ins.operands
@@ -167,7 +177,8 @@ def _special_functions(low: Lowering, ins: Instruction, mods: Mods) -> None:
         kind = mods.take("finite", "infinite", "number", "notanumber", "normal", "subnormal")
         mods.finish()
         kinds = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
-        return low.emit("testp", type_, [low.dst(ins.operands[0])], [low.src(ins.operands[1], type_)], [kinds.index(kind)])
+        dst, src = low.dst(ins.operands[0]), low.src(ins.operands[1], type_)
+        return low.emit("testp", type_, [dst], [src], [kinds.index(kind)])
     m = _float_mods(mods)
     mods.finish()
     low.emit(name, type_, [low.dst(ins.operands[0])], [low.src(o, type_) for o in ins.operands[1:]], m)

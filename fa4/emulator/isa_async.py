@@ -103,8 +103,8 @@ def _bulk(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
 
 
 def _tensor(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
-    """m: dimensions, shared offset, mbarrier offset, flags (1 multicast, 2 cta_group::2, 4 gather4/scatter4, 8 shared::cta),
-    reduction. Sources: shared address, tensor map, mbarrier, CTA mask, five coordinates."""
+    """m: dimensions, shared offset, mbarrier offset, flags (1 multicast, 2 cta_group::2, 4 gather4/scatter4,
+    8 shared::cta), reduction. Sources: shared address, tensor map, mbarrier, CTA mask, five coordinates."""
     prefetch = mods.has("prefetch")
     dims = int(mods.take("1d", "2d", "3d", "4d", "5d")[0])
     policy = mods.has("L2::cache_hint")
@@ -157,7 +157,7 @@ def _clc(low: Lowering, ins: Instruction, mods: Mods) -> None:
     dst = ins.operands[0]
     if mods.has("query_cancel") and mods.has("is_canceled"):
         return low.emit("clc_is_canceled", "pred", [low.dst(dst)], [response])
-    which = mods.startswith("get_first_ctaid")
+    which = mods.take_prefix("get_first_ctaid")
     if which == "get_first_ctaid":
         return low.emit("clc_first_ctaid", "b32", [low.dst(d) for d in dst.items], [response], [-1])
     low.emit("clc_first_ctaid", "b32", [low.dst(dst)], [response], ["xyz".index(which[-1])])
@@ -191,7 +191,8 @@ def _tcgen05(low: Lowering, ins: Instruction, mods: Mods) -> None:
         space = space_of(mods)
         mods.finish()
         base, offset = low.address(ops[0])
-        return low.emit("tmem_alloc", "b32", [], [base, low.src(ops[1], "u32")], [group, offset, space], aligned=True, sync=True)
+        columns = low.src(ops[1], "u32")
+        return low.emit("tmem_alloc", "b32", [], [base, columns], [group, offset, space], aligned=True, sync=True)
     if kind == "dealloc":
         mods.has("sync"), mods.has("aligned"), mods.has("b32")
         mods.finish()
@@ -212,7 +213,7 @@ def _tcgen05(low: Lowering, ins: Instruction, mods: Mods) -> None:
     if kind == "cp":
         shapes = {"128x256b": 0, "4x256b": 1, "128x128b": 2, "64x128b": 3, "32x128b": 5}
         shape = shapes[mods.take(*shapes)]
-        multicast = mods.startswith("warpx")
+        multicast = mods.take_prefix("warpx")
         if multicast == "warpx2::01_23":
             shape = 4
         fmt = {"b4x16_p64": 1, "b6x16_p32": 2}.get(mods.take("b4x16_p64", "b6x16_p32"), 0)
@@ -234,7 +235,7 @@ def _tmem_ld_st(low: Lowering, ins: Instruction, mods: Mods, kind: str) -> None:
         raise mods.unknown()
     mods.has("sync"), mods.has("aligned"), mods.has("b32")
     shape = SHAPES[mods.take(*SHAPES)]
-    num = int(mods.startswith("x")[1:])
+    num = int(mods.take_prefix("x")[1:])
     pack = mods.has("pack::16b") or mods.has("unpack::16b")
     mods.finish()
     ops = list(ins.operands)
@@ -250,15 +251,17 @@ def _tmem_ld_st(low: Lowering, ins: Instruction, mods: Mods, kind: str) -> None:
 
 
 def _umma(low: Lowering, ins: Instruction, mods: Mods, group: int) -> None:
-    """m: CTA group, kind, flags (1 A in TMEM, 2 weight stationary, 4 disabled lanes given), scale vector size, scale-input-d,
-    offsets of D and A. Sources: D, A, B descriptor, instruction descriptor, enable-input-d, scale A, scale B, lanes."""
-    kind = KINDS[mods.startswith("kind::")]
+    """m: CTA group, kind, flags (1 A in TMEM, 2 weight stationary, 4 disabled lanes given), scale vector size,
+    scale-input-d, offsets of D and A.
+
+    Sources: D, A, B descriptor, instruction descriptor, enable-input-d, scale A, scale B, lanes."""
+    kind = KINDS[mods.take_prefix("kind::")]
     if "sp" in mods.left or "ashift" in mods.left:
         raise mods.unknown()
     stationary = mods.has("ws")
     scaled = mods.has("block_scale")
     vector = mods.take("scale_vec::1X", "scale_vec::2X", "scale_vec::4X", "block16", "block32")
-    while mods.startswith("collector::"):
+    while mods.take_prefix("collector::"):
         pass
     mods.finish()
     default = {4: 1, 5: 2, 6: 4}.get(kind, 0)
@@ -299,7 +302,7 @@ def _wgmma(low: Lowering, ins: Instruction, mods: Mods) -> None:
     if not mods.has("mma_async") or "sp" in mods.left:
         raise mods.unknown()
     mods.has("sync"), mods.has("aligned")
-    shape = mods.startswith("m64n")
+    shape = mods.take_prefix("m64n")
     n = int(shape[4:].split("k")[0])
     saturate = mods.has("satfinite")
     types = [part for part in mods.left if part in MMA_TYPES]
@@ -317,4 +320,5 @@ def _wgmma(low: Lowering, ins: Instruction, mods: Mods) -> None:
     a_src = [low.src(i, "b32") for i in a.items] if in_registers else [low.src(a, "b64")]
     scale_src = low.const(int(bool(scale.value)), 1) if isinstance(scale, Imm) else low.src(scale, "pred")
     packed = sum(MMA_TYPES.index(t) << (8 * i) for i, t in enumerate(types))
-    low.emit("wgmma", "b32", dst, [*a_src, low.src(b, "b64"), scale_src], [n, packed, flags, len(dst)], aligned=True, sync=True)
+    src = [*a_src, low.src(b, "b64"), scale_src]
+    low.emit("wgmma", "b32", dst, src, [n, packed, flags, len(dst)], aligned=True, sync=True)

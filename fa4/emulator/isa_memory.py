@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fa4.emulator.isa import NO_OPERAND, Address, Imm, Instruction, Lowering, Mods, Pair, Sink, Vector, handles
-from fa4.emulator.ptx import TYPE_BITS
+from fa4.emulator.isa import NO_OPERAND, Address, Imm, Instruction, Lowering, Mods, Vector, handles
 
 SPACES = {"global": 1, "shared": 2, "shared::cta": 2, "shared::cluster": 3, "local": 4, "param": 5, "param::entry": 5,
           "param::func": 5, "const": 6}  # fmt: skip
@@ -18,7 +17,7 @@ def take_hints(mods: Mods) -> bool:
     for name in CACHE_HINTS:
         mods.has(name)
     policy = mods.has("L2::cache_hint")
-    while mods.startswith("L1::") or mods.startswith("L2::"):
+    while mods.take_prefix("L1::") or mods.take_prefix("L2::"):
         pass
     return policy
 
@@ -117,10 +116,10 @@ def _fence(low: Lowering, ins: Instruction, mods: Mods) -> None:
     """fence m: semantics (2 acquire, 4 release), scope. fence_proxy m: kind (0 async, 1 tensormap, 2 alias), spaces
     (1 global, 2 shared::cta, 4 shared::cluster), semantics of the one-directional form (0 both)."""
     if mods.has("proxy"):
-        kind = mods.startswith("async") or mods.take("alias") or mods.startswith("tensormap")
+        kind = mods.take_prefix("async") or mods.take("alias") or mods.take_prefix("tensormap")
         semantics = SEMANTICS.get(mods.take("acquire", "release"), 0)
         mods.take(*SCOPES)
-        mods.startswith("sync_restrict")
+        mods.take_prefix("sync_restrict")
         spaces = {"global": 1, "shared::cta": 2, "shared::cluster": 6}.get(
             mods.take("global", "shared::cta", "shared::cluster"), 7)
         mods.finish()
@@ -132,7 +131,7 @@ def _fence(low: Lowering, ins: Instruction, mods: Mods) -> None:
         return low.emit("fence", "b32", [], [], [4, 1])
     semantics = SEMANTICS[mods.take("sc", "acq_rel", "acquire", "release", default="sc")]
     scope = mods.take(*SCOPES, "gl", default="gpu").replace("gl", "gpu")
-    mods.startswith("sync_restrict")
+    mods.take_prefix("sync_restrict")
     mods.finish()
     low.emit("fence", "b32", [], [], [semantics, SCOPES[scope]])
 
@@ -231,8 +230,8 @@ def _ldmatrix(low: Lowering, ins: Instruction, mods: Mods) -> None:
     mods.has("b8x16")
     form = mods.take("b16", "b8", "b6x16_p32", "b4x16_p64")
     mods.finish()
-    code = {("m8n8", "b16"): 0, ("m16n8", "b8"): 1, ("m16n16", "b8"): 2, ("m8n16", "b6x16_p32"): 3, ("m8n16", "b4x16_p64"): 4,
-            ("m16n16", "b6x16_p32"): 5, ("m16n16", "b4x16_p64"): 6}[shape, form]  # fmt: skip
+    code = {("m8n8", "b16"): 0, ("m16n8", "b8"): 1, ("m16n16", "b8"): 2, ("m8n16", "b6x16_p32"): 3,
+            ("m8n16", "b4x16_p64"): 4, ("m16n16", "b6x16_p32"): 5, ("m16n16", "b4x16_p64"): 6}[shape, form]  # fmt: skip
     if code > 4:
         raise mods.unknown()
     load = ins.parts[0] == "ldmatrix"
@@ -251,18 +250,20 @@ def _movmatrix(low: Lowering, ins: Instruction, mods: Mods) -> None:
     low.emit("movmatrix", "b32", [low.dst(ins.operands[0])], [low.src(ins.operands[1], "b32")], aligned=True, sync=True)
 
 
-MMA_TYPES = ("f16", "bf16", "tf32", "f64", "e4m3", "e5m2", "s8", "u8", "s4", "u4", "b1", "f32", "s32", "e2m1", "e2m3", "e3m2")
+MMA_TYPES = (
+    "f16", "bf16", "tf32", "f64", "e4m3", "e5m2", "s8", "u8", "s4", "u4", "b1", "f32", "s32", "e2m1", "e2m3", "e3m2",
+)  # fmt: skip
 
 
 @handles("mma")
 def _mma(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: M, N, K, types of D, A, B, C packed in bytes, flags (1 satfinite, 2 A column-major, 4 B row-major, 8 containers),
-    counts of A, B, C registers packed in bytes."""
+    """m: M, N, K, types of D, A, B, C packed in bytes, flags (1 satfinite, 2 A column-major, 4 B row-major,
+    8 containers), counts of A, B, C registers packed in bytes."""
     mods.has("sync"), mods.has("aligned")
-    shape = mods.startswith("m")
+    shape = mods.take_prefix("m")
     sizes = [int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split()]
     saturate = mods.has("satfinite")
-    containers = mods.startswith("kind::f8f6f4")
+    containers = mods.take_prefix("kind::f8f6f4")
     layouts = [part for part in mods.left if part in ("row", "col")]
     types = [part for part in mods.left if part in MMA_TYPES]
     mods.left = [part for part in mods.left if part not in ("row", "col") and part not in MMA_TYPES]
@@ -272,11 +273,12 @@ def _mma(low: Lowering, ins: Instruction, mods: Mods) -> None:
     d, a, b, c = (o.items if isinstance(o, Vector) else (o,) for o in ins.operands[:4])
     element = {"f64": "f64"}.get(types[0], "b32")
     packed = sum(MMA_TYPES.index(t) << (8 * i) for i, t in enumerate(types))
-    flags = int(saturate) | (2 if layouts[0] == "col" else 0) | (4 if layouts[1] == "row" else 0) | (8 if containers else 0)
+    flags = int(saturate) | 2 * (layouts[0] == "col") | 4 * (layouts[1] == "row") | 8 * bool(containers)
     src = [low.src(i, element) for i in (*a, *b)]
     src += [low.src(i, "f32" if types[3] == "f32" else element) for i in c]
     counts = len(a) | len(b) << 8 | len(c) << 16
-    low.emit("mma_sync", element, [low.dst(i) for i in d], src, [*sizes, packed, flags, counts], aligned=True, sync=True)
+    dst = [low.dst(i) for i in d]
+    low.emit("mma_sync", element, dst, src, [*sizes, packed, flags, counts], aligned=True, sync=True)
 
 
 @handles("griddepcontrol")
@@ -289,7 +291,7 @@ def _griddepcontrol(low: Lowering, ins: Instruction, mods: Mods) -> None:
 @handles("tensormap")
 def _tensormap(low: Lowering, ins: Instruction, mods: Mods) -> None:
     """replace m: field, ordinal, space, byte offset; cp_fenceproxy m: bytes, destination and source offset."""
-    if mods.startswith("cp_fenceproxy"):
+    if mods.take_prefix("cp_fenceproxy"):
         (dst, dst_offset), (src, src_offset) = low.address(ins.operands[0]), low.address(ins.operands[1])
         return low.emit("tensormap_cp", "b32", [], [dst, src], [ins.operands[2].value, dst_offset, src_offset],
                         aligned=True, sync=True)

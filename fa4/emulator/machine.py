@@ -159,7 +159,8 @@ def load_core():
         from fa4.emulator import _core
     except ImportError as error:
         raise RuntimeError(
-            "the emulator needs its compiled core; build it with a C++17 compiler: pip install -e . (or python setup.py build_ext --inplace)"
+            "the emulator needs its compiled core; build it with a C++17 compiler: pip install -e . "
+            "(or python setup.py build_ext --inplace)"
         ) from error
     return _core
 
@@ -198,8 +199,8 @@ class _Loaded:
         wide = [(value & (2**64 - 1), offset, words) for value, offset, words in lowering.constants]
         maxnreg = kernel.directives.get("maxnreg", (0,))[0]
         self.program = core.Program(
-            rows, wide, lowering.constant_words, lowering.preset_rows, lowering.register_words, len(lowering.register_bits),
-            lowering.layout.local_bytes, lowering.layout.static_shared, maxnreg,
+            rows, wide, lowering.constant_words, lowering.preset_rows, lowering.register_words,
+            len(lowering.register_bits), lowering.layout.local_bytes, lowering.layout.static_shared, maxnreg,
         )  # fmt: skip
 
     def place(self, where: tuple[int, int, int, int], grid, roles: Mapping[int, str]) -> Place | None:
@@ -217,9 +218,8 @@ class _Loaded:
 
     def error(self, raw: tuple, grid, roles: Mapping[int, str]) -> EmulationError:
         kind, message, where, others = raw
-        return BY_NAME[kind](
-            message, self.place(where, grid, roles), tuple((text, self.place(place, grid, roles)) for text, place in others)
-        )
+        further = tuple((text, self.place(place, grid, roles)) for text, place in others)
+        return BY_NAME[kind](message, self.place(where, grid, roles), further)
 
     def report(self, result: dict, grid, block, cluster) -> LaunchReport:
         report = LaunchReport(self.kernel.name, grid, block, cluster)

@@ -95,8 +95,11 @@ void Engine::submit(const AsyncPtr& op) {
 
 void Engine::advance(AsyncOp& op) {
     const Place old = current_;
+    AsyncOp* const outer = advancing_;
     current_ = op.place;
+    advancing_ = &op;
     op.steps[op.next]();
+    advancing_ = outer;
     ++op.next;
     current_ = old;
     effect();

@@ -57,10 +57,11 @@ struct Access {
     uint8_t kind = 0;
 };
 
+// The last accesses of a few bytes. Two writes, because a word's neighbours may come from somebody else.
 template <int Readers>
 struct Cell {
     static constexpr int readers = Readers;
-    Access write;
+    Access writes[2];
     Access reads[Readers];
 };
 

@@ -7,6 +7,7 @@ namespace fa4 {
 namespace {
 
 constexpr uint32_t kIdleRounds = 64;    // time-outs granted to waits with a limit before nothing can change any more
+constexpr uint64_t kAftermath = 100000;     // warp instructions in which a race may explain an undefined value
 
 std::string hex(uint64_t v) {
     char text[24];
@@ -251,6 +252,7 @@ bool Engine::run_warp(Warp& w, uint32_t quantum) {
     uint32_t done = 0;
     const char* what = "";
     uint64_t* counts = counters.by_warp[w.index].data();
+    running_ = &w;
     while (done < quantum) {
         // The lowest program counter first: fragments then meet again where control flow joins.
         Fragment* f = nullptr;
@@ -280,10 +282,12 @@ bool Engine::run_warp(Warp& w, uint32_t quantum) {
         if (!w.alive) {
             record(w, first_row, done, "exit");
             Cta& cta = *w.cta;
+            running_ = nullptr;
             if (cta.alive_warps == 0) retire(cta);
             return false;
         }
     }
+    running_ = nullptr;
     record(w, first_row, done, what);
     return true;
 }
@@ -411,14 +415,47 @@ void Engine::run() {
         while (step())
             if (config_.limit && executed > config_.limit) fail("Deadlock", "the kernel did not end within " + std::to_string(config_.limit) + " warp instructions");
     } catch (SimError& error) {
-        if (error.place.row < 0 && error.kind != "Deadlock" && error.kind != "DivergentAligned" && error.place.cta < 0) error.place = current_;
-        if (error.kind == "DivergentAligned" && error.others.empty()) error.place = current_;
+        annotate(error);
+        if (error.kind == "UninitializedRead" && races_.enabled) look_for_race();
         throw;
     } catch (UnitError& error) {
         static const char* const kinds[] = {"UnknownInstruction", "IllegalInstruction", "Misaligned", "OutOfBounds"};
         SimError named(kinds[int(error.fault)], error.what());
         named.place = current_;
         throw named;
+    }
+}
+
+void Engine::annotate(SimError& error) const {
+    if (error.place.row < 0 && error.kind != "Deadlock" && error.kind != "DivergentAligned" && error.place.cta < 0) error.place = current_;
+    if (error.kind == "DivergentAligned" && error.others.empty()) error.place = current_;
+}
+
+// An undefined value was met. If it was read too early, whoever writes it is still to come, and the race between the two
+// says more: the finder stays where it is, and the others go on for a while. Throws the race, if there is one.
+void Engine::look_for_race() {
+    const uint64_t end = executed + kAftermath;
+    bool more = true;
+    for (int found = 0; more && executed < end && found < 1000; ++found) {
+        if (running_)
+            for (Fragment& f : running_->fragments) f.wait = Wait::Failed;
+        if (advancing_) {
+            advancing_->next = 0;
+            advancing_->steps.clear();
+        }
+        running_ = nullptr;
+        advancing_ = nullptr;
+        try {
+            while (more && executed < end) more = step();
+        } catch (SimError& later) {
+            if (later.kind == "DataRace") {
+                annotate(later);
+                throw;
+            }
+            more = later.kind == "UninitializedRead";
+        } catch (UnitError&) {
+            more = false;
+        }
     }
 }
 

@@ -151,6 +151,8 @@ private:
     bool runnable(const Warp& w) const;
     bool idle();
     [[noreturn]] void deadlock();
+    void annotate(SimError& error) const;
+    void look_for_race();
     void effect() { ++epoch_; }
     void record(Warp& w, int32_t row, uint32_t count, const char* what);
     void mix(uint64_t value) { trace_hash = (trace_hash ^ value) * 1099511628211ull; }
@@ -259,6 +261,8 @@ private:
     int32_t starved_warp_ = -1, favoured_warp_ = -1;
     bool late_asyncs_ = true, newest_first_ = false;
     Place current_;
+    Warp* running_ = nullptr;           // at the moment of an error: who executed
+    AsyncOp* advancing_ = nullptr;
     std::vector<Warp*> dead_warps_;
     std::vector<std::unique_ptr<Cluster>> retired_;     // kept until their last asynchronous operation
 };

@@ -101,13 +101,15 @@ void Races::compare(const Access& prior, const Agent& agent, uint16_t bytes, uin
 template <class C>
 void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, int space) {
     const Access now{agent.slot, agent.epoch, agent.row, agent.cta, agent.warp, bytes, kind};
-    compare(cell.write, agent, bytes, kind, space);
+    for (const Access& write : cell.writes) compare(write, agent, bytes, kind, space);
     if (kind & kWrite) {
         for (Access& read : cell.reads) {
             compare(read, agent, bytes, kind, space);
             if (!(read.bytes & ~bytes)) read.epoch = 0;
         }
-        cell.write = now;
+        for (Access& write : cell.writes)
+            if (!(write.bytes & ~bytes)) write.epoch = 0;
+        cell.writes[cell.writes[0].epoch && !cell.writes[1].epoch] = now;
         return;
     }
     // A read replaces an earlier one that it is ordered after; the last slot takes the rest.

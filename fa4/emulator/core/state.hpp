@@ -47,6 +47,7 @@ enum class Wait : uint8_t {
     TmemAlloc,
     Poll,       // saw no change since the last look at memory
     Warpgroup,  // wgmma.wait_group until the other warps have issued theirs
+    Failed,     // found an error: stays where it is
 };
 
 // Lanes of a warp that share a program counter.

@@ -1,0 +1,34 @@
+"""Runs hand-written PTX on the engine: `launch(body, arrays)` makes the body an entry with one pointer per array."""
+
+import struct
+
+import numpy as np
+
+from fa4.emulator.machine import Allocation, Checks, Machine
+
+HEADER = ".version 8.8\n.target {target}\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
+
+
+def entry(body: str, pointers: int, target: str = "sm_100a") -> str:
+    """Registers: %p, %r (b32), %d (b64), %f. %a0, %a1, ... are the pointers; %r0 thread, %r1 CTA, %r2 shared memory."""
+    params = ", ".join(f".param .u64 q{i}" for i in range(pointers))
+    loads = "\n".join(f"ld.param.u64 %a{i}, [q{i}];" for i in range(pointers))
+    registers = ".reg .pred %p<16>; .reg .b32 %r<64>; .reg .b64 %d<32>; .reg .f32 %f<16>; "
+    registers += f".reg .b64 %a<{max(pointers, 1)}>;"
+    start = "mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; mov.b32 %r2, smem;"
+    text = f".visible .entry test({params}) {{\n{registers}\n{loads}\n{start}\n{body}\nret;\n}}\n"
+    return HEADER.format(target=target) + text
+
+
+def launch(
+    body: str, arrays=(), *, grid=1, block=32, cluster=1, smem=4096, sms=4, seed=0, schedule="round_robin", checks=None,
+    target="sm_100a", trace=False,
+):  # fmt: skip
+    """Runs the body on NumPy arrays in place and returns the report."""
+    machine = Machine(target, sms=sms, seed=seed, schedule=schedule, checks=checks or Checks(), trace=trace)
+    arrays = [np.ascontiguousarray(a) if not a.flags.c_contiguous else a for a in arrays]
+    return machine.launch(
+        entry(body, len(arrays), target), "test", grid=(grid, 1, 1), block=(block, 1, 1), cluster=(cluster, 1, 1),
+        smem_bytes=smem, params=[struct.pack("<Q", a.ctypes.data) for a in arrays],
+        allocations=[Allocation(a.ctypes.data, a.nbytes, f"array {i}") for i, a in enumerate(arrays)],
+    )  # fmt: skip

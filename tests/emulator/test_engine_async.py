@@ -1,0 +1,144 @@
+"""Asynchronous operations, their barriers, and data races, on hand-written PTX."""
+
+import numpy as np
+import pytest
+
+from fa4.emulator.errors import BarrierMisuse, DataRace, Deadlock, Misaligned, OutOfBounds, TmemMisuse
+from tests.emulator.handwritten import launch
+
+SCHEDULES = ("round_robin", "random", "adversarial")
+ROUND_TRIP = """
+    setp.ne.u32 %p0, %r0, 0;
+    add.u32 %r4, %r2, 128;
+    @!%p0 mbarrier.init.shared.b64 [%r2], 1;
+    fence.mbarrier_init.release.cluster;
+    bar.sync 0;
+    @%p0 bra WAIT;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r2], {expected};
+    cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r4], [%a0], 512, [%r2];
+WAIT:
+    {wait}
+    shl.b32 %r5, %r0, 2; add.u32 %r6, %r4, %r5;
+    ld.shared.b32 %r7, [%r6];
+    add.u32 %r7, %r7, 1;
+    st.shared.b32 [%r6], %r7;
+    {fence}
+    bar.sync 0;
+    @%p0 bra DONE;
+    cp.async.bulk.global.shared::cta.bulk_group [%a1], [%r4], 512;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+DONE:
+"""
+WAIT = "LOOP: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra LOOP;"
+
+
+def round_trip(expected=512, wait=WAIT, fence="fence.proxy.async.shared::cta;", **keywords):
+    source, target = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
+    launch(ROUND_TRIP.format(expected=expected, wait=wait, fence=fence), [source, target], block=128, **keywords)
+    return source, target
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seed", range(3))
+def test_bulk_copy_there_and_back(schedule, seed):
+    source, target = round_trip(schedule=schedule, seed=seed)
+    np.testing.assert_array_equal(target, source + 1)
+
+
+def test_missing_proxy_fence_is_named():
+    with pytest.raises(DataRace, match=r"needs fence\.proxy\.async") as caught:
+        round_trip(fence="")
+    assert "st.shared.b32" in str(caught.value) and "cp.async.bulk.global" in str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_missing_wait_is_a_race_under_every_schedule(schedule):
+    with pytest.raises(DataRace):
+        round_trip(wait="", schedule=schedule)
+
+
+def test_more_bytes_expected_than_come():
+    with pytest.raises(Deadlock, match="16 expected bytes have not come"):
+        round_trip(expected=528)
+
+
+def test_fewer_bytes_expected_than_come():
+    with pytest.raises(Deadlock, match="16 more bytes came than were expected"):
+        round_trip(expected=496)
+
+
+def test_too_many_arrivals():
+    with pytest.raises(BarrierMisuse, match="arrivals but only"):
+        launch(
+            """setp.ne.u32 %p0, %r0, 0; @!%p0 mbarrier.init.shared.b64 [%r2], 2; bar.sync 0;
+            mbarrier.arrive.shared.b64 _, [%r2], 2;
+            @!%p0 mbarrier.expect_tx.shared.b64 [%r2], 16; @!%p0 mbarrier.arrive.shared.b64 _, [%r2], 3;"""
+        )
+
+
+def test_arrival_at_no_barrier():
+    with pytest.raises(BarrierMisuse, match="no initialised mbarrier"):
+        launch("mbarrier.arrive.shared.b64 _, [%r2+64], 1;")
+
+
+def test_unaligned_and_outside():
+    data = np.zeros(8, np.uint32)
+    with pytest.raises(Misaligned):
+        launch("ld.global.b32 %r3, [%a0+2];", [data])
+    with pytest.raises(OutOfBounds, match="array 0, 32 bytes, overrun by 4"):
+        launch("ld.global.b32 %r3, [%a0+32];", [data])
+    with pytest.raises(OutOfBounds):
+        launch("ld.shared.b32 %r3, [%r2+4096];", smem=4096)
+
+
+EXCHANGE = """shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; st.shared.b32 [%r4], %r0; {barrier}
+    xor.b32 %r5, %r3, 128; add.u32 %r6, %r2, %r5; ld.shared.b32 %r7, [%r6];
+    mul.wide.u32 %d0, %r0, 4; add.s64 %d1, %a0, %d0; st.global.b32 [%d1], %r7;"""
+
+
+def test_shared_memory_needs_the_barrier():
+    out = np.zeros(64, np.uint32)
+    launch(EXCHANGE.format(barrier="bar.sync 0;"), [out], block=64)
+    np.testing.assert_array_equal(out, np.arange(64) ^ 32)
+    with pytest.raises(DataRace) as caught:
+        launch(EXCHANGE.format(barrier="nanosleep.u32 100;"), [out], block=64)
+    assert "shared memory" in str(caught.value)
+
+
+@pytest.mark.parametrize("release", ["st.release.gpu", "fence.acq_rel.gpu; st.relaxed.gpu"])
+@pytest.mark.parametrize("acquire", ["acquire", "relaxed"])
+def test_flags_order_only_with_release_and_acquire(release, acquire):
+    *fence, store = release.split("; ")
+    body = f"""setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE; setp.eq.u32 %p1, %r1, 0; @%p1 bra WAIT;
+        st.global.b32 [%a0+4], 42; {";".join(fence)}; {store}.global.b32 [%a0], 1; bra DONE;
+        WAIT: ld.{acquire}.gpu.global.b32 %r3, [%a0]; setp.eq.u32 %p2, %r3, 0; @%p2 bra WAIT;
+        ld.global.b32 %r4, [%a0+4];
+        DONE:"""
+    if acquire == "acquire":
+        launch(body, [np.zeros(2, np.uint32)], grid=2)
+    else:
+        with pytest.raises(DataRace, match="global memory"):
+            launch(body, [np.zeros(2, np.uint32)], grid=2)
+
+
+TMEM = """setp.lt.u32 %p0, %r0, 32; @!%p0 bra READY; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 32;
+    READY: bar.sync 0; ld.shared.b32 %r3, [%r2]; and.b32 %r4, %r0, 96; shl.b32 %r4, %r4, 16; add.u32 %r5, %r3, %r4;
+    {body}
+    bar.sync 0; @!%p0 bra DONE; {free} DONE:"""
+FREE = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 32;"
+
+
+def test_tensor_memory_round_trip_and_leak():
+    out = np.zeros(128, np.uint32)
+    body = """tcgen05.st.sync.aligned.32x32b.x1.b32 [%r5], {%r0}; tcgen05.wait::st.sync.aligned;
+        tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r6}, [%r5]; tcgen05.wait::ld.sync.aligned;
+        mul.wide.u32 %d0, %r0, 4; add.s64 %d1, %a0, %d0; st.global.b32 [%d1], %r6;"""
+    launch(TMEM.format(body=body, free=FREE), [out], block=128)
+    np.testing.assert_array_equal(out, np.arange(128))
+    with pytest.raises(TmemMisuse, match="still allocated"):
+        launch(TMEM.format(body=body, free=""), [out], block=128)
+    with pytest.raises(DataRace, match="tensor memory"):
+        launch(TMEM.format(body=body.replace("tcgen05.wait::st.sync.aligned;", ""), free=FREE), [out], block=128)
+    with pytest.raises(TmemMisuse, match="not allocated"):
+        launch(TMEM.format(body=body.replace("[%r5]", "[%r5+40]"), free=FREE), [out], block=128)
