@@ -1,5 +1,6 @@
 """The Blackwell forward on the emulated chip: named cases against the oracle, under several interleavings."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ import fa4
 from fa4 import cases, device
 from fa4.cases import Case
 from fa4.emulator import emulate
+from fa4.emulator.machine import SCHEDULES
 from fa4.sm100.fwd import plan
 from fa4.sm100.fwd.config import Schedule
 from fa4.sm100.fwd.kernel import channels, smem_map
@@ -18,17 +20,17 @@ from fa4.sm100.fwd.tiles import ForwardTiles
 from fa4.spec import AttentionSpec
 
 SMS = 2  # fewer than most cases have work tiles, so that CTAs stride through them or run in waves
-SCHEDULES = ("round_robin", "random", "adversarial")
+# Cases that share dtype, head dims, grouping and flags share one compiled kernel, which is most of a case's time.
 EXTRA = (
     Case("one_by_512", seqlen_q=1, seqlen_k=512, head_dim=128),
     Case("512_by_one", seqlen_q=512, seqlen_k=1, head_dim=128),
     Case("many_blocks", seqlen_q=140, seqlen_k=1500, head_dim=128),
-    Case("group_of_three_is_not_packed", seqlen_q=90, seqlen_k=300, heads_q=6, heads_kv=2, head_dim=128, causal=True),
+    Case("group_of_three_is_not_packed", seqlen_q=90, seqlen_k=300, heads_q=6, heads_kv=2, causal=True),
     Case("group_of_twelve_is_packed_by_four", seqlen_q=70, seqlen_k=200, heads_q=12, heads_kv=1, causal=True),
-    Case("fp16_large_logits", seqlen_q=150, seqlen_k=300, dtype=torch.float16, logits=100.0, causal=True),
+    Case("fp16_large_logits", seqlen_q=150, seqlen_k=300, dtype=torch.float16, logits=100.0),
     Case("sink_varlen_gqa", lengths=((30, 90), (0, 5), (140, 140)), heads_q=4, sink=True, causal=True),
     Case("seqused_dense", batch=2, seqlen_q=150, seqlen_k=290, seqused=((150, 257), (3, 0)), sink=True),
-    Case("head_dim_192_128_persistent", batch=2, seqlen_q=300, seqlen_k=300, head_dim=192, head_dim_v=128),
+    Case("head_dim_192_128_many", batch=2, seqlen_q=300, seqlen_k=300, head_dim=192, head_dim_v=128, causal=True),
     Case("head_dim_8", seqlen_q=130, seqlen_k=130, head_dim=8),
     Case("negative_scale", seqlen_q=130, seqlen_k=130, softmax_scale=-0.2, causal=True),
 )
@@ -37,7 +39,6 @@ CASES = {
     for name, case in {**cases.CASES, **{case.name: case for case in EXTRA}}.items()
     if case.head_dim <= 128 or (case.head_dim, case.head_dim_v) == (192, 128)
 }
-QUICK = ("causal_d128", "gqa_packed_short_queries", "window_both_sides", "varlen_with_empty", "seqused_dense", "sink")
 
 
 def run(problem: cases.Problem, seed: int, schedule: str, tiles: ForwardTiles | None = None):
@@ -77,9 +78,9 @@ def check(name: str, seed: int, interleavings) -> None:
         assert torch.equal(out, first[0]) and torch.equal(lse, first[1]), where
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", sorted(CASES))
 def test_case(name, seed):
-    check(name, seed, [(schedule, seed) for schedule in SCHEDULES])
+    check(name, seed, [(schedule, seed) for schedule in random.Random(seed).sample(SCHEDULES, 2)])
 
 
 @pytest.mark.soak
