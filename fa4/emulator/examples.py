@@ -13,12 +13,17 @@ COMMIT = "7107b05535f8977f5ecb9d01ee203205b1fd9bc4"  # of NVIDIA/cutlass, with w
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A script below EXAMPLES_ROOT of NVIDIA/cutlass and its command line."""
+    """A script below EXAMPLES_ROOT of NVIDIA/cutlass and its command line.
+
+    printed_error: for a script that asserts on differences of its own instead of calling torch's comparisons, the
+    regular expression of the lines that print them.
+    """
 
     name: str
     chip: str
     script: str
     arguments: tuple[str, ...]
+    printed_error: str = ""
 
     def run(self, cutlass: Path) -> None:
         """Run the script of the checkout `cutlass` in this process, as from the shell."""
@@ -35,8 +40,8 @@ class Example:
 _ONCE = "--warmup_iterations 0 --iterations 1"
 
 
-def _example(name: str, chip: str, script: str, arguments: str) -> Example:
-    return Example(name, chip, script, tuple(arguments.split()))
+def _example(name: str, chip: str, script: str, arguments: str, printed_error: str = "") -> Example:
+    return Example(name, chip, script, tuple(arguments.split()), printed_error)
 
 
 def _tutorials() -> list[Example]:
@@ -95,9 +100,10 @@ def _blackwell_attention() -> list[Example]:
         "d64 causal GQA": "--s_q 200 --s_k 200 --d 64 --h_q 2 --h_k 1 --b 1 --is_causal",
     }
     backward = [
-        _example(f"fmha_bwd {name}", "sm_100a", f"{folder}/fmha_bwd.py", f"{arguments} {_ONCE}")
+        _example(f"fmha_bwd {name}", "sm_100a", f"{folder}/fmha_bwd.py", f"{arguments} {_ONCE}",
+                 printed_error=r"(?m)^d[qkv] max diff: (\S+)")
         for name, arguments in shapes.items()
-    ]
+    ]  # fmt: skip
     return forward + backward
 
 

@@ -1,16 +1,18 @@
 """Known-good kernels that were not written here, unmodified, on the emulator:
 
-    python -m fa4.emulator.foreign --cutlass PATH [--only REGEX] [--seeds 5] [--markdown]
+    python -m fa4.emulator.foreign --cutlass PATH [--only REGEX] [--seeds 5]
 
 PATH is a checkout of NVIDIA/cutlass. Every example runs as its own script, with fresh random inputs, and checks its
-own results against torch. Each of its kernel launches is repeated from the same memory under every other seed and
-schedule, and must leave the same bits. Where it may not (sums by atomics), the whole script runs, and checks, again.
+own results against torch; one that compares nothing fails. Each of its kernel launches is repeated from the same
+memory under every other seed and schedule, and must leave the same bits. Where it may not (sums by atomics), the whole
+script runs, and checks, again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import json
 import random
 import re
@@ -35,14 +37,18 @@ _SMS = 4
 class Outcome:
     """What the runs of one example showed.
 
-    error: largest |actual - expected| that the example's own comparisons saw, relative to the largest |expected|.
+    comparisons: how often the example held a result against a reference.
+    error: largest |actual - expected| that these comparisons saw, relative to the largest |expected|; absolute where
+    the example only prints it (`absolute`).
     instructions: warp-instructions of one run's launches; seconds: what they took with all checks on.
     """
 
     name: str
     runs: int = 0
     launches: int = 0
+    comparisons: int = 0
     error: float = 0.0
+    absolute: bool = False
     instructions: int = 0
     seconds: float = 0.0
     failure: str = ""
@@ -59,6 +65,7 @@ def _observed_comparisons(outcome: Outcome) -> Iterator[None]:
     def note(actual: Any, expected: Any) -> None:
         if not (isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)) or not actual.numel():
             return
+        outcome.comparisons += 1
         a, e = actual.detach().double(), expected.detach().double()
         if a.shape == e.shape:
             finite = torch.isfinite(e)
@@ -134,9 +141,16 @@ def _run_script(
 
     with emulate(example.chip, sms=_SMS, seed=order[0], schedule=order[1]) as gpu:
         repeats = _Repeats(gpu, example.chip, others)
-        with _observed_comparisons(outcome), _shifted_seeds(inputs):
+        printed = io.StringIO()
+        with _observed_comparisons(outcome), _shifted_seeds(inputs), contextlib.redirect_stdout(printed):
             example.run(cutlass)
         report = gpu.report()
+    if example.printed_error:
+        errors = [float(error) for error in re.findall(example.printed_error, printed.getvalue())]
+        outcome.comparisons += len(errors)
+        outcome.error, outcome.absolute = max(errors, default=0.0), True
+    if not outcome.comparisons:
+        raise AssertionError("the example compared nothing with a reference")
     outcome.launches = len(report.launches)
     outcome.instructions = report.warp_instructions
     outcome.seconds = sum(launch.seconds for launch in report.launches)
@@ -193,7 +207,8 @@ def table(outcomes: list[Outcome], examples: dict[str, Example]) -> str:
             options = re.sub(noise, "", options)
         result = outcome.failure.split(" / ")[0] or ("right" if not outcome.repeated else "right, order-dependent bits")
         lines.append(
-            f"| {outcome.name} | {example.chip} | {' '.join(options.split())} | {outcome.runs} | {outcome.error:.1e} "
+            f"| {outcome.name} | {example.chip} | {' '.join(options.split())} | {outcome.runs} "
+            f"| {outcome.error:.1e}{' abs' if outcome.absolute else ''} "
             f"| {outcome.instructions:,} | {outcome.seconds:.2f} | {result} |"
         )
     return "\n".join(lines)
