@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,13 +60,12 @@ def flash_attn_func(
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, device, layout or value, or no backend can serve the call.
     """
-    _check_tensors(q, k, v, ndim=4)
-    if k.shape[0] != q.shape[0] or k.shape[2] == 0 or k.shape[3] != q.shape[3]:
-        raise ValueError(f"k has shape {_s(k)}, expected ({q.shape[0]}, *, >0, {q.shape[3]}) to go with q {_s(q)}")
-    if v.shape[:3] != k.shape[:3]:
-        raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 3, '*')} to go with k {_s(k)}")
+    watched = ops.watched(q, k, v, learnable_sink)
+    _checker(_check_dense, watched)(_layout("q", q), _layout("k", k), _layout("v", v))
     flags = _check_flags(q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend)
-    out, lse = ops.forward(q, k, v, learnable_sink, None, None, None, None, q.shape[1], k.shape[1], *flags, backend)
+    out, lse = ops.forward(
+        watched, q, k, v, learnable_sink, None, None, None, None, q.shape[1], k.shape[1], *flags, backend
+    )
     return (out, lse) if return_lse else out
 
 
@@ -109,11 +110,8 @@ def flash_attn_varlen_func(
     Raises:
         TypeError, ValueError: as `flash_attn_func`.
     """
-    _check_tensors(q, k, v, ndim=3)
-    if k.shape[1] == 0 or k.shape[2] != q.shape[2]:
-        raise ValueError(f"k has shape {_s(k)}, expected (total_k, >0, {q.shape[2]}) to go with q {_s(q)}")
-    if v.shape[:2] != k.shape[:2]:
-        raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 2, '*')} to go with k {_s(k)}")
+    watched = ops.watched(q, k, v, learnable_sink)
+    _checker(_check_packed, watched)(_layout("q", q), _layout("k", k), _layout("v", v))
     flags = _check_flags(q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend)
     _check_int32("cu_seqlens_q", cu_seqlens_q, q, None)
     _check_int32("cu_seqlens_k", cu_seqlens_k, q, cu_seqlens_q.shape[0])
@@ -126,6 +124,7 @@ def flash_attn_varlen_func(
         _check_lengths("q", cu_seqlens_q, seqused_q, max_seqlen_q, q.shape[0])
         _check_lengths("k", cu_seqlens_k, seqused_k, max_seqlen_k, k.shape[0])
     out, lse = ops.forward(
+        watched,
         q,
         k,
         v,
@@ -160,14 +159,37 @@ def explain(
     Takes the arguments of `flash_attn_func` (or packed q, k, v as of `flash_attn_varlen_func`), runs nothing, and
     returns a record that prints as text. Tensors on the "meta" device will do if only shapes are at hand.
     """
-    _check_tensors(q, k, v, ndim=q.ndim if q.ndim in (3, 4) else 4)
+    check = _check_packed if isinstance(q, Tensor) and q.ndim == 3 else _check_dense
+    check(_layout("q", q), _layout("k", k), _layout("v", v))
     flags = _check_flags(q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend)
     cu_seqlens = q if q.ndim == 3 else None  # only its presence matters here
     _, fields = ops.problem(q, k, v, learnable_sink, cu_seqlens, cu_seqlens, None, None, 0, 0, *flags)
     return dispatch.explain(AttentionSpec(*fields), chip_of(q.device), backend)
 
 
-def _s(x: Tensor, first: int | None = None, rest: str = "") -> str:
+class _Layout(NamedTuple):
+    """What the checks look at in a tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    stride: tuple[int, ...]
+
+
+def _layout(name: str, x: Tensor) -> tuple:
+    """The fields of a `_Layout`."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
+    return x.shape, x.dtype, x.device, x.stride()
+
+
+def _checker(check, watched: bool):
+    """`check`, which remembers the layouts that passed: a training loop calls with few, and looking again would take
+    as long as a launch. Sizes under tracing may be symbols, which have no hash; those are checked every time."""
+    return check.__wrapped__ if watched else check
+
+
+def _s(x: Tensor | _Layout, first: int | None = None, rest: str = "") -> str:
     """A shape as text, (2, 7, 4, 64); with `first`, only the leading sizes and then `rest`."""
     sizes = [str(n) for n in x.shape[:first]] + ([rest] if rest else [])
     return f"({', '.join(sizes)})"
@@ -176,13 +198,31 @@ def _s(x: Tensor, first: int | None = None, rest: str = "") -> str:
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
+@functools.lru_cache(maxsize=4096)
+def _check_dense(*layouts: tuple) -> None:
+    q, k, v = (_Layout(*fields) for fields in layouts)
+    _check_layouts(q, k, v, "(batch, seqlen, heads, head_dim)")
+    if k.shape[0] != q.shape[0] or k.shape[2] == 0 or k.shape[3] != q.shape[3]:
+        raise ValueError(f"k has shape {_s(k)}, expected ({q.shape[0]}, *, >0, {q.shape[3]}) to go with q {_s(q)}")
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 3, '*')} to go with k {_s(k)}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_packed(*layouts: tuple) -> None:
+    q, k, v = (_Layout(*fields) for fields in layouts)
+    _check_layouts(q, k, v, "(total, heads, head_dim)")
+    if k.shape[1] == 0 or k.shape[2] != q.shape[2]:
+        raise ValueError(f"k has shape {_s(k)}, expected (total_k, >0, {q.shape[2]}) to go with q {_s(q)}")
+    if v.shape[:2] != k.shape[:2]:
+        raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 2, '*')} to go with k {_s(k)}")
+
+
+def _check_layouts(q: _Layout, k: _Layout, v: _Layout, axes: str) -> None:
+    ndim = axes.count(",") + 1
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
-        if x.ndim != ndim:
-            axes = "(batch, seqlen, heads, head_dim)" if ndim == 4 else "(total, heads, head_dim)"
-            raise ValueError(f"{name} has {x.ndim} dimensions, shape {_s(x)}, expected {ndim}: {axes}")
+        if len(x.shape) != ndim:
+            raise ValueError(f"{name} has {len(x.shape)} dimensions, shape {_s(x)}, expected {ndim}: {axes}")
         if x.dtype not in _DTYPES:
             raise TypeError(f"{name} has dtype {x.dtype}, expected float16, bfloat16, float32 or float64")
         if x.dtype != q.dtype:
@@ -191,8 +231,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
             raise ValueError(f"{name} is on {x.device}, expected {q.device} like q")
         if x.shape[-1] == 0:
             raise ValueError(f"{name} has shape {_s(x)}, expected a last axis of at least 1")
-        if x.stride(-1) != 1 and x.shape[-1] > 1:
-            raise ValueError(f"{name} has stride {x.stride(-1)} on its last axis, expected 1: call {name}.contiguous()")
+        if x.stride[-1] != 1 and x.shape[-1] > 1:
+            raise ValueError(f"{name} has stride {x.stride[-1]} on its last axis, expected 1: call {name}.contiguous()")
     if q.shape[-2] == 0 or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
         raise ValueError(f"q has {q.shape[-2]} heads, expected a positive multiple of k's {k.shape[-2]}")
 

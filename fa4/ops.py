@@ -49,14 +49,13 @@ def problem(
         q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
     )
     softmax_scale, window_left, window_right, softcap, deterministic, needs_backward = flags
-    heads_q, head_dim = q.shape[-2:]
-    heads_kv, head_dim_v = v.shape[-2:]
+    shape_q, shape_v = q.shape, v.shape
     return inputs, (
         q.dtype,
-        head_dim,
-        head_dim_v,
-        heads_q,
-        heads_kv,
+        shape_q[-1],
+        shape_v[-1],
+        shape_q[-2],
+        shape_v[-2],
         softmax_scale,
         window_left,
         window_right,
@@ -77,31 +76,31 @@ def _route(chip: Chip, backend: str, *fields) -> tuple[AttentionSpec, ModuleType
     return spec, dispatch.select(spec, chip, backend).load()
 
 
-def _forward(*arguments):
-    *rest, backend = arguments
-    inputs, fields = problem(*rest)
-    chip = chip_of(inputs.q.device)
-    spec, module = _route(chip, backend, *fields)
+def _forward(q, *arguments):
+    inputs, fields = problem(q, *arguments[:-1])
+    chip = chip_of(q.device)
+    spec, module = _route(chip, arguments[-1], *fields)
     return module.forward(inputs, spec, chip)
 
 
-def _nobody_watches(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> bool:
-    """Whether no tracing, dispatch mode, function transform or tensor subclass has to see the operator."""
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+
+
+def watched(*tensors: Tensor | None) -> bool:
+    """Whether tracing, a dispatch mode, a function transform or a tensor subclass has to see operators on these."""
     return (
-        not torch.compiler.is_compiling()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and all(type(x) in (Tensor, torch.nn.Parameter, type(None)) for x in (q, k, v, sink))
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or not _PLAIN.issuperset(map(type, tensors))
     )
 
 
-def forward(*arguments) -> tuple[Tensor, Tensor]:
+def forward(watched: bool, *arguments) -> tuple[Tensor, Tensor]:
     """`torch.ops.fa4.forward`; a call without gradients that nobody watches skips the dispatcher, whose passage takes
     longer than a short kernel."""
     needs_backward = arguments[-2]
-    if not needs_backward and _nobody_watches(*arguments[:4]):
-        return _forward(*arguments)
-    return torch.ops.fa4.forward(*arguments)
+    return torch.ops.fa4.forward(*arguments) if watched or needs_backward else _forward(*arguments)
 
 
 def _backward(dout, dlse, q, k, v, out, lse, *arguments):
