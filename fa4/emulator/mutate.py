@@ -60,8 +60,8 @@ class Stage:
         addresses = [ctypes.addressof(buffer) for buffer in self.buffers]
         self.params = recording.moved_params(addresses)
         self.allocations = [
-            Allocation(address, len(content), f"memory {i}")
-            for i, (address, content) in enumerate(zip(addresses, recording.before))
+            Allocation(address, len(content), name)
+            for address, content, name in zip(addresses, recording.before, recording.names)
         ]
 
     def run(self, ptx: str, order: Order, limit: int = 0) -> tuple[LaunchReport, list[bytes]]:
@@ -120,7 +120,7 @@ def observe(stage: Stage, orders: Iterable[Order]) -> Original:
         if len(set(versions)) == 1:
             slack.append(None)
             continue
-        name = f"memory {index} ({len(versions[0])} bytes) of {stage.recording.entry}"
+        name = f"{stage.recording.names[index]} ({len(versions[0])} bytes) of {stage.recording.entry}"
         if len(versions[0]) % 4:
             raise ValueError(f"{name} depends on the order, but is no array of float32")
         spread = max(_difference(versions[0], version) for version in versions)

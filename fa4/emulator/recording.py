@@ -19,7 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Recording:
-    """One launch; `before` and `after` hold the bytes of each memory range of `bases`."""
+    """One launch; `before` and `after` hold the bytes of each memory range of `bases`, `names` say what it is."""
 
     name: str
     chip: str
@@ -31,6 +31,7 @@ class Recording:
     smem_bytes: int
     params: tuple[bytes, ...]
     bases: tuple[int, ...]
+    names: tuple[str, ...]
     before: tuple[bytes, ...]
     after: tuple[bytes, ...]
 
@@ -50,7 +51,7 @@ class Recording:
             for name in ("params", "before", "after"):
                 count = sum(1 for key in file.files if key.startswith(name))
                 fields[name] = tuple(file[f"{name}{i}"].tobytes() for i in range(count))
-        for name in ("grid", "block", "cluster", "bases"):
+        for name in ("grid", "block", "cluster", "bases", "names"):
             fields[name] = tuple(fields[name])
         return Recording(**fields)
 
@@ -84,6 +85,7 @@ class Recorder:
             after = tuple(ctypes.string_at(a.base, a.nbytes) for a in places)
             Recording(
                 self.name, self.gpu.machine.chip, launch.ptx, launch.entry, launch.grid, launch.block, launch.cluster,
-                launch.smem_bytes, launch.params, tuple(a.base for a in places), before, after,
+                launch.smem_bytes, launch.params, tuple(a.base for a in places), tuple(a.name for a in places),
+                before, after,
             ).save(self.folder / f"{self.name.replace(' ', '_')}.{self.count}.npz")  # fmt: skip
         self.count += 1

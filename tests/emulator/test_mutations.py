@@ -113,7 +113,7 @@ def _recording(body: str, before: bytes) -> Recording:
     head = PTX[: PTX.index("setp.ne")]
     return Recording(
         "handwritten", "sm_100a", f"{head}{body}\nret;\n}}\n", "test", (2, 1, 1), (64, 1, 1), (1, 1, 1), 16,
-        (struct.pack("<Q", 4096),), (4096,), (before,), (before,),
+        (struct.pack("<Q", 4096),), (4096,), ("sums",), (before,), (before,),
     )  # fmt: skip
 
 

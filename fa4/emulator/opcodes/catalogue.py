@@ -3,12 +3,13 @@
 from fa4.emulator.opcodes import conversion, floating, integer, matrix, memory, synchronisation, warp
 from fa4.emulator.opcodes.case import Case
 
-CASES: tuple[Case, ...] = (
-    *integer.CASES,
-    *floating.CASES,
-    *conversion.CASES,
-    *warp.CASES,
-    *memory.CASES,
-    *synchronisation.CASES,
-    *matrix.CASES,
-)
+GROUPS: dict[str, tuple[Case, ...]] = {
+    "integer and logic": tuple(integer.CASES),
+    "floating point": tuple(floating.CASES),
+    "conversion": tuple(conversion.CASES),
+    "warp": tuple(warp.CASES),
+    "memory": tuple(memory.CASES),
+    "synchronisation": tuple(synchronisation.CASES),
+    "matrix": tuple(matrix.CASES),
+}
+CASES: tuple[Case, ...] = tuple(case for cases in GROUPS.values() for case in cases)

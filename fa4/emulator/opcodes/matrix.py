@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -77,6 +78,9 @@ class _Kind:
             return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         if self.name == "tf32":
             return values.astype(np.float32).view(np.uint32)
+        if self.name in _MANTISSA_BITS:
+            code = np.searchsorted(_fp8_values(self.name), np.abs(values)).astype(np.uint8)
+            return code | (values < 0).astype(np.uint8) << 7
         return values.astype(np.int64).astype(np.uint8)
 
     def unpack(self, bits: np.ndarray) -> np.ndarray:
@@ -86,11 +90,26 @@ class _Kind:
             return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         if self.name == "tf32":
             return bits.view(np.float32).astype(np.float64)
+        if self.name in _MANTISSA_BITS:
+            return _fp8_values(self.name)[bits & 127] * np.where(bits & 128, -1.0, 1.0)
         return bits.view(np.int8 if self.name == "s8" else np.uint8).astype(np.float64)
+
+
+_MANTISSA_BITS = {"e4m3": 3, "e5m2": 2}
+
+
+def _fp8_values(name: str) -> np.ndarray:
+    """The values of the codes 0 to 127 of an 8-bit float, ascending; infinity and NaN as if they were numbers."""
+    mantissa = _MANTISSA_BITS[name]
+    code = np.arange(128)
+    exponent, fraction = code >> mantissa, (code & ((1 << mantissa) - 1)) / (1 << mantissa)
+    bias = (1 << (6 - mantissa)) - 1
+    return np.ldexp(fraction + (exponent > 0), np.maximum(exponent, 1) - bias)
 
 
 _F16, _BF16, _TF32 = _Kind("f16", 16, -8, 9), _Kind("bf16", 16, -8, 9), _Kind("tf32", 32, -8, 9)
 _S8, _U8 = _Kind("s8", 8, -128, 128), _Kind("u8", 8, 0, 256)
+_E4M3, _E5M2 = _Kind("e4m3", 8, -8, 9), _Kind("e5m2", 8, -4, 5)
 
 
 def _mma(kind: _Kind, k: int, accumulator: str) -> Case:
@@ -203,9 +222,9 @@ def _stmatrix() -> list[Case]:
 
 
 def _core_matrices(matrix: np.ndarray) -> np.ndarray:
-    """A K-major (rows, 16) operand as 8x8 core matrices of 128 bytes: K first, then rows (no swizzle)."""
+    """A K-major operand with rows of 32 bytes as core matrices of 8 rows, 16 bytes each: K first, then rows."""
     rows, columns = matrix.shape
-    return matrix.reshape(rows // 8, 8, columns // 8, 8).transpose(0, 2, 1, 3)
+    return matrix.reshape(rows // 8, 8, 2, columns // 2).transpose(0, 2, 1, 3)
 
 
 def _store_operands(a_bytes: int, b_bytes: int, threads: int) -> list[str]:
@@ -238,56 +257,61 @@ def _descriptor(buffer: str, register: str, *, leading: int, stride: int, versio
     ]
 
 
-def _operands(m: int, n: int) -> Callable[[np.random.Generator], Inputs]:
+def _operands(m: int, n: int, kind: _Kind = _F16) -> Callable[[np.random.Generator], Inputs]:
     def make(rng: np.random.Generator) -> Inputs:
-        left = rng.integers(-8, 9, (m, 16)).astype(np.float16)
-        right = rng.integers(-8, 9, (n, 16)).astype(np.float16)
+        k = 256 // kind.bits
+        left, right = (kind.pack(rng.integers(kind.low, kind.high, (rows, k))) for rows in (m, n))
         pack = lambda x: np.ascontiguousarray(_core_matrices(x)).view(np.uint32).reshape(-1)  # noqa: E731
         return pack(left), pack(right)
 
     return make
 
 
-def _unpacked(words: np.ndarray, rows: int) -> np.ndarray:
-    core = words.view(np.float16).reshape(rows // 8, 2, 8, 8)
-    return core.transpose(0, 2, 1, 3).reshape(rows, 16).astype(np.float32)
+def _unpacked(words: np.ndarray, rows: int, kind: _Kind = _F16) -> np.ndarray:
+    k = 256 // kind.bits
+    core = words.view(f"u{kind.bits // 8}").reshape(rows // 8, 2, 8, k // 2)
+    return kind.unpack(np.ascontiguousarray(core.transpose(0, 2, 1, 3))).reshape(rows, k)
 
 
-def _wgmma(n: int) -> Case:
-    """One warpgroup, D(64, n) = A(64, 16) B(n, 16)^T from shared memory, twice (the second adds)."""
+def _wgmma(n: int, kind: _Kind = _F16) -> Case:
+    """One warpgroup, D(64, n) = A(64, k) B(n, k)^T from shared memory, k of 32 bytes, twice (the second adds)."""
     count = n // 2
+    result, element = ("s32", "b32") if kind is _S8 else ("f32", "f32")
     accumulators = ", ".join(f"%a{i}" for i in range(count))
-    opcode = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16"
+    opcode = f"wgmma.mma_async.sync.aligned.m64n{n}k{256 // kind.bits}.{result}.{kind.name}.{kind.name}"
+    # Scales of A and B (floats only), then which operands are transposed (16-bit ones only).
+    immediates = {"s8": "", "f16": ", 1, 1, 0, 0", "bf16": ", 1, 1, 0, 0"}.get(kind.name, ", 1, 1")
     body = [
-        f"  .reg .f32 %a<{count}>;",
+        f"  .reg .{element} %a<{count}>;",
         *_store_operands(64 * 32, n * 32, 128),
         *_descriptor("left", "%d2", leading=128, stride=256),
         *_descriptor("right", "%d3", leading=128, stride=256),
         "  wgmma.fence.sync.aligned;",
         "  setp.ne.b32 %p1, 0, 0;",
-        f"  {opcode} {{{accumulators}}}, %d2, %d3, %p1, 1, 1, 0, 0;",
+        f"  {opcode} {{{accumulators}}}, %d2, %d3, %p1{immediates};",
         "  setp.eq.b32 %p1, 0, 0;",
-        f"  {opcode} {{{accumulators}}}, %d2, %d3, %p1, 1, 1, 0, 0;",
+        f"  {opcode} {{{accumulators}}}, %d2, %d3, %p1{immediates};",
         "  wgmma.commit_group.sync.aligned;",
         "  wgmma.wait_group.sync.aligned 0;",
         element_address("%out", "%d1", 4 * count),
-        *(f"  st.global.f32 [%d1+{4 * i}], %a{i};" for i in range(count)),
+        *(f"  st.global.{element} [%d1+{4 * i}], %a{i};" for i in range(count)),
     ]
 
     def expected(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        d = 2 * (_unpacked(left, 64) @ _unpacked(right, n).T)
+        d = 2 * (_unpacked(left, 64, kind) @ _unpacked(right, n, kind).T)
         i, thread = np.arange(count)[None, :], np.arange(128)[:, None]
         rows = 16 * (thread // 32) + thread % 32 // 4 + 8 * (i // 2 % 2)
-        return d[rows, 8 * (i // 4) + 2 * (thread % 4) + i % 2].astype(np.float32)
+        d = d[rows, 8 * (i // 4) + 2 * (thread % 4) + i % 2]
+        return d.astype(np.float32) if element == "f32" else d.astype(np.int32).view(np.uint32)
 
     shared = f".shared .align 128 .b8 left[2048];\n.shared .align 128 .b8 right[{32 * n}];"
     return Case(
         opcode,
         entry("sm_90a", "\n".join(body), pointers=2, shared=shared),
-        _operands(64, n),
+        _operands(64, n, kind),
         expected,
         target="sm_90a",
-        element="f32",
+        element=element,
         block=128,
         chips=("sm_90a",),
     )
@@ -386,5 +410,38 @@ CASES = [
     *_ldmatrix(),
     *_stmatrix(),
     *(_wgmma(n) for n in (8, 64, 256)),
+    *(_wgmma(64, kind) for kind in (_BF16, _TF32, _E4M3, _E5M2, _S8)),
     *(_tcgen05(n) for n in (16, 64, 256)),
 ]
+
+
+def with_real_operands(case: Case) -> Case | None:
+    """The case of a floating-point matrix instruction on normally distributed numbers, for which it has no oracle.
+
+    What it leaves tells in which order, and how precisely, the products are summed.
+    """
+    found = re.match(r"(?:mma\.sync|wgmma).*\.(f16|bf16|tf32|e4m3|e5m2)\.\1", case.name)
+    if found is None:
+        return None
+    kind = next(k for k in (_F16, _BF16, _TF32, _E4M3, _E5M2) if k.name == found[1])
+
+    def inputs(rng: np.random.Generator) -> Inputs:
+        arrays = list(case.inputs(rng))
+        for i, array in enumerate(arrays[:2]):
+            arrays[i] = _real(kind, array.size * 32 // kind.bits, rng).view(np.uint32)
+        if len(arrays) == 3:
+            result = np.float16 if case.name.endswith("f16.f16.f16") else np.float32
+            arrays[2] = rng.standard_normal(arrays[2].size * 4 // np.dtype(result).itemsize, np.float32).astype(result)
+            arrays[2] = arrays[2].view(np.uint32)
+        return tuple(arrays)
+
+    return replace(case, name=f"{case.name}, real operands", inputs=inputs)
+
+
+def _real(kind: _Kind, count: int, rng: np.random.Generator) -> np.ndarray:
+    if kind.name in _MANTISSA_BITS:
+        values = _fp8_values(kind.name)
+        magnitude = np.abs(rng.standard_normal(count))
+        code = np.minimum(np.searchsorted(values, magnitude), 119).astype(np.uint8)
+        return code | rng.integers(0, 2, count).astype(np.uint8) << 7
+    return kind.pack(rng.standard_normal(count))
