@@ -3,7 +3,8 @@
 Everything here keeps whole N x N matrices and loops over sequences; tests, the benchmark's correctness checks and the
 command line compare against it. With `precise=False` it is the same-precision reference whose own error bounds
 what a kernel may be wrong by: each matrix product takes operands rounded to the input dtype, as the tensor cores
-of every chip do, and the results are rounded to the input dtype once.
+of every chip do, scores are summed 16 products at a time, each partial sum cut to float32, as those units do, and
+the results are rounded to the input dtype once.
 
 For one head and one sequence, with scale t, sink z (minus infinity when absent) and mask M:
 
@@ -53,6 +54,27 @@ class _Arithmetic:
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         return self.round(a) @ self.round(b)
 
+    def scores(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b where the float32 sum itself is what shows: in lse no later rounding hides it."""
+        if self.operand is None:
+            return a @ b
+        total = a.new_zeros(*a.shape[:-1], b.shape[-1])
+        for first in range(0, a.shape[-1], _MMA_K):
+            part = slice(first, first + _MMA_K)
+            exact = total.double() + self.round(a)[..., part].double() @ self.round(b)[..., part, :].double()
+            total = _cut(exact)
+        return total
+
+
+_MMA_K = 16  # products that an instruction on 16-bit operands adds at once
+
+
+def _cut(x: Tensor) -> Tensor:
+    """float64 to float32 towards zero: tensor cores drop the bits that do not fit (Fasi et al., Numerical behavior of NVIDIA
+    tensor cores, 2021)."""
+    y = x.float()
+    return torch.where(y.double().abs() > x.abs(), torch.nextafter(y, torch.zeros_like(y)), y)
+
 
 def _arithmetic(spec: AttentionSpec, precise: bool) -> _Arithmetic:
     if precise:
@@ -69,7 +91,7 @@ def _heads_first(x: Tensor, repeat: int, dtype: torch.dtype) -> Tensor:
 
 def _scores(spec: AttentionSpec, math: _Arithmetic, q: Tensor, k: Tensor) -> Tensor:
     """S: (heads, seqlen_q, seqlen_k), minus infinity where masked."""
-    s = math.matmul(q, k.transpose(1, 2)) * spec.softmax_scale
+    s = math.scores(q, k.transpose(1, 2)) * spec.softmax_scale
     if spec.softcap > 0:
         s = spec.softcap * torch.tanh(s / spec.softcap)
     return s.masked_fill(~mask(spec, q.shape[1], k.shape[1], q.device), -torch.inf)
