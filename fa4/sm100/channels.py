@@ -9,6 +9,9 @@ Fences follow from what a channel carries:
   ASYNC_SMEM   fence.proxy.async before an arrival: written by threads, read by TMA or MMA (or the other way round)
   SMEM         none: mbarrier arrivals release and waits acquire
 A payload in two memories (dS: tensor memory for one product, shared memory for another) takes the fences of both.
+
+In a pair of CTAs (`Channel.ctas` = 2) one of them, the leader, issues the matrix operations of both. What it waits for
+is counted on its barriers: the bytes and the warps of both CTAs. What it signals by tcgen05.commit it signals to both.
 """
 
 from __future__ import annotations
@@ -18,11 +21,14 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int16, Int32
 from cutlass._mlir.dialects import nvvm
 
 from .constant import Constant
+from .mma import cta_group
 from .roles import RoleTable
+
+LEADER = 0  # of a pair of CTAs: its rank in the cluster
 
 
 class By(enum.Enum):
@@ -55,7 +61,7 @@ class Channel:
     """`producer` fills `stages` stages, `consumer` (one role or several) empties them.
 
     `freed` says what completes a stage's free barrier; None means there is no such barrier, because another channel
-    already implies the release (say which in a comment beside the row).
+    already implies the release (say which in a comment beside the row). `ctas` = 2: the channel of a pair of CTAs.
     """
 
     name: str
@@ -65,6 +71,7 @@ class Channel:
     freed: By | None
     stages: int
     carries: Carries
+    ctas: int = 1
 
     @property
     def producers(self) -> tuple[str, ...]:
@@ -109,9 +116,9 @@ class ChannelTable(Constant):
         index = self.channels.index(channel)
         return sum(before.barriers for before in self.channels[:index])
 
-    def arrivals(self, by: By, roles: tuple[str, ...]) -> int:
+    def arrivals(self, by: By, roles: tuple[str, ...], ctas: int = 1) -> int:
         """Arrivals that complete one phase of a barrier."""
-        return sum(self.roles[role].team_warps for role in roles) if by is By.WARP else 1
+        return ctas * sum(self.roles[role].team_warps for role in roles) if by is By.WARP else 1
 
     def barrier_names(self) -> tuple[str, ...]:
         """A name for every mbarrier in order, for reports: `load_mma_KV.full[0]`."""
@@ -134,10 +141,10 @@ def init_barriers(table: cutlass.Constexpr[ChannelTable], barriers: cute.Pointer
     for channel in cutlass.const_expr(table.channels):
         full = barriers + table.offset(channel)
         for stage in cutlass.range_constexpr(channel.stages):
-            cute.arch.mbarrier_init(full + stage, table.arrivals(channel.filled, channel.producers))
+            cute.arch.mbarrier_init(full + stage, table.arrivals(channel.filled, channel.producers, channel.ctas))
             if cutlass.const_expr(channel.freed is not None):
                 free = full + channel.stages + stage
-                cute.arch.mbarrier_init(free, table.arrivals(channel.freed, channel.consumers))
+                cute.arch.mbarrier_init(free, table.arrivals(channel.freed, channel.consumers, channel.ctas))
     cute.arch.mbarrier_init_fence()
 
 
@@ -171,18 +178,19 @@ class End(Constant):
     def wait_full(self, stage, phase) -> None:
         """Consumer: block until the stage is full."""
         self._require(self.role in self.channel.consumers, "a consumer")
-        self._wait(self.full(stage), phase)
+        self._wait(self.full(stage), phase, self.channel.filled)
 
     def wait_free(self, stage, phase) -> None:
         """Producer: block until the stage is free."""
         self._require(self.role in self.channel.producers, "a producer")
-        self._wait(self.free(stage), phase)
+        self._wait(self.free(stage), phase, self.channel.freed)
 
     def expect(self, stage, nbytes) -> None:
-        """Producer by TMA, whole warp: announce `nbytes` of copies that will signal `full(stage)`."""
+        """Producer by TMA, whole warp (in a pair, the leader's): announce `nbytes` of copies, by each CTA, that will
+        signal `full(stage)`."""
         self._require(self.role in self.channel.producers and self.channel.filled is By.TMA, "a producer by TMA")
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), nbytes)
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), nbytes * self.channel.ctas)
 
     def hand_over(self, stage) -> None:
         """Producer by TMA, whole warp: signal full by hand, the copies having been awaited (and edited) elsewhere."""
@@ -192,12 +200,12 @@ class End(Constant):
     def commit_full(self, stage) -> None:
         """Producer by UMMA, one thread: signal full when the matrix operations issued so far are done."""
         self._require(self.role in self.channel.producers and self.channel.filled is By.UMMA, "a producer by UMMA")
-        commit(self.full(stage))
+        commit(self.full(stage), self.channel.ctas)
 
     def commit_free(self, stage) -> None:
         """Consumer by UMMA, one thread: signal free when the matrix operations issued so far are done."""
         self._require(self.role in self.channel.consumers and self.channel.freed is By.UMMA, "a consumer by UMMA")
-        commit(self.free(stage))
+        commit(self.free(stage), self.channel.ctas)
 
     def arrive_full(self, stage) -> None:
         """Producer by WARP, whole warp: this warp's part of the stage is written."""
@@ -212,15 +220,22 @@ class End(Constant):
     def _arrive(self, barrier: cute.Pointer) -> None:
         if self.channel.carries.tmem:
             nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC)
+        is_pair = self.channel.ctas == 2
         if self.channel.carries.async_smem:
-            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.fence_proxy("async.shared", space="cluster" if is_pair else "cta")
         if self.channel.carries is not Carries.TMEM:
             cute.arch.sync_warp()  # the elected lane's arrival releases what every lane wrote
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(barrier)
+            if is_pair:
+                cute.arch.mbarrier_arrive(barrier, LEADER, scope=nvvm.MemScopeKind.CLUSTER)
+            else:
+                cute.arch.mbarrier_arrive(barrier)
 
-    def _wait(self, barrier: cute.Pointer, phase) -> None:
-        cute.arch.mbarrier_wait(barrier, phase)
+    def _wait(self, barrier: cute.Pointer, phase, by: By | None) -> None:
+        if self.channel.ctas == 2 and by is By.WARP:
+            wait_for_cluster(barrier, phase)
+        else:
+            cute.arch.mbarrier_wait(barrier, phase)
         if self.channel.carries.tmem:
             nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
 
@@ -229,9 +244,23 @@ class End(Constant):
             raise ValueError(f"channel {self.channel.name}: {self.role} is used as {what}, which it is not")
 
 
-def commit(barrier: cute.Pointer) -> None:
-    """One arrival on `barrier` when every tcgen05.mma this thread has issued is complete."""
-    nvvm.tcgen05_commit(barrier.llvm_ptr, group=nvvm.CTAGroupKind.CTA_1)
+def commit(barrier: cute.Pointer, ctas: int = 1) -> None:
+    """One arrival on `barrier` (of each CTA of a pair) when every tcgen05.mma this thread has issued is complete."""
+    both = Int16(0b11).ir_value() if ctas == 2 else None
+    nvvm.tcgen05_commit(barrier.llvm_ptr, multicast_mask=both, group=cta_group(ctas))
+
+
+def wait_for_cluster(barrier: cute.Pointer, phase) -> None:
+    """Like `mbarrier_wait`, and what other CTAs wrote before they arrived is visible afterwards."""
+    cute.arch.inline_ptx(
+        """{
+        .reg .pred done;
+        again:
+        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1};
+        @!done bra again;
+        }""",
+        read_only_args=[barrier.toint(), Int32(phase)],
+    )
 
 
 class Ring:

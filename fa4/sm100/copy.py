@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, nvvm, vector
-from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from .constant import Constant
 from .smem import PANEL_COLUMNS, PANEL_ROW_BYTES, Tile
@@ -24,9 +24,11 @@ class TmaTile(Constant):
     tile: Tile
 
     @staticmethod
-    def load(tensor: cute.Tensor, tile: Tile) -> TmaTile:
-        """Host side: a TMA map that loads tiles of `tensor` (rows, columns, ...)."""
-        return TmaTile._make(cpasync.CopyBulkTensorTileG2SOp(), tensor, tile)
+    def load(tensor: cute.Tensor, tile: Tile, ctas: int = 1) -> TmaTile:
+        """Host side: a TMA map that loads tiles of `tensor` (rows, columns, ...). In a pair of CTAs (`ctas` = 2) each
+        loads into its own shared memory, and the bytes are counted on the first one's barrier."""
+        group = tcgen05.CtaGroup.TWO if ctas == 2 else tcgen05.CtaGroup.ONE
+        return TmaTile._make(cpasync.CopyBulkTensorTileG2SOp(group), tensor, tile)
 
     @staticmethod
     def store(tensor: cute.Tensor, tile: Tile) -> TmaTile:
@@ -47,16 +49,20 @@ def tma_panels(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointe
         row_tile: which tile along the rows.
         pointer: where the tile lies in shared memory, typed as its elements.
     """
-    tile = tma.tile
-    layout = cute.make_layout(
-        (tile.rows, PANEL_COLUMNS, tile.panels), stride=(PANEL_COLUMNS, 1, tile.rows * PANEL_COLUMNS)
-    )
+    panels = tma.tile.panels
+    shared, glob = _partition(tma, matrix, row_tile, pointer, panels)
+    return [(shared[None, panel], glob[None, panel]) for panel in range(panels)]
+
+
+def _partition(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, places: int):
+    """(shared, global) tensors of boxes: the `places` panels from `pointer`, and the panels of a row of tiles."""
+    rows = tma.tile.rows
+    layout = cute.make_layout((rows, PANEL_COLUMNS, places), stride=(PANEL_COLUMNS, 1, rows * PANEL_COLUMNS))
     shared = cute.make_tensor(cute.recast_ptr(pointer, cute.make_swizzle(3, 4, 3)), layout)
-    glob = cute.local_tile(matrix, (tile.rows, PANEL_COLUMNS), (row_tile, None))
-    ends = cpasync.tma_partition(
+    glob = cute.local_tile(matrix, (rows, PANEL_COLUMNS), (row_tile, None))
+    return cpasync.tma_partition(
         tma.atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(glob, 0, 2)
     )
-    return [(ends[0][None, panel], ends[1][None, panel]) for panel in range(tile.panels)]
 
 
 def tma_load(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, barrier: cute.Pointer) -> None:
@@ -64,6 +70,14 @@ def tma_load(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer,
     the tensor become zeros."""
     for shared, glob in tma_panels(tma, matrix, row_tile, pointer):
         cute.copy(tma.atom, glob, shared, tma_bar_ptr=barrier)
+
+
+def tma_load_panel(
+    tma: TmaTile, matrix: cute.Tensor, row_tile, panel, pointer: cute.Pointer, barrier: cute.Pointer
+) -> None:
+    """Whole warp: start loading one panel of a tile; `panel` may be known at run time only."""
+    shared, glob = _partition(tma, matrix, row_tile, pointer, 1)
+    cute.copy(tma.atom, glob[None, panel], shared[None, 0], tma_bar_ptr=barrier)
 
 
 def tma_store(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer) -> None:
@@ -115,18 +129,21 @@ def lane_address(column, warp) -> Int32:
     return (warp % 4) << 21 | Int32(column)
 
 
-def store_row_chunk(tile_address, tile: Tile, row, column: int, words: list[Int32]) -> None:
-    """Write 8 elements (4 words) at (row, column) of a panelled tile; `column` is a multiple of 8."""
+def store_row_chunk(
+    tile_address, tile: Tile, row, column: int, words: list[Int32], space=cute.AddressSpace.smem
+) -> None:
+    """Write 8 elements (4 words) at (row, column) of a panelled tile; `column` is a multiple of 8. `space` may be
+    distributed shared memory, `tile_address` being another CTA's."""
     panel, within = divmod(column, PANEL_COLUMNS)
     chunk = (within // 8) ^ (row & 7)
     address = tile_address + panel * tile.panel_bytes + row * PANEL_ROW_BYTES + chunk * 16
-    store_words(cute.make_ptr(Int32, address, cute.AddressSpace.smem, assumed_align=16), words)
+    store_words(cute.make_ptr(Int32, address, space, assumed_align=16), words)
 
 
-def store_row(tile_address, tile: Tile, row, column: int, words: list[Int32]) -> None:
+def store_row(tile_address, tile: Tile, row, column: int, words: list[Int32], space=cute.AddressSpace.smem) -> None:
     """Write 2 * len(words) elements of a row of a panelled tile, from `column`; both are multiples of 8."""
     for i in range(0, len(words), 4):
-        store_row_chunk(tile_address, tile, row, column + 2 * i, words[i : i + 4])
+        store_row_chunk(tile_address, tile, row, column + 2 * i, words[i : i + 4], space)
 
 
 def store_words(pointer: cute.Pointer, words: list[Int32]) -> None:

@@ -61,7 +61,12 @@ class SmemOperand(Constant):
 
 @dataclass(frozen=True, slots=True)
 class Umma(Constant):
-    """One product shape on one CTA: m = 128 rows, n columns (a multiple of 16), k reduced 16 at a time."""
+    """One product shape: m rows, n columns (a multiple of 16), k reduced 16 at a time.
+
+    With `ctas` = 2 a pair of CTAs computes it: each has half of A's rows and half of B's, and gets its rows of D. Their
+    shared memory and tensor memory are addressed alike. At m = 256 a lane is a row; at m = 128 the second half of D's
+    columns lies in lanes 64 to 127, beside the first.
+    """
 
     dtype: type[cutlass.Numeric]
     n: int
@@ -69,6 +74,7 @@ class Umma(Constant):
     b: SmemOperand
     a: SmemOperand | None = None  # None: A lies in tensor memory, 16-bit pairs packed into 32-bit columns
     m: int = 128
+    ctas: int = 1
 
     @property
     def instruction(self) -> int:
@@ -97,13 +103,18 @@ class Umma(Constant):
             a_k = _tmem_pointer(a + k * K_PER_MMA // 2) if self.a is None else self.a.descriptor(a, k)
             nvvm.tcgen05_mma(
                 nvvm.Tcgen05MMAKind.F16,
-                nvvm.CTAGroupKind.CTA_1,
+                cta_group(self.ctas),
                 _tmem_pointer(d),
                 a_k,
                 self.b.descriptor(b, k),
                 Int32(self.instruction).ir_value(),
                 keep.ir_value(),
             )
+
+
+def cta_group(ctas: int):
+    """The qualifier of tcgen05 instructions: every one of a kernel has the same."""
+    return nvvm.CTAGroupKind.CTA_2 if ctas == 2 else nvvm.CTAGroupKind.CTA_1
 
 
 def _tmem_pointer(address):

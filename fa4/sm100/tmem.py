@@ -69,15 +69,17 @@ class TmemMap(Constant):
             raise AttributeError(f"no tmem span is named {name!r}") from None
 
 
-def allocate(holder: cute.Pointer) -> None:
-    """One whole warp: take all columns. `holder` is an Int32 in shared memory where the hardware puts the address."""
-    cute.arch.alloc_tmem(COLUMNS, holder)
-    cute.arch.relinquish_tmem_alloc_permit()
+def allocate(holder: cute.Pointer, ctas: int = 1) -> None:
+    """One whole warp (of each of `ctas` CTAs): take all columns. `holder` is an Int32 in shared memory where the
+    hardware puts the address."""
+    cute.arch.alloc_tmem(COLUMNS, holder, is_two_cta=ctas == 2)
+    cute.arch.relinquish_tmem_alloc_permit(is_two_cta=ctas == 2)
 
 
-def deallocate() -> None:
+def deallocate(ctas: int = 1) -> None:
     """The warp that allocated: give all columns back, after every reader is done."""
-    cute.arch.dealloc_tmem(cute.make_ptr(Int32, 0, cute.AddressSpace.tmem, assumed_align=16), COLUMNS)
+    base = cute.make_ptr(Int32, 0, cute.AddressSpace.tmem, assumed_align=16)
+    cute.arch.dealloc_tmem(base, COLUMNS, is_two_cta=ctas == 2)
 
 
 def wait_loads() -> None:

@@ -1,6 +1,7 @@
 """The Blackwell backward on the emulated chip: gradients of the named cases, whatever the order of events."""
 
-import dataclasses
+from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 import torch
@@ -11,17 +12,42 @@ from fa4 import cases, reference
 from fa4.cases import CASES, Case
 from fa4.device import chip_by_number, chip_of
 from fa4.emulator import emulate
+from fa4.emulator.machine import SCHEDULES
 from fa4.sm100.bwd import plan
 from fa4.sm100.bwd.kernel import channels, smem_map, tmem_map
+from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles, tiles_for
 from fa4.spec import AttentionSpec, Gradients
 
-SCHEDULES = ("round_robin", "random", "adversarial")
-SERVED = [case for case in CASES.values() if case.head_dim <= 128 or (case.head_dim, case.head_dim_v) == (192, 128)]
-WIDE = Case(
-    "wide", head_dim=192, head_dim_v=128, heads_q=4, lengths=((70, 200), (129, 129), (3, 7)), window_size=(99, 5)
-)
+NAME = attrgetter("name")
 # The error of dsink is judged by the largest over the heads; with two heads that is too few draws to be a bound.
 HEADS_FOR_SINK = 8
+# The two tile rows: one CTA for a block of keys, and a pair of CTAs for two. Head dims of 128 get the pair by default.
+EXTRA = (
+    Case("wide", head_dim=192, head_dim_v=128, heads_q=4, lengths=((70, 200), (129, 129), (3, 7)), window_size=(99, 5)),
+    Case("seqused_dense", batch=2, seqlen_q=150, seqlen_k=290, seqused=((150, 257), (3, 0))),
+    Case("pair_window_gqa", seqlen_q=300, seqlen_k=600, heads_q=2, heads_kv=1, head_dim=128, window_size=(150, 60)),
+    Case("pair_softcap", seqlen_q=200, seqlen_k=129, head_dim=128, softcap=15.0, logits=4.0, causal=True),
+    Case("pair_padded", seqlen_q=129, seqlen_k=257, head_dim=104, head_dim_v=120, dtype=torch.float16),
+    Case(
+        "pair_varlen",
+        heads_q=8,
+        head_dim=128,
+        lengths=((130, 300), (100, 520), (7, 9), (0, 5), (9, 0)),
+        seqused=((120, 290), (100, 513), (7, 3), (0, 2), (3, 0)),
+        causal=True,
+        sink=True,
+    ),
+)
+SERVED = {
+    case.name: replace(case, heads_q=HEADS_FOR_SINK) if case.sink else case
+    for case in (*CASES.values(), *EXTRA)
+    if case.head_dim <= 128 or (case.head_dim, case.head_dim_v) == (192, 128)
+}
+# Compiling takes most of a case's time; the soak runs the others.
+QUICK = (
+    "full_d128", "window_masks_rows", "softcap", "head_dim_40_padded", "head_dim_192_128", "varlen_with_empty",
+    "pair_window_gqa", "pair_varlen",
+)  # fmt: skip
 
 
 def upstream(problem: cases.Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -30,16 +56,18 @@ def upstream(problem: cases.Problem) -> tuple[torch.Tensor, torch.Tensor, torch.
     return out, lse, problem.dlse.masked_fill(lse == -torch.inf, 0.0)
 
 
-def gradients(problem: cases.Problem, *, seed: int = 0, schedule: str = "round_robin", sms: int = 4) -> Gradients:
-    """The kernels' gradients, out and lse being the same-precision reference's."""
+def gradients(
+    problem: cases.Problem, seed: int, schedule: str = "round_robin", sms: int = 4, tiles: BackwardTiles | None = None
+) -> Gradients:
+    """The kernels' gradients, out and lse being the same-precision reference's; raises on any finding."""
     out, lse, dlse = upstream(problem)
-    spec = dataclasses.replace(problem.spec, needs_backward=True)
+    spec = replace(problem.spec, needs_backward=True)
     with emulate("sm_100a", sms=sms, seed=seed, schedule=schedule):
-        return plan.backward(problem.inputs, spec, chip_of(out.device), out, lse, problem.dout, dlse)
+        return plan.backward(problem.inputs, spec, chip_of(out.device), out, lse, problem.dout, dlse, tiles)
 
 
 def assert_right(problem: cases.Problem, grads: Gradients, context: str) -> None:
-    problem = dataclasses.replace(problem, dlse=upstream(problem)[2])
+    problem = replace(problem, dlse=upstream(problem)[2])
     cases.assert_right(cases.judge_backward(problem, grads), context)
 
 
@@ -47,39 +75,46 @@ def bits(grads: Gradients) -> tuple[bytes, ...]:
     return tuple(x.contiguous().view(torch.int16).numpy().tobytes() for x in grads if x is not None)
 
 
-@pytest.mark.parametrize("case", [*SERVED, WIDE], ids=str)
-def test_gradients_of_named_case(case, seed):
-    if case.sink:
-        case = dataclasses.replace(case, heads_q=HEADS_FOR_SINK, heads_kv=case.heads_kv)
-    problem = cases.make(case, seed)
-    assert_right(problem, gradients(problem, seed=seed), f"{case} (seed {seed})")
+@pytest.mark.parametrize("name", QUICK)
+def test_gradients_of_named_case(name, seed):
+    problem = cases.make(SERVED[name], seed)
+    schedule = SCHEDULES[seed % len(SCHEDULES)]
+    assert_right(problem, gradients(problem, seed, schedule), f"{name}, {schedule} (seed {seed})")
 
 
-def test_a_sequence_may_end_before_its_padded_row_does(seed):
-    problem = cases.make(Case("seqused_dense", batch=2, seqlen_q=150, seqlen_k=290, seqused=((150, 257), (3, 0))), seed)
-    assert_right(problem, gradients(problem, seed=seed), f"seqused without packing (seed {seed})")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("tiles", [SINGLE, PAIR], ids=NAME)
+def test_one_cta_and_a_pair_are_right_in_any_order(tiles, schedule, seed):
+    problem = cases.make(CASES["causal_d128"], seed)
+    grads = gradients(problem, seed, schedule, tiles=tiles)
+    assert_right(problem, grads, f"causal_d128, {tiles.name}, {schedule} (seed {seed})")
 
 
-@pytest.mark.parametrize("name", ["causal_d128", "sink_gqa_window", "varlen"])
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", SERVED)
+def test_gradients_under_many_interleavings(name, seed):
+    """12 runs of each case, of head dim 128 for both rows: more than 500 in all."""
+    problem = cases.make(SERVED[name], seed)
+    for tiles in (SINGLE, PAIR) if tiles_for(problem.spec, chip_by_number(100)) is PAIR else (SINGLE,):
+        for i in range(12):
+            schedule, sms = SCHEDULES[i % 3], (2, 3, 4, 7)[i % 4]
+            grads = gradients(problem, seed + i, schedule, sms, tiles)
+            assert_right(problem, grads, f"{name}, {tiles.name}, {schedule}, {sms} (seed {seed + i})")
+
+
+@pytest.mark.parametrize("name", ["causal_d128", "sink_gqa_window"])
 def test_gradients_through_autograd(name, seed):
-    case = dataclasses.replace(CASES[name], heads_q=HEADS_FOR_SINK)
-    problem = cases.make(case, seed)
+    problem = cases.make(SERVED[name], seed)
     with emulate("sm_100a", seed=seed):
         out, lse, grads = problem.call_with_gradients(backend="sm100")
     cases.assert_right(cases.judge_forward(problem, out, lse), f"{name} forward (seed {seed})")
     assert_right(problem, grads, f"{name} (seed {seed})")
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", ["causal_d128", "varlen_window_gqa"])
-def test_schedule_does_not_matter(name, schedule, seed):
-    problem = cases.make(CASES[name], seed)
-    assert_right(problem, gradients(problem, seed=seed, schedule=schedule), f"{name}, {schedule} (seed {seed})")
-
-
 def test_upstream_gradient_of_lse_may_be_absent(seed):
     problem = cases.make(CASES["causal"], seed)
-    problem = dataclasses.replace(problem, dlse=torch.zeros_like(problem.dlse))
+    problem = replace(problem, dlse=torch.zeros_like(problem.dlse))
     out, lse, _ = upstream(problem)
     with emulate("sm_100a", seed=seed):
         grads = plan.backward(problem.inputs, problem.spec, chip_of(out.device), out, lse, problem.dout, None)
@@ -91,7 +126,7 @@ def test_data_outside_the_sequences_in_use_is_not_seen(seed):
     problem = cases.make(CASES["seqused"], seed)
     inputs = problem.inputs
     out, lse, dlse = upstream(problem)
-    expected = gradients(problem, seed=seed)
+    expected = gradients(problem, seed)
     named = dict(q=inputs.q, k=inputs.k, v=inputs.v, out=out, dout=problem.dout)
     spoilt = {name: x.clone() for name, x in named.items()}
     for name, x in spoilt.items():
@@ -106,45 +141,56 @@ def test_data_outside_the_sequences_in_use_is_not_seen(seed):
     assert bits(grads) == bits(expected)
 
 
-# Three blocks of keys and more add to a dQ: two alone would commute.
-ORDERED = (
-    Case("full", seqlen_q=200, seqlen_k=500, heads_q=1, heads_kv=1),
-    Case("causal", seqlen_q=500, seqlen_k=500, heads_q=1, heads_kv=1, causal=True),
-    Case("window", seqlen_q=500, seqlen_k=500, heads_q=1, heads_kv=1, window_size=(300, 0)),
-    Case("gqa", seqlen_q=300, seqlen_k=400, heads_q=4, heads_kv=2, causal=True),
-    Case("varlen", heads_q=2, heads_kv=1, lengths=((130, 300), (300, 420), (7, 9)), causal=True),
+# Three blocks of keys and more add to a dQ, a pair's being of 256 keys: two alone would commute. In float16, whose
+# rounding hides fewer of the sums' last bits than bfloat16's.
+ORDERED = tuple(
+    replace(case, dtype=torch.float16)
+    for case in (
+        Case("full", seqlen_q=150, seqlen_k=700, heads_q=1, heads_kv=1),
+        Case("causal", seqlen_q=300, seqlen_k=900, heads_q=1, heads_kv=1, causal=True),
+        Case("window", seqlen_q=200, seqlen_k=700, heads_q=1, heads_kv=1, window_size=(600, 0)),
+        Case("gqa", seqlen_q=140, seqlen_k=600, heads_q=2, heads_kv=1, causal=True),
+        Case("varlen", heads_q=1, heads_kv=1, lengths=((130, 300), (140, 620), (7, 9)), causal=True),
+    )
 )
-
-
 # How many multiprocessors there are decides which blocks of keys run side by side, and so which adds first.
-MULTIPROCESSORS = (1, 4, 7)
+MULTIPROCESSORS = (2, 4, 8)
 
 
-@pytest.mark.parametrize("case", ORDERED, ids=str)
-def test_deterministic_gradients_are_bitwise_equal(case, seed):
-    problem = cases.make(dataclasses.replace(case, deterministic=True), seed)
-    results = [
-        gradients(problem, seed=seed + sms, schedule=schedule, sms=sms)
-        for schedule, sms in zip(SCHEDULES, MULTIPROCESSORS)
-    ]
-    assert_right(problem, results[0], f"{case} (seed {seed})")
-    assert len({bits(grads) for grads in results}) == 1
+def distinct(case: Case, tiles: BackwardTiles, seed: int, runs: int) -> int:
+    """How many different gradients, to the bit, come out of `runs` interleavings of one problem; all are right."""
+    case = replace(case, head_dim=64 if tiles is SINGLE else 128)
+    problem = cases.make(case, seed)
+    results = {}
+    for i in range(runs):
+        schedule, sms = SCHEDULES[i % 3], MULTIPROCESSORS[(i + i // 3) % 3]
+        grads = gradients(problem, seed + i, schedule, sms, tiles)
+        results.setdefault(bits(grads), grads)
+    for grads in results.values():
+        assert_right(problem, grads, f"{case}, {tiles.name} (seed {seed})")
+    return len(results)
+
+
+@pytest.mark.parametrize(
+    ("case", "tiles"), [(case, PAIR if i % 2 else SINGLE) for i, case in enumerate(ORDERED)], ids=NAME
+)
+def test_deterministic_gradients_are_bitwise_equal(case, tiles, seed):
+    assert distinct(replace(case, deterministic=True), tiles, seed, runs=3) == 1
+
+
+@pytest.mark.parametrize("tiles", [SINGLE, PAIR], ids=NAME)
+def test_order_of_additions_shows_without_the_flag(tiles, seed):
+    """What the test above would miss if the order never changed."""
+    assert distinct(ORDERED[1], tiles, seed, runs=3) > 1
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
+@pytest.mark.parametrize("tiles", [SINGLE, PAIR], ids=NAME)
 @pytest.mark.parametrize("case", ORDERED, ids=str)
-def test_deterministic_gradients_over_many_seeds(case, seed):
-    problem = cases.make(dataclasses.replace(case, deterministic=True), seed)
-    runs = [(schedule, seed + i, MULTIPROCESSORS[i % 3]) for schedule in SCHEDULES for i in range(20)]
-    results = {bits(gradients(problem, seed=s, schedule=schedule, sms=sms)) for schedule, s, sms in runs}
-    assert len(results) == 1
-
-
-def test_order_of_additions_shows_without_the_flag(seed):
-    """What the tests above would miss if the order never changed."""
-    problem = cases.make(Case("causal", seqlen_q=700, seqlen_k=700, heads_q=1, heads_kv=1, causal=True), seed)
-    assert len({bits(gradients(problem, seed=seed, sms=sms)) for sms in MULTIPROCESSORS}) > 1
+def test_deterministic_gradients_over_many_seeds(case, tiles, seed):
+    """20 seeds for each of the schedules."""
+    assert distinct(replace(case, deterministic=True), tiles, seed, runs=60) == 1
 
 
 def test_every_head_dim_fits_the_chip():

@@ -1,9 +1,10 @@
 """Compute role, eight warps: a thread has one key and half of a step's queries; finally dV and dK.
 
 Per step: P^T = exp2(S^T - lse), in 16 bits over S^T; dS^T = P^T (dP^T - delta), in 16 bits over dP^T for dK and in
-shared memory for dQ. P stays in registers between the two.
+shared memory for dQ. P stays in registers between the two. In a pair of CTAs each keeps one half of the queries' dS in
+its shared memory and writes the other into the other CTA's.
 
-Waits:   load_mma_Q.full (the row statistics), mma_compute_{S,dP,dV,dK}.full, compute_mma_dS.free
+Waits:   load_compute_rows.full, mma_compute_{S,dP,dV,dK}.full, compute_mma_dS.free
 Signals: compute_mma_P.full, compute_mma_dS.full
 """
 
@@ -31,18 +32,18 @@ def compute(context):
     ends = context.ends("compute")
     work = work_tile(context)
     lane = cute.arch.thread_idx()[0] % TILE_N
-    first, stop = queries_of(work, work.n_block * TILE_N + lane)
-    q = Ring.consumer(ends.load_mma_Q.channel)
+    first, stop = queries_of(work, work.own_block * TILE_N + lane)
+    rows = Ring.consumer(ends.load_compute_rows.channel)
     phase = Int32(0)
 
     for _ in cutlass.range(cfg.group, unroll=1):
         for m_block in cutlass.range(work.first, work.stop, unroll=1):
             begin = m_block * cfg.tile_m + half_of_warp() * cfg.half
-            if work.mask.cuts(m_block, work.n_block):
-                step(context, ends, q, phase, first - begin, stop - begin, True)
+            if work.cuts(m_block):
+                step(context, ends, rows, phase, work.rank, first - begin, stop - begin, True)
             else:
-                step(context, ends, q, phase, Int32(0), Int32(0), False)
-            q = q.next()
+                step(context, ends, rows, phase, work.rank, Int32(0), Int32(0), False)
+            rows = rows.next()
             phase = phase ^ 1
     store_gradients(context, ends, work)
 
@@ -62,7 +63,16 @@ def queries_of(work, key: Int32) -> tuple[Int32, Int32]:
 
 
 @cute.jit
-def step(context, ends, q: Ring, phase: Int32, first: Int32, stop: Int32, is_cut: cutlass.Constexpr[bool]):
+def step(
+    context,
+    ends,
+    ring: Ring,
+    phase: Int32,
+    rank: Int32,
+    first: Int32,
+    stop: Int32,
+    is_cut: cutlass.Constexpr[bool],
+):
     """One block of queries. `first`, `stop`: the key is seen by this half's queries first <= query < stop."""
     cfg, args, spans = context.cfg, context.args, context.tmem
     half = half_of_warp()
@@ -70,10 +80,11 @@ def step(context, ends, q: Ring, phase: Int32, first: Int32, stop: Int32, is_cut
     lane = cute.arch.thread_idx()[0] % TILE_N
     s_address = lane_address(spans.S, warp) + half * cfg.half
     dp_address = lane_address(spans.dP, warp) + half * cfg.half
-    rows = context.smem.pointer("rows", Float32) + (q.index * (2 * cfg.tile_m) + half * cfg.half)
+    packed = half * (cfg.half // 2)  # the second half goes, packed, to the end of its columns
+    rows = context.smem.pointer("rows", Float32) + (ring.index * (2 * cfg.tile_m) + half * cfg.half)
     minus_lse, minus_delta = rows, rows + cfg.tile_m
 
-    ends.load_mma_Q.wait_full(q.index, q.phase)
+    ends.load_compute_rows.wait_full(ring.index, ring.phase)
     ends.mma_compute_S.wait_full(0, phase)
     s = []
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
@@ -98,7 +109,7 @@ def step(context, ends, q: Ring, phase: Int32, first: Int32, stop: Int32, is_cut
         if cutlass.const_expr(cfg.has_softcap):
             weights = [w * (1.0 - t * t) for w, t in zip(weights, both)]
         p += weights
-    tmem_store(s_address, words)
+    tmem_store(s_address + packed, words)
     tmem.wait_stores()
     ends.compute_mma_P.arrive_full(0)
 
@@ -114,13 +125,28 @@ def step(context, ends, q: Ring, phase: Int32, first: Int32, stop: Int32, is_cut
                 ds = cute.arch.add_packed_f32x2((dp[i + j], dp[i + j + 1]), tuple(delta[j : j + 2]))
                 ds = cute.arch.mul_packed_f32x2((p[at], p[at + 1]), ds)
                 words.append(pack_half(ds[0], ds[1], cfg.dtype))
-    tmem_store(dp_address, words)
+    tmem_store(dp_address + packed, words)
     ends.compute_mma_dS.wait_free(0, phase ^ 1)
-    for own in cutlass.range_constexpr(HALVES):
-        if half == own:
-            store_row(context.smem.address("dS"), cfg.ds_tile, lane, own * cfg.half, words)
+    if cutlass.const_expr(cfg.ctas == 2):
+        share_ds(context, half, rank, lane, words)
+    else:
+        for own in cutlass.range_constexpr(HALVES):
+            if half == own:
+                store_row(context.smem.address("dS"), cfg.ds_tile, lane, own * cfg.half, words)
     tmem.wait_stores()
     ends.compute_mma_dS.arrive_full(0)
+
+
+@cute.jit
+def share_ds(context, half: Int32, rank: Int32, lane: Int32, words: list):
+    """A pair: this warpgroup's half of the queries goes to the CTA that has it, which is this one or the other."""
+    tile, place = context.cfg.ds_tile, context.smem.pointer("dS", Int32)
+    row = rank * TILE_N + lane
+    if half == rank:
+        store_row(place.toint(), tile, row, 0, words)
+    else:
+        other = cute.arch.map_dsmem_ptr(place, half)
+        store_row(other.toint(), tile, row, 0, words, cute.AddressSpace.dsmem)
 
 
 def tanh(x: Float32) -> Float32:

@@ -2,6 +2,11 @@
 
 Everything works on transposed scores: S^T = K Q^T has keys as rows, so that P^T and dS^T, written back to tensor
 memory, are the left operands of dV = P^T dO and dK = dS^T Q.
+
+A pair of CTAs (`ctas` = 2) owns two blocks of keys and computes every product together. The right operand of a
+product is split between the two, so that each reads half of it from its own shared memory: S^T and dP^T take half of
+the queries of Q and dO, dV and dK half of the columns, which is why a pair loads Q and dO both ways. For dQ the queries
+are split: each CTA holds dS^T of both blocks' keys for its half of them, the other half going to the other CTA.
 """
 
 from __future__ import annotations
@@ -14,12 +19,13 @@ from ..constant import Constant
 from ..mma import Major, SmemOperand, Umma
 from ..smem import Tile
 
-TILE_N = 128  # keys of one CTA
+TILE_N = 128  # keys of one CTA, and queries of a step unless noted
 LANES = 128  # of tensor memory: the keys of transposed scores, the queries (or columns) of dQ
 HALVES = 2  # compute warpgroups, each with its half of a step's queries
 CHUNK = 32  # tensor-memory columns of dQ that one bulk addition takes; head dims are padded to whole chunks
 CHUNK_BYTES = 4 * LANES * CHUNK
 DQ_STAGES = 2
+ROW_STAGES = 2
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
 
@@ -27,7 +33,8 @@ BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 class Config(Constant):
     """Everything the generated code depends on; its fields are the compile key.
 
-    group: query heads of one key/value head. polynomial: pairs of every 16 whose exp2 runs on the FMA units.
+    group: query heads of one key/value head. ctas: 1, or 2 that work as a pair.
+    polynomial: pairs of every 16 whose exp2 runs on the FMA units.
     """
 
     dtype: type[cutlass.Numeric]
@@ -43,6 +50,7 @@ class Config(Constant):
     has_seqused_q: bool
     has_seqused_k: bool
     deterministic: bool
+    ctas: int
     polynomial: int
     smem_bytes: int
 
@@ -56,6 +64,11 @@ class Config(Constant):
         return -(-self.head_dim_v // CHUNK) * CHUNK
 
     @property
+    def span(self) -> int:
+        """Keys of a CTA, or of a pair."""
+        return self.ctas * TILE_N
+
+    @property
     def tile_m(self) -> int:
         """Query rows of one step: half of them where dK is too wide for tensor memory to hold whole scores too."""
         return 64 if self.columns > 128 else 128
@@ -67,7 +80,7 @@ class Config(Constant):
 
     @property
     def q_tile(self) -> Tile:
-        return Tile(self.tile_m, self.head_dim)
+        return Tile(self.tile_m // self.ctas, self.head_dim)
 
     @property
     def k_tile(self) -> Tile:
@@ -79,7 +92,20 @@ class Config(Constant):
 
     @property
     def do_tile(self) -> Tile:
-        return Tile(self.tile_m, self.head_dim_v)
+        return Tile(self.tile_m // self.ctas, self.head_dim_v)
+
+    @property
+    def q_columns(self) -> Tile:
+        """All queries of a step, and of a pair's columns this CTA's; likewise below."""
+        return Tile(self.tile_m, self.columns // self.ctas)
+
+    @property
+    def do_columns(self) -> Tile:
+        return Tile(self.tile_m, self.columns_v // self.ctas)
+
+    @property
+    def k_columns(self) -> Tile:
+        return Tile(self.span, self.columns // self.ctas)
 
     @property
     def dk_tile(self) -> Tile:
@@ -91,18 +117,21 @@ class Config(Constant):
 
     @property
     def ds_tile(self) -> Tile:
-        """dS^T, a row per key."""
-        return Tile(TILE_N, self.tile_m)
+        """dS^T for dQ, a row per key: of a pair's keys all, of its queries this CTA's half."""
+        return Tile(self.span, self.tile_m // self.ctas)
 
     @property
     def q_stages(self) -> int:
-        return 2
+        """A pair has no room for more than one, and with Q held twice needs no more: S^T has long read its copy."""
+        return 3 - self.ctas
 
     @property
     def do_stages(self) -> int:
         """A second stage where there is room for it."""
-        held = self.k_tile.nbytes + self.v_tile.nbytes + self.q_stages * (self.q_tile.nbytes + self.rows_bytes)
-        held += self.ds_tile.nbytes + DQ_STAGES * CHUNK_BYTES + BARRIER_BYTES
+        if self.ctas == 2:
+            return 1
+        held = self.k_tile.nbytes + self.v_tile.nbytes + self.q_stages * self.q_tile.nbytes
+        held += ROW_STAGES * self.rows_bytes + self.ds_tile.nbytes + DQ_STAGES * CHUNK_BYTES + BARRIER_BYTES
         return 2 if held + 2 * self.do_tile.nbytes <= self.smem_bytes else 1
 
     @property
@@ -112,8 +141,14 @@ class Config(Constant):
 
     @property
     def dq_over_dp(self) -> bool:
-        """Tensor memory has columns of its own for (all of) dQ only if head dims are small."""
+        """Tensor memory has columns of its own for (all of) dQ only if head dims are small. A pair's dQ fits between
+        the halves of dS, so that it can be computed before dK."""
         return self.columns > 64 or self.columns_v > 64
+
+    @property
+    def dq_columns(self) -> int:
+        """Tensor-memory columns of dQ; a pair's has half the queries, and half of the columns beside the other half."""
+        return self.tile_m if self.dq_transposed else self.columns // self.ctas
 
     @property
     def dq_transposed(self) -> bool:
@@ -137,29 +172,33 @@ class Config(Constant):
     def scores(self) -> Umma:
         """S^T = K Q^T."""
         q = SmemOperand(self.q_tile, Major.K)
-        return Umma(self.dtype, n=self.tile_m, k=self.head_dim, b=q, a=SmemOperand(self.k_tile, Major.K))
+        return self._umma(n=self.tile_m, k=self.head_dim, b=q, a=SmemOperand(self.k_tile, Major.K))
 
     @property
     def dp(self) -> Umma:
         """dP^T = V dO^T."""
         do = SmemOperand(self.do_tile, Major.K)
-        return Umma(self.dtype, n=self.tile_m, k=self.head_dim_v, b=do, a=SmemOperand(self.v_tile, Major.K))
+        return self._umma(n=self.tile_m, k=self.head_dim_v, b=do, a=SmemOperand(self.v_tile, Major.K))
 
     @property
     def dv(self) -> Umma:
         """dV += P^T dO, P^T from tensor memory."""
-        return Umma(self.dtype, n=self.columns_v, k=self.tile_m, b=SmemOperand(self.do_tile, Major.MN))
+        return self._umma(n=self.columns_v, k=self.tile_m, b=SmemOperand(self.do_columns, Major.MN))
 
     @property
     def dk(self) -> Umma:
         """dK += dS^T Q, dS^T from tensor memory."""
-        return Umma(self.dtype, n=self.columns, k=self.tile_m, b=SmemOperand(self.q_tile, Major.MN))
+        return self._umma(n=self.columns, k=self.tile_m, b=SmemOperand(self.q_columns, Major.MN))
 
     @property
     def dq(self) -> Umma:
         """dQ = dS K, both from shared memory, keys reduced."""
-        k = SmemOperand(self.k_tile, Major.MN)
-        return Umma(self.dtype, n=self.columns, k=TILE_N, b=k, a=SmemOperand(self.ds_tile, Major.MN))
+        k, ds = SmemOperand(self.k_columns, Major.MN), SmemOperand(self.ds_tile, Major.MN)
+        return Umma(self.dtype, n=self.columns, k=self.span, b=k, a=ds, ctas=self.ctas)
+
+    def _umma(self, n: int, k: int, b: SmemOperand, a: SmemOperand | None = None) -> Umma:
+        """A product with a row for each key."""
+        return Umma(self.dtype, n=n, k=k, b=b, a=a, m=self.span, ctas=self.ctas)
 
     def dq_transpose(self, lanes: int) -> Umma:
         """`lanes` rows of dQ^T = K^T dS^T."""

@@ -1,7 +1,7 @@
 """The end of the compute role: dV by the first warpgroup, dK by the second, through the places of V and K.
 
-V is free once dV is complete (the last product that reads it came before), K once dK is: its last reader, dQ, is
-committed with it.
+V is free once dV is complete (the last product that reads it came before), K once dK is: the products that read it,
+the last dQ among them, are committed with it.
 """
 
 from __future__ import annotations
@@ -63,4 +63,4 @@ def store_gradient(
     cute.arch.barrier(barrier_id=barrier, number_of_threads=TILE_N)
     if warp % 4 == 0:
         matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg)
-        tma_store(tma, matrix, work.n_block, context.smem.pointer(region, cfg.dtype))
+        tma_store(tma, matrix, work.own_block, context.smem.pointer(region, cfg.dtype))

@@ -36,16 +36,26 @@ def finish(args, cfg: cutlass.Constexpr):
 
 @cute.jit
 def from_rows(accumulator: cute.Pointer, dq: cute.Tensor, rows: Int32, scale: Float32, cfg: cutlass.Constexpr):
-    """Chunks of (CHUNK / 4, query, 4) columns: a thread takes VECTOR columns of a query."""
+    """Chunks of (CHUNK / 4, lane, 4) columns: a thread takes VECTOR columns of a query."""
     thread = cute.arch.thread_idx()[0]
     within = thread % ACROSS * VECTOR
     for first in cutlass.range_constexpr(0, cfg.tile_m, DOWN):
         row = first + thread // ACROSS
         for column in cutlass.range_constexpr(0, cfg.head_dim, CHUNK):
             if row < rows and column + within < cfg.head_dim:
-                source = accumulator + (column // CHUNK * (CHUNK_BYTES // 4) + within * LANES + 4 * row)
+                chunk, lane = chunk_and_lane(row, column, cfg)
+                source = accumulator + (chunk * (CHUNK_BYTES // 4) + within * LANES + 4 * lane)
                 x = load_floats(source, 4) + load_floats(source + 4 * LANES, 4)
                 store_scaled(dq, row, column + within, x, scale, cfg)
+
+
+def chunk_and_lane(row: Int32, column: int, cfg) -> tuple[Int32, Int32]:
+    """Where the role `reduce` had a query's columns from `column`, a multiple of CHUNK."""
+    if cfg.ctas == 1:
+        return Int32(column // CHUNK), row
+    rows, columns = cfg.tile_m // 2, cfg.columns // 2
+    chunk = row // rows * (columns // CHUNK) + column % columns // CHUNK
+    return chunk, row % rows + column // columns * rows
 
 
 @cute.jit

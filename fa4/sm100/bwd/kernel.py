@@ -5,6 +5,9 @@ that dK and dV grow in tensor memory and are written once. Per step, on transpos
 S^T = K Q^T and dP^T = V dO^T; P^T and dS^T go back over them in 16 bits and are left operands of dV += P^T dO and
 dK += dS^T Q; dQ = dS K leaves through shared memory as an addition to a float32 accumulator. Two small kernels go
 around it: row statistics and a cleared accumulator before, the accumulator's conversion to dQ after.
+
+Two CTAs may work as a pair (`cfg.ctas`, see `config`): 256 keys, every product computed by both at once with the right
+operand split between their shared memories, and the halves of dS exchanged, so that each adds half of the queries' dQ.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from ..copy import TmaTile
 from ..roles import Role, RoleTable, run_roles
 from ..smem import Region, SmemMap
 from .compute import compute
-from .config import CHUNK_BYTES, DQ_STAGES, TILE_N, Config
+from .config import CHUNK_BYTES, DQ_STAGES, ROW_STAGES, Config
 from .finish import finish
 from .load import load
 from .mma import mma
@@ -42,57 +45,80 @@ ROLES = RoleTable(
 
 
 def tmem_map(cfg: Config) -> tmem.TmemMap:
-    """P and dS lie over S and dP in two packed halves; dQ lies over dP unless head dims leave it a place."""
-    halves = cfg.tile_m * 3 // 4  # the second half, packed, begins in the middle
+    """P and dS lie over S and dP in two packed halves, one at each end; dQ lies over dP unless head dims leave it a
+    place, a pair's between the halves of dS."""
     dp = cfg.tile_m + cfg.columns_v
     dk = dp + cfg.tile_m
     spans = dict(
         S=tmem.cols(0, cfg.tile_m),
-        P=tmem.alias_of("S", columns=halves),
+        P=tmem.alias_of("S", columns=cfg.tile_m),
         dV=tmem.cols(cfg.tile_m, cfg.columns_v),
         dP=tmem.cols(dp, cfg.tile_m),
-        dS=tmem.alias_of("dP", columns=halves),
+        dS=tmem.alias_of("dP", columns=cfg.tile_m),
         dK=tmem.cols(dk, cfg.columns),
     )
-    rest = tmem.cols(dk + cfg.columns, cfg.tile_m if cfg.dq_transposed else cfg.columns)
-    if cfg.dq_transposed:
-        spans.update(dQ=rest, dQ_high=tmem.alias_of("dP", columns=cfg.tile_m))
+    if cfg.dq_over_dp and not cfg.dq_transposed:
+        between = cfg.tile_m // 4 if cfg.ctas == 2 else 0
+        spans.update(dQ=tmem.alias_of("dP", columns=cfg.dq_columns, offset=between))
     else:
-        spans.update(dQ=tmem.alias_of("dP", columns=cfg.columns) if cfg.dq_over_dp else rest)
+        spans.update(dQ=tmem.cols(dk + cfg.columns, cfg.dq_columns))
+    if cfg.dq_transposed:
+        spans.update(dQ_high=tmem.alias_of("dP", columns=cfg.tile_m))
     return tmem.TmemMap(**spans)
 
 
 def channels(cfg: Config) -> ChannelTable:
-    """<producer>_<consumer>_<payload>."""
+    """<producer>_<consumer>_<payload>. All but the row statistics' go across a pair."""
+
+    def channel(name, producer, consumer, filled, freed, stages, carries) -> Channel:
+        return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas)
+
+    columns = ()
+    if cfg.ctas == 2:
+        columns = (
+            channel("load_mma_Kcolumns", "load", "mma", By.TMA, None, 1, Carries.ASYNC_SMEM),
+            channel("load_mma_Qcolumns", "load", "mma", By.TMA, By.UMMA, 1, Carries.ASYNC_SMEM),
+            channel("load_mma_dOcolumns", "load", "mma", By.TMA, By.UMMA, 1, Carries.ASYNC_SMEM),
+        )
     return ChannelTable(
         (
-            Channel("load_mma_K", "load", "mma", By.TMA, None, 1, Carries.ASYNC_SMEM),
-            Channel("load_mma_V", "load", "mma", By.TMA, None, 1, Carries.ASYNC_SMEM),
-            # With Q come its row statistics, which compute has read before the product that frees the stage.
-            Channel("load_mma_Q", "load", ("mma", "compute"), By.TMA, By.UMMA, cfg.q_stages, Carries.ASYNC_SMEM),
-            Channel("load_mma_dO", "load", "mma", By.TMA, By.UMMA, cfg.do_stages, Carries.ASYNC_SMEM),
+            channel("load_mma_K", "load", "mma", By.TMA, None, 1, Carries.ASYNC_SMEM),
+            channel("load_mma_V", "load", "mma", By.TMA, None, 1, Carries.ASYNC_SMEM),
+            channel("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_stages, Carries.ASYNC_SMEM),
+            channel("load_mma_dO", "load", "mma", By.TMA, By.UMMA, cfg.do_stages, Carries.ASYNC_SMEM),
+            *columns,
+            # Free when the Q that dK reads is: compute has read the statistics before it wrote dS.
+            Channel("load_compute_rows", "load", "compute", By.TMA, None, ROW_STAGES, Carries.SMEM),
             # S and dP are free again when the products that read P and dS, written over them, have been issued.
-            Channel("mma_compute_S", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
-            Channel("mma_compute_dP", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
-            Channel("compute_mma_P", "compute", "mma", By.WARP, None, 1, Carries.TMEM),
-            Channel("compute_mma_dS", "compute", "mma", By.WARP, By.UMMA, 1, Carries.TMEM_AND_ASYNC_SMEM),
-            Channel("mma_reduce_dQ", "mma", "reduce", By.UMMA, By.WARP, 1, Carries.TMEM),
-            Channel("mma_compute_dV", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
-            Channel("mma_compute_dK", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
+            channel("mma_compute_S", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
+            channel("mma_compute_dP", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
+            channel("compute_mma_P", "compute", "mma", By.WARP, None, 1, Carries.TMEM),
+            channel("compute_mma_dS", "compute", "mma", By.WARP, By.UMMA, 1, Carries.TMEM_AND_ASYNC_SMEM),
+            channel("mma_reduce_dQ", "mma", "reduce", By.UMMA, By.WARP, 1, Carries.TMEM),
+            channel("mma_compute_dV", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
+            channel("mma_compute_dK", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
         ),
         ROLES,
     )
 
 
 def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
+    columns = ()
+    if cfg.ctas == 2:
+        columns = (
+            Region("Kcolumns", cfg.k_columns.nbytes, align=1024),
+            Region("Qcolumns", cfg.q_columns.nbytes, align=1024),
+            Region("dOcolumns", cfg.do_columns.nbytes, align=1024),
+        )
     return SmemMap(
         Region("K", cfg.k_tile.nbytes, align=1024),
         Region("V", cfg.v_tile.nbytes, align=1024),
         Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
         Region("dO", cfg.do_stages * cfg.do_tile.nbytes, align=1024),
+        *columns,
         Region("dS", cfg.ds_tile.nbytes, align=1024),
         Region("dQ", DQ_STAGES * CHUNK_BYTES, align=128),
-        Region("rows", cfg.q_stages * cfg.rows_bytes, align=128),
+        Region("rows", ROW_STAGES * cfg.rows_bytes, align=128),
         Region("barriers", table.nbytes, align=8),
         Region("tmem", 4),
     )
@@ -116,7 +142,7 @@ class Tensors:
     dv: cute.Tensor
     rows: cute.Tensor  # (tile_m, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
     dq_rows: cute.Tensor  # (tile_m * columns, blocks, heads_q): a block's dQ, chunk after chunk; see `reduce`
-    turns: cute.Tensor | None  # (blocks, heads_q): how many key blocks have added to dQ of a query block
+    turns: cute.Tensor | None  # (blocks * ctas, heads_q): how many key blocks have added to (a share of) dQ
     cu_seqlens_q: cute.Tensor | None
     cu_seqlens_k: cute.Tensor | None
     seqused_q: cute.Tensor | None
@@ -185,12 +211,21 @@ def main_kernel(args: Tensors, cfg: cutlass.Constexpr[Config]):
         with cute.arch.elect_one():
             init_barriers(table, barriers)
     if warp == context.first_reduce_warp:
-        tmem.allocate(holder)
-    cute.arch.sync_threads()
+        tmem.allocate(holder, cfg.ctas)
+    sync_all(cfg)
     run_roles(ROLES, context)
-    cute.arch.sync_threads()  # every reader of tensor memory is done
+    sync_all(cfg)  # every reader of tensor memory is done, and in a pair nobody reaches into the other CTA any more
     if warp == context.first_reduce_warp:
-        tmem.deallocate()
+        tmem.deallocate(cfg.ctas)
+
+
+def sync_all(cfg: Config) -> None:
+    """All threads of the CTA, or of the pair."""
+    if cfg.ctas == 2:
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
 
 
 @cute.kernel
@@ -242,7 +277,7 @@ def backward(
         lse, dlse: (batch, heads, rows), or varlen (heads, rows); float32.
         rows: (heads_q, blocks, 2, tile_m) float32, workspace.
         dq_rows: (heads_q, blocks, tile_m * columns) float32, workspace.
-        turns: (heads_q, blocks) int32, workspace; None unless deterministic.
+        turns: (heads_q, blocks * cfg.ctas) int32, workspace; None unless deterministic.
         dsink_rows: (heads_q, blocks, THREADS) float32, zeros; on return its sum over all but heads_q is dsink.
     """
     q, k, v, out, dout, dq, dk, dv = (_matrix(align_strides(x)) for x in (q, k, v, out, dout, dq, dk, dv))
@@ -258,12 +293,12 @@ def backward(
     statistics_kernel(row_args, cfg).launch(**row_launch)
 
     seqlens = cute.size(q, mode=[0]), cute.size(k, mode=[0])
-    grid = Grid(cute.ceil_div(max_seqlen_k, TILE_N), heads_kv, batch, cfg.descending)
+    grid = Grid(cute.ceil_div(max_seqlen_k, cfg.span), heads_kv, batch, cfg.descending, cfg.ctas)
     loaded, stored = (q, k, v, dout), (dk, dv)
     if cutlass.const_expr(cfg.ragged):
         loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)
     tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
-    maps = [TmaTile.load(x, tile) for x, tile in zip(loaded, tiles)]
+    maps = [TmaTile.load(x, tile, cfg.ctas) for x, tile in zip(loaded, tiles)]
     maps += [TmaTile.store(x, tile) for x, tile in zip(stored, tiles[4:])]
     ends = [end for tma in maps for end in (tma.atom, tma.tensor)]
     args = Tensors(
@@ -273,6 +308,7 @@ def backward(
     main_kernel(args, cfg).launch(
         grid=(grid.ctas, 1, 1),
         block=(ROLES.threads, 1, 1),
+        cluster=(cfg.ctas, 1, 1),
         smem=smem_map(cfg, channels(cfg)).nbytes,
         min_blocks_per_mp=1,
         stream=stream,

@@ -1,65 +1,112 @@
-"""Load role, one warp: brings K and V once, Q with its row statistics and dO for every step.
+"""Load role, one warp: brings K and V once, and for every step Q, dO and the row statistics.
 
-Waits:   load_mma_Q.free, load_mma_dO.free
-Signals: load_mma_K.full, load_mma_V.full, load_mma_Q.full, load_mma_dO.full, in the order of use: K Q V dO, Q dO, ...
+A pair of CTAs brings Q, dO and K twice: this CTA's rows with all columns, and all rows with this CTA's columns.
+
+Waits:   load_mma_{Q,dO}.free; of a pair also load_mma_{Qcolumns,dOcolumns}.free
+Signals: the same channels' full, load_mma_{K,V}.full, load_compute_rows.full; of a pair also load_mma_Kcolumns.full
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 
 from ..bulk import bulk_load
-from ..channels import Ring
-from ..copy import tma_load
+from ..channels import LEADER, Ring
+from ..copy import tma_load, tma_load_panel
 from .work import sequence_matrix, work_tile
 
 
 @cute.jit
 def load(context):
-    cfg, args, smem = context.cfg, context.args, context.smem
-    ends = context.ends("load")
-    q_tma, k_tma, v_tma, do_tma = (context.tma(name) for name in ("q", "k", "v", "do"))
-    q_ring, do_ring = Ring.producer(ends.load_mma_Q.channel), Ring.producer(ends.load_mma_dO.channel)
+    """Copies in the order of their use, which is also the order in which their stages become free."""
+    cfg, ends = context.cfg, context.ends("load")
+    is_pair = cutlass.const_expr(cfg.ctas == 2)
     work = work_tile(context)
-    k = sequence_matrix(k_tma.tensor, work.head_kv, work.batch, work.k, cfg)
-    v = sequence_matrix(v_tma.tensor, work.head_kv, work.batch, work.k, cfg)
-
+    q, do = Ring.producer(ends.load_mma_Q.channel), Ring.producer(ends.load_mma_dO.channel)
+    rows = Ring.producer(ends.load_compute_rows.channel)
+    columns = Int32(1)  # the phase of a pair's single stages of Q's and dO's columns
+    at = (work.head_kv * cfg.group, work.first)
     if work.steps > 0:
-        load_tile(ends.load_mma_K, 0, k_tma, k, work.n_block, smem.pointer("K", cfg.dtype))
-    for member in cutlass.range(cfg.group, unroll=1):
-        head = work.head_kv * cfg.group + member
-        q = sequence_matrix(q_tma.tensor, head, work.batch, work.q, cfg)
-        do = sequence_matrix(do_tma.tensor, head, work.batch, work.q, cfg)
-        for m_block in cutlass.range(work.first, work.stop, unroll=1):
-            stage = q_ring.index
-            ends.load_mma_Q.wait_free(stage, q_ring.phase)
-            load_tile(
-                ends.load_mma_Q,
-                stage,
-                q_tma,
-                q,
-                m_block,
-                smem.pointer("Q", cfg.dtype) + stage * (cfg.q_tile.nbytes // 2),
-                more_bytes=cfg.rows_bytes,
-            )
-            statistics = args.rows.iterator + cute.crd2idx((0, 0, work.row_block + m_block, head), args.rows.layout)
-            with cute.arch.elect_one():
-                place = smem.pointer("rows", Float32) + stage * (cfg.rows_bytes // 4)
-                bulk_load(statistics, place, cfg.rows_bytes, ends.load_mma_Q.full(stage))
-            q_ring = q_ring.next()
-
-            if member == 0 and m_block == work.first:
-                load_tile(ends.load_mma_V, 0, v_tma, v, work.n_block, smem.pointer("V", cfg.dtype))
-            stage = do_ring.index
-            ends.load_mma_dO.wait_free(stage, do_ring.phase)
-            place = smem.pointer("dO", cfg.dtype) + stage * (cfg.do_tile.nbytes // 2)
-            load_tile(ends.load_mma_dO, stage, do_tma, do, m_block, place)
-            do_ring = do_ring.next()
+        load_keys(context, ends.load_mma_K, work, "k", "K")
+        load_queries(context, ends.load_mma_Q, work, "q", "Q", at, q)
+        load_statistics(context, ends.load_compute_rows, work, at, rows)
+        load_keys(context, ends.load_mma_V, work, "v", "V")
+        if cutlass.const_expr(is_pair):
+            load_columns(context, ends.load_mma_Kcolumns, work, "k", "Kcolumns", (work.head_kv, work.n_block), work.k)
+    q, rows = q.next(), rows.next()
+    for i in cutlass.range(work.steps, unroll=1):
+        at, coming = work.step(i, cfg.group), work.step(i + 1, cfg.group)
+        ends.load_mma_dO.wait_free(do.index, do.phase)
+        load_queries(context, ends.load_mma_dO, work, "do", "dO", at, do)
+        do = do.next()
+        if cutlass.const_expr(is_pair):
+            ends.load_mma_dOcolumns.wait_free(0, columns)
+            load_columns(context, ends.load_mma_dOcolumns, work, "do", "dOcolumns", at, work.q)
+        if i + 1 < work.steps:
+            ends.load_mma_Q.wait_free(q.index, q.phase)
+            load_queries(context, ends.load_mma_Q, work, "q", "Q", coming, q)
+        q = q.next()
+        if cutlass.const_expr(is_pair):
+            ends.load_mma_Qcolumns.wait_free(0, columns)
+            load_columns(context, ends.load_mma_Qcolumns, work, "q", "Qcolumns", at, work.q)
+        if i + 1 < work.steps:
+            # The stage is free: the Q of the step before this one, just waited for, was freed by that step's dK.
+            load_statistics(context, ends.load_compute_rows, work, coming, rows)
+        rows = rows.next()
+        columns = columns ^ 1
 
 
-def load_tile(channel, stage, tma, matrix, row_tile, place, more_bytes: int = 0):
-    """Start loading one tile into a stage; `more_bytes` will follow on the same barrier."""
-    channel.expect(stage, tma.tile.nbytes + more_bytes)
-    tma_load(tma, matrix, row_tile, place, channel.full(stage))
+@cute.jit
+def announce(end, stage, nbytes: cutlass.Constexpr[int], rank: Int32):
+    """Expect `nbytes` from each CTA; of a pair, the leader does."""
+    if cutlass.const_expr(end.channel.ctas == 1):
+        end.expect(stage, nbytes)
+    else:
+        if rank == LEADER:
+            end.expect(stage, nbytes)
+
+
+@cute.jit
+def load_keys(context, end, work, name: cutlass.Constexpr[str], region: cutlass.Constexpr[str]):
+    """This CTA's block of keys."""
+    tma = context.tma(name)
+    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg)
+    announce(end, 0, tma.tile.nbytes, work.rank)
+    tma_load(tma, matrix, work.own_block, context.smem.pointer(region, context.cfg.dtype), end.full(0))
+
+
+@cute.jit
+def load_queries(context, end, work, name: cutlass.Constexpr[str], region: cutlass.Constexpr[str], at, ring: Ring):
+    """The queries of a step at (head, query block): of a pair, this CTA's half of them."""
+    cfg, tma = context.cfg, context.tma(name)
+    head, m_block = at
+    matrix = sequence_matrix(tma.tensor, head, work.batch, work.q, cfg)
+    place = context.smem.pointer(region, cfg.dtype) + ring.index * (tma.tile.nbytes // 2)
+    announce(end, ring.index, tma.tile.nbytes, work.rank)
+    tma_load(tma, matrix, m_block * cfg.ctas + work.rank, place, end.full(ring.index))
+
+
+@cute.jit
+def load_columns(context, end, work, name: cutlass.Constexpr[str], region: cutlass.Constexpr[str], at, rows):
+    """A pair: this CTA's panel of both CTAs' tiles at (head, block)."""
+    cfg, tma = context.cfg, context.tma(name)
+    head, block = at
+    matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg)
+    announce(end, 0, 2 * tma.tile.panel_bytes, work.rank)
+    for i in cutlass.range_constexpr(2):
+        place = context.smem.pointer(region, cfg.dtype) + i * (tma.tile.panel_bytes // 2)
+        tma_load_panel(tma, matrix, 2 * block + i, work.rank, place, end.full(0))
+
+
+@cute.jit
+def load_statistics(context, end, work, at, ring: Ring):
+    """Two floats for each query of a step at (head, query block)."""
+    cfg, rows = context.cfg, context.args.rows
+    head, m_block = at
+    place = (0, 0, work.row_block + m_block, head)
+    end.expect(ring.index, cfg.rows_bytes)
+    with cute.arch.elect_one():
+        target = context.smem.pointer("rows", Float32) + ring.index * (cfg.rows_bytes // 4)
+        bulk_load(rows.iterator + cute.crd2idx(place, rows.layout), target, cfg.rows_bytes, end.full(ring.index))

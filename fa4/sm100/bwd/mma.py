@@ -1,11 +1,12 @@
-"""MMA role, one warp, one elected thread: issues every product.
+"""MMA role, one warp, one elected thread: issues every product; of a pair of CTAs, the leader's warp does for both.
 
 Per step: dP^T = V dO^T, dV += P^T dO, then the next step's S^T = K Q^T, then dK += dS^T Q and dQ = dS K. So the next
-step's softmax runs beside this step's dK and dQ. The matrix unit works in order: S^T may overwrite P^T, and dQ dS^T,
-once the products that read those have been issued.
+step's softmax runs beside this step's dK and dQ. The matrix unit works in order: S^T may overwrite P^T, and dQ or dP^T
+may overwrite dS^T, once the products that read those have been issued. A pair's dQ lies beside dS^T and comes before
+dK, so that it has left tensor memory when the next dP^T arrives.
 
-Waits:   load_mma_{K,V,Q,dO}.full, compute_mma_P.full, compute_mma_dS.full, mma_reduce_dQ.free
-Signals: mma_compute_{S,dP,dV,dK}.full, mma_reduce_dQ.full, load_mma_{Q,dO}.free, compute_mma_dS.free
+Waits:   load_mma_*.full, compute_mma_P.full, compute_mma_dS.full, mma_reduce_dQ.free
+Signals: mma_compute_{S,dP,dV,dK}.full, mma_reduce_dQ.full, load_mma_*.free, compute_mma_dS.free
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..channels import Ring
-from ..mma import K_PER_MMA
+from ..channels import LEADER, Ring
 from ..smem import PANEL_COLUMNS
 from .config import HALVES, LANES
 from .work import work_tile
@@ -23,84 +23,111 @@ from .work import work_tile
 
 @cute.jit
 def mma(context):
+    work = work_tile(context)
+    if (work.steps > 0) & (work.rank == LEADER):
+        issue(context, context.ends("mma"), work.steps)
+
+
+@cute.jit
+def issue(context, ends, steps: Int32):
     cfg, spans = context.cfg, context.tmem
-    ends = context.ends("mma")
-    places = {name: context.smem.address(name) for name in ("K", "V", "Q", "dO", "dS")}
+    is_pair = cutlass.const_expr(cfg.ctas == 2)
     q, do = Ring.consumer(ends.load_mma_Q.channel), Ring.consumer(ends.load_mma_dO.channel)
     phase = Int32(0)
-    work = work_tile(context)
-
-    if work.steps > 0:
-        ends.load_mma_K.wait_full(0, 0)
-        ends.load_mma_Q.wait_full(q.index, q.phase)
-        issue_scores(context, ends, places, q.index)
-        ends.load_mma_V.wait_full(0, 0)
-        for i in cutlass.range(work.steps, unroll=1):
-            ends.load_mma_dO.wait_full(do.index, do.phase)
-            if cutlass.const_expr(cfg.dq_over_dp):
-                ends.mma_reduce_dQ.wait_free(0, phase ^ 1)
-            do_place = places["dO"] + do.index * cfg.do_tile.nbytes
-            with cute.arch.elect_one():
-                cfg.dp.issue(spans.dP, cfg.dp.a.at(places["V"]), cfg.dp.b.at(do_place), False)
-                ends.mma_compute_dP.commit_full(0)
-
-            ends.compute_mma_P.wait_full(0, phase)
-            with cute.arch.elect_one():
-                issue_by_halves(cfg.dv, spans.dV, spans.P, cfg.dv.b.at(do_place), i > 0)
+    ends.load_mma_K.wait_full(0, 0)
+    ends.load_mma_Q.wait_full(q.index, q.phase)
+    issue_scores(context, ends, q.index)
+    ends.load_mma_V.wait_full(0, 0)
+    for i in cutlass.range(steps, unroll=1):
+        ends.load_mma_dO.wait_full(do.index, do.phase)
+        if cutlass.const_expr(cfg.dq_over_dp):
+            ends.mma_reduce_dQ.wait_free(0, phase ^ 1)
+        do_place = context.smem.address("dO") + do.index * cfg.do_tile.nbytes
+        with cute.arch.elect_one():
+            cfg.dp.issue(spans.dP, cfg.dp.a.at(context.smem.address("V")), cfg.dp.b.at(do_place), False)
+            ends.mma_compute_dP.commit_full(0)
+            if cutlass.const_expr(is_pair):
                 ends.load_mma_dO.commit_free(do.index)
-            do = do.next()
 
-            stage = q.index
-            q = q.next()
-            if i + 1 < work.steps:
-                ends.load_mma_Q.wait_full(q.index, q.phase)
-                issue_scores(context, ends, places, q.index)
+        ends.compute_mma_P.wait_full(0, phase)
+        if cutlass.const_expr(is_pair):
+            do_place = context.smem.address("dOcolumns")
+            ends.load_mma_dOcolumns.wait_full(0, phase)
+        with cute.arch.elect_one():
+            issue_by_halves(cfg.dv, spans.dV, spans.P, cfg.dv.b.at(do_place), i > 0)
+            if cutlass.const_expr(is_pair):
+                ends.load_mma_dOcolumns.commit_free(0)
             else:
-                with cute.arch.elect_one():
-                    ends.mma_compute_dV.commit_full(0)
+                ends.load_mma_dO.commit_free(do.index)
+        do = do.next()
 
-            ends.compute_mma_dS.wait_full(0, phase)
+        stage = q.index
+        q = q.next()
+        if i + 1 < steps:
+            ends.load_mma_Q.wait_full(q.index, q.phase)
+            issue_scores(context, ends, q.index)
+        else:
             with cute.arch.elect_one():
-                q_place = places["Q"] + stage * cfg.q_tile.nbytes
-                issue_by_halves(cfg.dk, spans.dK, spans.dS, cfg.dk.b.at(q_place), i > 0)
-                ends.load_mma_Q.commit_free(stage)
+                ends.mma_compute_dV.commit_full(0)
+
+        ends.compute_mma_dS.wait_full(0, phase)
+        if cutlass.const_expr(is_pair):
+            if i == 0:
+                ends.load_mma_Kcolumns.wait_full(0, 0)
+            issue_dq(context, ends)
+            ends.load_mma_Qcolumns.wait_full(0, phase)
+            issue_dk(context, ends.load_mma_Qcolumns, 0, context.smem.address("Qcolumns"), i > 0)
+        else:
+            q_place = context.smem.address("Q") + stage * cfg.q_tile.nbytes
+            issue_dk(context, ends.load_mma_Q, stage, q_place, i > 0)
             if cutlass.const_expr(not cfg.dq_over_dp):
                 ends.mma_reduce_dQ.wait_free(0, phase ^ 1)
-            with cute.arch.elect_one():
-                issue_dq(context, places)
-                ends.mma_reduce_dQ.commit_full(0)
-                ends.compute_mma_dS.commit_free(0)
-            phase = phase ^ 1
-        with cute.arch.elect_one():
-            ends.mma_compute_dK.commit_full(0)
-
-
-def issue_scores(context, ends, places, stage):
-    """S^T of the Q tile in `stage`."""
-    scores = context.cfg.scores
-    q_place = places["Q"] + stage * context.cfg.q_tile.nbytes
+            issue_dq(context, ends)
+        phase = phase ^ 1
     with cute.arch.elect_one():
-        scores.issue(context.tmem.S, scores.a.at(places["K"]), scores.b.at(q_place), False)
+        ends.mma_compute_dK.commit_full(0)
+
+
+def issue_scores(context, ends, stage):
+    """S^T of the Q tile in `stage`; a pair reads that copy of Q no more."""
+    scores = context.cfg.scores
+    q_place = context.smem.address("Q") + stage * context.cfg.q_tile.nbytes
+    with cute.arch.elect_one():
+        scores.issue(context.tmem.S, scores.a.at(context.smem.address("K")), scores.b.at(q_place), False)
         ends.mma_compute_S.commit_full(0)
+        if context.cfg.ctas == 2:
+            ends.load_mma_Q.commit_free(stage)
+
+
+def issue_dk(context, q_channel, stage, q_place, accumulate):
+    """dK, whose Q is then free."""
+    cfg, spans = context.cfg, context.tmem
+    with cute.arch.elect_one():
+        issue_by_halves(cfg.dk, spans.dK, spans.dS, cfg.dk.b.at(q_place), accumulate)
+        q_channel.commit_free(stage)
 
 
 def issue_by_halves(umma, d, a, b, accumulate):
-    """D += A B, A from tensor memory: each compute warpgroup has put its half of the reduction, packed, at the first
-    columns of its own half of the scores."""
+    """D += A B, A from tensor memory: each compute warpgroup has put its half of the reduction, packed, at its own end
+    of the scores' columns."""
     steps = umma.steps // HALVES
     for half in range(HALVES):
-        gap = half * (umma.k // HALVES - steps * K_PER_MMA // 2)  # columns that packing left unused before this half
+        gap = half * umma.k // HALVES  # columns that packing left unused between the halves
         umma.issue(d, a + gap, b, accumulate, range(half * steps, (half + 1) * steps))
 
 
-def issue_dq(context, places):
+def issue_dq(context, ends):
     """dQ, or dQ^T: its first LANES rows, then the rest over dP."""
-    cfg, spans = context.cfg, context.tmem
-    if not cfg.dq_transposed:
-        cfg.dq.issue(spans.dQ, cfg.dq.a.at(places["dS"]), cfg.dq.b.at(places["K"]), False)
-        return
-    low, high = cfg.dq_transpose(LANES), cfg.dq_transpose(cfg.columns - LANES)
-    ds = low.b.at(places["dS"])
-    low.issue(spans.dQ, low.a.at(places["K"]), ds, False)
-    high_columns = places["K"] + LANES // PANEL_COLUMNS * cfg.k_tile.panel_bytes
-    high.issue(spans.dQ_high, high.a.at(high_columns), ds, False)
+    cfg, spans, smem = context.cfg, context.tmem, context.smem
+    with cute.arch.elect_one():
+        if cfg.dq_transposed:
+            low, high = cfg.dq_transpose(LANES), cfg.dq_transpose(cfg.columns - LANES)
+            ds = low.b.at(smem.address("dS"))
+            low.issue(spans.dQ, low.a.at(smem.address("K")), ds, False)
+            high_columns = smem.address("K") + LANES // PANEL_COLUMNS * cfg.k_tile.panel_bytes
+            high.issue(spans.dQ_high, high.a.at(high_columns), ds, False)
+        else:
+            keys = smem.address("Kcolumns" if cfg.ctas == 2 else "K")
+            cfg.dq.issue(spans.dQ, cfg.dq.a.at(smem.address("dS")), cfg.dq.b.at(keys), False)
+        ends.mma_reduce_dQ.commit_full(0)
+        ends.compute_mma_dS.commit_free(0)

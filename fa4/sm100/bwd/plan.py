@@ -13,7 +13,7 @@ from ... import fallback, jit
 from ...device import Chip
 from ...fwd.arguments import aligned
 from ...spec import AttentionInputs, AttentionSpec, Gradients
-from .config import TILE_N, Config
+from .config import Config
 from .tiles import BackwardTiles, tiles_for
 
 LOG2_E = math.log2(math.e)
@@ -25,7 +25,7 @@ def describe(spec: AttentionSpec, chip: Chip) -> str:
     """The tile row and what follows from it, in one line."""
     tiles, cfg = tiles_for(spec, chip), configure(spec, chip, has_dlse=False)
     return (
-        f"sm100 backward {tiles.name}: {cfg.tile_m} x {TILE_N}, {cfg.q_stages} Q and {cfg.do_stages} dO stages, "
+        f"sm100 backward {tiles.name}: {cfg.tile_m} x {cfg.span}, {cfg.q_stages} Q and {cfg.do_stages} dO stages, "
         f"group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({tiles.evidence})"
     )
 
@@ -59,7 +59,7 @@ def backward(
     )
     turns = None
     if spec.deterministic:
-        turns = torch.empty(spec.heads_q, blocks, dtype=torch.int32, device=q.device)
+        turns = torch.empty(spec.heads_q, blocks * cfg.ctas, dtype=torch.int32, device=q.device)
     dsink_rows = None
     if spec.has_sink:
         dsink_rows = torch.zeros(spec.heads_q, blocks, DSINK_TERMS, dtype=torch.float32, device=q.device)
@@ -113,6 +113,7 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
         has_seqused_q=spec.has_seqused_q,
         has_seqused_k=spec.has_seqused_k,
         deterministic=spec.deterministic,
+        ctas=tiles.ctas,
         polynomial=tiles.polynomial,
         smem_bytes=chip.smem_per_block,
     )

@@ -1,9 +1,11 @@
 """Reduce role, four warps: adds each step's dQ to its float32 accumulator in global memory.
 
-A thread has one query (or, `dq_transposed`, one column of Q). Chunks of tensor-memory columns go through two stages of
-shared memory, in the accumulator's own order, so that one bulk addition of contiguous bytes takes a chunk.
+A thread has one query (or, `dq_transposed`, one column of Q). In a pair each CTA has half of the queries, and a query
+two threads: lane l + 64 has the second half of the columns of lane l. Chunks of tensor-memory columns go through two
+stages of shared memory, in the accumulator's own order, so that one bulk addition of contiguous bytes takes a chunk.
 
 Deterministic: the key blocks that a query block meets add to it one after the other. A counter for each query block
+(of a pair, for each half of it)
 says how many have; a CTA waits until it reaches its own place in the order, and counts up when its additions are
 done. CTAs that come earlier in the order were launched earlier and wait for nobody later, so the wait ends.
 
@@ -37,21 +39,23 @@ def reduce(context):
             ends.mma_reduce_dQ.wait_full(0, phase)
             block = work.row_block + m_block
             if cutlass.const_expr(cfg.deterministic):
-                wait_for_turn(args.turns, block, head, work.turn(m_block, cfg.descending), issues)
-            stage = add_to_accumulator(context, ends, args.dq_rows[None, block, head], issues, stage)
+                own = block * cfg.ctas + work.rank
+                wait_for_turn(args.turns, own, head, work.turn(m_block, cfg.descending), issues)
+            target = args.dq_rows[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
+            stage = add_to_accumulator(context, ends, target, issues, stage)
             if cutlass.const_expr(cfg.deterministic):
-                pass_turn_on(args.turns, block, head, issues)
+                pass_turn_on(args.turns, own, head, issues)
             phase = phase ^ 1
     if issues:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.jit
-def add_to_accumulator(context, ends, target: cute.Tensor, issues: Boolean, stage: Int32):
+def add_to_accumulator(context, ends, target: cute.Pointer, issues: Boolean, stage: Int32):
     """Add one step's dQ, DQ_STAGES chunks at a time; returns the stage after the last one used.
 
     Args:
-        target: the block's accumulator, chunk after chunk.
+        target: the block's accumulator (of a pair, this CTA's half), chunk after chunk.
         issues: whether this warp is the one that issues (and waits for) the additions.
         stage: the next stage of shared memory.
     """
@@ -59,7 +63,7 @@ def add_to_accumulator(context, ends, target: cute.Tensor, issues: Boolean, stag
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     address = lane_address(context.tmem.dQ, warp)
     lane = cute.arch.thread_idx()[0] % LANES
-    chunks = (cfg.tile_m if cfg.dq_transposed else cfg.columns) // CHUNK
+    chunks = cfg.dq_columns // CHUNK
     for first in cutlass.range_constexpr(0, chunks, DQ_STAGES):
         batch = range(first, min(first + DQ_STAGES, chunks))
         loaded = [tmem_load(address + chunk * CHUNK, CHUNK) for chunk in batch]
@@ -67,7 +71,7 @@ def add_to_accumulator(context, ends, target: cute.Tensor, issues: Boolean, stag
         if cutlass.const_expr(batch[-1] == chunks - 1 and not cfg.dq_transposed):
             ends.mma_reduce_dQ.arrive_free(0)
         for i in cutlass.range_constexpr(len(loaded)):
-            part = target.iterator + batch[i] * (CHUNK_BYTES // 4)
+            part = target + batch[i] * (CHUNK_BYTES // 4)
             add_chunk(context, loaded[i], lane, LANES, part, issues, stage)
             stage = (stage + 1) % DQ_STAGES
     if cutlass.const_expr(cfg.dq_transposed):
@@ -76,7 +80,7 @@ def add_to_accumulator(context, ends, target: cute.Tensor, issues: Boolean, stag
         tmem.wait_loads()
         ends.mma_reduce_dQ.arrive_free(0)
         row = lane // 32 * 16 + lane % 32
-        part = target.iterator + chunks * (CHUNK_BYTES // 4)
+        part = target + chunks * (CHUNK_BYTES // 4)
         add_chunk(context, high, row, cfg.columns - LANES, part, issues, stage, lane % 32 < 16)
         stage = (stage + 1) % DQ_STAGES
     return stage

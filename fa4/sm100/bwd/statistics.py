@@ -38,7 +38,7 @@ def statistics(args, cfg: cutlass.Constexpr):
             store_words(dq.iterator + 4 * i, [Int32(0)] * 4)
 
         if cutlass.const_expr(cfg.deterministic):
-            clear_turn(args.turns, block, head)
+            clear_turns(args.turns, block, head, cfg)
 
         out = rows_of(args.out, head, batch, place, cfg.varlen)
         dout = rows_of(args.dout, head, batch, place, cfg.varlen)
@@ -69,10 +69,11 @@ def statistics(args, cfg: cutlass.Constexpr):
 
 
 @cute.jit
-def clear_turn(turns: cute.Tensor, block: Int32, head: Int32):
+def clear_turns(turns: cute.Tensor, block: Int32, head: Int32, cfg: cutlass.Constexpr):
     """No key block has added to this query block yet."""
-    if cute.arch.thread_idx()[0] == 0:
-        turns[block, head] = Int32(0)
+    thread = cute.arch.thread_idx()[0]
+    if thread < cfg.ctas:
+        turns[block * cfg.ctas + thread, head] = Int32(0)
 
 
 def rows_of(x: cute.Tensor, head: Int32, batch: Int32, rows: Rows, varlen: bool) -> cute.Tensor:

@@ -10,16 +10,22 @@ from ...spec import AttentionSpec
 
 @dataclass(frozen=True, slots=True)
 class BackwardTiles:
-    """A tuned row. polynomial: pairs of every 16 whose exp2 runs on the FMA units."""
+    """A tuned row.
+
+    ctas: 1, or 2 that work as a pair. polynomial: pairs of every 16 whose exp2 runs on the FMA units.
+    """
 
     name: str
+    ctas: int
     polynomial: int
     evidence: str
 
 
-BASE = BackwardTiles("base", 0, "products take 2.5 times the exponentials' cycles; not measured")
+SINGLE = BackwardTiles("single", 1, 0, "products take 2.5 times the exponentials' cycles; not measured")
+PAIR = BackwardTiles("pair", 2, 0, "a third less shared memory traffic than single, counted; not measured")
 
 
 def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
-    """The row for a problem on a chip."""
-    return BASE
+    """The row for a problem on a chip. A pair takes head dims that fill 128 columns: their halves are whole panels."""
+    halves_are_panels = all(96 < head_dim <= 128 for head_dim in (spec.head_dim, spec.head_dim_v))
+    return PAIR if halves_are_panels and chip.sms >= 2 else SINGLE

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from ...core.mask import Mask
 from ...core.seqlen import Rows
@@ -25,14 +25,20 @@ class Grid:
     heads: Int32
     batch: Int32
     descending: cutlass.Constexpr[bool] = False
+    cluster: cutlass.Constexpr[int] = 1  # CTAs that share a block
 
     @property
     def ctas(self) -> Int32:
-        return self.blocks * self.heads * self.batch
+        return self.blocks * self.heads * self.batch * self.cluster
+
+    @property
+    def rank(self) -> Int32:
+        """Of this CTA in its cluster."""
+        return Int32(0) if self.cluster == 1 else Int32(cute.arch.block_idx()[0]) % self.cluster
 
     def coordinates(self) -> tuple[Int32, Int32, Int32]:
         """(block, head, batch) of this CTA."""
-        index = Int32(cute.arch.block_idx()[0])
+        index = Int32(cute.arch.block_idx()[0]) // self.cluster
         per_batch = self.blocks * self.heads
         rest = index % per_batch
         block = rest // self.heads
@@ -42,9 +48,12 @@ class Grid:
 
 
 class Work(NamedTuple):
-    """A key block and its steps: for each query head of the group, the query blocks first <= m < stop."""
+    """A block of keys, of a CTA or of a pair, and its steps: for each query head of the group, the query blocks
+    first <= m < stop."""
 
     n_block: Int32
+    rank: Int32  # of this CTA in its pair
+    own_block: Int32  # this CTA's block of TILE_N keys
     head_kv: Int32
     batch: Int32
     q: Rows  # the sequence's query rows that hold data
@@ -54,6 +63,15 @@ class Work(NamedTuple):
     stop: Int32
     steps: Int32
     row_block: Int32  # where the sequence's query blocks begin in the row workspaces
+
+    def step(self, index: Int32, group: int) -> tuple[Int32, Int32]:
+        """(query head, query block) of a step."""
+        blocks = self.stop - self.first
+        return self.head_kv * group + index // blocks, self.first + index % blocks
+
+    def cuts(self, m_block: Int32) -> Boolean:
+        """Whether some query of a block misses some of this CTA's keys."""
+        return replace(self.mask, tile_n=TILE_N).cuts(m_block, self.own_block)
 
     def turn(self, m_block: Int32, descending: bool) -> Int32:
         """How many key blocks add to dQ of a query block before this one; all that the query block meets do."""
@@ -69,11 +87,13 @@ def work_tile(context) -> Work:
     k = Rows.of(batch, args.seqlen_k, args.cu_seqlens_k, args.seqused_k)
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
-    mask = Mask(cfg.tile_m, TILE_N, q.count, k.count, left, right)
+    mask = Mask(cfg.tile_m, cfg.span, q.count, k.count, left, right)
     first, stop = mask.query_blocks(n_block)
-    stop = Int32(cutlass.select_(n_block * TILE_N < k.count, stop, first))
+    stop = Int32(cutlass.select_(n_block * cfg.span < k.count, stop, first))
     row_block = first_row_block(batch, args.cu_seqlens_q, args.seqlen_q, cfg)
-    return Work(n_block, head_kv, batch, q, k, mask, first, stop, (stop - first) * cfg.group, row_block)
+    rank = args.grid.rank
+    own_block, steps = n_block * cfg.ctas + rank, (stop - first) * cfg.group
+    return Work(n_block, rank, own_block, head_kv, batch, q, k, mask, first, stop, steps, row_block)
 
 
 def first_row_block(batch: Int32, cu_seqlens_q: cute.Tensor | None, seqlen_q: Int32, cfg) -> Int32:
