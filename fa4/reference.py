@@ -70,8 +70,10 @@ _MMA_K = 16  # products that an instruction on 16-bit operands adds at once
 
 
 def _cut(x: Tensor) -> Tensor:
-    """float64 to float32 towards zero: tensor cores drop the bits that do not fit (Fasi et al., Numerical behavior of NVIDIA
-    tensor cores, 2021)."""
+    """float64 to float32 towards zero: tensor cores drop the bits that do not fit.
+
+    Source: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021.
+    """
     y = x.float()
     return torch.where(y.double().abs() > x.abs(), torch.nextafter(y, torch.zeros_like(y)), y)
 
