@@ -32,6 +32,9 @@ EXTRA = (
     Case("seqused_dense", batch=2, seqlen_q=150, seqlen_k=290, seqused=((150, 257), (3, 0)), sink=True),
     Case("head_dim_192_128_many", batch=2, seqlen_q=300, seqlen_k=300, head_dim=192, head_dim_v=128, causal=True),
     Case("head_dim_8", seqlen_q=130, seqlen_k=130, head_dim=8),
+    Case("pair", batch=2, seqlen_q=700, seqlen_k=390, head_dim=128),
+    Case("pair_rows_end_in_the_first_cta", seqlen_q=300, seqlen_k=90, head_dim=128),
+    Case("pair_one_key", seqlen_q=513, seqlen_k=1, head_dim=128),
     Case("negative_scale", seqlen_q=130, seqlen_k=130, softmax_scale=-0.2, causal=True),
 )
 CASES = {
@@ -91,12 +94,16 @@ def test_every_case_under_many_interleavings(name, seed):
 
 
 def test_schedules_and_thresholds_agree(seed):
-    """Work order changes nothing; rescaling at every growth changes roundings only."""
+    """Work order changes nothing; rescaling at every growth and the order of key blocks change roundings only."""
     problem = cases.make(Case("long", seqlen_q=300, seqlen_k=600, head_dim=64, heads_q=4, causal=True), seed)
-    results = [
-        run(problem, seed, "random", ForwardTiles("test", 4, schedule, "test", rescale_threshold=threshold))
-        for schedule, threshold in ((Schedule.PERSISTENT, 8.0), (Schedule.SINGLE, 8.0), (Schedule.PERSISTENT, 0.0))
-    ]
+    persistent = ForwardTiles("test", 4, Schedule.PERSISTENT, "test")
+    rows = (
+        persistent,
+        replace(persistent, schedule=Schedule.SINGLE),
+        replace(persistent, rescale_threshold=0.0),
+        replace(persistent, sawtooth=True),
+    )
+    results = [run(problem, seed, "random", row) for row in rows]
     for out, lse in results:
         cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])

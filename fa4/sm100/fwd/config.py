@@ -9,11 +9,11 @@ import cutlass
 
 from ..constant import Constant
 from ..mma import Major, SmemOperand, Umma
-from ..smem import Tile
+from ..smem import PANEL_COLUMNS, Tile
 
 TILE_M = 128  # rows of one Q tile: the lanes of tensor memory
 Q_TILES = 2  # Q tiles of one CTA, in ping-pong
-CTA_ROWS = Q_TILES * TILE_M
+CTA_ROWS = Q_TILES * TILE_M  # of a pair of CTAs twice as many
 TILE_N = 128  # keys of one block
 P_HEAD = 96  # keys whose P is handed to the matrix unit first; the rest follow
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
@@ -24,6 +24,7 @@ class Schedule(enum.Enum):
 
     SINGLE = "one tile a CTA"
     PERSISTENT = "as many CTAs as fit, each strides through the tiles"
+    DYNAMIC = "a CTA a tile, but those that run take over the tiles of those that have not started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,16 @@ class Config(Constant):
 
     group: query heads packed as neighbouring rows of a tile (divides 128), 1 for none. queries_per_kv: query heads of
     one key/value head. polynomial: pairs of every 16 whose exp2 runs on the FMA units. rescale_threshold: growth of
-    a row's maximum, in powers of two, that O tolerates before it is rescaled; 0 rescales at every growth.
+    a row's maximum, in powers of two, that O tolerates before it is rescaled; 0 rescales at every growth. sawtooth:
+    every other work tile of a CTA takes its unmasked key blocks in ascending order, starting with those that the tile
+    before it read last.
+
+    ctas: 1, or 2 that work as a pair. A Q tile of a pair has 256 rows, 128 in each CTA's tensor memory, and every
+    product is computed by both at once: K's rows and V's columns are split between their shared memories, so that each
+    loads and holds half of every key block.
+
+    Raises:
+        ValueError: a pair is asked for what it does not do.
     """
 
     dtype: type[cutlass.Numeric]
@@ -50,7 +60,20 @@ class Config(Constant):
     schedule: Schedule
     polynomial: int
     rescale_threshold: float
+    sawtooth: bool
+    ctas: int
     smem_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.ctas == 2 and (self.head_dim_v != 2 * PANEL_COLUMNS or self.scrubs_v):
+            raise ValueError("a pair of CTAs takes head_dim_v = 128 and dense sequences without seqused_k")
+        if self.ctas == 2 and self.schedule is Schedule.DYNAMIC:
+            raise ValueError("a pair of CTAs takes the single or the persistent schedule, not the dynamic one")
+
+    @property
+    def rows(self) -> int:
+        """Rows of a work tile."""
+        return self.ctas * CTA_ROWS
 
     @property
     def q_tile(self) -> Tile:
@@ -58,11 +81,13 @@ class Config(Constant):
 
     @property
     def k_tile(self) -> Tile:
-        return Tile(TILE_N, self.head_dim)
+        """This CTA's keys of a block."""
+        return Tile(TILE_N // self.ctas, self.head_dim)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(TILE_N, self.head_dim_v)
+        """This CTA's columns of a block."""
+        return Tile(TILE_N, self.head_dim_v // self.ctas)
 
     @property
     def o_tile(self) -> Tile:
@@ -105,13 +130,14 @@ class Config(Constant):
     @property
     def qk(self) -> Umma:
         """S = Q K^T."""
-        k_major = SmemOperand(self.k_tile, Major.K)
-        return Umma(self.dtype, n=TILE_N, k=self.head_dim, b=k_major, a=SmemOperand(self.q_tile, Major.K))
+        q, k = SmemOperand(self.q_tile, Major.K), SmemOperand(self.k_tile, Major.K)
+        return Umma(self.dtype, n=TILE_N, k=self.head_dim, b=k, a=q, m=self.ctas * TILE_M, ctas=self.ctas)
 
     @property
     def pv(self) -> Umma:
         """O += P V, P from tensor memory."""
-        return Umma(self.dtype, n=self.head_dim_v_padded, k=TILE_N, b=SmemOperand(self.v_tile, Major.MN))
+        v, m = SmemOperand(self.v_tile, Major.MN), self.ctas * TILE_M
+        return Umma(self.dtype, n=self.head_dim_v_padded, k=TILE_N, b=v, m=m, ctas=self.ctas)
 
     @property
     def masked(self) -> bool:

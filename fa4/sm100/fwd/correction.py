@@ -16,24 +16,23 @@ from cutlass import Float32, Int32
 
 from .. import tmem
 from ..copy import bits, lane_address, pack_half, store_row_chunk, store_words, tmem_load, tmem_store
-from .config import CTA_ROWS, Q_TILES, TILE_M, TILE_N
+from .config import Q_TILES, TILE_M, TILE_N
 from .softmax import rows_in_smem
-from .work import fills_tile, sequence_matrix, work_tile
+from .work import Queue, fills_tile, row_tile, sequence_matrix
 
 COLUMNS = 16  # of O in registers at a time
 
 
 @cute.jit
 def correction(context):
-    args = context.args
     ends = context.ends("correction")
     lane = cute.arch.thread_idx()[0] % TILE_M
     scales, norms = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
     s_phase, tile_phase = Int32(0), Int32(0)
 
-    index = args.scheduler.first()
-    while args.scheduler.has(index):
-        work = work_tile(context, index)
+    queue = Queue.first(context, ends)
+    while queue.has_tile():
+        work = queue.tile()
         if work.count > 0:
             for i in cutlass.range(work.count, unroll=1):
                 for tile in cutlass.range_constexpr(Q_TILES):
@@ -58,10 +57,7 @@ def correction(context):
         else:
             for tile in cutlass.range_constexpr(Q_TILES):
                 zeros_to_global(context, work, tile, lane)
-        index = args.scheduler.next(index)
-    cute.arch.barrier(barrier_id=context.correction_done, number_of_threads=TILE_M)
-    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == context.allocating_warp:
-        tmem.deallocate()
+        queue = queue.next()
 
 
 def o_address(context, tile: int) -> Int32:
@@ -131,7 +127,7 @@ def zeros_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32):
 def out_row(context, work, tile: int, lane: Int32):
     """(pointer to this thread's row of out, whether the row exists)."""
     cfg = context.cfg
-    row = work.m_block * CTA_ROWS + tile * TILE_M + lane
+    row = row_tile(context, work, tile) * TILE_M + lane
     matrix = sequence_matrix(context.args.out, work.head, work.batch, work.q.first, cfg.varlen)
     exists = row < work.rows_out * cfg.group
     return matrix.iterator + cute.crd2idx((row, 0), matrix.layout), exists

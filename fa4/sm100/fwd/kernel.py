@@ -4,6 +4,8 @@ A CTA owns two Q tiles of 128 rows and walks the key blocks from last to first. 
 other tile's products run: per key block and Q tile, S = Q K^T goes to tensor memory, a softmax warpgroup (one thread
 a row) reads it and writes P = exp2(S - max) over it in 16 bits, O += P V accumulates in tensor memory. When a row's
 maximum has grown, the correction warpgroup scales O before the next product; at the end it normalises O.
+
+Two CTAs may work as a pair (`cfg.ctas`, see `config`): their Q tiles side by side, one of them issuing for both.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from ..constant import Constant
 from ..copy import TmaTile
 from ..roles import Role, RoleTable, run_roles
 from ..smem import Region, SmemMap
-from .config import Q_TILES, TILE_M, TILE_N, Config
+from .config import Q_TILES, TILE_N, Config, Schedule
 from .correction import correction
 from .epilogue import epilogue
 from .load import load
 from .mma import mma
+from .schedule import schedule
 from .softmax import softmax
 from .work import Scheduler
 
@@ -36,8 +39,10 @@ ROLES = RoleTable(
         Role("mma", warps=(12, 13), regs=56, body=mma),
         Role("load", warps=(13, 14), regs=56, body=load),
         Role("epilogue", warps=(14, 15), regs=56, body=epilogue),
+        Role("schedule", warps=(15, 16), regs=56, body=schedule),
     )
 )
+ALLOCATING_WARP = ROLES["correction"].warps[0]  # of tensor memory: any would do
 TMEM = tmem.TmemMap(
     S=tmem.cols(0, Q_TILES * TILE_N),  # one S of TILE_N columns per Q tile
     P=tmem.alias_of("S", columns=Q_TILES * TILE_N - TILE_N // 2, offset=TILE_N // 2),  # the second half of each S
@@ -46,24 +51,32 @@ TMEM = tmem.TmemMap(
 
 
 def channels(cfg: Config) -> ChannelTable:
-    """<producer>_<consumer>_<payload>; a stage per Q tile, except K/V's ring."""
+    """<producer>_<consumer>_<payload>; a stage per Q tile, except K/V's ring. What mma takes part in, a pair shares."""
+
+    def shared(name, producer, consumer, filled, freed, stages, carries) -> Channel:
+        return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas)
+
     rows = (
         # With O staged over Q, a Q tile's place is free again when its O has been stored.
-        Channel("load_mma_Q", "load", "mma", By.TMA, None if cfg.o_over_q else By.UMMA, Q_TILES, Carries.ASYNC_SMEM),
-        Channel("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
+        shared("load_mma_Q", "load", "mma", By.TMA, None if cfg.o_over_q else By.UMMA, Q_TILES, Carries.ASYNC_SMEM),
+        shared("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
         # V's last block, held back until the load warp has put zeros after the sequence's end.
         Channel("load_load_Vtail", "load", "load", By.TMA, None, 1, Carries.ASYNC_SMEM),
         # Free again = P's head is written over S, and O is ready to be added to. The next S needs no wait of
         # its own: the matrix unit works in order, and the product before it waited for this.
-        Channel("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, Q_TILES, Carries.TMEM),
+        shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, Q_TILES, Carries.TMEM),
         # Free again once S is free for the next block, which the next `full` of S tells.
-        Channel("softmax_mma_Ptail", "softmax", "mma", By.WARP, None, Q_TILES, Carries.TMEM),
+        shared("softmax_mma_Ptail", "softmax", "mma", By.WARP, None, Q_TILES, Carries.TMEM),
         Channel("softmax_correction_scale", "softmax", "correction", By.WARP, None, Q_TILES, Carries.SMEM),
         Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, Q_TILES, Carries.SMEM),
         # Free again when correction frees the next work tile's first S.
-        Channel("mma_correction_O", "mma", "correction", By.UMMA, None, Q_TILES, Carries.TMEM),
+        shared("mma_correction_O", "mma", "correction", By.UMMA, None, Q_TILES, Carries.TMEM),
         Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.WARP, Q_TILES, Carries.ASYNC_SMEM),
     )
+    if cfg.schedule is Schedule.DYNAMIC:
+        # Softmax twice: both of its teams read the index.
+        readers = ("softmax", "softmax", "correction", "mma", "load", "epilogue", "schedule")
+        rows += (Channel("schedule_all_index", "schedule", readers, By.TMA, By.WARP, 1, Carries.ASYNC_SMEM),)
     if cfg.o_over_q:
         rows += (Channel("epilogue_load_Q", "epilogue", "load", By.WARP, None, Q_TILES, Carries.ASYNC_SMEM),)
     return ChannelTable(rows, ROLES)
@@ -78,6 +91,7 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
         Region("norm", cfg.rows_bytes),
         Region("barriers", table.nbytes, align=8),
         Region("tmem", 4),
+        Region("index", 16),
     )
 
 
@@ -117,8 +131,6 @@ class Context(Constant):
     channels: ChannelTable
     smem: SmemMap
     tmem: tmem.TmemMap = TMEM
-    allocating_warp: int = ROLES["correction"].warps[0]  # of tensor memory: in the role that reads it last
-    correction_done: int = 1  # named barrier of the correction warps; 0 is the CTA's
 
     def ends(self, role: str) -> Ends:
         return self.channels.ends(role, self.smem.pointer("barriers", Int64))
@@ -138,10 +150,22 @@ def kernel(args: Tensors, cfg: cutlass.Constexpr[Config]):
     if warp == 0:
         with cute.arch.elect_one():
             init_barriers(table, barriers)
-    if warp == context.allocating_warp:
-        tmem.allocate(holder)
-    cute.arch.sync_threads()
+    if warp == ALLOCATING_WARP:
+        tmem.allocate(holder, cfg.ctas)
+    sync_all(cfg)
     run_roles(ROLES, context)
+    sync_all(cfg)  # every reader of tensor memory is done, and in a pair nobody reaches into the other CTA any more
+    if warp == ALLOCATING_WARP:
+        tmem.deallocate(cfg.ctas)
+
+
+def sync_all(cfg: Config) -> None:
+    """All threads of the CTA, or of the pair."""
+    if cfg.ctas == 2:
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
 
 
 @cute.jit
@@ -179,10 +203,11 @@ def forward(
     q, out = (_packed(_matrix(align_strides(x)), cfg.group) for x in (q, out))
     k, v = (_matrix(align_strides(x)) for x in (k, v))
     lse = _packed(_lse_matrix(lse), cfg.group)
-    tma_q, tma_k, tma_v = (TmaTile.load(x, t) for x, t in ((q, cfg.q_tile), (k, cfg.k_tile), (v, cfg.v_tile)))
+    loaded = ((q, cfg.q_tile), (k, cfg.k_tile), (v, cfg.v_tile))
+    tma_q, tma_k, tma_v = (TmaTile.load(x, tile, cfg.ctas) for x, tile in loaded)
     tma_o = TmaTile.store(out, cfg.o_tile)
-    m_blocks = cute.ceil_div(max_seqlen_q * cfg.group, Q_TILES * TILE_M)
-    scheduler = Scheduler(m_blocks, cute.size(q, mode=[2]), batch, section)
+    m_blocks = cute.ceil_div(max_seqlen_q * cfg.group, cfg.rows)
+    scheduler = Scheduler(m_blocks, cute.size(q, mode=[2]), batch, section, cfg.ctas)
     args = Tensors(
         tma_q.atom, tma_q.tensor, tma_k.atom, tma_k.tensor, tma_v.atom, tma_v.tensor, tma_o.atom, tma_o.tensor,
         out, lse, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scheduler, scale_log2, to_natural,
@@ -192,6 +217,7 @@ def forward(
     kernel(args, cfg).launch(
         grid=(scheduler.grid(cfg.schedule, ctas), 1, 1),
         block=(ROLES.threads, 1, 1),
+        cluster=(cfg.ctas, 1, 1),
         smem=smem_map(cfg, table).nbytes,
         min_blocks_per_mp=1,
         stream=stream,

@@ -1,4 +1,5 @@
-"""Load role, one warp: brings Q, K and V from global to shared memory by TMA.
+"""Load role, one warp: brings Q, K and V from global to shared memory by TMA. A pair of CTAs shares every block of keys
+and values: each loads half of K's rows and half of V's columns.
 
 Waits:   load_mma_Q.free (or epilogue_load_Q.full), load_mma_KV.free
 Signals: load_mma_Q.full, load_mma_KV.full, in the order the products consume them: Q0 K Q1 V, then K V per block.
@@ -10,10 +11,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..channels import End, Ring
-from ..copy import TmaTile, tma_load
+from ..channels import LEADER, End, Ring
+from ..copy import TmaTile, tma_load, tma_load_panel
 from .config import Q_TILES, TILE_N
-from .work import sequence_matrix, work_tile
+from .work import Queue, row_tile, sequence_matrix
 
 
 @cute.jit
@@ -25,26 +26,28 @@ def load(context):
     q_step, kv_step = cfg.q_tile.nbytes // 2, cfg.kv_stage_bytes // 2
     kv = Ring.producer(ends.load_mma_KV.channel)
     q_phase, tail_phase = Int32(1), Int32(0)
+    rank = args.scheduler.rank
 
-    index = args.scheduler.first()
-    while args.scheduler.has(index):
-        work = work_tile(context, index)
+    queue = Queue.first(context, ends)
+    while queue.has_tile():
+        work = queue.tile()
         if work.count > 0:
             q = sequence_matrix(q_tma.tensor, work.head, work.batch, work.q.first, cfg.varlen)
             k = sequence_matrix(k_tma.tensor, work.head_kv, work.batch, work.k.first, cfg.varlen)
             v = sequence_matrix(v_tma.tensor, work.head_kv, work.batch, work.k.first, cfg.varlen)
             for i in cutlass.range(work.count, unroll=1):
-                block = work.blocks.stop - 1 - i
+                block = work.block(i)
                 if i == 0:
-                    load_q(ends, q_tma, q, work.m_block, 0, q_base, q_phase)
+                    load_q(context, ends, q_tma, q, row_tile(context, work, 0), 0, q_base, q_phase)
                 ends.load_mma_KV.wait_free(kv.index, kv.phase)
-                ends.load_mma_KV.expect(kv.index, cfg.k_tile.nbytes)
-                tma_load(k_tma, k, block, kv_base + kv.index * kv_step, ends.load_mma_KV.full(kv.index))
+                announce(ends.load_mma_KV, kv.index, cfg.k_tile.nbytes, rank)
+                k_place = kv_base + kv.index * kv_step
+                tma_load(k_tma, k, block * cfg.ctas + rank, k_place, ends.load_mma_KV.full(kv.index))
                 kv = kv.next()
                 if i == 0:
                     for tile in cutlass.range_constexpr(1, Q_TILES):
                         place = q_base + tile * q_step
-                        load_q(ends, q_tma, q, work.m_block, tile, place, q_phase)
+                        load_q(context, ends, q_tma, q, row_tile(context, work, tile), tile, place, q_phase)
                 ends.load_mma_KV.wait_free(kv.index, kv.phase)
                 place = kv_base + kv.index * kv_step
                 rows = work.k.count - block * TILE_N
@@ -54,28 +57,39 @@ def load(context):
                         tail_phase = tail_phase ^ 1
                         ends.load_mma_KV.hand_over(kv.index)
                     else:
-                        load_v(ends.load_mma_KV, v_tma, v, block, place, kv.index)
+                        load_v(context, ends.load_mma_KV, v_tma, v, block, place, kv.index)
                 else:
-                    load_v(ends.load_mma_KV, v_tma, v, block, place, kv.index)
+                    load_v(context, ends.load_mma_KV, v_tma, v, block, place, kv.index)
                 kv = kv.next()
             q_phase = q_phase ^ 1
-        index = args.scheduler.next(index)
+        queue = queue.next()
     # The last loads are all consumed before the CTA ends: correction waits for the products that read them.
 
 
-def load_q(ends, tma: TmaTile, q: cute.Tensor, m_block, tile: int, place: cute.Pointer, phase):
+@cute.jit
+def announce(end, stage, nbytes: cutlass.Constexpr[int], rank: Int32):
+    """Expect `nbytes` from each CTA; of a pair, the leader does."""
+    if rank == LEADER:
+        end.expect(stage, nbytes)
+
+
+def load_q(context, ends, tma: TmaTile, q: cute.Tensor, row_tile, tile: int, place: cute.Pointer, phase):
     channel = ends.load_mma_Q
     if channel.channel.freed is None:
         ends.epilogue_load_Q.wait_full(tile, phase)
     else:
         channel.wait_free(tile, phase)
-    channel.expect(tile, tma.tile.nbytes)
-    tma_load(tma, q, m_block * Q_TILES + tile, place, channel.full(tile))
+    announce(channel, tile, tma.tile.nbytes, context.args.scheduler.rank)
+    tma_load(tma, q, row_tile, place, channel.full(tile))
 
 
-def load_v(channel: End, tma: TmaTile, v: cute.Tensor, block, place: cute.Pointer, stage):
-    channel.expect(stage, tma.tile.nbytes)
-    tma_load(tma, v, block, place, channel.full(stage))
+def load_v(context, channel: End, tma: TmaTile, v: cute.Tensor, block, place: cute.Pointer, stage):
+    rank = context.args.scheduler.rank
+    announce(channel, stage, tma.tile.nbytes, rank)
+    if context.cfg.ctas == 2:
+        tma_load_panel(tma, v, block, rank, place, channel.full(stage))
+    else:
+        tma_load(tma, v, block, place, channel.full(stage))
 
 
 @cute.jit

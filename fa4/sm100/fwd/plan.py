@@ -14,7 +14,7 @@ from ... import fallback, jit
 from ...device import Chip
 from ...fwd.arguments import lengths, prepared, windows
 from ...spec import AttentionInputs, AttentionSpec
-from .config import CTA_ROWS, TILE_N, Config
+from .config import TILE_M, TILE_N, Config
 from .tiles import ForwardTiles, tiles_for
 
 LOG2_E = math.log2(math.e)
@@ -27,7 +27,7 @@ def describe(spec: AttentionSpec, chip: Chip) -> str:
     """The tile row and what follows from it, in one line."""
     tiles, cfg = tiles_for(spec, chip), configure(spec, chip)
     return (
-        f"sm100 forward {tiles.name}: {CTA_ROWS} x {TILE_N}, {cfg.kv_stages} K/V stages, group {cfg.group}, "
+        f"sm100 forward {tiles.name}: {cfg.rows} x {TILE_N}, {cfg.kv_stages} K/V stages, group {cfg.group}, "
         f"exp2 polynomial {cfg.polynomial}/16, rescale threshold {cfg.rescale_threshold:g}, {cfg.schedule.name.lower()}"
         f" ({tiles.evidence})"
     )
@@ -48,7 +48,8 @@ def forward(
     lse_shape = (spec.heads_q, q.shape[0]) if spec.varlen else (q.shape[0], spec.heads_q, q.shape[1])
     lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
     scale_log2 = ctypes.c_float((spec.softcap or scale) * LOG2_E).value
-    _launcher(spec, chip, tiles or tiles_for(spec, chip))(
+    tiles = tiles or tiles_for(spec, chip, inputs.max_seqlen_q * _packed_heads(spec))
+    _launcher(spec, chip, tiles)(
         q,
         k,
         v,
@@ -76,7 +77,7 @@ def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None
         head_dim=spec.head_dim,
         head_dim_v=spec.head_dim_v,
         queries_per_kv=spec.group,
-        group=math.gcd(spec.group, 128),
+        group=_packed_heads(spec),
         has_left=spec.window_left is not None,
         has_right=spec.window_right is not None,
         has_softcap=spec.softcap > 0,
@@ -87,6 +88,8 @@ def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None
         schedule=tiles.schedule,
         polynomial=tiles.polynomial,
         rescale_threshold=tiles.rescale_threshold,
+        sawtooth=tiles.sawtooth,
+        ctas=tiles.ctas,
         smem_bytes=chip.smem_per_block,
     )
 
@@ -113,6 +116,11 @@ def build(cfg: Config, chip: Chip):
     lengths = [jit.fake_tensor(Int32, 1, align=4) if there else None for there in present]
     scalars = [Float32(0.0)] * 3 + [Int32(0)] * 6
     return jit.compile_kernel(forward, *matrix, lse, sink, *lengths, *scalars, cfg, jit.current_stream(), chip=chip)
+
+
+def _packed_heads(spec: AttentionSpec) -> int:
+    """Query heads packed as neighbouring rows of a tile: a divisor of its 128 rows."""
+    return math.gcd(spec.group, TILE_M)
 
 
 def _section(spec: AttentionSpec, seqlen_k: int) -> int:

@@ -17,8 +17,8 @@ from ...core.softmax import LOG2_E
 from .. import tmem
 from ..copy import lane_address, pack_half, tmem_load, tmem_store
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
-from .config import CTA_ROWS, P_HEAD, TILE_N
-from .work import sequence_matrix, work_tile
+from .config import CTA_ROWS, P_HEAD, TILE_M, TILE_N
+from .work import Queue, row_tile, sequence_matrix
 
 LOAD_COLUMNS = 32
 
@@ -30,14 +30,13 @@ def softmax(context):
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     tile = warp // 4
-    row_in_cta = thread  # teams follow each other, so a thread's number is its row
     s_phase, norm_phase = Int32(0), Int32(1)
     norms = rows_in_smem(context, "norm")
 
-    index = args.scheduler.first()
-    while args.scheduler.has(index):
-        work = work_tile(context, index)
-        row = work.m_block * CTA_ROWS + row_in_cta
+    queue = Queue.first(context, ends)
+    while queue.has_tile():
+        work = queue.tile()
+        row = row_tile(context, work, tile) * TILE_M + thread % TILE_M
         query = row // cfg.group if cutlass.const_expr(cfg.group > 1) else row
         reference, total = -Float32.inf, Float32(0.0)
         if work.count > 0:
@@ -62,17 +61,17 @@ def softmax(context):
         norm, lse = finish(context, work, row, query, reference, total)
         if work.count > 0:
             ends.softmax_correction_norm.wait_free(tile, norm_phase)
-            norms[row_in_cta] = norm
+            norms[thread] = norm
             ends.softmax_correction_norm.arrive_full(tile)
             norm_phase = norm_phase ^ 1
         if query < work.rows_out:
             place = sequence_matrix(args.lse, work.head, work.batch, work.q.first, cfg.varlen)
             place[row, 0] = lse
-        index = args.scheduler.next(index)
+        queue = queue.next()
 
 
 def rows_in_smem(context, name: str) -> cute.Tensor:
-    """One float per row of the CTA."""
+    """One float per row of the CTA; softmax's teams follow each other, so a thread's number is its row here."""
     return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(CTA_ROWS))
 
 

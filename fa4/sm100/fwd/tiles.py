@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...device import Chip
 from ...spec import AttentionSpec
-from .config import Schedule
+from .config import CTA_ROWS, Schedule
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardTiles:
-    """A tuned row. polynomial: pairs of every 16 whose exp2 runs on the FMA units. rescale_threshold: see Config."""
+    """A tuned row; see `Config` for what the columns mean."""
 
     name: str
     polynomial: int
     schedule: Schedule
     evidence: str
+    ctas: int = 1
+    sawtooth: bool = False
     rescale_threshold: float = 8.0
 
 
@@ -28,8 +30,17 @@ VARLEN = ForwardTiles("varlen", 2, Schedule.SINGLE, "uneven lengths: the hardwar
 FAST_EXP2 = ForwardTiles("sm_103", 0, Schedule.PERSISTENT, "its special-function units are twice as fast")
 
 
-def tiles_for(spec: AttentionSpec, chip: Chip) -> ForwardTiles:
-    """The row for a problem on a chip."""
+def tiles_for(spec: AttentionSpec, chip: Chip, rows: int | None = None) -> ForwardTiles:
+    """The row for a problem on a chip; `rows` is how many query rows a head has, None for many."""
+    row = _by_shape(spec, chip)
+    is_full = spec.window_left is None and spec.window_right is None
+    is_dense = not (spec.varlen or spec.has_seqused_k)
+    if is_full and is_dense and spec.head_dim == spec.head_dim_v == 128 and (rows is None or rows > CTA_ROWS):
+        return replace(row, name=f"{row.name}, pairs", ctas=2)
+    return row
+
+
+def _by_shape(spec: AttentionSpec, chip: Chip) -> ForwardTiles:
     if chip.number == 103:
         return FAST_EXP2
     if spec.varlen:

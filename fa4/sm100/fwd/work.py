@@ -2,11 +2,11 @@
 
 The loop over work is the same in every role:
 
-    index = scheduler.first()
-    while scheduler.has(index):
-        work = work_tile(context, index)
+    queue = Queue.first(context, ends)
+    while queue.has_tile():
+        work = queue.tile()
         ...
-        index = scheduler.next(index)
+        queue = queue.next()
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cutlass import Boolean, Int32
 
 from ...core.mask import Blocks, Mask
 from ...core.seqlen import Rows
-from .config import CTA_ROWS, TILE_M, TILE_N, Schedule
+from .config import Q_TILES, TILE_M, TILE_N, Schedule
 
 
 @dataclass(frozen=True)
@@ -28,29 +28,33 @@ class Scheduler:
     """Work tiles in order: batch, then sections of heads, then row blocks from last to first, then heads.
 
     The last row blocks of a causal problem see the most keys, so the longest tiles start first. Without a mask a
-    section of one head keeps the CTAs that share K and V close in time.
+    section of one head keeps the CTAs that share K and V close in time. `cluster` CTAs share a work tile.
     """
 
     m_blocks: Int32
     heads: Int32
     batch: Int32
     section: Int32
+    cluster: cutlass.Constexpr[int]
 
     @property
     def tiles(self) -> Int32:
         return self.m_blocks * self.heads * self.batch
 
     def grid(self, schedule: Schedule, ctas: Int32) -> Int32:
-        return self.tiles if schedule is Schedule.SINGLE else cutlass.min(self.tiles, ctas)
+        """CTAs to launch; `ctas` is how many fit on the chip."""
+        shares = cutlass.min(self.tiles, ctas // self.cluster) if schedule is Schedule.PERSISTENT else self.tiles
+        return shares * self.cluster
 
-    def first(self) -> Int32:
-        return Int32(cute.arch.block_idx()[0])
+    @property
+    def rank(self) -> Int32:
+        """Of this CTA in its cluster."""
+        return Int32(0) if self.cluster == 1 else Int32(cute.arch.block_idx()[0]) % self.cluster
 
-    def has(self, index: Int32) -> Boolean:
-        return index < self.tiles
-
-    def next(self, index: Int32) -> Int32:
-        return index + Int32(cute.arch.grid_dim()[0])
+    @property
+    def stride(self) -> Int32:
+        """Work tiles that are worked on at a time."""
+        return Int32(cute.arch.grid_dim()[0]) // self.cluster
 
     def coordinates(self, index: Int32) -> tuple[Int32, Int32, Int32]:
         """(row block, head, batch) of a work tile."""
@@ -61,6 +65,45 @@ class Scheduler:
         first_head = section * self.section
         width = cutlass.min(self.section, self.heads - first_head)  # the last section may be narrower
         return self.m_blocks - 1 - rest // width, first_head + rest % width, batch
+
+
+class Queue:
+    """Where a role stands in the order of work tiles. Immutable; `queue = queue.next()`."""
+
+    def __init__(self, context, ends, index: Int32, phase: Int32):
+        self.context, self.ends, self.index, self.phase = context, ends, index, phase
+
+    @staticmethod
+    def first(context, ends) -> Queue:
+        """`ends`: the role's channels."""
+        return Queue(context, ends, Int32(cute.arch.block_idx()[0]) // context.cfg.ctas, Int32(0))
+
+    def has_tile(self) -> Boolean:
+        return self.index < self.context.args.scheduler.tiles
+
+    def tile(self) -> Work:
+        return work_tile(self.context, self.index)
+
+    def next(self) -> Queue:
+        scheduler = self.context.args.scheduler
+        if self.context.cfg.schedule is not Schedule.DYNAMIC:
+            return Queue(self.context, self.ends, self.index + scheduler.stride, self.phase)
+        # The hardware answers with the CTA whose place is taken, if one was left that had not started.
+        channel = self.ends.schedule_all_index
+        channel.wait_full(0, self.phase)
+        index, _, _, is_taken = cute.arch.clc_response(self.context.smem.pointer("index", Int32))
+        channel.arrive_free(0)
+        index = Int32(cutlass.select_(is_taken != 0, index, scheduler.tiles))
+        return Queue(self.context, self.ends, index, self.phase ^ 1)
+
+    def __get_mlir_types__(self):
+        return [self.index.type, self.phase.type]
+
+    def __extract_mlir_values__(self):
+        return [self.index.ir_value(), self.phase.ir_value()]
+
+    def __new_from_mlir_values__(self, values):
+        return Queue(self.context, self.ends, Int32(values[0]), Int32(values[1]))
 
 
 class Work(NamedTuple):
@@ -75,10 +118,18 @@ class Work(NamedTuple):
     k: Rows
     mask: Mask
     blocks: Blocks  # key blocks, taken from stop - 1 down to first
+    ascends: Boolean  # except that the unmasked ones may be taken the other way round
 
     @property
     def count(self) -> Int32:
         return self.blocks.stop - self.blocks.first
+
+    def block(self, i: Int32) -> Int32:
+        """The i-th key block to take."""
+        b, descending = self.blocks, self.blocks.stop - 1 - i
+        is_full = (descending >= b.full_first) & (descending < b.full_stop)
+        ascending = b.full_first + (b.full_stop - 1 - descending)
+        return Int32(cutlass.select_(self.ascends & is_full, ascending, descending))
 
 
 def work_tile(context, index: Int32) -> Work:
@@ -91,13 +142,19 @@ def work_tile(context, index: Int32) -> Work:
     k = Rows.of(batch, args.k.shape[0], args.cu_seqlens_k, args.seqused_k)
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
-    mask = Mask(CTA_ROWS, TILE_N, q.count, k.count, left, right, cfg.group)
+    mask = Mask(cfg.rows, TILE_N, q.count, k.count, left, right, cfg.group)
     blocks = mask.key_blocks(m_block)
-    is_empty = Boolean(m_block * CTA_ROWS >= q.count * cfg.group)
+    is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.group)
     stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
     head_kv = head if cfg.group == cfg.queries_per_kv else head * cfg.group // cfg.queries_per_kv
-    return Work(m_block, head, head_kv, batch, q, place.count, k, mask, blocks)
+    ascends = Boolean(index // args.scheduler.stride % 2 == 1) if cfg.sawtooth else Boolean(False)
+    return Work(m_block, head, head_kv, batch, q, place.count, k, mask, blocks, ascends)
+
+
+def row_tile(context, work: Work, tile) -> Int32:
+    """Which TILE_M rows of the sequence this CTA has in its Q tile `tile`."""
+    return (work.m_block * Q_TILES + tile) * context.cfg.ctas + context.args.scheduler.rank
 
 
 def sequence_matrix(x: cute.Tensor, head: Int32, batch: Int32, first: Int32, varlen: bool) -> cute.Tensor:
@@ -113,4 +170,4 @@ def fills_tile(context, work: Work, tile: int):
     next one; a dense tensor's TMA map leaves them out by itself."""
     if not context.cfg.varlen:
         return True
-    return Boolean(work.m_block * CTA_ROWS + (tile + 1) * TILE_M <= work.rows_out * context.cfg.group)
+    return Boolean((row_tile(context, work, tile) + 1) * TILE_M <= work.rows_out * context.cfg.group)

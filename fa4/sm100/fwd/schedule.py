@@ -1,0 +1,34 @@
+"""Schedule role, one warp: with the dynamic schedule, asks the hardware for the place of a CTA that has not started.
+
+One question is open at a time; it is asked as soon as every role has read the answer to the one before.
+
+Waits:   schedule_all_index.free, .full
+Signals: schedule_all_index.full, .free
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from .config import Schedule
+from .work import Queue
+
+RESPONSE_BYTES = 16
+
+
+@cute.jit
+def schedule(context):
+    if cutlass.const_expr(context.cfg.schedule is Schedule.DYNAMIC):
+        ends = context.ends("schedule")
+        response = context.smem.pointer("index", Int32)
+        phase = Int32(1)
+        queue = Queue.first(context, ends)
+        while queue.has_tile():
+            ends.schedule_all_index.wait_free(0, phase)
+            ends.schedule_all_index.expect(0, RESPONSE_BYTES)
+            with cute.arch.elect_one():
+                cute.arch.issue_clc_query(ends.schedule_all_index.full(0), response, multicast=False)
+            phase = phase ^ 1
+            queue = queue.next()
