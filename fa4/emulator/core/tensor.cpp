@@ -256,6 +256,7 @@ void Engine::umma(Exec& x) {
         op->steps.push_back([this, self, u, ctas] {
             Footprint footprint;
             umma_footprint(u, footprint);
+            for (const SharedRange& r : footprint.shared) count_bytes("mma_shared", r.bytes);
             std::vector<uint8_t> poison(257, 0);
             check_operands(*self, ctas.data(), footprint, &poison);
             // A read rectangle that no write rectangle covers is an operand; its poison spoils its lanes.
