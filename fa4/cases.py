@@ -6,6 +6,7 @@ A result is right if its error against the float64 oracle is at most twice that 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -168,32 +169,56 @@ def _max_difference(a: Tensor, b: Tensor) -> float:
     return float(torch.where(a == b, 0.0, (a - b).abs()).max())
 
 
-def judge(name: str, got: Tensor, oracle: Tensor, floor: Tensor) -> Judgement:
-    """Compare a result with the oracle; `floor` is the same-precision reference's value of the same tensor."""
+def judge(name: str, got: Tensor, oracle: Tensor, floor: Tensor, usual: float = 0.0) -> Judgement:
+    """Compare a result with the oracle; `floor` is the same-precision reference's value of the same tensor, `usual`
+    what that reference errs elsewhere, if that is known and more."""
     if got.shape != oracle.shape:
         raise ValueError(f"{name} has shape {tuple(got.shape)}, expected {tuple(oracle.shape)}")
     finite = oracle[oracle.isfinite()]
     peak = float(finite.abs().max()) if finite.numel() else 0.0
     rounding = 0.5 * torch.finfo(got.dtype).eps * peak
-    return Judgement(name, _max_difference(got, oracle), 2 * _max_difference(floor, oracle) + rounding)
+    return Judgement(name, _max_difference(got, oracle), 2 * max(_max_difference(floor, oracle), usual) + rounding)
+
+
+# The largest error of a few elements is a matter of luck: one draw of two heads tells little of what dsink may err.
+# More problems of the same case are drawn until a tensor has had so many elements, or so often.
+_ENOUGH_ELEMENTS, _MOST_DRAWS = 256, 16
+
+_References = Callable[[Problem, bool], Sequence[Tensor | None]]
+
+
+def _judge_all(problem: Problem, names: Sequence[str], got: Sequence[Tensor | None], references: _References):
+    oracle, floor = references(problem, True), references(problem, False)
+    fewest = min((x.numel() for x in got if x is not None and x.numel()), default=_ENOUGH_ELEMENTS)
+    usual = [0.0] * len(names)
+    for other_seed in range(1, min(_MOST_DRAWS, -(-_ENOUGH_ELEMENTS // fewest))):
+        other = make(problem.case, other_seed, problem.inputs.q.device)
+        pairs = zip(references(other, True), references(other, False))
+        errors = [0.0 if a is None or b is None else _max_difference(b, a) for a, b in pairs]
+        usual = [max(pair) for pair in zip(usual, errors)]
+    return [
+        judge(name, x, exact, low, more)
+        for name, x, exact, low, more in zip(names, got, oracle, floor, usual)
+        if x is not None and exact is not None and low is not None
+    ]
 
 
 def judge_forward(problem: Problem, out: Tensor, lse: Tensor) -> list[Judgement]:
     """Judge out and lse of a problem."""
-    oracle = reference.forward(problem.inputs, problem.spec)
-    floor = reference.forward(problem.inputs, problem.spec, precise=False)
-    return [judge(name, got, exact, low) for name, got, exact, low in zip(("out", "lse"), (out, lse), oracle, floor)]
+
+    def references(of: Problem, precise: bool) -> Sequence[Tensor | None]:
+        return reference.forward(of.inputs, of.spec, precise=precise)
+
+    return _judge_all(problem, ("out", "lse"), (out, lse), references)
 
 
 def judge_backward(problem: Problem, grads: Gradients) -> list[Judgement]:
     """Judge dq, dk, dv and, where there is a sink, dsink of a problem."""
-    upstream = (problem.inputs, problem.spec, problem.dout, problem.dlse)
-    oracle, floor = reference.backward(*upstream), reference.backward(*upstream, precise=False)
-    return [
-        judge(name, got, exact, low)
-        for name, got, exact, low in zip(Gradients._fields, grads, oracle, floor)
-        if got is not None and exact is not None and low is not None
-    ]
+
+    def references(of: Problem, precise: bool) -> Sequence[Tensor | None]:
+        return reference.backward(of.inputs, of.spec, of.dout, of.dlse, precise=precise)
+
+    return _judge_all(problem, Gradients._fields, grads, references)
 
 
 def assert_right(judgements: list[Judgement], context: str) -> None:
