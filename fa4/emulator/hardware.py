@@ -25,7 +25,7 @@ from fa4.emulator.errors import EmulationError
 from fa4.emulator.examples import EXAMPLES
 from fa4.emulator.libcuda import CudaError, Device
 from fa4.emulator.opcodes import Case, mismatch
-from fa4.emulator.opcodes.case import Inputs, for_chip
+from fa4.emulator.opcodes.case import Inputs, for_chip, is_nan
 from fa4.emulator.opcodes.catalogue import GROUPS
 from fa4.emulator.opcodes.matrix import with_real_operands
 from fa4.emulator.opcodes.run import expected_of, output_for, run_emulated
@@ -67,13 +67,8 @@ def _run_on_device(device: Device, case: Case, inputs: Inputs) -> np.ndarray:
 
 def _differences(case: Case, chip: np.ndarray, emulated: np.ndarray) -> int:
     """Elements whose bits differ; NaNs of any payload are equal, as in the oracle."""
-    if case.element in ("f32", "f16"):
-        kind = np.float32 if case.element == "f32" else np.float16
-        with np.errstate(invalid="ignore"):
-            both_nan = np.isnan(chip.view(kind)) & np.isnan(emulated.view(kind))
-        width = f"u{np.dtype(kind).itemsize}"
-        return int(((chip.view(width) != emulated.view(width)) & ~both_nan).sum())
-    return int((chip != emulated).sum())
+    both_nan = is_nan(chip, case.element) & is_nan(emulated, case.element)
+    return int(((chip != emulated) & ~both_nan).sum())
 
 
 def _opcode_verdict(device: Device, case: Case, seeds: int) -> tuple[str, list[str]]:

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
-_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 11  # CUfunction_attribute
+_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # CUjit_option
 

@@ -25,6 +25,13 @@ float finish(float r, const Mode& m) {
     return r;
 }
 
+// Flushes by the result that an unbounded exponent would give: rounding up to the least normal number is no escape.
+float finish(float r, double exact, const Mode& m) {
+    constexpr float least = std::numeric_limits<float>::min();
+    if (m.ftz && std::fabs(r) == least && std::fabs(round_float(exact * 0x1p64, m.rounding)) < least * 0x1p64f) r = std::copysign(0.0f, r);
+    return finish(r, m);
+}
+
 // A sum that is exactly zero is -0 when rounding down, unless both terms are +0.
 double signed_zero(double sum, double a, double b, int rounding) {
     if (sum != 0 || rounding != int(Round::Down)) return sum;
@@ -37,7 +44,7 @@ float binary32(Op op, float a, float b, const Mode& m) {
         switch (op) {
             case Op::fadd: return finish(canonical(a + b), m);
             case Op::fsub: return finish(canonical(a - b), m);
-            case Op::fmul: return finish(canonical(a * b), m);
+            case Op::fmul: return finish(canonical(a * b), double(a) * double(b), m);
             case Op::fdiv: return finish(canonical(a / b), m);
             default: break;
         }
@@ -53,13 +60,13 @@ float binary32(Op op, float a, float b, const Mode& m) {
         }
     }
     if (op == Op::fadd || op == Op::fsub) exact = signed_zero(exact, a, op == Op::fsub ? -double(b) : double(b), m.rounding);
-    return finish(canonical(round_float(exact, m.rounding)), m);
+    return finish(canonical(round_float(exact, m.rounding)), exact, m);
 }
 
 float fused32(float a, float b, float c, const Mode& m) {
     if (m.ftz) a = flush(a), b = flush(b), c = flush(c);
     const double exact = signed_zero(fma_odd(a, b, c), double(a) * double(b), c, m.rounding);
-    return finish(canonical(round_float(exact, m.rounding)), m);
+    return finish(canonical(round_float(exact, m.rounding)), exact, m);
 }
 
 float unary32(Op op, float a, const Mode& m) {

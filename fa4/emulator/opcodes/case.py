@@ -136,6 +136,13 @@ def _as_float(bits: np.ndarray, element: str) -> np.ndarray:
         return bits.view(_FLOATS[element]).astype(np.float64)
 
 
+def is_nan(bits: np.ndarray, element: str) -> np.ndarray:
+    """Which bit patterns are NaN; none are for elements that are no floats."""
+    if element not in _BIT_TYPES or bits.itemsize != np.dtype(_BIT_TYPES[element]).itemsize:
+        return np.zeros(bits.shape, bool)
+    return np.isnan(_as_float(bits.view(_BIT_TYPES[element]), element))
+
+
 def mismatch(case: Case, got: np.ndarray, expected: np.ndarray) -> str | None:
     """None when `got` is right, otherwise the first wrong elements in words.
 

@@ -68,6 +68,7 @@ def encode(value: Value, fmt: Format, rounding: str = "rn", *, ftz: bool = False
     """Round to a bit pattern; NaN becomes the canonical all-ones NaN with a positive sign.
 
     rounding: "rn" (nearest, ties to even), "rz", "rm" (down), "rp" (up).
+    ftz: a result that is subnormal when rounded with an unbounded exponent becomes zero.
     """
     sign_bit = 1 << (fmt.bits - 1)
     all_ones = (1 << (fmt.bits - 1)) - 1
@@ -84,7 +85,12 @@ def encode(value: Value, fmt: Format, rounding: str = "rn", *, ftz: bool = False
     magnitude = abs(Fraction(value))
     if not magnitude:
         return sign
-    exponent = max(_floor_log2(magnitude), fmt.smallest_exponent)
+    exponent = _floor_log2(magnitude)
+    if ftz and exponent < fmt.smallest_exponent:
+        step = Fraction(2) ** (exponent - fmt.mantissa_bits)
+        if _round(magnitude / step, rounding, negative) * step < Fraction(2) ** fmt.smallest_exponent:
+            return sign
+    exponent = max(exponent, fmt.smallest_exponent)
     scaled = magnitude / Fraction(2) ** (exponent - fmt.mantissa_bits)
     whole = _round(scaled, rounding, negative)
     rounded = whole * Fraction(2) ** (exponent - fmt.mantissa_bits)
@@ -94,7 +100,7 @@ def encode(value: Value, fmt: Format, rounding: str = "rn", *, ftz: bool = False
             return sign | max_bits
         return sign | (infinity if fmt.infinities else all_ones)
     if rounded < Fraction(2) ** fmt.smallest_exponent:
-        return sign if ftz else sign | whole
+        return sign | whole
     exponent = _floor_log2(rounded)
     mantissa = int(rounded / Fraction(2) ** (exponent - fmt.mantissa_bits)) - (1 << fmt.mantissa_bits)
     return sign | (exponent + fmt.bias) << fmt.mantissa_bits | mantissa

@@ -150,8 +150,29 @@ def _arithmetic() -> list[Case]:
             _binary(f"neg.{name}", fmt, lift(exact.negate, fmt), 1),
             _binary(f"abs.{name}", fmt, lift(lambda a: exact.negate(a) if math.copysign(1.0, a) < 0 else a, fmt), 1),
         ]
-    cases.append(_three_input_max())
+    cases += [_three_input_max(), *_flushed_products()]
     return cases
+
+
+def _flushed_products() -> list[Case]:
+    """Products about the least normal number: which of them does .ftz flush?"""
+
+    def inputs(rng: np.random.Generator) -> Inputs:
+        near = lambda bits: (bits + rng.integers(-4096, 4096, 256)).astype(np.uint32)  # noqa: E731
+        return near(0x00802000), near(0x3F7FF000)
+
+    return [
+        elementwise(
+            f"mul.{rounding}.ftz.f32 about the least normal number",
+            f"mul.{rounding}.ftz.f32 %y, %x0, %x1;",
+            result="b32",
+            operands=["b32"] * 2,
+            inputs=inputs,
+            expected=lift(exact.mul, F32, rounding=rounding, ftz=True),
+            element="f32",
+        )
+        for rounding in ("rn", "rz", "rm", "rp")
+    ]
 
 
 def _three_input_max() -> Case:

@@ -249,17 +249,22 @@ def _without_cvt(case: Case) -> Case:
     return replace(case, ptx=case.ptx.replace("cvt.u32.u32 %n, %x1;", "mov.b32 %n, %x1;"))
 
 
+def _field_operands(position: str, length: str) -> str:
+    return f"cvt.u32.u64 %n, {position}; cvt.u32.u64 %m, {length}; and.b32 %n, %n, 255; and.b32 %m, %m, 255;"
+
+
 def _fields() -> list[Case]:
+    """Position and length are from 0 to 255; chips ignore the higher bits of the 32-bit forms only."""
     cases = []
     for bits in (32, 64):
-        narrow = "" if bits == 32 else "cvt.u32.u64 %n, %x1; cvt.u32.u64 %m, %x2;"
+        narrow = "" if bits == 32 else _field_operands("%x1", "%x2")
         for kind, signed in ((f"s{bits}", True), (f"u{bits}", False)):
             operands_text = "%x1, %x2" if bits == 32 else "%n, %m"
             code = f"{{ .reg .b32 %n, %m; {narrow} bfe.{kind} %y, %x0, {operands_text}; }}"
             cases.append(
                 _case(f"bfe.{kind}", bits, 3, lambda a, b, c, n=bits, s=signed: _bfe(a, b, c, n, s), code=code)
             )
-        narrow = "" if bits == 32 else "cvt.u32.u64 %n, %x2; cvt.u32.u64 %m, %x3;"
+        narrow = "" if bits == 32 else _field_operands("%x2", "%x3")
         operands_text = "%x2, %x3" if bits == 32 else "%n, %m"
         code = f"{{ .reg .b32 %n, %m; {narrow} bfi.b{bits} %y, %x0, %x1, {operands_text}; }}"
         cases.append(_case(f"bfi.b{bits}", bits, 4, lambda a, b, c, d, n=bits: _bfi(a, b, c, d, n), code=code))

@@ -185,8 +185,7 @@ def _control() -> list[Case]:
     table += "".join(f"A{i}:\n  mov.u32 %r9, {i * i + 3};\n  bra AFTER;\n" for i in range(4)) + "AFTER:"
     select = "  setp.lt.s32 %p0, %r0, %r1;\n  @%p0 mov.u32 %r9, %r1;\n  @!%p0 mov.u32 %r9, %r0;"
     mask = (
-        "  mov.u32 %r2, %lanemask_lt;\n  mov.u32 %r3, %laneid;\n  mov.u32 %r4, %warpid;\n  popc.b32 %r5, %r2;\n"
-        "  mad.lo.u32 %r9, %r5, 64, %r3;\n  mad.lo.u32 %r9, %r4, 4096, %r9;"
+        "  mov.u32 %r2, %lanemask_lt;\n  mov.u32 %r3, %laneid;\n  popc.b32 %r5, %r2;\n  mad.lo.u32 %r9, %r5, 64, %r3;"
     )
     return [
         _case("bra divergent loop", loop, lambda a, b: ((a & 15) * b).astype(np.uint32)),
