@@ -37,7 +37,7 @@ def _ld_st(low: Lowering, ins: Instruction, mods: Mods) -> None:
         return _st_bulk(low, ins, mods)
     semantics = SEMANTICS[mods.take(*SEMANTICS, default="weak")]
     space = space_of(mods)
-    scope = SCOPES[mods.take(*SCOPES, default="cta")]
+    scope = SCOPES[mods.take(*SCOPES, default="cta" if semantics != 1 else "sys")]
     take_hints(mods)
     count = {"v2": 2, "v4": 4, "v8": 8}.get(mods.take("v2", "v4", "v8"), 1)
     type_ = mods.type()
@@ -113,7 +113,7 @@ def _st_bulk(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 @handles("fence", "membar")
 def _fence(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """fence m: semantics (2 acquire, 4 release), scope. fence_proxy m: kind (0 async, 1 tensormap, 2 alias), spaces
+    """fence m: semantics (2 acquire, 4 release), scope, 1 for mbarrier_init alone. fence_proxy m: kind (0 async, 1 tensormap, 2 alias), spaces
     (1 global, 2 shared::cta, 4 shared::cluster), semantics of the one-directional form (0 both)."""
     if mods.has("proxy"):
         kind = mods.take_prefix("async") or mods.take("alias") or mods.take_prefix("tensormap")
@@ -128,12 +128,12 @@ def _fence(low: Lowering, ins: Instruction, mods: Mods) -> None:
     if mods.has("mbarrier_init"):
         mods.has("release"), mods.has("cluster")
         mods.finish()
-        return low.emit("fence", "b32", [], [], [4, 1])
+        return low.emit("fence", "b32", [], [], [4, 1, 1])
     semantics = SEMANTICS[mods.take("sc", "acq_rel", "acquire", "release", default="sc")]
     scope = mods.take(*SCOPES, "gl", default="gpu").replace("gl", "gpu")
     mods.take_prefix("sync_restrict")
     mods.finish()
-    low.emit("fence", "b32", [], [], [semantics, SCOPES[scope]])
+    low.emit("fence", "b32", [], [], [semantics, SCOPES[scope], 0])
 
 
 @handles("prefetch", "prefetchu", "createpolicy", "applypriority", "discard")

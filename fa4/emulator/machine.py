@@ -29,12 +29,20 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Checks:
-    """What is verified while a kernel runs; every check can be switched off to measure its cost."""
+    """What is verified while a kernel runs; every check can be switched off to measure its cost.
+
+    letter: tensor memory passes from thread to thread only by tcgen05.wait and tcgen05.fence, as PTX ISA 9.7.16.6 has
+        it. Off by default: known-good kernels rely on the use of a register and on barriers alone.
+    leftovers: a CTA must not end in the middle of an mbarrier's phase, nor before its bulk stores have read their
+        source. Off by default: known-good kernels do.
+    """
 
     bounds: bool = True
     poison: bool = True
     races: bool = True
     tmem: bool = True
+    letter: bool = False
+    leftovers: bool = False
 
 
 @dataclass
@@ -145,6 +153,7 @@ class Machine:
         config.shared_per_sm = (_SHARED_KIB.get(self.chip[:5], 228) + 1) * 1024
         config.check_bounds, config.check_poison = self.checks.bounds, self.checks.poison
         config.check_races, config.check_tmem = self.checks.races, self.checks.tmem
+        config.check_letter, config.check_leftovers = self.checks.letter, self.checks.leftovers
         config.trace, config.limit = self.trace, self.limit
         return config
 

@@ -46,7 +46,7 @@ AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe, const AsyncPt
     }
     WarpClock& clock = x.w.clock;
     op->order = clock.order;
-    op->order.seen.set(clock.slot, clock.epoch);
+    clock.stamp(op->order, x.mask);
     clock.epoch = races_.next_epoch(clock.slot);
     if (pipe) {
         auto found = pipe_slots_.find(pipe);
@@ -69,12 +69,17 @@ Order Engine::completion(const AsyncOp& op, bool reads_only) const {
     Order order;
     if (!races_.enabled) return order;
     order = op.order;
-    order.seen.set(op.slot, op.epoch + (reads_only ? 0 : 1));
+    const uint32_t until = op.epoch + (reads_only ? 0 : 1);
+    order.seen.set(op.slot, until);
+    order.via[kTensorReleased].join(order.via[kTensor]);
+    order.via[kTensorReleased].set(op.slot, until);
     return order;
 }
 
 void Engine::join_completed(Warp& w, const AsyncOp& op, bool reads_only) {
-    if (races_.enabled) races_.acquire(w.clock, completion(op, reads_only));
+    if (!races_.enabled) return;
+    races_.acquire(w.clock, completion(op, reads_only));
+    w.clock.order.via[kTensor].set(op.slot, op.epoch + (reads_only ? 0 : 1));
 }
 
 void Engine::submit(const AsyncPtr& op) {
@@ -158,6 +163,7 @@ void Engine::drain(const Cta& cta) {
 TensorMap Engine::tensor_map(Exec& x, uint64_t address) {
     if (address % 64) fail("Misaligned", "tensor map address " + hex(address) + " is not a multiple of 64");
     const Span s = resolve(x.w, Space::Generic, address, 128, x.first_lane());
+    if (s.space == Space::Global && !s.cta) races_.tensor_map(agent_of(x.w, current_.row), s.address, 128);
     return decode_tensormap(s.data);
 }
 
@@ -220,7 +226,7 @@ void Engine::tma(Exec& x) {
                 }
             });
             op->steps.push_back([this, self, targets, bar_offset, bytes] {
-                for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, completion(*self));
+                for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, *self);
             });
             count_bytes("tma_load", uint64_t(bytes) * targets.size());
         } else {
@@ -319,7 +325,7 @@ void Engine::bulk(Exec& x) {
                 }
             });
             op->steps.push_back([this, self, targets, bar_offset, bytes] {
-                for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, completion(*self));
+                for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, *self);
             });
             count_bytes(from_global ? "bulk_load" : "bulk_shared", uint64_t(bytes) * targets.size());
         }
@@ -396,7 +402,7 @@ void Engine::try_cancel(Exec& x) {
         }
     });
     op->steps.push_back([this, self, targets, bar_offset] {
-        for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, 16, completion(*self));
+        for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, 16, *self);
     });
     submit(op);
 }
@@ -427,7 +433,7 @@ void Engine::st_async(Exec& x) {
             }
             std::memset(to.shadow, Cta::kValid, n * size);
         });
-        op->steps.push_back([this, self, &bar_cta, bar_offset, n, size] { complete_tx(bar_cta, bar_offset, n * size, completion(*self)); });
+        op->steps.push_back([this, self, &bar_cta, bar_offset, n, size] { complete_tx(bar_cta, bar_offset, n * size, *self); });
         submit(op);
     });
 }
@@ -499,7 +505,7 @@ Next Engine::async_copy(Exec& x) {
                         force(*copy);
                         if (races_.enabled) self->order.join(completion(*copy));
                     }
-                    arrive(cta, offset, 1, 0, completion(*self), self->place);
+                    arrive(cta, offset, *self);
                 });
                 submit(op);
             });

@@ -65,6 +65,31 @@ void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& 
     finish_phase(cta, offset, bar);
 }
 
+// The asynchronous arrivals.
+void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op) {
+    races_.barrier_use(agent(op, true), mbarrier(cta, offset).born, op.cta != &cta);
+    complete_tx(cta, offset, bytes, completion(op));
+}
+
+void Engine::arrive(Cta& cta, uint32_t offset, const AsyncOp& op) {
+    races_.barrier_use(agent(op, true), mbarrier(cta, offset).born, op.cta != &cta);
+    arrive(cta, offset, 1, 0, completion(op), op.place);
+}
+
+// A CTA has ended: every phase that was begun should be complete.
+void Engine::check_barriers_left(const Cta& cta) const {
+    for (const auto& [offset, bar] : cta.barriers) {
+        if (bar.pending == int64_t(bar.expected) && bar.tx == 0) continue;
+        SimError error("BarrierMisuse", "CTA " + std::to_string(cta.linear) + " ends in the middle of phase " + std::to_string(bar.phase) +
+                                            " of the mbarrier at " + hex(offset) + ": " + std::to_string(bar.pending) + " of " +
+                                            std::to_string(bar.expected) + " arrivals and " + std::to_string(bar.tx) + " bytes never came");
+        error.place.cta = int32_t(cta.linear);
+        error.others.push_back({"the barrier was initialised", bar.init});
+        error.others.push_back({"its last arrival", bar.last_arrival});
+        throw error;
+    }
+}
+
 Next Engine::mbar_wait(Exec& x) {
     const Instr& in = x.in;
     Fragment& f = x.f;
@@ -75,6 +100,7 @@ Next Engine::mbar_wait(Exec& x) {
         uint32_t offset;
         Cta& cta = shared_cta(x.w, Space(in.m[0]), x.value(0, l) + uint64_t(in.m[1]), offset);
         Mbarrier& bar = mbarrier(cta, offset);
+        races_.barrier_use(agent_of(x.w, current_.row), bar.born, &cta != x.w.cta);
         const uint64_t v = x.value(1, l);
         uint64_t wanted;    // the phase that must be complete
         bool complete;
@@ -87,9 +113,10 @@ Next Engine::mbar_wait(Exec& x) {
         }
         if (complete) {
             result |= 1u << l;
-            if (races_.enabled && in.m[2]) {
+            if (races_.enabled && bar.phase > 0) {
                 const uint64_t done = parity_form ? bar.phase - 1 : wanted;
-                if (bar.phase > 0) races_.acquire(x.w.clock, bar.release[done & 1]);
+                if (in.m[2]) races_.acquire(x.w.clock, bar.release[done & 1]);
+                else races_.acquire_relaxed(x.w.clock, bar.release[done & 1]);
             }
         } else if (!parked) {
             parked = true;
@@ -169,7 +196,7 @@ Next Engine::named_barrier(Exec& x) {
     }
     if (!bar.arrived) bar.first = current_;
     bar.expected = expected;
-    races_.release(x.w.clock, bar.release);
+    races_.release(x.w.clock, bar.release, x.mask);
     // The barrier counts whole warps when they come together.
     const bool whole = x.mask == x.w.alive;
     bar.arrived += whole ? 32 : uint32_t(__builtin_popcount(x.mask));
@@ -213,7 +240,9 @@ Next Engine::cluster_barrier(Exec& x) {
         if (waiting & x.mask) fail("BarrierMisuse", "barrier.cluster.arrive twice without barrier.cluster.wait between");
         w.cluster_arrivals |= x.mask;
         for_lanes(x.mask, [&](int l) { w.cluster_phase[l] = cluster.phase; });
-        if (x.in.m[0]) races_.release(w.clock, cluster.release[cluster.phase & 1]);
+        Order& release = cluster.release[cluster.phase & 1];
+        if (x.in.m[0]) races_.release(w.clock, release, x.mask);
+        else races_.release_relaxed(w.clock, release);
         cluster.arrived += uint32_t(__builtin_popcount(x.mask));
         effect();
         check_cluster_barrier(cluster);
@@ -227,6 +256,7 @@ Next Engine::cluster_barrier(Exec& x) {
     }
     w.cluster_arrivals &= ~uint64_t(x.mask);
     if (x.in.m[0]) races_.acquire(w.clock, cluster.release[mine & 1]);
+    else races_.acquire_relaxed(w.clock, cluster.release[mine & 1]);
     return Next::Advance;
 }
 
@@ -245,7 +275,8 @@ Next Engine::barrier(Exec& x) {
     if (in.op == Op::mbar_test_wait || in.op == Op::mbar_try_wait) return mbar_wait(x);
     Order order;
     const bool arrival = in.op == Op::mbar_arrive || in.op == Op::mbar_arrive_drop;
-    if (arrival && in.m[2]) races_.release(x.w.clock, order);
+    if (arrival && in.m[2]) races_.release(x.w.clock, order, x.mask);
+    if (arrival && !in.m[2]) races_.release_relaxed(x.w.clock, order);
     for_lanes(x.mask, [&](int l) {
         const uint64_t address = x.value(0, l) + uint64_t(in.m[1]);
         uint32_t offset;
@@ -266,8 +297,11 @@ Next Engine::barrier(Exec& x) {
                 bar.expected = uint32_t(v);
                 bar.pending = int64_t(v);
                 bar.init = current_;
-                races_.shared({&x.w.clock.order, x.w.clock.slot, x.w.clock.epoch, x.w.clock.self_from, current_.row, current_.cta,
-                               int16_t(current_.warp), false}, cta, offset, 8, kWrite);
+                Agent agent = agent_of(x.w, current_.row);
+                agent.lane = int8_t(l);
+                x.w.clock.touch(l);
+                races_.shared(agent, cta, offset, 8, kWrite);
+                bar.born = {agent.slot, agent.epoch, agent.row, agent.cta, agent.warp, 0xF, kWrite, agent.lane};
                 cta.barriers[offset] = bar;
                 std::memset(s.shadow, Cta::kValid | Cta::kBarrier, 8);
                 effect();
@@ -291,6 +325,7 @@ Next Engine::barrier(Exec& x) {
             case Op::mbar_complete_tx: complete_tx(cta, offset, int64_t(v), order); break;
             default: {
                 const Mbarrier& bar = mbarrier(cta, offset);
+                races_.barrier_use(agent_of(x.w, current_.row), bar.born, &cta != x.w.cta);
                 const uint64_t token = bar.phase << 32 | uint32_t(bar.pending);
                 const bool expect = in.m[4] == 1;
                 if (!(x.valid(1) >> l & 1) && config_.check_poison) fail("UninitializedRead", "the arrival count was never given a value");

@@ -146,6 +146,8 @@ PYBIND11_MODULE(_core, m) {
         .def_readwrite("check_poison", &Config::check_poison)
         .def_readwrite("check_races", &Config::check_races)
         .def_readwrite("check_tmem", &Config::check_tmem)
+        .def_readwrite("check_letter", &Config::check_letter)
+        .def_readwrite("check_leftovers", &Config::check_leftovers)
         .def_readwrite("trace", &Config::trace)
         .def_readwrite("limit", &Config::limit);
     m.def("run", &run);

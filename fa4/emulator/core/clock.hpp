@@ -25,26 +25,77 @@ struct Clock {
     }
 };
 
-// Two orders travel together: `seen` is plain happens-before; `proxied` holds the generic-proxy accesses that a
-// proxy fence has made visible to the async proxy, for global [0] and shared [1] memory.
+// Orders that travel beside plain happens-before: accesses that a fence has made visible to somebody who does not see
+// every access that happened before.
+enum Via : uint8_t {
+    kAsyncGlobal, kAsyncShared,     // generic accesses to global and shared memory -> async proxy
+    kBarrierInit,                   // mbarrier.init -> other CTAs and the async proxy
+    kMapReleased,                   // generic accesses to tensor maps, released to the tensormap proxy
+    kTensorReleased,                // tcgen05 operations handed over by a commit or tcgen05.fence::before_thread_sync
+    kCarried,                       // those above pass from thread to thread, those below take effect where their fence is
+    kMap = kCarried, kTensor, kVias
+};
+
+// Some lanes of a warp have published more than the warp as a whole.
+struct Partial { uint32_t slot, epoch, lanes; };
+
 struct Order {
     Clock seen;
-    Clock proxied[2];
+    Clock via[kVias];
+    std::vector<Partial> partial;
 
     void join(const Order& other) {
         seen.join(other.seen);
-        for (int i = 0; i < 2; ++i) proxied[i].join(other.proxied[i]);
+        for (int i = 0; i < kCarried; ++i) via[i].join(other.via[i]);
+        for (const Partial& p : other.partial) add(p);
+    }
+    void add(const Partial& added) {
+        for (Partial& p : partial)
+            if (p.slot == added.slot) {
+                p.epoch = std::max(p.epoch, added.epoch);
+                p.lanes |= added.lanes;
+                return;
+            }
+        partial.push_back(added);
     }
     void clear() { *this = Order(); }
 };
 
-// The clock state of one warp.
+// Reach of a release or an acquire: threads of the CTA, of the cluster, of the chip.
+constexpr int kScopes = 3;
+
+// The clock state of one warp. What a lane acquires, its whole warp has; what it releases is its own, and of the other
+// lanes what they did before the warp last synchronised.
 struct WarpClock {
-    Order order;            // what its next operation is ordered after
-    Order observed;         // relaxed reads: made effective by an acquire fence
-    Order fenced;           // published by a release fence: carried by later relaxed writes
+    Order order;                // what its next operation is ordered after
+    Order observed[kScopes];    // relaxed reads, by their reach: made effective by an acquire fence
+    Order fenced[kScopes];      // published by a release fence of this reach: carried by later relaxed writes
+    uint32_t domain[kScopes] = {};      // numbers of its CTA and cluster, and 0
     uint32_t slot = 0, epoch = 1, self_from = 1;
+    uint32_t synced = 0;                // epoch up to which the lanes see each other's accesses
+    uint32_t last[32] = {};             // epoch of each lane's last access
+    uint32_t unsynced = 0;              // lanes that may have accesses since
     bool has_fenced = false, has_observed = false;
+
+    void touch(int lane) {
+        last[lane] = epoch;
+        unsynced |= 1u << lane;
+    }
+    // May `lanes` publish for all of the warp?
+    bool whole(uint32_t lanes) const {
+        for (uint32_t others = unsynced & ~lanes; others; others &= others - 1)
+            if (last[__builtin_ctz(others)] > synced) return false;
+        return true;
+    }
+    // Enters the warp's accesses so far, as `lanes` may publish them.
+    void stamp(Order& to, uint32_t lanes) const {
+        if (whole(lanes)) {
+            to.seen.set(slot, epoch);
+        } else {
+            to.seen.set(slot, synced);
+            to.add({slot, epoch, lanes});
+        }
+    }
 };
 
 enum AccessKind : uint8_t { kWrite = 1, kAsync = 2, kAtomic = 4 };
@@ -55,6 +106,7 @@ struct Access {
     int16_t warp = -1;
     uint16_t bytes = 0;             // which bytes of the cell
     uint8_t kind = 0;
+    int8_t lane = -1;               // -1: the whole warp, or an asynchronous operation
 };
 
 // The last accesses of a few bytes. Two writes, because a word's neighbours may come from somebody else.

@@ -34,6 +34,7 @@ bool polls(Wait w) { return w == Wait::Poll || w == Wait::TmemAlloc || w == Wait
 
 Engine::Engine(const Program& program, const Config& config) : program_(program), config_(config), random_(config.seed * 0x9E3779B97F4A7C15ull + 1) {
     races_.enabled = config.check_races;
+    races_.by_letter = config.check_letter;
     for (uint32_t i = 0; i < config.sms; ++i) {
         sms_.push_back(std::make_unique<Sm>());
         sms_.back()->id = i;
@@ -74,6 +75,8 @@ void Engine::start_warp(Warp& w) {
     w.alive = w.lanes;
     races_.start(w.clock);
     Cluster& cluster = *cta.cluster;
+    w.clock.domain[0] = cta.linear;
+    w.clock.domain[1] = cluster.ctas.front()->linear;
     for (const PresetRegister& p : program_.presets) {
         w.valid[size_t(p.where.id)] = ~0u;
         for (uint32_t l = 0; l < 32; ++l) {
@@ -208,6 +211,8 @@ void Engine::retire(Cta& cta) {
     if (--cluster.alive_ctas) return;
     drain(cta);
     for (auto& c : cluster.ctas) {
+        races_.end_of_shared(*c, config_.check_leftovers);
+        if (config_.check_leftovers) check_barriers_left(*c);
         c->sm->shared_used -= uint32_t(c->shared.size());
         c->sm->threads_used -= uint32_t(c->warps.size()) * 32;
         --c->sm->ctas;

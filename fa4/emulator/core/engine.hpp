@@ -31,6 +31,7 @@ struct Config {
     uint64_t seed = 0;
     Schedule schedule = Schedule::RoundRobin;
     bool check_bounds = true, check_poison = true, check_races = true, check_tmem = true;
+    bool check_letter = false, check_leftovers = false;
     bool trace = false;
     uint64_t limit = 0;             // warp instructions, 0 for no limit
 };
@@ -199,6 +200,9 @@ private:
     void arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, const Order& from, const Place& who,
                 bool drop = false);
     void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from);
+    void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op);
+    void arrive(Cta& cta, uint32_t offset, const AsyncOp& op);
+    void check_barriers_left(const Cta& cta) const;
     void finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar);
     Next mbar_wait(Exec& x);
     Next named_barrier(Exec& x);

@@ -31,15 +31,17 @@ void Engine::settle_load(Warp& w, int32_t id) {
             continue;
         }
         force(*op);
-        join_completed(w, *op);
         for (int32_t r : op->registers) w.in_flight[size_t(r)] = 0;
-        --w.pending_loads;
+        if (!op->registers.empty()) --w.pending_loads;
+        op->registers.clear();
+        if (id >= 0 && config_.check_letter) continue;     // orders nothing but the use, says the letter
+        join_completed(w, *op);
         ops.erase(ops.begin() + long(i));
     }
 }
 
 // Registers of a tcgen05.ld in flight: a use waits for that load (ISA 9.7.16.6.4.5, register dependencies), which has then
-// read its cells; id -1 means all of the warp's loads. Registers of a wgmma in flight must not be touched.
+// read its cells; id -1, a wait, means all of the warp's loads. Registers of a wgmma in flight must not be touched.
 void Engine::settle_registers(Warp& w, const Instr& in) {
     const Operand* ops = program_.operands.data() + in.first;
     for (uint32_t i = 0; i < in.count; ++i) {
@@ -73,6 +75,10 @@ void Engine::exit_lanes(Warp& w, uint32_t mask) {
     w.cluster_arrivals &= ~uint64_t(mask);
     effect();
     if (!w.alive) {
+        if (races_.enabled) {
+            cta.last.join(w.clock.order);
+            cta.last.seen.set(w.clock.slot, w.clock.epoch);
+        }
         --cta.alive_warps;
         check_named_barriers(cta);
     }
@@ -258,7 +264,9 @@ Next Engine::dispatch(Exec& x) {
         }
         case Op::trap: fail("IllegalInstruction", "the kernel executed a trap");
         case Op::nop: return Next::Advance;
-        case Op::warpsync: return Next::Advance;
+        case Op::warpsync:
+            races_.sync_lanes(x.w.clock);
+            return Next::Advance;
         default: fail("UnknownInstruction", "this instruction is not modelled");
     }
 }

@@ -68,7 +68,7 @@ uint64_t apply_atomic(Type type, int op, uint64_t old, uint64_t a, uint64_t b) {
 }
 
 Agent agent_of(const Warp& w, int32_t row) {
-    return {&w.clock.order, w.clock.slot, w.clock.epoch, w.clock.self_from, row, int32_t(w.cta->linear), int16_t(w.index), false};
+    return {&w.clock.order, w.clock.slot, w.clock.epoch, w.clock.self_from, row, int32_t(w.cta->linear), int16_t(w.index), false, -1, w.clock.synced};
 }
 
 uint8_t* Engine::global_span(uint64_t address, uint32_t bytes) const {
@@ -196,10 +196,11 @@ void Engine::load(Exec& x) {
         if (s.cta) shared_bytes += bytes;
         else if (s.space == Space::Global) global_bytes += bytes;
         if (races_.enabled) {
-            agent.self_from = x.w.clock.self_from;
+            agent.lane = int8_t(l);
+            x.w.clock.touch(l);
             if (s.cta) races_.shared(agent, *s.cta, s.offset, bytes, semantics ? kAtomic : 0);
             else if (s.space == Space::Global) races_.global(agent, s.address, bytes, semantics ? kAtomic : 0);
-            if (semantics) races_.flag_read(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics);
+            if (semantics) races_.flag_read(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics, int(in.m[4]));
         }
         for (uint32_t i = 0; i < n; ++i) {
             if (!x.has_dst(i)) continue;
@@ -235,7 +236,7 @@ void Engine::store(Exec& x) {
     const uint32_t n = uint32_t(in.m[1]), size = element_bytes(in.type), bytes = n * size;
     address_check(x, 0);
     const int semantics = int(in.m[3]);
-    const Agent agent = agent_of(x.w, current_.row);
+    Agent agent = agent_of(x.w, current_.row);
     uint64_t shared_bytes = 0, global_bytes = 0;
     bool changed = false;
     for_lanes(x.mask, [&](int l) {
@@ -248,6 +249,8 @@ void Engine::store(Exec& x) {
         else if (s.space == Space::Param) fail("OutOfBounds", "a store to a kernel parameter");
         if (races_.enabled) {
             const uint8_t kind = uint8_t(kWrite | (semantics ? kAtomic : 0));
+            agent.lane = int8_t(l);
+            x.w.clock.touch(l);
             if (s.cta) races_.shared(agent, *s.cta, s.offset, bytes, kind);
             else if (s.space == Space::Global) races_.global(agent, s.address, bytes, kind);
         }
@@ -271,7 +274,8 @@ void Engine::store(Exec& x) {
     if (semantics && races_.enabled)
         for_lanes(x.mask, [&](int l) {
             const Span s = resolve(x.w, Space(in.m[0]), x.value(0, l) + uint64_t(in.m[2]), bytes, l);
-            races_.flag_write(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics);
+            races_.flag_write(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics,
+                              int(in.m[4]), 1u << l);
         });
     if (shared_bytes) counters.bytes["shared_store"] += shared_bytes;
     if (global_bytes) counters.bytes["global_store"] += global_bytes;
@@ -293,11 +297,13 @@ void Engine::atomic(Exec& x) {
         shared_write_check(s, n * size);
         const uint64_t key = s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address;
         if (races_.enabled) {
-            const Agent agent = agent_of(x.w, current_.row);
+            Agent agent = agent_of(x.w, current_.row);
+            agent.lane = int8_t(l);
+            x.w.clock.touch(l);
             if (s.cta) races_.shared(agent, *s.cta, s.offset, n * size, kWrite | kAtomic);
             else if (s.space == Space::Global) races_.global(agent, s.address, n * size, kWrite | kAtomic);
-            if (in.op == Op::atom) races_.flag_read(x.w.clock, key, semantics);
-            races_.flag_write(x.w.clock, key, semantics);
+            if (in.op == Op::atom) races_.flag_read(x.w.clock, key, semantics, int(in.m[4]));
+            races_.flag_write(x.w.clock, key, semantics, int(in.m[4]), 1u << l);
         }
         for (uint32_t i = 0; i < n; ++i) {
             bool defined = true;
@@ -399,10 +405,12 @@ Next Engine::memory(Exec& x) {
         case Op::st: store(x); break;
         case Op::atom: case Op::red: atomic(x); break;
         case Op::fence:
-            races_.fence(x.w.clock, int(x.in.m[0]));
+            if (x.in.m[2]) races_.barrier_init_fence(x.w.clock);
+            else races_.fence(x.w.clock, int(x.in.m[0]), int(x.in.m[1]), x.mask);
             break;
         case Op::fence_proxy:
             if (x.in.m[0] == 0) races_.proxy_fence(x.w.clock, int(x.in.m[1]));
+            if (x.in.m[0] == 1) races_.tensormap_fence(x.w.clock, int(x.in.m[2]));
             break;
         case Op::prefetch: case Op::nop: break;
         case Op::createpolicy:

@@ -8,12 +8,25 @@ namespace {
 constexpr size_t kIdleSlots = 64;   // slots rest a while before another agent takes them
 const char* const kSpaces[] = {"global memory", "shared memory", "tensor memory"};
 
-bool ordered(const Access& prior, const Agent& agent) {
-    if (prior.slot == agent.slot && prior.epoch >= agent.self_from && prior.epoch <= agent.epoch) return true;
-    return prior.epoch <= agent.order->seen[prior.slot];
+bool seen(const Access& prior, const Order& order) {
+    if (prior.epoch <= order.seen[prior.slot]) return true;
+    for (const Partial& p : order.partial)
+        if (p.slot == prior.slot && prior.epoch <= p.epoch && (prior.lane < 0 || p.lanes >> prior.lane & 1)) return true;
+    return false;
 }
 
 }  // namespace
+
+bool Races::ordered(const Access& prior, const Agent& agent, int space) const {
+    if (prior.slot == agent.slot && prior.epoch >= agent.self_from && prior.epoch <= agent.epoch) {
+        // Of the same warp: in program order, or done before the lanes last synchronised.
+        if (prior.lane < 0 || agent.lane < 0 || prior.lane == agent.lane || prior.epoch <= agent.synced || prior.row == agent.row)
+            return true;
+    }
+    if (space == 2 && (by_letter || prior.epoch <= agent.order->via[kTensor][prior.slot]))
+        return prior.epoch <= agent.order->via[kTensor][prior.slot];
+    return seen(prior, *agent.order);
+}
 
 uint32_t Races::take_slot() {
     if (free_.size() > kIdleSlots) {
@@ -31,76 +44,168 @@ void Races::start(WarpClock& clock) {
     clock.epoch = clock.self_from = next_epoch(clock.slot);
 }
 
-void Races::release(WarpClock& clock, Order& to) {
+void Races::release(WarpClock& clock, Order& to, uint32_t lanes) {
     if (!enabled) return;
     to.join(clock.order);
-    to.seen.set(clock.slot, clock.epoch);
+    clock.stamp(to, lanes);
     clock.epoch = next_epoch(clock.slot);
 }
 
 void Races::acquire(WarpClock& clock, const Order& from) {
-    if (enabled) clock.order.join(from);
+    if (!enabled) return;
+    clock.order.join(from);
+    clock.synced = std::max(clock.synced, clock.order.seen[clock.slot]);
+}
+
+void Races::release_relaxed(WarpClock& clock, Order& to) {
+    if (!enabled) return;
+    for (const Via via : {kBarrierInit, kTensorReleased}) to.via[via].join(clock.order.via[via]);
+    if (clock.has_fenced) to.join(clock.fenced[0]);
+}
+
+void Races::acquire_relaxed(WarpClock& clock, const Order& from) {
+    if (!enabled) return;
+    for (const Via via : {kBarrierInit, kTensorReleased}) clock.order.via[via].join(from.via[via]);
+    clock.observed[0].join(from);
+    clock.has_observed = true;
+}
+
+void Races::sync_lanes(WarpClock& clock) {
+    if (!enabled) return;
+    clock.synced = clock.epoch;
+    clock.unsynced = 0;
+    clock.epoch = next_epoch(clock.slot);
 }
 
 void Races::proxy_fence(WarpClock& clock, int spaces) {
     if (!enabled) return;
-    for (int i = 0; i < 2; ++i) {
-        if (!(spaces & (i ? 6 : 1))) continue;
-        clock.order.proxied[i].join(clock.order.seen);
-        clock.order.proxied[i].set(clock.slot, clock.epoch);
+    for (const Via via : {kAsyncGlobal, kAsyncShared, kBarrierInit}) {
+        if (!(spaces & (via == kAsyncGlobal ? 1 : 6))) continue;
+        clock.order.via[via].join(clock.order.seen);
+        clock.order.via[via].set(clock.slot, clock.epoch);
     }
     clock.epoch = next_epoch(clock.slot);
 }
 
-void Races::fence(WarpClock& clock, int semantics) {
+void Races::barrier_init_fence(WarpClock& clock) {
     if (!enabled) return;
-    if (semantics & 2 && clock.has_observed) clock.order.join(clock.observed);
+    clock.order.via[kBarrierInit].set(clock.slot, clock.epoch);
+    clock.epoch = next_epoch(clock.slot);
+}
+
+void Races::tensormap_fence(WarpClock& clock, int semantics) {
+    if (!enabled) return;
     if (semantics & 4) {
-        clock.has_fenced = true;
-        release(clock, clock.fenced);
+        clock.order.via[kMapReleased].join(clock.order.seen);
+        clock.order.via[kMapReleased].set(clock.slot, clock.epoch);
+        clock.epoch = next_epoch(clock.slot);
+    }
+    if (semantics & 2) clock.order.via[kMap].join(clock.order.via[kMapReleased]);
+}
+
+void Races::tensor_fence(WarpClock& clock, bool after) {
+    if (!enabled) return;
+    if (after) clock.order.via[kTensor].join(clock.order.via[kTensorReleased]);
+    else clock.order.via[kTensorReleased].join(clock.order.via[kTensor]);
+}
+
+void Races::fence(WarpClock& clock, int semantics, int scope, uint32_t lanes) {
+    if (!enabled) return;
+    for (int reach = 0; reach < kScopes && reach <= scope; ++reach) {
+        if (semantics & 2 && clock.has_observed) acquire(clock, clock.observed[reach]);
+        if (semantics & 4) {
+            clock.has_fenced = true;
+            clock.fenced[reach].join(clock.order);
+            clock.stamp(clock.fenced[reach], lanes);
+        }
+    }
+    clock.epoch = next_epoch(clock.slot);
+}
+
+void Races::flag_write(WarpClock& clock, uint64_t key, int semantics, int scope, uint32_t lanes) {
+    if (!enabled || !(semantics & 4 || clock.has_fenced)) return;
+    for (int reach = 0; reach < kScopes && reach <= scope; ++reach) {
+        Order& flag = flags_[{key, reach, clock.domain[reach]}];
+        if (semantics & 4) {
+            flag.join(clock.order);
+            clock.stamp(flag, lanes);
+        } else {
+            flag.join(clock.fenced[reach]);
+        }
+    }
+    clock.epoch = next_epoch(clock.slot);
+}
+
+void Races::flag_read(WarpClock& clock, uint64_t key, int semantics, int scope) {
+    if (!enabled) return;
+    for (int reach = 0; reach < kScopes && reach <= scope; ++reach) {
+        const auto found = flags_.find({key, reach, clock.domain[reach]});
+        if (found == flags_.end()) continue;
+        if (semantics & 2) acquire(clock, found->second);
+        else clock.observed[reach].join(found->second), clock.has_observed = true;
     }
 }
 
-void Races::flag_write(WarpClock& clock, uint64_t key, int semantics) {
-    if (!enabled) return;
-    if (semantics & 4) release(clock, flags_[key]);
-    else if (clock.has_fenced) flags_[key].join(clock.fenced);
-}
-
-void Races::flag_read(WarpClock& clock, uint64_t key, int semantics) {
-    if (!enabled) return;
-    const auto found = flags_.find(key);
-    if (found == flags_.end()) return;
-    if (semantics & 2) clock.order.join(found->second);
-    else clock.observed.join(found->second), clock.has_observed = true;
-}
-
-void Races::report(const Access& prior, const Agent& agent, uint8_t kind, int space, bool proxy) {
+void Races::report(const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing) const {
     const auto name = [](uint8_t k) {
         return std::string(k & kAsync ? "asynchronous " : "") + (k & kAtomic ? "atomic " : "") + (k & kWrite ? "write" : "read");
     };
     std::string text = std::string("data race in ") + kSpaces[space] + ": " + name(kind) + " against an earlier " + name(prior.kind);
-    text += proxy ? "; needs fence.proxy.async between the generic write and the asynchronous access"
-                  : "; no synchronisation orders the two";
-    SimError error("DataRace", text);
-    error.place = {agent.row, agent.cta, agent.warp, 0};
-    error.others.push_back({"the other access (" + name(prior.kind) + ")", {prior.row, prior.cta, prior.warp, 0}});
+    SimError error("DataRace", text + "; " + missing);
+    error.place = {agent.row, agent.cta, agent.warp, agent.lane < 0 ? 0 : 1u << agent.lane};
+    error.others.push_back({"the other access (" + name(prior.kind) + ")",
+                            {prior.row, prior.cta, prior.warp, prior.lane < 0 ? 0 : 1u << prior.lane}});
     throw error;
 }
 
 void Races::compare(const Access& prior, const Agent& agent, uint16_t bytes, uint8_t kind, int space) {
     if (!prior.epoch || !(prior.bytes & bytes) || !((prior.kind | kind) & kWrite)) return;
     if (prior.kind & kind & kAtomic) return;
-    if (!ordered(prior, agent)) report(prior, agent, kind, space, false);
+    if (!ordered(prior, agent, space)) {
+        const char* missing = "no synchronisation orders the two";
+        if (prior.slot == agent.slot) missing = "needs bar.warp.sync between the lanes";
+        else if (space == 2 && seen(prior, *agent.order)) missing = "needs tcgen05.wait or tcgen05.fence beside the synchronisation";
+        report(prior, agent, kind, space, missing);
+    }
     // Writing by the generic proxy, then touching by the async proxy: visible only through a proxy fence.
-    if (space < 2 && agent.async && !(prior.kind & kAsync) && (prior.kind & kWrite) &&
-        prior.epoch > agent.order->proxied[space][prior.slot])
-        report(prior, agent, kind, space, true);
+    if (space < 2 && agent.async && !(prior.kind & kAsync) && (prior.kind & kWrite) && prior.epoch > agent.order->via[space][prior.slot])
+        report(prior, agent, kind, space, "needs fence.proxy.async between the generic write and the asynchronous access");
+}
+
+void Races::tensor_map(const Agent& agent, uint64_t address, uint32_t bytes) {
+    if (!enabled) return;
+    Agent reader = agent;
+    reader.async = false;
+    global(reader, address, bytes, 0);
+    for (uint64_t at = address; at < address + bytes; at += kGlobalCell)
+        for (const Access& write : pages_[at / kPage][at % kPage / kGlobalCell].writes)
+            if (write.epoch > agent.order->via[kMap][write.slot])
+                report(write, agent, 0, 0, "needs fence.proxy.tensormap::generic between the write and the use of the tensor map");
+}
+
+void Races::barrier_use(const Agent& agent, const Access& init, bool remote) {
+    if (!enabled || init.epoch <= agent.order->via[kBarrierInit][init.slot]) return;
+    if (!ordered(init, agent, 1)) report(init, agent, kWrite, 1, "no synchronisation orders the two");
+    if (remote || agent.async)
+        report(init, agent, kWrite, 1, "needs fence.mbarrier_init or fence.proxy.async after mbarrier.init");
+}
+
+void Races::end_of_shared(const Cta& cta, bool sources) const {
+    if (!enabled) return;
+    const Agent end{&cta.last, ~0u, 0, 1, -1, int32_t(cta.linear), -1, false};
+    for (const Cell<4>& cell : cta.races.cells) {
+        const auto check = [&](const Access& prior) {
+            const bool source = (prior.kind & (kAsync | kWrite)) == kAsync;
+            if (prior.epoch && (sources || !source) && !seen(prior, cta.last)) report(prior, end, kWrite, 1, "nothing orders it before the end of the CTA");
+        };
+        for (const Access& write : cell.writes) check(write);
+        for (const Access& read : cell.reads) check(read);
+    }
 }
 
 template <class C>
 void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, int space) {
-    const Access now{agent.slot, agent.epoch, agent.row, agent.cta, agent.warp, bytes, kind};
+    const Access now{agent.slot, agent.epoch, agent.row, agent.cta, agent.warp, bytes, kind, agent.lane};
     for (const Access& write : cell.writes) compare(write, agent, bytes, kind, space);
     if (kind & kWrite) {
         for (Access& read : cell.reads) {
@@ -114,7 +219,7 @@ void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, int
     }
     // A read replaces an earlier one that it is ordered after; the last slot takes the rest.
     for (Access& read : cell.reads) {
-        if (!read.epoch || (ordered(read, agent) && !(read.bytes & ~bytes))) {
+        if (!read.epoch || (ordered(read, agent, space) && !(read.bytes & ~bytes))) {
             read = now;
             return;
         }

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <string>
+#include <tuple>
 
 #include "clock.hpp"
 #include "footprint.hpp"
@@ -23,30 +25,47 @@ struct Agent {
     uint32_t slot, epoch, self_from;
     int32_t row, cta;
     int16_t warp;
-    bool async;     // async proxy
+    bool async;         // async proxy
+    int8_t lane = -1;   // of a generic access
+    uint32_t synced = ~0u;      // epoch up to which the warp's other lanes are ordered before
 };
 
 class Races {
 public:
     bool enabled = false;
+    bool by_letter = false;     // tensor memory is handed over by wait and fence only, as ISA 9.7.16.6 says
 
     uint32_t take_slot();
     void give_slot(uint32_t slot) { free_.push_back(slot); }
     uint32_t next_epoch(uint32_t slot) { return ++epochs_[slot]; }
 
     void start(WarpClock& clock);
-    // Publishes the warp's accesses so far into `to`, and starts a new epoch.
-    void release(WarpClock& clock, Order& to);
+    // Publishes the accesses of `lanes` so far into `to`, and starts a new epoch.
+    void release(WarpClock& clock, Order& to, uint32_t lanes);
     void acquire(WarpClock& clock, const Order& from);
+    // By relaxed operations on a barrier: what the fences before, or after, them order.
+    void release_relaxed(WarpClock& clock, Order& to);
+    void acquire_relaxed(WarpClock& clock, const Order& from);
+    void sync_lanes(WarpClock& clock);
     void proxy_fence(WarpClock& clock, int spaces);
-    void fence(WarpClock& clock, int semantics);
+    void barrier_init_fence(WarpClock& clock);
+    void tensormap_fence(WarpClock& clock, int semantics);
+    void tensor_fence(WarpClock& clock, bool after);
+    void fence(WarpClock& clock, int semantics, int scope, uint32_t lanes);
     // Strong accesses to a location that carries a flag.
-    void flag_write(WarpClock& clock, uint64_t key, int semantics);
-    void flag_read(WarpClock& clock, uint64_t key, int semantics);
+    void flag_write(WarpClock& clock, uint64_t key, int semantics, int scope, uint32_t lanes);
+    void flag_read(WarpClock& clock, uint64_t key, int semantics, int scope);
 
     void global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t kind);
     void shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind);
     void tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind);
+    // The tensormap proxy reads a tensor map in global memory.
+    void tensor_map(const Agent& agent, uint64_t address, uint32_t bytes);
+    // A barrier's first use by somebody: its init must be visible to them.
+    void barrier_use(const Agent& agent, const Access& init, bool remote);
+    // Shared memory ends with its CTA: all that touched it must be ordered before the exit of the last warp. `sources`:
+    // also what the async proxy reads there (known-good kernels end without waiting for their last bulk store).
+    void end_of_shared(const Cta& cta, bool sources) const;
 
     // A barrier object or allocation starts afresh.
     void forget_shared(Cta& cta, uint32_t offset, uint32_t bytes);
@@ -55,13 +74,14 @@ private:
     template <class C>
     void touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, int space);
     void compare(const Access& prior, const Agent& agent, uint16_t bytes, uint8_t kind, int space);
-    [[noreturn]] void report(const Access& prior, const Agent& agent, uint8_t kind, int space, bool proxy);
+    bool ordered(const Access& prior, const Agent& agent, int space) const;
+    [[noreturn]] void report(const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing) const;
 
     static constexpr uint32_t kPage = 1024, kGlobalCell = 16;
     std::vector<uint32_t> epochs_;
     std::deque<uint32_t> free_;
     std::unordered_map<uint64_t, std::vector<Cell<2>>> pages_;
-    std::unordered_map<uint64_t, Order> flags_;
+    std::map<std::tuple<uint64_t, int, uint32_t>, Order> flags_;     // by location, reach and domain
 };
 
 }  // namespace fa4

@@ -71,6 +71,7 @@ struct Mbarrier {
     int64_t tx = 0;
     uint64_t phase = 0;         // completed phases
     Place init;
+    Access born;                // the init as an access
     Place last_arrival;
     Order release[2];           // what the arrivals of the even and odd phases carry
 };
@@ -150,6 +151,7 @@ struct Cta {
     uint32_t tmem_request = 0;          // columns of a collective tcgen05.alloc that waits for the peer CTA
     int32_t tmem_granted = -1;          // its first column, once the peer has come
     CtaShadow races;
+    Order last;                 // what its warps had seen and done when they ended
     uint32_t pool_registers = 0;        // setmaxnreg pool, registers
 
     static constexpr uint8_t kValid = 1, kBarrier = 2;

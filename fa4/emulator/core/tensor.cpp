@@ -114,6 +114,10 @@ void Engine::tmem_dealloc(Exec& x) {
     const auto found = cta.tmem_allocations.find(column);
     if (found == cta.tmem_allocations.end() || found->second != columns)
         fail("TmemMisuse", "tcgen05.dealloc of columns " + std::to_string(column) + "+" + std::to_string(columns) + ", which is no allocation of this CTA");
+    if (races_.enabled) {       // all uses must be over
+        drain(cta);
+        races_.tmem(agent_of(x.w, current_.row), *cta.sm, {0, kTmemLanes, uint16_t(column), uint16_t(columns), 0, true}, kWrite);
+    }
     cta.tmem_allocations.erase(found);
     for (uint32_t c = column; c < column + columns; ++c) cta.sm->tmem_taken[c] = false;
     effect();
@@ -149,7 +153,7 @@ void Engine::tmem_ld_st(Exec& x) {
             w.in_flight[size_t(o.id)] = 1;
             w.valid[size_t(o.id)] = 0;
         }
-        ++w.pending_loads;
+        if (!op->registers.empty()) ++w.pending_loads;
         op->steps.push_back([this, self, &w, access, regs, rects] {
             Sm& sm = *w.cta->sm;
             bool all = true;
@@ -301,7 +305,7 @@ void Engine::umma_commit(Exec& x) {
         AsyncPtr op = make_op(x, "tcgen05.commit", pipe_key(x.w, l));
         AsyncOp* self = op.get();
         op->steps.push_back([this, self, targets, offset] {
-            for (Cta* cta : targets) arrive(*cta, offset, 1, 0, completion(*self), self->place);
+            for (Cta* cta : targets) arrive(*cta, offset, *self);
         });
         submit(op);
     });
@@ -449,7 +453,7 @@ Next Engine::wgmma(Exec& x) {
         slot->accumulate = x.pred(na + 1) & 1;
     } else {
         if (slot->row != current_.row) fail("DivergentAligned", "the warps of a warpgroup execute different wgmma instructions");
-        if (races_.enabled) races_.release(w.clock, slot->op->order);
+        if (races_.enabled) races_.release(w.clock, slot->op->order, x.mask);
     }
     for (uint32_t i = 0; i < na + 2; ++i)
         if (!a_in_registers || i >= na)
@@ -540,7 +544,7 @@ Next Engine::tensor(Exec& x) {
             x.w.tmem_ops[1].clear();
             break;
         }
-        case Op::tmem_fence: break;
+        case Op::tmem_fence: races_.tensor_fence(x.w.clock, x.in.m[0]); break;
         case Op::tmem_cp: case Op::tmem_shift: tmem_copy_shift(x); break;
         case Op::umma: umma(x); break;
         case Op::umma_commit: umma_commit(x); break;
