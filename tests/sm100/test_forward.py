@@ -100,13 +100,15 @@ def test_schedules_and_thresholds_agree(seed):
     rows = (
         persistent,
         replace(persistent, schedule=Schedule.SINGLE),
+        replace(persistent, schedule=Schedule.DYNAMIC),
         replace(persistent, rescale_threshold=0.0),
         replace(persistent, sawtooth=True),
     )
     results = [run(problem, seed, "random", row) for row in rows]
     for out, lse in results:
         cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
-    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    for out, lse in results[1:3]:
+        assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1])
 
 
 def test_polynomial_share_is_as_accurate_as_the_special_function_unit(seed):
@@ -150,3 +152,19 @@ def test_every_head_dim_fits_the_chip(number):
         cfg = plan.configure(spec, chip)
         assert cfg.kv_stages >= 2
         assert smem_map(cfg, channels(cfg)).nbytes <= chip.smem_per_block
+
+
+@pytest.mark.parametrize(
+    "changes, complaint",
+    [
+        (dict(head_dim_v=64), "head_dim_v = 128"),
+        (dict(varlen=True), "dense sequences"),
+        (dict(schedule=Schedule.DYNAMIC), "not the dynamic one"),
+    ],
+)
+def test_a_pair_refuses(changes, complaint):
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1)
+    pair = plan.configure(spec, device.chip_by_number(100))
+    assert pair.ctas == 2
+    with pytest.raises(ValueError, match=complaint):
+        replace(pair, **changes)

@@ -57,8 +57,8 @@ def channels(cfg: Config) -> ChannelTable:
         return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas)
 
     rows = (
-        # With O staged over Q, a Q tile's place is free again when its O has been stored.
-        shared("load_mma_Q", "load", "mma", By.TMA, None if cfg.o_over_q else By.UMMA, Q_TILES, Carries.ASYNC_SMEM),
+        # Free again when `mma_load_Q` says so for both, or `epilogue_load_Q` for each.
+        shared("load_mma_Q", "load", "mma", By.TMA, None, Q_TILES, Carries.ASYNC_SMEM),
         shared("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
         # V's last block, held back until the load warp has put zeros after the sequence's end.
         Channel("load_load_Vtail", "load", "load", By.TMA, None, 1, Carries.ASYNC_SMEM),
@@ -77,8 +77,10 @@ def channels(cfg: Config) -> ChannelTable:
         # Softmax twice: both of its teams read the index.
         readers = ("softmax", "softmax", "correction", "mma", "load", "epilogue", "schedule")
         rows += (Channel("schedule_all_index", "schedule", readers, By.TMA, By.WARP, 1, Carries.ASYNC_SMEM),)
-    if cfg.o_over_q:
+    if cfg.o_over_q:  # a Q tile's place is free when the O staged there has been stored
         rows += (Channel("epilogue_load_Q", "epilogue", "load", By.WARP, None, Q_TILES, Carries.ASYNC_SMEM),)
+    else:
+        rows += (shared("mma_load_Q", "mma", "load", By.UMMA, None, 1, Carries.ASYNC_SMEM),)
     return ChannelTable(rows, ROLES)
 
 
@@ -152,6 +154,9 @@ def kernel(args: Tensors, cfg: cutlass.Constexpr[Config]):
             init_barriers(table, barriers)
     if warp == ALLOCATING_WARP:
         tmem.allocate(holder, cfg.ctas)
+    # Up to here nothing of an earlier kernel's was touched; from here on the next one may do as much.
+    cute.arch.griddepcontrol_wait()
+    cute.arch.griddepcontrol_launch_dependents()
     sync_all(cfg)
     run_roles(ROLES, context)
     sync_all(cfg)  # every reader of tensor memory is done, and in a pair nobody reaches into the other CTA any more
@@ -220,6 +225,7 @@ def forward(
         cluster=(cfg.ctas, 1, 1),
         smem=smem_map(cfg, table).nbytes,
         min_blocks_per_mp=1,
+        use_pdl=True,
         stream=stream,
     )
 

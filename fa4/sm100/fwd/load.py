@@ -1,8 +1,8 @@
 """Load role, one warp: brings Q, K and V from global to shared memory by TMA. A pair of CTAs shares every block of keys
 and values: each loads half of K's rows and half of V's columns.
 
-Waits:   load_mma_Q.free (or epilogue_load_Q.full), load_mma_KV.free
-Signals: load_mma_Q.full, load_mma_KV.full, in the order the products consume them: Q0 K Q1 V, then K V per block.
+Waits:   mma_load_Q.full or epilogue_load_Q.full, load_mma_KV.free
+Signals: load_mma_Q.full, load_mma_KV.full in the order the products consume them: Q0 K Q1 V, then K V per block.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def announce(end, stage, nbytes: cutlass.Constexpr[int], rank: Int32):
 
 def load_q(context, ends, tma: TmaTile, q: cute.Tensor, row_tile, tile: int, place: cute.Pointer, phase):
     channel = ends.load_mma_Q
-    if channel.channel.freed is None:
+    if context.cfg.o_over_q:
         ends.epilogue_load_Q.wait_full(tile, phase)
-    else:
-        channel.wait_free(tile, phase)
+    elif tile == 0:
+        ends.mma_load_Q.wait_full(0, phase)
     announce(channel, tile, tma.tile.nbytes, context.args.scheduler.rank)
     tma_load(tma, q, row_tile, place, channel.full(tile))
 

@@ -5,7 +5,7 @@ block before. The matrix unit works in order, so S may be overwritten as soon as
 over S) has been issued.
 
 Waits:   load_mma_Q.full, load_mma_KV.full, mma_softmax_S.free, softmax_mma_Ptail.full
-Signals: mma_softmax_S.full, mma_correction_O.full, load_mma_Q.free, load_mma_KV.free
+Signals: mma_softmax_S.full, mma_correction_O.full, mma_load_Q.full, load_mma_KV.free
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ def issue(context):
 
             if cutlass.const_expr(not cfg.o_over_q):
                 with cute.arch.elect_one():
-                    for tile in cutlass.range_constexpr(Q_TILES):
-                        ends.load_mma_Q.commit_free(tile)
+                    ends.mma_load_Q.commit_full(0)
             ends.load_mma_KV.wait_full(kv.index, kv.phase)
             v = pv.b.at(kv_address + kv.index * cfg.kv_stage_bytes)
             for tile in cutlass.range_constexpr(Q_TILES):
