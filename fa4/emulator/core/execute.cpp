@@ -199,6 +199,7 @@ void Engine::warp_op(Exec& x) {
             x.set_valid(0, valid ? ~0u : 0);
             break;
         }
+        case Op::warpsync: races_.sync_lanes(x.w.clock); break;
         case Op::clock: {
             const uint64_t t = in.m[0] >= 3 ? time_ * 32 : time_;
             for_lanes(mask, [&](int l) {
@@ -264,9 +265,6 @@ Next Engine::dispatch(Exec& x) {
         }
         case Op::trap: fail("IllegalInstruction", "the kernel executed a trap");
         case Op::nop: return Next::Advance;
-        case Op::warpsync:
-            races_.sync_lanes(x.w.clock);
-            return Next::Advance;
         default: fail("UnknownInstruction", "this instruction is not modelled");
     }
 }
