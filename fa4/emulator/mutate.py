@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fa4 import cases
 from fa4.emulator.errors import EmulationError
-from fa4.emulator.machine import SCHEDULES, Allocation, LaunchReport, Machine
+from fa4.emulator.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine
 from fa4.emulator.memory import aligned_buffer
 from fa4.emulator.mutations import Mutant, mutants
 from fa4.emulator.ptx import parse
@@ -54,8 +54,8 @@ class Verdict:
 class Stage:
     """A recorded launch with memory of its own, to run again and again."""
 
-    def __init__(self, recording: Recording, sms: int) -> None:
-        self.recording, self.sms = recording, sms
+    def __init__(self, recording: Recording, sms: int, checks: Checks) -> None:
+        self.recording, self.sms, self.checks = recording, sms, checks
         self.buffers = [aligned_buffer(len(content)) for content in recording.before]
         addresses = [ctypes.addressof(buffer) for buffer in self.buffers]
         self.params = recording.moved_params(addresses)
@@ -69,7 +69,7 @@ class Stage:
         for buffer, content in zip(self.buffers, self.recording.before):
             buffer.raw = content
         launch = self.recording
-        machine = Machine(launch.chip, sms=self.sms, seed=order[0], schedule=order[1], limit=limit)
+        machine = Machine(launch.chip, sms=self.sms, seed=order[0], schedule=order[1], checks=self.checks, limit=limit)
         report = machine.launch(
             ptx, launch.entry, grid=launch.grid, block=launch.block, cluster=launch.cluster,
             smem_bytes=launch.smem_bytes, params=self.params, allocations=self.allocations,
@@ -152,9 +152,9 @@ class Trial:
         return Verdict(mutant, "", len(self.orders))
 
 
-def prepare(recording: Recording, *, sms: int = 4, seeds: int = 10) -> Trial:
+def prepare(recording: Recording, *, sms: int = 4, seeds: int = 10, checks: Checks | None = None) -> Trial:
     """Observe the original, and get ready to judge its mutants. Raises as `observe` does."""
-    stage = Stage(recording, sms)
+    stage = Stage(recording, sms, checks or Checks())
     orders = tuple(product(range(seeds), SCHEDULES))
     return Trial(stage, observe(stage, orders[: 4 * len(SCHEDULES)]), orders)
 
@@ -171,9 +171,11 @@ def reached_mutants(trial: Trial, only: str = "") -> list[Mutant]:
 _trial: Trial  # of this worker process
 
 
-def _start_worker(recording: Recording, sms: int, original: Original, orders: tuple[Order, ...]) -> None:
+def _start_worker(
+    recording: Recording, sms: int, checks: Checks, original: Original, orders: tuple[Order, ...]
+) -> None:
     global _trial
-    _trial = Trial(Stage(recording, sms), original, orders)
+    _trial = Trial(Stage(recording, sms, checks), original, orders)
 
 
 def _judge_in_worker(mutant: Mutant) -> Verdict:
@@ -190,7 +192,7 @@ def judge_all(trial: Trial, chosen: list[Mutant], processes: int = 1) -> Iterato
         processes,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
-        initargs=(stage.recording, stage.sms, trial.original, trial.orders),
+        initargs=(stage.recording, stage.sms, stage.checks, trial.original, trial.orders),
     ) as pool:
         yield from pool.map(_judge_in_worker, chosen)
 
@@ -231,11 +233,14 @@ def _record(case: cases.Case, chip: str, sms: int, folder: Path) -> None:
 
     problem = cases.make(case, seed=0)
     with emulate(chip, sms=sms) as gpu:
-        Recorder(gpu, folder, case.name)
         if case.name == "fwd":
+            Recorder(gpu, folder, case.name)
             problem.call()
         else:
-            problem.call_with_gradients()
+            leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.tensors().items()}
+            out, _ = problem.call(**leaves)
+            Recorder(gpu, folder, case.name)
+            torch.autograd.grad(out, list(leaves.values()), problem.dout)
 
 
 def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: int, folder: Path) -> None:
@@ -266,10 +271,12 @@ def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: i
 @click.option("--launch", type=int, help="Which launch of the target [default: the one with the most mutants].")
 @click.option("--seeds", default=10, show_default=True, help="Seeds tried on a mutant, each with every schedule.")
 @click.option("--only", default="", help="Regular expression on 'line N, kind change'.")
+@click.option("--letter", is_flag=True, help="Hold tensor memory to the letter of the ISA, see Checks.letter.")
+@click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of a phase, see Checks.leftovers.")
 @click.option("--processes", default=1, show_default=True)
 def main(
     target: str, arguments: tuple[str, ...], cutlass: Path | None, seqlen: int, heads: int, chip: str, sms: int,
-    launch: int | None, seeds: int, only: str, processes: int, **shape,
+    launch: int | None, seeds: int, only: str, letter: bool, leftovers: bool, processes: int, **shape,
 ) -> None:  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="fa4-mutate-") as scratch:
         folder = Path(scratch)
@@ -285,7 +292,7 @@ def main(
         paths = [Path(target)] if target.endswith(".npz") else sorted(folder.glob("*.npz"))
         recordings = [Recording.load(path) for path in paths]
     recording = recordings[_richest(recordings) if launch is None else launch]
-    trial = prepare(recording, sms=sms, seeds=seeds)
+    trial = prepare(recording, sms=sms, seeds=seeds, checks=Checks(letter=letter, leftovers=leftovers))
     chosen = reached_mutants(trial, only)
     verdicts = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -69,7 +69,7 @@ class Recording:
 
 
 class Recorder:
-    """Records every launch of an emulated chip into `folder`, as NAME.0.npz, NAME.1.npz, ..."""
+    """Records the next launches of an emulated chip, `limit` at most, as NAME.0.npz, NAME.1.npz, ... in `folder`."""
 
     def __init__(self, gpu: Any, folder: Path, name: str, limit: int = 8) -> None:
         self.gpu, self.folder, self.name, self.limit = gpu, folder, name, limit

@@ -66,7 +66,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from cutlass.cute.runtime import from_dlpack
 
 from fa4.emulator import emulate
-from fa4.emulator.machine import SCHEDULES
+from fa4.emulator.machine import SCHEDULES, Checks
 from fa4.emulator.mutate import Stage, judge_all, observe, prepare, reached_mutants, summary
 from fa4.emulator.recording import Recorder, Recording
 from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
@@ -121,7 +121,7 @@ def test_sums_in_any_order_are_judged_by_their_own_spread() -> None:
     body = """mov.u32 %r2, %ctaid.x; mad.lo.u32 %r2, %r2, 64, %r0; cvt.rn.f32.u32 %f0, %r2; rcp.approx.f32 %f0, %f0;
     @!%p0 mov.f32 %f0, 0f3EAAAAAB; bar.sync 0; red.global.add.f32 [%d0], %f0;"""
     recording = _recording("setp.ne.u32 %p0, %r0, 0;\n" + body, bytes(4))
-    stage = Stage(recording, sms=4)
+    stage = Stage(recording, sms=4, checks=Checks())
     original = observe(stage, [(seed, schedule) for seed in range(8) for schedule in SCHEDULES])
     (slack,) = original.slack
     assert slack is not None
@@ -132,12 +132,14 @@ def test_sums_in_any_order_are_judged_by_their_own_spread() -> None:
 
 
 def test_a_result_that_depends_on_the_order_is_refused() -> None:
-    stage = Stage(_recording("mov.u32 %r2, %ctaid.x; atom.exch.global.b32 %r3, [%d0], %r2;", bytes(4)), sms=4)
+    stage = Stage(
+        _recording("mov.u32 %r2, %ctaid.x; atom.exch.global.b32 %r3, [%d0], %r2;", bytes(4)), sms=4, checks=Checks()
+    )
     with pytest.raises(ValueError, match="depends on the order"):
         observe(stage, [(seed, schedule) for seed in range(8) for schedule in SCHEDULES])
 
 
 def test_an_original_with_an_error_is_refused() -> None:
-    stage = Stage(_recording("st.global.u32 [%d0+4], %r0;", bytes(4)), sms=4)
+    stage = Stage(_recording("st.global.u32 [%d0+4], %r0;", bytes(4)), sms=4, checks=Checks())
     with pytest.raises(EmulationError):
         observe(stage, [(0, "random")])
