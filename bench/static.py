@@ -2,9 +2,11 @@
 
     python -m bench.static KERNEL.cubin ...          # a table of registers, spills, shared memory, loops
     python -m bench.static --compile [--peer DIR]    # compile our named forwards (and flash-attn-4's) first, timed
+    python -m bench.static --compile --cases d128_full_bwd_pair d128_full_bwd_single [--peer DIR]    # or backwards
 
-A loop is a backward branch with no other loop inside. It is named by what it contains: `softmax` (exp2 of a whole
-row), `masked` (the same with selects), `mma` (matrix instructions), `correction` (tensor memory loaded and stored).
+A loop is a backward branch with no other loop inside. It is named by what it contains: `softmax` (exp2 of a row's
+elements), `masked` (the same with selects), `mma` (matrix instructions), `correction` (tensor memory loaded and
+stored). Our backward's loop holds two such bodies, one masked, of which a step runs one.
 `--peer DIR` names a directory with unpacked flash-attn-4 and quack wheels; it is compiled in a process of its own.
 """
 
@@ -26,14 +28,20 @@ import unittest.mock
 from collections import Counter
 from pathlib import Path
 
-COUNTED = ("MUFU.EX2", "FFMA2", "FADD2", "F2FP", "FMNMX3", "FMNMX", "FSEL", "UTCHMMA", "SYNCS.PHASECHK.TRANS64.TRYWAIT")
-SHOWN = {"SYNCS.PHASECHK.TRANS64.TRYWAIT": "barrier waits"}
+_WAIT = "SYNCS.PHASECHK.TRANS64.TRYWAIT"
+COUNTED = ("MUFU.EX2", "FFMA2", "FADD2", "F2FP", "FMNMX3", "FMNMX", "FSEL", "UTCHMMA", "LDL", "STL", _WAIT)
+SHOWN = {_WAIT: "barrier waits"}
 CASES = {  # name: (head_dim, head_dim_v, causal)
     "d128_full": (128, 128, False),
     "d128_causal": (128, 128, True),
     "d64_full": (64, 64, False),
     "d64_causal": (64, 64, True),
     "d192_128_causal": (192, 128, True),
+}
+BACKWARD_CASES = {  # name: (case, CTAs that work together)
+    f"{name}_bwd_{row}": (name, ctas)
+    for name in ("d128_full", "d128_causal")
+    for row, ctas in (("single", 1), ("pair", 2))
 }
 
 
@@ -121,7 +129,7 @@ def _loops(labels: dict[str, int], code: list[str]) -> tuple[Loop, ...]:
         counts = Counter()
         for line in code[first : last + 1]:
             counts.update(key for key in COUNTED if _opcode(line) == key or _opcode(line).startswith(key + "."))
-            counts.update(key for key in ("LDTM", "STTM", "LDL", "STL") if _opcode(line).startswith(key))
+            counts.update(key for key in ("LDTM", "STTM") if _opcode(line).startswith(key))
         holds_another = any(first <= a and b <= last and (a, b) != (first, last) and b - a > 60 for a, b in spans)
         name = _loop_name(counts)
         if name and not holds_another:
@@ -154,18 +162,25 @@ def table(rows: list[tuple[str, Kernel]]) -> str:
 
 
 def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
-    """Compile one of our named forwards for sm_100a; (cubin, seconds)."""
+    """Compile one of our named forwards or backwards for sm_100a; (cubin, seconds)."""
     import torch
 
     from fa4.device import chip_by_number
-    from fa4.sm100.fwd import plan
+    from fa4.sm100.bwd import plan as backward
+    from fa4.sm100.bwd.tiles import PAIR, SINGLE
+    from fa4.sm100.fwd import plan as forward
     from fa4.spec import AttentionSpec
 
-    d, dv, causal = CASES[name]
+    case, ctas = BACKWARD_CASES.get(name, (name, None))
+    d, dv, causal = CASES[case]
     spec = AttentionSpec(torch.bfloat16, d, dv, 16, 16, d**-0.5, window_right=0 if causal else None)
     chip = chip_by_number(100)
     begin = time.perf_counter()
-    compiled = plan.build(plan.configure(spec, chip), chip)
+    if ctas is None:
+        compiled = forward.build(forward.configure(spec, chip), chip)
+    else:
+        tiles = PAIR if ctas == 2 else SINGLE
+        compiled = backward.build(backward.configure(spec, chip, has_dlse=False, tiles=tiles), chip)
     seconds = time.perf_counter() - begin
     path = directory / f"ours_{name}.cubin"
     path.write_bytes(compiled.__cubin__)
@@ -173,7 +188,7 @@ def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
 
 
 def compile_peer(name: str, directory: Path, peer: Path) -> tuple[Path, float]:
-    """Compile flash-attn-4's forward on fake tensors; (cubin, seconds)."""
+    """Compile flash-attn-4's forward or backward on fake tensors; (cubin, seconds)."""
     import cutlass
     import torch
     import torch._inductor.standalone_compile
@@ -183,20 +198,28 @@ def compile_peer(name: str, directory: Path, peer: Path) -> tuple[Path, float]:
     for name_of in ("triton", "triton.language", "einops"):  # imported for its autotuner and its tests only
         if not _can_import(name_of):
             sys.modules[name_of] = _Anything(name_of)
+    case, ctas = BACKWARD_CASES.get(name, (name, None))
+    os.environ["FA_DISABLE_2CTA"] = str(int(ctas == 1))
     from flash_attn.cute import interface
 
-    d, dv, causal = CASES[name]
+    d, dv, causal = CASES[case]
     torch.cuda.get_device_capability = lambda *_: (10, 0)
     sm_count = types.SimpleNamespace(get_max_active_clusters=lambda _: 148, get_device_multiprocessor_count=lambda: 148)
     cutlass.utils.HardwareInfo = lambda *_: sm_count
     with FakeTensorMode():
         q, k = (torch.empty(1, 4096, 16, d, dtype=torch.bfloat16, device="cuda") for _ in range(2))
         v = torch.empty(1, 4096, 16, dv, dtype=torch.bfloat16, device="cuda")
+        before = set(directory.glob("*.cubin"))
         begin = time.perf_counter()
-        interface._flash_attn_fwd(q, k, v, causal=causal)
+        if ctas is None:
+            interface._flash_attn_fwd(q, k, v, causal=causal)
+        else:
+            out, lse = torch.empty_like(v), torch.empty(1, 16, 4096, device="cuda")
+            interface._flash_attn_bwd(q, k, v, out, torch.empty_like(v), lse, causal=causal)
         seconds = time.perf_counter() - begin
-    newest = max(directory.glob("*.cubin"), key=lambda path: path.stat().st_mtime)
-    return newest.rename(directory / f"peer_{name}.cubin"), seconds
+    # A backward compiles kernels around the main one, too: smaller ones.
+    largest = max(set(directory.glob("*.cubin")) - before, key=lambda path: path.stat().st_size)
+    return largest.rename(directory / f"peer_{name}.cubin"), seconds
 
 
 class _Anything(types.ModuleType):
@@ -232,7 +255,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cubins", nargs="*", type=Path, help="cubin files")
     parser.add_argument("--compile", action="store_true", help="compile the named cases first, ours and the peer's")
-    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=sorted(CASES), help="which of them")
+    names = sorted(CASES) + sorted(BACKWARD_CASES)
+    parser.add_argument("--cases", nargs="+", choices=names, default=sorted(CASES), help="which of them")
     parser.add_argument("--peer", type=Path, help="directory with flash_attn (flash-attn-4) and quack")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()

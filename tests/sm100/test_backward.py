@@ -94,10 +94,10 @@ def test_one_cta_and_a_pair_are_right_in_any_order(tiles, schedule, seed):
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", SERVED)
 def test_gradients_under_many_interleavings(name, seed):
-    """12 runs of each case, of head dim 128 for both rows: more than 500 in all."""
+    """10 runs of each case, of head dim 128 for both rows: more than 500 in all."""
     problem = cases.make(SERVED[name], seed)
     for tiles in (SINGLE, PAIR) if tiles_for(problem.spec, chip_by_number(100)) is PAIR else (SINGLE,):
-        for i in range(12):
+        for i in range(10):
             schedule, sms = SCHEDULES[i % 3], (2, 3, 4, 7)[i % 4]
             grads = gradients(problem, seed + i, schedule, sms, tiles)
             assert_right(problem, grads, f"{name}, {tiles.name}, {schedule}, {sms} (seed {seed + i})")

@@ -36,10 +36,10 @@ from .work import Grid, ragged
 
 ROLES = RoleTable(
     (
-        Role("compute", warps=(0, 8), regs=152, body=compute),
-        Role("reduce", warps=(8, 12), regs=112, body=reduce),
-        Role("mma", warps=(12, 13), regs=96, body=mma),
-        Role("load", warps=(13, 14), regs=96, body=load),
+        Role("compute", warps=(0, 8), regs=168, body=compute),
+        Role("reduce", warps=(8, 12), regs=96, body=reduce),
+        Role("mma", warps=(12, 13), regs=80, body=mma),
+        Role("load", warps=(13, 14), regs=80, body=load),
     )
 )
 
