@@ -299,7 +299,7 @@ Next Engine::barrier(Exec& x) {
                 bar.init = current_;
                 Agent agent = agent_of(x.w, current_.row);
                 agent.lane = int8_t(l);
-                x.w.clock.touch(l);
+                x.w.clock.touch(l, true);
                 races_.shared(agent, cta, offset, 8, kWrite);
                 bar.born = {agent.slot, agent.epoch, agent.row, agent.cta, agent.warp, 0xF, kWrite, agent.lane};
                 cta.barriers[offset] = bar;

@@ -73,18 +73,19 @@ struct WarpClock {
     uint32_t domain[kScopes] = {};      // numbers of its CTA and cluster, and 0
     uint32_t slot = 0, epoch = 1, self_from = 1;
     uint32_t synced = 0;                // epoch up to which the lanes see each other's accesses
-    uint32_t last[32] = {};             // epoch of each lane's last access
+    uint32_t met = 0;                   // and up to which their reads are over: a shuffle or vote took values of all lanes
+    uint32_t last_write[32] = {}, last_read[32] = {};   // epochs, by lane
     uint32_t unsynced = 0;              // lanes that may have accesses since
     bool has_fenced = false, has_observed = false;
 
-    void touch(int lane) {
-        last[lane] = epoch;
+    void touch(int lane, bool write) {
+        (write ? last_write : last_read)[lane] = epoch;
         unsynced |= 1u << lane;
     }
     // May `lanes` publish for all of the warp?
     bool whole(uint32_t lanes) const {
         for (uint32_t others = unsynced & ~lanes; others; others &= others - 1)
-            if (last[__builtin_ctz(others)] > synced) return false;
+            if (last_write[__builtin_ctz(others)] > synced || last_read[__builtin_ctz(others)] > std::max(synced, met)) return false;
         return true;
     }
     // Enters the warp's accesses so far, as `lanes` may publish them.

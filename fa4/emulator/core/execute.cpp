@@ -110,6 +110,7 @@ void Engine::warp_op(Exec& x) {
         if (x.has_dst(i)) *x.dst(i) = (*x.dst(i) & ~mask) | (lanes & mask);
         x.set_valid(i, ~0u);
     };
+    if (mask == x.w.alive && in.op <= Op::redux && in.op != Op::activemask && in.op != Op::elect) races_.meet_lanes(x.w.clock);
     switch (in.op) {
         case Op::shfl: {
             uint32_t values[32], inside = 0, valid = 0;

@@ -197,7 +197,7 @@ void Engine::load(Exec& x) {
         else if (s.space == Space::Global) global_bytes += bytes;
         if (races_.enabled) {
             agent.lane = int8_t(l);
-            x.w.clock.touch(l);
+            x.w.clock.touch(l, false);
             if (s.cta) races_.shared(agent, *s.cta, s.offset, bytes, semantics ? kAtomic : 0);
             else if (s.space == Space::Global) races_.global(agent, s.address, bytes, semantics ? kAtomic : 0);
             if (semantics) races_.flag_read(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics, int(in.m[4]));
@@ -250,7 +250,7 @@ void Engine::store(Exec& x) {
         if (races_.enabled) {
             const uint8_t kind = uint8_t(kWrite | (semantics ? kAtomic : 0));
             agent.lane = int8_t(l);
-            x.w.clock.touch(l);
+            x.w.clock.touch(l, true);
             if (s.cta) races_.shared(agent, *s.cta, s.offset, bytes, kind);
             else if (s.space == Space::Global) races_.global(agent, s.address, bytes, kind);
         }
@@ -299,7 +299,7 @@ void Engine::atomic(Exec& x) {
         if (races_.enabled) {
             Agent agent = agent_of(x.w, current_.row);
             agent.lane = int8_t(l);
-            x.w.clock.touch(l);
+            x.w.clock.touch(l, true);
             if (s.cta) races_.shared(agent, *s.cta, s.offset, n * size, kWrite | kAtomic);
             else if (s.space == Space::Global) races_.global(agent, s.address, n * size, kWrite | kAtomic);
             if (in.op == Op::atom) races_.flag_read(x.w.clock, key, semantics, int(in.m[4]));

@@ -23,7 +23,8 @@ bool Races::ordered(const Access& prior, const Agent& agent, int space) const {
         if (prior.lane < 0 || agent.lane < 0 || prior.lane == agent.lane || prior.epoch <= agent.synced || prior.row == agent.row)
             return true;
     }
-    if (space == 2 && (by_letter || prior.epoch <= agent.order->via[kTensor][prior.slot]))
+    // tcgen05.dealloc, alone, is no asynchronous operation: what is over before it needs no fence.
+    if (space == 2 && agent.async && (by_letter || prior.epoch <= agent.order->via[kTensor][prior.slot]))
         return prior.epoch <= agent.order->via[kTensor][prior.slot];
     return seen(prior, *agent.order);
 }
@@ -74,6 +75,12 @@ void Races::sync_lanes(WarpClock& clock) {
     if (!enabled) return;
     clock.synced = clock.epoch;
     clock.unsynced = 0;
+    clock.epoch = next_epoch(clock.slot);
+}
+
+void Races::meet_lanes(WarpClock& clock) {
+    if (!enabled) return;
+    clock.met = clock.epoch;
     clock.epoch = next_epoch(clock.slot);
 }
 

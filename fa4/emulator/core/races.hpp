@@ -47,6 +47,7 @@ public:
     void release_relaxed(WarpClock& clock, Order& to);
     void acquire_relaxed(WarpClock& clock, const Order& from);
     void sync_lanes(WarpClock& clock);
+    void meet_lanes(WarpClock& clock);
     void proxy_fence(WarpClock& clock, int spaces);
     void barrier_init_fence(WarpClock& clock);
     void tensormap_fence(WarpClock& clock, int semantics);
