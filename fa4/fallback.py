@@ -13,7 +13,7 @@ tile are key/value heads over the sequences of a pass:
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -192,6 +192,21 @@ def _scores(q: Tensor, k: Tensor, spec: AttentionSpec, hidden: Tensor | None) ->
     return s
 
 
+def _without_autocast(function: Callable) -> Callable:
+    """`function` with its products in their own dtypes: autocast reaches into operators and would round them."""
+
+    @functools.wraps(function)
+    def run(inputs: AttentionInputs, *rest):
+        device = inputs.q.device.type
+        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+            return function(inputs, *rest)
+        with torch.autocast(device, enabled=False):
+            return function(inputs, *rest)
+
+    return run
+
+
+@_without_autocast
 def forward(inputs: AttentionInputs, spec: AttentionSpec, chip: Chip) -> tuple[Tensor, Tensor]:
     """out in q's dtype, contiguous, shaped like q with last axis head_dim_v; lse in the arithmetic's dtype."""
     q = inputs.q
@@ -232,6 +247,7 @@ def _forward_pass(part: _Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor
         _store_rows(lse_view, q_rows, row_lse)
 
 
+@_without_autocast
 def backward(
     inputs: AttentionInputs,
     spec: AttentionSpec,

@@ -52,6 +52,19 @@ def test_strided_inputs_give_the_same_bits(seed):
     assert torch.equal(strided[0], dense[0]) and torch.equal(strided[1], dense[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_autocast_changes_nothing(dtype, seed):
+    """The products inside are part of one operator; were they rounded, lse would show it."""
+    problem = make(CASES["gqa"].with_dtype(dtype), seed)
+    expected = problem.call_with_gradients(backend="torch")
+    plain = problem.call(backend="torch")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = problem.call_with_gradients(backend="torch")
+        without_gradients = problem.call(backend="torch")
+    assert all(torch.equal(a, b) for a, b in zip((*got[:2], *got[2][:3]), (*expected[:2], *expected[2][:3])))
+    assert all(torch.equal(a, b) for a, b in zip(without_gradients, plain))
+
+
 def test_no_score_matrix_is_kept(seed):
     """No operation of forward or backward allocates anything near seqlen x seqlen."""
     seqlen = 4096
