@@ -113,8 +113,10 @@ def _st_bulk(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 @handles("fence", "membar")
 def _fence(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """fence m: semantics (2 acquire, 4 release), scope, 1 for mbarrier_init alone. fence_proxy m: kind (0 async, 1 tensormap, 2 alias), spaces
-    (1 global, 2 shared::cta, 4 shared::cluster), semantics of the one-directional form (0 both)."""
+    """fence m: semantics (2 acquire, 4 release), scope, 1 for mbarrier_init alone.
+
+    fence_proxy m: kind (0 async, 1 tensormap, 2 alias), spaces (1 global, 2 shared::cta, 4 shared::cluster), semantics
+    of the one-directional form (0 both)."""
     if mods.has("proxy"):
         kind = mods.take_prefix("async") or mods.take("alias") or mods.take_prefix("tensormap")
         semantics = SEMANTICS.get(mods.take("acquire", "release"), 0)

@@ -69,10 +69,7 @@ Order Engine::completion(const AsyncOp& op, bool reads_only) const {
     Order order;
     if (!races_.enabled) return order;
     order = op.order;
-    const uint32_t until = op.epoch + (reads_only ? 0 : 1);
-    order.seen.set(op.slot, until);
-    order.via[kTensorReleased].join(order.via[kTensor]);
-    order.via[kTensorReleased].set(op.slot, until);
+    order.seen.set(op.slot, op.epoch + (reads_only ? 0 : 1));
     return order;
 }
 

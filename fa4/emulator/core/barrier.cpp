@@ -73,7 +73,12 @@ void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp
 
 void Engine::arrive(Cta& cta, uint32_t offset, const AsyncOp& op) {
     races_.barrier_use(agent(op, true), mbarrier(cta, offset).born, op.cta != &cta);
-    arrive(cta, offset, 1, 0, completion(op), op.place);
+    Order order = completion(op);
+    if (races_.enabled) {       // tcgen05.commit hands tensor memory over by itself
+        order.via[kTensorReleased].join(order.via[kTensor]);
+        order.via[kTensorReleased].set(op.slot, op.epoch + 1);
+    }
+    arrive(cta, offset, 1, 0, order, op.place);
 }
 
 // A CTA has ended: every phase that was begun should be complete.
