@@ -1,7 +1,7 @@
 """A small pipeline in CuTe DSL, and the mistakes that can be planted in it.
 
 One producer warp copies rows to shared memory and hands them to the consumer warps through two mbarriers; the
-consumers double them. Each mistake is what a tired author forgets.
+consumers double them. Each mistake is what a tired author makes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ def pipeline(source: cute.Tensor, result: cute.Tensor, mistake: cutlass.Constexp
     cute.arch.sync_threads()
     if lane < 32:
         for i in range(ROWS):
-            if const_expr(mistake != "missing wait"):
-                cute.arch.mbarrier_wait(free, (i + 1) % 2)
+            cute.arch.mbarrier_wait(free, (i + 1) % 2)
             row[lane] = source[i, lane]
             cute.arch.mbarrier_arrive(full)
     else:
         for i in range(ROWS):
-            cute.arch.mbarrier_wait(full, i % 2)
+            if const_expr(mistake != "missing wait"):
+                cute.arch.mbarrier_wait(full, i % 2)
+            if const_expr(mistake == "early release"):
+                cute.arch.mbarrier_arrive(free)
             target = i + 1 if const_expr(mistake == "out of bounds") else i
             result[target, lane - 32] = row[lane - 32] * 2.0
-            cute.arch.mbarrier_arrive(free)
+            if const_expr(mistake != "early release"):
+                cute.arch.mbarrier_arrive(free)
 
 
 @cute.jit
