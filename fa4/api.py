@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import autograd as _autograd  # noqa: F401  (registers the gradients of the operator)
 from . import dispatch, ops
@@ -43,7 +44,8 @@ def flash_attn_func(
         softmax_scale: factor on the logits; None means 1 / sqrt(head_dim).
         causal: query i sees key j only if j <= i + seqlen_k - seqlen_q (aligned bottom-right).
         window_size: (left, right); query i sees keys from i + seqlen_k - seqlen_q - left to
-            i + seqlen_k - seqlen_q + right. None or -1 leaves a side open. With causal, both conditions hold.
+            i + seqlen_k - seqlen_q + right. None, -1 or anything from 2^30 leaves a side open. With causal, both
+            conditions hold.
         softcap: if positive, logits become softcap * tanh(logits / softcap).
         learnable_sink: (heads_q,) an extra logit per query head that takes probability but has no value.
         deterministic: gradients are bitwise reproducible; None follows
@@ -59,6 +61,7 @@ def flash_attn_func(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, device, layout or value, or no backend can serve the call.
+        NotImplementedError: forward-mode differentiation, or a derivative of a gradient.
     """
     watched = ops.watched(q, k, v, learnable_sink)
     _checker(_check_dense, watched)(_layout("q", q), _layout("k", k), _layout("v", v))
@@ -108,7 +111,7 @@ def flash_attn_varlen_func(
         out (total_q, heads_q, head_dim_v) in q's dtype and, if asked, lse (heads_q, total_q).
 
     Raises:
-        TypeError, ValueError: as `flash_attn_func`.
+        TypeError, ValueError, NotImplementedError: as `flash_attn_func`.
     """
     watched = ops.watched(q, k, v, learnable_sink)
     _checker(_check_packed, watched)(_layout("q", q), _layout("k", k), _layout("v", v))
@@ -156,8 +159,9 @@ def explain(
 ) -> dispatch.Explanation:
     """Which backend and tiles a call with these arguments gets, and why not the backends preferred to it.
 
-    Takes the arguments of `flash_attn_func` (or packed q, k, v as of `flash_attn_varlen_func`), runs nothing, and
-    returns a record that prints as text. Tensors on the "meta" device will do if only shapes are at hand.
+    Takes the arguments of `flash_attn_func` but `return_lse`, which changes nothing here; q, k, v may be packed as for
+    `flash_attn_varlen_func`, whose lengths change nothing either. Runs nothing and returns a record that prints as
+    text. Tensors on the "meta" device will do if only shapes are at hand.
     """
     check = _check_packed if isinstance(q, Tensor) and q.ndim == 3 else _check_dense
     check(_layout("q", q), _layout("k", k), _layout("v", v))
@@ -252,10 +256,15 @@ def _check_flags(
     """softmax_scale, window_left, window_right, softcap, deterministic, needs_backward: the operator's order."""
     if softmax_scale is None:
         softmax_scale = 1 / math.sqrt(q.shape[-1])
-    elif not -math.inf < softmax_scale < math.inf:  # (not math.isfinite: torch.compile may pass symbols)
-        raise ValueError(f"softmax_scale is {softmax_scale}, expected a finite number")
-    if not 0 <= softcap < math.inf:
+    else:
+        _check_number("softmax_scale", softmax_scale)
+    _check_number("softcap", softcap)
+    if softcap < 0:
         raise ValueError(f"softcap is {softcap}, expected a finite number, 0 (off) or more")
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal is a {type(causal).__name__}, expected a bool")
+    if deterministic is not None and not isinstance(deterministic, bool):
+        raise TypeError(f"deterministic is a {type(deterministic).__name__}, expected a bool or None")
     left, right = _window(window_size)
     if causal:
         right = 0
@@ -266,7 +275,27 @@ def _check_flags(
         needs_backward = needs_backward or (torch.is_grad_enabled() and learnable_sink.requires_grad)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    return float(softmax_scale), left, right, float(softcap), bool(deterministic), needs_backward
+    if forward_ad._current_level >= 0:
+        _check_tangents(q=q, k=k, v=v, learnable_sink=learnable_sink)
+    return float(softmax_scale), left, right, float(softcap), deterministic, needs_backward
+
+
+def _check_number(name: str, value: float) -> None:
+    if not isinstance(value, (float, int, torch.SymFloat, torch.SymInt)):
+        # A tensor would be read on the host, and get no gradient.
+        raise TypeError(f"{name} is a {type(value).__name__}, expected a float or an int")
+    if not -math.inf < value < math.inf:  # (not math.isfinite: torch.compile may pass symbols)
+        raise ValueError(f"{name} is {value}, expected a finite number")
+
+
+def _check_tangents(**tensors: Tensor | None) -> None:
+    """Operators without a rule for forward-mode differentiation drop tangents, as if they were 0."""
+    for name, x in tensors.items():
+        if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"{name} carries a tangent, but fa4 attention has no forward-mode derivative")
+
+
+_OPEN = 1 << 30  # wider than any sequence; device code adds row numbers to a side in 32 bits
 
 
 def _window(window_size: WindowSize) -> tuple[int | None, int | None]:
@@ -276,7 +305,11 @@ def _window(window_size: WindowSize) -> tuple[int | None, int | None]:
         if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < -1):
             raise ValueError(f"window_size is {window_size!r}, expected ints of 0 or more, or None or -1 for open")
     left, right = window_size
-    return (None if left == -1 else left), (None if right == -1 else right)
+    return _side(left), _side(right)
+
+
+def _side(side: int | None) -> int | None:
+    return None if side is None or side == -1 or side >= _OPEN else side
 
 
 def _check_sink(sink: Tensor, q: Tensor) -> None:

@@ -1,4 +1,7 @@
-"""Gradients of `fa4::forward`, counted by name: each argument of the operator gets its gradient or None."""
+"""Gradients of `fa4::forward`, counted by name: each argument of the operator gets its gradient or None.
+
+There are no second derivatives: asking for them raises, where an operator without a rule would give wrong values.
+"""
 
 from __future__ import annotations
 
@@ -42,4 +45,12 @@ def _backward(ctx, dout, dlse):
     return tuple(grads.values())
 
 
+def _second_derivative(ctx, *grads):
+    raise NotImplementedError(
+        "fa4 attention has first derivatives only, and one of its gradients was differentiated (create_graph=True); "
+        "for second derivatives use torch's scaled_dot_product_attention with SDPBackend.MATH"
+    )
+
+
 torch.library.register_autograd("fa4::forward", _backward, setup_context=_setup_context, lib=ops.library)
+torch.library.register_autograd("fa4::backward", _second_derivative, lib=ops.library)

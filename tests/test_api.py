@@ -32,6 +32,11 @@ DENSE_ERRORS = {
     "heads_do_not_divide": (ValueError, "q has 3 heads, expected a positive multiple of k's 2", dict(q=Q[:, :, :3])),
     "strided_last_axis": (ValueError, "q has stride 2 on its last axis", dict(q=torch.randn(2, 7, 4, 32)[..., ::2])),
     "nan_scale": (ValueError, "softmax_scale is nan", dict(softmax_scale=float("nan"))),
+    "scale_a_tensor": (TypeError, "softmax_scale is a Tensor, expected a float", dict(softmax_scale=torch.tensor(1.0))),
+    "softcap_none": (TypeError, "softcap is a NoneType, expected a float or an int", dict(softcap=None)),
+    "infinite_softcap": (ValueError, "softcap is inf, expected a finite", dict(softcap=float("inf"))),
+    "causal_a_word": (TypeError, "causal is a str, expected a bool", dict(causal="no")),
+    "deterministic_a_number": (TypeError, "deterministic is a int, expected a bool or None", dict(deterministic=1)),
     "negative_softcap": (ValueError, "softcap is -1.0", dict(softcap=-1.0)),
     "negative_window": (ValueError, r"window_size is \(-2, 0\)", dict(window_size=(-2, 0))),
     "window_not_a_pair": (TypeError, "window_size is 5, expected a pair", dict(window_size=5)),
@@ -85,6 +90,15 @@ def test_minus_one_and_none_both_mean_an_open_window():
     a = fa4.flash_attn_func(Q, K, V, window_size=(-1, 2))
     b = fa4.flash_attn_func(Q, K, V, window_size=(None, 2))
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("side", [2**30, 2**31 - 1, sys.maxsize, 2**70])
+def test_a_huge_window_is_open(side):
+    """Kernels count rows in 32 bits, in which the sum of a row and such a side would be negative."""
+    meta = [x.to("meta", torch.bfloat16) for x in (Q, K, V)]
+    assert fa4.explain(*meta, window_size=(side, side)).spec == fa4.explain(*meta).spec
+    q = Q.clone().requires_grad_()
+    assert torch.equal(fa4.flash_attn_func(q, K, V, window_size=(side, 0)), fa4.flash_attn_func(q, K, V, causal=True))
 
 
 def test_causal_and_window_both_hold():

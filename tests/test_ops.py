@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -100,6 +101,25 @@ def test_lse_alone_is_differentiable(seed):
     zero = torch.zeros_like(problem.dout)
     for got, expected in zip(grads, reference.backward(problem.inputs, problem.spec, zero, problem.dlse)):
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_derivative_is_refused(seed):
+    problem = make(SMALL["dense"], seed)
+    q = problem.inputs.q.clone().requires_grad_()
+    (dq,) = torch.autograd.grad(problem.call(q=q)[0].square().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        dq.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["q", "v", "learnable_sink"])
+def test_forward_mode_is_refused(name, seed):
+    """torch would drop the tangent without a word."""
+    problem = make(SMALL["sink"], seed)
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(problem.tensors()[name], torch.ones_like(problem.tensors()[name]))
+        with pytest.raises(NotImplementedError, match=f"{name} carries a tangent"):
+            problem.call(**{name: x})
+        problem.call()
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
