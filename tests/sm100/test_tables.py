@@ -1,5 +1,7 @@
 """The tables a Blackwell kernel is built from: what they derive, and what they refuse."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
@@ -7,6 +9,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 import cutlass
 
 from fa4.sm100.channels import By, Carries, Channel, ChannelTable
+from fa4.sm100.fwd.__main__ import tables
 from fa4.sm100.mma import Major, SmemOperand, Umma
 from fa4.sm100.roles import Role, RoleTable
 from fa4.sm100.smem import Region, SmemMap, Tile
@@ -125,3 +128,8 @@ def test_instruction_descriptor_fields():
     assert (fields >> 15 & 1, fields >> 16 & 1) == (0, 1)  # A K-major, B MN-major
     assert (fields >> 17 & 63, fields >> 24 & 31) == (96 // 8, 128 // 16)
     assert Umma(cutlass.Float16, n=64, k=40, b=SmemOperand(tile, Major.K)).steps == 3
+
+
+def test_the_forwards_page_shows_its_tables():
+    page = (Path(__file__).parents[2] / "docs" / "blackwell-forward.md").read_text()
+    assert tables() in page, "run `python -m fa4.sm100.fwd` and paste it into docs/blackwell-forward.md"

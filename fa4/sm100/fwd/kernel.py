@@ -60,8 +60,6 @@ def channels(cfg: Config) -> ChannelTable:
         # Free again when `mma_load_Q` says so for both, or `epilogue_load_Q` for each.
         shared("load_mma_Q", "load", "mma", By.TMA, None, Q_TILES, Carries.ASYNC_SMEM),
         shared("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
-        # V's last block, held back until the load warp has put zeros after the sequence's end.
-        Channel("load_load_Vtail", "load", "load", By.TMA, None, 1, Carries.ASYNC_SMEM),
         # Free again = P's head is written over S, and O is ready to be added to. The next S needs no wait of
         # its own: the matrix unit works in order, and the product before it waited for this.
         shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, Q_TILES, Carries.TMEM),
@@ -73,6 +71,8 @@ def channels(cfg: Config) -> ChannelTable:
         shared("mma_correction_O", "mma", "correction", By.UMMA, None, Q_TILES, Carries.TMEM),
         Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.WARP, Q_TILES, Carries.ASYNC_SMEM),
     )
+    if cfg.scrubs_v:  # V's last block, held back until the load warp has put zeros after the sequence's end
+        rows += (Channel("load_load_Vtail", "load", "load", By.TMA, None, 1, Carries.ASYNC_SMEM),)
     if cfg.schedule is Schedule.DYNAMIC:
         # Softmax twice: both of its teams read the index.
         readers = ("softmax", "softmax", "correction", "mma", "load", "epilogue", "schedule")

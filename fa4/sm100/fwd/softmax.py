@@ -1,4 +1,4 @@
-"""Softmax role, two teams of four warps, a team per Q tile and a thread per row.
+"""Softmax role, two teams of four warps: turns S into P, with a team per Q tile and a thread per row.
 
 Per key block: read S, find the row's maximum, tell correction by how much O must shrink, write P = exp2(S - max) over
 S in 16 bits, in two parts. At the end: the row's log-sum-exp to global memory, and 1 / sum to correction.

@@ -1,0 +1,23 @@
+"""Print the forward's tables as docs/blackwell-forward.md shows them: bf16, d = 128, causal."""
+
+from __future__ import annotations
+
+import torch
+
+from ...device import chip_by_number
+from ...spec import AttentionSpec
+from ..picture import channels_table, diagram, memory_table, roles_table
+from .kernel import ROLES, TMEM, channels, smem_map
+from .plan import configure
+
+
+def tables() -> str:
+    """Everything between the marks in the page."""
+    cfg = configure(AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0), chip_by_number(100))
+    table = channels(cfg)
+    parts = (roles_table(ROLES), diagram(table), channels_table(table), memory_table(TMEM, smem_map(cfg, table)))
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(tables())
