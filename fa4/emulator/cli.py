@@ -21,12 +21,14 @@ def register(group: click.Group) -> None:
     group.add_command(emulate_command)
 
 
-def _role_names(backend: str, direction: str) -> dict[int, str]:
-    """Warp index -> role of the main kernel, for backends that have roles."""
-    if (backend, direction) != ("sm100", "fwd"):
+def _role_names(entry: str) -> dict[int, str]:
+    """Warp index -> role, for the kernels of the Blackwell backend that have roles, told by their entry's name."""
+    if entry.startswith("kernel_cutlass_main_kernel"):
+        from fa4.sm100.bwd.kernel import ROLES
+    elif entry.startswith("kernel_cutlass_kernel"):
+        from fa4.sm100.fwd.kernel import ROLES
+    else:
         return {}
-    from fa4.sm100.fwd.kernel import ROLES
-
     return {warp: role.name for role in ROLES.roles for warp in range(*role.warps)}
 
 
@@ -79,7 +81,7 @@ def emulate_command(
                 chip, sms=sms, seed=current, schedule=order, checks=Checks(races=races), trace=wants_trace is not None
             ) as gpu:
                 chosen = select(problem.spec, chip_by_number(gpu.chip_number, emulated=True), backend).name
-                gpu.roles = _role_names(chosen, direction)
+                gpu.roles = _role_names if chosen == "sm100" else {}
                 if direction == "fwd":
                     judgements = cases.judge_forward(problem, *problem.call(backend=backend))
                 else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from fa4.device import chip_by_number, emulating
 from fa4.emulator import driver, dsl, torch_cuda
@@ -21,13 +21,14 @@ class Gpu:
     """An emulated chip in use; what `emulate` yields.
 
     launches: one LaunchReport per kernel run so far, in order.
-    roles: warp index within its CTA -> name, shown in errors and reports; set it before a launch.
+    roles: warp index within its CTA -> name, shown in errors, reports and traces; set it before a launch. A function
+        of the kernel's entry name where several kernels run.
     """
 
     def __init__(self, machine: Machine, sms: int, arrays: Arrays) -> None:
         self.machine = machine
         self.launches: list[LaunchReport] = []
-        self.roles: Mapping[int, str] | None = None
+        self.roles: Mapping[int, str] | Callable[[str], Mapping[int, str]] = {}
         major, minor = chip_facts(machine.chip).capability
         self.chip_number = 10 * major + minor
         self.runtime = Runtime(chip_facts(machine.chip), sms, _MODULES, self.run)
@@ -35,7 +36,7 @@ class Gpu:
 
     def report(self) -> Report:
         """Instructions by opcode and role, bytes by path, MMA FLOPs and waits of every launch so far."""
-        return Report(tuple(self.launches), self.roles or {})
+        return Report(tuple(self.launches))
 
     def allocations(self) -> list[Allocation]:
         """The host memory that a kernel launched now may touch."""
@@ -53,7 +54,7 @@ class Gpu:
                 smem_bytes=launch.smem_bytes,
                 params=launch.params,
                 allocations=self.allocations(),
-                roles=self.roles,
+                roles=self.roles(launch.entry) if callable(self.roles) else self.roles,
                 programmatic=launch.programmatic,
             )
         )

@@ -55,6 +55,7 @@ class LaunchReport:
     mma_flops: 2 * M * N * K summed over all matrix instructions.
     waits: place of a blocking instruction -> times that a warp had to park there.
     lines: line of the PTX text -> warp-instructions.
+    roles: warp index within its CTA -> name, as given to the launch.
     trace_hash: digest of every scheduling decision and completion; equal for equal seeds.
     """
 
@@ -68,6 +69,7 @@ class LaunchReport:
     mma_flops: int = 0
     waits: dict[str, int] = field(default_factory=dict)
     lines: dict[int, int] = field(default_factory=dict)
+    roles: dict[int, str] = field(default_factory=dict)
     trace_hash: int = 0
     seconds: float = 0.0
     printed: list[str] = field(default_factory=list)
@@ -140,6 +142,7 @@ class Machine:
             raise loaded.error(result["error"], tuple(int(g) for g in grid), roles or {})
         report = loaded.report(result, tuple(grid), tuple(block), tuple(cluster))
         report.seconds = time.perf_counter() - start
+        report.roles = dict(roles or {})
         return report
 
     def _config(self, core, grid, block, cluster, smem_bytes):

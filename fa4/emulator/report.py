@@ -16,7 +16,6 @@ class Report:
     """Printable summary; the numbers are in `launches` and in the methods."""
 
     launches: tuple[LaunchReport, ...]
-    roles: Mapping[int, str]
 
     @property
     def warp_instructions(self) -> int:
@@ -30,7 +29,7 @@ class Report:
         """Role (or "warp N" where no role is named) -> opcode -> warp-instructions."""
         summed: dict[str, Counter] = {}
         for warp, opcodes in sorted(launch.by_warp.items()):
-            summed.setdefault(self.roles.get(warp, f"warp {warp}"), Counter()).update(opcodes)
+            summed.setdefault(launch.roles.get(warp, f"warp {warp}"), Counter()).update(opcodes)
         return summed
 
     def __str__(self) -> str:

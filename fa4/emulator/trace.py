@@ -16,7 +16,7 @@ from fa4.emulator.machine import LaunchReport
 _FIRST_AGENT_TRACK = 100  # above every warp index of a CTA
 
 
-def write(path: str | Path, launches: Iterable[LaunchReport], roles: dict[int, str] | None = None) -> int:
+def write(path: str | Path, launches: Iterable[LaunchReport]) -> int:
     """Write the traces of `launches`, one after the other; returns the number of events.
 
     Launches that ran without `emulate(..., trace=True)` have none.
@@ -24,21 +24,22 @@ def write(path: str | Path, launches: Iterable[LaunchReport], roles: dict[int, s
     events: list[dict[str, Any]] = []
     offset = 0
     for number, launch in enumerate(launches):
-        events += _launch_events(number, launch, roles or {}, offset)
+        events += _launch_events(number, launch, offset)
         offset += 1 + max((event[0] for event in launch.trace), default=0)
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
     return len(events)
 
 
-def _launch_events(number: int, launch: LaunchReport, roles: dict[int, str], offset: int) -> Iterator[dict[str, Any]]:
+def _launch_events(number: int, launch: LaunchReport, offset: int) -> Iterator[dict[str, Any]]:
     agents: dict[str, int] = {}
     named: set[tuple[int, int]] = set()
     for time, cta, warp, place, count, what in launch.trace:
         process = number * 100_000 + cta
         if warp >= 0:
-            track, label = warp, roles.get(warp, f"warp {warp}")
+            role = launch.roles.get(warp)
+            track, label = warp, f"warp {warp} ({role})" if role else f"warp {warp}"
             # A warp ran `count` instructions up to `time`, starting at `place`, until `what` stopped it.
-            name, start, duration = f"until {what}", time - count, count
+            name, start, duration = f"until {what}" if what else "until its turn ends", time - count, count
         else:
             track = _FIRST_AGENT_TRACK + agents.setdefault(what, len(agents))
             label, name, start, duration = what, what, time, 1

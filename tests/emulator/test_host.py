@@ -113,10 +113,12 @@ def test_trace_file(tmp_path) -> None:
     import json
 
     with emulate("sm_100a", trace=True) as gpu:
+        gpu.roles = lambda entry: {0: f"adder of {entry.count('add_kernel')}"}
         add(from_dlpack(torch.zeros(64)), 1.0)
     assert write(tmp_path / "trace.json", gpu.launches) > 0
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X"}
+    assert "warp 0 (adder of 1)" in {event["args"].get("name") for event in events}
 
 
 def test_torch_cuda_is_the_emulated_chip() -> None:
