@@ -8,7 +8,8 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import cases, reference
+from bench import traffic
+from fa4 import cases, demo, reference
 from fa4.cases import CASES, Case
 from fa4.device import chip_by_number, chip_of
 from fa4.emulator import emulate
@@ -25,6 +26,7 @@ HEADS_FOR_SINK = 8
 EXTRA = (
     Case("wide", head_dim=192, head_dim_v=128, heads_q=4, lengths=((70, 200), (129, 129), (3, 7)), window_size=(99, 5)),
     Case("seqused_dense", batch=2, seqlen_q=150, seqlen_k=290, seqused=((150, 257), (3, 0))),
+    Case("logits_1e4", seqlen_q=192, seqlen_k=192, head_dim=128, logits=1e4, causal=True),
     Case("pair_window_gqa", seqlen_q=300, seqlen_k=600, heads_q=2, heads_kv=1, head_dim=128, window_size=(150, 60)),
     Case("pair_softcap", seqlen_q=200, seqlen_k=129, head_dim=128, softcap=15.0, logits=4.0, causal=True),
     Case("pair_padded", seqlen_q=129, seqlen_k=257, head_dim=104, head_dim_v=120, dtype=torch.float16),
@@ -46,7 +48,7 @@ SERVED = {
 # Compiling takes most of a case's time; the soak runs the others.
 QUICK = (
     "full_d128", "window_masks_rows", "softcap", "head_dim_40_padded", "head_dim_192_128", "varlen_with_empty",
-    "pair_window_gqa", "pair_varlen",
+    "logits_1e4", "pair_window_gqa", "pair_varlen",
 )  # fmt: skip
 
 
@@ -110,6 +112,31 @@ def test_gradients_through_autograd(name, seed):
         out, lse, grads = problem.call_with_gradients(backend="sm100")
     cases.assert_right(cases.judge_forward(problem, out, lse), f"{name} forward (seed {seed})")
     assert_right(problem, grads, f"{name} (seed {seed})")
+
+
+def test_training_gives_the_losses_of_the_portable_backend(seed):
+    """A few optimiser steps of the demo's model, in bfloat16. Both are judged by their distance to the same training in
+    float32; over a few models, since a single loss may come close by chance."""
+    device = torch.device("cpu")
+
+    def losses(dtype: torch.dtype, seed: int, backend: str) -> torch.Tensor:
+        model = demo.ModelConfig(layers=1, heads_q=2, heads_kv=1, head_dim=64, dtype=dtype)
+        config = demo.TrainConfig(steps=4, batch=1, seqlen=150, seed=seed)
+        return torch.tensor(demo.train(model, config, device, backend=backend).losses, dtype=torch.float64)
+
+    seeds = range(seed, seed + 5)
+    exact = [losses(torch.float32, s, "torch") for s in seeds]
+    floor = max(float((losses(torch.bfloat16, s, "torch") - x).abs().max()) for s, x in zip(seeds, exact))
+    with emulate("sm_100a", seed=seed):
+        error = float((losses(torch.bfloat16, seed, "sm100") - exact[0]).abs().max())
+    assert error <= 2 * floor, f"error {error:.3g}, allowed {2 * floor:.3g}"
+
+
+def test_a_pair_moves_a_third_less_through_shared_memory():
+    """The paper's arithmetic for one CTA; for a pair the same without staging dS before it is sent."""
+    single, pair = (traffic.clocks(traffic.per_step(tiles)[0]) for tiles in (SINGLE, PAIR))
+    assert sum(single.values()) == traffic.PAPER["single"]
+    assert sum(pair.values()) == 2304 < traffic.PAPER["pair"]
 
 
 def test_upstream_gradient_of_lse_may_be_absent(seed):
