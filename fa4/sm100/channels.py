@@ -263,6 +263,16 @@ def wait_for_cluster(barrier: cute.Pointer, phase) -> None:
     )
 
 
+@cute.jit
+def announce(end: cutlass.Constexpr[End], stage, nbytes: cutlass.Constexpr[int], rank: Int32):
+    """Producer by TMA, whole warp of each CTA: expect `nbytes` from each; of a pair, the leader does."""
+    if cutlass.const_expr(end.channel.ctas == 1):
+        end.expect(stage, nbytes)
+    else:
+        if rank == LEADER:
+            end.expect(stage, nbytes)
+
+
 class Ring:
     """Where a role stands in a channel: stage index and phase parity. Immutable; `ring = ring.next()`."""
 

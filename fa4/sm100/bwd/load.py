@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..bulk import bulk_load
-from ..channels import LEADER, Ring
+from ..channels import Ring, announce
 from ..copy import tma_load, tma_load_panel
 from .work import sequence_matrix, work_tile
 
@@ -56,16 +56,6 @@ def load(context):
             load_statistics(context, ends.load_compute_rows, work, coming, rows)
         rows = rows.next()
         columns = columns ^ 1
-
-
-@cute.jit
-def announce(end, stage, nbytes: cutlass.Constexpr[int], rank: Int32):
-    """Expect `nbytes` from each CTA; of a pair, the leader does."""
-    if cutlass.const_expr(end.channel.ctas == 1):
-        end.expect(stage, nbytes)
-    else:
-        if rank == LEADER:
-            end.expect(stage, nbytes)
 
 
 @cute.jit

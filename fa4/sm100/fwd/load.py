@@ -9,100 +9,102 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
-from ..channels import LEADER, End, Ring
-from ..copy import TmaTile, tma_load, tma_load_panel
+from ..channels import Ring, announce
+from ..copy import tma_load, tma_load_panel
 from .config import Q_TILES, TILE_N
 from .work import Queue, row_tile, sequence_matrix
 
 
 @cute.jit
 def load(context):
-    cfg, args = context.cfg, context.args
-    ends = context.ends("load")
-    q_tma, k_tma, v_tma = context.tma("q"), context.tma("k"), context.tma("v")
-    q_base, kv_base = context.smem.pointer("Q", cfg.dtype), context.smem.pointer("KV", cfg.dtype)
-    q_step, kv_step = cfg.q_tile.nbytes // 2, cfg.kv_stage_bytes // 2
+    cfg, ends = context.cfg, context.ends("load")
     kv = Ring.producer(ends.load_mma_KV.channel)
     q_phase, tail_phase = Int32(1), Int32(0)
-    rank = args.scheduler.rank
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            q = sequence_matrix(q_tma.tensor, work.head, work.batch, work.q.first, cfg.varlen)
-            k = sequence_matrix(k_tma.tensor, work.head_kv, work.batch, work.k.first, cfg.varlen)
-            v = sequence_matrix(v_tma.tensor, work.head_kv, work.batch, work.k.first, cfg.varlen)
             for i in cutlass.range(work.count, unroll=1):
                 block = work.block(i)
                 if i == 0:
-                    load_q(context, ends, q_tma, q, row_tile(context, work, 0), 0, q_base, q_phase)
-                ends.load_mma_KV.wait_free(kv.index, kv.phase)
-                announce(ends.load_mma_KV, kv.index, cfg.k_tile.nbytes, rank)
-                k_place = kv_base + kv.index * kv_step
-                tma_load(k_tma, k, block * cfg.ctas + rank, k_place, ends.load_mma_KV.full(kv.index))
+                    load_q(context, ends, work, 0, q_phase)
+                load_k(context, ends.load_mma_KV, work, block, kv)
                 kv = kv.next()
                 if i == 0:
                     for tile in cutlass.range_constexpr(1, Q_TILES):
-                        place = q_base + tile * q_step
-                        load_q(context, ends, q_tma, q, row_tile(context, work, tile), tile, place, q_phase)
+                        load_q(context, ends, work, tile, q_phase)
                 ends.load_mma_KV.wait_free(kv.index, kv.phase)
-                place = kv_base + kv.index * kv_step
-                rows = work.k.count - block * TILE_N
+                ends_here = Boolean(work.k.count < (block + 1) * TILE_N)
                 if cutlass.const_expr(cfg.scrubs_v):
-                    if rows < TILE_N:
-                        load_v_tail(ends, v_tma, v, block, place, rows, tail_phase)
+                    if ends_here:
+                        load_v_tail(context, ends, work, block, kv.index, tail_phase)
                         tail_phase = tail_phase ^ 1
-                        ends.load_mma_KV.hand_over(kv.index)
                     else:
-                        load_v(context, ends.load_mma_KV, v_tma, v, block, place, kv.index)
+                        load_v(context, ends.load_mma_KV, work, block, kv.index)
                 else:
-                    load_v(context, ends.load_mma_KV, v_tma, v, block, place, kv.index)
+                    load_v(context, ends.load_mma_KV, work, block, kv.index)
                 kv = kv.next()
             q_phase = q_phase ^ 1
         queue = queue.next()
     # The last loads are all consumed before the CTA ends: correction waits for the products that read them.
 
 
-@cute.jit
-def announce(end, stage, nbytes: cutlass.Constexpr[int], rank: Int32):
-    """Expect `nbytes` from each CTA; of a pair, the leader does."""
-    if rank == LEADER:
-        end.expect(stage, nbytes)
-
-
-def load_q(context, ends, tma: TmaTile, q: cute.Tensor, row_tile, tile: int, place: cute.Pointer, phase):
-    channel = ends.load_mma_Q
-    if context.cfg.o_over_q:
+def load_q(context, ends, work, tile: int, phase: Int32):
+    """This CTA's rows of a Q tile."""
+    cfg, tma, end = context.cfg, context.tma("q"), ends.load_mma_Q
+    if cfg.o_over_q:
         ends.epilogue_load_Q.wait_full(tile, phase)
     elif tile == 0:
         ends.mma_load_Q.wait_full(0, phase)
-    announce(channel, tile, tma.tile.nbytes, context.args.scheduler.rank)
-    tma_load(tma, q, row_tile, place, channel.full(tile))
+    q = sequence_matrix(tma.tensor, work.head, work.batch, work.q.first, cfg.varlen)
+    place = context.smem.pointer("Q", cfg.dtype) + tile * (cfg.q_tile.nbytes // 2)
+    announce(end, tile, tma.tile.nbytes, context.args.scheduler.rank)
+    tma_load(tma, q, row_tile(context, work, tile), place, end.full(tile))
 
 
-def load_v(context, channel: End, tma: TmaTile, v: cute.Tensor, block, place: cute.Pointer, stage):
-    rank = context.args.scheduler.rank
-    announce(channel, stage, tma.tile.nbytes, rank)
-    if context.cfg.ctas == 2:
-        tma_load_panel(tma, v, block, rank, place, channel.full(stage))
+def load_k(context, end, work, block: Int32, kv: Ring):
+    """This CTA's keys of a block."""
+    cfg, tma, rank = context.cfg, context.tma("k"), context.args.scheduler.rank
+    k = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k.first, cfg.varlen)
+    end.wait_free(kv.index, kv.phase)
+    announce(end, kv.index, tma.tile.nbytes, rank)
+    tma_load(tma, k, block * cfg.ctas + rank, kv_place(context, kv.index), end.full(kv.index))
+
+
+def load_v(context, end, work, block: Int32, stage: Int32):
+    """This CTA's columns of a block."""
+    cfg, tma, rank = context.cfg, context.tma("v"), context.args.scheduler.rank
+    v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k.first, cfg.varlen)
+    announce(end, stage, tma.tile.nbytes, rank)
+    if cfg.ctas == 2:
+        tma_load_panel(tma, v, block, rank, kv_place(context, stage), end.full(stage))
     else:
-        tma_load(tma, v, block, place, channel.full(stage))
+        tma_load(tma, v, block, kv_place(context, stage), end.full(stage))
+
+
+def kv_place(context, stage: Int32) -> cute.Pointer:
+    cfg = context.cfg
+    return context.smem.pointer("KV", cfg.dtype) + stage * (cfg.kv_stage_bytes // 2)
 
 
 @cute.jit
-def load_v_tail(ends, tma: TmaTile, v: cute.Tensor, block, place: cute.Pointer, rows: Int32, phase: Int32):
+def load_v_tail(context, ends, work, block: Int32, stage: Int32, phase: Int32):
     """Load V's last block and overwrite the rows after the sequence's end with zeros."""
-    ends.load_load_Vtail.expect(0, tma.tile.nbytes)
-    tma_load(tma, v, block, place, ends.load_load_Vtail.full(0))
-    ends.load_load_Vtail.wait_full(0, phase)
+    cfg, tma, end = context.cfg, context.tma("v"), ends.load_load_Vtail
+    tile, place = cfg.v_tile, kv_place(context, stage)
+    v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k.first, cfg.varlen)
+    end.expect(0, tile.nbytes)
+    tma_load(tma, v, block, place, end.full(0))
+    end.wait_full(0, phase)
     words = cute.make_tensor(
         cute.recast_ptr(place, dtype=Int32),
-        cute.make_layout((32, tma.tile.rows, tma.tile.panels), stride=(1, 32, tma.tile.rows * 32)),
+        cute.make_layout((32, tile.rows, tile.panels), stride=(1, 32, tile.rows * 32)),
     )
     lane = cute.arch.lane_idx()  # a row of a panel is 128 bytes, one word a lane
-    for row in cutlass.range(rows, TILE_N, unroll=1):
-        for panel in cutlass.range_constexpr(tma.tile.panels):
+    for row in cutlass.range(work.k.count - block * TILE_N, TILE_N, unroll=1):
+        for panel in cutlass.range_constexpr(tile.panels):
             words[lane, row, panel] = Int32(0)
+    ends.load_mma_KV.hand_over(stage)
