@@ -63,3 +63,16 @@ def unwaited_copy(source: cute.Tensor, result: cute.Tensor, waits: cutlass.Const
 @cute.jit
 def run_unwaited_copy(source: cute.Tensor, result: cute.Tensor, waits: cutlass.Constexpr[bool]):
     unwaited_copy(source, result, waits).launch(grid=(1, 1, 1), block=(COLUMNS, 1, 1))
+
+
+@cute.kernel
+def sum_kernel(source: cute.Tensor, result: cute.Tensor):
+    lane, _, _ = cute.arch.thread_idx()
+    row, _, _ = cute.arch.block_idx()
+    cute.arch.atomic_add(result.iterator.llvm_ptr, source[row, lane])
+
+
+@cute.jit
+def run_sum(source: cute.Tensor, result: cute.Tensor):
+    """All elements into one, in any order."""
+    sum_kernel(source, result).launch(grid=(source.shape[0], 1, 1), block=(COLUMNS, 1, 1))
