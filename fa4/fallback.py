@@ -285,10 +285,10 @@ def _backward_pass(part: _Pass, inputs: AttentionInputs, saved: tuple, grads: tu
     )
     row_term = _row_term(part, out, dout, dlse, dtype)
     row_lse = part.row_view(lse)
+    # exp(S - inf) = 0 for every key of a row that saw none, and for a sink of -inf.
+    row_lse = row_lse.masked_fill(torch.isneginf(row_lse), torch.inf)
     if inputs.sink is not None:
         dsink[part.heads] -= (torch.exp(part.sink_view(inputs.sink) - row_lse) * row_term).sum(dim=(0, 3))
-    # exp(S - inf) = 0 for every key of a row that saw none.
-    row_lse = row_lse.masked_fill(torch.isneginf(row_lse), torch.inf)
     band = Band.of(spec, part.seqlen_q, part.seqlen_k)
     for k_rows in _tiles(range(part.seqlen_k), TILE_N):
         k, v = _load_k(k_view, k_rows, dtype), _load_k(v_view, k_rows, dtype)

@@ -184,8 +184,8 @@ def backward(
         dv_heads = math.matmul(p.transpose(1, 2), dos)
         seq.select(dv, seq.k_rows, varlen).copy_(per_kv_head(dv_heads).transpose(0, 1))
         if dsink is not None and inputs.sink is not None:
-            weight = torch.exp(inputs.sink.to(math.dtype)[:, None] - lse)
-            dsink -= (weight * d).sum(dim=1)
+            weight = _exp(inputs.sink.to(math.dtype)[:, None, None].expand(-1, lse.shape[1], 1), lse)
+            dsink -= (weight.squeeze(2) * d).sum(dim=1)
     if precise:
         return Gradients(dq, dk, dv, dsink)
     dq, dk, dv = (g.to(spec.dtype) for g in grads)

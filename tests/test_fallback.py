@@ -65,6 +65,14 @@ def test_autocast_changes_nothing(dtype, seed):
     assert all(torch.equal(a, b) for a, b in zip(without_gradients, plain))
 
 
+def test_a_sink_of_minus_infinity_is_none_also_where_no_key_is_seen(seed):
+    problem = make(CASES["sink_with_masked_rows"], seed)
+    problem.inputs.sink.fill_(-torch.inf)
+    out, lse, grads = problem.call_with_gradients(backend="torch")
+    assert_right(judge_forward(problem, out, lse) + judge_backward(problem, grads), f"seed {seed}")
+    assert (grads.dsink == 0).all() and (lse[:, :, : 90 - 30] == -torch.inf).all()
+
+
 def test_no_score_matrix_is_kept(seed):
     """No operation of forward or backward allocates anything near seqlen x seqlen."""
     seqlen = 4096
