@@ -184,6 +184,8 @@ def _layout(name: str, x: Tensor) -> tuple:
     """The fields of a `_Layout`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} has layout {x.layout}, expected torch.strided (for lengths, flash_attn_varlen_func)")
     return x.shape, x.dtype, x.device, x.stride()
 
 

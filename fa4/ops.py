@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,13 +87,15 @@ def _forward(q, *arguments):
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 
-def watched(*tensors: Tensor | None) -> bool:
-    """Whether tracing, a dispatch mode, a function transform or a tensor subclass has to see operators on these."""
+def watched(*tensors: Any) -> bool:
+    """Whether tracing, a dispatch mode, a function transform, a tensor subclass or the meta device has to see operators
+    on these: q, and others or None."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or not _PLAIN.issuperset(map(type, tensors))
+        or tensors[0].is_meta
     )
 
 

@@ -22,6 +22,7 @@ Q, K, V = qkv()
 
 DENSE_ERRORS = {
     "q_not_a_tensor": (TypeError, "q is a list", dict(q=[1.0])),
+    "sparse": (TypeError, "k has layout torch.sparse_coo, expected torch.strided", dict(k=K.to_sparse())),
     "q_three_dims": (ValueError, "q has 3 dimensions", dict(q=Q[0])),
     "integer_dtype": (TypeError, "q has dtype torch.int64", dict(q=Q.long())),
     "mixed_dtypes": (TypeError, "k has dtype torch.float16, expected torch.float32", dict(k=K.half())),
@@ -157,10 +158,10 @@ def test_explain_names_backend_tiles_and_refusals():
 
 
 def test_import_is_light():
-    """`import fa4` does not import CuTe DSL and adds well under a second to torch."""
+    """`import fa4` does not import CuTe DSL and adds well under a second to torch, on however busy a machine."""
     code = (
-        "import sys, time, torch; before = set(sys.modules); t = time.perf_counter(); import fa4; "
-        "t = time.perf_counter() - t; new = {name.split('.')[0] for name in set(sys.modules) - before}; "
+        "import sys, time, torch; before = set(sys.modules); t = time.process_time(); import fa4; "
+        "t = time.process_time() - t; new = {name.split('.')[0] for name in set(sys.modules) - before}; "
         "assert not new & {'cutlass', 'nvidia_cutlass_dsl', 'tvm_ffi'}, new; print(t)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -56,6 +56,13 @@ def test_opcheck_backward(case, seed):
 
 
 @pytest.mark.parametrize("case", SMALL.values(), ids=str)
+def test_meta_tensors_give_shapes(case):
+    real, meta = make(case, 0), make(case, 0, "meta")
+    for got, expected in zip(meta.call(), real.call()):
+        assert got.is_meta and got.shape == expected.shape and got.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("case", SMALL.values(), ids=str)
 def test_fullgraph_compile_forward_and_backward(case, seed):
     problem = make(case, seed)
     torch._dynamo.reset()
