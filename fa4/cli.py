@@ -22,6 +22,7 @@ from .env import VARIABLES
 from .spec import AttentionSpec, Feature
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+_POSITIVE = click.IntRange(min=1)
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -37,6 +38,23 @@ emulator_cli.register(main)
 def _default_device() -> torch.device:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator or torch.device("cpu")
+
+
+def device_named(name: str | None) -> torch.device:
+    """The device of a --device option; the accelerator, else the CPU, without one.
+
+    Raises:
+        click.BadParameter: torch knows no such device, or this machine has none.
+    """
+    if name is None:
+        return _default_device()
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise click.BadParameter(f"{name!r} is not a device of this machine: {reason}", param_hint="--device") from None
+    return device
 
 
 def _version(distribution: str) -> str | None:
@@ -89,16 +107,21 @@ def env(as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--heads-q", default=16, show_default=True)
-@click.option("--heads-kv", default=None, type=int, help="Default: as many as query heads.")
-@click.option("--head-dim", default=128, show_default=True)
-@click.option("--head-dim-v", default=None, type=int, help="Default: head_dim.")
+@click.option("--heads-q", default=16, type=_POSITIVE, show_default=True)
+@click.option("--heads-kv", default=None, type=_POSITIVE, help="Default: as many as query heads.")
+@click.option("--head-dim", default=128, type=_POSITIVE, show_default=True)
+@click.option("--head-dim-v", default=None, type=_POSITIVE, help="Default: head_dim.")
 @click.option("--dtype", type=click.Choice(list(_DTYPES)), default="bf16", show_default=True)
 @click.option("--causal", is_flag=True)
 @click.option(
-    "--window-size", nargs=2, type=int, default=(-1, -1), show_default=True, help="Left and right; -1 is open."
+    "--window-size",
+    nargs=2,
+    type=click.IntRange(min=-1),
+    default=(-1, -1),
+    show_default=True,
+    help="Left and right; -1 is open.",
 )
-@click.option("--softcap", default=0.0, show_default=True)
+@click.option("--softcap", default=0.0, type=click.FloatRange(min=0), show_default=True)
 @click.option("--sink", is_flag=True, help="With a learnable sink.")
 @click.option("--varlen", is_flag=True, help="Packed sequences.")
 @click.option("--seqused", is_flag=True, help="With seqused_q and seqused_k (varlen).")
@@ -114,14 +137,20 @@ def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
     if table:
         click.echo(support_table())
         return
-    where = chip_of(_default_device()) if chip is None else chip_by_number(chip) if chip else Chip("cpu")
+    try:
+        where = chip_of(_default_device()) if chip is None else chip_by_number(chip) if chip else Chip("cpu")
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--chip") from None
+    heads_q, heads_kv = shape["heads_q"], shape["heads_kv"] or shape["heads_q"]
+    if heads_q % heads_kv:
+        raise click.BadParameter(f"{heads_kv} does not divide {heads_q} query heads", param_hint="--heads-kv")
     left, right = (None if side == -1 else side for side in shape["window_size"])
     spec = AttentionSpec(
         dtype=_DTYPES[shape["dtype"]],
         head_dim=shape["head_dim"],
         head_dim_v=shape["head_dim_v"] or shape["head_dim"],
-        heads_q=shape["heads_q"],
-        heads_kv=shape["heads_kv"] or shape["heads_q"],
+        heads_q=heads_q,
+        heads_kv=heads_kv,
         softmax_scale=shape["head_dim"] ** -0.5,
         window_left=left,
         window_right=0 if shape["causal"] else right,
@@ -153,22 +182,27 @@ def support_table() -> str:
 
 
 @main.command()
-@click.option("--steps", default=100, show_default=True)
+@click.option("--steps", default=100, type=_POSITIVE, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--device", default=None, help="Default: the accelerator if there is one, else cpu.")
 @click.option("--backend", default="auto", show_default=True)
 def demo(steps: int, seed: int, device: str | None, backend: str) -> None:
     """Train a small causal transformer on real English text, twice, and compare the weights."""
+    where = device_named(device)
     # cuBLAS is deterministic only with a fixed workspace, chosen before its first call.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     from . import demo as job
 
-    where = torch.device(device) if device else _default_device()
     model = job.ModelConfig(dtype=torch.float32 if where.type == "cpu" else torch.bfloat16)
     config = job.TrainConfig(steps=steps, seed=seed)
-    explanation = job.explain_attention(model, config, where, backend)
+    try:
+        explanation = job.explain_attention(model, config, where, backend)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--backend") from None
     console.print(f"{explanation}\n")
+    if explanation.chosen is None:
+        raise SystemExit(1)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -34,6 +34,34 @@ def test_explain_refuses_a_backend_that_does_not_exist():
     assert "backend is 'nope', expected one of 'auto'" in " ".join(run("explain", "--backend", "nope", code=2).split())
 
 
+REFUSALS = {
+    "unknown_chip": ("chip number 77 is not known", ["explain", "--chip", "77"]),
+    "no_head_dim": ("--head-dim", ["explain", "--head-dim", "0"]),
+    "heads_do_not_divide": ("2 does not divide 3 query heads", ["explain", "--heads-q", "3", "--heads-kv", "2"]),
+    "negative_window": ("--window-size", ["explain", "--window-size", "-5", "0"]),
+    "negative_softcap": ("--softcap", ["explain", "--softcap", "-1"]),
+    "demo_without_steps": ("--steps", ["demo", "--steps", "0"]),
+    "demo_on_an_unknown_device": ("'nope' is not a device of this machine", ["demo", "--device", "nope"]),
+    "demo_with_an_unknown_backend": ("backend is 'nope', expected one of", ["demo", "--backend", "nope"]),
+}
+
+
+@pytest.mark.parametrize("message, arguments", REFUSALS.values(), ids=REFUSALS)
+def test_bad_options_are_usage_errors(message, arguments):
+    try:
+        assert message in " ".join(run(*arguments, code=2).replace("│", "").split())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_demo_stops_where_the_named_backend_cannot_run():
+    try:
+        text = run("demo", "--backend", "sm100", "--device", "cpu", code=1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "not sm100: needs sm_100 or sm_103 (this is cpu)" in text
+
+
 def test_support_table_in_the_readme_is_the_dispatchers():
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     assert support_table() in readme, "run `python -m fa4 explain --table` and paste it into README.md"
