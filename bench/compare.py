@@ -10,10 +10,24 @@ from rich.console import Console
 from rich.table import Table
 
 
+def read_rows(path: Path) -> list[dict]:
+    """The rows of a result file, in its order.
+
+    Raises:
+        click.ClickException: the file holds something else.
+    """
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        if all({"provider", "label", "machine"} <= row.keys() for row in rows):
+            return rows
+    except (ValueError, AttributeError):
+        pass
+    raise click.ClickException(f"{path} is not a result file of bench.run: expected one JSON row a line")
+
+
 def load(path: Path) -> dict[tuple[str, str], dict]:
     """Rows by (provider, label); a later row of the same name replaces an earlier one."""
-    rows = (json.loads(line) for line in path.read_text().splitlines())
-    return {(row["provider"], row["label"]): row for row in rows}
+    return {(row["provider"], row["label"]): row for row in read_rows(path)}
 
 
 @click.command()

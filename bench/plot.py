@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+
+from .compare import read_rows
 
 
 @click.command()
@@ -19,7 +20,7 @@ def main(results: Path, output: Path | None) -> None:
     import matplotlib.pyplot as plt
     import pandas as pd
 
-    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    rows = read_rows(results)
     timed = [row for row in rows if "median_ms" in row]
     if not timed:
         raise click.ClickException(f"{results} has no timed row")

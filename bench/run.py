@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 
+from fa4.cli import device_named
 from fa4.device import chip_by_number, emulating
 from fa4.jit import compile_only
 
@@ -86,7 +88,8 @@ def run_case(case: BenchCase, provider: Provider, device: torch.device, seed: in
         return {**row, "error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
     finally:
         if device.type == "cuda":
-            torch.cuda.empty_cache()
+            with contextlib.suppress(RuntimeError):  # after an illegal access every call fails; the rows must not
+                torch.cuda.empty_cache()
     return {
         **row,
         **dataclasses.asdict(timing),
@@ -129,8 +132,10 @@ def _table(rows: list[dict], providers: list[str], gemm: float) -> Table:
     for label in dict.fromkeys(row["label"] for row in rows):
         cells = []
         for name in providers:
-            row = next(r for r in rows if r["label"] == label and r["provider"] == name)
-            if "median_ms" in row:
+            row = next((r for r in rows if r["label"] == label and r["provider"] == name), None)
+            if row is None:
+                cells.append("-")
+            elif "median_ms" in row:
                 cells.append(f"{row['median_ms']:.3f} / {row['tflops']:.3g} / {100 * row['tflops'] / gemm:.0f}")
             else:
                 cells.append("skipped" if "skipped" in row else "error")
@@ -138,12 +143,23 @@ def _table(rows: list[dict], providers: list[str], gemm: float) -> Table:
     return table
 
 
+@contextlib.contextmanager
+def _kept_on_interrupt() -> Iterator[None]:
+    """Ctrl-C inside ends the measuring, not the program: what was measured is still written."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("interrupted")
+
+
 @click.command()
 @click.option("--suite", type=click.Choice(list(SUITES)), default="smoke", show_default=True)
 @click.option("--providers", default="fa4,sdpa", show_default=True, help=f"Comma-separated: {', '.join(PROVIDERS)}.")
 @click.option("--device", default=None, help="Default: cuda if there is one, else cpu.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--seconds", default=0.5, show_default=True, help="Time spent on each measurement.")
+@click.option(
+    "--seconds", default=0.5, type=click.FloatRange(min=0), show_default=True, help="Time spent on each measurement."
+)
 @click.option("--check/--no-check", default=True, show_default=True, help="Check results before timing.")
 @click.option("--filter", "pattern", default="", help="Only cases whose label matches this regular expression.")
 @click.option(
@@ -158,12 +174,19 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, chip) 
         raise click.BadParameter(
             f"{', '.join(unknown)}: expected some of {', '.join(PROVIDERS)}", param_hint="--providers"
         )
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    cases = [case for case in SUITES[suite] if re.search(pattern, case.label)]
+    try:
+        cases = [case for case in SUITES[suite] if re.search(pattern, case.label)]
+    except re.error as error:
+        raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint="--filter") from None
     if not cases:
         raise click.BadParameter(f"{pattern!r} matches no case of suite {suite}", param_hint="--filter")
     if chip is not None:
+        try:
+            chip_by_number(chip)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--dry-run") from None
         raise SystemExit(1 if dry_run(cases, chip) else 0)
+    where = device_named(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     for name in names:
         reason = PROVIDERS[name].unavailable(where)
         if reason:
@@ -172,7 +195,7 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, chip) 
     gemm = [machine.gemm_tflops(where)]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows = []
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console) as progress, _kept_on_interrupt():
         task = progress.add_task(suite, total=len(cases) * len(names))
         for case in cases:
             for name in names:
@@ -181,7 +204,11 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, chip) 
                 if "error" in rows[-1]:
                     progress.console.print(f"{name}: {case.label}: {rows[-1]['error']}")
                 progress.advance(task)
-    gemm.append(machine.gemm_tflops(where))
+    try:
+        gemm.append(machine.gemm_tflops(where))
+        after = f"{gemm[1]:.3g} after"
+    except RuntimeError as error:  # what was measured before a kernel broke the device is kept
+        after = f"none after ({str(error).splitlines()[0]})"
     now = datetime.datetime.now(datetime.timezone.utc)
     if output is None:
         slug = re.sub(r"[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
@@ -192,7 +219,7 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, chip) 
             common = {"suite": suite, "time": now.isoformat(timespec="seconds"), "machine": facts, "gemm_tflops": gemm}
             file.write(json.dumps({**common, **row}) + "\n")
     Console(width=40 + 30 * len(names)).print(_table(rows, names, gemm[0]))
-    console.print(f"GEMM {gemm[0]:.3g} TFLOP/s before, {gemm[1]:.3g} after; {len(rows)} rows appended to {output}")
+    console.print(f"GEMM {gemm[0]:.3g} TFLOP/s before, {after}; {len(rows)} rows appended to {output}")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 
 import click
+
+from .compare import read_rows
 
 
 @click.command()
@@ -14,7 +15,7 @@ import click
 @click.option("--of", "subject", default="fa4", show_default=True, help="Provider whose ratios are told.")
 def main(results: Path, subject: str) -> None:
     """TFLOP/s by case and provider, then geometric means of the subject's rate over each other provider's."""
-    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    rows = read_rows(results)
     providers = list(dict.fromkeys(row["provider"] for row in rows))
     if subject not in providers:
         has = ", ".join(providers)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import fa4
 from bench import compare, plot, providers, run, suites, summary
 from bench.suites import BenchCase, square
 
@@ -57,6 +58,52 @@ def test_a_provider_that_is_not_here_is_skipped_by_name(tiny, tmp_path):
 def test_unknown_provider_and_empty_filter_are_refused(tiny):
     assert "expected some of fa4" in " ".join(invoke(run.main, "--providers", "fa5", code=2).split())
     assert "matches no case" in invoke(run.main, "--filter", "nothing", code=2)
+
+
+@pytest.mark.parametrize(
+    "message, arguments",
+    [
+        ("is no regular expression", ["--filter", "["]),
+        ("'nope' is not a device of this machine", ["--device", "nope"]),
+        ("chip number 77 is not known", ["--dry-run", 77]),
+        ("--seconds", ["--seconds", -1]),
+    ],
+)
+def test_bad_options_are_usage_errors(tiny, message, arguments):
+    assert message in " ".join(invoke(run.main, *arguments, code=2).replace("│", "").split())
+
+
+@pytest.mark.parametrize("command", [compare.main, plot.main, summary.main])
+@pytest.mark.parametrize("text", ["# not JSON\n", '{"other": 1}\n', "[1]\n"])
+def test_a_file_that_holds_no_rows_is_refused(command, text, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    files = [path] * (2 if command is compare.main else 1)
+    assert "is not a result file of bench.run" in invoke(command, *files, code=1)
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), None], ids=["interrupt", "broken_device"])
+def test_rows_measured_before_the_end_of_a_run_are_kept(tiny, tmp_path, monkeypatch, end):
+    """Ctrl-C in a run of hours, or a kernel that breaks the device: what was measured is in the file."""
+    attend = fa4.flash_attn_func
+    rates = iter([1.0])
+
+    def gemm(device):
+        for rate in rates:
+            return rate
+        raise RuntimeError("illegal memory access")
+
+    def build(case):
+        if end is not None and case.direction == "bwd":
+            raise end
+        return attend
+
+    if end is None:
+        monkeypatch.setattr(run.machine, "gemm_tflops", gemm)
+    monkeypatch.setitem(providers.PROVIDERS, "fa4", providers.Provider("fa4", build, lambda device: ""))
+    rows = measured(tmp_path / "rows.jsonl", names="fa4-torch,fa4")
+    assert [row["provider"] for row in rows] == ["fa4-torch", "fa4", "fa4-torch", "fa4"][: 4 if end is None else 3]
+    assert len(rows[0]["gemm_tflops"]) == (1 if end is None else 2) and rows[0]["median_ms"] > 0
 
 
 def test_compare_finds_a_regression_and_a_failure(tiny, tmp_path):
