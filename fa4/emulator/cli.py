@@ -56,12 +56,14 @@ def _role_names(entry: str) -> dict[int, str]:
 @click.option("--seeds", default=1, show_default=True, help="Seeds to run, each with the next schedule.")
 @click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
 @click.option("--races/--no-races", default=True, show_default=True, help="Check for data races.")
+@click.option("--letter", is_flag=True, help="Hold tensor memory to the letter of the ISA.")
+@click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of an mbarrier's phase.")
 @click.option("--trace", "trace_path", type=click.Path(dir_okay=False), help="Write a Chrome trace of the first seed.")
 @click.option("--report/--no-report", default=True, show_default=True)
 def emulate_command(
     direction: str, seqlen: int, seqlen_k: int | None, heads: int, heads_kv: int | None, dtype: str, sink: bool,
     chip: str, sms: int, backend: str, seed: int, seeds: int, schedule: str | None, races: bool,
-    trace_path: str | None, report: bool, **shape,
+    letter: bool, leftovers: bool, trace_path: str | None, report: bool, **shape,
 ) -> None:  # fmt: skip
     """Run our attention kernels on an emulated chip, judged against float64, under one seed or several."""
     from fa4.emulator import emulate, trace
@@ -77,8 +79,9 @@ def emulate_command(
         wants_trace = trace_path if current == seed else None
         start = time.perf_counter()
         try:
+            checks = Checks(races=races, letter=letter, leftovers=leftovers)
             with emulate(
-                chip, sms=sms, seed=current, schedule=order, checks=Checks(races=races), trace=wants_trace is not None
+                chip, sms=sms, seed=current, schedule=order, checks=checks, trace=wants_trace is not None
             ) as gpu:
                 chosen = select(problem.spec, chip_by_number(gpu.chip_number, emulated=True), backend).name
                 gpu.roles = _role_names if chosen == "sm100" else {}

@@ -118,8 +118,8 @@ def _sum_row(device: Device, case: Case, seeds: int) -> Row:
             return Row(case.name, f"seed {seed}", f"failed: {error}", False)
         different += int((real != emulated).sum())
         total += real.size
-        error = np.abs(real.astype(np.float64) - emulated.astype(np.float64)).max()
-        worst = max(worst, float(error / np.spacing(np.abs(real).max())))
+        difference = np.abs(real.astype(np.float64) - emulated.astype(np.float64)).max()
+        worst = max(worst, float(difference / np.spacing(np.abs(real).max())))
     result = "same bits" if not different else f"{different} differ, by at most {worst:.2g} ulp of the largest"
     return Row(case.name, f"{total:,} sums", result, not different)
 
