@@ -20,7 +20,7 @@ from .config import Q_TILES, TILE_M, TILE_N
 from .softmax import rows_in_smem
 from .work import Queue, fills_tile, row_tile, sequence_matrix
 
-COLUMNS = 16  # of O in registers at a time
+COLUMNS = 16  # of O in registers at a time; 32 spill
 
 
 @cute.jit
