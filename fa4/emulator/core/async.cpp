@@ -25,58 +25,85 @@ TmaType reduce_type(Type t) {
     }
 }
 
+// Keys of a thread's bulk stores beside that of its tcgen05 pipe.
+constexpr uint64_t kBulkReads = uint64_t(1) << 61, kBulkWrites = uint64_t(1) << 60;
+
 // Destination CTAs of a multicast, and where each one's mbarrier lies.
 struct Target { Cta* cta; Cta* bar_cta; };
 
 }  // namespace
 
-// `twin`: another lane's operation of the same instruction; the two are one agent, and cannot race with each other.
-AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe, const AsyncPtr& twin) {
+uint32_t Engine::slot_of(uint64_t key) {
+    const auto found = kept_slots_.find(key);
+    return found != kept_slots_.end() ? found->second : kept_slots_.emplace(key, races_.new_slot()).first->second;
+}
+
+AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe) {
     auto op = std::make_shared<AsyncOp>();
     op->name = name;
     op->place = current_;
     op->place.lanes = x.mask;
     op->cta = x.w.cta;
     op->pipe = pipe;
+    op->keeps_slots = pipe != 0;
+    if (!races_.enabled) return op;
+    WarpClock& clock = x.w.clock;
+    op->order = clock.order;
+    clock.stamp(op->order, x.mask);
+    clock.epoch = races_.next_epoch(clock.slot);
+    op->slot = op->write_slot = pipe ? slot_of(pipe) : races_.take_slot(op->order);
+    op->epoch = races_.next_epoch(op->slot);
+    op->write_epoch = races_.next_epoch(op->slot);
+    return op;
+}
+
+// Bulk stores of a thread. Its waits cover all that came before a group, so that they share two slots: one for what they
+// read, for wait_group.read, and one for what they write. `twin`: another lane's store by the same instruction; the two
+// are one agent, and cannot race with each other.
+AsyncPtr Engine::make_bulk_store(Exec& x, const char* name, int lane, const AsyncPtr& twin) {
+    auto op = std::make_shared<AsyncOp>();
+    op->name = name;
+    op->place = current_;
+    op->place.lanes = x.mask;
+    op->cta = x.w.cta;
+    op->keeps_slots = true;
     if (!races_.enabled) return op;
     if (twin) {
-        op->order = twin->order, op->slot = twin->slot, op->epoch = twin->epoch, op->self_from = twin->self_from;
-        op->is_twin = true;
+        op->order = twin->order;
+        op->slot = twin->slot, op->epoch = twin->epoch, op->write_slot = twin->write_slot, op->write_epoch = twin->write_epoch;
         return op;
     }
     WarpClock& clock = x.w.clock;
     op->order = clock.order;
     clock.stamp(op->order, x.mask);
     clock.epoch = races_.next_epoch(clock.slot);
-    if (pipe) {
-        auto found = pipe_slots_.find(pipe);
-        if (found == pipe_slots_.end()) found = pipe_slots_.emplace(pipe, races_.take_slot()).first;
-        op->slot = found->second;
-    } else {
-        op->slot = races_.take_slot();
-    }
+    op->slot = slot_of(pipe_key(x.w, lane) | kBulkReads);
+    op->write_slot = slot_of(pipe_key(x.w, lane) | kBulkWrites);
     op->epoch = races_.next_epoch(op->slot);
-    races_.next_epoch(op->slot);
-    op->self_from = pipe ? 1 : op->epoch;
+    op->write_epoch = races_.next_epoch(op->write_slot);
     return op;
 }
 
 Agent Engine::agent(const AsyncOp& op, bool write) const {
-    return {&op.order, op.slot, op.epoch + (write ? 1 : 0), op.self_from, op.place.row, op.place.cta, int16_t(op.place.warp), op.async_proxy};
+    const uint32_t slot = write ? op.write_slot : op.slot, epoch = write ? op.write_epoch : op.epoch;
+    const uint32_t self_from = op.pipe ? 1 : slot == op.slot ? op.epoch : op.write_epoch;
+    return {&op.order, slot, epoch, self_from, op.place.row, op.place.cta, int16_t(op.place.warp), op.async_proxy};
 }
 
 Order Engine::completion(const AsyncOp& op, bool reads_only) const {
     Order order;
     if (!races_.enabled) return order;
     order = op.order;
-    order.seen.set(op.slot, op.epoch + (reads_only ? 0 : 1));
+    order.seen.set(op.slot, op.epoch);
+    if (!reads_only) order.seen.set(op.write_slot, op.write_epoch);
     return order;
 }
 
 void Engine::join_completed(Warp& w, const AsyncOp& op, bool reads_only) {
     if (!races_.enabled) return;
     races_.acquire(w.clock, completion(op, reads_only));
-    w.clock.order.via[kTensor].set(op.slot, op.epoch + (reads_only ? 0 : 1));
+    w.clock.order.via[kTensor].set(op.slot, op.epoch);
+    if (!reads_only) w.clock.order.via[kTensor].set(op.write_slot, op.write_epoch);
 }
 
 void Engine::submit(const AsyncPtr& op) {
@@ -108,7 +135,7 @@ void Engine::advance(AsyncOp& op) {
     mix(uint64_t(op.place.row) << 20 | op.next << 16 | uint64_t(op.place.cta));
     if (config_.trace) trace.push_back({time_, op.place.cta, -1, op.place.row, uint32_t(op.next), op.name});
     if (op.done()) {
-        if (races_.enabled && !op.pipe && !op.is_twin) races_.give_slot(op.slot);
+        if (races_.enabled && !op.keeps_slots) races_.give_slot(op.slot);
         op.steps.clear();
         op.next = 0;
     }
@@ -192,7 +219,7 @@ void Engine::tma(Exec& x) {
             bytes = 0;
             for (const TmaPiece& p : *pieces) bytes += p.bytes;
         }
-        AsyncPtr op = make_op(x, is_load ? "tma load" : reduce ? "tma reduce" : "tma store", 0, is_load ? nullptr : twin);
+        AsyncPtr op = is_load ? make_op(x, "tma load") : make_bulk_store(x, reduce ? "tma reduce" : "tma store", l, twin);
         twin = op;
         AsyncOp* self = op.get();
         if (is_load) {
@@ -266,10 +293,10 @@ void Engine::bulk(Exec& x) {
         if (bytes % 16 || dst % 16 || src % 16)
             fail("Misaligned", "bulk copy of " + std::to_string(bytes) + " bytes from " + hex(src) + " to " + hex(dst) + ": all must be multiples of 16");
         if (!bytes) return;
-        AsyncPtr op = make_op(x, "bulk copy");
+        const bool from_global = in.op == Op::bulk_g2s, to_global = in.op == Op::bulk_s2g || in.op == Op::bulk_red;
+        AsyncPtr op = to_global ? make_bulk_store(x, "bulk copy", l, nullptr) : make_op(x, "bulk copy");
         AsyncOp* self = op.get();
         auto buffer = std::make_shared<std::vector<uint8_t>>(bytes);
-        const bool from_global = in.op == Op::bulk_g2s, to_global = in.op == Op::bulk_s2g || in.op == Op::bulk_red;
         const Span from = resolve(x.w, from_global ? Space::Global : Space::Shared, src, bytes, l);
         op->steps.push_back([this, self, from, bytes, buffer] {
             if (from.cta) {

@@ -76,7 +76,7 @@ void Engine::arrive(Cta& cta, uint32_t offset, const AsyncOp& op) {
     Order order = completion(op);
     if (races_.enabled) {       // tcgen05.commit hands tensor memory over by itself
         order.via[kTensorReleased].join(order.via[kTensor]);
-        order.via[kTensorReleased].set(op.slot, op.epoch + 1);
+        order.via[kTensorReleased].set(op.write_slot, op.write_epoch);
     }
     arrive(cta, offset, 1, 0, order, op.place);
 }

@@ -219,7 +219,7 @@ void Engine::retire(Cta& cta) {
         for (uint32_t column = 0; column < kTmemColumns; ++column)
             if (c->sm->tmem_owner[column] == c.get()) c->sm->tmem_owner[column] = nullptr, c->sm->tmem_taken[column] = false;
         for (auto& w : c->warps) {
-            if (races_.enabled) races_.give_slot(w->clock.slot);
+            if (races_.enabled) races_.end(w->clock);
             warps_.erase(std::find(warps_.begin(), warps_.end(), w.get()));
         }
     }

@@ -45,10 +45,10 @@ struct AsyncOp {
     size_t next = 0;
     uint64_t pipe = 0;      // key of its pipe, 0 if it is ordered with nothing
     bool async_proxy = true;
-    bool is_twin = false;   // shares the clock slot of another lane's operation
     Order order;            // what it is ordered after
-    uint32_t slot = 0, self_from = 0;
-    uint32_t epoch = 0;     // of its reads; of its writes epoch + 1
+    uint32_t slot = 0, epoch = 0;               // of its reads
+    uint32_t write_slot = 0, write_epoch = 0;   // of its writes
+    bool keeps_slots = false;                   // they belong to a pipe or a thread
     std::vector<int32_t> registers;     // in flight until waited for
 
     bool done() const { return next == steps.size(); }
@@ -89,6 +89,8 @@ struct Span {
 };
 
 Agent agent_of(const Warp& w, int32_t row);
+// Of the operations that one thread issues.
+inline uint64_t pipe_key(const Warp& w, int lane) { return (uint64_t(w.cta->linear) * 64 + w.index) * 64 + uint64_t(lane) + 1; }
 uint64_t apply_atomic(Type type, int op, uint64_t old, uint64_t a, uint64_t b);
 
 // An instruction being executed by a fragment.
@@ -214,7 +216,9 @@ private:
 
     // async.cpp
     Next async_copy(Exec& x);
-    AsyncPtr make_op(Exec& x, const char* name, uint64_t pipe = 0, const AsyncPtr& twin = nullptr);
+    AsyncPtr make_op(Exec& x, const char* name, uint64_t pipe = 0);
+    AsyncPtr make_bulk_store(Exec& x, const char* name, int lane, const AsyncPtr& twin);
+    uint32_t slot_of(uint64_t key);
     void submit(const AsyncPtr& op);
     void advance(AsyncOp& op);
     void force(AsyncOp& op, size_t steps = ~size_t(0));     // runs at least the first `steps` steps now
@@ -251,7 +255,7 @@ private:
     std::vector<std::unique_ptr<Cluster>> clusters_;    // resident
     std::vector<Warp*> warps_;                          // resident
     std::vector<std::unique_ptr<Pipe>> pipes_;
-    std::map<uint64_t, uint32_t> pipe_slots_;           // clock slots of keyed pipes
+    std::map<uint64_t, uint32_t> kept_slots_;           // clock slots of keyed pipes, and of threads' bulk stores
     uint64_t next_cluster_ = 0, cluster_count_ = 0;
     uint32_t cluster_grid_[3] = {1, 1, 1};
     uint32_t cluster_size_ = 1;

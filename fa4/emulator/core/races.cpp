@@ -5,7 +5,8 @@
 namespace fa4 {
 namespace {
 
-constexpr size_t kIdleSlots = 64;   // slots rest a while before another agent takes them
+constexpr size_t kTried = 16;       // given slots that a new operation looks at
+constexpr size_t kEnded = 4096;     // warps of other CTAs that end before their slots are taken again
 const char* const kSpaces[] = {"global memory", "shared memory", "tensor memory"};
 
 bool seen(const Access& prior, const Order& order) {
@@ -29,19 +30,29 @@ bool Races::ordered(const Access& prior, const Agent& agent, int space) const {
     return seen(prior, *agent.order);
 }
 
-uint32_t Races::take_slot() {
-    if (free_.size() > kIdleSlots) {
-        const uint32_t slot = free_.front();
-        free_.pop_front();
-        return slot;
-    }
+uint32_t Races::new_slot() {
     epochs_.push_back(0);
     return uint32_t(epochs_.size() - 1);
 }
 
+uint32_t Races::take_slot(const Order& order) {
+    for (size_t tried = std::min(kTried, free_.size()); tried; --tried) {
+        const uint32_t slot = free_.front();
+        free_.pop_front();
+        if (order.seen[slot] >= epochs_[slot]) return slot;
+        free_.push_back(slot);
+    }
+    return new_slot();
+}
+
 void Races::start(WarpClock& clock) {
     if (!enabled) return;
-    clock.slot = take_slot();
+    if (ended_.size() > kEnded) {
+        clock.slot = ended_.front();
+        ended_.pop_front();
+    } else {
+        clock.slot = new_slot();
+    }
     clock.epoch = clock.self_from = next_epoch(clock.slot);
 }
 
@@ -170,7 +181,7 @@ void Races::compare(const Access& prior, const Agent& agent, uint16_t bytes, uin
     if (prior.kind & kind & kAtomic) return;
     if (!ordered(prior, agent, space)) {
         const char* missing = "no synchronisation orders the two";
-        if (prior.slot == agent.slot) missing = "needs bar.warp.sync between the lanes";
+        if (prior.slot == agent.slot && prior.lane >= 0 && agent.lane >= 0) missing = "needs bar.warp.sync between the lanes";
         else if (space == 2 && seen(prior, *agent.order)) missing = "needs tcgen05.wait or tcgen05.fence beside the synchronisation";
         report(prior, agent, kind, space, missing);
     }

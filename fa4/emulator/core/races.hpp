@@ -35,8 +35,12 @@ public:
     bool enabled = false;
     bool by_letter = false;     // tensor memory is handed over by wait and fence only, as ISA 9.7.16.6 says
 
-    uint32_t take_slot();
+    // A slot for an operation that comes after `order`. Who sees its epochs sees all earlier ones of its slot, so it takes
+    // a given slot only if it is ordered after all that was done there.
+    uint32_t take_slot(const Order& order);
     void give_slot(uint32_t slot) { free_.push_back(slot); }
+    void end(const WarpClock& clock) { ended_.push_back(clock.slot); }
+    uint32_t new_slot();
     uint32_t next_epoch(uint32_t slot) { return ++epochs_[slot]; }
 
     void start(WarpClock& clock);
@@ -80,7 +84,8 @@ private:
 
     static constexpr uint32_t kPage = 1024, kGlobalCell = 16;
     std::vector<uint32_t> epochs_;
-    std::deque<uint32_t> free_;
+    std::deque<uint32_t> free_;         // of operations
+    std::deque<uint32_t> ended_;        // of warps
     std::unordered_map<uint64_t, std::vector<Cell<2>>> pages_;
     std::map<std::tuple<uint64_t, int, uint32_t>, Order> flags_;     // by location, reach and domain
 };

@@ -17,7 +17,6 @@ std::string hex(uint64_t v) {
     return text;
 }
 
-uint64_t pipe_key(const Warp& w, int lane) { return (uint64_t(w.cta->linear) * 64 + w.index) * 64 + uint64_t(lane) + 1; }
 uint64_t warpgroup_key(const Cta& cta, uint32_t group) { return uint64_t(1) << 62 | uint64_t(cta.linear) << 8 | group; }
 
 CtaMemory memory_of(Cta& cta) {
