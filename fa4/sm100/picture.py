@@ -1,6 +1,7 @@
 """A kernel's tables as Markdown, for the pages in docs/: roles, channels, memory, and how they hang together.
 
 python -m fa4.sm100.fwd        # the forward's
+python -m fa4.sm100.bwd        # the backward's
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def memory_table(tmem: TmemMap, smem: SmemMap) -> str:
     return "\n".join((*lines, f"| end | {smem.nbytes} |"))
 
 
-def diagram(table: ChannelTable) -> str:
-    """A Mermaid flow chart: an arrow per pair of roles, labelled with what passes along it."""
+def diagram(table: ChannelTable, last: tuple[str, ...] = ("epilogue",)) -> str:
+    """A Mermaid flow chart: an arrow per pair of roles, labelled with what passes along it; `last` write results."""
     arrows: dict[tuple[str, str], list[str]] = {}
     for channel in table.channels:
         for producer in channel.producers:
@@ -63,7 +64,7 @@ def diagram(table: ChannelTable) -> str:
     lines = ["```mermaid", "flowchart LR", "    global[(global memory)] --> load"]
     for (producer, consumer), labels in arrows.items():
         lines.append(f'    {producer} -- "{"<br>".join(labels)}" --> {consumer}')
-    return "\n".join((*lines, "    epilogue --> global", "```"))
+    return "\n".join((*lines, *(f"    {role} --> global" for role in last), "```"))
 
 
 def _label(channel: Channel) -> str:

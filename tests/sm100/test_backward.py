@@ -68,9 +68,17 @@ def gradients(
         return plan.backward(problem.inputs, spec, chip_of(out.device), out, lse, problem.dout, dlse, tiles)
 
 
+def judged(problem: cases.Problem, grads: Gradients) -> list[cases.Judgement]:
+    return cases.judge_backward(replace(problem, dlse=upstream(problem)[2]), grads)
+
+
 def assert_right(problem: cases.Problem, grads: Gradients, context: str) -> None:
-    problem = replace(problem, dlse=upstream(problem)[2])
-    cases.assert_right(cases.judge_backward(problem, grads), context)
+    cases.assert_right(judged(problem, grads), context)
+
+
+def rows_for(problem: cases.Problem) -> tuple[BackwardTiles, ...]:
+    """The tile rows that can serve a problem."""
+    return (SINGLE, PAIR) if tiles_for(problem.spec, chip_by_number(100)) is PAIR else (SINGLE,)
 
 
 def bits(grads: Gradients) -> tuple[bytes, ...]:
@@ -98,7 +106,7 @@ def test_one_cta_and_a_pair_are_right_in_any_order(tiles, schedule, seed):
 def test_gradients_under_many_interleavings(name, seed):
     """10 runs of each case, of head dim 128 for both rows: more than 500 in all."""
     problem = cases.make(SERVED[name], seed)
-    for tiles in (SINGLE, PAIR) if tiles_for(problem.spec, chip_by_number(100)) is PAIR else (SINGLE,):
+    for tiles in rows_for(problem):
         for i in range(10):
             schedule, sms = SCHEDULES[i % 3], (2, 3, 4, 7)[i % 4]
             grads = gradients(problem, seed + i, schedule, sms, tiles)

@@ -4,7 +4,7 @@ Per step: P^T = exp2(S^T - lse), in 16 bits over S^T; dS^T = P^T (dP^T - delta),
 shared memory for dQ. P stays in registers between the two. In a pair of CTAs each keeps one half of the queries' dS in
 its shared memory and writes the other into the other CTA's.
 
-Waits:   load_compute_rows.full, mma_compute_{S,dP,dV,dK}.full, compute_mma_dS.free
+Waits:   load_compute_rows.full, mma_compute_{S,dP,dV,dK}.full
 Signals: compute_mma_P.full, compute_mma_dS.full
 """
 
@@ -126,7 +126,6 @@ def step(
                 ds = cute.arch.mul_packed_f32x2((p[at], p[at + 1]), ds)
                 words.append(pack_half(ds[0], ds[1], cfg.dtype))
     tmem_store(dp_address + packed, words)
-    ends.compute_mma_dS.wait_free(0, phase ^ 1)
     if cutlass.const_expr(cfg.ctas == 2):
         share_ds(context, half, rank, lane, words)
     else:

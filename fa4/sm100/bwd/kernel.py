@@ -93,7 +93,8 @@ def channels(cfg: Config) -> ChannelTable:
             channel("mma_compute_S", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
             channel("mma_compute_dP", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
             channel("compute_mma_P", "compute", "mma", By.WARP, None, 1, Carries.TMEM),
-            channel("compute_mma_dS", "compute", "mma", By.WARP, By.UMMA, 1, Carries.TMEM_AND_ASYNC_SMEM),
+            # dS in shared memory is free when the next dP is full: dQ, which reads it, was issued before.
+            channel("compute_mma_dS", "compute", "mma", By.WARP, None, 1, Carries.TMEM_AND_ASYNC_SMEM),
             channel("mma_reduce_dQ", "mma", "reduce", By.UMMA, By.WARP, 1, Carries.TMEM),
             channel("mma_compute_dV", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
             channel("mma_compute_dK", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),

@@ -6,7 +6,7 @@ may overwrite dS^T, once the products that read those have been issued. A pair's
 dK, so that it has left tensor memory when the next dP^T arrives.
 
 Waits:   load_mma_*.full, compute_mma_P.full, compute_mma_dS.full, mma_reduce_dQ.free
-Signals: mma_compute_{S,dP,dV,dK}.full, mma_reduce_dQ.full, load_mma_*.free, compute_mma_dS.free
+Signals: mma_compute_{S,dP,dV,dK}.full, mma_reduce_dQ.full, load_mma_*.free
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ def mma(context):
 def issue(context, ends, steps: Int32):
     cfg, spans = context.cfg, context.tmem
     is_pair = cutlass.const_expr(cfg.ctas == 2)
+    # Always 0, but as a value: constants the compiler would move through a vector register, one by one.
+    holder = cute.make_tensor(context.smem.pointer("tmem", Int32), cute.make_layout(1))
+    base = cute.arch.make_warp_uniform(holder[0])
     q, do = Ring.consumer(ends.load_mma_Q.channel), Ring.consumer(ends.load_mma_dO.channel)
     phase = Int32(0)
     ends.load_mma_K.wait_full(0, 0)
     ends.load_mma_Q.wait_full(q.index, q.phase)
-    issue_scores(context, ends, q.index)
+    issue_scores(context, ends, base, q.index)
     ends.load_mma_V.wait_full(0, 0)
     for i in cutlass.range(steps, unroll=1):
         ends.load_mma_dO.wait_full(do.index, do.phase)
@@ -44,7 +47,7 @@ def issue(context, ends, steps: Int32):
             ends.mma_reduce_dQ.wait_free(0, phase ^ 1)
         do_place = context.smem.address("dO") + do.index * cfg.do_tile.nbytes
         with cute.arch.elect_one():
-            cfg.dp.issue(spans.dP, cfg.dp.a.at(context.smem.address("V")), cfg.dp.b.at(do_place), False)
+            cfg.dp.issue(base + spans.dP, cfg.dp.a.at(context.smem.address("V")), cfg.dp.b.at(do_place), False)
             ends.mma_compute_dP.commit_full(0)
             if cutlass.const_expr(is_pair):
                 ends.load_mma_dO.commit_free(do.index)
@@ -54,7 +57,7 @@ def issue(context, ends, steps: Int32):
             do_place = context.smem.address("dOcolumns")
             ends.load_mma_dOcolumns.wait_full(0, phase)
         with cute.arch.elect_one():
-            issue_by_halves(cfg.dv, spans.dV, spans.P, cfg.dv.b.at(do_place), i > 0)
+            issue_by_halves(cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_place), i > 0)
             if cutlass.const_expr(is_pair):
                 ends.load_mma_dOcolumns.commit_free(0)
             else:
@@ -65,7 +68,7 @@ def issue(context, ends, steps: Int32):
         q = q.next()
         if i + 1 < steps:
             ends.load_mma_Q.wait_full(q.index, q.phase)
-            issue_scores(context, ends, q.index)
+            issue_scores(context, ends, base, q.index)
         else:
             with cute.arch.elect_one():
                 ends.mma_compute_dV.commit_full(0)
@@ -74,36 +77,36 @@ def issue(context, ends, steps: Int32):
         if cutlass.const_expr(is_pair):
             if i == 0:
                 ends.load_mma_Kcolumns.wait_full(0, 0)
-            issue_dq(context, ends)
+            issue_dq(context, ends, base)
             ends.load_mma_Qcolumns.wait_full(0, phase)
-            issue_dk(context, ends.load_mma_Qcolumns, 0, context.smem.address("Qcolumns"), i > 0)
+            issue_dk(context, base, ends.load_mma_Qcolumns, 0, context.smem.address("Qcolumns"), i > 0)
         else:
             q_place = context.smem.address("Q") + stage * cfg.q_tile.nbytes
-            issue_dk(context, ends.load_mma_Q, stage, q_place, i > 0)
+            issue_dk(context, base, ends.load_mma_Q, stage, q_place, i > 0)
             if cutlass.const_expr(not cfg.dq_over_dp):
                 ends.mma_reduce_dQ.wait_free(0, phase ^ 1)
-            issue_dq(context, ends)
+            issue_dq(context, ends, base)
         phase = phase ^ 1
     with cute.arch.elect_one():
         ends.mma_compute_dK.commit_full(0)
 
 
-def issue_scores(context, ends, stage):
+def issue_scores(context, ends, base, stage):
     """S^T of the Q tile in `stage`; a pair reads that copy of Q no more."""
     scores = context.cfg.scores
     q_place = context.smem.address("Q") + stage * context.cfg.q_tile.nbytes
     with cute.arch.elect_one():
-        scores.issue(context.tmem.S, scores.a.at(context.smem.address("K")), scores.b.at(q_place), False)
+        scores.issue(base + context.tmem.S, scores.a.at(context.smem.address("K")), scores.b.at(q_place), False)
         ends.mma_compute_S.commit_full(0)
         if context.cfg.ctas == 2:
             ends.load_mma_Q.commit_free(stage)
 
 
-def issue_dk(context, q_channel, stage, q_place, accumulate):
+def issue_dk(context, base, q_channel, stage, q_place, accumulate):
     """dK, whose Q is then free."""
     cfg, spans = context.cfg, context.tmem
     with cute.arch.elect_one():
-        issue_by_halves(cfg.dk, spans.dK, spans.dS, cfg.dk.b.at(q_place), accumulate)
+        issue_by_halves(cfg.dk, base + spans.dK, base + spans.dS, cfg.dk.b.at(q_place), accumulate)
         q_channel.commit_free(stage)
 
 
@@ -116,18 +119,17 @@ def issue_by_halves(umma, d, a, b, accumulate):
         umma.issue(d, a + gap, b, accumulate, range(half * steps, (half + 1) * steps))
 
 
-def issue_dq(context, ends):
+def issue_dq(context, ends, base):
     """dQ, or dQ^T: its first LANES rows, then the rest over dP."""
     cfg, spans, smem = context.cfg, context.tmem, context.smem
     with cute.arch.elect_one():
         if cfg.dq_transposed:
             low, high = cfg.dq_transpose(LANES), cfg.dq_transpose(cfg.columns - LANES)
             ds = low.b.at(smem.address("dS"))
-            low.issue(spans.dQ, low.a.at(smem.address("K")), ds, False)
+            low.issue(base + spans.dQ, low.a.at(smem.address("K")), ds, False)
             high_columns = smem.address("K") + LANES // PANEL_COLUMNS * cfg.k_tile.panel_bytes
-            high.issue(spans.dQ_high, high.a.at(high_columns), ds, False)
+            high.issue(base + spans.dQ_high, high.a.at(high_columns), ds, False)
         else:
             keys = smem.address("Kcolumns" if cfg.ctas == 2 else "K")
-            cfg.dq.issue(spans.dQ, cfg.dq.a.at(smem.address("dS")), cfg.dq.b.at(keys), False)
+            cfg.dq.issue(base + spans.dQ, cfg.dq.a.at(smem.address("dS")), cfg.dq.b.at(keys), False)
         ends.mma_reduce_dQ.commit_full(0)
-        ends.compute_mma_dS.commit_free(0)
