@@ -34,7 +34,7 @@ class Checks:
     letter: tensor memory passes from thread to thread only by tcgen05.wait and tcgen05.fence, as PTX ISA 9.7.16.6 has
         it. Off by default: known-good kernels rely on the use of a register and on barriers alone.
     leftovers: a CTA must not end in the middle of an mbarrier's phase, nor before its bulk stores have read their
-        source. Off by default: known-good kernels do.
+        source, nor give back tensor memory that is still in use. Off by default: known-good kernels do.
     """
 
     bounds: bool = True

@@ -113,7 +113,7 @@ void Engine::tmem_dealloc(Exec& x) {
     const auto found = cta.tmem_allocations.find(column);
     if (found == cta.tmem_allocations.end() || found->second != columns)
         fail("TmemMisuse", "tcgen05.dealloc of columns " + std::to_string(column) + "+" + std::to_string(columns) + ", which is no allocation of this CTA");
-    if (races_.enabled) {       // all uses must be over
+    if (races_.enabled && config_.check_leftovers) {    // all uses must be over
         drain(cta);
         races_.tmem(agent_of(x.w, current_.row), *cta.sm, {0, kTmemLanes, uint16_t(column), uint16_t(columns), 0, true}, kWrite);
     }
