@@ -174,7 +174,7 @@ LETTER = Checks(letter=True)
 FENCE = r"needs tcgen05\.wait or tcgen05\.fence"
 TENSOR_PAIRS = [
     Pair("tcgen05.wait::st", tensor(stored="EDGE"), WAIT_ST, options=FIVE),
-    Pair("tcgen05.wait::ld", tensor(loaded="EDGE"), WAIT_LD, options=FIVE),
+    Pair("tcgen05.wait::ld", tensor(loaded="EDGE"), WAIT_LD, options=FIVE, checks=Checks(leftovers=True)),
     Pair("barrier before tcgen05.dealloc", tensor(end="EDGE"), "bar.sync 0;", options=FIVE,
          checks=Checks(leftovers=True)),
     Pair("fence::before_thread_sync", tensor(stored=WAIT_ST + "EDGE"), BEFORE, match=FENCE, options=FIVE,
