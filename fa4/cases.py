@@ -183,16 +183,30 @@ def judge(name: str, got: Tensor, oracle: Tensor, floor: Tensor, usual: float = 
 # The largest error of a few elements is a matter of luck: one draw of two heads tells little of what dsink may err.
 # More problems of the same case are drawn until a tensor has had so many elements, or so often.
 _ENOUGH_ELEMENTS, _MOST_DRAWS = 256, 16
+# In float32 only sums are rounded, and the largest error is luck again: draw at least so many problems, and sum this
+# one's scores in so many other orders.
+_LEAST_FLOAT32_DRAWS, _FLOAT32_ORDERS = 6, 6
 
 _References = Callable[[Problem, bool], Sequence[Tensor | None]]
+
+
+def _reordered(problem: Problem, order: int) -> Problem:
+    """The problem with the columns of q and k in another order: the same scores, rounded differently."""
+    i = problem.inputs
+    columns = torch.randperm(i.q.shape[-1], generator=torch.Generator().manual_seed(order)).to(i.q.device)
+    return replace(problem, inputs=i._replace(q=i.q[..., columns], k=i.k[..., columns]))
 
 
 def _judge_all(problem: Problem, names: Sequence[str], got: Sequence[Tensor | None], references: _References):
     oracle, floor = references(problem, True), references(problem, False)
     fewest = min((x.numel() for x in got if x is not None and x.numel()), default=_ENOUGH_ELEMENTS)
     usual = [0.0] * len(names)
-    for other_seed in range(1, min(_MOST_DRAWS, -(-_ENOUGH_ELEMENTS // fewest))):
-        other = make(problem.case, other_seed, problem.inputs.q.device)
+    in_float32 = problem.spec.dtype == torch.float32
+    draws = max(-(-_ENOUGH_ELEMENTS // fewest), _LEAST_FLOAT32_DRAWS if in_float32 else 1)
+    others = [make(problem.case, seed, problem.inputs.q.device) for seed in range(1, min(_MOST_DRAWS, draws))]
+    if in_float32:
+        others += [_reordered(problem, order) for order in range(_FLOAT32_ORDERS)]
+    for other in others:
         pairs = zip(references(other, True), references(other, False))
         errors = [0.0 if a is None or b is None else _max_difference(b, a) for a, b in pairs]
         usual = [max(pair) for pair in zip(usual, errors)]

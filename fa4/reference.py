@@ -176,13 +176,14 @@ def backward(
             dx = dx * (1 - (s.masked_fill(s == -torch.inf, 0.0) / spec.softcap) ** 2)
 
         def per_kv_head(x: Tensor) -> Tensor:
-            return x.unflatten(0, (spec.heads_kv, spec.group)).sum(dim=1)
+            """(heads_q, rows, n) as (heads_kv, group * rows, n): one sum over all of them, as kernels accumulate."""
+            return x.unflatten(0, (spec.heads_kv, spec.group)).flatten(1, 2)
 
         seq.select(dq, seq.q_rows, varlen).copy_((math.matmul(dx, ks) * spec.softmax_scale).transpose(0, 1))
-        dk_heads = math.matmul(dx.transpose(1, 2), qs) * spec.softmax_scale
-        seq.select(dk, seq.k_rows, varlen).copy_(per_kv_head(dk_heads).transpose(0, 1))
-        dv_heads = math.matmul(p.transpose(1, 2), dos)
-        seq.select(dv, seq.k_rows, varlen).copy_(per_kv_head(dv_heads).transpose(0, 1))
+        dk_heads = math.matmul(per_kv_head(dx).transpose(1, 2), per_kv_head(qs)) * spec.softmax_scale
+        seq.select(dk, seq.k_rows, varlen).copy_(dk_heads.transpose(0, 1))
+        dv_heads = math.matmul(per_kv_head(p).transpose(1, 2), per_kv_head(dos))
+        seq.select(dv, seq.k_rows, varlen).copy_(dv_heads.transpose(0, 1))
         if dsink is not None and inputs.sink is not None:
             weight = _exp(inputs.sink.to(math.dtype)[:, None, None].expand(-1, lse.shape[1], 1), lse)
             dsink -= (weight.squeeze(2) * d).sum(dim=1)
