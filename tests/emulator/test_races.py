@@ -17,7 +17,7 @@ RANK = "mov.u32 %r8, %cluster_ctarank; xor.b32 %r9, %r8, 1; mapa.shared::cluster
 CLUSTER = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;"
 
 
-def wait(phase: int = 0, barrier: str = "%r2+2048", how: str = "", label: str = "W") -> str:
+def wait(phase: int | str = 0, barrier: str = "%r2+2048", how: str = "", label: str = "W") -> str:
     return f"{label}: mbarrier.try_wait.parity{how}.shared.b64 %p1, [{barrier}], {phase}; @!%p1 bra {label};"
 
 
@@ -221,3 +221,19 @@ def test_with_the_edge_it_is_clean(pair, schedule, seed):
 def test_without_the_edge_it_is_a_race_in_any_order(pair, schedule, seed):
     with pytest.raises(DataRace, match=pair.match):
         run(pair, pair.broken, schedule=schedule, seed=seed)
+
+
+MANY = f"""{BARRIER.format(count=1)} @%p0 bra DONE; mov.b32 %r5, 0; st.shared.v4.b32 [%r2], {{%r5, %r5, %r5, %r5}};
+    fence.proxy.async.shared::cta; cp.async.bulk.global.shared::cta.bulk_group [%a0], [%r2], 16;
+    cp.async.bulk.commit_group; add.u32 %r6, %r2, 1024;
+    LOOP: mbarrier.arrive.expect_tx.shared.b64 _, [%r2+2048], 16; and.b32 %r7, %r5, 1;
+    cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r6], [%a0+64], 16, [%r2+2048];
+    {wait("%r7")} add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 500; @%p2 bra LOOP;
+    st.shared.b32 [%r2], 7;
+    DONE:"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_store_is_remembered_through_many_later_copies(schedule):
+    with pytest.raises(DataRace):
+        launch(MANY, arrays(), schedule=schedule)
