@@ -37,6 +37,7 @@ class By(enum.Enum):
     TMA = "the byte count of bulk copies"
     UMMA = "a tcgen05.commit"
     WARP = "one elected lane of each warp"
+    READ = "one elected lane, whose bulk copies have read the stage"
 
 
 class Carries(enum.Enum):
@@ -216,6 +217,13 @@ class End(Constant):
         """Consumer by WARP, whole warp: this warp no longer needs the stage."""
         self._require(self.role in self.channel.consumers and self.channel.freed is By.WARP, "a consumer by warps")
         self._arrive(self.free(stage))
+
+    def arrive_read(self, stage) -> None:
+        """Consumer by READ, whole warp: the bulk copies that the elected lane issued have been awaited by it. Nothing
+        else of the warp has touched the stage, so there is nothing to fence or to gather from other lanes."""
+        self._require(self.role in self.channel.consumers and self.channel.freed is By.READ, "a consumer by copies")
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.free(stage))
 
     def _arrive(self, barrier: cute.Pointer) -> None:
         if self.channel.carries.tmem:

@@ -34,7 +34,7 @@ def epilogue(context):
                 if fills_tile(context, work, tile):
                     place = context.smem.pointer("O", cfg.dtype) + tile * (cfg.o_step // 2)
                     tma_store(tma, out, row_tile(context, work, tile), place)
-                ends.correction_epilogue_O.arrive_free(tile)
+                ends.correction_epilogue_O.arrive_read(tile)
                 if cutlass.const_expr(cfg.o_over_q):
                     ends.epilogue_load_Q.arrive_full(tile)
             phase = phase ^ 1

@@ -69,7 +69,7 @@ def channels(cfg: Config) -> ChannelTable:
         Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, Q_TILES, Carries.SMEM),
         # Free again when correction frees the next work tile's first S.
         shared("mma_correction_O", "mma", "correction", By.UMMA, None, Q_TILES, Carries.TMEM),
-        Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.WARP, Q_TILES, Carries.ASYNC_SMEM),
+        Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.READ, Q_TILES, Carries.ASYNC_SMEM),
     )
     if cfg.scrubs_v:  # V's last block, held back until the load warp has put zeros after the sequence's end
         rows += (Channel("load_load_Vtail", "load", "load", By.TMA, None, 1, Carries.ASYNC_SMEM),)
