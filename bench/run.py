@@ -220,6 +220,8 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, chip) 
             file.write(json.dumps({**common, **row}) + "\n")
     Console(width=40 + 30 * len(names)).print(_table(rows, names, gemm[0]))
     console.print(f"GEMM {gemm[0]:.3g} TFLOP/s before, {after}; {len(rows)} rows appended to {output}")
+    if any("error" in row for row in rows):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ def tiny(monkeypatch):
     monkeypatch.setattr(run.machine, "gemm_tflops", lambda device: 1.0)
 
 
-def measured(path, *, names="fa4,sdpa"):
-    invoke(run.main, "--providers", names, "--seconds", 0.001, "--device", "cpu", "--output", path)
+def measured(path, *, names="fa4,sdpa", code=0):
+    invoke(run.main, "--providers", names, "--seconds", 0.001, "--device", "cpu", "--output", path, code=code)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -46,7 +46,7 @@ def test_rows_carry_check_time_and_machine(tiny, tmp_path):
 def test_a_wrong_result_is_not_timed(tiny, tmp_path, monkeypatch):
     wrong = providers.Provider("fa4", lambda case: lambda q, k, v: q * 1.001, lambda device: "")
     monkeypatch.setitem(providers.PROVIDERS, "fa4", wrong)
-    row = measured(tmp_path / "rows.jsonl", names="fa4")[0]
+    row = measured(tmp_path / "rows.jsonl", names="fa4", code=1)[0]
     assert "wrong result: out: error" in row["error"] and "median_ms" not in row
 
 
@@ -117,6 +117,8 @@ def test_compare_finds_a_regression_and_a_failure(tiny, tmp_path):
     del rows[0]["median_ms"]
     after.write_text("".join(json.dumps({**row, "error": "boom"}) + "\n" for row in rows))
     assert "boom" in invoke(compare.main, before, after, code=1)
+    after.write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
+    assert "no row" in invoke(compare.main, before, after, code=1)
 
 
 def test_plot_draws_a_file(tiny, tmp_path):
