@@ -1,5 +1,6 @@
 """The benchmark harness on a CPU: checked before timed, rows that carry their machine, comparison, plot."""
 
+import functools
 import json
 import re
 
@@ -85,7 +86,6 @@ def test_a_file_that_holds_no_rows_is_refused(command, text, tmp_path):
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), None], ids=["interrupt", "broken_device"])
 def test_rows_measured_before_the_end_of_a_run_are_kept(tiny, tmp_path, monkeypatch, end):
     """Ctrl-C in a run of hours, or a kernel that breaks the device: what was measured is in the file."""
-    attend = fa4.flash_attn_func
     rates = iter([1.0])
 
     def gemm(device):
@@ -96,7 +96,7 @@ def test_rows_measured_before_the_end_of_a_run_are_kept(tiny, tmp_path, monkeypa
     def build(case):
         if end is not None and case.direction == "bwd":
             raise end
-        return attend
+        return functools.partial(fa4.flash_attn_func, causal=case.causal)
 
     if end is None:
         monkeypatch.setattr(run.machine, "gemm_tflops", gemm)
