@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fa4.device import chip_by_number, chip_of
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
 from fa4.sm100.bwd import plan
+from fa4.sm100.bwd.__main__ import tables
 from fa4.sm100.bwd.kernel import channels, smem_map, tmem_map
 from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles, tiles_for
 from fa4.spec import AttentionSpec, Gradients
@@ -226,6 +228,11 @@ def test_order_of_additions_shows_without_the_flag(tiles, seed):
 def test_deterministic_gradients_over_many_seeds(case, tiles, seed):
     """20 seeds for each of the schedules."""
     assert distinct(replace(case, deterministic=True), tiles, seed, runs=60) == 1
+
+
+def test_the_page_shows_the_tables():
+    page = (Path(__file__).parents[2] / "docs" / "blackwell-backward.md").read_text()
+    assert tables() in page, "run `python -m fa4.sm100.bwd` and paste it into docs/blackwell-backward.md"
 
 
 def test_every_head_dim_fits_the_chip():
