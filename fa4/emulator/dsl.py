@@ -132,8 +132,9 @@ def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
             binaries = _binaries(result)
             dumped = sorted(private.parent.glob(private.name + "*.ptx"))
             texts = [path.read_text() for path in dumped]
-            for path in dumped if asked else ():
-                shutil.copyfile(path, asked.parent / path.name.replace(private.name, asked.name, 1))
+            if asked:
+                for path in dumped:
+                    shutil.copyfile(path, asked.parent / path.name.replace(private.name, asked.name, 1))
         for binary in binaries:
             modules.register(binary, _ptx_of(binary, texts))
         return result

@@ -8,7 +8,7 @@ written down beside each handler.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fa4.emulator.errors import UnknownInstruction
@@ -79,6 +79,26 @@ class Mods:
                 self.left.remove(part)
                 return part
         return None
+
+    def need(self, *names: str) -> str:
+        name = self.take(*names)
+        if name is None:
+            raise self.unknown(f"none of .{', .'.join(names)}")
+        return name
+
+    def need_prefix(self, prefix: str) -> str:
+        name = self.take_prefix(prefix)
+        if name is None:
+            raise self.unknown(f"no .{prefix}...")
+        return name
+
+    def choose(self, codes: Mapping[str, int], default: int | str | None = None) -> int:
+        """The code of the name that is there; `default` is a code, or a name that stands when none is there."""
+        name = self.take(*codes) if default is not None else self.need(*codes)
+        if name is not None:
+            return codes[name]
+        assert default is not None
+        return codes[default] if isinstance(default, str) else default
 
     def type(self) -> str:
         """The last type modifier."""
@@ -164,9 +184,9 @@ class Lowering:
         self.module, self.kernel, self.symbols = module, kernel, symbols
         self.layout = shared_layout(module, kernel)
         self.rows: list[Row] = []
-        self.row_of: list[int] = []         # instruction index -> row
-        self.sources: list[int] = []        # row -> instruction index
-        self.constants: list[tuple[int, int, int]] = []    # value, word offset, words
+        self.row_of: list[int] = []  # instruction index -> row
+        self.sources: list[int] = []  # row -> instruction index
+        self.constants: list[tuple[int, int, int]] = []  # value, word offset, words
         self.constant_index: dict[tuple[int, int], int] = {}
         self.constant_words = 0
         self.register_offsets: list[int] = []
@@ -280,15 +300,37 @@ class Lowering:
 
     # Rows.
 
-    def emit(self, op: str, type_: str, dst: Sequence[tuple], src: Sequence[tuple], m: Sequence[int] = (), *,
-             type2: str | None = None, aligned: bool = False, sync: bool = False) -> None:
+    def emit(
+        self,
+        op: str,
+        type_: str,
+        dst: Sequence[tuple],
+        src: Sequence[tuple],
+        m: Sequence[int] = (),
+        *,
+        type2: str | None = None,
+        aligned: bool = False,
+        sync: bool = False,
+    ) -> None:
         instruction = self.current
+        assert instruction is not None
         guard = NO_OPERAND
         if instruction.guard is not None:
             guard = self.reg(instruction.guard, instruction.guard_negated)
         code = self.types[type_]
-        self.rows.append(Row(self.ops[op], code, self.types[type2] if type2 else code, list(dst), list(src), list(m),
-                             guard, aligned, sync))
+        self.rows.append(
+            Row(
+                self.ops[op],
+                code,
+                self.types[type2] if type2 else code,
+                list(dst),
+                list(src),
+                list(m),
+                guard,
+                aligned,
+                sync,
+            )
+        )
         self.sources.append(self.current_index)
 
     def run(self) -> None:
@@ -316,7 +358,6 @@ class Lowering:
             self.rows.append(Row(self.ops["exit"], 0, 0, [], [], [], NO_OPERAND, False, False))
             self.sources.append(len(self.kernel.instructions) - 1)
 
-
     def _define_leftovers(self) -> None:
         """Registers that nothing writes are how compilers spell "any value" (half of a pair that is packed for its
         other half): arbitrary, but no error to store."""
@@ -325,7 +366,6 @@ class Lowering:
         for operand in self.by_register.values():
             if operand[2] not in written:
                 self.preset_rows.append((operand, self.preset_codes["Zero"], 0))
-
 
     def define_unwritten_parts(self) -> None:
         """Compilers pack registers that nothing ever writes where only the other parts matter: those parts become

@@ -56,7 +56,7 @@ def _mov(low: Lowering, ins: Instruction, mods: Mods) -> None:
 def _cvta(low: Lowering, ins: Instruction, mods: Mods) -> None:
     """to_generic / from_generic, m: space."""
     to = mods.has("to")
-    space = mods.take_prefix("param") or mods.take_prefix("shared") or mods.take("global", "local", "const")
+    space = mods.take_prefix("param") or mods.take_prefix("shared") or mods.need("global", "local", "const")
     type_ = mods.type()
     mods.finish()
     dst, src = ins.operands
@@ -69,7 +69,8 @@ def _isspacep(low: Lowering, ins: Instruction, mods: Mods) -> None:
     space = mods.left.pop()
     mods.finish()
     code = {"global": 1, "shared": 2, "shared::cta": 2, "shared::cluster": 3, "local": 4, "param": 5, "const": 6}[
-        space.replace("param::entry", "param")]
+        space.replace("param::entry", "param")
+    ]
     low.emit("isspacep", "u64", [low.dst(ins.operands[0])], [low.src(ins.operands[1], "u64")], [code])
 
 
@@ -100,7 +101,7 @@ def _add(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 def _float_arithmetic(low: Lowering, ins: Instruction, mods: Mods, type_: str, op: str) -> None:
     mixed = None
-    if type_ in ("f16", "bf16") and "f32" in mods.left:     # add.f32.f16: the last type is that of the narrow sources
+    if type_ in ("f16", "bf16") and "f32" in mods.left:  # add.f32.f16: the last type is that of the narrow sources
         mixed, type_ = type_, "f32"
         mods.left.remove("f32")
     m = _float_mods(mods)
@@ -223,15 +224,14 @@ def _setp(low: Lowering, ins: Instruction, mods: Mods) -> None:
     """m: comparison, boolean operation, ftz."""
     type_ = mods.type()
     dtype = mods.type() if ins.parts[0] == "set" else None
-    comparison = mods.take(*COMPARISONS)
-    boolean = mods.take(*BOOLEANS)
+    comparison, boolean = mods.choose(COMPARISONS), mods.choose(BOOLEANS, 0)
     ftz = mods.has("ftz")
     mods.finish()
     if type_.startswith("b") and type_ not in FLOATS:
         type_ = "u" + type_[1:]
     dst, a, b, *rest = ins.operands
     src = [low.src(a, type_), low.src(b, type_)] + [low.src(c, "pred") for c in rest]
-    m = [COMPARISONS[comparison], BOOLEANS.get(boolean, 0), int(ftz)]
+    m = [comparison, boolean, int(ftz)]
     if dtype is not None:
         return low.emit("set", dtype, [low.dst(dst)], src, m, type2=type_)
     dsts = [low.dst(dst.first), low.dst(dst.second)] if isinstance(dst, Pair) else [low.dst(dst), NO_OPERAND]
@@ -248,8 +248,14 @@ def _selp(low: Lowering, ins: Instruction, mods: Mods) -> None:
     ctype, type_ = type_, mods.type()
     ftz = mods.has("ftz")
     mods.finish()
-    low.emit("slct", type_, [low.dst(dst)], [low.src(a, type_), low.src(b, type_), low.src(c, ctype)], [int(ftz)],
-             type2=ctype)
+    low.emit(
+        "slct",
+        type_,
+        [low.dst(dst)],
+        [low.src(a, type_), low.src(b, type_), low.src(c, ctype)],
+        [int(ftz)],
+        type2=ctype,
+    )
 
 
 @handles("cvt")
@@ -259,7 +265,7 @@ def _cvt(low: Lowering, ins: Instruction, mods: Mods) -> None:
         return _cvt_pack_int(low, ins, mods)
     stype, dtype = mods.type(), mods.type()
     name = mods.take(*ROUNDINGS)
-    rounding = ROUNDINGS.get(name, 0 if dtype in FLOATS or stype in FLOATS else 1)
+    rounding = ROUNDINGS[name] if name else int(dtype not in FLOATS and stype not in FLOATS)
     integer = int(name in ("rni", "rzi", "rmi", "rpi"))
     ftz = mods.has("ftz")
     saturation = (1 if mods.has("sat") else 2 if mods.has("satfinite") else 0) | (4 if mods.has("relu") else 0)
@@ -286,10 +292,10 @@ def _cvt_pack_int(low: Lowering, ins: Instruction, mods: Mods) -> None:
     else:
         src_c = []
     narrow = {"u4": ("u8", 4), "s4": ("s8", 4), "u2": ("u8", 2), "s2": ("s8", 2)}
-    kind = mods.take("u16", "s16", "u8", "s8", *narrow)
+    kind = mods.need("u16", "s16", "u8", "s8", *narrow)
     stype = mods.type()
     mods.finish()
-    type_, bits = narrow.get(kind, (kind, TYPE_BITS.get(kind)))
+    type_, bits = narrow[kind] if kind in narrow else (kind, TYPE_BITS[kind])
     src = [low.src(o, stype) for o in ins.operands[1:3]]
     low.emit("cvt_pack_int", type_, [low.dst(ins.operands[0])], src + src_c, [bits], type2=stype)
 
@@ -311,7 +317,7 @@ def _brx(low: Lowering, ins: Instruction, mods: Mods) -> None:
     mods.finish()
     index, targets = ins.operands
     chain = [low.kernel.labels[t.name] for t in targets.items]
-    for position, target in enumerate(chain):    # a table of any length: compare and branch, one row per target
+    for position, target in enumerate(chain):  # a table of any length: compare and branch, one row per target
         low.emit("brx", "b32", [], [low.src(index, "u32"), low.const(position, 32)], [target])
 
 
@@ -367,7 +373,8 @@ def _shfl(low: Lowering, ins: Instruction, mods: Mods) -> None:
 def _warp(low: Lowering, ins: Instruction, mods: Mods) -> None:
     name = ins.parts[0]
     if name == "activemask":
-        mods.type(), mods.finish()
+        mods.type()
+        mods.finish()
         return low.emit("activemask", "b32", [low.dst(ins.operands[0])], [])
     if not mods.has("sync"):
         raise mods.unknown()
@@ -379,7 +386,8 @@ def _warp(low: Lowering, ins: Instruction, mods: Mods) -> None:
         low.emit("elect", "b32", dsts, [mask], sync=True)
     elif name == "vote":
         mode = mods.take("all", "any", "uni", "ballot")
-        mods.type(), mods.finish()
+        mods.type()
+        mods.finish()
         src = [low.src(ins.operands[1], "pred"), mask]
         if mode == "ballot":
             low.emit("ballot", "b32", [low.dst(dst)], src, sync=True)
@@ -403,4 +411,3 @@ def _warp(low: Lowering, ins: Instruction, mods: Mods) -> None:
 @handles("call")
 def _call(low: Lowering, ins: Instruction, mods: Mods) -> None:
     raise mods.unknown("calls of device functions")
-

@@ -45,8 +45,8 @@ def _cp_async(low: Lowering, ins: Instruction, mods: Mods) -> None:
         base, offset = low.address(ins.operands[0])
         return low.emit("cp_async_mbar", "b64", [], [base], [space, offset, int(noinc)])
     policy = take_hints(mods)
-    for space in ("shared", "shared::cta", "global"):
-        mods.has(space)
+    for name in ("shared", "shared::cta", "global"):
+        mods.has(name)
     mods.finish()
     operands = list(ins.operands)
     if policy:
@@ -97,8 +97,15 @@ def _bulk(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
         name = "bulk_g2s"
     else:
         name = "bulk_red_s2s" if reduce else "bulk_s2s"
-    m = [dst_offset, src_offset, bar_offset, int(multicast), REDUCTIONS.index(op) if op else 0, int(byte_mask),
-         SPACES[to]]
+    m = [
+        dst_offset,
+        src_offset,
+        bar_offset,
+        int(multicast),
+        REDUCTIONS.index(op) if op else 0,
+        int(byte_mask),
+        SPACES[to],
+    ]
     low.emit(name, type_, [], [dst, src, size, bar, mask], m)
 
 
@@ -106,7 +113,7 @@ def _tensor(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
     """m: dimensions, shared offset, mbarrier offset, flags (1 multicast, 2 cta_group::2, 4 gather4/scatter4,
     8 shared::cta), reduction. Sources: shared address, tensor map, mbarrier, CTA mask, five coordinates."""
     prefetch = mods.has("prefetch")
-    dims = int(mods.take("1d", "2d", "3d", "4d", "5d")[0])
+    dims = int(mods.need("1d", "2d", "3d", "4d", "5d")[0])
     policy = mods.has("L2::cache_hint")
     mods.has("L2") if prefetch else None
     four = mods.has("tile::gather4") or mods.has("tile::scatter4")
@@ -140,8 +147,13 @@ def _tensor(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
         raise mods.unknown("operands of im2col mode")
     flags = int(multicast) | 2 * pair | 4 * four | 8 * (to == "shared::cta")
     name = "tma_load" if load else "tma_red" if reduce else "tma_store"
-    low.emit(name, "b8", [], [base, map_base, bar, mask, *coords],
-             [dims, shared_offset, bar_offset, flags, REDUCTIONS.index(op) if op else 0])
+    low.emit(
+        name,
+        "b8",
+        [],
+        [base, map_base, bar, mask, *coords],
+        [dims, shared_offset, bar_offset, flags, REDUCTIONS.index(op) if op else 0],
+    )
 
 
 @handles("clusterlaunchcontrol")
@@ -157,7 +169,7 @@ def _clc(low: Lowering, ins: Instruction, mods: Mods) -> None:
     dst = ins.operands[0]
     if mods.has("query_cancel") and mods.has("is_canceled"):
         return low.emit("clc_is_canceled", "pred", [low.dst(dst)], [response])
-    which = mods.take_prefix("get_first_ctaid")
+    which = mods.need_prefix("get_first_ctaid")
     if which == "get_first_ctaid":
         return low.emit("clc_first_ctaid", "b32", [low.dst(d) for d in dst.items], [response], [-1])
     low.emit("clc_first_ctaid", "b32", [low.dst(dst)], [response], ["xyz".index(which[-1])])
@@ -183,7 +195,7 @@ def _tcgen05(low: Lowering, ins: Instruction, mods: Mods) -> None:
         return low.emit("tmem_wait", "b32", [], [], [int(kind == "wait::st")], aligned=True, sync=True)
     if kind in ("ld", "st"):
         return _tmem_ld_st(low, ins, mods, kind)
-    group = {"cta_group::1": 1, "cta_group::2": 2}[mods.take("cta_group::1", "cta_group::2")]
+    group = mods.choose({"cta_group::1": 1, "cta_group::2": 2})
     if kind == "mma":
         return _umma(low, ins, mods, group)
     if kind == "alloc":
@@ -212,11 +224,10 @@ def _tcgen05(low: Lowering, ins: Instruction, mods: Mods) -> None:
         return low.emit("umma_commit", "b64", [], [base, mask], [group, offset, space])
     if kind == "cp":
         shapes = {"128x256b": 0, "4x256b": 1, "128x128b": 2, "64x128b": 3, "32x128b": 5}
-        shape = shapes[mods.take(*shapes)]
-        multicast = mods.take_prefix("warpx")
-        if multicast == "warpx2::01_23":
+        shape = mods.choose(shapes)
+        if mods.take_prefix("warpx") == "warpx2::01_23":
             shape = 4
-        fmt = {"b4x16_p64": 1, "b6x16_p32": 2}.get(mods.take("b4x16_p64", "b6x16_p32"), 0)
+        fmt = mods.choose({"b4x16_p64": 1, "b6x16_p32": 2}, 0)
         mods.has("b8x16")
         mods.finish()
         base, offset = low.address(ops[0])
@@ -234,8 +245,8 @@ def _tmem_ld_st(low: Lowering, ins: Instruction, mods: Mods, kind: str) -> None:
     if "red" in mods.left or "spcompress" in mods.left:
         raise mods.unknown()
     mods.has("sync"), mods.has("aligned"), mods.has("b32")
-    shape = SHAPES[mods.take(*SHAPES)]
-    num = int(mods.take_prefix("x")[1:])
+    shape = mods.choose(SHAPES)
+    num = int(mods.need_prefix("x")[1:])
     pack = mods.has("pack::16b") or mods.has("unpack::16b")
     mods.finish()
     ops = list(ins.operands)
@@ -255,7 +266,7 @@ def _umma(low: Lowering, ins: Instruction, mods: Mods, group: int) -> None:
     scale-input-d, offsets of D and A.
 
     Sources: D, A, B descriptor, instruction descriptor, enable-input-d, scale A, scale B, lanes."""
-    kind = KINDS[mods.take_prefix("kind::")]
+    kind = KINDS[mods.need_prefix("kind::")]
     if "sp" in mods.left or "ashift" in mods.left:
         raise mods.unknown()
     stationary = mods.has("ws")
@@ -265,8 +276,14 @@ def _umma(low: Lowering, ins: Instruction, mods: Mods, group: int) -> None:
         pass
     mods.finish()
     default = {4: 1, 5: 2, 6: 4}.get(kind, 0)
-    size = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4, "block16": 4, "block32": 1 if kind == 4 else 2,
-            None: default}[vector]
+    size = {
+        "scale_vec::1X": 1,
+        "scale_vec::2X": 2,
+        "scale_vec::4X": 4,
+        "block16": 4,
+        "block32": 1 if kind == 4 else 2,
+        None: default,
+    }[vector]
     d, a, b, idesc, *rest = ins.operands
     d_base, d_offset = low.address(d)
     in_tmem = isinstance(a, Address)
@@ -282,7 +299,7 @@ def _umma(low: Lowering, ins: Instruction, mods: Mods, group: int) -> None:
     if rest and isinstance(rest[0], Imm):
         scale_d = rest.pop(0).value
     elif rest and stationary:
-        rest.pop(0)     # zero-column mask descriptor
+        rest.pop(0)  # zero-column mask descriptor
         raise mods.unknown("zero-column mask")
     flags = int(in_tmem) | 2 * stationary | 4 * bool(lanes)
     src = [d_base, a_operand, low.src(b, "b64"), low.src(idesc, "b32"), enable, *scales, *lanes]
@@ -302,7 +319,7 @@ def _wgmma(low: Lowering, ins: Instruction, mods: Mods) -> None:
     if not mods.has("mma_async") or "sp" in mods.left:
         raise mods.unknown()
     mods.has("sync"), mods.has("aligned")
-    shape = mods.take_prefix("m64n")
+    shape = mods.need_prefix("m64n")
     n = int(shape[4:].split("k")[0])
     saturate = mods.has("satfinite")
     types = [part for part in mods.left if part in MMA_TYPES]
@@ -315,7 +332,7 @@ def _wgmma(low: Lowering, ins: Instruction, mods: Mods) -> None:
     majors = values[2:]
     major_a = bool(majors[0]) if len(majors) == 2 else False
     major_b = bool(majors[-1]) if majors else False
-    flags = (int(in_registers) | 2 * negate[0] | 4 * negate[1] | 8 * major_a | 16 * major_b | 32 * saturate)
+    flags = int(in_registers) | 2 * negate[0] | 4 * negate[1] | 8 * major_a | 16 * major_b | 32 * saturate
     dst = [low.dst(i) for i in d.items]
     a_src = [low.src(i, "b32") for i in a.items] if in_registers else [low.src(a, "b64")]
     scale_src = low.const(int(bool(scale.value)), 1) if isinstance(scale, Imm) else low.src(scale, "pred")

@@ -35,11 +35,11 @@ def _ld_st(low: Lowering, ins: Instruction, mods: Mods) -> None:
         return _st_async(low, ins, mods)
     if store and mods.has("bulk"):
         return _st_bulk(low, ins, mods)
-    semantics = SEMANTICS[mods.take(*SEMANTICS, default="weak")]
+    semantics = mods.choose(SEMANTICS, "weak")
     space = space_of(mods)
-    scope = SCOPES[mods.take(*SCOPES, default="cta" if semantics != 1 else "sys")]
+    scope = mods.choose(SCOPES, "cta" if semantics != 1 else "sys")
     take_hints(mods)
-    count = {"v2": 2, "v4": 4, "v8": 8}.get(mods.take("v2", "v4", "v8"), 1)
+    count = mods.choose({"v2": 2, "v4": 4, "v8": 8}, 1)
     type_ = mods.type()
     mods.finish()
     where, data = (ins.operands[0], ins.operands[1]) if store else (ins.operands[1], ins.operands[0])
@@ -60,13 +60,13 @@ def _atom(low: Lowering, ins: Instruction, mods: Mods) -> None:
     name = ins.parts[0]
     if mods.has("async"):
         return _red_async(low, ins, mods)
-    semantics = SEMANTICS[mods.take("relaxed", "acquire", "release", "acq_rel", default="relaxed")]
-    scope = SCOPES[mods.take(*SCOPES, default="gpu")]
+    semantics = SEMANTICS[mods.take("relaxed", "acquire", "release", "acq_rel") or "relaxed"]
+    scope = mods.choose(SCOPES, "gpu")
     space = space_of(mods)
     policy = take_hints(mods)
     mods.has("noftz")
-    count = {"v2": 2, "v4": 4, "v8": 8}.get(mods.take("v2", "v4", "v8"), 1)
-    op = ATOMICS.index(mods.take(*ATOMICS))
+    count = mods.choose({"v2": 2, "v4": 4, "v8": 8}, 1)
+    op = ATOMICS.index(mods.need(*ATOMICS))
     type_ = mods.type()
     mods.finish()
     operands = list(ins.operands)
@@ -84,7 +84,7 @@ def _atom(low: Lowering, ins: Instruction, mods: Mods) -> None:
 def _st_async(low: Lowering, ins: Instruction, mods: Mods) -> None:
     """m: elements, offset of the destination, offset of the mbarrier. Sources: destination, mbarrier, data."""
     mods.has("weak"), mods.has("shared::cluster"), mods.has("mbarrier::complete_tx::bytes")
-    count = {"v2": 2, "v4": 4}.get(mods.take("v2", "v4"), 1)
+    count = mods.choose({"v2": 2, "v4": 4}, 1)
     type_ = mods.type()
     mods.finish()
     where, data, bar = ins.operands
@@ -95,7 +95,7 @@ def _st_async(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 def _red_async(low: Lowering, ins: Instruction, mods: Mods) -> None:
     mods.has("relaxed"), mods.has("cluster"), mods.has("shared::cluster"), mods.has("mbarrier::complete_tx::bytes")
-    op = ATOMICS.index(mods.take(*ATOMICS))
+    op = ATOMICS.index(mods.need(*ATOMICS))
     type_ = mods.type()
     mods.finish()
     where, data, bar = ins.operands
@@ -118,12 +118,11 @@ def _fence(low: Lowering, ins: Instruction, mods: Mods) -> None:
     fence_proxy m: kind (0 async, 1 tensormap, 2 alias), spaces (1 global, 2 shared::cta, 4 shared::cluster), semantics
     of the one-directional form (0 both)."""
     if mods.has("proxy"):
-        kind = mods.take_prefix("async") or mods.take("alias") or mods.take_prefix("tensormap")
-        semantics = SEMANTICS.get(mods.take("acquire", "release"), 0)
+        kind = mods.take_prefix("async") or mods.take("alias") or mods.need_prefix("tensormap")
+        semantics = mods.choose({name: SEMANTICS[name] for name in ("acquire", "release")}, 0)
         mods.take(*SCOPES)
         mods.take_prefix("sync_restrict")
-        spaces = {"global": 1, "shared::cta": 2, "shared::cluster": 6}.get(
-            mods.take("global", "shared::cta", "shared::cluster"), 7)
+        spaces = mods.choose({"global": 1, "shared::cta": 2, "shared::cluster": 6}, 7)
         mods.finish()
         code = {"async": 0, "tensormap": 1, "alias": 2}[kind.split("::")[0]]
         return low.emit("fence_proxy", "b32", [], [], [code, spaces, semantics])
@@ -131,8 +130,8 @@ def _fence(low: Lowering, ins: Instruction, mods: Mods) -> None:
         mods.has("release"), mods.has("cluster")
         mods.finish()
         return low.emit("fence", "b32", [], [], [4, 1, 1])
-    semantics = SEMANTICS[mods.take("sc", "acq_rel", "acquire", "release", default="sc")]
-    scope = mods.take(*SCOPES, "gl", default="gpu").replace("gl", "gpu")
+    semantics = SEMANTICS[mods.take("sc", "acq_rel", "acquire", "release") or "sc"]
+    scope = (mods.take(*SCOPES, "gl") or "gpu").replace("gl", "gpu")
     mods.take_prefix("sync_restrict")
     mods.finish()
     low.emit("fence", "b32", [], [], [semantics, SCOPES[scope], 0])
@@ -198,12 +197,13 @@ def _cluster_barrier(low: Lowering, ins: Instruction, mods: Mods) -> None:
 def _mbarrier(low: Lowering, ins: Instruction, mods: Mods) -> None:
     """m: space, byte offset, semantics (0 relaxed, 1 release or acquire), scope, variant.
     Variant: arrive 1 expect_tx, 2 noComplete; waits 1 parity. Sources: address, count / parity / state."""
-    kind = mods.take("init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait",
-                     "pending_count")
+    kind = mods.take(
+        "init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait", "pending_count"
+    )
     if kind is None:
         raise mods.unknown()
     strong = mods.take("release", "acquire", "relaxed") != "relaxed"
-    scope = SCOPES[mods.take(*SCOPES, default="cta")]
+    scope = mods.choose(SCOPES, "cta")
     space = space_of(mods)
     variant = 1 if mods.has("expect_tx") or mods.has("parity") else 2 if mods.has("noComplete") else 0
     mods.has("b64")
@@ -217,20 +217,21 @@ def _mbarrier(low: Lowering, ins: Instruction, mods: Mods) -> None:
     base, offset = low.address(ops[0])
     third = ops[1] if len(ops) > 1 else Imm(1)
     third_type = "b64" if kind.endswith("wait") and not variant else "b32"
-    low.emit(f"mbar_{kind}", "b64", dst, [base, low.src(third, third_type)],
-             [space, offset, int(strong), scope, variant])
+    low.emit(
+        f"mbar_{kind}", "b64", dst, [base, low.src(third, third_type)], [space, offset, int(strong), scope, variant]
+    )
 
 
 @handles("ldmatrix", "stmatrix")
 def _ldmatrix(low: Lowering, ins: Instruction, mods: Mods) -> None:
     """m: shape, matrices, transposed, space, byte offset."""
     mods.has("sync"), mods.has("aligned")
-    shape = mods.take("m8n8", "m16n16", "m8n16", "m16n8")
-    num = {"x1": 1, "x2": 2, "x4": 4}[mods.take("x1", "x2", "x4")]
+    shape = mods.need("m8n8", "m16n16", "m8n16", "m16n8")
+    num = mods.choose({"x1": 1, "x2": 2, "x4": 4})
     trans = int(mods.has("trans"))
     space = space_of(mods)
     mods.has("b8x16")
-    form = mods.take("b16", "b8", "b6x16_p32", "b4x16_p64")
+    form = mods.need("b16", "b8", "b6x16_p32", "b4x16_p64")
     mods.finish()
     code = {("m8n8", "b16"): 0, ("m16n8", "b8"): 1, ("m16n16", "b8"): 2, ("m8n16", "b6x16_p32"): 3,
             ("m8n16", "b4x16_p64"): 4, ("m16n16", "b6x16_p32"): 5, ("m16n16", "b4x16_p64"): 6}[shape, form]  # fmt: skip
@@ -262,7 +263,7 @@ def _mma(low: Lowering, ins: Instruction, mods: Mods) -> None:
     """m: M, N, K, types of D, A, B, C packed in bytes, flags (1 satfinite, 2 A column-major, 4 B row-major,
     8 containers), counts of A, B, C registers packed in bytes."""
     mods.has("sync"), mods.has("aligned")
-    shape = mods.take_prefix("m")
+    shape = mods.need_prefix("m")
     sizes = [int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split()]
     saturate = mods.has("satfinite")
     containers = mods.take_prefix("kind::f8f6f4")
@@ -295,12 +296,30 @@ def _tensormap(low: Lowering, ins: Instruction, mods: Mods) -> None:
     """replace m: field, ordinal, space, byte offset; cp_fenceproxy m: bytes, destination and source offset."""
     if mods.take_prefix("cp_fenceproxy"):
         (dst, dst_offset), (src, src_offset) = low.address(ins.operands[0]), low.address(ins.operands[1])
-        return low.emit("tensormap_cp", "b32", [], [dst, src], [ins.operands[2].value, dst_offset, src_offset],
-                        aligned=True, sync=True)
+        return low.emit(
+            "tensormap_cp",
+            "b32",
+            [],
+            [dst, src],
+            [ins.operands[2].value, dst_offset, src_offset],
+            aligned=True,
+            sync=True,
+        )
     if not mods.has("replace"):
         raise mods.unknown()
-    fields = ("global_address", "rank", "box_dim", "global_dim", "global_stride", "element_stride", "elemtype",
-              "interleave_layout", "swizzle_mode", "fill_mode", "swizzle_atomicity")
+    fields = (
+        "global_address",
+        "rank",
+        "box_dim",
+        "global_dim",
+        "global_stride",
+        "element_stride",
+        "elemtype",
+        "interleave_layout",
+        "swizzle_mode",
+        "fill_mode",
+        "swizzle_atomicity",
+    )
     mods.has("tile")
     name = mods.take(*fields)
     space = space_of(mods)
@@ -308,7 +327,10 @@ def _tensormap(low: Lowering, ins: Instruction, mods: Mods) -> None:
     base, offset = low.address(ins.operands[0])
     value_type = "b64" if "b64" in types else "b32"
     ordinal, value = (ins.operands[1].value, ins.operands[2]) if len(ins.operands) == 3 else (0, ins.operands[1])
-    low.emit("tensormap_replace", value_type, [], [base, low.src(value, value_type)],
-             [fields.index(name), ordinal, space, offset])
-
-
+    low.emit(
+        "tensormap_replace",
+        value_type,
+        [],
+        [base, low.src(value, value_type)],
+        [fields.index(name), ordinal, space, offset],
+    )

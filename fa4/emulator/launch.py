@@ -67,7 +67,7 @@ class Runtime:
         self.run = run
         self.heap = Heap()
         self.failure: BaseException | None = None
-        self._captured: list[Callable[[], None]] | None = None
+        self._captured: list[Callable[[], object]] | None = None
         self._last_handle = 0
 
     def dispatch(self, symbol: bytes, args: Sequence[int]) -> int:
@@ -85,7 +85,7 @@ class Runtime:
         return failure
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[list[Callable[[], None]]]:
+    def capture(self) -> Iterator[list[Callable[[], object]]]:
         """Inside, stream work is collected in the yielded list instead of being done (a CUDA graph)."""
         before, self._captured = self._captured, []
         try:
@@ -93,7 +93,7 @@ class Runtime:
         finally:
             self._captured = before
 
-    def _submit(self, work: Callable[[], None]) -> None:
+    def _submit(self, work: Callable[[], object]) -> None:
         if self._captured is None:
             work()
         else:

@@ -121,5 +121,5 @@ def _aligned(raw: bytes, alignment: int = 64) -> ctypes.Array:
     start = -(-ctypes.addressof(whole) // alignment) * alignment
     buffer = (ctypes.c_char * len(raw)).from_address(start)
     buffer.raw = raw
-    buffer.owner = whole
+    setattr(buffer, "owner", whole)  # noqa: B010  (keeps the memory; the type does not declare it)
     return buffer

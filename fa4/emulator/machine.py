@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from fa4.emulator import isa_alu, isa_async, isa_memory  # noqa: F401  (they register their handlers)
 from fa4.emulator.errors import BY_NAME, EmulationError, Place
@@ -152,7 +153,7 @@ class Machine:
         config.dynamic_shared = smem_bytes
         config.sms, config.seed, config.schedule = self.sms, self.seed, SCHEDULES.index(self.schedule)
         config.has_tmem = bool(re.match(r"sm_1[01]\d", self.chip))
-        config.arch = int(re.match(r"sm_(\d+)", self.chip)[1])
+        config.arch = int(re.sub(r"\D", "", self.chip))
         config.shared_per_sm = (_SHARED_KIB.get(self.chip[:5], 228) + 1) * 1024
         config.check_bounds, config.check_poison = self.checks.bounds, self.checks.poison
         config.check_races, config.check_tmem = self.checks.races, self.checks.tmem
@@ -219,7 +220,7 @@ class _Loaded:
         row, cta, warp, lanes = where
         if row < 0:
             return None
-        who = {}
+        who: dict[str, Any] = {}
         if cta >= 0:
             who["cta"] = (cta % grid[0], cta // grid[0] % grid[1], cta // grid[0] // grid[1])
         if warp >= 0:

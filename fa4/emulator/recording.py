@@ -38,7 +38,7 @@ class Recording:
     def save(self, path: Path) -> None:
         """Write a compressed .npz file."""
         fields = asdict(self)
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name in ("params", "before", "after"):
             for i, raw in enumerate(fields.pop(name)):
                 arrays[f"{name}{i}"] = np.frombuffer(raw, np.uint8)

@@ -129,7 +129,7 @@ class Graph:
     """Recorded stream work; `replay` does it."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        self.work: list[Callable[[], None]] = []
+        self.work: list[Callable[[], object]] = []
 
     def replay(self) -> None:
         for step in self.work:
