@@ -15,6 +15,8 @@ from ..copy import lane_address, pack_half, store_row, tma_store, tmem_load
 from .config import CHUNK, TILE_N
 from .work import sequence_matrix
 
+AT_ONCE = 128  # columns in a thread's registers
+
 
 @cute.jit
 def store_gradients(context, ends, work):
@@ -47,14 +49,14 @@ def store_gradient(
     lane = cute.arch.thread_idx()[0] % TILE_N
     place = context.smem.address(region)
     if work.steps > 0:
-        for column in cutlass.range_constexpr(0, columns, CHUNK):
-            x = tmem_load(lane_address(span, warp) + column, CHUNK)
+        for first in cutlass.range_constexpr(0, columns, AT_ONCE):
+            batch = range(first, min(first + AT_ONCE, columns), CHUNK)
+            loaded = [tmem_load(lane_address(span, warp) + column, CHUNK) for column in batch]
             tmem.wait_loads()
-            words = []
-            for i in cutlass.range_constexpr(0, CHUNK, 2):
-                pair = cute.arch.mul_packed_f32x2((x[i], x[i + 1]), (scale, scale))
-                words.append(pack_half(*pair, cfg.dtype))
-            store_row(place, tma.tile, lane, column, words)
+            for column, x in zip(batch, loaded):
+                pairs = [(x[i], x[i + 1]) for i in range(0, CHUNK, 2)]
+                scaled = [cute.arch.mul_packed_f32x2(pair, (scale, scale)) for pair in pairs]
+                store_row(place, tma.tile, lane, column, [pack_half(*pair, cfg.dtype) for pair in scaled])
     else:
         for column in cutlass.range_constexpr(0, columns, CHUNK):
             store_row(place, tma.tile, lane, column, [Int32(0)] * (CHUNK // 2))
