@@ -309,7 +309,13 @@ def main(
 
 
 def _richest(recordings: list[Recording]) -> int:
-    return max(range(len(recordings)), key=lambda i: sum(1 for _ in mutants(recordings[i].ptx)))
+    return max(range(len(recordings)), key=lambda i: count_mutants(recordings[i]))
+
+
+def count_mutants(recording: Recording) -> int:
+    """Mutants of the recorded entry; its PTX may hold other kernels too."""
+    lines = {instruction.line for instruction in parse(recording.ptx).kernels[recording.entry].instructions}
+    return sum(mutant.line in lines for mutant in mutants(recording.ptx))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 # ruff: noqa: E402  (what follows importorskip needs CuTe DSL)
 
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ from cutlass.cute.runtime import from_dlpack
 
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES, Checks
-from fa4.emulator.mutate import Stage, judge_all, observe, prepare, reached_mutants, summary
+from fa4.emulator.mutate import Stage, count_mutants, judge_all, observe, prepare, reached_mutants, summary
 from fa4.emulator.recording import Recorder, Recording
 from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
 
@@ -101,6 +102,12 @@ def test_unreached_instructions_are_not_counted(pipeline: Recording) -> None:
     assert reached <= trial.original.reached
     assert not reached_mutants(trial, only="no such kind")
     assert {m.kind for m in reached_mutants(trial, only="CTA barrier removed")} == {"CTA barrier"}
+
+
+def test_the_mutants_of_other_kernels_in_the_text_do_not_count() -> None:
+    one = _recording("bar.sync 0;", bytes(4))
+    other = ".visible .entry other() { bar.sync 0;\n bar.sync 0;\n ret; }\n"
+    assert count_mutants(replace(one, ptx=one.ptx + other)) == count_mutants(one) == 1
 
 
 def test_two_processes_agree_with_one(pipeline: Recording) -> None:
