@@ -44,23 +44,25 @@ _TRY_WAIT = re.compile(
     r"mbarrier\.(?:try|test)_wait(?P<parity>\.parity)?[\w.:]*\s+(?P<predicate>[%\w]+)\s*,\s*\[[^\]]*\]\s*,\s*"
     r"(?P<phase>[%\w]+)"
 )
+_CONSTANT = re.compile(r"mov\.[bus]32\s+(%\w+),\s*(\d+);")
 _STATEMENT = re.compile(r"^(?P<indent>\s*\{?\s*(?:[\w$]+:\s*)?(?:@!?%?\w+\s+)?)(?P<code>[a-z][^;]*;)", re.ASCII)
 
 
 def mutants(ptx: str) -> Iterator[Mutant]:
     """Every mutant of the synchronising instructions of `ptx`, in order of lines."""
     lines = ptx.splitlines()
+    constants = {register: int(value) for register, value in _CONSTANT.findall(ptx)}
     for index, line in enumerate(lines):
         match = _STATEMENT.match(line)
         if match is None:
             continue
-        for kind, change, code in _changes(match["code"]):
+        for kind, change, code in _changes(match["code"], constants):
             changed = line[: match.start("code")] + code + line[match.end("code") :]
             text = "\n".join((*lines[:index], changed, *lines[index + 1 :], ""))
             yield Mutant(index + 1, kind, change, match["code"].strip(), text)
 
 
-def _changes(code: str) -> Iterator[tuple[str, str, str]]:
+def _changes(code: str, constants: dict[str, int]) -> Iterator[tuple[str, str, str]]:
     """(kind, what was done, replacement) for one statement."""
     waited = _TRY_WAIT.match(code)
     if waited:
@@ -76,7 +78,7 @@ def _changes(code: str) -> Iterator[tuple[str, str, str]]:
         if re.match(pattern, code):
             if kind != "mbarrier init":  # without it every later use is an error by itself
                 yield kind, "removed", "// removed"
-            yield from _weaker(kind, code)
+            yield from _weaker(kind, code, constants)
             return
 
 
@@ -89,16 +91,25 @@ def _other_phase(code: str, waited: re.Match) -> str:
     return f"{{ .reg .b32 other_phase; xor.b32 other_phase, {phase}, 1; {mutated} }}"
 
 
-def _weaker(kind: str, code: str) -> Iterator[tuple[str, str, str]]:
-    last = re.search(r"(\d+)\s*;$", code)
-    if kind == "mbarrier init" and last:
-        yield kind, "expects one arrival more", f"{code[: last.start()]}{int(last[1]) + 1};"
-        if int(last[1]) > 1:
-            yield kind, "expects one arrival less", f"{code[: last.start()]}{int(last[1]) - 1};"
-    elif kind == "mbarrier expect_tx" and last:
-        yield kind, "expects 16 bytes more", f"{code[: last.start()]}{int(last[1]) + 16};"
-        yield kind, "expects 16 bytes less", f"{code[: last.start()]}{int(last[1]) - 16};"
-    elif kind == "group wait" and last and "wait_all" not in code:
-        yield kind, "leaves one group more", f"{code[: last.start()]}{int(last[1]) + 1};"
-    elif kind == "CTA barrier" and last and "," in code and int(last[1]) > 32:
-        yield kind, "expects one warp less", f"{code[: last.start()]}{int(last[1]) - 32};"
+def _weaker(kind: str, code: str, constants: dict[str, int]) -> Iterator[tuple[str, str, str]]:
+    operand = re.search(r"(?<=[\s,])(%\w+|\d+)\s*;$", code)
+    if operand is None:
+        return
+    count = constants.get(operand[1], int(operand[1]) if operand[1].isdigit() else None)
+
+    def other(step: int) -> str:
+        if count is not None:
+            return f"{code[: operand.start()]}{count + step};"
+        return f"{{ .reg .b32 other; add.s32 other, {operand[1]}, {step}; {code[: operand.start()]}other; }}"
+
+    if kind == "mbarrier init":
+        yield kind, "expects one arrival more", other(1)
+        if count != 1:
+            yield kind, "expects one arrival less", other(-1)
+    elif kind == "mbarrier expect_tx":
+        yield kind, "expects 16 bytes more", other(16)
+        yield kind, "expects 16 bytes less", other(-16)
+    elif kind == "group wait":
+        yield kind, "leaves one group more", other(1)
+    elif kind == "CTA barrier" and "," in code and count is not None and count > 32:
+        yield kind, "expects one warp less", other(-32)

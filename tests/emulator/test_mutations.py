@@ -29,6 +29,9 @@ WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 1;
 @!%p1 bra WAIT;
 mbarrier.try_wait.parity.shared.b64 %p1, [%r1], %r2;
 cp.async.bulk.wait_group.read 1;
+mov.b32 %r3, 3;
+mbarrier.init.shared.b64 [%r1], %r3;
+mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r1], %r4;
 red.release.gpu.global.add.u32 [%d0], 1;
 st.global.u32 [%d0], 1;
 ret;
@@ -55,7 +58,14 @@ def test_mutants_of_a_text() -> None:
          "mbarrier.try_wait.parity.shared.b64 %p1, [%r1], other_phase; }"),
         (18, "group wait", "removed", "// removed"),
         (18, "group wait", "leaves one group more", "cp.async.bulk.wait_group.read 2;"),
-        (19, "memory order", "relaxed", "red.relaxed.gpu.global.add.u32 [%d0], 1;"),
+        (20, "mbarrier init", "expects one arrival more", "mbarrier.init.shared.b64 [%r1], 4;"),
+        (20, "mbarrier init", "expects one arrival less", "mbarrier.init.shared.b64 [%r1], 2;"),
+        (21, "mbarrier expect_tx", "removed", "// removed"),
+        (21, "mbarrier expect_tx", "expects 16 bytes more", "{ .reg .b32 other; add.s32 other, %r4, 16; "
+         "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r1], other; }"),
+        (21, "mbarrier expect_tx", "expects 16 bytes less", "{ .reg .b32 other; add.s32 other, %r4, -16; "
+         "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r1], other; }"),
+        (22, "memory order", "relaxed", "red.relaxed.gpu.global.add.u32 [%d0], 1;"),
     ]  # fmt: skip
     for mutant in mutants(PTX):
         others = [line for i, line in enumerate(mutant.ptx.splitlines(), 1) if i != mutant.line]
@@ -83,7 +93,7 @@ def pipeline(tmp_path_factory) -> Recording:
 
 
 def test_every_mutant_of_a_pipeline_is_killed_or_redundant(pipeline: Recording) -> None:
-    trial = prepare(pipeline, seeds=3)
+    trial = prepare(pipeline, seeds=3, checks=Checks(leftovers=True))
     verdicts = list(judge_all(trial, reached_mutants(trial)))
     print(summary(pipeline, verdicts))
     kinds = {verdict.mutant.kind for verdict in verdicts}
@@ -91,8 +101,8 @@ def test_every_mutant_of_a_pipeline_is_killed_or_redundant(pipeline: Recording) 
     # Redundant in this kernel: the fence (no other CTA, no asynchronous proxy sees the barriers), the producer's wait
     # before the first row (everything is free at the start), the consumers' last arrival (nobody waits for it).
     waits = [v for v in verdicts if v.mutant.kind == "mbarrier wait" and v.mutant.change == "removed"]
-    arrivals = [v for v in verdicts if v.mutant.kind == "mbarrier arrive"]
     fences = [v for v in verdicts if v.mutant.kind == "mbarrier init fence"]
+    arrivals = [v for v in verdicts if v.mutant.kind == "mbarrier arrive"]
     assert [v for v in verdicts if not v.how] == [*fences, waits[0], arrivals[-1]]
 
 
