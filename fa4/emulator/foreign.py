@@ -194,24 +194,22 @@ def _in_a_process(example: Example, cutlass: Path, seeds: int, inputs: int, time
     )
 
 
-def table(outcomes: list[Outcome], examples: dict[str, Example]) -> str:
-    """The results as a Markdown table."""
-    lines = [
-        "| kernel | chip | shape and options | runs | error | warp-instructions | seconds | result |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for outcome in outcomes:
-        example = examples[outcome.name]
-        options = " ".join(example.arguments)
-        for noise in (r"--(warmup_)?iterations \d+", r"--tolerance \S+"):
-            options = re.sub(noise, "", options)
-        result = outcome.failure.split(" / ")[0] or ("right" if not outcome.repeated else "right, order-dependent bits")
-        lines.append(
-            f"| {outcome.name} | {example.chip} | {' '.join(options.split())} | {outcome.runs} "
-            f"| {outcome.error:.1e}{' abs' if outcome.absolute else ''} "
-            f"| {outcome.instructions:,} | {outcome.seconds:.2f} | {result} |"
-        )
-    return "\n".join(lines)
+TABLE_HEAD = """\
+| kernel | chip | shape and options | runs | error | warp-instructions | seconds | result |
+|---|---|---|---|---|---|---|---|"""
+
+
+def table_row(outcome: Outcome, example: Example) -> str:
+    """One example's results as a row under TABLE_HEAD."""
+    options = " ".join(example.arguments)
+    for noise in (r"--(warmup_)?iterations \d+", r"--tolerance \S+"):
+        options = re.sub(noise, "", options)
+    result = outcome.failure.split(" / ")[0] or ("right" if not outcome.repeated else "right, order-dependent bits")
+    return (
+        f"| {outcome.name} | {example.chip} | {' '.join(options.split())} | {outcome.runs} "
+        f"| {outcome.error:.1e}{' abs' if outcome.absolute else ''} "
+        f"| {outcome.instructions:,} | {outcome.seconds:.2f} | {result} |"
+    )
 
 
 @click.command(help=__doc__)
@@ -229,14 +227,16 @@ def main(cutlass: Path, only: str, seeds: int, inputs: int | None, timeout: floa
         print(f"\n{json.dumps(asdict(outcome))}", flush=True)
         return
     print(f"inputs: seed {inputs}", file=sys.stderr)
-    outcomes = []
+    print(TABLE_HEAD, flush=True)
+    failures = 0
     for example in EXAMPLES:
         if re.search(only, example.name):
             outcome = _in_a_process(example, cutlass, seeds, inputs, timeout)
-            outcomes.append(outcome)
-            print(f"{outcome.name}: {outcome.failure or f'{outcome.runs} runs right'}", file=sys.stderr, flush=True)
-    print(table(outcomes, by_name))
-    if any(outcome.failure for outcome in outcomes):
+            print(table_row(outcome, example), flush=True)
+            if outcome.failure:
+                failures += 1
+                print(f"{outcome.name}: {outcome.failure}", file=sys.stderr, flush=True)
+    if failures:
         raise SystemExit(1)
 
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4.emulator.examples import EXAMPLES_ROOT, Example
-from fa4.emulator.foreign import Outcome, run_example, table
+from fa4.emulator.foreign import Outcome, run_example, table_row
 from fa4.emulator.machine import SCHEDULES
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def run(folder: Path, script: str, seed: int, printed_error: str = "") -> Outcom
     path.parent.mkdir(parents=True)
     path.write_text(HEAD + script)
     outcome = run_example(example, folder, seeds=2, inputs=seed % 1000)
-    print(table([outcome], {"own": example}))
+    print(table_row(outcome, example))
     return outcome
 
 
