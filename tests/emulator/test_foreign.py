@@ -1,12 +1,13 @@
 """The runner of foreign examples, on scripts that live here; and the list of examples against the docs."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.emulator.examples import EXAMPLES_ROOT, Example
+from fa4.emulator.examples import COMMIT, EXAMPLES, EXAMPLES_ROOT, Example
 from fa4.emulator.foreign import Outcome, run_example, table_row
 from fa4.emulator.machine import SCHEDULES
 
@@ -66,3 +67,10 @@ def test_an_example_that_compares_nothing_fails(tmp_path, seed: int) -> None:
 def test_a_wrong_result_fails(tmp_path, seed: int) -> None:
     outcome = run(tmp_path, PIPELINE.format(mistake="none") + COMPARED.replace("2 *", "3 *"), seed)
     assert outcome.failure.startswith("AssertionError")
+
+
+def test_the_docs_show_every_example() -> None:
+    documentation = (ROOT / "docs" / "emulator.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| sm_\w+ \| .* \| right[^|]*\|$", documentation, re.M)
+    assert rows == [example.name for example in EXAMPLES]
+    assert COMMIT in documentation
