@@ -2,6 +2,7 @@
 
 import functools
 import json
+import random
 import re
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 import fa4
-from bench import compare, plot, providers, run, suites, summary
+from bench import compare, plot, providers, run, suites, summary, timing
 from bench.suites import BenchCase, square
 
 TINY = (
@@ -157,3 +158,18 @@ def test_dry_run_compiles_for_a_chip_that_is_not_here(monkeypatch):
     text = invoke(run.main, "--dry-run", 80)
     kernels = re.search(r"1 cases, 0 failed; (\d+) kernels compiled for sm_80", text)
     assert kernels is not None and int(kernels[1]) >= 2
+
+
+def test_extra_memory_is_seen_again_after_it_was_freed():
+    """An allocator keeps what is freed; the second measurement must not find it there."""
+    count = random.randrange(4, 32)
+
+    def work():
+        return torch.ones(count * 2**18).sum()  # count MiB
+
+    work()  # the first call also brings in code
+    for _ in range(3):
+        extra = timing.peak_extra_bytes(work, torch.device("cpu"))
+        if extra is None:
+            pytest.skip("the system does not tell")
+        assert 0.95 * count <= extra / 2**20 <= count + 2
