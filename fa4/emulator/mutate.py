@@ -2,11 +2,14 @@
 
     python -m fa4.emulator.mutate fwd|bwd [--seqlen 256 --causal ...]     one of fa4's own kernels
     python -m fa4.emulator.mutate EXAMPLE --cutlass PATH [-- ARGUMENTS]   a foreign example, by its name
-    python -m fa4.emulator.mutate FILE.npz                                a launch that fa4.emulator.hardware recorded
+    python -m fa4.emulator.mutate FILE.npz [FILE.npz ...]                 launches that fa4.emulator.hardware recorded
 
 Removes or weakens each synchronising instruction of one kernel in turn, and runs the mutant under every schedule with
 seeds 0, 1, ... until it is killed: by an error, or by a result that is not the original's. Instructions that no run of
 the original reaches are not counted. Prints a table by kind, and every survivor with its place.
+
+What a synchronisation is for may show in one shape and not in another (a stage that wraps, a tile of one key block):
+several shapes of one kernel, by --seqlen given again or by several files, are tried in turn on each mutant.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ import multiprocessing
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -134,48 +138,65 @@ def observe(stage: Stage, orders: Iterable[Order]) -> Original:
 
 @dataclass(frozen=True)
 class Trial:
-    """How mutants are run: on which stage, against which original, in which orders."""
+    """How mutants are run: on which launches of one PTX text, against what each left unchanged, in which orders."""
 
-    stage: Stage
-    original: Original
+    stages: tuple[Stage, ...]
+    originals: tuple[Original, ...]
     orders: tuple[Order, ...]
 
+    @property
+    def ptx(self) -> str:
+        return self.stages[0].recording.ptx
+
+    @property
+    def reached(self) -> frozenset[int]:
+        """Lines that any of the launches reaches."""
+        return frozenset().union(*(original.reached for original in self.originals))
+
     def judge(self, mutant: Mutant) -> Verdict:
-        limit = _PATIENCE * self.original.instructions
-        for runs, order in enumerate(self.orders, 1):
+        launches = [pair for pair in zip(self.stages, self.originals) if mutant.line in pair[1].reached]
+        runs = 0
+        for runs, (order, (stage, original)) in enumerate(product(self.orders, launches), 1):
             try:
-                _, memory = self.stage.run(mutant.ptx, order, limit)
+                _, memory = stage.run(mutant.ptx, order, _PATIENCE * original.instructions)
             except EmulationError as error:
                 return Verdict(mutant, type(error).__name__, runs)
-            if not self.original.agrees(memory):
+            if not original.agrees(memory):
                 return Verdict(mutant, "wrong result", runs)
-        return Verdict(mutant, "", len(self.orders))
+        return Verdict(mutant, "", runs)
 
 
-def prepare(recording: Recording, *, sms: int = 4, seeds: int = 10, checks: Checks | None = None) -> Trial:
-    """Observe the original, and get ready to judge its mutants. Raises as `observe` does."""
-    stage = Stage(recording, sms, checks or Checks())
+def prepare(
+    recordings: Recording | Sequence[Recording], *, sms: int = 4, seeds: int = 10, checks: Checks | None = None
+) -> Trial:
+    """Observe the original in each of its launches, and get ready to judge its mutants.
+
+    Raises:
+        ValueError: the launches are not of one kernel; and as `observe` does.
+    """
+    launches = [recordings] if isinstance(recordings, Recording) else list(recordings)
+    for launch in launches[1:]:
+        if (launch.ptx, launch.entry) != (launches[0].ptx, launches[0].entry):
+            raise ValueError(f"{launch.name}: this shape runs another kernel than the first one; mutate them apart")
+    stages = tuple(Stage(launch, sms, checks or Checks()) for launch in launches)
     orders = tuple(product(range(seeds), SCHEDULES))
-    return Trial(stage, observe(stage, orders[: 4 * len(SCHEDULES)]), orders)
+    return Trial(stages, tuple(observe(stage, orders[: 4 * len(SCHEDULES)]) for stage in stages), orders)
 
 
 def reached_mutants(trial: Trial, only: str = "") -> list[Mutant]:
     """The mutants of instructions that the original reaches; `only` is searched in "line N, kind change"."""
-    return [
-        mutant
-        for mutant in mutants(trial.stage.recording.ptx)
-        if mutant.line in trial.original.reached and re.search(only, str(mutant))
-    ]
+    reached = trial.reached
+    return [mutant for mutant in mutants(trial.ptx) if mutant.line in reached and re.search(only, str(mutant))]
 
 
 _trial: Trial  # of this worker process
 
 
 def _start_worker(
-    recording: Recording, sms: int, checks: Checks, original: Original, orders: tuple[Order, ...]
+    recordings: list[Recording], sms: int, checks: Checks, originals: tuple[Original, ...], orders: tuple[Order, ...]
 ) -> None:
     global _trial
-    _trial = Trial(Stage(recording, sms, checks), original, orders)
+    _trial = Trial(tuple(Stage(recording, sms, checks) for recording in recordings), originals, orders)
 
 
 def _judge_in_worker(mutant: Mutant) -> Verdict:
@@ -187,12 +208,12 @@ def judge_all(trial: Trial, chosen: list[Mutant], processes: int = 1) -> Iterato
     if processes == 1:
         yield from map(trial.judge, chosen)
         return
-    stage = trial.stage
+    recordings, first = [stage.recording for stage in trial.stages], trial.stages[0]
     with ProcessPoolExecutor(
         processes,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
-        initargs=(stage.recording, stage.sms, stage.checks, trial.original, trial.orders),
+        initargs=(recordings, first.sms, first.checks, trial.originals, trial.orders),
     ) as pool:
         yield from pool.map(_judge_in_worker, chosen)
 
@@ -228,12 +249,12 @@ def _source_places(recording: Recording) -> dict[int, str]:
     return places
 
 
-def _record(case: cases.Case, chip: str, sms: int, folder: Path) -> None:
+def _record(target: str, case: cases.Case, chip: str, sms: int, folder: Path) -> None:
     from fa4.emulator import emulate
 
     problem = cases.make(case, seed=0)
     with emulate(chip, sms=sms) as gpu:
-        if case.name == "fwd":
+        if target == "fwd":
             Recorder(gpu, folder, case.name)
             problem.call()
         else:
@@ -257,14 +278,31 @@ def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: i
         example.run(cutlass)
 
 
+class _Lengths(click.ParamType):
+    """`seqlen_q` or `seqlen_qXseqlen_k`."""
+
+    name = "QxK"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(value))
+        if match is None:
+            self.fail(f"{value!r}: expected a length such as 256, or queries and keys such as 256x100", param, ctx)
+        return int(match[1]), int(match[2] or match[1])
+
+
 @click.command(help=__doc__)
 @click.argument("target")
 @click.argument("arguments", nargs=-1)
 @click.option("--cutlass", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--seqlen", default=256, show_default=True)
+@click.option("--seqlen", "lengths", type=_Lengths(), multiple=True, default=["256"], show_default=True,
+              help="For fwd and bwd; given again, a further shape.")  # fmt: skip
 @click.option("--head-dim", default=128, show_default=True)
-@click.option("--heads", default=1, show_default=True)
+@click.option("--heads", "heads_q", default=1, show_default=True)
 @click.option("--causal", is_flag=True)
+@click.option("--window", "window_size", type=(int, int), help="Keys to the left and right; -1 is open.")
+@click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
 @click.option("--deterministic", is_flag=True)
 @click.option("--chip", default="sm_100a", show_default=True, help="For fwd and bwd.")
 @click.option("--sms", default=4, show_default=True, help="Multiprocessors of the chip.")
@@ -275,24 +313,33 @@ def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: i
 @click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of a phase, see Checks.leftovers.")
 @click.option("--processes", default=1, show_default=True)
 def main(
-    target: str, arguments: tuple[str, ...], cutlass: Path | None, seqlen: int, heads: int, chip: str, sms: int,
-    launch: int | None, seeds: int, only: str, letter: bool, leftovers: bool, processes: int, **shape,
+    target: str, arguments: tuple[str, ...], cutlass: Path | None, lengths: list[tuple[int, int]], heads_q: int,
+    window_size: tuple[int, int] | None, chip: str, sms: int, launch: int | None, seeds: int, only: str, letter: bool,
+    leftovers: bool, processes: int, **shape,
 ) -> None:  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="fa4-mutate-") as scratch:
-        folder = Path(scratch)
-        if target in ("fwd", "bwd"):
-            case = cases.Case(
-                target, seqlen_q=seqlen, seqlen_k=seqlen, heads_q=heads, heads_kv=heads, dtype=torch.bfloat16, **shape
-            )
-            _record(case, chip, sms, folder)
-        elif not target.endswith(".npz"):
-            if cutlass is None:
-                raise click.UsageError(f"{target} is a foreign example: --cutlass says where it is")
-            _record_example(target, arguments, cutlass, sms, folder)
-        paths = [Path(target)] if target.endswith(".npz") else sorted(folder.glob("*.npz"))
-        recordings = [Recording.load(path) for path in paths]
-    recording = recordings[_richest(recordings) if launch is None else launch]
-    trial = prepare(recording, sms=sms, seeds=seeds, checks=Checks(letter=letter, leftovers=leftovers))
+    if target.endswith(".npz"):
+        recordings = [Recording.load(Path(path)) for path in (target, *arguments)]
+    else:
+        recordings = []
+        for seqlen_q, seqlen_k in lengths if target in ("fwd", "bwd") else lengths[:1]:
+            with tempfile.TemporaryDirectory(prefix="fa4-mutate-") as scratch:
+                folder = Path(scratch)
+                if target in ("fwd", "bwd"):
+                    case = cases.Case(
+                        f"{target} {seqlen_q}x{seqlen_k}", seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=heads_q,
+                        heads_kv=heads_q, dtype=torch.bfloat16, window_size=window_size or (None, None), **shape,
+                    )  # fmt: skip
+                    _record(target, case, chip, sms, folder)
+                elif cutlass is None:
+                    raise click.UsageError(f"{target} is a foreign example: --cutlass says where it is")
+                else:
+                    _record_example(target, arguments, cutlass, sms, folder)
+                launches = [Recording.load(path) for path in sorted(folder.glob("*.npz"))]
+            if launch is None:
+                launch = _richest(launches)
+            recordings.append(launches[launch])
+    recording = recordings[0]
+    trial = prepare(recordings, sms=sms, seeds=seeds, checks=Checks(letter=letter, leftovers=leftovers))
     chosen = reached_mutants(trial, only)
     verdicts = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -304,7 +351,8 @@ def main(
             if not verdict.how:
                 progress.console.print(f"survived: {verdict.mutant}")
             progress.advance(task)
-    click.echo(f"{recording.entry}, grid {recording.grid}, {sms} SMs, {seeds} seeds x {len(SCHEDULES)} schedules\n")
+    names = ", ".join(f"{launch.name} on a grid of {launch.grid}" for launch in recordings)
+    click.echo(f"{recording.entry}: {names}; {sms} SMs, {seeds} seeds x {len(SCHEDULES)} schedules\n")
     click.echo(summary(recording, verdicts))
 
 

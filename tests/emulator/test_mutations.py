@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from fa4.emulator.errors import EmulationError
 from fa4.emulator.mutations import mutants
@@ -78,7 +79,7 @@ from cutlass.cute.runtime import from_dlpack
 
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES, Checks
-from fa4.emulator.mutate import Stage, count_mutants, judge_all, observe, prepare, reached_mutants, summary
+from fa4.emulator.mutate import Stage, count_mutants, judge_all, main, observe, prepare, reached_mutants, summary
 from fa4.emulator.recording import Recorder, Recording
 from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
 
@@ -109,7 +110,7 @@ def test_every_mutant_of_a_pipeline_is_killed_or_redundant(pipeline: Recording) 
 def test_unreached_instructions_are_not_counted(pipeline: Recording) -> None:
     trial = prepare(pipeline, seeds=1)
     reached = {mutant.line for mutant in reached_mutants(trial)}
-    assert reached <= trial.original.reached
+    assert reached <= trial.reached
     assert not reached_mutants(trial, only="no such kind")
     assert {m.kind for m in reached_mutants(trial, only="CTA barrier removed")} == {"CTA barrier"}
 
@@ -118,6 +119,36 @@ def test_the_mutants_of_other_kernels_in_the_text_do_not_count() -> None:
     one = _recording("bar.sync 0;", bytes(4))
     other = ".visible .entry other() { bar.sync 0;\n bar.sync 0;\n ret; }\n"
     assert count_mutants(replace(one, ptx=one.ptx + other)) == count_mutants(one) == 1
+
+
+def test_a_second_shape_kills_what_the_first_cannot() -> None:
+    """The barrier matters only where the loop runs twice; the launches differ in the number of rounds."""
+    body = """ld.global.u32 %r3, [%d0]; mov.u32 %r2, 0;
+AGAIN: setp.ne.u32 %p0, %r0, 0;
+@!%p0 st.shared.u32 [%r1], %r2;
+bar.sync 0;
+ld.shared.u32 %r4, [%r1];
+bar.sync 1;
+add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, %r3;
+@%p1 bra AGAIN;"""
+    once = _recording(body, struct.pack("<I", 1))
+    twice = replace(once, before=(struct.pack("<I", 2),), after=(struct.pack("<I", 2),))
+    for recordings, expected in (([once], ""), ([twice], "DataRace"), ([once, twice], "DataRace")):
+        trial = prepare(recordings, seeds=1)
+        (mutant,) = [m for m in reached_mutants(trial, only="removed") if m.before == "bar.sync 1;"]
+        assert trial.judge(mutant).how == expected
+
+
+def test_shapes_of_two_kernels_are_refused() -> None:
+    one = _recording("bar.sync 0;", bytes(4))
+    with pytest.raises(ValueError, match="another kernel"):
+        prepare([one, _recording("bar.sync 1;", bytes(4))])
+
+
+@pytest.mark.parametrize("lengths", ["", "x12", "12x", "12,13", "-5"])
+def test_lengths_are_checked(lengths: str) -> None:
+    done = CliRunner().invoke(main, ["fwd", f"--seqlen={lengths}"])
+    assert done.exit_code == 2 and "expected a length such as 256" in done.output
 
 
 def test_two_processes_agree_with_one(pipeline: Recording) -> None:
