@@ -53,6 +53,7 @@ def correction(context):
                 else:
                     out_to_global(context, work, tile, lane, norm)
                 ends.correction_epilogue_O.arrive_full(tile)
+            tmem.wait_loads()  # before the next work tile's S.free lets O be overwritten
             tile_phase = tile_phase ^ 1
         else:
             for tile in cutlass.range_constexpr(Q_TILES):
@@ -81,9 +82,12 @@ def rescale(context, tile: cutlass.Constexpr[int], factor: Float32):
 
 
 def normalised(context, tile: int, column: int, norm: Float32) -> list[Int32]:
-    """COLUMNS / 2 words of output: O's columns from `column`, times `norm`, in the output's dtype."""
+    """COLUMNS / 2 words of output: O's columns from `column`, times `norm`, in the output's dtype.
+
+    A register that a load fills waits for its value by itself (PTX ISA 9.7.16.6.4.5); the caller waits for the loads
+    before it lets go of O.
+    """
     o = tmem_load(o_address(context, tile) + column, COLUMNS)
-    tmem.wait_loads()
     words = []
     for i in range(0, COLUMNS, 2):
         pair = cute.arch.mul_packed_f32x2((o[i], o[i + 1]), (norm, norm))

@@ -26,6 +26,7 @@ _ARITHMETIC = "the share that brings exp2 to 1792 of the 2048 cycles the product
 FULL = ForwardTiles("full", 2, Schedule.PERSISTENT, _ARITHMETIC)
 CAUSAL = ForwardTiles("causal", 2, Schedule.PERSISTENT, _ARITHMETIC)
 NARROW = ForwardTiles("narrow", 4, Schedule.PERSISTENT, "head_dim_v <= 64: exp2 takes twice the product's cycles")
+WIDE = ForwardTiles("wide", 0, Schedule.PERSISTENT, "head_dim > 128: the products' 2560 cycles hide exp2's 2048")
 VARLEN = ForwardTiles("varlen", 2, Schedule.SINGLE, "uneven lengths: the hardware hands out tiles as CTAs retire")
 FAST_EXP2 = ForwardTiles("sm_103", 0, Schedule.PERSISTENT, "its special-function units are twice as fast")
 
@@ -47,4 +48,6 @@ def _by_shape(spec: AttentionSpec, chip: Chip) -> ForwardTiles:
         return VARLEN
     if spec.head_dim_v <= 64:
         return NARROW
+    if spec.head_dim > 128:
+        return WIDE
     return CAUSAL if spec.window_left is not None or spec.window_right is not None else FULL
