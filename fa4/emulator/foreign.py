@@ -148,7 +148,7 @@ def _run_script(
     if example.printed_error:
         errors = [float(error) for error in re.findall(example.printed_error, printed.getvalue())]
         outcome.comparisons += len(errors)
-        outcome.error, outcome.absolute = max(errors, default=0.0), True
+        outcome.error, outcome.absolute = max([outcome.error, *errors]), True
     if not outcome.comparisons:
         raise AssertionError("the example compared nothing with a reference")
     outcome.launches = len(report.launches)

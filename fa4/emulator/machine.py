@@ -110,6 +110,7 @@ class Machine:
         self.checks = checks or Checks()
         self.trace = trace
         self.limit = limit
+        self._before: Any = None  # what the last grid touched, if the next may start before it ends
 
     def launch(
         self,
@@ -124,12 +125,16 @@ class Machine:
         allocations: Sequence[Allocation] = (),
         roles: Mapping[int, str] | None = None,
         programmatic: bool = False,
+        after_unknown: bool = False,
     ) -> LaunchReport:
         """Run one grid to its end.
 
         params: raw little-endian bytes of the entry's parameters, in order.
         smem_bytes: dynamic shared memory per CTA.
         roles: warp index within the CTA -> name, for errors and reports.
+        programmatic: launched with programmatic stream serialisation: if the grid before executed
+            griddepcontrol.launch_dependents, it may still run, and what both touch needs griddepcontrol.wait.
+        after_unknown: (with programmatic) the grid before is not known; it may touch any global memory.
         Raises an EmulationError subclass when the kernel does something wrong.
         """
         core = load_core()
@@ -138,7 +143,10 @@ class Machine:
         config = self._config(core, grid, block, cluster, smem_bytes)
         config.params = _param_block(loaded.kernel, params)
         config.regions = [(a.base, a.nbytes, a.name) for a in allocations] + loaded.variables
+        config.overlaps = programmatic and (after_unknown or self._before is not None)
+        config.before = None if after_unknown else self._before
         result = core.run(loaded.program, config)
+        self._before = result["touched"]
         if result["error"] is not None:
             raise loaded.error(result["error"], tuple(int(g) for g in grid), roles or {})
         report = loaded.report(result, tuple(grid), tuple(block), tuple(cluster))

@@ -77,6 +77,7 @@ class Stage:
         report = machine.launch(
             ptx, launch.entry, grid=launch.grid, block=launch.block, cluster=launch.cluster,
             smem_bytes=launch.smem_bytes, params=self.params, allocations=self.allocations,
+            programmatic=launch.programmatic, after_unknown=launch.programmatic,
         )  # fmt: skip
         return report, [buffer.raw for buffer in self.buffers]
 

@@ -19,7 +19,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Recording:
-    """One launch; `before` and `after` hold the bytes of each memory range of `bases`, `names` say what it is."""
+    """One launch; `before` and `after` hold the bytes of each memory range of `bases`, `names` say what it is.
+
+    programmatic: it may start before the grid before it has ended (programmatic dependent launch).
+    """
 
     name: str
     chip: str
@@ -34,6 +37,7 @@ class Recording:
     names: tuple[str, ...]
     before: tuple[bytes, ...]
     after: tuple[bytes, ...]
+    programmatic: bool = False
 
     def save(self, path: Path) -> None:
         """Write a compressed .npz file."""
@@ -86,6 +90,6 @@ class Recorder:
             Recording(
                 self.name, self.gpu.machine.chip, launch.ptx, launch.entry, launch.grid, launch.block, launch.cluster,
                 launch.smem_bytes, launch.params, tuple(a.base for a in places), tuple(a.name for a in places),
-                before, after,
+                before, after, launch.programmatic,
             ).save(self.folder / f"{self.name.replace(' ', '_')}.{self.count}.npz")  # fmt: skip
         self.count += 1

@@ -535,7 +535,8 @@ Next Engine::async_copy(Exec& x) {
             });
             break;
         }
-        case Op::griddep_wait: case Op::griddep_launch: break;
+        case Op::griddep_wait: races_.wait_for_grid_before(w.clock); break;
+        case Op::griddep_launch: launched_dependents = true; break;
         case Op::clc_try_cancel: try_cancel(x); break;
         case Op::clc_is_canceled: {
             uint32_t r = 0;

@@ -93,6 +93,8 @@ py::dict run(const Program& program, const Config& config) {
     result["waits"] = engine.counters.waits;
     result["by_warp"] = engine.counters.by_warp;
     result["trace_hash"] = engine.trace_hash;
+    if (engine.launched_dependents && config.check_races) result["touched"] = std::const_pointer_cast<Touched>(engine.touched());
+    else result["touched"] = py::none();
     py::list trace;
     for (const TraceEvent& t : engine.trace) trace.append(py::make_tuple(t.time, t.cta, t.warp, t.row, t.count, std::string(t.what)));
     result["trace"] = trace;
@@ -120,6 +122,7 @@ PYBIND11_MODULE(_core, m) {
         "ClusterCtarank", "ClusterNctarank", "IsExplicitCluster", "LanemaskEq", "LanemaskLe", "LanemaskLt", "LanemaskGe", "LanemaskGt",
         "DynamicSmemSize", "TotalSmemSize", "AggrSmemSize", "SharedSymbol", "Zero"});
     py::class_<Program>(m, "Program").def(py::init(&make_program));
+    py::class_<Touched, std::shared_ptr<Touched>>(m, "Touched");
     py::class_<Config>(m, "Config")
         .def(py::init<>())
         .def_property("grid", [](Config&) { return 0; }, [](Config& c, std::array<uint32_t, 3> v) { std::copy(v.begin(), v.end(), c.grid); })
@@ -135,6 +138,8 @@ PYBIND11_MODULE(_core, m) {
             std::sort(c.regions.begin(), c.regions.end(), [](const Region& a, const Region& b) { return a.base < b.base; });
         })
         .def_property("schedule", [](Config&) { return 0; }, [](Config& c, int v) { c.schedule = Schedule(v); })
+        .def_property("before", [](Config&) { return 0; }, [](Config& c, std::shared_ptr<Touched> v) { c.before = v; })
+        .def_readwrite("overlaps", &Config::overlaps)
         .def_readwrite("explicit_cluster", &Config::explicit_cluster)
         .def_readwrite("dynamic_shared", &Config::dynamic_shared)
         .def_readwrite("sms", &Config::sms)

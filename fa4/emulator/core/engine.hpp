@@ -34,6 +34,8 @@ struct Config {
     bool check_letter = false, check_leftovers = false;
     bool trace = false;
     uint64_t limit = 0;             // warp instructions, 0 for no limit
+    bool overlaps = false;          // the grid before may still run when this one starts
+    std::shared_ptr<const Touched> before;      // what that grid touched; null: unknown, so everything
 };
 
 // An asynchronous operation: a few steps that the schedule runs in order, each at a time of its choosing.
@@ -138,6 +140,8 @@ public:
     uint64_t trace_hash = 1469598103934665603ull;
     std::vector<TraceEvent> trace;
     uint64_t executed = 0;
+    bool launched_dependents = false;
+    std::shared_ptr<const Touched> touched() const { return races_.touched(); }
 
 private:
     friend class Races;

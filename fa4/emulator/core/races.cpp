@@ -196,7 +196,7 @@ void Races::tensor_map(const Agent& agent, uint64_t address, uint32_t bytes) {
     reader.async = false;
     global(reader, address, bytes, 0);
     for (uint64_t at = address; at < address + bytes; at += kGlobalCell)
-        for (const Access& write : pages_[at / kPage][at % kPage / kGlobalCell].writes)
+        for (const Access& write : pages_[at / kGlobalPage][at % kGlobalPage / kGlobalCell].writes)
             if (write.epoch > agent.order->via[kMap][write.slot])
                 report(write, agent, 0, 0, "needs fence.proxy.tensormap::generic between the write and the use of the tensor map");
 }
@@ -249,16 +249,18 @@ void Races::global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t
     if (!enabled) return;
     if (agent.async) kind |= kAsync;
     while (bytes) {
-        const uint64_t page = address / kPage;
+        const uint64_t page = address / kGlobalPage;
         auto& cells = pages_[page];
-        if (cells.empty()) cells.resize(kPage / kGlobalCell);
-        const uint32_t in_page = uint32_t(address % kPage);
-        uint32_t part = std::min<uint32_t>(bytes, kPage - in_page), at = in_page;
+        if (cells.empty()) cells.resize(kGlobalPage / kGlobalCell);
+        const uint32_t in_page = uint32_t(address % kGlobalPage);
+        uint32_t part = std::min<uint32_t>(bytes, kGlobalPage - in_page), at = in_page;
         address += part;
         bytes -= part;
         while (part) {
             const uint32_t first = at % kGlobalCell, n = std::min<uint32_t>(part, kGlobalCell - first);
-            touch(cells[at / kGlobalCell], agent, uint16_t(((1u << n) - 1) << first), kind, 0);
+            const auto touched = uint16_t(((1u << n) - 1) << first);
+            if (before_slot_ >= 0) compare_with_grid_before(agent, page, at / kGlobalCell, touched, kind);
+            touch(cells[at / kGlobalCell], agent, touched, kind, 0);
             at += n;
             part -= n;
         }
@@ -285,6 +287,52 @@ void Races::tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind)
     for (uint32_t lane = rect.lane; lane < uint32_t(rect.lane + rect.lanes); ++lane)
         for (uint32_t column = rect.column; column < uint32_t(rect.column + rect.columns); ++column)
             touch(cells[lane * kTmemColumns + column], agent, 1, kind, 2);
+}
+
+void Races::overlap(std::shared_ptr<const Touched> before) {
+    if (!enabled) return;
+    before_ = std::move(before);
+    before_slot_ = new_slot();
+    next_epoch(uint32_t(before_slot_));
+}
+
+void Races::wait_for_grid_before(WarpClock& clock) {
+    has_waited_ = true;
+    if (!enabled || before_slot_ < 0) return;
+    Order end;
+    end.seen.set(uint32_t(before_slot_), 1);
+    acquire(clock, end);
+}
+
+void Races::compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t cell, uint16_t bytes, uint8_t kind) const {
+    const char* does = "touch";
+    if (before_) {
+        const auto found = before_->pages.find(page);
+        if (found == before_->pages.end()) return;
+        const Touched::Bytes& theirs = found->second[cell];
+        if (theirs.written & bytes) does = "write";
+        else if (kind & kWrite && theirs.read & bytes) does = "read";
+        else return;
+    }
+    if (agent.order->seen[uint32_t(before_slot_)]) return;
+    SimError error("DataRace", std::string("data race in global memory: the grid before, which may still run, may ") + does +
+                                   " it; needs griddepcontrol.wait before this access");
+    error.place = {agent.row, agent.cta, agent.warp, agent.lane < 0 ? 0 : 1u << agent.lane};
+    throw error;
+}
+
+std::shared_ptr<const Touched> Races::touched() const {
+    auto all = before_ && !has_waited_ ? std::make_shared<Touched>(*before_) : std::make_shared<Touched>();
+    for (const auto& [page, cells] : pages_) {
+        auto& bytes = all->pages[page];
+        for (size_t i = 0; i < cells.size(); ++i) {
+            for (const Access& write : cells[i].writes)
+                if (write.epoch) bytes[i].written |= write.bytes;
+            for (const Access& read : cells[i].reads)
+                if (read.epoch) bytes[i].read |= read.bytes;
+        }
+    }
+    return all;
 }
 
 void Races::forget_shared(Cta& cta, uint32_t offset, uint32_t bytes) {

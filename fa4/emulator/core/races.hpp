@@ -3,10 +3,13 @@
 // schedule happened to do. A generic-proxy write needs a proxy fence before the async proxy may touch its bytes.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 
 #include "clock.hpp"
 #include "footprint.hpp"
@@ -28,6 +31,14 @@ struct Agent {
     bool async;         // async proxy
     int8_t lane = -1;   // of a generic access
     uint32_t synced = ~0u;      // epoch up to which the warp's other lanes are ordered before
+};
+
+constexpr uint32_t kGlobalPage = 1024, kGlobalCell = 16;    // bytes
+
+// The global memory that a grid touched: of each cell of each page, a bit per byte.
+struct Touched {
+    struct Bytes { uint16_t written = 0, read = 0; };
+    std::unordered_map<uint64_t, std::array<Bytes, kGlobalPage / kGlobalCell>> pages;
 };
 
 class Races {
@@ -72,6 +83,12 @@ public:
     // also what the async proxy reads there (known-good kernels end without waiting for their last bulk store).
     void end_of_shared(const Cta& cta, bool sources) const;
 
+    // The grid before may still run: what it touched, or null if it is unknown and may be everything.
+    void overlap(std::shared_ptr<const Touched> before);
+    void wait_for_grid_before(WarpClock& clock);
+    // What this grid has touched, and, if it did not wait, the grid before.
+    std::shared_ptr<const Touched> touched() const;
+
     // A barrier object or allocation starts afresh.
     void forget_shared(Cta& cta, uint32_t offset, uint32_t bytes);
 
@@ -82,12 +99,16 @@ private:
     bool ordered(const Access& prior, const Agent& agent, int space) const;
     [[noreturn]] void report(const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing) const;
 
-    static constexpr uint32_t kPage = 1024, kGlobalCell = 16;
+    void compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t cell, uint16_t bytes, uint8_t kind) const;
+
     std::vector<uint32_t> epochs_;
     std::deque<uint32_t> free_;         // of operations
     std::deque<uint32_t> ended_;        // of warps
     std::unordered_map<uint64_t, std::vector<Cell<2>>> pages_;
     std::map<std::tuple<uint64_t, int, uint32_t>, Order> flags_;     // by location, reach and domain
+    std::shared_ptr<const Touched> before_;
+    int64_t before_slot_ = -1;          // of the grid before, if it may still run; it ends in epoch 1
+    bool has_waited_ = false;
 };
 
 }  // namespace fa4
