@@ -117,7 +117,6 @@ def step(
     words = []
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         dp = tmem_load(dp_address + column, CHUNK)
-        tmem.wait_loads()
         for i in cutlass.range_constexpr(0, CHUNK, 4):
             delta = load_floats(minus_delta + (column + i), 4)
             for j in cutlass.range_constexpr(0, 4, 2):
@@ -125,6 +124,7 @@ def step(
                 ds = cute.arch.add_packed_f32x2((dp[i + j], dp[i + j + 1]), tuple(delta[j : j + 2]))
                 ds = cute.arch.mul_packed_f32x2((p[at], p[at + 1]), ds)
                 words.append(pack_half(ds[0], ds[1], cfg.dtype))
+    tmem.wait_loads()  # dS goes over dP; a register that a load fills waits for its own value
     tmem_store(dp_address + packed, words)
     if cutlass.const_expr(cfg.ctas == 2):
         share_ds(context, half, rank, lane, words)

@@ -42,19 +42,21 @@ def issue(context, ends, steps: Int32):
     issue_scores(context, ends, base, q.index)
     ends.load_mma_V.wait_full(0, 0)
     for i in cutlass.range(steps, unroll=1):
+        if cutlass.const_expr(is_pair):
+            base = cute.arch.make_warp_uniform(holder[0])  # read again, see `place`
         ends.load_mma_dO.wait_full(do.index, do.phase)
         if cutlass.const_expr(cfg.dq_over_dp):
             ends.mma_reduce_dQ.wait_free(0, phase ^ 1)
-        do_place = context.smem.address("dO") + do.index * cfg.do_tile.nbytes
+        do_place = place(context, base, "dO") + do.index * cfg.do_tile.nbytes
         with cute.arch.elect_one():
-            cfg.dp.issue(base + spans.dP, cfg.dp.a.at(context.smem.address("V")), cfg.dp.b.at(do_place), False)
+            cfg.dp.issue(base + spans.dP, cfg.dp.a.at(place(context, base, "V")), cfg.dp.b.at(do_place), False)
             ends.mma_compute_dP.commit_full(0)
             if cutlass.const_expr(is_pair):
                 ends.load_mma_dO.commit_free(do.index)
 
         ends.compute_mma_P.wait_full(0, phase)
         if cutlass.const_expr(is_pair):
-            do_place = context.smem.address("dOcolumns")
+            do_place = place(context, base, "dOcolumns")
             ends.load_mma_dOcolumns.wait_full(0, phase)
         with cute.arch.elect_one():
             issue_by_halves(cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_place), i > 0)
@@ -79,9 +81,9 @@ def issue(context, ends, steps: Int32):
                 ends.load_mma_Kcolumns.wait_full(0, 0)
             issue_dq(context, ends, base)
             ends.load_mma_Qcolumns.wait_full(0, phase)
-            issue_dk(context, base, ends.load_mma_Qcolumns, 0, context.smem.address("Qcolumns"), i > 0)
+            issue_dk(context, base, ends.load_mma_Qcolumns, 0, place(context, base, "Qcolumns"), i > 0)
         else:
-            q_place = context.smem.address("Q") + stage * cfg.q_tile.nbytes
+            q_place = place(context, base, "Q") + stage * cfg.q_tile.nbytes
             issue_dk(context, base, ends.load_mma_Q, stage, q_place, i > 0)
             if cutlass.const_expr(not cfg.dq_over_dp):
                 ends.mma_reduce_dQ.wait_free(0, phase ^ 1)
@@ -91,12 +93,20 @@ def issue(context, ends, steps: Int32):
         ends.mma_compute_dK.commit_full(0)
 
 
+def place(context, base, name):
+    """Shared-memory address of a tile. A pair's is counted from `base`: with one stage of each tile no address changes
+    from step to step, and the compiler would compute all of them before the loop, keep them in vector registers for
+    want of uniform ones, and move them back one by one. So each step reads `base` again."""
+    address = context.smem.address(name)
+    return address + base if context.cfg.ctas == 2 else address
+
+
 def issue_scores(context, ends, base, stage):
     """S^T of the Q tile in `stage`; a pair reads that copy of Q no more."""
     scores = context.cfg.scores
-    q_place = context.smem.address("Q") + stage * context.cfg.q_tile.nbytes
+    q_place = place(context, base, "Q") + stage * context.cfg.q_tile.nbytes
     with cute.arch.elect_one():
-        scores.issue(base + context.tmem.S, scores.a.at(context.smem.address("K")), scores.b.at(q_place), False)
+        scores.issue(base + context.tmem.S, scores.a.at(place(context, base, "K")), scores.b.at(q_place), False)
         ends.mma_compute_S.commit_full(0)
         if context.cfg.ctas == 2:
             ends.load_mma_Q.commit_free(stage)
@@ -130,6 +140,6 @@ def issue_dq(context, ends, base):
             high_columns = smem.address("K") + LANES // PANEL_COLUMNS * cfg.k_tile.panel_bytes
             high.issue(base + spans.dQ_high, high.a.at(high_columns), ds, False)
         else:
-            keys = smem.address("Kcolumns" if cfg.ctas == 2 else "K")
-            cfg.dq.issue(base + spans.dQ, cfg.dq.a.at(smem.address("dS")), cfg.dq.b.at(keys), False)
+            keys = place(context, base, "Kcolumns" if cfg.ctas == 2 else "K")
+            cfg.dq.issue(base + spans.dQ, cfg.dq.a.at(place(context, base, "dS")), cfg.dq.b.at(keys), False)
         ends.mma_reduce_dQ.commit_full(0)
