@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,10 @@ def observe(stage: Stage, orders: Iterable[Order]) -> Original:
         EmulationError: the original itself is not clean.
         ValueError: what it leaves depends on the order by more than the rounding of sums explains.
     """
-    reports, memories = zip(*(stage.run(stage.recording.ptx, order) for order in orders))
+    # On more multiprocessors too: what is summed as CTAs come must show that it is, or a kill would be by chance.
+    sizes = (stage.sms, stage.sms + 1, 2 * stage.sms, 3 * stage.sms)
+    chips = [Stage(stage.recording, sms, stage.checks) for sms in sizes]
+    reports, memories = zip(*(chip.run(stage.recording.ptx, order) for order, chip in zip(orders, cycle(chips))))
     slack: list[float | None] = []
     for index, versions in enumerate(zip(*memories)):
         if len(set(versions)) == 1:
@@ -181,7 +184,12 @@ def prepare(
             raise ValueError(f"{launch.name}: this shape runs another kernel than the first one; mutate them apart")
     stages = tuple(Stage(launch, sms, checks or Checks()) for launch in launches)
     orders = tuple(product(range(seeds), SCHEDULES))
-    return Trial(stages, tuple(observe(stage, orders[: 4 * len(SCHEDULES)]) for stage in stages), orders)
+    return Trial(stages, tuple(observe(stage, _observed(orders)) for stage in stages), orders)
+
+
+def _observed(orders: tuple[Order, ...]) -> list[Order]:
+    """In which orders the original is run: those of its mutants, again and again up to a number that shows a spread."""
+    return list(islice(cycle(orders), max(24, min(len(orders), 48))))
 
 
 def reached_mutants(trial: Trial, only: str = "") -> list[Mutant]:
