@@ -45,7 +45,7 @@ def test_the_wait_is_needed_before_what_both_touch(first: str, second: str) -> N
 
 def test_a_copy_of_the_asynchronous_proxy_needs_the_wait_too() -> None:
     run(EARLY + WRITE, TMA_READ.replace("EDGE", WAIT))
-    with pytest.raises(DataRace, match="griddepcontrol.wait"):
+    with pytest.raises(DataRace, match=r"griddepcontrol\.wait"):
         run(EARLY + WRITE, TMA_READ.replace("EDGE", ""))
 
 
@@ -73,12 +73,12 @@ def test_other_memory_needs_no_wait() -> None:
 def test_a_grid_that_did_not_wait_hands_its_predecessor_on() -> None:
     other = f"{WORD} ld.global.b32 %r5, [%d2];"
     run(EARLY + WRITE, EARLY + WAIT + other, READ.replace("st.global.b32 [%d2], %r5;", ""))
-    with pytest.raises(DataRace, match="griddepcontrol.wait"):
+    with pytest.raises(DataRace, match=r"griddepcontrol\.wait"):
         run(EARLY + WRITE, EARLY + other, READ.replace("st.global.b32 [%d2], %r5;", ""))
 
 
 def test_a_grid_after_an_unknown_one_must_wait_before_anything() -> None:
     run(WAIT + READ, after_unknown=True)
     run(READ, WAIT + READ, after_unknown=True)
-    with pytest.raises(DataRace, match="may touch it; needs griddepcontrol.wait"):
+    with pytest.raises(DataRace, match=r"may touch it; needs griddepcontrol\.wait"):
         run(READ, READ, after_unknown=True)
