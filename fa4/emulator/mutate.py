@@ -1,15 +1,16 @@
 """Would a missing synchronisation be noticed?
 
-    python -m fa4.emulator.mutate fwd|bwd [--seqlen 256 --causal ...]     one of fa4's own kernels
-    python -m fa4.emulator.mutate EXAMPLE --cutlass PATH [-- ARGUMENTS]   a foreign example, by its name
-    python -m fa4.emulator.mutate FILE.npz [FILE.npz ...]                 launches that fa4.emulator.hardware recorded
+    python -m fa4.emulator.mutate fwd|bwd [--seqlen 256 --causal ...]    one of fa4's own kernels
+    python -m fa4.emulator.mutate EXAMPLE --cutlass PATH [-- ARGUMENTS [-- ARGUMENTS ...]]    a foreign example
+    python -m fa4.emulator.mutate FILE.npz [FILE.npz ...]                launches that fa4.emulator.hardware recorded
 
 Removes or weakens each synchronising instruction of one kernel in turn, and runs the mutant under every schedule with
 seeds 0, 1, ... until it is killed: by an error, or by a result that is not the original's. Instructions that no run of
 the original reaches are not counted. Prints a table by kind, and every survivor with its place.
 
 What a synchronisation is for may show in one shape and not in another (a stage that wraps, a tile of one key block):
-several shapes of one kernel, by --seqlen given again or by several files, are tried in turn on each mutant.
+several shapes of one kernel, by --seqlen given again, by more arguments after a further --, or by several files, are
+tried in turn on each mutant.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import multiprocessing
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
@@ -329,24 +331,16 @@ def main(
     if target.endswith(".npz"):
         recordings = [Recording.load(Path(path)) for path in (target, *arguments)]
     else:
-        recordings = []
-        for seqlen_q, seqlen_k in lengths if target in ("fwd", "bwd") else lengths[:1]:
-            with tempfile.TemporaryDirectory(prefix="fa4-mutate-") as scratch:
-                folder = Path(scratch)
-                if target in ("fwd", "bwd"):
-                    case = cases.Case(
-                        f"{target} {seqlen_q}x{seqlen_k}", seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=heads_q,
-                        heads_kv=heads_q, dtype=torch.bfloat16, window_size=window_size or (None, None), **shape,
-                    )  # fmt: skip
-                    _record(target, case, chip, sms, folder)
-                elif cutlass is None:
-                    raise click.UsageError(f"{target} is a foreign example: --cutlass says where it is")
-                else:
-                    _record_example(target, arguments, cutlass, sms, folder)
-                launches = [Recording.load(path) for path in sorted(folder.glob("*.npz"))]
-            if launch is None:
-                launch = _richest(launches)
-            recordings.append(launches[launch])
+        recorders: list[Callable[[Path], None]]
+        if target in ("fwd", "bwd"):
+            flags = dict(heads_q=heads_q, heads_kv=heads_q, window_size=window_size or (None, None), **shape)
+            shapes = [cases.Case(f"{target} {q}x{k}", seqlen_q=q, seqlen_k=k, **flags) for q, k in lengths]
+            recorders = [partial(_record, target, case, chip, sms) for case in shapes]
+        elif cutlass is None:
+            raise click.UsageError(f"{target} is a foreign example: --cutlass says where it is")
+        else:
+            recorders = [partial(_record_example, target, line, cutlass, sms) for line in _split(arguments)]
+        recordings = _recorded(recorders, launch)
     recording = recordings[0]
     trial = prepare(recordings, sms=sms, seeds=seeds, checks=Checks(letter=letter, leftovers=leftovers))
     chosen = reached_mutants(trial, only)
@@ -363,6 +357,29 @@ def main(
     names = ", ".join(f"{launch.name} on a grid of {launch.grid}" for launch in recordings)
     click.echo(f"{recording.entry}: {names}; {sms} SMs, {seeds} seeds x {len(SCHEDULES)} schedules\n")
     click.echo(summary(recording, verdicts))
+
+
+def _split(arguments: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The command lines between further `--`."""
+    lines: list[list[str]] = [[]]
+    for argument in arguments:
+        if argument == "--":
+            lines.append([])
+        else:
+            lines[-1].append(argument)
+    return [tuple(line) for line in lines]
+
+
+def _recorded(recorders: list[Callable[[Path], None]], launch: int | None) -> list[Recording]:
+    """One launch of each: number `launch`, or the one that has the most mutants in the first."""
+    chosen = []
+    for record in recorders:
+        with tempfile.TemporaryDirectory(prefix="fa4-mutate-") as scratch:
+            record(Path(scratch))
+            launches = [Recording.load(path) for path in sorted(Path(scratch).glob("*.npz"))]
+        launch = _richest(launches) if launch is None else launch
+        chosen.append(launches[launch])
+    return chosen
 
 
 def _richest(recordings: list[Recording]) -> int:
