@@ -21,6 +21,7 @@ from .. import tmem
 from ..channels import Ring
 from ..copy import lane_address, pack_half, store_row, tmem_load, tmem_store
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
+from ..visible import hide_unless, visible_bits
 from .config import CHUNK, HALVES, TILE_N
 from .epilogue import store_gradients
 from .work import work_tile
@@ -40,9 +41,9 @@ def compute(context):
         for m_block in cutlass.range(work.first, work.stop, unroll=1):
             begin = m_block * cfg.tile_m + half_of_warp() * cfg.half
             if work.cuts(m_block):
-                step(context, ends, rows, phase, work.rank, first - begin, stop - begin, True)
+                step(context, ends, rows, phase, work, first - begin, stop - begin, True)
             else:
-                step(context, ends, rows, phase, work.rank, Int32(0), Int32(0), False)
+                step(context, ends, rows, phase, work, Int32(0), Int32(0), False)
             rows = rows.next()
             phase = phase ^ 1
     store_gradients(context, ends, work)
@@ -68,12 +69,13 @@ def step(
     ends,
     ring: Ring,
     phase: Int32,
-    rank: Int32,
+    work,
     first: Int32,
     stop: Int32,
     is_cut: cutlass.Constexpr[bool],
 ):
-    """One block of queries. `first`, `stop`: the key is seen by this half's queries first <= query < stop."""
+    """One block of queries. `first`, `stop`: the key is seen by this half's queries first <= query < stop; `first` is at
+    most 0 unless the mask bounds the right side."""
     cfg, args, spans = context.cfg, context.args, context.tmem
     half = half_of_warp()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -92,6 +94,10 @@ def step(
     tmem.wait_loads()
     if cutlass.const_expr(cfg.has_softcap):
         s = [tanh(x * args.scale_over_cap) for x in s]
+    visible = []
+    if cutlass.const_expr(is_cut):
+        has_first = work.mask.right is not None
+        visible = [visible_bits(first if has_first else None, stop, query) for query in range(0, cfg.half, 32)]
     p, words = [], []
     for pair in cutlass.range_constexpr(cfg.half // 2):
         if cutlass.const_expr(pair % 2 == 0):
@@ -100,7 +106,8 @@ def step(
         scales = (args.scale_log2, args.scale_log2)
         x = cute.arch.fma_packed_f32x2(tuple(both), scales, tuple(lse[2 * (pair % 2) : 2 * (pair % 2) + 2]))
         if cutlass.const_expr(is_cut):
-            x = hide(x, 2 * pair, first, stop)
+            word, bit = visible[2 * pair // 32], 2 * pair % 32
+            x = hide_unless(word, bit, x[0]), hide_unless(word, bit + 1, x[1])
         if cutlass.const_expr(is_polynomial(pair, cfg.polynomial)):
             weights = exp2_polynomial(*x)
         else:
@@ -127,7 +134,7 @@ def step(
     tmem.wait_loads()  # dS goes over dP; a register that a load fills waits for its own value
     tmem_store(dp_address + packed, words)
     if cutlass.const_expr(cfg.ctas == 2):
-        share_ds(context, half, rank, lane, words)
+        share_ds(context, half, work.rank, lane, words)
     else:
         for own in cutlass.range_constexpr(HALVES):
             if half == own:
@@ -152,13 +159,6 @@ def tanh(x: Float32) -> Float32:
     """1 - 2 / (exp(2 x) + 1); the hardware's tanh.approx is too coarse for a logit."""
     grown = cute.math.exp2(x * (2.0 * LOG2_E), fastmath=True)
     return 1.0 - 2.0 * cute.arch.rcp_approx(grown + 1.0)
-
-
-def hide(x: tuple[Float32, Float32], query: int, first: Int32, stop: Int32) -> tuple[Float32, Float32]:
-    """-inf for those of the queries `query`, `query + 1` that are not in [first, stop)."""
-    return tuple(
-        Float32(cutlass.select_((query + i >= first) & (query + i < stop), x[i], -Float32.inf)) for i in range(2)
-    )
 
 
 def load_floats(pointer: cute.Pointer, count: int) -> list[Float32]:

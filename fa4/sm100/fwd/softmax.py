@@ -17,6 +17,7 @@ from ...core.softmax import LOG2_E
 from .. import tmem
 from ..copy import lane_address, pack_half, tmem_load, tmem_store
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
+from ..visible import hide_unless, visible_bits
 from .config import CTA_ROWS, P_HEAD, TILE_M, TILE_N
 from .work import Queue, row_tile, sequence_matrix
 
@@ -164,25 +165,12 @@ def soft_cap(x: Float32, scale_over_cap: Float32) -> Float32:
 
 
 def hide(s: list[Float32], first: Int32 | None, stop: Int32) -> list[Float32]:
-    """-inf outside columns [first, stop), None for no first. One bit mask per 32 columns, tested bit by bit."""
+    """-inf outside columns [first, stop), None for no first."""
     hidden = []
     for column in range(0, len(s), 32):
-        keep = low_bits(stop - column)
-        if first is not None:
-            keep = keep & ~low_bits(first - column)
-        for i in range(32):
-            is_kept = (keep & (1 << i if i < 31 else -(1 << 31))) != 0
-            hidden.append(Float32(cutlass.select_(is_kept, s[column + i], -Float32.inf)))
+        bits = visible_bits(first, stop, column)
+        hidden += [hide_unless(bits, i, x) for i, x in enumerate(s[column : column + 32])]
     return hidden
-
-
-def low_bits(count: Int32) -> Int32:
-    """A word whose lowest `count` bits are set; none if count <= 0, all if count >= 32."""
-    # PTX shifts clamp: 1 << 32 is 0, so that minus one gives all ones.
-    shifted = cute.arch.inline_ptx(
-        "shl.b32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[Int32(1), cutlass.max(count, 0)]
-    )
-    return shifted - 1
 
 
 @cute.jit

@@ -1,0 +1,28 @@
+"""Which of 32 neighbouring elements of a thread are visible, as a bit mask: a bit is tested for each, no compares."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+
+def visible_bits(first: Int32 | None, stop: Int32, column: int) -> Int32:
+    """A word whose bit i tells whether first <= column + i < stop; no lower bound if `first` is None."""
+    bits = _low_bits(stop - column)
+    return bits if first is None else bits & ~_low_bits(first - column)
+
+
+def hide_unless(bits: Int32, i: int, x: Float32) -> Float32:
+    """x if bit i is set, else -inf."""
+    is_visible = (bits & (1 << i if i < 31 else -(1 << 31))) != 0
+    return Float32(cutlass.select_(is_visible, x, -Float32.inf))
+
+
+def _low_bits(count: Int32) -> Int32:
+    """A word whose lowest `count` bits are set; none if count <= 0, all if count >= 32."""
+    # PTX shifts clamp: 1 << 32 is 0, so that minus one gives all ones.
+    shifted = cute.arch.inline_ptx(
+        "shl.b32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[Int32(1), cutlass.max(count, 0)]
+    )
+    return shifted - 1
