@@ -74,8 +74,10 @@ def step(
     stop: Int32,
     is_cut: cutlass.Constexpr[bool],
 ):
-    """One block of queries, of which the key is seen by first <= query < stop, counted from this half's first; `first` is
-    at most 0 unless the mask bounds the right side."""
+    """One block of queries, of which first <= query < stop, counted from this half's first, see the key.
+
+    `first` is at most 0 unless the mask bounds the right side.
+    """
     cfg, args, spans = context.cfg, context.args, context.tmem
     half = half_of_warp()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
