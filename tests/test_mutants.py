@@ -1,0 +1,32 @@
+"""Would a missing synchronisation of fa4's own kernels be noticed? The commands of docs/emulator.md, run."""
+
+import re
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from fa4.emulator.mutate import main
+
+BLACKWELL = "--letter --leftovers "
+LARGE_LOGITS = "--seqlen 384 --seqlen 300x120 --logits 30 --heads 3 "
+AMPERE = "--chip sm_80 --causal --heads 2 --head-dim 64 --seqlen 256 --seqlen 100x300 --sms 2"
+COMMANDS = {
+    "forward": "fwd --causal --head-dim 64 --seqlen 200x1300 --sms 2 " + LARGE_LOGITS + BLACKWELL,
+    "forward_pair": "fwd --head-dim 128 --seqlen 300x1300 --sms 4 " + LARGE_LOGITS + BLACKWELL,
+    "backward": "bwd --causal --heads 2 --head-dim 64 --seqlen 256 --seqlen 640 --seqlen 100x300 --sms 2 " + BLACKWELL,
+    "backward_pair": "bwd --head-dim 128 --seqlen 500x250 --seqlen 300x520 --window 200 150 --sms 4 " + BLACKWELL,
+    "sm80_forward": "fwd " + AMPERE,
+    "sm80_backward": "bwd " + AMPERE,
+}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_mutants_are_killed(name):
+    done = CliRunner().invoke(main, COMMANDS[name].split(), catch_exceptions=False)
+    print(done.output)
+    mutants, killed = map(int, re.search(r"\*\*all\*\* \| (\d+) \| (\d+)", done.output).groups())
+    assert killed >= mutants - max(1, 0.05 * mutants), done.output  # what is redundant is told in docs/emulator.md
