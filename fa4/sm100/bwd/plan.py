@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 
@@ -11,13 +10,13 @@ from torch import Tensor
 
 from ... import fallback, jit
 from ...device import Chip
-from ...fwd.arguments import aligned
+from ...fwd.arguments import lengths, windows
 from ...spec import AttentionInputs, AttentionSpec, Gradients
+from ..arguments import addressable, compile_key, fake_lengths, fake_matrices, fake_rows, fake_sink
 from .config import Config
 from .tiles import BackwardTiles, tiles_for
 
 LOG2_E = math.log2(math.e)
-TMA_ALIGN = 16  # bytes that base addresses and strides of a TMA map are multiples of
 DSINK_TERMS = 256  # of one block of rows: the threads of the statistics kernel
 
 
@@ -44,7 +43,7 @@ def backward(
 
     `tiles` replaces the row of the table, for tuning.
     """
-    q, k, v, out, dout = (aligned(x) for x in (inputs.q, inputs.k, inputs.v, out, dout))
+    q, k, v, out, dout = (addressable(x) for x in (inputs.q, inputs.k, inputs.v, out, dout))
     if q.numel() == 0 or k.numel() == 0:  # no row sees a key; a TMA map cannot be empty
         return fallback.backward(inputs, spec, chip, out, lse, dout, dlse)
     # Rows beyond seqused_k are no CTA's work.
@@ -75,10 +74,7 @@ def backward(
         lse,
         dlse,
         None if inputs.sink is None else inputs.sink.float(),
-        inputs.cu_seqlens_q,
-        inputs.cu_seqlens_k,
-        inputs.seqused_q,
-        inputs.seqused_k,
+        *lengths(inputs),
         rows,
         dq_rows,
         turns,
@@ -86,8 +82,7 @@ def backward(
         spec.softmax_scale,
         (spec.softcap or spec.softmax_scale) * LOG2_E,
         spec.softmax_scale / spec.softcap if spec.softcap else 0.0,
-        spec.window_left or 0,
-        spec.window_right or 0,
+        *windows(spec),
         inputs.max_seqlen_q,
         inputs.max_seqlen_k,
         inputs.batch,
@@ -122,9 +117,7 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
 @functools.lru_cache(maxsize=1024)
 def _launcher(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None) -> jit.Launcher:
     cfg = configure(spec, chip, has_dlse, tiles)
-    values = [getattr(cfg, field.name) for field in dataclasses.fields(cfg)]
-    key = ("sm100.backward", *(str(x) if isinstance(x, type) else x for x in values))
-    return jit.compiled(key, functools.partial(build, cfg, chip), chip)
+    return jit.compiled(compile_key("sm100.backward", cfg), functools.partial(build, cfg, chip), chip)
 
 
 def build(cfg: Config, chip: Chip):
@@ -133,22 +126,14 @@ def build(cfg: Config, chip: Chip):
 
     from .kernel import backward
 
-    rank = 3 if cfg.varlen else 4
-    matrices = [jit.fake_tensor(cfg.dtype, rank, align=TMA_ALIGN) for _ in range(8)]
-    lse = jit.fake_tensor(Float32, rank - 1, align=4)
-    dlse = jit.fake_tensor(Float32, rank - 1, align=4) if cfg.has_dlse else None
-    sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
-    present = (cfg.varlen, cfg.varlen, cfg.has_seqused_q, cfg.has_seqused_k)
-    lengths = [jit.fake_tensor(Int32, 1, align=4) if there else None for there in present]
+    tensors = (*fake_matrices(cfg, 8), fake_rows(cfg), fake_rows(cfg, cfg.has_dlse), fake_sink(cfg), *fake_lengths(cfg))
     rows = jit.fake_tensor(Float32, 4, contiguous=True)
     dq_rows = jit.fake_tensor(Float32, 3, contiguous=True)
     turns = jit.fake_tensor(Int32, 2, contiguous=True) if cfg.deterministic else None
     dsink_rows = jit.fake_tensor(Float32, 3, contiguous=True) if cfg.has_sink else None
     scalars = [Float32(0.0)] * 3 + [Int32(0)] * 5
     workspaces = (rows, dq_rows, turns, dsink_rows)
-    return jit.compile_kernel(
-        backward, *matrices, lse, dlse, sink, *lengths, *workspaces, *scalars, cfg, jit.current_stream(), chip=chip
-    )
+    return jit.compile_kernel(backward, *tensors, *workspaces, *scalars, cfg, jit.current_stream(), chip=chip)
 
 
 def _row_blocks(inputs: AttentionInputs, tile_m: int) -> int:

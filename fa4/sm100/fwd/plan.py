@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import math
 
@@ -14,13 +13,13 @@ from ... import fallback, jit
 from ...device import Chip
 from ...fwd.arguments import lengths, prepared, windows
 from ...spec import AttentionInputs, AttentionSpec
+from ..arguments import addressable, compile_key, fake_lengths, fake_matrices, fake_rows, fake_sink
 from .config import TILE_M, TILE_N, Config
 from .tiles import ForwardTiles, tiles_for
 
 LOG2_E = math.log2(math.e)
 # Bytes of K and V that one section of heads may hold at a time: half of the chip's L2, the rest is for Q and out.
 SECTION_BYTES = 50 << 20
-TMA_ALIGN = 16  # bytes that base addresses and strides of a TMA map are multiples of
 
 
 def describe(spec: AttentionSpec, chip: Chip) -> str:
@@ -43,7 +42,7 @@ def forward(
     if inputs.q.numel() == 0 or inputs.k.numel() == 0:  # no row sees a key; a TMA map cannot be empty
         return fallback.forward(inputs, spec, chip)
     inputs, scale = prepared(inputs, spec)
-    q, k, v = (_addressable(x) for x in (inputs.q, inputs.k, inputs.v))
+    q, k, v = (addressable(x) for x in (inputs.q, inputs.k, inputs.v))
     out = torch.empty(*q.shape[:-1], spec.head_dim_v, dtype=q.dtype, device=q.device)
     lse_shape = (spec.heads_q, q.shape[0]) if spec.varlen else (q.shape[0], spec.heads_q, q.shape[1])
     lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
@@ -97,9 +96,7 @@ def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None
 @functools.lru_cache(maxsize=1024)
 def _launcher(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles) -> jit.Launcher:
     cfg = configure(spec, chip, tiles)
-    values = [getattr(cfg, field.name) for field in dataclasses.fields(cfg)]
-    key = ("sm100.forward", *(str(x) if isinstance(x, type) else x for x in values))
-    return jit.compiled(key, functools.partial(build, cfg, chip), chip)
+    return jit.compiled(compile_key("sm100.forward", cfg), functools.partial(build, cfg, chip), chip)
 
 
 def build(cfg: Config, chip: Chip):
@@ -108,14 +105,9 @@ def build(cfg: Config, chip: Chip):
 
     from .kernel import forward
 
-    rank = 3 if cfg.varlen else 4
-    matrix = [jit.fake_tensor(cfg.dtype, rank, align=TMA_ALIGN) for _ in range(4)]
-    lse = jit.fake_tensor(Float32, rank - 1, align=4)
-    sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
-    present = (cfg.varlen, cfg.varlen, cfg.has_seqused_q, cfg.has_seqused_k)
-    lengths = [jit.fake_tensor(Int32, 1, align=4) if there else None for there in present]
+    tensors = (*fake_matrices(cfg, 4), fake_rows(cfg), fake_sink(cfg), *fake_lengths(cfg))
     scalars = [Float32(0.0)] * 3 + [Int32(0)] * 6
-    return jit.compile_kernel(forward, *matrix, lse, sink, *lengths, *scalars, cfg, jit.current_stream(), chip=chip)
+    return jit.compile_kernel(forward, *tensors, *scalars, cfg, jit.current_stream(), chip=chip)
 
 
 def _packed_heads(spec: AttentionSpec) -> int:
@@ -129,9 +121,3 @@ def _section(spec: AttentionSpec, seqlen_k: int) -> int:
         return 1
     per_head = max(seqlen_k, 1) * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     return max(1, min(SECTION_BYTES // per_head, spec.heads_q))
-
-
-def _addressable(x: Tensor) -> Tensor:
-    """x itself if TMA can step through it, else a copy: an expanded axis has stride 0."""
-    steps = [stride for stride, extent in zip(x.stride(), x.shape) if extent > 1]
-    return x if all(steps) else x.contiguous()
