@@ -7,7 +7,8 @@ import sys
 
 from fa4 import cases
 
-from .test_forward import CASES, poison_unused, run
+from .named import CASES
+from .test_forward import poison_unused, run
 
 
 def main(seed: int) -> None:

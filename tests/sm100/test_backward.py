@@ -11,7 +11,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from bench import traffic
 from fa4 import cases, demo, reference
-from fa4.cases import CASES, Case
+from fa4.cases import Case
 from fa4.device import chip_by_number, chip_of
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
@@ -20,6 +20,7 @@ from fa4.sm100.bwd.__main__ import tables
 from fa4.sm100.bwd.kernel import channels, smem_map, tmem_map
 from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles, tiles_for
 from fa4.spec import AttentionSpec, Gradients
+from tests.sm100.named import CASES
 
 NAME = attrgetter("name")
 # The error of dsink is judged by the largest over the heads; with two heads that is too few draws to be a bound.
@@ -27,7 +28,6 @@ HEADS_FOR_SINK = 8
 # The two tile rows: one CTA for a block of keys, and a pair of CTAs for two. Head dims of 128 get the pair by default.
 EXTRA = (
     Case("wide", head_dim=192, head_dim_v=128, heads_q=4, lengths=((70, 200), (129, 129), (3, 7)), window_size=(99, 5)),
-    Case("seqused_dense", batch=2, seqlen_q=150, seqlen_k=290, seqused=((150, 257), (3, 0))),
     Case("logits_1e4", seqlen_q=192, seqlen_k=192, head_dim=128, logits=1e4, causal=True),
     Case("pair_window_gqa", seqlen_q=300, seqlen_k=600, heads_q=2, heads_kv=1, head_dim=128, window_size=(150, 60)),
     Case("pair_softcap", seqlen_q=200, seqlen_k=129, head_dim=128, softcap=15.0, logits=4.0, causal=True),
@@ -42,11 +42,7 @@ EXTRA = (
         sink=True,
     ),
 )
-SERVED = {
-    case.name: replace(case, heads_q=HEADS_FOR_SINK) if case.sink else case
-    for case in (*CASES.values(), *EXTRA)
-    if case.head_dim <= 128 or (case.head_dim, case.head_dim_v) == (192, 128)
-}
+SERVED = {case.name: replace(case, heads_q=HEADS_FOR_SINK) if case.sink else case for case in (*CASES.values(), *EXTRA)}
 # Compiling takes most of a case's time; the soak runs the others.
 QUICK = (
     "window_masks_rows", "softcap", "head_dim_40_padded", "head_dim_192_128", "varlen_with_empty",

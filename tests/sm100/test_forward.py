@@ -18,30 +18,9 @@ from fa4.sm100.fwd.config import Schedule
 from fa4.sm100.fwd.kernel import channels, smem_map
 from fa4.sm100.fwd.tiles import ForwardTiles
 from fa4.spec import AttentionSpec
+from tests.sm100.named import CASES
 
 SMS = 2  # fewer than most cases have work tiles, so that CTAs stride through them or run in waves
-# Cases that share dtype, head dims, grouping and flags share one compiled kernel, which is most of a case's time.
-EXTRA = (
-    Case("one_by_512", seqlen_q=1, seqlen_k=512, head_dim=128),
-    Case("512_by_one", seqlen_q=512, seqlen_k=1, head_dim=128),
-    Case("many_blocks", seqlen_q=140, seqlen_k=1500, head_dim=128),
-    Case("group_of_three_is_not_packed", seqlen_q=90, seqlen_k=300, heads_q=6, heads_kv=2, causal=True),
-    Case("group_of_twelve_is_packed_by_four", seqlen_q=70, seqlen_k=200, heads_q=12, heads_kv=1, causal=True),
-    Case("fp16_large_logits", seqlen_q=150, seqlen_k=300, dtype=torch.float16, logits=100.0),
-    Case("sink_varlen_gqa", lengths=((30, 90), (0, 5), (140, 140)), heads_q=4, sink=True, causal=True),
-    Case("seqused_dense", batch=2, seqlen_q=150, seqlen_k=290, seqused=((150, 257), (3, 0)), sink=True),
-    Case("head_dim_192_128_many", batch=2, seqlen_q=300, seqlen_k=300, head_dim=192, head_dim_v=128, causal=True),
-    Case("head_dim_8", seqlen_q=130, seqlen_k=130, head_dim=8),
-    Case("pair", batch=2, seqlen_q=700, seqlen_k=390, head_dim=128),
-    Case("pair_rows_end_in_the_first_cta", seqlen_q=300, seqlen_k=90, head_dim=128),
-    Case("pair_one_key", seqlen_q=513, seqlen_k=1, head_dim=128),
-    Case("negative_scale", seqlen_q=130, seqlen_k=130, softmax_scale=-0.2, causal=True),
-)
-CASES = {
-    name: case
-    for name, case in {**cases.CASES, **{case.name: case for case in EXTRA}}.items()
-    if case.head_dim <= 128 or (case.head_dim, case.head_dim_v) == (192, 128)
-}
 
 
 def run(problem: cases.Problem, seed: int, schedule: str, tiles: ForwardTiles | None = None):
