@@ -70,12 +70,15 @@ class Stage:
             for address, content, name in zip(addresses, recording.before, recording.names)
         ]
 
-    def run(self, ptx: str, order: Order, limit: int = 0) -> tuple[LaunchReport, list[bytes]]:
-        """Run `ptx` in place of the recorded text; the report and the memory it leaves."""
+    def run(self, ptx: str, order: Order, limit: int = 0, sms: int | None = None) -> tuple[LaunchReport, list[bytes]]:
+        """Run `ptx` in place of the recorded text, on `sms` multiprocessors instead of its own number; the report and
+        the memory it leaves."""
         for buffer, content in zip(self.buffers, self.recording.before):
             buffer.raw = content
-        launch = self.recording
-        machine = Machine(launch.chip, sms=self.sms, seed=order[0], schedule=order[1], checks=self.checks, limit=limit)
+        launch, (seed, schedule) = self.recording, order
+        machine = Machine(
+            launch.chip, sms=sms or self.sms, seed=seed, schedule=schedule, checks=self.checks, limit=limit
+        )
         report = machine.launch(
             ptx, launch.entry, grid=launch.grid, block=launch.block, cluster=launch.cluster,
             smem_bytes=launch.smem_bytes, params=self.params, allocations=self.allocations,
@@ -122,9 +125,9 @@ def observe(stage: Stage, orders: Iterable[Order]) -> Original:
         ValueError: what it leaves depends on the order by more than the rounding of sums explains.
     """
     # On more multiprocessors too: what is summed as CTAs come must show that it is, or a kill would be by chance.
-    sizes = (stage.sms, stage.sms + 1, 2 * stage.sms, 3 * stage.sms)
-    chips = [Stage(stage.recording, sms, stage.checks) for sms in sizes]
-    reports, memories = zip(*(chip.run(stage.recording.ptx, order) for order, chip in zip(orders, cycle(chips))))
+    sizes = cycle((stage.sms, stage.sms + 1, 2 * stage.sms, 3 * stage.sms))
+    runs = [stage.run(stage.recording.ptx, order, sms=sms) for order, sms in zip(orders, sizes)]
+    reports, memories = zip(*runs)
     slack: list[float | None] = []
     for index, versions in enumerate(zip(*memories)):
         if len(set(versions)) == 1:

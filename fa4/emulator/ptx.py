@@ -333,13 +333,13 @@ class _Parser:
     def function_declaration(self) -> str:
         """`.extern .func` prototypes are skipped; a defined function is not supported."""
         start = self.pos
-        while self.text[self.pos : self.pos + 1] not in (";", "{", ""):
-            self.pos += 1
-        declaration = self.text[start : self.pos]
+        m = re.compile(r"[^;{]*").match(self.text, start)
+        assert m is not None, "nothing is a match too"
+        self.pos = m.end()
         if self.text[self.pos : self.pos + 1] == "{":
             raise self.fail("device functions (.func with a body) are not modelled", start)
         self.until(";")
-        return re.sub(r"\([^()]*\)", "", declaration).strip()
+        return re.sub(r"\([^()]*\)", "", m[0]).strip()
 
     def variable(self, statement: str, start: int) -> Variable:
         declaration, _, initial = statement.partition("=")

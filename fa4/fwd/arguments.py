@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import jit
 from ..spec import AttentionInputs, AttentionSpec
 
 _ALIGNMENT = 16  # bytes; kernels copy rows in vectors of this size
@@ -91,6 +93,14 @@ def allocate_outputs(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Tens
 def lengths(inputs: AttentionInputs) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k: in the order kernels take them."""
     return inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.seqused_q, inputs.seqused_k
+
+
+def fake_lengths(kernel: Any) -> list:
+    """Stand-ins for `lengths` where a kernel is compiled: None for those that it is without, as its fields say."""
+    from cutlass import Int32
+
+    present = (kernel.varlen, kernel.varlen, kernel.has_seqused_q, kernel.has_seqused_k)
+    return [jit.fake_tensor(Int32, 1, align=4) if there else None for there in present]
 
 
 def windows(spec: AttentionSpec) -> tuple[int, int]:

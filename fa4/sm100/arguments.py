@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from .. import jit
 from ..fwd.arguments import aligned
 
+LOG2_E = math.log2(math.e)
 TMA_ALIGN = 16  # bytes that base addresses and strides of a TMA map are multiples of
 
 
@@ -30,14 +32,6 @@ def compile_key(kernel: str, cfg: Any) -> tuple:
 def fake_matrices(cfg: Any, count: int) -> list:
     """Stand-ins for tensors like q: (batch, rows, heads, dim), varlen without the batch."""
     return [jit.fake_tensor(cfg.dtype, 3 if cfg.varlen else 4, align=TMA_ALIGN) for _ in range(count)]
-
-
-def fake_lengths(cfg: Any) -> list:
-    """Stand-ins for `fwd.arguments.lengths`, None for those that the configuration is without."""
-    from cutlass import Int32
-
-    present = (cfg.varlen, cfg.varlen, cfg.has_seqused_q, cfg.has_seqused_k)
-    return [jit.fake_tensor(Int32, 1, align=4) if there else None for there in present]
 
 
 def fake_rows(cfg: Any, present: bool = True) -> Any:

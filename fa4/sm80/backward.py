@@ -29,6 +29,7 @@ from ..core.schedule import Tile
 from ..core.seqlen import Rows, align_strides, padded_first, sequence_of
 from ..core.softmax import LOG2_E, soft_cap
 from ..device import Chip
+from ..fwd.arguments import fake_lengths
 from .loader import TileCopy, async_copy, plain_copy, thread_tiling
 from .tensor_core import (
     operand_a,
@@ -70,7 +71,6 @@ class BackwardKernel:
     def compile(self, chip: Chip):
         """Compile the launcher, whose arguments are those of `__call__` without the stream."""
         x = partial(jit.fake_tensor, self.element, 3 if self.varlen else 4)
-        lengths = (self.varlen, self.varlen, self.has_seqused_q, self.has_seqused_k)
         return jit.compile_kernel(
             self,
             *(x() for _ in range(6)),
@@ -78,7 +78,7 @@ class BackwardKernel:
             jit.fake_tensor(Float32, 2),
             jit.fake_tensor(Float32, 3),
             jit.fake_tensor(Int32, 2) if self.deterministic else None,
-            *(jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in lengths),
+            *fake_lengths(self),
             *(Int32(0), Int32(0), Int32(0), Float32(0), Float32(0), Int32(0), Int32(0)),
             jit.current_stream(),
             chip=chip,

@@ -24,6 +24,7 @@ from ..core.schedule import Tile
 from ..core.seqlen import Rows, align_strides, sequence_of
 from ..core.softmax import OnlineSoftmax, soft_cap
 from ..device import Chip
+from ..fwd.arguments import fake_lengths
 from .loader import TileCopy, async_copy, plain_copy, thread_tiling
 from .tensor_core import (
     as_operand_a,
@@ -75,7 +76,6 @@ class ForwardKernel:
 
     def compile(self, chip: Chip):
         """Compile the launcher, whose arguments are those of `__call__` without the stream."""
-        lengths = (self.varlen, self.varlen, self.has_seqused_q, self.has_seqused_k)
         rank = 3 if self.varlen else 4
         out = jit.fake_tensor(Float32, rank + 1) if self.split else jit.fake_tensor(self.element, rank)
         return jit.compile_kernel(
@@ -84,7 +84,7 @@ class ForwardKernel:
             out,
             jit.fake_tensor(Float32, rank if self.split else rank - 1, contiguous=True, align=4),
             jit.fake_tensor(jit.dsl_dtype(self.sink_dtype), 1, align=2) if self.sink_dtype else None,
-            *(jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in lengths),
+            *fake_lengths(self),
             *(Int32(0), Int32(0), Int32(0), Int32(0), Float32(0), Float32(0), Int32(0), Int32(0)),
             jit.current_stream(),
             chip=chip,

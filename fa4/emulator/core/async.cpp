@@ -38,22 +38,38 @@ uint32_t Engine::slot_of(uint64_t key) {
     return found != kept_slots_.end() ? found->second : kept_slots_.emplace(key, races_.new_slot()).first->second;
 }
 
-AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe) {
+// An operation without slots. `twin`: another lane's operation of the same instruction, whose place in the order it shares.
+AsyncPtr Engine::begin_op(Exec& x, const char* name, const AsyncPtr& twin) {
     auto op = std::make_shared<AsyncOp>();
     op->name = name;
     op->place = current_;
     op->place.lanes = x.mask;
     op->cta = x.w.cta;
-    op->pipe = pipe;
-    op->keeps_slots = pipe != 0;
     if (!races_.enabled) return op;
+    if (twin) {
+        op->order = twin->order;
+        return op;
+    }
     WarpClock& clock = x.w.clock;
     op->order = clock.order;
     clock.stamp(op->order, x.mask);
     clock.epoch = races_.next_epoch(clock.slot);
-    op->slot = op->write_slot = pipe ? slot_of(pipe) : races_.take_slot(op->order);
-    op->epoch = races_.next_epoch(op->slot);
-    op->write_epoch = races_.next_epoch(op->slot);
+    return op;
+}
+
+void Engine::take_epochs(AsyncOp& op, uint32_t slot, uint32_t write_slot) {
+    op.slot = slot, op.write_slot = write_slot;
+    op.epoch = races_.next_epoch(slot);
+    op.write_epoch = races_.next_epoch(write_slot);
+}
+
+AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe) {
+    AsyncPtr op = begin_op(x, name);
+    op->pipe = pipe;
+    op->keeps_slots = pipe != 0;
+    if (!races_.enabled) return op;
+    const uint32_t slot = pipe ? slot_of(pipe) : races_.take_slot(op->order);
+    take_epochs(*op, slot, slot);
     return op;
 }
 
@@ -61,26 +77,11 @@ AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe) {
 // read, for wait_group.read, and one for what they write. `twin`: another lane's store by the same instruction; the two
 // are one agent, and cannot race with each other.
 AsyncPtr Engine::make_bulk_store(Exec& x, const char* name, int lane, const AsyncPtr& twin) {
-    auto op = std::make_shared<AsyncOp>();
-    op->name = name;
-    op->place = current_;
-    op->place.lanes = x.mask;
-    op->cta = x.w.cta;
+    AsyncPtr op = begin_op(x, name, twin);
     op->keeps_slots = true;
     if (!races_.enabled) return op;
-    if (twin) {
-        op->order = twin->order;
-        op->slot = twin->slot, op->epoch = twin->epoch, op->write_slot = twin->write_slot, op->write_epoch = twin->write_epoch;
-        return op;
-    }
-    WarpClock& clock = x.w.clock;
-    op->order = clock.order;
-    clock.stamp(op->order, x.mask);
-    clock.epoch = races_.next_epoch(clock.slot);
-    op->slot = slot_of(pipe_key(x.w, lane) | kBulkReads);
-    op->write_slot = slot_of(pipe_key(x.w, lane) | kBulkWrites);
-    op->epoch = races_.next_epoch(op->slot);
-    op->write_epoch = races_.next_epoch(op->write_slot);
+    if (twin) op->slot = twin->slot, op->epoch = twin->epoch, op->write_slot = twin->write_slot, op->write_epoch = twin->write_epoch;
+    else take_epochs(*op, slot_of(pipe_key(x.w, lane) | kBulkReads), slot_of(pipe_key(x.w, lane) | kBulkWrites));
     return op;
 }
 

@@ -93,7 +93,7 @@ py::dict run(const Program& program, const Config& config) {
     result["waits"] = engine.counters.waits;
     result["by_warp"] = engine.counters.by_warp;
     result["trace_hash"] = engine.trace_hash;
-    if (engine.launched_dependents && config.check_races) result["touched"] = std::const_pointer_cast<Touched>(engine.touched());
+    if (engine.launched_dependents && config.check_races) result["touched"] = engine.touched();
     else result["touched"] = py::none();
     py::list trace;
     for (const TraceEvent& t : engine.trace) trace.append(py::make_tuple(t.time, t.cta, t.warp, t.row, t.count, std::string(t.what)));

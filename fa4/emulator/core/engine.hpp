@@ -141,7 +141,7 @@ public:
     std::vector<TraceEvent> trace;
     uint64_t executed = 0;
     bool launched_dependents = false;
-    std::shared_ptr<const Touched> touched() const { return races_.touched(); }
+    std::shared_ptr<Touched> touched() const { return races_.touched(); }
 
 private:
     friend class Races;
@@ -220,6 +220,8 @@ private:
 
     // async.cpp
     Next async_copy(Exec& x);
+    AsyncPtr begin_op(Exec& x, const char* name, const AsyncPtr& twin = nullptr);
+    void take_epochs(AsyncOp& op, uint32_t slot, uint32_t write_slot);
     AsyncPtr make_op(Exec& x, const char* name, uint64_t pipe = 0);
     AsyncPtr make_bulk_store(Exec& x, const char* name, int lane, const AsyncPtr& twin);
     uint32_t slot_of(uint64_t key);

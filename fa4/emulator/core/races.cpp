@@ -321,7 +321,7 @@ void Races::compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t
     throw error;
 }
 
-std::shared_ptr<const Touched> Races::touched() const {
+std::shared_ptr<Touched> Races::touched() const {
     auto all = before_ && !has_waited_ ? std::make_shared<Touched>(*before_) : std::make_shared<Touched>();
     for (const auto& [page, cells] : pages_) {
         auto& bytes = all->pages[page];

@@ -87,7 +87,7 @@ public:
     void overlap(std::shared_ptr<const Touched> before);
     void wait_for_grid_before(WarpClock& clock);
     // What this grid has touched, and, if it did not wait, the grid before.
-    std::shared_ptr<const Touched> touched() const;
+    std::shared_ptr<Touched> touched() const;
 
     // A barrier object or allocation starts afresh.
     void forget_shared(Cta& cta, uint32_t offset, uint32_t bytes);

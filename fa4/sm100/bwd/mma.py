@@ -15,6 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from .. import tmem
 from ..channels import LEADER, Ring
 from ..smem import PANEL_COLUMNS
 from .config import HALVES, LANES
@@ -32,9 +33,8 @@ def mma(context):
 def issue(context, ends, steps: Int32):
     cfg, spans = context.cfg, context.tmem
     is_pair = cutlass.const_expr(cfg.ctas == 2)
-    # Always 0, but as a value: constants the compiler would move through a vector register, one by one.
-    holder = cute.make_tensor(context.smem.pointer("tmem", Int32), cute.make_layout(1))
-    base = cute.arch.make_warp_uniform(holder[0])
+    holder = context.smem.pointer("tmem", Int32)
+    base = tmem.base(holder)
     q, do = Ring.consumer(ends.load_mma_Q.channel), Ring.consumer(ends.load_mma_dO.channel)
     phase = Int32(0)
     ends.load_mma_K.wait_full(0, 0)
@@ -43,7 +43,7 @@ def issue(context, ends, steps: Int32):
     ends.load_mma_V.wait_full(0, 0)
     for i in cutlass.range(steps, unroll=1):
         if cutlass.const_expr(is_pair):
-            base = cute.arch.make_warp_uniform(holder[0])  # read again, see `place`
+            base = tmem.base(holder)  # read again, see `place`
         ends.load_mma_dO.wait_full(do.index, do.phase)
         if cutlass.const_expr(cfg.dq_over_dp):
             ends.mma_reduce_dQ.wait_free(0, phase ^ 1)

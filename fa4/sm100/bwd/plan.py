@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import Tensor
 
 from ... import fallback, jit
 from ...device import Chip
-from ...fwd.arguments import lengths, windows
+from ...fwd.arguments import fake_lengths, lengths, windows
 from ...spec import AttentionInputs, AttentionSpec, Gradients
-from ..arguments import addressable, compile_key, fake_lengths, fake_matrices, fake_rows, fake_sink
+from ..arguments import LOG2_E, addressable, compile_key, fake_matrices, fake_rows, fake_sink
 from .config import Config
 from .tiles import BackwardTiles, tiles_for
 
-LOG2_E = math.log2(math.e)
 DSINK_TERMS = 256  # of one block of rows: the threads of the statistics kernel
 
 

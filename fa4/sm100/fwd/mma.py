@@ -14,6 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
+from .. import tmem
 from ..channels import LEADER, Ring
 from ..constant import Constant
 from ..mma import K_PER_MMA, Umma
@@ -92,16 +93,10 @@ def issue(context):
 
 
 class Spans(Constant):
-    """Tensor-memory addresses of S, P and O, by Q tile.
-
-    They count from the address that the allocation left in shared memory. It is 0, all columns being taken; but
-    because it is read back, the compiler forms each address with one uniform addition, where it would move every
-    constant through a vector register: a fifth to a third of the loop's instructions.
-    """
+    """Tensor-memory addresses of S, P and O, by Q tile, counted from `tmem.base`."""
 
     def __init__(self, context):
-        holder = cute.make_tensor(context.smem.pointer("tmem", Int32), cute.make_layout(1))
-        base, spans = cute.arch.make_warp_uniform(holder[0]), context.tmem
+        base, spans = tmem.base(context.smem.pointer("tmem", Int32)), context.tmem
         by_tile = [[base + first + tile * TILE_N for tile in range(Q_TILES)] for first in (spans.S, spans.P, spans.O)]
         self.S, self.P, self.O = by_tile
 

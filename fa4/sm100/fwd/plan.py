@@ -11,13 +11,12 @@ from torch import Tensor
 
 from ... import fallback, jit
 from ...device import Chip
-from ...fwd.arguments import lengths, prepared, windows
+from ...fwd.arguments import fake_lengths, lengths, prepared, windows
 from ...spec import AttentionInputs, AttentionSpec
-from ..arguments import addressable, compile_key, fake_lengths, fake_matrices, fake_rows, fake_sink
+from ..arguments import LOG2_E, addressable, compile_key, fake_matrices, fake_rows, fake_sink
 from .config import TILE_M, TILE_N, Config
 from .tiles import ForwardTiles, tiles_for
 
-LOG2_E = math.log2(math.e)
 # Bytes of K and V that one section of heads may hold at a time: half of the chip's L2, the rest is for Q and out.
 SECTION_BYTES = 50 << 20
 
