@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.fa4-installed
 setup: $(STAMP)
 
 # The extension module is part of the build, so its sources are prerequisites too.
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard fa4/emulator/core/*) $(wildcard fa4/emulator/*.c)
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard fa4/emulator/machine/core/*) $(wildcard fa4/emulator/host/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'

@@ -8,16 +8,16 @@ from setuptools import Extension, setup
 ParallelCompile("NPY_NUM_BUILD_JOBS", default=2).install()
 
 core = Pybind11Extension(
-    "fa4.emulator._core",
-    sorted(glob("fa4/emulator/core/*.cpp")),
-    depends=sorted(glob("fa4/emulator/core/*.hpp")),
-    include_dirs=["fa4/emulator/core"],
+    "fa4.emulator.machine._core",
+    sorted(glob("fa4/emulator/machine/core/*.cpp")),
+    depends=sorted(glob("fa4/emulator/machine/core/*.hpp")),
+    include_dirs=["fa4/emulator/machine/core"],
     cxx_std=17,
     extra_compile_args=["-O2", "-fno-math-errno", "-ffp-contract=off"],
     optional=True,
 )
 
 # The CUDA runtime symbols that compiled host functions call, answered in Python.
-intercept = Extension("fa4.emulator._intercept", ["fa4/emulator/intercept.c"], optional=True)
+intercept = Extension("fa4.emulator.host._intercept", ["fa4/emulator/host/intercept.c"], optional=True)
 
 setup(ext_modules=[core, intercept])

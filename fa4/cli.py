@@ -77,7 +77,7 @@ def environment() -> dict:
         "versions": {name: _version(name) for name in distributions},
         "cuda": torch.version.cuda,
         "chip": {**dataclasses.asdict(chip), "text": str(chip)},
-        "emulator": importlib.util.find_spec("fa4.emulator._core") is not None,
+        "emulator": importlib.util.find_spec("fa4.emulator.machine._core") is not None,
         "backends": {name: {"runs": not reasons, "reasons": reasons} for name, reasons in backends.items()},
         "variables": {v.name: {"value": os.environ.get(v.name), "default": v.default} for v in VARIABLES},
     }

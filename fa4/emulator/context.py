@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
 from fa4.device import chip_by_number, emulating
-from fa4.emulator import driver, dsl, torch_cuda
-from fa4.emulator.chips import chip_facts
-from fa4.emulator.launch import Launch, Runtime
+from fa4.emulator.host import driver, dsl, torch_cuda
+from fa4.emulator.host.chips import chip_facts
+from fa4.emulator.host.launch import Launch, Runtime
+from fa4.emulator.host.memory import Arrays, merge, torch_allocations
+from fa4.emulator.host.modules import Modules
 from fa4.emulator.machine import Allocation, Checks, LaunchReport, Machine
-from fa4.emulator.memory import Arrays, merge, torch_allocations
-from fa4.emulator.modules import Modules
 from fa4.emulator.report import Report
 
 _MODULES = Modules()  # of the process, like the handles of a driver

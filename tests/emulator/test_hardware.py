@@ -5,10 +5,10 @@ import ctypes
 import pytest
 from click.testing import CliRunner
 
-from fa4.emulator import hardware
+from fa4.emulator.host.memory import Heap
+from fa4.emulator.lab import hardware
+from fa4.emulator.lab.recording import Recording
 from fa4.emulator.machine import Allocation, Machine
-from fa4.emulator.memory import Heap
-from fa4.emulator.recording import Recording
 
 PTX = """.version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry test(.param .u64 x) {
 .reg .b64 %d<2>; .reg .f32 %f<2>;

@@ -14,8 +14,8 @@ from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fak
 from fa4.emulator import emulate
 from fa4.emulator.context import Gpu
 from fa4.emulator.errors import EmulationError, OutOfBounds
-from fa4.emulator.memory import CUDA_ALIGNMENT, torch_allocations
-from fa4.emulator.modules import Modules, parameter_bytes
+from fa4.emulator.host.memory import CUDA_ALIGNMENT, torch_allocations
+from fa4.emulator.host.modules import Modules, parameter_bytes
 from fa4.emulator.trace import write
 
 

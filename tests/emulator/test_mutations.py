@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from fa4.emulator.errors import EmulationError
-from fa4.emulator.mutations import mutants
+from fa4.emulator.lab.mutations import mutants
 
 PTX = """\
 .version 8.8
@@ -78,9 +78,9 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from cutlass.cute.runtime import from_dlpack
 
 from fa4.emulator import emulate
+from fa4.emulator.lab.mutate import Stage, count_mutants, judge_all, main, observe, prepare, reached_mutants, summary
+from fa4.emulator.lab.recording import Recorder, Recording
 from fa4.emulator.machine import SCHEDULES, Checks
-from fa4.emulator.mutate import Stage, count_mutants, judge_all, main, observe, prepare, reached_mutants, summary
-from fa4.emulator.recording import Recorder, Recording
 from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
 
 

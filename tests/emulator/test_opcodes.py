@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from fa4.emulator.lab.opcodes import CASES, Case, mismatch
+from fa4.emulator.lab.opcodes.run import expected_of, run_emulated
 from fa4.emulator.machine import SCHEDULES
-from fa4.emulator.opcodes import CASES, Case, mismatch
-from fa4.emulator.opcodes.run import expected_of, run_emulated
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

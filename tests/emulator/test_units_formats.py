@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-units = pytest.importorskip("fa4.emulator._core").units
+units = pytest.importorskip("fa4.emulator.machine._core").units
 
 # name: exponent bits, mantissa bits, largest finite code, has infinity, has NaN
 FORMATS = {

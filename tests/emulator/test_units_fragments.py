@@ -5,7 +5,7 @@ import pytest
 from cute_layout import Layout
 from mma_model import encode, exact_matrix, place
 
-units = pytest.importorskip("fa4.emulator._core").units
+units = pytest.importorskip("fa4.emulator.machine._core").units
 
 BITS = {
     "f16": 16,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cute_layout import Layout, swizzle
 
-units = pytest.importorskip("fa4.emulator._core").units
+units = pytest.importorskip("fa4.emulator.machine._core").units
 
 LANES, COLUMNS = 128, 512
 S16X64, S16X128, S16X256, S32X32, S16X32X2 = range(5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-pytest.importorskip("fa4.emulator._core", reason="the emulator's core is built where there is a C++ compiler")
+pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
 from fa4 import cases
 from fa4.cases import Case

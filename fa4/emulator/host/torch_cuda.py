@@ -1,0 +1,206 @@
+"""torch.cuda on a machine without CUDA: device="cuda" means host memory, streams and events are empty.
+
+Host code written for a GPU then runs unchanged under `emulate`. Copies stay copies: `.cuda()` and `.cpu()` give
+fresh memory, as they do between two memories.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fa4.emulator.host.dsl import replaced
+from fa4.emulator.host.launch import Runtime
+from fa4.emulator.host.memory import CUDA_ALIGNMENT, aligned_buffer
+
+
+class Stream:
+    """The one stream, in order: a launch has ended when the call returns."""
+
+    cuda_stream = 0
+    stream_id = 0
+    device_index = 0
+    device = torch.device("cuda", 0)
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
+    def synchronize(self) -> None: ...
+    def wait_stream(self, _stream: Any) -> None: ...
+    def wait_event(self, _event: Any) -> None: ...
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_error: object) -> None: ...
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, 0)
+
+
+class Event:
+    """A point on the one stream: already reached. Emulated work has no duration."""
+
+    cuda_event = 0
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
+    def record(self, _stream: Any = None) -> None: ...
+    def wait(self, _stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _end: Event) -> float:
+        return 1.0
+
+
+class _Generator(torch.Generator):
+    """A generator of the host, whatever device was asked for."""
+
+    def __new__(cls, device: Any = None) -> _Generator:
+        return super().__new__(cls)
+
+
+@contextlib.contextmanager
+def _current(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+    yield
+
+
+class _HostMemory(TorchFunctionMode):
+    """Redirects every CUDA device argument of a torch function to the CPU, and aligns fresh memory like CUDA's."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.Tensor.cuda, torch.Tensor.cpu):
+            return _aligned(args[0].clone(), args)
+        moved = _is_cuda(kwargs.get("device")) or any(_is_cuda(argument) for argument in args)
+        if moved:
+            if _is_cuda(kwargs.get("device")):
+                kwargs["device"] = torch.device("cpu")
+            args = tuple(torch.device("cpu") if _is_cuda(argument) else argument for argument in args)
+        result = func(*args, **kwargs)
+        if moved and func is torch.Tensor.to and result is args[0]:
+            result = result.clone()
+        return _aligned(result, args) if type(result) is torch.Tensor else result
+
+
+def _aligned(result: torch.Tensor, args: tuple) -> torch.Tensor:
+    """`result`, moved to a new 512-byte aligned storage if it has fresh memory that is not aligned so.
+
+    Views and results of in-place functions share memory with an argument and stay where they are.
+    """
+    if result.grad_fn is not None or result.device.type != "cpu" or result.layout is not torch.strided:
+        return result
+    storage = result.untyped_storage()
+    base, nbytes = storage.data_ptr(), storage.nbytes()
+    if nbytes == 0 or base % CUDA_ALIGNMENT == 0:
+        return result
+    for argument in args:
+        if isinstance(argument, torch.Tensor) and _base(argument) in (None, base):
+            return result
+    copy = torch.frombuffer(aligned_buffer(nbytes), dtype=torch.uint8)
+    copy.copy_(torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,)))
+    moved = torch.empty(0, dtype=result.dtype)
+    moved.set_(copy.untyped_storage(), result.storage_offset(), result.size(), result.stride())
+    return moved.requires_grad_(result.requires_grad)
+
+
+def _base(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a fake or sparse tensor
+        return None
+
+
+def _is_cuda(device: Any) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, str) and (device == "cuda" or device.startswith("cuda:"))
+
+
+class Graph:
+    """Recorded stream work; `replay` does it."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        self.work: list[Callable[[], object]] = []
+
+    def replay(self) -> None:
+        for step in self.work:
+            step()
+
+    def reset(self) -> None:
+        self.work = []
+
+
+@contextlib.contextmanager
+def installed(runtime: Runtime) -> Iterator[None]:
+    """Inside, torch.cuda reports one device, the emulated chip, whose memory is the host's."""
+    facts, sms = runtime.facts, runtime.sms
+
+    @contextlib.contextmanager
+    def graph(cuda_graph: Graph, *_args: Any, **_kwargs: Any) -> Iterator[None]:
+        with runtime.capture() as work:
+            yield
+        cuda_graph.work.extend(work)
+
+    properties = types.SimpleNamespace(
+        name=facts.name,
+        major=facts.capability[0],
+        minor=facts.capability[1],
+        multi_processor_count=sms,
+        total_memory=facts.memory,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=facts.smem_per_block,
+        shared_memory_per_multiprocessor=facts.smem_per_sm,
+        max_threads_per_multi_processor=facts.threads_per_sm,
+        regs_per_multiprocessor=65536,
+        warp_size=32,
+        L2_cache_size=facts.l2,
+    )
+    stream = Stream()
+    answers = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda _device: None,
+        "get_device_name": lambda _device=None: facts.name,
+        "get_device_capability": lambda _device=None: facts.capability,
+        "get_device_properties": lambda _device=None: properties,
+        "can_device_access_peer": lambda _device, _peer: False,
+        "synchronize": lambda _device=None: None,
+        "current_stream": lambda _device=None: stream,
+        "default_stream": lambda _device=None: stream,
+        "set_stream": lambda _stream: None,
+        "stream": _current,
+        "device": _current,
+        "Stream": Stream,
+        "ExternalStream": Stream,
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "graph": graph,
+        "empty_cache": lambda: None,
+        "manual_seed": torch.default_generator.manual_seed,
+        "manual_seed_all": torch.default_generator.manual_seed,
+        "is_current_stream_capturing": lambda: False,
+        "mem_get_info": lambda _device=None: (facts.memory, facts.memory),
+        "max_memory_allocated": lambda _device=None: 0,
+        "memory_allocated": lambda _device=None: 0,
+        "reset_peak_memory_stats": lambda _device=None: None,
+    }
+    is_cuda = property(lambda tensor: tensor.device.type == "cpu")
+    with (
+        replaced(torch.cuda, **answers),
+        replaced(torch, Generator=_Generator),
+        replaced(torch.Tensor, is_cuda=is_cuda),
+        _HostMemory(),
+    ):
+        yield

@@ -1,0 +1,1 @@
+"""The laboratory: experiments with the machine: mutants, foreign kernels, single opcodes, comparisons with a chip."""

@@ -1,0 +1,399 @@
+"""Would a missing synchronisation be noticed?
+
+    python -m fa4.emulator.lab.mutate fwd|bwd [--seqlen 256 --causal ...]    one of fa4's own kernels
+    python -m fa4.emulator.lab.mutate EXAMPLE --cutlass PATH [-- ARGUMENTS [-- ARGUMENTS ...]]    a foreign example
+    python -m fa4.emulator.lab.mutate FILE.npz [FILE.npz ...]                launches that `hardware record` wrote
+
+Removes or weakens each synchronising instruction of one kernel in turn, and runs the mutant under every schedule with
+seeds 0, 1, ... until it is killed: by an error, or by a result that is not the original's. Instructions that no run of
+the original reaches are not counted. Prints a table by kind, and every survivor with its place.
+
+What a synchronisation is for may show in one shape and not in another (a stage that wraps, a tile of one key block):
+several shapes of one kernel, by --seqlen given again, by more arguments after a further --, or by several files, are
+tried in turn on each mutant.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import multiprocessing
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice, product
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fa4 import cases
+from fa4.emulator.errors import EmulationError
+from fa4.emulator.host.memory import aligned_buffer
+from fa4.emulator.lab.mutations import Mutant, mutants
+from fa4.emulator.lab.recording import Recorder, Recording
+from fa4.emulator.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine
+from fa4.emulator.machine.ptx import parse
+
+Order = tuple[int, str]  # seed and schedule
+_PATIENCE = 20  # a mutant that runs this many times the original's instructions will not end
+_SPREAD = 16.0  # how often the original's own spread a sum in another order may differ
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant. `how`: the error's name, "wrong result", or "" for a survivor; `runs` it took."""
+
+    mutant: Mutant
+    how: str
+    runs: int
+
+
+class Stage:
+    """A recorded launch with memory of its own, to run again and again."""
+
+    def __init__(self, recording: Recording, sms: int, checks: Checks) -> None:
+        self.recording, self.sms, self.checks = recording, sms, checks
+        self.buffers = [aligned_buffer(len(content)) for content in recording.before]
+        addresses = [ctypes.addressof(buffer) for buffer in self.buffers]
+        self.params = recording.moved_params(addresses)
+        self.allocations = [
+            Allocation(address, len(content), name)
+            for address, content, name in zip(addresses, recording.before, recording.names)
+        ]
+
+    def run(self, ptx: str, order: Order, limit: int = 0, sms: int | None = None) -> tuple[LaunchReport, list[bytes]]:
+        """Run `ptx` in place of the recorded text, on `sms` multiprocessors instead of its own number; the report and
+        the memory it leaves."""
+        for buffer, content in zip(self.buffers, self.recording.before):
+            buffer.raw = content
+        launch, (seed, schedule) = self.recording, order
+        machine = Machine(
+            launch.chip, sms=sms or self.sms, seed=seed, schedule=schedule, checks=self.checks, limit=limit
+        )
+        report = machine.launch(
+            ptx, launch.entry, grid=launch.grid, block=launch.block, cluster=launch.cluster,
+            smem_bytes=launch.smem_bytes, params=self.params, allocations=self.allocations,
+            programmatic=launch.programmatic, after_unknown=launch.programmatic,
+        )  # fmt: skip
+        return report, [buffer.raw for buffer in self.buffers]
+
+
+@dataclass(frozen=True)
+class Original:
+    """What the kernel does when nothing is changed.
+
+    memory: what each range of memory holds afterwards. Where that depends on the order of atomic sums, taken as
+    float32, `slack` is the largest difference allowed; elsewhere it is None and the bytes must be the same.
+    """
+
+    memory: tuple[bytes, ...]
+    slack: tuple[float | None, ...]
+    reached: frozenset[int]
+    instructions: int
+
+    def agrees(self, memory: list[bytes]) -> bool:
+        return all(
+            mine == theirs if slack is None else _difference(mine, theirs) <= slack
+            for mine, theirs, slack in zip(self.memory, memory, self.slack)
+        )
+
+
+def _difference(one: bytes, other: bytes) -> float:
+    """Largest difference of two arrays of float32; infinite where a value is not finite in both."""
+    if one == other:
+        return 0.0
+    a, b = (np.frombuffer(raw, np.float32).astype(np.float64) for raw in (one, other))
+    with np.errstate(invalid="ignore"):
+        difference = np.where(a.view(np.uint64) == b.view(np.uint64), 0.0, np.abs(a - b))
+    return float(np.nan_to_num(difference, nan=np.inf).max())
+
+
+def observe(stage: Stage, orders: Iterable[Order]) -> Original:
+    """Run the original in every order.
+
+    Raises:
+        EmulationError: the original itself is not clean.
+        ValueError: what it leaves depends on the order by more than the rounding of sums explains.
+    """
+    # On more multiprocessors too: what is summed as CTAs come must show that it is, or a kill would be by chance.
+    sizes = cycle((stage.sms, stage.sms + 1, 2 * stage.sms, 3 * stage.sms))
+    runs = [stage.run(stage.recording.ptx, order, sms=sms) for order, sms in zip(orders, sizes)]
+    reports, memories = zip(*runs)
+    slack: list[float | None] = []
+    for index, versions in enumerate(zip(*memories)):
+        if len(set(versions)) == 1:
+            slack.append(None)
+            continue
+        name = f"{stage.recording.names[index]} ({len(versions[0])} bytes) of {stage.recording.entry}"
+        if len(versions[0]) % 4:
+            raise ValueError(f"{name} depends on the order, but is no array of float32")
+        spread = max(_difference(versions[0], version) for version in versions)
+        largest = float(np.nanmax(np.abs(np.frombuffer(versions[0], np.float32))))
+        if not spread <= 1e-4 * largest:
+            raise ValueError(f"{name} depends on the order by {spread:.3g} of {largest:.3g}: these are no float32 sums")
+        slack.append(_SPREAD * max(spread, largest * 2.0**-24))
+    reached = frozenset().union(*(report.lines for report in reports))
+    return Original(memories[0], tuple(slack), reached, max(report.warp_instructions for report in reports))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How mutants are run: on which launches of one PTX text, against what each left unchanged, in which orders."""
+
+    stages: tuple[Stage, ...]
+    originals: tuple[Original, ...]
+    orders: tuple[Order, ...]
+
+    @property
+    def ptx(self) -> str:
+        return self.stages[0].recording.ptx
+
+    @property
+    def reached(self) -> frozenset[int]:
+        """Lines that any of the launches reaches."""
+        return frozenset().union(*(original.reached for original in self.originals))
+
+    def judge(self, mutant: Mutant) -> Verdict:
+        launches = [pair for pair in zip(self.stages, self.originals) if mutant.line in pair[1].reached]
+        runs = 0
+        for runs, (order, (stage, original)) in enumerate(product(self.orders, launches), 1):
+            try:
+                _, memory = stage.run(mutant.ptx, order, _PATIENCE * original.instructions)
+            except EmulationError as error:
+                return Verdict(mutant, type(error).__name__, runs)
+            if not original.agrees(memory):
+                return Verdict(mutant, "wrong result", runs)
+        return Verdict(mutant, "", runs)
+
+
+def prepare(
+    recordings: Recording | Sequence[Recording], *, sms: int = 4, seeds: int = 10, checks: Checks | None = None
+) -> Trial:
+    """Observe the original in each of its launches, and get ready to judge its mutants.
+
+    Raises:
+        ValueError: the launches are not of one kernel; and as `observe` does.
+    """
+    launches = [recordings] if isinstance(recordings, Recording) else list(recordings)
+    for launch in launches[1:]:
+        if (launch.ptx, launch.entry) != (launches[0].ptx, launches[0].entry):
+            raise ValueError(f"{launch.name}: this shape runs another kernel than the first one; mutate them apart")
+    stages = tuple(Stage(launch, sms, checks or Checks()) for launch in launches)
+    orders = tuple(product(range(seeds), SCHEDULES))
+    return Trial(stages, tuple(observe(stage, _observed(orders)) for stage in stages), orders)
+
+
+def _observed(orders: tuple[Order, ...]) -> list[Order]:
+    """In which orders the original is run: those of its mutants, again and again up to a number that shows a spread."""
+    return list(islice(cycle(orders), max(24, min(len(orders), 48))))
+
+
+def reached_mutants(trial: Trial, only: str = "") -> list[Mutant]:
+    """The mutants of instructions that the original reaches; `only` is searched in "line N, kind change"."""
+    reached = trial.reached
+    return [mutant for mutant in mutants(trial.ptx) if mutant.line in reached and re.search(only, str(mutant))]
+
+
+_trial: Trial  # of this worker process
+
+
+def _start_worker(
+    recordings: list[Recording], sms: int, checks: Checks, originals: tuple[Original, ...], orders: tuple[Order, ...]
+) -> None:
+    global _trial
+    _trial = Trial(tuple(Stage(recording, sms, checks) for recording in recordings), originals, orders)
+
+
+def _judge_in_worker(mutant: Mutant) -> Verdict:
+    return _trial.judge(mutant)
+
+
+def judge_all(trial: Trial, chosen: list[Mutant], processes: int = 1) -> Iterator[Verdict]:
+    """One verdict per mutant, in their order."""
+    if processes == 1:
+        yield from map(trial.judge, chosen)
+        return
+    recordings, first = [stage.recording for stage in trial.stages], trial.stages[0]
+    with ProcessPoolExecutor(
+        processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(recordings, first.sms, first.checks, trial.originals, trial.orders),
+    ) as pool:
+        yield from pool.map(_judge_in_worker, chosen)
+
+
+def summary(recording: Recording, verdicts: list[Verdict]) -> str:
+    """A Markdown table by kind of mutant, then one of the survivors and where they come from."""
+    lines = ["| kind | mutants | killed | by |", "|---|---|---|---|"]
+    for kind in dict.fromkeys(verdict.mutant.kind for verdict in verdicts):
+        mine = [verdict for verdict in verdicts if verdict.mutant.kind == kind]
+        ways = Counter(verdict.how for verdict in mine if verdict.how)
+        by = ", ".join(f"{how} {count}" for how, count in ways.most_common())
+        lines.append(f"| {kind} | {len(mine)} | {sum(ways.values())} | {by} |")
+    killed = [verdict for verdict in verdicts if verdict.how]
+    share = len(killed) / len(verdicts) if verdicts else 0.0
+    at_once = sum(verdict.runs == 1 for verdict in killed)
+    lines.append(f"| **all** | {len(verdicts)} | {len(killed)} ({share:.1%}) | {at_once} of them in the first run |")
+    survivors = [verdict.mutant for verdict in verdicts if not verdict.how]
+    if survivors:
+        places = _source_places(recording)
+        lines += ["", "| survivor | place | instruction |", "|---|---|---|"]
+        lines += [f"| {m} | {places.get(m.line, '')} | `{m.before[:120]}` |" for m in survivors]
+    return "\n".join(lines)
+
+
+def _source_places(recording: Recording) -> dict[int, str]:
+    """Line of the PTX -> Python file:line, where the text has line information."""
+    module = parse(recording.ptx)
+    places = {}
+    for instruction in module.kernels[recording.entry].instructions:
+        place = module.place(instruction)
+        if place.file is not None:
+            places[place.ptx_line] = f"{Path(place.file).name}:{place.line}"
+    return places
+
+
+def _record(target: str, case: cases.Case, chip: str, sms: int, folder: Path) -> None:
+    from fa4.emulator import emulate
+
+    problem = cases.make(case, seed=0)
+    with emulate(chip, sms=sms) as gpu:
+        if target == "fwd":
+            Recorder(gpu, folder, case.name)
+            problem.call()
+        else:
+            leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.tensors().items()}
+            out, _ = problem.call(**leaves)
+            Recorder(gpu, folder, case.name)
+            torch.autograd.grad(out, list(leaves.values()), problem.dout)
+
+
+def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: int, folder: Path) -> None:
+    from fa4.emulator import emulate
+    from fa4.emulator.lab.examples import EXAMPLES
+
+    example = next((example for example in EXAMPLES if example.name == name), None)
+    if example is None:
+        raise click.BadParameter(f"{name} is neither fwd, bwd, a file nor one of {', '.join(e.name for e in EXAMPLES)}")
+    if arguments:
+        example = dataclasses.replace(example, arguments=arguments)
+    with emulate(example.chip, sms=sms) as gpu:
+        Recorder(gpu, folder, name)
+        example.run(cutlass)
+
+
+class _Lengths(click.ParamType):
+    """`seqlen_q` or `seqlen_qXseqlen_k`."""
+
+    name = "QxK"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(value))
+        if match is None:
+            self.fail(f"{value!r}: expected a length such as 256, or queries and keys such as 256x100", param, ctx)
+        return int(match[1]), int(match[2] or match[1])
+
+
+@click.command(help=__doc__)
+@click.argument("target")
+@click.argument("arguments", nargs=-1)
+@click.option("--cutlass", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--seqlen", "lengths", type=_Lengths(), multiple=True, default=["256"], show_default=True,
+              help="For fwd and bwd; given again, a further shape.")  # fmt: skip
+@click.option("--head-dim", default=128, show_default=True)
+@click.option("--heads", "heads_q", default=1, show_default=True)
+@click.option("--causal", is_flag=True)
+@click.option("--window", "window_size", type=(int, int), help="Keys to the left and right; -1 is open.")
+@click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
+@click.option("--deterministic", is_flag=True)
+@click.option("--chip", default="sm_100a", show_default=True, help="For fwd and bwd.")
+@click.option("--sms", default=4, show_default=True, help="Multiprocessors of the chip.")
+@click.option("--launch", type=int, help="Which launch of the target [default: the one with the most mutants].")
+@click.option("--seeds", default=10, show_default=True, help="Seeds tried on a mutant, each with every schedule.")
+@click.option("--only", default="", help="Regular expression on 'line N, kind change'.")
+@click.option("--letter", is_flag=True, help="Hold tensor memory to the letter of the ISA, see Checks.letter.")
+@click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of a phase, see Checks.leftovers.")
+@click.option("--processes", default=1, show_default=True)
+def main(
+    target: str, arguments: tuple[str, ...], cutlass: Path | None, lengths: list[tuple[int, int]], heads_q: int,
+    window_size: tuple[int, int] | None, chip: str, sms: int, launch: int | None, seeds: int, only: str, letter: bool,
+    leftovers: bool, processes: int, **shape,
+) -> None:  # fmt: skip
+    if target.endswith(".npz"):
+        recordings = [Recording.load(Path(path)) for path in (target, *arguments)]
+    else:
+        recorders: list[Callable[[Path], None]]
+        if target in ("fwd", "bwd"):
+            flags = dict(heads_q=heads_q, heads_kv=heads_q, window_size=window_size or (None, None), **shape)
+            shapes = [cases.Case(f"{target} {q}x{k}", seqlen_q=q, seqlen_k=k, **flags) for q, k in lengths]
+            recorders = [partial(_record, target, case, chip, sms) for case in shapes]
+        elif cutlass is None:
+            raise click.UsageError(f"{target} is a foreign example: --cutlass says where it is")
+        else:
+            recorders = [partial(_record_example, target, line, cutlass, sms) for line in _split(arguments)]
+        recordings = _recorded(recorders, launch)
+    recording = recordings[0]
+    trial = prepare(recordings, sms=sms, seeds=seeds, checks=Checks(letter=letter, leftovers=leftovers))
+    chosen = reached_mutants(trial, only)
+    verdicts = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("mutants", total=len(chosen))
+        for verdict in judge_all(trial, chosen, processes):
+            verdicts.append(verdict)
+            if not verdict.how:
+                progress.console.print(f"survived: {verdict.mutant}")
+            progress.advance(task)
+    names = ", ".join(f"{launch.name} on a grid of {launch.grid}" for launch in recordings)
+    click.echo(f"{recording.entry}: {names}; {sms} SMs, {seeds} seeds x {len(SCHEDULES)} schedules\n")
+    click.echo(summary(recording, verdicts))
+
+
+def _split(arguments: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The command lines between further `--`."""
+    lines: list[list[str]] = [[]]
+    for argument in arguments:
+        if argument == "--":
+            lines.append([])
+        else:
+            lines[-1].append(argument)
+    return [tuple(line) for line in lines]
+
+
+def _recorded(recorders: list[Callable[[Path], None]], launch: int | None) -> list[Recording]:
+    """One launch of each: number `launch`, or the one that has the most mutants in the first."""
+    chosen = []
+    for record in recorders:
+        with tempfile.TemporaryDirectory(prefix="fa4-mutate-") as scratch:
+            record(Path(scratch))
+            launches = [Recording.load(path) for path in sorted(Path(scratch).glob("*.npz"))]
+        launch = _richest(launches) if launch is None else launch
+        chosen.append(launches[launch])
+    return chosen
+
+
+def _richest(recordings: list[Recording]) -> int:
+    return max(range(len(recordings)), key=lambda i: count_mutants(recordings[i]))
+
+
+def count_mutants(recording: Recording) -> int:
+    """Mutants of the recorded entry; its PTX may hold other kernels too."""
+    lines = {instruction.line for instruction in parse(recording.ptx).kernels[recording.entry].instructions}
+    return sum(mutant.line in lines for mutant in mutants(recording.ptx))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""The machine: PTX text and memory in, results, a report or an error out.
+
+`ptx` reads the text, `lowering` turns it into the flat table that `core` (C++) runs; `Machine` joins them. It knows no
+driver and no Python package of a vendor.
+"""
+
+from fa4.emulator.machine.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine, load_core
+
+__all__ = ["SCHEDULES", "Allocation", "Checks", "LaunchReport", "Machine", "load_core"]

@@ -1,0 +1,6 @@
+"""Parsed instructions -> rows of the core's table: `lower` holds the frame, the other modules the opcodes."""
+
+from fa4.emulator.machine.lowering import alu, asynchronous, memory  # noqa: F401  (they register their handlers)
+from fa4.emulator.machine.lowering.lower import Lowering
+
+__all__ = ["Lowering"]

@@ -1,0 +1,280 @@
+"""One emulated chip: give it PTX and memory, get results, a report, or an error by name and place."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from fa4.emulator.errors import BY_NAME, EmulationError, Place
+from fa4.emulator.machine.lowering import Lowering
+from fa4.emulator.machine.ptx import Kernel, Module, parse
+
+SCHEDULES = ("round_robin", "random", "adversarial")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A range of host memory that kernels may touch as global memory."""
+
+    base: int
+    nbytes: int
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What is verified while a kernel runs; every check can be switched off to measure its cost.
+
+    letter: tensor memory passes from thread to thread only by tcgen05.wait and tcgen05.fence, as PTX ISA 9.7.16.6 has
+        it. Off by default: known-good kernels rely on the use of a register and on barriers alone.
+    leftovers: a CTA must not end in the middle of an mbarrier's phase, nor before its bulk stores have read their
+        source, nor give back tensor memory that is still in use. Off by default: known-good kernels do.
+    """
+
+    bounds: bool = True
+    poison: bool = True
+    races: bool = True
+    tmem: bool = True
+    letter: bool = False
+    leftovers: bool = False
+
+
+@dataclass
+class LaunchReport:
+    """What one launch did.
+
+    instructions: opcode text (without operands) -> warp-instructions executed.
+    by_warp: warp index within its CTA -> opcode -> warp-instructions.
+    bytes: path ("global_load", "global_store", "shared_load", "shared_store", "tma_load", "tma_store", ...) -> bytes.
+    mma_flops: 2 * M * N * K summed over all matrix instructions.
+    waits: place of a blocking instruction -> times that a warp had to park there.
+    lines: line of the PTX text -> warp-instructions.
+    roles: warp index within its CTA -> name, as given to the launch.
+    trace_hash: digest of every scheduling decision and completion; equal for equal seeds.
+    """
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    instructions: dict[str, int] = field(default_factory=dict)
+    by_warp: dict[int, dict[str, int]] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    mma_flops: int = 0
+    waits: dict[str, int] = field(default_factory=dict)
+    lines: dict[int, int] = field(default_factory=dict)
+    roles: dict[int, str] = field(default_factory=dict)
+    trace_hash: int = 0
+    seconds: float = 0.0
+    printed: list[str] = field(default_factory=list)
+    trace: list[tuple] = field(default_factory=list)
+
+    @property
+    def warp_instructions(self) -> int:
+        return sum(self.instructions.values())
+
+
+class Machine:
+    """A chip of `sms` streaming multiprocessors.
+
+    chip: "sm_80", "sm_90a", "sm_100a", ...: sizes of shared memory and TMEM, and the value of architecture registers.
+    seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
+    schedule: "round_robin", "random" or "adversarial".
+    limit: warp-instructions after which a launch is taken for a Deadlock; 0 for no limit.
+    """
+
+    def __init__(
+        self,
+        chip: str,
+        *,
+        sms: int = 4,
+        seed: int = 0,
+        schedule: str = "round_robin",
+        checks: Checks | None = None,
+        trace: bool = False,
+        limit: int = 0,
+    ) -> None:
+        if schedule not in SCHEDULES:
+            raise ValueError(f"schedule is {schedule!r}, expected one of {SCHEDULES}")
+        self.chip = chip
+        self.sms = sms
+        self.seed = seed
+        self.schedule = schedule
+        self.checks = checks or Checks()
+        self.trace = trace
+        self.limit = limit
+        self._before: Any = None  # what the last grid touched, if the next may start before it ends
+
+    def launch(
+        self,
+        ptx: str,
+        entry: str,
+        *,
+        grid: Sequence[int],
+        block: Sequence[int],
+        cluster: Sequence[int] = (1, 1, 1),
+        smem_bytes: int = 0,
+        params: Sequence[bytes] = (),
+        allocations: Sequence[Allocation] = (),
+        roles: Mapping[int, str] | None = None,
+        programmatic: bool = False,
+        after_unknown: bool = False,
+    ) -> LaunchReport:
+        """Run one grid to its end.
+
+        params: raw little-endian bytes of the entry's parameters, in order.
+        smem_bytes: dynamic shared memory per CTA.
+        roles: warp index within the CTA -> name, for errors and reports.
+        programmatic: launched with programmatic stream serialisation: if the grid before executed
+            griddepcontrol.launch_dependents, it may still run, and what both touch needs griddepcontrol.wait.
+        after_unknown: (with programmatic) the grid before is not known; it may touch any global memory.
+        Raises an EmulationError subclass when the kernel does something wrong.
+        """
+        core = load_core()
+        loaded = _load(ptx, entry)
+        start = time.perf_counter()
+        config = self._config(core, grid, block, cluster, smem_bytes)
+        config.params = _param_block(loaded.kernel, params)
+        config.regions = [(a.base, a.nbytes, a.name) for a in allocations] + loaded.variables
+        config.overlaps = programmatic and (after_unknown or self._before is not None)
+        config.before = None if after_unknown else self._before
+        result = core.run(loaded.program, config)
+        self._before = result["touched"]
+        if result["error"] is not None:
+            raise loaded.error(result["error"], tuple(int(g) for g in grid), roles or {})
+        report = loaded.report(result, tuple(grid), tuple(block), tuple(cluster))
+        report.seconds = time.perf_counter() - start
+        report.roles = dict(roles or {})
+        return report
+
+    def _config(self, core, grid, block, cluster, smem_bytes):
+        config = core.Config()
+        config.grid, config.block, config.cluster = list(grid), list(block), list(cluster)
+        config.explicit_cluster = tuple(cluster) != (1, 1, 1)
+        config.dynamic_shared = smem_bytes
+        config.sms, config.seed, config.schedule = self.sms, self.seed, SCHEDULES.index(self.schedule)
+        config.has_tmem = bool(re.match(r"sm_1[01]\d", self.chip))
+        config.arch = int(re.sub(r"\D", "", self.chip))
+        config.shared_per_sm = (_SHARED_KIB.get(self.chip[:5], 228) + 1) * 1024
+        config.check_bounds, config.check_poison = self.checks.bounds, self.checks.poison
+        config.check_races, config.check_tmem = self.checks.races, self.checks.tmem
+        config.check_letter, config.check_leftovers = self.checks.letter, self.checks.leftovers
+        config.trace, config.limit = self.trace, self.limit
+        return config
+
+
+# Shared memory of one SM in KiB, by architecture.
+_SHARED_KIB = {"sm_75": 64, "sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_10": 228, "sm_12": 100}
+
+
+def load_core():
+    """The compiled core, or a clear error where it could not be built."""
+    try:
+        from fa4.emulator.machine import _core
+    except ImportError as error:
+        raise RuntimeError(
+            "the emulator needs its compiled core; build it with a C++17 compiler: pip install -e . "
+            "(or python setup.py build_ext --inplace)"
+        ) from error
+    return _core
+
+
+def _param_block(kernel: Kernel, params: Sequence[bytes]) -> bytes:
+    if len(params) != len(kernel.params):
+        raise ValueError(f"{len(params)} parameters given, {kernel.name} has {len(kernel.params)}")
+    block = bytearray(kernel.param_bytes)
+    for param, raw in zip(kernel.params, params):
+        if len(raw) < param.nbytes:
+            raise ValueError(f"parameter {param.name} has {len(raw)} bytes, expected {param.nbytes}")
+        block[param.offset : param.offset + param.nbytes] = raw[: param.nbytes]
+    return bytes(block)
+
+
+class _Loaded:
+    """One entry, lowered and ready to run."""
+
+    def __init__(self, module: Module, kernel: Kernel) -> None:
+        core = load_core()
+        self.module, self.kernel = module, kernel
+        self.buffers = {}
+        self.variables: list[tuple[int, int, str]] = []
+        for v in module.variables.values():
+            if v.space in ("global", "const") and v.nbytes:
+                buffer = ctypes.create_string_buffer(v.nbytes + v.align)
+                base = -(-ctypes.addressof(buffer) // v.align) * v.align
+                if v.data:
+                    ctypes.memmove(base, v.data, len(v.data))
+                self.buffers[v.name] = (buffer, base)
+                self.variables.append((base, v.nbytes, v.name))
+        lowering = Lowering(core, module, kernel, {name: base for name, (_, base) in self.buffers.items()})
+        lowering.run()
+        self.sources = lowering.sources
+        rows = [(r.op, r.type, r.type2, r.dst, r.src, r.m, r.guard, r.aligned, r.sync) for r in lowering.rows]
+        wide = [(value & (2**64 - 1), offset, words) for value, offset, words in lowering.constants]
+        maxnreg = kernel.directives.get("maxnreg", (0,))[0]
+        self.program = core.Program(
+            rows, wide, lowering.constant_words, lowering.preset_rows, lowering.register_words,
+            len(lowering.register_bits), lowering.layout.local_bytes, lowering.layout.static_shared, maxnreg,
+        )  # fmt: skip
+
+    def place(self, where: tuple[int, int, int, int], grid, roles: Mapping[int, str]) -> Place | None:
+        row, cta, warp, lanes = where
+        if row < 0:
+            return None
+        who: dict[str, Any] = {}
+        if cta >= 0:
+            who["cta"] = (cta % grid[0], cta // grid[0] % grid[1], cta // grid[0] // grid[1])
+        if warp >= 0:
+            who.update(warp=warp, role=roles.get(warp))
+        if lanes not in (0, 0xFFFFFFFF):
+            who["lanes"] = tuple(i for i in range(32) if lanes >> i & 1)
+        return self.module.place(self.kernel.instructions[self.sources[row]], **who)
+
+    def error(self, raw: tuple, grid, roles: Mapping[int, str]) -> EmulationError:
+        kind, message, where, others = raw
+        further = tuple((text, self.place(place, grid, roles)) for text, place in others)
+        return BY_NAME[kind](message, self.place(where, grid, roles), further)
+
+    def report(self, result: dict, grid, block, cluster) -> LaunchReport:
+        report = LaunchReport(self.kernel.name, grid, block, cluster)
+        opcodes = [self.kernel.instructions[s].opcode for s in self.sources]
+        places = [self.kernel.instructions[s].line for s in self.sources]
+        total: Counter[str] = Counter()
+        lines: Counter[int] = Counter()
+        for warp, counts in enumerate(result["by_warp"]):
+            mine: Counter[str] = Counter()
+            for row, n in enumerate(counts):
+                if n:
+                    mine[opcodes[row]] += n
+                    lines[places[row]] += n
+            report.by_warp[warp] = dict(mine)
+            total.update(mine)
+        report.instructions = dict(total)
+        report.lines = dict(lines)
+        report.bytes = dict(result["bytes"])
+        report.mma_flops = result["mma_flops"]
+        for row, n in enumerate(result["waits"]):
+            if n:
+                ins = self.kernel.instructions[self.sources[row]]
+                name = self.module.files.get(ins.file, "") if ins.file else ""
+                report.waits[f"{ins.opcode} ({name}:{ins.source_line}, ptx {ins.line})"] = n
+        report.trace_hash = result["trace_hash"]
+        report.trace = [
+            (t, cta, warp, self.place((row, cta, warp, 0), grid, {}), count, what)
+            for t, cta, warp, row, count, what in result["trace"]
+        ]
+        return report
+
+
+@lru_cache(maxsize=64)
+def _load(ptx: str, entry: str) -> _Loaded:
+    module = parse(ptx)
+    if entry not in module.kernels:
+        raise ValueError(f"the PTX has no entry {entry!r}; it has {sorted(module.kernels)}")
+    return _Loaded(module, module.kernels[entry])
