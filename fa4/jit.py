@@ -35,7 +35,7 @@ Launcher = Callable[..., None]
 
 _PACKAGE = Path(__file__).parent
 # The parts of the package whose text decides what is compiled.
-_DEVICE_CODE = ("jit.py", "core", "fwd", "bwd", "sm80", "sm90", "sm100")
+_DEVICE_CODE = ("jit.py", "core", "fwd", "bwd", "pipeline", "sm80", "sm90", "sm100")
 _SYMBOL = "fa4_kernel"
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, enum.Enum)
 

@@ -1,5 +1,5 @@
-"""Blackwell datacenter GPUs (sm_100a, sm_103a): tensor memory, tcgen05 matrix operations, TMA, warp roles.
+"""Blackwell datacenter GPUs (sm_100a, sm_103a): tensor memory and tcgen05 matrix operations.
 
-The vocabulary, shared by both directions: `roles` (who runs where), `channels` (who hands what to whom), `tmem` and
-`smem` (where things lie), `mma` and `copy` (what moves and multiplies them), `exp2` (the softmax's exponential).
+On the vocabulary of `fa4.pipeline`; what only this chip has, for both directions: `tmem` (tensor memory), `mma` (its
+matrix operations), `signals` (its fences and commits), `exp2` (the softmax's exponential).
 """

@@ -14,8 +14,9 @@ from cutlass import Boolean, Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, nvvm, vector
 
-from .constant import Constant
-from .smem import PANEL_COLUMNS, PANEL_ROW_BYTES, SWIZZLE_ALIGN, Tile
+from ..core.constant import Constant
+from ..pipeline.smem import PANEL_ROW_BYTES, SWIZZLE_ALIGN, Tile
+from . import tmem
 
 K_PER_MMA = 16  # reduction elements of one instruction, 16-bit operands
 
@@ -44,8 +45,8 @@ class SmemOperand(Constant):
         """What the k-th group of 16 reduction elements adds to the descriptor."""
         if self.major is Major.MN:
             return k * K_PER_MMA * PANEL_ROW_BYTES >> 4
-        panel, column = divmod(k * K_PER_MMA, PANEL_COLUMNS)
-        return (panel * self.tile.panel_bytes + column * 2) >> 4
+        panel, column = divmod(k * K_PER_MMA, self.tile.panel_columns)
+        return (panel * self.tile.panel_bytes + column * self.tile.bits // 8) >> 4
 
     def at(self, address) -> Int32:
         """The low word of the descriptor of the tile at a shared-memory address; the high word is constant."""
@@ -100,11 +101,11 @@ class Umma(Constant):
         """
         for k in range(self.steps) if steps is None else steps:
             keep = Boolean(accumulate) if k == 0 else Boolean(True)
-            a_k = _tmem_pointer(a + k * K_PER_MMA // 2) if self.a is None else self.a.descriptor(a, k)
+            a_k = tmem.pointer(a + k * K_PER_MMA // 2) if self.a is None else self.a.descriptor(a, k)
             nvvm.tcgen05_mma(
                 nvvm.Tcgen05MMAKind.F16,
                 cta_group(self.ctas),
-                _tmem_pointer(d),
+                tmem.pointer(d),
                 a_k,
                 self.b.descriptor(b, k),
                 Int32(self.instruction).ir_value(),
@@ -115,7 +116,3 @@ class Umma(Constant):
 def cta_group(ctas: int):
     """The qualifier of tcgen05 instructions: every one of a kernel has the same."""
     return nvvm.CTAGroupKind.CTA_2 if ctas == 2 else nvvm.CTAGroupKind.CTA_1
-
-
-def _tmem_pointer(address):
-    return llvm.inttoptr(llvm.PointerType.get(6), Int32(address).ir_value())

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Int32
-from cutlass._mlir.dialects import nvvm
+from cutlass import Float32, Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm, nvvm, vector
 
-from .constant import Constant
+from ..core.constant import Constant
 
 COLUMNS = 512
 LANES = 128
@@ -68,6 +69,13 @@ class TmemMap(Constant):
         except KeyError:
             raise AttributeError(f"no tmem span is named {name!r}") from None
 
+    def table(self) -> str:
+        """As Markdown, for the pages in docs/."""
+        lines = ["| tensor memory | columns | over |", "|---|---|---|"]
+        for name, span in self.spans.items():
+            lines.append(f"| {name} | {span.first}-{span.first + span.columns - 1} | {span.over or ''} |")
+        return "\n".join(lines)
+
 
 def allocate(holder: cute.Pointer, ctas: int = 1) -> None:
     """One whole warp (of each of `ctas` CTAs): take all columns. `holder` is an Int32 in shared memory where the
@@ -102,3 +110,33 @@ def wait_stores() -> None:
 def fence_after_sync() -> None:
     """Later tensor-memory accesses of this thread come after what it has learnt through barriers so far."""
     nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
+
+
+def lane_address(column, warp) -> Int32:
+    """Tensor-memory address of `column` at the first lane that `warp` may reach."""
+    return (warp % 4) << 21 | Int32(column)
+
+
+def load(address, columns: int) -> list[Float32]:
+    """Whole warp: this thread's lane of `columns` (a power of two) columns; valid after `wait_loads()`.
+
+    `address` includes the warp's first lane: a warp reaches the lanes 32 * (warp % 4) to 32 * (warp % 4) + 31 only.
+    """
+    kind = ir.VectorType.get([columns], Int32.mlir_type) if columns > 1 else Int32.mlir_type
+    loaded = nvvm.tcgen05_ld(kind, nvvm.Tcgen05LdStShape.SHAPE_32X32B, pointer(address))
+    floats = llvm.bitcast(ir.VectorType.get([columns], Float32.mlir_type) if columns > 1 else Float32.mlir_type, loaded)
+    if columns == 1:
+        return [Float32(floats)]
+    return [Float32(vector.extract(floats, [], [i])) for i in range(columns)]
+
+
+def store(address, words: list[Int32]) -> None:
+    """Whole warp: write this thread's lane of len(words) columns; done after `wait_stores()`."""
+    kind = ir.VectorType.get([len(words)], Int32.mlir_type)
+    values = vector.from_elements(kind, [word.ir_value() for word in words])
+    nvvm.tcgen05_st(nvvm.Tcgen05LdStShape.SHAPE_32X32B, pointer(address), values)
+
+
+def pointer(address):
+    """The address as the LLVM pointer that tcgen05 operations take."""
+    return llvm.inttoptr(llvm.PointerType.get(6), Int32(address).ir_value())

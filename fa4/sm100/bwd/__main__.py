@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ...device import chip_by_number
+from ...pipeline.picture import channels_table, diagram, roles_table, smem_table
 from ...spec import AttentionSpec
-from ..picture import channels_table, diagram, memory_table, roles_table
 from .kernel import ROLES, channels, smem_map, tmem_map
 from .plan import configure
 
@@ -18,7 +18,7 @@ def tables() -> str:
     table = channels(cfg)
     picture = diagram(table, last=("compute", "reduce"))
     return "\n\n".join(
-        (roles_table(ROLES), picture, channels_table(table), memory_table(tmem_map(cfg), smem_map(cfg, table)))
+        (roles_table(ROLES), picture, channels_table(table), tmem_map(cfg).table(), smem_table(smem_map(cfg, table)))
     )
 
 

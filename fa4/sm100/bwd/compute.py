@@ -13,15 +13,14 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass._mlir import ir
-from cutlass._mlir.dialects import llvm, vector
 
 from ...core.softmax import LOG2_E
+from ...core.visible import hide_unless, visible_bits
+from ...core.words import load_floats, pack_half
+from ...pipeline.channels import Ring
+from ...pipeline.smem import store_row
 from .. import tmem
-from ..channels import Ring
-from ..copy import lane_address, pack_half, store_row, tmem_load, tmem_store
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
-from ..visible import hide_unless, visible_bits
 from .config import CHUNK, HALVES, TILE_N
 from .epilogue import store_gradients
 from .work import work_tile
@@ -82,8 +81,8 @@ def step(
     half = half_of_warp()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = cute.arch.thread_idx()[0] % TILE_N
-    s_address = lane_address(spans.S, warp) + half * cfg.half
-    dp_address = lane_address(spans.dP, warp) + half * cfg.half
+    s_address = tmem.lane_address(spans.S, warp) + half * cfg.half
+    dp_address = tmem.lane_address(spans.dP, warp) + half * cfg.half
     packed = half * (cfg.half // 2)  # the second half goes, packed, to the end of its columns
     rows = context.smem.pointer("rows", Float32) + (ring.index * (2 * cfg.tile_m) + half * cfg.half)
     minus_lse, minus_delta = rows, rows + cfg.tile_m
@@ -92,7 +91,7 @@ def step(
     ends.mma_compute_S.wait_full(0, phase)
     s = []
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
-        s += tmem_load(s_address + column, CHUNK)
+        s += tmem.load(s_address + column, CHUNK)
     tmem.wait_loads()
     if cutlass.const_expr(cfg.has_softcap):
         s = [tanh(x * args.scale_over_cap) for x in s]
@@ -118,14 +117,14 @@ def step(
         if cutlass.const_expr(cfg.has_softcap):
             weights = [w * (1.0 - t * t) for w, t in zip(weights, both)]
         p += weights
-    tmem_store(s_address + packed, words)
+    tmem.store(s_address + packed, words)
     tmem.wait_stores()
     ends.compute_mma_P.arrive_full(0)
 
     ends.mma_compute_dP.wait_full(0, phase)
     words = []
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
-        dp = tmem_load(dp_address + column, CHUNK)
+        dp = tmem.load(dp_address + column, CHUNK)
         for i in cutlass.range_constexpr(0, CHUNK, 4):
             delta = load_floats(minus_delta + (column + i), 4)
             for j in cutlass.range_constexpr(0, 4, 2):
@@ -134,7 +133,7 @@ def step(
                 ds = cute.arch.mul_packed_f32x2((p[at], p[at + 1]), ds)
                 words.append(pack_half(ds[0], ds[1], cfg.dtype))
     tmem.wait_loads()  # dS goes over dP; a register that a load fills waits for its own value
-    tmem_store(dp_address + packed, words)
+    tmem.store(dp_address + packed, words)
     if cutlass.const_expr(cfg.ctas == 2):
         share_ds(context, half, work.rank, lane, words)
     else:
@@ -161,10 +160,3 @@ def tanh(x: Float32) -> Float32:
     """1 - 2 / (exp(2 x) + 1); the hardware's tanh.approx is too coarse for a logit."""
     grown = cute.math.exp2(x * (2.0 * LOG2_E), fastmath=True)
     return 1.0 - 2.0 * cute.arch.rcp_approx(grown + 1.0)
-
-
-def load_floats(pointer: cute.Pointer, count: int) -> list[Float32]:
-    """`count` floats from an address that their size divides, by one load."""
-    kind = ir.VectorType.get([count], Float32.mlir_type)
-    loaded = llvm.load(kind, pointer.llvm_ptr, alignment=4 * count)
-    return [Float32(vector.extract(loaded, [], [i])) for i in range(count)]

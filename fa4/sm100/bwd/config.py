@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import cutlass
 
-from ..constant import Constant
+from ...core.constant import Constant
+from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
-from ..smem import Tile
 
 TILE_N = 128  # keys of one CTA, and queries of a step unless noted
 LANES = 128  # of tensor memory: the keys of transposed scores, the queries (or columns) of dQ

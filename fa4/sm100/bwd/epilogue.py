@@ -10,8 +10,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...core.words import pack_half
+from ...pipeline.smem import store_row
+from ...pipeline.tma import tma_store
 from .. import tmem
-from ..copy import lane_address, pack_half, store_row, tma_store, tmem_load
 from .config import CHUNK, TILE_N
 from .work import sequence_matrix
 
@@ -51,7 +53,7 @@ def store_gradient(
     if work.steps > 0:
         for first in cutlass.range_constexpr(0, columns, AT_ONCE):
             batch = range(first, min(first + AT_ONCE, columns), CHUNK)
-            loaded = [tmem_load(lane_address(span, warp) + column, CHUNK) for column in batch]
+            loaded = [tmem.load(tmem.lane_address(span, warp) + column, CHUNK) for column in batch]
             tmem.wait_loads()
             for column, x in zip(batch, loaded):
                 pairs = [(x[i], x[i + 1]) for i in range(0, CHUNK, 2)]

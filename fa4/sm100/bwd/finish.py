@@ -7,8 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...core.seqlen import Rows
-from ..copy import pack_half, store_words
-from .compute import load_floats
+from ...core.words import load_floats, pack_half, store_words
 from .config import CHUNK, CHUNK_BYTES, LANES
 from .statistics import THREADS, rows_of
 from .work import first_row_block

@@ -18,13 +18,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from ...core.constant import Constant
 from ...core.seqlen import align_strides
+from ...pipeline.channels import ONCE, Across, By, Carries, Channel, ChannelTable, Ends, Implied, init_barriers
+from ...pipeline.roles import Role, RoleTable, run_roles
+from ...pipeline.smem import Region, SmemMap
+from ...pipeline.tma import TmaTile
 from .. import tmem
-from ..channels import By, Carries, Channel, ChannelTable, Ends, init_barriers
-from ..constant import Constant
-from ..copy import TmaTile
-from ..roles import Role, RoleTable, run_roles
-from ..smem import Region, SmemMap
+from ..signals import SIGNALS
 from .compute import compute
 from .config import CHUNK_BYTES, DQ_STAGES, ROW_STAGES, Config
 from .finish import finish
@@ -42,6 +43,7 @@ ROLES = RoleTable(
         Role("load", warps=(13, 14), regs=80, body=load),
     )
 )
+TMEM_AND_SMEM = Carries.TMEM | Carries.ASYNC_SMEM  # dS: for dK and for dQ
 
 
 def tmem_map(cfg: Config) -> tmem.TmemMap:
@@ -69,37 +71,41 @@ def tmem_map(cfg: Config) -> tmem.TmemMap:
 
 def channels(cfg: Config) -> ChannelTable:
     """<producer>_<consumer>_<payload>. All but the row statistics' go across a pair."""
+    across = Across.PAIR if cfg.ctas == 2 else Across.NOTHING
 
     def channel(name, producer, consumer, filled, freed, stages, carries) -> Channel:
-        return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas)
+        return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, across)
 
     columns = ()
     if cfg.ctas == 2:
         columns = (
-            channel("load_mma_Kcolumns", "load", "mma", By.TMA, None, 1, Carries.ASYNC_SMEM),
+            channel("load_mma_Kcolumns", "load", "mma", By.TMA, ONCE, 1, Carries.ASYNC_SMEM),
             channel("load_mma_Qcolumns", "load", "mma", By.TMA, By.UMMA, 1, Carries.ASYNC_SMEM),
             channel("load_mma_dOcolumns", "load", "mma", By.TMA, By.UMMA, 1, Carries.ASYNC_SMEM),
         )
+    # Compute has read the statistics before it writes the dS that dK = dS Q takes, and this Q is then freed.
+    q_of_dk = Implied("load_mma_Qcolumns" if cfg.ctas == 2 else "load_mma_Q", "free")
     return ChannelTable(
         (
-            channel("load_mma_K", "load", "mma", By.TMA, None, 1, Carries.ASYNC_SMEM),
-            channel("load_mma_V", "load", "mma", By.TMA, None, 1, Carries.ASYNC_SMEM),
+            channel("load_mma_K", "load", "mma", By.TMA, ONCE, 1, Carries.ASYNC_SMEM),
+            channel("load_mma_V", "load", "mma", By.TMA, ONCE, 1, Carries.ASYNC_SMEM),
             channel("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_stages, Carries.ASYNC_SMEM),
             channel("load_mma_dO", "load", "mma", By.TMA, By.UMMA, cfg.do_stages, Carries.ASYNC_SMEM),
             *columns,
-            # Free when the Q that dK reads is: compute has read the statistics before it wrote dS.
-            Channel("load_compute_rows", "load", "compute", By.TMA, None, ROW_STAGES, Carries.SMEM),
-            # S and dP are free again when the products that read P and dS, written over them, have been issued.
-            channel("mma_compute_S", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
-            channel("mma_compute_dP", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
-            channel("compute_mma_P", "compute", "mma", By.WARP, None, 1, Carries.TMEM),
-            # dS in shared memory is free when the next dP is full: dQ, which reads it, was issued before.
-            channel("compute_mma_dS", "compute", "mma", By.WARP, None, 1, Carries.TMEM_AND_ASYNC_SMEM),
+            Channel("load_compute_rows", "load", "compute", By.TMA, q_of_dk, ROW_STAGES, Carries.SMEM),
+            # S and dP are free again when the products that read P and dS, written over them, have been issued: the
+            # matrix unit works in order.
+            channel("mma_compute_S", "mma", "compute", By.UMMA, Implied("compute_mma_P"), 1, Carries.TMEM),
+            channel("mma_compute_dP", "mma", "compute", By.UMMA, Implied("compute_mma_dS"), 1, Carries.TMEM),
+            # P has been read when the next S is full, dS when the next dP is: dQ, which reads it, was issued before.
+            channel("compute_mma_P", "compute", "mma", By.WARP, Implied("mma_compute_S"), 1, Carries.TMEM),
+            channel("compute_mma_dS", "compute", "mma", By.WARP, Implied("mma_compute_dP"), 1, TMEM_AND_SMEM),
             channel("mma_reduce_dQ", "mma", "reduce", By.UMMA, By.WARP, 1, Carries.TMEM),
-            channel("mma_compute_dV", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
-            channel("mma_compute_dK", "mma", "compute", By.UMMA, None, 1, Carries.TMEM),
+            channel("mma_compute_dV", "mma", "compute", By.UMMA, ONCE, 1, Carries.TMEM),
+            channel("mma_compute_dK", "mma", "compute", By.UMMA, ONCE, 1, Carries.TMEM),
         ),
         ROLES,
+        SIGNALS,
     )
 
 

@@ -12,9 +12,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..bulk import bulk_load
-from ..channels import Ring, announce
-from ..copy import tma_load, tma_load_panel
+from ...pipeline.channels import Ring, announce
+from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
 from .work import sequence_matrix, work_tile
 
 

@@ -15,9 +15,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...pipeline.channels import LEADER, Ring
 from .. import tmem
-from ..channels import LEADER, Ring
-from ..smem import PANEL_COLUMNS
 from .config import HALVES, LANES
 from .work import work_tile
 
@@ -137,7 +136,7 @@ def issue_dq(context, ends, base):
             low, high = cfg.dq_transpose(LANES), cfg.dq_transpose(cfg.columns - LANES)
             ds = low.b.at(smem.address("dS"))
             low.issue(base + spans.dQ, low.a.at(smem.address("K")), ds, False)
-            high_columns = smem.address("K") + LANES // PANEL_COLUMNS * cfg.k_tile.panel_bytes
+            high_columns = smem.address("K") + LANES // cfg.k_tile.panel_columns * cfg.k_tile.panel_bytes
             high.issue(base + spans.dQ_high, high.a.at(high_columns), ds, False)
         else:
             keys = place(context, base, "Kcolumns" if cfg.ctas == 2 else "K")

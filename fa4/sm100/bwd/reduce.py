@@ -19,9 +19,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
+from ...core.words import bits, store_words
+from ...pipeline.tma import bulk_add
 from .. import tmem
-from ..bulk import bulk_add
-from ..copy import bits, lane_address, store_words, tmem_load
 from .config import CHUNK, CHUNK_BYTES, DQ_STAGES, LANES
 from .work import work_tile
 
@@ -61,12 +61,12 @@ def add_to_accumulator(context, ends, target: cute.Pointer, issues: Boolean, sta
     """
     cfg = context.cfg
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    address = lane_address(context.tmem.dQ, warp)
+    address = tmem.lane_address(context.tmem.dQ, warp)
     lane = cute.arch.thread_idx()[0] % LANES
     chunks = cfg.dq_columns // CHUNK
     for first in cutlass.range_constexpr(0, chunks, DQ_STAGES):
         batch = range(first, min(first + DQ_STAGES, chunks))
-        loaded = [tmem_load(address + chunk * CHUNK, CHUNK) for chunk in batch]
+        loaded = [tmem.load(address + chunk * CHUNK, CHUNK) for chunk in batch]
         tmem.wait_loads()
         if cutlass.const_expr(batch[-1] == chunks - 1 and not cfg.dq_transposed):
             ends.mma_reduce_dQ.arrive_free(0)
@@ -76,7 +76,7 @@ def add_to_accumulator(context, ends, target: cute.Pointer, issues: Boolean, sta
             stage = (stage + 1) % DQ_STAGES
     if cutlass.const_expr(cfg.dq_transposed):
         # 64 rows of a product lie in the first 16 lanes of each warp.
-        high = tmem_load(lane_address(context.tmem.dQ_high, warp), cfg.tile_m)
+        high = tmem.load(tmem.lane_address(context.tmem.dQ_high, warp), cfg.tile_m)
         tmem.wait_loads()
         ends.mma_reduce_dQ.arrive_free(0)
         row = lane // 32 * 16 + lane % 32

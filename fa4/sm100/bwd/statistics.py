@@ -14,7 +14,7 @@ from cutlass._mlir.dialects import arith, llvm, vector
 
 from ...core.seqlen import Rows
 from ...core.softmax import LOG2_E
-from ..copy import store_words
+from ...core.words import store_words
 from ..exp2 import exp2_mufu
 from .work import first_row_block
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ...device import chip_by_number
+from ...pipeline.picture import channels_table, diagram, roles_table, smem_table
 from ...spec import AttentionSpec
-from ..picture import channels_table, diagram, memory_table, roles_table
 from .kernel import ROLES, TMEM, channels, smem_map
 from .plan import configure
 
@@ -15,7 +15,7 @@ def tables() -> str:
     """Everything between the marks in the page."""
     cfg = configure(AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0), chip_by_number(100))
     table = channels(cfg)
-    parts = (roles_table(ROLES), diagram(table), channels_table(table), memory_table(TMEM, smem_map(cfg, table)))
+    parts = (roles_table(ROLES), diagram(table), channels_table(table), TMEM.table(), smem_table(smem_map(cfg, table)))
     return "\n\n".join(parts)
 
 

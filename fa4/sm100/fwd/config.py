@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import cutlass
 
-from ..constant import Constant
+from ...core.constant import Constant
+from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
-from ..smem import PANEL_COLUMNS, Tile
 
 TILE_M = 128  # rows of one Q tile: the lanes of tensor memory
 Q_TILES = 2  # Q tiles of one CTA, in ping-pong
@@ -65,7 +65,7 @@ class Config(Constant):
     smem_bytes: int
 
     def __post_init__(self) -> None:
-        if self.ctas == 2 and (self.head_dim_v != 2 * PANEL_COLUMNS or self.scrubs_v):
+        if self.ctas == 2 and (self.head_dim_v != 2 * self.v_tile.panel_columns or self.scrubs_v):
             raise ValueError("a pair of CTAs takes head_dim_v = 128 and dense sequences without seqused_k")
         if self.ctas == 2 and self.schedule is Schedule.DYNAMIC:
             raise ValueError("a pair of CTAs takes the single or the persistent schedule, not the dynamic one")

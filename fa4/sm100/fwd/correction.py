@@ -14,8 +14,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...core.words import bits, pack_half, store_words
+from ...pipeline.smem import store_row_chunk
 from .. import tmem
-from ..copy import bits, lane_address, pack_half, store_row_chunk, store_words, tmem_load, tmem_store
 from .config import Q_TILES, TILE_M, TILE_N
 from .softmax import rows_in_smem
 from .work import Queue, fills_tile, row_tile, sequence_matrix
@@ -63,7 +64,7 @@ def correction(context):
 
 def o_address(context, tile: int) -> Int32:
     """This warp's lanes of a Q tile's O."""
-    return lane_address(context.tmem.O + tile * TILE_N, cute.arch.make_warp_uniform(cute.arch.warp_idx()))
+    return tmem.lane_address(context.tmem.O + tile * TILE_N, cute.arch.make_warp_uniform(cute.arch.warp_idx()))
 
 
 @cute.jit
@@ -72,12 +73,12 @@ def rescale(context, tile: cutlass.Constexpr[int], factor: Float32):
     tmem.fence_after_sync()
     address = o_address(context, tile)
     for column in cutlass.range_constexpr(0, context.cfg.head_dim_v_padded, COLUMNS):
-        o = tmem_load(address + column, COLUMNS)
+        o = tmem.load(address + column, COLUMNS)
         tmem.wait_loads()
         scaled = []
         for i in cutlass.range_constexpr(0, COLUMNS, 2):
             scaled += cute.arch.mul_packed_f32x2((o[i], o[i + 1]), (factor, factor))
-        tmem_store(address + column, [bits(x) for x in scaled])
+        tmem.store(address + column, [bits(x) for x in scaled])
     tmem.wait_stores()
 
 
@@ -87,7 +88,7 @@ def normalised(context, tile: int, column: int, norm: Float32) -> list[Int32]:
     A register that a load fills waits for its value by itself (PTX ISA 9.7.16.6.4.5); the caller waits for the loads
     before it lets go of O.
     """
-    o = tmem_load(o_address(context, tile) + column, COLUMNS)
+    o = tmem.load(o_address(context, tile) + column, COLUMNS)
     words = []
     for i in range(0, COLUMNS, 2):
         pair = cute.arch.mul_packed_f32x2((o[i], o[i + 1]), (norm, norm))

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..copy import tma_store
+from ...pipeline.tma import tma_store
 from .config import Q_TILES
 from .work import Queue, fills_tile, row_tile, sequence_matrix
 

@@ -16,13 +16,25 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from ...core.constant import Constant
 from ...core.seqlen import align_strides
+from ...pipeline.channels import (
+    ONCE,
+    Across,
+    By,
+    Carries,
+    Channel,
+    ChannelTable,
+    Ends,
+    Every,
+    Implied,
+    init_barriers,
+)
+from ...pipeline.roles import Role, RoleTable, run_roles
+from ...pipeline.smem import Region, SmemMap
+from ...pipeline.tma import TmaTile
 from .. import tmem
-from ..channels import By, Carries, Channel, ChannelTable, Ends, init_barriers
-from ..constant import Constant
-from ..copy import TmaTile
-from ..roles import Role, RoleTable, run_roles
-from ..smem import Region, SmemMap
+from ..signals import SIGNALS
 from .config import Q_TILES, TILE_N, Config, Schedule
 from .correction import correction
 from .epilogue import epilogue
@@ -48,40 +60,43 @@ TMEM = tmem.TmemMap(
     P=tmem.alias_of("S", columns=Q_TILES * TILE_N - TILE_N // 2, offset=TILE_N // 2),  # the second half of each S
     O=tmem.cols(Q_TILES * TILE_N, Q_TILES * TILE_N),
 )
+NEXT_S = Implied("mma_softmax_S")
+FREE_S = Implied("mma_softmax_S", "free")
 
 
 def channels(cfg: Config) -> ChannelTable:
     """<producer>_<consumer>_<payload>; a stage per Q tile, except K/V's ring. What mma takes part in, a pair shares."""
+    across = Across.PAIR if cfg.ctas == 2 else Across.NOTHING
 
     def shared(name, producer, consumer, filled, freed, stages, carries) -> Channel:
-        return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas)
+        return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, across)
 
+    q_is_read = Implied("epilogue_load_Q" if cfg.o_over_q else "mma_load_Q")
     rows = (
-        # Free again when `mma_load_Q` says so for both, or `epilogue_load_Q` for each.
-        shared("load_mma_Q", "load", "mma", By.TMA, None, Q_TILES, Carries.ASYNC_SMEM),
+        shared("load_mma_Q", "load", "mma", By.TMA, q_is_read, Q_TILES, Carries.ASYNC_SMEM),
         shared("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
         # Free again = P's head is written over S, and O is ready to be added to. The next S needs no wait of
         # its own: the matrix unit works in order, and the product before it waited for this.
         shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, Q_TILES, Carries.TMEM),
-        # Free again once S is free for the next block, which the next `full` of S tells.
-        shared("softmax_mma_Ptail", "softmax", "mma", By.WARP, None, Q_TILES, Carries.TMEM),
-        Channel("softmax_correction_scale", "softmax", "correction", By.WARP, None, Q_TILES, Carries.SMEM),
+        # The next S comes after the product that reads P, and after correction has read the factor.
+        shared("softmax_mma_Ptail", "softmax", "mma", By.WARP, NEXT_S, Q_TILES, Carries.TMEM),
+        Channel("softmax_correction_scale", "softmax", "correction", By.WARP, NEXT_S, Q_TILES, Carries.SMEM),
         Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, Q_TILES, Carries.SMEM),
-        # Free again when correction frees the next work tile's first S.
-        shared("mma_correction_O", "mma", "correction", By.UMMA, None, Q_TILES, Carries.TMEM),
+        # Correction has read O when it frees the next work tile's first S.
+        shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, Q_TILES, Carries.TMEM),
         Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.READ, Q_TILES, Carries.ASYNC_SMEM),
     )
     if cfg.scrubs_v:  # V's last block, held back until the load warp has put zeros after the sequence's end
-        rows += (Channel("load_load_Vtail", "load", "load", By.TMA, None, 1, Carries.ASYNC_SMEM),)
+        rows += (Channel("load_load_Vtail", "load", "load", By.TMA, ONCE, 1, Carries.ASYNC_SMEM),)
     if cfg.schedule is Schedule.DYNAMIC:
-        # Softmax twice: both of its teams read the index.
-        readers = ("softmax", "softmax", "correction", "mma", "load", "epilogue", "schedule")
+        readers = (Every("softmax"), "correction", "mma", "load", "epilogue", "schedule")
         rows += (Channel("schedule_all_index", "schedule", readers, By.TMA, By.WARP, 1, Carries.ASYNC_SMEM),)
     if cfg.o_over_q:  # a Q tile's place is free when the O staged there has been stored
-        rows += (Channel("epilogue_load_Q", "epilogue", "load", By.WARP, None, Q_TILES, Carries.ASYNC_SMEM),)
+        next_o = Implied("correction_epilogue_O")
+        rows += (Channel("epilogue_load_Q", "epilogue", "load", By.WARP, next_o, Q_TILES, Carries.ASYNC_SMEM),)
     else:
-        rows += (shared("mma_load_Q", "mma", "load", By.UMMA, None, 1, Carries.ASYNC_SMEM),)
-    return ChannelTable(rows, ROLES)
+        rows += (shared("mma_load_Q", "mma", "load", By.UMMA, Implied("load_mma_Q"), 1, Carries.ASYNC_SMEM),)
+    return ChannelTable(rows, ROLES, SIGNALS)
 
 
 def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:

@@ -11,8 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ..channels import Ring, announce
-from ..copy import tma_load, tma_load_panel
+from ...pipeline.channels import Ring, announce
+from ...pipeline.tma import tma_load, tma_load_panel
 from .config import Q_TILES, TILE_N
 from .work import Queue, row_tile, sequence_matrix
 

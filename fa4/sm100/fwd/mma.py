@@ -14,9 +14,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
+from ...core.constant import Constant
+from ...pipeline.channels import LEADER, Ring
 from .. import tmem
-from ..channels import LEADER, Ring
-from ..constant import Constant
 from ..mma import K_PER_MMA, Umma
 from .config import P_HEAD, Q_TILES, TILE_N
 from .work import Queue

@@ -14,10 +14,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...core.softmax import LOG2_E
+from ...core.visible import hide_unless, visible_bits
+from ...core.words import pack_half
 from .. import tmem
-from ..copy import lane_address, pack_half, tmem_load, tmem_store
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
-from ..visible import hide_unless, visible_bits
 from .config import CTA_ROWS, P_HEAD, TILE_M, TILE_N
 from .work import Queue, row_tile, sequence_matrix
 
@@ -96,13 +96,13 @@ def step(
     cfg, args, spans = context.cfg, context.args, context.tmem
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    s_address = lane_address(spans.S, warp) + tile * TILE_N
-    p_address = lane_address(spans.P, warp) + tile * TILE_N
+    s_address = tmem.lane_address(spans.S, warp) + tile * TILE_N
+    p_address = tmem.lane_address(spans.P, warp) + tile * TILE_N
 
     ends.mma_softmax_S.wait_full(tile, phase)
     s = []
     for column in range(0, TILE_N, LOAD_COLUMNS):
-        s += tmem_load(s_address + column, LOAD_COLUMNS)
+        s += tmem.load(s_address + column, LOAD_COLUMNS)
     tmem.wait_loads()
     if cfg.has_softcap:
         s = [soft_cap(x, args.scale_over_cap) for x in s]
@@ -136,12 +136,12 @@ def step(
         words.append(pack_half(p[0], p[1], cfg.dtype))
         keys = 2 * pair + 2
         if keys == 64:
-            tmem_store(p_address, words[:32])
+            tmem.store(p_address, words[:32])
         if keys == P_HEAD:
-            tmem_store(p_address + 32, words[32:])
+            tmem.store(p_address + 32, words[32:])
             tmem.wait_stores()
             ends.mma_softmax_S.arrive_free(tile)
-    tmem_store(p_address + P_HEAD // 2, words[P_HEAD // 2 :])
+    tmem.store(p_address + P_HEAD // 2, words[P_HEAD // 2 :])
     tmem.wait_stores()
     ends.softmax_mma_Ptail.arrive_full(tile)
     return reference, total * factor + (sums[0] + sums[1])

@@ -1,8 +1,8 @@
 """Shared memory: regions laid out from a table, and the one tile format all operands use.
 
-A tile of rows x columns 16-bit elements is stored as panels: 64 columns (128 bytes) of every row, one panel after
-another, 128-byte swizzled. One TMA box fills a panel. The matrix unit reads the same bytes K-major (the columns are
-the reduction: Q, K) or MN-major (the rows are: V), so every operand and the output share this format.
+A tile of rows x columns is stored as panels: 128 bytes of every row (64 columns of 16 bits), one panel after another,
+128-byte swizzled. One TMA box fills a panel. The matrix unit reads the same bytes K-major (the columns are the
+reduction: Q, K) or MN-major (the rows are: V), so every operand and the output share this format.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .constant import Constant
+from ..core.constant import Constant
+from ..core.words import store_words
 
-PANEL_COLUMNS = 64
 PANEL_ROW_BYTES = 128
 SWIZZLE_ALIGN = 1024  # bytes after which the 128-byte swizzle repeats
 
@@ -26,10 +26,15 @@ class Tile(Constant):
 
     rows: int
     columns: int
+    bits: int = 16  # of an element
+
+    @property
+    def panel_columns(self) -> int:
+        return 8 * PANEL_ROW_BYTES // self.bits
 
     @property
     def panels(self) -> int:
-        return -(-self.columns // PANEL_COLUMNS)
+        return -(-self.columns // self.panel_columns)
 
     @property
     def panel_bytes(self) -> int:
@@ -40,8 +45,8 @@ class Tile(Constant):
         return self.panels * self.panel_bytes
 
     def panel_layout(self) -> cute.ComposedLayout:
-        """(rows, 64) -> element offset within one panel, as TMA atoms want it."""
-        outer = cute.make_layout((self.rows, PANEL_COLUMNS), stride=(PANEL_COLUMNS, 1))
+        """(rows, panel_columns) -> element offset within one panel, as TMA atoms want it."""
+        outer = cute.make_layout((self.rows, self.panel_columns), stride=(self.panel_columns, 1))
         return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
 
 
@@ -87,3 +92,20 @@ class SmemMap(Constant):
     def address(self, name: str) -> Int32:
         """The region's first byte, as a 32-bit shared-memory address."""
         return self.pointer(name, cutlass.Int8).toint()
+
+
+def store_row_chunk(
+    tile_address, tile: Tile, row, column: int, words: list[Int32], space=cute.AddressSpace.smem
+) -> None:
+    """Write 16 bytes (4 words) at (row, column) of a panelled tile; `column` is a multiple of as many elements. `space`
+    may be distributed shared memory, `tile_address` being another CTA's."""
+    panel, within = divmod(column, tile.panel_columns)
+    chunk = within * tile.bits // 128 ^ (row & 7)
+    address = tile_address + panel * tile.panel_bytes + row * PANEL_ROW_BYTES + chunk * 16
+    store_words(cute.make_ptr(Int32, address, space, assumed_align=16), words)
+
+
+def store_row(tile_address, tile: Tile, row, column: int, words: list[Int32], space=cute.AddressSpace.smem) -> None:
+    """Write whole chunks of 16 bytes of a row of a panelled tile, from `column`, which is a multiple of a chunk."""
+    for i in range(0, len(words), 4):
+        store_row_chunk(tile_address, tile, row, column + 32 // tile.bits * i, words[i : i + 4], space)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 
-from .constant import Constant
+from ..core.constant import Constant
 
 WARP = 32
 WARPS_PER_WARPGROUP = 4

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import importlib
 
-from .channels import Channel, ChannelTable
+from .channels import ONCE, Across, Channel, ChannelTable, Implied
 from .roles import WARP, RoleTable
 from .smem import SmemMap
-from .tmem import TmemMap
 
 
 def roles_table(roles: RoleTable) -> str:
@@ -28,45 +27,56 @@ def roles_table(roles: RoleTable) -> str:
 
 
 def channels_table(table: ChannelTable) -> str:
-    """A line per channel: stages, what completes its barriers and with how many arrivals, what it carries."""
+    """A line per channel: stages, what completes its barriers and with how many arrivals, what it carries. Where a
+    release is implied, `free by` names the barrier that implies it."""
     lines = [
         "| channel | stages | full by | arrivals | free by | arrivals | carries |",
         "|---|--:|---|--:|---|--:|---|",
     ]
     for channel in table.channels:
-        full = table.arrivals(channel.filled, channel.producers, channel.ctas)
-        free = "" if channel.freed is None else table.arrivals(channel.freed, channel.consumers, channel.ctas)
-        by = "" if channel.freed is None else channel.freed.name
-        name = f"`{channel.name}`" + (" (pair)" if channel.ctas == 2 else "")
+        freed, arrivals = channel.freed, ""
+        if isinstance(freed, Implied):
+            by = f"`{freed.channel}.{freed.side}`"
+        elif freed is ONCE:
+            by = "filled once"
+        else:
+            by, arrivals = freed.name, table.free_arrivals(channel)
+        shared = "" if channel.across is Across.NOTHING else f" ({channel.across.name.lower()})"
+        carries = " + ".join(memory.name for memory in channel.carries)
         lines.append(
-            f"| {name} | {channel.stages} | {channel.filled.name} | {full} | {by} | {free} | {channel.carries.name} |"
+            f"| `{channel.name}`{shared} | {channel.stages} | {channel.filled.name} | {table.full_arrivals(channel)} "
+            f"| {by} | {arrivals} | {carries} |"
         )
     return "\n".join(lines)
 
 
-def memory_table(tmem: TmemMap, smem: SmemMap) -> str:
-    """Tensor-memory columns and shared-memory offsets."""
-    lines = ["| tensor memory | columns | over |", "|---|---|---|"]
-    for name, span in tmem.spans.items():
-        lines.append(f"| {name} | {span.first}-{span.first + span.columns - 1} | {span.over or ''} |")
-    lines += ["", "| shared memory | from byte |", "|---|--:|"]
+def smem_table(smem: SmemMap) -> str:
+    """Where the regions of shared memory begin."""
+    lines = ["| shared memory | from byte |", "|---|--:|"]
     lines += [f"| {name} | {offset} |" for name, offset in smem.offsets.items()]
     return "\n".join((*lines, f"| end | {smem.nbytes} |"))
 
 
 def diagram(table: ChannelTable, last: tuple[str, ...] = ("epilogue",)) -> str:
-    """A Mermaid flow chart: an arrow per pair of roles, labelled with what passes along it; `last` write results."""
+    """A Mermaid flow chart: an arrow per pair of roles, labelled with what passes along it and, after "frees", the
+    payloads whose release it implies; `last` write results."""
     arrows: dict[tuple[str, str], list[str]] = {}
     for channel in table.channels:
-        for producer in channel.producers:
-            for consumer in dict.fromkeys(channel.consumers):
-                arrows.setdefault((producer, consumer), []).append(_label(channel))
+        for producer in channel.producing_roles:
+            for consumer in dict.fromkeys(channel.consuming_roles):
+                arrows.setdefault((producer, consumer), []).append(_label(channel, consumer, table))
     lines = ["```mermaid", "flowchart LR", "    global[(global memory)] --> load"]
     for (producer, consumer), labels in arrows.items():
         lines.append(f'    {producer} -- "{"<br>".join(labels)}" --> {consumer}')
     return "\n".join((*lines, *(f"    {role} --> global" for role in last), "```"))
 
 
-def _label(channel: Channel) -> str:
-    payload = channel.name.rpartition("_")[2]
-    return payload if channel.stages == 1 else f"{payload} x{channel.stages}"
+def _label(channel: Channel, consumer: str, table: ChannelTable) -> str:
+    label = _payload(channel) if channel.stages == 1 else f"{_payload(channel)} x{channel.stages}"
+    told = Implied(channel.name, "full")
+    freed = [_payload(c) for c in table.channels if c.freed == told and consumer in c.producing_roles]
+    return label + (f" (frees {', '.join(freed)})" if freed else "")
+
+
+def _payload(channel: Channel) -> str:
+    return channel.name.rpartition("_")[2]

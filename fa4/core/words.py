@@ -1,0 +1,36 @@
+"""Values as 32-bit words: bits of floats, pairs of 16-bit numbers, loads and stores of up to four words."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import arith, llvm, vector
+
+
+def bits(value: Float32) -> Int32:
+    """The 32 bits of a float."""
+    return Int32(llvm.bitcast(Int32.mlir_type, value.ir_value()))
+
+
+def pack_half(low: Float32, high: Float32, dtype: type[cutlass.Numeric]) -> Int32:
+    """Two floats rounded to `dtype` in one word, `low` in the low half: one cvt.rn.{bf16x2,f16x2}.f32."""
+    kind = ir.VectorType.get([2], dtype.mlir_type)
+    pair = vector.from_elements(ir.VectorType.get([2], Float32.mlir_type), [low.ir_value(), high.ir_value()])
+    halves = arith.truncf(kind, pair)
+    return Int32(llvm.bitcast(Int32.mlir_type, halves))
+
+
+def store_words(pointer: cute.Pointer, words: list[Int32]) -> None:
+    """One store of up to four 32-bit words to an address that their size divides."""
+    kind = ir.VectorType.get([len(words)], Int32.mlir_type)
+    values = vector.from_elements(kind, [word.ir_value() for word in words])
+    llvm.store(values, pointer.llvm_ptr, alignment=4 * len(words))
+
+
+def load_floats(pointer: cute.Pointer, count: int) -> list[Float32]:
+    """`count` floats from an address that their size divides, by one load."""
+    kind = ir.VectorType.get([count], Float32.mlir_type)
+    loaded = llvm.load(kind, pointer.llvm_ptr, alignment=4 * count)
+    return [Float32(vector.extract(loaded, [], [i])) for i in range(count)]

@@ -1,0 +1,441 @@
+"""Who hands what to whom: producer/consumer channels as data, arrival counts derived from the role table.
+
+A channel is a ring of stages, each with two mbarriers: `full` (the producer has filled the stage) and `free` (the
+consumers have let go of it). A role sees only its own ends (`ChannelTable.ends`), and an operation that does not
+belong to that end, or to the channel's mechanism, is refused while the kernel is traced.
+
+Fences follow from what a channel carries:
+  ASYNC_SMEM   fence.proxy.async before an arrival of threads: written by them, read by TMA or MMA (or the other way
+               round)
+  SMEM         none: mbarrier arrivals release and waits acquire
+  TMEM         the chip's own (`Signals`)
+A payload in two memories (dS: tensor memory for one product, shared memory for another) takes the fences of both.
+
+CTAs of a cluster share a channel in one of two ways:
+  PAIR         one of two CTAs, the leader, issues the matrix operations of both (sm_100). What it waits for is counted
+               on its barriers: the bytes and the warps of both CTAs. What it commits it signals to both.
+  MULTICAST    each CTA loads a share of a stage into the shared memory of all, so a stage is free when the consumers
+               of all CTAs have let go of it: each of them arrives on the free barrier of every CTA. A CTA's full
+               barrier counts the bytes that arrive in its own shared memory, whoever sent them.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+from cutlass._mlir.dialects import nvvm
+
+from ..core.constant import Constant
+from .roles import WARPS_PER_WARPGROUP, RoleTable
+
+LEADER = 0  # of a pair of CTAs: its rank in the cluster
+
+
+class By(enum.Enum):
+    """What completes a barrier's phase."""
+
+    TMA = "the byte count of bulk copies"
+    UMMA = "a tcgen05.commit"
+    WARP = "one elected lane of each warp"
+    READ = "one elected lane, whose bulk copies have read the stage"
+    WGMMA = "one elected lane of each warp, which has waited for the products that read the stage"
+    WARPGROUP = "one elected lane of each warpgroup, which has waited for the products that read the stage"
+
+
+class Carries(enum.Flag):
+    """The memory through which the payload goes; decides the fences."""
+
+    SMEM = enum.auto()
+    ASYNC_SMEM = enum.auto()
+    TMEM = enum.auto()
+
+
+class Across(enum.Enum):
+    """How the CTAs of a cluster share a channel; see the head of this module."""
+
+    NOTHING = "each CTA has its own"
+    PAIR = "the leader's barriers count for both"
+    MULTICAST = "a stage is filled and emptied in all CTAs together"
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """All teams of a role take part in each stage, where a role's plain name means one of its teams."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Implied:
+    """A release without a barrier of its own: the producer learns from another channel that a stage is free again.
+
+    `channel` names it, `side` the barrier that the producer waits for: `full` as its consumer, `free` as its producer.
+    """
+
+    channel: str
+    side: str = "full"
+
+
+Side = str | Every
+ONCE = None  # `Channel.freed` of stages that are filled once
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """`producer` fills `stages` stages, `consumer` empties them: a role, `Every` team of one, or a tuple of such.
+
+    `freed` says what completes a stage's free barrier, or which other channel implies the release, or that there is
+    none because a stage is filled only `ONCE`. `ctas` of a cluster take part in the way that `across` says.
+    """
+
+    name: str
+    producer: Side | tuple[Side, ...]
+    consumer: Side | tuple[Side, ...]
+    filled: By
+    freed: By | Implied | None
+    stages: int
+    carries: Carries
+    ctas: int = 1
+    across: Across = Across.NOTHING
+
+    @property
+    def producers(self) -> tuple[Side, ...]:
+        return self.producer if isinstance(self.producer, tuple) else (self.producer,)
+
+    @property
+    def consumers(self) -> tuple[Side, ...]:
+        return self.consumer if isinstance(self.consumer, tuple) else (self.consumer,)
+
+    @property
+    def producing_roles(self) -> tuple[str, ...]:
+        return tuple(_role_of(side) for side in self.producers)
+
+    @property
+    def consuming_roles(self) -> tuple[str, ...]:
+        return tuple(_role_of(side) for side in self.consumers)
+
+    @property
+    def has_free_barriers(self) -> bool:
+        return isinstance(self.freed, By)
+
+    @property
+    def barriers(self) -> int:
+        return self.stages * (2 if self.has_free_barriers else 1)
+
+    @property
+    def is_pair(self) -> bool:
+        return self.across is Across.PAIR
+
+
+def _role_of(side: Side) -> str:
+    return side.role if isinstance(side, Every) else side
+
+
+class Signals(Constant):
+    """What a chip does around barriers beside mbarrier arrivals and waits. This one: nothing more, as on sm_90."""
+
+    def before_arrival(self, carries: Carries) -> None:
+        """Each thread of a warp, before its elected lane arrives."""
+        self._refuse(Carries.TMEM in carries, "tensor memory")
+
+    def after_wait(self, carries: Carries) -> None:
+        """Each thread that has waited."""
+        self._refuse(Carries.TMEM in carries, "tensor memory")
+
+    def commit(self, barrier: cute.Pointer, ctas: int) -> None:
+        """One thread: an arrival on `barrier` (of each of `ctas` CTAs) when the matrix operations that it has issued
+        are done."""
+        self._refuse(True, "matrix operations that signal barriers")
+
+    def _refuse(self, asked: bool, what: str) -> None:
+        if asked:
+            raise ValueError(f"{type(self).__name__} knows no {what}")
+
+
+PLAIN = Signals()
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelTable(Constant):
+    """All channels of a kernel, their mbarriers laid out in one block of shared memory, 8 bytes each.
+
+    Raises:
+        ValueError: two channels share a name; a channel names an unknown role, has no stage, or has CTAs without a way
+            to share; an implied release names no channel, or a barrier that the producer does not wait for.
+    """
+
+    channels: tuple[Channel, ...]
+    roles: RoleTable
+    signals: Signals = PLAIN
+
+    def __post_init__(self) -> None:
+        names = [channel.name for channel in self.channels]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two channels share a name: {', '.join(names)}")
+        for channel in self.channels:
+            if channel.stages < 1:
+                raise ValueError(f"channel {channel.name} has {channel.stages} stages, expected at least 1")
+            if channel.ctas > 1 and channel.across is Across.NOTHING:
+                raise ValueError(f"channel {channel.name} has {channel.ctas} CTAs and does not say what they share")
+            for role in channel.producing_roles + channel.consuming_roles:
+                self.roles[role]
+            if isinstance(channel.freed, Implied):
+                self._check_implied(channel, channel.freed)
+
+    def _check_implied(self, channel: Channel, freed: Implied) -> None:
+        other = self[freed.channel]
+        waiting = {"full": other.consuming_roles, "free": other.producing_roles if other.has_free_barriers else ()}
+        if freed.side not in waiting:
+            raise ValueError(f"channel {channel.name}: {freed} names a side, expected one of {', '.join(waiting)}")
+        for role in channel.producing_roles:
+            if role not in waiting[freed.side]:
+                raise ValueError(
+                    f"channel {channel.name} is said to be free when {other.name}.{freed.side} says so, "
+                    f"for which its producer {role} does not wait"
+                )
+
+    def __getitem__(self, name: str) -> Channel:
+        for channel in self.channels:
+            if channel.name == name:
+                return channel
+        raise ValueError(f"no channel is named {name!r}, expected one of {', '.join(c.name for c in self.channels)}")
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * sum(channel.barriers for channel in self.channels)
+
+    def offset(self, channel: Channel) -> int:
+        """Index of the channel's first mbarrier: `stages` full ones, then as many free ones if it has any."""
+        index = self.channels.index(channel)
+        return sum(before.barriers for before in self.channels[:index])
+
+    def full_arrivals(self, channel: Channel) -> int:
+        """Arrivals that complete one phase of a full barrier. Copies arrive once, when their bytes are announced."""
+        ctas = channel.ctas if channel.is_pair else 1
+        return self._arrivals(channel.filled, channel.producers, ctas)
+
+    def free_arrivals(self, channel: Channel) -> int:
+        """Arrivals that complete one phase of a free barrier."""
+        return self._arrivals(channel.freed, channel.consumers, channel.ctas)
+
+    def _arrivals(self, by: By, sides: tuple[Side, ...], ctas: int) -> int:
+        if by in (By.TMA, By.UMMA):
+            return 1
+        warps = [(self.roles[_role_of(side)], isinstance(side, Every)) for side in sides]
+        counts = [role.team_warps * (role.teams if every else 1) for role, every in warps]
+        if by is By.READ:
+            return ctas
+        return ctas * sum(counts) // (WARPS_PER_WARPGROUP if by is By.WARPGROUP else 1)
+
+    def barrier_names(self) -> tuple[str, ...]:
+        """A name for every mbarrier in order, for reports: `load_mma_KV.full[0]`."""
+        names = []
+        for channel in self.channels:
+            names += [f"{channel.name}.full[{stage}]" for stage in range(channel.stages)]
+            if channel.has_free_barriers:
+                names += [f"{channel.name}.free[{stage}]" for stage in range(channel.stages)]
+        return tuple(names)
+
+    def ends(self, role: str, barriers: cute.Pointer) -> Ends:
+        """The channels as `role` sees them, over mbarriers at `barriers` (a shared-memory Int64 pointer)."""
+        self.roles[role]
+        return Ends(self, role, barriers)
+
+
+@cute.jit
+def init_barriers(table: cutlass.Constexpr[ChannelTable], barriers: cute.Pointer):
+    """Initialise every mbarrier; one thread. The caller then syncs the CTA (or cluster) before the first use."""
+    for channel in cutlass.const_expr(table.channels):
+        full = barriers + table.offset(channel)
+        for stage in cutlass.range_constexpr(channel.stages):
+            cute.arch.mbarrier_init(full + stage, table.full_arrivals(channel))
+            if cutlass.const_expr(channel.has_free_barriers):
+                cute.arch.mbarrier_init(full + channel.stages + stage, table.free_arrivals(channel))
+    cute.arch.mbarrier_init_fence()
+
+
+class Ends(Constant):
+    """A role's ends of the channels; `ends.mma_softmax_S` is an `End`."""
+
+    def __init__(self, table: ChannelTable, role: str, barriers: cute.Pointer):
+        for channel in table.channels:
+            if role in channel.producing_roles + channel.consuming_roles:
+                full = barriers + table.offset(channel)
+                setattr(self, channel.name, End(channel, role, full, table.signals))
+
+
+class End(Constant):
+    """One role's end of one channel. `stage` may be a compile-time int or an Int32; phases are Int32 parities.
+
+    The first wait of a consumer on `full` has parity 0; the first wait of a producer on `free` has parity 1, which
+    succeeds at once because a new barrier counts as having completed the phase before its first.
+    """
+
+    def __init__(self, channel: Channel, role: str, full: cute.Pointer, signals: Signals):
+        self.channel, self.role, self._full, self._signals = channel, role, full, signals
+
+    @property
+    def produces(self) -> bool:
+        return self.role in self.channel.producing_roles
+
+    @property
+    def consumes(self) -> bool:
+        return self.role in self.channel.consuming_roles
+
+    def full(self, stage) -> cute.Pointer:
+        return self._full + stage
+
+    def free(self, stage) -> cute.Pointer:
+        self._require(self.channel.has_free_barriers, "free barriers")
+        return self._full + self.channel.stages + stage
+
+    def wait_full(self, stage, phase) -> None:
+        """Consumer: block until the stage is full."""
+        self._require(self.consumes, "a consumer")
+        self._wait(self.full(stage), phase, self.channel.filled)
+
+    def wait_free(self, stage, phase) -> None:
+        """Producer: block until the stage is free."""
+        self._require(self.produces, "a producer")
+        self._wait(self.free(stage), phase, self.channel.freed)
+
+    def expect(self, stage, nbytes) -> None:
+        """Producer by TMA, whole warp (of a pair, the leader's): announce the bytes of copies that will signal
+        `full(stage)`: of a pair, `nbytes` by each CTA; by multicast, `nbytes` of all the shares."""
+        self._require(self.produces and self.channel.filled is By.TMA, "a producer by TMA")
+        with cute.arch.elect_one():
+            copies = self.channel.ctas if self.channel.is_pair else 1
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), nbytes * copies)
+
+    def hand_over(self, stage) -> None:
+        """Producer by TMA, whole warp: signal full by hand, the copies having been awaited (and edited) elsewhere."""
+        self._require(self.produces and self.channel.filled is By.TMA, "a producer by TMA")
+        self._arrive(self.full(stage))
+
+    def commit_full(self, stage) -> None:
+        """Producer by UMMA, one thread: signal full when the matrix operations issued so far are done."""
+        self._require(self.produces and self.channel.filled is By.UMMA, "a producer by UMMA")
+        self._signals.commit(self.full(stage), self.channel.ctas)
+
+    def commit_free(self, stage) -> None:
+        """Consumer by UMMA, one thread: signal free when the matrix operations issued so far are done."""
+        self._require(self.consumes and self.channel.freed is By.UMMA, "a consumer by UMMA")
+        self._signals.commit(self.free(stage), self.channel.ctas)
+
+    def arrive_full(self, stage) -> None:
+        """Producer by WARP, whole warp: this warp's part of the stage is written."""
+        self._require(self.produces and self.channel.filled is By.WARP, "a producer by warps")
+        self._arrive(self.full(stage))
+
+    def arrive_free(self, stage) -> None:
+        """Consumer by WARP, whole warp: this warp no longer needs the stage."""
+        self._require(self.consumes and self.channel.freed is By.WARP, "a consumer by warps")
+        self._arrive(self.free(stage))
+
+    def arrive_read(self, stage) -> None:
+        """Consumer by READ, WGMMA or WARPGROUP, whole warp: what the elected lane's bulk copies, or the warpgroup's
+        products, read of the stage has been awaited by this warp. No thread has touched the stage itself, so there is
+        nothing to fence or to gather from other lanes."""
+        freed = self.channel.freed
+        by_reading = freed in (By.READ, By.WGMMA, By.WARPGROUP)
+        self._require(self.consumes and by_reading, "a consumer that reads by copies or products")
+        if freed is By.WARPGROUP:
+            _first_warp_only(self, stage)
+        else:
+            self._signal(self.free(stage))
+
+    def _arrive(self, barrier: cute.Pointer) -> None:
+        channel = self.channel
+        self._signals.before_arrival(channel.carries)
+        if Carries.ASYNC_SMEM in channel.carries:
+            cute.arch.fence_proxy("async.shared", space="cta" if channel.ctas == 1 else "cluster")
+        if channel.carries != Carries.TMEM:
+            cute.arch.sync_warp()  # the elected lane's arrival releases what every lane wrote
+        self._signal(barrier)
+
+    def _signal(self, barrier: cute.Pointer) -> None:
+        """An elected lane arrives: on a pair's leader's barrier; of a free stage that was multicast, on every CTA's."""
+        channel = self.channel
+        is_shared = channel.across is Across.MULTICAST and self.consumes
+        targets = range(channel.ctas) if is_shared else [LEADER] if channel.is_pair else []
+        with cute.arch.elect_one():
+            for rank in targets:
+                cute.arch.mbarrier_arrive(barrier, rank, scope=nvvm.MemScopeKind.CLUSTER)
+            if not targets:
+                cute.arch.mbarrier_arrive(barrier)
+
+    def _wait(self, barrier: cute.Pointer, phase, by: By | Implied | None) -> None:
+        if self.channel.ctas > 1 and by not in (By.TMA, By.UMMA):
+            wait_for_cluster(barrier, phase)
+        else:
+            cute.arch.mbarrier_wait(barrier, phase)
+        self._signals.after_wait(self.channel.carries)
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise ValueError(f"channel {self.channel.name}: {self.role} is used as {what}, which it is not")
+
+
+@cute.jit
+def _first_warp_only(end: cutlass.Constexpr[End], stage):
+    """The first warp of a warpgroup signals for all four: a wgmma is done for all of them at once."""
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
+        end._signal(end.free(stage))
+
+
+def wait_for_cluster(barrier: cute.Pointer, phase) -> None:
+    """Like `mbarrier_wait`, and what other CTAs wrote before they arrived is visible afterwards."""
+    cute.arch.inline_ptx(
+        """{
+        .reg .pred done;
+        again:
+        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1};
+        @!done bra again;
+        }""",
+        read_only_args=[barrier.toint(), Int32(phase)],
+    )
+
+
+@cute.jit
+def announce(end: cutlass.Constexpr[End], stage, nbytes: cutlass.Constexpr[int], rank: Int32):
+    """Producer by TMA, whole warp of each CTA: expect `nbytes` from each; of a pair, the leader does."""
+    if cutlass.const_expr(not end.channel.is_pair):
+        end.expect(stage, nbytes)
+    else:
+        if rank == LEADER:
+            end.expect(stage, nbytes)
+
+
+class Ring:
+    """Where a role stands in a channel: stage index and phase parity. Immutable; `ring = ring.next()`."""
+
+    def __init__(self, stages: int, index: Int32, phase: Int32):
+        self.stages, self.index, self.phase = stages, index, phase
+
+    @staticmethod
+    def consumer(channel: Channel) -> Ring:
+        """Before the first full stage."""
+        return Ring(channel.stages, Int32(0), Int32(0))
+
+    @staticmethod
+    def producer(channel: Channel) -> Ring:
+        """Before the first free stage."""
+        return Ring(channel.stages, Int32(0), Int32(1))
+
+    def next(self) -> Ring:
+        index = self.index + 1
+        wraps = Boolean(index == self.stages)
+        return Ring(self.stages, cutlass.select_(wraps, Int32(0), index), self.phase ^ Int32(wraps))
+
+    def __get_mlir_types__(self):
+        return [self.index.type, self.phase.type]
+
+    def __extract_mlir_values__(self):
+        return [self.index.ir_value(), self.phase.ir_value()]
+
+    def __new_from_mlir_values__(self, values):
+        return Ring(self.stages, Int32(values[0]), Int32(values[1]))

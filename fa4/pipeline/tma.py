@@ -1,0 +1,124 @@
+"""Copies by the TMA unit: panelled tiles between global and shared memory, and one-dimensional stretches of bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int16, Int32
+from cutlass._mlir.dialects import nvvm
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+from ..core.constant import Constant
+from .smem import Tile
+
+
+@dataclass(frozen=True, slots=True)
+class TmaTile(Constant):
+    """A global tensor cut into panelled tiles; `tensor` holds TMA coordinates, with the modes (rows, columns, ...).
+
+    `multicast` CTAs of a cluster load a tile together: each the same share of its rows, into the shared memory of all.
+    """
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
+    tile: Tile
+    multicast: int = 1
+
+    @staticmethod
+    def load(tensor: cute.Tensor, tile: Tile, ctas: int = 1, multicast: int = 1) -> TmaTile:
+        """Host side: a TMA map that loads tiles of `tensor` (rows, columns, ...).
+
+        Args:
+            ctas: 2 for a pair of CTAs (sm_100): each loads into its own shared memory, and the bytes are counted on
+                the first one's barrier.
+            multicast: CTAs that load each tile together (sm_90 and newer); the bytes of all shares are counted on
+                every CTA's own barrier.
+        """
+        group = tcgen05.CtaGroup.TWO if ctas == 2 else tcgen05.CtaGroup.ONE
+        kind = cpasync.CopyBulkTensorTileG2SOp if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp
+        return TmaTile._make(kind(group), tensor, tile, multicast)
+
+    @staticmethod
+    def store(tensor: cute.Tensor, tile: Tile) -> TmaTile:
+        """Host side: a TMA map that stores tiles to `tensor` (rows, columns, ...)."""
+        return TmaTile._make(cpasync.CopyBulkTensorTileS2GOp(), tensor, tile)
+
+    @staticmethod
+    def _make(op, tensor: cute.Tensor, tile: Tile, multicast: int = 1) -> TmaTile:
+        box = Tile(tile.rows // multicast, tile.columns, tile.bits)
+        shape = (box.rows, tile.panel_columns)
+        atom, coordinates = cpasync.make_tiled_tma_atom(op, tensor, box.panel_layout(), shape)
+        return TmaTile(atom, coordinates, tile, multicast)
+
+
+def tma_panels(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, rank=0):
+    """Per panel, the (shared, global) sides of the copy of one tile, or of share `rank` of one.
+
+    Args:
+        matrix: `tma.tensor` sliced to (rows, columns), perhaps offset to a sequence's first row.
+        row_tile: which tile along the rows.
+        pointer: where the tile lies in shared memory, typed as its elements.
+    """
+    panels = tma.tile.panels
+    shared, glob = _partition(tma, matrix, row_tile, pointer, panels, rank)
+    return [(shared[None, panel], glob[None, panel]) for panel in range(panels)]
+
+
+def _partition(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, places: int, rank=0):
+    """(shared, global) tensors of boxes: the `places` panels from `pointer`, and the panels of a row of tiles."""
+    rows, columns = tma.tile.rows // tma.multicast, tma.tile.panel_columns
+    if tma.multicast > 1:
+        row_tile, pointer = row_tile * tma.multicast + rank, pointer + rank * (rows * columns)
+    layout = cute.make_layout((rows, columns, places), stride=(columns, 1, tma.tile.rows * columns))
+    shared = cute.make_tensor(cute.recast_ptr(pointer, cute.make_swizzle(3, 4, 3)), layout)
+    glob = cute.local_tile(matrix, (rows, columns), (row_tile, None))
+    return cpasync.tma_partition(
+        tma.atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(glob, 0, 2)
+    )
+
+
+def tma_load(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, barrier: cute.Pointer, rank=0) -> None:
+    """Whole warp: start loading one tile; `tile.nbytes` bytes will be counted on `barrier`. Rows and columns outside
+    the tensor become zeros.
+
+    With multicast, the CTA of rank `rank` loads its share into all CTAs at the same shared-memory address, and the
+    share's bytes are counted on the barrier at the same address of each.
+    """
+    extra = {} if tma.multicast == 1 else {"mcast_mask": Int16((1 << tma.multicast) - 1)}
+    for shared, glob in tma_panels(tma, matrix, row_tile, pointer, rank):
+        cute.copy(tma.atom, glob, shared, tma_bar_ptr=barrier, **extra)
+
+
+def tma_load_panel(
+    tma: TmaTile, matrix: cute.Tensor, row_tile, panel, pointer: cute.Pointer, barrier: cute.Pointer
+) -> None:
+    """Whole warp: start loading one panel of a tile; `panel` may be known at run time only."""
+    shared, glob = _partition(tma, matrix, row_tile, pointer, 1)
+    cute.copy(tma.atom, glob[None, panel], shared[None, 0], tma_bar_ptr=barrier)
+
+
+def tma_store(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer) -> None:
+    """Whole warp: store one tile and wait until shared memory has been read. Rows and columns outside the tensor are
+    left out."""
+    sides = tma_panels(tma, matrix, row_tile, pointer)
+    with cute.arch.elect_one():  # unlike a load, a store is not elected by the copy itself
+        for shared, glob in sides:
+            cute.copy(tma.atom, shared, glob)
+        cute.arch.cp_async_bulk_commit_group()
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def bulk_load(source: cute.Pointer, place: cute.Pointer, nbytes: int, barrier: cute.Pointer) -> None:
+    """One thread: start copying `nbytes` (a multiple of 16) to shared memory; they are counted on `barrier`."""
+    nvvm.cp_async_bulk_shared_cluster_global(
+        place.llvm_ptr, source.llvm_ptr, barrier.llvm_ptr, Int32(nbytes).ir_value()
+    )
+
+
+def bulk_add(place: cute.Pointer, target: cute.Pointer, nbytes: int) -> None:
+    """One thread: start adding float32 numbers in shared memory to global ones; a bulk group commits and waits."""
+    cute.arch.inline_ptx(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};",
+        read_only_args=[target.toint(), place.toint(), Int32(nbytes)],
+    )
