@@ -7,14 +7,14 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.core.mask import Mask
+from fa4.core.mask import Band
 
 
-def _problem(choose: random.Random) -> tuple[Mask, torch.Tensor]:
+def _problem(choose: random.Random) -> tuple[Band, torch.Tensor]:
     """A mask and what it hides: (group * seqlen_q rows, seqlen_k keys), True where visible."""
     seqlen_q, seqlen_k = choose.randint(1, 60), choose.randint(1, 60)
     left, right = (choose.choice([None, 0, choose.randint(0, 70)]) for _ in range(2))
-    mask = Mask(
+    mask = Band(
         tile_m=choose.choice([4, 8, 16]),
         tile_n=choose.choice([4, 8, 16]),
         seqlen_q=seqlen_q,
@@ -32,7 +32,7 @@ def _problem(choose: random.Random) -> tuple[Mask, torch.Tensor]:
     return mask, visible.repeat_interleave(mask.group, dim=0)
 
 
-def _tile(mask: Mask, visible: torch.Tensor, m: int, n: int) -> torch.Tensor:
+def _tile(mask: Band, visible: torch.Tensor, m: int, n: int) -> torch.Tensor:
     return visible[m * mask.tile_m : (m + 1) * mask.tile_m, n * mask.tile_n : (n + 1) * mask.tile_n]
 
 

@@ -1,4 +1,4 @@
-"""The order of tiles: every tile once, and a block never before an earlier block of the same pair."""
+"""The order of tiles: every tile once, a pair's blocks one way, and neighbouring pairs together."""
 
 import random
 
@@ -6,17 +6,30 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.core.schedule import Tile
+from fa4.core.order import Order
 
 
 def test_every_tile_once_and_blocks_of_a_pair_in_order(seed):
     choose = random.Random(seed)
     for _ in range(50):
         blocks, heads, batch = (choose.randint(1, 9) for _ in range(3))
-        section = choose.randint(1, 100)
-        tiles = [Tile.of(i, blocks, heads, batch, section) for i in range(blocks * heads * batch)]
-        assert len(set(tiles)) == len(tiles)
+        section, descending = choose.choice([None, 1, heads, choose.randint(1, 100)]), choose.random() < 0.5
+        order = Order(blocks, heads, batch, section, descending)
+        tiles = [order.at(i) for i in range(order.tiles)]
+        assert len(set(tiles)) == len(tiles) == blocks * heads * batch
         for head in range(heads):
             for sequence in range(batch):
                 seen = [t.block for t in tiles if (t.head, t.sequence) == (head, sequence)]
-                assert seen == list(range(blocks))
+                assert seen == list(range(blocks))[:: -1 if descending else 1]
+
+
+def test_pairs_of_a_section_advance_together_and_sections_follow_each_other():
+    tiles = [Order(blocks=3, heads=2, batch=5, section=4).at(i) for i in range(30)]
+    pairs = [2 * t.sequence + t.head for t in tiles]
+    assert pairs == [0, 1, 2, 3] * 3 + [4, 5, 6, 7] * 3 + [8, 9] * 3
+    assert [t.block for t in tiles[:12]] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_no_section_is_a_section_of_the_heads_of_a_sequence():
+    tiles = [Order(blocks=4, heads=3, batch=2).at(i) for i in range(24)]
+    assert tiles == [Order(blocks=4, heads=3, batch=2, section=3).at(i) for i in range(24)]

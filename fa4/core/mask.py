@@ -8,7 +8,7 @@ are run-time values, so every window size shares one kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
@@ -35,9 +35,28 @@ class Blocks(NamedTuple):
         return Blocks(first, within(self.full_first), within(self.full_stop), stop)
 
 
+class Mask(Protocol):
+    """Which keys the queries of one sequence see, asked by tiles of `tile_m` query rows and `tile_n` keys."""
+
+    def key_blocks(self, m_block: Int32) -> Blocks:
+        """The key blocks that a block of query rows meets."""
+
+    def query_blocks(self, n_block: Int32) -> tuple[Int32, Int32]:
+        """[first, stop): the blocks of query rows that see some key of a block: exactly those that meet it."""
+
+    def cuts(self, m_block: Int32, n_block: Int32) -> Boolean:
+        """Whether some query of the tile misses some of its keys, so that elements must be compared."""
+
+    def keys(self, query: Int32) -> tuple[Int32, Int32]:
+        """[first, stop): the keys that a query sees."""
+
+    def queries(self, key: Int32) -> tuple[Int32, Int32]:
+        """[first, stop): the queries that see a key; the last of them may lie beyond the last query."""
+
+
 @dataclass(frozen=True)
-class Mask:
-    """The mask of one sequence, cut into tiles of `tile_m` query rows and `tile_n` keys.
+class Band:
+    """The diagonal band of one sequence: the `Mask` of causal and windowed attention, and of no mask at all.
 
     `group` query rows in turn share a query position: 1, or the heads of a GQA group packed into the rows of a tile.
     `left` and `right` are None for an open side.
@@ -62,6 +81,17 @@ class Mask:
         if self.right is None:
             return self.seqlen_k
         return cutlass.min(query + self.seqlen_k - self.seqlen_q + self.right + 1, self.seqlen_k)
+
+    def keys(self, query: Int32) -> tuple[Int32, Int32]:
+        """[first, stop): the keys that a query sees."""
+        return self.first_key(query), self.stop_key(query)
+
+    def queries(self, key: Int32) -> tuple[Int32, Int32]:
+        """[first, stop): the queries that see a key; the last of them may lie beyond the last query."""
+        diagonal = key - (self.seqlen_k - self.seqlen_q)  # the query aligned with this key
+        first = Int32(0) if self.right is None else diagonal - self.right
+        stop = Int32(1 << 30) if self.left is None else diagonal + self.left + 1
+        return first, Int32(cutlass.select_(key < self.seqlen_k, stop, first))
 
     def key_blocks(self, m_block: Int32) -> Blocks:
         """The key blocks that a block of query rows meets."""
@@ -108,8 +138,7 @@ class Mask:
         column = n_block * self.tile_n + own[0, 0][1]
         for r in range(cute.size(scores, mode=[0])):
             query = (m_block * self.tile_m + own[r, 0][0]) // self.group
-            stop = self.stop_key(query) - column
-            start = self.first_key(query) - column
+            start, stop = (key - column for key in self.keys(query))
             for c in range(cute.size(scores, mode=[1])):
                 offset = first[0, c][1] - first[0, 0][1]
                 keep = offset < stop

@@ -20,18 +20,6 @@ def quad_reduce(value: Float32, combine) -> Float32:
     return value
 
 
-def soft_cap(scores: cute.Tensor, scale_over_cap: Float32) -> None:
-    """Replace each raw score q.k by tanh(softmax_scale * q.k / softcap), in place.
-
-    tanh(x) = 1 - 2 / (exp(2x) + 1): the hardware's tanh.approx would cost accuracy, as the result is multiplied by
-    the cap again.
-    """
-    to_exponent = scale_over_cap * (2.0 * LOG2_E)
-    for i in range(cute.size(scores)):
-        grown = cute.math.exp2(scores[i] * to_exponent, fastmath=True)
-        scores[i] = 1.0 - 2.0 * cute.arch.rcp_approx(grown + 1.0)
-
-
 @dataclass(frozen=True)
 class OnlineSoftmax:
     """Running maximum (raw scores) and sum of each of a thread's rows; the sum is still split over the quad.

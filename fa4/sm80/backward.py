@@ -24,10 +24,11 @@ from cutlass.memory import SmemAllocator
 
 from .. import jit
 from ..core.heads import PackedRows
-from ..core.mask import Mask
+from ..core.mask import Band
 from ..core.schedule import Tile
+from ..core.score import Softcap
 from ..core.seqlen import Rows, align_strides, padded_first, sequence_of
-from ..core.softmax import LOG2_E, soft_cap
+from ..core.softmax import LOG2_E
 from ..device import Chip
 from ..fwd.arguments import fake_lengths
 from .loader import TileCopy, async_copy, plain_copy, thread_tiling
@@ -187,7 +188,7 @@ class BackwardKernel:
         first = padded_first(sequence, rows_q, q.shape[extent], self.group, self.tiles.tile_m, self.varlen)
         q, dout = (sequence_of(x, sequence, rows_q, self.varlen) for x in (q, dout))
         k, v, dk, dv = (sequence_of(x, sequence, rows_k, self.varlen)[None, head, None] for x in (k, v, dk, dv))
-        mask = Mask(
+        mask = Band(
             self.tiles.tile_m,
             self.tiles.tile_n,
             rows_q.count,
@@ -359,7 +360,9 @@ class BackwardKernel:
     def weights(self, work, state, acc_s, acc_dp, m_block, stage):
         """P and dS from S and dP, into shared memory as 16-bit operands."""
         if cutlass.const_expr(self.has_softcap):
-            soft_cap(acc_s, work.scale_over_cap)
+            cap = Softcap(work.scale_over_cap)
+            for i in range(cute.size(acc_s)):
+                acc_s[i] = cap.apply(acc_s[i])
         scores, grads = rows_by_columns(acc_s), rows_by_columns(acc_dp)
         for r in cutlass.range_constexpr(cute.size(scores, mode=[0])):
             delta = state.s_delta[state.own[r, 0][0], stage]

@@ -19,10 +19,11 @@ from cutlass.memory import SmemAllocator
 
 from .. import jit
 from ..core.heads import PackedRows
-from ..core.mask import Mask
+from ..core.mask import Band
 from ..core.schedule import Tile
+from ..core.score import Softcap
 from ..core.seqlen import Rows, align_strides, sequence_of
-from ..core.softmax import OnlineSoftmax, soft_cap
+from ..core.softmax import OnlineSoftmax
 from ..device import Chip
 from ..fwd.arguments import fake_lengths
 from .loader import TileCopy, async_copy, plain_copy, thread_tiling
@@ -193,7 +194,7 @@ class ForwardKernel:
         else:
             lse = lse[sequence, None, None]
         packed = PackedRows(head * self.rows_per_query, rows_q.count, self.rows_per_query)
-        mask = Mask(
+        mask = Band(
             self.tiles.tile_m,
             self.tiles.tile_n,
             rows_q.count,
@@ -307,7 +308,9 @@ class ForwardKernel:
         cute.arch.barrier()
         self.load(state, n - stages, stage, is_k=True, ragged=False)
         if cutlass.const_expr(self.has_softcap):
-            soft_cap(acc_s, state.scale_over_cap)
+            cap = Softcap(state.scale_over_cap)
+            for i in range(cute.size(acc_s)):
+                acc_s[i] = cap.apply(acc_s[i])
         scores = rows_by_columns(acc_s)
         if cutlass.const_expr(masked):
             state.mask.hide(scores, state.own, state.first, state.m_block, n)

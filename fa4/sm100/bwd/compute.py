@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...core.softmax import LOG2_E
+from ...core.score import Softcap
 from ...core.visible import hide_unless, visible_bits
 from ...core.words import load_floats, pack_half
 from ...pipeline.channels import Ring
@@ -32,7 +32,7 @@ def compute(context):
     ends = context.ends("compute")
     work = work_tile(context)
     lane = cute.arch.thread_idx()[0] % TILE_N
-    first, stop = queries_of(work, work.own_block * TILE_N + lane)
+    first, stop = work.mask.queries(work.own_block * TILE_N + lane)  # statistics hide rows past the last query
     rows = Ring.consumer(ends.load_compute_rows.channel)
     phase = Int32(0)
 
@@ -51,15 +51,6 @@ def compute(context):
 def half_of_warp() -> Int32:
     """Which half of the queries this warp has."""
     return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
-
-
-def queries_of(work, key: Int32) -> tuple[Int32, Int32]:
-    """[first, stop): the queries that see `key`; rows past the last query are hidden by their statistics."""
-    mask = work.mask
-    diagonal = key - (mask.seqlen_k - mask.seqlen_q)  # the query aligned with this key
-    first = Int32(0) if mask.right is None else diagonal - mask.right
-    stop = Int32(1 << 30) if mask.left is None else diagonal + mask.left + 1
-    return first, Int32(cutlass.select_(key < mask.seqlen_k, stop, first))
 
 
 @cute.jit
@@ -94,7 +85,8 @@ def step(
         s += tmem.load(s_address + column, CHUNK)
     tmem.wait_loads()
     if cutlass.const_expr(cfg.has_softcap):
-        s = [tanh(x * args.scale_over_cap) for x in s]
+        cap = Softcap(args.scale_over_cap)
+        s = [cap.apply(x) for x in s]
     visible = []
     if cutlass.const_expr(is_cut):
         has_first = work.mask.right is not None
@@ -115,7 +107,7 @@ def step(
             weights = exp2_mufu(x[0]), exp2_mufu(x[1])
         words.append(pack_half(weights[0], weights[1], cfg.dtype))
         if cutlass.const_expr(cfg.has_softcap):
-            weights = [w * (1.0 - t * t) for w, t in zip(weights, both)]
+            weights = [w * cap.slope(t) for w, t in zip(weights, both)]
         p += weights
     tmem.store(s_address + packed, words)
     tmem.wait_stores()
@@ -154,9 +146,3 @@ def share_ds(context, half: Int32, rank: Int32, lane: Int32, words: list):
     else:
         other = cute.arch.map_dsmem_ptr(place, half)
         store_row(other.toint(), tile, row, 0, words, cute.AddressSpace.dsmem)
-
-
-def tanh(x: Float32) -> Float32:
-    """1 - 2 / (exp(2 x) + 1); the hardware's tanh.approx is too coarse for a logit."""
-    grown = cute.math.exp2(x * (2.0 * LOG2_E), fastmath=True)
-    return 1.0 - 2.0 * cute.arch.rcp_approx(grown + 1.0)

@@ -10,12 +10,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...core.sequence import sequence_matrix
 from ...core.words import pack_half
 from ...pipeline.smem import store_row
 from ...pipeline.tma import tma_store
 from .. import tmem
 from .config import CHUNK, TILE_N
-from .work import sequence_matrix
 
 AT_ONCE = 128  # columns in a thread's registers
 
@@ -66,5 +66,5 @@ def store_gradient(
     barrier = context.gradient_staged + warp // 4
     cute.arch.barrier(barrier_id=barrier, number_of_threads=TILE_N)
     if warp % 4 == 0:
-        matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg)
+        matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged)
         tma_store(tma, matrix, work.own_block, context.smem.pointer(region, cfg.dtype))

@@ -6,11 +6,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...core.seqlen import Rows
+from ...core.rows import first_row_block
 from ...core.words import load_floats, pack_half, store_words
 from .config import CHUNK, CHUNK_BYTES, LANES
 from .statistics import THREADS, rows_of
-from .work import first_row_block
 
 VECTOR = 8  # columns of one thread
 ACROSS = CHUNK // VECTOR  # threads of one row in a chunk
@@ -19,10 +18,10 @@ DOWN = THREADS // ACROSS
 
 @cute.jit
 def finish(args, cfg: cutlass.Constexpr):
-    """The body of one CTA of the grid `args.row_grid`."""
-    m_block, head, batch = args.row_grid.coordinates()
-    place = Rows.of(batch, args.seqlen_q, args.cu_seqlens_q, None)
-    block = first_row_block(batch, args.cu_seqlens_q, args.seqlen_q, cfg) + m_block
+    """The body of one CTA of the grid `args.row_order`."""
+    m_block, head, batch = args.row_order.here()
+    place = args.lengths.query_place(batch, args.seqlen_q)
+    block = first_row_block(batch, place, args.seqlen_q, cfg.tile_m, 1, cfg.varlen) + m_block
     rows = place.count - m_block * cfg.tile_m
     if rows > 0:
         accumulator = args.dq_rows[None, block, head].iterator

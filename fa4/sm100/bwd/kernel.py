@@ -19,7 +19,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ...core.constant import Constant
-from ...core.seqlen import align_strides
+from ...core.order import Order
+from ...core.sequence import Lengths, as_matrices, ragged
 from ...pipeline.channels import ONCE, Across, By, Carries, Channel, ChannelTable, Ends, Implied, init_barriers
 from ...pipeline.roles import Role, RoleTable, run_roles
 from ...pipeline.smem import Region, SmemMap
@@ -33,7 +34,6 @@ from .load import load
 from .mma import mma
 from .reduce import reduce
 from .statistics import THREADS, statistics
-from .work import Grid, ragged
 
 ROLES = RoleTable(
     (
@@ -150,13 +150,10 @@ class Tensors:
     rows: cute.Tensor  # (tile_m, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
     dq_rows: cute.Tensor  # (tile_m * columns, blocks, heads_q): a block's dQ, chunk after chunk; see `reduce`
     turns: cute.Tensor | None  # (blocks * ctas, heads_q): how many key blocks have added to (a share of) dQ
-    cu_seqlens_q: cute.Tensor | None
-    cu_seqlens_k: cute.Tensor | None
-    seqused_q: cute.Tensor | None
-    seqused_k: cute.Tensor | None
+    lengths: Lengths
     seqlen_q: Int32
     seqlen_k: Int32
-    grid: Grid
+    order: Order
     scale: Float32
     scale_log2: Float32  # scale * log2(e); with a softcap, softcap * log2(e)
     scale_over_cap: Float32  # scale / softcap
@@ -179,10 +176,9 @@ class RowTensors:
     dq_rows: cute.Tensor
     turns: cute.Tensor | None
     dsink_rows: cute.Tensor | None  # (THREADS, blocks, heads_q): terms of dsink, to be summed
-    cu_seqlens_q: cute.Tensor | None
-    seqused_q: cute.Tensor | None
+    lengths: Lengths
     seqlen_q: Int32
-    row_grid: Grid
+    row_order: Order
     scale: Float32
 
 
@@ -287,20 +283,22 @@ def backward(
         turns: (heads_q, blocks * cfg.ctas) int32, workspace; None unless deterministic.
         dsink_rows: (heads_q, blocks, THREADS) float32, zeros; on return its sum over all but heads_q is dsink.
     """
-    q, k, v, out, dout, dq, dk, dv = (_matrix(align_strides(x)) for x in (q, k, v, out, dout, dq, dk, dv))
+    q, k, v, out, dout, dq, dk, dv = (as_matrices(x) for x in (q, k, v, out, dout, dq, dk, dv))
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     rows, dq_rows = _reversed(rows), _reversed(dq_rows)
     turns = _reversed(turns) if cfg.deterministic else None
     dsink_rows = _reversed(dsink_rows) if cfg.has_sink else None
     heads_q, heads_kv = cute.size(q, mode=[2]), cute.size(k, mode=[2])
     row_args = RowTensors(
-        out, dout, lse, dlse, sink, dq, rows, dq_rows, turns, dsink_rows, cu_seqlens_q, seqused_q,
-        cute.size(q, mode=[0]), Grid(cute.ceil_div(max_seqlen_q, cfg.tile_m), heads_q, batch), scale,
+        out, dout, lse, dlse, sink, dq, rows, dq_rows, turns, dsink_rows, lengths,
+        cute.size(q, mode=[0]), Order(cute.ceil_div(max_seqlen_q, cfg.tile_m), heads_q, batch), scale,
     )  # fmt: skip
-    row_launch = dict(grid=(row_args.row_grid.ctas, 1, 1), block=(THREADS, 1, 1), stream=stream)
+    row_launch = dict(grid=(row_args.row_order.ctas, 1, 1), block=(THREADS, 1, 1), stream=stream)
     statistics_kernel(row_args, cfg).launch(**row_launch)
 
     seqlens = cute.size(q, mode=[0]), cute.size(k, mode=[0])
-    grid = Grid(cute.ceil_div(max_seqlen_k, cfg.span), heads_kv, batch, cfg.descending, cfg.ctas)
+    # Ascending key blocks start a causal problem's longest work first: the first are seen by the most queries.
+    order = Order(cute.ceil_div(max_seqlen_k, cfg.span), heads_kv, batch, None, cfg.descending, cfg.ctas)
     loaded, stored = (q, k, v, dout), (dk, dv)
     if cutlass.const_expr(cfg.ragged):
         loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)
@@ -309,11 +307,11 @@ def backward(
     maps += [TmaTile.store(x, tile) for x, tile in zip(stored, tiles[4:])]
     ends = [end for tma in maps for end in (tma.atom, tma.tensor)]
     args = Tensors(
-        *ends, rows, dq_rows, turns, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *seqlens, grid, scale,
-        scale_log2, scale_over_cap, left, right,
+        *ends, rows, dq_rows, turns, lengths, *seqlens, order, scale, scale_log2,
+        scale_over_cap, left, right,
     )  # fmt: skip
     main_kernel(args, cfg).launch(
-        grid=(grid.ctas, 1, 1),
+        grid=(order.ctas, 1, 1),
         block=(ROLES.threads, 1, 1),
         cluster=(cfg.ctas, 1, 1),
         smem=smem_map(cfg, channels(cfg)).nbytes,
@@ -321,12 +319,6 @@ def backward(
         stream=stream,
     )
     finish_kernel(row_args, cfg).launch(**row_launch)
-
-
-def _matrix(x: cute.Tensor) -> cute.Tensor:
-    """(batch, rows, heads, dim) -> (rows, dim, heads, batch); varlen (rows, heads, dim) -> (rows, dim, heads)."""
-    order = [1, 3, 2, 0] if cute.rank(x) == 4 else [0, 2, 1]
-    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=order))
 
 
 def _reversed(x: cute.Tensor) -> cute.Tensor:

@@ -12,9 +12,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...core.sequence import sequence_matrix
 from ...pipeline.channels import Ring, announce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
-from .work import sequence_matrix, work_tile
+from .work import work_tile
 
 
 @cute.jit
@@ -61,7 +62,7 @@ def load(context):
 def load_keys(context, end, work, name: cutlass.Constexpr[str], region: cutlass.Constexpr[str]):
     """This CTA's block of keys."""
     tma = context.tma(name)
-    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg)
+    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.ragged)
     announce(end, 0, tma.tile.nbytes, work.rank)
     tma_load(tma, matrix, work.own_block, context.smem.pointer(region, context.cfg.dtype), end.full(0))
 
@@ -71,7 +72,7 @@ def load_queries(context, end, work, name: cutlass.Constexpr[str], region: cutla
     """The queries of a step at (head, query block): of a pair, this CTA's half of them."""
     cfg, tma = context.cfg, context.tma(name)
     head, m_block = at
-    matrix = sequence_matrix(tma.tensor, head, work.batch, work.q, cfg)
+    matrix = sequence_matrix(tma.tensor, head, work.batch, work.q, cfg.varlen, cfg.ragged)
     place = context.smem.pointer(region, cfg.dtype) + ring.index * (tma.tile.nbytes // 2)
     announce(end, ring.index, tma.tile.nbytes, work.rank)
     tma_load(tma, matrix, m_block * cfg.ctas + work.rank, place, end.full(ring.index))
@@ -82,7 +83,7 @@ def load_columns(context, end, work, name: cutlass.Constexpr[str], region: cutla
     """A pair: this CTA's panel of both CTAs' tiles at (head, block)."""
     cfg, tma = context.cfg, context.tma(name)
     head, block = at
-    matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg)
+    matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg.varlen, cfg.ragged)
     announce(end, 0, 2 * tma.tile.panel_bytes, work.rank)
     for i in cutlass.range_constexpr(2):
         place = context.smem.pointer(region, cfg.dtype) + i * (tma.tile.panel_bytes // 2)

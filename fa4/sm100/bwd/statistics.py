@@ -12,11 +12,11 @@ from cutlass import Boolean, Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm, vector
 
-from ...core.seqlen import Rows
+from ...core.rows import first_row_block
+from ...core.sequence import Rows
 from ...core.softmax import LOG2_E
 from ...core.words import store_words
 from ..exp2 import exp2_mufu
-from .work import first_row_block
 
 THREADS = 256
 LANES = 8  # threads of one row, 8 columns each at a time
@@ -26,13 +26,13 @@ ROWS = THREADS // LANES
 
 @cute.jit
 def statistics(args, cfg: cutlass.Constexpr):
-    """The body of one CTA of the grid `args.row_grid`."""
+    """The body of one CTA of the grid `args.row_order`."""
     thread = cute.arch.thread_idx()[0]
-    m_block, head, batch = args.row_grid.coordinates()
-    place = Rows.of(batch, args.seqlen_q, args.cu_seqlens_q, None)
-    data = Rows.of(batch, args.seqlen_q, args.cu_seqlens_q, args.seqused_q)
+    m_block, head, batch = args.row_order.here()
+    place = args.lengths.query_place(batch, args.seqlen_q)
+    data = args.lengths.queries(batch, args.seqlen_q)
     if m_block * cfg.tile_m < place.count:
-        block = first_row_block(batch, args.cu_seqlens_q, args.seqlen_q, cfg) + m_block
+        block = first_row_block(batch, place, args.seqlen_q, cfg.tile_m, 1, cfg.varlen) + m_block
         dq = args.dq_rows[None, block, head]
         for i in cutlass.range(thread, cute.size(dq) // 4, THREADS, unroll=4):
             store_words(dq.iterator + 4 * i, [Int32(0)] * 4)

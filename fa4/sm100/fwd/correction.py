@@ -14,12 +14,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...core.sequence import sequence_matrix
 from ...core.words import bits, pack_half, store_words
 from ...pipeline.smem import store_row_chunk
 from .. import tmem
 from .config import Q_TILES, TILE_M, TILE_N
 from .softmax import rows_in_smem
-from .work import Queue, fills_tile, row_tile, sequence_matrix
+from .work import Queue, fills_tile, row_tile
 
 COLUMNS = 16  # of O in registers at a time; 32 spill
 
@@ -133,6 +134,6 @@ def out_row(context, work, tile: int, lane: Int32):
     """(pointer to this thread's row of out, whether the row exists)."""
     cfg = context.cfg
     row = row_tile(context, work, tile) * TILE_M + lane
-    matrix = sequence_matrix(context.args.out, work.head, work.batch, work.q.first, cfg.varlen)
+    matrix = sequence_matrix(context.args.out, work.head, work.batch, work.q, cfg.varlen)
     exists = row < work.rows_out * cfg.group
     return matrix.iterator + cute.crd2idx((row, 0), matrix.layout), exists

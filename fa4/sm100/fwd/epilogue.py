@@ -12,9 +12,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...core.sequence import sequence_matrix
 from ...pipeline.tma import tma_store
 from .config import Q_TILES
-from .work import Queue, fills_tile, row_tile, sequence_matrix
+from .work import Queue, fills_tile, row_tile
 
 
 @cute.jit
@@ -28,7 +29,7 @@ def epilogue(context):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            out = sequence_matrix(tma.tensor, work.head, work.batch, work.q.first, cfg.varlen)
+            out = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
             for tile in cutlass.range_constexpr(Q_TILES):
                 ends.correction_epilogue_O.wait_full(tile, phase)
                 if fills_tile(context, work, tile):

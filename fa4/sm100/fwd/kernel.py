@@ -17,7 +17,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ...core.constant import Constant
-from ...core.seqlen import align_strides
+from ...core.order import Order
+from ...core.sequence import Lengths, as_columns, as_matrices
 from ...pipeline.channels import (
     ONCE,
     Across,
@@ -42,7 +43,7 @@ from .load import load
 from .mma import mma
 from .schedule import schedule
 from .softmax import softmax
-from .work import Scheduler
+from .work import grid
 
 ROLES = RoleTable(
     (
@@ -127,11 +128,8 @@ class Tensors:
     out: cute.Tensor  # plain memory, same modes as o
     lse: cute.Tensor  # (rows, heads, batch), or varlen (rows, heads)
     sink: cute.Tensor | None  # (heads_q,), float32
-    cu_seqlens_q: cute.Tensor | None
-    cu_seqlens_k: cute.Tensor | None
-    seqused_q: cute.Tensor | None
-    seqused_k: cute.Tensor | None
-    scheduler: Scheduler
+    lengths: Lengths
+    order: Order
     scale_log2: Float32  # softmax_scale * log2(e); with a softcap, softcap * log2(e)
     to_natural: Float32  # turns a logit that was scaled by scale_log2 into natural units, undoing its rounding
     scale_over_cap: Float32  # softmax_scale / softcap
@@ -220,22 +218,23 @@ def forward(
         section: heads whose tiles are worked on together, so that their K and V stay in L2.
         ctas: CTAs to launch at most (persistent schedule).
     """
-    q, out = (_packed(_matrix(align_strides(x)), cfg.group) for x in (q, out))
-    k, v = (_matrix(align_strides(x)) for x in (k, v))
-    lse = _packed(_lse_matrix(lse), cfg.group)
+    q, out = (as_matrices(x, cfg.group) for x in (q, out))
+    k, v = (as_matrices(x) for x in (k, v))
+    lse = as_columns(lse, cfg.group)
     loaded = ((q, cfg.q_tile), (k, cfg.k_tile), (v, cfg.v_tile))
     tma_q, tma_k, tma_v = (TmaTile.load(x, tile, cfg.ctas) for x, tile in loaded)
     tma_o = TmaTile.store(out, cfg.o_tile)
     m_blocks = cute.ceil_div(max_seqlen_q * cfg.group, cfg.rows)
-    scheduler = Scheduler(m_blocks, cute.size(q, mode=[2]), batch, section, cfg.ctas)
+    # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
+    order = Order(m_blocks, cute.size(q, mode=[2]), batch, section, descending=True, cluster=cfg.ctas)
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     args = Tensors(
         tma_q.atom, tma_q.tensor, tma_k.atom, tma_k.tensor, tma_v.atom, tma_v.tensor, tma_o.atom, tma_o.tensor,
-        out, lse, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scheduler, scale_log2, to_natural,
-        scale_over_cap, left, right,
+        out, lse, sink, lengths, order, scale_log2, to_natural, scale_over_cap, left, right,
     )  # fmt: skip
     table = channels(cfg)
     kernel(args, cfg).launch(
-        grid=(scheduler.grid(cfg.schedule, ctas), 1, 1),
+        grid=(grid(order, cfg.schedule, ctas), 1, 1),
         block=(ROLES.threads, 1, 1),
         cluster=(cfg.ctas, 1, 1),
         smem=smem_map(cfg, table).nbytes,
@@ -243,30 +242,3 @@ def forward(
         use_pdl=True,
         stream=stream,
     )
-
-
-def _matrix(x: cute.Tensor) -> cute.Tensor:
-    """(batch, rows, heads, dim) -> (rows, dim, heads, batch); varlen (rows, heads, dim) -> (rows, dim, heads)."""
-    order = [1, 3, 2, 0] if cute.rank(x) == 4 else [0, 2, 1]
-    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=order))
-
-
-def _lse_matrix(lse: cute.Tensor) -> cute.Tensor:
-    """(batch, heads, rows) -> (rows, 1, heads, batch), the modes of a matrix with one column."""
-    order = [2, 1, 0] if cute.rank(lse) == 3 else [1, 0]
-    layout = cute.select(lse.layout, mode=order)
-    shape = (layout.shape[0], 1, *layout.shape[1:])
-    return cute.make_tensor(lse.iterator, cute.make_layout(shape, stride=(layout.stride[0], 0, *layout.stride[1:])))
-
-
-def _packed(x: cute.Tensor, group: int) -> cute.Tensor:
-    """(rows, dim, heads, ...) -> ((group, rows), dim, heads / group, ...): heads of a group become nearby rows."""
-    if group == 1:
-        return x
-    shape, stride = x.shape, x.stride
-    heads = shape[2] // group
-    layout = cute.make_layout(
-        ((group, shape[0]), shape[1], heads, *shape[3:]),
-        stride=((stride[2], stride[0]), stride[1], stride[2] * group, *stride[3:]),
-    )
-    return cute.make_tensor(x.iterator, layout)

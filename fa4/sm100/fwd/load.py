@@ -11,10 +11,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
+from ...core.sequence import sequence_matrix
 from ...pipeline.channels import Ring, announce
 from ...pipeline.tma import tma_load, tma_load_panel
 from .config import Q_TILES, TILE_N
-from .work import Queue, row_tile, sequence_matrix
+from .work import Queue, row_tile
 
 
 @cute.jit
@@ -59,16 +60,16 @@ def load_q(context, ends, work, tile: int, phase: Int32):
         ends.epilogue_load_Q.wait_full(tile, phase)
     elif tile == 0:
         ends.mma_load_Q.wait_full(0, phase)
-    q = sequence_matrix(tma.tensor, work.head, work.batch, work.q.first, cfg.varlen)
+    q = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
     place = context.smem.pointer("Q", cfg.dtype) + tile * (cfg.q_tile.nbytes // 2)
-    announce(end, tile, tma.tile.nbytes, context.args.scheduler.rank)
+    announce(end, tile, tma.tile.nbytes, context.args.order.rank)
     tma_load(tma, q, row_tile(context, work, tile), place, end.full(tile))
 
 
 def load_k(context, end, work, block: Int32, kv: Ring):
     """This CTA's keys of a block."""
-    cfg, tma, rank = context.cfg, context.tma("k"), context.args.scheduler.rank
-    k = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k.first, cfg.varlen)
+    cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
+    k = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
     end.wait_free(kv.index, kv.phase)
     announce(end, kv.index, tma.tile.nbytes, rank)
     tma_load(tma, k, block * cfg.ctas + rank, kv_place(context, kv.index), end.full(kv.index))
@@ -76,8 +77,8 @@ def load_k(context, end, work, block: Int32, kv: Ring):
 
 def load_v(context, end, work, block: Int32, stage: Int32):
     """This CTA's columns of a block."""
-    cfg, tma, rank = context.cfg, context.tma("v"), context.args.scheduler.rank
-    v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k.first, cfg.varlen)
+    cfg, tma, rank = context.cfg, context.tma("v"), context.args.order.rank
+    v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
     announce(end, stage, tma.tile.nbytes, rank)
     if cfg.ctas == 2:
         tma_load_panel(tma, v, block, rank, kv_place(context, stage), end.full(stage))
@@ -95,7 +96,7 @@ def load_v_tail(context, ends, work, block: Int32, stage: Int32, phase: Int32):
     """Load V's last block and overwrite the rows after the sequence's end with zeros."""
     cfg, tma, end = context.cfg, context.tma("v"), ends.load_load_Vtail
     tile, place = cfg.v_tile, kv_place(context, stage)
-    v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k.first, cfg.varlen)
+    v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
     end.expect(0, tile.nbytes)
     tma_load(tma, v, block, place, end.full(0))
     end.wait_full(0, phase)

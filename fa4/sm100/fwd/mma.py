@@ -24,7 +24,7 @@ from .work import Queue
 
 @cute.jit
 def mma(context):
-    if context.args.scheduler.rank == LEADER:
+    if context.args.order.rank == LEADER:
         issue(context)
 
 

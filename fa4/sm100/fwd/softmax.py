@@ -13,13 +13,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...core.score import Softcap
+from ...core.sequence import sequence_matrix
 from ...core.softmax import LOG2_E
 from ...core.visible import hide_unless, visible_bits
 from ...core.words import pack_half
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
 from .config import CTA_ROWS, P_HEAD, TILE_M, TILE_N
-from .work import Queue, row_tile, sequence_matrix
+from .work import Queue, row_tile
 
 LOAD_COLUMNS = 32
 
@@ -41,7 +43,7 @@ def softmax(context):
         query = row // cfg.group if cutlass.const_expr(cfg.group > 1) else row
         reference, total = -Float32.inf, Float32(0.0)
         if work.count > 0:
-            stop, first = work.mask.stop_key(query), work.mask.first_key(query)
+            first, stop = work.mask.keys(query)
             blocks = work.blocks
             for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
                 begin = (blocks.stop - 1 - i) * TILE_N
@@ -66,7 +68,7 @@ def softmax(context):
             ends.softmax_correction_norm.arrive_full(tile)
             norm_phase = norm_phase ^ 1
         if query < work.rows_out:
-            place = sequence_matrix(args.lse, work.head, work.batch, work.q.first, cfg.varlen)
+            place = sequence_matrix(args.lse, work.head, work.batch, work.q, cfg.varlen)
             place[row, 0] = lse
         queue = queue.next()
 
@@ -105,7 +107,8 @@ def step(
         s += tmem.load(s_address + column, LOAD_COLUMNS)
     tmem.wait_loads()
     if cfg.has_softcap:
-        s = [soft_cap(x, args.scale_over_cap) for x in s]
+        cap = Softcap(args.scale_over_cap)
+        s = [cap.apply(x) for x in s]
     if is_masked:
         s = hide(s, first if cfg.has_left else None, stop)
 
@@ -156,12 +159,6 @@ def row_maximum(s: list[Float32]) -> Float32:
             for x in pair:
                 tops[chain] = cute.arch.fmax(tops[chain], x)
     return cute.arch.fmax(cute.arch.fmax(tops[0], tops[1]), cute.arch.fmax(tops[2], tops[3]))
-
-
-def soft_cap(x: Float32, scale_over_cap: Float32) -> Float32:
-    """tanh(x * scale_over_cap) = 1 - 2 / (exp(2 ...) + 1); the hardware's tanh.approx is too coarse for a logit."""
-    grown = cute.math.exp2(x * (scale_over_cap * (2.0 * LOG2_E)), fastmath=True)
-    return 1.0 - 2.0 * cute.arch.rcp_approx(grown + 1.0)
 
 
 def hide(s: list[Float32], first: Int32 | None, stop: Int32) -> list[Float32]:

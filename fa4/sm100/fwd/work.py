@@ -11,60 +11,23 @@ The loop over work is the same in every role:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ...core.mask import Blocks, Mask
-from ...core.seqlen import Rows
+from ...core.mask import Band, Blocks, Mask
+from ...core.order import Order
+from ...core.sequence import Rows, extent
 from .config import Q_TILES, TILE_M, TILE_N, Schedule
 
 
-@dataclass(frozen=True)
-class Scheduler:
-    """Work tiles in order: batch, then sections of heads, then row blocks from last to first, then heads.
-
-    The last row blocks of a causal problem see the most keys, so the longest tiles start first. Without a mask a
-    section of one head keeps the CTAs that share K and V close in time. `cluster` CTAs share a work tile.
-    """
-
-    m_blocks: Int32
-    heads: Int32
-    batch: Int32
-    section: Int32
-    cluster: cutlass.Constexpr[int]
-
-    @property
-    def tiles(self) -> Int32:
-        return self.m_blocks * self.heads * self.batch
-
-    def grid(self, schedule: Schedule, ctas: Int32) -> Int32:
-        """CTAs to launch; `ctas` is how many fit on the chip."""
-        shares = cutlass.min(self.tiles, ctas // self.cluster) if schedule is Schedule.PERSISTENT else self.tiles
-        return shares * self.cluster
-
-    @property
-    def rank(self) -> Int32:
-        """Of this CTA in its cluster."""
-        return Int32(0) if self.cluster == 1 else Int32(cute.arch.block_idx()[0]) % self.cluster
-
-    @property
-    def stride(self) -> Int32:
-        """Work tiles that are worked on at a time."""
-        return Int32(cute.arch.grid_dim()[0]) // self.cluster
-
-    def coordinates(self, index: Int32) -> tuple[Int32, Int32, Int32]:
-        """(row block, head, batch) of a work tile."""
-        per_batch = self.m_blocks * self.heads
-        batch, rest = index // per_batch, index % per_batch
-        per_section = self.m_blocks * self.section
-        section, rest = rest // per_section, rest % per_section
-        first_head = section * self.section
-        width = cutlass.min(self.section, self.heads - first_head)  # the last section may be narrower
-        return self.m_blocks - 1 - rest // width, first_head + rest % width, batch
+def grid(order: Order, schedule: Schedule, ctas: Int32) -> Int32:
+    """CTAs to launch; `ctas` is how many fit on the chip."""
+    if schedule is Schedule.PERSISTENT:
+        return cutlass.min(order.tiles, ctas // order.cluster) * order.cluster
+    return order.ctas
 
 
 class Queue:
@@ -79,21 +42,21 @@ class Queue:
         return Queue(context, ends, Int32(cute.arch.block_idx()[0]) // context.cfg.ctas, Int32(0))
 
     def has_tile(self) -> Boolean:
-        return self.index < self.context.args.scheduler.tiles
+        return self.index < self.context.args.order.tiles
 
     def tile(self) -> Work:
         return work_tile(self.context, self.index)
 
     def next(self) -> Queue:
-        scheduler = self.context.args.scheduler
+        order = self.context.args.order
         if self.context.cfg.schedule is not Schedule.DYNAMIC:
-            return Queue(self.context, self.ends, self.index + scheduler.stride, self.phase)
+            return Queue(self.context, self.ends, self.index + order.stride, self.phase)
         # The hardware answers with the CTA whose place is taken, if one was left that had not started.
         channel = self.ends.schedule_all_index
         channel.wait_full(0, self.phase)
         index, _, _, is_taken = cute.arch.clc_response(self.context.smem.pointer("index", Int32))
         channel.arrive_free(0)
-        index = Int32(cutlass.select_(is_taken != 0, index, scheduler.tiles))
+        index = Int32(cutlass.select_(is_taken != 0, index, order.tiles))
         return Queue(self.context, self.ends, index, self.phase ^ 1)
 
     def __get_mlir_types__(self):
@@ -135,34 +98,25 @@ class Work(NamedTuple):
 def work_tile(context, index: Int32) -> Work:
     """What a work tile consists of; empty (`count` 0) if no row of it sees a key."""
     args, cfg = context.args, context.cfg
-    m_block, head, batch = args.scheduler.coordinates(index)
-    extent_q = args.q.shape[0] if cfg.group == 1 else args.q.shape[0][1]
-    place = Rows.of(batch, extent_q, args.cu_seqlens_q, None)
-    q = Rows.of(batch, extent_q, args.cu_seqlens_q, args.seqused_q)
-    k = Rows.of(batch, args.k.shape[0], args.cu_seqlens_k, args.seqused_k)
+    m_block, head, batch = args.order.at(index)
+    place = args.lengths.query_place(batch, extent(args.q))
+    q = args.lengths.queries(batch, extent(args.q))
+    k = args.lengths.keys(batch, extent(args.k))
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
-    mask = Mask(cfg.rows, TILE_N, q.count, k.count, left, right, cfg.group)
+    mask = Band(cfg.rows, TILE_N, q.count, k.count, left, right, cfg.group)
     blocks = mask.key_blocks(m_block)
     is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.group)
     stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
     head_kv = head if cfg.group == cfg.queries_per_kv else head * cfg.group // cfg.queries_per_kv
-    ascends = Boolean(index // args.scheduler.stride % 2 == 1) if cfg.sawtooth else Boolean(False)
+    ascends = Boolean(index // args.order.stride % 2 == 1) if cfg.sawtooth else Boolean(False)
     return Work(m_block, head, head_kv, batch, q, place.count, k, mask, blocks, ascends)
 
 
 def row_tile(context, work: Work, tile) -> Int32:
     """Which TILE_M rows of the sequence this CTA has in its Q tile `tile`."""
-    return (work.m_block * Q_TILES + tile) * context.cfg.ctas + context.args.scheduler.rank
-
-
-def sequence_matrix(x: cute.Tensor, head: Int32, batch: Int32, first: Int32, varlen: bool) -> cute.Tensor:
-    """(rows, columns) of one head of one sequence, from a tensor in the kernel's modes."""
-    if not varlen:
-        return x[None, None, head, batch]
-    packed = isinstance(x.shape[0], tuple)
-    return cute.domain_offset(((0, first) if packed else first, 0), x[None, None, head])
+    return (work.m_block * Q_TILES + tile) * context.cfg.ctas + context.args.order.rank
 
 
 def fills_tile(context, work: Work, tile: int):

@@ -1,0 +1,76 @@
+"""The order in which tiles are worked on: blocks of rows by (head, sequence) pairs, in sections.
+
+A section is a run of neighbouring pairs. Within it the block of rows changes slowest, so the pairs of a section advance
+together: with longest blocks first the short ones fill the end, and blocks that must add to the same rows in turn are
+spread over time. A section that fits the L2 cache keeps what its pairs share there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+
+class Tile(NamedTuple):
+    block: Int32
+    head: Int32
+    sequence: Int32
+
+
+@dataclass(frozen=True)
+class Order:
+    """All tiles of a grid, numbered in the order of work.
+
+    section: pairs that advance together; None takes the heads of a sequence, which is a section of `heads`.
+    descending: from the last block to the first. cluster: CTAs that share a tile.
+    """
+
+    blocks: Int32
+    heads: Int32
+    batch: Int32
+    section: Int32 | None = None
+    descending: cutlass.Constexpr[bool] = False
+    cluster: cutlass.Constexpr[int] = 1
+
+    @property
+    def tiles(self) -> Int32:
+        return self.blocks * self.heads * self.batch
+
+    @property
+    def ctas(self) -> Int32:
+        """The size of a grid that has a CTA (or cluster of them) for each tile."""
+        return self.tiles * self.cluster
+
+    @property
+    def rank(self) -> Int32:
+        """Of this CTA in its cluster."""
+        return Int32(0) if self.cluster == 1 else Int32(cute.arch.block_idx()[0]) % self.cluster
+
+    @property
+    def stride(self) -> Int32:
+        """Tiles that are worked on at a time."""
+        return Int32(cute.arch.grid_dim()[0]) // self.cluster
+
+    def here(self) -> Tile:
+        """The tile of this CTA, where each has one."""
+        return self.at(Int32(cute.arch.block_idx()[0]) // self.cluster)
+
+    def at(self, index: Int32) -> Tile:
+        """The index-th tile."""
+        if self.section is None:
+            per_sequence = self.blocks * self.heads
+            sequence, within = index // per_sequence, index % per_sequence
+            block, head = within // self.heads, within % self.heads
+        else:
+            first_pair = index // (self.blocks * self.section) * self.section
+            pairs = cutlass.min(self.section, self.heads * self.batch - first_pair)  # the last section may be narrower
+            within = index - first_pair * self.blocks
+            block, pair = within // pairs, first_pair + within % pairs
+            head, sequence = pair % self.heads, pair // self.heads
+        if self.descending:
+            block = self.blocks - 1 - block
+        return Tile(block, head, sequence)
