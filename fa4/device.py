@@ -1,37 +1,125 @@
-"""Which chip a tensor lives on. The only caller of `torch.cuda.get_device_capability`."""
+"""Which chip a tensor lives on, and the one table of chips. The only caller of `torch.cuda.get_device_capability`."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-# What CuTe DSL compiles for on each compute capability. 9.x and 10.x kernels use instructions of the exact chip
-# ("a" targets); the others are forward compatible within their major version.
-_TARGETS = {
-    (8, 0): "sm_80",
-    (8, 6): "sm_86",
-    (8, 7): "sm_87",
-    (8, 9): "sm_89",
-    (9, 0): "sm_90a",
-    (10, 0): "sm_100a",
-    (10, 3): "sm_103a",
-    (11, 0): "sm_110a",
-    (12, 0): "sm_120a",
-    (12, 1): "sm_121a",
-}
-# Shared memory a block may use, bytes, by compute capability (CUDA C++ Programming Guide, technical specifications).
-_SMEM_PER_BLOCK = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
-_MULTIPROCESSORS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 103: 160, 120: 170, 121: 48}
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ChipFacts:
+    """What a compute capability is, and the GPU that stands for it where GPUs of one capability differ.
+
+    From the CUDA C++ Programming Guide (technical specifications per compute capability) and NVIDIA's data sheets.
+
+    number: 10 * major + minor of the compute capability.
+    target: what CuTe DSL compiles for. "a" targets have instructions of that chip alone; plain ones run on later
+        minor versions too.
+    sms, smem_per_sm, l2, memory: multiprocessors, and bytes, of `gpu`.
+    toolkit: CUDA version of the first build of CuTe DSL whose code for `target` the chip loads.
+    """
+
+    number: int
+    target: str
+    gpu: str
+    sms: int
+    smem_per_sm: int
+    l2: int
+    memory: int
+    threads_per_sm: int = 2048
+    blocks_per_sm: int = 32
+    registers_per_sm: int = 65536
+    tmem_columns: int = 0
+    toolkit: int = 12
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return divmod(self.number, 10)
+
+    @property
+    def smem_per_block(self) -> int:
+        """Bytes that one block may use: all of a multiprocessor's but the 1 KiB that every block sets aside."""
+        return self.smem_per_sm - _KIB
+
+
+_TABLE = (
+    ChipFacts(80, "sm_80", "A100", 108, 164 * _KIB, 40 * _MIB, 80 * _GIB),
+    ChipFacts(86, "sm_86", "A40", 84, 100 * _KIB, 6 * _MIB, 48 * _GIB, 1536, 16),
+    ChipFacts(87, "sm_87", "Orin", 16, 164 * _KIB, 4 * _MIB, 64 * _GIB, 1536, 16),
+    ChipFacts(89, "sm_89", "RTX 4090", 128, 100 * _KIB, 72 * _MIB, 24 * _GIB, 1536, 24),
+    ChipFacts(90, "sm_90a", "H100", 132, 228 * _KIB, 50 * _MIB, 80 * _GIB),
+    ChipFacts(100, "sm_100a", "B200", 148, 228 * _KIB, 126 * _MIB, 180 * _GIB, tmem_columns=512),
+    ChipFacts(103, "sm_103a", "B300", 160, 228 * _KIB, 126 * _MIB, 270 * _GIB, tmem_columns=512),
+    # CUDA 12 knew Thor as sm_101, and CuTe DSL's build for it still writes that into the code.
+    ChipFacts(110, "sm_110a", "Thor", 20, 228 * _KIB, 32 * _MIB, 128 * _GIB, 1536, 24, tmem_columns=512, toolkit=13),
+    ChipFacts(120, "sm_120a", "RTX 5090", 170, 100 * _KIB, 96 * _MIB, 32 * _GIB, 1536, 24),
+    ChipFacts(121, "sm_121a", "GB10", 48, 100 * _KIB, 24 * _MIB, 128 * _GIB, 1536, 24),
+)
+CHIPS = {facts.number: facts for facts in _TABLE}
+
+
+class NoTarget(ValueError):
+    """The installed CuTe DSL compiles nothing that runs on a chip; the message says why."""
+
+
+@functools.cache
+def target_for(number: int) -> str:
+    """What CuTe DSL must compile for so that the code runs on compute capability `number`, for example "sm_100a".
+
+    A chip that the table does not have gets the oldest target of its major version, whose code runs on every later
+    minor version; a new major version gets what the installed DSL itself calls it. Compiled code carries no PTX that
+    a driver could translate, so an older major version's target is no way out.
+
+    Raises:
+        NoTarget: there is no such target.
+    """
+    family = sorted(known for known in CHIPS if known // 10 == number // 10 and known <= number)
+    if family:
+        facts = CHIPS.get(number, CHIPS[family[0]])
+        if facts.toolkit > 12 and _dsl_toolkit() < facts.toolkit:
+            raise NoTarget(
+                f"for sm_{number} CuTe DSL must be built for CUDA {facts.toolkit}: pip install 'fa4-kernels[cu13]'"
+            )
+        return facts.target if number in CHIPS else f"sm_{facts.number}"
+    if number > 80 and f"sm_{number}" in _dsl_targets():
+        return f"sm_{number}"
+    raise NoTarget(f"the installed CuTe DSL compiles nothing that runs on sm_{number}")
+
+
+def _dsl_toolkit() -> int:
+    """Major version of the CUDA toolkit that CuTe DSL was built with; imports CuTe DSL. 0 where it is missing."""
+    try:
+        from cutlass.base_dsl.version_info import CUDA_VERSION
+    except ImportError:
+        return 0
+    return CUDA_VERSION.major
+
+
+def _dsl_targets() -> frozenset[str]:
+    """Names of the targets that CuTe DSL knows; imports CuTe DSL."""
+    try:
+        from cutlass.base_dsl import Arch
+    except ImportError:
+        return frozenset()
+    return frozenset(Arch.__members__)
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A place where kernels run. `number` is 10 * major + minor of the compute capability, 0 for no NVIDIA GPU."""
+    """A place where kernels run. `number` is 10 * major + minor of the compute capability, 0 for no NVIDIA GPU.
+
+    `target` is "" where the installed compiler has nothing for the chip. `dry_run` is what records compilations
+    inside `fa4.jit.compile_only`; it is part of the record so that nothing cached by chip outlives the dry run.
+    """
 
     device_type: str
     number: int = 0
@@ -40,29 +128,56 @@ class Chip:
     smem_per_block: int = 0
     name: str = ""
     emulated: bool = False
+    dry_run: Any = None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the installed CuTe DSL has a target for this chip; `no_target` says why not."""
+        return bool(self.target)
+
+    @property
+    def no_target(self) -> str:
+        """Why nothing can be compiled for this NVIDIA GPU; "" if something can."""
+        if self.target or not self.number:
+            return ""
+        try:
+            return f"no target was given, expected {target_for(self.number)}"
+        except NoTarget as error:
+            return str(error)
 
     def __str__(self) -> str:
         if not self.number:
             return self.device_type
-        return f"sm_{self.number}" + (" (emulated)" if self.emulated else f" ({self.name})" if self.name else "")
+        remarks = "; ".join(filter(None, ("emulated" if self.emulated else self.name, self.no_target)))
+        return f"sm_{self.number}" + (f" ({remarks})" if remarks else "")
+
+
+def _target_or_none(number: int) -> str:
+    try:
+        return target_for(number)
+    except NoTarget:
+        return ""
 
 
 def chip_by_number(number: int, *, sms: int | None = None, emulated: bool = False, name: str = "") -> Chip:
     """The chip record of a compute capability, for example 100 for B200.
 
+    A capability that the table does not have, but that some target serves, gets the sizes of the smallest chip of
+    its major version.
+
     Raises:
-        ValueError: the number is not a compute capability that fa4 knows.
+        ValueError: the number is not a compute capability that fa4 knows or can compile for.
     """
-    capability = divmod(number, 10)
-    if capability not in _TARGETS:
-        known = ", ".join(str(10 * major + minor) for major, minor in _TARGETS)
-        raise ValueError(f"chip number {number} is not known, expected one of {known}")
+    family = [facts for facts in _TABLE if facts.number // 10 == number // 10 and facts.number <= number]
+    if not family:
+        raise ValueError(f"chip number {number} is not known, expected one of {', '.join(map(str, CHIPS))}")
+    facts = CHIPS.get(number) or min(family, key=lambda facts: (facts.smem_per_sm, facts.sms))
     return Chip(
         device_type="cpu" if emulated else "cuda",
         number=number,
-        target=_TARGETS[capability],
-        sms=_MULTIPROCESSORS.get(number, 1) if sms is None else sms,
-        smem_per_block=_SMEM_PER_BLOCK[number] * 1024,
+        target=_target_or_none(number),
+        sms=facts.sms if sms is None else sms,
+        smem_per_block=facts.smem_per_block,
         name=name,
         emulated=emulated,
     )
@@ -72,11 +187,10 @@ def chip_by_number(number: int, *, sms: int | None = None, emulated: bool = Fals
 def _cuda_chip(index: int) -> Chip:
     major, minor = torch.cuda.get_device_capability(index)
     properties: Any = torch.cuda.get_device_properties(index)  # the stubs miss fields that CUDA builds have
-    target = _TARGETS.get((major, minor), "")
     return Chip(
         device_type="cuda",
         number=10 * major + minor,
-        target=target,
+        target=_target_or_none(10 * major + minor),
         sms=properties.multi_processor_count,
         smem_per_block=properties.shared_memory_per_block_optin,
         name=properties.name,
@@ -84,24 +198,37 @@ def _cuda_chip(index: int) -> Chip:
 
 
 _CPU = Chip(device_type="cpu")
-_emulated: Chip | None = None
+_emulated: ContextVar[Chip | None] = ContextVar("fa4_emulated_chip", default=None)
+_dry_run: ContextVar[Any] = ContextVar("fa4_dry_run", default=None)
 
 
 def chip_of(device: torch.device) -> Chip:
     """The chip behind a torch device. CPU tensors inside `emulating(chip)` live on the emulated chip."""
     if device.type == "cpu":
-        return _CPU if _emulated is None else _emulated
-    if device.type == "cuda" and torch.version.hip is None:
-        return _cuda_chip(torch.cuda.current_device() if device.index is None else device.index)
-    return Chip(device_type=device.type)
+        chip = _emulated.get() or _CPU
+    elif device.type == "cuda" and torch.version.hip is None:
+        chip = _cuda_chip(torch.cuda.current_device() if device.index is None else device.index)
+    else:
+        chip = Chip(device_type=device.type)
+    recorder = _dry_run.get()
+    return chip if recorder is None else dataclasses.replace(chip, dry_run=recorder)
 
 
 @contextlib.contextmanager
 def emulating(chip: Chip) -> Iterator[None]:
-    """CPU tensors dispatch to `chip`'s backends inside this context (used by `fa4.emulator.emulate`)."""
-    global _emulated
-    before, _emulated = _emulated, chip
+    """CPU tensors of this thread dispatch to `chip`'s backends inside this context (see `fa4.emulator.emulate`)."""
+    token = _emulated.set(chip)
     try:
         yield
     finally:
-        _emulated = before
+        _emulated.reset(token)
+
+
+@contextlib.contextmanager
+def dry_run(recorder: Any) -> Iterator[None]:
+    """Every chip that `chip_of` tells this thread carries `recorder` inside this context; see `fa4.jit`."""
+    token = _dry_run.set(recorder)
+    try:
+        yield
+    finally:
+        _dry_run.reset(token)

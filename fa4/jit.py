@@ -4,8 +4,9 @@
     launcher(q, k, v, out, ...)            # torch tensors; runs on the caller's current stream
 
 A key is a tuple of plain values and names everything that may change the generated code; `build` closes over
-the same values and calls `compile_kernel`. The disk entry also depends on this package's device code, the
-CuTe DSL version, its CUDA toolkit and the chip, so a stale entry is simply never found.
+the same values and calls `compile_kernel`. The disk entry also depends on this package's sources, on the versions
+and settings of the compiler and on the chip (see `fingerprint`), so a stale entry is simply never found. A disk
+that cannot be written, read or locked costs time and never a call.
 
 CuTe DSL is imported on the first compile, never by importing this module.
 """
@@ -16,31 +17,48 @@ import contextlib
 import enum
 import functools
 import hashlib
+import importlib.metadata
 import os
 import platform
 import stat
 import threading
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from . import env
-from .device import Chip
+from .device import Chip, dry_run
 
 Launcher = Callable[..., None]
 
 _PACKAGE = Path(__file__).parent
-# The parts of the package whose text decides what is compiled.
-_DEVICE_CODE = ("jit.py", "core", "fwd", "bwd", "pipeline", "sm80", "sm90", "sm100")
+# Parts of the package whose text decides nothing that is compiled: all others do, whatever is added. A test holds
+# that no device code imports one of these.
+HOST_ONLY = (
+    "__init__.py", "__main__.py", "api.py", "autograd.py", "cases.py", "cli.py", "demo.py", "dispatch.py", "emulator",
+    "fallback.py", "ops.py", "reference.py",
+)  # fmt: skip
+# What the compiler's packages are called: each has a part in the code or in how the code is called.
+_COMPILER = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 _SYMBOL = "fa4_kernel"
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, enum.Enum)
 
 _launchers: dict[tuple, Launcher] = {}
 _lock = threading.RLock()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread may have held it, and that thread is not in the child
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class DryRun:
@@ -57,21 +75,17 @@ class DryRun:
         return lambda *arguments: None
 
 
-_compile_only: DryRun | None = None
-
-
 @contextlib.contextmanager
 def compile_only() -> Iterator[DryRun]:
-    """Inside, kernels are compiled, past all caches, and never launched: a dry run for a chip that is not here.
+    """Inside, this thread compiles kernels, past all caches, and launches none: a dry run for a chip that is not here.
 
     Results of calls made inside are uninitialised memory. Use with `fa4.device.emulating(chip)` and CPU tensors.
+    The chip of every tensor carries the dry run, so plans made inside, which hold launchers that do nothing, are
+    plans for another chip and are found by no call outside.
     """
-    global _compile_only
-    before, _compile_only = _compile_only, DryRun()
-    try:
-        yield _compile_only
-    finally:
-        _compile_only = before
+    record = DryRun()
+    with dry_run(record):
+        yield record
 
 
 def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
@@ -85,15 +99,18 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
 
     Raises:
         TypeError: the key holds something else, a tensor for example.
+        ValueError: nothing can be compiled for the chip.
     """
-    if _compile_only is not None:
-        _check_plain(key)
-        return _compile_only.compile((chip.target, key), build)
     full_key = (chip.target, chip.emulated, key)
+    if chip.dry_run is not None:
+        _check_plain(key)
+        return chip.dry_run.compile((chip.target, key), build)
     launcher = _launchers.get(full_key)
     if launcher is not None:
         return launcher
     _check_plain(key)
+    if not chip.compiles:
+        raise ValueError(f"no kernel can be compiled for {chip}")
     with _lock:
         if full_key not in _launchers:
             directory = None if chip.emulated else cache_directory()
@@ -170,7 +187,7 @@ def cache_directory() -> Path | None:
         info = root.stat()
         if info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(f"{root} is not yours alone to write")
-        directory = root / _fingerprint()
+        directory = root / fingerprint()
         directory.mkdir(mode=0o700, exist_ok=True)
     except (OSError, RuntimeError) as error:
         warnings.warn(f"fa4 keeps no compiled kernels on disk: {error}", stacklevel=2)
@@ -182,17 +199,18 @@ def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any]) ->
     entry = directory / (hashlib.sha256(repr(full_key).encode()).hexdigest()[:32] + ".o")
     # One lock across check, compile and export: of N ranks that start together, one compiles, the rest load.
     with _file_lock(entry.with_suffix(".lock")):
-        if entry.exists():
-            with contextlib.suppress(Exception):  # an entry that does not load is a miss, replaced below
+        with contextlib.suppress(Exception):  # an entry that is missing or does not load is a miss, replaced below
+            if entry.exists():
                 return _load(entry)
         kernel = build()
-        unfinished = entry.with_suffix(f".{os.getpid()}.o")
+        unfinished = entry.with_suffix(f".{uuid.uuid4().hex}.o")  # no other host or process has this name
         try:
             kernel.export_to_c(str(unfinished), _SYMBOL)
             unfinished.replace(entry)  # so that a reader never sees half a file
             return _load(entry)  # the same road as a warm start, and a launcher with less Python around it
         except Exception as error:  # a full disk must not stop a kernel that is already compiled
-            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
             warnings.warn(f"fa4 could not keep a compiled kernel in {directory}: {error}", stacklevel=2)
         return kernel
 
@@ -205,24 +223,52 @@ def _load(entry: Path) -> Launcher:
 
 @contextlib.contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
+    """Hold `path` against other processes. Where the disk has no locks or no room for one, hold nothing: then
+    several processes may compile the same kernel, and each puts a whole entry in place."""
     import fcntl
 
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # closing the file releases it, also when the process dies
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file = stack.enter_context(open(path, "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Not by closing alone: a child forked meanwhile has the file too, and would hold the lock for its life.
+            stack.callback(_unlock, file)
         yield
 
 
+def _unlock(file: IO[str]) -> None:
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
 @functools.cache
-def _fingerprint() -> str:
-    import cutlass
+def fingerprint() -> str:
+    """A digest of everything outside the key that shapes compiled code or how it is called.
+
+    The text of every source file that is not `HOST_ONLY`, versions of CuTe DSL and of tvm-ffi, the CUDA toolkit,
+    the machine, and every setting of the DSL in the environment.
+    """
     from cutlass.base_dsl.version_info import CUDA_VERSION
 
-    digest = hashlib.sha256(repr((cutlass.__version__, str(CUDA_VERSION), platform.machine())).encode())
-    for part in _DEVICE_CODE:
-        path = _PACKAGE / part
-        for source in [path] if path.is_file() else sorted(path.rglob("*.py")):
-            digest.update(str(source.relative_to(_PACKAGE)).encode() + b"\0" + source.read_bytes())
+    versions = sorted(
+        f"{name} {package.version}"
+        for package in importlib.metadata.distributions()
+        if (name := (package.metadata["Name"] or "").lower()).startswith(_COMPILER)
+    )
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
+    digest = hashlib.sha256(repr((versions, str(CUDA_VERSION), platform.machine(), settings)).encode())
+    for source in device_sources():
+        digest.update(str(source.relative_to(_PACKAGE)).encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def device_sources() -> list[Path]:
+    """The files of the package whose text the fingerprint holds."""
+    return [
+        source for source in sorted(_PACKAGE.rglob("*.py")) if source.relative_to(_PACKAGE).parts[0] not in HOST_ONLY
+    ]
 
 
 def _check_plain(key: tuple) -> None:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fa4 import dispatch
+from fa4 import device, dispatch
 from fa4.cases import Case, make
-from fa4.device import Chip, chip_by_number, chip_of, emulating
+from fa4.device import CHIPS, Chip, NoTarget, chip_by_number, chip_of, emulating, target_for
 from fa4.dispatch import Backend, HeadDims, NoBackend
 from fa4.spec import Feature
 
@@ -87,3 +87,56 @@ def test_unknown_chip_number_is_refused():
 def test_spec_features_are_those_in_use():
     assert spec(causal=True, heads_q=4, heads_kv=2).features() == {Feature.CAUSAL, Feature.GQA}
     assert spec(window_size=(3, 0)).features() == {Feature.CAUSAL, Feature.WINDOW}
+
+
+# Compute capability -> what code for it is compiled for, where the table has no row of its own.
+UNKNOWN = {88: "sm_80", 105: "sm_100", 107: "sm_100", 122: "sm_120", 129: "sm_120"}
+
+
+@pytest.mark.parametrize("number, target", UNKNOWN.items())
+def test_an_unknown_chip_gets_the_portable_target_of_its_major_version(number, target):
+    """Code for X.0 runs on X.z; an "a" target would not, and a newer minor version's would not either."""
+    chip = chip_by_number(number)
+    assert chip.target == target and chip.compiles
+    assert dispatch.select(spec(), chip).name == "sm80"
+    family = [facts for facts in CHIPS.values() if facts.number // 10 == number // 10]
+    assert chip.smem_per_block <= min(facts.smem_per_block for facts in family if facts.number < number)
+
+
+def test_a_new_major_version_gets_what_the_compiler_calls_it(monkeypatch):
+    monkeypatch.setattr(device, "_dsl_targets", lambda: frozenset({"sm_100", "sm_130"}))
+    assert target_for.__wrapped__(130) == "sm_130"
+    with pytest.raises(NoTarget, match="compiles nothing that runs on sm_140"):
+        target_for.__wrapped__(140)
+
+
+def test_thor_needs_the_build_for_cuda_13(monkeypatch):
+    """The build for CUDA 12 calls it sm_101 in the code."""
+    monkeypatch.setattr(device, "_dsl_toolkit", lambda: 12)
+    with pytest.raises(NoTarget, match=r"for sm_110 CuTe DSL must be built for CUDA 13: .*'fa4-kernels\[cu13\]'"):
+        target_for.__wrapped__(110)
+    monkeypatch.setattr(device, "_dsl_toolkit", lambda: 13)
+    assert target_for.__wrapped__(110) == "sm_110a" and target_for.__wrapped__(112) == "sm_110"
+
+
+def test_what_compiles_for_a_chip_is_code_of_that_chip():
+    """The whole table, and the portable targets, through the installed compiler: what the code says it is for."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+    from compiled_for import chip_in_code
+
+    for number in (*CHIPS, *UNKNOWN):
+        chip = chip_by_number(number)
+        if chip.compiles:
+            assert chip_in_code(chip) == int("".join(filter(str.isdigit, chip.target)))
+        else:
+            assert number == 110 and "CUDA 13" in chip.no_target
+
+
+def test_facts_of_chips_are_plausible():
+    """Sizes in bytes, not in KiB; every data centre chip since Blackwell has tensor memory, no other has."""
+    for number, facts in CHIPS.items():
+        assert facts.number == number and facts.capability == divmod(number, 10)
+        assert 99 << 10 <= facts.smem_per_block < facts.smem_per_sm <= 228 << 10
+        assert facts.l2 >= 1 << 20 and facts.memory >= 1 << 30 and facts.threads_per_sm % 512 == 0
+        assert (facts.tmem_columns > 0) == (number // 10 in (10, 11))
+        assert facts.target.startswith(f"sm_{number}")

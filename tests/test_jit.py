@@ -1,14 +1,24 @@
 """The compile cache: one build per key, entries that survive a process, refusals that name the culprit."""
 
+import ast
+import errno
+import fcntl
+import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import fa4
 from fa4 import jit
-from fa4.device import chip_by_number
+from fa4.device import chip_by_number, chip_of
+from fa4.emulator import emulate
 
 pytest.importorskip("cutlass", reason="compiling kernels needs CuTe DSL, which is installed on Linux only")
 
@@ -95,3 +105,235 @@ def test_a_directory_others_may_write_is_not_used(monkeypatch, tmp_path):
             assert jit.cache_directory() is None
     finally:
         jit.cache_directory.cache_clear()
+
+
+class Kernel:
+    """Stands for what the compiler returns; exports some bytes, or fails as a full disk does."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.error = error
+
+    def export_to_c(self, path: str, symbol: str) -> None:
+        Path(path).write_bytes(b"half")
+        if self.error:
+            raise self.error
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Loading an entry gives its path."""
+    monkeypatch.setattr(jit, "_load", lambda entry: ("loaded", entry.read_bytes()))
+
+
+def test_a_disk_without_locks_still_keeps_kernels(monkeypatch, tmp_path, loaded):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert jit._through_disk(tmp_path, ("k",), Kernel) == ("loaded", b"half")
+    assert jit._through_disk(tmp_path, ("k",), lambda: pytest.fail("built twice")) == ("loaded", b"half")
+
+
+def test_a_full_disk_costs_a_warning_and_leaves_nothing_behind(tmp_path, loaded):
+    kernel = Kernel(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.warns(UserWarning, match="No space left"):
+        assert jit._through_disk(tmp_path, ("k",), lambda: kernel) is kernel
+    assert not list(tmp_path.glob("*.o"))
+
+
+def test_a_directory_that_cannot_be_written_costs_a_warning(tmp_path, loaded):
+    file = tmp_path / "file"
+    file.write_text("no directory: neither lock nor entry can be made in it")
+    kernel = Kernel()
+    with pytest.warns(UserWarning, match="could not keep"):
+        assert jit._through_disk(file, ("k",), lambda: kernel) is kernel
+
+
+def test_an_error_of_the_build_is_not_swallowed(tmp_path, loaded):
+    with pytest.raises(ZeroDivisionError):
+        jit._through_disk(tmp_path, ("k",), lambda: 1 / 0)
+
+
+def test_the_lock_is_given_back_although_a_child_has_the_file(tmp_path):
+    """A child that was forked while the lock was held must not keep it."""
+    with jit._file_lock(tmp_path / "lock"):
+        child = os.fork()
+        if child == 0:
+            threading.Event().wait(20)
+            os._exit(0)
+    try:
+        with open(tmp_path / "lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+@pytest.fixture
+def package(monkeypatch, tmp_path):
+    """A copy of the package's sources, and its fingerprint taken anew at each call."""
+    root = tmp_path / "fa4"
+    shutil.copytree(jit._PACKAGE, root, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    monkeypatch.setattr(jit, "_PACKAGE", root)
+    return SimpleNamespace(root=root, fingerprint=jit.fingerprint.__wrapped__)
+
+
+def test_the_fingerprint_holds_new_folders_and_changed_files(package):
+    seen = {package.fingerprint()}
+    new = package.root / "a_new_folder" / "kernel.py"
+    new.parent.mkdir()
+    new.write_text("x = 1")
+    seen.add(package.fingerprint())
+    new.write_text("x = 2")
+    seen.add(package.fingerprint())
+    with (package.root / "sm80" / "forward.py").open("a") as file:
+        file.write("# changed")
+    seen.add(package.fingerprint())
+    assert len(seen) == 4
+
+
+def test_the_fingerprint_is_blind_to_host_code(package):
+    before = package.fingerprint()
+    for part in ("cli.py", "emulator/cli.py"):
+        (package.root / part).write_text("")
+    assert package.fingerprint() == before
+
+
+@pytest.mark.parametrize("name", ["apache-tvm-ffi", "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base"])
+def test_the_fingerprint_knows_the_compilers_versions(monkeypatch, package, name):
+    before = package.fingerprint()
+    other = SimpleNamespace(metadata={"Name": name}, version="0.0.0")
+    rest = [x for x in importlib.metadata.distributions() if x.metadata["Name"] != name]
+    assert len(rest) < len(list(importlib.metadata.distributions())), f"{name} is not what the package is called"
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: [*rest, other])
+    assert package.fingerprint() != before
+
+
+def test_the_fingerprint_knows_the_compilers_settings(monkeypatch, package):
+    before = package.fingerprint()
+    monkeypatch.setenv("CUTE_DSL_ENABLE_ASSERTIONS", "1")
+    assert package.fingerprint() != before
+
+
+def _imports(path: Path) -> tuple[bool, set[Path]]:
+    """Whether a module imports CuTe DSL when it is loaded, and the files below the package that it imports then."""
+    uses_dsl, files = False, set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            uses_dsl |= any(name.name.split(".")[0] == "cutlass" for name in node.names)
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        if node.level == 0:
+            uses_dsl |= (node.module or "").split(".")[0] == "cutlass"
+            continue
+        base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+        for candidate in (base, *(base / name.name for name in node.names)):
+            files |= {file for file in (candidate.with_suffix(".py"), candidate / "__init__.py") if file.is_file()}
+    return uses_dsl, files - {jit._PACKAGE / "__init__.py"}
+
+
+def test_all_device_code_is_in_the_fingerprint():
+    """What imports CuTe DSL, and what that imports in turn."""
+    sources = [path for path in jit._PACKAGE.rglob("*.py") if "emulator" not in path.parts]
+    todo = [path for path in sources if _imports(path)[0]]
+    reached = set(todo)
+    while todo:
+        new = _imports(todo.pop())[1] - reached
+        reached |= new
+        todo += new
+    missing = reached - set(jit.device_sources())
+    assert len(reached) > 30
+    assert not missing, f"declared HOST_ONLY but reached from device code: {sorted(missing)}"
+
+
+def test_host_only_names_exist():
+    assert not [name for name in jit.HOST_ONLY if not (jit._PACKAGE / name).exists()]
+
+
+def _qkv(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (1, 40, 2, 32)
+    return [torch.randn(shape, generator=generator).to(torch.bfloat16).requires_grad_() for _ in range(3)]
+
+
+def test_a_dry_run_leaves_nothing_behind(seed):
+    """Launchers that do nothing must not be found by the calls that come after, forward or backward."""
+    q, k, v = _qkv(seed)
+    with emulate("sm_80"):
+        with jit.compile_only() as dry:
+            fa4.flash_attn_func(q, k, v, causal=True).sum().backward()
+        assert len(dry.seconds) == 4
+        grads = []
+        for backend in ("sm80", "torch"):
+            for x in (q, k, v):
+                x.grad = None
+            out = fa4.flash_attn_func(q, k, v, causal=True, backend=backend)
+            out.sum().backward()
+            grads.append([out.detach().float(), *(x.grad.float() for x in (q, k, v))])
+    for ours, torchs in zip(*grads):
+        torch.testing.assert_close(ours, torchs, atol=0.05, rtol=0.05)
+
+
+def test_each_dry_run_compiles_anew(seed):
+    q, k, v = _qkv(seed)
+    seconds = []
+    with emulate("sm_80"):
+        for _ in range(2):
+            with jit.compile_only() as dry, torch.no_grad():
+                fa4.flash_attn_func(q, k, v)
+                fa4.flash_attn_func(q, k, v)
+            seconds.append(len(dry.seconds))
+    assert seconds == [1, 1]
+
+
+def test_dry_runs_and_emulated_chips_belong_to_their_thread():
+    seen = []
+    with emulate("sm_80"), jit.compile_only() as dry:
+        thread = threading.Thread(target=lambda: seen.append(chip_of(torch.device("cpu"))))
+        thread.start()
+        thread.join()
+        here = chip_of(torch.device("cpu"))
+    assert here.emulated and here.dry_run is dry
+    assert seen[0].number == 0 and seen[0].dry_run is None
+
+
+_FORK = """
+import os, signal, threading
+from fa4 import jit
+from fa4.device import chip_by_number
+jit.cache_directory = lambda: None
+inside, leave = threading.Event(), threading.Event()
+def build():
+    inside.set()
+    leave.wait()
+thread = threading.Thread(target=lambda: jit.compiled(("slow",), build, chip_by_number(80)))
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    jit.compiled(("quick",), lambda: print, chip_by_number(80))
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+leave.set()
+thread.join()
+raise SystemExit(status != 0)
+"""
+
+
+def test_a_child_forked_during_a_compilation_can_compile():
+    subprocess.run([sys.executable, "-c", _FORK], check=True)
+
+
+def test_a_chip_without_a_target_is_refused_with_the_reason():
+    chip = jit.Chip("cuda", number=130)
+    with pytest.raises(ValueError, match=r"no kernel can be compiled for sm_130 \(.*nothing that runs on sm_130"):
+        jit.compiled(("k",), lambda: None, chip)
+
+
+def test_an_emulated_and_a_real_chip_share_no_launcher(monkeypatch):
+    monkeypatch.setattr(jit, "_launchers", {})
+    monkeypatch.setattr(jit, "cache_directory", lambda: None)
+    chips = chip_by_number(80), chip_by_number(80, emulated=True)
+    launchers = [jit.compiled(("k",), object, chip) for chip in chips]
+    assert launchers[0] is not launchers[1]
