@@ -56,7 +56,7 @@ def _role_names(entry: str) -> dict[int, str]:
 @click.option("--seeds", default=1, show_default=True, help="Seeds to run, each with the next schedule.")
 @click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
 @click.option("--races/--no-races", default=True, show_default=True, help="Check for data races.")
-@click.option("--letter", is_flag=True, help="Hold tensor memory to the letter of the ISA.")
+@click.option("--letter", is_flag=True, help="Hold tensor memory and setmaxnreg to the letter of the ISA.")
 @click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of an mbarrier's phase.")
 @click.option("--trace", "trace_path", type=click.Path(dir_okay=False), help="Write a Chrome trace of the first seed.")
 @click.option("--report/--no-report", default=True, show_default=True)

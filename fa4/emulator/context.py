@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from fa4.device import chip_by_number, emulating
 from fa4.emulator.host import driver, dsl, torch_cuda
-from fa4.emulator.host.chips import chip_facts
 from fa4.emulator.host.launch import Launch, Runtime
 from fa4.emulator.host.memory import Arrays, merge, torch_allocations
 from fa4.emulator.host.modules import Modules
 from fa4.emulator.machine import Allocation, Checks, LaunchReport, Machine
+from fa4.emulator.machine.chips import chip_facts
 from fa4.emulator.report import Report
 
 _MODULES = Modules()  # of the process, like the handles of a driver
@@ -29,9 +29,8 @@ class Gpu:
         self.machine = machine
         self.launches: list[LaunchReport] = []
         self.roles: Mapping[int, str] | Callable[[str], Mapping[int, str]] = {}
-        major, minor = chip_facts(machine.chip).capability
-        self.chip_number = 10 * major + minor
-        self.runtime = Runtime(chip_facts(machine.chip), sms, _MODULES, self.run)
+        self.chip_number = machine.facts.number
+        self.runtime = Runtime(machine.facts, sms, _MODULES, self.run)
         self._arrays = arrays
 
     def report(self) -> Report:

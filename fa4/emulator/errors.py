@@ -100,7 +100,11 @@ class DivergentAligned(EmulationError):
 
 
 class RegisterFileOverflow(EmulationError):
-    """setmaxnreg asked for more registers than the SM has left."""
+    """More registers than the SM has: at launch, or asked for by setmaxnreg."""
+
+
+class LaunchRefused(EmulationError):
+    """A launch that the driver refuses: more threads, registers or shared memory than the chip gives a block."""
 
 
 class IllegalInstruction(EmulationError):
@@ -115,6 +119,6 @@ BY_NAME = {
     cls.__name__: cls
     for cls in (
         PtxSyntaxError, UnknownInstruction, Deadlock, OutOfBounds, Misaligned, UninitializedRead, BarrierMisuse,
-        TmemMisuse, DivergentAligned, RegisterFileOverflow, IllegalInstruction, DataRace,
+        TmemMisuse, DivergentAligned, RegisterFileOverflow, LaunchRefused, IllegalInstruction, DataRace,
     )
 }  # fmt: skip

@@ -138,6 +138,7 @@ SHAPES = [
 @pytest.mark.parametrize("a_tmem", [False, True])
 @pytest.mark.parametrize("d_type", ["f32", "f16"])
 def test_f16_shapes(m, n, ctas, a_tmem, d_type, seed):
+    n = max(n, 32) if a_tmem and ctas == 2 else n
     rng = np.random.default_rng(seed)
     case = Case(rng, "f16", ("f16", "f16"), m, n, ctas, a_tmem=a_tmem, d_type=d_type)
     case.run(accumulate=bool(rng.integers(2)))
@@ -336,6 +337,22 @@ def test_refusals_name_the_field(change, text, seed):
     case = Case(np.random.default_rng(seed), "f16", ("f16", "f16"), 128, 64)
     with pytest.raises(units.UnitError, match=text):
         units.umma({**case.op, **change}, case.shared, case.tmem)
+
+
+@pytest.mark.parametrize(
+    "kind, types, n, a_tmem",
+    [
+        ("i8", ("s8", "s8"), 16, False),  # ISA table 39: steps of 32
+        ("i8", ("s8", "s8"), 48, False),
+        ("f16", ("f16", "f16"), 16, True),  # asserted by CUTLASS for A in tensor memory
+        ("f16", ("f16", "f16"), 48, True),
+    ],
+)
+def test_a_pair_takes_steps_of_32_columns(kind, types, n, a_tmem, seed):
+    d_type = "s32" if kind == "i8" else "f32"
+    case = Case(np.random.default_rng(seed), kind, types, 256, n, 2, a_tmem=a_tmem, d_type=d_type)
+    with pytest.raises(units.UnitError, match=f"M = 256, N = {n} is not a shape of cta_group::2"):
+        units.umma(case.op, case.shared, case.tmem)
 
 
 def test_every_type_has_exact_values():

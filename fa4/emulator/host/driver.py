@@ -10,7 +10,7 @@ from typing import Any
 from cuda.bindings import driver as cu
 from cuda.bindings import runtime as cudart
 
-from fa4.emulator.host.chips import device_attribute
+from fa4.emulator.host.attributes import device_attribute
 from fa4.emulator.host.dsl import replaced
 from fa4.emulator.host.launch import Runtime
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fa4.emulator.errors import EmulationError
-from fa4.emulator.host.chips import ChipFacts, device_attribute
+from fa4.emulator.host.attributes import device_attribute
 from fa4.emulator.host.memory import Heap
 from fa4.emulator.host.modules import Kernel, Modules, fatbin_size
 from fa4.emulator.host.tensor_map import encode_tiled
+from fa4.emulator.machine.chips import RESERVED_SHARED, ChipFacts
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719
 _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # cudaLaunchAttributeID
@@ -147,7 +148,7 @@ class Runtime:
     def cudaOccupancyMaxActiveBlocksPerMultiprocessor(self, args: Sequence[int]) -> None:
         threads, smem_bytes = args[2], args[3]
         by_threads = self.facts.threads_per_sm // max(1, threads)
-        by_smem = self.facts.smem_per_sm // (smem_bytes + 1024)
+        by_smem = self.facts.smem_per_sm // (smem_bytes + RESERVED_SHARED)
         _store32(args[0], min(self.facts.blocks_per_sm, by_threads, by_smem))
 
     # launches
@@ -184,7 +185,7 @@ class Runtime:
         if match is None:
             raise EmulationError("the PTX has no .target directive")
         number, suffix = int(match.group(1)), match.group(2)
-        chip = 10 * self.facts.capability[0] + self.facts.capability[1]
+        chip = self.facts.number
         family = suffix == "f" and number // 10 == chip // 10 and number <= chip
         if not (number == chip or family or (not suffix and number <= chip)):
             target = f"sm_{number}{suffix}"

@@ -323,7 +323,7 @@ class _Lengths(click.ParamType):
 @click.option("--launch", type=int, help="Which launch of the target [default: the one with the most mutants].")
 @click.option("--seeds", default=10, show_default=True, help="Seeds tried on a mutant, each with every schedule.")
 @click.option("--only", default="", help="Regular expression on 'line N, kind change'.")
-@click.option("--letter", is_flag=True, help="Hold tensor memory to the letter of the ISA, see Checks.letter.")
+@click.option("--letter", is_flag=True, help="Hold the kernel to the letter of the ISA, see Checks.letter.")
 @click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of a phase, see Checks.leftovers.")
 @click.option("--processes", default=1, show_default=True)
 def main(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from fa4.emulator.errors import BY_NAME, EmulationError, Place
+from fa4.emulator.machine.chips import chip_facts
 from fa4.emulator.machine.lowering import Lowering
 from fa4.emulator.machine.ptx import Kernel, Module, parse
 
@@ -32,7 +32,8 @@ class Checks:
     """What is verified while a kernel runs; every check can be switched off to measure its cost.
 
     letter: tensor memory passes from thread to thread only by tcgen05.wait and tcgen05.fence, as PTX ISA 9.7.16.6 has
-        it. Off by default: known-good kernels rely on the use of a register and on barriers alone.
+        it, and all warps of a warpgroup execute the same setmaxnreg, as 9.7.19.5 has it. Off by default: known-good
+        kernels rely on the use of a register and on barriers alone, and give back registers in each role's branch.
     leftovers: a CTA must not end in the middle of an mbarrier's phase, nor before its bulk stores have read their
         source, nor give back tensor memory that is still in use. Off by default: known-good kernels do.
     """
@@ -83,7 +84,7 @@ class LaunchReport:
 class Machine:
     """A chip of `sms` streaming multiprocessors.
 
-    chip: "sm_80", "sm_90a", "sm_100a", ...: sizes of shared memory and TMEM, and the value of architecture registers.
+    chip: "sm_80", "sm_90a", "sm_100a", ...: what it has is `chips.CHIPS`.
     seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
     schedule: "round_robin", "random" or "adversarial".
     limit: warp-instructions after which a launch is taken for a Deadlock; 0 for no limit.
@@ -103,6 +104,7 @@ class Machine:
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule is {schedule!r}, expected one of {SCHEDULES}")
         self.chip = chip
+        self.facts = chip_facts(chip)
         self.sms = sms
         self.seed = seed
         self.schedule = schedule
@@ -159,18 +161,16 @@ class Machine:
         config.explicit_cluster = tuple(cluster) != (1, 1, 1)
         config.dynamic_shared = smem_bytes
         config.sms, config.seed, config.schedule = self.sms, self.seed, SCHEDULES.index(self.schedule)
-        config.has_tmem = bool(re.match(r"sm_1[01]\d", self.chip))
-        config.arch = int(re.sub(r"\D", "", self.chip))
-        config.shared_per_sm = (_SHARED_KIB.get(self.chip[:5], 228) + 1) * 1024
+        facts = self.facts
+        config.arch, config.has_tmem = facts.number, facts.has_tensor_memory
+        config.shared_per_block, config.shared_per_sm = facts.smem_per_block, facts.smem_per_sm
+        config.registers_per_sm = facts.registers_per_sm
+        config.threads_per_sm, config.blocks_per_sm = facts.threads_per_sm, facts.blocks_per_sm
         config.check_bounds, config.check_poison = self.checks.bounds, self.checks.poison
         config.check_races, config.check_tmem = self.checks.races, self.checks.tmem
         config.check_letter, config.check_leftovers = self.checks.letter, self.checks.leftovers
         config.trace, config.limit = self.trace, self.limit
         return config
-
-
-# Shared memory of one SM in KiB, by architecture.
-_SHARED_KIB = {"sm_75": 64, "sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_10": 228, "sm_12": 100}
 
 
 def load_core():

@@ -7,6 +7,7 @@ namespace fa4 {
 namespace {
 
 constexpr uint32_t kIdleRounds = 64;    // time-outs granted to waits with a limit before nothing can change any more
+constexpr uint32_t kThreadsPerBlock = 1024;
 constexpr uint64_t kAftermath = 100000;     // warp instructions in which a race may explain an undefined value
 
 std::string hex(uint64_t v) {
@@ -22,13 +23,14 @@ const char* wait_name(Wait w) {
         case Wait::Named: return "named barrier";
         case Wait::ClusterBarrier: return "cluster barrier";
         case Wait::TmemAlloc: return "tcgen05.alloc";
+        case Wait::Registers: return "registers";
         case Wait::Poll: return "memory";
         case Wait::Warpgroup: return "warpgroup";
         default: return "";
     }
 }
 
-bool polls(Wait w) { return w == Wait::Poll || w == Wait::TmemAlloc || w == Wait::Warpgroup; }
+bool polls(Wait w) { return w == Wait::Poll || w == Wait::TmemAlloc || w == Wait::Warpgroup || w == Wait::Registers; }
 
 }  // namespace
 
@@ -144,6 +146,26 @@ uint32_t Engine::launch_registers(uint32_t threads) const {
     return registers;
 }
 
+// What the driver refuses. Afterwards one cluster fits on an empty chip.
+void Engine::check_launch() const {
+    for (int i = 0; i < 3; ++i)
+        if (config_.grid[i] % config_.cluster[i]) fail("LaunchRefused", "the grid is not a multiple of the cluster");
+    if (cluster_size_ > config_.sms)
+        fail("LaunchRefused", "a cluster of " + std::to_string(cluster_size_) + " CTAs needs as many SMs; the chip has " + std::to_string(config_.sms));
+    const uint32_t threads = config_.block[0] * config_.block[1] * config_.block[2];
+    if (threads < 1 || threads > kThreadsPerBlock)
+        fail("LaunchRefused", "a block of " + std::to_string(threads) + " threads; the chip runs 1 to " + std::to_string(kThreadsPerBlock));
+    const uint32_t shared = program_.static_shared_bytes + config_.dynamic_shared;
+    if (shared > config_.shared_per_block)
+        fail("LaunchRefused", "a block of " + std::to_string(shared) + " bytes of shared memory (" + std::to_string(program_.static_shared_bytes) +
+                                  " static, " + std::to_string(config_.dynamic_shared) + " dynamic); the chip gives a block " +
+                                  std::to_string(config_.shared_per_block));
+    const uint32_t rounded = (threads + 31) / 32 * 32;
+    if (program_.max_registers * rounded > config_.registers_per_sm)
+        fail("RegisterFileOverflow", std::to_string(rounded) + " threads of " + std::to_string(program_.max_registers) +
+                                         " registers at launch; the SM has " + std::to_string(config_.registers_per_sm));
+}
+
 bool Engine::place_cluster(uint64_t number) {
     const uint32_t threads = config_.block[0] * config_.block[1] * config_.block[2];
     const uint32_t rounded = (threads + 31) / 32 * 32;
@@ -153,7 +175,7 @@ bool Engine::place_cluster(uint64_t number) {
         Sm* best = nullptr;
         for (auto& sm : sms_) {
             if (std::find(chosen.begin(), chosen.end(), sm.get()) != chosen.end()) continue;
-            if (sm->shared_used + shared > config_.shared_per_sm || sm->threads_used + rounded > config_.threads_per_sm || sm->ctas >= config_.ctas_per_sm) continue;
+            if (sm->shared_used + shared > config_.shared_per_sm || sm->threads_used + rounded > config_.threads_per_sm || sm->ctas >= config_.blocks_per_sm) continue;
             if (!best || sm->ctas < best->ctas) best = sm.get();
         }
         if (!best) return false;
@@ -214,6 +236,7 @@ void Engine::retire(Cta& cta) {
     for (auto& c : cluster.ctas) {
         races_.end_of_shared(*c, config_.check_leftovers);
         if (config_.check_leftovers) check_barriers_left(*c);
+        if (config_.check_letter) check_register_changes(*c);
         c->sm->shared_used -= uint32_t(c->shared.size());
         c->sm->threads_used -= uint32_t(c->warps.size()) * 32;
         --c->sm->ctas;
@@ -317,6 +340,7 @@ bool Engine::idle() {
 void Engine::deadlock() {
     SimError error("Deadlock", "");
     bool divergent = false;
+    bool starved = false;
     uint32_t count = 0;
     for (Warp* w : warps_) {
         for (Fragment& f : w->fragments) {
@@ -347,6 +371,14 @@ void Engine::deadlock() {
             } else if (f.wait == Wait::Converge) {
                 text = "waits for the other lanes of its warp at a .sync or .aligned instruction";
                 divergent |= w->fragments.size() > 1 && std::all_of(w->fragments.begin(), w->fragments.end(), [](const Fragment& g) { return g.wait == Wait::Converge; });
+            } else if (f.wait == Wait::Registers) {
+                // A warp that has not changed its share yet may still give some of it back: then it is what hangs.
+                const auto& all = w->cta->warps;
+                starved |= std::none_of(all.begin(), all.end(), [](const auto& other) {
+                    return other->alive && !other->register_changes && other->fragments.front().wait != Wait::Registers;
+                });
+                text = "waits for registers: setmaxnreg.inc from " + std::to_string(w->registers) + " to " + std::to_string(in.m[0]) + " needs " +
+                       std::to_string((uint32_t(in.m[0]) - w->registers) * 32) + ", the CTA's pool has " + std::to_string(w->cta->pool_registers);
             } else if (f.wait == Wait::TmemAlloc) {
                 text = "waits for free TMEM columns";
             } else if (f.wait == Wait::Warpgroup) {
@@ -360,8 +392,9 @@ void Engine::deadlock() {
             }
         }
     }
-    SimError named(divergent ? "DivergentAligned" : "Deadlock",
+    SimError named(divergent ? "DivergentAligned" : starved ? "RegisterFileOverflow" : "Deadlock",
                    divergent ? "lanes of a warp wait at different .sync or .aligned instructions"
+                   : starved ? "the warps ask for more registers than the CTA was launched with, and nobody gives any back"
                              : "nothing can run any more; " + std::to_string(count) + " warps or parts of warps wait");
     named.others = error.others;
     throw named;
@@ -411,12 +444,8 @@ bool Engine::step() {
 }
 
 void Engine::run() {
-    for (int i = 0; i < 3; ++i)
-        if (config_.grid[i] % config_.cluster[i]) fail("IllegalInstruction", "the grid is not a multiple of the cluster");
-    if (cluster_size_ > config_.sms)
-        fail("IllegalInstruction", "a cluster of " + std::to_string(cluster_size_) + " CTAs needs as many SMs; the chip has " + std::to_string(config_.sms));
+    check_launch();
     launch_ready_clusters();
-    if (cluster_count_ && clusters_.empty()) fail("IllegalInstruction", "one CTA does not fit on an SM: too much shared memory or too many threads");
     try {
         while (step())
             if (config_.limit && executed > config_.limit) fail("Deadlock", "the kernel did not end within " + std::to_string(config_.limit) + " warp instructions");

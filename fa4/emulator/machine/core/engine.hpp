@@ -24,10 +24,10 @@ struct Config {
     std::vector<uint8_t> params;
     std::vector<Region> regions;    // sorted by base
     uint32_t sms = 4;
-    uint32_t shared_per_sm = 228 * 1024, shared_per_cta = 227 * 1024;
-    uint32_t registers_per_sm = 65536, threads_per_sm = 2048, ctas_per_sm = 32;
+    // The chip's, from the table in chips.py.
+    uint32_t shared_per_block = 0, shared_per_sm = 0, registers_per_sm = 0, threads_per_sm = 0, blocks_per_sm = 0;
     bool has_tmem = false;
-    uint16_t arch = 100;            // 80 for sm_80: how mma.sync sums
+    uint16_t arch = 0;              // 80 for sm_80: how mma.sync sums
     uint64_t seed = 0;
     Schedule schedule = Schedule::RoundRobin;
     bool check_bounds = true, check_poison = true, check_races = true, check_tmem = true;
@@ -147,6 +147,7 @@ private:
     friend class Races;
 
     // engine.cpp: launch, schedule, errors
+    void check_launch() const;
     void launch_ready_clusters();
     bool place_cluster(uint64_t number);
     uint32_t launch_registers(uint32_t threads) const;
@@ -178,6 +179,8 @@ private:
     void exit_lanes(Warp& w, uint32_t mask);
     Next branch(Exec& x, uint32_t taken);
     void warp_op(Exec& x);
+    Next set_registers(Exec& x);
+    void check_register_changes(const Cta& cta) const;
 
     // alu_int.cpp, alu_float.cpp, convert.cpp
     bool alu_int(Exec& x);

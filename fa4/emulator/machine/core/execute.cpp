@@ -214,6 +214,54 @@ void Engine::warp_op(Exec& x) {
     }
 }
 
+// setmaxnreg moves registers between the warp and its CTA's pool (ISA 9.7.19.5). All warps of a warpgroup must execute the
+// same instruction: with another count it is an error in any reading, at another place by the letter.
+Next Engine::set_registers(Exec& x) {
+    Warp& w = x.w;
+    Cta& cta = *w.cta;
+    const bool grows = x.in.m[1];
+    const uint32_t wanted = uint32_t(x.in.m[0]), have = w.registers;
+    const std::string text = std::string("setmaxnreg.") + (grows ? "inc" : "dec") + " to " + std::to_string(wanted);
+    if (wanted % 8 || wanted < 24 || wanted > 256) fail("IllegalInstruction", text + ": not a multiple of 8 in 24..256");
+    if (grows ? wanted < have : wanted > have) fail("IllegalInstruction", text + " but the warp has " + std::to_string(have));
+    if (grows && (wanted - have) * 32 > cta.pool_registers) {   // blocks until others release theirs
+        x.f.wait = Wait::Registers;
+        x.f.poll_epoch = epoch_;
+        return Next::Stay;
+    }
+    auto& changes = cta.register_changes[w.index / 4];
+    if (changes.size() <= w.register_changes) changes.push_back({current_.row, wanted, 0, current_});
+    RegisterChange& change = changes[w.register_changes++];
+    ++change.warps;
+    if (change.registers != wanted || (config_.check_letter && change.row != current_.row)) {
+        SimError error("IllegalInstruction", text + (change.registers != wanted
+                           ? " but another warp of the warpgroup set " + std::to_string(change.registers)
+                           : " at another instruction than another warp of the warpgroup; by the letter all must execute the same one"));
+        error.others.push_back({"the other warp", change.first});
+        throw error;
+    }
+    if (grows) cta.pool_registers -= (wanted - have) * 32;
+    else cta.pool_registers += (have - wanted) * 32;
+    w.registers = wanted;
+    effect();
+    return Next::Advance;
+}
+
+// By the letter, a warpgroup's warps end with the same number of setmaxnreg executed.
+void Engine::check_register_changes(const Cta& cta) const {
+    for (const auto& [group, changes] : cta.register_changes) {
+        const uint32_t warps = std::min<uint32_t>(4, uint32_t(cta.warps.size()) - 4 * group);
+        for (const RegisterChange& change : changes) {
+            if (change.warps == warps) continue;
+            SimError error("IllegalInstruction", "setmaxnreg to " + std::to_string(change.registers) + " was executed by " + std::to_string(change.warps) +
+                                                     " of the " + std::to_string(warps) + " warps of warpgroup " + std::to_string(group) +
+                                                     " only; by the letter all must execute it");
+            error.place = change.first;
+            throw error;
+        }
+    }
+}
+
 Next Engine::dispatch(Exec& x) {
     const Instr& in = x.in;
     const Op op = in.op;
@@ -243,27 +291,7 @@ Next Engine::dispatch(Exec& x) {
         case Op::nanosleep:
             poll(x, 0);
             return Next::Advance;
-        case Op::setmaxnreg: {
-            Cta& cta = *x.w.cta;
-            const uint32_t wanted = uint32_t(in.m[0]), have = x.w.registers;
-            if (wanted % 8 || wanted < 24 || wanted > 256) fail("IllegalInstruction", "setmaxnreg " + std::to_string(wanted) + " is not a multiple of 8 in 24..256");
-            if (in.m[1] == 0) {
-                if (wanted > have) fail("IllegalInstruction", "setmaxnreg.dec to " + std::to_string(wanted) + " but the warp has " + std::to_string(have));
-                cta.pool_registers += (have - wanted) * 32;
-            } else {
-                if (wanted < have) fail("IllegalInstruction", "setmaxnreg.inc to " + std::to_string(wanted) + " but the warp has " + std::to_string(have));
-                const uint32_t need = (wanted - have) * 32;
-                if (need > cta.pool_registers) {
-                    x.f.wait = Wait::Poll;      // blocks until others release theirs
-                    x.f.poll_epoch = epoch_;
-                    return Next::Stay;
-                }
-                cta.pool_registers -= need;
-            }
-            x.w.registers = wanted;
-            effect();
-            return Next::Advance;
-        }
+        case Op::setmaxnreg: return set_registers(x);
         case Op::trap: fail("IllegalInstruction", "the kernel executed a trap");
         case Op::nop: return Next::Advance;
         default: fail("UnknownInstruction", "this instruction is not modelled");

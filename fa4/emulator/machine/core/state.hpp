@@ -45,6 +45,7 @@ enum class Wait : uint8_t {
     Named,      // bar.sync
     ClusterBarrier,
     TmemAlloc,
+    Registers,  // setmaxnreg.inc until the CTA's pool has enough
     Poll,       // saw no change since the last look at memory
     Warpgroup,  // wgmma.wait_group until the other warps have issued theirs
     Failed,     // found an error: stays where it is
@@ -114,6 +115,7 @@ struct Warp {
     uint64_t cluster_arrivals = 0;      // lanes waiting between arrive and wait
     uint64_t cluster_phase[32] = {};
     uint32_t registers = 0;             // per thread, after setmaxnreg
+    uint32_t register_changes = 0;      // setmaxnreg instructions executed
     WarpClock clock;
     std::vector<uint64_t> counts;       // executions by row
 
@@ -130,6 +132,13 @@ struct WgmmaSlot {
     Warp* warps[4] = {};
     uint64_t a_desc = 0, b_desc = 0;
     bool accumulate = true;
+};
+
+// The setmaxnreg instructions of one warpgroup, in order: what the first warp to come executed.
+struct RegisterChange {
+    int32_t row = -1;
+    uint32_t registers = 0, warps = 0;      // warps: how many have executed it
+    Place first;
 };
 
 struct Cta {
@@ -153,6 +162,7 @@ struct Cta {
     CtaShadow races;
     Order last;                 // what its warps had seen and done when they ended
     uint32_t pool_registers = 0;        // setmaxnreg pool, registers
+    std::map<uint32_t, std::vector<RegisterChange>> register_changes;      // by warpgroup
 
     static constexpr uint8_t kValid = 1, kBarrier = 2;
 };

@@ -119,10 +119,12 @@ inline InstrDesc decode_instr_desc(const UmmaOp& op) {
         shape_ok = (m == 128 || (m == 64 && !d.block_scaled)) && n >= 8 && n <= 256 && n % 8 == 0;
     else
         shape_ok = (m == 128 || m == 256) && n >= 16 && n <= 256 && n % 16 == 0;
-    if (op.kind == MmaKind::I8 && n > 32) shape_ok &= n % (16 * op.cta_group) == 0;
+    if (op.kind == MmaKind::I8 && (n > 32 || op.cta_group == 2)) shape_ok &= n % (16 * op.cta_group) == 0;
+    // Not in the ISA's table; cutlass/arch/mma_sm100_umma.hpp asserts it for every 2x1SM_TS operation.
+    if (op.cta_group == 2 && op.a_in_tmem) shape_ok &= n % 32 == 0;
     if (!shape_ok)
         throw bad("M = " + std::to_string(m) + ", N = " + std::to_string(n) + " is not a shape of cta_group::" +
-                  std::to_string(op.cta_group) + (op.weight_stationary ? " .ws" : ""));
+                  std::to_string(op.cta_group) + (op.weight_stationary ? " .ws" : "") + (op.a_in_tmem ? ", A in tensor memory" : ""));
     return d;
 }
 

@@ -2,42 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cuda.bindings import driver
 
+from fa4.emulator.machine.chips import RESERVED_SHARED, ChipFacts
+
 _KIB = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ChipFacts:
-    """One kind of chip; sizes in bytes per multiprocessor or per block as named."""
-
-    name: str
-    capability: tuple[int, int]
-    smem_per_sm: int
-    smem_per_block: int
-    l2: int
-    threads_per_sm: int = 2048
-    blocks_per_sm: int = 32
-    memory: int = 80 << 30
-
-
-_SM80 = ChipFacts("sm_80", (8, 0), 164 * _KIB, 163 * _KIB, 40 << 20)
-_SM86 = ChipFacts("sm_86", (8, 6), 100 * _KIB, 99 * _KIB, 6 << 20, threads_per_sm=1536, blocks_per_sm=16)
-_SM89 = ChipFacts("sm_89", (8, 9), 100 * _KIB, 99 * _KIB, 72 << 20, threads_per_sm=1536, blocks_per_sm=24)
-_SM90 = ChipFacts("sm_90a", (9, 0), 228 * _KIB, 227 * _KIB, 50 << 20)
-_SM100 = ChipFacts("sm_100a", (10, 0), 228 * _KIB, 227 * _KIB, 126 << 20, memory=180 << 30)
-_SM103 = ChipFacts("sm_103a", (10, 3), 228 * _KIB, 227 * _KIB, 126 << 20, memory=270 << 30)
-
-CHIPS = {facts.name: facts for facts in (_SM80, _SM86, _SM89, _SM90, _SM100, _SM103)}
-
-
-def chip_facts(chip: str) -> ChipFacts:
-    """The record of `chip`. Raises ValueError naming the known chips."""
-    if chip not in CHIPS:
-        raise ValueError(f"chip is {chip!r}, expected one of {', '.join(CHIPS)}")
-    return CHIPS[chip]
 
 
 def device_attribute(facts: ChipFacts, sms: int, attribute: int) -> int:
@@ -62,12 +31,12 @@ def device_attribute(facts: ChipFacts, sms: int, attribute: int) -> int:
         "MAX_GRID_DIM_X": 2**31 - 1,
         "MAX_GRID_DIM_Y": 65535,
         "MAX_GRID_DIM_Z": 65535,
-        "MAX_REGISTERS_PER_BLOCK": 65536,
-        "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
+        "MAX_REGISTERS_PER_BLOCK": facts.registers_per_sm,
+        "MAX_REGISTERS_PER_MULTIPROCESSOR": facts.registers_per_sm,
         "MAX_SHARED_MEMORY_PER_BLOCK": 48 * _KIB,
         "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": facts.smem_per_block,
         "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": facts.smem_per_sm,
-        "RESERVED_SHARED_MEMORY_PER_BLOCK": _KIB,
+        "RESERVED_SHARED_MEMORY_PER_BLOCK": RESERVED_SHARED,
         "TOTAL_CONSTANT_MEMORY": 64 * _KIB,
         "L2_CACHE_SIZE": facts.l2,
         "MAX_PERSISTING_L2_CACHE_SIZE": facts.l2 // 2,
