@@ -1,0 +1,1 @@
+"""Hopper (sm_90): wgmma and TMA, warp-specialised kernels."""
