@@ -43,6 +43,7 @@ HOST_ONLY = (
     "__init__.py", "__main__.py", "api.py", "autograd.py", "cases.py", "cli.py", "demo.py", "dispatch.py", "emulator",
     "fallback.py", "ops.py", "reference.py",
 )  # fmt: skip
+_STAND_INS = "emulator/host"  # the runtime that kernels of emulated chips are linked to
 # What the compiler's packages are called: each has a part in the code or in how the code is called.
 _COMPILER = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 _SYMBOL = "fa4_kernel"
@@ -95,7 +96,7 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
         key: plain values (str, int, float, bool, None, dtype, enum, tuples of these) that determine the code.
         build: returns what `compile_kernel` returned; called at most once per key and process, and once
             per key among the processes that share a disk cache.
-        chip: where it will run. Emulated chips stay out of the disk cache.
+        chip: where it will run. Entries of emulated chips are their own: they call another runtime.
 
     Raises:
         TypeError: the key holds something else, a tensor for example.
@@ -113,7 +114,7 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
         raise ValueError(f"no kernel can be compiled for {chip}")
     with _lock:
         if full_key not in _launchers:
-            directory = None if chip.emulated else cache_directory()
+            directory = cache_directory()
             _launchers[full_key] = build() if directory is None else _through_disk(directory, full_key, build)
         return _launchers[full_key]
 
@@ -266,9 +267,11 @@ def fingerprint() -> str:
 
 def device_sources() -> list[Path]:
     """The files of the package whose text the fingerprint holds."""
-    return [
-        source for source in sorted(_PACKAGE.rglob("*.py")) if source.relative_to(_PACKAGE).parts[0] not in HOST_ONLY
-    ]
+
+    def counts(source: Path) -> bool:
+        return source.relative_to(_PACKAGE).parts[0] not in HOST_ONLY or source.parent == _PACKAGE / _STAND_INS
+
+    return sorted(source for end in ("*.py", "*.c") for source in _PACKAGE.rglob(end) if counts(source))
 
 
 def _check_plain(key: tuple) -> None:

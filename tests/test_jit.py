@@ -19,6 +19,7 @@ import fa4
 from fa4 import jit
 from fa4.device import chip_by_number, chip_of
 from fa4.emulator import emulate
+from fa4.emulator.errors import EmulationError
 
 pytest.importorskip("cutlass", reason="compiling kernels needs CuTe DSL, which is installed on Linux only")
 
@@ -192,6 +193,13 @@ def test_the_fingerprint_holds_new_folders_and_changed_files(package):
     assert len(seen) == 4
 
 
+def test_the_fingerprint_holds_the_runtime_that_emulated_kernels_are_linked_to(package):
+    before = package.fingerprint()
+    with (package.root / "emulator" / "host" / "intercept.c").open("a") as file:
+        file.write("/* changed */")
+    assert package.fingerprint() != before
+
+
 def test_the_fingerprint_is_blind_to_host_code(package):
     before = package.fingerprint()
     for part in ("cli.py", "emulator/cli.py"):
@@ -337,3 +345,40 @@ def test_an_emulated_and_a_real_chip_share_no_launcher(monkeypatch):
     chips = chip_by_number(80), chip_by_number(80, emulated=True)
     launchers = [jit.compiled(("k",), object, chip) for chip in chips]
     assert launchers[0] is not launchers[1]
+
+
+# A process that runs a kernel on the emulated chip and prints what it had to compile.
+_EMULATED = """
+import torch, fa4
+from fa4 import jit
+from fa4.emulator import emulate
+compile_kernel, compiled = jit.compile_kernel, []
+def recorded(*args, **kwargs):
+    compiled.append(1)
+    return compile_kernel(*args, **kwargs)
+jit.compile_kernel = recorded
+x = torch.randn(1, 40, 1, 32, dtype=torch.bfloat16)
+with emulate("sm_80") as gpu:
+    out = fa4.flash_attn_func(x, x, x)
+torch.testing.assert_close(out, fa4.flash_attn_func(x, x, x, backend="torch"), atol=0.02, rtol=0.02)
+assert len(gpu.launches) == 1
+print(len(compiled))
+"""
+
+
+def test_an_emulated_kernel_is_compiled_once_for_all_processes(tmp_path):
+    env = {**os.environ, "FA4_CACHE_DIR": str(tmp_path / "cache"), "FA4_CACHE": "1"}
+    command = [sys.executable, "-c", _EMULATED]
+    for expected in ("1", "0"):
+        text = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+        assert text.strip() == expected
+
+
+def test_what_was_compiled_for_a_real_chip_is_not_loaded_by_an_emulated_one(tmp_path):
+    """Its machine code would be found, but no PTX, and it calls the real runtime."""
+    pytest.importorskip("cutlass")
+    from cutlass.cute.runtime import load_module
+
+    (tmp_path / "kernel.o").write_bytes(b"an object file without PTX behind it")
+    with emulate("sm_80"), pytest.raises(EmulationError, match="carries no PTX"):
+        load_module(str(tmp_path / "kernel.o"), enable_tvm_ffi=True)

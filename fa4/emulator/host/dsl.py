@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fa4.emulator.host import stored
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.memory import Arrays
 from fa4.emulator.host.modules import Modules, entries, fatbins_in
@@ -88,6 +89,7 @@ def installed(runtime: Runtime, arrays: Arrays, chip: str) -> Iterator[None]:
         stack.callback(library.fa4_set_dispatcher, None)
         stack.enter_context(_settings(chip))
         stack.enter_context(_compilations(runtime.modules, library))
+        stack.enter_context(stored.installed(runtime.modules))
         stack.enter_context(_cpu_tensors_as_cuda(arrays))
         stack.enter_context(_failures(runtime))
         yield

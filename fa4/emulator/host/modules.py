@@ -80,6 +80,12 @@ class Modules:
             self._binaries.append(binary)
         self._ptx[digest] = ptx
 
+    def ptx_of(self, binary: bytes) -> str:
+        """The PTX that a fat binary came from. Raises EmulationError when it was compiled out of sight."""
+        if _digest(binary) not in self._ptx:
+            raise EmulationError("a kernel is exported whose PTX the emulator has not seen")
+        return self._ptx[_digest(binary)]
+
     def load(self, code: bytes) -> int:
         """A handle of a new library, from a fat binary or from a cubin inside one.
 

@@ -1,0 +1,73 @@
+"""Compiled functions on disk: the object file carries the PTX of its kernels behind its last section.
+
+A real chip needs only the machine code inside an object; the emulated one runs PTX. So `export_to_c` appends it and
+`load_module` finds it there, and host code that keeps compiled kernels works on an emulated chip as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fa4.emulator.errors import EmulationError
+from fa4.emulator.host.modules import Modules, fatbins_in
+
+_END = struct.Struct("<Q8s")  # bytes of the compressed texts before it, and a mark
+_MARK = b"fa4.ptx1"
+
+
+def append_ptx(path: Path, modules: Modules) -> None:
+    """Write the PTX of every kernel of the object file `path` behind it."""
+    texts = [modules.ptx_of(binary) for binary in fatbins_in(path.read_bytes())]
+    packed = zlib.compress(json.dumps(texts).encode(), level=1)
+    with path.open("ab") as file:
+        file.write(packed + _END.pack(len(packed), _MARK))
+
+
+def register_stored(path: Path, modules: Modules) -> None:
+    """Tell `modules` the PTX that the object file `path` carries.
+
+    Raises:
+        EmulationError: the file carries none: it was exported for a real chip, or is cut off.
+    """
+    data = path.read_bytes()
+    length, mark = _END.unpack(data[-_END.size :]) if len(data) >= _END.size else (0, b"")
+    if mark != _MARK:
+        raise EmulationError(f"{path} carries no PTX: export it inside `with emulate(...)`")
+    start = len(data) - _END.size - length
+    texts = json.loads(zlib.decompress(data[start : start + length]))
+    for binary, ptx in zip(fatbins_in(data[:start]), texts, strict=True):
+        modules.register(binary, ptx)
+
+
+@contextlib.contextmanager
+def installed(modules: Modules) -> Iterator[None]:
+    """Inside, tvm-ffi functions are exported with their PTX, and loaded by it."""
+    from cutlass.base_dsl.export.external_binary_module import ExternalBinaryModule
+    from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase
+
+    from fa4.emulator.host.dsl import replaced
+
+    export, load = TVMFFIJitCompiledFunctionBase.export_to_c, ExternalBinaryModule.__init__
+
+    @functools.wraps(export)
+    def export_to_c(self: Any, object_file_path: str, *args: Any, **kwargs: Any) -> None:
+        export(self, object_file_path, *args, **kwargs)
+        append_ptx(Path(object_file_path), modules)
+
+    @functools.wraps(load)
+    def init(self: Any, file_path: str, *args: Any, **kwargs: Any) -> None:
+        register_stored(Path(file_path), modules)
+        load(self, file_path, *args, **kwargs)
+
+    with (
+        replaced(TVMFFIJitCompiledFunctionBase, export_to_c=export_to_c),
+        replaced(ExternalBinaryModule, __init__=init),
+    ):
+        yield
