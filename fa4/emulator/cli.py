@@ -9,9 +9,10 @@ import torch
 
 from fa4 import cases
 from fa4.device import chip_by_number
-from fa4.dispatch import NoBackend, select
+from fa4.dispatch import NoBackend, check_backend_name, select
 from fa4.emulator.errors import EmulationError
 from fa4.emulator.machine import SCHEDULES, Checks
+from fa4.emulator.options import CHIP, COUNT, LENGTH, SIDE_OF_WINDOW
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -34,26 +35,25 @@ def _role_names(entry: str) -> dict[int, str]:
 
 @click.command("emulate")
 @click.argument("direction", type=click.Choice(["fwd", "bwd"]))
-@click.option("--seqlen", default=256, show_default=True, help="Queries per sequence.")
-@click.option("--seqlen-k", type=int, help="Keys per sequence [default: seqlen].")
-@click.option("--batch", default=1, show_default=True)
-@click.option("--heads", default=1, show_default=True)
-@click.option("--heads-kv", type=int, help="Key/value heads [default: heads].")
-@click.option("--head-dim", default=128, show_default=True)
-@click.option("--head-dim-v", type=int, help="[default: head-dim]")
+@click.option("--seqlen", type=LENGTH, default=256, show_default=True, help="Queries per sequence.")
+@click.option("--seqlen-k", type=LENGTH, help="Keys per sequence [default: seqlen].")
+@click.option("--batch", type=LENGTH, default=1, show_default=True)
+@click.option("--heads", type=COUNT, default=1, show_default=True)
+@click.option("--heads-kv", type=COUNT, help="Key/value heads [default: heads].")
+@click.option("--head-dim", type=COUNT, default=128, show_default=True)
+@click.option("--head-dim-v", type=COUNT, help="[default: head-dim]")
 @click.option("--dtype", type=click.Choice(list(_DTYPES)), default="bf16", show_default=True)
 @click.option("--causal", is_flag=True)
-@click.option(
-    "--window-size", nargs=2, type=int, default=(-1, -1), show_default=True, help="Left and right; -1 is open."
-)
-@click.option("--softcap", default=0.0, show_default=True)
+@click.option("--window-size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), default=(-1, -1), show_default=True,
+              help="Left and right; -1 is open.")  # fmt: skip
+@click.option("--softcap", type=click.FloatRange(min=0), default=0.0, show_default=True)
 @click.option("--sink", is_flag=True, help="With a learnable sink.")
 @click.option("--deterministic", is_flag=True)
-@click.option("--chip", default="sm_100a", show_default=True)
-@click.option("--sms", default=4, show_default=True, help="Multiprocessors of the chip.")
+@click.option("--chip", type=CHIP, default="sm_100a", show_default=True)
+@click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
 @click.option("--backend", default="auto", show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--seeds", default=1, show_default=True, help="Seeds to run, each with the next schedule.")
+@click.option("--seeds", type=COUNT, default=1, show_default=True, help="Seeds to run, each with the next schedule.")
 @click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
 @click.option("--races/--no-races", default=True, show_default=True, help="Check for data races.")
 @click.option("--letter", is_flag=True, help="Hold tensor memory and setmaxnreg to the letter of the ISA.")
@@ -68,9 +68,16 @@ def emulate_command(
     """Run our attention kernels on an emulated chip, judged against float64, under one seed or several."""
     from fa4.emulator import emulate, trace
 
+    heads_kv = heads_kv or heads
+    if heads % heads_kv:
+        raise click.BadParameter(f"{heads_kv} does not divide {heads} query heads", param_hint="'--heads-kv'")
+    try:
+        check_backend_name(backend)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--backend'") from None
     case = cases.Case(
         direction, seqlen_q=seqlen, seqlen_k=seqlen if seqlen_k is None else seqlen_k, heads_q=heads,
-        heads_kv=heads_kv or heads, dtype=_DTYPES[dtype], sink=sink, **shape,
+        heads_kv=heads_kv, dtype=_DTYPES[dtype], sink=sink, **shape,
     )  # fmt: skip
     wrong = 0
     for current in range(seed, seed + seeds):

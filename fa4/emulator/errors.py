@@ -107,6 +107,10 @@ class LaunchRefused(EmulationError):
     """A launch that the driver refuses: more threads, registers or shared memory than the chip gives a block."""
 
 
+class TensorMapRefused(EmulationError):
+    """Arguments that the driver's cuTensorMapEncodeTiled refuses: alignment, strides, extents of the box."""
+
+
 class IllegalInstruction(EmulationError):
     """An instruction used with operands that its definition forbids (also: a trap)."""
 
@@ -119,6 +123,7 @@ BY_NAME = {
     cls.__name__: cls
     for cls in (
         PtxSyntaxError, UnknownInstruction, Deadlock, OutOfBounds, Misaligned, UninitializedRead, BarrierMisuse,
-        TmemMisuse, DivergentAligned, RegisterFileOverflow, LaunchRefused, IllegalInstruction, DataRace,
+        TmemMisuse, DivergentAligned, RegisterFileOverflow, LaunchRefused, TensorMapRefused, IllegalInstruction,
+        DataRace,
     )
 }  # fmt: skip

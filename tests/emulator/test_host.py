@@ -1,6 +1,8 @@
 """The host side: unmodified CuTe DSL host code, torch.cuda and the driver's answers, on CPU tensors."""
 # ruff: noqa: E402  (what follows importorskip needs CuTe DSL)
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -135,6 +137,25 @@ def test_torch_cuda_is_the_emulated_chip() -> None:
         start.record(), end.record()
         assert start.elapsed_time(end) > 0
     assert not host.is_cuda and not torch.cuda.is_available()
+
+
+def test_fresh_memory_is_poison() -> None:
+    """A row that no kernel writes must not look right because the heap was clean."""
+    like = torch.zeros(2, 3, dtype=torch.bfloat16)
+    with emulate("sm_100a"):
+        fresh = [
+            torch.empty(7),
+            torch.empty(7, device="cuda", dtype=torch.float16),
+            torch.empty_like(like),
+            torch.empty_strided((2, 3), (3, 1)),
+            like.new_empty(5),
+            like.new_empty_strided((2,), (1,)),
+        ]
+        _, address = driver.cuMemAlloc(1000)
+        assert set(ctypes.string_at(int(address), 1000)) == {0xFF}
+        assert torch.empty(4, dtype=torch.int32).tolist() == [-1] * 4
+        assert not torch.zeros(4).any() and torch.ones(3).all()
+    assert all(tensor.isnan().all() for tensor in fresh)
 
 
 def test_graph_replays_what_was_captured() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from fa4.emulator.machine import Allocation
 
+POISON = 0xFF  # of every byte of fresh memory: a NaN in every floating-point type
 CUDA_ALIGNMENT = 512  # of every allocation of cudaMalloc and of torch's CUDA allocator, bytes
 
 
@@ -30,8 +31,9 @@ class Heap:
         self._blocks: dict[int, ctypes.Array] = {}
 
     def allocate(self, nbytes: int) -> int:
-        """Address of a fresh block; its content is not defined."""
+        """Address of a fresh block; its content is not defined, so it is poison."""
         buffer = aligned_buffer(nbytes)
+        ctypes.memset(buffer, POISON, nbytes)
         self._blocks[ctypes.addressof(buffer)] = buffer
         return ctypes.addressof(buffer)
 

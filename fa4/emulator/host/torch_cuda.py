@@ -7,6 +7,8 @@ fresh memory, as they do between two memories.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from fa4.emulator.host.dsl import replaced
 from fa4.emulator.host.launch import Runtime
-from fa4.emulator.host.memory import CUDA_ALIGNMENT, aligned_buffer
+from fa4.emulator.host.memory import CUDA_ALIGNMENT, POISON, aligned_buffer
 
 
 class Stream:
@@ -112,6 +114,27 @@ def _aligned(result: torch.Tensor, args: tuple) -> torch.Tensor:
     return moved.requires_grad_(result.requires_grad)
 
 
+def _poisoned(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`function`, one of torch's that return memory of no defined content, with poison in that memory: what a kernel
+    forgets to write then shows as NaN, whatever lay there before."""
+
+    @functools.wraps(function)
+    def fresh(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = function(*args, **kwargs)
+        # Fake tensors have no memory, and a bool has no third value.
+        if type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.dtype is not torch.bool:
+            base = _base(tensor)
+            if base and tensor.device.type == "cpu":
+                ctypes.memset(base, POISON, tensor.untyped_storage().nbytes())
+        return tensor
+
+    return fresh
+
+
+_FRESH = ("empty", "empty_like", "empty_strided")
+_FRESH_LIKE_TENSOR = ("new_empty", "new_empty_strided")
+
+
 def _base(tensor: torch.Tensor) -> int | None:
     try:
         return tensor.untyped_storage().data_ptr()
@@ -199,8 +222,12 @@ def installed(runtime: Runtime) -> Iterator[None]:
     is_cuda = property(lambda tensor: tensor.device.type == "cpu")
     with (
         replaced(torch.cuda, **answers),
-        replaced(torch, Generator=_Generator),
-        replaced(torch.Tensor, is_cuda=is_cuda),
+        replaced(torch, Generator=_Generator, **{name: _poisoned(getattr(torch, name)) for name in _FRESH}),
+        replaced(
+            torch.Tensor,
+            is_cuda=is_cuda,
+            **{name: _poisoned(getattr(torch.Tensor, name)) for name in _FRESH_LIKE_TENSOR},
+        ),
         _HostMemory(),
     ):
         yield

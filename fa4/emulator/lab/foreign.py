@@ -28,6 +28,7 @@ import click
 
 from fa4.emulator.lab.examples import EXAMPLES, Example
 from fa4.emulator.machine import SCHEDULES
+from fa4.emulator.options import COUNT, PATTERN
 
 Order = tuple[int, str]  # seed of the emulator and schedule
 _SMS = 4
@@ -214,8 +215,8 @@ def table_row(outcome: Outcome, example: Example) -> str:
 
 @click.command(help=__doc__)
 @click.option("--cutlass", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--only", default="", help="Regular expression on the names of examples.")
-@click.option("--seeds", default=5, show_default=True, help="Seeds of the emulator, each under every schedule.")
+@click.option("--only", type=PATTERN, default="", help="Regular expression on the names of examples.")
+@click.option("--seeds", type=COUNT, default=5, show_default=True, help="Each under every schedule.")
 @click.option("--inputs", type=int, help="Seed of the examples' inputs [default: fresh, printed].")
 @click.option("--timeout", default=900.0, show_default=True, help="Seconds for all runs of one example.")
 @click.option("--one", hidden=True, help="Run this example here and print its outcome as JSON.")

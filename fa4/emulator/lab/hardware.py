@@ -30,6 +30,7 @@ from fa4.emulator.lab.opcodes.catalogue import GROUPS
 from fa4.emulator.lab.opcodes.matrix import with_real_operands
 from fa4.emulator.lab.opcodes.run import expected_of, output_for, run_emulated
 from fa4.emulator.lab.recording import Recorder, Recording
+from fa4.emulator.options import CHIP, COUNT, PATTERN
 
 
 @click.group(help=__doc__)
@@ -163,11 +164,14 @@ def _memory_difference(name: str, real: bytes, emulated: bytes) -> str:
 
 @main.command()
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--seeds", default=3, show_default=True)
-@click.option("--only", default="", help="Regular expression on the names of cases and of recordings.")
+@click.option("--seeds", type=COUNT, default=3, show_default=True)
+@click.option("--only", type=PATTERN, default="", help="Regular expression on the names of cases and of recordings.")
 def compare(folder: Path | None, seeds: int, only: str) -> None:
     """Run opcode cases, matrix sums and recorded launches on the GPU, and compare with the emulator."""
-    device = Device()
+    try:
+        device = Device()
+    except (OSError, CudaError) as error:
+        raise click.UsageError(f"no GPU to compare with: {error}") from None
     rows = list(_rows(device, folder, seeds, only))
     click.echo(f"| on one {device.name} ({device.chip}) | compared | result |\n|---|---|---|")
     click.echo("\n".join(map(str, rows)))
@@ -193,10 +197,9 @@ def _rows(device: Device, folder: Path | None, seeds: int, only: str) -> Iterato
 @main.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--cutlass", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--only", default="^(hopper|ampere|fwd)", show_default=True, help="Regular expression on the names of examples."
-)
-@click.option("--chip", default="sm_90a", show_default=True, help="Chip to record for.")
+@click.option("--only", type=PATTERN, default="^(hopper|ampere|fwd)", show_default=True,
+              help="Regular expression on the names of examples.")  # fmt: skip
+@click.option("--chip", type=CHIP, default="sm_90a", show_default=True, help="Chip to record for.")
 def record(folder: Path, cutlass: Path, only: str, chip: str) -> None:
     """Run foreign examples, and fa4's own forward (as "fwd"), emulated, and write their launches."""
     from fa4.emulator import emulate

@@ -42,6 +42,7 @@ from fa4.emulator.lab.mutations import Mutant, mutants
 from fa4.emulator.lab.recording import Recorder, Recording
 from fa4.emulator.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine
 from fa4.emulator.machine.ptx import parse
+from fa4.emulator.options import CHIP, COUNT, PATTERN, SIDE_OF_WINDOW
 
 Order = tuple[int, str]  # seed and schedule
 _PATIENCE = 20  # a mutant that runs this many times the original's instructions will not end
@@ -284,7 +285,7 @@ def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: i
 
     example = next((example for example in EXAMPLES if example.name == name), None)
     if example is None:
-        raise click.BadParameter(f"{name} is neither fwd, bwd, a file nor one of {', '.join(e.name for e in EXAMPLES)}")
+        raise click.UsageError(f"{name} is neither fwd, bwd, a file nor one of {', '.join(e.name for e in EXAMPLES)}")
     if arguments:
         example = dataclasses.replace(example, arguments=arguments)
     with emulate(example.chip, sms=sms) as gpu:
@@ -312,20 +313,20 @@ class _Lengths(click.ParamType):
 @click.option("--cutlass", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--seqlen", "lengths", type=_Lengths(), multiple=True, default=["256"], show_default=True,
               help="For fwd and bwd; given again, a further shape.")  # fmt: skip
-@click.option("--head-dim", default=128, show_default=True)
-@click.option("--heads", "heads_q", default=1, show_default=True)
+@click.option("--head-dim", type=COUNT, default=128, show_default=True)
+@click.option("--heads", "heads_q", type=COUNT, default=1, show_default=True)
 @click.option("--causal", is_flag=True)
-@click.option("--window", "window_size", type=(int, int), help="Keys to the left and right; -1 is open.")
+@click.option("--window", "window_size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), help="Left and right; -1 is open.")
 @click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
 @click.option("--deterministic", is_flag=True)
-@click.option("--chip", default="sm_100a", show_default=True, help="For fwd and bwd.")
-@click.option("--sms", default=4, show_default=True, help="Multiprocessors of the chip.")
+@click.option("--chip", type=CHIP, default="sm_100a", show_default=True, help="For fwd and bwd.")
+@click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
 @click.option("--launch", type=int, help="Which launch of the target [default: the one with the most mutants].")
-@click.option("--seeds", default=10, show_default=True, help="Seeds tried on a mutant, each with every schedule.")
-@click.option("--only", default="", help="Regular expression on 'line N, kind change'.")
+@click.option("--seeds", type=COUNT, default=10, show_default=True, help="Tried on a mutant, each with every schedule.")
+@click.option("--only", type=PATTERN, default="", help="Regular expression on 'line N, kind change'.")
 @click.option("--letter", is_flag=True, help="Hold the kernel to the letter of the ISA, see Checks.letter.")
 @click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of a phase, see Checks.leftovers.")
-@click.option("--processes", default=1, show_default=True)
+@click.option("--processes", type=COUNT, default=1, show_default=True)
 def main(
     target: str, arguments: tuple[str, ...], cutlass: Path | None, lengths: list[tuple[int, int]], heads_q: int,
     window_size: tuple[int, int] | None, chip: str, sms: int, launch: int | None, seeds: int, only: str, letter: bool,

@@ -1,0 +1,38 @@
+"""The emulator's commands answer options that they cannot use with a sentence, not with a traceback."""
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from fa4.cli import main
+from fa4.emulator.lab import foreign, hardware, mutate
+
+REFUSALS = {
+    "unknown_chip": ("'sm_42' is not one of 'sm_80'", main, ["emulate", "fwd", "--chip", "sm_42"]),
+    "no_multiprocessor": ("0 is not in the range x>=1", main, ["emulate", "fwd", "--sms", "0"]),
+    "no_seed": ("0 is not in the range x>=1", main, ["emulate", "bwd", "--seeds", "0"]),
+    "negative_length": ("-5 is not in the range x>=0", main, ["emulate", "fwd", "--seqlen", "-5"]),
+    "no_head_dim": ("0 is not in the range x>=1", main, ["emulate", "fwd", "--head-dim", "0"]),
+    "heads": ("2 does not divide 3 query heads", main, ["emulate", "fwd", "--heads", "3", "--heads-kv", "2"]),
+    "window": ("-7 is not in the range x>=-1", main, ["emulate", "fwd", "--window-size", "-7", "3"]),
+    "softcap": ("-1.0 is not in the range x>=0", main, ["emulate", "fwd", "--softcap", "-1"]),
+    "backend": ("backend is 'nope', expected one of 'auto'", main, ["emulate", "fwd", "--backend", "nope"]),
+    "no_gpu": ("no GPU to compare with", hardware.main, ["compare"]),
+    "pattern": ("'(' is no regular expression", hardware.main, ["compare", "--only", "("]),
+    "record_for": ("'sm_42' is not one of", hardware.main, ["record", "here", "--cutlass", ".", "--chip", "sm_42"]),
+    "mutate_what": ("xyz is a foreign example: --cutlass says where it is", mutate.main, ["xyz"]),
+    "mutate_nothing": ("xyz is neither fwd, bwd, a file nor one of", mutate.main, ["xyz", "--cutlass", "."]),
+    "foreign_pattern": ("'[' is no regular expression", foreign.main, ["--cutlass", ".", "--only", "["]),
+}
+
+
+@pytest.mark.parametrize("message, command, arguments", REFUSALS.values(), ids=REFUSALS)
+def test_bad_options_are_usage_errors(message, command, arguments, monkeypatch):
+    def no_device():
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(hardware, "Device", no_device)
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.replace("│", "").split())
