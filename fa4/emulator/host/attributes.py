@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cuda.bindings import driver
 
-from fa4.emulator.machine.chips import RESERVED_SHARED, ChipFacts
+from fa4.device import ChipFacts
+from fa4.emulator.machine.chips import RESERVED_SHARED
 
 _KIB = 1024
 
@@ -53,5 +54,5 @@ def device_attribute(facts: ChipFacts, sms: int, attribute: int) -> int:
         "MULTICAST_SUPPORTED": 0,
     }
     if name not in values:
-        raise NotImplementedError(f"device attribute {kind.name} is not modelled by the emulated {facts.name}")
+        raise NotImplementedError(f"device attribute {kind.name} is not modelled by the emulated {facts.target}")
     return values[name]

@@ -61,7 +61,7 @@ def _driver(runtime: Runtime) -> dict[str, Callable[..., Any]]:
         "cuDriverGetVersion": lambda: _DRIVER_VERSION,
         "cuDeviceGetCount": lambda: 1,
         "cuDeviceGet": lambda ordinal: cu.CUdevice(ordinal),
-        "cuDeviceGetName": lambda length, _device: facts.name.encode()[:length],
+        "cuDeviceGetName": lambda length, _device: facts.target.encode()[:length],
         "cuDeviceTotalMem": lambda _device: facts.memory,
         "cuDeviceGetAttribute": lambda attribute, _device: device_attribute(facts, sms, int(attribute)),
         "cuDevicePrimaryCtxRetain": lambda _device: cu.CUcontext(1),

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fa4.device import ChipFacts
 from fa4.emulator.errors import EmulationError
 from fa4.emulator.host.attributes import device_attribute
 from fa4.emulator.host.memory import Heap
 from fa4.emulator.host.modules import Kernel, Modules, fatbin_size
 from fa4.emulator.host.tensor_map import encode_tiled
-from fa4.emulator.machine.chips import RESERVED_SHARED, ChipFacts
+from fa4.emulator.machine.chips import RESERVED_SHARED
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719
 _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # cudaLaunchAttributeID
@@ -189,7 +190,7 @@ class Runtime:
         family = suffix == "f" and number // 10 == chip // 10 and number <= chip
         if not (number == chip or family or (not suffix and number <= chip)):
             target = f"sm_{number}{suffix}"
-            raise EmulationError(f"a kernel compiled for {target} cannot run on the emulated {self.facts.name}")
+            raise EmulationError(f"a kernel compiled for {target} cannot run on the emulated {self.facts.target}")
 
     # memory
 

@@ -174,7 +174,7 @@ def installed(runtime: Runtime) -> Iterator[None]:
         cuda_graph.work.extend(work)
 
     properties = types.SimpleNamespace(
-        name=facts.name,
+        name=facts.target,
         major=facts.capability[0],
         minor=facts.capability[1],
         multi_processor_count=sms,
@@ -195,7 +195,7 @@ def installed(runtime: Runtime) -> Iterator[None]:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda _device: None,
-        "get_device_name": lambda _device=None: facts.name,
+        "get_device_name": lambda _device=None: facts.target,
         "get_device_capability": lambda _device=None: facts.capability,
         "get_device_properties": lambda _device=None: properties,
         "can_device_access_peer": lambda _device, _peer: False,

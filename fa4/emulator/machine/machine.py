@@ -162,7 +162,7 @@ class Machine:
         config.dynamic_shared = smem_bytes
         config.sms, config.seed, config.schedule = self.sms, self.seed, SCHEDULES.index(self.schedule)
         facts = self.facts
-        config.arch, config.has_tmem = facts.number, facts.has_tensor_memory
+        config.arch, config.has_tmem = facts.number, facts.tmem_columns > 0
         config.shared_per_block, config.shared_per_sm = facts.smem_per_block, facts.smem_per_sm
         config.registers_per_sm = facts.registers_per_sm
         config.threads_per_sm, config.blocks_per_sm = facts.threads_per_sm, facts.blocks_per_sm
