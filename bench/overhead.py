@@ -1,8 +1,8 @@
 """python -m bench.overhead: what one call costs on the host, on shapes too small to keep a GPU busy.
 
-Four rows of host time per call, forward without gradients: the public call, the backend alone, its kernel launch
-alone (arguments ready, outputs allocated), and torch's own flash attention. Then the first call of a fresh process,
-with an empty and with a filled disk cache.
+Four rows of host time per call, forward without gradients: the public call, the part of it below the operator, its
+kernel launch alone (inputs prepared, outputs allocated), and torch's own flash attention. Then the first call of a
+fresh process, with an empty and with a filled disk cache.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa4
-from fa4 import ops
+from fa4 import dispatch, ops, run
 from fa4.device import chip_of
-from fa4.dispatch import select
-from fa4.fwd.arguments import lengths, windows
-from fa4.spec import AttentionSpec
+from fa4.plan import Plan
+from fa4.spec import AttentionInputs, AttentionSpec
 
 from .timing import Timing
 
@@ -53,18 +52,9 @@ def host_time(function: Callable[[], object], calls: int = 200, repeats: int = 3
     return Timing.of(samples)
 
 
-def _launch_alone(q: torch.Tensor) -> Callable[[], object]:
-    from fa4.sm80.backend import forward_plan
-
-    inputs, fields = ops.problem(q, q, q, None, None, None, None, None, 1, 1, 0.125, None, 0, 0.0, False, False)
-    spec = AttentionSpec(*fields)
-    plan = forward_plan(spec, chip_of(q.device), inputs.batch, 1, 1, None)
-    out, lse = torch.empty_like(q), torch.empty(1, 1, 1, device=q.device)
-    arguments = (
-        *(q, q, q, out, lse, None), *lengths(inputs), inputs.batch, plan.section, plan.splits, 1, 0.125, 0.0,
-        *windows(spec),
-    )  # fmt: skip
-    return lambda: plan.launch(*arguments)
+def _launch_alone(inputs: AttentionInputs, plan: Plan) -> Callable[[], object]:
+    out, lse = torch.empty_like(inputs.q), torch.empty(1, 1, 1, device=inputs.q.device)
+    return lambda: plan.forward(inputs, out, lse)
 
 
 def _first_call(cache: str) -> tuple[float, float]:
@@ -84,8 +74,8 @@ def main() -> None:
     q = torch.randn(1, 1, 1, 64, device="cuda", dtype=torch.bfloat16)
     flat = q.transpose(1, 2)
     inputs, fields = ops.problem(q, q, q, None, None, None, None, None, 1, 1, 0.125, None, 0, 0.0, False, False)
-    spec, chip = AttentionSpec(*fields), chip_of(q.device)
-    backend = select(spec, chip, "auto").load()
+    spec = AttentionSpec(*fields)
+    plan = dispatch.plan(spec, inputs.extent, chip_of(q.device))
 
     def torch_flash() -> None:
         F.scaled_dot_product_attention(flat, flat, flat)
@@ -96,8 +86,8 @@ def main() -> None:
     with torch.no_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         rows = (
             ("fa4.flash_attn_func", lambda: fa4.flash_attn_func(q, q, q, causal=True)),
-            ("backend.forward", lambda: backend.forward(inputs, spec, chip)),
-            ("launch alone", _launch_alone(q)),
+            ("run.forward", lambda: run.forward(inputs, spec, plan)),
+            ("plan.forward", _launch_alone(inputs, plan)),
             ("scaled_dot_product_attention (flash)", torch_flash),
         )
         for name, function in rows:

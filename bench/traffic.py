@@ -17,8 +17,10 @@ from fa4.cases import Case, make
 from fa4.device import chip_of
 from fa4.emulator import emulate
 from fa4.emulator.machine import LaunchReport
-from fa4.sm100.bwd import plan
+from fa4.run import backward
 from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles
+from fa4.sm100.plan import Plan
+from fa4.spec import Saved
 
 BYTES_PER_CLOCK = 128
 KEYS = 256  # two blocks, so that every row of the table runs two CTAs
@@ -38,7 +40,8 @@ def launch(tiles: BackwardTiles, blocks: int, *, deterministic: bool = False) ->
     problem = make(replace(case, deterministic=deterministic), seed=0)
     out, lse = torch.zeros_like(problem.inputs.q), torch.zeros(1, 1, 128 * blocks)
     with emulate("sm_100a") as gpu:
-        plan.backward(problem.inputs, problem.spec, chip_of(out.device), out, lse, problem.dout, None, tiles)
+        plan = Plan(problem.spec, problem.inputs.extent, chip_of(out.device), backward_tiles=tiles)
+        backward(problem.inputs, problem.spec, plan, Saved(out, lse, problem.dout))
     return max(gpu.launches, key=lambda report: report.mma_flops)
 
 

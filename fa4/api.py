@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from . import autograd as _autograd  # noqa: F401  (registers the gradients of the operator)
 from . import dispatch, ops
 from .device import chip_of
-from .spec import AttentionSpec
+from .spec import AttentionSpec, Extent
 
 WindowSize = tuple[int | None, int | None]
 
@@ -94,8 +94,9 @@ def flash_attn_varlen_func(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention over packed sequences of different lengths.
 
-    Sequence b occupies rows cu_seqlens[b] to cu_seqlens[b + 1] of the packed tensors; attention stays within it.
-    Arguments not listed here are those of `flash_attn_func`.
+    Sequence b occupies rows cu_seqlens[b] to cu_seqlens[b + 1] of the packed tensors; attention stays within it. There
+    may be more rows than cu_seqlens[-1], as in a batch padded to a fixed size: those of q have out 0 and lse -inf, and
+    the gradients of all of them are 0. Arguments not listed here are those of `flash_attn_func`.
 
     Args:
         q: (total_q, heads_q, head_dim).
@@ -105,7 +106,7 @@ def flash_attn_varlen_func(
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths, an int or a 0-dim tensor; they size the launch and
             never change results. None, or a tensor on an accelerator (reading it would stall), means total_q, total_k.
         seqused_q, seqused_k: (batch,) int32: only the first so many rows of each sequence are used; masks align to
-            these lengths, and the other rows of out are 0, of lse -inf.
+            these lengths, and the other rows of out are 0, of lse -inf, and have gradients 0.
 
     Returns:
         out (total_q, heads_q, head_dim_v) in q's dtype and, if asked, lse (heads_q, total_q).
@@ -149,6 +150,12 @@ def explain(
     k: Tensor,
     v: Tensor,
     *,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: WindowSize = (None, None),
@@ -159,16 +166,24 @@ def explain(
 ) -> dispatch.Explanation:
     """Which backend and tiles a call with these arguments gets, and why not the backends preferred to it.
 
-    Takes the arguments of `flash_attn_func` but `return_lse`, which changes nothing here; q, k, v may be packed as for
-    `flash_attn_varlen_func`, whose lengths change nothing either. Runs nothing and returns a record that prints as
-    text. Tensors on the "meta" device will do if only shapes are at hand.
+    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func` but `return_lse`, which changes nothing here.
+    For packed q, k, v without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor, and returns a
+    record that prints as text. Tensors on the "meta" device will do if only shapes are at hand.
     """
-    check = _check_packed if isinstance(q, Tensor) and q.ndim == 3 else _check_dense
+    packed = isinstance(q, Tensor) and q.ndim == 3
+    check = _check_packed if packed else _check_dense
     check(_layout("q", q), _layout("k", k), _layout("v", v))
     flags = _check_flags(q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend)
-    cu_seqlens = q if q.ndim == 3 else None  # only its presence matters here
-    _, fields = ops.problem(q, k, v, learnable_sink, cu_seqlens, cu_seqlens, None, None, 0, 0, *flags)
-    return dispatch.explain(AttentionSpec(*fields), chip_of(q.device), backend)
+    if packed:
+        max_seqlen_q = _max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
+        max_seqlen_k = _max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
+        extent = Extent(1 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_k)
+        cu_seqlens_q = q if cu_seqlens_q is None else cu_seqlens_q  # only its presence matters from here
+    else:
+        extent = Extent(q.shape[0], q.shape[1], k.shape[1])
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    _, fields = ops.problem(q, k, v, learnable_sink, *lengths, 0, 0, *flags)
+    return dispatch.explain(AttentionSpec(*fields), extent, chip_of(q.device), backend)
 
 
 class _Layout(NamedTuple):

@@ -19,7 +19,7 @@ from . import __version__, dispatch
 from .device import Chip, chip_by_number, chip_of
 from .emulator import cli as emulator_cli
 from .env import VARIABLES
-from .spec import AttentionSpec, Feature
+from .spec import AttentionSpec, Extent, Feature
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 _POSITIVE = click.IntRange(min=1)
@@ -68,7 +68,8 @@ def environment() -> dict:
     """What decides which kernels run here, as plain data."""
     chip = chip_of(_default_device())
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0, needs_backward=True)
-    backends = {row.name: row.refusals(spec, chip) for row in dispatch.BACKENDS}
+    extent = Extent(1, 4096, 4096)
+    backends = {row.name: row.refusals(spec, extent, chip) for row in dispatch.BACKENDS if row.sizes is None}
     distributions = ("torch", "numpy", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton", "flash-attn-4")
     return {
         "fa4": __version__,
@@ -107,6 +108,9 @@ def env(as_json: bool) -> None:
 
 
 @main.command()
+@click.option("--batch", default=1, type=_POSITIVE, show_default=True)
+@click.option("--seqlen-q", default=4096, type=_POSITIVE, show_default=True, help="Of varlen, the longest.")
+@click.option("--seqlen-k", default=None, type=_POSITIVE, help="Default: seqlen_q.")
 @click.option("--heads-q", default=16, type=_POSITIVE, show_default=True)
 @click.option("--heads-kv", default=None, type=_POSITIVE, help="Default: as many as query heads.")
 @click.option("--head-dim", default=128, type=_POSITIVE, show_default=True)
@@ -162,8 +166,9 @@ def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
         deterministic=shape["deterministic"],
         needs_backward=shape["backward"],
     )
+    extent = Extent(shape["batch"], shape["seqlen_q"], shape["seqlen_k"] or shape["seqlen_q"])
     try:
-        explanation = dispatch.explain(spec, where, backend)
+        explanation = dispatch.explain(spec, extent, where, backend)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     click.echo(str(explanation))
@@ -177,7 +182,8 @@ def support_table() -> str:
     for row in dispatch.BACKENDS:
         dtypes = ", ".join(name for name, dtype in _DTYPES.items() if dtype in row.dtypes)
         lacks = ", ".join(f.value for f in Feature if f not in row.features) or "nothing"
-        lines.append(f"| `{row.name}` | {row.chips} | {dtypes} | {row.head_dims} | {lacks} | {row.summary} |")
+        where = row.chips if row.sizes is None else f"{row.chips}: {row.sizes.text}"
+        lines.append(f"| `{row.name}` | {where} | {dtypes} | {row.head_dims} | {lacks} | {row.summary} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""One table: backend x chips x features. The dispatcher picks the first row that fits, or lists why none does.
+"""One table: backend x chips x features x sizes. The dispatcher picks the first row that fits, or lists why none does.
 
 `explain`, the refusals and the README's support table all read `BACKENDS`; a new backend is a new row.
 """
@@ -9,13 +9,15 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
 from .device import Chip
-from .spec import AttentionSpec, Feature
+from .plan import Plan
+from .spec import AttentionSpec, Extent, Feature
 
 _HALF = (torch.float16, torch.bfloat16)
 ALL_FEATURES = frozenset(Feature)
@@ -43,11 +45,27 @@ class HeadDims:
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """Which problems a row is for, in words and as a test."""
+
+    text: str
+    take: Callable[[AttentionSpec, Extent], bool]
+
+
+# One warpgroup's tile of rows at most: more, and the keys are no longer all that takes time.
+_FEW_ROWS = 64
+FEW_QUERIES = Sizes(
+    f"inference with at most {_FEW_ROWS} query rows a key/value head",
+    lambda spec, extent: not spec.needs_backward and extent.max_seqlen_q * spec.group <= _FEW_ROWS,
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Backend:
     """One row of the table.
 
-    `module` is imported when the row is first used and offers `forward(inputs, spec, chip) -> (out, lse)`,
-    `backward(inputs, spec, chip, out, lse, dout, dlse) -> Gradients` and `describe(spec, chip) -> str`.
+    `module` is imported when the row is first used and offers a class `Plan`, see `fa4.plan`. A backend may have a
+    second row, which prefers it for some `sizes`.
     """
 
     name: str
@@ -59,12 +77,17 @@ class Backend:
     features: frozenset[Feature]
     module: str
     requires: tuple[str, ...] = ()
+    sizes: Sizes | None = None
 
-    def refusals(self, spec: AttentionSpec, chip: Chip) -> list[str]:
-        """Every reason why this backend cannot serve `spec` on `chip`; empty when it can."""
+    def refusals(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> list[str]:
+        """Every reason why this backend cannot serve the problem on `chip`; empty when it can."""
         reasons = []
         if not self.on(chip):
             reasons.append(f"needs {self.chips} (this is {chip})")
+        elif self.requires and not chip.compiles:
+            reasons.append(chip.no_target)
+        if self.sizes is not None and not self.sizes.take(spec, extent):
+            reasons.append(f"is preferred only for {self.sizes.text}")
         reasons += [
             f"needs the module {name}, which is not installed" for name in self.requires if not _installed(name)
         ]
@@ -79,8 +102,28 @@ class Backend:
         return importlib.import_module(self.module)
 
 
+_CUTE = ("cutlass.cute", "tvm_ffi")
+_SM80 = Backend(
+    name="sm80",
+    summary="CuTe DSL, cp.async and mma.sync: every NVIDIA GPU since Ampere",
+    chips="an NVIDIA GPU of compute capability 8.0 or newer",
+    on=lambda chip: chip.number >= 80,
+    dtypes=_HALF,
+    head_dims=HeadDims(multiple=8, largest=256),
+    features=ALL_FEATURES,
+    module="fa4.sm80.plan",
+    requires=_CUTE,
+)
+
 # Order is preference.
 BACKENDS: tuple[Backend, ...] = (
+    replace(  # cuts the keys into parts, where the Blackwell kernel would leave most of the chip idle
+        _SM80,
+        summary="the portable kernels, which split keys, where few queries leave a chip idle",
+        chips="sm_100 or sm_103",
+        on=lambda chip: chip.number in (100, 103),
+        sizes=FEW_QUERIES,
+    ),
     Backend(
         name="sm100",
         summary="CuTe DSL, tcgen05 and TMA: Blackwell datacenter GPUs",
@@ -89,20 +132,10 @@ BACKENDS: tuple[Backend, ...] = (
         dtypes=_HALF,
         head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
         features=ALL_FEATURES,
-        module="fa4.sm100.backend",
-        requires=("cutlass", "tvm_ffi"),
+        module="fa4.sm100.plan",
+        requires=_CUTE,
     ),
-    Backend(
-        name="sm80",
-        summary="CuTe DSL, cp.async and mma.sync: every NVIDIA GPU since Ampere",
-        chips="an NVIDIA GPU of compute capability 8.0 or newer",
-        on=lambda chip: chip.number >= 80,
-        dtypes=_HALF,
-        head_dims=HeadDims(multiple=8, largest=256),
-        features=ALL_FEATURES,
-        module="fa4.sm80.backend",
-        requires=("cutlass", "tvm_ffi"),
-    ),
+    _SM80,
     Backend(
         name="torch",
         summary="tiled torch: online softmax, O(N) memory, any device; always deterministic",
@@ -118,7 +151,10 @@ BACKENDS: tuple[Backend, ...] = (
 
 @functools.cache
 def _installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its package is missing, or is another of the same name
+        return False
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -126,7 +162,8 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def backend_names() -> tuple[str, ...]:
-    return tuple(row.name for row in BACKENDS)
+    """Of every backend, once, in order of preference."""
+    return tuple(dict.fromkeys(row.name for row in BACKENDS))
 
 
 def check_backend_name(backend: str) -> None:
@@ -140,22 +177,44 @@ class NoBackend(ValueError):
 
 
 @functools.lru_cache(maxsize=4096)
-def select(spec: AttentionSpec, chip: Chip, backend: str = "auto") -> Backend:
+def select(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto") -> Backend:
     """The first backend that fits, or the named one.
 
     Raises:
-        NoBackend: the named backend cannot serve the spec, or (auto) none can.
+        NoBackend: the named backend cannot serve the problem, or (auto) none can.
         ValueError: no backend has that name.
     """
     check_backend_name(backend)
-    rows = [row for row in BACKENDS if backend in ("auto", row.name)]
-    refused = []
-    for row in rows:
-        reasons = row.refusals(spec, chip)
-        if not reasons:
-            return row
-        refused.append(f"{row.name} {', '.join(reasons)}")
+    explanation = _judge(spec, extent, chip, backend)
+    if explanation.row is not None:
+        return explanation.row
+    refused = (f"{name} {', '.join(reasons)}" for name, reasons in explanation.refused if backend in ("auto", name))
     raise NoBackend(f"no backend can run this on {chip}: " + "; ".join(refused))
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto") -> Plan:
+    """The plan of the backend that `select` takes, for `spec.with_positive_scale()`; made once."""
+    return select(spec, extent, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
+
+
+def _judge(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> _Verdict:
+    refused: list[tuple[str, tuple[str, ...]]] = []
+    for row in BACKENDS:
+        if row.sizes is not None and (not row.on(chip) or backend == row.name):
+            continue  # a preference that is not about this chip, or needs none
+        reasons = row.refusals(spec, extent, chip)
+        if backend not in ("auto", row.name):
+            reasons.insert(0, f"backend={backend!r} was asked for")
+        if not reasons:
+            return _Verdict(row, tuple(refused))
+        refused.append((row.name, tuple(reasons)))
+    return _Verdict(None, tuple(refused))
+
+
+class _Verdict(NamedTuple):
+    row: Backend | None
+    refused: tuple[tuple[str, tuple[str, ...]], ...]  # of the rows before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +222,7 @@ class Explanation:
     """What `fa4.explain` returns; prints as a few lines of text."""
 
     spec: AttentionSpec
+    extent: Extent
     chip: Chip
     chosen: str | None
     tiles: str
@@ -176,22 +236,13 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(spec: AttentionSpec, chip: Chip, backend: str = "auto") -> Explanation:
-    """Which backend serves the spec, with which tiles, and why not those preferred to it.
+def explain(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto") -> Explanation:
+    """Which backend serves the problem, with which tiles, and why not those preferred to it.
 
     Raises:
         ValueError: no backend has that name.
     """
     check_backend_name(backend)
-    refused: list[tuple[str, tuple[str, ...]]] = []
-    chosen = None
-    for row in BACKENDS:
-        reasons = row.refusals(spec, chip)
-        if backend not in ("auto", row.name):
-            reasons.insert(0, f"backend={backend!r} was asked for")
-        if not reasons:
-            chosen = row
-            break
-        refused.append((row.name, tuple(reasons)))
-    tiles = chosen.load().describe(spec, chip) if chosen else ""
-    return Explanation(spec, chip, chosen.name if chosen else None, tiles, tuple(refused))
+    row, refused = _judge(spec, extent, chip, backend)
+    tiles = plan(spec, extent, chip, backend).describe() if row is not None else ""
+    return Explanation(spec, extent, chip, None if row is None else row.name, tiles, refused)

@@ -12,25 +12,22 @@ tile are key/value heads over the sequences of a pass:
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .device import Chip
+from . import plan
 from .sequences import sequences
-from .spec import AttentionInputs, AttentionSpec, Gradients
+from .spec import AttentionInputs, AttentionSpec, Gradients, Saved
 
 # The fastest on a CPU core among tiles of 64 to 512 by 256 to 512 (1 x 8 x 2048 x 64, forward and backward).
 TILE_M = 256
 TILE_N = 512
 TILE_SCORES = 1 << 19
-
-
-def describe(spec: AttentionSpec, chip: Chip) -> str:
-    return f"{TILE_M} queries x {TILE_N} keys, {str(_compute_dtype(spec)).removeprefix('torch.')} arithmetic"
 
 
 def _compute_dtype(spec: AttentionSpec) -> torch.dtype:
@@ -192,30 +189,36 @@ def _scores(q: Tensor, k: Tensor, spec: AttentionSpec, hidden: Tensor | None) ->
     return s
 
 
-def _without_autocast(function: Callable) -> Callable:
-    """`function` with its products in their own dtypes: autocast reaches into operators and would round them."""
-
-    @functools.wraps(function)
-    def run(inputs: AttentionInputs, *rest):
-        device = inputs.q.device.type
-        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-            return function(inputs, *rest)
-        with torch.autocast(device, enabled=False):
-            return function(inputs, *rest)
-
-    return run
+def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+    """Products in their own dtypes: autocast reaches into operators and would round them."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
-@_without_autocast
-def forward(inputs: AttentionInputs, spec: AttentionSpec, chip: Chip) -> tuple[Tensor, Tensor]:
-    """out in q's dtype, contiguous, shaped like q with last axis head_dim_v; lse in the arithmetic's dtype."""
-    q = inputs.q
-    out = q.new_zeros(*q.shape[:-1], spec.head_dim_v)
-    lse_shape = (spec.heads_q, q.shape[0]) if inputs.varlen else (q.shape[0], spec.heads_q, q.shape[1])
-    lse = q.new_full(lse_shape, -torch.inf, dtype=_compute_dtype(spec))
-    for part in _passes(inputs, spec):
-        _forward_pass(part, inputs, out, lse)
-    return out, lse
+class Plan(plan.Plan):
+    """Any problem on any device."""
+
+    layout = plan.Layout.ANY
+
+    def describe(self) -> str:
+        return f"{TILE_M} queries x {TILE_N} keys, {str(_compute_dtype(self.spec)).removeprefix('torch.')} arithmetic"
+
+    def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
+        with _without_autocast(out.device):
+            for part in _passes(inputs, self.spec):
+                _forward_pass(part, inputs, out, lse)
+
+    def backward(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
+        """By recomputation from lse; dq is accumulated in the arithmetic's dtype, dk and dv tile by tile."""
+        spec = self.spec
+        dq = torch.zeros(grads.dq.shape, dtype=_compute_dtype(spec), device=grads.dq.device)
+        dsink = dq.new_zeros(spec.heads_kv, spec.group)
+        with _without_autocast(dq.device):
+            for part in _passes(inputs, spec):
+                _backward_pass(part, inputs, saved, (dq, grads.dk, grads.dv, dsink))
+        grads.dq.copy_(dq)
+        return dsink.view(spec.heads_q, 1) if spec.has_sink else None
 
 
 def _forward_pass(part: _Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
@@ -247,33 +250,13 @@ def _forward_pass(part: _Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor
         _store_rows(lse_view, q_rows, row_lse)
 
 
-@_without_autocast
-def backward(
-    inputs: AttentionInputs,
-    spec: AttentionSpec,
-    chip: Chip,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    dlse: Tensor | None,
-) -> Gradients:
-    """Gradients by recomputation from lse; dq is accumulated in the arithmetic's dtype, dk and dv tile by tile."""
-    dq = torch.zeros_like(inputs.q, dtype=_compute_dtype(spec), memory_format=torch.contiguous_format)
-    dk = torch.zeros_like(inputs.k, memory_format=torch.contiguous_format)
-    dv = torch.zeros_like(inputs.v, memory_format=torch.contiguous_format)
-    dsink = torch.zeros(spec.heads_kv, spec.group, dtype=dq.dtype, device=dq.device)
-    for part in _passes(inputs, spec):
-        _backward_pass(part, inputs, (out, lse, dout, dlse), (dq, dk, dv, dsink))
-    return Gradients(dq.to(spec.dtype), dk, dv, None if inputs.sink is None else dsink.flatten().to(inputs.sink.dtype))
-
-
 def _row_term(part: _Pass, out: Tensor, dout: Tensor, dlse: Tensor | None, dtype: torch.dtype) -> Tensor:
     """D = rowsum(dout * out) - dlse, as a row view: (batch, heads_kv, group, rows)."""
     d = (part.q_view(dout).to(dtype) * part.q_view(out).to(dtype)).sum(dim=-1).permute(0, 2, 3, 1)
     return d if dlse is None else d - part.row_view(dlse).to(dtype)
 
 
-def _backward_pass(part: _Pass, inputs: AttentionInputs, saved: tuple, grads: tuple) -> None:
+def _backward_pass(part: _Pass, inputs: AttentionInputs, saved: Saved, grads: tuple[Tensor, ...]) -> None:
     spec, (out, lse, dout, dlse), (dq, dk, dv, dsink) = part.spec, saved, grads
     dtype = dq.dtype
     q_view, k_view, v_view = part.q_view(inputs.q), part.k_view(inputs.k), part.k_view(inputs.v)

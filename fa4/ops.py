@@ -7,7 +7,6 @@ and the FLOP counter see ordinary operators; the backend is chosen inside, from 
 from __future__ import annotations
 
 import functools
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,9 +14,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import dispatch
+from . import dispatch, run
 from .device import Chip, chip_of
-from .spec import AttentionInputs, AttentionSpec
+from .plan import Plan
+from .spec import AttentionInputs, AttentionSpec, Extent, Saved
 
 _PROBLEM = (
     "Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
@@ -71,17 +71,15 @@ def problem(
 
 
 @functools.lru_cache(maxsize=4096)
-def _route(chip: Chip, backend: str, *fields) -> tuple[AttentionSpec, ModuleType]:
-    """The spec with these field values and the backend that serves it; building both anew would cost 5 us a call."""
+def _route(chip: Chip, backend: str, extent: Extent, *fields) -> tuple[AttentionSpec, Plan]:
+    """The spec with these field values and the plan for it; building both anew would cost 5 us a call."""
     spec = AttentionSpec(*fields)
-    return spec, dispatch.select(spec, chip, backend).load()
+    return spec, dispatch.plan(spec, extent, chip, backend)
 
 
 def _forward(q, *arguments):
     inputs, fields = problem(q, *arguments[:-1])
-    chip = chip_of(q.device)
-    spec, module = _route(chip, arguments[-1], *fields)
-    return module.forward(inputs, spec, chip)
+    return run.forward(inputs, *_route(chip_of(q.device), arguments[-1], inputs.extent, *fields))
 
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
@@ -109,9 +107,8 @@ def forward(watched: bool, *arguments) -> tuple[Tensor, Tensor]:
 def _backward(dout, dlse, q, k, v, out, lse, *arguments):
     *rest, backend = arguments
     inputs, fields = problem(q, k, v, *rest)
-    chip = chip_of(q.device)
-    spec, module = _route(chip, backend, *fields)
-    dq, dk, dv, dsink = module.backward(inputs, spec, chip, out, lse, dout, dlse)
+    route = _route(chip_of(q.device), backend, inputs.extent, *fields)
+    dq, dk, dv, dsink = run.backward(inputs, *route, Saved(out, lse, dout, dlse))
     return dq, dk, dv, q.new_empty(0) if dsink is None else dsink
 
 

@@ -1,13 +1,14 @@
-"""What is being asked: `AttentionSpec` (no tensors, hashable) and `AttentionInputs` (the tensors).
+"""What is being asked: `AttentionSpec` (what shapes code), `Extent` (sizes) and `AttentionInputs` (the tensors).
 
 The spec is everything that may change generated code or results; two calls with equal specs on one chip run the
-same kernels. The inputs carry the data and the lengths, none of which may enter a compile key.
+same kernels. The extent has a part in which kernels and tiles those are, and the inputs carry the data and the lengths:
+neither may enter a compile key.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -63,6 +64,11 @@ class AttentionSpec:
         """Query heads that share one key/value head."""
         return self.heads_q // self.heads_kv
 
+    def with_positive_scale(self) -> AttentionSpec:
+        """The problem that backends solve when q takes the scale's sign: online softmax takes the maximum of unscaled
+        scores. A scale of 0 becomes one that acts as 0 on any finite score, and keeps 0 * -inf out of kernels."""
+        return self if self.softmax_scale > 0 else replace(self, softmax_scale=-self.softmax_scale or 1e-30)
+
     def features(self) -> frozenset[Feature]:
         """The features a backend must have to serve this spec."""
         asked = {
@@ -78,6 +84,14 @@ class AttentionSpec:
             Feature.DETERMINISTIC: self.needs_backward and self.deterministic,
         }
         return frozenset(feature for feature, is_asked in asked.items() if is_asked)
+
+
+class Extent(NamedTuple):
+    """How large a problem is. `max_seqlen_*` are upper bounds of the sequences' lengths, host integers."""
+
+    batch: int
+    max_seqlen_q: int
+    max_seqlen_k: int
 
 
 class AttentionInputs(NamedTuple):
@@ -108,6 +122,24 @@ class AttentionInputs(NamedTuple):
     @property
     def batch(self) -> int:
         return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.batch, self.max_seqlen_q, self.max_seqlen_k)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no query can see a key."""
+        return 0 in self.extent or self.q.shape[0] == 0 or self.k.shape[0] == 0
+
+
+class Saved(NamedTuple):
+    """What a backward gets besides the inputs: the forward's results, and the gradients of the loss to them."""
+
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+    dlse: Tensor | None = None
 
 
 class Gradients(NamedTuple):

@@ -136,9 +136,9 @@ def test_deterministic_follows_torchs_flag(monkeypatch):
     from fa4 import fallback
 
     asked = []
-    real = fallback.forward
+    real = fallback.Plan.forward
     monkeypatch.setattr(
-        fallback, "forward", lambda i, spec, chip: asked.append(spec.deterministic) or real(i, spec, chip)
+        fallback.Plan, "forward", lambda plan, *results: asked.append(plan.spec.deterministic) or real(plan, *results)
     )
     fa4.flash_attn_func(Q, K, V)
     torch.use_deterministic_algorithms(True)

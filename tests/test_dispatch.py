@@ -7,7 +7,7 @@ from fa4 import device, dispatch
 from fa4.cases import Case, make
 from fa4.device import CHIPS, Chip, NoTarget, chip_by_number, chip_of, emulating, target_for
 from fa4.dispatch import Backend, HeadDims, NoBackend
-from fa4.spec import Feature
+from fa4.spec import Extent, Feature
 
 PICKY = Backend(
     name="picky",
@@ -21,6 +21,7 @@ PICKY = Backend(
     requires=("no_such_module_anywhere",),
 )
 CPU = chip_of(torch.device("cpu"))
+MANY = Extent(1, 4096, 4096)
 
 
 def spec(**kwargs):
@@ -36,7 +37,7 @@ def picky_first(monkeypatch):
 
 
 def test_a_refusal_lists_every_reason():
-    reasons = PICKY.refusals(spec(head_dim=132, dtype=torch.float16, softcap=3.0, sink=True), CPU)
+    reasons = PICKY.refusals(spec(head_dim=132, dtype=torch.float16, softcap=3.0, sink=True), MANY, CPU)
     text = "; ".join(reasons)
     for part in (
         "needs sm_100 (this is cpu)",
@@ -50,19 +51,19 @@ def test_a_refusal_lists_every_reason():
 
 
 def test_auto_takes_the_first_that_fits(picky_first):
-    assert dispatch.select(spec(), CPU).name == "torch"
+    assert dispatch.select(spec(), MANY, CPU).name == "torch"
 
 
 def test_a_named_backend_obeys_or_raises(picky_first):
-    assert dispatch.select(spec(), CPU, "torch").name == "torch"
+    assert dispatch.select(spec(), MANY, CPU, "torch").name == "torch"
     with pytest.raises(NoBackend, match="picky needs sm_100"):
-        dispatch.select(spec(), CPU, "picky")
+        dispatch.select(spec(), MANY, CPU, "picky")
     with pytest.raises(ValueError, match="backend is 'nope'"):
-        dispatch.select(spec(), CPU, "nope")
+        dispatch.select(spec(), MANY, CPU, "nope")
 
 
 def test_explain_tells_why_the_preferred_one_was_not_taken(picky_first):
-    explanation = dispatch.explain(spec(), CPU)
+    explanation = dispatch.explain(spec(), MANY, CPU)
     assert explanation.chosen == "torch" and explanation.refused[0][0] == "picky"
     assert "not picky: needs sm_100" in str(explanation)
 
@@ -98,7 +99,7 @@ def test_an_unknown_chip_gets_the_portable_target_of_its_major_version(number, t
     """Code for X.0 runs on X.z; an "a" target would not, and a newer minor version's would not either."""
     chip = chip_by_number(number)
     assert chip.target == target and chip.compiles
-    assert dispatch.select(spec(), chip).name == "sm80"
+    assert dispatch.select(spec(), MANY, chip).name == "sm80"
     family = [facts for facts in CHIPS.values() if facts.number // 10 == number // 10]
     assert chip.smem_per_block <= min(facts.smem_per_block for facts in family if facts.number < number)
 

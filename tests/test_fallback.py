@@ -6,6 +6,7 @@ import torch
 from fa4 import fallback
 from fa4.cases import CASES, Case, assert_right, judge_backward, judge_forward, make
 from fa4.device import chip_of
+from fa4.run import forward
 
 CPU = chip_of(torch.device("cpu"))
 
@@ -48,7 +49,8 @@ def test_strided_inputs_give_the_same_bits(seed):
     spec = make(Case("x", batch=2, seqlen_q=70, seqlen_k=70, heads_q=4, heads_kv=4, head_dim=32), 0)
     views = spec.inputs._replace(q=qkv[:, :, 0], k=qkv[:, :, 1], v=qkv[:, :, 2])
     copies = views._replace(q=views.q.clone(), k=views.k.clone(), v=views.v.clone())
-    strided, dense = (fallback.forward(x, spec.spec, CPU) for x in (views, copies))
+    plan = fallback.Plan(spec.spec, spec.inputs.extent, CPU)
+    strided, dense = (forward(x, spec.spec, plan) for x in (views, copies))
     assert torch.equal(strided[0], dense[0]) and torch.equal(strided[1], dense[1])
 
 

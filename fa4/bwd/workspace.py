@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..fwd.arguments import empty
+from ..memory import empty
 from ..spec import AttentionInputs, AttentionSpec
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import click
@@ -90,7 +91,9 @@ def emulate_command(
             with emulate(
                 chip, sms=sms, seed=current, schedule=order, checks=checks, trace=wants_trace is not None
             ) as gpu:
-                chosen = select(problem.spec, chip_by_number(gpu.chip_number, emulated=True), backend).name
+                asked = dataclasses.replace(problem.spec, needs_backward=direction == "bwd")
+                here = chip_by_number(gpu.chip_number, emulated=True)
+                chosen = select(asked, problem.inputs.extent, here, backend).name
                 gpu.roles = _role_names if chosen == "sm100" else {}
                 if direction == "fwd":
                     judgements = cases.judge_forward(problem, *problem.call(backend=backend))

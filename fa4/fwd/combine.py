@@ -4,12 +4,14 @@ Part s of a row is a normalised output o_s with log-sum-exp l_s over its share o
 
     lse = log(exp(sink) + sum_s exp(l_s)),   out = sum_s exp(l_s - lse) o_s.
 
-One warp joins one row. Parts that saw nothing have l_s = -inf and are not read.
+One warp joins one row. Parts that saw nothing have l_s = -inf and are not read. A row that no sequence uses has
+l_s = +inf, as whoever allocated the parts left it: it becomes 0 with lse -inf, and takes no sink.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import astuple, dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -79,7 +81,9 @@ class Combine:
         sequence = row // out.shape[2] // out.shape[1]
         if row < rows:
             of_row = part_lse[None, sequence, head, query]
-            total = self.total_lse(of_row, sink, head, thread % 32)
+            total = -Float32.inf
+            if of_row[0] != Float32.inf:
+                total = self.total_lse(of_row, sink, head, thread % 32)
             if thread % 32 == 0:
                 lse[sequence, head, query] = total
             self.weigh(parts, of_row, out[sequence, query, head, None], total, (sequence, query, head), thread % 32)
@@ -114,7 +118,7 @@ class Combine:
                 part = cute.make_rmem_tensor(_VECTOR, Float32)
                 acc.fill(0.0)
                 for s in cutlass.range(cute.size(part_lse)):
-                    if part_lse[s] > -Float32.inf:
+                    if part_lse[s] != -Float32.inf and part_lse[s] != Float32.inf:
                         weight = cute.math.exp(part_lse[s] - total)
                         address = parts.iterator + cute.crd2idx((s, *row, column), parts.layout)
                         cute.autovec_copy(cute.make_tensor(address.align(16), layout), part)
@@ -123,3 +127,9 @@ class Combine:
                 half.store(acc.load().to(out.element_type))
                 target = (out.iterator + column).align(8)
                 cute.autovec_copy(half, cute.make_tensor(target, layout))
+
+
+def launcher(dtype: torch.dtype, head_dim_v: int, has_sink: bool, chip: Chip) -> jit.Launcher:
+    """The compiled kernel, which takes parts, part_lse, out, lse and the sink, float32 or None."""
+    kernel = Combine(dtype, head_dim_v, torch.float32 if has_sink else None)
+    return jit.compiled(("combine", *astuple(kernel)), functools.partial(kernel.compile, chip), chip)

@@ -23,6 +23,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from .. import jit
+from ..core.arguments import fake_lengths
 from ..core.heads import PackedRows
 from ..core.mask import Band
 from ..core.schedule import Tile
@@ -30,7 +31,6 @@ from ..core.score import Softcap
 from ..core.seqlen import Rows, align_strides, padded_first, sequence_of
 from ..core.softmax import LOG2_E
 from ..device import Chip
-from ..fwd.arguments import fake_lengths
 from .loader import TileCopy, async_copy, plain_copy, thread_tiling
 from .tensor_core import (
     operand_a,

@@ -18,6 +18,7 @@ from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
 from .. import jit
+from ..core.arguments import fake_lengths
 from ..core.heads import PackedRows
 from ..core.mask import Band
 from ..core.schedule import Tile
@@ -25,7 +26,6 @@ from ..core.score import Softcap
 from ..core.seqlen import Rows, align_strides, sequence_of
 from ..core.softmax import OnlineSoftmax
 from ..device import Chip
-from ..fwd.arguments import fake_lengths
 from .loader import TileCopy, async_copy, plain_copy, thread_tiling
 from .tensor_core import (
     as_operand_a,

@@ -15,11 +15,13 @@ from fa4.cases import Case
 from fa4.device import chip_by_number, chip_of
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
+from fa4.run import backward
 from fa4.sm100.bwd import plan
 from fa4.sm100.bwd.__main__ import tables
 from fa4.sm100.bwd.kernel import channels, smem_map, tmem_map
 from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles, tiles_for
-from fa4.spec import AttentionSpec, Gradients
+from fa4.sm100.plan import Plan
+from fa4.spec import AttentionInputs, AttentionSpec, Gradients, Saved
 from tests.sm100.named import CASES
 
 NAME = attrgetter("name")
@@ -56,6 +58,12 @@ def upstream(problem: cases.Problem) -> tuple[torch.Tensor, torch.Tensor, torch.
     return out, lse, problem.dlse.masked_fill(lse == -torch.inf, 0.0)
 
 
+def run(inputs: AttentionInputs, spec: AttentionSpec, saved: Saved, tiles: BackwardTiles | None = None) -> Gradients:
+    """The kernels' gradients, on the emulated chip that is current."""
+    made = Plan(spec.with_positive_scale(), inputs.extent, chip_of(inputs.q.device), backward_tiles=tiles)
+    return backward(inputs, spec, made, saved)
+
+
 def gradients(
     problem: cases.Problem, seed: int, schedule: str = "round_robin", sms: int = 4, tiles: BackwardTiles | None = None
 ) -> Gradients:
@@ -63,7 +71,7 @@ def gradients(
     out, lse, dlse = upstream(problem)
     spec = replace(problem.spec, needs_backward=True)
     with emulate("sm_100a", sms=sms, seed=seed, schedule=schedule):
-        return plan.backward(problem.inputs, spec, chip_of(out.device), out, lse, problem.dout, dlse, tiles)
+        return run(problem.inputs, spec, Saved(out, lse, problem.dout, dlse), tiles)
 
 
 def judged(problem: cases.Problem, grads: Gradients) -> list[cases.Judgement]:
@@ -150,7 +158,7 @@ def test_upstream_gradient_of_lse_may_be_absent(seed):
     problem = replace(problem, dlse=torch.zeros_like(problem.dlse))
     out, lse, _ = upstream(problem)
     with emulate("sm_100a", seed=seed):
-        grads = plan.backward(problem.inputs, problem.spec, chip_of(out.device), out, lse, problem.dout, None)
+        grads = run(problem.inputs, problem.spec, Saved(out, lse, problem.dout))
     assert_right(problem, grads, f"causal without dlse (seed {seed})")
 
 
@@ -169,8 +177,7 @@ def test_data_outside_the_sequences_in_use_is_not_seen(seed):
             x[begin + count : end] = torch.nan
     dout, out = spoilt.pop("dout"), spoilt.pop("out")
     with emulate("sm_100a", seed=seed):
-        inputs = inputs._replace(**spoilt)
-        grads = plan.backward(inputs, problem.spec, chip_of(out.device), out, lse, dout, dlse)
+        grads = run(inputs._replace(**spoilt), problem.spec, Saved(out, lse, dout, dlse))
     assert bits(grads) == bits(expected)
 
 

@@ -13,10 +13,12 @@ from fa4 import cases, device
 from fa4.cases import Case
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
+from fa4.run import forward
 from fa4.sm100.fwd import plan
 from fa4.sm100.fwd.config import Schedule
 from fa4.sm100.fwd.kernel import channels, smem_map
 from fa4.sm100.fwd.tiles import ForwardTiles
+from fa4.sm100.plan import Plan
 from fa4.spec import AttentionSpec
 from tests.sm100.named import CASES
 
@@ -27,7 +29,8 @@ def run(problem: cases.Problem, seed: int, schedule: str, tiles: ForwardTiles | 
     """(out, lse) of the kernel on an emulated chip; raises on any finding."""
     with emulate("sm_100a", sms=SMS, seed=seed, schedule=schedule):
         chip = device.chip_of(torch.device("cpu"))
-        return plan.forward(problem.inputs, problem.spec, chip, tiles)
+        made = Plan(problem.spec.with_positive_scale(), problem.inputs.extent, chip, forward_tiles=tiles)
+        return forward(problem.inputs, problem.spec, made)
 
 
 def poison_unused(problem: cases.Problem) -> cases.Problem:

@@ -1,4 +1,4 @@
-"""From a specification to a launch: configuration, compiled kernels, outputs, workspaces, arguments."""
+"""From a specification to a launch: configuration, compiled kernels, workspaces, arguments."""
 
 from __future__ import annotations
 
@@ -7,86 +7,68 @@ import functools
 import torch
 from torch import Tensor
 
-from ... import fallback, jit
+from ... import jit
+from ...core.arguments import (
+    LOG2_E,
+    compile_key,
+    fake_lengths,
+    fake_matrices,
+    fake_rows,
+    fake_sink,
+    lengths,
+    windows,
+)
 from ...device import Chip
-from ...fwd.arguments import fake_lengths, lengths, windows
-from ...spec import AttentionInputs, AttentionSpec, Gradients
-from ..arguments import LOG2_E, addressable, compile_key, fake_matrices, fake_rows, fake_sink
+from ...memory import empty
+from ...spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
 from .config import Config
 from .tiles import BackwardTiles, tiles_for
 
 DSINK_TERMS = 256  # of one block of rows: the threads of the statistics kernel
 
 
-def describe(spec: AttentionSpec, chip: Chip) -> str:
-    """The tile row and what follows from it, in one line."""
-    tiles, cfg = tiles_for(spec, chip), configure(spec, chip, has_dlse=False)
-    return (
-        f"sm100 backward {tiles.name}: {cfg.tile_m} x {cfg.span}, {cfg.q_stages} Q and {cfg.do_stages} dO stages, "
-        f"group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({tiles.evidence})"
-    )
+class Backward:
+    """One kind of problem: its tiles, its kernels, its launch. `tiles` replaces the row of the table, for tuning."""
 
+    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
+        self.spec, self.extent, self.chip = spec, extent, chip
+        self.tiles = tiles or tiles_for(spec, chip)
+        scale = spec.softmax_scale
+        over_cap = scale / spec.softcap if spec.softcap else 0.0
+        self.scales = (scale, (spec.softcap or scale) * LOG2_E, over_cap)
+        self.counts = (*windows(spec), extent.max_seqlen_q, extent.max_seqlen_k, extent.batch)
 
-def backward(
-    inputs: AttentionInputs,
-    spec: AttentionSpec,
-    chip: Chip,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    dlse: Tensor | None,
-    tiles: BackwardTiles | None = None,
-) -> Gradients:
-    """Gradients of q, k, v and the sink; `out`, `lse` are the forward's, `dout`, `dlse` the upstream gradients.
+    def __str__(self) -> str:
+        tiles, cfg = self.tiles, self.config(has_dlse=False)
+        return (
+            f"backward {tiles.name}: {cfg.tile_m} x {cfg.span}, {cfg.q_stages} Q and {cfg.do_stages} dO stages, "
+            f"group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({tiles.evidence})"
+        )
 
-    `tiles` replaces the row of the table, for tuning.
-    """
-    q, k, v, out, dout = (addressable(x) for x in (inputs.q, inputs.k, inputs.v, out, dout))
-    if q.numel() == 0 or k.numel() == 0:  # no row sees a key; a TMA map cannot be empty
-        return fallback.backward(inputs, spec, chip, out, lse, dout, dlse)
-    # Rows beyond seqused_k are no CTA's work.
-    new = torch.zeros if spec.has_seqused_k else torch.empty
-    dk, dv = (new(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    cfg = configure(spec, chip, dlse is not None, tiles)
-    blocks = _row_blocks(inputs, cfg.tile_m)
-    rows, dq_rows = (
-        torch.empty(spec.heads_q, blocks, *shape, dtype=torch.float32, device=q.device)
-        for shape in ((2, cfg.tile_m), (cfg.tile_m * cfg.columns,))
-    )
-    turns = None
-    if spec.deterministic:
-        turns = torch.empty(spec.heads_q, blocks * cfg.ctas, dtype=torch.int32, device=q.device)
-    dsink_rows = None
-    if spec.has_sink:
-        dsink_rows = torch.zeros(spec.heads_q, blocks, DSINK_TERMS, dtype=torch.float32, device=q.device)
-    _launcher(spec, chip, dlse is not None, tiles)(
-        q,
-        k,
-        v,
-        out,
-        dout,
-        dq,
-        dk,
-        dv,
-        lse,
-        dlse,
-        None if inputs.sink is None else inputs.sink.float(),
-        *lengths(inputs),
-        rows,
-        dq_rows,
-        turns,
-        dsink_rows,
-        spec.softmax_scale,
-        (spec.softcap or spec.softmax_scale) * LOG2_E,
-        spec.softmax_scale / spec.softcap if spec.softcap else 0.0,
-        *windows(spec),
-        inputs.max_seqlen_q,
-        inputs.max_seqlen_k,
-        inputs.batch,
-    )
-    dsink = None if dsink_rows is None else dsink_rows.sum(dim=(1, 2)).to(inputs.sink.dtype)
-    return Gradients(dq, dk, dv, dsink)
+    def launch(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
+        """Fill dq, dk, dv; returns the terms of dsink, (heads_q, blocks, terms), if there is a sink."""
+        spec, device, cfg = self.spec, inputs.q.device, self.config(saved.dlse is not None)
+        blocks = _row_blocks(inputs, cfg.tile_m)
+        rows = empty((spec.heads_q, blocks, 2, cfg.tile_m), torch.float32, device)
+        dq_rows = empty((spec.heads_q, blocks, cfg.tile_m * cfg.columns), torch.float32, device)
+        turns = empty((spec.heads_q, blocks * cfg.ctas), torch.int32, device) if spec.deterministic else None
+        sink_terms = None
+        if spec.has_sink:
+            sink_terms = torch.zeros(spec.heads_q, blocks, DSINK_TERMS, dtype=torch.float32, device=device)
+        of_rows = (saved.lse, saved.dlse, inputs.sink)
+        matrices = (inputs.q, inputs.k, inputs.v, saved.out, saved.dout, *grads[:3])
+        workspaces = (rows, dq_rows, turns, sink_terms)
+        self._kernel(saved.dlse is not None)(
+            *matrices, *of_rows, *lengths(inputs), *workspaces, *self.scales, *self.counts
+        )
+        return sink_terms
+
+    def config(self, has_dlse: bool) -> Config:
+        return configure(self.spec, self.chip, has_dlse, self.tiles)
+
+    def _kernel(self, has_dlse: bool) -> jit.Launcher:
+        cfg = self.config(has_dlse)
+        return jit.compiled(compile_key("sm100.backward", cfg), functools.partial(build, cfg, self.chip), self.chip)
 
 
 def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None) -> Config:
@@ -110,12 +92,6 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
         polynomial=tiles.polynomial,
         smem_bytes=chip.smem_per_block,
     )
-
-
-@functools.lru_cache(maxsize=1024)
-def _launcher(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None) -> jit.Launcher:
-    cfg = configure(spec, chip, has_dlse, tiles)
-    return jit.compiled(compile_key("sm100.backward", cfg), functools.partial(build, cfg, chip), chip)
 
 
 def build(cfg: Config, chip: Chip):

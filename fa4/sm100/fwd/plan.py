@@ -1,4 +1,4 @@
-"""From a specification to a launch: configuration, compiled kernel, outputs, arguments."""
+"""From a specification to a launch: configuration, compiled kernel, arguments."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import ctypes
 import functools
 import math
 
-import torch
 from torch import Tensor
 
-from ... import fallback, jit
+from ... import jit
+from ...core.arguments import (
+    LOG2_E,
+    compile_key,
+    fake_lengths,
+    fake_matrices,
+    fake_rows,
+    fake_sink,
+    lengths,
+    windows,
+)
 from ...device import Chip
-from ...fwd.arguments import fake_lengths, lengths, prepared, windows
-from ...spec import AttentionInputs, AttentionSpec
-from ..arguments import LOG2_E, addressable, compile_key, fake_matrices, fake_rows, fake_sink
+from ...spec import AttentionInputs, AttentionSpec, Extent
 from .config import TILE_M, TILE_N, Config
 from .tiles import ForwardTiles, tiles_for
 
@@ -21,50 +28,35 @@ from .tiles import ForwardTiles, tiles_for
 SECTION_BYTES = 50 << 20
 
 
-def describe(spec: AttentionSpec, chip: Chip) -> str:
-    """The tile row and what follows from it, in one line."""
-    tiles, cfg = tiles_for(spec, chip), configure(spec, chip)
-    return (
-        f"sm100 forward {tiles.name}: {cfg.rows} x {TILE_N}, {cfg.kv_stages} K/V stages, group {cfg.group}, "
-        f"exp2 polynomial {cfg.polynomial}/16, rescale threshold {cfg.rescale_threshold:g}, {cfg.schedule.name.lower()}"
-        f" ({tiles.evidence})"
-    )
+class Forward:
+    """One kind of problem: its tiles, its kernel, its launch. `tiles` replaces the row of the table, for tuning."""
 
+    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
+        self.spec, self.extent, self.chip = spec, extent, chip
+        self.tiles = tiles or tiles_for(spec, chip, extent.max_seqlen_q * _packed_heads(spec))
+        scale = spec.softcap or spec.softmax_scale
+        scale_log2 = ctypes.c_float(scale * LOG2_E).value
+        over_cap = spec.softmax_scale / spec.softcap if spec.softcap else 0.0
+        self.scales = (scale_log2, scale / scale_log2, over_cap)
+        section = _section(spec, extent.max_seqlen_k)
+        self.counts = (*windows(spec), extent.max_seqlen_q, extent.batch, section, chip.sms)
 
-def forward(
-    inputs: AttentionInputs, spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None
-) -> tuple[Tensor, Tensor]:
-    """(out, lse): out like q with head_dim_v columns, lse float32 (batch, heads, rows) or varlen (heads, rows).
+    def __str__(self) -> str:
+        tiles, cfg = self.tiles, configure(self.spec, self.chip, self.tiles)
+        return (
+            f"forward {tiles.name}: {cfg.rows} x {TILE_N}, {cfg.kv_stages} K/V stages, group {cfg.group}, "
+            f"exp2 polynomial {cfg.polynomial}/16, rescale threshold {cfg.rescale_threshold:g}, "
+            f"{cfg.schedule.name.lower()} ({tiles.evidence})"
+        )
 
-    `tiles` replaces the row of the table, for tuning.
-    """
-    if inputs.q.numel() == 0 or inputs.k.numel() == 0:  # no row sees a key; a TMA map cannot be empty
-        return fallback.forward(inputs, spec, chip)
-    inputs, scale = prepared(inputs, spec)
-    q, k, v = (addressable(x) for x in (inputs.q, inputs.k, inputs.v))
-    out = torch.empty(*q.shape[:-1], spec.head_dim_v, dtype=q.dtype, device=q.device)
-    lse_shape = (spec.heads_q, q.shape[0]) if spec.varlen else (q.shape[0], spec.heads_q, q.shape[1])
-    lse = torch.empty(lse_shape, dtype=torch.float32, device=q.device)
-    scale_log2 = ctypes.c_float((spec.softcap or scale) * LOG2_E).value
-    tiles = tiles or tiles_for(spec, chip, inputs.max_seqlen_q * _packed_heads(spec))
-    _launcher(spec, chip, tiles)(
-        q,
-        k,
-        v,
-        out,
-        lse,
-        None if inputs.sink is None else inputs.sink.float(),
-        *lengths(inputs),
-        scale_log2,
-        (spec.softcap or scale) / scale_log2,
-        scale / spec.softcap if spec.softcap else 0.0,
-        *windows(spec),
-        inputs.max_seqlen_q,
-        inputs.batch,
-        _section(spec, inputs.max_seqlen_k),
-        chip.sms,
-    )
-    return out, lse
+    def launch(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
+        tensors = (inputs.q, inputs.k, inputs.v, out, lse, inputs.sink, *lengths(inputs))
+        self._kernel(*tensors, *self.scales, *self.counts)
+
+    @functools.cached_property
+    def _kernel(self) -> jit.Launcher:
+        cfg = configure(self.spec, self.chip, self.tiles)
+        return jit.compiled(compile_key("sm100.forward", cfg), functools.partial(build, cfg, self.chip), self.chip)
 
 
 def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None) -> Config:
@@ -90,12 +82,6 @@ def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None
         ctas=tiles.ctas,
         smem_bytes=chip.smem_per_block,
     )
-
-
-@functools.lru_cache(maxsize=1024)
-def _launcher(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles) -> jit.Launcher:
-    cfg = configure(spec, chip, tiles)
-    return jit.compiled(compile_key("sm100.forward", cfg), functools.partial(build, cfg, chip), chip)
 
 
 def build(cfg: Config, chip: Chip):

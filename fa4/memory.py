@@ -1,0 +1,28 @@
+"""Fresh device memory, at little cost to the host."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+_empty_strided_cuda = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A row-major tensor with unset values.
+
+    On CUDA, `device` must be the current one. There it is made by the allocation call that torch.compile's generated
+    code uses, where this torch has it: a tenth of torch.empty's host time, which is most of a short call's.
+    """
+    if _empty_strided_cuda is not None and device.type == "cuda":
+        shape = tuple(shape)  # it takes no torch.Size
+        return _empty_strided_cuda(shape, _row_major(shape), dtype)
+    return torch.empty(shape, dtype=dtype, device=device)

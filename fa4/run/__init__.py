@@ -1,0 +1,9 @@
+"""One road for every backend: prepare the tensors, allocate the results, let the plan launch, join and sum.
+
+`fa4.plan` says what a plan may rely on; here is where it is made true.
+"""
+
+from .backward import backward
+from .forward import forward
+
+__all__ = ["backward", "forward"]

@@ -1,0 +1,149 @@
+"""The plan of the portable kernels: which tiles, which kernels, and their launches."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import jit, plan
+from ..bwd.preprocess import Preprocess
+from ..bwd.workspace import Workspace
+from ..core.arguments import compile_key, lengths, windows
+from ..device import Chip
+from ..fwd.splits import choose_splits
+from ..spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
+from .backward import BackwardKernel
+from .forward import ForwardKernel
+from .postprocess import Postprocess
+from .tiles import backward_section, backward_tiles, forward_section, forward_tiles, padded
+
+
+class Plan(plan.Plan):
+    """A problem on any chip with cp.async and mma.sync."""
+
+    layout = plan.Layout.ROWS
+
+    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> None:
+        super().__init__(spec, extent, chip)
+        dims = spec.head_dim, spec.head_dim_v
+        tiles = forward_tiles(*dims, chip, extent.max_seqlen_q)
+        # Packing pays as soon as the query rows of one head leave half of a tile empty.
+        self.packed = spec.group > 1 and 2 * extent.max_seqlen_q <= tiles.tile_m
+        rows, heads = extent.max_seqlen_q, spec.heads_q
+        if self.packed:
+            rows, heads = extent.max_seqlen_q * spec.group, spec.heads_kv
+            tiles = forward_tiles(*dims, chip, rows)
+        count = -(-rows // tiles.tile_m) * heads * extent.batch
+        self.forward_tiles, self.backward_tiles = tiles, backward_tiles(*dims, chip)
+        slots = chip.sms * tiles.blocks_per_sm
+        self.splits = choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
+        self.scalars = (spec.softmax_scale, spec.softcap, *windows(spec))
+
+    def describe(self) -> str:
+        parts = f", keys in {self.splits} parts" if self.splits > 1 else ""
+        forward = f"forward {self.forward_tiles}{', packed heads' if self.packed else ''}{parts}"
+        return f"{forward}; backward {self.backward_tiles}" if self.spec.needs_backward else forward
+
+    def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
+        batch, max_seqlen_q, max_seqlen_k = self.extent
+        section = forward_section(self.spec, max_seqlen_k)
+        tensors = (inputs.q, inputs.k, inputs.v, out, lse, inputs.sink, *lengths(inputs))
+        self._forward(*tensors, batch, section, self.splits, max_seqlen_q, *self.scalars)
+
+    @functools.cached_property
+    def _forward(self) -> jit.Launcher:
+        spec = self.spec
+        kernel = ForwardKernel(
+            dtype=spec.dtype,
+            head_dim=spec.head_dim,
+            head_dim_v=spec.head_dim_v,
+            tiles=self.forward_tiles,
+            group=spec.group,
+            packed=self.packed,
+            varlen=spec.varlen,
+            has_seqused_q=spec.has_seqused_q,
+            has_seqused_k=spec.has_seqused_k,
+            has_left=spec.window_left is not None,
+            has_right=spec.window_right is not None,
+            has_softcap=spec.softcap > 0,
+            sink_dtype=torch.float32 if spec.has_sink and self.splits == 1 else None,
+            split=self.splits > 1,
+        )
+        return self._launcher("forward", kernel)
+
+    def backward(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
+        spec, (batch, max_seqlen_q, max_seqlen_k) = self.spec, self.extent
+        scratch = Workspace.allocate(inputs, spec, self.backward_tiles.tile_m, padded(spec.head_dim))
+        delta = torch.zeros_like(saved.lse) if spec.has_sink else None
+        of_rows = (scratch.lse_log2, scratch.delta, scratch.dq, scratch.turn)
+        rows_q = (inputs.cu_seqlens_q, inputs.seqused_q)
+        self._statistics(saved.dlse is not None)(
+            saved.out, saved.dout, saved.lse, saved.dlse, delta, *of_rows, *rows_q, batch, max_seqlen_q
+        )
+        tensors = (inputs.q, inputs.k, inputs.v, saved.dout, grads.dk, grads.dv, *of_rows, *lengths(inputs))
+        self._backward(*tensors, batch, backward_section(spec, max_seqlen_q), max_seqlen_k, *self.scalars)
+        self._finish(scratch.dq, grads.dq, *rows_q, batch, max_seqlen_q, spec.softmax_scale)
+        return None if delta is None or inputs.sink is None else _sink_terms(inputs.sink, saved.lse, delta)
+
+    def _statistics(self, has_dlse: bool) -> jit.Launcher:
+        spec = self.spec
+        kernel = Preprocess(
+            dtype=spec.dtype,
+            head_dim_v=spec.head_dim_v,
+            padded_head_dim=padded(spec.head_dim),
+            tile_m=self.backward_tiles.tile_m,
+            group=spec.group,
+            varlen=spec.varlen,
+            has_seqused_q=spec.has_seqused_q,
+            has_dlse=has_dlse,
+            has_delta_rows=spec.has_sink,
+            deterministic=spec.deterministic,
+        )
+        return self._launcher("preprocess", kernel)
+
+    @functools.cached_property
+    def _backward(self) -> jit.Launcher:
+        spec = self.spec
+        kernel = BackwardKernel(
+            dtype=spec.dtype,
+            head_dim=spec.head_dim,
+            head_dim_v=spec.head_dim_v,
+            tiles=self.backward_tiles,
+            group=spec.group,
+            varlen=spec.varlen,
+            has_seqused_q=spec.has_seqused_q,
+            has_seqused_k=spec.has_seqused_k,
+            has_left=spec.window_left is not None,
+            has_right=spec.window_right is not None,
+            has_softcap=spec.softcap > 0,
+            deterministic=spec.deterministic,
+        )
+        return self._launcher("backward", kernel)
+
+    @functools.cached_property
+    def _finish(self) -> jit.Launcher:
+        spec = self.spec
+        kernel = Postprocess(
+            dtype=spec.dtype,
+            head_dim=spec.head_dim,
+            tiles=self.backward_tiles,
+            group=spec.group,
+            varlen=spec.varlen,
+            has_seqused_q=spec.has_seqused_q,
+        )
+        return self._launcher("postprocess", kernel)
+
+    def _launcher(self, name: str, kernel: Any) -> jit.Launcher:
+        """The launcher of a kernel record, whose fields are its compile key."""
+        compile_it = functools.partial(kernel.compile, self.chip)
+        return jit.compiled(compile_key(f"sm80.{name}", kernel), compile_it, self.chip)
+
+
+def _sink_terms(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """dsink = -sum of exp(sink - lse) delta over the rows of each head; rows not in use have delta 0."""
+    share = torch.exp(sink[:, None] - lse.masked_fill(lse == -torch.inf, torch.inf))
+    terms = -share * delta
+    return terms if terms.ndim == 2 else terms.transpose(0, 1)
