@@ -27,7 +27,7 @@ from .providers import PROVIDERS, Provider
 from .suites import SUITES, BenchCase
 from .timing import measure, peak_extra_bytes
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path("bench/results")  # below the current directory, which is the root of a checkout
 console = Console(highlight=False)
 
 

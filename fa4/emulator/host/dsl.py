@@ -67,7 +67,7 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 def runtime_library() -> str:
     """Path of the shared library with the emulated CUDA runtime symbols. Raises ImportError if it was not built."""
     try:
-        from fa4.emulator.host import _intercept
+        from fa4.emulator.host import _intercept  # type: ignore[attr-defined]
     except ImportError as error:
         raise ImportError(
             "fa4.emulator was installed without its compiled parts (no C compiler at build time); "

@@ -176,7 +176,7 @@ class Machine:
 def load_core():
     """The compiled core, or a clear error where it could not be built."""
     try:
-        from fa4.emulator.machine import _core
+        from fa4.emulator.machine import _core  # type: ignore[attr-defined]
     except ImportError as error:
         raise RuntimeError(
             "the emulator needs its compiled core; build it with a C++17 compiler: pip install -e . "

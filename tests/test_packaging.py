@@ -1,0 +1,90 @@
+"""What is installed and what is shipped: one package, and a source distribution whose tests run."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("setuptools", reason="builds distributions")
+pytest.importorskip("pybind11", reason="setup.py builds the emulator's core with it")
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = ("fa4", "tests", "bench", "docs", "setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", "constraints.txt",
+           "README.md", "LICENSE")  # fmt: skip
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """A copy of the checkout without what was built in it."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    built = shutil.ignore_patterns("*.so", "__pycache__", "build", "*.egg-info")
+    for name in SHIPPED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, root / name, ignore=built)
+        else:
+            shutil.copy(source, root / name)
+    return root
+
+
+def setup(tree: Path, *command: str) -> None:
+    """Run a setuptools command offline, with the tools that are installed here."""
+    result = subprocess.run([sys.executable, "setup.py", "-q", *command], cwd=tree, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def python_files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*.py")}
+
+
+def test_one_package_is_installed(tree, tmp_path):
+    """Every module of fa4, the files its emulator is built from, and no top-level package `bench` or `tests`."""
+    setup(tree, "build_py", "--build-lib", str(tmp_path / "lib"))
+    installed = tmp_path / "lib"
+    assert [path.name for path in installed.iterdir()] == ["fa4"]
+    assert python_files(installed / "fa4") == python_files(tree / "fa4")
+    assert (installed / "fa4" / "py.typed").exists()
+
+
+def test_the_source_distribution_is_a_checkout(tree, tmp_path):
+    setup(tree, "sdist", "--dist-dir", str(tmp_path / "dist"))
+    (archive,) = (tmp_path / "dist").glob("fa4_kernels-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    wanted = {
+        str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file() and ".egg-info" not in str(path)
+    }
+    assert not wanted - names
+    assert not [name for name in names if name.endswith(".so")]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_wheel_works_and_the_source_distributions_tests_run(tree, tmp_path):
+    """The wheel holds the compiled emulator; tests that are unpacked elsewhere run against it."""
+    setup(tree, "sdist", "--dist-dir", str(tmp_path / "dist"), "bdist_wheel", "--dist-dir", str(tmp_path / "dist"))
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "site")
+    assert {name.split("/")[0] for name in names} == {"fa4", wheel.name.rsplit("-", 3)[0] + ".dist-info"}
+    assert [name for name in names if "_core" in name and name.endswith((".so", ".pyd"))]
+    (archive,) = (tmp_path / "dist").glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    shutil.copytree(tmp_path / "site" / "fa4", source / "fa4", dirs_exist_ok=True)
+    tests = ["tests/test_dispatch.py", "tests/test_cli.py", "tests/test_bench.py", "tests/sm80/test_emulated.py"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=source,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
