@@ -1,7 +1,9 @@
-"""Fixtures shared by every test."""
+"""Fixtures shared by every test; fresh memory is poisoned, so that a result nobody wrote cannot look right."""
 
+import functools
 import os
 import random
+import sys
 
 import pytest
 import torch
@@ -9,6 +11,42 @@ import torch
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers already fill the cores; more threads would only get in each other's way.
     torch.set_num_threads(1)
+
+_POISON_BYTE = 0x5A  # as int32 1,515,870,810: no length, index or offset of any test
+
+
+def poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill a fresh tensor with NaN; integers with a pattern that no computation gives, bool with True."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return tensor
+    with torch.no_grad():
+        values = tensor.detach()
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            values.fill_(torch.nan)
+        elif tensor.dtype is torch.bool:
+            values.fill_(True)
+        else:
+            values.fill_(int.from_bytes(bytes([_POISON_BYTE]) * tensor.element_size(), "little"))
+    return tensor
+
+
+def _poisoning(allocate):
+    @functools.wraps(allocate)
+    def allocate_and_poison(*args, **kwargs):
+        return poison(allocate(*args, **kwargs))
+
+    return allocate_and_poison
+
+
+@pytest.fixture(autouse=True)
+def _poison_fresh_memory(monkeypatch):
+    """`torch.empty` and its like, and the cheap allocator of fa4, give poison in every test."""
+    for name in ("empty", "empty_like", "empty_strided"):
+        monkeypatch.setattr(torch, name, _poisoning(getattr(torch, name)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", _poisoning(torch.Tensor.new_empty))
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fa4.") and getattr(module, "_empty_strided_cuda", None):
+            monkeypatch.setattr(module, "_empty_strided_cuda", _poisoning(module._empty_strided_cuda))
 
 
 @pytest.fixture
