@@ -1,43 +1,56 @@
-"""Scratch memory of the backward: per-row statistics and the float32 sum of dq, in tile-aligned rows.
-
-Rows are those of `core.heads`: the `group` query heads of a key/value head, packed. Each sequence starts at a multiple
-of tile_m, so that tiles never straddle sequences and need no bounds checks.
-"""
+"""Scratch memory of the backward, on the host. The statistics kernel writes all of it first."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .. import jit
+from ..core.rows import row_blocks
 from ..memory import empty
 from ..spec import AttentionInputs, AttentionSpec
+from .blocks import RowBlocks
 
 
-def padded_rows(inputs: AttentionInputs, spec: AttentionSpec, tile_m: int) -> int:
-    """Rows of a key/value head over all sequences, each sequence padded to tiles; see `core.seqlen.padded_first`."""
-    if inputs.varlen:
-        return inputs.q.shape[0] * spec.group // tile_m * tile_m + inputs.batch * tile_m + tile_m
-    return inputs.batch * (-(-inputs.max_seqlen_q * spec.group // tile_m) * tile_m)
+class Workspace(NamedTuple):
+    """statistics (heads, blocks, 2, tile_m), dq_sum (heads, blocks, elements) and dsink, like lse, are float32; turns
+    (heads, blocks * turns) is int32. `heads` are query heads, or groups of packed ones; see `blocks`.
 
+    dsink holds the terms of a sum over each head's rows, 0 for rows that no sequence has.
+    """
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """lse_log2 and delta: (heads_kv, rows). dq: (heads_kv, rows, padded head dim). turn: (heads_kv, row tiles) int32,
-    whose turn it is to add to a tile of dq. All are written by the preprocess kernel first."""
-
-    lse_log2: Tensor
-    delta: Tensor
-    dq: Tensor
-    turn: Tensor | None
+    statistics: Tensor
+    dq_sum: Tensor
+    turns: Tensor | None
+    dsink: Tensor | None
 
     @staticmethod
-    def allocate(inputs: AttentionInputs, spec: AttentionSpec, tile_m: int, padded_head_dim: int) -> Workspace:
-        rows, heads, device = padded_rows(inputs, spec, tile_m), spec.heads_kv, inputs.q.device
+    def allocate(inputs: AttentionInputs, spec: AttentionSpec, cfg: RowBlocks) -> Workspace:
+        heads, device = spec.heads_q // cfg.packed, inputs.q.device
+        rows = inputs.q.shape[0] if inputs.varlen else inputs.q.shape[1]
+        blocks = row_blocks(rows, inputs.batch, cfg.tile_m, cfg.packed, cfg.varlen)
+        of_rows = (spec.heads_q, rows) if inputs.varlen else (inputs.batch, spec.heads_q, rows)
         return Workspace(
-            empty((heads, rows), torch.float32, device),
-            empty((heads, rows), torch.float32, device),
-            empty((heads, rows, padded_head_dim), torch.float32, device),
-            empty((heads, rows // tile_m), torch.int32, device) if spec.deterministic else None,
+            empty((heads, blocks, 2, cfg.tile_m), torch.float32, device),
+            empty((heads, blocks, cfg.placement.elements), torch.float32, device),
+            empty((heads, blocks * cfg.turns), torch.int32, device) if cfg.turns else None,
+            torch.zeros(of_rows, dtype=torch.float32, device=device) if cfg.has_sink else None,
         )
+
+    @staticmethod
+    def fake(cfg: RowBlocks) -> Workspace:
+        """Stand-ins for compilation."""
+        from cutlass import Float32, Int32
+
+        return Workspace(
+            jit.fake_tensor(Float32, 4, contiguous=True),
+            jit.fake_tensor(Float32, 3, contiguous=True),
+            jit.fake_tensor(Int32, 2, contiguous=True) if cfg.turns else None,
+            jit.fake_tensor(Float32, 2 if cfg.varlen else 3, contiguous=True, align=4) if cfg.has_sink else None,
+        )
+
+    def dsink_terms(self) -> Tensor | None:
+        """(heads_q, ...)."""
+        return self.dsink if self.dsink is None or self.dsink.ndim == 2 else self.dsink.transpose(0, 1)

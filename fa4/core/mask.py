@@ -54,6 +54,13 @@ class Mask(Protocol):
         """[first, stop): the queries that see a key; the last of them may lie beyond the last query."""
 
 
+class Window(NamedTuple):
+    """How far a query sees to each side of the key that it is aligned with; None for an open side."""
+
+    left: Int32 | None
+    right: Int32 | None
+
+
 @dataclass(frozen=True)
 class Band:
     """The diagonal band of one sequence: the `Mask` of causal and windowed attention, and of no mask at all.

@@ -37,3 +37,10 @@ class Softcap:
 
     def slope(self, applied: Float32) -> Float32:
         return 1.0 - applied * applied
+
+
+def apply(score: Score | None, scores: cute.Tensor) -> None:
+    """Apply it to every element of a register tensor, in place."""
+    if score is not None:
+        for i in range(cute.size(scores)):
+            scores[i] = score.apply(scores[i])

@@ -102,3 +102,24 @@ class TileCopy:
         step = first[0, 0, 1][1] if chunks > 1 else 0
         start = (address + own[0, 0, 0][1]).align(16)
         return cute.make_tensor(start, cute.make_layout(((_VECTOR, 1), chunks), stride=((1, 0), step))), exists
+
+
+def rows_of(x: cute.Tensor, begin: Int32, stop: Int32) -> Callable[[Int32], tuple[cute.Pointer, Boolean]]:
+    """The rows of a matrix from `begin` as `TileCopy` asks for them; those from `stop` on do not exist."""
+    return lambda row: (x.iterator + cute.crd2idx((begin + row, 0), x.layout), begin + row < stop)
+
+
+def store_tile(
+    acc: cute.Tensor, mma: cute.TiledMma, staged: cute.Tensor, row: Callable, thread: Int32, threads: int, columns: int
+) -> None:
+    """A tile of accumulators, in 16 bits, through shared memory (`staged`) to the rows that `row` names, so that they
+    leave in 16-byte pieces. columns: how many of the tile's exist."""
+    element, (rows, padded_columns) = staged.element_type, cute.product_each(staged.shape)
+    half = cute.make_fragment_like(acc, element)
+    half.store(acc.load().to(element))
+    atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), element, num_bits_per_copy=32)
+    to_smem = cute.make_tiled_copy_C(atom, mma).get_slice(thread)
+    cute.copy(to_smem, to_smem.retile(half), to_smem.partition_D(staged))
+    cute.arch.barrier()
+    copy = thread_tiling(plain_copy(element), threads, padded_columns)
+    TileCopy(copy, thread, rows, padded_columns, columns).store_rows(staged, row)

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from .. import jit, plan
-from ..bwd.preprocess import Preprocess
 from ..bwd.workspace import Workspace
 from ..core.arguments import compile_key, lengths, windows
 from ..device import Chip
 from ..fwd.splits import choose_splits
 from ..spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
-from .backward import BackwardKernel
+from . import backward
+from .backward import BackwardConfig
 from .forward import ForwardKernel
-from .postprocess import Postprocess
-from .tiles import backward_section, backward_tiles, forward_section, forward_tiles, padded
+from .tiles import backward_section, backward_tiles, forward_section, forward_tiles
 
 
 class Plan(plan.Plan):
@@ -40,6 +39,7 @@ class Plan(plan.Plan):
         self.forward_tiles, self.backward_tiles = tiles, backward_tiles(*dims, chip)
         slots = chip.sms * tiles.blocks_per_sm
         self.splits = choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
+        self._backwards: dict[bool, tuple[BackwardConfig, jit.Launcher]] = {}  # by whether there is a dlse
         self.scalars = (spec.softmax_scale, spec.softcap, *windows(spec))
 
     def describe(self) -> str:
@@ -75,75 +75,30 @@ class Plan(plan.Plan):
         return self._launcher("forward", kernel)
 
     def backward(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
-        spec, (batch, max_seqlen_q, max_seqlen_k) = self.spec, self.extent
-        scratch = Workspace.allocate(inputs, spec, self.backward_tiles.tile_m, padded(spec.head_dim))
-        delta = torch.zeros_like(saved.lse) if spec.has_sink else None
-        of_rows = (scratch.lse_log2, scratch.delta, scratch.dq, scratch.turn)
-        rows_q = (inputs.cu_seqlens_q, inputs.seqused_q)
-        self._statistics(saved.dlse is not None)(
-            saved.out, saved.dout, saved.lse, saved.dlse, delta, *of_rows, *rows_q, batch, max_seqlen_q
-        )
-        tensors = (inputs.q, inputs.k, inputs.v, saved.dout, grads.dk, grads.dv, *of_rows, *lengths(inputs))
-        self._backward(*tensors, batch, backward_section(spec, max_seqlen_q), max_seqlen_k, *self.scalars)
-        self._finish(scratch.dq, grads.dq, *rows_q, batch, max_seqlen_q, spec.softmax_scale)
-        return None if delta is None or inputs.sink is None else _sink_terms(inputs.sink, saved.lse, delta)
-
-    def _statistics(self, has_dlse: bool) -> jit.Launcher:
         spec = self.spec
-        kernel = Preprocess(
-            dtype=spec.dtype,
-            head_dim_v=spec.head_dim_v,
-            padded_head_dim=padded(spec.head_dim),
-            tile_m=self.backward_tiles.tile_m,
-            group=spec.group,
-            varlen=spec.varlen,
-            has_seqused_q=spec.has_seqused_q,
-            has_dlse=has_dlse,
-            has_delta_rows=spec.has_sink,
-            deterministic=spec.deterministic,
+        cfg, launch = self._backward(saved.dlse is not None)
+        workspace = Workspace.allocate(inputs, spec, cfg.row_blocks)
+        launch(
+            (inputs.q, inputs.k, inputs.v, saved.out, saved.dout, saved.lse, saved.dlse, inputs.sink),
+            grads[:3],
+            workspace,
+            *lengths(inputs),
+            (*self.extent, backward_section(spec, self.extent.max_seqlen_q)),
+            windows(spec),
+            spec.softmax_scale,
+            spec.softcap,
         )
-        return self._launcher("preprocess", kernel)
+        return workspace.dsink_terms()
 
-    @functools.cached_property
-    def _backward(self) -> jit.Launcher:
-        spec = self.spec
-        kernel = BackwardKernel(
-            dtype=spec.dtype,
-            head_dim=spec.head_dim,
-            head_dim_v=spec.head_dim_v,
-            tiles=self.backward_tiles,
-            group=spec.group,
-            varlen=spec.varlen,
-            has_seqused_q=spec.has_seqused_q,
-            has_seqused_k=spec.has_seqused_k,
-            has_left=spec.window_left is not None,
-            has_right=spec.window_right is not None,
-            has_softcap=spec.softcap > 0,
-            deterministic=spec.deterministic,
-        )
-        return self._launcher("backward", kernel)
-
-    @functools.cached_property
-    def _finish(self) -> jit.Launcher:
-        spec = self.spec
-        kernel = Postprocess(
-            dtype=spec.dtype,
-            head_dim=spec.head_dim,
-            tiles=self.backward_tiles,
-            group=spec.group,
-            varlen=spec.varlen,
-            has_seqused_q=spec.has_seqused_q,
-        )
-        return self._launcher("postprocess", kernel)
+    def _backward(self, has_dlse: bool) -> tuple[BackwardConfig, jit.Launcher]:
+        if has_dlse not in self._backwards:
+            fields = BackwardConfig.fields(self.spec, backward=True, has_dlse=has_dlse)
+            cfg = BackwardConfig(**fields, tiles=self.backward_tiles)
+            compile_it = functools.partial(backward.build, cfg, self.chip)
+            self._backwards[has_dlse] = cfg, jit.compiled(compile_key("sm80.backward", cfg), compile_it, self.chip)
+        return self._backwards[has_dlse]
 
     def _launcher(self, name: str, kernel: Any) -> jit.Launcher:
         """The launcher of a kernel record, whose fields are its compile key."""
         compile_it = functools.partial(kernel.compile, self.chip)
         return jit.compiled(compile_key(f"sm80.{name}", kernel), compile_it, self.chip)
-
-
-def _sink_terms(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """dsink = -sum of exp(sink - lse) delta over the rows of each head; rows not in use have delta 0."""
-    share = torch.exp(sink[:, None] - lse.masked_fill(lse == -torch.inf, torch.inf))
-    terms = -share * delta
-    return terms if terms.ndim == 2 else terms.transpose(0, 1)

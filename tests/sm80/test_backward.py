@@ -7,13 +7,11 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import cases
-from fa4.bwd.preprocess import Preprocess
+from fa4 import cases, jit
 from fa4.cases import Case
 from fa4.device import chip_by_number
-from fa4.sm80.backward import BackwardKernel
-from fa4.sm80.postprocess import Postprocess
-from fa4.sm80.tiles import backward_tiles, padded
+from fa4.sm80.backward import BackwardConfig, build
+from fa4.sm80.tiles import backward_tiles
 
 ODD = (
     Case("negative_scale", seqlen_q=90, seqlen_k=70, softmax_scale=-0.2, sink=True),
@@ -36,15 +34,28 @@ def test_every_head_dim_has_tiles_that_fit_the_chip(number):
 @pytest.mark.parametrize("everything", [False, True], ids=["plain", "everything"])
 def test_compiles_without_a_gpu(number, everything):
     chip = chip_by_number(number)
-    dtype, head_dim, head_dim_v = (torch.float16, 72, 40) if everything else (torch.bfloat16, 64, 64)
-    tiles = backward_tiles(head_dim, head_dim_v, chip)
-    group = 4 if everything else 1
-    yes = everything
-    main = BackwardKernel(dtype, head_dim, head_dim_v, tiles, group, *[yes] * 7)
-    before = Preprocess(dtype, head_dim_v, padded(head_dim), tiles.tile_m, group, *[yes] * 5)
-    after = Postprocess(dtype, head_dim, tiles, group, yes, yes)
-    for kernel in (before, main, after):
-        assert callable(kernel.compile(chip))
+    head_dim, head_dim_v = (72, 40) if everything else (64, 64)
+    flags = [
+        "has_left",
+        "has_right",
+        "has_softcap",
+        "has_sink",
+        "varlen",
+        "has_seqused_q",
+        "has_seqused_k",
+        "has_dlse",
+        "deterministic",
+    ]
+    cfg = BackwardConfig(
+        dtype=jit.dsl_dtype(torch.float16 if everything else torch.bfloat16),
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        group=4 if everything else 1,
+        tiles=backward_tiles(head_dim, head_dim_v, chip),
+        **dict.fromkeys(flags, everything),
+    )
+    assert hash(cfg) == hash(dataclasses.replace(cfg))  # it is a cache key
+    assert callable(build(cfg, chip))
 
 
 @needs_gpu

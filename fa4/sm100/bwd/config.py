@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 import cutlass
 
+from ...bwd.blocks import RowBlocks
 from ...core.constant import Constant
 from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
+from .placement import CHUNK, LANES, Chunks, Columns
 
 TILE_N = 128  # keys of one CTA, and queries of a step unless noted
-LANES = 128  # of tensor memory: the keys of transposed scores, the queries (or columns) of dQ
 HALVES = 2  # compute warpgroups, each with its half of a step's queries
-CHUNK = 32  # tensor-memory columns of dQ that one bulk addition takes; head dims are padded to whole chunks
 CHUNK_BYTES = 4 * LANES * CHUNK
 DQ_STAGES = 2
 ROW_STAGES = 2
@@ -155,6 +155,16 @@ class Config(Constant):
         """dQ^T = K^T dS^T instead of dQ = dS K: columns of Q as lanes, 128 of them and then 64. The step's 64 queries
         would fill only half of the lanes, and tensor memory has no room for them."""
         return self.tile_m < LANES
+
+    @property
+    def row_blocks(self) -> RowBlocks:
+        """What the kernels around the main one depend on."""
+        transposed = Columns(self.tile_m, self.columns)
+        placement = transposed if self.dq_transposed else Chunks(self.tile_m, self.columns, self.ctas)
+        return RowBlocks(
+            self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
+            self.has_dlse, turns=self.ctas if self.deterministic else 0,
+        )  # fmt: skip
 
     @property
     def ragged(self) -> bool:

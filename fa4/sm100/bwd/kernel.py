@@ -18,9 +18,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from ...bwd.blocks import RowTensors
+from ...bwd.finish import launch_finish
+from ...bwd.statistics import launch_statistics
+from ...bwd.workspace import Workspace
 from ...core.constant import Constant
 from ...core.order import Order
-from ...core.sequence import Lengths, as_matrices, ragged
+from ...core.sequence import Lengths, as_columns, as_matrices, ragged
 from ...pipeline.channels import ONCE, Across, By, Carries, Channel, ChannelTable, Ends, Implied, init_barriers
 from ...pipeline.roles import Role, RoleTable, run_roles
 from ...pipeline.smem import Region, SmemMap
@@ -29,11 +33,9 @@ from .. import tmem
 from ..signals import SIGNALS
 from .compute import compute
 from .config import CHUNK_BYTES, DQ_STAGES, ROW_STAGES, Config
-from .finish import finish
 from .load import load
 from .mma import mma
 from .reduce import reduce
-from .statistics import THREADS, statistics
 
 ROLES = RoleTable(
     (
@@ -147,8 +149,8 @@ class Tensors:
     dk: cute.Tensor
     dv_atom: cute.CopyAtom
     dv: cute.Tensor
-    rows: cute.Tensor  # (tile_m, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
-    dq_rows: cute.Tensor  # (tile_m * columns, blocks, heads_q): a block's dQ, chunk after chunk; see `reduce`
+    statistics: cute.Tensor  # (tile_m, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
+    dq_sum: cute.Tensor  # (tile_m * columns, blocks, heads_q): a block's dQ; see `placement`
     turns: cute.Tensor | None  # (blocks * ctas, heads_q): how many key blocks have added to (a share of) dQ
     lengths: Lengths
     seqlen_q: Int32
@@ -159,27 +161,6 @@ class Tensors:
     scale_over_cap: Float32  # scale / softcap
     left: Int32
     right: Int32
-
-
-@dataclass(frozen=True)
-class RowTensors:
-    """The run-time arguments of the kernels around the main one. Matrices have the modes (rows, columns, heads,
-    batch), or varlen (rows, columns, heads)."""
-
-    out: cute.Tensor
-    dout: cute.Tensor
-    lse: cute.Tensor
-    dlse: cute.Tensor | None
-    sink: cute.Tensor | None
-    dq: cute.Tensor
-    rows: cute.Tensor
-    dq_rows: cute.Tensor
-    turns: cute.Tensor | None
-    dsink_rows: cute.Tensor | None  # (THREADS, blocks, heads_q): terms of dsink, to be summed
-    lengths: Lengths
-    seqlen_q: Int32
-    row_order: Order
-    scale: Float32
 
 
 @dataclass(frozen=True)
@@ -231,16 +212,6 @@ def sync_all(cfg: Config) -> None:
         cute.arch.sync_threads()
 
 
-@cute.kernel
-def statistics_kernel(args: RowTensors, cfg: cutlass.Constexpr[Config]):
-    statistics(args, cfg)
-
-
-@cute.kernel
-def finish_kernel(args: RowTensors, cfg: cutlass.Constexpr[Config]):
-    finish(args, cfg)
-
-
 @cute.jit
 def backward(
     q: cute.Tensor,
@@ -258,10 +229,7 @@ def backward(
     cu_seqlens_k: cute.Tensor | None,
     seqused_q: cute.Tensor | None,
     seqused_k: cute.Tensor | None,
-    rows: cute.Tensor,
-    dq_rows: cute.Tensor,
-    turns: cute.Tensor | None,
-    dsink_rows: cute.Tensor | None,
+    workspace: Workspace,
     scale: Float32,
     scale_log2: Float32,
     scale_over_cap: Float32,
@@ -278,23 +246,16 @@ def backward(
     Args:
         q, k, v, out, dout, dq, dk, dv: (batch, rows, heads, dim), or varlen (rows, heads, dim); last stride 1.
         lse, dlse: (batch, heads, rows), or varlen (heads, rows); float32.
-        rows: (heads_q, blocks, 2, tile_m) float32, workspace.
-        dq_rows: (heads_q, blocks, tile_m * columns) float32, workspace.
-        turns: (heads_q, blocks * cfg.ctas) int32, workspace; None unless deterministic.
-        dsink_rows: (heads_q, blocks, THREADS) float32, zeros; on return its sum over all but heads_q is dsink.
+        workspace: for `cfg.row_blocks`; on return its dsink holds the terms of dsink.
     """
     q, k, v, out, dout, dq, dk, dv = (as_matrices(x) for x in (q, k, v, out, dout, dq, dk, dv))
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    rows, dq_rows = _reversed(rows), _reversed(dq_rows)
-    turns = _reversed(turns) if cfg.deterministic else None
-    dsink_rows = _reversed(dsink_rows) if cfg.has_sink else None
     heads_q, heads_kv = cute.size(q, mode=[2]), cute.size(k, mode=[2])
-    row_args = RowTensors(
-        out, dout, lse, dlse, sink, dq, rows, dq_rows, turns, dsink_rows, lengths,
-        cute.size(q, mode=[0]), Order(cute.ceil_div(max_seqlen_q, cfg.tile_m), heads_q, batch), scale,
-    )  # fmt: skip
-    row_launch = dict(grid=(row_args.row_order.ctas, 1, 1), block=(THREADS, 1, 1), stream=stream)
-    statistics_kernel(row_args, cfg).launch(**row_launch)
+    statistics, dq_sum, turns = (None if x is None else _reversed(x) for x in workspace[:3])
+    lse, dlse, dsink = (None if x is None else as_columns(x) for x in (lse, dlse, workspace[3]))
+    blocks = Order(cute.ceil_div(max_seqlen_q, cfg.tile_m), heads_q, batch)
+    rows = RowTensors(out, dout, dq, lse, dlse, sink, dsink, statistics, dq_sum, turns, lengths, blocks, scale)
+    launch_statistics(rows, cfg.row_blocks, stream)
 
     seqlens = cute.size(q, mode=[0]), cute.size(k, mode=[0])
     # Ascending key blocks start a causal problem's longest work first: the first are seen by the most queries.
@@ -307,7 +268,7 @@ def backward(
     maps += [TmaTile.store(x, tile) for x, tile in zip(stored, tiles[4:])]
     ends = [end for tma in maps for end in (tma.atom, tma.tensor)]
     args = Tensors(
-        *ends, rows, dq_rows, turns, lengths, *seqlens, order, scale, scale_log2,
+        *ends, statistics, dq_sum, turns, lengths, *seqlens, order, scale, scale_log2,
         scale_over_cap, left, right,
     )  # fmt: skip
     main_kernel(args, cfg).launch(
@@ -318,7 +279,7 @@ def backward(
         min_blocks_per_mp=1,
         stream=stream,
     )
-    finish_kernel(row_args, cfg).launch(**row_launch)
+    launch_finish(rows, cfg.row_blocks, stream)
 
 
 def _reversed(x: cute.Tensor) -> cute.Tensor:

@@ -93,7 +93,7 @@ def load_columns(context, end, work, name: cutlass.Constexpr[str], region: cutla
 @cute.jit
 def load_statistics(context, end, work, at, ring: Ring):
     """Two floats for each query of a step at (head, query block)."""
-    cfg, rows = context.cfg, context.args.rows
+    cfg, rows = context.cfg, context.args.statistics
     head, m_block = at
     place = (0, 0, work.row_block + m_block, head)
     end.expect(ring.index, cfg.rows_bytes)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 
 from ... import jit
+from ...bwd.workspace import Workspace
 from ...core.arguments import (
     LOG2_E,
     compile_key,
@@ -19,12 +19,9 @@ from ...core.arguments import (
     windows,
 )
 from ...device import Chip
-from ...memory import empty
 from ...spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
 from .config import Config
 from .tiles import BackwardTiles, tiles_for
-
-DSINK_TERMS = 256  # of one block of rows: the threads of the statistics kernel
 
 
 class Backward:
@@ -46,22 +43,15 @@ class Backward:
         )
 
     def launch(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
-        """Fill dq, dk, dv; returns the terms of dsink, (heads_q, blocks, terms), if there is a sink."""
-        spec, device, cfg = self.spec, inputs.q.device, self.config(saved.dlse is not None)
-        blocks = _row_blocks(inputs, cfg.tile_m)
-        rows = empty((spec.heads_q, blocks, 2, cfg.tile_m), torch.float32, device)
-        dq_rows = empty((spec.heads_q, blocks, cfg.tile_m * cfg.columns), torch.float32, device)
-        turns = empty((spec.heads_q, blocks * cfg.ctas), torch.int32, device) if spec.deterministic else None
-        sink_terms = None
-        if spec.has_sink:
-            sink_terms = torch.zeros(spec.heads_q, blocks, DSINK_TERMS, dtype=torch.float32, device=device)
+        """Fill dq, dk, dv; returns the terms of dsink, (heads_q, ...), if there is a sink."""
+        spec, cfg = self.spec, self.config(saved.dlse is not None)
+        workspace = Workspace.allocate(inputs, spec, cfg.row_blocks)
         of_rows = (saved.lse, saved.dlse, inputs.sink)
         matrices = (inputs.q, inputs.k, inputs.v, saved.out, saved.dout, *grads[:3])
-        workspaces = (rows, dq_rows, turns, sink_terms)
         self._kernel(saved.dlse is not None)(
-            *matrices, *of_rows, *lengths(inputs), *workspaces, *self.scales, *self.counts
+            *matrices, *of_rows, *lengths(inputs), workspace, *self.scales, *self.counts
         )
-        return sink_terms
+        return workspace.dsink_terms()
 
     def config(self, has_dlse: bool) -> Config:
         return configure(self.spec, self.chip, has_dlse, self.tiles)
@@ -101,17 +91,7 @@ def build(cfg: Config, chip: Chip):
     from .kernel import backward
 
     tensors = (*fake_matrices(cfg, 8), fake_rows(cfg), fake_rows(cfg, cfg.has_dlse), fake_sink(cfg), *fake_lengths(cfg))
-    rows = jit.fake_tensor(Float32, 4, contiguous=True)
-    dq_rows = jit.fake_tensor(Float32, 3, contiguous=True)
-    turns = jit.fake_tensor(Int32, 2, contiguous=True) if cfg.deterministic else None
-    dsink_rows = jit.fake_tensor(Float32, 3, contiguous=True) if cfg.has_sink else None
     scalars = [Float32(0.0)] * 3 + [Int32(0)] * 5
-    workspaces = (rows, dq_rows, turns, dsink_rows)
-    return jit.compile_kernel(backward, *tensors, *workspaces, *scalars, cfg, jit.current_stream(), chip=chip)
-
-
-def _row_blocks(inputs: AttentionInputs, tile_m: int) -> int:
-    """Blocks of tile_m query rows, every sequence starting a new one; see `work.first_row_block`."""
-    if inputs.varlen:
-        return inputs.q.shape[0] // tile_m + inputs.batch
-    return inputs.batch * -(-inputs.max_seqlen_q // tile_m)
+    return jit.compile_kernel(
+        backward, *tensors, Workspace.fake(cfg.row_blocks), *scalars, cfg, jit.current_stream(), chip=chip
+    )

@@ -41,7 +41,7 @@ def reduce(context):
             if cutlass.const_expr(cfg.deterministic):
                 own = block * cfg.ctas + work.rank
                 wait_for_turn(args.turns, own, head, work.turn(m_block, cfg.descending), issues)
-            target = args.dq_rows[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
+            target = args.dq_sum[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
             stage = add_to_accumulator(context, ends, target, issues, stage)
             if cutlass.const_expr(cfg.deterministic):
                 pass_turn_on(args.turns, own, head, issues)

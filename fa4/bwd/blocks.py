@@ -1,0 +1,86 @@
+"""Blocks of query rows: what statistics, main kernel and finish of every chip hand each other, and in which layout.
+
+Every sequence starts a new block of tile_m rows (`core.rows`). The rows of a block are those of one head, or those of
+`packed` heads in turn (`core.sequence`). For each there are two statistics, which the main kernel adds:
+
+    -lse * log2(e)     so that P = exp2(scale_log2 * S - lse * log2(e)); -inf for a row that sees nothing: P = 0
+    -delta             so that dS = P (dP - delta), delta_i = sum_d dO_id O_id - dlse_i
+
+and for each block a float32 sum of dQ, to which the blocks of keys add, in the layout that suits the main kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ..core.constant import Constant
+from ..core.order import Order
+from ..core.sequence import Lengths
+
+THREADS = 256  # of the kernels around the main one
+
+
+class Placement(Protocol):
+    """Where a main kernel adds up a block's dQ.
+
+    elements: float32 of a block, a multiple of 4. rows: 1, or 4 where four rows of a column are neighbours. Of 8
+    neighbouring columns (and `rows` rows) the places come in runs of four, wherever the 8 start.
+    """
+
+    elements: int
+    rows: int
+
+    def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
+        """The place of (row, column first + within) from the block's start; first is a multiple of 32 * rows and
+        within is less than that."""
+
+
+@dataclass(frozen=True)
+class RowBlocks(Constant):
+    """What the code of statistics and finish depends on.
+
+    packed: heads that are rows of one block. turns: counters of a block, for the order of additions in a deterministic
+    run; 0 for none. pdl: the three kernels overlap by programmatic launch.
+    """
+
+    dtype: type[cutlass.Numeric]
+    head_dim: int
+    head_dim_v: int
+    tile_m: int
+    placement: Placement
+    varlen: bool
+    has_sink: bool
+    has_dlse: bool
+    packed: int = 1
+    turns: int = 0
+    pdl: bool = False
+
+
+@dataclass(frozen=True)
+class RowTensors:
+    """The run-time arguments of statistics and finish.
+
+    out, dout, dq: `core.sequence.as_matrices`, lse, dlse, dsink: `as_columns`, of `packed` heads. sink: (heads_q,).
+    dsink: each row's term of dsink, whose sum over a head's rows is the gradient.
+    statistics: (tile_m, 2, blocks, heads). dq_sum: (elements, blocks, heads). turns: (blocks * turns, heads) int32.
+    order: a tile for each row block of each sequence.
+    """
+
+    out: cute.Tensor
+    dout: cute.Tensor
+    dq: cute.Tensor
+    lse: cute.Tensor
+    dlse: cute.Tensor | None
+    sink: cute.Tensor | None
+    dsink: cute.Tensor | None
+    statistics: cute.Tensor
+    dq_sum: cute.Tensor
+    turns: cute.Tensor | None
+    lengths: Lengths
+    order: Order
+    scale: Float32

@@ -1,0 +1,68 @@
+"""After the backward's main kernel: dQ = scale * sum, in the input's dtype.
+
+One CTA has one block of rows. A thread takes VECTOR columns of a row (of four rows, where those are neighbours) at a
+time. Whatever the placement, it reads 16 bytes at a time and writes 16.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ..core.rows import first_row_block
+from ..core.sequence import extent, sequence_matrix
+from ..core.words import load_floats, pack_half, store_words
+from .blocks import THREADS, Placement, RowBlocks, RowTensors
+
+VECTOR = 8
+
+
+def launch_finish(args: RowTensors, cfg: RowBlocks, stream) -> None:
+    """Inside a `cute.jit` host function."""
+    launch = kernel(args, cfg).launch
+    launch(grid=(args.order.ctas, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=cfg.pdl)
+
+
+@cute.kernel
+def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
+    if cutlass.const_expr(cfg.pdl):
+        cute.arch.griddepcontrol_wait()
+    m_block, head, batch = args.order.here()
+    place = args.lengths.query_place(batch, extent(args.dq))
+    block = first_row_block(batch, place, extent(args.dq), cfg.tile_m, cfg.packed, cfg.varlen) + m_block
+    begin = m_block * cfg.tile_m
+    rows = cutlass.min(place.count * cfg.packed - begin, cfg.tile_m)
+    if rows > 0:
+        source = args.dq_sum[None, block, head].iterator
+        dq = sequence_matrix(args.dq, head, batch, place, cfg.varlen)
+        placement, thread = cfg.placement, cute.arch.thread_idx()[0]
+        chunk = 32 * placement.rows  # columns at a time
+        across = chunk // VECTOR
+        within = thread % across * VECTOR
+        for left in cutlass.range_constexpr(0, cfg.head_dim, chunk):
+            column = left + within
+            for top in cutlass.range_constexpr(0, cfg.tile_m, THREADS // across * placement.rows):
+                row = top + thread // across * placement.rows
+                if row < rows and column < cfg.head_dim:
+                    x = piece(source + placement.offset(row, left, within), placement)
+                    for i in cutlass.range_constexpr(placement.rows):
+                        if placement.rows == 1 or row + i < rows:
+                            target = dq.iterator + cute.crd2idx((begin + row + i, column), dq.layout)
+                            store_scaled(target, x[i], args.scale, cfg.dtype)
+
+
+def piece(source: cute.Pointer, placement: Placement) -> list[list[Float32]]:
+    """VECTOR columns of each of the placement's rows, the first of them at `source`."""
+    first = placement.offset(0, 0, 0)
+    places = [[placement.offset(row, 0, c) - first for c in range(VECTOR)] for row in range(placement.rows)]
+    runs = sorted(place for of_row in places for place in of_row)[::4]
+    loaded = {}
+    for run in runs:
+        loaded |= {run + i: x for i, x in enumerate(load_floats(source + run, 4))}
+    return [[loaded[place] for place in of_row] for of_row in places]
+
+
+def store_scaled(target: cute.Pointer, x: list[Float32], scale: Float32, dtype: type[cutlass.Numeric]) -> None:
+    words: list[Int32] = [pack_half(x[i] * scale, x[i + 1] * scale, dtype) for i in range(0, VECTOR, 2)]
+    store_words(target, words)

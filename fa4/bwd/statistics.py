@@ -1,0 +1,97 @@
+"""Before the backward's main kernel: the statistics of rows (see `blocks`), and zeros where the main kernel will add.
+
+One CTA has one block of rows, LANES neighbouring threads share a row. Rows without data or without a visible key get
+-inf and 0, which makes their P and dS zero whatever the scores are; a row whose lse is NaN keeps it, and so do its
+gradients. The kernel computes the sink's gradient beside, row by row: dsink = -sum_i exp(sink - lse_i) delta_i.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import arith, llvm, vector
+
+from ..core.rows import first_row_block
+from ..core.sequence import extent, sequence_matrix
+from ..core.softmax import LOG2_E
+from ..core.words import store_words
+from .blocks import THREADS, RowBlocks, RowTensors
+
+LANES = 8
+VECTOR = 8  # columns of a lane at a time
+ROWS = THREADS // LANES  # at a time
+
+
+def launch_statistics(args: RowTensors, cfg: RowBlocks, stream) -> None:
+    """Inside a `cute.jit` host function."""
+    kernel(args, cfg).launch(grid=(args.order.ctas, 1, 1), block=(THREADS, 1, 1), stream=stream)
+
+
+@cute.kernel
+def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
+    if cutlass.const_expr(cfg.pdl):
+        cute.arch.griddepcontrol_launch_dependents()
+    thread = cute.arch.thread_idx()[0]
+    m_block, head, batch = args.order.here()
+    place = args.lengths.query_place(batch, extent(args.out))
+    data = args.lengths.queries(batch, extent(args.out))
+    if m_block * cfg.tile_m < place.count * cfg.packed:
+        block = first_row_block(batch, place, extent(args.out), cfg.tile_m, cfg.packed, cfg.varlen) + m_block
+        dq = args.dq_sum[None, block, head]
+        for i in cutlass.range(thread, cfg.placement.elements // 4, THREADS, unroll=4):
+            store_words(dq.iterator + 4 * i, [Int32(0)] * 4)
+        if cutlass.const_expr(cfg.turns > 0):  # noqa: SIM102  one is decided at compile time
+            if thread < cfg.turns:
+                args.turns[block * cfg.turns + thread, head] = Int32(0)
+
+        def of_sequence(x):
+            return None if x is None else sequence_matrix(x, head, batch, place, cfg.varlen)
+
+        out, dout, lse, dlse, dsink = (of_sequence(x) for x in (args.out, args.dout, args.lse, args.dlse, args.dsink))
+        for first in cutlass.range_constexpr(0, cfg.tile_m, ROWS):
+            in_tile = first + thread // LANES
+            row = m_block * cfg.tile_m + in_tile
+            in_block = Boolean(True) if cfg.tile_m % ROWS == 0 else in_tile < cfg.tile_m
+            holds_data = in_block & (row < data.count * cfg.packed)
+            delta = row_delta(out, dout, row, holds_data, cfg)
+            row_lse = -Float32.inf
+            if holds_data:
+                row_lse = lse[row, 0]
+            is_seen = row_lse != -Float32.inf
+            if cutlass.const_expr(dlse is not None):
+                delta = delta - (dlse[row, 0] if is_seen else Float32(0.0))
+            minus_lse = Float32(cutlass.select_(is_seen, row_lse * -LOG2_E, -Float32.inf))
+            delta = Float32(cutlass.select_(is_seen, delta, Float32(0.0)))
+            if in_block and thread % LANES == 0:
+                args.statistics[in_tile, 0, block, head] = minus_lse
+                args.statistics[in_tile, 1, block, head] = -delta
+                if cutlass.const_expr(dsink is not None):  # noqa: SIM102  one is decided at compile time
+                    if row < place.count * cfg.packed:
+                        of_head = Float32(args.sink[head * cfg.packed + row % cfg.packed])
+                        weight = cute.math.exp2(of_head * LOG2_E + minus_lse, fastmath=True)
+                        dsink[row, 0] = Float32(cutlass.select_(is_seen, -weight * delta, Float32(0.0)))
+
+
+@cute.jit
+def row_delta(out: cute.Tensor, dout: cute.Tensor, row: Int32, exists: Boolean, cfg: cutlass.Constexpr) -> Float32:
+    """sum of dO * O over a row, by LANES neighbouring threads; every one of them gets it."""
+    lane = cute.arch.thread_idx()[0] % LANES
+    total = Float32(0.0)
+    for first in cutlass.range_constexpr(0, cfg.head_dim_v, LANES * VECTOR):
+        column = first + lane * VECTOR
+        if exists and column < cfg.head_dim_v:
+            o, do = (load_vector(x.iterator + cute.crd2idx((row, column), x.layout), cfg.dtype) for x in (out, dout))
+            for i in cutlass.range_constexpr(VECTOR):
+                total = total + o[i] * do[i]
+    for offset in (1, 2, 4):
+        total = total + cute.arch.shuffle_sync_bfly(total, offset=offset)
+    return total
+
+
+def load_vector(pointer: cute.Pointer, dtype: type[cutlass.Numeric]) -> list[Float32]:
+    """8 numbers of 16 bits by one load, as floats."""
+    loaded = llvm.load(ir.VectorType.get([VECTOR], dtype.mlir_type), pointer.llvm_ptr, alignment=2 * VECTOR)
+    wide = arith.extf(ir.VectorType.get([VECTOR], Float32.mlir_type), loaded)
+    return [Float32(vector.extract(wide, [], [i])) for i in range(VECTOR)]

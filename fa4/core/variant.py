@@ -1,0 +1,56 @@
+"""What shapes generated code, whatever the chip: a compile key says this, the tiles, and numbers of the chip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .. import jit
+from ..spec import AttentionSpec
+from .constant import Constant
+
+
+@dataclass(frozen=True, slots=True)
+class Variant(Constant):
+    """One kind of attention problem, without sizes other than those of a head. Configurations of kernels extend it.
+
+    dtype: the DSL's name for that of q, k, v. group: query heads of one key/value head. has_dlse, deterministic: of a
+    backward; a forward has neither.
+    """
+
+    dtype: Any
+    head_dim: int
+    head_dim_v: int
+    group: int
+    has_left: bool
+    has_right: bool
+    has_softcap: bool
+    has_sink: bool
+    varlen: bool
+    has_seqused_q: bool
+    has_seqused_k: bool
+    has_dlse: bool = False
+    deterministic: bool = False
+
+    @staticmethod
+    def fields(spec: AttentionSpec, *, backward: bool = False, has_dlse: bool = False) -> dict[str, Any]:
+        """The fields by name, for a record that extends this one."""
+        return dict(
+            dtype=jit.dsl_dtype(spec.dtype),
+            head_dim=spec.head_dim,
+            head_dim_v=spec.head_dim_v,
+            group=spec.group,
+            has_left=spec.window_left is not None,
+            has_right=spec.window_right is not None,
+            has_softcap=spec.softcap > 0,
+            has_sink=spec.has_sink,
+            varlen=spec.varlen,
+            has_seqused_q=spec.has_seqused_q,
+            has_seqused_k=spec.has_seqused_k,
+            has_dlse=has_dlse,
+            deterministic=backward and spec.deterministic,
+        )
+
+    @property
+    def masked(self) -> bool:
+        return self.has_left or self.has_right

@@ -1,0 +1,304 @@
+"""One tile of keys of the portable backward, and the loop over the query rows that see it.
+
+Per tile of query rows: S = Q K^T and dP = dO V^T, P = exp2(S - lse), dS = P (dP - delta); then dV += P^T dO,
+dQ = dS K is added to a float32 sum in global memory, and dK += dS^T Q.
+
+Two barriers a tile. After the first, Q, dO and the statistics have arrived, and P, dS and the buffers of the tile
+before are free; the loads of the next tile start here. After the second, P and dS are complete. Deterministic: the
+blocks of a tile of dQ add in the order of their keys, each waiting for its turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
+
+from ..core.constant import Constant
+from ..core.mask import Band
+from ..core.rows import first_row_block
+from ..core.score import apply
+from ..core.sequence import extent, sequence_matrix
+from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
+from .tensor_core import Operand, operand_a, operand_b, product, rows_by_columns, smem_layout, tiled_mma, transposed
+
+
+@dataclass(frozen=True)
+class Work(Constant):
+    """A tile of keys: q, dout (packed rows, dim) and k, v, dk, dv (rows, dim) are its sequence's and head's.
+
+    args, cfg: see `backward`. row_block: where the sequence's row blocks begin in the workspaces.
+    """
+
+    args: Any
+    cfg: Any
+    thread: Int32
+    head: Int32
+    n_block: Int32
+    row_block: Int32
+    rows_q: Int32
+    rows_left: Int32  # keys from the tile's first to the sequence's last
+    mask: Band
+    q: cute.Tensor
+    dout: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    dk: cute.Tensor
+    dv: cute.Tensor
+
+
+@dataclass(frozen=True)
+class Products(Constant):
+    """The products of a step: warps, operands in shared memory, and the accumulators that last."""
+
+    mma_s: cute.TiledMma  # S = Q K^T and dP = dO V^T
+    q: Operand
+    k: Operand
+    do: Operand
+    v: Operand
+    mma_kv: cute.TiledMma  # dV = P^T dO and dK = dS^T Q
+    pt: Operand
+    dot: Operand
+    dst: Operand
+    qt: Operand
+    dv: cute.Tensor
+    dk: cute.Tensor
+    mma_q: cute.TiledMma  # dQ = dS K
+    ds: Operand
+    kt: Operand
+
+
+@dataclass(frozen=True)
+class Memory(Constant):
+    """Shared memory: tiles of 16-bit elements, of Q and dO as many as there are stages, and the rows' statistics."""
+
+    k: cute.Tensor
+    v: cute.Tensor
+    q: cute.Tensor
+    do: cute.Tensor
+    p: cute.Tensor
+    ds: cute.Tensor
+    statistics: cute.Tensor  # (tile_m, 2, stages)
+
+    @staticmethod
+    def allocate(cfg) -> Memory:
+        m, n, stages, smem = cfg.tiles.tile_m, cfg.tiles.tile_n, cfg.tiles.stages, SmemAllocator()
+
+        def tile(*shape):
+            return smem.allocate_tensor(cfg.dtype, smem_layout(*shape), 1024)
+
+        k, v, q, do = tile(n, cfg.dim), tile(n, cfg.dim_v), tile(m, cfg.dim, stages), tile(m, cfg.dim_v, stages)
+        p, ds = tile(m, n), tile(m, n)
+        return Memory(k, v, q, do, p, ds, smem.allocate_tensor(Float32, cute.make_layout((m, 2, stages)), 128))
+
+
+@cute.jit
+def work_on_keys(args, cfg: cutlass.Constexpr):
+    """The body of a block of threads."""
+    n_block, head, sequence = args.order.here()
+    tiles = cfg.tiles
+    rows_q = args.lengths.queries(sequence, extent(args.q))
+    rows_k = args.lengths.keys(sequence, extent(args.k))
+    q, dout = (sequence_matrix(x, head, sequence, rows_q, cfg.varlen) for x in (args.q, args.dout))
+    k, v, dk, dv = (sequence_matrix(x, head, sequence, rows_k, cfg.varlen) for x in (args.k, args.v, args.dk, args.dv))
+    work = Work(
+        args=args,
+        cfg=cfg,
+        thread=cute.arch.thread_idx()[0],
+        head=head,
+        n_block=n_block,
+        row_block=first_row_block(sequence, rows_q, extent(args.q), tiles.tile_m, cfg.group, cfg.varlen),
+        rows_q=rows_q.count * cfg.group,
+        rows_left=rows_k.count - n_block * tiles.tile_n,
+        mask=Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, *args.window, cfg.group),
+        q=q,
+        dout=dout,
+        k=k,
+        v=v,
+        dk=dk,
+        dv=dv,
+    )
+    if work.rows_left > 0:
+        tile_of_keys(work)
+
+
+@cute.jit
+def tile_of_keys(work):
+    cfg, tiles = work.cfg, work.cfg.tiles
+    memory = Memory.allocate(cfg)
+    products = make_products(work, memory)
+    products.dk.fill(0.0)
+    products.dv.fill(0.0)
+    first, stop = work.mask.query_blocks(work.n_block)
+    if first < stop:
+        load_keys(work, memory)
+        load_queries(work, memory, stop - 1, 0)
+        # Last rows first: there all blocks of a head meet, so their turns in a deterministic run follow closely.
+        for i in cutlass.range(stop - first, unroll=1):
+            step(work, memory, products, stop - 1 - i, i, first)
+
+    products.dk.store(products.dk.load() * work.args.softmax_scale)
+    cute.arch.barrier()  # everyone is done with K and V: their memory carries dK and dV out
+    if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
+        if first < stop:
+            pass_turn(work, first)
+    begin = work.n_block * tiles.tile_n
+    for acc, staged, x, columns in (
+        (products.dk, memory.k, work.dk, cfg.head_dim),
+        (products.dv, memory.v, work.dv, cfg.head_dim_v),
+    ):
+        to = rows_of(x, begin, begin + work.rows_left)
+        store_tile(acc, products.mma_kv, staged, to, work.thread, cfg.threads, columns)
+
+
+def make_products(work, memory: Memory) -> Products:
+    cfg, tiles, thread = work.cfg, work.cfg.tiles, work.thread
+    mma_s, mma_kv, mma_q = (tiled_mma(cfg.dtype, *warps) for warps in (tiles.warps_s, tiles.warps_kv, tiles.warps_q))
+    dk, dv = (
+        cute.make_rmem_tensor(mma_kv.get_slice(thread).partition_shape_C((tiles.tile_n, columns)), Float32)
+        for columns in (cfg.dim, cfg.dim_v)
+    )
+    return Products(
+        mma_s=mma_s,
+        q=operand_a(mma_s, memory.q, thread),
+        k=operand_b(mma_s, memory.k, thread),
+        do=operand_a(mma_s, memory.do, thread),
+        v=operand_b(mma_s, memory.v, thread),
+        mma_kv=mma_kv,
+        pt=operand_a(mma_kv, transposed(memory.p), thread, transpose=True),
+        dot=operand_b(mma_kv, transposed(memory.do), thread, transpose=True),
+        dst=operand_a(mma_kv, transposed(memory.ds), thread, transpose=True),
+        qt=operand_b(mma_kv, transposed(memory.q), thread, transpose=True),
+        dv=dv,
+        dk=dk,
+        mma_q=mma_q,
+        ds=operand_a(mma_q, memory.ds, thread),
+        kt=operand_b(mma_q, transposed(memory.k), thread, transpose=True),
+    )
+
+
+def load_keys(work, memory: Memory) -> None:
+    """Start loading K and V, which the first tile of queries waits for too."""
+    cfg, n = work.cfg, work.cfg.tiles.tile_n
+    for x, target, columns in ((work.k, memory.k, cfg.head_dim), (work.v, memory.v, cfg.head_dim_v)):
+        dim = cute.size(target, mode=[1])
+        copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, n, dim, columns)
+        copy.load_tile(cute.local_tile(x, (n, dim), (work.n_block, 0)), target, work.rows_left)
+
+
+@cute.jit
+def load_queries(work, memory, m_block, stage):
+    """Start loading a tile of Q, dO and their statistics; one cp.async group."""
+    cfg, m = work.cfg, work.cfg.tiles.tile_m
+    for x, staged, columns in ((work.q, memory.q, cfg.head_dim), (work.dout, memory.do, cfg.head_dim_v)):
+        dim = cute.size(staged, mode=[1])
+        copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, m, dim, columns)
+        copy.load_rows(rows_of(x, m_block * m, work.rows_q), staged[None, None, stage])
+    atom = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=128)
+    statistics, four = work.args.statistics, cute.make_layout(4)
+    begin = cute.crd2idx((0, 0, work.row_block + m_block, work.head), statistics.layout)
+    source = (statistics.iterator + begin + work.thread * 4).align(16)
+    target = (memory.statistics.iterator + (stage * 2 * m + work.thread * 4)).align(16)
+    if work.thread < 2 * m // 4:
+        cute.copy(atom, cute.make_tensor(source, four), cute.make_tensor(target, four))
+    cute.arch.cp_async_commit_group()
+
+
+@cute.jit
+def step(work, memory, products, m_block, turn, first):
+    """One tile of query rows; `turn` counts them, `first` is the last to come."""
+    cfg, stages = work.cfg, work.cfg.tiles.stages
+    stage = turn % stages if cutlass.const_expr(stages > 1) else 0
+    m, n = cfg.tiles.tile_m, cfg.tiles.tile_n
+    cute.arch.cp_async_wait_group(0)
+    cute.arch.barrier()
+    if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
+        # Not right behind the additions: by now they have long arrived, and the release waits for nothing.
+        if turn > 0:
+            pass_turn(work, m_block + 1)
+    if cutlass.const_expr(stages > 1):  # noqa: SIM102  one is decided at compile time
+        if m_block > first:
+            load_queries(work, memory, m_block - 1, (turn + 1) % stages)
+
+    shape = products.mma_s.get_slice(0).partition_shape_C((m, n))
+    s, dp = cute.make_rmem_tensor(shape, Float32), cute.make_rmem_tensor(shape, Float32)
+    s.fill(0.0)
+    dp.fill(0.0)
+    product(products.mma_s, s, products.q.at(stage), products.k)
+    product(products.mma_s, dp, products.do.at(stage), products.v)
+    weights(work, memory, products.mma_s, s, dp, m_block, stage)
+    cute.arch.barrier()
+
+    product(products.mma_kv, products.dv, products.pt, products.dot.at(stage))
+    dq = cute.make_rmem_tensor(products.mma_q.get_slice(0).partition_shape_C((m, cfg.dim)), Float32)
+    dq.fill(0.0)
+    product(products.mma_q, dq, products.ds, products.kt)
+    add_dq(work, dq, m_block)
+    product(products.mma_kv, products.dk, products.dst, products.qt.at(stage))
+    if cutlass.const_expr(stages == 1):
+        cute.arch.barrier()
+        if m_block > first:
+            load_queries(work, memory, m_block - 1, 0)
+
+
+@cute.jit
+def weights(work, memory, mma, s, dp, m_block, stage):
+    """P and dS from S and dP, into shared memory as 16-bit operands."""
+    cfg, score, mask = work.cfg, work.args.score, work.mask
+    grid = cute.make_identity_tensor((cfg.tiles.tile_m, cfg.tiles.tile_n))
+    own = rows_by_columns(mma.get_slice(work.thread).partition_C(grid))
+    first = rows_by_columns(mma.get_slice(0).partition_C(grid))
+    apply(score, s)
+    scores, grads = rows_by_columns(s), rows_by_columns(dp)
+    rows = cute.size(scores, mode=[0])
+    for r in cutlass.range_constexpr(rows):
+        row = grads[r, None].load() + memory.statistics[own[r, 0][0], 1, stage]
+        if cutlass.const_expr(score is not None):
+            row = row * score.slope(scores[r, None].load())
+        grads[r, None].store(row)
+    if mask.cuts(m_block, work.n_block):
+        mask.hide(scores, own, first, m_block, work.n_block)
+    for r in cutlass.range_constexpr(rows):
+        minus_lse = memory.statistics[own[r, 0][0], 0, stage]
+        p = cute.math.exp2(scores[r, None].load() * work.args.scale_log2 + minus_lse, fastmath=True)
+        scores[r, None].store(p)
+        grads[r, None].store(grads[r, None].load() * p)
+    atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cfg.dtype, num_bits_per_copy=32)
+    to_smem = cute.make_tiled_copy_C(atom, mma).get_slice(work.thread)
+    for acc, staged in ((s, memory.p), (dp, memory.ds)):
+        half = cute.make_fragment_like(acc, cfg.dtype)
+        half.store(acc.load().to(cfg.dtype))
+        cute.copy(to_smem, to_smem.retile(half), to_smem.partition_D(staged))
+
+
+@cute.jit
+def add_dq(work, dq, m_block):
+    """Add a tile of dQ to the sum, as `backward.Fragments` has it."""
+    cfg, args = work.cfg, work.args
+    block = work.row_block + m_block
+    if cutlass.const_expr(cfg.deterministic):
+        # All blocks of earlier keys that meet these rows add first. One thread looks, the barrier tells the others.
+        mine = work.n_block - work.mask.key_blocks(m_block).first
+        counter = args.turns.iterator + cute.crd2idx((block, work.head), args.turns.layout)
+        if work.thread == 0:
+            done = Int32(-1)
+            while done != mine:
+                done = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+        cute.arch.barrier()
+    start = args.dq_sum.iterator + cute.crd2idx((0, block, work.head), args.dq_sum.layout) + work.thread
+    for i in cutlass.range_constexpr(cute.size(dq)):
+        cute.arch.red(start + i * cfg.threads, dq[i], op="add", dtype="f32", sem="relaxed", scope="gpu")
+
+
+@cute.jit
+def pass_turn(work, m_block):
+    """After a barrier behind `add_dq`: let the next block add to these rows."""
+    turns = work.args.turns
+    counter = turns.iterator + cute.crd2idx((work.row_block + m_block, work.head), turns.layout)
+    if work.thread == 0:
+        cute.arch.red(counter, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
