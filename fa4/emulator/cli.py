@@ -24,14 +24,11 @@ def register(group: click.Group) -> None:
 
 
 def _role_names(entry: str) -> dict[int, str]:
-    """Warp index -> role, for the kernels of the Blackwell backend that have roles, told by their entry's name."""
-    if entry.startswith("kernel_cutlass_main_kernel"):
-        from fa4.sm100.bwd.kernel import ROLES
-    elif entry.startswith("kernel_cutlass_kernel"):
-        from fa4.sm100.fwd.kernel import ROLES
-    else:
-        return {}
-    return {warp: role.name for role in ROLES.roles for warp in range(*role.warps)}
+    """Warp index -> role, for warp-specialised kernels."""
+    from fa4.pipeline.kernel import describe
+
+    description = describe(entry)
+    return description.roles if description else {}
 
 
 @click.command("emulate")
@@ -94,7 +91,7 @@ def emulate_command(
                 asked = dataclasses.replace(problem.spec, needs_backward=direction == "bwd")
                 here = chip_by_number(gpu.chip_number, emulated=True)
                 chosen = select(asked, problem.inputs.extent, here, backend).name
-                gpu.roles = _role_names if chosen == "sm100" else {}
+                gpu.roles = _role_names if chosen in ("sm90", "sm100") else {}
                 if direction == "fwd":
                     judgements = cases.judge_forward(problem, *problem.call(backend=backend))
                 else:

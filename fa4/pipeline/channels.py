@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Int32
 from cutlass._mlir.dialects import nvvm
 
 from ..core.constant import Constant
@@ -89,7 +89,8 @@ class Channel:
     """`producer` fills `stages` stages, `consumer` empties them: a role, `Every` team of one, or a tuple of such.
 
     `freed` says what completes a stage's free barrier, or which other channel implies the release, or that there is
-    none because a stage is filled only `ONCE`. `ctas` of a cluster take part in the way that `across` says.
+    none because a stage is filled only `ONCE`; `freer` who lets go of it, where it is not the consumer. `ctas` of a
+    cluster take part in the way that `across` says.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Channel:
     carries: Carries
     ctas: int = 1
     across: Across = Across.NOTHING
+    freer: Side | None = None
 
     @property
     def producers(self) -> tuple[Side, ...]:
@@ -117,6 +119,19 @@ class Channel:
     @property
     def consuming_roles(self) -> tuple[str, ...]:
         return tuple(_role_of(side) for side in self.consumers)
+
+    @property
+    def freers(self) -> tuple[Side, ...]:
+        return self.consumers if self.freer is None else (self.freer,)
+
+    @property
+    def freeing_roles(self) -> tuple[str, ...]:
+        return tuple(_role_of(side) for side in self.freers)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """All that take part, without repetition."""
+        return tuple(dict.fromkeys(self.producing_roles + self.consuming_roles + self.freeing_roles))
 
     @property
     def has_free_barriers(self) -> bool:
@@ -181,7 +196,7 @@ class ChannelTable(Constant):
                 raise ValueError(f"channel {channel.name} has {channel.stages} stages, expected at least 1")
             if channel.ctas > 1 and channel.across is Across.NOTHING:
                 raise ValueError(f"channel {channel.name} has {channel.ctas} CTAs and does not say what they share")
-            for role in channel.producing_roles + channel.consuming_roles:
+            for role in channel.roles:
                 self.roles[role]
             if isinstance(channel.freed, Implied):
                 self._check_implied(channel, channel.freed)
@@ -220,7 +235,7 @@ class ChannelTable(Constant):
 
     def free_arrivals(self, channel: Channel) -> int:
         """Arrivals that complete one phase of a free barrier."""
-        return self._arrivals(channel.freed, channel.consumers, channel.ctas)
+        return self._arrivals(channel.freed, channel.freers, channel.ctas)
 
     def _arrivals(self, by: By, sides: tuple[Side, ...], ctas: int) -> int:
         if by in (By.TMA, By.UMMA):
@@ -263,7 +278,7 @@ class Ends(Constant):
 
     def __init__(self, table: ChannelTable, role: str, barriers: cute.Pointer):
         for channel in table.channels:
-            if role in channel.producing_roles + channel.consuming_roles:
+            if role in channel.roles:
                 full = barriers + table.offset(channel)
                 setattr(self, channel.name, End(channel, role, full, table.signals))
 
@@ -285,6 +300,10 @@ class End(Constant):
     @property
     def consumes(self) -> bool:
         return self.role in self.channel.consuming_roles
+
+    @property
+    def frees(self) -> bool:
+        return self.role in self.channel.freeing_roles
 
     def full(self, stage) -> cute.Pointer:
         return self._full + stage
@@ -323,7 +342,7 @@ class End(Constant):
 
     def commit_free(self, stage) -> None:
         """Consumer by UMMA, one thread: signal free when the matrix operations issued so far are done."""
-        self._require(self.consumes and self.channel.freed is By.UMMA, "a consumer by UMMA")
+        self._require(self.frees and self.channel.freed is By.UMMA, "a consumer by UMMA")
         self._signals.commit(self.free(stage), self.channel.ctas)
 
     def arrive_full(self, stage) -> None:
@@ -333,7 +352,7 @@ class End(Constant):
 
     def arrive_free(self, stage) -> None:
         """Consumer by WARP, whole warp: this warp no longer needs the stage."""
-        self._require(self.consumes and self.channel.freed is By.WARP, "a consumer by warps")
+        self._require(self.frees and self.channel.freed is By.WARP, "a consumer by warps")
         self._arrive(self.free(stage))
 
     def arrive_read(self, stage) -> None:
@@ -342,7 +361,7 @@ class End(Constant):
         nothing to fence or to gather from other lanes."""
         freed = self.channel.freed
         by_reading = freed in (By.READ, By.WGMMA, By.WARPGROUP)
-        self._require(self.consumes and by_reading, "a consumer that reads by copies or products")
+        self._require(self.frees and by_reading, "a consumer that reads by copies or products")
         if freed is By.WARPGROUP:
             _first_warp_only(self, stage)
         else:
@@ -360,7 +379,7 @@ class End(Constant):
     def _signal(self, barrier: cute.Pointer) -> None:
         """An elected lane arrives: on a pair's leader's barrier; of a free stage that was multicast, on every CTA's."""
         channel = self.channel
-        is_shared = channel.across is Across.MULTICAST and self.consumes
+        is_shared = channel.across is Across.MULTICAST and self.frees
         targets = range(channel.ctas) if is_shared else [LEADER] if channel.is_pair else []
         with cute.arch.elect_one():
             for rank in targets:
@@ -398,44 +417,3 @@ def wait_for_cluster(barrier: cute.Pointer, phase) -> None:
         }""",
         read_only_args=[barrier.toint(), Int32(phase)],
     )
-
-
-@cute.jit
-def announce(end: cutlass.Constexpr[End], stage, nbytes: cutlass.Constexpr[int], rank: Int32):
-    """Producer by TMA, whole warp of each CTA: expect `nbytes` from each; of a pair, the leader does."""
-    if cutlass.const_expr(not end.channel.is_pair):
-        end.expect(stage, nbytes)
-    else:
-        if rank == LEADER:
-            end.expect(stage, nbytes)
-
-
-class Ring:
-    """Where a role stands in a channel: stage index and phase parity. Immutable; `ring = ring.next()`."""
-
-    def __init__(self, stages: int, index: Int32, phase: Int32):
-        self.stages, self.index, self.phase = stages, index, phase
-
-    @staticmethod
-    def consumer(channel: Channel) -> Ring:
-        """Before the first full stage."""
-        return Ring(channel.stages, Int32(0), Int32(0))
-
-    @staticmethod
-    def producer(channel: Channel) -> Ring:
-        """Before the first free stage."""
-        return Ring(channel.stages, Int32(0), Int32(1))
-
-    def next(self) -> Ring:
-        index = self.index + 1
-        wraps = Boolean(index == self.stages)
-        return Ring(self.stages, cutlass.select_(wraps, Int32(0), index), self.phase ^ Int32(wraps))
-
-    def __get_mlir_types__(self):
-        return [self.index.type, self.phase.type]
-
-    def __extract_mlir_values__(self):
-        return [self.index.ir_value(), self.phase.ir_value()]
-
-    def __new_from_mlir_values__(self, values):
-        return Ring(self.stages, Int32(values[0]), Int32(values[1]))

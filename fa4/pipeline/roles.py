@@ -83,6 +83,16 @@ class RoleTable(Constant):
             raise ValueError(f"the roles of warpgroup {group} must agree on regs, they ask for {asked}")
         return inside[0].regs
 
+    @property
+    def groups(self) -> tuple[tuple[Role, ...], ...]:
+        """Roles that share warpgroups, together; in order."""
+        groups: list[list[Role]] = []
+        for role in self.roles:
+            if role.warps[0] % WARPS_PER_WARPGROUP == 0:
+                groups.append([])
+            groups[-1].append(role)
+        return tuple(tuple(group) for group in groups)
+
     def launch_regs(self) -> int:
         """Registers a thread gets at launch, before any role changes its share."""
         return REGISTERS_PER_SM // self.threads // 8 * 8
@@ -101,16 +111,38 @@ def set_registers(regs: cutlass.Constexpr[int], launch_regs: cutlass.Constexpr[i
 def run_roles(table: cutlass.Constexpr[RoleTable], context, first: cutlass.Constexpr[int] = 0):
     """Branch each warp to its role's body, called with `context`; idle warps only give their registers back.
 
-    One role after the other, each in the `else` of the one before: as independent branches the compiler merges parts
-    of different roles, and then no longer sees that a warp's control flow is uniform.
+    First by warpgroup, all of whose warps must execute the same setmaxnreg, then by role. One after the other, each in
+    the `else` of the one before: as independent branches the compiler merges parts of different roles, and then no
+    longer sees that a warp's control flow is uniform; and only what setmaxnreg dominates gets its registers.
     """
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    role = table.roles[first]
-    body = role.body  # bound outside the run-time branch: a record of functions cannot be carried through one
-    if warp < role.warps[1]:
-        set_registers(role.regs, table.launch_regs())
-        body(context)
-    elif cutlass.const_expr(first + 1 < len(table.roles)):
-        run_roles(table, context, first + 1)
+    end = table.groups[first][-1].warps[1]
+    if cutlass.const_expr(first + 1 == len(table.groups)):
+        _run_group(table, context, first)
     else:
-        set_registers(role.regs, table.launch_regs())
+        if warp < end:
+            _run_group(table, context, first)
+        else:
+            run_roles(table, context, first + 1)
+
+
+@cute.jit
+def _run_group(table: cutlass.Constexpr[RoleTable], context, group: cutlass.Constexpr[int]):
+    set_registers(table.groups[group][0].regs, table.launch_regs())
+    _run_role(table, context, group, 0)
+
+
+@cute.jit
+def _run_role(
+    table: cutlass.Constexpr[RoleTable], context, group: cutlass.Constexpr[int], index: cutlass.Constexpr[int]
+):
+    """Role `index` of a group and those after it. Warps after the last one have nothing to do."""
+    role, others = table.groups[group][index], len(table.groups[group]) - index - 1
+    body, stop = role.body, role.warps[1]  # a record of functions cannot be carried through a run-time branch
+    if cutlass.const_expr(others == 0 and stop % WARPS_PER_WARPGROUP == 0):
+        body(context)
+    else:
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < stop:
+            body(context)
+        elif cutlass.const_expr(others > 0):
+            _run_role(table, context, group, index + 1)

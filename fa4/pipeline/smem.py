@@ -69,20 +69,25 @@ class SmemMap(Constant):
 
     def __init__(self, *regions: Region):
         self.offsets: dict[str, int] = {}
-        sizes: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
         end = 0
         for region in regions:
             if region.name in self.offsets:
                 raise ValueError(f"two smem regions are named {region.name}")
             if region.over is not None:
-                if region.nbytes > sizes.get(region.over, 0):
+                if region.nbytes > self.sizes.get(region.over, 0):
                     raise ValueError(f"smem region {region.name} does not fit over {region.over}")
                 self.offsets[region.name] = self.offsets[region.over]
             else:
                 start = -(-end // region.align) * region.align
                 self.offsets[region.name], end = start, start + region.nbytes
-            sizes[region.name] = region.nbytes
+            self.sizes[region.name] = region.nbytes
         self.nbytes = end
+
+    @property
+    def regions(self) -> dict[str, tuple[int, int]]:
+        """Name -> (first byte, end)."""
+        return {name: (first, first + self.sizes[name]) for name, first in self.offsets.items()}
 
     def pointer(self, name: str, dtype) -> cute.Pointer:
         """The region's first byte, as a shared-memory pointer to `dtype`."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, nvvm, vector
 
 from ..core.constant import Constant
+from ..pipeline.kernel import Resources
+from ..pipeline.smem import SmemMap
 
 COLUMNS = 512
 LANES = 128
@@ -77,24 +80,41 @@ class TmemMap(Constant):
         return "\n".join(lines)
 
 
-def allocate(holder: cute.Pointer, ctas: int = 1) -> None:
-    """One whole warp (of each of `ctas` CTAs): take all columns. `holder` is an Int32 in shared memory where the
-    hardware puts the address."""
-    cute.arch.alloc_tmem(COLUMNS, holder, is_two_cta=ctas == 2)
-    cute.arch.relinquish_tmem_alloc_permit(is_two_cta=ctas == 2)
+@dataclass(frozen=True, slots=True)
+class TensorMemory(Resources):
+    """All columns, taken by one warp (of each of `ctas` CTAs) and given back by it. The hardware puts the address in
+    the region `tmem` of shared memory."""
+
+    warp: int
+    ctas: int = 1
+
+    def acquire(self, smem: SmemMap) -> None:
+        _allocate(self, smem.pointer("tmem", Int32))
+
+    def release(self) -> None:
+        _deallocate(self)
 
 
-def base(holder: cute.Pointer) -> Int32:
-    """The address that `allocate` left in `holder`. It is 0, all columns being taken; but because it is read back, the
+@cute.jit
+def _allocate(memory: cutlass.Constexpr[TensorMemory], holder: cute.Pointer):
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == memory.warp:
+        cute.arch.alloc_tmem(COLUMNS, holder, is_two_cta=memory.ctas == 2)
+        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=memory.ctas == 2)
+
+
+@cute.jit
+def _deallocate(memory: cutlass.Constexpr[TensorMemory]):
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == memory.warp:
+        everything = cute.make_ptr(Int32, 0, cute.AddressSpace.tmem, assumed_align=16)
+        cute.arch.dealloc_tmem(everything, COLUMNS, is_two_cta=memory.ctas == 2)
+
+
+def base(smem: SmemMap) -> Int32:
+    """The address that the allocation left. It is 0, all columns being taken; but because it is read back, the
     compiler forms addresses counted from it with one uniform addition each, where it would move every constant through
     a vector register: a fifth to a third of the instructions of an mma loop."""
-    return cute.arch.make_warp_uniform(cute.make_tensor(holder, cute.make_layout(1))[0])
-
-
-def deallocate(ctas: int = 1) -> None:
-    """The warp that allocated: give all columns back, after every reader is done."""
-    base = cute.make_ptr(Int32, 0, cute.AddressSpace.tmem, assumed_align=16)
-    cute.arch.dealloc_tmem(base, COLUMNS, is_two_cta=ctas == 2)
+    holder = cute.make_tensor(smem.pointer("tmem", Int32), cute.make_layout(1))
+    return cute.arch.make_warp_uniform(holder[0])
 
 
 def wait_loads() -> None:

@@ -17,7 +17,7 @@ from cutlass import Float32, Int32
 from ...core.score import Softcap
 from ...core.visible import hide_unless, visible_bits
 from ...core.words import load_floats, pack_half
-from ...pipeline.channels import Ring
+from ...pipeline.cursor import Cursor, consume
 from ...pipeline.smem import store_row
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
@@ -33,18 +33,17 @@ def compute(context):
     work = work_tile(context)
     lane = cute.arch.thread_idx()[0] % TILE_N
     first, stop = work.mask.queries(work.own_block * TILE_N + lane)  # statistics hide rows past the last query
-    rows = Ring.consumer(ends.load_compute_rows.channel)
-    phase = Int32(0)
+    rows = consume(ends.load_compute_rows)
+    s, dp = consume(ends.mma_compute_S), consume(ends.mma_compute_dP)
 
     for _ in cutlass.range(cfg.group, unroll=1):
         for m_block in cutlass.range(work.first, work.stop, unroll=1):
             begin = m_block * cfg.tile_m + half_of_warp() * cfg.half
             if work.cuts(m_block):
-                step(context, ends, rows, phase, work, first - begin, stop - begin, True)
+                step(context, ends, rows, s, s.in_step(dp), work, first - begin, stop - begin, True)
             else:
-                step(context, ends, rows, phase, work, Int32(0), Int32(0), False)
-            rows = rows.next()
-            phase = phase ^ 1
+                step(context, ends, rows, s, s.in_step(dp), work, Int32(0), Int32(0), False)
+            rows, s = rows.next(), s.next()
     store_gradients(context, ends, work)
 
 
@@ -57,8 +56,9 @@ def half_of_warp() -> Int32:
 def step(
     context,
     ends,
-    ring: Ring,
-    phase: Int32,
+    statistics: Cursor,
+    scores: Cursor,
+    gradients: Cursor,
     work,
     first: Int32,
     stop: Int32,
@@ -75,11 +75,11 @@ def step(
     s_address = tmem.lane_address(spans.S, warp) + half * cfg.half
     dp_address = tmem.lane_address(spans.dP, warp) + half * cfg.half
     packed = half * (cfg.half // 2)  # the second half goes, packed, to the end of its columns
-    rows = context.smem.pointer("rows", Float32) + (ring.index * (2 * cfg.tile_m) + half * cfg.half)
+    rows = context.smem.pointer("rows", Float32) + (statistics.stage * (2 * cfg.tile_m) + half * cfg.half)
     minus_lse, minus_delta = rows, rows + cfg.tile_m
 
-    ends.load_compute_rows.wait_full(ring.index, ring.phase)
-    ends.mma_compute_S.wait_full(0, phase)
+    statistics.wait()
+    scores.wait()
     s = []
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         s += tmem.load(s_address + column, CHUNK)
@@ -113,7 +113,7 @@ def step(
     tmem.wait_stores()
     ends.compute_mma_P.arrive_full(0)
 
-    ends.mma_compute_dP.wait_full(0, phase)
+    gradients.wait()
     words = []
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         dp = tmem.load(dp_address + column, CHUNK)

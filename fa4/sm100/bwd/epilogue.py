@@ -12,6 +12,7 @@ from cutlass import Float32, Int32
 
 from ...core.sequence import sequence_matrix
 from ...core.words import pack_half
+from ...pipeline.cursor import consume
 from ...pipeline.smem import store_row
 from ...pipeline.tma import tma_store
 from .. import tmem
@@ -26,11 +27,11 @@ def store_gradients(context, ends, work):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp < 4:
         if work.steps > 0:
-            ends.mma_compute_dV.wait_full(0, 0)
+            consume(ends.mma_compute_dV).wait()
         store_gradient(context, work, "V", "dv", context.tmem.dV, context.cfg.columns_v, Float32(1.0))
     else:
         if work.steps > 0:
-            ends.mma_compute_dK.wait_full(0, 0)
+            consume(ends.mma_compute_dK).wait()
         store_gradient(context, work, "K", "dk", context.tmem.dK, context.cfg.columns, context.args.scale)
 
 

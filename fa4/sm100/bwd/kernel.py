@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 
 from ...bwd.blocks import RowTensors
 from ...bwd.finish import launch_finish
 from ...bwd.statistics import launch_statistics
 from ...bwd.workspace import Workspace
-from ...core.constant import Constant
 from ...core.order import Order
 from ...core.sequence import Lengths, as_columns, as_matrices, ragged
-from ...pipeline.channels import ONCE, Across, By, Carries, Channel, ChannelTable, Ends, Implied, init_barriers
-from ...pipeline.roles import Role, RoleTable, run_roles
+from ...pipeline import kernel as kernels
+from ...pipeline.channels import ONCE, Across, By, Carries, Channel, ChannelTable, Implied
+from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from ...pipeline.tma import TmaTile
 from .. import tmem
@@ -163,53 +163,35 @@ class Tensors:
     right: Int32
 
 
-@dataclass(frozen=True)
-class Context(Constant):
-    """What a role's body gets: the run-time arguments, the configuration and the maps."""
+@dataclass(frozen=True, slots=True)
+class Context(kernels.Context):
+    """What a role's body gets."""
 
-    args: Tensors
-    cfg: Config
-    channels: ChannelTable
-    smem: SmemMap
-    tmem: tmem.TmemMap
+    tmem: tmem.TmemMap | None = None
     first_reduce_warp: int = ROLES["reduce"].warps[0]
     dq_staging: int = 1  # named barriers; 0 is the CTA's
     gradient_staged: int = 2  # and 3: one for each warpgroup of compute
 
-    def ends(self, role: str) -> Ends:
-        return self.channels.ends(role, self.smem.pointer("barriers", Int64))
+    @staticmethod
+    def of(args: Tensors, cfg: Config) -> Context:
+        table = channels(cfg)
+        memory = tmem.TensorMemory(ROLES["reduce"].warps[0], cfg.ctas)
+        return Context(args, cfg, table, smem_map(cfg, table), memory, cfg.ctas, tmem_map(cfg))
 
     def tma(self, name: str) -> TmaTile:
         tile = getattr(self.cfg, f"{name}_tile")
         return TmaTile(getattr(self.args, f"{name}_atom"), getattr(self.args, name), tile)
 
 
+def entry_name(cfg: Config) -> str:
+    """What the kernel is called in profiles and reports."""
+    table = channels(cfg)
+    return kernels.entry_name("fa4_sm100_backward", cfg, table, smem_map(cfg, table))
+
+
 @cute.kernel
 def main_kernel(args: Tensors, cfg: cutlass.Constexpr[Config]):
-    table = channels(cfg)
-    smem = smem_map(cfg, table)
-    context = Context(args, cfg, table, smem, tmem_map(cfg))
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    barriers, holder = smem.pointer("barriers", Int64), smem.pointer("tmem", Int32)
-    if warp == 0:
-        with cute.arch.elect_one():
-            init_barriers(table, barriers)
-    if warp == context.first_reduce_warp:
-        tmem.allocate(holder, cfg.ctas)
-    sync_all(cfg)
-    run_roles(ROLES, context)
-    sync_all(cfg)  # every reader of tensor memory is done, and in a pair nobody reaches into the other CTA any more
-    if warp == context.first_reduce_warp:
-        tmem.deallocate(cfg.ctas)
-
-
-def sync_all(cfg: Config) -> None:
-    """All threads of the CTA, or of the pair."""
-    if cfg.ctas == 2:
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-    else:
-        cute.arch.sync_threads()
+    kernels.run(Context.of(args, cfg))
 
 
 @cute.jit
@@ -271,11 +253,14 @@ def backward(
         *ends, statistics, dq_sum, turns, lengths, *seqlens, order, scale, scale_log2,
         scale_over_cap, left, right,
     )  # fmt: skip
+    table = channels(cfg)
+    smem = smem_map(cfg, table)
+    kernels.set_entry_name(main_kernel, entry_name(cfg))
     main_kernel(args, cfg).launch(
         grid=(order.ctas, 1, 1),
         block=(ROLES.threads, 1, 1),
         cluster=(cfg.ctas, 1, 1),
-        smem=smem_map(cfg, channels(cfg)).nbytes,
+        smem=smem.nbytes,
         min_blocks_per_mp=1,
         stream=stream,
     )

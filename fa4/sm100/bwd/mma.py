@@ -15,7 +15,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...pipeline.channels import LEADER, Ring
+from ...pipeline.channels import LEADER
+from ...pipeline.cursor import Cursor, consume, produce
 from .. import tmem
 from .config import HALVES, LANES
 from .work import work_tile
@@ -32,62 +33,64 @@ def mma(context):
 def issue(context, ends, steps: Int32):
     cfg, spans = context.cfg, context.tmem
     is_pair = cutlass.const_expr(cfg.ctas == 2)
-    holder = context.smem.pointer("tmem", Int32)
-    base = tmem.base(holder)
-    q, do = Ring.consumer(ends.load_mma_Q.channel), Ring.consumer(ends.load_mma_dO.channel)
-    phase = Int32(0)
-    ends.load_mma_K.wait_full(0, 0)
-    ends.load_mma_Q.wait_full(q.index, q.phase)
-    issue_scores(context, ends, base, q.index)
-    ends.load_mma_V.wait_full(0, 0)
+    base = tmem.base(context.smem)
+    q, do = consume(ends.load_mma_Q), consume(ends.load_mma_dO)
+    # One turn a step: what all of these channels go by.
+    p, ds, dq = consume(ends.compute_mma_P), consume(ends.compute_mma_dS), produce(ends.mma_reduce_dQ)
+    if cutlass.const_expr(is_pair):
+        q_columns, do_columns = consume(ends.load_mma_Qcolumns), consume(ends.load_mma_dOcolumns)
+    consume(ends.load_mma_K).wait()
+    q.wait()
+    issue_scores(context, ends, base, q)
+    consume(ends.load_mma_V).wait()
     for i in cutlass.range(steps, unroll=1):
         if cutlass.const_expr(is_pair):
-            base = tmem.base(holder)  # read again, see `place`
-        ends.load_mma_dO.wait_full(do.index, do.phase)
+            base = tmem.base(context.smem)  # read again, see `place`
+        do.wait()
         if cutlass.const_expr(cfg.dq_over_dp):
-            ends.mma_reduce_dQ.wait_free(0, phase ^ 1)
-        do_place = place(context, base, "dO") + do.index * cfg.do_tile.nbytes
+            p.in_step(dq).wait()
+        do_place = place(context, base, "dO") + do.stage * cfg.do_tile.nbytes
         with cute.arch.elect_one():
             cfg.dp.issue(base + spans.dP, cfg.dp.a.at(place(context, base, "V")), cfg.dp.b.at(do_place), False)
             ends.mma_compute_dP.commit_full(0)
             if cutlass.const_expr(is_pair):
-                ends.load_mma_dO.commit_free(do.index)
+                do.commit()
 
-        ends.compute_mma_P.wait_full(0, phase)
+        p.wait()
         if cutlass.const_expr(is_pair):
             do_place = place(context, base, "dOcolumns")
-            ends.load_mma_dOcolumns.wait_full(0, phase)
+            p.in_step(do_columns).wait()
         with cute.arch.elect_one():
             issue_by_halves(cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_place), i > 0)
             if cutlass.const_expr(is_pair):
-                ends.load_mma_dOcolumns.commit_free(0)
+                do_columns.commit()
             else:
-                ends.load_mma_dO.commit_free(do.index)
+                do.commit()
         do = do.next()
 
-        stage = q.index
+        read = q
         q = q.next()
         if i + 1 < steps:
-            ends.load_mma_Q.wait_full(q.index, q.phase)
-            issue_scores(context, ends, base, q.index)
+            q.wait()
+            issue_scores(context, ends, base, q)
         else:
             with cute.arch.elect_one():
                 ends.mma_compute_dV.commit_full(0)
 
-        ends.compute_mma_dS.wait_full(0, phase)
+        p.in_step(ds).wait()
         if cutlass.const_expr(is_pair):
             if i == 0:
-                ends.load_mma_Kcolumns.wait_full(0, 0)
+                consume(ends.load_mma_Kcolumns).wait()
             issue_dq(context, ends, base)
-            ends.load_mma_Qcolumns.wait_full(0, phase)
-            issue_dk(context, base, ends.load_mma_Qcolumns, 0, place(context, base, "Qcolumns"), i > 0)
+            p.in_step(q_columns).wait()
+            issue_dk(context, base, q_columns, place(context, base, "Qcolumns"), i > 0)
         else:
-            q_place = place(context, base, "Q") + stage * cfg.q_tile.nbytes
-            issue_dk(context, base, ends.load_mma_Q, stage, q_place, i > 0)
+            q_place = place(context, base, "Q") + read.stage * cfg.q_tile.nbytes
+            issue_dk(context, base, read, q_place, i > 0)
             if cutlass.const_expr(not cfg.dq_over_dp):
-                ends.mma_reduce_dQ.wait_free(0, phase ^ 1)
+                p.in_step(dq).wait()
             issue_dq(context, ends, base)
-        phase = phase ^ 1
+        p = p.next()
     with cute.arch.elect_one():
         ends.mma_compute_dK.commit_full(0)
 
@@ -100,23 +103,23 @@ def place(context, base, name):
     return address + base if context.cfg.ctas == 2 else address
 
 
-def issue_scores(context, ends, base, stage):
-    """S^T of the Q tile in `stage`; a pair reads that copy of Q no more."""
+def issue_scores(context, ends, base, q: Cursor):
+    """S^T of a Q tile; a pair reads that copy of Q no more."""
     scores = context.cfg.scores
-    q_place = place(context, base, "Q") + stage * context.cfg.q_tile.nbytes
+    q_place = place(context, base, "Q") + q.stage * context.cfg.q_tile.nbytes
     with cute.arch.elect_one():
         scores.issue(base + context.tmem.S, scores.a.at(place(context, base, "K")), scores.b.at(q_place), False)
         ends.mma_compute_S.commit_full(0)
         if context.cfg.ctas == 2:
-            ends.load_mma_Q.commit_free(stage)
+            q.commit()
 
 
-def issue_dk(context, base, q_channel, stage, q_place, accumulate):
+def issue_dk(context, base, q: Cursor, q_place, accumulate):
     """dK, whose Q is then free."""
     cfg, spans = context.cfg, context.tmem
     with cute.arch.elect_one():
         issue_by_halves(cfg.dk, base + spans.dK, base + spans.dS, cfg.dk.b.at(q_place), accumulate)
-        q_channel.commit_free(stage)
+        q.commit()
 
 
 def issue_by_halves(umma, d, a, b, accumulate):

@@ -20,6 +20,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from ...core.words import bits, store_words
+from ...pipeline.cursor import Cursor, consume
 from ...pipeline.tma import bulk_add
 from .. import tmem
 from .config import CHUNK, CHUNK_BYTES, DQ_STAGES, LANES
@@ -32,29 +33,30 @@ def reduce(context):
     ends = context.ends("reduce")
     issues = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == context.first_reduce_warp
     work = work_tile(context)
-    phase, stage = Int32(0), Int32(0)
+    products, stage = consume(ends.mma_reduce_dQ), Int32(0)
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
         for m_block in cutlass.range(work.first, work.stop, unroll=1):
-            ends.mma_reduce_dQ.wait_full(0, phase)
+            products.wait()
             block = work.row_block + m_block
             if cutlass.const_expr(cfg.deterministic):
                 own = block * cfg.ctas + work.rank
                 wait_for_turn(args.turns, own, head, work.turn(m_block, cfg.descending), issues)
             target = args.dq_sum[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
-            stage = add_to_accumulator(context, ends, target, issues, stage)
+            stage = add_to_accumulator(context, products, target, issues, stage)
             if cutlass.const_expr(cfg.deterministic):
                 pass_turn_on(args.turns, own, head, issues)
-            phase = phase ^ 1
+            products = products.next()
     if issues:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.jit
-def add_to_accumulator(context, ends, target: cute.Pointer, issues: Boolean, stage: Int32):
+def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: Boolean, stage: Int32):
     """Add one step's dQ, DQ_STAGES chunks at a time; returns the stage after the last one used.
 
     Args:
+        products: this step's dQ in tensor memory.
         target: the block's accumulator (of a pair, this CTA's half), chunk after chunk.
         issues: whether this warp is the one that issues (and waits for) the additions.
         stage: the next stage of shared memory.
@@ -69,7 +71,7 @@ def add_to_accumulator(context, ends, target: cute.Pointer, issues: Boolean, sta
         loaded = [tmem.load(address + chunk * CHUNK, CHUNK) for chunk in batch]
         tmem.wait_loads()
         if cutlass.const_expr(batch[-1] == chunks - 1 and not cfg.dq_transposed):
-            ends.mma_reduce_dQ.arrive_free(0)
+            products.arrive()
         for i in cutlass.range_constexpr(len(loaded)):
             part = target + batch[i] * (CHUNK_BYTES // 4)
             add_chunk(context, loaded[i], lane, LANES, part, issues, stage)
@@ -78,7 +80,7 @@ def add_to_accumulator(context, ends, target: cute.Pointer, issues: Boolean, sta
         # 64 rows of a product lie in the first 16 lanes of each warp.
         high = tmem.load(tmem.lane_address(context.tmem.dQ_high, warp), cfg.tile_m)
         tmem.wait_loads()
-        ends.mma_reduce_dQ.arrive_free(0)
+        products.arrive()
         row = lane // 32 * 16 + lane % 32
         part = target + chunks * (CHUNK_BYTES // 4)
         add_chunk(context, high, row, cfg.columns - LANES, part, issues, stage, lane % 32 < 16)

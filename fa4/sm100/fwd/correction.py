@@ -16,6 +16,7 @@ from cutlass import Float32, Int32
 
 from ...core.sequence import sequence_matrix
 from ...core.words import bits, pack_half, store_words
+from ...pipeline.cursor import ALL, consume, produce
 from ...pipeline.smem import store_row_chunk
 from .. import tmem
 from .config import Q_TILES, TILE_M, TILE_N
@@ -29,8 +30,9 @@ COLUMNS = 16  # of O in registers at a time; 32 spill
 def correction(context):
     ends = context.ends("correction")
     lane = cute.arch.thread_idx()[0] % TILE_M
-    scales, norms = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
-    s_phase, tile_phase = Int32(0), Int32(0)
+    scale_of, norm_of = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
+    scales, norms = consume(ends.softmax_correction_scale, ALL), consume(ends.softmax_correction_norm, ALL)
+    products, staged = consume(ends.mma_correction_O, ALL), produce(ends.correction_epilogue_O, ALL)
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -38,25 +40,25 @@ def correction(context):
         if work.count > 0:
             for i in cutlass.range(work.count, unroll=1):
                 for tile in cutlass.range_constexpr(Q_TILES):
-                    ends.softmax_correction_scale.wait_full(tile, s_phase)
-                    factor = scales[tile * TILE_M + lane]
+                    scales.wait(tile)
+                    factor = scale_of[tile * TILE_M + lane]
                     if cute.arch.vote_any_sync(factor < 1.0) and i > 0:
                         rescale(context, tile, factor)
                     ends.mma_softmax_S.arrive_free(tile)
-                s_phase = s_phase ^ 1
+                scales = scales.next()
             for tile in cutlass.range_constexpr(Q_TILES):
-                ends.softmax_correction_norm.wait_full(tile, tile_phase)
-                norm = norms[tile * TILE_M + lane]
-                ends.softmax_correction_norm.arrive_free(tile)
-                ends.mma_correction_O.wait_full(tile, tile_phase)
-                ends.correction_epilogue_O.wait_free(tile, tile_phase ^ 1)
+                norms.wait(tile)
+                norm = norm_of[tile * TILE_M + lane]
+                norms.arrive(tile)
+                norms.in_step(products).wait(tile)
+                norms.in_step(staged).wait(tile)
                 if fills_tile(context, work, tile):
                     out_to_smem(context, tile, lane, norm)
                 else:
                     out_to_global(context, work, tile, lane, norm)
-                ends.correction_epilogue_O.arrive_full(tile)
+                staged.arrive(tile)
             tmem.wait_loads()  # before the next work tile's S.free lets O be overwritten
-            tile_phase = tile_phase ^ 1
+            norms = norms.next()
         else:
             for tile in cutlass.range_constexpr(Q_TILES):
                 zeros_to_global(context, work, tile, lane)

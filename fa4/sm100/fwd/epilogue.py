@@ -1,7 +1,7 @@
 """Epilogue role, one warp: stores staged O tiles by TMA.
 
 Waits:   correction_epilogue_O.full
-Signals: correction_epilogue_O.free, epilogue_load_Q.full
+Signals: correction_epilogue_O.free, load_mma_Q.free (where O is staged in Q's place)
 
 Tiles that correction writes to global memory itself pass through here too, with nothing to store.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
 
 from ...core.sequence import sequence_matrix
+from ...pipeline.cursor import ALL, consume
 from ...pipeline.tma import tma_store
 from .config import Q_TILES
 from .work import Queue, fills_tile, row_tile
@@ -23,7 +23,7 @@ def epilogue(context):
     cfg = context.cfg
     ends = context.ends("epilogue")
     tma = context.tma("o")
-    phase = Int32(0)
+    staged = consume(ends.correction_epilogue_O, ALL)
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -31,12 +31,12 @@ def epilogue(context):
         if work.count > 0:
             out = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
             for tile in cutlass.range_constexpr(Q_TILES):
-                ends.correction_epilogue_O.wait_full(tile, phase)
+                staged.wait(tile)
                 if fills_tile(context, work, tile):
                     place = context.smem.pointer("O", cfg.dtype) + tile * (cfg.o_step // 2)
                     tma_store(tma, out, row_tile(context, work, tile), place)
-                ends.correction_epilogue_O.arrive_read(tile)
+                staged.arrive(tile)
                 if cutlass.const_expr(cfg.o_over_q):
-                    ends.epilogue_load_Q.arrive_full(tile)
-            phase = phase ^ 1
+                    ends.load_mma_Q.arrive_free(tile)
+            staged = staged.next()
         queue = queue.next()

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 
-from ...core.constant import Constant
 from ...core.order import Order
 from ...core.sequence import Lengths, as_columns, as_matrices
+from ...pipeline import kernel as kernels
 from ...pipeline.channels import (
     ONCE,
     Across,
@@ -26,12 +26,10 @@ from ...pipeline.channels import (
     Carries,
     Channel,
     ChannelTable,
-    Ends,
     Every,
     Implied,
-    init_barriers,
 )
-from ...pipeline.roles import Role, RoleTable, run_roles
+from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from ...pipeline.tma import TmaTile
 from .. import tmem
@@ -72,9 +70,12 @@ def channels(cfg: Config) -> ChannelTable:
     def shared(name, producer, consumer, filled, freed, stages, carries) -> Channel:
         return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, across)
 
-    q_is_read = Implied("epilogue_load_Q" if cfg.o_over_q else "mma_load_Q")
+    if cfg.o_over_q:  # a Q tile's place is free when the O staged there has been stored
+        q = Channel("load_mma_Q", "load", "mma", By.TMA, By.WARP, Q_TILES, Carries.ASYNC_SMEM, freer="epilogue")
+    else:
+        q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, Q_TILES, Carries.ASYNC_SMEM)
     rows = (
-        shared("load_mma_Q", "load", "mma", By.TMA, q_is_read, Q_TILES, Carries.ASYNC_SMEM),
+        q,
         shared("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
         # Free again = P's head is written over S, and O is ready to be added to. The next S needs no wait of
         # its own: the matrix unit works in order, and the product before it waited for this.
@@ -92,11 +93,6 @@ def channels(cfg: Config) -> ChannelTable:
     if cfg.schedule is Schedule.DYNAMIC:
         readers = (Every("softmax"), "correction", "mma", "load", "epilogue", "schedule")
         rows += (Channel("schedule_all_index", "schedule", readers, By.TMA, By.WARP, 1, Carries.ASYNC_SMEM),)
-    if cfg.o_over_q:  # a Q tile's place is free when the O staged there has been stored
-        next_o = Implied("correction_epilogue_O")
-        rows += (Channel("epilogue_load_Q", "epilogue", "load", By.WARP, next_o, Q_TILES, Carries.ASYNC_SMEM),)
-    else:
-        rows += (shared("mma_load_Q", "mma", "load", By.UMMA, Implied("load_mma_Q"), 1, Carries.ASYNC_SMEM),)
     return ChannelTable(rows, ROLES, SIGNALS)
 
 
@@ -137,53 +133,32 @@ class Tensors:
     right: Int32
 
 
-@dataclass(frozen=True)
-class Context(Constant):
-    """What a role's body gets: the run-time arguments, the configuration and the maps."""
+@dataclass(frozen=True, slots=True)
+class Context(kernels.Context):
+    """What a role's body gets."""
 
-    args: Tensors
-    cfg: Config
-    channels: ChannelTable
-    smem: SmemMap
     tmem: tmem.TmemMap = TMEM
 
-    def ends(self, role: str) -> Ends:
-        return self.channels.ends(role, self.smem.pointer("barriers", Int64))
+    @staticmethod
+    def of(args: Tensors, cfg: Config) -> Context:
+        table = channels(cfg)
+        memory = tmem.TensorMemory(ALLOCATING_WARP, cfg.ctas)
+        return Context(args, cfg, table, smem_map(cfg, table), memory, cfg.ctas)
 
     def tma(self, name: str) -> TmaTile:
         tile = getattr(self.cfg, f"{name}_tile")
         return TmaTile(getattr(self.args, f"{name}_atom"), getattr(self.args, name), tile)
 
 
+def entry_name(cfg: Config) -> str:
+    """What the kernel is called in profiles and reports."""
+    table = channels(cfg)
+    return kernels.entry_name("fa4_sm100_forward", cfg, table, smem_map(cfg, table))
+
+
 @cute.kernel
 def kernel(args: Tensors, cfg: cutlass.Constexpr[Config]):
-    table = channels(cfg)
-    smem = smem_map(cfg, table)
-    context = Context(args, cfg, table, smem)
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    barriers, holder = smem.pointer("barriers", Int64), smem.pointer("tmem", Int32)
-    if warp == 0:
-        with cute.arch.elect_one():
-            init_barriers(table, barriers)
-    if warp == ALLOCATING_WARP:
-        tmem.allocate(holder, cfg.ctas)
-    # Up to here nothing of an earlier kernel's was touched; from here on the next one may do as much.
-    cute.arch.griddepcontrol_wait()
-    cute.arch.griddepcontrol_launch_dependents()
-    sync_all(cfg)
-    run_roles(ROLES, context)
-    sync_all(cfg)  # every reader of tensor memory is done, and in a pair nobody reaches into the other CTA any more
-    if warp == ALLOCATING_WARP:
-        tmem.deallocate(cfg.ctas)
-
-
-def sync_all(cfg: Config) -> None:
-    """All threads of the CTA, or of the pair."""
-    if cfg.ctas == 2:
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-    else:
-        cute.arch.sync_threads()
+    kernels.run(Context.of(args, cfg), overlaps=True)
 
 
 @cute.jit
@@ -233,6 +208,7 @@ def forward(
         out, lse, sink, lengths, order, scale_log2, to_natural, scale_over_cap, left, right,
     )  # fmt: skip
     table = channels(cfg)
+    kernels.set_entry_name(kernel, entry_name(cfg))
     kernel(args, cfg).launch(
         grid=(grid(order, cfg.schedule, ctas), 1, 1),
         block=(ROLES.threads, 1, 1),

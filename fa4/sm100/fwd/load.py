@@ -1,7 +1,7 @@
 """Load role, one warp: brings Q, K and V from global to shared memory by TMA. A pair of CTAs shares every block of keys
 and values: each loads half of K's rows and half of V's columns.
 
-Waits:   mma_load_Q.full or epilogue_load_Q.full, load_mma_KV.free
+Waits:   load_mma_Q.free, load_mma_KV.free
 Signals: load_mma_Q.full, load_mma_KV.full in the order the products consume them: Q0 K Q1 V, then K V per block.
 """
 
@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from ...core.sequence import sequence_matrix
-from ...pipeline.channels import Ring, announce
+from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.tma import tma_load, tma_load_panel
 from .config import Q_TILES, TILE_N
 from .work import Queue, row_tile
@@ -21,8 +21,8 @@ from .work import Queue, row_tile
 @cute.jit
 def load(context):
     cfg, ends = context.cfg, context.ends("load")
-    kv = Ring.producer(ends.load_mma_KV.channel)
-    q_phase, tail_phase = Int32(1), Int32(0)
+    q, kv = produce(ends.load_mma_Q, ALL), produce(ends.load_mma_KV)
+    tail = consume(ends.load_load_Vtail) if cutlass.const_expr(cfg.scrubs_v) else None
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -31,59 +31,56 @@ def load(context):
             for i in cutlass.range(work.count, unroll=1):
                 block = work.block(i)
                 if i == 0:
-                    load_q(context, ends, work, 0, q_phase)
-                load_k(context, ends.load_mma_KV, work, block, kv)
+                    load_q(context, work, 0, q)
+                load_k(context, work, block, kv)
                 kv = kv.next()
                 if i == 0:
                     for tile in cutlass.range_constexpr(1, Q_TILES):
-                        load_q(context, ends, work, tile, q_phase)
-                ends.load_mma_KV.wait_free(kv.index, kv.phase)
+                        load_q(context, work, tile, q)
+                kv.wait()
                 ends_here = Boolean(work.k.count < (block + 1) * TILE_N)
                 if cutlass.const_expr(cfg.scrubs_v):
                     if ends_here:
-                        load_v_tail(context, ends, work, block, kv.index, tail_phase)
-                        tail_phase = tail_phase ^ 1
+                        load_v_tail(context, ends, work, block, kv.stage, tail)
+                        tail = tail.next()
                     else:
-                        load_v(context, ends.load_mma_KV, work, block, kv.index)
+                        load_v(context, work, block, kv)
                 else:
-                    load_v(context, ends.load_mma_KV, work, block, kv.index)
+                    load_v(context, work, block, kv)
                 kv = kv.next()
-            q_phase = q_phase ^ 1
+            q = q.next()
         queue = queue.next()
     # The last loads are all consumed before the CTA ends: correction waits for the products that read them.
 
 
-def load_q(context, ends, work, tile: int, phase: Int32):
+def load_q(context, work, tile: int, cursor: Cursor):
     """This CTA's rows of a Q tile."""
-    cfg, tma, end = context.cfg, context.tma("q"), ends.load_mma_Q
-    if cfg.o_over_q:
-        ends.epilogue_load_Q.wait_full(tile, phase)
-    elif tile == 0:
-        ends.mma_load_Q.wait_full(0, phase)
+    cfg, tma = context.cfg, context.tma("q")
+    cursor.wait(tile)
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
     place = context.smem.pointer("Q", cfg.dtype) + tile * (cfg.q_tile.nbytes // 2)
-    announce(end, tile, tma.tile.nbytes, context.args.order.rank)
-    tma_load(tma, q, row_tile(context, work, tile), place, end.full(tile))
+    cursor.announce(tma.tile.nbytes, context.args.order.rank, tile)
+    tma_load(tma, q, row_tile(context, work, tile), place, cursor.barrier(tile))
 
 
-def load_k(context, end, work, block: Int32, kv: Ring):
+def load_k(context, work, block: Int32, kv: Cursor):
     """This CTA's keys of a block."""
     cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
     k = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
-    end.wait_free(kv.index, kv.phase)
-    announce(end, kv.index, tma.tile.nbytes, rank)
-    tma_load(tma, k, block * cfg.ctas + rank, kv_place(context, kv.index), end.full(kv.index))
+    kv.wait()
+    kv.announce(tma.tile.nbytes, rank)
+    tma_load(tma, k, block * cfg.ctas + rank, kv_place(context, kv.stage), kv.barrier())
 
 
-def load_v(context, end, work, block: Int32, stage: Int32):
+def load_v(context, work, block: Int32, kv: Cursor):
     """This CTA's columns of a block."""
     cfg, tma, rank = context.cfg, context.tma("v"), context.args.order.rank
     v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
-    announce(end, stage, tma.tile.nbytes, rank)
+    kv.announce(tma.tile.nbytes, rank)
     if cfg.ctas == 2:
-        tma_load_panel(tma, v, block, rank, kv_place(context, stage), end.full(stage))
+        tma_load_panel(tma, v, block, rank, kv_place(context, kv.stage), kv.barrier())
     else:
-        tma_load(tma, v, block, kv_place(context, stage), end.full(stage))
+        tma_load(tma, v, block, kv_place(context, kv.stage), kv.barrier())
 
 
 def kv_place(context, stage: Int32) -> cute.Pointer:
@@ -92,14 +89,14 @@ def kv_place(context, stage: Int32) -> cute.Pointer:
 
 
 @cute.jit
-def load_v_tail(context, ends, work, block: Int32, stage: Int32, phase: Int32):
+def load_v_tail(context, ends, work, block: Int32, stage: Int32, tail: Cursor):
     """Load V's last block and overwrite the rows after the sequence's end with zeros."""
     cfg, tma, end = context.cfg, context.tma("v"), ends.load_load_Vtail
     tile, place = cfg.v_tile, kv_place(context, stage)
     v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
     end.expect(0, tile.nbytes)
     tma_load(tma, v, block, place, end.full(0))
-    end.wait_full(0, phase)
+    tail.wait()
     words = cute.make_tensor(
         cute.recast_ptr(place, dtype=Int32),
         cute.make_layout((32, tile.rows, tile.panels), stride=(1, 32, tile.rows * 32)),

@@ -5,17 +5,18 @@ block before. The matrix unit works in order, so S may be overwritten as soon as
 over S) has been issued.
 
 Waits:   load_mma_Q.full, load_mma_KV.full, mma_softmax_S.free, softmax_mma_Ptail.full
-Signals: mma_softmax_S.full, mma_correction_O.full, mma_load_Q.full, load_mma_KV.free
+Signals: mma_softmax_S.full, mma_correction_O.full, load_mma_Q.free, load_mma_KV.free
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean
 
 from ...core.constant import Constant
-from ...pipeline.channels import LEADER, Ring
+from ...pipeline.channels import LEADER
+from ...pipeline.cursor import ALL, Cursor, consume, produce
 from .. import tmem
 from ..mma import K_PER_MMA, Umma
 from .config import P_HEAD, Q_TILES, TILE_N
@@ -36,59 +37,63 @@ def issue(context):
     spans = Spans(context)
     q_address, kv_address = context.smem.address("Q"), context.smem.address("KV")
     q_places = [qk.a.at(q_address + tile * cfg.q_tile.nbytes) for tile in range(Q_TILES)]
-    kv = Ring.consumer(ends.load_mma_KV.channel)
-    q_phase, s_phase = Int32(0), Int32(0)
+    q, kv = consume(ends.load_mma_Q, ALL), consume(ends.load_mma_KV)
+    # What S.free tells, that P's head is there and O may be added to, is waited for after S is committed and before the
+    # S after it. So the first S of the kernel is not waited for.
+    s = produce(ends.mma_softmax_S, ALL, ahead=1)
+    ptail = consume(ends.softmax_mma_Ptail, ALL)
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            k = qk.b.at(kv_address + kv.index * cfg.kv_stage_bytes)
+            k = qk.b.at(kv_address + kv.stage * cfg.kv_stage_bytes)
             for tile in cutlass.range_constexpr(Q_TILES):
-                ends.load_mma_Q.wait_full(tile, q_phase)
+                q.wait(tile)
                 if cutlass.const_expr(tile == 0):
-                    ends.load_mma_KV.wait_full(kv.index, kv.phase)
+                    kv.wait()
                 with cute.arch.elect_one():
                     qk.issue(spans.S[tile], q_places[tile], k, False)
-                    ends.mma_softmax_S.commit_full(tile)
+                    s.commit(tile)
             with cute.arch.elect_one():
-                ends.load_mma_KV.commit_free(kv.index)
-            q_phase = q_phase ^ 1
+                kv.commit()
             kv = kv.next()
 
             for i in cutlass.range(work.count - 1, unroll=1):
-                ends.load_mma_KV.wait_full(kv.index, kv.phase)
-                v = pv.b.at(kv_address + kv.index * cfg.kv_stage_bytes)
-                v_stage = kv.index
+                kv.wait()
+                v = pv.b.at(kv_address + kv.stage * cfg.kv_stage_bytes)
+                v_cursor = kv
                 kv = kv.next()
-                k = qk.b.at(kv_address + kv.index * cfg.kv_stage_bytes)
+                k = qk.b.at(kv_address + kv.stage * cfg.kv_stage_bytes)
                 for tile in cutlass.range_constexpr(Q_TILES):
-                    issue_pv(pv, spans, ends, tile, v, i > 0, s_phase)
+                    issue_pv(pv, spans, tile, v, i > 0, s, ptail)
                     if cutlass.const_expr(tile == 0):
-                        ends.load_mma_KV.wait_full(kv.index, kv.phase)
+                        kv.wait()
                     with cute.arch.elect_one():
                         if cutlass.const_expr(tile == Q_TILES - 1):
-                            ends.load_mma_KV.commit_free(v_stage)
+                            v_cursor.commit()
                         qk.issue(spans.S[tile], q_places[tile], k, False)
-                        ends.mma_softmax_S.commit_full(tile)
+                        s.commit(tile)
                         if cutlass.const_expr(tile == Q_TILES - 1):
-                            ends.load_mma_KV.commit_free(kv.index)
+                            kv.commit()
                 kv = kv.next()
-                s_phase = s_phase ^ 1
+                s = s.next()
 
             if cutlass.const_expr(not cfg.o_over_q):
                 with cute.arch.elect_one():
-                    ends.mma_load_Q.commit_full(0)
-            ends.load_mma_KV.wait_full(kv.index, kv.phase)
-            v = pv.b.at(kv_address + kv.index * cfg.kv_stage_bytes)
+                    for tile in cutlass.range_constexpr(Q_TILES):
+                        q.commit(tile)
+            q = q.next()
+            kv.wait()
+            v = pv.b.at(kv_address + kv.stage * cfg.kv_stage_bytes)
             for tile in cutlass.range_constexpr(Q_TILES):
-                issue_pv(pv, spans, ends, tile, v, work.count > 1, s_phase)
+                issue_pv(pv, spans, tile, v, work.count > 1, s, ptail)
                 with cute.arch.elect_one():
                     if cutlass.const_expr(tile == Q_TILES - 1):
-                        ends.load_mma_KV.commit_free(kv.index)
+                        kv.commit()
                     ends.mma_correction_O.commit_full(tile)
             kv = kv.next()
-            s_phase = s_phase ^ 1
+            s = s.next()
         queue = queue.next()
 
 
@@ -96,18 +101,18 @@ class Spans(Constant):
     """Tensor-memory addresses of S, P and O, by Q tile, counted from `tmem.base`."""
 
     def __init__(self, context):
-        base, spans = tmem.base(context.smem.pointer("tmem", Int32)), context.tmem
+        base, spans = tmem.base(context.smem), context.tmem
         by_tile = [[base + first + tile * TILE_N for tile in range(Q_TILES)] for first in (spans.S, spans.P, spans.O)]
         self.S, self.P, self.O = by_tile
 
 
-def issue_pv(pv: Umma, spans: Spans, ends, tile: int, v, accumulate: Boolean, phase: Int32):
+def issue_pv(pv: Umma, spans: Spans, tile: int, v, accumulate: Boolean, s: Cursor, ptail: Cursor):
     """O += P V for one Q tile, P's head as soon as it is there."""
     head = P_HEAD // K_PER_MMA
     o, p = spans.O[tile], spans.P[tile]
-    ends.mma_softmax_S.wait_free(tile, phase)
+    s.wait(tile)
     with cute.arch.elect_one():
         pv.issue(o, p, v, accumulate, range(head))
-    ends.softmax_mma_Ptail.wait_full(tile, phase)
+    s.in_step(ptail).wait(tile)
     with cute.arch.elect_one():
         pv.issue(o, p, v, True, range(head, pv.steps))

@@ -12,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...pipeline.cursor import produce
 from .config import Schedule
 from .work import Queue
 
@@ -23,12 +24,12 @@ def schedule(context):
     if cutlass.const_expr(context.cfg.schedule is Schedule.DYNAMIC):
         ends = context.ends("schedule")
         response = context.smem.pointer("index", Int32)
-        phase = Int32(1)
+        questions = produce(ends.schedule_all_index)
         queue = Queue.first(context, ends)
         while queue.has_tile():
-            ends.schedule_all_index.wait_free(0, phase)
-            ends.schedule_all_index.expect(0, RESPONSE_BYTES)
+            questions.wait()
+            questions.announce(RESPONSE_BYTES)
             with cute.arch.elect_one():
-                cute.arch.issue_clc_query(ends.schedule_all_index.full(0), response, multicast=False)
-            phase = phase ^ 1
+                cute.arch.issue_clc_query(questions.barrier(), response, multicast=False)
+            questions = questions.next()
             queue = queue.next()

@@ -18,6 +18,7 @@ from ...core.sequence import sequence_matrix
 from ...core.softmax import LOG2_E
 from ...core.visible import hide_unless, visible_bits
 from ...core.words import pack_half
+from ...pipeline.cursor import Cursor, consume, produce
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
 from .config import CTA_ROWS, P_HEAD, TILE_M, TILE_N
@@ -33,8 +34,8 @@ def softmax(context):
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     tile = warp // 4
-    s_phase, norm_phase = Int32(0), Int32(1)
-    norms = rows_in_smem(context, "norm")
+    s, norms = consume(ends.mma_softmax_S, tile), produce(ends.softmax_correction_norm, tile)
+    norm_of = rows_in_smem(context, "norm")
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -47,26 +48,22 @@ def softmax(context):
             blocks = work.blocks
             for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
                 begin = (blocks.stop - 1 - i) * TILE_N
-                reference, total = step(
-                    context, ends, tile, s_phase, reference, total, first - begin, stop - begin, True
-                )
-                s_phase = s_phase ^ 1
+                reference, total = step(context, ends, tile, s, reference, total, first - begin, stop - begin, True)
+                s = s.next()
             for _ in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
-                reference, total = step(context, ends, tile, s_phase, reference, total, Int32(0), Int32(0), False)
-                s_phase = s_phase ^ 1
+                reference, total = step(context, ends, tile, s, reference, total, Int32(0), Int32(0), False)
+                s = s.next()
             if cutlass.const_expr(cfg.has_left):
                 for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
                     begin = (blocks.full_first - 1 - i) * TILE_N
-                    reference, total = step(
-                        context, ends, tile, s_phase, reference, total, first - begin, stop - begin, True
-                    )
-                    s_phase = s_phase ^ 1
+                    reference, total = step(context, ends, tile, s, reference, total, first - begin, stop - begin, True)
+                    s = s.next()
         norm, lse = finish(context, work, row, query, reference, total)
         if work.count > 0:
-            ends.softmax_correction_norm.wait_free(tile, norm_phase)
-            norms[thread] = norm
-            ends.softmax_correction_norm.arrive_full(tile)
-            norm_phase = norm_phase ^ 1
+            norms.wait()
+            norm_of[thread] = norm
+            norms.arrive()
+            norms = norms.next()
         if query < work.rows_out:
             place = sequence_matrix(args.lse, work.head, work.batch, work.q, cfg.varlen)
             place[row, 0] = lse
@@ -82,7 +79,7 @@ def step(
     context,
     ends,
     tile: Int32,
-    phase: Int32,
+    cursor: Cursor,
     reference: Float32,
     total: Float32,
     first: Int32,
@@ -101,7 +98,7 @@ def step(
     s_address = tmem.lane_address(spans.S, warp) + tile * TILE_N
     p_address = tmem.lane_address(spans.P, warp) + tile * TILE_N
 
-    ends.mma_softmax_S.wait_full(tile, phase)
+    cursor.wait()
     s = []
     for column in range(0, TILE_N, LOAD_COLUMNS):
         s += tmem.load(s_address + column, LOAD_COLUMNS)
@@ -143,7 +140,7 @@ def step(
         if keys == P_HEAD:
             tmem.store(p_address + 32, words[32:])
             tmem.wait_stores()
-            ends.mma_softmax_S.arrive_free(tile)
+            cursor.arrive()
     tmem.store(p_address + P_HEAD // 2, words[P_HEAD // 2 :])
     tmem.wait_stores()
     ends.softmax_mma_Ptail.arrive_full(tile)

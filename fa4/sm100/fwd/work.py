@@ -20,6 +20,7 @@ from cutlass import Boolean, Int32
 from ...core.mask import Band, Blocks, Mask
 from ...core.order import Order
 from ...core.sequence import Rows, extent
+from ...pipeline.cursor import Cursor, consume
 from .config import Q_TILES, TILE_M, TILE_N, Schedule
 
 
@@ -33,13 +34,15 @@ def grid(order: Order, schedule: Schedule, ctas: Int32) -> Int32:
 class Queue:
     """Where a role stands in the order of work tiles. Immutable; `queue = queue.next()`."""
 
-    def __init__(self, context, ends, index: Int32, phase: Int32):
-        self.context, self.ends, self.index, self.phase = context, ends, index, phase
+    def __init__(self, context, index: Int32, answers: Cursor | None):
+        self.context, self.index, self.answers = context, index, answers
 
     @staticmethod
     def first(context, ends) -> Queue:
         """`ends`: the role's channels."""
-        return Queue(context, ends, Int32(cute.arch.block_idx()[0]) // context.cfg.ctas, Int32(0))
+        is_dynamic = context.cfg.schedule is Schedule.DYNAMIC
+        answers = consume(ends.schedule_all_index) if is_dynamic else None
+        return Queue(context, Int32(cute.arch.block_idx()[0]) // context.cfg.ctas, answers)
 
     def has_tile(self) -> Boolean:
         return self.index < self.context.args.order.tiles
@@ -49,24 +52,24 @@ class Queue:
 
     def next(self) -> Queue:
         order = self.context.args.order
-        if self.context.cfg.schedule is not Schedule.DYNAMIC:
-            return Queue(self.context, self.ends, self.index + order.stride, self.phase)
+        if self.answers is None:
+            return Queue(self.context, self.index + order.stride, None)
         # The hardware answers with the CTA whose place is taken, if one was left that had not started.
-        channel = self.ends.schedule_all_index
-        channel.wait_full(0, self.phase)
+        self.answers.wait()
         index, _, _, is_taken = cute.arch.clc_response(self.context.smem.pointer("index", Int32))
-        channel.arrive_free(0)
+        self.answers.arrive()
         index = Int32(cutlass.select_(is_taken != 0, index, order.tiles))
-        return Queue(self.context, self.ends, index, self.phase ^ 1)
+        return Queue(self.context, index, self.answers.next())
 
     def __get_mlir_types__(self):
-        return [self.index.type, self.phase.type]
+        return [self.index.type, *([] if self.answers is None else self.answers.__get_mlir_types__())]
 
     def __extract_mlir_values__(self):
-        return [self.index.ir_value(), self.phase.ir_value()]
+        return [self.index.ir_value(), *([] if self.answers is None else self.answers.__extract_mlir_values__())]
 
     def __new_from_mlir_values__(self, values):
-        return Queue(self.context, self.ends, Int32(values[0]), Int32(values[1]))
+        answers = None if self.answers is None else self.answers.__new_from_mlir_values__(values[1:])
+        return Queue(self.context, Int32(values[0]), answers)
 
 
 class Work(NamedTuple):

@@ -1,0 +1,135 @@
+"""Where a role stands in a channel: which stage comes next, and with which phase of its barrier to wait for it.
+
+    keys = consume(ends.load_mma_KV)            # or produce(...)
+    for ...:
+        keys.wait()
+        ... keys.stage ...
+        keys.commit()                            # or arrive(): the stage is free (a producer's: full)
+        keys = keys.next()
+
+A barrier's phases alternate between the parities 0 and 1. A consumer's first wait is for phase 0, the first filling. A
+producer's first is for the phase before it, which a new barrier counts as completed: its stages are free at first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from .channels import LEADER, By, End
+
+ALL = "all stages in each turn"
+
+
+def consume(end: End, stage: Any = None) -> Cursor:
+    """A consumer's cursor before the first turn: through the ring, or at one `stage`, or at `ALL`."""
+    return Cursor.at_start(end, False, stage)
+
+
+def produce(end: End, stage: Any = None, ahead: int = 0) -> Cursor:
+    """A producer's cursor before the first turn, or `ahead` turns later: stages are free at first, so that many turns
+    may be taken without a wait."""
+    return Cursor.at_start(end, True, stage, ahead)
+
+
+class Cursor:
+    """One role's place in one channel. Immutable; `cursor = cursor.next()`.
+
+    `stage` is the stage whose turn it is. A cursor walks through the ring, or stays with one stage (`stage` given when
+    it is made), or goes through `ALL` of them in each turn, the caller naming one at each operation.
+    """
+
+    def __init__(self, end: End, produces: bool, stage: Any, phase: Int32, first_phase: int, walks: bool):
+        self.end, self.produces, self.stage, self.phase = end, produces, stage, phase
+        self.first_phase, self.walks = first_phase, walks
+
+    @staticmethod
+    def at_start(end: End, produces: bool, stage: Any = None, ahead: int = 0) -> Cursor:
+        """See `consume` and `produce`."""
+        walks = stage is None and end.channel.stages > 1
+        if walks and ahead:
+            raise ValueError(
+                f"channel {end.channel.name}: a cursor that walks through the ring starts at its beginning"
+            )
+        first_phase = (1 if produces else 0) ^ (ahead & 1)
+        place = Int32(0) if walks else 0 if stage is None else stage
+        return Cursor(end, produces, place, Int32(first_phase), first_phase, walks)
+
+    def in_step(self, other: Cursor) -> Cursor:
+        """`other`, a new cursor in another channel, at the turn that this one has reached: channels whose turns go
+        together share one phase."""
+        if self.walks or other.walks:
+            raise ValueError(f"channels {self.end.channel.name} and {other.end.channel.name}: rings do not go in step")
+        phase = self.phase ^ 1 if self.first_phase != other.first_phase else self.phase
+        return Cursor(other.end, other.produces, other.stage, phase, other.first_phase, False)
+
+    def next(self) -> Cursor:
+        """The turn after this one."""
+        stage, phase = self.stage, self.phase
+        if self.walks:
+            stage = stage + 1
+            wraps = Boolean(stage == self.end.channel.stages)
+            stage, phase = cutlass.select_(wraps, Int32(0), stage), phase ^ Int32(wraps)
+        else:
+            phase = phase ^ 1
+        return Cursor(self.end, self.produces, stage, phase, self.first_phase, self.walks)
+
+    def wait(self, stage: Any = None) -> None:
+        """Block until the stage is full (a consumer) or free (a producer)."""
+        wait = self.end.wait_free if self.produces else self.end.wait_full
+        wait(self._stage(stage), self.phase)
+
+    def arrive(self, stage: Any = None) -> None:
+        """Whole warp: this warp has filled the stage (a producer), or needs it no more (a consumer)."""
+        if self.produces:
+            self.end.arrive_full(self._stage(stage))
+        elif self.end.channel.freed is By.WARP:
+            self.end.arrive_free(self._stage(stage))
+        else:
+            self.end.arrive_read(self._stage(stage))
+
+    def commit(self, stage: Any = None) -> None:
+        """One thread: signal full (a producer) or free (a consumer) when the matrix operations issued so far are
+        done."""
+        commit = self.end.commit_full if self.produces else self.end.commit_free
+        commit(self._stage(stage))
+
+    def announce(self, nbytes: int, rank: Any = LEADER, stage: Any = None) -> None:
+        """Producer by TMA, whole warp of each CTA: `nbytes` of copies will signal full; of a pair, in each of them."""
+        _announce(self.end, self._stage(stage), nbytes, rank)
+
+    def barrier(self, stage: Any = None) -> cute.Pointer:
+        """The full barrier, for copies to count their bytes on."""
+        return self.end.full(self._stage(stage))
+
+    def _stage(self, stage: Any) -> Any:
+        if (stage is None) == (self.stage is ALL):
+            raise ValueError(f"channel {self.end.channel.name}: a cursor at {self.stage} was asked about {stage}")
+        return self.stage if stage is None else stage
+
+    def _carried(self) -> list:
+        return [self.stage, self.phase] if self.walks else [self.phase]
+
+    def __get_mlir_types__(self):
+        return [value.type for value in self._carried()]
+
+    def __extract_mlir_values__(self):
+        return [value.ir_value() for value in self._carried()]
+
+    def __new_from_mlir_values__(self, values):
+        carried = [Int32(value) for value in values]
+        stage = carried[0] if self.walks else self.stage
+        return Cursor(self.end, self.produces, stage, carried[-1], self.first_phase, self.walks)
+
+
+@cute.jit
+def _announce(end: cutlass.Constexpr[End], stage, nbytes: cutlass.Constexpr[int], rank: Int32):
+    """Of a pair the leader announces for both."""
+    if cutlass.const_expr(not end.channel.is_pair):
+        end.expect(stage, nbytes)
+    else:
+        if rank == LEADER:
+            end.expect(stage, nbytes)

@@ -1,0 +1,132 @@
+"""What every warp-specialised kernel does around its roles, and what a role's body gets.
+
+@cute.kernel
+def kernel(args, cfg):
+    run(Context(args, cfg, channels(cfg), smem_map(cfg)))
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int64
+
+from ..core.constant import Constant
+from .channels import ChannelTable, Ends, init_barriers
+from .roles import run_roles
+from .smem import SmemMap
+
+
+class Resources(Constant):
+    """What a chip's kernels own beside registers and shared memory, tensor memory for one. This one: nothing."""
+
+    __slots__ = ()
+
+    def acquire(self, smem: SmemMap) -> None:
+        """All threads, before the first barrier of the CTA."""
+
+    def release(self) -> None:
+        """All threads, after the last."""
+
+
+NOTHING = Resources()
+
+
+@dataclass(frozen=True, slots=True)
+class Context(Constant):
+    """What a role's body gets: the run-time arguments, the configuration and the maps.
+
+    `cluster`: CTAs that start and end together, because they reach into each other's shared memory.
+    """
+
+    args: Any
+    cfg: Any
+    channels: ChannelTable
+    smem: SmemMap
+    resources: Resources = NOTHING
+    cluster: int = 1
+
+    def ends(self, role: str) -> Ends:
+        """The channels as `role` sees them."""
+        return self.channels.ends(role, self.smem.pointer("barriers", Int64))
+
+
+@cute.jit
+def run(context: cutlass.Constexpr[Context], overlaps: cutlass.Constexpr[bool] = False):
+    """The body of a kernel: set barriers up, run every warp's role, wait for all.
+
+    `overlaps`: by programmatic dependent launch the set-up runs beside the end of the kernel before, and the kernel
+    after this one may begin its own.
+    """
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+        with cute.arch.elect_one():
+            init_barriers(context.channels, context.smem.pointer("barriers", Int64))
+    context.resources.acquire(context.smem)
+    if cutlass.const_expr(overlaps):
+        # Up to here nothing of an earlier kernel's was touched; from here on the next one may do as much.
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+    sync_all(context.cluster)
+    run_roles(context.channels.roles, context)
+    # Every reader of what `release` gives back is done, and in a cluster nobody reaches into another CTA any more.
+    if cutlass.const_expr(context.cluster > 1 or context.resources is not NOTHING):
+        sync_all(context.cluster)
+    context.resources.release()
+
+
+def sync_all(cluster: int) -> None:
+    """All threads of the CTA, or of all CTAs of the cluster."""
+    if cluster > 1:
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the tables say about a compiled kernel, for reports about its runs.
+
+    roles: warp of a CTA -> its role. barriers: byte in dynamic shared memory -> name of the mbarrier there. regions:
+    name -> (first byte, end) in dynamic shared memory.
+    """
+
+    roles: dict[int, str]
+    barriers: dict[int, str]
+    regions: dict[str, tuple[int, int]]
+
+    @staticmethod
+    def of(table: ChannelTable, smem: SmemMap) -> Description:
+        roles = {warp: role.name for role in table.roles.roles for warp in range(*role.warps)}
+        first = smem.offsets["barriers"]
+        barriers = {first + 8 * i: name for i, name in enumerate(table.barrier_names())}
+        return Description(roles, barriers, smem.regions)
+
+
+_described: dict[str, Description] = {}
+
+
+def describe(entry: str) -> Description | None:
+    """What is known about the kernel with the PTX entry `entry`, if `entry_name` was asked for its name."""
+    return _described.get(entry.partition("_cutlass")[0])
+
+
+def entry_name(name: str, cfg: Any, table: ChannelTable, smem: SmemMap) -> str:
+    """What the entry of a kernel is called, for profilers and for `describe`: `name` and a digest of its
+    configuration."""
+    entry = f"{name}_{hashlib.sha256(repr(cfg).encode()).hexdigest()[:8]}"
+    _described[entry] = Description.of(table, smem)
+    return entry
+
+
+def set_entry_name(kernel: Any, entry: str) -> None:
+    """Before a launch is traced: let the kernel's entry begin with `entry`.
+
+    The DSL's "cutlass" stays in the name: ptxas compiles kernels without it otherwise, the forward's mma loop of a key
+    block to 213 instructions instead of 163 (the ptxas in CuTe DSL 4.8.1).
+    """
+    kernel.set_name_prefix(entry, keep_mangled_name=False)
