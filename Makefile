@@ -1,11 +1,13 @@
 # make demo   train a small language model on real text through fa4, on whatever device is here
 # make test   every test that runs without a GPU
+# make gpu    every test that needs one, on the backends that the chip here offers
+# make first-day   a chip that no kernel has run on yet: all of it, in order
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.fa4-installed
 
-.PHONY: setup demo test soak lint clean
+.PHONY: setup demo test gpu first-day soak lint clean
 
 setup: $(STAMP)
 
@@ -21,6 +23,12 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2 -m "not soak"
+
+gpu: setup
+	$(BIN)/python -m pytest -m "gpu and not soak"
+
+first-day: setup
+	$(BIN)/python -m tests.gpu.first_day
 
 soak: setup
 	$(BIN)/python -m pytest -n 2 -m soak

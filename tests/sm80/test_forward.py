@@ -1,4 +1,4 @@
-"""The portable forward: tiles for every head dim, code for every flag, and on a GPU the named cases."""
+"""The portable forward: tiles for every head dim, code for every flag, when keys are split. Named cases: tests/gpu."""
 
 import dataclasses
 
@@ -13,22 +13,6 @@ from fa4.device import chip_by_number
 from fa4.fwd.splits import choose_splits
 from fa4.sm80.forward import ForwardKernel
 from fa4.sm80.tiles import forward_tiles
-
-ODD = (
-    Case("negative_scale", seqlen_q=90, seqlen_k=70, softmax_scale=-0.2, sink=True),
-    Case("zero_scale", seqlen_q=90, seqlen_k=70, softmax_scale=0.0, causal=True),
-    Case("sink_without_keys", seqlen_q=5, seqlen_k=0, sink=True),
-)
-# Few rows and many keys: blocks share the keys of a tile, and `fwd.combine` joins their parts.
-SPLIT = (
-    Case("split_decode_sink", batch=2, seqlen_q=1, seqlen_k=3000, heads_q=8, head_dim=128, causal=True, sink=True),
-    Case("split_ragged_dims", seqlen_q=130, seqlen_k=2100, head_dim=72, head_dim_v=40, softcap=20.0),
-    Case("split_varlen", lengths=((1, 2500), (3, 40), (0, 10), (2, 0), (2, 1800)), heads_q=4, causal=True),
-    Case("split_window", seqlen_q=16, seqlen_k=4000, window_size=(1500, 3), heads_q=4, heads_kv=1),
-    Case("split_seqused", lengths=((4, 1300), (9, 900)), seqused=((4, 1201), (5, 0)), sink=True),
-)
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="runs the kernel on a CUDA device")
 
 
 @pytest.mark.parametrize("number", [80, 86, 90, 120])
@@ -89,12 +73,3 @@ def test_splits_fill_an_idle_chip_and_leave_a_busy_one_alone():
     assert choose_splits(spec, tiles=100, seqlen_k=8192, tile_n=64, slots=264) == 2
     assert choose_splits(spec, tiles=200, seqlen_k=8192, tile_n=64, slots=264) == 1
     assert choose_splits(spec, tiles=1, seqlen_k=100, tile_n=64, slots=264) == 1
-
-
-@needs_gpu
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", [*cases.CASES.values(), *ODD, *SPLIT], ids=str)
-def test_named_case_on_the_gpu(case, seed):
-    problem = cases.make(case, seed, device="cuda")
-    out, lse = problem.call(backend="sm80")
-    cases.assert_right(cases.judge_forward(problem, out, lse), f"{case} (seed {seed})")

@@ -1,0 +1,56 @@
+"""Every backend of the chip that is here, against the oracle: all named cases, gradients, bitwise repetition."""
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from fa4 import cases
+from fa4.cases import Case
+from tests.gpu.offered import needs_gpu, serving
+from tests.sm100.named import EXTRA
+
+pytestmark = needs_gpu
+
+ODD = (
+    Case("zero_scale", seqlen_q=90, seqlen_k=70, softmax_scale=0.0, causal=True),
+    Case("negative_scale_sink", seqlen_q=90, seqlen_k=70, softmax_scale=-0.2, sink=True),
+    Case("sink_without_keys", seqlen_q=5, seqlen_k=0, sink=True),
+)
+# Few rows and many keys: blocks share the keys of a tile, and `fwd.combine` joins their parts.
+SPLIT = (
+    Case("split_decode_sink", batch=2, seqlen_q=1, seqlen_k=3000, heads_q=8, head_dim=128, causal=True, sink=True),
+    Case("split_ragged_dims", seqlen_q=130, seqlen_k=2100, head_dim=72, head_dim_v=40, softcap=20.0),
+    Case("split_varlen", lengths=((1, 2500), (3, 40), (0, 10), (2, 0), (2, 1800)), heads_q=4, causal=True),
+    Case("split_window", seqlen_q=16, seqlen_k=4000, window_size=(1500, 3), heads_q=4, heads_kv=1),
+    Case("split_seqused", lengths=((4, 1300), (9, 900)), seqused=((4, 1201), (5, 0)), sink=True),
+)
+NAMED = (*cases.CASES.values(), *EXTRA, *ODD)
+REPEATED = ("many_tiles", "window_both_sides", "varlen", "sink_gqa_window", "causal_d128", "head_dim_192_128")
+
+
+@pytest.mark.parametrize("backend, case", serving(*NAMED, *SPLIT))
+def test_forward(backend, case, seed):
+    problem = cases.make(case, seed, device="cuda")
+    out, lse = problem.call(backend=backend)
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"{backend}, {case} (seed {seed})")
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["unordered", "deterministic"])
+@pytest.mark.parametrize("backend, case", serving(*NAMED))
+def test_gradients(backend, case, deterministic, seed):
+    problem = cases.make(dataclasses.replace(case, deterministic=deterministic), seed, device="cuda")
+    out, lse, grads = problem.call_with_gradients(backend=backend)
+    judgements = cases.judge_forward(problem, out, lse) + cases.judge_backward(problem, grads)
+    cases.assert_right(judgements, f"{backend}, {case} (seed {seed})")
+
+
+@pytest.mark.parametrize("backend, case", serving(*(cases.CASES[name] for name in REPEATED)))
+def test_deterministic_gradients_repeat_bit_for_bit(backend, case, seed):
+    problem = cases.make(dataclasses.replace(case, deterministic=True), seed, device="cuda")
+    _, _, first = problem.call_with_gradients(backend=backend)
+    for _ in range(50):
+        _, _, again = problem.call_with_gradients(backend=backend)
+        assert all(torch.equal(a, b) for a, b in zip(first, again) if a is not None)
