@@ -23,14 +23,6 @@ def register(group: click.Group) -> None:
     group.add_command(emulate_command)
 
 
-def _role_names(entry: str) -> dict[int, str]:
-    """Warp index -> role, for warp-specialised kernels."""
-    from fa4.pipeline.kernel import describe
-
-    description = describe(entry)
-    return description.roles if description else {}
-
-
 @click.command("emulate")
 @click.argument("direction", type=click.Choice(["fwd", "bwd"]))
 @click.option("--seqlen", type=LENGTH, default=256, show_default=True, help="Queries per sequence.")
@@ -91,7 +83,6 @@ def emulate_command(
                 asked = dataclasses.replace(problem.spec, needs_backward=direction == "bwd")
                 here = chip_by_number(gpu.chip_number, emulated=True)
                 chosen = select(asked, problem.inputs.extent, here, backend).name
-                gpu.roles = _role_names if chosen in ("sm90", "sm100") else {}
                 if direction == "fwd":
                     judgements = cases.judge_forward(problem, *problem.call(backend=backend))
                 else:

@@ -21,8 +21,9 @@ class Gpu:
     """An emulated chip in use; what `emulate` yields.
 
     launches: one LaunchReport per kernel run so far, in order.
-    roles: warp index within its CTA -> name, shown in errors, reports and traces; set it before a launch. A function
-        of the kernel's entry name where several kernels run.
+    roles: warp index within its CTA -> name, shown in errors, reports and traces, for kernels that bring no names of
+        their own (`fa4.pipeline.kernel.describe`); set it before a launch. A function of the kernel's entry name where
+        several kernels run.
     """
 
     def __init__(self, machine: Machine, sms: int, arrays: Arrays) -> None:

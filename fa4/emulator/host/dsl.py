@@ -21,6 +21,7 @@ from fa4.emulator.host import stored
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.memory import Arrays
 from fa4.emulator.host.modules import Modules, entries, fatbins_in
+from fa4.emulator.machine.names import with_names
 
 _KDL_CUDA = 2  # DLDeviceType
 _ERROR_KIND = "EmulatedCudaError"  # intercept.c raises tvm-ffi errors by this name
@@ -118,7 +119,7 @@ def _live_dsls(meta: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
-    """Every compilation keeps its PTX, with line information, and calls the emulated runtime."""
+    """Every compilation keeps its PTX, with line information and names, and calls the emulated runtime."""
     from cutlass.base_dsl.compiler import Compiler
 
     original = Compiler.compile
@@ -133,7 +134,7 @@ def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
             _rename_runtime_calls(result, library)
             binaries = _binaries(result)
             dumped = sorted(private.parent.glob(private.name + "*.ptx"))
-            texts = [path.read_text() for path in dumped]
+            texts = [_named(path.read_text()) for path in dumped]
             if asked:
                 for path in dumped:
                     shutil.copyfile(path, asked.parent / path.name.replace(private.name, asked.name, 1))
@@ -143,6 +144,17 @@ def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
 
     with replaced(Compiler, compile=compile):
         yield
+
+
+def _named(ptx: str) -> str:
+    """The text with what the tables of its kernels call warps and barriers."""
+    from fa4.pipeline.kernel import describe
+
+    for entry in entries(ptx):
+        description = describe(entry)
+        if description is not None:
+            ptx = with_names(ptx, entry, description.roles, description.barriers)
+    return ptx
 
 
 def _dumping_ptx_to(prefix: Path, pipeline: str) -> tuple[str, Path | None]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from fa4.emulator.errors import BY_NAME, EmulationError, Place
 from fa4.emulator.machine.chips import chip_facts
-from fa4.emulator.machine.lowering import Lowering
+from fa4.emulator.machine.lowering import SHARED_RESERVED, Lowering
+from fa4.emulator.machine.names import names_in
 from fa4.emulator.machine.ptx import Kernel, Module, parse
 
 SCHEDULES = ("round_robin", "random", "adversarial")
@@ -132,7 +133,7 @@ class Machine:
 
         params: raw little-endian bytes of the entry's parameters, in order.
         smem_bytes: dynamic shared memory per CTA.
-        roles: warp index within the CTA -> name, for errors and reports.
+        roles: warp index within the CTA -> name, for errors and reports [default: those in the text, see `names`].
         programmatic: launched with programmatic stream serialisation: if the grid before executed
             griddepcontrol.launch_dependents, it may still run, and what both touch needs griddepcontrol.wait.
         after_unknown: (with programmatic) the grid before is not known; it may touch any global memory.
@@ -140,6 +141,7 @@ class Machine:
         """
         core = load_core()
         loaded = _load(ptx, entry)
+        roles = dict(roles or loaded.roles)
         start = time.perf_counter()
         config = self._config(core, grid, block, cluster, smem_bytes)
         config.params = _param_block(loaded.kernel, params)
@@ -149,10 +151,10 @@ class Machine:
         result = core.run(loaded.program, config)
         self._before = result["touched"]
         if result["error"] is not None:
-            raise loaded.error(result["error"], tuple(int(g) for g in grid), roles or {})
+            raise loaded.error(result["error"], tuple(int(g) for g in grid), roles)
         report = loaded.report(result, tuple(grid), tuple(block), tuple(cluster))
         report.seconds = time.perf_counter() - start
-        report.roles = dict(roles or {})
+        report.roles = roles
         return report
 
     def _config(self, core, grid, block, cluster, smem_bytes):
@@ -199,8 +201,9 @@ def _param_block(kernel: Kernel, params: Sequence[bytes]) -> bytes:
 class _Loaded:
     """One entry, lowered and ready to run."""
 
-    def __init__(self, module: Module, kernel: Kernel) -> None:
+    def __init__(self, module: Module, kernel: Kernel, roles: dict[int, str], barriers: dict[int, str]) -> None:
         core = load_core()
+        self.roles = roles
         self.module, self.kernel = module, kernel
         self.buffers = {}
         self.variables: list[tuple[int, int, str]] = []
@@ -217,10 +220,12 @@ class _Loaded:
         self.sources = lowering.sources
         rows = [(r.op, r.type, r.type2, r.dst, r.src, r.m, r.guard, r.aligned, r.sync) for r in lowering.rows]
         wide = [(value & (2**64 - 1), offset, words) for value, offset, words in lowering.constants]
+        dynamic_shared = SHARED_RESERVED + lowering.layout.static_shared
+        named = {dynamic_shared + offset: name for offset, name in barriers.items()}
         maxnreg = kernel.directives.get("maxnreg", (0,))[0]
         self.program = core.Program(
             rows, wide, lowering.constant_words, lowering.preset_rows, lowering.register_words,
-            len(lowering.register_bits), lowering.layout.local_bytes, lowering.layout.static_shared, maxnreg,
+            len(lowering.register_bits), lowering.layout.local_bytes, lowering.layout.static_shared, maxnreg, named,
         )  # fmt: skip
 
     def place(self, where: tuple[int, int, int, int], grid, roles: Mapping[int, str]) -> Place | None:
@@ -277,4 +282,4 @@ def _load(ptx: str, entry: str) -> _Loaded:
     module = parse(ptx)
     if entry not in module.kernels:
         raise ValueError(f"the PTX has no entry {entry!r}; it has {sorted(module.kernels)}")
-    return _Loaded(module, module.kernels[entry])
+    return _Loaded(module, module.kernels[entry], *names_in(ptx, entry))

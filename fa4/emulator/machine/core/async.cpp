@@ -6,12 +6,6 @@
 namespace fa4 {
 namespace {
 
-std::string hex(uint64_t v) {
-    char text[24];
-    std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
-    return text;
-}
-
 TmaType reduce_type(Type t) {
     switch (t) {
         case Type::u32: case Type::b32: return TmaType::U32;
@@ -244,7 +238,7 @@ void Engine::tma(Exec& x) {
                     }
                 for (const Target& t : targets) {
                     for (uint32_t i = first & ~7u; i < last; i += 8)
-                        if (t.cta->shadow[i] & Cta::kBarrier) fail("BarrierMisuse", "a tensor copy overwrites the mbarrier at " + hex(i));
+                        if (t.cta->shadow[i] & Cta::kBarrier) fail("BarrierMisuse", "a tensor copy overwrites " + program_.barrier(i));
                     races_.shared(agent(*self, true), *t.cta, first, last - first, kWrite);
                     for (const TmaPiece& p : *pieces) tma_load_piece(map, p, t.cta->shared.data());
                     std::memset(t.cta->shadow.data() + first, Cta::kValid, last - first);

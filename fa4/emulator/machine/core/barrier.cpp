@@ -8,12 +8,6 @@ namespace {
 
 constexpr int64_t kMaxTx = (1 << 20) - 1;
 
-std::string hex(uint64_t v) {
-    char text[24];
-    std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
-    return text;
-}
-
 }  // namespace
 
 Mbarrier& Engine::mbarrier(Cta& cta, uint32_t offset) {
@@ -39,7 +33,7 @@ void Engine::finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar) {
 void Engine::arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, const Order& from, const Place& who, bool drop) {
     Mbarrier& bar = mbarrier(cta, offset);
     if (int64_t(count) > bar.pending) {
-        SimError error("BarrierMisuse", "mbarrier at " + hex(offset) + ": " + std::to_string(count) + " arrivals but only " +
+        SimError error("BarrierMisuse", program_.barrier(offset) + ": " + std::to_string(count) + " arrivals but only " +
                                             std::to_string(bar.pending) + " of " + std::to_string(bar.expected) + " are still expected in phase " +
                                             std::to_string(bar.phase) + (bar.tx ? " (which waits for " + std::to_string(bar.tx) + " more bytes)" : ""));
         error.others.push_back({"the barrier was initialised", bar.init});
@@ -47,7 +41,7 @@ void Engine::arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, c
         throw error;
     }
     bar.tx += expect;
-    if (bar.tx > kMaxTx) fail("BarrierMisuse", "mbarrier at " + hex(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
+    if (bar.tx > kMaxTx) fail("BarrierMisuse", program_.barrier(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
     if (races_.enabled) bar.release[bar.phase & 1].join(from);
     bar.pending -= count;
     if (drop) bar.expected -= count;
@@ -59,7 +53,7 @@ void Engine::arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, c
 void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from) {
     Mbarrier& bar = mbarrier(cta, offset);
     bar.tx -= bytes;
-    if (bar.tx < -kMaxTx) fail("BarrierMisuse", "mbarrier at " + hex(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
+    if (bar.tx < -kMaxTx) fail("BarrierMisuse", program_.barrier(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
     if (races_.enabled) bar.release[bar.phase & 1].join(from);
     effect();
     finish_phase(cta, offset, bar);
@@ -86,7 +80,7 @@ void Engine::check_barriers_left(const Cta& cta) const {
     for (const auto& [offset, bar] : cta.barriers) {
         if (bar.pending == int64_t(bar.expected) && bar.tx == 0) continue;
         SimError error("BarrierMisuse", "CTA " + std::to_string(cta.linear) + " ends in the middle of phase " + std::to_string(bar.phase) +
-                                            " of the mbarrier at " + hex(offset) + ": " + std::to_string(bar.pending) + " of " +
+                                            " of " + program_.barrier(offset) + ": " + std::to_string(bar.pending) + " of " +
                                             std::to_string(bar.expected) + " arrivals and " + std::to_string(bar.tx) + " bytes never came");
         error.place.cta = int32_t(cta.linear);
         error.others.push_back({"the barrier was initialised", bar.init});
@@ -294,7 +288,7 @@ Next Engine::barrier(Exec& x) {
                 if (v < 1 || v > uint64_t(kMaxTx)) fail("BarrierMisuse", "mbarrier.init with count " + std::to_string(v));
                 if (cta.barriers.count(offset)) {
                     Mbarrier& old = cta.barriers[offset];
-                    SimError error("BarrierMisuse", "mbarrier.init of a live mbarrier at " + hex(offset));
+                    SimError error("BarrierMisuse", "mbarrier.init of a live barrier: " + program_.barrier(offset));
                     error.others.push_back({"it was initialised", old.init});
                     throw error;
                 }

@@ -28,7 +28,7 @@ Operand operand_from(const py::handle& h) {
 // presets: (operand, code, value).
 std::unique_ptr<Program> make_program(const py::list& rows, const py::list& constants, uint32_t constant_words, const py::list& presets,
                                       uint32_t register_words, uint32_t register_count, uint32_t local_bytes, uint32_t static_shared,
-                                      uint32_t max_registers) {
+                                      uint32_t max_registers, std::map<uint32_t, std::string> barrier_names) {
     auto p = std::make_unique<Program>();
     for (const py::handle& row : rows) {
         const auto t = py::reinterpret_borrow<py::tuple>(row);
@@ -69,6 +69,7 @@ std::unique_ptr<Program> make_program(const py::list& rows, const py::list& cons
     p->local_bytes = local_bytes;
     p->static_shared_bytes = static_shared;
     p->max_registers = max_registers;
+    p->barrier_names = std::move(barrier_names);
     return p;
 }
 

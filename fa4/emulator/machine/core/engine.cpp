@@ -10,12 +10,6 @@ constexpr uint32_t kIdleRounds = 64;    // time-outs granted to waits with a lim
 constexpr uint32_t kThreadsPerBlock = 1024;
 constexpr uint64_t kAftermath = 100000;     // warp instructions in which a race may explain an undefined value
 
-std::string hex(uint64_t v) {
-    char text[24];
-    std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
-    return text;
-}
-
 const char* wait_name(Wait w) {
     switch (w) {
         case Wait::Converge: return "convergence";
@@ -354,7 +348,7 @@ void Engine::deadlock() {
                 const auto found = f.bar_cta->barriers.find(f.bar_offset);
                 if (found != f.bar_cta->barriers.end()) {
                     const Mbarrier& bar = found->second;
-                    text = "waits on the mbarrier at " + hex(f.bar_offset) + " of CTA " + std::to_string(f.bar_cta->linear) + " for the end of phase " +
+                    text = "waits on " + program_.barrier(f.bar_offset) + " of CTA " + std::to_string(f.bar_cta->linear) + " for the end of phase " +
                            std::to_string(f.bar_phase) + ": " + std::to_string(bar.pending) + " of " + std::to_string(bar.expected) + " arrivals missing";
                     if (bar.tx) text += bar.tx > 0 ? ", " + std::to_string(bar.tx) + " expected bytes have not come" : ", " + std::to_string(-bar.tx) + " more bytes came than were expected";
                     if (bar.last_arrival.row >= 0) hints.push_back({"  its last arrival", bar.last_arrival});

@@ -7,12 +7,6 @@
 namespace fa4 {
 namespace {
 
-std::string hex(uint64_t v) {
-    char text[24];
-    std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
-    return text;
-}
-
 uint32_t element_bytes(Type t) {
     switch (t) {
         case Type::b8: case Type::u8: case Type::s8: return 1;

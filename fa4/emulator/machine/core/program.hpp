@@ -2,10 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace fa4 {
+
+inline std::string hex(uint64_t v) {
+    char text[24];
+    std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
+    return text;
+}
 
 // clang-format off
 #define FA4_OPS(X) \
@@ -125,6 +133,13 @@ struct Program {
     uint32_t static_shared_bytes = 0;
     uint32_t max_registers = 0;             // per thread at launch, as the chip would allocate
     bool uses_wgmma = false;
+    std::map<uint32_t, std::string> barrier_names;      // by offset in the shared window
+
+    // "load_mma_KV.full[0] (mbarrier at 0x488)", or "the mbarrier at 0x488" where nobody has named it.
+    std::string barrier(uint32_t offset) const {
+        const auto found = barrier_names.find(offset);
+        return found == barrier_names.end() ? "the mbarrier at " + hex(offset) : found->second + " (mbarrier at " + hex(offset) + ")";
+    }
 };
 
 }  // namespace fa4

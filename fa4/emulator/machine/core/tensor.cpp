@@ -11,12 +11,6 @@
 namespace fa4 {
 namespace {
 
-std::string hex(uint64_t v) {
-    char text[24];
-    std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
-    return text;
-}
-
 uint64_t warpgroup_key(const Cta& cta, uint32_t group) { return uint64_t(1) << 62 | uint64_t(cta.linear) << 8 | group; }
 
 CtaMemory memory_of(Cta& cta) {
