@@ -1,0 +1,102 @@
+"""Imports point down, and what is called shared imports no chip: the layers of the package, held by its source text."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "fa4"
+
+# From the ground up. A module may import from lower lines only; the parts of one line do not know each other.
+LAYERS = (
+    ("env", "memory", "spec"),
+    ("device", "sequences"),
+    ("jit", "plan", "reference"),
+    ("core",),
+    ("fwd", "bwd", "pipeline"),
+    ("sm80", "sm90", "sm100", "fallback"),
+    ("dispatch", "run"),
+    ("ops",),
+    ("autograd",),
+    ("api",),
+    ("cases", "demo"),
+    ("emulator.errors",),
+    ("emulator.machine",),
+    ("emulator.host",),
+    ("emulator",),
+    ("emulator.lab", "emulator.timing"),
+    ("cli",),
+    ("__main__",),
+)
+CHIPS = ("sm80", "sm90", "sm100")
+SHARED = ("core", "fwd", "bwd", "pipeline")
+ROOMS = ("errors", "machine", "host", "lab", "timing")
+RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
+
+
+def part_of(path: Path) -> str:
+    """The part that a file belongs to: a module or folder of the package, a room of the emulator."""
+    first, *rest = path.relative_to(PACKAGE).with_suffix("").parts
+    return f"{first}.{rest[0]}" if first == "emulator" and rest[0] in ROOMS else first
+
+
+def imported_files(path: Path, text: str) -> set[Path]:
+    """Files of the package that a file imports anywhere in its text, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            base = path.parents[node.level - 1] if node.level else PACKAGE.parent
+            base = base.joinpath(*(node.module or "").split("."))
+            names = [(base, base / alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [(PACKAGE.parent.joinpath(*alias.name.split(".")),) * 2 for alias in node.names]
+        for package, module in names:
+            # `from package import name`: a module of that name, else something that the package itself defines.
+            for candidate in (module, package):
+                files = [file for file in (candidate.with_suffix(".py"), candidate / "__init__.py") if file.is_file()]
+                if files:
+                    found.add(files[0])
+                    break
+    return {file for file in found if PACKAGE in file.parents} - {PACKAGE / "__init__.py"}
+
+
+SOURCES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+IMPORTS = {path: imported_files(path, path.read_text()) for path in SOURCES}
+
+
+def test_the_reader_of_imports_sees_every_form():
+    text = (
+        "from ..core import mask\nfrom . import work\nimport fa4.jit\ndef f():\n    from fa4.sm80.tiles import padded\n"
+    )
+    seen = {str(file.relative_to(PACKAGE)) for file in imported_files(PACKAGE / "sm90" / "x.py", text)}
+    assert {"core/mask.py", "jit.py", "sm80/tiles.py"} <= seen
+    assert any(part_of(path) == "ops" and part_of(file) == "dispatch" for path in SOURCES for file in IMPORTS[path])
+
+
+def test_every_part_has_a_layer():
+    parts = {part_of(path) for path in SOURCES}
+    assert not parts - RANK.keys(), "give the new part a line in LAYERS"
+
+
+@pytest.mark.parametrize("part", RANK)
+def test_imports_point_down(part):
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {file.relative_to(PACKAGE)}"
+        for path in SOURCES
+        if part_of(path) == part
+        for file in IMPORTS[path]
+        if part_of(file) != part and RANK[part_of(file)] >= RANK[part]
+    ]
+    assert not wrong
+
+
+def test_nothing_imports_a_chip():
+    """A chip's folder is known to the dispatcher's table alone, by its name as text, and never to another chip."""
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {file.relative_to(PACKAGE)}"
+        for path in SOURCES
+        for file in IMPORTS[path]
+        if part_of(file) in CHIPS and part_of(file) != part_of(path)
+    ]
+    assert not wrong
