@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .. import jit, plan
 from ..bwd.workspace import Workspace
 from ..core.arguments import compile_key, lengths, windows
+from ..core.variant import Variant
 from ..device import Chip
 from ..fwd.splits import choose_splits
 from ..spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
-from . import backward
+from . import backward, forward
 from .backward import BackwardConfig
-from .forward import ForwardKernel
+from .forward import ForwardConfig
 from .tiles import backward_section, backward_tiles, forward_section, forward_tiles
 
 
@@ -40,7 +41,7 @@ class Plan(plan.Plan):
         slots = chip.sms * tiles.blocks_per_sm
         self.splits = choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
         self._backwards: dict[bool, tuple[BackwardConfig, jit.Launcher]] = {}  # by whether there is a dlse
-        self.scalars = (spec.softmax_scale, spec.softcap, *windows(spec))
+        self.scalars = (windows(spec), spec.softmax_scale, spec.softcap)
 
     def describe(self) -> str:
         parts = f", keys in {self.splits} parts" if self.splits > 1 else ""
@@ -50,29 +51,20 @@ class Plan(plan.Plan):
     def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
         batch, max_seqlen_q, max_seqlen_k = self.extent
         section = forward_section(self.spec, max_seqlen_k)
-        tensors = (inputs.q, inputs.k, inputs.v, out, lse, inputs.sink, *lengths(inputs))
-        self._forward(*tensors, batch, section, self.splits, max_seqlen_q, *self.scalars)
+        self._forward(
+            (inputs.q, inputs.k, inputs.v, out, lse, inputs.sink),
+            *lengths(inputs),
+            (batch, max_seqlen_q, section, self.splits),
+            *self.scalars,
+        )
 
     @functools.cached_property
     def _forward(self) -> jit.Launcher:
-        spec = self.spec
-        kernel = ForwardKernel(
-            dtype=spec.dtype,
-            head_dim=spec.head_dim,
-            head_dim_v=spec.head_dim_v,
-            tiles=self.forward_tiles,
-            group=spec.group,
-            packed=self.packed,
-            varlen=spec.varlen,
-            has_seqused_q=spec.has_seqused_q,
-            has_seqused_k=spec.has_seqused_k,
-            has_left=spec.window_left is not None,
-            has_right=spec.window_right is not None,
-            has_softcap=spec.softcap > 0,
-            sink_dtype=torch.float32 if spec.has_sink and self.splits == 1 else None,
-            split=self.splits > 1,
-        )
-        return self._launcher("forward", kernel)
+        fields = ForwardConfig.fields(self.spec)
+        fields["has_sink"] &= self.splits == 1  # whoever joins the parts adds it
+        packed = self.spec.group if self.packed else 1
+        cfg = ForwardConfig(**fields, tiles=self.forward_tiles, packed=packed, split=self.splits > 1)
+        return self._launcher("forward", cfg, forward.build)
 
     def backward(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
         spec = self.spec
@@ -84,9 +76,7 @@ class Plan(plan.Plan):
             workspace,
             *lengths(inputs),
             (*self.extent, backward_section(spec, self.extent.max_seqlen_q)),
-            windows(spec),
-            spec.softmax_scale,
-            spec.softcap,
+            *self.scalars,
         )
         return workspace.dsink_terms()
 
@@ -94,11 +84,9 @@ class Plan(plan.Plan):
         if has_dlse not in self._backwards:
             fields = BackwardConfig.fields(self.spec, backward=True, has_dlse=has_dlse)
             cfg = BackwardConfig(**fields, tiles=self.backward_tiles)
-            compile_it = functools.partial(backward.build, cfg, self.chip)
-            self._backwards[has_dlse] = cfg, jit.compiled(compile_key("sm80.backward", cfg), compile_it, self.chip)
+            self._backwards[has_dlse] = cfg, self._launcher("backward", cfg, backward.build)
         return self._backwards[has_dlse]
 
-    def _launcher(self, name: str, kernel: Any) -> jit.Launcher:
-        """The launcher of a kernel record, whose fields are its compile key."""
-        compile_it = functools.partial(kernel.compile, self.chip)
-        return jit.compiled(compile_key(f"sm80.{name}", kernel), compile_it, self.chip)
+    def _launcher(self, name: str, cfg: Variant, build: Callable[..., Any]) -> jit.Launcher:
+        """The launcher of a configuration, whose fields are its compile key."""
+        return jit.compiled(compile_key(f"sm80.{name}", cfg), functools.partial(build, cfg, self.chip), self.chip)

@@ -12,6 +12,11 @@ from fa4.device import chip_by_number
 from fa4.sm80.backward import BackwardConfig, build
 from fa4.sm80.tiles import backward_tiles
 
+_FLAGS = (
+    *("has_left", "has_right", "has_softcap", "has_sink", "has_dlse", "deterministic"),
+    *("varlen", "has_seqused_q", "has_seqused_k"),
+)
+
 
 @pytest.mark.parametrize("number", [80, 86, 90, 120])
 def test_every_head_dim_has_tiles_that_fit_the_chip(number):
@@ -26,24 +31,13 @@ def test_every_head_dim_has_tiles_that_fit_the_chip(number):
 def test_compiles_without_a_gpu(number, everything):
     chip = chip_by_number(number)
     head_dim, head_dim_v = (72, 40) if everything else (64, 64)
-    flags = [
-        "has_left",
-        "has_right",
-        "has_softcap",
-        "has_sink",
-        "varlen",
-        "has_seqused_q",
-        "has_seqused_k",
-        "has_dlse",
-        "deterministic",
-    ]
     cfg = BackwardConfig(
         dtype=jit.dsl_dtype(torch.float16 if everything else torch.bfloat16),
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         group=4 if everything else 1,
         tiles=backward_tiles(head_dim, head_dim_v, chip),
-        **dict.fromkeys(flags, everything),
+        **dict.fromkeys(_FLAGS, everything),
     )
     assert hash(cfg) == hash(dataclasses.replace(cfg))  # it is a cache key
     assert callable(build(cfg, chip))

@@ -7,11 +7,11 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import cases
+from fa4 import cases, jit
 from fa4.cases import Case
 from fa4.device import chip_by_number
 from fa4.fwd.splits import choose_splits
-from fa4.sm80.forward import ForwardKernel
+from fa4.sm80.forward import ForwardConfig, build
 from fa4.sm80.tiles import forward_tiles
 
 
@@ -26,45 +26,26 @@ def test_every_head_dim_has_tiles_that_fit_the_chip(number):
                 assert tiles.tile_m % (16 * tiles.warps) == 0
 
 
-_PLAIN = dict(
-    dtype=torch.bfloat16,
-    head_dim=64,
-    head_dim_v=64,
-    group=1,
-    packed=False,
-    varlen=False,
-    has_seqused_q=False,
-    has_seqused_k=False,
-    has_left=False,
-    has_right=False,
-    has_softcap=False,
-    sink_dtype=None,
-)
-_EVERYTHING = dict(
-    dtype=torch.float16,
-    head_dim=72,
-    head_dim_v=40,
-    group=4,
-    packed=True,
-    varlen=True,
-    has_seqused_q=True,
-    has_seqused_k=True,
-    has_left=True,
-    has_right=True,
-    has_softcap=True,
-    sink_dtype=torch.bfloat16,
-)
-_SPLIT = {**_EVERYTHING, "sink_dtype": None, "split": True}
+_FLAGS = ("has_left", "has_right", "has_softcap", "has_sink", "varlen", "has_seqused_q", "has_seqused_k")
 
 
 @pytest.mark.parametrize("number", [80, 90, 120])
-@pytest.mark.parametrize("fields", [_PLAIN, _EVERYTHING, _SPLIT], ids=["plain", "everything", "split"])
-def test_compiles_without_a_gpu(number, fields):
-    chip = chip_by_number(number)
-    tiles = forward_tiles(fields["head_dim"], fields["head_dim_v"], chip, 4096)
-    kernel = ForwardKernel(tiles=tiles, **fields)
-    assert hash(kernel) == hash(dataclasses.replace(kernel))  # it is a cache key
-    assert callable(kernel.compile(chip))
+@pytest.mark.parametrize("name", ["plain", "everything", "split"])
+def test_compiles_without_a_gpu(name, number):
+    chip, everything = chip_by_number(number), name != "plain"
+    head_dim, head_dim_v, group = (72, 40, 4) if everything else (64, 64, 1)
+    cfg = ForwardConfig(
+        dtype=jit.dsl_dtype(torch.float16 if everything else torch.bfloat16),
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        group=group,
+        packed=group,
+        tiles=forward_tiles(head_dim, head_dim_v, chip, 4096),
+        split=name == "split",
+        **dict.fromkeys(_FLAGS, everything) | {"has_sink": name == "everything"},
+    )
+    assert hash(cfg) == hash(dataclasses.replace(cfg))  # it is a cache key
+    assert callable(build(cfg, chip))
 
 
 def test_splits_fill_an_idle_chip_and_leave_a_busy_one_alone():

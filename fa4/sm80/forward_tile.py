@@ -1,0 +1,257 @@
+"""One tile of query rows of the portable forward, and the loop over the key blocks from last to first.
+
+Per key block: S = Q K^T, softmax in registers, O += P V. K and V travel through rings of `stages` tiles: while S is
+multiplied the next V is on its way, while O is multiplied the next K is. Barriers: a tile is overwritten only after
+the barrier that follows its last read; a tile is read only after cp.async.wait_group and a barrier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.memory import SmemAllocator
+
+from ..core.constant import Constant
+from ..core.mask import Band, Blocks
+from ..core.score import apply
+from ..core.sequence import extent, sequence_matrix
+from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
+from .softmax import OnlineSoftmax
+from .tensor_core import (
+    Operand,
+    as_operand_a,
+    operand_a,
+    operand_b,
+    product,
+    rows_by_columns,
+    smem_layout,
+    tiled_mma,
+    transposed,
+)
+
+
+@dataclass(frozen=True)
+class Work(Constant):
+    """A tile of query rows: q, out (packed rows, dim), lse (packed rows, 1) and k, v (rows, dim) are its sequence's and
+    head's. args, cfg: see `forward`."""
+
+    args: Any
+    cfg: Any
+    thread: Int32
+    head: Int32
+    m_block: Int32
+    rows: Int32  # of the sequence and head
+    mask: Band
+    blocks: Blocks  # of keys, this block's share of them if they are split
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    out: cute.Tensor
+    lse: cute.Tensor
+
+    @property
+    def first_row(self) -> Int32:
+        return self.m_block * self.cfg.tiles.tile_m
+
+
+@dataclass(frozen=True)
+class Tile(Constant):
+    """Shared memory (O leaves through Q's), the products' operands there, and what lasts in registers."""
+
+    s_q: cute.Tensor
+    s_o: cute.Tensor
+    s_k: cute.Tensor
+    s_v: cute.Tensor
+    mma: cute.TiledMma
+    q: Operand
+    k: Operand
+    v: Operand
+    o: cute.Tensor
+    softmax: OnlineSoftmax
+
+    @staticmethod
+    def make(work) -> Tile:
+        cfg, tiles, thread, smem = work.cfg, work.cfg.tiles, work.thread, SmemAllocator()
+        q_or_o = smem.allocate_array(cfg.dtype, tiles.tile_m * max(cfg.dim, cfg.dim_v), byte_alignment=1024)
+        s_q, s_o = (cute.make_tensor(q_or_o, smem_layout(tiles.tile_m, columns)) for columns in (cfg.dim, cfg.dim_v))
+        s_k, s_v = (
+            smem.allocate_tensor(cfg.dtype, smem_layout(tiles.tile_n, columns, tiles.stages), 1024)
+            for columns in (cfg.dim, cfg.dim_v)
+        )
+        mma = tiled_mma(cfg.dtype, tiles.warps, 1)
+        o = cute.make_rmem_tensor(mma.get_slice(thread).partition_shape_C((tiles.tile_m, cfg.dim_v)), Float32)
+        return Tile(
+            s_q=s_q,
+            s_o=s_o,
+            s_k=s_k,
+            s_v=s_v,
+            mma=mma,
+            q=operand_a(mma, s_q, thread),
+            k=operand_b(mma, s_k, thread),
+            v=operand_b(mma, transposed(s_v), thread, transpose=True),
+            o=o,
+            softmax=OnlineSoftmax.start(o.shape[0][1] * o.shape[1], work.args.scale),
+        )
+
+
+@cute.jit
+def work_on_queries(args, cfg: cutlass.Constexpr):
+    """The body of a block of threads."""
+    index, part = cute.arch.block_idx()[0], Int32(0)
+    out, lse = args.out, args.lse
+    if cutlass.const_expr(cfg.split):
+        index, part = index // args.splits, index % args.splits
+        out, lse = (x[(*[None] * (len(x.shape) - 1), part)] for x in (out, lse))
+    m_block, head, sequence = args.order.at(index)
+    head_kv = head * cfg.packed // cfg.group
+    tiles = cfg.tiles
+    rows_q = args.lengths.queries(sequence, extent(args.q))
+    rows_k = args.lengths.keys(sequence, extent(args.k))
+    q, out, lse = (sequence_matrix(x, head, sequence, rows_q, cfg.varlen) for x in (args.q, out, lse))
+    k, v = (sequence_matrix(x, head_kv, sequence, rows_k, cfg.varlen) for x in (args.k, args.v))
+    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, *args.window, cfg.packed)
+    if m_block * tiles.tile_m < rows_q.count * cfg.packed:
+        blocks = mask.key_blocks(m_block)
+        if cutlass.const_expr(cfg.split):
+            blocks = blocks.part(part, args.splits)
+        tile_of_queries(
+            Work(
+                args=args,
+                cfg=cfg,
+                thread=cute.arch.thread_idx()[0],
+                head=head,
+                m_block=m_block,
+                rows=rows_q.count * cfg.packed,
+                mask=mask,
+                blocks=blocks,
+                q=q,
+                k=k,
+                v=v,
+                out=out,
+                lse=lse,
+            )
+        )
+
+
+@cute.jit
+def tile_of_queries(work):
+    cfg, stages, blocks = work.cfg, work.cfg.tiles.stages, work.blocks
+    tile = Tile.make(work)
+    tile.o.fill(0.0)
+    if blocks.first < blocks.stop:
+        load_queries(work, tile)
+        for stage in cutlass.range_constexpr(stages):
+            load(work, work.k, tile.s_k, blocks.stop - 1 - stage, stage, stage == 0)
+            if cutlass.const_expr(stage + 1 < stages):
+                load(work, work.v, tile.s_v, blocks.stop - 1 - stage, stage, stage == 0)
+        # Blocks cut by the right edge of the mask or the end of the keys, whole blocks, blocks cut on the left.
+        for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
+            step(work, tile, blocks.stop - 1 - i, True)
+        for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
+            step(work, tile, blocks.full_stop - 1 - i, False)
+        if cutlass.const_expr(cfg.has_left):
+            for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
+                step(work, tile, blocks.full_first - 1 - i, True)
+    finish(work, tile)
+
+
+def load_queries(work, tile: Tile) -> None:
+    """Start loading the tile's rows; the first group of K waits for them too."""
+    cfg, m = work.cfg, work.cfg.tiles.tile_m
+    copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, cfg.dim), work.thread, m, cfg.dim, cfg.head_dim)
+    copy.load_rows(rows_of(work.q, work.first_row, work.rows), tile.s_q)
+
+
+@cute.jit
+def load(work, x, staged, n, stage, ragged: cutlass.Constexpr[bool]):
+    """Start loading key block n of K or V (`x`), if there is one; always one cp.async group, so that groups can be
+    counted. ragged: the sequence may end within the block."""
+    cfg, tile_n = work.cfg, work.cfg.tiles.tile_n
+    dim = cute.size(staged, mode=[1])
+    columns = cfg.head_dim if x is work.k else cfg.head_dim_v
+    copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, tile_n, dim, columns)
+    source = cute.local_tile(x, (tile_n, dim), (None, 0))[None, None, n]
+    left = work.mask.seqlen_k - n * tile_n if ragged else None
+    if n >= work.blocks.first:
+        copy.load_tile(source, staged[None, None, stage], left)
+    cute.arch.cp_async_commit_group()
+
+
+@cute.jit
+def step(work, tile, n, masked: cutlass.Constexpr[bool]):
+    """One key block: S, softmax, O. On entry loads of K(n), V(n), ... K(n - stages + 1) have been started."""
+    cfg, mma, stages = work.cfg, tile.mma, work.cfg.tiles.stages
+    m, n_keys = cfg.tiles.tile_m, cfg.tiles.tile_n
+    turn = work.blocks.stop - 1 - n
+    stage = turn % stages if cutlass.const_expr(stages > 1) else 0
+    s = cute.make_rmem_tensor(mma.get_slice(0).partition_shape_C((m, n_keys)), Float32)
+    s.fill(0.0)
+
+    cute.arch.cp_async_wait_group(2 * (stages - 1))  # K(n) is here
+    cute.arch.barrier()
+    last_v = (turn + stages - 1) % stages if cutlass.const_expr(stages > 1) else 0
+    load(work, work.v, tile.s_v, n - stages + 1, last_v, masked and stages == 1)
+    product(mma, s, tile.q, tile.k.at(stage))
+
+    cute.arch.cp_async_wait_group(2 * (stages - 1))  # V(n) is here, and K(n) has been read by all
+    cute.arch.barrier()
+    load(work, work.k, tile.s_k, n - stages, stage, False)
+    apply(work.args.score, s)
+    scores = rows_by_columns(s)
+    if cutlass.const_expr(masked):
+        own, first = coordinates(mma, work.thread, m, n_keys), coordinates(mma, 0, m, n_keys)
+        work.mask.hide(scores, own, first, work.m_block, n)
+    tile.softmax.update(scores, rows_by_columns(tile.o), may_be_empty=masked)
+    weights = cute.make_fragment_like(s, cfg.dtype)
+    weights.store(s.load().to(cfg.dtype))
+    product(mma, tile.o, as_operand_a(weights), tile.v.at(stage))
+
+
+def coordinates(mma: cute.TiledMma, thread: Int32 | int, rows: int, columns: int) -> cute.Tensor:
+    """(row, column) in a tile of each of a thread's accumulators, as rows by columns."""
+    return rows_by_columns(mma.get_slice(thread).partition_C(cute.make_identity_tensor((rows, columns))))
+
+
+@cute.jit
+def finish(work, tile):
+    """Normalise; write lse and the output."""
+    cfg, sink = work.cfg, work.args.sink
+    own = coordinates(tile.mma, work.thread, cfg.tiles.tile_m, cfg.dim_v)
+    rows = cute.size(tile.softmax.maximum)
+    row_lse = cute.make_rmem_tensor(rows, Float32)
+    sinks = None
+    if cutlass.const_expr(sink is not None):
+        sinks = cute.make_rmem_tensor(rows, Float32)
+        for r in cutlass.range_constexpr(rows):
+            row = work.first_row + own[r, 0][0]
+            sinks[r] = Float32(sink[work.head * cfg.packed + row % cfg.packed])
+    tile.softmax.finish(rows_by_columns(tile.o), row_lse, sinks)
+    for r in cutlass.range_constexpr(rows):
+        row = work.first_row + own[r, 0][0]
+        if own[0, 0][1] == 0 and row < work.rows:
+            work.lse[row, 0] = row_lse[r]
+
+    if cutlass.const_expr(cfg.split):
+        store_part(work, tile, own)
+    else:
+        cute.arch.barrier()  # everyone is done reading Q
+        to = rows_of(work.out, work.first_row, work.rows)
+        store_tile(tile.o, tile.mma, tile.s_o, to, work.thread, cfg.threads, cfg.head_dim_v)
+
+
+@cute.jit
+def store_part(work, tile, own):
+    """The float32 output straight from the registers."""
+    o, to = rows_by_columns(tile.o), rows_of(work.out, work.first_row, work.rows)
+    for r in cutlass.range_constexpr(cute.size(o, mode=[0])):
+        address, exists = to(own[r, 0][0])
+        for c in cutlass.range_constexpr(0, cute.size(o, mode=[1]), 2):
+            column = own[0, c][1]
+            if exists and column < work.cfg.head_dim_v:
+                pair = cute.make_rmem_tensor(2, Float32)
+                pair[0], pair[1] = o[r, c], o[r, c + 1]
+                cute.autovec_copy(pair, cute.make_tensor((address + column).align(8), cute.make_layout(2)))
