@@ -8,8 +8,7 @@ from torch import Tensor
 import fa4
 from fa4 import reference
 from fa4.cases import Judgement, judge
-from fa4.ops import problem
-from fa4.spec import AttentionSpec
+from fa4.spec import AttentionInputs, AttentionSpec, Flags
 
 from .suites import BenchCase
 
@@ -32,10 +31,8 @@ def judge_case(
     scale = case.head_dim**-0.5
     out = fa4.flash_attn_func(*leaves, causal=case.causal, softmax_scale=scale, backend="torch")
     window_right = 0 if case.causal else None
-    inputs, fields = problem(
-        q, k, v, None, None, None, None, None, q.shape[1], k.shape[1], scale, None, window_right, 0.0, False, False
-    )
-    spec = AttentionSpec(*fields)
+    inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
+    spec = AttentionSpec.of(inputs, Flags(scale, window_right=window_right))
     if case.direction == "fwd":
         floor = reference.forward(inputs, spec, precise=False)[0]
         return [judge("out", _one_head(case, got["out"], True), out.detach(), floor)]

@@ -22,10 +22,10 @@ from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa4
-from fa4 import dispatch, ops, run
+from fa4 import dispatch, run
 from fa4.device import chip_of
 from fa4.plan import Plan
-from fa4.spec import AttentionInputs, AttentionSpec
+from fa4.spec import AttentionInputs, AttentionSpec, Flags
 
 from .timing import Timing
 
@@ -73,8 +73,8 @@ def main() -> None:
         raise click.ClickException("needs a CUDA device: a launch has no host cost elsewhere")
     q = torch.randn(1, 1, 1, 64, device="cuda", dtype=torch.bfloat16)
     flat = q.transpose(1, 2)
-    inputs, fields = ops.problem(q, q, q, None, None, None, None, None, 1, 1, 0.125, None, 0, 0.0, False, False)
-    spec = AttentionSpec(*fields)
+    inputs = AttentionInputs(q, q, q, max_seqlen_q=1, max_seqlen_k=1)
+    spec = AttentionSpec.of(inputs, Flags(0.125, window_right=0))
     plan = dispatch.plan(spec, inputs.extent, chip_of(q.device))
 
     def torch_flash() -> None:

@@ -1,47 +1,49 @@
-"""Gradients of `fa4::forward`, counted by name: each argument of the operator gets its gradient or None.
+"""Gradients of `fa4::forward`: each tensor among the operator's arguments gets its gradient or None, by name.
 
 There are no second derivatives: asking for them raises, where an operator without a rule would give wrong values.
 """
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import torch
+from torch import Tensor
 
 from . import ops
+from .spec import AttentionInputs, Flags, Saved
 
-_TENSORS = ("q", "k", "v", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
-_NUMBERS = (
-    "max_seqlen_q",
-    "max_seqlen_k",
-    "softmax_scale",
-    "window_left",
-    "window_right",
-    "softcap",
-    "deterministic",
-    "needs_backward",
-    "backend",
-)
+_HINTS = {name: hint for record in ops.FORWARD for name, hint in get_type_hints(record).items()}
+_TENSORS = sum(hint in (Tensor, Tensor | None) for hint in _HINTS.values())  # they stand first
+
+
+def forward(watched: bool, inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
+    """(out, lse), by the shortest way on which everybody sees the operator who has to."""
+    if not watched and not flags.needs_backward:
+        return ops.forward_directly(inputs, flags)
+    # torch.func sees through no operator with a registered gradient, but through this.
+    operator = _Forward.apply if watched and not torch.compiler.is_compiling() and ops.transformed() else None
+    return (operator or torch.ops.fa4.forward)(*inputs, *flags)
 
 
 def _setup_context(ctx, inputs, output):
     # A caller that uses only out must not pay for a zero dlse.
     ctx.set_materialize_grads(False)
-    tensors, ctx.numbers = inputs[: len(_TENSORS)], inputs[len(_TENSORS) :]
-    out, lse = output
-    ctx.save_for_backward(*tensors, out, lse)
+    ctx.numbers = inputs[_TENSORS:]
+    ctx.save_for_backward(*output, *inputs[:_TENSORS])
 
 
-def _backward(ctx, dout, dlse):
-    *tensors, out, lse = ctx.saved_tensors
-    named = dict(zip(_TENSORS, tensors))
-    grads = dict.fromkeys((*_TENSORS, *_NUMBERS))
+def _gradients(ctx, dout, dlse, operator=None):
+    out, lse, *tensors = ctx.saved_tensors
+    grads = dict.fromkeys(_HINTS)
     if dout is None and dlse is None:
         return tuple(grads.values())
     if dout is None:
         dout = torch.zeros_like(out)
-    q, k, v, *rest = tensors
-    dq, dk, dv, dsink = torch.ops.fa4.backward(dout, dlse, q, k, v, out, lse, *rest, *ctx.numbers)
-    grads.update(q=dq, k=dk, v=dv, sink=None if named["sink"] is None else dsink)
+    operator = operator or torch.ops.fa4.backward
+    dq, dk, dv, dsink = operator(*Saved(out, lse, dout, dlse), *tensors, *ctx.numbers)
+    has_sink = dict(zip(_HINTS, tensors))["sink"] is not None
+    grads.update(q=dq, k=dk, v=dv, sink=dsink if has_sink else None)
     return tuple(grads.values())
 
 
@@ -52,5 +54,33 @@ def _second_derivative(ctx, *grads):
     )
 
 
-torch.library.register_autograd("fa4::forward", _backward, setup_context=_setup_context, lib=ops.library)
+torch.library.register_autograd("fa4::forward", _gradients, setup_context=_setup_context, lib=ops.library)
 torch.library.register_autograd("fa4::backward", _second_derivative, lib=ops.library)
+
+
+class _Forward(torch.autograd.Function):
+    """`fa4::forward` for torch.func, which needs a class of this form."""
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.fa4.forward(*arguments)
+
+    setup_context = staticmethod(_setup_context)
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        return _gradients(ctx, dout, dlse, _Backward.apply)
+
+
+class _Backward(torch.autograd.Function):
+    """`fa4::backward` likewise."""
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.fa4.backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_second_derivative)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops, reference
-from .spec import AttentionInputs, AttentionSpec, Gradients
+from . import reference
+from .spec import AttentionInputs, AttentionSpec, Flags, Gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,9 @@ def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
     )
     left, right = (None if side == -1 else side for side in case.window_size)
     scale = case.head_dim**-0.5 if case.softmax_scale is None else case.softmax_scale
-    flags = (scale, left, 0 if case.causal else right, case.softcap, case.deterministic, False)
-    _, fields = ops.problem(*inputs, *flags)
+    flags = Flags(scale, left, 0 if case.causal else right, case.softcap, case.deterministic)
     dout = normal(*inputs.q.shape[:-1], head_dim_v)
-    return Problem(case, inputs, AttentionSpec(*fields), dout, normal(*lse_shape, dtype=lse_dtype))
+    return Problem(case, inputs, AttentionSpec.of(inputs, flags), dout, normal(*lse_shape, dtype=lse_dtype))
 
 
 @dataclass(frozen=True, slots=True)

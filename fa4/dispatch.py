@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -210,6 +211,27 @@ def _judge(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> _Ve
             return _Verdict(row, tuple(refused))
         refused.append((row.name, tuple(reasons)))
     return _Verdict(None, tuple(refused))
+
+
+_told = False
+
+
+def warn_of_tiled_torch(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> None:
+    """Say once that "auto" takes the path in plain torch on an accelerator, several times slower than kernels, and
+    why."""
+    global _told
+    if _told or backend != "auto" or chip.emulated or chip.device_type in ("cpu", "meta"):
+        return
+    row, refused = _judge(spec, extent, chip, backend)
+    if row is None or row.requires:
+        return
+    _told = True
+    reasons = "; ".join(f"{name} {', '.join(why)}" for name, why in refused)
+    warnings.warn(
+        f"fa4 runs attention on {chip} in plain torch, which is several times slower than a kernel: {reasons}. Said "
+        f"once; pass backend={row.name!r} to choose it, or filter this UserWarning.",
+        stacklevel=2,
+    )
 
 
 class _Verdict(NamedTuple):

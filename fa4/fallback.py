@@ -189,11 +189,18 @@ def _scores(q: Tensor, k: Tensor, spec: AttentionSpec, hidden: Tensor | None) ->
     return s
 
 
-def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
-    """Products in their own dtypes: autocast reaches into operators and would round them."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return contextlib.nullcontext()
+@contextlib.contextmanager
+def _as_written(device: torch.device) -> Iterator[None]:
+    """Products in their operands' precision: autocast reaches into operators and would round them, as would TF32 and
+    its likes, if the caller allows those for products of float32."""
+    precision = torch.get_float32_matmul_precision()
+    with contextlib.ExitStack() as stack:
+        if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        if precision != "highest":
+            torch.set_float32_matmul_precision("highest")
+            stack.callback(torch.set_float32_matmul_precision, precision)
+        yield
 
 
 class Plan(plan.Plan):
@@ -205,7 +212,7 @@ class Plan(plan.Plan):
         return f"{TILE_M} queries x {TILE_N} keys, {str(_compute_dtype(self.spec)).removeprefix('torch.')} arithmetic"
 
     def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
-        with _without_autocast(out.device):
+        with _as_written(out.device):
             for part in _passes(inputs, self.spec):
                 _forward_pass(part, inputs, out, lse)
 
@@ -214,7 +221,7 @@ class Plan(plan.Plan):
         spec = self.spec
         dq = torch.zeros(grads.dq.shape, dtype=_compute_dtype(spec), device=grads.dq.device)
         dsink = dq.new_zeros(spec.heads_kv, spec.group)
-        with _without_autocast(dq.device):
+        with _as_written(dq.device):
             for part in _passes(inputs, spec):
                 _backward_pass(part, inputs, saved, (dq, grads.dk, grads.dv, dsink))
         grads.dq.copy_(dq)

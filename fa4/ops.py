@@ -6,8 +6,8 @@ and the FLOP counter see ordinary operators; the backend is chosen inside, from 
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -15,71 +15,71 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import dispatch, run
-from .device import Chip, chip_of
+from .device import chip_of
 from .plan import Plan
-from .spec import AttentionInputs, AttentionSpec, Extent, Saved
+from .run.allocate import rows_dtype
+from .spec import AttentionInputs, AttentionSpec, Flags, Saved
 
-_PROBLEM = (
-    "Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
-    "SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, int? window_left, int? window_right, "
-    "float softcap, bool deterministic, bool needs_backward, str backend"
-)
+# The operators' arguments are the fields of these records, in their order. Nothing else says what they are.
+FORWARD = (AttentionInputs, Flags)
+BACKWARD = (Saved, AttentionInputs, Flags)
+_SCHEMA_TYPES = {
+    Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", int | None: "SymInt?", float: "float", bool: "bool",
+    str: "str",
+}  # fmt: skip
+
+
+def _schema(records: tuple) -> str:
+    hints = (item for record in records for item in get_type_hints(record).items())
+    return ", ".join(f"{_SCHEMA_TYPES[hint]} {name}" for name, hint in hints)
+
+
+def _split(arguments: tuple, records: tuple) -> Iterator[Any]:
+    """An operator's arguments as the records that they are the fields of."""
+    first = 0
+    for record in records:
+        yield record(*arguments[first : first + len(record._fields)])
+        first += len(record._fields)
+
+
 library = torch.library.Library("fa4", "DEF")
-library.define(f"forward(Tensor q, Tensor k, Tensor v, {_PROBLEM}) -> (Tensor out, Tensor lse)")
-library.define(
-    "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_PROBLEM}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)"
-)
+library.define(f"forward({_schema(FORWARD)}) -> (Tensor out, Tensor lse)")
+library.define(f"backward({_schema(BACKWARD)}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)")
+
+_routes: dict[tuple, tuple[AttentionSpec, Plan]] = {}
+_MOST_ROUTES = 4096
 
 
-def problem(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    seqused_q: Tensor | None,
-    seqused_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *flags,
-) -> tuple[AttentionInputs, tuple]:
-    """An operator's arguments as the inputs record and the values of the spec's fields, in their order."""
-    inputs = AttentionInputs(
-        q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
-    )
-    softmax_scale, window_left, window_right, softcap, deterministic, needs_backward = flags
-    shape_q, shape_v = q.shape, v.shape
-    return inputs, (
-        q.dtype,
-        shape_q[-1],
-        shape_v[-1],
-        shape_q[-2],
-        shape_v[-2],
-        softmax_scale,
-        window_left,
-        window_right,
-        softcap,
-        sink is not None,
-        cu_seqlens_q is not None,
-        seqused_q is not None,
-        seqused_k is not None,
-        deterministic,
-        needs_backward,
-    )
+def _route(inputs: AttentionInputs, flags: Flags) -> tuple[AttentionSpec, Plan]:
+    """The spec of a call and the plan that serves it, remembered: building both anew would take as long as a launch."""
+    q, _, v, sink, cu_seqlens_q, _, seqused_q, seqused_k, _, _ = inputs
+    chip, extent = chip_of(q.device), inputs.extent
+    present = (sink is None, cu_seqlens_q is None, seqused_q is None, seqused_k is None)
+    key = (chip, extent, flags, q.dtype, q.shape[-2:], v.shape[-2:], present)
+    route = _routes.get(key)
+    if route is None:
+        spec = AttentionSpec.of(inputs, flags)
+        if len(_routes) >= _MOST_ROUTES:
+            _routes.clear()
+        dispatch.warn_of_tiled_torch(spec, extent, chip, flags.backend)
+        route = _routes[key] = spec, dispatch.plan(spec, extent, chip, flags.backend)
+    return route
 
 
-@functools.lru_cache(maxsize=4096)
-def _route(chip: Chip, backend: str, extent: Extent, *fields) -> tuple[AttentionSpec, Plan]:
-    """The spec with these field values and the plan for it; building both anew would cost 5 us a call."""
-    spec = AttentionSpec(*fields)
-    return spec, dispatch.plan(spec, extent, chip, backend)
+def forward_directly(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
+    """(out, lse) past torch's dispatcher, whose passage takes longer than a short kernel: for calls without gradients
+    that nobody watches."""
+    return run.forward(inputs, *_route(inputs, flags))
 
 
-def _forward(q, *arguments):
-    inputs, fields = problem(q, *arguments[:-1])
-    return run.forward(inputs, *_route(chip_of(q.device), arguments[-1], inputs.extent, *fields))
+def _forward(*arguments):
+    return forward_directly(*_split(arguments, FORWARD))
+
+
+def _backward(*arguments):
+    saved, inputs, flags = _split(arguments, BACKWARD)
+    dq, dk, dv, dsink = run.backward(inputs, *_route(inputs, flags), saved)
+    return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink
 
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
@@ -91,39 +91,28 @@ def watched(*tensors: Any) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or transformed()
         or not _PLAIN.issuperset(map(type, tensors))
         or tensors[0].is_meta
     )
 
 
-def forward(watched: bool, *arguments) -> tuple[Tensor, Tensor]:
-    """`torch.ops.fa4.forward`; a call without gradients that nobody watches skips the dispatcher, whose passage takes
-    longer than a short kernel."""
-    needs_backward = arguments[-2]
-    return torch.ops.fa4.forward(*arguments) if watched or needs_backward else _forward(*arguments)
+def transformed() -> bool:
+    """Whether a transform of torch.func is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _backward(dout, dlse, q, k, v, out, lse, *arguments):
-    *rest, backend = arguments
-    inputs, fields = problem(q, k, v, *rest)
-    route = _route(chip_of(q.device), backend, inputs.extent, *fields)
-    dq, dk, dv, dsink = run.backward(inputs, *route, Saved(out, lse, dout, dlse))
-    return dq, dk, dv, q.new_empty(0) if dsink is None else dsink
-
-
-def _forward_fake(q, k, v, sink, cu_seqlens_q, *rest):
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    if cu_seqlens_q is None:
-        batch, seqlen_q, heads_q, _ = q.shape
-        lse = q.new_empty((batch, heads_q, seqlen_q), dtype=dtype)
-    else:
-        total_q, heads_q, _ = q.shape
-        lse = q.new_empty((heads_q, total_q), dtype=dtype)
+def _forward_fake(*arguments):
+    inputs, flags = _split(arguments, FORWARD)
+    q, v = inputs.q, inputs.v
+    *rows, heads, _ = q.shape
+    lse = q.new_empty((*rows[:-1], heads, rows[-1]), dtype=rows_dtype(AttentionSpec.of(inputs, flags)))
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
 
 
-def _backward_fake(dout, dlse, q, k, v, out, lse, sink, *rest):
+def _backward_fake(*arguments):
+    _, inputs, _ = _split(arguments, BACKWARD)
+    q, k, v, sink = inputs[:4]
     dsink = q.new_empty(0) if sink is None else sink.new_empty(sink.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
 
@@ -151,27 +140,27 @@ def visible_pairs(seqlen_q: int, seqlen_k: int, window_left: int | None, window_
     return upper - (0 if window_left is None else at_most(shift - window_left - 1))
 
 
-def _flops(q: Tensor, k: Tensor, v: Tensor, arguments: tuple, matmuls_qk: int, matmuls_v: int) -> int:
-    cu_seqlens_q, cu_seqlens_k = arguments[1:3]
-    window = arguments[8:10]
-    if cu_seqlens_q is None:
+def _flops(inputs: AttentionInputs, flags: Flags, matmuls_qk: int, matmuls_v: int) -> int:
+    q, k, v, window = inputs.q, inputs.k, inputs.v, (flags.window_left, flags.window_right)
+    lengths = inputs.cu_seqlens_q, inputs.cu_seqlens_k
+    if not inputs.varlen:
         pairs = q.shape[0] * visible_pairs(q.shape[1], k.shape[1], *window)
-    elif cu_seqlens_q.is_meta or isinstance(cu_seqlens_q, FakeTensor):
+    elif any(x.is_meta or isinstance(x, FakeTensor) for x in lengths):
         # The lengths are not known: count every sequence at its upper bound.
-        pairs = (cu_seqlens_q.shape[0] - 1) * visible_pairs(*arguments[5:7], *window)
+        pairs = inputs.batch * visible_pairs(inputs.max_seqlen_q, inputs.max_seqlen_k, *window)
     else:
-        lengths = zip(cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist())
-        pairs = sum(visible_pairs(seqlen_q, seqlen_k, *window) for seqlen_q, seqlen_k in lengths)
+        pairs = sum(visible_pairs(*pair, *window) for pair in zip(*(x.diff().tolist() for x in lengths)))
     return 2 * q.shape[-2] * pairs * (matmuls_qk * q.shape[-1] + matmuls_v * v.shape[-1])
 
 
 @register_flop_formula(torch.ops.fa4.forward, get_raw=True)
-def _forward_flops(q, k, v, *arguments, out_val=None, **_) -> int:
+def _forward_flops(*arguments, out_val=None, **_) -> int:
     """Q K^T and P V over the visible pairs: half of a full square when causal."""
-    return _flops(q, k, v, arguments, matmuls_qk=1, matmuls_v=1)
+    return _flops(*_split(arguments, FORWARD), matmuls_qk=1, matmuls_v=1)
 
 
 @register_flop_formula(torch.ops.fa4.backward, get_raw=True)
-def _backward_flops(dout, dlse, q, k, v, out, lse, *arguments, out_val=None, **_) -> int:
+def _backward_flops(*arguments, out_val=None, **_) -> int:
     """The five products of the backward: S, dQ, dK over head_dim; dP, dV over head_dim_v."""
-    return _flops(q, k, v, arguments, matmuls_qk=3, matmuls_v=2)
+    _, inputs, flags = _split(arguments, BACKWARD)
+    return _flops(inputs, flags, matmuls_qk=3, matmuls_v=2)

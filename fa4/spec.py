@@ -55,6 +55,28 @@ class AttentionSpec:
     deterministic: bool = False
     needs_backward: bool = False
 
+    @staticmethod
+    def of(inputs: AttentionInputs, flags: Flags) -> AttentionSpec:
+        """The spec of an operator call."""
+        shape_q, shape_v = inputs.q.shape, inputs.v.shape
+        return AttentionSpec(
+            dtype=inputs.q.dtype,
+            head_dim=shape_q[-1],
+            head_dim_v=shape_v[-1],
+            heads_q=shape_q[-2],
+            heads_kv=shape_v[-2],
+            softmax_scale=flags.softmax_scale,
+            window_left=flags.window_left,
+            window_right=flags.window_right,
+            softcap=flags.softcap,
+            has_sink=inputs.sink is not None,
+            varlen=inputs.varlen,
+            has_seqused_q=inputs.seqused_q is not None,
+            has_seqused_k=inputs.seqused_k is not None,
+            deterministic=flags.deterministic,
+            needs_backward=flags.needs_backward,
+        )
+
     @property
     def causal(self) -> bool:
         return self.window_right == 0
@@ -92,6 +114,19 @@ class Extent(NamedTuple):
     batch: int
     max_seqlen_q: int
     max_seqlen_k: int
+
+
+class Flags(NamedTuple):
+    """What a call says besides its tensors and lengths; see `AttentionSpec`. With `AttentionInputs`, the operator's
+    arguments: `fa4.ops` makes the schema of the fields of both, in their order."""
+
+    softmax_scale: float
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float = 0.0
+    deterministic: bool = False
+    needs_backward: bool = False
+    backend: str = "auto"
 
 
 class AttentionInputs(NamedTuple):

@@ -1,8 +1,10 @@
 """What callers see: errors that name the argument, conventions of the field, explain."""
 
+import contextlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +40,18 @@ DENSE_ERRORS = {
     "infinite_softcap": (ValueError, "softcap is inf, expected a finite", dict(softcap=float("inf"))),
     "causal_a_word": (TypeError, "causal is a str, expected a bool", dict(causal="no")),
     "deterministic_a_number": (TypeError, "deterministic is a int, expected a bool or None", dict(deterministic=1)),
+    "no_q": (TypeError, "q is a NoneType, expected a torch.Tensor", dict(q=None)),
+    "enormous_scale": (ValueError, "softmax_scale is an integer of that size", dict(softmax_scale=10**400)),
+    "scale_beyond_float32": (ValueError, "softmax_scale is 1e[+]39, expected", dict(softmax_scale=1e39)),
+    "scale_a_bool": (TypeError, "softmax_scale is a bool", dict(softmax_scale=True)),
+    "scale_an_array": (TypeError, "softmax_scale is a ndarray", dict(softmax_scale=np.ones(2))),
+    "window_a_string": (ValueError, "window_size is", dict(window_size=("3", 0))),
+    "sink_sparse": (TypeError, "learnable_sink has layout", dict(learnable_sink=torch.zeros(4).to_sparse())),
+    "sink_float8": (
+        TypeError,
+        "learnable_sink has dtype torch.float8_e4m3fn",
+        dict(learnable_sink=torch.zeros(4).to(torch.float8_e4m3fn)),
+    ),
     "negative_softcap": (ValueError, "softcap is -1.0", dict(softcap=-1.0)),
     "negative_window": (ValueError, r"window_size is \(-2, 0\)", dict(window_size=(-2, 0))),
     "window_not_a_pair": (TypeError, "window_size is 5, expected a pair", dict(window_size=5)),
@@ -102,6 +116,31 @@ def test_a_huge_window_is_open(side):
     assert torch.equal(fa4.flash_attn_func(q, K, V, window_size=(side, 0)), fa4.flash_attn_func(q, K, V, causal=True))
 
 
+def test_numpy_scalars_and_lists_are_taken():
+    plain = fa4.flash_attn_func(Q, K, V, softmax_scale=0.25, causal=True, window_size=(3, None), softcap=2.0)
+    scalars = dict(softmax_scale=np.float32(0.25), causal=np.bool_(True), softcap=np.float64(2))
+    assert torch.equal(plain, fa4.flash_attn_func(Q, K, V, window_size=[np.int64(3), None], **scalars))
+
+
+def test_a_flag_of_the_wrong_type_is_seen_after_an_equal_one_of_the_right_type():
+    fa4.flash_attn_func(Q, K, V, causal=True)
+    with pytest.raises(TypeError, match="causal is a int"):
+        fa4.flash_attn_func(Q, K, V, causal=1)
+
+
+def test_autocast_decides_the_dtype_as_for_torchs_attention(seed):
+    q, k, v = (x.requires_grad_() for x in qkv())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = fa4.flash_attn_func(q, k, v)
+        mixed = fa4.flash_attn_func(q, k.bfloat16(), v.half())
+        double = fa4.flash_attn_func(q.double(), k.double(), v.double())
+        assert fa4.explain(q, k, v).spec.dtype == torch.bfloat16
+    assert out.dtype == mixed.dtype == torch.bfloat16 and double.dtype == torch.float64
+    assert torch.equal(out, fa4.flash_attn_func(q.bfloat16(), k.bfloat16(), v.bfloat16()))
+    out.sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
 def test_causal_and_window_both_hold():
     a = fa4.flash_attn_func(Q, K, V, causal=True, window_size=(3, 3))
     b = fa4.flash_attn_func(Q, K, V, window_size=(3, 0))
@@ -116,6 +155,22 @@ def test_max_seqlen_may_be_an_int_a_tensor_or_absent():
         for m in (None, 8, torch.tensor(8), torch.tensor(8, dtype=torch.int32))
     ]
     assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_lengths_on_an_accelerator_are_checked_on_request(asked, monkeypatch):
+    """What stands for it here: tensors that say they are on one."""
+
+    class Far(torch.Tensor):
+        device = torch.device("cuda", 0)
+
+    monkeypatch.setenv("FA4_CHECK_LENGTHS", "1" if asked else "0")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    lengths = i32(0, 8, 4).as_subclass(Far)
+    with pytest.raises(ValueError, match="cu_seqlens_q is") if asked else contextlib.nullcontext():
+        fa4.checks.lengths("q", lengths, None, 8, 10)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    fa4.checks.lengths("q", lengths, None, 8, 10)
 
 
 def test_return_lse_decides_what_comes_back():

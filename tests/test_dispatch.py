@@ -1,5 +1,8 @@
 """The table: order, refusals that list every reason, named backends that obey or raise."""
 
+import sys
+import warnings
+
 import pytest
 import torch
 
@@ -141,3 +144,27 @@ def test_facts_of_chips_are_plausible():
         assert facts.l2 >= 1 << 20 and facts.memory >= 1 << 30 and facts.threads_per_sm % 512 == 0
         assert (facts.tmem_columns > 0) == (number // 10 in (10, 11))
         assert facts.target.startswith(f"sm_{number}")
+
+
+def test_the_tiled_path_on_an_accelerator_is_told_once(monkeypatch):
+    monkeypatch.setattr(dispatch, "_told", False)
+    gpu = Chip("cuda", 75, name="T4")
+    with pytest.warns(UserWarning, match=r"plain torch.*: sm100 needs.*sm80 needs.*pass backend='torch'"):
+        dispatch.warn_of_tiled_torch(spec(), MANY, gpu, "auto")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dispatch.warn_of_tiled_torch(spec(), MANY, gpu, "auto")
+        monkeypatch.setattr(dispatch, "_told", False)
+        dispatch.warn_of_tiled_torch(spec(), MANY, gpu, "torch")
+        dispatch.warn_of_tiled_torch(spec(), MANY, CPU, "auto")
+        dispatch.warn_of_tiled_torch(spec(), MANY, chip_by_number(80), "auto")
+
+
+def test_another_package_called_cutlass_is_not_the_dsl(monkeypatch, tmp_path):
+    (tmp_path / "cutlass").mkdir()
+    (tmp_path / "cutlass" / "__init__.py").write_text("")
+    for name in [name for name in sys.modules if name.split(".")[0] == "cutlass"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not dispatch._installed.__wrapped__("cutlass.cute")
+    assert not dispatch._installed.__wrapped__("no_such_package.part")

@@ -54,8 +54,8 @@ def test_strided_inputs_give_the_same_bits(seed):
     assert torch.equal(strided[0], dense[0]) and torch.equal(strided[1], dense[1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_autocast_changes_nothing(dtype, seed):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
+def test_autocast_rounds_nothing_inside(dtype, seed):
     """The products inside are part of one operator; were they rounded, lse would show it."""
     problem = make(CASES["gqa"].with_dtype(dtype), seed)
     expected = problem.call_with_gradients(backend="torch")
@@ -65,6 +65,35 @@ def test_autocast_changes_nothing(dtype, seed):
         without_gradients = problem.call(backend="torch")
     assert all(torch.equal(a, b) for a, b in zip((*got[:2], *got[2][:3]), (*expected[:2], *expected[2][:3])))
     assert all(torch.equal(a, b) for a, b in zip(without_gradients, plain))
+
+
+def test_float32_is_float32_whatever_products_may_be_elsewhere(monkeypatch, seed):
+    """TF32 for products of float32, which a caller may allow, would leave 10 bits of the scores."""
+    used = []
+    for name in ("bmm", "baddbmm"):
+        real = getattr(torch, name, None) or getattr(torch.Tensor, name)
+        owner = torch if name == "bmm" else torch.Tensor
+
+        def watch(*args, real=real, **kwargs):
+            used.append(torch.get_float32_matmul_precision())
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, watch)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        make(CASES["gqa"].with_dtype(torch.float32), seed).call_with_gradients(backend="torch")
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert used and set(used) == {"highest"}
+
+
+def test_nan_shows_in_lse_and_in_the_gradients(seed):
+    problem = make(CASES["causal"], seed)
+    problem.inputs.q[0, 7, 1] = torch.nan
+    out, lse, grads = problem.call_with_gradients(backend="torch")
+    assert lse[0, 1, 7].isnan() and out[0, 7, 1].isnan().all() and grads.dq[0, 7, 1].isnan().all()
+    assert lse.isnan().sum() == 1 and out.isnan().any(-1).sum() == 1
 
 
 def test_a_sink_of_minus_infinity_is_none_also_where_no_key_is_seen(seed):

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -11,6 +13,7 @@ import fa4
 from fa4 import reference
 from fa4.cases import CASES, Case, make
 from fa4.ops import visible_pairs
+from fa4.spec import AttentionInputs, Flags, Gradients, Saved
 
 SMALL = {
     "dense": Case("dense", batch=2, seqlen_q=20, seqlen_k=30, heads_q=4, head_dim=8, causal=True, dtype=torch.float32),
@@ -24,19 +27,20 @@ SMALL = {
 
 def operator_arguments(case, seed, requires_grad):
     problem = make(case, seed)
-    i, s = problem.inputs, problem.spec
-    tensors = [x if x is None else x.requires_grad_(requires_grad and x.is_floating_point()) for x in i[:8]]
-    return (
-        *tensors,
-        *i[8:],
-        s.softmax_scale,
-        s.window_left,
-        s.window_right,
-        s.softcap,
-        s.deterministic,
-        requires_grad,
-        "auto",
-    )
+    tensors = [
+        x if x is None else x.requires_grad_(requires_grad and x.is_floating_point()) for x in problem.inputs[:8]
+    ]
+    s = problem.spec
+    flags = Flags(s.softmax_scale, s.window_left, s.window_right, s.softcap, s.deterministic, requires_grad)
+    return (*tensors, *problem.inputs[8:], *flags)
+
+
+def test_the_schema_is_the_records():
+    names = [argument.name for argument in torch.ops.fa4.forward.default._schema.arguments]
+    assert names == [*AttentionInputs._fields, *Flags._fields]
+    backward = torch.ops.fa4.backward.default._schema
+    assert [argument.name for argument in backward.arguments] == [*Saved._fields, *names]
+    assert [result.name for result in backward.returns] == list(Gradients._fields)
 
 
 @pytest.mark.parametrize("case", SMALL.values(), ids=str)
@@ -50,9 +54,7 @@ def test_opcheck_backward(case, seed):
     problem = make(case, seed)
     out, lse = torch.ops.fa4.forward(*arguments)
     dlse = problem.dlse.masked_fill(lse == -torch.inf, 0.0)
-    torch.library.opcheck(
-        torch.ops.fa4.backward.default, (problem.dout, dlse, *arguments[:3], out, lse, *arguments[3:])
-    )
+    torch.library.opcheck(torch.ops.fa4.backward.default, (*Saved(out, lse, problem.dout, dlse), *arguments))
 
 
 @pytest.mark.parametrize("case", SMALL.values(), ids=str)
@@ -89,6 +91,69 @@ def test_new_lengths_do_not_recompile(seed):
         assert torch.equal(compiled(q, k, v), fa4.flash_attn_func(q, k, v, causal=True))
         counts.append(counter.frame_count)
     assert counts[1:] == [counts[1]] * 3
+
+
+def test_new_windows_do_not_recompile(seed):
+    """The first new width makes it a symbol of the graph. (Floats that reach an operator are constants to torch.)"""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    q, k, v = (torch.randn(1, 40, 2, 8) for _ in range(3))
+
+    def attend(left, right):
+        return fa4.flash_attn_func(q, k, v, window_size=(left, right))
+
+    compiled = torch.compile(attend, fullgraph=True, backend=counter)
+    counts = []
+    for left, right in ((3, 4), (5, 6), (7, 9), (20, 2)):
+        assert torch.equal(compiled(left, right), attend(left, right))
+        counts.append(counter.frame_count)
+    assert counts[1:] == [counts[1]] * 3
+
+
+@pytest.mark.parametrize("case", [SMALL["sink"], SMALL["varlen"]], ids=str)
+def test_torch_func_takes_gradients(case, seed):
+    """torch.func sees only its own kind of autograd function."""
+    problem = make(case, seed)
+    named = problem.tensors()
+    expected = [g for g in problem.call_with_gradients()[2] if g is not None]
+
+    def call(*leaves):
+        return problem.call(**dict(zip(named, leaves)))
+
+    (_, lse), pull_back = torch.func.vjp(call, *named.values())
+    got = pull_back((problem.dout, problem.dlse.masked_fill(lse == -torch.inf, 0.0)))
+    assert all(torch.equal(a, b) for a, b in zip(got, expected))
+    by_grad = torch.func.grad(lambda q: (call(q, *list(named.values())[1:])[0] * problem.dout).sum())(named["q"])
+    leaf = named["q"].clone().requires_grad_()
+    assert torch.equal(by_grad, torch.autograd.grad(problem.call(q=leaf)[0], leaf, problem.dout)[0])
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        torch.func.grad(lambda q: torch.func.grad(lambda x: call(x, *list(named.values())[1:])[0].sum())(q).sum())(
+            named["q"]
+        )
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic", "real"])
+def test_packed_calls_are_traced_without_their_lengths(mode, seed):
+    problem = make(SMALL["varlen"], seed)
+    i = problem.inputs
+
+    def call(q, k, v, cu_seqlens_q, cu_seqlens_k):
+        lengths = dict(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=20, max_seqlen_k=20)
+        return fa4.flash_attn_varlen_func(q, k, v, causal=True, **lengths)
+
+    arguments = (i.q, i.k, i.v, i.cu_seqlens_q, i.cu_seqlens_k)
+    graph = make_fx(call, tracing_mode=mode)(*arguments)
+    assert torch.equal(graph(*arguments), call(*arguments))
+    assert sum(node.target is torch.ops.fa4.forward.default for node in graph.graph.nodes) == 1
+
+
+def test_fake_tensors_give_shapes_of_packed_calls():
+    problem = make(SMALL["varlen"], 0)
+    with FakeTensorMode() as mode:
+        fakes = {f: None if x is None else mode.from_tensor(x) for f, x in zip("qkv", problem.inputs)}
+        cu_seqlens = mode.from_tensor(problem.inputs.cu_seqlens_q)
+        out = fa4.flash_attn_varlen_func(**fakes, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
+    assert out.shape == problem.inputs.q.shape
 
 
 def test_gradients_reach_only_what_asks_for_them(seed):
@@ -147,22 +212,25 @@ def test_visible_pairs_counts_the_mask(name):
     assert visible_pairs(*sizes, problem.spec.window_left, problem.spec.window_right) == expected
 
 
-@pytest.mark.parametrize("case", [SMALL["dense"], SMALL["varlen"]], ids=str)
+@pytest.mark.parametrize("case", [SMALL["dense"], SMALL["varlen"], SMALL["sink"]], ids=str)
 def test_flop_counter_counts_visible_pairs(case, seed):
+    """The sink case has head_dim_v != head_dim: of the forward's products one is over each, of the backward's five,
+    S, dQ and dK are over head_dim."""
     problem = make(case, seed)
     lengths = case.lengths or ((case.seqlen_q, case.seqlen_k),) * case.batch
     pairs = sum(int(reference.mask(problem.spec, *pair).sum()) for pair in lengths)
     with FlopCounterMode(display=False) as counter:
         problem.call_with_gradients()
-    forward, backward = 4, 10  # FLOP per pair and unit of head_dim
-    assert counter.get_total_flops() == (forward + backward) * pairs * case.heads_q * case.head_dim
+    d, dv = case.head_dim, case.head_dim_v or case.head_dim
+    forward, backward = 2 * (d + dv), 2 * (3 * d + 2 * dv)
+    assert counter.get_total_flops() == (forward + backward) * pairs * case.heads_q
 
 
 def test_a_call_without_gradients_skips_the_dispatcher_unless_watched(monkeypatch, seed):
     q, k, v = (x.detach() for x in make(CASES["full"], seed).tensors().values())
     reached = []
-    direct = fa4.ops._forward
-    monkeypatch.setattr(fa4.ops, "_forward", lambda *arguments: reached.append(1) or direct(*arguments))
+    direct = fa4.ops.forward_directly
+    monkeypatch.setattr(fa4.ops, "forward_directly", lambda *arguments: reached.append(1) or direct(*arguments))
     expected = fa4.flash_attn_func(q, k, v)
     assert len(reached) == 1
     with FlopCounterMode(display=False) as counter:
@@ -170,4 +238,4 @@ def test_a_call_without_gradients_skips_the_dispatcher_unless_watched(monkeypatc
     assert counter.get_total_flops() > 0
     leaf = q.clone().requires_grad_()
     assert torch.equal(fa4.flash_attn_func(leaf, k, v), expected)
-    assert len(reached) == 1
+    assert len(reached) == 1 + 2  # both went through the operator
