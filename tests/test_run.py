@@ -1,6 +1,6 @@
 """The road to every backend: tensors as callers have them, and rows that no sequence uses.
 
-Fresh memory is full of NaN here, as it may be on a GPU.
+Fresh memory is full of NaN in tests, as it may be on a GPU.
 """
 
 import contextlib
@@ -13,14 +13,6 @@ from fa4 import cases, fallback
 from fa4.cases import Case
 
 BACKENDS = ("torch", "sm80", "sm100")
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_nan(monkeypatch):
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def chip(backend: str, seed: int):
