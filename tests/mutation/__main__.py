@@ -1,0 +1,113 @@
+"""Plants mistakes of value and logic in the package's Python, one at a time in a copy of the tree, and runs the tests
+that answer for the file (tests/mutation/areas.py). Prints a table by area, and each survivor as a diff with the command
+that plants it again.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+
+import click
+
+from tests.mutation.areas import AREAS, Area, area_of, real
+from tests.mutation.plant import Mutant, mutants, record_fields
+from tests.mutation.workshop import Outcome, Workshop
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of mutant `number` of a seed's order."""
+
+    number: int
+    mutant: Mutant
+    area: Area
+    outcome: Outcome
+
+
+def package_files(root: Path = ROOT) -> list[str]:
+    """Every Python file of the package but the emulator's."""
+    found = sorted(path.relative_to(root).as_posix() for path in (root / "fa4").rglob("*.py"))
+    return [path for path in found if not path.startswith("fa4/emulator/")]
+
+
+def in_order(root: Path, seed: int, areas: Sequence[str], files: Sequence[str]) -> list[tuple[Area, Mutant]]:
+    """All mutants in the order of a seed, the areas in turn."""
+    sources = {path: (root / path).read_bytes() for path in package_files(root)}
+    fields = record_fields(sources)
+    by_area: dict[Area, list[Mutant]] = {area: [] for area in AREAS if not areas or area.name in areas}
+    for path, source in sources.items():
+        if area_of(path) in by_area and (not files or path in files):
+            by_area[area_of(path)] += real(mutants(path, source, fields), source)
+    for area, found in by_area.items():
+        random.Random(f"{seed} {area.name}").shuffle(found)
+    rounds = zip_longest(*([(area, mutant) for mutant in found] for area, found in by_area.items()))
+    return [one for one in chain.from_iterable(rounds) if one is not None]
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """A Markdown table by area."""
+    lines = ["| area | mutants | killed | by |", "|---|---|---|---|"]
+    for name in [*dict.fromkeys(verdict.area.name for verdict in verdicts), ""]:
+        mine = [verdict for verdict in verdicts if name in ("", verdict.area.name)]
+        ways = Counter(verdict.outcome.how.split("::")[0] for verdict in mine if verdict.outcome.how)
+        by = ", ".join(f"{how} {count}" for how, count in ways.most_common(4))
+        share = ways.total() / max(len(mine), 1)
+        lines.append(f"| {name or '**all**'} | {len(mine)} | {ways.total()} ({share:.0%}) | {by if name else ''} |")
+    return "\n".join(lines)
+
+
+@click.command(help=__doc__)
+@click.option(
+    "--seed", default=0, show_default=True, help="Decides which mutants, in which order, and the tests' data."
+)
+@click.option("--count", default=50, show_default=True, help="How many mutants.")
+@click.option("--start", default=0, show_default=True, help="Number of the first one in the seed's order.")
+@click.option("--minutes", default=0.0, help="Start no further mutant after so long.")
+@click.option("--only", type=int, help="The one mutant of this number.")
+@click.option("--area", "areas", multiple=True, type=click.Choice([area.name for area in AREAS]), help="Only these.")
+@click.option("--file", "files", multiple=True, help="Only these files, as fa4/api.py.")
+@click.option("--list", "listed", is_flag=True, help="Show the mutants and run nothing.")
+def main(
+    seed: int, count: int, start: int, minutes: float, only: int | None, areas: tuple[str, ...],
+    files: tuple[str, ...], listed: bool,
+) -> None:  # fmt: skip
+    numbers = range(start, start + count) if only is None else range(only, only + 1)
+    order = in_order(ROOT, seed, areas, files)
+    chosen = [(number, *order[number]) for number in numbers if number < len(order)]
+    again = " ".join(["python -m tests.mutation --seed", str(seed), *(f"--area '{name}'" for name in areas),
+                      *(f"--file {path}" for path in files), "--only"])  # fmt: skip
+    if listed:
+        for number, _, mutant in chosen:
+            click.echo(f"{again} {number}\n{mutant}\n{mutant.diff((ROOT / mutant.path).read_bytes())}")
+        return
+    verdicts: list[Verdict] = []
+    usual: dict[Area, Outcome] = {}
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fa4-mutation-") as scratch:
+        workshop = Workshop(ROOT, Path(scratch), seed)
+        for number, area, mutant in chosen:
+            if minutes and time.monotonic() - started > 60 * minutes:
+                break
+            if area not in usual:
+                usual[area] = workshop.unspoilt(area.tests)
+                click.echo(f"{area.name}: {usual[area].seconds:.0f} s without any mutant", err=True)
+            outcome = workshop.judge(mutant, area.tests, usual[area])
+            verdicts.append(Verdict(number, mutant, area, outcome))
+            click.echo(f"{number:4d} {outcome.seconds:5.0f} s  {mutant}  {outcome.how or 'SURVIVED'}", err=True)
+            if not outcome.how:
+                click.echo(f"survived: {again} {number}\n{mutant.diff(workshop.source(mutant.path))}")
+    click.echo(summary(verdicts))
+    click.echo(f"\n{time.monotonic() - started:.0f} s, seed {seed}, {len(order)} mutants in all")
+
+
+if __name__ == "__main__":
+    main()
