@@ -1,0 +1,161 @@
+"""The judge is judged: it accepts what is right, and refuses results that are wrong in one place or everywhere."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fa4 import cases, reference
+from fa4.cases import CASES, Case, judge_backward, judge_forward, make
+from fa4.spec import Gradients
+
+PLAIN = Case("plain", batch=2, seqlen_q=20, seqlen_k=30, heads_q=4, head_dim=16, causal=True)
+FLOAT32 = replace(PLAIN, name="float32", dtype=torch.float32)
+SINK = replace(PLAIN, name="sink", sink=True)
+MASKED = Case("masked", seqlen_q=30, seqlen_k=12, heads_q=4, head_dim=16, causal=True)
+LARGE_LOGITS = Case("large_logits", seqlen_q=30, seqlen_k=30, head_dim=16, logits=100.0)
+SEQUSED = Case("seqused", lengths=((10, 14), (6, 6)), seqused=((7, 13), (6, 0)), head_dim=16, causal=True)
+
+
+def _right(case: Case, seed: int):
+    """The oracle's results in the dtypes that a kernel returns."""
+    problem = make(case, seed)
+    out, lse = reference.forward(problem.inputs, problem.spec)
+    grads = reference.backward(problem.inputs, problem.spec, problem.dout, problem.dlse)
+    rounded = Gradients(*(None if x is None else x.to(case.dtype) for x in grads))
+    return problem, out.to(case.dtype), lse.float(), rounded
+
+
+def _wrong_names(judgements) -> set[str]:
+    return {judgement.name for judgement in judgements if not judgement.right}
+
+
+def _judged(problem, **named: torch.Tensor):
+    """Judgements of results and gradients given by name."""
+    of_forward = [named.pop(name, None) for name in ("out", "lse")]
+    judgements = [] if of_forward[0] is None else judge_forward(problem, *of_forward)
+    return judgements + (judge_backward(problem, Gradients(**named)) if named else [])
+
+
+@pytest.mark.parametrize("case", [PLAIN, FLOAT32, SINK, MASKED, SEQUSED, CASES["no_keys"]], ids=str)
+def test_the_oracle_rounded_is_right(case, seed):
+    problem, out, lse, grads = _right(case, seed)
+    judgements = judge_forward(problem, out, lse) + judge_backward(problem, grads)
+    assert not _wrong_names(judgements)
+    cases.assert_right(judgements, "nothing is wrong")
+    assert {judgement.name for judgement in judgements} >= {"out", "lse", "dq", "dk", "dv"}
+    assert ("dsink" in {judgement.name for judgement in judgements}) == case.sink
+
+
+@pytest.mark.parametrize("case", [PLAIN, FLOAT32], ids=str)
+def test_another_draw_of_the_same_precision_is_right(case, seed):
+    """Sums in another order and operands rounded to the input dtype err as the reference errs."""
+    problem = make(case, seed)
+    columns = torch.randperm(case.head_dim, generator=torch.Generator().manual_seed(seed + 1))
+    inputs = problem.inputs._replace(q=problem.inputs.q[..., columns], k=problem.inputs.k[..., columns])
+    out, lse = reference.forward(inputs, problem.spec, precise=False)
+    cases.assert_right(judge_forward(problem, out, lse), f"seed {seed}")
+
+
+def _row(x: torch.Tensor) -> None:
+    x[-1, 1] = 0.0  # of lse a head
+
+
+def _head(x: torch.Tensor) -> None:
+    x.select(-2, 1).zero_()
+
+
+def _swapped_heads(x: torch.Tensor) -> None:
+    x.copy_(x.flip(-2))
+
+
+def _element(x: torch.Tensor) -> None:
+    x.view(-1)[x.numel() // 2] += 0.1 * x.abs().max()
+
+
+def _factor(x: torch.Tensor) -> None:
+    x.mul_(1.03)
+
+
+def _sign(x: torch.Tensor) -> None:
+    x.neg_()
+
+
+def _last(value: float):
+    def spoil(x: torch.Tensor) -> None:
+        x.view(-1)[-1] = value
+
+    spoil.__name__ = f"_{value}"
+    return spoil
+
+
+WRONG = (_element, _row, _head, _swapped_heads, _factor, _sign, _last(torch.nan), _last(torch.inf), _last(-torch.inf))
+CASE_AND_WRONG = [*((PLAIN, spoil) for spoil in WRONG), (FLOAT32, _element), (FLOAT32, _last(torch.nan))]
+
+
+@pytest.mark.parametrize(
+    ("case", "spoil"), CASE_AND_WRONG, ids=[f"{case}{spoil.__name__}" for case, spoil in CASE_AND_WRONG]
+)
+def test_a_wrong_result_is_refused_by_its_name(case, spoil, seed):
+    problem, out, lse, grads = _right(case, seed)
+    for named in ({"out": out, "lse": lse}, grads._asdict()):
+        for name in named.keys() - {"dsink"}:
+            spoilt = named[name].clone()
+            spoil(spoilt)
+            judgements = _judged(problem, **{**named, name: spoilt})
+            assert _wrong_names(judgements) == {name}
+            with pytest.raises(AssertionError, match=rf"^by its name: {name}: error [^;]*, allowed [0-9.e+-]+$"):
+                cases.assert_right(judgements, "by its name")
+
+
+@pytest.mark.parametrize("spoil", [_sign, _last(torch.nan), lambda x: x.zero_()], ids=["sign", "nan", "zero"])
+def test_a_wrong_gradient_of_the_sink_is_refused(spoil, seed):
+    problem, _, _, grads = _right(SINK, seed)
+    spoil(grads.dsink)
+    assert _wrong_names(judge_backward(problem, grads)) == {"dsink"}
+
+
+def test_a_row_that_sees_nothing_must_say_so(seed):
+    """lse is -inf there and nothing else: neither a finite number nor NaN, and no other row may be -inf."""
+    problem, out, lse, _ = _right(MASKED, seed)
+    hidden, seen = (0, 0, 0), (0, 0, MASKED.seqlen_q - 1)
+    assert lse[hidden] == -torch.inf and lse[seen].isfinite()
+    for place, value in ((hidden, -1e30), (hidden, torch.nan), (hidden, torch.inf), (seen, -torch.inf)):
+        spoilt = lse.clone()
+        spoilt[place] = value
+        assert _wrong_names(judge_forward(problem, out, spoilt)) == {"lse"}
+    out[0, 0] = 0.1
+    assert _wrong_names(judge_forward(problem, out, lse)) == {"out"}
+
+
+def test_a_result_of_another_shape_is_refused(seed):
+    problem, out, lse, _ = _right(PLAIN, seed)
+    with pytest.raises(ValueError, match=r"out has shape \(2, 20, 4, 1\), expected \(2, 20, 4, 16\)"):
+        judge_forward(problem, out[..., :1], lse)
+
+
+def test_large_logits_widen_what_is_allowed_a_little(seed):
+    """More draws than one bound the error, but a factor of 1.1 is still seen."""
+    problem, out, lse, _ = _right(LARGE_LOGITS, seed)
+    assert not _wrong_names(judge_forward(problem, out, lse))
+    assert _wrong_names(judge_forward(problem, out * 1.1, lse * 1.1)) == {"out", "lse"}
+
+
+def test_equal_seeds_give_equal_problems_and_others_others():
+    one, same, other = (make(CASES["varlen"], seed) for seed in (3, 3, 4))
+    for name, x in one.tensors().items():
+        assert torch.equal(x, same.tensors()[name]) and not torch.equal(x, other.tensors()[name])
+    assert torch.equal(one.dout, same.dout) and torch.equal(one.dlse, same.dlse)
+    assert not torch.equal(one.inputs.q[:, :2], one.dout[:, :2])  # drawn one after the other, not twice the same
+
+
+def test_a_case_is_what_its_name_says():
+    assert all(name == case.name == str(case) for name, case in CASES.items())
+    problem = make(Case("x", lengths=((3, 7), (5, 2)), seqused=((2, 7), (5, 1)), heads_q=6, head_dim_v=24), 0)
+    i = problem.inputs
+    assert i.q.shape == (8, 6, 64) and i.k.shape == (9, 2, 64) and i.v.shape == (9, 2, 24)
+    assert i.cu_seqlens_q.tolist() == [0, 3, 8] and i.cu_seqlens_k.tolist() == [0, 7, 9]
+    assert i.seqused_q.tolist() == [2, 5] and i.seqused_k.tolist() == [7, 1]
+    assert (i.max_seqlen_q, i.max_seqlen_k) == (5, 7)
+    assert problem.dout.shape == (8, 6, 24) and problem.dlse.shape == (6, 8)
+    assert problem.spec.softmax_scale == 64**-0.5
