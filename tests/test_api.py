@@ -7,6 +7,8 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fa4
 from fa4.cases import CASES, make
@@ -171,6 +173,62 @@ def test_lengths_on_an_accelerator_are_checked_on_request(asked, monkeypatch):
         fa4.checks.lengths("q", lengths, None, 8, 10)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     fa4.checks.lengths("q", lengths, None, 8, 10)
+
+
+class _Operators(TorchDispatchMode):
+    """Notes what `fa4::forward` was called with, by name."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
+        if function is torch.ops.fa4.forward.default:
+            self.seen = {a.name: value for a, value in zip(function._schema.arguments, arguments)}
+        return function(*arguments, **(kwargs or {}))
+
+
+def test_each_argument_reaches_the_operator_under_its_name():
+    """All of them different, where two may differ."""
+    flags = dict(softmax_scale=0.3, window_size=(5, 6), softcap=2.0, deterministic=True, backend="torch")
+    sink = torch.zeros(4)
+    expected = dict(softmax_scale=0.3, window_left=5, window_right=6, softcap=2.0, deterministic=True)
+    expected |= dict(needs_backward=False, backend="torch")
+    with _Operators() as operators:
+        fa4.flash_attn_func(Q, K, V, learnable_sink=sink, **flags)
+    seen = operators.seen
+    assert (seen["q"] is Q) and (seen["k"] is K) and (seen["v"] is V) and (seen["sink"] is sink)
+    dense = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"))
+    assert {name: seen[name] for name in seen if name not in ("q", "k", "v", "sink")} == {
+        **dense, **expected, "max_seqlen_q": 7, "max_seqlen_k": 9,
+    }  # fmt: skip
+
+    lengths = dict(cu_seqlens_q=i32(0, 4, 10), cu_seqlens_k=i32(0, 5, 12), seqused_q=i32(3, 6), seqused_k=i32(5, 6))
+    q, k, v = PACKED.values()
+    with _Operators() as operators:
+        fa4.flash_attn_varlen_func(
+            q, k, v, **lengths, max_seqlen_q=8, max_seqlen_k=9, learnable_sink=sink, **(flags | {"causal": True})
+        )
+    seen = operators.seen
+    assert all(seen[name] is x for name, x in (lengths | dict(q=q, k=k, v=v, sink=sink)).items())
+    assert {name: seen[name] for name in expected} == expected | {"window_right": 0}
+    assert (seen["max_seqlen_q"], seen["max_seqlen_k"]) == (8, 9)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "learnable_sink"])
+def test_one_tensor_that_asks_for_a_gradient_is_enough(name):
+    tensors = dict(q=Q, k=K, v=V, learnable_sink=torch.zeros(4))
+    tensors[name] = tensors[name].clone().requires_grad_()
+    with _Operators() as operators:
+        out = fa4.flash_attn_func(**tensors)
+        assert out.requires_grad and operators.seen["needs_backward"]
+        with torch.no_grad():
+            assert not fa4.flash_attn_func(**tensors).requires_grad and not operators.seen["needs_backward"]
+    out.sum().backward()
+    assert tensors[name].grad.shape == tensors[name].shape and tensors[name].grad.any()
+    assert all(x.grad is None for other, x in tensors.items() if other != name)
+
+
+def test_an_unknown_backend_is_refused_also_where_none_would_run():
+    """Under fake tensors nothing is chosen, and a traced graph would carry the name to its first run."""
+    with FakeTensorMode(), pytest.raises(ValueError, match="backend is 'nope'"):
+        fa4.flash_attn_func(*qkv(), backend="nope")
 
 
 def test_return_lse_decides_what_comes_back():

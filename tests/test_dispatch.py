@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,6 +92,41 @@ def test_unknown_chip_number_is_refused():
 def test_spec_features_are_those_in_use():
     assert spec(causal=True, heads_q=4, heads_kv=2).features() == {Feature.CAUSAL, Feature.GQA}
     assert spec(window_size=(3, 0)).features() == {Feature.CAUSAL, Feature.WINDOW}
+    assert spec(window_size=(-1, 3)).features() == spec(window_size=(3, -1)).features() == {Feature.WINDOW}
+    assert spec(head_dim_v=32, sink=True).features() == {Feature.HEAD_DIM_V, Feature.SINK}
+    packed = spec(lengths=((3, 4), (2, 2)), seqused=((3, 4), (1, 2)), softcap=2.0)
+    assert packed.features() == {Feature.VARLEN, Feature.SEQUSED, Feature.SOFTCAP}
+    one_sided = replace(packed, has_seqused_k=False)
+    assert one_sided.features() == packed.features() != replace(one_sided, has_seqused_q=False).features()
+    trained = replace(spec(), needs_backward=True)
+    assert trained.features() == {Feature.BACKWARD}
+    assert replace(trained, deterministic=True).features() == {Feature.BACKWARD, Feature.DETERMINISTIC}
+    assert not replace(spec(), deterministic=True).features()  # the forward always is
+
+
+# Which backend `auto` takes where nothing speaks against it.
+CHOSEN = {
+    80: "sm80",
+    86: "sm80",
+    87: "sm80",
+    89: "sm80",
+    90: "sm80",
+    100: "sm100",
+    103: "sm100",
+    120: "sm80",
+    121: "sm80",
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("number", CHOSEN)
+def test_the_backend_of_each_chip(number, dtype):
+    pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+    problem = spec(dtype=dtype, head_dim=128, seqlen_q=4096, seqlen_k=4096)
+    for emulated in (False, True):
+        chip = chip_by_number(number, emulated=emulated)
+        chosen = dispatch.select(problem, Extent(4, 4096, 4096), chip).name
+        assert chosen == ("torch" if dtype == torch.float32 else CHOSEN[number])
 
 
 # Compute capability -> what code for it is compiled for, where the table has no row of its own.

@@ -1,5 +1,7 @@
 """The operators as torch sees them: opcheck, torch.compile, checkpointing, FLOP counts."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -224,6 +226,20 @@ def test_flop_counter_counts_visible_pairs(case, seed):
     d, dv = case.head_dim, case.head_dim_v or case.head_dim
     forward, backward = 2 * (d + dv), 2 * (3 * d + 2 * dv)
     assert counter.get_total_flops() == (forward + backward) * pairs * case.heads_q
+
+
+@pytest.mark.parametrize("known_as", ["meta", "fake"])
+def test_flops_of_lengths_that_are_not_known_are_an_upper_bound(known_as):
+    """Every sequence counts as the longest."""
+    i = make(SMALL["varlen"], 0).inputs
+    mode = FakeTensorMode()
+    unknown = (lambda x: x.to("meta")) if known_as == "meta" else mode.from_tensor
+    q, k, v, *lengths = map(unknown, (i.q, i.k, i.v, i.cu_seqlens_q, i.cu_seqlens_k))
+    with mode if known_as == "fake" else nullcontext(), FlopCounterMode(display=False) as counter:
+        flags = (0.3, 4, None, 0.0, False, False, "auto")
+        torch.ops.fa4.forward(q, k, v, None, *lengths, None, None, 21, 33, *flags)
+    pairs = i.batch * visible_pairs(21, 33, 4, None)
+    assert counter.get_total_flops() == 4 * pairs * i.q.shape[1] * i.q.shape[2]
 
 
 def test_a_call_without_gradients_skips_the_dispatcher_unless_watched(monkeypatch, seed):

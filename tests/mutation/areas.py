@@ -53,7 +53,7 @@ _BACKWARD = _cases(
 
 # The first that covers a file is the file's.
 AREAS = (
-    Area("api", ("fa4/__init__.py", "fa4/api.py"), (_API, *_FALLBACK[:4], _OPS)),
+    Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (_API, *_FALLBACK[:4], _OPS)),
     Area("operators", ("fa4/ops.py", "fa4/autograd.py", "fa4/spec.py"), (_OPS, _API, _CHOICE)),
     Area("choice", ("fa4/dispatch.py", "fa4/device.py", "fa4/env.py"), (_CHOICE, _API, "tests/test_cli.py")),
     Area("jit", ("fa4/jit.py",), ("tests/test_jit.py",)),
