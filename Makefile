@@ -6,6 +6,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.fa4-installed
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+# Neighbouring tests share compiled kernels, so each worker starts on a stretch of its own and steals when it is done.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: setup demo test gpu first-day soak lint clean
 
@@ -22,7 +25,7 @@ demo: setup
 	$(BIN)/python -m fa4 demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2 -m "not soak"
+	$(PYTEST) -m "not soak"
 
 gpu: setup
 	$(BIN)/python -m pytest -m "gpu and not soak"
@@ -31,7 +34,7 @@ first-day: setup
 	$(BIN)/python -m tests.gpu.first_day
 
 soak: setup
-	$(BIN)/python -m pytest -n 2 -m soak
+	$(PYTEST) -m soak
 
 lint: setup
 	$(BIN)/python -m ruff check .
