@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
 
@@ -50,7 +51,7 @@ def device_named(name: str | None) -> torch.device:
         return _default_device()
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros((), device=device).item()  # a meta device has no values to train with
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise click.BadParameter(f"{name!r} is not a device of this machine: {reason}", param_hint="--device") from None
@@ -145,6 +146,8 @@ def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
         where = chip_of(_default_device()) if chip is None else chip_by_number(chip) if chip else Chip("cpu")
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--chip") from None
+    if not math.isfinite(shape["softcap"]):
+        raise click.BadParameter("expected a finite number", param_hint="--softcap")
     heads_q, heads_kv = shape["heads_q"], shape["heads_kv"] or shape["heads_q"]
     if heads_q % heads_kv:
         raise click.BadParameter(f"{heads_kv} does not divide {heads_q} query heads", param_hint="--heads-kv")
@@ -189,7 +192,7 @@ def support_table() -> str:
 
 @main.command()
 @click.option("--steps", default=100, type=_POSITIVE, show_default=True)
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", default=0, type=click.IntRange(0, 2**63 - 1), show_default=True)
 @click.option("--device", default=None, help="Default: the accelerator if there is one, else cpu.")
 @click.option("--backend", default="auto", show_default=True)
 def demo(steps: int, seed: int, device: str | None, backend: str) -> None:

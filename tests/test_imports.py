@@ -16,7 +16,7 @@ LAYERS = (
     ("fwd", "bwd", "pipeline"),
     ("sm80", "sm90", "sm100", "fallback"),
     ("dispatch", "run"),
-    ("ops",),
+    ("checks", "ops"),
     ("autograd",),
     ("api",),
     ("cases", "demo"),

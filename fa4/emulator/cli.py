@@ -13,7 +13,7 @@ from fa4.device import chip_by_number
 from fa4.dispatch import NoBackend, check_backend_name, select
 from fa4.emulator.errors import EmulationError
 from fa4.emulator.machine import SCHEDULES, Checks
-from fa4.emulator.options import CHIP, COUNT, LENGTH, SIDE_OF_WINDOW
+from fa4.emulator.options import CHIP, COUNT, LENGTH, NEW_FILE, SIDE_OF_WINDOW
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -48,7 +48,7 @@ def register(group: click.Group) -> None:
 @click.option("--races/--no-races", default=True, show_default=True, help="Check for data races.")
 @click.option("--letter", is_flag=True, help="Hold tensor memory and setmaxnreg to the letter of the ISA.")
 @click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of an mbarrier's phase.")
-@click.option("--trace", "trace_path", type=click.Path(dir_okay=False), help="Write a Chrome trace of the first seed.")
+@click.option("--trace", "trace_path", type=NEW_FILE, help="Write a Chrome trace of the first seed.")
 @click.option("--report/--no-report", default=True, show_default=True)
 def emulate_command(
     direction: str, seqlen: int, seqlen_k: int | None, heads: int, heads_kv: int | None, dtype: str, sink: bool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -28,4 +29,17 @@ class _Pattern(click.ParamType):
         return value
 
 
+class _NewFile(click.Path):
+    """A file that can be written when there is something to write, which may be minutes later."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if not Path(path).absolute().parent.is_dir():
+            self.fail(f"{value!r} is in no directory that exists", param, ctx)
+        return path
+
+
 PATTERN = _Pattern()
+NEW_FILE = _NewFile(dir_okay=False, writable=True)
