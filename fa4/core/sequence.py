@@ -107,14 +107,14 @@ def pack_heads(x: cute.Tensor, group: int) -> cute.Tensor:
 
 
 def ragged(x: cute.Tensor) -> cute.Tensor:
-    """(rows, columns, heads, ...) with one mode more, for a TMA map that ends where a sequence's data ends.
+    """Matrices (rows, columns, heads, ...) with one mode more, for a TMA map that ends where a sequence's data ends.
 
     Element (row, column, head, ..., shift) is x's (row + shift - rows, column, head, ...): the shift moves a sequence's
     last row to the last row of the map, and TMA fills what comes after with zeros, or leaves it alone when it stores.
     """
-    rows = x.shape[0]
-    layout = cute.make_layout((*x.shape, rows + 1), stride=(*x.stride, x.stride[0]))
-    return cute.make_tensor(x.iterator - rows * x.stride[0], layout)
+    rows, stride = extent(x), x.stride[0][1] if isinstance(x.shape[0], tuple) else x.stride[0]
+    layout = cute.make_layout((*x.shape, rows + 1), stride=(*x.stride, stride))
+    return cute.make_tensor(x.iterator - rows * stride, layout)
 
 
 def extent(x: cute.Tensor) -> Int32:
@@ -129,11 +129,10 @@ def sequence_matrix(
 
     A ragged one ends with `rows`; others may go on with rows that are not the sequence's.
     """
-    place = (head,) if varlen else (head, batch)
+    place, skipped = (head,) if varlen else (head, batch), rows.first
     if is_ragged:
-        matrix = x[(None, None, *place, rows.first + rows.count)]
-        return cute.domain_offset((extent(x) - rows.count, 0), matrix)
+        place, skipped = (*place, rows.first + rows.count), extent(x) - rows.count
     matrix = x[(None, None, *place)]
-    if not varlen:
+    if not (varlen or is_ragged):
         return matrix
-    return cute.domain_offset(((0, rows.first) if isinstance(x.shape[0], tuple) else rows.first, 0), matrix)
+    return cute.domain_offset(((0, skipped) if isinstance(x.shape[0], tuple) else skipped, 0), matrix)

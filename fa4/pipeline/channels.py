@@ -330,11 +330,6 @@ class End(Constant):
             copies = self.channel.ctas if self.channel.is_pair else 1
             cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), nbytes * copies)
 
-    def hand_over(self, stage) -> None:
-        """Producer by TMA, whole warp: signal full by hand, the copies having been awaited (and edited) elsewhere."""
-        self._require(self.produces and self.channel.filled is By.TMA, "a producer by TMA")
-        self._arrive(self.full(stage))
-
     def commit_full(self, stage) -> None:
         """Producer by UMMA, one thread: signal full when the matrix operations issued so far are done."""
         self._require(self.produces and self.channel.filled is By.UMMA, "a producer by UMMA")

@@ -162,6 +162,20 @@ def test_upstream_gradient_of_lse_may_be_absent(seed):
     assert_right(problem, grads, f"causal without dlse (seed {seed})")
 
 
+def test_a_nan_in_a_query_shows_in_its_gradient(seed):
+    """Its dq is NaN and so are dk and dv, to which it adds; other queries' dq keep their bits. The order of additions
+    is fixed, so that bits can be compared."""
+    case = Case("nan", seqlen_q=150, seqlen_k=200, heads_q=1, heads_kv=1, head_dim=64, deterministic=True)
+    problem = cases.make(case, seed)
+    clean = gradients(problem, seed)
+    q = problem.inputs.q.clone()
+    q[0, 77, 0, 5] = torch.nan
+    spoilt = gradients(replace(problem, inputs=problem.inputs._replace(q=q)), seed)
+    assert spoilt.dq[0, 77].isnan().all() and spoilt.dk.isnan().any() and spoilt.dv.isnan().any()
+    spoilt.dq[0, 77] = clean.dq[0, 77]
+    assert torch.equal(spoilt.dq, clean.dq), f"seed {seed}"
+
+
 def test_data_outside_the_sequences_in_use_is_not_seen(seed):
     """NaN after each sequence's used rows: neither in the products (0 * NaN) nor in the gradients."""
     problem = cases.make(CASES["seqused"], seed)

@@ -17,7 +17,7 @@ from fa4.run import forward
 from fa4.sm100.fwd import plan
 from fa4.sm100.fwd.config import Schedule
 from fa4.sm100.fwd.kernel import channels, smem_map
-from fa4.sm100.fwd.tiles import ForwardTiles
+from fa4.sm100.fwd.tiles import ForwardTiles, tiles_for
 from fa4.sm100.plan import Plan
 from fa4.spec import AttentionSpec
 from tests.sm100.named import CASES
@@ -101,6 +101,57 @@ def test_polynomial_share_is_as_accurate_as_the_special_function_unit(seed):
         cases.assert_right(cases.judge_forward(problem, out, lse), f"share {share}, seed {seed}")
 
 
+PAIRS = ForwardTiles("test", 2, Schedule.SINGLE, "test", ctas=2)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        # Ends in the first CTA, in the second, in the first tile and in the second; packed heads; one key.
+        Case("varlen", heads_q=4, heads_kv=2, head_dim=128, lengths=((300, 390), (0, 5), (9, 1), (7, 0), (520, 130))),
+        Case("seqused", batch=2, seqlen_q=300, seqlen_k=290, head_dim=128, seqused=((300, 257), (3, 0))),
+    ],
+    ids=lambda case: case.name,
+)
+def test_a_pair_serves_sequences_of_any_length(case, seed):
+    problem = poison_unused(cases.make(case, seed))
+    for schedule in ("round_robin", "adversarial"):
+        out, lse = run(problem, seed, schedule, PAIRS)
+        cases.assert_right(cases.judge_forward(problem, out, lse), f"{schedule}, seed {seed}")
+
+
+def test_a_nan_in_a_query_shows_in_its_row_alone(seed):
+    """In out and in lse, also where rows may be unused and unused rows are zero whatever they hold."""
+    case = Case("nan", batch=2, seqlen_q=150, seqlen_k=200, head_dim=64, causal=True, seqused=((150, 200), (140, 130)))
+    problem = cases.make(case, seed)
+    clean = run(problem, seed, "round_robin")
+    q = problem.inputs.q.clone()
+    q[0, 77, 1, 5] = torch.nan
+    spoilt = run(replace(problem, inputs=problem.inputs._replace(q=q)), seed, "round_robin")
+    assert spoilt[0][0, 77, 1].isnan().all() and spoilt[1][0, 1, 77].isnan()
+    for x, expected, place in ((spoilt[0], clean[0], (0, 77, 1)), (spoilt[1], clean[1], (0, 1, 77))):
+        x[place] = expected[place]
+        assert torch.equal(x, expected), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "number, changes, polynomial, schedule, ctas",
+    [
+        (100, dict(), 2, Schedule.PERSISTENT, 2),
+        (100, dict(varlen=True), 2, Schedule.SINGLE, 2),
+        (100, dict(window_right=0), 2, Schedule.SINGLE, 1),
+        (100, dict(window_left=100, window_right=0), 2, Schedule.PERSISTENT, 1),
+        (100, dict(head_dim=64, head_dim_v=64, varlen=True), 4, Schedule.SINGLE, 1),
+        (103, dict(varlen=True), 0, Schedule.SINGLE, 2),  # the chip decides about exp2 alone
+        (103, dict(window_right=0), 0, Schedule.SINGLE, 1),
+    ],
+)
+def test_chip_and_problem_decide_about_different_columns(number, changes, polynomial, schedule, ctas):
+    spec = replace(AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1), **changes)
+    tiles = tiles_for(spec, device.chip_by_number(number))
+    assert (tiles.polynomial, tiles.schedule, tiles.ctas) == (polynomial, schedule, ctas)
+
+
 def test_strided_and_expanded_inputs(seed):
     """Heads-first memory, a k and v that share one tensor, a batch axis of stride 0."""
     problem = cases.make(Case("strided", batch=2, seqlen_q=130, seqlen_k=140, head_dim=64), seed)
@@ -122,7 +173,7 @@ def test_public_function_dispatches_here(seed):
         explanation = fa4.explain(problem.inputs.q, problem.inputs.k, problem.inputs.v, causal=True)
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
     assert torch.equal(out, auto)
-    assert explanation.chosen == "sm100" and "narrow" in explanation.tiles
+    assert explanation.chosen == "sm100" and "causal" in explanation.tiles
 
 
 @pytest.mark.parametrize("number", [100, 103])
@@ -140,7 +191,6 @@ def test_every_head_dim_fits_the_chip(number):
     "changes, complaint",
     [
         (dict(head_dim_v=64), "head_dim_v = 128"),
-        (dict(varlen=True), "dense sequences"),
         (dict(schedule=Schedule.DYNAMIC), "not the dynamic one"),
     ],
 )

@@ -65,8 +65,8 @@ class Config(Constant):
     smem_bytes: int
 
     def __post_init__(self) -> None:
-        if self.ctas == 2 and (self.head_dim_v != 2 * self.v_tile.panel_columns or self.scrubs_v):
-            raise ValueError("a pair of CTAs takes head_dim_v = 128 and dense sequences without seqused_k")
+        if self.ctas == 2 and self.head_dim_v != 2 * self.v_tile.panel_columns:
+            raise ValueError(f"a pair of CTAs takes head_dim_v = 128, not {self.head_dim_v}")
         if self.ctas == 2 and self.schedule is Schedule.DYNAMIC:
             raise ValueError("a pair of CTAs takes the single or the persistent schedule, not the dynamic one")
 
@@ -144,6 +144,12 @@ class Config(Constant):
         return self.has_left or self.has_right
 
     @property
-    def scrubs_v(self) -> bool:
-        """Rows after a sequence's end hold other data, so V's last block needs zeros there (0 * NaN is NaN)."""
+    def ragged_q(self) -> bool:
+        """Rows after a sequence's queries are not the sequence's: TMA's maps must end with it; see `sequence.ragged`.
+        Unused rows of its own are its own business: their output is zero, whatever they hold."""
+        return self.varlen
+
+    @property
+    def ragged_k(self) -> bool:
+        """Rows after a sequence's keys may hold anything, and 0 * NaN is NaN: TMA puts zeros there."""
         return self.varlen or self.has_seqused_k

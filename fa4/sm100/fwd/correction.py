@@ -21,7 +21,7 @@ from ...pipeline.smem import store_row_chunk
 from .. import tmem
 from .config import Q_TILES, TILE_M, TILE_N
 from .softmax import rows_in_smem
-from .work import Queue, fills_tile, row_tile
+from .work import Queue, row_tile
 
 COLUMNS = 16  # of O in registers at a time; 32 spill
 
@@ -52,10 +52,7 @@ def correction(context):
                 norms.arrive(tile)
                 norms.in_step(products).wait(tile)
                 norms.in_step(staged).wait(tile)
-                if fills_tile(context, work, tile):
-                    out_to_smem(context, tile, lane, norm)
-                else:
-                    out_to_global(context, work, tile, lane, norm)
+                out_to_smem(context, tile, lane, norm)
                 staged.arrive(tile)
             tmem.wait_loads()  # before the next work tile's S.free lets O be overwritten
             norms = norms.next()
@@ -113,29 +110,12 @@ def out_to_smem(context, tile: cutlass.Constexpr[int], lane: Int32, norm: Float3
 
 
 @cute.jit
-def out_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32, norm: Float32):
-    """Normalise O straight into out, for a tile whose last rows belong to the next sequence."""
-    place, exists = out_row(context, work, tile, lane)
-    for column in cutlass.range_constexpr(0, context.cfg.head_dim_v_padded, COLUMNS):
-        words = normalised(context, tile, column, norm)
-        if exists:
-            for chunk in cutlass.range_constexpr(min(COLUMNS, context.cfg.head_dim_v - column) // 8):
-                store_words(place + (column + 8 * chunk), words[4 * chunk : 4 * chunk + 4])
-
-
-@cute.jit
 def zeros_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32):
     """Out of a tile that sees no key."""
-    place, exists = out_row(context, work, tile, lane)
-    if exists:
-        for column in cutlass.range_constexpr(0, context.cfg.head_dim_v, 8):
-            store_words(place + column, [Int32(0)] * 4)
-
-
-def out_row(context, work, tile: int, lane: Int32):
-    """(pointer to this thread's row of out, whether the row exists)."""
     cfg = context.cfg
     row = row_tile(context, work, tile) * TILE_M + lane
-    matrix = sequence_matrix(context.args.out, work.head, work.batch, work.q, cfg.varlen)
-    exists = row < work.rows_out * cfg.group
-    return matrix.iterator + cute.crd2idx((row, 0), matrix.layout), exists
+    if row < work.place.count * cfg.group:
+        out = sequence_matrix(context.args.out, work.head, work.batch, work.place, cfg.varlen)
+        place = out.iterator + cute.crd2idx((row, 0), out.layout)
+        for column in cutlass.range_constexpr(0, cfg.head_dim_v, 8):
+            store_words(place + column, [Int32(0)] * 4)

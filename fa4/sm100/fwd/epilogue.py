@@ -2,8 +2,6 @@
 
 Waits:   correction_epilogue_O.full
 Signals: correction_epilogue_O.free, load_mma_Q.free (where O is staged in Q's place)
-
-Tiles that correction writes to global memory itself pass through here too, with nothing to store.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from ...core.sequence import sequence_matrix
 from ...pipeline.cursor import ALL, consume
 from ...pipeline.tma import tma_store
 from .config import Q_TILES
-from .work import Queue, fills_tile, row_tile
+from .work import Queue, row_tile
 
 
 @cute.jit
@@ -29,12 +27,11 @@ def epilogue(context):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            out = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
+            out = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.ragged_q)
             for tile in cutlass.range_constexpr(Q_TILES):
                 staged.wait(tile)
-                if fills_tile(context, work, tile):
-                    place = context.smem.pointer("O", cfg.dtype) + tile * (cfg.o_step // 2)
-                    tma_store(tma, out, row_tile(context, work, tile), place)
+                place = context.smem.pointer("O", cfg.dtype) + tile * (cfg.o_step // 2)
+                tma_store(tma, out, row_tile(context, work, tile), place)
                 staged.arrive(tile)
                 if cutlass.const_expr(cfg.o_over_q):
                     ends.load_mma_Q.arrive_free(tile)

@@ -17,10 +17,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...core.order import Order
-from ...core.sequence import Lengths, as_columns, as_matrices
+from ...core.sequence import Lengths, as_columns, as_matrices, ragged
 from ...pipeline import kernel as kernels
 from ...pipeline.channels import (
-    ONCE,
     Across,
     By,
     Carries,
@@ -88,8 +87,6 @@ def channels(cfg: Config) -> ChannelTable:
         shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, Q_TILES, Carries.TMEM),
         Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.READ, Q_TILES, Carries.ASYNC_SMEM),
     )
-    if cfg.scrubs_v:  # V's last block, held back until the load warp has put zeros after the sequence's end
-        rows += (Channel("load_load_Vtail", "load", "load", By.TMA, ONCE, 1, Carries.ASYNC_SMEM),)
     if cfg.schedule is Schedule.DYNAMIC:
         readers = (Every("softmax"), "correction", "mma", "load", "epilogue", "schedule")
         rows += (Channel("schedule_all_index", "schedule", readers, By.TMA, By.WARP, 1, Carries.ASYNC_SMEM),)
@@ -114,14 +111,14 @@ class Tensors:
     """The kernel's run-time arguments. Rows of a matrix are (query) or, packed, (head in group, query)."""
 
     q_atom: cute.CopyAtom
-    q: cute.Tensor  # TMA coordinates (rows, head_dim, heads, batch), or varlen (rows, head_dim, heads)
+    q: cute.Tensor  # TMA coordinates (rows, head_dim, heads, batch), varlen without the batch, perhaps `ragged`
     k_atom: cute.CopyAtom
     k: cute.Tensor
     v_atom: cute.CopyAtom
     v: cute.Tensor
     o_atom: cute.CopyAtom
     o: cute.Tensor
-    out: cute.Tensor  # plain memory, same modes as o
+    out: cute.Tensor  # plain memory, same modes
     lse: cute.Tensor  # (rows, heads, batch), or varlen (rows, heads)
     sink: cute.Tensor | None  # (heads_q,), float32
     lengths: Lengths
@@ -196,9 +193,11 @@ def forward(
     q, out = (as_matrices(x, cfg.group) for x in (q, out))
     k, v = (as_matrices(x) for x in (k, v))
     lse = as_columns(lse, cfg.group)
-    loaded = ((q, cfg.q_tile), (k, cfg.k_tile), (v, cfg.v_tile))
+    q_map, o_map = (ragged(x) if cfg.ragged_q else x for x in (q, out))
+    k_map, v_map = (ragged(x) if cfg.ragged_k else x for x in (k, v))
+    loaded = ((q_map, cfg.q_tile), (k_map, cfg.k_tile), (v_map, cfg.v_tile))
     tma_q, tma_k, tma_v = (TmaTile.load(x, tile, cfg.ctas) for x, tile in loaded)
-    tma_o = TmaTile.store(out, cfg.o_tile)
+    tma_o = TmaTile.store(o_map, cfg.o_tile)
     m_blocks = cute.ceil_div(max_seqlen_q * cfg.group, cfg.rows)
     # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
     order = Order(m_blocks, cute.size(q, mode=[2]), batch, section, descending=True, cluster=cfg.ctas)

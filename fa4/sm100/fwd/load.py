@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Int32
 
 from ...core.sequence import sequence_matrix
-from ...pipeline.cursor import ALL, Cursor, consume, produce
+from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.tma import tma_load, tma_load_panel
-from .config import Q_TILES, TILE_N
+from .config import Q_TILES
 from .work import Queue, row_tile
 
 
 @cute.jit
 def load(context):
-    cfg, ends = context.cfg, context.ends("load")
+    ends = context.ends("load")
     q, kv = produce(ends.load_mma_Q, ALL), produce(ends.load_mma_KV)
-    tail = consume(ends.load_load_Vtail) if cutlass.const_expr(cfg.scrubs_v) else None
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -37,16 +36,7 @@ def load(context):
                 if i == 0:
                     for tile in cutlass.range_constexpr(1, Q_TILES):
                         load_q(context, work, tile, q)
-                kv.wait()
-                ends_here = Boolean(work.k.count < (block + 1) * TILE_N)
-                if cutlass.const_expr(cfg.scrubs_v):
-                    if ends_here:
-                        load_v_tail(context, ends, work, block, kv.stage, tail)
-                        tail = tail.next()
-                    else:
-                        load_v(context, work, block, kv)
-                else:
-                    load_v(context, work, block, kv)
+                load_v(context, work, block, kv)
                 kv = kv.next()
             q = q.next()
         queue = queue.next()
@@ -57,7 +47,7 @@ def load_q(context, work, tile: int, cursor: Cursor):
     """This CTA's rows of a Q tile."""
     cfg, tma = context.cfg, context.tma("q")
     cursor.wait(tile)
-    q = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
+    q = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.ragged_q)
     place = context.smem.pointer("Q", cfg.dtype) + tile * (cfg.q_tile.nbytes // 2)
     cursor.announce(tma.tile.nbytes, context.args.order.rank, tile)
     tma_load(tma, q, row_tile(context, work, tile), place, cursor.barrier(tile))
@@ -66,7 +56,7 @@ def load_q(context, work, tile: int, cursor: Cursor):
 def load_k(context, work, block: Int32, kv: Cursor):
     """This CTA's keys of a block."""
     cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
-    k = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
+    k = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged_k)
     kv.wait()
     kv.announce(tma.tile.nbytes, rank)
     tma_load(tma, k, block * cfg.ctas + rank, kv_place(context, kv.stage), kv.barrier())
@@ -75,7 +65,8 @@ def load_k(context, work, block: Int32, kv: Cursor):
 def load_v(context, work, block: Int32, kv: Cursor):
     """This CTA's columns of a block."""
     cfg, tma, rank = context.cfg, context.tma("v"), context.args.order.rank
-    v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
+    v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged_k)
+    kv.wait()
     kv.announce(tma.tile.nbytes, rank)
     if cfg.ctas == 2:
         tma_load_panel(tma, v, block, rank, kv_place(context, kv.stage), kv.barrier())
@@ -86,23 +77,3 @@ def load_v(context, work, block: Int32, kv: Cursor):
 def kv_place(context, stage: Int32) -> cute.Pointer:
     cfg = context.cfg
     return context.smem.pointer("KV", cfg.dtype) + stage * (cfg.kv_stage_bytes // 2)
-
-
-@cute.jit
-def load_v_tail(context, ends, work, block: Int32, stage: Int32, tail: Cursor):
-    """Load V's last block and overwrite the rows after the sequence's end with zeros."""
-    cfg, tma, end = context.cfg, context.tma("v"), ends.load_load_Vtail
-    tile, place = cfg.v_tile, kv_place(context, stage)
-    v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen)
-    end.expect(0, tile.nbytes)
-    tma_load(tma, v, block, place, end.full(0))
-    tail.wait()
-    words = cute.make_tensor(
-        cute.recast_ptr(place, dtype=Int32),
-        cute.make_layout((32, tile.rows, tile.panels), stride=(1, 32, tile.rows * 32)),
-    )
-    lane = cute.arch.lane_idx()  # a row of a panel is 128 bytes, one word a lane
-    for row in cutlass.range(work.k.count - block * TILE_N, TILE_N, unroll=1):
-        for panel in cutlass.range_constexpr(tile.panels):
-            words[lane, row, panel] = Int32(0)
-    ends.load_mma_KV.hand_over(stage)

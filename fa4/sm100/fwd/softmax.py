@@ -64,8 +64,8 @@ def softmax(context):
             norm_of[thread] = norm
             norms.arrive()
             norms = norms.next()
-        if query < work.rows_out:
-            place = sequence_matrix(args.lse, work.head, work.batch, work.q, cfg.varlen)
+        if query < work.place.count:
+            place = sequence_matrix(args.lse, work.head, work.batch, work.place, cfg.varlen)
             place[row, 0] = lse
         queue = queue.next()
 
@@ -181,7 +181,7 @@ def finish(context, work, row: Int32, query: Int32, reference: Float32, total: F
         total = total * numerator + cute.math.exp2(sink - top, fastmath=True)
         reference = top
     holds_data = query < work.q.count
-    is_seen = holds_data and total > 0.0
+    is_seen = holds_data and total != 0.0  # a NaN is seen
     norm = numerator * cute.arch.rcp_approx(total) if is_seen else Float32(0.0)
     lse = reference * args.to_natural + cute.math.log(total) if is_seen else -Float32.inf
     return norm, lse

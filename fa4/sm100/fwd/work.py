@@ -21,7 +21,7 @@ from ...core.mask import Band, Blocks, Mask
 from ...core.order import Order
 from ...core.sequence import Rows, extent
 from ...pipeline.cursor import Cursor, consume
-from .config import Q_TILES, TILE_M, TILE_N, Schedule
+from .config import Q_TILES, TILE_N, Schedule
 
 
 def grid(order: Order, schedule: Schedule, ctas: Int32) -> Int32:
@@ -79,8 +79,8 @@ class Work(NamedTuple):
     head: Int32
     head_kv: Int32
     batch: Int32
-    q: Rows  # the sequence's query rows that hold data
-    rows_out: Int32  # its query rows that have a place in out
+    place: Rows  # all query rows of the sequence
+    q: Rows  # those of them that hold data
     k: Rows
     mask: Mask
     blocks: Blocks  # key blocks, taken from stop - 1 down to first
@@ -114,17 +114,9 @@ def work_tile(context, index: Int32) -> Work:
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
     head_kv = head if cfg.group == cfg.queries_per_kv else head * cfg.group // cfg.queries_per_kv
     ascends = Boolean(index // args.order.stride % 2 == 1) if cfg.sawtooth else Boolean(False)
-    return Work(m_block, head, head_kv, batch, q, place.count, k, mask, blocks, ascends)
+    return Work(m_block, head, head_kv, batch, place, q, k, mask, blocks, ascends)
 
 
 def row_tile(context, work: Work, tile) -> Int32:
     """Which TILE_M rows of the sequence this CTA has in its Q tile `tile`."""
     return (work.m_block * Q_TILES + tile) * context.cfg.ctas + context.args.order.rank
-
-
-def fills_tile(context, work: Work, tile: int):
-    """Whether a whole tile may be stored: in a packed (varlen) tensor the rows after a sequence's end belong to the
-    next one; a dense tensor's TMA map leaves them out by itself."""
-    if not context.cfg.varlen:
-        return True
-    return Boolean((row_tile(context, work, tile) + 1) * TILE_M <= work.rows_out * context.cfg.group)
