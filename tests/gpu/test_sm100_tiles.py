@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif("sm100" not in offered(), reason="needs an sm_100 or sm_103"),
 ]
 
-FULL = forward_tiles.FULL
+FULL = forward_tiles.ForwardTiles("full", 2, Schedule.PERSISTENT, "test")
 FORWARD = {
     "persistent": FULL,
     "single": replace(FULL, schedule=Schedule.SINGLE),

@@ -58,10 +58,6 @@ class Backward:
 
     def _kernel(self, has_dlse: bool) -> jit.Launcher:
         cfg = self.config(has_dlse)
-        if self.chip.emulated:
-            from .kernel import entry_name
-
-            entry_name(cfg)  # reports name its roles and barriers, also when the kernel comes from the disk
         return jit.compiled(compile_key("sm100.backward", cfg), functools.partial(build, cfg, self.chip), self.chip)
 
 

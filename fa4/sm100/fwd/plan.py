@@ -56,10 +56,6 @@ class Forward:
     @functools.cached_property
     def _kernel(self) -> jit.Launcher:
         cfg = configure(self.spec, self.chip, self.tiles)
-        if self.chip.emulated:
-            from .kernel import entry_name
-
-            entry_name(cfg)  # reports name its roles and barriers, also when the kernel comes from the disk
         return jit.compiled(compile_key("sm100.forward", cfg), functools.partial(build, cfg, self.chip), self.chip)
 
 
