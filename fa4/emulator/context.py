@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
 from fa4.device import chip_by_number, emulating
+from fa4.emulator.errors import Finding
 from fa4.emulator.host import driver, dsl, torch_cuda
 from fa4.emulator.host.launch import Launch, Runtime
 from fa4.emulator.host.memory import Arrays, merge, torch_allocations
@@ -33,6 +34,11 @@ class Gpu:
         self.chip_number = machine.facts.number
         self.runtime = Runtime(machine.facts, sms, _MODULES, self.run)
         self._arrays = arrays
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What `on_finding="collect"` noted in every launch so far."""
+        return tuple(finding for launch in self.launches for finding in launch.findings)
 
     def report(self) -> Report:
         """Instructions by opcode and role, bytes by path, MMA FLOPs and waits of every launch so far."""
@@ -69,6 +75,7 @@ def emulate(
     schedule: str = "round_robin",
     checks: Checks | None = None,
     trace: bool = False,
+    on_finding: str = "raise",
 ) -> Iterator[Gpu]:
     """CPU tensors live on an emulated chip inside this context.
 
@@ -81,6 +88,7 @@ def emulate(
         seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
         schedule: "round_robin", "random" or "adversarial" (starves one role, or lets one run far ahead).
         checks: which checks are on; default all.
+        on_finding: "raise" the first error, or "collect" them in `gpu.findings` and go on as far as possible.
         trace: record events for `fa4.emulator.trace.write`.
 
     Raises:
@@ -90,7 +98,7 @@ def emulate(
     chip_facts(chip)  # an unknown chip raises before anything is installed
     if sms < 1:
         raise ValueError(f"sms is {sms}, expected at least 1")
-    machine = Machine(chip, sms=sms, seed=seed, schedule=schedule, checks=checks, trace=trace)
+    machine = Machine(chip, sms=sms, seed=seed, schedule=schedule, checks=checks, trace=trace, on_finding=on_finding)
     arrays = Arrays()
     gpu = Gpu(machine, sms, arrays)
     with contextlib.ExitStack() as stack:

@@ -119,6 +119,18 @@ class DataRace(EmulationError):
     """Two conflicting accesses without the ordering that the PTX memory model asks for."""
 
 
+@dataclass(frozen=True)
+class Finding:
+    """What a run with `on_finding="collect"` noted. severity: "error", or "letter" for what only the letter of the ISA
+    forbids and known-good kernels do."""
+
+    severity: str
+    error: EmulationError
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {type(self.error).__name__}: {self.error}"
+
+
 BY_NAME = {
     cls.__name__: cls
     for cls in (

@@ -4,6 +4,6 @@
 driver and no Python package of a vendor.
 """
 
-from fa4.emulator.machine.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine, load_core
+from fa4.emulator.machine.machine import ORDERS, SCHEDULES, Allocation, Checks, LaunchReport, Machine, load_core
 
-__all__ = ["SCHEDULES", "Allocation", "Checks", "LaunchReport", "Machine", "load_core"]
+__all__ = ["ORDERS", "SCHEDULES", "Allocation", "Checks", "LaunchReport", "Machine", "load_core"]

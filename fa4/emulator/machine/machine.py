@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from fa4.emulator.errors import BY_NAME, EmulationError, Place
+from fa4.emulator.errors import BY_NAME, EmulationError, Finding, Place
 from fa4.emulator.machine.chips import chip_facts
 from fa4.emulator.machine.lowering import SHARED_RESERVED, Lowering
 from fa4.emulator.machine.names import names_in
 from fa4.emulator.machine.ptx import Kernel, Module, parse
 
 SCHEDULES = ("round_robin", "random", "adversarial")
+ORDERS = ("practice", "letter")
+ON_FINDING = ("raise", "collect")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Checks:
     letter: tensor memory passes from thread to thread only by tcgen05.wait and tcgen05.fence, as PTX ISA 9.7.16.6 has
         it, and all warps of a warpgroup execute the same setmaxnreg, as 9.7.19.5 has it. Off by default: known-good
         kernels rely on the use of a register and on barriers alone, and give back registers in each role's branch.
+    order: "practice": the tcgen05 operations of one thread execute in order. "letter": only where 9.7.16.6.2 pipelines
+        them, an MMA after one with the same accumulator and shape; others complete in any order.
     leftovers: a CTA must not end in the middle of an mbarrier's phase, nor before its bulk stores have read their
         source, nor give back tensor memory that is still in use. Off by default: known-good kernels do.
     """
@@ -45,6 +49,11 @@ class Checks:
     tmem: bool = True
     letter: bool = False
     leftovers: bool = False
+    order: str = "practice"
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"order is {self.order!r}, expected one of {ORDERS}")
 
 
 @dataclass
@@ -58,6 +67,7 @@ class LaunchReport:
     waits: place of a blocking instruction -> times that a warp had to park there.
     lines: line of the PTX text -> warp-instructions.
     roles: warp index within its CTA -> name, as given to the launch.
+    findings: what was noted instead of raised (`on_finding="collect"`).
     trace_hash: digest of every scheduling decision and completion; equal for equal seeds.
     """
 
@@ -74,8 +84,8 @@ class LaunchReport:
     roles: dict[int, str] = field(default_factory=dict)
     trace_hash: int = 0
     seconds: float = 0.0
-    printed: list[str] = field(default_factory=list)
     trace: list[tuple] = field(default_factory=list)
+    findings: tuple[Finding, ...] = ()
 
     @property
     def warp_instructions(self) -> int:
@@ -89,6 +99,8 @@ class Machine:
     seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
     schedule: "round_robin", "random" or "adversarial".
     limit: warp-instructions after which a launch is taken for a Deadlock; 0 for no limit.
+    on_finding: "raise" the first error, or "collect": note data races, each pair of instructions once, and go on as far
+        as possible; the report has them, and the error that ended the run, if one did.
     """
 
     def __init__(
@@ -101,9 +113,13 @@ class Machine:
         checks: Checks | None = None,
         trace: bool = False,
         limit: int = 0,
+        on_finding: str = "raise",
     ) -> None:
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule is {schedule!r}, expected one of {SCHEDULES}")
+        if on_finding not in ON_FINDING:
+            raise ValueError(f"on_finding is {on_finding!r}, expected one of {ON_FINDING}")
+        self.on_finding = on_finding
         self.chip = chip
         self.facts = chip_facts(chip)
         self.sms = sms
@@ -150,11 +166,20 @@ class Machine:
         config.before = None if after_unknown else self._before
         result = core.run(loaded.program, config)
         self._before = result["touched"]
+        extent = tuple(int(g) for g in grid)
+        findings = [
+            Finding("letter" if letter else "error", loaded.error(raw, extent, roles))
+            for letter, raw in result["findings"]
+        ]
         if result["error"] is not None:
-            raise loaded.error(result["error"], tuple(int(g) for g in grid), roles)
+            error = loaded.error(result["error"], extent, roles)
+            if self.on_finding == "raise":
+                raise error
+            findings.append(Finding("error", error))
         report = loaded.report(result, tuple(grid), tuple(block), tuple(cluster))
         report.seconds = time.perf_counter() - start
         report.roles = roles
+        report.findings = tuple(findings)
         return report
 
     def _config(self, core, grid, block, cluster, smem_bytes):
@@ -171,6 +196,7 @@ class Machine:
         config.check_bounds, config.check_poison = self.checks.bounds, self.checks.poison
         config.check_races, config.check_tmem = self.checks.races, self.checks.tmem
         config.check_letter, config.check_leftovers = self.checks.letter, self.checks.leftovers
+        config.order_by_letter, config.collect = self.checks.order == "letter", self.on_finding == "collect"
         config.trace, config.limit = self.trace, self.limit
         return config
 

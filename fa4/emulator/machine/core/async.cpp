@@ -1,4 +1,6 @@
 // Asynchronous operations and the copies among them: TMA, bulk copies, cp.async. PTX ISA 9.7.9.25 - 9.7.9.28.
+#include <utility>
+
 #include "engine.hpp"
 #include "lanes.hpp"
 #include "tma.hpp"
@@ -20,6 +22,7 @@ TmaType reduce_type(Type t) {
 }
 
 // Keys of a thread's bulk stores beside that of its tcgen05 pipe.
+constexpr uint64_t kChain = uint64_t(1) << 59;      // key of MMAs with one accumulator
 constexpr uint64_t kBulkReads = uint64_t(1) << 61, kBulkWrites = uint64_t(1) << 60;
 
 // Destination CTAs of a multicast, and where each one's mbarrier lies.
@@ -64,6 +67,44 @@ AsyncPtr Engine::make_op(Exec& x, const char* name, uint64_t pipe) {
     if (!races_.enabled) return op;
     const uint32_t slot = pipe ? slot_of(pipe) : races_.take_slot(op->order);
     take_epochs(*op, slot, slot);
+    return op;
+}
+
+// A tcgen05 operation of one thread. In practice a thread's operations execute in order. By the letter (ISA 9.7.16.6.2)
+// only some pairs do: an MMA after one with the same accumulator and shape (`chain`), after copies and shifts; a shift
+// after MMAs; a commit after all that it tracks. The rest may complete in any order.
+AsyncPtr Engine::make_tensor_op(Exec& x, const char* name, int lane, TensorKind kind, uint32_t group, std::array<uint32_t, 2> chain) {
+    const uint64_t thread = pipe_key(x.w, lane);
+    if (!config_.order_by_letter) return make_op(x, name, thread);
+    TensorIssue& issue = issued_[thread];
+    uint64_t key = 0;
+    if (kind == TensorKind::Mma) {
+        uint64_t& known = issue.chains[chain];
+        if (!known) known = kChain | ++next_chain_;
+        key = known;
+    }
+    AsyncPtr op = make_op(x, name, key);
+    races_.same_issuer(op->slot, thread);
+    const auto after = [&](TensorKind other) {
+        TensorIssue::Kind& earlier = issue.kinds[group - 1][int(other)];
+        auto& open = earlier.open;
+        open.erase(std::remove_if(open.begin(), open.end(), [](const AsyncPtr& o) { return o->next == 0 && o->steps.empty(); }), open.end());
+        op->before.insert(op->before.end(), open.begin(), open.end());
+        op->order.join(earlier.done);
+        op->order.via[kTensor].join(earlier.done.via[kTensor]);
+    };
+    if (kind != TensorKind::Mma && kind != TensorKind::Copy) after(TensorKind::Mma);
+    if (kind == TensorKind::Mma || kind == TensorKind::Commit) after(TensorKind::Copy);
+    if (kind != TensorKind::Shift) after(TensorKind::Shift);
+    if (kind != TensorKind::Commit) {
+        TensorIssue::Kind& mine = issue.kinds[group - 1][int(kind)];
+        mine.open.push_back(op);
+        if (races_.enabled) {
+            mine.done.join(completion(*op));
+            mine.done.via[kTensor].join(op->order.via[kTensor]);
+            mine.done.via[kTensor].set(op->slot, op->epoch);
+        }
+    }
     return op;
 }
 
@@ -120,6 +161,7 @@ void Engine::submit(const AsyncPtr& op) {
 void Engine::advance(AsyncOp& op) {
     const Place old = current_;
     AsyncOp* const outer = advancing_;
+    for (const AsyncPtr& earlier : std::exchange(op.before, {})) force(*earlier);
     current_ = op.place;
     advancing_ = &op;
     op.steps[op.next]();

@@ -75,6 +75,12 @@ std::unique_ptr<Program> make_program(const py::list& rows, const py::list& cons
 
 py::tuple place_tuple(const Place& p) { return py::make_tuple(p.row, p.cta, p.warp, p.lanes); }
 
+py::tuple error_tuple(const SimError& e) {
+    py::list others;
+    for (auto& o : e.others) others.append(py::make_tuple(o.first, place_tuple(o.second)));
+    return py::make_tuple(e.kind, std::string(e.what()), place_tuple(e.place), others);
+}
+
 // Runs a launch; the result is a dictionary, with "error" when the kernel did something wrong.
 py::dict run(const Program& program, const Config& config) {
     Engine engine(program, config);
@@ -84,10 +90,11 @@ py::dict run(const Program& program, const Config& config) {
         py::gil_scoped_release release;
         engine.run();
     } catch (const SimError& e) {
-        py::list others;
-        for (auto& o : e.others) others.append(py::make_tuple(o.first, place_tuple(o.second)));
-        error = py::make_tuple(e.kind, std::string(e.what()), place_tuple(e.place), others);
+        error = error_tuple(e);
     }
+    py::list findings;
+    for (const Finding& f : engine.findings()) findings.append(py::make_tuple(f.letter, error_tuple(f.error)));
+    result["findings"] = findings;
     result["error"] = error;
     result["bytes"] = engine.counters.bytes;
     result["mma_flops"] = engine.counters.mma_flops;
@@ -158,6 +165,8 @@ PYBIND11_MODULE(_core, m) {
         .def_readwrite("check_tmem", &Config::check_tmem)
         .def_readwrite("check_letter", &Config::check_letter)
         .def_readwrite("check_leftovers", &Config::check_leftovers)
+        .def_readwrite("order_by_letter", &Config::order_by_letter)
+        .def_readwrite("collect", &Config::collect)
         .def_readwrite("trace", &Config::trace)
         .def_readwrite("limit", &Config::limit);
     m.def("run", &run);

@@ -31,6 +31,7 @@ bool polls(Wait w) { return w == Wait::Poll || w == Wait::TmemAlloc || w == Wait
 Engine::Engine(const Program& program, const Config& config) : program_(program), config_(config), random_(config.seed * 0x9E3779B97F4A7C15ull + 1) {
     races_.enabled = config.check_races;
     races_.by_letter = config.check_letter;
+    races_.collect = config.collect;
     if (config.overlaps) races_.overlap(config.before);
     for (uint32_t i = 0; i < config.sms; ++i) {
         sms_.push_back(std::make_unique<Sm>());

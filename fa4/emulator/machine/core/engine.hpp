@@ -32,6 +32,8 @@ struct Config {
     Schedule schedule = Schedule::RoundRobin;
     bool check_bounds = true, check_poison = true, check_races = true, check_tmem = true;
     bool check_letter = false, check_leftovers = false;
+    bool order_by_letter = false;   // tcgen05.mma are ordered only where ISA 9.7.16.6.2 pipelines them
+    bool collect = false;           // data races are noted, and the kernel goes on
     bool trace = false;
     uint64_t limit = 0;             // warp instructions, 0 for no limit
     bool overlaps = false;          // the grid before may still run when this one starts
@@ -51,6 +53,7 @@ struct AsyncOp {
     uint32_t slot = 0, epoch = 0;               // of its reads
     uint32_t write_slot = 0, write_epoch = 0;   // of its writes
     bool keeps_slots = false;                   // they belong to a pipe or a thread
+    std::vector<std::shared_ptr<AsyncOp>> before;       // of other pipes: complete before its first step
     std::vector<int32_t> registers;     // in flight until waited for
 
     bool done() const { return next == steps.size(); }
@@ -61,6 +64,17 @@ using AsyncPtr = std::shared_ptr<AsyncOp>;
 struct Pipe {
     std::deque<AsyncPtr> ops;
     uint64_t key = 0;
+};
+
+// By the letter of the ISA: the tcgen05 operations that one thread has issued, and what each kind of them orders.
+enum class TensorKind : uint8_t { Mma, Copy, Shift, Commit };
+struct TensorIssue {
+    struct Kind {
+        std::vector<AsyncPtr> open;     // not known to be complete
+        Order done;                     // their completions
+    };
+    Kind kinds[2][3];       // by cta_group and kind
+    std::map<std::array<uint32_t, 2>, uint64_t> chains;     // accumulator and shape -> key of the pipe
 };
 
 struct TraceEvent {
@@ -142,6 +156,7 @@ public:
     uint64_t executed = 0;
     bool launched_dependents = false;
     std::shared_ptr<Touched> touched() const { return races_.touched(); }
+    const std::vector<Finding>& findings() const { return races_.findings; }
 
 private:
     friend class Races;
@@ -226,6 +241,7 @@ private:
     AsyncPtr begin_op(Exec& x, const char* name, const AsyncPtr& twin = nullptr);
     void take_epochs(AsyncOp& op, uint32_t slot, uint32_t write_slot);
     AsyncPtr make_op(Exec& x, const char* name, uint64_t pipe = 0);
+    AsyncPtr make_tensor_op(Exec& x, const char* name, int lane, TensorKind kind, uint32_t group, std::array<uint32_t, 2> chain = {});
     AsyncPtr make_bulk_store(Exec& x, const char* name, int lane, const AsyncPtr& twin);
     uint32_t slot_of(uint64_t key);
     void submit(const AsyncPtr& op);
@@ -265,6 +281,8 @@ private:
     std::vector<Warp*> warps_;                          // resident
     std::vector<std::unique_ptr<Pipe>> pipes_;
     std::map<uint64_t, uint32_t> kept_slots_;           // clock slots of keyed pipes, and of threads' bulk stores
+    std::map<uint64_t, TensorIssue> issued_;    // by the letter: by thread
+    uint64_t next_chain_ = 0;
     uint64_t next_cluster_ = 0, cluster_count_ = 0;
     uint32_t cluster_grid_[3] = {1, 1, 1};
     uint32_t cluster_size_ = 1;

@@ -164,16 +164,26 @@ void Races::flag_read(WarpClock& clock, uint64_t key, int semantics, int scope) 
     }
 }
 
-void Races::report(const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing) const {
+// Do the two belong to tcgen05 operations of one thread, which a chip is known to execute in order?
+bool Races::same_thread(const Access& prior, const Agent& agent) const {
+    if (issuers_.empty()) return false;
+    const auto a = issuers_.find(prior.slot), b = issuers_.find(agent.slot);
+    return a != issuers_.end() && b != issuers_.end() && a->second == b->second;
+}
+
+void Races::report(const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing, bool letter) {
+    if (collect && !noted_.insert({prior.row, agent.row, missing}).second) return;
     const auto name = [](uint8_t k) {
         return std::string(k & kAsync ? "asynchronous " : "") + (k & kAtomic ? "atomic " : "") + (k & kWrite ? "write" : "read");
     };
-    std::string text = std::string("data race in ") + kSpaces[space] + ": " + name(kind) + " against an earlier " + name(prior.kind);
+    const std::string where = agent.column < 0 ? "" : ", column " + std::to_string(agent.column);
+    std::string text = std::string("data race in ") + kSpaces[space] + where + ": " + name(kind) + " against an earlier " + name(prior.kind);
     SimError error("DataRace", text + "; " + missing);
     error.place = {agent.row, agent.cta, agent.warp, agent.lane < 0 ? 0 : 1u << agent.lane};
     error.others.push_back({"the other access (" + name(prior.kind) + ")",
                             {prior.row, prior.cta, prior.warp, prior.lane < 0 ? 0 : 1u << prior.lane}});
-    throw error;
+    if (!collect) throw error;
+    findings.push_back({error, letter});
 }
 
 void Races::compare(const Access& prior, const Agent& agent, uint16_t bytes, uint8_t kind, int space) {
@@ -183,7 +193,9 @@ void Races::compare(const Access& prior, const Agent& agent, uint16_t bytes, uin
         const char* missing = "no synchronisation orders the two";
         if (prior.slot == agent.slot && prior.lane >= 0 && agent.lane >= 0) missing = "needs bar.warp.sync between the lanes";
         else if (space == 2 && seen(prior, *agent.order)) missing = "needs tcgen05.wait or tcgen05.fence beside the synchronisation";
-        report(prior, agent, kind, space, missing);
+        const bool letter = same_thread(prior, agent);
+        if (letter) missing = "needs tcgen05.commit and a wait between: the ISA pipelines tcgen05.mma only for the same accumulator and shape";
+        report(prior, agent, kind, space, missing, letter);
     }
     // Writing by the generic proxy, then touching by the async proxy: visible only through a proxy fence.
     if (space < 2 && agent.async && !(prior.kind & kAsync) && (prior.kind & kWrite) && prior.epoch > agent.order->via[space][prior.slot])
@@ -208,7 +220,7 @@ void Races::barrier_use(const Agent& agent, const Access& init, bool remote) {
         report(init, agent, kWrite, 1, "needs fence.mbarrier_init or fence.proxy.async after mbarrier.init");
 }
 
-void Races::end_of_shared(const Cta& cta, bool sources) const {
+void Races::end_of_shared(const Cta& cta, bool sources) {
     if (!enabled) return;
     const Agent end{&cta.last, ~0u, 0, 1, -1, int32_t(cta.linear), -1, false};
     for (const Cell<4>& cell : cta.races.cells) {
@@ -284,9 +296,10 @@ void Races::tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind)
     if (!enabled) return;
     auto& cells = sm.races.cells;
     if (cells.empty()) cells.resize(kTmemLanes * kTmemColumns);
+    Agent who = agent;
     for (uint32_t lane = rect.lane; lane < uint32_t(rect.lane + rect.lanes); ++lane)
         for (uint32_t column = rect.column; column < uint32_t(rect.column + rect.columns); ++column)
-            touch(cells[lane * kTmemColumns + column], agent, 1, kind, 2);
+            who.column = int32_t(column), touch(cells[lane * kTmemColumns + column], who, 1, kind, 2);
 }
 
 void Races::overlap(std::shared_ptr<const Touched> before) {

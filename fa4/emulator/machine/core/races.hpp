@@ -7,16 +7,17 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <unordered_map>
 
 #include "clock.hpp"
 #include "footprint.hpp"
+#include "place.hpp"
 
 namespace fa4 {
 
-struct Place;
 struct Warp;
 struct AsyncOp;
 struct Cta;
@@ -31,6 +32,13 @@ struct Agent {
     bool async;         // async proxy
     int8_t lane = -1;   // of a generic access
     uint32_t synced = ~0u;      // epoch up to which the warp's other lanes are ordered before
+    int32_t column = -1;        // of tensor memory
+};
+
+// A race that was noted instead of thrown. `letter`: only by the letter of the ISA.
+struct Finding {
+    SimError error;
+    bool letter;
 };
 
 constexpr uint32_t kGlobalPage = 1024, kGlobalCell = 16;    // bytes
@@ -44,12 +52,17 @@ struct Touched {
 class Races {
 public:
     bool enabled = false;
+    bool collect = false;       // notes races and goes on
+    std::vector<Finding> findings;
     bool by_letter = false;     // tensor memory is handed over by wait and fence only, as ISA 9.7.16.6 says
 
     // A slot for an operation that comes after `order`. Who sees its epochs sees all earlier ones of its slot, so it takes
     // a given slot only if it is ordered after all that was done there.
     uint32_t take_slot(const Order& order);
-    void give_slot(uint32_t slot) { free_.push_back(slot); }
+    void give_slot(uint32_t slot) {
+        issuers_.erase(slot);
+        free_.push_back(slot);
+    }
     void end(const WarpClock& clock) { ended_.push_back(clock.slot); }
     uint32_t new_slot();
     uint32_t next_epoch(uint32_t slot) { return ++epochs_[slot]; }
@@ -81,13 +94,16 @@ public:
     void barrier_use(const Agent& agent, const Access& init, bool remote);
     // Shared memory ends with its CTA: all that touched it must be ordered before the exit of the last warp. `sources`:
     // also what the async proxy reads there (known-good kernels end without waiting for their last bulk store).
-    void end_of_shared(const Cta& cta, bool sources) const;
+    void end_of_shared(const Cta& cta, bool sources);
 
     // The grid before may still run: what it touched, or null if it is unknown and may be everything.
     void overlap(std::shared_ptr<const Touched> before);
     void wait_for_grid_before(WarpClock& clock);
     // What this grid has touched, and, if it did not wait, the grid before.
     std::shared_ptr<Touched> touched() const;
+
+    // By the letter: `slot` is of tcgen05 operations that `thread` issues, which in practice execute in order.
+    void same_issuer(uint32_t slot, uint64_t thread) { issuers_[slot] = thread; }
 
     // A barrier object or allocation starts afresh.
     void forget_shared(Cta& cta, uint32_t offset, uint32_t bytes);
@@ -97,7 +113,8 @@ private:
     void touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, int space);
     void compare(const Access& prior, const Agent& agent, uint16_t bytes, uint8_t kind, int space);
     bool ordered(const Access& prior, const Agent& agent, int space) const;
-    [[noreturn]] void report(const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing) const;
+    void report(const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing, bool letter = false);
+    bool same_thread(const Access& prior, const Agent& agent) const;
 
     void compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t cell, uint16_t bytes, uint8_t kind) const;
 
@@ -109,6 +126,8 @@ private:
     std::shared_ptr<const Touched> before_;
     int64_t before_slot_ = -1;          // of the grid before, if it may still run; it ends in epoch 1
     bool has_waited_ = false;
+    std::unordered_map<uint32_t, uint64_t> issuers_;    // by the letter: of tcgen05 operations, by slot
+    std::set<std::tuple<int32_t, int32_t, const char*>> noted_;     // rows of the two accesses, and what is missing
 };
 
 }  // namespace fa4

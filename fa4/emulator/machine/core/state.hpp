@@ -5,13 +5,13 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "clock.hpp"
 #include "footprint.hpp"
+#include "place.hpp"
 #include "program.hpp"
 
 namespace fa4 {
@@ -21,22 +21,6 @@ struct Cluster;
 struct Sm;
 struct Warp;
 struct AsyncOp;
-
-// Who and where, as far as known.
-struct Place {
-    int32_t row = -1;       // instruction row
-    int32_t cta = -1;       // linear index in the grid
-    int32_t warp = -1;
-    uint32_t lanes = 0;
-};
-
-// What a kernel did wrong; `kind` is the name of the Python class.
-struct SimError : std::runtime_error {
-    std::string kind;
-    Place place;
-    std::vector<std::pair<std::string, Place>> others;
-    SimError(std::string k, const std::string& message) : std::runtime_error(message), kind(std::move(k)) {}
-};
 
 enum class Wait : uint8_t {
     None,       // runnable

@@ -11,6 +11,9 @@
 namespace fa4 {
 namespace {
 
+// N and M in the instruction descriptor, whatever the kind.
+constexpr uint32_t kShapeBits = 0x3Fu << 17 | 0x1Fu << 24;
+
 uint64_t warpgroup_key(const Cta& cta, uint32_t group) { return uint64_t(1) << 62 | uint64_t(cta.linear) << 8 | group; }
 
 CtaMemory memory_of(Cta& cta) {
@@ -248,7 +251,7 @@ void Engine::umma(Exec& x) {
             ctas = {cta.cluster->ctas[cta.rank & ~1u].get(), cta.cluster->ctas[cta.rank | 1].get()};
         }
         counters.mma_flops += umma_flops(u);
-        AsyncPtr op = make_op(x, "tcgen05.mma", pipe_key(x.w, l));
+        AsyncPtr op = make_tensor_op(x, "tcgen05.mma", l, TensorKind::Mma, u.cta_group, {u.d_tmem, u.idesc & kShapeBits});
         AsyncOp* self = op.get();
         op->steps.push_back([this, self, u, ctas] {
             Footprint footprint;
@@ -295,7 +298,7 @@ void Engine::umma_commit(Exec& x) {
             for (auto& c : x.w.cta->cluster->ctas)
                 if (mask >> c->rank & 1) targets.push_back(c.get());
         }
-        AsyncPtr op = make_op(x, "tcgen05.commit", pipe_key(x.w, l));
+        AsyncPtr op = make_tensor_op(x, "tcgen05.commit", l, TensorKind::Commit, uint32_t(in.m[0]));
         AsyncOp* self = op.get();
         op->steps.push_back([this, self, targets, offset] {
             for (Cta* cta : targets) arrive(*cta, offset, *self);
@@ -311,7 +314,8 @@ void Engine::tmem_copy_shift(Exec& x) {
         std::array<Cta*, 2> ctas = {&cta, &cta};
         if (in.m[0] == 2) ctas = {cta.cluster->ctas.at(cta.rank & ~1u).get(), cta.cluster->ctas.at(cta.rank | 1).get()};
         const uint32_t address = uint32_t(x.value(0, l) + uint64_t(in.m[1]));
-        AsyncPtr op = make_op(x, in.op == Op::tmem_cp ? "tcgen05.cp" : "tcgen05.shift", pipe_key(x.w, l));
+        AsyncPtr op = in.op == Op::tmem_cp ? make_tensor_op(x, "tcgen05.cp", l, TensorKind::Copy, uint32_t(in.m[0]))
+                                           : make_tensor_op(x, "tcgen05.shift", l, TensorKind::Shift, uint32_t(in.m[0]));
         AsyncOp* self = op.get();
         const bool copy = in.op == Op::tmem_cp;
         TmemCopyOp c{};
