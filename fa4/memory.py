@@ -12,8 +12,9 @@ _empty_strided_cuda = getattr(getattr(torch._C._dynamo, "guards", None), "_empty
 
 
 @functools.lru_cache(maxsize=4096)
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+def _row_major(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape as a plain tuple, for the call below takes no torch.Size, and its strides."""
+    return tuple(shape), tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -23,6 +24,5 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     code uses, where this torch has it: a tenth of torch.empty's host time, which is most of a short call's.
     """
     if _empty_strided_cuda is not None and device.type == "cuda":
-        shape = tuple(shape)  # it takes no torch.Size
-        return _empty_strided_cuda(shape, _row_major(shape), dtype)
+        return _empty_strided_cuda(*_row_major(shape), dtype)
     return torch.empty(shape, dtype=dtype, device=device)

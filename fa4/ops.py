@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import dispatch, run
-from .device import chip_of
+from .device import Chip, chip_of
 from .plan import Plan
 from .run.allocate import rows_dtype
 from .spec import AttentionInputs, AttentionSpec, Flags, Saved
@@ -46,24 +46,26 @@ library = torch.library.Library("fa4", "DEF")
 library.define(f"forward({_schema(FORWARD)}) -> (Tensor out, Tensor lse)")
 library.define(f"backward({_schema(BACKWARD)}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)")
 
-_routes: dict[tuple, tuple[AttentionSpec, Plan]] = {}
+_routes: dict[tuple, tuple[Chip, AttentionSpec, Plan]] = {}
 _MOST_ROUTES = 4096
 
 
 def _route(inputs: AttentionInputs, flags: Flags) -> tuple[AttentionSpec, Plan]:
     """The spec of a call and the plan that serves it, remembered: building both anew would take as long as a launch."""
-    q, _, v, sink, cu_seqlens_q, _, seqused_q, seqused_k, _, _ = inputs
-    chip, extent = chip_of(q.device), inputs.extent
-    present = (sink is None, cu_seqlens_q is None, seqused_q is None, seqused_k is None)
-    key = (chip, extent, flags, q.dtype, q.shape[-2:], v.shape[-2:], present)
-    route = _routes.get(key)
-    if route is None:
-        spec = AttentionSpec.of(inputs, flags)
+    q, _, v, sink, cu_seqlens_q, _, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
+    chip, shape_q = chip_of(q.device), q.shape
+    batch = shape_q[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    present = sink is None, cu_seqlens_q is None, seqused_q is None, seqused_k is None
+    key = (flags, q.dtype, shape_q[-2:], v.shape[-2:], batch, max_seqlen_q, max_seqlen_k, present, chip.number)
+    known, spec, plan = _routes.get(key, (None, None, None))
+    if spec is None or plan is None or known is not chip:  # the chip's own hash would cost as much as all this
+        spec, extent = AttentionSpec.of(inputs, flags), inputs.extent
+        dispatch.warn_of_tiled_torch(spec, extent, chip, flags.backend)
+        plan = dispatch.plan(spec, extent, chip, flags.backend)
         if len(_routes) >= _MOST_ROUTES:
             _routes.clear()
-        dispatch.warn_of_tiled_torch(spec, extent, chip, flags.backend)
-        route = _routes[key] = spec, dispatch.plan(spec, extent, chip, flags.backend)
-    return route
+        _routes[key] = chip, spec, plan
+    return spec, plan
 
 
 def forward_directly(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:

@@ -48,6 +48,10 @@ class Plan:
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
 
+    def is_empty(self, inputs: AttentionInputs) -> bool:
+        """Whether no query can see a key: there is nothing to launch then."""
+        return 0 in self.extent or (self.spec.varlen and 0 in (inputs.q.shape[0], inputs.k.shape[0]))
+
     def describe(self) -> str:
         """The tiles of forward and, if the spec needs it, backward, in one line for `fa4.explain`. Compiles nothing."""
         raise NotImplementedError

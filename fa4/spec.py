@@ -162,11 +162,6 @@ class AttentionInputs(NamedTuple):
     def extent(self) -> Extent:
         return Extent(self.batch, self.max_seqlen_q, self.max_seqlen_k)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no query can see a key."""
-        return 0 in self.extent or self.q.shape[0] == 0 or self.k.shape[0] == 0
-
 
 class Saved(NamedTuple):
     """What a backward gets besides the inputs: the forward's results, and the gradients of the loss to them."""

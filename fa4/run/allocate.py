@@ -6,6 +6,8 @@ seqused. Those are 0 in out and gradients and -inf in lse, here, once for every 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -18,9 +20,11 @@ def rows_dtype(spec: AttentionSpec) -> torch.dtype:
     return torch.float64 if spec.dtype == torch.float64 else torch.float32
 
 
-def _rows_shape(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[int, ...]:
-    q = inputs.q.shape
-    return (spec.heads_q, q[0]) if spec.varlen else (q[0], spec.heads_q, q[1])
+@functools.lru_cache(maxsize=4096)
+def _shapes(shape_q: torch.Size, head_dim_v: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of out and of lse."""
+    *batch, rows, heads, _ = shape_q
+    return (*batch, rows, heads, head_dim_v), (*batch, heads, rows)
 
 
 def outputs(inputs: AttentionInputs, spec: AttentionSpec, written: bool = False) -> tuple[Tensor, Tensor]:
@@ -29,8 +33,10 @@ def outputs(inputs: AttentionInputs, spec: AttentionSpec, written: bool = False)
     `written`: whoever fills them writes every row.
     """
     q = inputs.q
-    out = empty((*q.shape[:-1], spec.head_dim_v), q.dtype, q.device)
-    lse = empty(_rows_shape(inputs, spec), rows_dtype(spec), q.device)
+    shape, rows_shape = _shapes(q.shape, spec.head_dim_v)
+    device = q.device
+    out = empty(shape, spec.dtype, device)
+    lse = empty(rows_shape, rows_dtype(spec), device)
     if not written and (spec.varlen or spec.has_seqused_q):
         out.zero_()
         lse.fill_(-torch.inf)
@@ -43,8 +49,9 @@ UNWRITTEN = torch.inf  # no row's own lse: at +inf logits it is NaN
 def parts(splits: int, inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """out and lse in float32 for each part of the keys: (splits, ...). lse is `UNWRITTEN` in rows that nobody uses."""
     q = inputs.q
-    out = empty((splits, *q.shape[:-1], spec.head_dim_v), torch.float32, q.device)
-    lse = empty((splits, *_rows_shape(inputs, spec)), torch.float32, q.device)
+    shape, rows_shape = _shapes(q.shape, spec.head_dim_v)
+    out = empty((splits, *shape), torch.float32, q.device)
+    lse = empty((splits, *rows_shape), torch.float32, q.device)
     if spec.varlen or spec.has_seqused_q:
         lse.fill_(UNWRITTEN)
     return out, lse

@@ -12,24 +12,25 @@ from . import allocate, prepare
 
 def backward(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, saved: Saved) -> Gradients:
     """Gradients of q, k, v and the sink, row-major; `plan` is for `spec.with_positive_scale()`."""
-    with prepare.on_device_of(inputs.q):
-        grads = allocate.gradients(inputs, spec)
-        if inputs.is_empty:
-            for x in grads[:3]:
-                x.zero_()
-            terms = None if inputs.sink is None else _sink_takes_all(inputs, saved)
-        else:
-            terms = plan.backward(
-                prepare.inputs_for(plan.layout, inputs, spec), prepare.saved_for(plan.layout, saved), grads
-            )
-            if spec.softmax_scale < 0:
-                grads.dq.neg_()
-            elif spec.softmax_scale == 0:  # the plan's is not quite
-                grads.dq.zero_()
-                grads.dk.zero_()
-        if inputs.sink is None or terms is None:
-            return grads
-        return grads._replace(dsink=terms.flatten(1).sum(1).to(inputs.sink.dtype))
+    if prepare.is_elsewhere(inputs.q):
+        with torch.cuda.device(inputs.q.device):
+            return backward(inputs, spec, plan, saved)
+    grads = allocate.gradients(inputs, spec)
+    if plan.is_empty(inputs):
+        for x in grads[:3]:
+            x.zero_()
+        terms = None if inputs.sink is None else _sink_takes_all(inputs, saved)
+    else:
+        ready = prepare.inputs_for(plan.layout, inputs, spec)
+        terms = plan.backward(ready, prepare.saved_for(plan.layout, saved), grads)
+        if spec.softmax_scale < 0:
+            grads.dq.neg_()
+        elif spec.softmax_scale == 0:  # the plan's is not quite
+            grads.dq.zero_()
+            grads.dk.zero_()
+    if inputs.sink is None or terms is None:
+        return grads
+    return grads._replace(dsink=terms.flatten(1).sum(1).to(inputs.sink.dtype))
 
 
 def _sink_takes_all(inputs: AttentionInputs, saved: Saved) -> Tensor:

@@ -12,18 +12,21 @@ from . import allocate, prepare
 
 def forward(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> tuple[Tensor, Tensor]:
     """(out, lse) of the problem, row-major; `plan` is for `spec.with_positive_scale()`."""
-    with prepare.on_device_of(inputs.q):
-        if inputs.is_empty:
-            return _nothing_seen(inputs, spec)
-        inputs = prepare.inputs_for(plan.layout, inputs, spec)
-        out, lse = allocate.outputs(inputs, spec, written=plan.splits > 1)
-        if plan.splits == 1:
-            plan.forward(inputs, out, lse)
-        else:
-            parts, part_lse = allocate.parts(plan.splits, inputs, spec)
-            plan.forward(inputs._replace(sink=None), parts, part_lse)
-            _join(inputs, plan, parts, part_lse, out, lse)
+    if prepare.is_elsewhere(inputs.q):
+        with torch.cuda.device(inputs.q.device):
+            return forward(inputs, spec, plan)
+    if plan.is_empty(inputs):
+        return _nothing_seen(inputs, spec)
+    inputs = prepare.inputs_for(plan.layout, inputs, spec)
+    if plan.splits == 1:
+        out, lse = allocate.outputs(inputs, spec)
+        plan.forward(inputs, out, lse)
         return out, lse
+    out, lse = allocate.outputs(inputs, spec, written=True)
+    parts, part_lse = allocate.parts(plan.splits, inputs, spec)
+    plan.forward(inputs._replace(sink=None), parts, part_lse)
+    _join(inputs, plan, parts, part_lse, out, lse)
+    return out, lse
 
 
 def _nothing_seen(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 
 import torch
 from torch import Tensor
@@ -16,13 +16,13 @@ _ALIGNMENT = 16  # bytes; kernels copy rows in vectors of this size, and TMA map
 
 def inputs_for(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec) -> AttentionInputs:
     """q, k, v in the layout, q with the sign of the softmax scale, the sink in lse's dtype."""
-    q, k, v = (_laid_out(x, layout) for x in inputs[:3])
-    sink = inputs.sink
+    q0, k0, v0, sink0 = inputs[:4]
+    q, k, v, sink = _laid_out(q0, layout), _laid_out(k0, layout), _laid_out(v0, layout), sink0
     if spec.softmax_scale < 0:
         q = -q
     if sink is not None:
         sink = sink.to(rows_dtype(spec)).contiguous()
-    if q is inputs.q and k is inputs.k and v is inputs.v and sink is inputs.sink:
+    if q is q0 and k is k0 and v is v0 and sink is sink0:
         return inputs
     return inputs._replace(q=q, k=k, v=v, sink=sink)
 
@@ -37,19 +37,23 @@ def _laid_out(x: Tensor, layout: Layout) -> Tensor:
     """x, or a contiguous copy if the layout asks for it."""
     if layout is Layout.ANY:
         return x
-    starts_right = x.data_ptr() % _ALIGNMENT == 0
-    if starts_right and x.is_contiguous():  # the rows of kernels are multiples of 16 bytes long
-        return x
-    steps = [stride for stride, extent in zip(x.stride()[:-1], x.shape[:-1]) if extent != 1]
-    elements = _ALIGNMENT // x.element_size()
-    fits = starts_right and x.stride(-1) == 1 and all(step % elements == 0 for step in steps)
-    if fits and (layout is not Layout.TMA or all(steps)):
-        return x
+    if x.data_ptr() % _ALIGNMENT == 0:
+        if x.is_contiguous():  # the rows of kernels are multiples of 16 bytes long
+            return x
+        if _steps_fit(layout, x.shape, x.stride(), _ALIGNMENT // x.element_size()):
+            return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
-    """Makes the device of `x` the current one, on which launches land."""
-    if x.device.type == "cuda" and x.device.index != torch.cuda.current_device():
-        return torch.cuda.device(x.device)
-    return contextlib.nullcontext()
+@functools.lru_cache(maxsize=4096)
+def _steps_fit(layout: Layout, shape: torch.Size, strides: tuple[int, ...], elements: int) -> bool:
+    """Whether the strides of all axes that have more than one entry are multiples of `elements`, and of the layout."""
+    steps = [stride for stride, extent in zip(strides[:-1], shape[:-1]) if extent != 1]
+    aligned = strides[-1] == 1 and all(step % elements == 0 for step in steps)
+    return aligned and (layout is not Layout.TMA or all(steps))
+
+
+def is_elsewhere(x: Tensor) -> bool:
+    """Whether x lives on a CUDA device other than the current one, on which launches would land."""
+    device = x.device
+    return device.type == "cuda" and device.index != torch.cuda.current_device()

@@ -42,6 +42,8 @@ class Plan(plan.Plan):
         self.splits = choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
         self._backwards: dict[bool, tuple[BackwardConfig, jit.Launcher]] = {}  # by whether there is a dlse
         self.scalars = (windows(spec), spec.softmax_scale, spec.softcap)
+        section = forward_section(spec, extent.max_seqlen_k)
+        self.counts = (extent.batch, extent.max_seqlen_q, section, self.splits)
 
     def describe(self) -> str:
         parts = f", keys in {self.splits} parts" if self.splits > 1 else ""
@@ -49,14 +51,8 @@ class Plan(plan.Plan):
         return f"{forward}; backward {self.backward_tiles}" if self.spec.needs_backward else forward
 
     def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
-        batch, max_seqlen_q, max_seqlen_k = self.extent
-        section = forward_section(self.spec, max_seqlen_k)
-        self._forward(
-            (inputs.q, inputs.k, inputs.v, out, lse, inputs.sink),
-            *lengths(inputs),
-            (batch, max_seqlen_q, section, self.splits),
-            *self.scalars,
-        )
+        q, k, v, sink, *of_sequences = inputs[:8]
+        self._forward((q, k, v, out, lse, sink), *of_sequences, self.counts, *self.scalars)
 
     @functools.cached_property
     def _forward(self) -> jit.Launcher:
