@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class _NewFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
-        if not Path(path).absolute().parent.is_dir():
+        if not Path(os.fsdecode(path)).absolute().parent.is_dir():
             self.fail(f"{value!r} is in no directory that exists", param, ctx)
         return path
 
