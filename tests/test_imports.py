@@ -1,6 +1,8 @@
 """Imports point down, and what is called shared imports no chip: the layers of the package, held by its source text."""
 
 import ast
+import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,16 @@ def test_nothing_imports_a_chip():
         if part_of(file) in CHIPS and part_of(file) != part_of(path)
     ]
     assert not wrong
+
+
+def test_the_readme_lists_the_parts_in_the_order_of_their_layers():
+    text = (PACKAGE.parent / "README.md").read_text()
+    table = text[text.index("a test holds the order") : text.index("## Glossary")]
+    lines = [
+        re.findall(r"`fa4/([\w]+)[./][^`]*`", line.split("|")[1]) for line in table.splitlines() if "`fa4/" in line
+    ]
+    ranks = [[RANK[part] for part in parts] for parts in lines]
+    for above, below in itertools.pairwise(ranks):
+        assert min(above) >= max(below), f"{lines[ranks.index(above)]} stands above {lines[ranks.index(below)]}"
+    listed = {part for parts in lines for part in parts}
+    assert listed == {part.split(".")[0] for part in map(part_of, SOURCES)} - {"__main__"}
