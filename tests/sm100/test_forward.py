@@ -120,6 +120,13 @@ def test_a_pair_serves_sequences_of_any_length(case, seed):
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{schedule}, seed {seed}")
 
 
+def test_one_q_tile_a_cta(seed):
+    """How many Q tiles take turns is the configuration's: roles, channels and memory follow."""
+    problem = cases.make(Case("one", seqlen_q=150, seqlen_k=300, head_dim=64, causal=True), seed)
+    out, lse = run(problem, seed, "random", ForwardTiles("test", 4, Schedule.SINGLE, "test", q_tiles=1))
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+
+
 def test_a_nan_in_a_query_shows_in_its_row_alone(seed):
     """In out and in lse, also where rows may be unused and unused rows are zero whatever they hold."""
     case = Case("nan", batch=2, seqlen_q=150, seqlen_k=200, head_dim=64, causal=True, seqused=((150, 200), (140, 130)))

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cutlass
-
 from ...bwd.blocks import RowBlocks
-from ...core.constant import Constant
+from ...core.variant import Variant
 from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
 from .placement import CHUNK, LANES, Chunks, Columns
@@ -29,27 +27,13 @@ ROW_STAGES = 2
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Constant):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Variant):
     """Everything the generated code depends on; its fields are the compile key.
 
-    group: query heads of one key/value head. ctas: 1, or 2 that work as a pair.
-    polynomial: pairs of every 16 whose exp2 runs on the FMA units.
+    ctas: 1, or 2 that work as a pair. polynomial: pairs of every 16 whose exp2 runs on the FMA units.
     """
 
-    dtype: type[cutlass.Numeric]
-    head_dim: int
-    head_dim_v: int
-    group: int
-    has_left: bool
-    has_right: bool
-    has_softcap: bool
-    has_sink: bool
-    has_dlse: bool
-    varlen: bool
-    has_seqused_q: bool
-    has_seqused_k: bool
-    deterministic: bool
     ctas: int
     polynomial: int
     smem_bytes: int
@@ -78,34 +62,41 @@ class Config(Constant):
         """Queries of one compute warpgroup in a step."""
         return self.tile_m // HALVES
 
+    def _tile(self, rows: int, columns: int) -> Tile:
+        return Tile(rows, columns, self.dtype.width)
+
+    def elements(self, nbytes: int) -> int:
+        """How many elements of q, k, v or dout they are."""
+        return 8 * nbytes // self.dtype.width
+
     @property
     def q_tile(self) -> Tile:
-        return Tile(self.tile_m // self.ctas, self.head_dim)
+        return self._tile(self.tile_m // self.ctas, self.head_dim)
 
     @property
     def k_tile(self) -> Tile:
-        return Tile(TILE_N, self.head_dim)
+        return self._tile(TILE_N, self.head_dim)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(TILE_N, self.head_dim_v)
+        return self._tile(TILE_N, self.head_dim_v)
 
     @property
     def do_tile(self) -> Tile:
-        return Tile(self.tile_m // self.ctas, self.head_dim_v)
+        return self._tile(self.tile_m // self.ctas, self.head_dim_v)
 
     @property
     def q_columns(self) -> Tile:
         """All queries of a step, and of a pair's columns this CTA's; likewise below."""
-        return Tile(self.tile_m, self.columns // self.ctas)
+        return self._tile(self.tile_m, self.columns // self.ctas)
 
     @property
     def do_columns(self) -> Tile:
-        return Tile(self.tile_m, self.columns_v // self.ctas)
+        return self._tile(self.tile_m, self.columns_v // self.ctas)
 
     @property
     def k_columns(self) -> Tile:
-        return Tile(self.span, self.columns // self.ctas)
+        return self._tile(self.span, self.columns // self.ctas)
 
     @property
     def dk_tile(self) -> Tile:
@@ -118,7 +109,7 @@ class Config(Constant):
     @property
     def ds_tile(self) -> Tile:
         """dS^T for dQ, a row per key: of a pair's keys all, of its queries this CTA's half."""
-        return Tile(self.span, self.tile_m // self.ctas)
+        return self._tile(self.span, self.tile_m // self.ctas)
 
     @property
     def q_stages(self) -> int:

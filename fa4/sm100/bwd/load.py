@@ -74,7 +74,7 @@ def load_queries(context, cursor: Cursor, work, name: cutlass.Constexpr[str], re
     cfg, tma = context.cfg, context.tma(name)
     head, m_block = at
     matrix = sequence_matrix(tma.tensor, head, work.batch, work.q, cfg.varlen, cfg.ragged)
-    place = context.smem.pointer(region, cfg.dtype) + cursor.stage * (tma.tile.nbytes // 2)
+    place = context.smem.pointer(region, cfg.dtype) + cursor.stage * cfg.elements(tma.tile.nbytes)
     cursor.announce(tma.tile.nbytes, work.rank)
     tma_load(tma, matrix, m_block * cfg.ctas + work.rank, place, cursor.barrier())
 
@@ -87,7 +87,7 @@ def load_columns(context, cursor: Cursor, work, name: cutlass.Constexpr[str], re
     matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg.varlen, cfg.ragged)
     cursor.announce(2 * tma.tile.panel_bytes, work.rank)
     for i in cutlass.range_constexpr(2):
-        place = context.smem.pointer(region, cfg.dtype) + i * (tma.tile.panel_bytes // 2)
+        place = context.smem.pointer(region, cfg.dtype) + i * cfg.elements(tma.tile.panel_bytes)
         tma_load_panel(tma, matrix, 2 * block + i, work.rank, place, cursor.barrier())
 
 

@@ -18,6 +18,7 @@ from ...core.arguments import (
     lengths,
     windows,
 )
+from ...core.variant import Variant
 from ...device import Chip
 from ...spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
 from .config import Config
@@ -65,19 +66,7 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
     """The compile-time side of a problem."""
     tiles = tiles or tiles_for(spec, chip)
     return Config(
-        dtype=jit.dsl_dtype(spec.dtype),
-        head_dim=spec.head_dim,
-        head_dim_v=spec.head_dim_v,
-        group=spec.group,
-        has_left=spec.window_left is not None,
-        has_right=spec.window_right is not None,
-        has_softcap=spec.softcap > 0,
-        has_sink=spec.has_sink,
-        has_dlse=has_dlse,
-        varlen=spec.varlen,
-        has_seqused_q=spec.has_seqused_q,
-        has_seqused_k=spec.has_seqused_k,
-        deterministic=spec.deterministic,
+        **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         ctas=tiles.ctas,
         polynomial=tiles.polynomial,
         smem_bytes=chip.smem_per_block,

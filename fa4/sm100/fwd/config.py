@@ -5,17 +5,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-import cutlass
-
-from ...core.constant import Constant
+from ...core.variant import Variant
 from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
+from ..tmem import LANES
 
-TILE_M = 128  # rows of one Q tile: the lanes of tensor memory
-Q_TILES = 2  # Q tiles of one CTA, in ping-pong
-CTA_ROWS = Q_TILES * TILE_M  # of a pair of CTAs twice as many
-TILE_N = 128  # keys of one block
-P_HEAD = 96  # keys whose P is handed to the matrix unit first; the rest follow
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
 
@@ -27,15 +21,15 @@ class Schedule(enum.Enum):
     DYNAMIC = "a CTA a tile, but those that run take over the tiles of those that have not started"
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Constant):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Variant):
     """Everything the generated code depends on; its fields are the compile key.
 
-    group: query heads packed as neighbouring rows of a tile (divides 128), 1 for none. queries_per_kv: query heads of
-    one key/value head. polynomial: pairs of every 16 whose exp2 runs on the FMA units. rescale_threshold: growth of
-    a row's maximum, in powers of two, that O tolerates before it is rescaled; 0 rescales at every growth. sawtooth:
-    every other work tile of a CTA takes its unmasked key blocks in ascending order, starting with those that the tile
-    before it read last.
+    packed: query heads that are neighbouring rows of a tile (divides 128), 1 for none. polynomial: pairs of every 16
+    whose exp2 runs on the FMA units. rescale_threshold: growth of a row's maximum, in powers of two, that O tolerates
+    before it is rescaled; 0 rescales at every growth. sawtooth: every other work tile of a CTA takes its unmasked key
+    blocks in ascending order, starting with those that the tile before it read last. q_tiles: Q tiles of one CTA, which
+    take turns. tile_n: keys of one block.
 
     ctas: 1, or 2 that work as a pair. A Q tile of a pair has 256 rows, 128 in each CTA's tensor memory, and every
     product is computed by both at once: K's rows and V's columns are split between their shared memories, so that each
@@ -45,24 +39,15 @@ class Config(Constant):
         ValueError: a pair is asked for what it does not do.
     """
 
-    dtype: type[cutlass.Numeric]
-    head_dim: int
-    head_dim_v: int
-    queries_per_kv: int
-    group: int
-    has_left: bool
-    has_right: bool
-    has_softcap: bool
-    has_sink: bool
-    varlen: bool
-    has_seqused_q: bool
-    has_seqused_k: bool
+    packed: int
     schedule: Schedule
     polynomial: int
     rescale_threshold: float
     sawtooth: bool
     ctas: int
     smem_bytes: int
+    q_tiles: int = 2
+    tile_n: int = 128
 
     def __post_init__(self) -> None:
         if self.ctas == 2 and self.head_dim_v != 2 * self.v_tile.panel_columns:
@@ -71,27 +56,45 @@ class Config(Constant):
             raise ValueError("a pair of CTAs takes the single or the persistent schedule, not the dynamic one")
 
     @property
+    def tile_m(self) -> int:
+        """Rows of one Q tile in one CTA: the lanes of tensor memory."""
+        return LANES
+
+    @property
+    def p_head(self) -> int:
+        """Keys whose P is handed to the matrix unit first; the rest follow."""
+        return self.tile_n // 4 * 3
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of all Q tiles of one CTA."""
+        return self.q_tiles * self.tile_m
+
+    @property
     def rows(self) -> int:
         """Rows of a work tile."""
-        return self.ctas * CTA_ROWS
+        return self.ctas * self.cta_rows
 
     @property
     def q_tile(self) -> Tile:
-        return Tile(TILE_M, self.head_dim)
+        return self._tile(self.tile_m, self.head_dim)
 
     @property
     def k_tile(self) -> Tile:
         """This CTA's keys of a block."""
-        return Tile(TILE_N // self.ctas, self.head_dim)
+        return self._tile(self.tile_n // self.ctas, self.head_dim)
 
     @property
     def v_tile(self) -> Tile:
         """This CTA's columns of a block."""
-        return Tile(TILE_N, self.head_dim_v // self.ctas)
+        return self._tile(self.tile_n, self.head_dim_v // self.ctas)
 
     @property
     def o_tile(self) -> Tile:
-        return Tile(TILE_M, self.head_dim_v)
+        return self._tile(self.tile_m, self.head_dim_v)
+
+    def _tile(self, rows: int, columns: int) -> Tile:
+        return Tile(rows, columns, self.dtype.width)
 
     @property
     def kv_stage_bytes(self) -> int:
@@ -100,12 +103,12 @@ class Config(Constant):
     @property
     def rows_bytes(self) -> int:
         """One float for each row of both Q tiles."""
-        return 4 * Q_TILES * TILE_M
+        return 4 * self.cta_rows
 
     @property
     def o_over_q(self) -> bool:
         """O is staged in Q's place when separate places would leave fewer than two K/V stages."""
-        return self._kv_stages(Q_TILES * (self.q_tile.nbytes + self.o_tile.nbytes)) < 2
+        return self._kv_stages(self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)) < 2
 
     @property
     def o_step(self) -> int:
@@ -114,13 +117,22 @@ class Config(Constant):
 
     @property
     def kv_stages(self) -> int:
-        held = Q_TILES * max(self.q_tile.nbytes, self.o_tile.nbytes)
+        held = self.q_tiles * max(self.q_tile.nbytes, self.o_tile.nbytes)
         if not self.o_over_q:
-            held = Q_TILES * (self.q_tile.nbytes + self.o_tile.nbytes)
+            held = self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)
         return min(self._kv_stages(held), 8)
 
     def _kv_stages(self, held: int) -> int:
         return (self.smem_bytes - held - 2 * self.rows_bytes - BARRIER_BYTES) // self.kv_stage_bytes
+
+    def elements(self, nbytes: int) -> int:
+        """How many elements of q, k, v or out they are."""
+        return 8 * nbytes // self.dtype.width
+
+    @property
+    def o_columns(self) -> int:
+        """Columns of tensor memory that O of one Q tile takes."""
+        return self.ctas * self.v_tile.panels * self.v_tile.panel_columns
 
     @property
     def head_dim_v_padded(self) -> int:
@@ -131,17 +143,13 @@ class Config(Constant):
     def qk(self) -> Umma:
         """S = Q K^T."""
         q, k = SmemOperand(self.q_tile, Major.K), SmemOperand(self.k_tile, Major.K)
-        return Umma(self.dtype, n=TILE_N, k=self.head_dim, b=k, a=q, m=self.ctas * TILE_M, ctas=self.ctas)
+        return Umma(self.dtype, n=self.tile_n, k=self.head_dim, b=k, a=q, m=self.ctas * self.tile_m, ctas=self.ctas)
 
     @property
     def pv(self) -> Umma:
         """O += P V, P from tensor memory."""
-        v, m = SmemOperand(self.v_tile, Major.MN), self.ctas * TILE_M
-        return Umma(self.dtype, n=self.head_dim_v_padded, k=TILE_N, b=v, m=m, ctas=self.ctas)
-
-    @property
-    def masked(self) -> bool:
-        return self.has_left or self.has_right
+        v, m = SmemOperand(self.v_tile, Major.MN), self.ctas * self.tile_m
+        return Umma(self.dtype, n=self.head_dim_v_padded, k=self.tile_n, b=v, m=m, ctas=self.ctas)
 
     @property
     def ragged_q(self) -> bool:

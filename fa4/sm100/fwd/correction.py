@@ -19,7 +19,6 @@ from ...core.words import bits, pack_half, store_words
 from ...pipeline.cursor import ALL, consume, produce
 from ...pipeline.smem import store_row_chunk
 from .. import tmem
-from .config import Q_TILES, TILE_M, TILE_N
 from .softmax import rows_in_smem
 from .work import Queue, row_tile
 
@@ -28,8 +27,8 @@ COLUMNS = 16  # of O in registers at a time; 32 spill
 
 @cute.jit
 def correction(context):
-    ends = context.ends("correction")
-    lane = cute.arch.thread_idx()[0] % TILE_M
+    cfg, ends = context.cfg, context.ends("correction")
+    lane = cute.arch.thread_idx()[0] % cfg.tile_m
     scale_of, norm_of = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
     scales, norms = consume(ends.softmax_correction_scale, ALL), consume(ends.softmax_correction_norm, ALL)
     products, staged = consume(ends.mma_correction_O, ALL), produce(ends.correction_epilogue_O, ALL)
@@ -39,16 +38,16 @@ def correction(context):
         work = queue.tile()
         if work.count > 0:
             for i in cutlass.range(work.count, unroll=1):
-                for tile in cutlass.range_constexpr(Q_TILES):
+                for tile in cutlass.range_constexpr(cfg.q_tiles):
                     scales.wait(tile)
-                    factor = scale_of[tile * TILE_M + lane]
+                    factor = scale_of[tile * cfg.tile_m + lane]
                     if cute.arch.vote_any_sync(factor < 1.0) and i > 0:
                         rescale(context, tile, factor)
                     ends.mma_softmax_S.arrive_free(tile)
                 scales = scales.next()
-            for tile in cutlass.range_constexpr(Q_TILES):
+            for tile in cutlass.range_constexpr(cfg.q_tiles):
                 norms.wait(tile)
-                norm = norm_of[tile * TILE_M + lane]
+                norm = norm_of[tile * cfg.tile_m + lane]
                 norms.arrive(tile)
                 norms.in_step(products).wait(tile)
                 norms.in_step(staged).wait(tile)
@@ -57,14 +56,15 @@ def correction(context):
             tmem.wait_loads()  # before the next work tile's S.free lets O be overwritten
             norms = norms.next()
         else:
-            for tile in cutlass.range_constexpr(Q_TILES):
+            for tile in cutlass.range_constexpr(cfg.q_tiles):
                 zeros_to_global(context, work, tile, lane)
         queue = queue.next()
 
 
 def o_address(context, tile: int) -> Int32:
     """This warp's lanes of a Q tile's O."""
-    return tmem.lane_address(context.tmem.O + tile * TILE_N, cute.arch.make_warp_uniform(cute.arch.warp_idx()))
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    return tmem.lane_address(context.tmem.O + tile * context.cfg.o_columns, warp)
 
 
 @cute.jit
@@ -113,8 +113,8 @@ def out_to_smem(context, tile: cutlass.Constexpr[int], lane: Int32, norm: Float3
 def zeros_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32):
     """Out of a tile that sees no key."""
     cfg = context.cfg
-    row = row_tile(context, work, tile) * TILE_M + lane
-    if row < work.place.count * cfg.group:
+    row = row_tile(context, work, tile) * cfg.tile_m + lane
+    if row < work.place.count * cfg.packed:
         out = sequence_matrix(context.args.out, work.head, work.batch, work.place, cfg.varlen)
         place = out.iterator + cute.crd2idx((row, 0), out.layout)
         for column in cutlass.range_constexpr(0, cfg.head_dim_v, 8):

@@ -12,7 +12,6 @@ import cutlass.cute as cute
 from ...core.sequence import sequence_matrix
 from ...pipeline.cursor import ALL, consume
 from ...pipeline.tma import tma_store
-from .config import Q_TILES
 from .work import Queue, row_tile
 
 
@@ -28,9 +27,9 @@ def epilogue(context):
         work = queue.tile()
         if work.count > 0:
             out = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.ragged_q)
-            for tile in cutlass.range_constexpr(Q_TILES):
+            for tile in cutlass.range_constexpr(cfg.q_tiles):
                 staged.wait(tile)
-                place = context.smem.pointer("O", cfg.dtype) + tile * (cfg.o_step // 2)
+                place = context.smem.pointer("O", cfg.dtype) + tile * cfg.elements(cfg.o_step)
                 tma_store(tma, out, row_tile(context, work, tile), place)
                 staged.arrive(tile)
                 if cutlass.const_expr(cfg.o_over_q):

@@ -33,7 +33,7 @@ from ...pipeline.smem import Region, SmemMap
 from ...pipeline.tma import TmaTile
 from .. import tmem
 from ..signals import SIGNALS
-from .config import Q_TILES, TILE_N, Config, Schedule
+from .config import Config, Schedule
 from .correction import correction
 from .epilogue import epilogue
 from .load import load
@@ -42,22 +42,32 @@ from .schedule import schedule
 from .softmax import softmax
 from .work import grid
 
-ROLES = RoleTable(
-    (
-        Role("softmax", warps=(0, 8), regs=192, body=softmax, teams=Q_TILES),
-        Role("correction", warps=(8, 12), regs=72, body=correction),
-        Role("mma", warps=(12, 13), regs=56, body=mma),
-        Role("load", warps=(13, 14), regs=56, body=load),
-        Role("epilogue", warps=(14, 15), regs=56, body=epilogue),
-        Role("schedule", warps=(15, 16), regs=56, body=schedule),
+
+def roles(cfg: Config) -> RoleTable:
+    """A softmax warpgroup for each Q tile, and two warpgroups for the rest."""
+    first = 4 * cfg.q_tiles
+    return RoleTable(
+        (
+            Role("softmax", warps=(0, first), regs=192, body=softmax, teams=cfg.q_tiles),
+            Role("correction", warps=(first, first + 4), regs=72, body=correction),
+            Role("mma", warps=(first + 4, first + 5), regs=56, body=mma),
+            Role("load", warps=(first + 5, first + 6), regs=56, body=load),
+            Role("epilogue", warps=(first + 6, first + 7), regs=56, body=epilogue),
+            Role("schedule", warps=(first + 7, first + 8), regs=56, body=schedule),
+        )
     )
-)
-ALLOCATING_WARP = ROLES["correction"].warps[0]  # of tensor memory: any would do
-TMEM = tmem.TmemMap(
-    S=tmem.cols(0, Q_TILES * TILE_N),  # one S of TILE_N columns per Q tile
-    P=tmem.alias_of("S", columns=Q_TILES * TILE_N - TILE_N // 2, offset=TILE_N // 2),  # the second half of each S
-    O=tmem.cols(Q_TILES * TILE_N, Q_TILES * TILE_N),
-)
+
+
+def tmem_map(cfg: Config) -> tmem.TmemMap:
+    """One S and one O per Q tile; P lies over the second half of each S."""
+    s_columns, half = cfg.q_tiles * cfg.tile_n, cfg.tile_n // 2
+    return tmem.TmemMap(
+        S=tmem.cols(0, s_columns),
+        P=tmem.alias_of("S", columns=s_columns - half, offset=half),
+        O=tmem.cols(s_columns, cfg.q_tiles * cfg.o_columns),
+    )
+
+
 NEXT_S = Implied("mma_softmax_S")
 FREE_S = Implied("mma_softmax_S", "free")
 
@@ -70,34 +80,34 @@ def channels(cfg: Config) -> ChannelTable:
         return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, across)
 
     if cfg.o_over_q:  # a Q tile's place is free when the O staged there has been stored
-        q = Channel("load_mma_Q", "load", "mma", By.TMA, By.WARP, Q_TILES, Carries.ASYNC_SMEM, freer="epilogue")
+        q = Channel("load_mma_Q", "load", "mma", By.TMA, By.WARP, cfg.q_tiles, Carries.ASYNC_SMEM, freer="epilogue")
     else:
-        q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, Q_TILES, Carries.ASYNC_SMEM)
+        q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_tiles, Carries.ASYNC_SMEM)
     rows = (
         q,
         shared("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
         # Free again = P's head is written over S, and O is ready to be added to. The next S needs no wait of
         # its own: the matrix unit works in order, and the product before it waited for this.
-        shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, Q_TILES, Carries.TMEM),
+        shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, cfg.q_tiles, Carries.TMEM),
         # The next S comes after the product that reads P, and after correction has read the factor.
-        shared("softmax_mma_Ptail", "softmax", "mma", By.WARP, NEXT_S, Q_TILES, Carries.TMEM),
-        Channel("softmax_correction_scale", "softmax", "correction", By.WARP, NEXT_S, Q_TILES, Carries.SMEM),
-        Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, Q_TILES, Carries.SMEM),
+        shared("softmax_mma_Ptail", "softmax", "mma", By.WARP, NEXT_S, cfg.q_tiles, Carries.TMEM),
+        Channel("softmax_correction_scale", "softmax", "correction", By.WARP, NEXT_S, cfg.q_tiles, Carries.SMEM),
+        Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, cfg.q_tiles, Carries.SMEM),
         # Correction has read O when it frees the next work tile's first S.
-        shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, Q_TILES, Carries.TMEM),
-        Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.READ, Q_TILES, Carries.ASYNC_SMEM),
+        shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, cfg.q_tiles, Carries.TMEM),
+        Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.READ, cfg.q_tiles, Carries.ASYNC_SMEM),
     )
     if cfg.schedule is Schedule.DYNAMIC:
         readers = (Every("softmax"), "correction", "mma", "load", "epilogue", "schedule")
         rows += (Channel("schedule_all_index", "schedule", readers, By.TMA, By.WARP, 1, Carries.ASYNC_SMEM),)
-    return ChannelTable(rows, ROLES, SIGNALS)
+    return ChannelTable(rows, roles(cfg), SIGNALS)
 
 
 def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
     return SmemMap(
-        Region("Q", Q_TILES * cfg.q_tile.nbytes, align=1024),
+        Region("Q", cfg.q_tiles * cfg.q_tile.nbytes, align=1024),
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
-        Region("O", (Q_TILES - 1) * cfg.o_step + cfg.o_tile.nbytes, align=1024, over="Q" if cfg.o_over_q else None),
+        Region("O", (cfg.q_tiles - 1) * cfg.o_step + cfg.o_tile.nbytes, align=1024, over="Q" if cfg.o_over_q else None),
         Region("scale", cfg.rows_bytes),
         Region("norm", cfg.rows_bytes),
         Region("barriers", table.nbytes, align=8),
@@ -134,13 +144,13 @@ class Tensors:
 class Context(kernels.Context):
     """What a role's body gets."""
 
-    tmem: tmem.TmemMap = TMEM
+    tmem: tmem.TmemMap | None = None
 
     @staticmethod
     def of(args: Tensors, cfg: Config) -> Context:
         table = channels(cfg)
-        memory = tmem.TensorMemory(ALLOCATING_WARP, cfg.ctas)
-        return Context(args, cfg, table, smem_map(cfg, table), memory, cfg.ctas)
+        memory = tmem.TensorMemory(table.roles["correction"].warps[0], cfg.ctas)  # any warp would do
+        return Context(args, cfg, table, smem_map(cfg, table), memory, cfg.ctas, tmem_map(cfg))
 
     def tma(self, name: str) -> TmaTile:
         tile = getattr(self.cfg, f"{name}_tile")
@@ -190,15 +200,15 @@ def forward(
         section: heads whose tiles are worked on together, so that their K and V stay in L2.
         ctas: CTAs to launch at most (persistent schedule).
     """
-    q, out = (as_matrices(x, cfg.group) for x in (q, out))
+    q, out = (as_matrices(x, cfg.packed) for x in (q, out))
     k, v = (as_matrices(x) for x in (k, v))
-    lse = as_columns(lse, cfg.group)
+    lse = as_columns(lse, cfg.packed)
     q_map, o_map = (ragged(x) if cfg.ragged_q else x for x in (q, out))
     k_map, v_map = (ragged(x) if cfg.ragged_k else x for x in (k, v))
     loaded = ((q_map, cfg.q_tile), (k_map, cfg.k_tile), (v_map, cfg.v_tile))
     tma_q, tma_k, tma_v = (TmaTile.load(x, tile, cfg.ctas) for x, tile in loaded)
     tma_o = TmaTile.store(o_map, cfg.o_tile)
-    m_blocks = cute.ceil_div(max_seqlen_q * cfg.group, cfg.rows)
+    m_blocks = cute.ceil_div(max_seqlen_q * cfg.packed, cfg.rows)
     # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
     order = Order(m_blocks, cute.size(q, mode=[2]), batch, section, descending=True, cluster=cfg.ctas)
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
@@ -210,7 +220,7 @@ def forward(
     kernels.set_entry_name(kernel, entry_name(cfg))
     kernel(args, cfg).launch(
         grid=(grid(order, cfg.schedule, ctas), 1, 1),
-        block=(ROLES.threads, 1, 1),
+        block=(table.roles.threads, 1, 1),
         cluster=(cfg.ctas, 1, 1),
         smem=smem_map(cfg, table).nbytes,
         min_blocks_per_mp=1,

@@ -14,7 +14,6 @@ from cutlass import Int32
 from ...core.sequence import sequence_matrix
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.tma import tma_load, tma_load_panel
-from .config import Q_TILES
 from .work import Queue, row_tile
 
 
@@ -34,7 +33,7 @@ def load(context):
                 load_k(context, work, block, kv)
                 kv = kv.next()
                 if i == 0:
-                    for tile in cutlass.range_constexpr(1, Q_TILES):
+                    for tile in cutlass.range_constexpr(1, context.cfg.q_tiles):
                         load_q(context, work, tile, q)
                 load_v(context, work, block, kv)
                 kv = kv.next()
@@ -48,7 +47,7 @@ def load_q(context, work, tile: int, cursor: Cursor):
     cfg, tma = context.cfg, context.tma("q")
     cursor.wait(tile)
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.ragged_q)
-    place = context.smem.pointer("Q", cfg.dtype) + tile * (cfg.q_tile.nbytes // 2)
+    place = context.smem.pointer("Q", cfg.dtype) + tile * cfg.elements(cfg.q_tile.nbytes)
     cursor.announce(tma.tile.nbytes, context.args.order.rank, tile)
     tma_load(tma, q, row_tile(context, work, tile), place, cursor.barrier(tile))
 
@@ -76,4 +75,4 @@ def load_v(context, work, block: Int32, kv: Cursor):
 
 def kv_place(context, stage: Int32) -> cute.Pointer:
     cfg = context.cfg
-    return context.smem.pointer("KV", cfg.dtype) + stage * (cfg.kv_stage_bytes // 2)
+    return context.smem.pointer("KV", cfg.dtype) + stage * cfg.elements(cfg.kv_stage_bytes)

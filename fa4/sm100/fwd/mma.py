@@ -18,8 +18,8 @@ from ...core.constant import Constant
 from ...pipeline.channels import LEADER
 from ...pipeline.cursor import ALL, Cursor, consume, produce
 from .. import tmem
-from ..mma import K_PER_MMA, Umma
-from .config import P_HEAD, Q_TILES, TILE_N
+from ..mma import K_PER_MMA
+from .config import Config
 from .work import Queue
 
 
@@ -36,7 +36,7 @@ def issue(context):
     qk, pv = cfg.qk, cfg.pv
     spans = Spans(context)
     q_address, kv_address = context.smem.address("Q"), context.smem.address("KV")
-    q_places = [qk.a.at(q_address + tile * cfg.q_tile.nbytes) for tile in range(Q_TILES)]
+    q_places = [qk.a.at(q_address + tile * cfg.q_tile.nbytes) for tile in range(cfg.q_tiles)]
     q, kv = consume(ends.load_mma_Q, ALL), consume(ends.load_mma_KV)
     # What S.free tells, that P's head is there and O may be added to, is waited for after S is committed and before the
     # S after it. So the first S of the kernel is not waited for.
@@ -48,7 +48,7 @@ def issue(context):
         work = queue.tile()
         if work.count > 0:
             k = qk.b.at(kv_address + kv.stage * cfg.kv_stage_bytes)
-            for tile in cutlass.range_constexpr(Q_TILES):
+            for tile in cutlass.range_constexpr(cfg.q_tiles):
                 q.wait(tile)
                 if cutlass.const_expr(tile == 0):
                     kv.wait()
@@ -65,31 +65,31 @@ def issue(context):
                 v_cursor = kv
                 kv = kv.next()
                 k = qk.b.at(kv_address + kv.stage * cfg.kv_stage_bytes)
-                for tile in cutlass.range_constexpr(Q_TILES):
-                    issue_pv(pv, spans, tile, v, i > 0, s, ptail)
+                for tile in cutlass.range_constexpr(cfg.q_tiles):
+                    issue_pv(cfg, spans, tile, v, i > 0, s, ptail)
                     if cutlass.const_expr(tile == 0):
                         kv.wait()
                     with cute.arch.elect_one():
-                        if cutlass.const_expr(tile == Q_TILES - 1):
+                        if cutlass.const_expr(tile == cfg.q_tiles - 1):
                             v_cursor.commit()
                         qk.issue(spans.S[tile], q_places[tile], k, False)
                         s.commit(tile)
-                        if cutlass.const_expr(tile == Q_TILES - 1):
+                        if cutlass.const_expr(tile == cfg.q_tiles - 1):
                             kv.commit()
                 kv = kv.next()
                 s = s.next()
 
             if cutlass.const_expr(not cfg.o_over_q):
                 with cute.arch.elect_one():
-                    for tile in cutlass.range_constexpr(Q_TILES):
+                    for tile in cutlass.range_constexpr(cfg.q_tiles):
                         q.commit(tile)
             q = q.next()
             kv.wait()
             v = pv.b.at(kv_address + kv.stage * cfg.kv_stage_bytes)
-            for tile in cutlass.range_constexpr(Q_TILES):
-                issue_pv(pv, spans, tile, v, work.count > 1, s, ptail)
+            for tile in cutlass.range_constexpr(cfg.q_tiles):
+                issue_pv(cfg, spans, tile, v, work.count > 1, s, ptail)
                 with cute.arch.elect_one():
-                    if cutlass.const_expr(tile == Q_TILES - 1):
+                    if cutlass.const_expr(tile == cfg.q_tiles - 1):
                         kv.commit()
                     ends.mma_correction_O.commit_full(tile)
             kv = kv.next()
@@ -101,14 +101,15 @@ class Spans(Constant):
     """Tensor-memory addresses of S, P and O, by Q tile, counted from `tmem.base`."""
 
     def __init__(self, context):
-        base, spans = tmem.base(context.smem), context.tmem
-        by_tile = [[base + first + tile * TILE_N for tile in range(Q_TILES)] for first in (spans.S, spans.P, spans.O)]
+        cfg, base, spans = context.cfg, tmem.base(context.smem), context.tmem
+        steps = ((spans.S, cfg.tile_n), (spans.P, cfg.tile_n), (spans.O, cfg.o_columns))
+        by_tile = [[base + first + tile * step for tile in range(cfg.q_tiles)] for first, step in steps]
         self.S, self.P, self.O = by_tile
 
 
-def issue_pv(pv: Umma, spans: Spans, tile: int, v, accumulate: Boolean, s: Cursor, ptail: Cursor):
+def issue_pv(cfg: Config, spans: Spans, tile: int, v, accumulate: Boolean, s: Cursor, ptail: Cursor):
     """O += P V for one Q tile, P's head as soon as it is there."""
-    head = P_HEAD // K_PER_MMA
+    pv, head = cfg.pv, cfg.p_head // K_PER_MMA
     o, p = spans.O[tile], spans.P[tile]
     s.wait(tile)
     with cute.arch.elect_one():

@@ -19,9 +19,11 @@ from ...core.arguments import (
     lengths,
     windows,
 )
+from ...core.variant import Variant
 from ...device import Chip
 from ...spec import AttentionInputs, AttentionSpec, Extent
-from .config import TILE_M, TILE_N, Config
+from ..tmem import LANES
+from .config import Config
 from .tiles import ForwardTiles, tiles_for
 
 # Bytes of K and V that one section of heads may hold at a time: half of the chip's L2, the rest is for Q and out.
@@ -44,7 +46,7 @@ class Forward:
     def __str__(self) -> str:
         tiles, cfg = self.tiles, configure(self.spec, self.chip, self.tiles)
         return (
-            f"forward {tiles.name}: {cfg.rows} x {TILE_N}, {cfg.kv_stages} K/V stages, group {cfg.group}, "
+            f"forward {tiles.name}: {cfg.rows} x {cfg.tile_n}, {cfg.kv_stages} K/V stages, packed heads {cfg.packed}, "
             f"exp2 polynomial {cfg.polynomial}/16, rescale threshold {cfg.rescale_threshold:g}, "
             f"{cfg.schedule.name.lower()} ({tiles.evidence})"
         )
@@ -63,23 +65,14 @@ def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None
     """The compile-time side of a problem."""
     tiles = tiles or tiles_for(spec, chip)
     return Config(
-        dtype=jit.dsl_dtype(spec.dtype),
-        head_dim=spec.head_dim,
-        head_dim_v=spec.head_dim_v,
-        queries_per_kv=spec.group,
-        group=_packed_heads(spec),
-        has_left=spec.window_left is not None,
-        has_right=spec.window_right is not None,
-        has_softcap=spec.softcap > 0,
-        has_sink=spec.has_sink,
-        varlen=spec.varlen,
-        has_seqused_q=spec.has_seqused_q,
-        has_seqused_k=spec.has_seqused_k,
+        **Variant.fields(spec),
+        packed=_packed_heads(spec),
         schedule=tiles.schedule,
         polynomial=tiles.polynomial,
         rescale_threshold=tiles.rescale_threshold,
         sawtooth=tiles.sawtooth,
         ctas=tiles.ctas,
+        q_tiles=tiles.q_tiles,
         smem_bytes=chip.smem_per_block,
     )
 
@@ -97,7 +90,7 @@ def build(cfg: Config, chip: Chip):
 
 def _packed_heads(spec: AttentionSpec) -> int:
     """Query heads packed as neighbouring rows of a tile: a divisor of its 128 rows."""
-    return math.gcd(spec.group, TILE_M)
+    return math.gcd(spec.group, LANES)
 
 
 def _section(spec: AttentionSpec, seqlen_k: int) -> int:

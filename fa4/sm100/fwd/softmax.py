@@ -21,7 +21,6 @@ from ...core.words import pack_half
 from ...pipeline.cursor import Cursor, consume, produce
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
-from .config import CTA_ROWS, P_HEAD, TILE_M, TILE_N
 from .work import Queue, row_tile
 
 LOAD_COLUMNS = 32
@@ -40,14 +39,14 @@ def softmax(context):
     queue = Queue.first(context, ends)
     while queue.has_tile():
         work = queue.tile()
-        row = row_tile(context, work, tile) * TILE_M + thread % TILE_M
-        query = row // cfg.group if cutlass.const_expr(cfg.group > 1) else row
+        row = row_tile(context, work, tile) * cfg.tile_m + thread % cfg.tile_m
+        query = row // cfg.packed if cutlass.const_expr(cfg.packed > 1) else row
         reference, total = -Float32.inf, Float32(0.0)
         if work.count > 0:
             first, stop = work.mask.keys(query)
             blocks = work.blocks
             for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
-                begin = (blocks.stop - 1 - i) * TILE_N
+                begin = (blocks.stop - 1 - i) * cfg.tile_n
                 reference, total = step(context, ends, tile, s, reference, total, first - begin, stop - begin, True)
                 s = s.next()
             for _ in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
@@ -55,7 +54,7 @@ def softmax(context):
                 s = s.next()
             if cutlass.const_expr(cfg.has_left):
                 for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
-                    begin = (blocks.full_first - 1 - i) * TILE_N
+                    begin = (blocks.full_first - 1 - i) * cfg.tile_n
                     reference, total = step(context, ends, tile, s, reference, total, first - begin, stop - begin, True)
                     s = s.next()
         norm, lse = finish(context, work, row, query, reference, total)
@@ -72,7 +71,7 @@ def softmax(context):
 
 def rows_in_smem(context, name: str) -> cute.Tensor:
     """One float per row of the CTA; softmax's teams follow each other, so a thread's number is its row here."""
-    return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(CTA_ROWS))
+    return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(context.cfg.cta_rows))
 
 
 def step(
@@ -95,12 +94,12 @@ def step(
     cfg, args, spans = context.cfg, context.args, context.tmem
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    s_address = tmem.lane_address(spans.S, warp) + tile * TILE_N
-    p_address = tmem.lane_address(spans.P, warp) + tile * TILE_N
+    s_address = tmem.lane_address(spans.S, warp) + tile * cfg.tile_n
+    p_address = tmem.lane_address(spans.P, warp) + tile * cfg.tile_n
 
     cursor.wait()
     s = []
-    for column in range(0, TILE_N, LOAD_COLUMNS):
+    for column in range(0, cfg.tile_n, LOAD_COLUMNS):
         s += tmem.load(s_address + column, LOAD_COLUMNS)
     tmem.wait_loads()
     if cfg.has_softcap:
@@ -126,7 +125,7 @@ def step(
     scales = (scale, scale)
     sums = None  # of this block alone: each addition rounds less than it would to the total
     words = []
-    for pair in range(TILE_N // 2):
+    for pair in range(cfg.tile_n // 2):
         x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), scales, minus)
         if is_polynomial(pair, cfg.polynomial):
             p = exp2_polynomial(x, y)
@@ -137,11 +136,11 @@ def step(
         keys = 2 * pair + 2
         if keys == 64:
             tmem.store(p_address, words[:32])
-        if keys == P_HEAD:
+        if keys == cfg.p_head:
             tmem.store(p_address + 32, words[32:])
             tmem.wait_stores()
             cursor.arrive()
-    tmem.store(p_address + P_HEAD // 2, words[P_HEAD // 2 :])
+    tmem.store(p_address + cfg.p_head // 2, words[cfg.p_head // 2 :])
     tmem.wait_stores()
     ends.softmax_mma_Ptail.arrive_full(tile)
     return reference, total * factor + (sums[0] + sums[1])
@@ -173,7 +172,7 @@ def finish(context, work, row: Int32, query: Int32, reference: Float32, total: F
     cfg, args = context.cfg, context.args
     numerator = Float32(1.0)
     if cutlass.const_expr(cfg.has_sink):
-        head = work.head * cfg.group + (row % cfg.group if cfg.group > 1 else 0)
+        head = work.head * cfg.packed + (row % cfg.packed if cfg.packed > 1 else 0)
         sink = args.sink[head] * LOG2_E
         top = cute.arch.fmax(reference, sink)
         top = Float32(0.0) if top == -Float32.inf else top

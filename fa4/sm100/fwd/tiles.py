@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ...device import Chip
 from ...spec import AttentionSpec
-from .config import CTA_ROWS, Schedule
+from ..tmem import LANES
+from .config import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class ForwardTiles:
     schedule: Schedule
     evidence: str
     ctas: int = 1
+    q_tiles: int = 2
     sawtooth: bool = False
     rescale_threshold: float = 8.0
 
@@ -71,5 +73,5 @@ def _fills_pairs(spec: AttentionSpec, rows: int | None) -> bool:
     each, and there are rows for both. Of packed sequences each leaves half a tile idle at its end, so that the longest
     must fill several."""
     is_full = spec.window_left is None and spec.window_right is None
-    least = 8 * CTA_ROWS if spec.varlen else CTA_ROWS
+    least = (16 if spec.varlen else 2) * LANES
     return is_full and spec.head_dim == spec.head_dim_v == 128 and (rows is None or rows > least)

@@ -21,7 +21,7 @@ from ...core.mask import Band, Blocks, Mask
 from ...core.order import Order
 from ...core.sequence import Rows, extent
 from ...pipeline.cursor import Cursor, consume
-from .config import Q_TILES, TILE_N, Schedule
+from .config import Schedule
 
 
 def grid(order: Order, schedule: Schedule, ctas: Int32) -> Int32:
@@ -107,16 +107,17 @@ def work_tile(context, index: Int32) -> Work:
     k = args.lengths.keys(batch, extent(args.k))
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
-    mask = Band(cfg.rows, TILE_N, q.count, k.count, left, right, cfg.group)
+    mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.packed)
     blocks = mask.key_blocks(m_block)
-    is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.group)
+    is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.packed)
     stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
-    head_kv = head if cfg.group == cfg.queries_per_kv else head * cfg.group // cfg.queries_per_kv
+    head_kv = head if cfg.packed == cfg.group else head * cfg.packed // cfg.group
     ascends = Boolean(index // args.order.stride % 2 == 1) if cfg.sawtooth else Boolean(False)
     return Work(m_block, head, head_kv, batch, place, q, k, mask, blocks, ascends)
 
 
 def row_tile(context, work: Work, tile) -> Int32:
-    """Which TILE_M rows of the sequence this CTA has in its Q tile `tile`."""
-    return (work.m_block * Q_TILES + tile) * context.cfg.ctas + context.args.order.rank
+    """Which block of `tile_m` rows of the sequence this CTA has in its Q tile `tile`."""
+    cfg = context.cfg
+    return (work.m_block * cfg.q_tiles + tile) * cfg.ctas + context.args.order.rank
