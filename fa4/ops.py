@@ -144,21 +144,23 @@ def visible_pairs(seqlen_q: int, seqlen_k: int, window_left: int | None, window_
 
 def _flops(inputs: AttentionInputs, flags: Flags, matmuls_qk: int, matmuls_v: int) -> int:
     q, k, v, window = inputs.q, inputs.k, inputs.v, (flags.window_left, flags.window_right)
-    lengths = inputs.cu_seqlens_q, inputs.cu_seqlens_k
+    lengths = [x for x in (inputs.cu_seqlens_q, inputs.cu_seqlens_k) if x is not None]
     if not inputs.varlen:
         pairs = q.shape[0] * visible_pairs(q.shape[1], k.shape[1], *window)
     elif any(x.is_meta or isinstance(x, FakeTensor) for x in lengths):
         # The lengths are not known: count every sequence at its upper bound.
         pairs = inputs.batch * visible_pairs(inputs.max_seqlen_q, inputs.max_seqlen_k, *window)
     else:
-        pairs = sum(visible_pairs(*pair, *window) for pair in zip(*(x.diff().tolist() for x in lengths)))
+        per_sequence = zip(*(x.diff().tolist() for x in lengths))
+        pairs = sum(visible_pairs(seqlen_q, seqlen_k, *window) for seqlen_q, seqlen_k in per_sequence)
     return 2 * q.shape[-2] * pairs * (matmuls_qk * q.shape[-1] + matmuls_v * v.shape[-1])
 
 
 @register_flop_formula(torch.ops.fa4.forward, get_raw=True)
 def _forward_flops(*arguments, out_val=None, **_) -> int:
     """Q K^T and P V over the visible pairs: half of a full square when causal."""
-    return _flops(*_split(arguments, FORWARD), matmuls_qk=1, matmuls_v=1)
+    inputs, flags = _split(arguments, FORWARD)
+    return _flops(inputs, flags, matmuls_qk=1, matmuls_v=1)
 
 
 @register_flop_formula(torch.ops.fa4.backward, get_raw=True)
