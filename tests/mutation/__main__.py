@@ -18,7 +18,7 @@ import click
 
 from tests.mutation.areas import AREAS, Area, area_of, real
 from tests.mutation.plant import Mutant, mutants, record_fields
-from tests.mutation.workshop import Outcome, Workshop
+from tests.mutation.workshop import Outcome, Red, Workshop
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,7 +90,7 @@ def main(
             click.echo(f"{again} {number}\n{mutant}\n{mutant.diff((ROOT / mutant.path).read_bytes())}")
         return
     verdicts: list[Verdict] = []
-    usual: dict[Area, Outcome] = {}
+    usual: dict[Area, Outcome | None] = {}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fa4-mutation-") as scratch:
         workshop = Workshop(ROOT, Path(scratch), seed)
@@ -98,8 +98,9 @@ def main(
             if minutes and time.monotonic() - started > 60 * minutes:
                 break
             if area not in usual:
-                usual[area] = workshop.unspoilt(area.tests)
-                click.echo(f"{area.name}: {usual[area].seconds:.0f} s without any mutant", err=True)
+                usual[area] = _unspoilt(workshop, area)
+            if usual[area] is None:
+                continue
             outcome = workshop.judge(mutant, area.tests, usual[area])
             verdicts.append(Verdict(number, mutant, area, outcome))
             click.echo(f"{number:4d} {outcome.seconds:5.0f} s  {mutant}  {outcome.how or 'SURVIVED'}", err=True)
@@ -107,6 +108,20 @@ def main(
                 click.echo(f"survived: {again} {number}\n{mutant.diff(workshop.source(mutant.path))}")
     click.echo(summary(verdicts))
     click.echo(f"\n{time.monotonic() - started:.0f} s, seed {seed}, {len(order)} mutants in all")
+    red = [area.name for area, outcome in usual.items() if outcome is None]
+    if red:
+        raise click.ClickException(f"the tests of {', '.join(red)} fail without any mutant")
+
+
+def _unspoilt(workshop: Workshop, area: Area) -> Outcome | None:
+    """What the tests of an area take; None where they fail as it is, and can judge nothing."""
+    try:
+        outcome = workshop.unspoilt(area.tests)
+    except Red as error:
+        click.echo(f"{area.name}: {error}", err=True)
+        return None
+    click.echo(f"{area.name}: {outcome.seconds:.0f} s without any mutant", err=True)
+    return outcome
 
 
 if __name__ == "__main__":

@@ -33,6 +33,10 @@ _LEFT_BEHIND = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache
 _PATIENCE, _SPARE_SECONDS, _SLEEPERS = 2, 20, 8
 
 
+class Red(Exception):
+    """The tests fail as it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What the tests said. `how`: "" where all of them passed, else the test that failed, or how the run ended."""
@@ -60,11 +64,11 @@ class Workshop:
         """Run tests on the tree as it is.
 
         Raises:
-            RuntimeError: one of them fails, so that no mutant could be judged.
+            Red: one of them fails, so that no mutant could be judged.
         """
         outcome = self._run(tests, self.scratch / "cache", None)
         if outcome.how:
-            raise RuntimeError(f"{outcome.how} without any mutant:\n" + self.log.read_text()[-4000:])
+            raise Red(f"{outcome.how} fails without any mutant:\n" + self.log.read_text()[-4000:])
         return outcome
 
     def judge(self, mutant: Mutant, tests: Sequence[str], usual: Outcome) -> Outcome:
