@@ -118,11 +118,11 @@ _SM80 = Backend(
 
 # Order is preference.
 BACKENDS: tuple[Backend, ...] = (
-    replace(  # cuts the keys into parts, where the Blackwell kernel would leave most of the chip idle
+    replace(  # cuts the keys into parts, where the other kernels would leave most of the chip idle
         _SM80,
         summary="the portable kernels, which split keys, where few queries leave a chip idle",
-        chips="sm_100 or sm_103",
-        on=lambda chip: chip.number in (100, 103),
+        chips="sm_90, sm_100 or sm_103",
+        on=lambda chip: chip.number in (90, 100, 103),
         sizes=FEW_QUERIES,
     ),
     Backend(
@@ -134,6 +134,17 @@ BACKENDS: tuple[Backend, ...] = (
         head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
         features=ALL_FEATURES,
         module="fa4.sm100.plan",
+        requires=_CUTE,
+    ),
+    Backend(
+        name="sm90",
+        summary="CuTe DSL, wgmma and TMA: Hopper GPUs; the forward",
+        chips="sm_90",
+        on=lambda chip: chip.number == 90,
+        dtypes=_HALF,
+        head_dims=HeadDims(multiple=8, largest=256),
+        features=ALL_FEATURES - {Feature.BACKWARD, Feature.DETERMINISTIC},
+        module="fa4.sm90.plan",
         requires=_CUTE,
     ),
     _SM80,

@@ -13,7 +13,7 @@ producer's first is for the phase before it, which a new barrier counts as compl
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -24,8 +24,15 @@ from .channels import LEADER, By, End
 ALL = "all stages in each turn"
 
 
+class Lane(NamedTuple):
+    """Every `step`-th stage from `first`: one of `step` teams' share of a ring."""
+
+    first: Any
+    step: int
+
+
 def consume(end: End, stage: Any = None) -> Cursor:
-    """A consumer's cursor before the first turn: through the ring, or at one `stage`, or at `ALL`."""
+    """A consumer's cursor before the first turn: through the ring or a `Lane` of it, or at one `stage`, or at `ALL`."""
     return Cursor.at_start(end, False, stage)
 
 
@@ -38,25 +45,33 @@ def produce(end: End, stage: Any = None, ahead: int = 0) -> Cursor:
 class Cursor:
     """One role's place in one channel. Immutable; `cursor = cursor.next()`.
 
-    `stage` is the stage whose turn it is. A cursor walks through the ring, or stays with one stage (`stage` given when
-    it is made), or goes through `ALL` of them in each turn, the caller naming one at each operation.
+    `stage` is the stage whose turn it is. A cursor walks through the ring, `step` stages at a time, or stays with one
+    stage (`stage` given when it is made), or goes through `ALL` of them in each turn, the caller naming one at each
+    operation.
     """
 
-    def __init__(self, end: End, produces: bool, stage: Any, phase: Int32, first_phase: int, walks: bool):
+    def __init__(self, end: End, produces: bool, stage: Any, phase: Int32, first_phase: int, walks: bool, step=1):
         self.end, self.produces, self.stage, self.phase = end, produces, stage, phase
-        self.first_phase, self.walks = first_phase, walks
+        self.first_phase, self.walks, self.step = first_phase, walks, step
 
     @staticmethod
     def at_start(end: End, produces: bool, stage: Any = None, ahead: int = 0) -> Cursor:
         """See `consume` and `produce`."""
-        walks = stage is None and end.channel.stages > 1
+        step = 1
+        if isinstance(stage, Lane):
+            if end.channel.stages % stage.step:
+                raise ValueError(f"channel {end.channel.name}: {end.channel.stages} stages have no {stage.step} lanes")
+            step, stage = stage.step, stage.first if stage.step == end.channel.stages else stage
+        walks = isinstance(stage, Lane) or (stage is None and end.channel.stages > 1)
         if walks and ahead:
             raise ValueError(
                 f"channel {end.channel.name}: a cursor that walks through the ring starts at its beginning"
             )
         first_phase = (1 if produces else 0) ^ (ahead & 1)
-        place = Int32(0) if walks else 0 if stage is None else stage
-        return Cursor(end, produces, place, Int32(first_phase), first_phase, walks)
+        place = 0 if stage is None else stage
+        if walks:
+            place = Int32(stage.first if isinstance(stage, Lane) else 0)
+        return Cursor(end, produces, place, Int32(first_phase), first_phase, walks, step)
 
     def in_step(self, other: Cursor) -> Cursor:
         """`other`, a new cursor in another channel, at the turn that this one has reached: channels whose turns go
@@ -70,12 +85,14 @@ class Cursor:
         """The turn after this one."""
         stage, phase = self.stage, self.phase
         if self.walks:
-            stage = stage + 1
-            wraps = Boolean(stage == self.end.channel.stages)
-            stage, phase = cutlass.select_(wraps, Int32(0), stage), phase ^ Int32(wraps)
+            stages = self.end.channel.stages
+            stage = stage + self.step
+            wraps = Boolean(stage >= stages if self.step > 1 else stage == stages)
+            start = stage - stages if self.step > 1 else Int32(0)
+            stage, phase = cutlass.select_(wraps, start, stage), phase ^ Int32(wraps)
         else:
             phase = phase ^ 1
-        return Cursor(self.end, self.produces, stage, phase, self.first_phase, self.walks)
+        return Cursor(self.end, self.produces, stage, phase, self.first_phase, self.walks, self.step)
 
     def wait(self, stage: Any = None) -> None:
         """Block until the stage is full (a consumer) or free (a producer)."""
@@ -122,7 +139,7 @@ class Cursor:
     def __new_from_mlir_values__(self, values):
         carried = [Int32(value) for value in values]
         stage = carried[0] if self.walks else self.stage
-        return Cursor(self.end, self.produces, stage, carried[-1], self.first_phase, self.walks)
+        return Cursor(self.end, self.produces, stage, carried[-1], self.first_phase, self.walks, self.step)
 
 
 @cute.jit

@@ -16,6 +16,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup import Field, MmaF16BF16Op, OperandSource
 
 from ..core.constant import Constant
+from ..core.words import bits
 from ..pipeline.smem import Tile
 
 ROWS = 64  # of D and A: what one warpgroup computes
@@ -123,3 +124,15 @@ class Wgmma(Constant):
 def wait(pending: int) -> None:
     """Whole warpgroup: block until at most `pending` of its latest groups are still at work."""
     warpgroup.wait_group(pending)
+
+
+def pin(*values: Float32) -> None:
+    """Keep the arithmetic that leads to these values before what follows.
+
+    ptxas moves arithmetic past `wait` as if waiting were free, so that what should overlap a product comes after it. An
+    instruction with an effect is not moved: a trap, on a bit pattern that no arithmetic gives (a NaN of its own).
+    """
+    tests = "".join(
+        f"setp.eq{'.or' * (i > 0)}.b32 p, {{$r{i}}}, 0x7fc0fa40{', p' * (i > 0)}; " for i in range(len(values))
+    )
+    cute.arch.inline_ptx(f"{{ .reg .pred p; {tests}@p trap; }}", read_only_args=[bits(value) for value in values])

@@ -1,0 +1,237 @@
+"""Compute role, teams of one warpgroup, each with 64 rows of the work tile: products, softmax, and O to global memory.
+
+Per key block: S = Q K^T of this block and O += P V of the one before are started together; while the second still
+runs, softmax turns S into the next P. A team's O leaves through shared memory, each warp storing its own 16 rows; the
+warp waits until they have left only when it needs the place again.
+
+Waits:   load_compute_Q.full, load_compute_K.full, load_compute_V.full
+Signals: load_compute_Q.free, load_compute_K.free, load_compute_V.free
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from ...core.constant import Constant
+from ...core.sequence import sequence_matrix
+from ...core.words import store_words
+from ...pipeline.cursor import Cursor, Lane, consume
+from ...pipeline.roles import WARPS_PER_WARPGROUP
+from ...pipeline.tma import tma_panels
+from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp, store_matrices, to_words
+from ..wgmma import K_PER_MMA, ROWS, Wgmma, pin, wait
+from .softmax import Softmax, pack
+from .turns import FIRST_BARRIER, TEAM_THREADS, Turns
+from .work import Queue
+
+
+@cute.jit
+def compute(context):
+    cfg = context.cfg
+    ends = context.ends("compute")
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    team = Team(context, warp // WARPS_PER_WARPGROUP)
+    softmax = Softmax(context)
+    q = consume(ends.load_compute_Q, Lane(team.index, cfg.teams))
+    k, v = consume(ends.load_compute_K), consume(ends.load_compute_V)
+    team.turns.start()
+
+    queue = Queue.first(context)
+    while queue.has_tile():
+        work = queue.tile()
+        team_row = (work.m_block * cfg.teams + team.index) * ROWS
+        first_row = team_row + warp % WARPS_PER_WARPGROUP * ROWS_PER_WARP
+        if work.count > 0:
+            blocks = work.blocks
+            softmax.reset(work, first_row)
+            team.o.fill(0.0)
+            q.wait()
+            last = blocks.stop - 1
+            _, stop = work.mask.keys(softmax.query(team_row + ROWS - 1))
+            sees_half = Boolean(stop - last * cfg.tile_n <= cfg.half_n)
+            if sees_half:
+                k, v = half_block(team, softmax, q, k, v, last, work.count > 1)
+                last = last - 1
+            if last >= blocks.first:
+                k = first_block(team, softmax, q, k, last, sees_half)
+                for i in cutlass.range(cutlass.max(last - blocks.full_stop, 0), unroll=1):
+                    k, v = step(team, softmax, q, k, v, last - 1 - i, True)
+                full_stop = cutlass.min(last, blocks.full_stop)
+                for i in cutlass.range(full_stop - blocks.full_first, unroll=1):
+                    k, v = step(team, softmax, q, k, v, full_stop - 1 - i, False)
+                if cutlass.const_expr(cfg.has_left):
+                    full_first = cutlass.min(last, blocks.full_first)
+                    for i in cutlass.range(full_first - blocks.first, unroll=1):
+                        k, v = step(team, softmax, q, k, v, full_first - 1 - i, True)
+                if cutlass.const_expr(not cfg.o_over_q):
+                    q.arrive()
+                v = last_block(team, v)
+            elif cutlass.const_expr(not cfg.o_over_q):
+                q.arrive()
+            norms = softmax.finish(work, first_row)
+            out_to_smem(context, team, norms)
+            store_out(context, work, team, first_row)
+            if cutlass.const_expr(cfg.o_over_q):
+                wait_stored()
+                q.arrive()
+            q = q.next()
+        else:
+            softmax.finish_empty(work, first_row)
+            zeros_to_global(context, work, first_row)
+        queue = queue.next()
+
+
+class Team(Constant):
+    """What a team works with: its operands, made once, and its registers."""
+
+    def __init__(self, context, index: Int32):
+        cfg, smem = context.cfg, context.smem
+        self.index, self.turns = index, Turns(cfg.teams, index, cfg.ping_pong)
+        self.qk, self.pv = cfg.qk, cfg.pv
+        self.half_qk = replace(self.qk, n=cfg.half_n)
+        self.half_steps = range(cfg.half_n // K_PER_MMA)
+        self.q = self.qk.a_at(smem.pointer("Q", cfg.dtype))
+        self.k, self.v = self.qk.b_at(smem.pointer("K", cfg.dtype)), self.pv.b_at(smem.pointer("V", cfg.dtype))
+        self.o, self.p = self.pv.accumulator(), self.pv.a_registers()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+        self.out = smem.pointer("O", cfg.dtype) + (index * (cfg.o_step // 2) + warp * (cfg.o_tile.nbytes // 2))
+
+    def start_s(self, product: Wgmma, s: cute.Tensor, q: Cursor, k: Cursor) -> None:
+        """Start S = Q K^T, or its first half."""
+        product.issue(s, self.q[None, None, None, q.stage], self.k[None, None, None, k.stage], False)
+
+    def start_o(self, v: Cursor, steps: range | None = None) -> None:
+        """Start O += P V."""
+        self.pv.issue(self.o, self.p, self.v[None, None, None, v.stage], True, steps)
+
+
+@cute.jit
+def half_block(team, softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32, takes_turn: Boolean):
+    """The first half of a work tile's last key block, added to O; the rest is hidden from all of the team's rows.
+
+    takes_turn: the other teams have blocks enough that each takes as many turns as this one with its.
+    """
+    s = team.half_qk.accumulator()
+    k.wait()
+    if takes_turn:
+        team.turns.wait()
+    team.start_s(team.half_qk, s, q, k)
+    if takes_turn:
+        team.turns.pass_on()
+    wait(0)
+    k.arrive()
+    softmax.weigh(s, block, True)
+    pack(s, team.p)
+    v.wait()
+    team.start_o(v, team.half_steps)
+    wait(0)
+    v.arrive()
+    return k.next(), v.next()
+
+
+def first_block(team: Team, softmax: Softmax, q: Cursor, k: Cursor, block: Int32, has_o: Boolean) -> Cursor:
+    """P of a work tile's first whole key block, which may be its only one; keys may end in it. has_o: not all of O is
+    zero."""
+    s = team.qk.accumulator()
+    k.wait()
+    team.start_s(team.qk, s, q, k)
+    wait(0)
+    k.arrive()
+    has_grown = softmax.weigh(s, block, True)
+    pack(s, team.p)
+    rescale(team.o, softmax.factor, has_grown & has_o)
+    return k.next()
+
+
+def step(
+    team: Team, softmax: Softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32, is_masked: bool
+) -> tuple[Cursor, Cursor]:
+    """P of a key block, while the block before is added to O."""
+    s = team.qk.accumulator()
+    k.wait()
+    team.turns.wait()
+    team.start_s(team.qk, s, q, k)
+    v.wait()
+    team.start_o(v)
+    team.turns.pass_on()
+    wait(1)
+    k.arrive()
+    has_grown = softmax.weigh(s, block, is_masked)
+    pin(softmax.total[0], softmax.total[1])
+    wait(0)
+    v.arrive()
+    pack(s, team.p)
+    rescale(team.o, softmax.factor, has_grown)
+    return k.next(), v.next()
+
+
+def last_block(team: Team, v: Cursor) -> Cursor:
+    """O is complete."""
+    v.wait()
+    team.start_o(v)
+    wait(0)
+    v.arrive()
+    return v.next()
+
+
+@cute.jit
+def rescale(o: cute.Tensor, factor: cute.Tensor, has_grown: Boolean):
+    """O *= factor, row by row, where a row of the warp has outgrown its reference."""
+    if has_grown:
+        _multiply(o, factor)
+
+
+def _multiply(o: cute.Tensor, factor: cute.Tensor) -> None:
+    for i in range(cute.size(o)):
+        o[i] = o[i] * factor[i // 2 % 2]
+
+
+def out_to_smem(context, team: Team, norms: list[Float32]) -> None:
+    """This warp's rows of O, normalised, to their staging place."""
+    cfg = context.cfg
+    words = to_words(team.o, norms, cfg.dtype)
+    if cfg.has_seqused_q:  # a row without data may hold anything, NaN included
+        words = [Int32(cutlass.select_(norms[i % 2] == 0.0, Int32(0), word)) for i, word in enumerate(words)]
+    if cfg.o_over_q:  # the products of the whole team have read Q
+        barrier = FIRST_BARRIER + cfg.teams + team.index  # those before are for turns
+        cute.arch.barrier(barrier_id=barrier, number_of_threads=TEAM_THREADS)
+    else:
+        wait_stored()
+    store_matrices(team.out.toint(), cfg.o_tile, words)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.sync_warp()
+
+
+def store_out(context, work, team: Team, first_row: Int32) -> None:
+    """Start to store this warp's staged rows; rows and columns outside the tensor are left out."""
+    cfg, tma = context.cfg, context.tma("o")
+    out = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.varlen)
+    sides = tma_panels(tma, out, first_row // ROWS_PER_WARP, team.out)
+    with cute.arch.elect_one():
+        for shared, glob in sides:
+            cute.copy(tma.atom, shared, glob)
+        cute.arch.cp_async_bulk_commit_group()
+
+
+def wait_stored() -> None:
+    """Whole warp: what it last stored has left shared memory."""
+    with cute.arch.elect_one():
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def zeros_to_global(context, work, first_row: Int32):
+    """Out of rows that see no key."""
+    cfg, args = context.cfg, context.args
+    matrix = sequence_matrix(args.out, work.head, work.batch, work.place, cfg.varlen)
+    for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+        row = first_row + row_in_warp(r)
+        if row < work.place.count * cfg.packed:
+            place = matrix.iterator + cute.crd2idx((row, 0), matrix.layout)
+            for column in cutlass.range(cute.arch.lane_idx() % LANES_PER_ROW * 8, cfg.head_dim_v, 8 * LANES_PER_ROW):
+                store_words(place + column, [Int32(0)] * 4)

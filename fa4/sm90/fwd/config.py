@@ -1,0 +1,131 @@
+"""What the generated forward depends on, and the shapes and tables that follow from it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ...core.variant import Variant
+from ...pipeline.roles import WARPS_PER_WARPGROUP
+from ...pipeline.smem import Tile
+from ..fragment import ROWS_PER_WARP
+from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
+
+BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
+MOST_STAGES = 4
+COMPUTE_REGS = {2: 240, 3: 160}  # a thread's, by how many warpgroups compute
+LOAD_REGS = {2: 24, 3: 32}
+
+
+class Schedule(enum.Enum):
+    """How CTAs get their work."""
+
+    SINGLE = "one tile a CTA"
+    PERSISTENT = "as many CTAs as fit, each goes through the tiles to and fro"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Variant):
+    """Everything the generated code depends on; its fields are the compile key.
+
+    packed: query heads packed as neighbouring rows of a tile (divides 16), 1 for none. teams: warpgroups that compute,
+    each 64 rows of the work tile. tile_n: keys of one block. ping_pong: teams take turns on the matrix unit, so that
+    one's softmax meets another's products. rescale_threshold: growth of a row's maximum, in powers of two, that O
+    tolerates before it is rescaled; 0 rescales at every growth.
+
+    Raises:
+        ValueError: the tiles do not fit the shared memory.
+    """
+
+    packed: int
+    teams: int
+    tile_n: int
+    schedule: Schedule
+    ping_pong: bool
+    rescale_threshold: float
+    smem_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.stages < 1:
+            raise ValueError(f"{self.rows} x {self.tile_n} tiles of head_dim {self.head_dim} exceed {self.smem_bytes}")
+
+    @property
+    def rows(self) -> int:
+        """Rows of a work tile."""
+        return self.teams * ROWS
+
+    @property
+    def q_tile(self) -> Tile:
+        """One team's rows."""
+        return Tile(ROWS, self.head_dim)
+
+    @property
+    def k_tile(self) -> Tile:
+        return Tile(self.tile_n, self.head_dim)
+
+    @property
+    def v_tile(self) -> Tile:
+        return Tile(self.tile_n, self.head_dim_v)
+
+    @property
+    def o_tile(self) -> Tile:
+        """One warp's rows, which it stores by itself."""
+        return Tile(ROWS_PER_WARP, self.head_dim_v)
+
+    @property
+    def o_bytes(self) -> int:
+        """One team's O."""
+        return WARPS_PER_WARPGROUP * self.o_tile.nbytes
+
+    @property
+    def q_buffers(self) -> int:
+        """2 where the next work tile's Q has a place of its own beside two K/V stages."""
+        return 2 if self._stages(2 * self.q_tile.nbytes + self.o_bytes) >= 2 else 1
+
+    @property
+    def o_over_q(self) -> bool:
+        """O is staged in Q's place when separate places would leave fewer than two K/V stages."""
+        return self._stages(self.q_tile.nbytes + self.o_bytes) < 2
+
+    @property
+    def q_step(self) -> int:
+        """Bytes from one team's Q to the next one's."""
+        return max(self.q_tile.nbytes, self.o_bytes) if self.o_over_q else self.q_tile.nbytes
+
+    @property
+    def o_step(self) -> int:
+        """Bytes from one team's staged O to the next one's."""
+        return self.q_step if self.o_over_q else self.o_bytes
+
+    @property
+    def stages(self) -> int:
+        """Of K, and as many of V."""
+        held = self.q_buffers * self.q_step + (0 if self.o_over_q else self.o_bytes)
+        return min(self._stages(held), MOST_STAGES)
+
+    def _stages(self, held: int) -> int:
+        """With `held` bytes a team for Q and O."""
+        return (self.smem_bytes - self.teams * held - BARRIER_BYTES) // (self.k_tile.nbytes + self.v_tile.nbytes)
+
+    @property
+    def qk(self) -> Wgmma:
+        """S = Q K^T."""
+        q = SmemOperand(self.q_tile, Major.K, self.q_buffers * self.teams, self.q_step)
+        k = SmemOperand(self.k_tile, Major.K, self.stages, self.k_tile.nbytes)
+        return Wgmma(self.dtype, n=self.tile_n, k=self.head_dim, b=k, a=q)
+
+    @property
+    def half_n(self) -> int:
+        """Keys of a block's first half, in whole steps of the second product."""
+        return -(-self.tile_n // (2 * K_PER_MMA)) * K_PER_MMA
+
+    @property
+    def pv(self) -> Wgmma:
+        """O += P V, P from registers."""
+        v = SmemOperand(self.v_tile, Major.MN, self.stages, self.v_tile.nbytes)
+        return Wgmma(self.dtype, n=self.head_dim_v, k=self.tile_n, b=v)
+
+    @property
+    def ragged_k(self) -> bool:
+        """Rows after a sequence's end hold other data; K and V are loaded as if they were zero (0 * NaN is NaN)."""
+        return self.varlen or self.has_seqused_k

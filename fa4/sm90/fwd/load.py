@@ -1,0 +1,66 @@
+"""Load role, one warp: brings Q, K and V from global to shared memory by TMA, in the order the products take them.
+
+Waits:   load_compute_Q.free, load_compute_K.free, load_compute_V.free
+Signals: load_compute_Q.full, load_compute_K.full, load_compute_V.full
+
+Per work tile: the first K, each team's Q, then a K and the V before it, and the last V. Nothing waits for the end of a
+work tile: the next one's K and Q are on their way while its O is still being worked on.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...core.sequence import sequence_matrix
+from ...pipeline.cursor import Cursor, Lane, produce
+from ...pipeline.tma import tma_load
+from .work import Queue
+
+
+@cute.jit
+def load(context):
+    cfg, ends = context.cfg, context.ends("load")
+    q = [produce(ends.load_compute_Q, Lane(team, cfg.teams)) for team in range(cfg.teams)]
+    k, v = produce(ends.load_compute_K), produce(ends.load_compute_V)
+
+    queue = Queue.first(context)
+    while queue.has_tile():
+        work = queue.tile()
+        if work.count > 0:
+            last = work.blocks.stop - 1
+            load_block(context, "k", work, last, k)
+            k = k.next()
+            for team in cutlass.range_constexpr(cfg.teams):
+                load_q(context, work, team, q[team])
+            for i in cutlass.range(work.count - 1, unroll=1):
+                load_block(context, "k", work, last - 1 - i, k)
+                k = k.next()
+                load_block(context, "v", work, last - i, v)
+                v = v.next()
+            load_block(context, "v", work, work.blocks.first, v)
+            v = v.next()
+            q = [cursor.next() for cursor in q]
+        queue = queue.next()
+    # The last loads are all consumed before the CTA ends: compute waits for the products that read them.
+
+
+def load_q(context, work, team: int, cursor: Cursor):
+    """One team's rows."""
+    cfg, tma = context.cfg, context.tma("q")
+    cursor.wait()
+    q = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
+    place = context.smem.pointer("Q", cfg.dtype) + cursor.stage * (cfg.q_step // 2)
+    cursor.announce(tma.tile.nbytes)
+    tma_load(tma, q, work.m_block * cfg.teams + team, place, cursor.barrier())
+
+
+def load_block(context, name: str, work, block: Int32, cursor: Cursor):
+    """A block of keys ("k") or values ("v")."""
+    cfg, tma = context.cfg, context.tma(name)
+    x = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged_k)
+    place = context.smem.pointer(name.upper(), cfg.dtype) + cursor.stage * (tma.tile.nbytes // 2)
+    cursor.wait()
+    cursor.announce(tma.tile.nbytes)
+    tma_load(tma, x, block, place, cursor.barrier())

@@ -1,0 +1,51 @@
+"""What the compiler made of the Hopper forward: products in flight where they are meant to be, no spilled registers."""
+
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from bench import static
+from fa4.device import chip_by_number
+from fa4.emulator.host.modules import fatbins_in
+from fa4.sm90.fwd.plan import build, configure
+from fa4.spec import AttentionSpec, Extent
+
+# (head_dim, head_dim_v, causal): a row of tiles each.
+SHAPES = [(64, 64, False), (96, 96, True), (128, 128, True), (192, 192, False), (256, 256, True)]
+# As written: half of a block, its first product, a block, its product's end. ptxas adds a fence before every wgmma, and
+# a wait after it, where it thinks that registers in flight are touched.
+FENCES = WAITS = 8
+
+
+def machine_code(shape, directory) -> list[str]:
+    head_dim, head_dim_v, causal = shape
+    chip, extent = chip_by_number(90), Extent(4, 4096, 4096)
+    spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, window_right=0 if causal else None)
+    exported, cubin = directory / "kernel.o", directory / "kernel.cubin"
+    build(configure(spec, extent, chip), chip).export_to_c(str(exported), "kernel")
+    (binary,) = fatbins_in(exported.read_bytes())
+    cubin.write_bytes(binary[binary.index(b"\x7fELF") :])
+    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", static.disassemble(cubin, "-c"))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_overlap_softmax_and_nothing_spills(shape, tmp_path):
+    try:
+        static.nvdisasm()
+    except FileNotFoundError:
+        pytest.skip("nvdisasm is not installed")
+    code = machine_code(shape, tmp_path)
+    assert not [line for line in code if re.search(r"\b(LDL|STL)\b", line)], "registers are spilled"
+    marks = re.findall(r"WARPGROUP\.ARRIVE|WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", "\n".join(code))
+    assert marks.count("") == FENCES and len(marks) - marks.count("") == WAITS
+    # Between a wait that leaves a product in flight and the next, for all: the block's exp2s.
+    text = "\n".join(code)
+    overlapped = re.findall(r"DEPBAR\.LE gsb0, 0x1(.*?)DEPBAR\.LE gsb0, 0x0", text, flags=re.S)
+    rest = re.split(r"DEPBAR\.LE gsb0, 0x1.*?DEPBAR\.LE gsb0, 0x0", text, flags=re.S)
+    assert len(overlapped) == 2
+    for part in overlapped:
+        assert part.count("MUFU.EX2") >= 40
+    assert len(rest) == 3 and "MUFU.EX2" not in rest[-1].partition("WARPGROUP.ARRIVE")[0]

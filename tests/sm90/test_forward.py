@@ -1,0 +1,154 @@
+"""The Hopper forward on the emulated chip: named cases against the oracle, under several interleavings."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+import fa4
+from fa4 import cases, device
+from fa4.cases import Case
+from fa4.emulator import emulate
+from fa4.emulator.machine import SCHEDULES
+from fa4.run import forward
+from fa4.sm90.fwd.config import Schedule
+from fa4.sm90.fwd.kernel import channels, smem_map
+from fa4.sm90.fwd.plan import Forward, configure
+from fa4.sm90.fwd.tiles import USUAL, ForwardTiles
+from fa4.sm90.plan import Plan
+from fa4.spec import AttentionSpec, Extent
+from tests.sm90.named import CASES
+from tests.sm100.test_forward import poison_unused
+
+SMS = 2  # fewer than most cases have work tiles, so that CTAs go through them in laps, or in waves
+
+
+def run(problem: cases.Problem, seed: int, schedule: str, tiles: ForwardTiles | None = None):
+    """(out, lse) of the kernel on an emulated chip; raises on any finding."""
+    with emulate("sm_90a", sms=SMS, seed=seed, schedule=schedule):
+        chip = device.chip_of(torch.device("cpu"))
+        made = Plan(problem.spec.with_positive_scale(), problem.inputs.extent, chip, forward_tiles=tiles)
+        return forward(problem.inputs, problem.spec, made)
+
+
+def check(name: str, seed: int, interleavings) -> None:
+    """One case is right under the first interleaving and bitwise the same under the others."""
+    problem = poison_unused(cases.make(CASES[name], seed))
+    first = None
+    for schedule, emulator_seed in interleavings:
+        out, lse = run(problem, emulator_seed, schedule)
+        if first is None:
+            first = out, lse
+            cases.assert_right(cases.judge_forward(problem, out, lse), f"{name}, seed {seed}")
+        where = f"{name} differs under {schedule}, seed {emulator_seed}"
+        assert torch.equal(out, first[0]) and torch.equal(lse, first[1]), where
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_case(name, seed):
+    check(name, seed, [(schedule, seed) for schedule in random.Random(seed).sample(SCHEDULES, 2)])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_case_under_many_interleavings(name, seed):
+    check(name, seed, [(schedule, seed + i) for i in range(4) for schedule in SCHEDULES])
+
+
+def test_schedules_turns_and_thresholds_agree(seed):
+    """Who works when changes nothing; rescaling at every growth and other blocks change roundings only."""
+    case = Case("long", seqlen_q=300, seqlen_k=600, head_dim=128, heads_q=4, causal=True)
+    problem = cases.make(case, seed)
+    rows = (
+        USUAL,
+        replace(USUAL, schedule=Schedule.SINGLE),
+        replace(USUAL, ping_pong=False),
+        replace(USUAL, rescale_threshold=0.0),
+        replace(USUAL, tile_n=80),
+        replace(USUAL, teams=3, tile_n=64),
+    )
+    results = [run(problem, seed, "random", row) for row in rows]
+    for out, lse in results:
+        cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+    for out, lse in results[1:3]:
+        assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1])
+
+
+def test_a_nan_in_a_query_shows_in_its_row_alone(seed):
+    """In out and in lse, also where rows may be unused and unused rows are zero whatever they hold."""
+    case = Case("nan", batch=2, seqlen_q=150, seqlen_k=200, head_dim=64, causal=True, seqused=((150, 200), (140, 130)))
+    problem = cases.make(case, seed)
+    clean = run(problem, seed, "round_robin")
+    q = problem.inputs.q.clone()
+    q[0, 77, 1, 5] = torch.nan
+    spoilt = run(replace(problem, inputs=problem.inputs._replace(q=q)), seed, "round_robin")
+    assert spoilt[0][0, 77, 1].isnan().all() and spoilt[1][0, 1, 77].isnan()
+    for x, expected, place in ((spoilt[0], clean[0], (0, 77, 1)), (spoilt[1], clean[1], (0, 1, 77))):
+        x[place] = expected[place]
+        assert torch.equal(x, expected), f"seed {seed}"
+
+
+def test_strided_and_expanded_inputs(seed):
+    """Heads-first memory, a k and v that share one tensor, a batch axis of stride 0."""
+    problem = cases.make(Case("strided", batch=2, seqlen_q=130, seqlen_k=140, head_dim=64), seed)
+    inputs = problem.inputs
+    kv = torch.cat((inputs.k, inputs.v), dim=-1)
+    q = inputs.q.transpose(1, 2).contiguous().transpose(1, 2)
+    k, v = kv[..., :64], kv[..., 64:][:1].expand(2, -1, -1, -1)
+    problem = replace(problem, inputs=inputs._replace(q=q, k=k, v=v))
+    out, lse = run(problem, seed, "random")
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+
+
+def test_public_function_dispatches_here(seed):
+    """`flash_attn_func` on CPU tensors inside the emulator takes this backend, and says so."""
+    problem = cases.make(CASES["causal"], seed)
+    with emulate("sm_90a", sms=SMS, seed=seed):
+        out, lse = problem.call(backend="sm90")
+        auto, _ = problem.call()
+        explanation = fa4.explain(problem.inputs.q, problem.inputs.k, problem.inputs.v, causal=True)
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+    assert torch.equal(out, auto)
+    assert explanation.chosen == "sm90" and "head_dim <= 64, short causal" in explanation.tiles
+
+
+def test_every_head_dim_fits_the_chip():
+    chip = device.chip_by_number(90)
+    dims = range(8, 257, 8)
+    for head_dim, head_dim_v in [(d, dv) for d in dims for dv in dims]:
+        for window_right, seqlen in ((None, 4096), (0, 1024)):
+            spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 4, 2, 0.1, window_right=window_right)
+            cfg = configure(spec, Extent(1, seqlen, seqlen), chip)
+            assert cfg.stages >= 1
+            assert smem_map(cfg, channels(cfg)).nbytes <= chip.smem_per_block
+
+
+def test_tiles_that_do_not_fit_are_refused():
+    spec = AttentionSpec(torch.bfloat16, 256, 256, 4, 2, 0.1)
+    with pytest.raises(ValueError, match="128 x 256 tiles of head_dim 256 exceed"):
+        configure(spec, Extent(1, 4096, 4096), device.chip_by_number(90), replace(USUAL, tile_n=256))
+
+
+@pytest.mark.parametrize("seqlen", [512, 1024, 2048, 4096, 8192, 16384])
+def test_every_cta_gets_the_same_share_of_a_causal_problem(seqlen):
+    """Going to and fro through sections of whole rounds: no CTA has 3 % more key blocks than the average."""
+    chip = device.chip_by_number(90)
+    extent = Extent(16384 // seqlen, seqlen, seqlen)
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 0.1, window_right=0)
+    made = Forward(spec, extent, chip)
+    pairs, blocks, section = 16 * extent.batch, seqlen // made.cfg.rows, made.counts[-2]
+    lengths = [
+        blocks - block
+        for first in range(0, pairs, section)
+        for block in range(blocks)
+        for _ in range(min(section, pairs - first))
+    ]
+    work = [0] * chip.sms
+    for i, length in enumerate(lengths):
+        lap, place = divmod(i, chip.sms)
+        work[chip.sms - 1 - place if lap % 2 else place] += length
+    assert max(work) <= 1.035 * sum(work) / chip.sms
