@@ -22,7 +22,7 @@ from fa4.emulator.host.tensor_map import encode_tiled
 from fa4.emulator.machine.chips import RESERVED_SHARED
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719
-_COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # cudaLaunchAttributeID
+_CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 4, 6  # cudaLaunchAttributeID
 _KERNEL_ATTRIBUTES = {0: 1024, 1: 0, 2: 0, 3: 0, 4: 32, 5: 90, 6: 90}  # CUfunction_attribute -> value
 
 
@@ -52,7 +52,6 @@ class Launch:
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
     smem_bytes: int
-    cooperative: bool = False
     programmatic: bool = False
 
 
@@ -159,18 +158,16 @@ class Runtime:
 
     def cudaLaunchKernelEx(self, args: Sequence[int]) -> None:
         config = _LaunchConfig.from_address(args[0])
-        cluster, cooperative, programmatic = (1, 1, 1), False, False
+        cluster, programmatic = (1, 1, 1), False
         for index in range(config.attribute_count):
             attribute = _LaunchAttribute.from_address(config.attributes + index * ctypes.sizeof(_LaunchAttribute))
             if attribute.id == _CLUSTER_DIMENSION:
                 cluster = tuple(attribute.words[:3])
-            elif attribute.id == _COOPERATIVE:
-                cooperative = bool(attribute.words[0])
             elif attribute.id == _PROGRAMMATIC_SERIALIZATION:
                 programmatic = bool(attribute.words[0])
         self._launch(
             self.modules.kernel(args[1]), args[2], tuple(config.grid), tuple(config.block), cluster,
-            config.smem_bytes, cooperative, programmatic,
+            config.smem_bytes, programmatic,
         )  # fmt: skip
 
     def cudaLaunchKernel(self, args: Sequence[int]) -> None:

@@ -126,7 +126,7 @@ Next Engine::mbar_wait(Exec& x) {
     });
     if (!(result == x.mask) && in.op == Op::mbar_try_wait && !f.timed_out) {
         // The instruction may suspend; it may also give up at once, and the schedule sometimes lets it.
-        const bool give_up = config_.schedule != Schedule::RoundRobin && random_() % 8 == 0;
+        const bool give_up = scheduler_->gives_up();
         if (!give_up) {
             f.wait = Wait::Mbarrier;
             return Next::Stay;

@@ -28,7 +28,7 @@ bool polls(Wait w) { return w == Wait::Poll || w == Wait::TmemAlloc || w == Wait
 
 }  // namespace
 
-Engine::Engine(const Program& program, const Config& config) : program_(program), config_(config), random_(config.seed * 0x9E3779B97F4A7C15ull + 1) {
+Engine::Engine(const Program& program, const Config& config) : program_(program), config_(config) {
     races_.enabled = config.check_races;
     races_.by_letter = config.check_letter;
     races_.collect = config.collect;
@@ -46,13 +46,7 @@ Engine::Engine(const Program& program, const Config& config) : program_(program)
     const uint32_t warps = (config.block[0] * config.block[1] * config.block[2] + 31) / 32;
     counters.waits.resize(program.code.size());
     counters.by_warp.assign(warps, std::vector<uint64_t>(program.code.size()));
-    if (config.schedule == Schedule::Adversarial) {
-        // One role starves, another runs ahead; asynchronous operations complete late, or at once, in either order.
-        starved_warp_ = int32_t(random_() % warps);
-        favoured_warp_ = int32_t(random_() % warps);
-        late_asyncs_ = random_() % 4 != 0;
-        newest_first_ = random_() % 2;
-    }
+    scheduler_ = Scheduler::make(config.schedule, config.seed, warps);
 }
 
 void Engine::start_warp(Warp& w) {
@@ -396,46 +390,19 @@ void Engine::deadlock() {
 }
 
 bool Engine::step() {
-    std::vector<size_t> ready;
+    std::vector<Candidate> ready;
     for (size_t i = 0; i < warps_.size(); ++i)
-        if (runnable(*warps_[i])) ready.push_back(i);
+        if (runnable(*warps_[i])) ready.push_back({i, warps_[i]->index});
     if (ready.empty() && pipes_.empty()) {
         if (warps_.empty()) return false;
         if (!idle()) deadlock();
         return true;
     }
-    switch (config_.schedule) {
-        case Schedule::RoundRobin:
-            // One slice of a warp, then one step of the oldest operation.
-            if (!ready.empty()) {
-                auto it = std::lower_bound(ready.begin(), ready.end(), cursor_);
-                const size_t i = it == ready.end() ? ready.front() : *it;
-                cursor_ = i + 1;
-                run_warp(*warps_[i], 64);
-            }
-            if (!pipes_.empty()) fire(time_ % pipes_.size());
-            return true;
-        case Schedule::Random: {
-            const size_t pick = random_() % (ready.size() + pipes_.size());
-            if (pick < ready.size()) run_warp(*warps_[ready[pick]], 1 + uint32_t(random_() % (random_() % 4 ? 16 : 256)));
-            else fire(pick - ready.size());
-            return true;
-        }
-        default: {
-            if (!pipes_.empty() && (ready.empty() || (!late_asyncs_ && random_() % 4))) {
-                fire(newest_first_ ? pipes_.size() - 1 : random_() % 8 ? 0 : random_() % pipes_.size());
-                return true;
-            }
-            size_t pick = ready[random_() % ready.size()];
-            for (size_t i : ready)
-                if (int32_t(warps_[i]->index) == favoured_warp_) pick = i;
-            if (int32_t(warps_[pick]->index) == starved_warp_)
-                for (size_t i : ready)
-                    if (int32_t(warps_[i]->index) != starved_warp_) { pick = i; break; }
-            run_warp(*warps_[pick], 512);
-            return true;
-        }
-    }
+    const Turn turn = scheduler_->next(ready, pipes_.size());
+    if (turn.warp != Turn::kNobody) run_warp(*warps_[turn.warp], turn.quantum);
+    if (turn.pipe != Turn::kNobody) fire(turn.pipe);
+    else if (turn.then_a_pipe && !pipes_.empty()) fire(time_ % pipes_.size());
+    return true;
 }
 
 void Engine::run() {

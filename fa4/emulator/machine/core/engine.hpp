@@ -2,15 +2,13 @@
 #pragma once
 
 #include <functional>
-#include <random>
 
 #include "races.hpp"
+#include "scheduler.hpp"
 #include "state.hpp"
 #include "tensormap.hpp"
 
 namespace fa4 {
-
-enum class Schedule : uint8_t { RoundRobin, Random, Adversarial };
 
 struct Region {
     uint64_t base, bytes;
@@ -275,7 +273,7 @@ private:
     const Program& program_;
     Config config_;
     Races races_;
-    std::mt19937_64 random_;
+    std::unique_ptr<Scheduler> scheduler_;
     std::vector<std::unique_ptr<Sm>> sms_;
     std::vector<std::unique_ptr<Cluster>> clusters_;    // resident
     std::vector<Warp*> warps_;                          // resident
@@ -288,13 +286,8 @@ private:
     uint32_t cluster_size_ = 1;
     uint64_t epoch_ = 0;            // changes with every effect that a poll could see
     uint64_t time_ = 0;
-    size_t cursor_ = 0;
     uint32_t idle_rounds_ = 0;
     uint64_t idle_epoch_ = ~0ull;
-    uint32_t asyncs_between_ = 0;
-    // Adversarial choices, drawn per launch.
-    int32_t starved_warp_ = -1, favoured_warp_ = -1;
-    bool late_asyncs_ = true, newest_first_ = false;
     Place current_;
     Warp* running_ = nullptr;           // at the moment of an error: who executed
     AsyncOp* advancing_ = nullptr;

@@ -279,7 +279,7 @@ Next Engine::dispatch(Exec& x) {
         }
         return Next::Advance;
     }
-    if (op >= Op::shfl && op <= Op::dynsreg) {
+    if (op >= Op::shfl && op <= Op::clock) {
         warp_op(x);
         return Next::Advance;
     }

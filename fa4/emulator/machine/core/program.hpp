@@ -27,12 +27,12 @@ inline std::string hex(uint64_t v) {
     X(fadd) X(fsub) X(fmul) X(ffma) X(fdiv) X(fmin) X(fmax) X(fabs) X(fneg) X(rcp) X(sqrt) X(rsqrt) X(sin) X(cos) \
     X(lg2) X(ex2) X(tanh) X(copysign) X(testp) \
     /* control */ \
-    X(bra) X(brx) X(exit) X(trap) X(nop) X(nanosleep) X(setmaxnreg) X(call_print) X(call_assert) \
+    X(bra) X(brx) X(exit) X(trap) X(nop) X(nanosleep) X(setmaxnreg) \
     /* warp */ \
-    X(shfl) X(vote) X(ballot) X(match_any) X(match_all) X(activemask) X(elect) X(redux) X(warpsync) X(clock) X(dynsreg) \
+    X(shfl) X(vote) X(ballot) X(match_any) X(match_all) X(activemask) X(elect) X(redux) X(warpsync) X(clock) \
     /* memory */ \
     X(ld) X(st) X(atom) X(red) X(fence) X(fence_proxy) X(prefetch) X(createpolicy) X(mapa) X(getctarank) \
-    X(ldmatrix) X(stmatrix) X(movmatrix) X(mma_sync) X(discard) X(st_async) X(red_async) X(st_bulk) \
+    X(ldmatrix) X(stmatrix) X(movmatrix) X(mma_sync) X(st_async) X(red_async) X(st_bulk) \
     X(tensormap_replace) X(tensormap_cp) \
     /* barriers */ \
     X(bar_sync) X(bar_arrive) X(bar_red) X(cluster_arrive) X(cluster_wait) \
@@ -40,8 +40,8 @@ inline std::string hex(uint64_t v) {
     X(mbar_test_wait) X(mbar_try_wait) X(mbar_pending_count) \
     /* asynchronous copies */ \
     X(cp_async) X(cp_async_commit) X(cp_async_wait) X(cp_async_mbar) \
-    X(bulk_g2s) X(bulk_s2g) X(bulk_s2s) X(bulk_red) X(bulk_red_s2s) X(bulk_commit) X(bulk_wait) X(bulk_prefetch) \
-    X(tma_load) X(tma_store) X(tma_red) X(tma_prefetch) \
+    X(bulk_g2s) X(bulk_s2g) X(bulk_s2s) X(bulk_red) X(bulk_red_s2s) X(bulk_commit) X(bulk_wait) \
+    X(tma_load) X(tma_store) X(tma_red) \
     X(griddep_wait) X(griddep_launch) X(clc_try_cancel) X(clc_is_canceled) X(clc_first_ctaid) \
     /* tensor cores */ \
     X(tmem_alloc) X(tmem_dealloc) X(tmem_relinquish) X(tmem_ld) X(tmem_st) X(tmem_wait) X(tmem_fence) \
@@ -100,7 +100,6 @@ struct Instr {
     uint8_t ndst = 0;           // the first operands are destinations
     bool aligned = false;       // .aligned: the whole warp or nobody
     bool sync = false;          // needs its member lanes together
-    bool effect_free = false;
     Operand guard;
     uint32_t first = 0, count = 0;  // operands
     int64_t m[8] = {};              // modifiers and immediates, by opcode

@@ -3,150 +3,27 @@
 from __future__ import annotations
 
 import re
-import struct
 from bisect import bisect_right
-from dataclasses import dataclass, field
 
 from fa4.emulator.errors import Place, PtxSyntaxError
-
-TYPE_BITS = {"pred": 1}
-for _prefix in "bus":
-    TYPE_BITS.update({f"{_prefix}{bits}": bits for bits in (8, 16, 32, 64, 128)})
-TYPE_BITS.update({"f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "f32": 32, "tf32": 32, "f64": 64, "f32x2": 64})
-
-
-@dataclass(eq=False)
-class Register:
-    """A virtual register; `index` counts registers of the kernel in order of first use."""
-
-    name: str
-    type: str
-    index: int = -1
-
-    @property
-    def bits(self) -> int:
-        return TYPE_BITS[self.type]
-
-
-@dataclass(frozen=True)
-class Imm:
-    """A literal. Floats keep their bits: `float_bits` is 32, 64, or 0 for an integer."""
-
-    value: int
-    float_bits: int = 0
-
-
-@dataclass(frozen=True)
-class Special:
-    name: str
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """A variable, parameter, function or label, with a byte offset."""
-
-    name: str
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class Negated:
-    register: Register
-
-
-@dataclass(frozen=True)
-class Sink:
-    """`_`: a result that is thrown away."""
-
-
-@dataclass(frozen=True)
-class Vector:
-    items: tuple
-
-
-@dataclass(frozen=True)
-class Pair:
-    """`d|p`."""
-
-    first: object
-    second: object
-
-
-@dataclass(frozen=True)
-class Address:
-    """`[base + offset]`, or `[base, {coordinates}]` of tensor instructions. Offset in bytes."""
-
-    base: object
-    offset: int = 0
-    coords: tuple | None = None
-    extra: tuple = ()
-
-
-@dataclass
-class Instruction:
-    opcode: str
-    operands: tuple
-    guard: Register | None
-    guard_negated: bool
-    line: int
-    text: str
-    file: int | None
-    source_line: int | None
-    scope: int = 0
-
-    @property
-    def parts(self) -> list[str]:
-        return self.opcode.split(".")
-
-
-@dataclass(frozen=True)
-class Variable:
-    """A module- or function-level variable in a state space. Sizes in bytes; size 0 for `extern name[]`."""
-
-    name: str
-    space: str
-    nbytes: int
-    align: int
-    data: bytes | None = None
-    relocations: tuple[tuple[int, str], ...] = ()
-    extern: bool = False
-
-
-@dataclass(frozen=True)
-class Param:
-    name: str
-    nbytes: int
-    align: int
-    offset: int
-
-
-@dataclass
-class Kernel:
-    name: str
-    params: list[Param]
-    instructions: list[Instruction]
-    labels: dict[str, int]
-    registers: list[Register]
-    variables: dict[str, Variable]
-    directives: dict[str, tuple[int, ...]]
-    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def param_bytes(self) -> int:
-        return max((p.offset + p.nbytes for p in self.params), default=0)
-
-
-@dataclass
-class Module:
-    target: str
-    kernels: dict[str, Kernel]
-    variables: dict[str, Variable]
-    files: dict[int, str]
-
-    def place(self, instruction: Instruction, **who) -> Place:
-        file = self.files.get(instruction.file) if instruction.file is not None else None
-        return Place(instruction.line, instruction.text, file, instruction.source_line if file else None, **who)
-
+from fa4.emulator.machine.ptx.records import (
+    TYPE_BITS,
+    Address,
+    Imm,
+    Instruction,
+    Kernel,
+    Module,
+    Negated,
+    Pair,
+    Param,
+    Sink,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
+)  # fmt: skip
+from fa4.emulator.machine.ptx.scopes import Scopes
+from fa4.emulator.machine.ptx.text import float_bytes, parse_literal, split_top
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _SPACE = re.compile(r"\s+")
@@ -155,103 +32,7 @@ _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^\n]*")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"[^\n]*')
 _ENTRY = re.compile(r"(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b")
 _NAME = re.compile(r"[A-Za-z_$%][\w$%.]*")
-_REG_RANGE = re.compile(r"(.*?)<(\d+)>$")
-_TRAILING = re.compile(r"^(.*?)(\d+)$")
 _OPCODE = re.compile(r"[a-zA-Z_][\w.:]*")
-_INT = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
-_FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$")
-
-
-def split_top(text: str, separator: str = ",") -> list[str]:
-    """Split at separators that stand outside every bracket."""
-    parts, depth, start = [], 0, 0
-    for i, c in enumerate(text):
-        if c in "{[(":
-            depth += 1
-        elif c in "}])":
-            depth -= 1
-        elif c == separator and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    last = text[start:].strip()
-    if last or parts:
-        parts.append(last)
-    return parts
-
-
-def parse_literal(text: str) -> Imm | None:
-    sign = -1 if text.startswith("-") else 1
-    body = text.lstrip("+-")
-    if body[:2] in ("0f", "0F") and len(body) == 10:
-        bits = int(body[2:], 16)
-        return Imm(bits ^ (0x80000000 if sign < 0 else 0), 32)
-    if body[:2] in ("0d", "0D") and len(body) == 18:
-        bits = int(body[2:], 16)
-        return Imm(bits ^ ((1 << 63) if sign < 0 else 0), 64)
-    if _INT.match(text):
-        body = body.rstrip("U")
-        if body[:2] in ("0x", "0X"):
-            return Imm(sign * int(body, 16))
-        if body[:2] in ("0b", "0B"):
-            return Imm(sign * int(body, 2))
-        octal = len(body) > 1 and body[0] == "0"
-        return Imm(sign * int(body, 8 if octal else 10))
-    if _FLOAT.match(text):
-        return Imm(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
-    return None
-
-
-class _Scopes:
-    """Nested register and label scopes of one function body."""
-
-    def __init__(self) -> None:
-        self.parents = [-1]
-        self.singles: list[dict[str, Register]] = [{}]
-        self.ranges: list[dict[str, tuple[int, str]]] = [{}]
-        self.labels: list[dict[str, int]] = [{}]
-        self.current = 0
-        self.registers: list[Register] = []
-
-    def push(self) -> None:
-        self.parents.append(self.current)
-        self.singles.append({})
-        self.ranges.append({})
-        self.labels.append({})
-        self.current = len(self.parents) - 1
-
-    def pop(self) -> None:
-        self.current = self.parents[self.current]
-
-    def declare(self, name: str, type_: str) -> None:
-        ranged = _REG_RANGE.match(name)
-        if ranged:
-            self.ranges[self.current][ranged[1]] = (int(ranged[2]), type_)
-        else:
-            self.singles[self.current][name] = Register(name, type_)
-
-    def register(self, name: str) -> Register | None:
-        scope = self.current
-        trailing = _TRAILING.match(name)
-        while scope >= 0:
-            found = self.singles[scope].get(name)
-            if found is None and trailing:
-                ranged = self.ranges[scope].get(trailing[1])
-                if ranged and int(trailing[2]) < ranged[0]:
-                    found = self.singles[scope][name] = Register(name, ranged[1])
-            if found is not None:
-                if found.index < 0:
-                    found.index = len(self.registers)
-                    self.registers.append(found)
-                return found
-            scope = self.parents[scope]
-        return None
-
-    def label(self, name: str, scope: int) -> int | None:
-        while scope >= 0:
-            if name in self.labels[scope]:
-                return self.labels[scope][name]
-            scope = self.parents[scope]
-        return None
 
 
 class _Parser:
@@ -367,7 +148,7 @@ class _Parser:
                     relocations.append((len(raw), value))
                     raw += bytes(element)
                 elif literal.float_bits:
-                    raw += _float_bytes(literal, element)
+                    raw += float_bytes(literal, element)
                 else:
                     raw += (literal.value & ((1 << (8 * element)) - 1)).to_bytes(element, "little")
             data = bytes(raw)
@@ -411,7 +192,7 @@ class _Parser:
     # Function level.
 
     def body(self, module: Module, name: str, params: list[Param], directives) -> Kernel:
-        scopes = _Scopes()
+        scopes = Scopes()
         code: list[Instruction] = []
         variables: dict[str, Variable] = {}
         tables: dict[str, tuple[str, ...]] = {}
@@ -454,7 +235,7 @@ class _Parser:
                 self.resolve(instruction, scopes, labels, tables)
         return Kernel(name, params, code, labels, scopes.registers, variables, directives, tables)
 
-    def resolve(self, instruction: Instruction, scopes: _Scopes, labels: dict, tables: dict) -> None:
+    def resolve(self, instruction: Instruction, scopes: Scopes, labels: dict, tables: dict) -> None:
         def unique(name: str) -> Symbol:
             target = scopes.label(name, instruction.scope)
             if target is None:
@@ -472,7 +253,7 @@ class _Parser:
             targets = tables.get(table.name, ())
             instruction.operands = (index, Vector(tuple(unique(t) for t in targets)))
 
-    def directive(self, scopes: _Scopes, variables: dict[str, Variable]) -> None:
+    def directive(self, scopes: Scopes, variables: dict[str, Variable]) -> None:
         start = self.pos
         statement = self.until(";")
         if m := re.match(r"\.reg\s+(?:\.(v[24])\s+)?\.(\w+)\s+(.*)", statement, re.S):
@@ -486,7 +267,7 @@ class _Parser:
         elif not statement.startswith(".pragma"):
             raise self.fail("cannot read this directive", start)
 
-    def instruction(self, scopes: _Scopes, file: int | None, source_line: int | None) -> Instruction:
+    def instruction(self, scopes: Scopes, file: int | None, source_line: int | None) -> Instruction:
         start = self.pos
         statement = self.until(";").strip()
         text = _SPACE.sub(" ", statement)
@@ -508,7 +289,7 @@ class _Parser:
             raise self.fail(str(error), start) from None
         return Instruction(m[0], operands, guard, negated, self.line(start), text, file, source_line, scopes.current)
 
-    def operand(self, text: str, scopes: _Scopes):
+    def operand(self, text: str, scopes: Scopes):
         if not text:
             raise ValueError("an operand is missing")
         c = text[0]
@@ -543,7 +324,7 @@ class _Parser:
             raise ValueError(f"cannot read operand {text!r}")
         return Symbol(m[1], int(m[2].replace(" ", ""), 0) if m[2] else 0)
 
-    def address(self, text: str, scopes: _Scopes) -> Address:
+    def address(self, text: str, scopes: Scopes) -> Address:
         parts = split_top(text)
         m = re.match(r"^(.*?)\s*(?:\+\s*([-+]?\s*\w+)|(-\s*\w+))?$", parts[0], re.S)
         assert m is not None, "every group is optional"
@@ -566,14 +347,6 @@ class _Parser:
             else:
                 extra.append(operand)
         return Address(base, offset, coords, tuple(extra))
-
-
-def _float_bytes(literal: Imm, element: int) -> bytes:
-    raw = literal.value.to_bytes(literal.float_bits // 8, "little")
-    if len(raw) == element:
-        return raw
-    value = struct.unpack("<d" if literal.float_bits == 64 else "<f", raw)[0]
-    return struct.pack("<d" if element == 8 else "<f", value)
 
 
 def parse(text: str) -> Module:

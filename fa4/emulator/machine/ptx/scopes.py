@@ -1,0 +1,63 @@
+"""Names in a function body: registers and labels, by nested scope."""
+
+from __future__ import annotations
+
+import re
+
+from fa4.emulator.machine.ptx.records import Register
+
+_REG_RANGE = re.compile(r"(.*?)<(\d+)>$")
+_TRAILING = re.compile(r"^(.*?)(\d+)$")
+
+
+class Scopes:
+    """Nested register and label scopes of one function body."""
+
+    def __init__(self) -> None:
+        self.parents = [-1]
+        self.singles: list[dict[str, Register]] = [{}]
+        self.ranges: list[dict[str, tuple[int, str]]] = [{}]
+        self.labels: list[dict[str, int]] = [{}]
+        self.current = 0
+        self.registers: list[Register] = []
+
+    def push(self) -> None:
+        self.parents.append(self.current)
+        self.singles.append({})
+        self.ranges.append({})
+        self.labels.append({})
+        self.current = len(self.parents) - 1
+
+    def pop(self) -> None:
+        self.current = self.parents[self.current]
+
+    def declare(self, name: str, type_: str) -> None:
+        ranged = _REG_RANGE.match(name)
+        if ranged:
+            self.ranges[self.current][ranged[1]] = (int(ranged[2]), type_)
+        else:
+            self.singles[self.current][name] = Register(name, type_)
+
+    def register(self, name: str) -> Register | None:
+        scope = self.current
+        trailing = _TRAILING.match(name)
+        while scope >= 0:
+            found = self.singles[scope].get(name)
+            if found is None and trailing:
+                ranged = self.ranges[scope].get(trailing[1])
+                if ranged and int(trailing[2]) < ranged[0]:
+                    found = self.singles[scope][name] = Register(name, ranged[1])
+            if found is not None:
+                if found.index < 0:
+                    found.index = len(self.registers)
+                    self.registers.append(found)
+                return found
+            scope = self.parents[scope]
+        return None
+
+    def label(self, name: str, scope: int) -> int | None:
+        while scope >= 0:
+            if name in self.labels[scope]:
+                return self.labels[scope][name]
+            scope = self.parents[scope]
+        return None

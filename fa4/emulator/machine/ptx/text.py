@@ -1,0 +1,59 @@
+"""Pieces of PTX text: lists with brackets, and literals (ISA 4.5)."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from fa4.emulator.machine.ptx.records import Imm
+
+_INT = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
+_FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$")
+
+
+def split_top(text: str, separator: str = ",") -> list[str]:
+    """Split at separators that stand outside every bracket."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        if c in "{[(":
+            depth += 1
+        elif c in "}])":
+            depth -= 1
+        elif c == separator and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    last = text[start:].strip()
+    if last or parts:
+        parts.append(last)
+    return parts
+
+
+def parse_literal(text: str) -> Imm | None:
+    sign = -1 if text.startswith("-") else 1
+    body = text.lstrip("+-")
+    if body[:2] in ("0f", "0F") and len(body) == 10:
+        bits = int(body[2:], 16)
+        return Imm(bits ^ (0x80000000 if sign < 0 else 0), 32)
+    if body[:2] in ("0d", "0D") and len(body) == 18:
+        bits = int(body[2:], 16)
+        return Imm(bits ^ ((1 << 63) if sign < 0 else 0), 64)
+    if _INT.match(text):
+        body = body.rstrip("U")
+        if body[:2] in ("0x", "0X"):
+            return Imm(sign * int(body, 16))
+        if body[:2] in ("0b", "0B"):
+            return Imm(sign * int(body, 2))
+        octal = len(body) > 1 and body[0] == "0"
+        return Imm(sign * int(body, 8 if octal else 10))
+    if _FLOAT.match(text):
+        return Imm(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
+    return None
+
+
+def float_bytes(literal: Imm, element: int) -> bytes:
+    """A floating-point literal as the `element` bytes of a variable."""
+    raw = literal.value.to_bytes(literal.float_bits // 8, "little")
+    if len(raw) == element:
+        return raw
+    value = struct.unpack("<d" if literal.float_bits == 64 else "<f", raw)[0]
+    return struct.pack("<d" if element == 8 else "<f", value)
