@@ -21,7 +21,8 @@ from .spec import AttentionInputs, AttentionSpec, Flags, Gradients
 class Case:
     """One problem: shape and flags. Varlen when `lengths` (pairs of seqlen_q, seqlen_k) is given.
 
-    `logits` multiplies q, so that scores grow to about logits * sqrt(head_dim) * softmax_scale.
+    `logits` multiplies q, so that scores grow to about logits * sqrt(head_dim) * softmax_scale. `seqused` gives pairs
+    too; a side that is None throughout has none. `padding` is how many packed rows follow the last sequence.
     """
 
     name: str
@@ -39,7 +40,8 @@ class Case:
     softmax_scale: float | None = None
     sink: bool = False
     lengths: tuple[tuple[int, int], ...] | None = None
-    seqused: tuple[tuple[int, int], ...] | None = None
+    seqused: tuple[tuple[int | None, int | None], ...] | None = None
+    padding: int = 0
     logits: float = 1.0
     deterministic: bool = False
 
@@ -122,14 +124,15 @@ def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
         extra.update(max_seqlen_q=case.seqlen_q, max_seqlen_k=case.seqlen_k)
     else:
         of_q, of_k = ([pair[side] for pair in case.lengths] for side in (0, 1))
-        rows_q, rows_k = (sum(of_q),), (sum(of_k),)
-        lse_shape = (case.heads_q, sum(of_q))
+        rows_q, rows_k = (sum(of_q) + case.padding,), (sum(of_k) + case.padding,)
+        lse_shape = (case.heads_q, *rows_q)
         extra.update(cu_seqlens_q=_cumulative(of_q, device), cu_seqlens_k=_cumulative(of_k, device))
         extra.update(max_seqlen_q=max(of_q), max_seqlen_k=max(of_k))
     if case.seqused is not None:
         for side, name in enumerate(("seqused_q", "seqused_k")):
             used = [pair[side] for pair in case.seqused]
-            extra[name] = torch.tensor(used, dtype=torch.int32, device=device)
+            if None not in used:
+                extra[name] = torch.tensor(used, dtype=torch.int32, device=device)
     inputs = AttentionInputs(
         q=normal(*rows_q, case.heads_q, case.head_dim) * case.logits,
         k=normal(*rows_k, case.heads_kv, case.head_dim),
@@ -293,6 +296,32 @@ CASES = _named(
     Case("varlen_with_empty", lengths=((50, 50), (0, 20), (30, 0), (0, 0), (70, 70)), causal=True),
     Case("varlen_window_gqa", lengths=((150, 150), (33, 80)), heads_q=4, window_size=(30, 0)),
     Case("seqused", lengths=((100, 140), (60, 60)), seqused=((77, 131), (60, 0)), causal=True),
+    Case("seqused_queries_only", lengths=((80, 70), (33, 20)), seqused=((41, None), (0, None))),
+    Case("seqused_keys_only", lengths=((60, 150), (20, 30)), seqused=((None, 77), (None, 0)), causal=True),
+    Case("packed_rows_past_the_end", lengths=((40, 60), (0, 3), (133, 133)), padding=40, causal=True),
+    Case("few_queries_many_keys_varlen", lengths=((1, 1300), (0, 40), (3, 0), (2, 700)), heads_q=4),
+    Case("head_dim_v_larger", seqlen_q=70, seqlen_k=100, head_dim=32, head_dim_v=128, causal=True),
+    Case("heads_of_several_sections", seqlen_q=150, seqlen_k=150, heads_q=18, heads_kv=18, head_dim=32, causal=True),
+    Case("batch_and_scale", batch=2, seqlen_q=90, seqlen_k=140, softmax_scale=0.3, causal=True),
+    Case(
+        "deterministic_groups_of_three",
+        batch=2,
+        seqlen_q=70,
+        seqlen_k=300,
+        heads_q=6,
+        heads_kv=2,
+        causal=True,
+        deterministic=True,
+    ),
+    Case(
+        "deterministic_groups_of_twelve",
+        seqlen_q=40,
+        seqlen_k=300,
+        heads_q=24,
+        heads_kv=2,
+        softmax_scale=0.2,
+        deterministic=True,
+    ),
     Case("large_logits", seqlen_q=192, seqlen_k=192, logits=100.0),
     Case("large_logits_causal", seqlen_q=192, seqlen_k=192, logits=100.0, causal=True, head_dim=128),
     Case("many_tiles", batch=2, seqlen_q=600, seqlen_k=1100, heads_q=4, causal=True),
