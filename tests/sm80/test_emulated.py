@@ -24,7 +24,6 @@ BOTH = (
     "batch_and_scale",
     "deterministic_groups_of_three",
     "deterministic_groups_of_twelve",
-    "sink_gqa_window",
     "everything",
 )
 OWN = (
