@@ -6,7 +6,6 @@ neighbouring columns, two rows eight apart, and the repetitions of the 16x8 inst
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import cutlass
@@ -32,8 +31,8 @@ def transposed(x: cute.Tensor) -> cute.Tensor:
 
 
 def tiled_mma(dtype: type[cutlass.Numeric], warps_m: int, warps_n: int) -> cute.TiledMma:
-    """m16n8k16 over a grid of warps. 16 neighbouring columns belong to one warp, so that one ldmatrix.x4 reads two
-    column groups of operand B."""
+    """m16n8k16 over a grid of warps: groups of 8 columns go round among the warps of a row. The tile is twice as wide
+    as that needs, so that one ldmatrix.x4 reads two of a warp's groups of operand B."""
     atom = warp.MmaF16BF16Op(dtype, Float32, (16, 8, 16))
     return cute.make_tiled_mma(atom, (warps_m, warps_n, 1), permutation_mnk=(warps_m * 16, warps_n * 16, 16))
 
@@ -97,17 +96,10 @@ def operand_b(mma: cute.TiledMma, tile: cute.Tensor, thread: cutlass.Int32, tran
     return Operand(copy, copy.partition_S(tile), slice_mma.make_fragment_B(slice_mma.partition_B(one)))
 
 
-def product(
-    mma: cute.TiledMma,
-    acc: cute.Tensor,
-    a: Operand | cute.Tensor,
-    b: Operand,
-    after_first: Callable[[], None] | None = None,
-) -> None:
+def product(mma: cute.TiledMma, acc: cute.Tensor, a: Operand | cute.Tensor, b: Operand) -> None:
     """acc += A B^T; operand A from shared memory, or already in registers as ((2, 2, 2), M', K').
 
-    The next slice is read while the current one is multiplied. `after_first` is called behind the first slice: a
-    place to issue the next tile's loads that keeps them off the path to the first multiply.
+    The next slice is read while the current one is multiplied.
     """
     from_smem = isinstance(a, Operand)
     a_registers = a.fragment if from_smem else a
@@ -121,5 +113,3 @@ def product(
                 a.load(k + 1)
             b.load(k + 1)
         cute.gemm(mma, acc, a_registers[None, None, k], b.fragment[None, None, k], acc)
-        if k == 0 and after_first is not None:
-            after_first()
