@@ -25,31 +25,16 @@ class Area:
         return any(fnmatch(path, pattern) for pattern in self.files)
 
 
-def _cases(test: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"tests/{test}[{name}]" for name in names)
-
-
 _API, _OPS, _CHOICE = "tests/test_api.py", "tests/test_ops.py", "tests/test_dispatch.py"
+_FALLBACK, _RUN = "tests/test_fallback.py", "tests/test_run.py"
 _TABLES = "tests/sm100/test_tables.py"
-_FALLBACK = (
-    *_cases("test_fallback.py::test_case_is_right", "causal_more_keys", "sink_gqa_window", "varlen_with_empty",
-            "seqused", "softcap", "head_dim_192_128", "window_both_sides", "no_keys", "no_queries", "no_batch"),
-    *_cases("test_fallback.py::test_case_is_right_in_small_tiles", "float32-gqa", "float32-window_both_sides",
-            "float32-seqused"),
-)  # fmt: skip
-_SM80 = (
-    *_cases("sm80/test_emulated.py::test_forward_and_gradients", "varlen_window_softcap_padding-unordered",
-            "causal_groups_sink-deterministic"),
-    *_cases("sm80/test_emulated.py::test_forward", "packed_heads", "split_keys"),
-)  # fmt: skip
-_FORWARD = _cases("sm100/test_forward.py::test_case", "varlen_with_empty", "sink_gqa_window", "pair", "softcap",
-                  "head_dim_192_128", "seqused")  # fmt: skip
-_BACKWARD = _cases("sm100/test_backward.py::test_gradients_of_named_case", "varlen_with_empty", "pair_window_gqa",
-                   "softcap", "head_dim_192_128")  # fmt: skip
+_SM80 = "tests/sm80/test_emulated.py"
+_FORWARD = "tests/sm100/test_forward.py::test_case"
+_BACKWARD = "tests/sm100/test_backward.py::test_gradients_of_named_case"
 
 # The first that covers a file is the file's.
 AREAS = (
-    Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (_API, *_FALLBACK[:4], _OPS)),
+    Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (_API, _OPS, _RUN)),
     Area("operators", ("fa4/ops.py", "fa4/autograd.py", "fa4/spec.py"), (_OPS, _API, _CHOICE)),
     Area(
         "choice",
@@ -57,23 +42,19 @@ AREAS = (
         (_CHOICE, "tests/test_cli.py::test_explain_answers_for_chips_that_are_not_here", _API),
     ),
     Area("jit", ("fa4/jit.py",), ("tests/test_jit.py",)),
-    Area("fallback", ("fa4/fallback.py", "fa4/sequences.py"), _FALLBACK),
-    Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", *_FALLBACK)),
+    Area("fallback", ("fa4/fallback.py", "fa4/sequences.py"), (_FALLBACK,)),
+    Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
     Area("command line", ("fa4/cli.py", "fa4/demo.py", "fa4/__main__.py"), ("tests/test_cli.py",)),
-    Area(
-        "run", ("fa4/run/*", "fa4/memory.py", "fa4/plan.py"), (*_FALLBACK, "tests/test_run.py", "tests/test_layouts.py")
-    ),
-    Area(
-        "core", ("fa4/core/*",), ("tests/test_mask.py", "tests/test_schedule.py", *_SM80[:2], _FORWARD[0], _BACKWARD[0])
-    ),
-    Area("sm80", ("fa4/sm80/*", "fa4/fwd/*", "fa4/bwd/*"), _SM80),
-    Area("sm90", ("fa4/sm90/*",), ("tests/sm90/test_wgmma.py",)),
-    Area("sm100 forward", ("fa4/sm100/fwd/*",), (_TABLES, *_FORWARD)),
-    Area("sm100 backward", ("fa4/sm100/bwd/*",), (_TABLES, *_BACKWARD)),
+    Area("run", ("fa4/run/*", "fa4/memory.py", "fa4/plan.py"), (_FALLBACK, _RUN, "tests/test_layouts.py")),
+    Area("core", ("fa4/core/*",), ("tests/test_mask.py", "tests/test_schedule.py", _SM80, _FORWARD, _BACKWARD)),
+    Area("sm80", ("fa4/sm80/*", "fa4/fwd/*", "fa4/bwd/*"), (_SM80,)),
+    Area("sm90", ("fa4/sm90/*",), ("tests/sm90/test_wgmma.py", "tests/sm90/test_forward.py")),
+    Area("sm100 forward", ("fa4/sm100/fwd/*",), (_TABLES, _FORWARD)),
+    Area("sm100 backward", ("fa4/sm100/bwd/*",), (_TABLES, _BACKWARD)),
     Area(
         "sm100",
         ("fa4/sm100/*", "fa4/pipeline/*"),
-        ("tests/pipeline/test_channels.py", _TABLES, "tests/sm100/test_exp2.py", *_FORWARD[:5], *_BACKWARD[:3]),
+        ("tests/pipeline/test_channels.py", _TABLES, "tests/sm100/test_exp2.py", _FORWARD, _BACKWARD),
     ),
 )
 
