@@ -130,6 +130,7 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
         Region("rows", ROW_STAGES * cfg.rows_bytes, align=128),
         Region("barriers", table.nbytes, align=8),
         Region("tmem", 4),
+        Region("zero", 4),  # see `mma.place`
     )
 
 

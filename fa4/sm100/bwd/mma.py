@@ -34,6 +34,7 @@ def issue(context, ends, steps: Int32):
     cfg, spans = context.cfg, context.tmem
     is_pair = cutlass.const_expr(cfg.ctas == 2)
     base = tmem.base(context.smem)
+    zero = opaque_zero(context) if cutlass.const_expr(is_pair) else 0
     q, do = consume(ends.load_mma_Q), consume(ends.load_mma_dO)
     # One turn a step: what all of these channels go by.
     p, ds, dq = consume(ends.compute_mma_P), consume(ends.compute_mma_dS), produce(ends.mma_reduce_dQ)
@@ -41,24 +42,24 @@ def issue(context, ends, steps: Int32):
         q_columns, do_columns = consume(ends.load_mma_Qcolumns), consume(ends.load_mma_dOcolumns)
     consume(ends.load_mma_K).wait()
     q.wait()
-    issue_scores(context, ends, base, q)
+    issue_scores(context, ends, base, zero, q)
     consume(ends.load_mma_V).wait()
     for i in cutlass.range(steps, unroll=1):
         if cutlass.const_expr(is_pair):
-            base = tmem.base(context.smem)  # read again, see `place`
+            zero = read_zero(context)  # again, see `place`
         do.wait()
         if cutlass.const_expr(cfg.dq_over_dp):
             p.in_step(dq).wait()
-        do_place = place(context, base, "dO") + do.stage * cfg.do_tile.nbytes
+        do_place = place(context, zero, "dO") + do.stage * cfg.do_tile.nbytes
         with cute.arch.elect_one():
-            cfg.dp.issue(base + spans.dP, cfg.dp.a.at(place(context, base, "V")), cfg.dp.b.at(do_place), False)
+            cfg.dp.issue(base + spans.dP, cfg.dp.a.at(place(context, zero, "V")), cfg.dp.b.at(do_place), False)
             ends.mma_compute_dP.commit_full(0)
             if cutlass.const_expr(is_pair):
                 do.commit()
 
         p.wait()
         if cutlass.const_expr(is_pair):
-            do_place = place(context, base, "dOcolumns")
+            do_place = place(context, zero, "dOcolumns")
             p.in_step(do_columns).wait()
         with cute.arch.elect_one():
             issue_by_halves(cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_place), i > 0)
@@ -72,7 +73,7 @@ def issue(context, ends, steps: Int32):
         q = q.next()
         if i + 1 < steps:
             q.wait()
-            issue_scores(context, ends, base, q)
+            issue_scores(context, ends, base, zero, q)
         else:
             with cute.arch.elect_one():
                 ends.mma_compute_dV.commit_full(0)
@@ -81,34 +82,46 @@ def issue(context, ends, steps: Int32):
         if cutlass.const_expr(is_pair):
             if i == 0:
                 consume(ends.load_mma_Kcolumns).wait()
-            issue_dq(context, ends, base)
+            issue_dq(context, ends, base, zero)
             p.in_step(q_columns).wait()
-            issue_dk(context, base, q_columns, place(context, base, "Qcolumns"), i > 0)
+            issue_dk(context, base, q_columns, place(context, zero, "Qcolumns"), i > 0)
         else:
-            q_place = place(context, base, "Q") + read.stage * cfg.q_tile.nbytes
+            q_place = place(context, zero, "Q") + read.stage * cfg.q_tile.nbytes
             issue_dk(context, base, read, q_place, i > 0)
             if cutlass.const_expr(not cfg.dq_over_dp):
                 p.in_step(dq).wait()
-            issue_dq(context, ends, base)
+            issue_dq(context, ends, base, zero)
         p = p.next()
     with cute.arch.elect_one():
         ends.mma_compute_dK.commit_full(0)
 
 
-def place(context, base, name):
-    """Shared-memory address of a tile. A pair's is counted from `base`: with one stage of each tile no address changes
+def place(context, zero, name):
+    """Shared-memory address of a tile. A pair's is counted from `zero`: with one stage of each tile no address changes
     from step to step, and the compiler would compute all of them before the loop, keep them in vector registers for
-    want of uniform ones, and move them back one by one. So each step reads `base` again."""
-    address = context.smem.address(name)
-    return address + base if context.cfg.ctas == 2 else address
+    want of uniform ones, and move them back one by one. So each step reads a zero of which it knows nothing."""
+    return context.smem.address(name) + zero
 
 
-def issue_scores(context, ends, base, q: Cursor):
+@cute.jit
+def opaque_zero(context):
+    """Put the zero there, one warp, and read it."""
+    with cute.arch.elect_one():
+        cute.make_tensor(context.smem.pointer("zero", Int32), cute.make_layout(1))[0] = Int32(0)
+    cute.arch.sync_warp()
+    return read_zero(context)
+
+
+def read_zero(context) -> Int32:
+    return cute.arch.make_warp_uniform(cute.make_tensor(context.smem.pointer("zero", Int32), cute.make_layout(1))[0])
+
+
+def issue_scores(context, ends, base, zero, q: Cursor):
     """S^T of a Q tile; a pair reads that copy of Q no more."""
     scores = context.cfg.scores
-    q_place = place(context, base, "Q") + q.stage * context.cfg.q_tile.nbytes
+    q_place = place(context, zero, "Q") + q.stage * context.cfg.q_tile.nbytes
     with cute.arch.elect_one():
-        scores.issue(base + context.tmem.S, scores.a.at(place(context, base, "K")), scores.b.at(q_place), False)
+        scores.issue(base + context.tmem.S, scores.a.at(place(context, zero, "K")), scores.b.at(q_place), False)
         ends.mma_compute_S.commit_full(0)
         if context.cfg.ctas == 2:
             q.commit()
@@ -131,7 +144,7 @@ def issue_by_halves(umma, d, a, b, accumulate):
         umma.issue(d, a + gap, b, accumulate, range(half * steps, (half + 1) * steps))
 
 
-def issue_dq(context, ends, base):
+def issue_dq(context, ends, base, zero):
     """dQ, or dQ^T: its first LANES rows, then the rest over dP."""
     cfg, spans, smem = context.cfg, context.tmem, context.smem
     with cute.arch.elect_one():
@@ -142,6 +155,6 @@ def issue_dq(context, ends, base):
             high_columns = smem.address("K") + LANES // cfg.k_tile.panel_columns * cfg.k_tile.panel_bytes
             high.issue(base + spans.dQ_high, high.a.at(high_columns), ds, False)
         else:
-            keys = place(context, base, "Kcolumns" if cfg.ctas == 2 else "K")
-            cfg.dq.issue(base + spans.dQ, cfg.dq.a.at(place(context, base, "dS")), cfg.dq.b.at(keys), False)
+            keys = place(context, zero, "Kcolumns" if cfg.ctas == 2 else "K")
+            cfg.dq.issue(base + spans.dQ, cfg.dq.a.at(place(context, zero, "dS")), cfg.dq.b.at(keys), False)
         ends.mma_reduce_dQ.commit_full(0)
