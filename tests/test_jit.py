@@ -270,7 +270,7 @@ def test_a_dry_run_leaves_nothing_behind(seed):
     with emulate("sm_80"):
         with jit.compile_only() as dry:
             fa4.flash_attn_func(q, k, v, causal=True).sum().backward()
-        assert len(dry.seconds) == 4
+        assert [key[0] for _, key in dry.seconds] == ["sm80.forward", "sm80.backward"]
         grads = []
         for backend in ("sm80", "torch"):
             for x in (q, k, v):
