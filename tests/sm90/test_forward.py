@@ -17,7 +17,7 @@ from fa4.run import forward
 from fa4.sm90.fwd.config import Schedule
 from fa4.sm90.fwd.kernel import channels, smem_map
 from fa4.sm90.fwd.plan import Forward, configure
-from fa4.sm90.fwd.tiles import USUAL, ForwardTiles
+from fa4.sm90.fwd.tiles import USUAL, ForwardTiles, tiles_for
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec, Extent
 from tests.sm90.named import CASES
@@ -125,6 +125,31 @@ def test_every_head_dim_fits_the_chip():
             cfg = configure(spec, Extent(1, seqlen, seqlen), chip)
             assert cfg.stages >= 1
             assert smem_map(cfg, channels(cfg)).nbytes <= chip.smem_per_block
+
+
+@pytest.mark.parametrize(
+    "dims, seqlen, causal, expected",
+    [
+        ((64, 64), 1024, True, (2, 128)),
+        ((64, 64), 2048, True, (3, 128)),
+        ((64, 64), 512, False, (3, 128)),
+        ((96, 96), 1024, False, (2, 128)),
+        ((96, 96), 4096, True, (3, 96)),
+        ((128, 128), 512, True, (2, 64)),
+        ((128, 128), 1024, True, (2, 128)),
+        ((192, 128), 512, True, (2, 128)),
+        ((192, 192), 512, True, (2, 112)),
+        ((256, 256), 1024, True, (2, 64)),
+        ((256, 256), 1024, False, (2, 80)),
+    ],
+    ids=str,
+)
+def test_the_row_of_a_problem(dims, seqlen, causal, expected):
+    spec = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1, window_right=0 if causal else None)
+    tiles = tiles_for(spec, Extent(1, seqlen, seqlen))
+    assert (tiles.teams, tiles.tile_n) == expected and tiles.schedule is Schedule.PERSISTENT
+    packed = tiles_for(replace(spec, varlen=True), Extent(1, seqlen, seqlen))
+    assert (packed.teams, packed.tile_n, packed.schedule) == (*expected, Schedule.SINGLE)
 
 
 def test_tiles_that_do_not_fit_are_refused():

@@ -23,29 +23,31 @@ class ForwardTiles:
 
 _MEASURED = "measured on an H100 beside other rows, 16k tokens"
 NARROW = ForwardTiles("head_dim <= 64", 3, 128, _MEASURED)
-NARROW_SHORT = ForwardTiles(
-    "head_dim <= 64, short causal", 2, 128, f"{_MEASURED}; 192 rows waste more", ping_pong=False
-)
+NARROW_SHORT = ForwardTiles("head_dim <= 64, short causal", 2, 128, _MEASURED, ping_pong=False)
 MIDDLE = ForwardTiles("head_dim <= 96", 3, 96, _MEASURED)
 USUAL = ForwardTiles("head_dim <= 128", 2, 128, _MEASURED)
-WIDE = ForwardTiles("head_dim_v > 128", 2, 112, "registers: S, P and O in 240 a thread")
-WIDEST = ForwardTiles("head_dim > 192", 2, 80, _MEASURED)
-SHORT_ROWS = 2048  # up to which causal rows of 192 see too many keys that they hide
+USUAL_SHORT = ForwardTiles("head_dim <= 128, short causal", 2, 64, _MEASURED)
+WIDE = ForwardTiles("head_dim <= 192", 2, 112, _MEASURED)
+WIDEST = ForwardTiles("head_dim <= 256", 2, 80, _MEASURED)
+WIDEST_SHORT = ForwardTiles("head_dim <= 256, short causal", 2, 64, _MEASURED)
 
 
 def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     """The row for a problem."""
-    row = _by_shape(spec, extent)
+    row = _by_shape(spec, extent.max_seqlen_q)
     # Uneven lengths: the hardware hands out tiles as CTAs retire.
     return replace(row, schedule=Schedule.SINGLE) if spec.varlen else row
 
 
-def _by_shape(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
-    widest = max(spec.head_dim, spec.head_dim_v)
+def _by_shape(spec: AttentionSpec, rows: int) -> ForwardTiles:
+    """Where few keys lie left of the diagonal, what a tile computes beyond it counts: smaller tiles waste less."""
+    widest, is_masked = max(spec.head_dim, spec.head_dim_v), spec.window_right is not None
     if widest <= 64:
-        return NARROW_SHORT if spec.window_right is not None and extent.max_seqlen_q <= SHORT_ROWS else NARROW
+        return NARROW_SHORT if is_masked and rows <= 1024 else NARROW
     if widest <= 96:
-        return MIDDLE
+        return USUAL if rows <= 1024 else MIDDLE
     if spec.head_dim <= 192 and spec.head_dim_v <= 128:
-        return USUAL
-    return WIDE if widest <= 192 else WIDEST
+        return USUAL_SHORT if is_masked and rows <= 512 and spec.head_dim <= 128 else USUAL
+    if widest <= 192:
+        return WIDE
+    return WIDEST_SHORT if is_masked and rows <= 1024 else WIDEST
