@@ -28,8 +28,8 @@ THREADS = 256  # of the kernels around the main one
 class Placement(Protocol):
     """Where a main kernel adds up a block's dQ.
 
-    elements: float32 of a block, a multiple of 4. rows: 1, or 4 where four rows of a column are neighbours. Of 8
-    neighbouring columns (and `rows` rows) the places come in runs of four, wherever the 8 start.
+    elements: float32 of a block, a multiple of 4. rows: 1, or as many (2 or 4) rows of a column as are neighbours. Of 8
+    neighbouring columns (and `rows` rows) the places come in runs of four, or of two, wherever the 8 start.
     """
 
     elements: int

@@ -1,7 +1,7 @@
 """After the backward's main kernel: dQ = scale * sum, in the input's dtype.
 
-One CTA has one block of rows. A thread takes VECTOR columns of a row (of four rows, where those are neighbours) at a
-time. Whatever the placement, it reads 16 bytes at a time and writes 16.
+One CTA has one block of rows. A thread takes VECTOR columns of a row (of several rows, where those are neighbours) at a
+time. It reads 16 bytes at a time (8 where the placement has no more side by side) and writes 16.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
 
 
 def piece(source: cute.Pointer, placement: Placement) -> list[list[Float32]]:
-    """VECTOR columns of each of the placement's rows, the first of them at `source`."""
+    """VECTOR columns of each of the placement's rows, the first of them at `source`, by the widest loads that fit."""
     first = placement.offset(0, 0, 0)
     places = [[placement.offset(row, 0, c) - first for c in range(VECTOR)] for row in range(placement.rows)]
-    runs = sorted(place for of_row in places for place in of_row)[::4]
+    ordered = sorted(place for of_row in places for place in of_row)
+    width = 4 if all(ordered[i + 3] - ordered[i] == 3 for i in range(0, len(ordered), 4)) else 2
     loaded = {}
-    for run in runs:
-        loaded |= {run + i: x for i, x in enumerate(load_floats(source + run, 4))}
+    for run in ordered[::width]:
+        loaded |= {run + i: x for i, x in enumerate(load_floats(source + run, width))}
     return [[loaded[place] for place in of_row] for of_row in places]
 
 

@@ -75,11 +75,13 @@ class Cursor:
 
     def in_step(self, other: Cursor) -> Cursor:
         """`other`, a new cursor in another channel, at the turn that this one has reached: channels whose turns go
-        together share one phase."""
-        if self.walks or other.walks:
-            raise ValueError(f"channels {self.end.channel.name} and {other.end.channel.name}: rings do not go in step")
+        together share one phase, rings of as many stages one stage as well."""
+        mine, others = self.end.channel, other.end.channel
+        if self.walks != other.walks or (self.walks and mine.stages != others.stages):
+            raise ValueError(f"channels {mine.name} and {others.name}: rings of other lengths do not go in step")
         phase = self.phase ^ 1 if self.first_phase != other.first_phase else self.phase
-        return Cursor(other.end, other.produces, other.stage, phase, other.first_phase, False)
+        stage = self.stage if other.walks else other.stage
+        return Cursor(other.end, other.produces, stage, phase, other.first_phase, other.walks)
 
     def next(self) -> Cursor:
         """The turn after this one."""

@@ -48,7 +48,11 @@ AREAS = (
     Area("run", ("fa4/run/*", "fa4/memory.py", "fa4/plan.py"), (_FALLBACK, _RUN, "tests/test_layouts.py")),
     Area("core", ("fa4/core/*",), ("tests/test_mask.py", "tests/test_schedule.py", _SM80, _FORWARD, _BACKWARD)),
     Area("sm80", ("fa4/sm80/*", "fa4/fwd/*", "fa4/bwd/*"), (_SM80,)),
-    Area("sm90", ("fa4/sm90/*",), ("tests/sm90/test_wgmma.py", "tests/sm90/test_forward.py")),
+    Area(
+        "sm90",
+        ("fa4/sm90/*",),
+        ("tests/sm90/test_wgmma.py", "tests/sm90/test_forward.py", "tests/sm90/test_backward.py"),
+    ),
     Area("sm100 forward", ("fa4/sm100/fwd/*",), (_TABLES, _FORWARD)),
     Area("sm100 backward", ("fa4/sm100/bwd/*",), (_TABLES, _BACKWARD)),
     Area(

@@ -36,7 +36,9 @@ def test_channels_in_step_share_a_phase():
     """Only a cursor that walks through a ring carries its stage from one turn to the next."""
     queries = consume(MULTIPLY.load_multiply_Q, ALL)
     assert queries.in_step(produce(LOAD.load_multiply_Q, 1)).stage == 1
-    assert len(consume(MULTIPLY.load_multiply_K)._carried()) == 2
+    keys = consume(MULTIPLY.load_multiply_K)
+    assert len(keys._carried()) == 2
+    assert keys.in_step(consume(MULTIPLY.load_multiply_K)).stage is keys.stage
     assert len(queries._carried()) == len(consume(MULTIPLY.load_multiply_Q, 1)._carried()) == 1
 
 

@@ -1,0 +1,202 @@
+"""What the generated backward depends on, and the shapes that follow from it.
+
+Everything works on transposed scores: S^T = K Q^T has keys as rows. A warpgroup has 64 of a CTA's 128 keys, so that its
+P^T and dS^T are, rounded to 16 bits where they stand in registers, the left operands of dV += P^T dO and dK += dS^T Q.
+Only dS goes through shared memory, for dQ = dS K, which sums over the keys of both warpgroups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+
+from ...bwd.blocks import RowBlocks
+from ...core.constant import Constant
+from ...pipeline.smem import Tile
+from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
+from .placement import ByColumns, ByQueries
+
+TEAMS = 2  # warpgroups that compute
+TILE_N = TEAMS * ROWS  # keys of a CTA
+REDUCERS = 3  # warps that may add dQ to its sum
+BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
+SECTION_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads that advance together read and add to
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Constant):
+    """Everything the generated code depends on; its fields are the compile key.
+
+    group: query heads of one key/value head. tile_m: query rows of a step. stages: tiles of Q, dO and dS in shared
+    memory, of each that many. sms: CTAs that the chip runs at a time.
+
+    Raises:
+        ValueError: the tiles do not fit the shared memory, or their shape has no division of dQ among the warpgroups.
+    """
+
+    dtype: type[cutlass.Numeric]
+    head_dim: int
+    head_dim_v: int
+    group: int
+    has_left: bool
+    has_right: bool
+    has_softcap: bool
+    has_sink: bool
+    has_dlse: bool
+    varlen: bool
+    has_seqused_q: bool
+    has_seqused_k: bool
+    deterministic: bool
+    tile_m: int
+    stages: int
+    sms: int
+    smem_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.held_bytes > self.smem_bytes:
+            raise ValueError(
+                f"{self.tile_m} x {TILE_N} tiles hold {self.held_bytes} bytes, there are {self.smem_bytes}"
+            )
+        if not self.dq_by_queries and self.k_tile.panels != TEAMS:
+            raise ValueError(f"steps of {self.tile_m} queries want head dims of {TEAMS} panels, not {self.head_dim}")
+
+    @property
+    def columns(self) -> int:
+        """head_dim as the products reduce it: tiles are zero past head_dim."""
+        return -(-self.head_dim // K_PER_MMA) * K_PER_MMA
+
+    @property
+    def columns_v(self) -> int:
+        return -(-self.head_dim_v // K_PER_MMA) * K_PER_MMA
+
+    @property
+    def q_tile(self) -> Tile:
+        return Tile(self.tile_m, self.head_dim)
+
+    @property
+    def do_tile(self) -> Tile:
+        return Tile(self.tile_m, self.head_dim_v)
+
+    @property
+    def k_tile(self) -> Tile:
+        return Tile(TILE_N, self.head_dim)
+
+    @property
+    def v_tile(self) -> Tile:
+        return Tile(TILE_N, self.head_dim_v)
+
+    @property
+    def dk_tile(self) -> Tile:
+        """One warpgroup's keys, which it stores by itself."""
+        return Tile(ROWS, self.head_dim)
+
+    @property
+    def dv_tile(self) -> Tile:
+        return Tile(ROWS, self.head_dim_v)
+
+    @property
+    def ds_tile(self) -> Tile:
+        """dS, a row per query: the keys of a warpgroup fill a panel."""
+        return Tile(self.tile_m, TILE_N)
+
+    @property
+    def rows_bytes(self) -> int:
+        """A step's row statistics: two floats for each query."""
+        return 2 * 4 * self.tile_m
+
+    @property
+    def dq_by_queries(self) -> bool:
+        """Each warpgroup computes dQ of its half of a step's queries. Otherwise it computes dQ^T = K^T dS^T of one
+        panel of columns, for any number of queries."""
+        return self.tile_m == TEAMS * ROWS
+
+    @property
+    def dq_bytes(self) -> int:
+        """What a warpgroup has of a step's dQ, in float32."""
+        return 4 * ROWS * self.dq.n
+
+    @property
+    def held_bytes(self) -> int:
+        """Shared memory in use."""
+        stage = self.q_tile.nbytes + self.rows_bytes + self.do_tile.nbytes + self.ds_tile.nbytes
+        held = self.k_tile.nbytes + self.v_tile.nbytes + TEAMS * self.dq_bytes
+        return held + self.stages * stage + BARRIER_BYTES
+
+    @property
+    def row_blocks(self) -> RowBlocks:
+        """What the kernels around the main one depend on."""
+        placement = ByColumns(self.tile_m, TEAMS)
+        if self.dq_by_queries:
+            placement = ByQueries(self.tile_m, self.columns)
+        return RowBlocks(
+            self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
+            self.has_dlse, turns=1 if self.deterministic else 0, pdl=True,
+        )  # fmt: skip
+
+    @property
+    def statistics_ahead(self) -> bool:
+        """Whether registers hold a statistic of all of a thread's queries beside its accumulators."""
+        return self.tile_m < TEAMS * ROWS
+
+    @property
+    def reducers(self) -> int:
+        """Warps that add dQ to its sum, taking the steps in turn: to wait for a turn, to add and to pass the turn on
+        takes longer than a step."""
+        return REDUCERS if self.deterministic else 1
+
+    @property
+    def query_bytes(self) -> int:
+        """What a query has in global memory: Q, dO and the sum of dQ."""
+        return 6 * self.columns + 2 * self.columns_v
+
+    @property
+    def ragged(self) -> bool:
+        """A sequence's data may end before its tensor's rows do; see `core.sequence.ragged`."""
+        return self.varlen or self.has_seqused_q or self.has_seqused_k
+
+    @property
+    def descending(self) -> bool:
+        """Whether CTAs take key blocks from last to first. In a deterministic causal problem that is the order in
+        which blocks add to dQ: the last block, seen by the fewest queries, adds at its diagonal at once, the one before
+        it follows a step behind, and nobody waits for long."""
+        return self.deterministic and self.has_right
+
+    @property
+    def shifted(self) -> bool:
+        """Whether CTAs that run at the same time begin at different query blocks and go round. In a deterministic
+        problem without a mask each then finds what it adds to free: the CTA that was there before is a step ahead."""
+        return self.deterministic and not self.has_left and not self.has_right
+
+    @property
+    def scores(self) -> Wgmma:
+        """S^T = K Q^T."""
+        q = SmemOperand(self.q_tile, Major.K, self.stages, self.q_tile.nbytes)
+        return Wgmma(self.dtype, n=self.tile_m, k=self.columns, b=q, a=SmemOperand(self.k_tile, Major.K))
+
+    @property
+    def dp(self) -> Wgmma:
+        """dP^T = V dO^T."""
+        do = SmemOperand(self.do_tile, Major.K, self.stages, self.do_tile.nbytes)
+        return Wgmma(self.dtype, n=self.tile_m, k=self.columns_v, b=do, a=SmemOperand(self.v_tile, Major.K))
+
+    @property
+    def dv(self) -> Wgmma:
+        """dV += P^T dO, P^T from registers."""
+        do = SmemOperand(self.do_tile, Major.MN, self.stages, self.do_tile.nbytes)
+        return Wgmma(self.dtype, n=self.columns_v, k=self.tile_m, b=do)
+
+    @property
+    def dk(self) -> Wgmma:
+        """dK += dS^T Q, dS^T from registers."""
+        q = SmemOperand(self.q_tile, Major.MN, self.stages, self.q_tile.nbytes)
+        return Wgmma(self.dtype, n=self.columns, k=self.tile_m, b=q)
+
+    @property
+    def dq(self) -> Wgmma:
+        """dQ = dS K of half of the queries, or dQ^T = K^T dS^T of a panel of columns."""
+        k = SmemOperand(self.k_tile, Major.MN)
+        ds = SmemOperand(self.ds_tile, Major.K, self.stages, self.ds_tile.nbytes)
+        if self.dq_by_queries:
+            return Wgmma(self.dtype, n=self.columns, k=TILE_N, b=k, a=ds)
+        return Wgmma(self.dtype, n=self.tile_m, k=TILE_N, b=ds, a=k)

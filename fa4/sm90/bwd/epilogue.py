@@ -1,0 +1,44 @@
+"""The end of the compute role: each warpgroup stores dV and dK of its keys, through the places of V and K."""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...core.sequence import sequence_matrix
+from ...pipeline.roles import WARPS_PER_WARPGROUP
+from ...pipeline.smem import PANEL_ROW_BYTES
+from ...pipeline.tma import tma_store
+from ..fragment import ROWS_PER_WARP, store_matrices, to_words
+from .config import TEAMS
+from .placement import WARPGROUP
+
+
+@cute.jit
+def store_gradients(context, work, dv: cute.Tensor, dk: cute.Tensor, team: Int32):
+    """dV and dK from registers to global memory; zeros if no query sees a key of the block."""
+    # A warpgroup's keys of K may still be read by the other one's last dQ.
+    cute.arch.barrier(barrier_id=context.last_dq, number_of_threads=TEAMS * WARPGROUP)
+    stage(context, "V", "dv", dv, team, Float32(1.0))
+    stage(context, "K", "dk", dk, team, context.args.scale)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=context.gradients_staged + team, number_of_threads=WARPGROUP)
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
+        store(context, work, "V", "dv", team)
+        store(context, work, "K", "dk", team)
+
+
+def stage(context, region: str, name: str, gradient: cute.Tensor, team: Int32, scale: Float32) -> None:
+    """A warpgroup's accumulator, times `scale`, to its share of `region`."""
+    tile = getattr(context.cfg, f"{name}_tile")
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+    own = context.smem.address(region) + team * tile.nbytes + warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
+    store_matrices(own, tile, to_words(gradient, [scale, scale], context.cfg.dtype))
+
+
+def store(context, work, region: str, name: str, team: Int32) -> None:
+    """One warp: start storing a warpgroup's share, and wait until shared memory has been read."""
+    tma = context.tma(name)
+    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.ragged)
+    place = context.smem.pointer(region, context.cfg.dtype) + team * (tma.tile.nbytes // 2)
+    tma_store(tma, matrix, work.n_block * TEAMS + team, place)

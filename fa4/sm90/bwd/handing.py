@@ -1,0 +1,50 @@
+"""How the warpgroups hand dQ to the warps that add it: one place for each warpgroup, whose steps take turns on the
+barriers of several adding warps.
+
+A warp that waits for its turn in a deterministic run may be more than one step behind, further than the two parities of
+one barrier can tell. So each adding warp has barriers of its own, and a step's dQ may be put into its place when the
+step before has left it, as the free barrier of that step's warp says.
+"""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Boolean, Int32
+
+from ...pipeline.channels import End
+from .config import TEAMS
+
+
+class Handing:
+    """A warpgroup's place in `compute_reduce_dQ`: which warp adds (`adder`), at which phase. Immutable."""
+
+    def __init__(self, end: End, adders: int, adder: Int32, phase: Int32):
+        self.end, self.adders, self.adder, self.phase = end, adders, adder, phase
+
+    @staticmethod
+    def before_first(end: End, adders: int) -> Handing:
+        """The step before the first: its place is free at once."""
+        return Handing(end, adders, Int32(adders - 1), Int32(1))
+
+    def next(self) -> Handing:
+        adder = self.adder + 1
+        wraps = Boolean(adder == self.adders)
+        adder, phase = cutlass.select_(wraps, Int32(0), adder), self.phase ^ Int32(wraps)
+        return Handing(self.end, self.adders, adder, phase)
+
+    def wait_left(self, team: Int32) -> None:
+        """Until this step's dQ has left the place of a warpgroup."""
+        self.end.wait_free(self.adder * TEAMS + team, self.phase)
+
+    def arrive(self, team: Int32) -> None:
+        """Whole warp: its part of this step's dQ is in the warpgroup's place."""
+        self.end.arrive_full(self.adder * TEAMS + team)
+
+    def __get_mlir_types__(self):
+        return [self.adder.type, self.phase.type]
+
+    def __extract_mlir_values__(self):
+        return [self.adder.ir_value(), self.phase.ir_value()]
+
+    def __new_from_mlir_values__(self, values):
+        return Handing(self.end, self.adders, Int32(values[0]), Int32(values[1]))

@@ -1,0 +1,66 @@
+"""Load role, one warp: brings K and V once, and for every step Q with the rows' statistics, and dO.
+
+Waits:   load_compute_{Q,dO}.free
+Signals: load_compute_{K,V,Q,dO}.full
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...core.sequence import sequence_matrix
+from ...pipeline.cursor import Cursor, produce
+from ...pipeline.tma import bulk_load, tma_load
+from .work import work_tile
+
+
+@cute.jit
+def load(context):
+    """Copies in the order of their use, which is also the order in which their stages become free."""
+    cfg, ends = context.cfg, context.ends("load")
+    work = work_tile(context)
+    q = produce(ends.load_compute_Q)
+    if work.blocks > 0:
+        load_keys(context, produce(ends.load_compute_K), work, "k")
+        load_keys(context, produce(ends.load_compute_V), work, "v")
+    cute.arch.griddepcontrol_wait()  # the statistics are another kernel's
+    for member in cutlass.range(cfg.group, unroll=1):
+        head = work.head_kv * cfg.group + member
+        for i in cutlass.range(work.first, work.stop, unroll=1):
+            at = (head, work.block(i, cfg.shifted))
+            do = q.in_step(produce(ends.load_compute_dO))
+            q.wait()
+            q.announce(cfg.q_tile.nbytes + cfg.rows_bytes)
+            load_queries(context, q, work, "q", "Q", at)
+            load_statistics(context, q, work, at)
+            do.wait()
+            do.announce(cfg.do_tile.nbytes)
+            load_queries(context, do, work, "do", "dO", at)
+            q = q.next()
+
+
+def load_keys(context, cursor: Cursor, work, name: str) -> None:
+    """This CTA's block of keys or values."""
+    cfg, tma = context.cfg, context.tma(name)
+    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged)
+    cursor.announce(tma.tile.nbytes)
+    tma_load(tma, matrix, work.n_block, context.smem.pointer(name.upper(), cfg.dtype), cursor.barrier())
+
+
+def load_queries(context, cursor: Cursor, work, name: str, region: str, at: tuple[Int32, Int32]) -> None:
+    """The queries of a step, or their dO, at (head, query block)."""
+    cfg, tma = context.cfg, context.tma(name)
+    matrix = sequence_matrix(tma.tensor, at[0], work.batch, work.q, cfg.varlen, cfg.ragged)
+    place = context.smem.pointer(region, cfg.dtype) + cursor.stage * (tma.tile.nbytes // 2)
+    tma_load(tma, matrix, at[1], place, cursor.barrier())
+
+
+def load_statistics(context, cursor: Cursor, work, at: tuple[Int32, Int32]) -> None:
+    """Two floats for each query of a step at (head, query block)."""
+    cfg, rows = context.cfg, context.args.statistics
+    source = rows.iterator + cute.crd2idx((0, 0, work.row_block + at[1], at[0]), rows.layout)
+    with cute.arch.elect_one():
+        target = context.smem.pointer("rows", Float32) + cursor.stage * (cfg.rows_bytes // 4)
+        bulk_load(source, target, cfg.rows_bytes, cursor.barrier())

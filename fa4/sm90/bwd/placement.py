@@ -1,0 +1,54 @@
+"""Where the main kernel adds up a block's dQ: in the order in which threads hold it.
+
+Four elements of each of a warpgroup's threads lie side by side, then the next four. Element i of a thread is column
+i % 2 of its pair in the i / 4-th eight columns, of row i / 2 % 2 of its two; see `fragment`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cutlass import Int32
+
+from ...core.constant import Constant
+from ..wgmma import ROWS
+
+WARPGROUP = 128  # threads
+
+
+def place(row: Int32 | int, column: Int32 | int) -> Int32 | int:
+    """Of an accumulator's element, from the warpgroup's first."""
+    thread = row // 16 * 32 + row % 8 * 4 + column % 8 // 2
+    return column // 8 * (4 * WARPGROUP) + thread * 4 + row // 8 % 2 * 2 + column % 2
+
+
+@dataclass(frozen=True, slots=True)
+class ByColumns(Constant):
+    """dQ^T: a warpgroup has a panel of 64 columns as rows, and the block's queries as columns."""
+
+    tile_m: int
+    panels: int
+    rows: int = 2
+
+    @property
+    def elements(self) -> int:
+        return self.panels * ROWS * self.tile_m
+
+    def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
+        return first // ROWS * (ROWS * self.tile_m) + place(within, row)
+
+
+@dataclass(frozen=True, slots=True)
+class ByQueries(Constant):
+    """dQ: a warpgroup has 64 queries, with all columns."""
+
+    tile_m: int
+    columns: int
+    rows: int = 1
+
+    @property
+    def elements(self) -> int:
+        return self.tile_m * self.columns
+
+    def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
+        return row // ROWS * (ROWS * self.columns) + place(row % ROWS, first + within)

@@ -1,0 +1,99 @@
+"""What one CTA works on: a block of keys of one key/value head, and the query blocks that see it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Int32
+
+from ...core.mask import Band
+from ...core.rows import first_row_block
+from ...core.sequence import Rows
+from .config import TILE_N
+
+
+class Neighbours(NamedTuple):
+    """Key blocks of a sequence whose CTAs run at the same time: `count` of them, this one being number `place`."""
+
+    place: Int32
+    count: Int32
+
+
+class Work(NamedTuple):
+    """A block of keys and its steps: for each query head of the group, the query blocks first <= m < stop.
+
+    The mask hides nothing in those full_first <= m < full_stop.
+    """
+
+    n_block: Int32
+    head_kv: Int32
+    batch: Int32
+    q: Rows  # the sequence's query rows that hold data
+    k: Rows
+    mask: Band
+    first: Int32
+    full_first: Int32
+    full_stop: Int32
+    stop: Int32
+    neighbours: Neighbours
+    row_block: Int32  # where the sequence's query blocks begin in the row workspaces
+
+    @property
+    def blocks(self) -> Int32:
+        """Query blocks of one head; 0 if no query sees a key."""
+        return self.stop - self.first
+
+    def block(self, i: Int32, shifted: bool) -> Int32:
+        """The query block of step first <= i < stop: i itself, or, `shifted`, so that neighbours begin evenly apart and
+        go round."""
+        if not shifted:
+            return i
+        m_block = i + self.neighbours.place * self.blocks // self.neighbours.count
+        return Int32(cutlass.select_(m_block < self.stop, m_block, m_block - self.blocks))
+
+    def turn(self, m_block: Int32, cfg) -> Int32:
+        """How many key blocks add to dQ of a query block before this one; all that the query block meets do."""
+        if cfg.shifted:
+            # Of the neighbours, the last that begins at or before the query block is first there, then the one before.
+            place, count = self.neighbours
+            nearest = ((m_block + 1) * count - 1) // self.blocks
+            behind = nearest - place
+            return self.n_block - place + Int32(cutlass.select_(behind < 0, behind + count, behind))
+        met = self.mask.key_blocks(m_block)
+        return met.stop - 1 - self.n_block if cfg.descending else self.n_block - met.first
+
+
+def work_tile(context) -> Work:
+    """This CTA's work."""
+    args, cfg = context.args, context.cfg
+    n_block, head_kv, batch = args.order.here()
+    q = args.lengths.queries(batch, args.seqlen_q)
+    k = args.lengths.keys(batch, args.seqlen_k)
+    left = args.left if cfg.has_left else None
+    right = args.right if cfg.has_right else None
+    mask = Band(cfg.tile_m, TILE_N, q.count, k.count, left, right)
+    first, stop = mask.query_blocks(n_block)
+    stop = Int32(cutlass.select_(n_block * TILE_N < k.count, stop, first))
+    full_first, full_stop = whole_blocks(mask, n_block, first, stop)
+    place = n_block % cfg.sms
+    together = cutlass.min((k.count + TILE_N - 1) // TILE_N - (n_block - place), cfg.sms)
+    row_block = first_row_block(batch, q, args.seqlen_q, cfg.tile_m, 1, cfg.varlen)
+    return Work(
+        n_block, head_kv, batch, q, k, mask, first, full_first, full_stop, stop, Neighbours(place, together), row_block
+    )
+
+
+def whole_blocks(mask: Band, n_block: Int32, first: Int32, stop: Int32) -> tuple[Int32, Int32]:
+    """Of the query blocks first <= m < stop, those all of whose queries see all keys of a block."""
+    sees_last, _ = mask.queries((n_block + 1) * TILE_N - 1)
+    _, misses_first = mask.queries(n_block * TILE_N)
+    full_first = (cutlass.max(sees_last, 0) + mask.tile_m - 1) // mask.tile_m
+    # A block of keys that ends beyond the last key is seen whole by nobody.
+    full_first = cutlass.select_((n_block + 1) * TILE_N <= mask.seqlen_k, full_first, stop)
+    full_first = cutlass.max(cutlass.min(Int32(full_first), stop), first)
+    full_stop = stop
+    if mask.left is not None:
+        full_stop = cutlass.max(misses_first, 0) // mask.tile_m
+        full_stop = cutlass.max(cutlass.min(full_stop, stop), full_first)
+    return full_first, full_stop

@@ -1,0 +1,164 @@
+"""The Hopper backward on the emulated chip: gradients of the named cases, whatever the order of events."""
+
+from dataclasses import replace
+from operator import attrgetter
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from fa4 import cases, plan, reference
+from fa4.cases import Case
+from fa4.device import chip_by_number, chip_of
+from fa4.emulator import emulate
+from fa4.emulator.machine import SCHEDULES
+from fa4.run.backward import backward
+from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
+from fa4.sm90.bwd.placement import ByColumns, ByQueries
+from fa4.sm90.bwd.plan import Backward, configure
+from fa4.sm90.bwd.tiles import D64, D128, D128_CUT, BackwardTiles
+from fa4.spec import AttentionSpec, Gradients, Saved
+from tests.sm100.named import CASES
+
+NAME = attrgetter("name")
+EXTRA = (
+    Case("logits_1e4", seqlen_q=192, seqlen_k=192, head_dim=128, logits=1e4, causal=True),
+    Case("window_gqa", seqlen_q=300, seqlen_k=600, heads_q=2, heads_kv=1, head_dim=128, window_size=(150, 60)),
+    Case("head_dim_104_120", seqlen_q=129, seqlen_k=257, head_dim=104, head_dim_v=120, dtype=torch.float16),
+    Case(
+        "varlen_sink",
+        heads_q=8,
+        head_dim=128,
+        lengths=((130, 300), (100, 290), (7, 9), (0, 5), (9, 0)),
+        seqused=((120, 290), (100, 257), (7, 3), (0, 2), (3, 0)),
+        causal=True,
+        sink=True,
+    ),
+)
+SERVED = {
+    case.name: replace(case, heads_q=8) if case.sink else case
+    for case in (*CASES.values(), *EXTRA)
+    if case.head_dim <= 128
+}
+# Compiling takes most of a case's time; the soak runs the others.
+QUICK = ("softcap", "head_dim_40_padded", "varlen_with_empty", "window_gqa", "varlen_sink")
+ROWS = (D64, D128, D128_CUT)
+
+
+class OnlyBackward(plan.Plan):
+    """The backward's kernels without a forward."""
+
+    def __init__(self, spec, extent, chip, tiles):
+        super().__init__(spec, extent, chip)
+        self.kernels = Backward(spec, extent, chip, tiles)
+
+    def backward(self, inputs, saved, grads):
+        return self.kernels.launch(inputs, saved, grads)
+
+
+def upstream(problem: cases.Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """out, lse and dlse as a forward and its caller would hand them to the backward."""
+    out, lse = reference.forward(problem.inputs, problem.spec, precise=False)
+    return out, lse, problem.dlse.masked_fill(lse == -torch.inf, 0.0)
+
+
+def gradients(
+    problem: cases.Problem,
+    seed: int,
+    schedule: str = "round_robin",
+    sms: int = 4,
+    tiles: BackwardTiles | None = None,
+    deterministic: bool = False,
+) -> Gradients:
+    """The kernels' gradients, out and lse being the same-precision reference's; raises on any finding."""
+    out, lse, dlse = upstream(problem)
+    spec = replace(problem.spec, needs_backward=True, deterministic=deterministic)
+    with emulate("sm_90a", sms=sms, seed=seed, schedule=schedule):
+        made = OnlyBackward(spec.with_positive_scale(), problem.inputs.extent, chip_of(out.device), tiles)
+        return backward(problem.inputs, spec, made, Saved(out, lse, problem.dout, dlse))
+
+
+def assert_right(problem: cases.Problem, grads: Gradients, context: str) -> None:
+    cases.assert_right(cases.judge_backward(replace(problem, dlse=upstream(problem)[2]), grads), context)
+
+
+def bits(grads: Gradients) -> tuple[bytes, ...]:
+    return tuple(x.contiguous().view(torch.int16).numpy().tobytes() for x in grads if x is not None)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_gradients_of_named_case(name, seed):
+    problem = cases.make(SERVED[name], seed)
+    schedule = SCHEDULES[seed % len(SCHEDULES)]
+    assert_right(problem, gradients(problem, seed, schedule), f"{name}, {schedule} (seed {seed})")
+
+
+@pytest.mark.parametrize("tiles", ROWS, ids=NAME)
+def test_every_tile_row_is_right_in_any_order(tiles, seed):
+    case = Case(tiles.name, seqlen_q=170, seqlen_k=200, heads_q=2, heads_kv=1, head_dim=64 if tiles is D64 else 128)
+    problem = cases.make(replace(case, causal=tiles is not D128), seed)
+    for schedule in SCHEDULES:
+        grads = gradients(problem, seed, schedule, tiles=tiles)
+        assert_right(problem, grads, f"{tiles.name}, {schedule} (seed {seed})")
+
+
+@pytest.mark.parametrize(
+    ("causal", "window"),
+    [(False, None), (True, None), (False, (150, 60))],
+    ids=["shifted", "descending", "ascending"],
+)
+def test_deterministic_gradients_are_equal_whatever_the_order_of_events(causal, window, seed):
+    """More key blocks than CTAs run at a time, so that groups of them follow each other."""
+    shape = dict(seqlen_q=500, seqlen_k=700, heads_q=2, heads_kv=1, head_dim=64)
+    problem = cases.make(Case("deterministic", causal=causal, window_size=window or (None, None), **shape), seed)
+    results = []
+    for schedule in SCHEDULES:
+        grads = gradients(problem, seed, schedule, sms=4, deterministic=True)
+        assert_right(problem, grads, f"{schedule} (seed {seed})")
+        results.append(bits(grads))
+    assert results[0] == results[1] == results[2], f"seed {seed}"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", SERVED)
+def test_gradients_under_many_interleavings(name, seed):
+    problem = cases.make(SERVED[name], seed)
+    for i in range(10):
+        schedule, sms = SCHEDULES[i % 3], (2, 3, 4, 7)[i % 4]
+        grads = gradients(problem, seed + i, schedule, sms, deterministic=i % 2 == 1)
+        assert_right(problem, grads, f"{name}, {schedule}, {sms} (seed {seed + i})")
+
+
+def config(head_dim: int, tiles: BackwardTiles):
+    spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, 16, 16, head_dim**-0.5, needs_backward=True)
+    return configure(spec, chip_by_number(90), has_dlse=False, tiles=tiles)
+
+
+@pytest.mark.parametrize(("head_dim", "tiles"), [(64, D64), (128, D128), (96, D128_CUT)])
+def test_tables_fit_the_chip(head_dim, tiles):
+    cfg = config(head_dim, tiles)
+    table = channels(cfg)
+    assert smem_map(cfg, table).nbytes <= cfg.held_bytes <= 227 * 1024
+    assert ROLES.threads == 384
+
+
+@pytest.mark.parametrize("tile_m", [64, 80])
+def test_dq_in_columns_has_a_place_for_every_element(tile_m):
+    placement = ByColumns(tile_m, 2)
+    places = {placement.offset(row, c // 64 * 64, c % 64) for row in range(tile_m) for c in range(128)}
+    assert places == set(range(placement.elements))
+
+
+def test_dq_in_queries_has_a_place_for_every_element():
+    placement = ByQueries(128, 48)
+    places = {placement.offset(row, c // 32 * 32, c % 32) for row in range(128) for c in range(48)}
+    assert places == set(range(placement.elements))
+
+
+def test_tiles_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="there are 232448"):
+        config(128, BackwardTiles("wide", 128, 2, ""))
+    with pytest.raises(ValueError, match="head dims of 2 panels, not 64"):
+        config(64, BackwardTiles("low", 64, 2, ""))
