@@ -3,6 +3,7 @@
 import sys
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,6 +83,61 @@ def test_cpu_tensors_live_on_the_emulated_chip_inside_emulating():
     with emulating(chip):
         assert chip_of(torch.device("cpu")) is chip
     assert chip_of(torch.device("cpu")) == Chip("cpu")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """What torch says where an A100 and a B200 are, the second of them current."""
+    facts = {0: ((8, 0), 108, 163 << 10, "A100"), 1: ((10, 0), 148, 227 << 10, "B200")}
+    names = ("multi_processor_count", "shared_memory_per_block_optin", "name")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: facts[index][0])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**dict(zip(names, facts[index][1:])))
+    )
+    device._cuda_chip.cache_clear()
+    yield
+    device._cuda_chip.cache_clear()
+
+
+def test_a_gpu_is_asked_what_it_is(two_gpus):
+    a100, b200 = (chip_of(torch.device("cuda", index)) for index in (0, 1))
+    assert (a100.number, a100.sms, a100.smem_per_block, a100.name) == (80, 108, 163 << 10, "A100")
+    assert (b200.number, b200.sms, b200.smem_per_block, b200.name) == (100, 148, 227 << 10, "B200")
+    assert a100.device_type == "cuda" and not a100.emulated
+    assert chip_of(torch.device("cuda")) == b200, "the current device"
+    assert (a100.target, b200.target) == (chip_by_number(80).target, chip_by_number(100).target)
+
+
+def test_what_is_neither_a_cpu_nor_an_nvidia_gpu_has_no_number(two_gpus, monkeypatch):
+    assert chip_of(torch.device("meta")) == Chip("meta")
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    assert chip_of(torch.device("cuda", 0)) == Chip("cuda")
+
+
+@pytest.mark.parametrize("number, sms, smem", [(80, 108, 163), (89, 128, 99), (90, 132, 227), (100, 148, 227)])
+def test_a_chip_by_number_has_its_sizes(number, sms, smem):
+    chip = chip_by_number(number)
+    assert (chip.sms, chip.smem_per_block, chip.device_type) == (sms, smem << 10, "cuda")
+    small = chip_by_number(number, sms=3, emulated=True)
+    assert (small.sms, small.smem_per_block, small.device_type) == (3, smem << 10, "cpu")
+
+
+@pytest.mark.parametrize("name", [row.name for row in dispatch.BACKENDS if row.name != "torch"])
+def test_kernels_take_head_dims_of_whole_vectors(name):
+    """8 elements of 2 bytes each are the 16 bytes that rows are copied by."""
+    takes = next(row for row in dispatch.BACKENDS if row.name == name).head_dims.takes
+    assert takes(64, 64) and takes(40, 40) and takes(128, 64)
+    assert not any(takes(*dims) for dims in ((36, 64), (64, 36), (264, 264), (64, 264)))
+
+
+def test_few_queries_without_gradients_go_to_the_kernel_that_splits_keys():
+    pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+    problem, chip = spec(head_dim=128, heads_q=8, heads_kv=2), chip_by_number(100)
+    for rows, trains, chosen in ((1, False, "sm80"), (16, False, "sm80"), (17, False, "sm100"), (1, True, "sm100")):
+        asked = replace(problem, needs_backward=trains)
+        assert dispatch.select(asked, Extent(1, rows, 4096), chip).name == chosen
 
 
 def test_unknown_chip_number_is_refused():

@@ -74,8 +74,8 @@ class NoMistake:
 
 NO_MISTAKES = (
     NoMistake("fa4/*", r"maxsize=", "how many plans are remembered is a matter of speed"),
-    NoMistake("fa4/device.py", r"constant: ChipFacts\(", "facts of chips, which nothing here can check"),
-    NoMistake("fa4/spec.py", r"AttentionSpec: constant", "defaults of fields that every call gives"),
+    NoMistake("fa4/device.py", r": ChipFacts\(", "facts of chips, which nothing here can check"),
+    NoMistake("fa4/*", r"(AttentionSpec|Chip): constant", "defaults of fields that every call gives"),
     NoMistake("fa4/api.py", r"swapped: .*ops\.watched\(q", "each of them is looked at, in any order"),
     NoMistake("fa4/*", r"slots=True|frozen=True", "records would only be larger, or open to be changed"),
     NoMistake(
