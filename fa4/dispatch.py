@@ -115,6 +115,17 @@ _SM80 = Backend(
     module="fa4.sm80.plan",
     requires=_CUTE,
 )
+_SM90 = Backend(
+    name="sm90",
+    summary="CuTe DSL, wgmma and TMA: Hopper GPUs",
+    chips="sm_90",
+    on=lambda chip: chip.number == 90,
+    dtypes=_HALF,
+    head_dims=HeadDims(multiple=8, largest=128),
+    features=ALL_FEATURES,
+    module="fa4.sm90.plan",
+    requires=_CUTE,
+)
 
 # Order is preference.
 BACKENDS: tuple[Backend, ...] = (
@@ -136,16 +147,12 @@ BACKENDS: tuple[Backend, ...] = (
         module="fa4.sm100.plan",
         requires=_CUTE,
     ),
-    Backend(
-        name="sm90",
-        summary="CuTe DSL, wgmma and TMA: Hopper GPUs; the forward",
-        chips="sm_90",
-        on=lambda chip: chip.number == 90,
-        dtypes=_HALF,
+    _SM90,
+    replace(
+        _SM90,
+        summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
         features=ALL_FEATURES - {Feature.BACKWARD, Feature.DETERMINISTIC},
-        module="fa4.sm90.plan",
-        requires=_CUTE,
     ),
     _SM80,
     Backend(

@@ -20,6 +20,7 @@ from .placement import ByColumns, ByQueries
 TEAMS = 2  # warpgroups that compute
 TILE_N = TEAMS * ROWS  # keys of a CTA
 REDUCERS = 3  # warps that may add dQ to its sum
+PANEL_COLUMNS = Tile(TILE_N, 1).panel_columns
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 SECTION_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads that advance together read and add to
 
@@ -32,7 +33,7 @@ class Config(Constant):
     memory, of each that many. sms: CTAs that the chip runs at a time.
 
     Raises:
-        ValueError: the tiles do not fit the shared memory, or their shape has no division of dQ among the warpgroups.
+        ValueError: the tiles do not fit the shared memory.
     """
 
     dtype: type[cutlass.Numeric]
@@ -58,8 +59,6 @@ class Config(Constant):
             raise ValueError(
                 f"{self.tile_m} x {TILE_N} tiles hold {self.held_bytes} bytes, there are {self.smem_bytes}"
             )
-        if not self.dq_by_queries and self.k_tile.panels != TEAMS:
-            raise ValueError(f"steps of {self.tile_m} queries want head dims of {TEAMS} panels, not {self.head_dim}")
 
     @property
     def columns(self) -> int:
@@ -80,7 +79,9 @@ class Config(Constant):
 
     @property
     def k_tile(self) -> Tile:
-        return Tile(TILE_N, self.head_dim)
+        """A panel for each warpgroup where dQ is divided by columns, if need be one of zeros."""
+        least = 0 if self.dq_by_queries else TEAMS * PANEL_COLUMNS
+        return Tile(TILE_N, max(self.head_dim, least))
 
     @property
     def v_tile(self) -> Tile:

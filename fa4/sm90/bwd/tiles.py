@@ -25,6 +25,6 @@ D128_CUT = BackwardTiles("d128_cut", 64, 2, "causal 4k, 16k on an H100: 467, 561
 
 def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
     """The row for a problem on a chip. Where a mask cuts blocks, lower steps waste less of them."""
-    if spec.head_dim <= 64:
+    if max(spec.head_dim, spec.head_dim_v) <= 64:
         return D64
     return D128 if spec.window_left is None and spec.window_right is None else D128_CUT
