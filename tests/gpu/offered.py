@@ -1,11 +1,14 @@
 """Which backends the chip that is here offers, and what each of them takes: what the GPU tests run on."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
 from fa4 import dispatch
 from fa4.cases import Case
 from fa4.device import chip_of
+from fa4.spec import Feature
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -23,11 +26,15 @@ def offered() -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.name for row in rows))
 
 
-def serving(*cases: Case) -> list:
-    """(backend, case) for every backend offered here and every case that it takes."""
-    return [pytest.param(name, case, id=f"{name}-{case}") for name in offered() for case in cases if _takes(name, case)]
+def serving(*cases: Case, needs: Iterable[Feature] = ()) -> list:
+    """(backend, case) for every backend offered here and every case that it takes, with the features that are needed
+    beside the case's own."""
+    needed = frozenset(needs)
+    pairs = [(name, case) for name in offered() for case in cases if _takes(name, case, needed)]
+    return [pytest.param(name, case, id=f"{name}-{case}") for name, case in pairs]
 
 
-def _takes(name: str, case: Case) -> bool:
+def _takes(name: str, case: Case, needed: frozenset[Feature]) -> bool:
     dims = case.head_dim, case.head_dim_v or case.head_dim
-    return any(row.name == name and row.head_dims.takes(*dims) for row in dispatch.BACKENDS)
+    rows = [row for row in dispatch.BACKENDS if row.name == name]
+    return any(row.head_dims.takes(*dims) and needed <= row.features for row in rows)
