@@ -17,7 +17,7 @@ from fa4.run.backward import backward
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
 from fa4.sm90.bwd.plan import Backward, configure
-from fa4.sm90.bwd.tiles import D64, D128, D128_CUT, BackwardTiles
+from fa4.sm90.bwd.tiles import D64, D128, D128_CUT, BackwardTiles, tiles_for
 from fa4.spec import AttentionSpec, Gradients, Saved
 from tests.sm100.named import CASES
 
@@ -26,6 +26,7 @@ EXTRA = (
     Case("logits_1e4", seqlen_q=192, seqlen_k=192, head_dim=128, logits=1e4, causal=True),
     Case("window_gqa", seqlen_q=300, seqlen_k=600, heads_q=2, heads_kv=1, head_dim=128, window_size=(150, 60)),
     Case("head_dim_104_120", seqlen_q=129, seqlen_k=257, head_dim=104, head_dim_v=120, dtype=torch.float16),
+    Case("softcap_d128", seqlen_q=150, seqlen_k=140, head_dim=128, softcap=15.0, logits=4.0),
     Case("head_dim_64_128", seqlen_q=130, seqlen_k=150, head_dim=64, head_dim_v=128),
     Case(
         "varlen_sink",
@@ -43,7 +44,7 @@ SERVED = {
     if max(case.head_dim, case.head_dim_v or 0) <= 128
 }
 # Compiling takes most of a case's time; the soak runs the others.
-QUICK = ("softcap", "head_dim_40_padded", "head_dim_64_128", "varlen_with_empty", "window_gqa", "varlen_sink")
+QUICK = ("softcap_d128", "head_dim_40_padded", "head_dim_64_128", "varlen_with_empty", "window_gqa", "varlen_sink")
 ROWS = (D64, D128, D128_CUT)
 
 
@@ -152,6 +153,12 @@ def test_tables_fit_the_chip(head_dim, tiles):
     table = channels(cfg)
     assert smem_map(cfg, table).nbytes <= cfg.held_bytes <= 227 * 1024
     assert ROLES.threads == 384
+
+
+def test_a_softcap_leaves_no_registers_for_high_steps():
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, needs_backward=True)
+    assert tiles_for(spec, chip_by_number(90)) is D128
+    assert tiles_for(replace(spec, softcap=15.0), chip_by_number(90)) is D128_CUT
 
 
 @pytest.mark.parametrize("tile_m", [64, 80])

@@ -138,7 +138,7 @@ class Config(Constant):
     @property
     def statistics_ahead(self) -> bool:
         """Whether registers hold a statistic of all of a thread's queries beside its accumulators."""
-        return self.tile_m < TEAMS * ROWS
+        return self.tile_m < TEAMS * ROWS and not self.has_softcap
 
     @property
     def reducers(self) -> int:

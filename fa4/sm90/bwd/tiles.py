@@ -24,7 +24,9 @@ D128_CUT = BackwardTiles("d128_cut", 64, 2, "causal 4k, 16k on an H100: 467, 561
 
 
 def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
-    """The row for a problem on a chip. Where a mask cuts blocks, lower steps waste less of them."""
+    """The row for a problem on a chip. Where a mask cuts blocks, lower steps waste less of them; a softcap's slope
+    takes the registers of higher ones."""
     if max(spec.head_dim, spec.head_dim_v) <= 64:
         return D64
-    return D128 if spec.window_left is None and spec.window_right is None else D128_CUT
+    is_plain = spec.window_left is None and spec.window_right is None and spec.softcap == 0
+    return D128 if is_plain else D128_CUT
