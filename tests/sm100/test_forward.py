@@ -36,17 +36,16 @@ def run(problem: cases.Problem, seed: int, schedule: str, tiles: ForwardTiles | 
 def poison_unused(problem: cases.Problem) -> cases.Problem:
     """Fill rows that no sequence uses with NaN: they must not reach any result."""
     i = problem.inputs
-    if i.seqused_k is not None:
-        for x, used, starts in (
-            (i.q, i.seqused_q, i.cu_seqlens_q),
-            (i.k, i.seqused_k, i.cu_seqlens_k),
-            (i.v, i.seqused_k, i.cu_seqlens_k),
-        ):
-            for b, count in enumerate(used.tolist()):
-                if starts is None:
-                    x[b, count:] = torch.nan
-                else:
-                    x[starts[b] + count : starts[b + 1]] = torch.nan
+    for x, used, starts in (
+        (i.q, i.seqused_q, i.cu_seqlens_q),
+        (i.k, i.seqused_k, i.cu_seqlens_k),
+        (i.v, i.seqused_k, i.cu_seqlens_k),
+    ):
+        for b, count in enumerate([] if used is None else used.tolist()):
+            if starts is None:
+                x[b, count:] = torch.nan
+            else:
+                x[starts[b] + count : starts[b + 1]] = torch.nan
     return problem
 
 
