@@ -76,6 +76,9 @@ def test_explain_tells_why_the_preferred_one_was_not_taken(picky_first):
 def test_head_dims_take_multiples_and_named_pairs():
     assert PICKY.head_dims.takes(64, 128) and PICKY.head_dims.takes(192, 128)
     assert not PICKY.head_dims.takes(192, 192) and not PICKY.head_dims.takes(36, 36)
+    for dims in ((36, 64), (64, 36)):  # either alone is refused
+        reasons = PICKY.refusals(spec(head_dim=dims[0], head_dim_v=dims[1]), MANY, CPU)
+        assert any(str(dims) in reason for reason in reasons), reasons
 
 
 def test_cpu_tensors_live_on_the_emulated_chip_inside_emulating():
