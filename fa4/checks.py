@@ -50,8 +50,8 @@ def dense(*layouts: tuple) -> None:
     long as a launch. Sizes under tracing may be symbols, which have no hash: there, `dense.__wrapped__`."""
     q, k, v = (_Layout(*fields) for fields in layouts)
     _check_layouts(q, k, v, "(batch, seqlen, heads, head_dim)")
-    if k.shape[0] != q.shape[0] or k.shape[2] == 0 or k.shape[3] != q.shape[3]:
-        raise ValueError(f"k has shape {_s(k)}, expected ({q.shape[0]}, *, >0, {q.shape[3]}) to go with q {_s(q)}")
+    if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        raise ValueError(f"k has shape {_s(k)}, expected ({q.shape[0]}, *, *, {q.shape[3]}) to go with q {_s(q)}")
     if v.shape[:3] != k.shape[:3]:
         raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 3, '*')} to go with k {_s(k)}")
 
@@ -61,8 +61,8 @@ def packed(*layouts: tuple) -> None:
     """Packed q, k, v, like `dense`."""
     q, k, v = (_Layout(*fields) for fields in layouts)
     _check_layouts(q, k, v, "(total, heads, head_dim)")
-    if k.shape[1] == 0 or k.shape[2] != q.shape[2]:
-        raise ValueError(f"k has shape {_s(k)}, expected (total_k, >0, {q.shape[2]}) to go with q {_s(q)}")
+    if k.shape[2] != q.shape[2]:
+        raise ValueError(f"k has shape {_s(k)}, expected (total_k, *, {q.shape[2]}) to go with q {_s(q)}")
     if v.shape[:2] != k.shape[:2]:
         raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 2, '*')} to go with k {_s(k)}")
 

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fa4
 from fa4.cases import CASES, make
+from fa4.spec import AttentionSpec
 
 
 def qkv(batch=2, seqlen_q=7, seqlen_k=9, heads_q=4, heads_kv=2, head_dim=16, dtype=torch.float32):
@@ -31,7 +33,7 @@ DENSE_ERRORS = {
     "integer_dtype": (TypeError, "q has dtype torch.int64", dict(q=Q.long())),
     "mixed_dtypes": (TypeError, "k has dtype torch.float16, expected torch.float32", dict(k=K.half())),
     "other_device": (ValueError, "v is on meta, expected cpu", dict(v=V.to("meta"))),
-    "batch_of_k": (ValueError, r"k has shape \(1, 9, 2, 16\), expected \(2, \*, >0, 16\)", dict(k=K[:1])),
+    "batch_of_k": (ValueError, r"k has shape \(1, 9, 2, 16\), expected \(2, \*, \*, 16\)", dict(k=K[:1])),
     "head_dim_of_k": (ValueError, "k has shape", dict(k=K[..., :8].contiguous())),
     "seqlen_of_v": (ValueError, r"v has shape \(2, 8, 2, 16\), expected \(2, 9, 2, \*\)", dict(v=V[:, :8])),
     "heads_do_not_divide": (ValueError, "q has 3 heads, expected a positive multiple of k's 2", dict(q=Q[:, :, :3])),
@@ -83,13 +85,26 @@ VARLEN_ERRORS = {
     "cu_seqlens_shape": (ValueError, r"cu_seqlens_q has shape \(1, 3\)", dict(cu_seqlens_q=i32(0, 4, 10)[None])),
     "batches_differ": (ValueError, r"cu_seqlens_k has shape \(2\), expected \(3,\)", dict(cu_seqlens_k=i32(0, 12))),
     "decreasing": (ValueError, r"cu_seqlens_q is \[0, 8, 4\], expected", dict(cu_seqlens_q=i32(0, 8, 4))),
+    "cu_seqlens_of_nothing": (ValueError, r"cu_seqlens_q has shape \(0\)", dict(cu_seqlens_q=i32())),
+    "cu_seqlens_elsewhere": (ValueError, "cu_seqlens_k is on meta", dict(cu_seqlens_k=i32(0, 5, 12).to("meta"))),
+    "cu_seqlens_strided": (ValueError, "cu_seqlens_q has stride 2", dict(cu_seqlens_q=i32(0, 0, 4, 0, 10, 0)[::2])),
+    "not_from_zero": (ValueError, r"cu_seqlens_k is \[1, 5, 12\]", dict(cu_seqlens_k=i32(1, 5, 12))),
+    "past_the_end_of_q": (ValueError, "at most 10 at the end", dict(cu_seqlens_q=i32(0, 4, 11))),
     "past_the_end": (ValueError, "at most 12 at the end", dict(cu_seqlens_k=i32(0, 5, 13))),
     "max_too_small": (ValueError, "max_seqlen_q is 5, expected at least 6", dict(max_seqlen_q=5)),
+    "max_k_too_small": (ValueError, "max_seqlen_k is 6, expected at least 7", dict(max_seqlen_k=6)),
+    "max_a_fraction": (TypeError, r"max_seqlen_q is a tensor of shape \(\)", dict(max_seqlen_q=torch.tensor(7.0))),
+    "max_a_bool": (TypeError, "max_seqlen_q is a bool", dict(max_seqlen_q=True)),
     "max_negative": (ValueError, "max_seqlen_q is -1", dict(max_seqlen_q=-1)),
     "max_a_float": (TypeError, "max_seqlen_k is a float", dict(max_seqlen_k=7.0)),
     "max_a_vector": (TypeError, r"max_seqlen_k is a tensor of shape \(1\)", dict(max_seqlen_k=torch.tensor([7]))),
     "seqused_shape": (ValueError, r"seqused_k has shape \(3\), expected \(2,\)", dict(seqused_k=i32(1, 2, 3))),
     "seqused_too_large": (ValueError, r"seqused_q is \[4, 7\], expected 0 to", dict(seqused_q=i32(4, 7))),
+    "seqused_k_too_large": (ValueError, r"seqused_k is \[5, 8\], expected 0 to", dict(seqused_k=i32(5, 8))),
+    "seqused_negative": (ValueError, r"seqused_q is \[-1, 3\], expected 0 to", dict(seqused_q=i32(-1, 3))),
+    "seqused_dtype": (TypeError, "seqused_k has dtype torch.int64", dict(seqused_k=torch.tensor([5, 7]))),
+    "heads_of_v": (ValueError, "v has shape", dict(v=torch.randn(12, 1, 16))),
+    "no_key_heads": (ValueError, "multiple of k's 0", dict(k=torch.randn(12, 0, 16))),
     "dense_tensors": (ValueError, "q has 4 dimensions", dict(q=Q)),
     "head_dim_of_k": (ValueError, "k has shape", dict(k=torch.randn(12, 2, 8))),
     "rows_of_v": (ValueError, "v has shape", dict(v=torch.randn(11, 2, 16))),
@@ -107,6 +122,22 @@ def test_minus_one_and_none_both_mean_an_open_window():
     a = fa4.flash_attn_func(Q, K, V, window_size=(-1, 2))
     b = fa4.flash_attn_func(Q, K, V, window_size=(None, 2))
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "given, kept",
+    [
+        ((0, 0), (0, 0)),
+        ((0, 1), (0, 1)),
+        ((-1, 3), (None, 3)),
+        ((3, -1), (3, None)),
+        ((2**30 - 1, 2**30 - 2), (2**30 - 1, 2**30 - 2)),
+    ],
+    ids=str,
+)
+def test_each_side_of_a_window_is_kept(given, kept):
+    spec = fa4.explain(Q, K, V, window_size=given).spec
+    assert (spec.window_left, spec.window_right) == kept
 
 
 @pytest.mark.parametrize("side", [2**30, 2**31 - 1, sys.maxsize, 2**70])
@@ -143,6 +174,16 @@ def test_autocast_decides_the_dtype_as_for_torchs_attention(seed):
     assert q.grad.dtype == torch.float32
 
 
+def test_autocast_leaves_alone_what_it_does_not_know():
+    """A device without autocast, integers (which are refused) and what is no tensor."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fa4.explain(*(x.to("meta") for x in (Q, K, V))).spec.dtype == torch.float32
+        with pytest.raises(TypeError, match=r"k has dtype torch\.int64"):
+            fa4.flash_attn_func(Q, K.long(), V)
+        with pytest.raises(TypeError, match="q is a NoneType"):
+            fa4.flash_attn_func(None, K, V)
+
+
 def test_causal_and_window_both_hold():
     a = fa4.flash_attn_func(Q, K, V, causal=True, window_size=(3, 3))
     b = fa4.flash_attn_func(Q, K, V, window_size=(3, 0))
@@ -157,6 +198,22 @@ def test_max_seqlen_may_be_an_int_a_tensor_or_absent():
         for m in (None, 8, torch.tensor(8), torch.tensor(8, dtype=torch.int32))
     ]
     assert all(torch.equal(results[0], other) for other in results[1:])
+    fa4.flash_attn_varlen_func(q, k, v, **lengths, max_seqlen_q=6, max_seqlen_k=np.int64(7))  # no longer than that
+
+
+def test_an_empty_batch_is_taken():
+    out, lse = fa4.flash_attn_func(*qkv(batch=0), return_lse=True)
+    assert out.shape == (0, 7, 4, 16) and lse.shape == (0, 4, 7)
+    out, lse = fa4.flash_attn_varlen_func(
+        *(x[:0] for x in PACKED.values()), cu_seqlens_q=i32(0), cu_seqlens_k=i32(0), return_lse=True
+    )
+    assert out.shape == (0, 4, 16) and lse.shape == (4, 0)
+
+
+def test_a_last_axis_of_one_may_have_any_stride():
+    wide = [x[..., ::16] for x in (Q, K, V)]
+    assert wide[0].shape[-1] == 1 != wide[0].stride(-1)
+    assert torch.equal(fa4.flash_attn_func(*wide), fa4.flash_attn_func(*(x.contiguous() for x in wide)))
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -209,6 +266,42 @@ def test_each_argument_reaches_the_operator_under_its_name():
     assert all(seen[name] is x for name, x in (lengths | dict(q=q, k=k, v=v, sink=sink)).items())
     assert {name: seen[name] for name in expected} == expected | {"window_right": 0}
     assert (seen["max_seqlen_q"], seen["max_seqlen_k"]) == (8, 9)
+
+
+def test_what_is_not_given_has_its_default():
+    plain = dict(softmax_scale=0.25, window_left=None, window_right=None, softcap=0.0, deterministic=False)
+    plain |= dict(needs_backward=False, backend="auto", sink=None, seqused_q=None, seqused_k=None)
+    with _Operators() as operators:
+        fa4.flash_attn_func(Q, K, V)
+        assert {name: operators.seen[name] for name in plain} == plain
+        fa4.flash_attn_varlen_func(*PACKED.values(), cu_seqlens_q=i32(0, 4, 10), cu_seqlens_k=i32(0, 5, 12))
+        assert {name: operators.seen[name] for name in plain} == plain
+        assert (operators.seen["max_seqlen_q"], operators.seen["max_seqlen_k"]) == (10, 12)
+
+
+def test_explain_takes_the_arguments_of_both_functions():
+    flags = dict(softmax_scale=0.3, window_size=(5, 6), softcap=2.0, deterministic=True, backend="torch")
+    q, k, v = qkv()
+    v = torch.randn(2, 9, 2, 24, requires_grad=True)
+    expected = AttentionSpec(
+        torch.float32, 16, 24, 4, 2, 0.3, 5, 6, 2.0, has_sink=True, deterministic=True, needs_backward=True
+    )
+    told = fa4.explain(q, k, v, learnable_sink=torch.zeros(4), **flags)
+    assert told.spec == expected and told.extent == (2, 7, 9) and told.chosen == "torch"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fa4.explain(q, k, v, learnable_sink=torch.zeros(4), **flags).spec == replace(
+            expected, dtype=torch.bfloat16
+        )
+
+    q, k, v = PACKED.values()
+    plain = fa4.explain(q, k, v)
+    assert plain.spec == AttentionSpec(torch.float32, 16, 16, 4, 2, 0.25, varlen=True)
+    assert plain.extent == (1, 10, 12)
+    lengths = dict(cu_seqlens_q=i32(0, 4, 10), cu_seqlens_k=i32(0, 5, 12))
+    assert fa4.explain(q, k, v, **lengths).extent == (2, 10, 12)
+    told = fa4.explain(q, k, v, **lengths, max_seqlen_q=8, max_seqlen_k=9, seqused_k=i32(5, 6), causal=True)
+    assert told.spec == replace(plain.spec, window_right=0, has_seqused_k=True) and told.extent == (2, 8, 9)
+    assert fa4.explain(q, k, v, **lengths, seqused_q=i32(3, 6)).spec == replace(plain.spec, has_seqused_q=True)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "learnable_sink"])

@@ -185,7 +185,7 @@ def test_a_second_derivative_is_refused(seed):
         dq.sum().backward()
 
 
-@pytest.mark.parametrize("name", ["q", "v", "learnable_sink"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "learnable_sink"])
 def test_forward_mode_is_refused(name, seed):
     """torch would drop the tangent without a word."""
     problem = make(SMALL["sink"], seed)

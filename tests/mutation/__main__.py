@@ -6,6 +6,7 @@ that plants it again.
 from __future__ import annotations
 
 import random
+import shlex
 import tempfile
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ import click
 
 from tests.mutation.areas import AREAS, Area, area_of, real
 from tests.mutation.plant import Mutant, mutants, record_fields
+from tests.mutation.reach import Known, Reach, statement
 from tests.mutation.workshop import Outcome, Red, Workshop
 
 ROOT = Path(__file__).parents[2]
@@ -90,38 +92,80 @@ def main(
             click.echo(f"{again} {number}\n{mutant}\n{mutant.diff((ROOT / mutant.path).read_bytes())}")
         return
     verdicts: list[Verdict] = []
-    usual: dict[Area, Outcome | None] = {}
+    judges: dict[Area, Judge | None] = {}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fa4-mutation-") as scratch:
         workshop = Workshop(ROOT, Path(scratch), seed)
         for number, area, mutant in chosen:
             if minutes and time.monotonic() - started > 60 * minutes:
                 break
-            if area not in usual:
-                usual[area] = _unspoilt(workshop, area)
-            if usual[area] is None:
+            if area not in judges:
+                judges[area] = _judge_of(workshop, area)
+            if (judge := judges[area]) is None:
                 continue
-            outcome = workshop.judge(mutant, area.tests, usual[area])
+            try:
+                outcome = judge.of(mutant)
+            except Red as error:
+                click.echo(f"{area.name}: {error}", err=True)
+                judges[area] = None
+                continue
             verdicts.append(Verdict(number, mutant, area, outcome))
             click.echo(f"{number:4d} {outcome.seconds:5.0f} s  {mutant}  {outcome.how or 'SURVIVED'}", err=True)
             if not outcome.how:
                 click.echo(f"survived: {again} {number}\n{mutant.diff(workshop.source(mutant.path))}")
     click.echo(summary(verdicts))
     click.echo(f"\n{time.monotonic() - started:.0f} s, seed {seed}, {len(order)} mutants in all")
-    red = [area.name for area, outcome in usual.items() if outcome is None]
+    red = [area.name for area, judge in judges.items() if judge is None]
     if red:
         raise click.ClickException(f"the tests of {', '.join(red)} fail without any mutant")
 
 
-def _unspoilt(workshop: Workshop, area: Area) -> Outcome | None:
-    """What the tests of an area take; None where they fail as it is, and can judge nothing."""
+class Judge:
+    """Shows mutants to the tests of an area.
+
+    Raises:
+        Red: the tests fail as it is, and can judge nothing.
+    """
+
+    def __init__(self, workshop: Workshop, area: Area) -> None:
+        self.workshop, self.area = workshop, area
+        self.usual = workshop.unspoilt(area.tests) if area.tests else Outcome("", 0.0, 0.0)
+        self.known = Known(workshop.root / "build" / "mutation" / "reach.json")
+
+    def of(self, mutant: Mutant) -> Outcome:
+        outcome, shown = Outcome("", 0.0, 0.0), []
+        if self.area.tests:
+            outcome = self.workshop.judge(mutant, self.area.tests, self.usual)
+        lines = statement(self.workshop.source(mutant.path), mutant.line)
+        for test in self.area.kernels:
+            if outcome.how:
+                return outcome
+            reach = self._reach(test)
+            if reach.runs(mutant.path, lines):
+                shown.append(test)
+                usual = Outcome("", reach.cpu_seconds, reach.seconds)
+                outcome = outcome.then(self.workshop.judge(mutant, shlex.split(test), usual))
+        if self.area.kernels and not outcome.how:
+            click.echo(f"shown to: {', '.join(shown) or 'no test of a kernel, for none runs that line'}", err=True)
+        return outcome
+
+    def _reach(self, test: str) -> Reach:
+        reach = self.known.get(test, self.workshop.tree, self.area.covers)
+        if reach is None:
+            reach = self.workshop.reach(test)
+            click.echo(f"{test} takes {reach.cpu_seconds:.0f} s", err=True)
+            self.known.keep(test, reach)
+        return reach
+
+
+def _judge_of(workshop: Workshop, area: Area) -> Judge | None:
     try:
-        outcome = workshop.unspoilt(area.tests)
+        judge = Judge(workshop, area)
     except Red as error:
         click.echo(f"{area.name}: {error}", err=True)
         return None
-    click.echo(f"{area.name}: {outcome.seconds:.0f} s without any mutant", err=True)
-    return outcome
+    click.echo(f"{area.name}: {judge.usual.seconds:.0f} s without any mutant", err=True)
+    return judge
 
 
 if __name__ == "__main__":

@@ -15,26 +15,90 @@ from tests.mutation.plant import Mutant
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Files (patterns, `*` crosses folders) and what pytest is told to run for them."""
+    """Files (patterns, `*` crosses folders) and what pytest is told to run for them: first `tests`, all of them; then,
+    of `kernels`, those that run the mutant's line, one after the other. (Each is an argument list of its own.)"""
 
     name: str
     files: tuple[str, ...]
     tests: tuple[str, ...]
+    kernels: tuple[str, ...] = ()
 
     def covers(self, path: str) -> bool:
         return any(fnmatch(path, pattern) for pattern in self.files)
 
 
 _API, _OPS, _CHOICE = "tests/test_api.py", "tests/test_ops.py", "tests/test_dispatch.py"
-_FALLBACK, _RUN = "tests/test_fallback.py", "tests/test_run.py"
+_FALLBACK, _RUN, _LAYOUTS = "tests/test_fallback.py", "tests/test_run.py", "tests/test_layouts.py"
+_CHANNELS, _CURSOR = "tests/pipeline/test_channels.py", "tests/pipeline/test_cursor.py"
+_PLACES, _MASK, _ORDER = "tests/test_placement.py", "tests/test_mask.py", "tests/test_schedule.py"
 _TABLES = "tests/sm100/test_tables.py"
-_SM80 = "tests/sm80/test_emulated.py"
-_FORWARD = "tests/sm100/test_forward.py::test_case"
-_BACKWARD = "tests/sm100/test_backward.py::test_gradients_of_named_case"
+
+
+def _cases(test: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{test}[{name}]" for name in names)
+
+
+# Of the tests of kernels those that differ in what they run, each on few tiles.
+_SM80_SPLIT = _cases("tests/sm80/test_emulated.py::test_forward", "gqa_packed_short_queries", "split_keys_sink")
+_SM80_RUN = (
+    f"{_RUN}::test_rows_past_the_last_sequence_are_zero[sm80-few_queries]",
+    f"{_RUN}::test_padding_leaves_the_gradient_of_a_projection_finite[sm80-seqused_sink]",
+    f"{_RUN}::test_upstream_gradient_of_lse_may_be_expanded_or_strided[sm80]",
+    *_cases(f"{_LAYOUTS}::test_a_layout_changes_no_bit", "sm80-views", "sm80-odd"),
+    f"{_LAYOUTS}::test_a_shared_head_and_a_shared_gradient_have_stride_0[sm80]",
+)
+_SM80_BOTH = _cases(
+    "tests/sm80/test_emulated.py::test_forward_and_gradients",
+    *("everything", "batch_and_scale", "deterministic_groups_of_three", "packed_rows_past_the_end"),
+)
+_SM80_TABLES = (
+    "tests/sm80/test_forward.py::test_splits_fill_an_idle_chip_and_leave_a_busy_one_alone",
+    "tests/sm80/test_forward.py::test_every_head_dim_has_tiles_that_fit_the_chip",
+    "tests/sm80/test_backward.py::test_every_head_dim_has_tiles_that_fit_the_chip",
+)
+_SM90_FORWARD = (
+    "tests/sm90/test_forward.py::test_every_head_dim_fits_the_chip",
+    "tests/sm90/test_forward.py::test_the_row_of_a_problem",
+    "tests/sm90/test_forward.py::test_tiles_that_do_not_fit_are_refused",
+    "tests/sm90/test_forward.py::test_every_cta_gets_the_same_share_of_a_causal_problem",
+    *_cases(
+        "tests/sm90/test_forward.py::test_case",
+        *("causal", "window_both_sides", "sink_varlen_gqa", "seqused_dense", "half_block_alone", "head_dim_192_128"),
+        *("softcap", "group_of_twelve_is_packed_by_four", "varlen_with_empty"),
+    ),
+)
+_SM100_FORWARD = (
+    "tests/sm100/test_forward.py::test_chip_and_problem_decide_about_different_columns",
+    "tests/sm100/test_forward.py::test_every_head_dim_fits_the_chip",
+    "tests/sm100/test_forward.py::test_a_pair_refuses",
+    *_cases(
+        "tests/sm100/test_forward.py::test_case",
+        *("causal", "window_both_sides", "sink_varlen_gqa", "seqused_dense", "pair", "head_dim_192_128", "softcap"),
+        *("group_of_twelve_is_packed_by_four", "varlen_with_empty"),
+    ),
+    *_cases("tests/sm100/test_forward.py::test_a_pair_serves_sequences_of_any_length", "varlen"),
+    "tests/sm100/test_forward.py::test_one_q_tile_a_cta",
+)
+_SM100_BACKWARD = (
+    "tests/sm100/test_backward.py::test_every_head_dim_fits_the_chip",
+    *_cases(
+        "tests/sm100/test_backward.py::test_gradients_of_named_case",
+        *("softcap", "head_dim_40_padded", "varlen_with_empty", "pair_window_gqa", "pair_varlen", "head_dim_192_128"),
+    ),
+    *_cases("tests/sm100/test_backward.py::test_deterministic_gradients_are_bitwise_equal", "causal-pair", "gqa-pair"),
+)
+_SM90_BACKWARD = (
+    "tests/sm90/test_backward.py::test_tables_fit_the_chip",
+    "tests/sm90/test_backward.py::test_a_softcap_leaves_no_registers_for_high_steps",
+    "tests/sm90/test_backward.py::test_dq_in_columns_has_a_place_for_every_element",
+    "tests/sm90/test_backward.py::test_dq_in_queries_has_a_place_for_every_element",
+    "tests/sm90/test_backward.py::test_tiles_that_do_not_fit_are_refused",
+    "tests/sm90/test_backward.py::test_gradients_of_named_case",
+)
 
 # The first that covers a file is the file's.
 AREAS = (
-    Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (_API, _OPS, _RUN)),
+    Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (_API, _OPS)),
     Area("operators", ("fa4/ops.py", "fa4/autograd.py", "fa4/spec.py"), (_OPS, _API, _CHOICE)),
     Area(
         "choice",
@@ -45,20 +109,37 @@ AREAS = (
     Area("fallback", ("fa4/fallback.py", "fa4/sequences.py"), (_FALLBACK,)),
     Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
     Area("command line", ("fa4/cli.py", "fa4/demo.py", "fa4/__main__.py"), ("tests/test_cli.py",)),
-    Area("run", ("fa4/run/*", "fa4/memory.py", "fa4/plan.py"), (_FALLBACK, _RUN, "tests/test_layouts.py")),
-    Area("core", ("fa4/core/*",), ("tests/test_mask.py", "tests/test_schedule.py", _SM80, _FORWARD, _BACKWARD)),
-    Area("sm80", ("fa4/sm80/*", "fa4/fwd/*", "fa4/bwd/*"), (_SM80,)),
+    Area(
+        "run",
+        ("fa4/run/*", "fa4/memory.py", "fa4/plan.py"),
+        (),
+        (f"{_RUN} -k 'torch or empty'", f"{_LAYOUTS} -k torch", *_SM80_RUN, *_SM80_SPLIT),
+    ),
+    Area(
+        "core",
+        ("fa4/core/*",),
+        (),
+        (_MASK, _ORDER, *_SM80_SPLIT, *_SM80_BOTH, *_SM100_FORWARD, *_SM100_BACKWARD),
+    ),
+    Area(
+        "sm80",
+        ("fa4/sm80/*", "fa4/fwd/*", "fa4/bwd/*"),
+        (),
+        (*_SM80_TABLES, *_SM80_SPLIT, *_SM80_BOTH),
+    ),
     Area(
         "sm90",
         ("fa4/sm90/*",),
-        ("tests/sm90/test_wgmma.py", "tests/sm90/test_forward.py", "tests/sm90/test_backward.py"),
+        (),
+        (_PLACES, *_SM90_FORWARD, "tests/sm90/test_wgmma.py", *_SM90_BACKWARD),
     ),
-    Area("sm100 forward", ("fa4/sm100/fwd/*",), (_TABLES, _FORWARD)),
-    Area("sm100 backward", ("fa4/sm100/bwd/*",), (_TABLES, _BACKWARD)),
+    Area("sm100 forward", ("fa4/sm100/fwd/*",), (), (_TABLES, *_SM100_FORWARD)),
+    Area("sm100 backward", ("fa4/sm100/bwd/*",), (), (_PLACES, _TABLES, *_SM100_BACKWARD)),
     Area(
         "sm100",
         ("fa4/sm100/*", "fa4/pipeline/*"),
-        ("tests/pipeline/test_channels.py", _TABLES, "tests/sm100/test_exp2.py", _FORWARD, _BACKWARD),
+        (),
+        (_CHANNELS, _CURSOR, _TABLES, "tests/sm100/test_exp2.py", *_SM100_FORWARD, *_SM100_BACKWARD),
     ),
 )
 
@@ -77,6 +158,7 @@ NO_MISTAKES = (
     NoMistake("fa4/device.py", r": ChipFacts\(", "facts of chips, which nothing here can check"),
     NoMistake("fa4/*", r"(AttentionSpec|Chip): constant", "defaults of fields that every call gives"),
     NoMistake("fa4/api.py", r"swapped: .*ops\.watched\(q", "each of them is looked at, in any order"),
+    NoMistake("fa4/api.py", r"swapped: q, k, v, softmax_scale", "q, k and v are only asked who wants a gradient"),
     NoMistake("fa4/*", r"slots=True|frozen=True", "records would only be larger, or open to be changed"),
     NoMistake(
         "fa4/sm80/tiles.py", r"^: |_section: ", "sizes of tiles and sections are measured, and tests see that they fit"

@@ -1,7 +1,7 @@
 """Mistakes of value and logic, one at a time, as replacements in a file's text.
 
-Left alone are annotations, decorators, texts (docstrings, f-strings, what is raised or warned of) and `__str__`,
-`__repr__`: they decide no result.
+Left alone are annotations, decorators, texts (docstrings, f-strings, what is raised or warned of), overloads and
+`__str__`, `__repr__`: they decide no result.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ def _is_text(node: ast.AST) -> bool:
     if isinstance(node, ast.JoinedStr | ast.Import | ast.ImportFrom):
         return True
     if isinstance(node, ast.FunctionDef):
-        return node.name in _TEXT_FUNCTIONS
+        overloads = any(isinstance(name, ast.Name) and name.id == "overload" for name in node.decorator_list)
+        return node.name in _TEXT_FUNCTIONS or overloads
     if isinstance(node, ast.Call):
         called = node.func
         name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")

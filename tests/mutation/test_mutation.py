@@ -104,7 +104,8 @@ def test_mistakes(source, kind, spoilt):
 @pytest.mark.parametrize(
     "source",
     ["def f(a: int | None = None) -> list[1]: ...", "raise ValueError(1 + 2)", 'x = f"{a + 1}"', '"""1 + 1"""',
-     "import a", "@cache(maxsize=3)\ndef f(): ...", "class A:\n    def __repr__(self):\n        return 'a' * 3"],
+     "import a", "@overload\ndef f(x=1): ...",
+     "@cache(maxsize=3)\ndef f(): ...", "class A:\n    def __repr__(self):\n        return 'a' * 3"],
 )  # fmt: skip
 def test_texts_and_types_are_left_alone(source):
     assert not _kinds(source)
@@ -122,9 +123,9 @@ def test_another_field_is_one_of_its_type_and_name():
 def test_each_file_of_the_package_has_tests_that_answer_for_it():
     for path in package_files():
         area_of(path)  # raises where there is none
-    for test in {test for area in AREAS for test in area.tests}:
-        path, _, function = test.partition("::")
-        assert f"def {function}" in (ROOT / path).read_text(), test
+    for test in {test for area in AREAS for test in (*area.tests, *area.kernels)}:
+        path, _, function = test.partition(" -k ")[0].partition("::")
+        assert f"def {function.partition('[')[0]}" in (ROOT / path).read_text(), test
 
 
 def test_what_is_called_no_mistake_is_found_in_the_sources():

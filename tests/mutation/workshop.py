@@ -13,6 +13,7 @@ import json
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
 import sys
@@ -26,6 +27,7 @@ from typing import Any, NoReturn
 import pytest
 
 from tests.mutation.plant import Mutant
+from tests.mutation.reach import Reach, Tracer, digest
 
 _WARM = ("torch", "cutlass.cute")  # what takes seconds to import and is not mutated
 _LEFT_BEHIND = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache")
@@ -45,6 +47,9 @@ class Outcome:
     cpu_seconds: float
     seconds: float
 
+    def then(self, other: Outcome) -> Outcome:
+        return Outcome(other.how, self.cpu_seconds + other.cpu_seconds, self.seconds + other.seconds)
+
 
 class Workshop:
     """Holds the copy in `scratch`. `seed` is what tests that draw a fresh seed get."""
@@ -52,6 +57,7 @@ class Workshop:
     def __init__(self, root: Path, scratch: Path, seed: int) -> None:
         self.root, self.tree, self.scratch, self.seed = root, scratch / "tree", scratch, seed
         self.log, self.dsl_cache = scratch / "log", scratch / "dsl"
+        self.kernels = root / "build" / "mutation" / "kernels"  # of the unspoilt tree, kept from run to run
         shutil.copytree(root, self.tree, ignore=shutil.ignore_patterns(*_LEFT_BEHIND))
         for name in _WARM:
             with contextlib.suppress(ImportError):
@@ -66,7 +72,23 @@ class Workshop:
         Raises:
             Red: one of them fails, so that no mutant could be judged.
         """
-        outcome = self._run(tests, self.scratch / "cache", None)
+        return self._green(self._run(tests, self.kernels, None))
+
+    def reach(self, test: str) -> Reach:
+        """Run one test alone, and see which lines it runs.
+
+        Raises:
+            Red: it fails.
+        """
+        cold, traced = self.scratch / "cold cache", self.scratch / "lines"
+        outcome = self._green(self._run(shlex.split(test), cold, None, traced))
+        if cold.exists():
+            shutil.copytree(cold, self.kernels, dirs_exist_ok=True)
+            shutil.rmtree(cold)
+        lines = json.loads(traced.read_text())
+        return Reach(outcome.cpu_seconds, outcome.seconds, lines, {path: digest(self.tree / path) for path in lines})
+
+    def _green(self, outcome: Outcome) -> Outcome:
         if outcome.how:
             raise Red(f"{outcome.how} fails without any mutant:\n" + self.log.read_text()[-4000:])
         return outcome
@@ -75,8 +97,8 @@ class Workshop:
         """Run tests on the tree with a mutant in it, up to the first failure; `usual` is the tree's without it."""
         place, private = self.tree / mutant.path, self.scratch / "cache of a mutant"
         source = place.read_bytes()
-        if (self.scratch / "cache").exists():
-            shutil.copytree(self.scratch / "cache", private)
+        if self.kernels.exists():
+            shutil.copytree(self.kernels, private)
         place.write_bytes(mutant.applied(source))
         try:
             return self._run(tests, private, usual)
@@ -84,19 +106,21 @@ class Workshop:
             place.write_bytes(source)
             shutil.rmtree(private, ignore_errors=True)
 
-    def _run(self, tests: Sequence[str], cache: Path, usual: Outcome | None) -> Outcome:
+    def _run(self, tests: Sequence[str], cache: Path, usual: Outcome | None, traced: Path | None = None) -> Outcome:
         notes = self.scratch / "failure"
         notes.unlink(missing_ok=True)
         started = time.monotonic()
         child = os.fork()
         if child == 0:
-            self._be_the_tests(tests, cache, notes, usual)
+            self._be_the_tests(tests, cache, notes, usual, traced)
         deadline = None if usual is None else started + _SLEEPERS * usual.seconds + _SPARE_SECONDS
         status, usage = _wait(child, deadline)
         cpu = usage.ru_utime + usage.ru_stime
         return Outcome(_how(status, notes), cpu, time.monotonic() - started)
 
-    def _be_the_tests(self, tests: Sequence[str], cache: Path, notes: Path, usual: Outcome | None) -> NoReturn:
+    def _be_the_tests(
+        self, tests: Sequence[str], cache: Path, notes: Path, usual: Outcome | None, traced: Path | None
+    ) -> NoReturn:
         code: int = pytest.ExitCode.INTERNAL_ERROR
         try:
             os.setsid()
@@ -117,7 +141,12 @@ class Workshop:
             _import_from(self.tree, instead_of=self.root)
             random.SystemRandom = partial(random.Random, self.seed)  # type: ignore[assignment,misc]
             quiet = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not soak and not gpu", "--rootdir", str(self.tree)]
+            tracer = Tracer(self.tree)
+            if traced is not None:
+                tracer.start()
             code = pytest.main([*quiet, *tests], plugins=[_FirstFailure(notes)])
+            if traced is not None:
+                traced.write_text(json.dumps(tracer.stop()))
         except BaseException as error:
             notes.write_text(json.dumps(f"{type(error).__name__} outside of tests"))
         finally:
