@@ -177,10 +177,10 @@ def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
     chip = chip_by_number(100)
     begin = time.perf_counter()
     if ctas is None:
-        compiled = forward.build(forward.configure(spec, chip), chip)
+        compiled = forward.KERNEL.compile(forward.configure(spec, chip), chip)
     else:
         tiles = PAIR if ctas == 2 else SINGLE
-        compiled = backward.build(backward.configure(spec, chip, has_dlse=False, tiles=tiles), chip)
+        compiled = backward.KERNEL.compile(backward.configure(spec, chip, has_dlse=False, tiles=tiles), chip)
     seconds = time.perf_counter() - begin
     path = directory / f"ours_{name}.cubin"
     path.write_bytes(compiled.__cubin__)

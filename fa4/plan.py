@@ -19,6 +19,8 @@ A plan may rely on this:
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -64,3 +66,29 @@ class Plan:
         """Fill grads.dq, dk and dv. Return, if there is a sink, the terms of its gradient: (heads_q, ...) float32,
         which run adds up per head."""
         raise NotImplementedError
+
+
+class Directions(Plan):
+    """A plan whose forward and backward are objects: made of (spec, extent, chip, tiles), with a method `launch` and a
+    line of text. Tiles given here replace the rows of the tables, for tuning."""
+
+    name: str
+    directions: tuple[Callable[..., Any], Callable[..., Any]]
+
+    def __init__(
+        self, spec: AttentionSpec, extent: Extent, chip: Chip, forward_tiles: Any = None, backward_tiles: Any = None
+    ) -> None:
+        super().__init__(spec, extent, chip)
+        forward, backward = self.directions
+        self._forward = forward(spec, extent, chip, forward_tiles)
+        self._backward = backward(spec, extent, chip, backward_tiles)
+
+    def describe(self) -> str:
+        forward = f"{self.name} {self._forward}"
+        return f"{forward}; {self._backward}" if self.spec.needs_backward else forward
+
+    def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
+        self._forward.launch(inputs, out, lse)
+
+    def backward(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
+        return self._backward.launch(inputs, saved, grads)

@@ -1,47 +1,46 @@
-"""What launches and compilation of a kernel have to agree on: the order of its arguments, stand-ins for tensors."""
+"""What launches and compilation of a kernel have to agree on: records of arguments, and stand-ins for their tensors.
+
+Records are nested tuples to the caller, too: a launch may pass any tuple in a record's place.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import cutlass.cute as cute
+from cutlass import Float32, Int32
 
 from .. import jit
-from ..spec import AttentionInputs, AttentionSpec
+from ..spec import AttentionSpec
+from .sequence import Lengths
 
-LOG2_E = math.log2(math.e)
 ALIGNMENT = 16  # bytes that rows of q, k, v, out and dout start at multiples of; see `fa4.plan.Layout`
 
 
-def compile_key(kernel: str, record: Any) -> tuple:
-    """Plain values that tell the configurations of a kernel apart, for `jit.compiled`."""
-    return (kernel, *(_plain(getattr(record, field.name)) for field in dataclasses.fields(record)))
+class Inputs(NamedTuple):
+    """The tensors of a problem, as `spec.AttentionInputs` begins: q, k, v (batch, rows, heads, dim), or varlen (rows,
+    heads, dim), the last stride 1; sink (heads_q,) float32; and `Lengths`."""
 
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    sink: cute.Tensor | None
+    cu_seqlens_q: cute.Tensor | None
+    cu_seqlens_k: cute.Tensor | None
+    seqused_q: cute.Tensor | None
+    seqused_k: cute.Tensor | None
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, type):
-        return str(value)
-    return dataclasses.astuple(value) if dataclasses.is_dataclass(value) else value
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(*self[4:])
 
-
-def lengths(inputs: AttentionInputs) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k: in the order kernels take them."""
-    return inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.seqused_q, inputs.seqused_k
-
-
-def windows(spec: AttentionSpec) -> tuple[int, int]:
-    """window_left, window_right as numbers; what an open side says is not read."""
-    return spec.window_left or 0, spec.window_right or 0
-
-
-def fake_lengths(kernel: Any) -> list:
-    """Stand-ins for `lengths` where a kernel is compiled: None for those that it is without, as its fields say."""
-    from cutlass import Int32
-
-    present = (kernel.varlen, kernel.varlen, kernel.has_seqused_q, kernel.has_seqused_k)
-    return [jit.fake_tensor(Int32, 1, align=4) if there else None for there in present]
+    @staticmethod
+    def fake(cfg: Any) -> Inputs:
+        """Stand-ins for compilation; None for what a `Variant` is without."""
+        q, k, v = fake_matrices(cfg, 3)
+        sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
+        present = (cfg.varlen, cfg.varlen, cfg.has_seqused_q, cfg.has_seqused_k)
+        return Inputs(q, k, v, sink, *(jit.fake_tensor(Int32, 1, align=4) if there else None for there in present))
 
 
 def fake_matrices(cfg: Any, count: int) -> list:
@@ -51,13 +50,9 @@ def fake_matrices(cfg: Any, count: int) -> list:
 
 def fake_rows(cfg: Any, present: bool = True) -> Any:
     """Stand-in for a tensor like lse: (batch, heads, rows), varlen without the batch."""
-    from cutlass import Float32
-
     return jit.fake_tensor(Float32, 2 if cfg.varlen else 3, align=4) if present else None
 
 
-def fake_sink(cfg: Any) -> Any:
-    """Stand-in for the sink of each query head."""
-    from cutlass import Float32
-
-    return jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
+def windows(spec: AttentionSpec) -> tuple[int, int]:
+    """window_left, window_right as numbers; what an open side says is not read."""
+    return spec.window_left or 0, spec.window_right or 0

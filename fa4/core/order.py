@@ -45,6 +45,10 @@ class Order:
         """The size of a grid that has a CTA (or cluster of them) for each tile."""
         return self.tiles * self.cluster
 
+    def grid(self, ctas: Int32) -> Int32:
+        """The size of a persistent grid on a chip that runs `ctas` CTAs at a time."""
+        return cutlass.min(self.tiles, ctas // self.cluster) * self.cluster
+
     @property
     def rank(self) -> Int32:
         """Of this CTA in its cluster."""

@@ -1,1 +1,1 @@
-"""What the forward of every chip shares on the host."""
+"""What the forward of every chip shares."""

@@ -1,24 +1,24 @@
-"""What every warp-specialised kernel does around its roles, and what a role's body gets.
-
-@cute.kernel
-def kernel(args, cfg):
-    run(Context(args, cfg, channels(cfg), smem_map(cfg)))
-"""
+"""What every warp-specialised kernel does around its roles, what a role's body gets, and how it is launched."""
 
 from __future__ import annotations
 
+import enum
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64
+from cutlass import Int32, Int64
 
 from ..core.constant import Constant
+from ..core.program import Program
+from ..device import Chip
 from .channels import ChannelTable, Ends, init_barriers
 from .roles import run_roles
 from .smem import SmemMap
+from .tma import TmaTile
 
 
 class Resources(Constant):
@@ -54,19 +54,74 @@ class Context(Constant):
         """The channels as `role` sees them."""
         return self.channels.ends(role, self.smem.pointer("barriers", Int64))
 
+    def tma(self, name: str) -> TmaTile:
+        """How the matrix `args.maps.<name>` is copied: in tiles of `cfg.<name>_tile`."""
+        return TmaTile(*getattr(self.args.maps, name), getattr(self.cfg, f"{name}_tile"))
+
+
+class Overlap(enum.Enum):
+    """What a kernel does beside its neighbours in the stream, by programmatic dependent launch."""
+
+    NOTHING = "it begins when the one before has ended"
+    SET_UP = "its set-up runs beside the end of the kernel before, and the set-up of the one after may begin then"
+    ROLES = "the kernel after may begin at once, and roles wait themselves where they need the one before"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleKernel(Program):
+    """A kernel of warp roles: its tables, as functions of its configuration. `name` also begins its PTX entry.
+
+    context: makes what roles get of (arguments, configuration, channels, shared memory). clusters: CTAs are launched in
+    clusters of `cfg.ctas`.
+    """
+
+    channels: Callable[[Any], ChannelTable]
+    smem: Callable[[Any, ChannelTable], SmemMap]
+    context: Callable[[Any, Any, ChannelTable, SmemMap], Context] = Context
+    clusters: bool = False
+    overlap: Overlap = Overlap.SET_UP
+
+    def entry_name(self, cfg: Any) -> str:
+        """What the kernel is called in profiles and reports; afterwards `describe` knows it."""
+        table = self.channels(cfg)
+        return entry_name(f"fa4_{self.name.replace('.', '_')}", cfg, table, self.smem(cfg, table))
+
+    def launcher(self, cfg: Any, chip: Chip):
+        if chip.emulated:
+            self.entry_name(cfg)  # reports name its roles and barriers, also when the kernel comes from the disk
+        return Program.launcher(self, cfg, chip)
+
+    def start(self, args: Any, cfg: Any, ctas: Int32, stream: Any) -> None:
+        """Inside a `cute.jit` host function: launch `ctas` CTAs."""
+        table = self.channels(cfg)
+        set_entry_name(kernel, self.entry_name(cfg))
+        kernel(args, cfg, self).launch(
+            grid=(ctas, 1, 1),
+            block=(table.roles.threads, 1, 1),
+            cluster=(cfg.ctas, 1, 1) if self.clusters else None,
+            smem=self.smem(cfg, table).nbytes,
+            min_blocks_per_mp=1,
+            use_pdl=self.overlap is not Overlap.NOTHING,
+            stream=stream,
+        )
+
+
+@cute.kernel
+def kernel(args, cfg: cutlass.Constexpr, design: cutlass.Constexpr[RoleKernel]):
+    table = design.channels(cfg)
+    run(design.context(args, cfg, table, design.smem(cfg, table)), design.overlap)
+
 
 @cute.jit
-def run(context: cutlass.Constexpr[Context], overlaps: cutlass.Constexpr[bool] = False):
-    """The body of a kernel: set barriers up, run every warp's role, wait for all.
-
-    `overlaps`: by programmatic dependent launch the set-up runs beside the end of the kernel before, and the kernel
-    after this one may begin its own.
-    """
+def run(context: cutlass.Constexpr[Context], overlap: cutlass.Constexpr[Overlap] = Overlap.NOTHING):
+    """The body of a kernel: set barriers up, run every warp's role, wait for all."""
+    if cutlass.const_expr(overlap is Overlap.ROLES):
+        cute.arch.griddepcontrol_launch_dependents()
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
         with cute.arch.elect_one():
             init_barriers(context.channels, context.smem.pointer("barriers", Int64))
     context.resources.acquire(context.smem)
-    if cutlass.const_expr(overlaps):
+    if cutlass.const_expr(overlap is Overlap.SET_UP):
         # Up to here nothing of an earlier kernel's was touched; from here on the next one may do as much.
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Int16, Int32
@@ -11,6 +12,13 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ..core.constant import Constant
 from .smem import Tile
+
+
+class TmaMap(NamedTuple):
+    """A `TmaTile` as an argument of a kernel, to which its tile is a compile-time number."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,10 @@ class TmaTile(Constant):
     def store(tensor: cute.Tensor, tile: Tile) -> TmaTile:
         """Host side: a TMA map that stores tiles to `tensor` (rows, columns, ...)."""
         return TmaTile._make(cpasync.CopyBulkTensorTileS2GOp(), tensor, tile)
+
+    @property
+    def map(self) -> TmaMap:
+        return TmaMap(self.atom, self.tensor)
 
     @staticmethod
     def _make(op, tensor: cute.Tensor, tile: Tile, multicast: int = 1) -> TmaTile:

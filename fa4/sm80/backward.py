@@ -18,8 +18,8 @@ from .. import jit
 from ..bwd.blocks import RowBlocks, RowTensors
 from ..bwd.finish import launch_finish
 from ..bwd.statistics import launch_statistics
-from ..bwd.workspace import Workspace
-from ..core.arguments import fake_lengths
+from ..bwd.workspace import Workspace, modes_reversed
+from ..core.arguments import Inputs
 from ..core.constant import Constant
 from ..core.mask import Window
 from ..core.order import Order
@@ -162,7 +162,7 @@ def backward(
     q, k, v, out, dout, lse, dlse, sink = operands
     q, out, dout, dq = (as_matrices(x, cfg.group) for x in (q, out, dout, results[0]))
     k, v, dk, dv = (as_matrices(x) for x in (k, v, *results[1:]))
-    statistics, dq_sum, turns = (None if x is None else _reversed(x) for x in workspace[:3])
+    statistics, dq_sum, turns = (None if x is None else modes_reversed(x) for x in workspace[:3])
     lse, dlse, dsink = (None if x is None else as_columns(x, cfg.group) for x in (lse, dlse, workspace[3]))
     lengths, sizes = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), Sizes(*sizes)
     heads, tiles = cute.size(k, mode=[2]), cfg.tiles
@@ -197,11 +197,6 @@ def kernel(args: Arguments, cfg: cutlass.Constexpr[BackwardConfig]):
     work_on_keys(args, cfg)
 
 
-def _reversed(x: cute.Tensor) -> cute.Tensor:
-    """The modes in opposite order: the contiguous one first."""
-    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=list(reversed(range(cute.rank(x))))))
-
-
 def build(cfg: BackwardConfig, chip: Chip):
     """Compile the launcher, whose arguments are those of `backward` up to `softcap`."""
 
@@ -217,7 +212,7 @@ def build(cfg: BackwardConfig, chip: Chip):
         Operands(*(like_q() for _ in range(5)), like_lse(), like_lse(cfg.has_dlse), sink),
         Results(*(like_q() for _ in range(3))),
         Workspace.fake(cfg.row_blocks),
-        *fake_lengths(cfg),
+        *Inputs.fake(cfg)[4:],
         Sizes(*[Int32(0)] * 4),
         Window(Int32(0), Int32(0)),
         Float32(0),

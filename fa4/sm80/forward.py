@@ -14,7 +14,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from .. import jit
-from ..core.arguments import fake_lengths
+from ..core.arguments import Inputs
 from ..core.mask import Window
 from ..core.order import Order
 from ..core.score import Softcap
@@ -152,7 +152,7 @@ def build(cfg: ForwardConfig, chip: Chip):
     return jit.compile_kernel(
         forward,
         Operands(q, k, v, out, lse, sink),
-        *fake_lengths(cfg),
+        *Inputs.fake(cfg)[4:],
         Sizes(*[Int32(0)] * 4),
         Window(Int32(0), Int32(0)),
         Float32(0),

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .. import jit, plan
 from ..bwd.workspace import Workspace
-from ..core.arguments import compile_key, lengths, windows
+from ..core.arguments import windows
+from ..core.program import compile_key
 from ..core.variant import Variant
 from ..device import Chip
 from ..fwd.splits import choose_splits
@@ -70,7 +71,7 @@ class Plan(plan.Plan):
             (inputs.q, inputs.k, inputs.v, saved.out, saved.dout, saved.lse, saved.dlse, inputs.sink),
             grads[:3],
             workspace,
-            *lengths(inputs),
+            *inputs[4:8],
             (*self.extent, backward_section(spec, self.extent.max_seqlen_q)),
             *self.scalars,
         )

@@ -10,7 +10,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from bench import static
 from fa4.device import chip_by_number
 from fa4.emulator.host.modules import fatbins_in
-from fa4.sm90.fwd.plan import build, configure
+from fa4.sm90.fwd.kernel import KERNEL
+from fa4.sm90.fwd.plan import configure
 from fa4.spec import AttentionSpec, Extent
 
 # (head_dim, head_dim_v, causal): a row of tiles each.
@@ -25,7 +26,7 @@ def machine_code(shape, directory) -> list[str]:
     chip, extent = chip_by_number(90), Extent(4, 4096, 4096)
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, window_right=0 if causal else None)
     exported, cubin = directory / "kernel.o", directory / "kernel.cubin"
-    build(configure(spec, extent, chip), chip).export_to_c(str(exported), "kernel")
+    KERNEL.compile(configure(spec, extent, chip), chip).export_to_c(str(exported), "kernel")
     (binary,) = fatbins_in(exported.read_bytes())
     cubin.write_bytes(binary[binary.index(b"\x7fELF") :])
     return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", static.disassemble(cubin, "-c"))

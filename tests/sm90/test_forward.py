@@ -165,7 +165,7 @@ def test_every_cta_gets_the_same_share_of_a_causal_problem(seqlen):
     extent = Extent(16384 // seqlen, seqlen, seqlen)
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 0.1, window_right=0)
     made = Forward(spec, extent, chip)
-    pairs, blocks, section = 16 * extent.batch, seqlen // made.cfg.rows, made.counts[-2]
+    pairs, blocks, section = 16 * extent.batch, seqlen // made.cfg.rows, made.sizes.section
     lengths = [
         blocks - block
         for first in range(0, pairs, section)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...bwd.blocks import RowBlocks
-from ...core.variant import Variant
+from ...bwd.variant import Variant
 from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
 from .placement import CHUNK, LANES, Chunks, Columns
@@ -126,11 +126,6 @@ class Config(Variant):
         return 2 if held + 2 * self.do_tile.nbytes <= self.smem_bytes else 1
 
     @property
-    def rows_bytes(self) -> int:
-        """A step's row statistics: two floats for each query."""
-        return 2 * 4 * self.tile_m
-
-    @property
     def dq_over_dp(self) -> bool:
         """Tensor memory has columns of its own for (all of) dQ only if head dims are small. A pair's dQ fits between
         the halves of dS, so that it can be computed before dK."""
@@ -156,18 +151,6 @@ class Config(Variant):
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
             self.has_dlse, turns=self.ctas if self.deterministic else 0,
         )  # fmt: skip
-
-    @property
-    def ragged(self) -> bool:
-        """A sequence's data may end before its tensor's rows do; see `work.ragged`."""
-        return self.varlen or self.has_seqused_q or self.has_seqused_k
-
-    @property
-    def descending(self) -> bool:
-        """Whether CTAs take key blocks from last to first. In a deterministic causal problem that is the order in
-        which blocks add to dQ: the last block, seen by the fewest queries, adds at its diagonal at once, the one before
-        it follows a step behind, and nobody waits for long."""
-        return self.deterministic and self.has_right
 
     @property
     def scores(self) -> Umma:

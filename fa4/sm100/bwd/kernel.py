@@ -14,21 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int32
-
-from ...bwd.blocks import RowTensors
-from ...bwd.finish import launch_finish
-from ...bwd.statistics import launch_statistics
-from ...bwd.workspace import Workspace
-from ...core.order import Order
-from ...core.sequence import Lengths, as_columns, as_matrices, ragged
+from ...bwd.launch import Arguments, BackwardKernel
 from ...pipeline import kernel as kernels
 from ...pipeline.channels import ONCE, Across, By, Carries, Channel, ChannelTable, Implied
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
-from ...pipeline.tma import TmaTile
 from .. import tmem
 from ..signals import SIGNALS
 from .compute import compute
@@ -134,36 +124,6 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
     )
 
 
-@dataclass(frozen=True)
-class Tensors:
-    """The kernels' run-time arguments. TMA tensors have the modes (rows, columns, heads, batch), or are `ragged`."""
-
-    q_atom: cute.CopyAtom
-    q: cute.Tensor
-    k_atom: cute.CopyAtom
-    k: cute.Tensor
-    v_atom: cute.CopyAtom
-    v: cute.Tensor
-    do_atom: cute.CopyAtom
-    do: cute.Tensor
-    dk_atom: cute.CopyAtom
-    dk: cute.Tensor
-    dv_atom: cute.CopyAtom
-    dv: cute.Tensor
-    statistics: cute.Tensor  # (tile_m, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
-    dq_sum: cute.Tensor  # (tile_m * columns, blocks, heads_q): a block's dQ; see `placement`
-    turns: cute.Tensor | None  # (blocks * ctas, heads_q): how many key blocks have added to (a share of) dQ
-    lengths: Lengths
-    seqlen_q: Int32
-    seqlen_k: Int32
-    order: Order
-    scale: Float32
-    scale_log2: Float32  # scale * log2(e); with a softcap, softcap * log2(e)
-    scale_over_cap: Float32  # scale / softcap
-    left: Int32
-    right: Int32
-
-
 @dataclass(frozen=True, slots=True)
 class Context(kernels.Context):
     """What a role's body gets."""
@@ -173,101 +133,10 @@ class Context(kernels.Context):
     dq_staging: int = 1  # named barriers; 0 is the CTA's
     gradient_staged: int = 2  # and 3: one for each warpgroup of compute
 
-    @staticmethod
-    def of(args: Tensors, cfg: Config) -> Context:
-        table = channels(cfg)
-        memory = tmem.TensorMemory(ROLES["reduce"].warps[0], cfg.ctas)
-        return Context(args, cfg, table, smem_map(cfg, table), memory, cfg.ctas, tmem_map(cfg))
 
-    def tma(self, name: str) -> TmaTile:
-        tile = getattr(self.cfg, f"{name}_tile")
-        return TmaTile(getattr(self.args, f"{name}_atom"), getattr(self.args, name), tile)
+def context(args: Arguments, cfg: Config, table: ChannelTable, smem: SmemMap) -> Context:
+    memory = tmem.TensorMemory(ROLES["reduce"].warps[0], cfg.ctas)
+    return Context(args, cfg, table, smem, memory, cfg.ctas, tmem_map(cfg))
 
 
-def entry_name(cfg: Config) -> str:
-    """What the kernel is called in profiles and reports."""
-    table = channels(cfg)
-    return kernels.entry_name("fa4_sm100_backward", cfg, table, smem_map(cfg, table))
-
-
-@cute.kernel
-def main_kernel(args: Tensors, cfg: cutlass.Constexpr[Config]):
-    kernels.run(Context.of(args, cfg))
-
-
-@cute.jit
-def backward(
-    q: cute.Tensor,
-    k: cute.Tensor,
-    v: cute.Tensor,
-    out: cute.Tensor,
-    dout: cute.Tensor,
-    dq: cute.Tensor,
-    dk: cute.Tensor,
-    dv: cute.Tensor,
-    lse: cute.Tensor,
-    dlse: cute.Tensor | None,
-    sink: cute.Tensor | None,
-    cu_seqlens_q: cute.Tensor | None,
-    cu_seqlens_k: cute.Tensor | None,
-    seqused_q: cute.Tensor | None,
-    seqused_k: cute.Tensor | None,
-    workspace: Workspace,
-    scale: Float32,
-    scale_log2: Float32,
-    scale_over_cap: Float32,
-    left: Int32,
-    right: Int32,
-    max_seqlen_q: Int32,
-    max_seqlen_k: Int32,
-    batch: Int32,
-    cfg: cutlass.Constexpr[Config],
-    stream,
-):
-    """Build the TMA maps and launch the three kernels.
-
-    Args:
-        q, k, v, out, dout, dq, dk, dv: (batch, rows, heads, dim), or varlen (rows, heads, dim); last stride 1.
-        lse, dlse: (batch, heads, rows), or varlen (heads, rows); float32.
-        workspace: for `cfg.row_blocks`; on return its dsink holds the terms of dsink.
-    """
-    q, k, v, out, dout, dq, dk, dv = (as_matrices(x) for x in (q, k, v, out, dout, dq, dk, dv))
-    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    heads_q, heads_kv = cute.size(q, mode=[2]), cute.size(k, mode=[2])
-    statistics, dq_sum, turns = (None if x is None else _reversed(x) for x in workspace[:3])
-    lse, dlse, dsink = (None if x is None else as_columns(x) for x in (lse, dlse, workspace[3]))
-    blocks = Order(cute.ceil_div(max_seqlen_q, cfg.tile_m), heads_q, batch)
-    rows = RowTensors(out, dout, dq, lse, dlse, sink, dsink, statistics, dq_sum, turns, lengths, blocks, scale)
-    launch_statistics(rows, cfg.row_blocks, stream)
-
-    seqlens = cute.size(q, mode=[0]), cute.size(k, mode=[0])
-    # Ascending key blocks start a causal problem's longest work first: the first are seen by the most queries.
-    order = Order(cute.ceil_div(max_seqlen_k, cfg.span), heads_kv, batch, None, cfg.descending, cfg.ctas)
-    loaded, stored = (q, k, v, dout), (dk, dv)
-    if cutlass.const_expr(cfg.ragged):
-        loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)
-    tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
-    maps = [TmaTile.load(x, tile, cfg.ctas) for x, tile in zip(loaded, tiles)]
-    maps += [TmaTile.store(x, tile) for x, tile in zip(stored, tiles[4:])]
-    ends = [end for tma in maps for end in (tma.atom, tma.tensor)]
-    args = Tensors(
-        *ends, statistics, dq_sum, turns, lengths, *seqlens, order, scale, scale_log2,
-        scale_over_cap, left, right,
-    )  # fmt: skip
-    table = channels(cfg)
-    smem = smem_map(cfg, table)
-    kernels.set_entry_name(main_kernel, entry_name(cfg))
-    main_kernel(args, cfg).launch(
-        grid=(order.ctas, 1, 1),
-        block=(ROLES.threads, 1, 1),
-        cluster=(cfg.ctas, 1, 1),
-        smem=smem.nbytes,
-        min_blocks_per_mp=1,
-        stream=stream,
-    )
-    launch_finish(rows, cfg.row_blocks, stream)
-
-
-def _reversed(x: cute.Tensor) -> cute.Tensor:
-    """The modes in opposite order: the contiguous one first."""
-    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=list(reversed(range(cute.rank(x))))))
+KERNEL = BackwardKernel("sm100.backward", channels, smem_map, context, clusters=True, overlap=kernels.Overlap.NOTHING)

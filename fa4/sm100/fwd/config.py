@@ -152,10 +152,18 @@ class Config(Variant):
         return Umma(self.dtype, n=self.head_dim_v_padded, k=self.tile_n, b=v, m=m, ctas=self.ctas)
 
     @property
+    def persistent(self) -> bool:
+        return self.schedule is Schedule.PERSISTENT
+
+    @property
     def ragged_q(self) -> bool:
         """Rows after a sequence's queries are not the sequence's: TMA's maps must end with it; see `sequence.ragged`.
         Unused rows of its own are its own business: their output is zero, whatever they hold."""
         return self.varlen
+
+    @property
+    def ragged_o(self) -> bool:
+        return self.ragged_q
 
     @property
     def ragged_k(self) -> bool:

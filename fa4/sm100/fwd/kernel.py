@@ -12,12 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cutlass
-import cutlass.cute as cute
-from cutlass import Float32, Int32
-
-from ...core.order import Order
-from ...core.sequence import Lengths, as_columns, as_matrices, ragged
+from ...fwd.launch import Arguments, ForwardKernel
 from ...pipeline import kernel as kernels
 from ...pipeline.channels import (
     Across,
@@ -30,7 +25,6 @@ from ...pipeline.channels import (
 )
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
-from ...pipeline.tma import TmaTile
 from .. import tmem
 from ..signals import SIGNALS
 from .config import Config, Schedule
@@ -40,7 +34,6 @@ from .load import load
 from .mma import mma
 from .schedule import schedule
 from .softmax import softmax
-from .work import grid
 
 
 def roles(cfg: Config) -> RoleTable:
@@ -116,114 +109,16 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
     )
 
 
-@dataclass(frozen=True)
-class Tensors:
-    """The kernel's run-time arguments. Rows of a matrix are (query) or, packed, (head in group, query)."""
-
-    q_atom: cute.CopyAtom
-    q: cute.Tensor  # TMA coordinates (rows, head_dim, heads, batch), varlen without the batch, perhaps `ragged`
-    k_atom: cute.CopyAtom
-    k: cute.Tensor
-    v_atom: cute.CopyAtom
-    v: cute.Tensor
-    o_atom: cute.CopyAtom
-    o: cute.Tensor
-    out: cute.Tensor  # plain memory, same modes
-    lse: cute.Tensor  # (rows, heads, batch), or varlen (rows, heads)
-    sink: cute.Tensor | None  # (heads_q,), float32
-    lengths: Lengths
-    order: Order
-    scale_log2: Float32  # softmax_scale * log2(e); with a softcap, softcap * log2(e)
-    to_natural: Float32  # turns a logit that was scaled by scale_log2 into natural units, undoing its rounding
-    scale_over_cap: Float32  # softmax_scale / softcap
-    left: Int32
-    right: Int32
-
-
 @dataclass(frozen=True, slots=True)
 class Context(kernels.Context):
     """What a role's body gets."""
 
     tmem: tmem.TmemMap | None = None
 
-    @staticmethod
-    def of(args: Tensors, cfg: Config) -> Context:
-        table = channels(cfg)
-        memory = tmem.TensorMemory(table.roles["correction"].warps[0], cfg.ctas)  # any warp would do
-        return Context(args, cfg, table, smem_map(cfg, table), memory, cfg.ctas, tmem_map(cfg))
 
-    def tma(self, name: str) -> TmaTile:
-        tile = getattr(self.cfg, f"{name}_tile")
-        return TmaTile(getattr(self.args, f"{name}_atom"), getattr(self.args, name), tile)
+def context(args: Arguments, cfg: Config, table: ChannelTable, smem: SmemMap) -> Context:
+    memory = tmem.TensorMemory(table.roles["correction"].warps[0], cfg.ctas)  # any warp would do
+    return Context(args, cfg, table, smem, memory, cfg.ctas, tmem_map(cfg))
 
 
-def entry_name(cfg: Config) -> str:
-    """What the kernel is called in profiles and reports."""
-    table = channels(cfg)
-    return kernels.entry_name("fa4_sm100_forward", cfg, table, smem_map(cfg, table))
-
-
-@cute.kernel
-def kernel(args: Tensors, cfg: cutlass.Constexpr[Config]):
-    kernels.run(Context.of(args, cfg), overlaps=True)
-
-
-@cute.jit
-def forward(
-    q: cute.Tensor,
-    k: cute.Tensor,
-    v: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    sink: cute.Tensor | None,
-    cu_seqlens_q: cute.Tensor | None,
-    cu_seqlens_k: cute.Tensor | None,
-    seqused_q: cute.Tensor | None,
-    seqused_k: cute.Tensor | None,
-    scale_log2: Float32,
-    to_natural: Float32,
-    scale_over_cap: Float32,
-    left: Int32,
-    right: Int32,
-    max_seqlen_q: Int32,
-    batch: Int32,
-    section: Int32,
-    ctas: Int32,
-    cfg: cutlass.Constexpr[Config],
-    stream,
-):
-    """Build the TMA maps and launch.
-
-    Args:
-        q, k, v, out: (batch, rows, heads, dim), or varlen (rows, heads, dim); last stride 1.
-        lse: (batch, heads, rows), or varlen (heads, rows); float32.
-        section: heads whose tiles are worked on together, so that their K and V stay in L2.
-        ctas: CTAs to launch at most (persistent schedule).
-    """
-    q, out = (as_matrices(x, cfg.packed) for x in (q, out))
-    k, v = (as_matrices(x) for x in (k, v))
-    lse = as_columns(lse, cfg.packed)
-    q_map, o_map = (ragged(x) if cfg.ragged_q else x for x in (q, out))
-    k_map, v_map = (ragged(x) if cfg.ragged_k else x for x in (k, v))
-    loaded = ((q_map, cfg.q_tile), (k_map, cfg.k_tile), (v_map, cfg.v_tile))
-    tma_q, tma_k, tma_v = (TmaTile.load(x, tile, cfg.ctas) for x, tile in loaded)
-    tma_o = TmaTile.store(o_map, cfg.o_tile)
-    m_blocks = cute.ceil_div(max_seqlen_q * cfg.packed, cfg.rows)
-    # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
-    order = Order(m_blocks, cute.size(q, mode=[2]), batch, section, descending=True, cluster=cfg.ctas)
-    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    args = Tensors(
-        tma_q.atom, tma_q.tensor, tma_k.atom, tma_k.tensor, tma_v.atom, tma_v.tensor, tma_o.atom, tma_o.tensor,
-        out, lse, sink, lengths, order, scale_log2, to_natural, scale_over_cap, left, right,
-    )  # fmt: skip
-    table = channels(cfg)
-    kernels.set_entry_name(kernel, entry_name(cfg))
-    kernel(args, cfg).launch(
-        grid=(grid(order, cfg.schedule, ctas), 1, 1),
-        block=(table.roles.threads, 1, 1),
-        cluster=(cfg.ctas, 1, 1),
-        smem=smem_map(cfg, table).nbytes,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-        stream=stream,
-    )
+KERNEL = ForwardKernel("sm100.forward", channels, smem_map, context, clusters=True)

@@ -18,17 +18,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from ...core.mask import Band, Blocks, Mask
-from ...core.order import Order
-from ...core.sequence import Rows, extent
+from ...core.sequence import Rows
 from ...pipeline.cursor import Cursor, consume
 from .config import Schedule
-
-
-def grid(order: Order, schedule: Schedule, ctas: Int32) -> Int32:
-    """CTAs to launch; `ctas` is how many fit on the chip."""
-    if schedule is Schedule.PERSISTENT:
-        return cutlass.min(order.tiles, ctas // order.cluster) * order.cluster
-    return order.ctas
 
 
 class Queue:
@@ -102,9 +94,9 @@ def work_tile(context, index: Int32) -> Work:
     """What a work tile consists of; empty (`count` 0) if no row of it sees a key."""
     args, cfg = context.args, context.cfg
     m_block, head, batch = args.order.at(index)
-    place = args.lengths.query_place(batch, extent(args.q))
-    q = args.lengths.queries(batch, extent(args.q))
-    k = args.lengths.keys(batch, extent(args.k))
+    place = args.lengths.query_place(batch, args.seqlen_q)
+    q = args.lengths.queries(batch, args.seqlen_q)
+    k = args.lengths.keys(batch, args.seqlen_k)
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
     mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.packed)

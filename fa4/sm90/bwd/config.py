@@ -8,11 +8,14 @@ Only dS goes through shared memory, for dQ = dS K, which sums over the keys of b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
 
 from ...bwd.blocks import RowBlocks
-from ...core.constant import Constant
+from ...bwd.variant import Variant
 from ...pipeline.smem import Tile
 from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
 from .placement import ByColumns, ByQueries
@@ -25,34 +28,23 @@ BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 SECTION_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads that advance together read and add to
 
 
-@dataclass(frozen=True, slots=True)
-class Config(Constant):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Variant):
     """Everything the generated code depends on; its fields are the compile key.
 
-    group: query heads of one key/value head. tile_m: query rows of a step. stages: tiles of Q, dO and dS in shared
+    tile_m: query rows of a step. stages: tiles of Q, dO and dS in shared
     memory, of each that many. sms: CTAs that the chip runs at a time.
 
     Raises:
         ValueError: the tiles do not fit the shared memory.
     """
 
-    dtype: type[cutlass.Numeric]
-    head_dim: int
-    head_dim_v: int
-    group: int
-    has_left: bool
-    has_right: bool
-    has_softcap: bool
-    has_sink: bool
-    has_dlse: bool
-    varlen: bool
-    has_seqused_q: bool
-    has_seqused_k: bool
-    deterministic: bool
     tile_m: int
     stages: int
     sms: int
     smem_bytes: int
+    ctas: ClassVar[int] = 1
+    span: ClassVar[int] = TILE_N
 
     def __post_init__(self) -> None:
         if self.held_bytes > self.smem_bytes:
@@ -102,11 +94,6 @@ class Config(Constant):
         return Tile(self.tile_m, TILE_N)
 
     @property
-    def rows_bytes(self) -> int:
-        """A step's row statistics: two floats for each query."""
-        return 2 * 4 * self.tile_m
-
-    @property
     def dq_by_queries(self) -> bool:
         """Each warpgroup computes dQ of its half of a step's queries. Otherwise it computes dQ^T = K^T dS^T of one
         panel of columns, for any number of queries."""
@@ -152,22 +139,30 @@ class Config(Constant):
         return 6 * self.columns + 2 * self.columns_v
 
     @property
-    def ragged(self) -> bool:
-        """A sequence's data may end before its tensor's rows do; see `core.sequence.ragged`."""
-        return self.varlen or self.has_seqused_q or self.has_seqused_k
-
-    @property
-    def descending(self) -> bool:
-        """Whether CTAs take key blocks from last to first. In a deterministic causal problem that is the order in
-        which blocks add to dQ: the last block, seen by the fewest queries, adds at its diagonal at once, the one before
-        it follows a step behind, and nobody waits for long."""
-        return self.deterministic and self.has_right
-
-    @property
     def shifted(self) -> bool:
         """Whether CTAs that run at the same time begin at different query blocks and go round. In a deterministic
         problem without a mask each then finds what it adds to free: the CTA that was there before is a step ahead."""
         return self.deterministic and not self.has_left and not self.has_right
+
+    def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
+        """As many as the L2 cache serves.
+
+        Ascending key blocks start a causal problem's longest work first; at least so many pairs then advance together
+        that the longest work of the last ones begins early enough. A shifted order wants a pair's CTAs to run at the
+        same time.
+        """
+        if self.shifted:
+            return Int32(1)
+        fit = SECTION_BYTES // self.query_bytes // self.group // cutlass.max(seqlen_q, 1)
+        balanced = 2 * self.sms // n_blocks + 1 if self.has_right and not self.deterministic else 1
+        return cutlass.min(Int32(cutlass.max(fit, balanced)), pairs)
+
+    def arranged(self, statistics: cute.Tensor) -> cute.Tensor:
+        """Of every 16 queries, the four that one thread of `compute` needs side by side: 2 j, 2 j + 1, 2 j + 8 and
+        2 j + 9."""
+        shape, stride = statistics.shape, statistics.stride
+        layout = cute.make_layout(((2, 4, 2, self.tile_m // 16), *shape[1:]), stride=((1, 4, 2, 16), *stride[1:]))
+        return cute.make_tensor(statistics.iterator, layout)
 
     @property
     def scores(self) -> Wgmma:

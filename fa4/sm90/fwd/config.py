@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...core.variant import Variant
 from ...pipeline.roles import WARPS_PER_WARPGROUP
@@ -44,6 +45,7 @@ class Config(Variant):
     ping_pong: bool
     rescale_threshold: float
     smem_bytes: int
+    ctas: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.stages < 1:
@@ -124,6 +126,20 @@ class Config(Variant):
         """O += P V, P from registers."""
         v = SmemOperand(self.v_tile, Major.MN, self.stages, self.v_tile.nbytes)
         return Wgmma(self.dtype, n=self.head_dim_v, k=self.tile_n, b=v)
+
+    @property
+    def persistent(self) -> bool:
+        return self.schedule is Schedule.PERSISTENT
+
+    @property
+    def ragged_q(self) -> bool:
+        """Rows after a sequence's queries may hold anything: nobody looks at what becomes of them."""
+        return False
+
+    @property
+    def ragged_o(self) -> bool:
+        """Rows after a sequence's queries are not the sequence's, so that stores must end with it."""
+        return self.varlen
 
     @property
     def ragged_k(self) -> bool:

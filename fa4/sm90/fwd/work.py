@@ -18,14 +18,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from ...core.mask import Band, Blocks, Mask
-from ...core.order import Order
 from ...core.sequence import Rows, extent
 from .config import Schedule
-
-
-def grid(order: Order, schedule: Schedule, ctas: Int32) -> Int32:
-    """CTAs to launch; `ctas` is how many fit on the chip."""
-    return cutlass.min(order.tiles, ctas) if schedule is Schedule.PERSISTENT else order.tiles
 
 
 class Queue:

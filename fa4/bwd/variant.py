@@ -1,0 +1,42 @@
+"""What the backwards of warp roles have in common at compile time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..core import variant
+
+
+@dataclass(frozen=True, slots=True)
+class Variant(variant.Variant):
+    """A kind of problem and how a backward works on it: `tile_m` queries a step, `span` keys of a CTA (or of `ctas`
+    that work as a pair), tiles of q, k, v, do, dk and dv, and `row_blocks`."""
+
+    @property
+    def rows_bytes(self) -> int:
+        """A step's row statistics: two floats for each query."""
+        return 2 * 4 * self.tile_m
+
+    @property
+    def ragged(self) -> bool:
+        """A sequence's data may end before its tensor's rows do; see `core.sequence.ragged`."""
+        return self.varlen or self.has_seqused_q or self.has_seqused_k
+
+    @property
+    def descending(self) -> bool:
+        """Whether CTAs take key blocks from last to first. In a deterministic causal problem that is the order in
+        which blocks add to dQ: the last block, seen by the fewest queries, adds at its diagonal at once, the one before
+        it follows a step behind, and nobody waits for long."""
+        return self.deterministic and self.has_right
+
+    def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32 | None:
+        """How many of all pairs of head and sequence advance together, see `core.order`; None for a sequence's."""
+        return None
+
+    def arranged(self, statistics: cute.Tensor) -> cute.Tensor:
+        """The workspace of row statistics, (tile_m, 2, blocks, heads), its rows in the order in which threads load
+        them."""
+        return statistics
