@@ -4,13 +4,18 @@ Fresh memory is full of NaN in tests, as it may be on a GPU.
 """
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
 
 import fa4
-from fa4 import cases, fallback
+from fa4 import cases, fallback, memory
 from fa4.cases import Case
+from fa4.device import chip_of
+from fa4.plan import Layout, Plan
+from fa4.run import allocate, prepare
+from fa4.spec import Extent, Saved
 
 BACKENDS = ("torch", "sm80", "sm100")
 
@@ -149,3 +154,140 @@ def test_explain_sees_the_lengths():
     assert few.chosen == "sm80" and "parts" in few.tiles
     assert trained.chosen == named.chosen == "sm100"
     assert "preferred only for inference with at most 64 query rows" in str(many)
+
+
+@pytest.mark.parametrize(
+    "changes, idle_q, idle_k",
+    [
+        (dict(), False, False),
+        (dict(varlen=True), True, True),  # rows past the last sequence
+        (dict(has_seqused_q=True), True, False),
+        (dict(has_seqused_k=True), False, True),
+        (dict(has_sink=True), False, False),
+    ],
+    ids=str,
+)
+def test_rows_that_kernels_may_leave_alone_are_set(changes, idle_q, idle_k):
+    """Fresh memory is NaN here. What only keys leave unused costs out and dq no filling, and the other way round."""
+    problem = cases.make(Case("set", batch=2, seqlen_q=5, seqlen_k=7, head_dim=8, head_dim_v=16), 0)
+    spec = replace(problem.spec, **changes)
+    out, lse = allocate.outputs(problem.inputs, spec)
+    assert out.shape == (2, 5, 2, 16) and out.dtype == torch.bfloat16
+    assert lse.shape == (2, 2, 5) and lse.dtype == torch.float32
+    assert (out == 0).all() and (lse == -torch.inf).all() if idle_q else out.isnan().all() and lse.isnan().all()
+    out, lse = allocate.outputs(problem.inputs, spec, written=True)
+    assert out.isnan().all() and lse.isnan().all()
+    parts, part_lse = allocate.parts(3, problem.inputs, spec)
+    assert parts.shape == (3, 2, 5, 2, 16) and part_lse.shape == (3, 2, 2, 5)
+    assert parts.dtype == part_lse.dtype == torch.float32
+    assert (part_lse == allocate.UNWRITTEN).all() if idle_q else part_lse.isnan().all()
+    dq, dk, dv, dsink = allocate.gradients(problem.inputs, spec)
+    assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in problem.inputs[:3]] and dsink is None
+    for x, idle in ((dq, idle_q), (dk, idle_k), (dv, idle_k)):
+        assert (x == 0).all() if idle else x.isnan().all()
+
+
+def test_values_of_rows_are_float64_for_float64_inputs():
+    problem = cases.make(Case("double", seqlen_q=5, seqlen_k=7, head_dim=8, dtype=torch.float64, sink=True), 0)
+    assert allocate.outputs(problem.inputs, problem.spec)[1].dtype == torch.float64
+    assert prepare.inputs_for(Layout.ANY, problem.inputs, problem.spec).sink.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "case, used",
+    [
+        (Case("dense", batch=2, seqlen_q=3), [[[True] * 3]] * 2),
+        (
+            Case("dense_seqused", batch=2, seqlen_q=3, seqused=((2, 9), (0, 9))),
+            [[[True, True, False]], [[False] * 3]],
+        ),
+        (Case("packed", lengths=((2, 9), (0, 9), (3, 9)), padding=2), [True] * 5 + [False] * 2),
+        (
+            Case("packed_seqused", lengths=((2, 9), (0, 9), (3, 9)), seqused=((1, 9), (0, 9), (2, 8)), padding=2),
+            [True, False, True, True, False, False, False],
+        ),
+    ],
+    ids=str,
+)
+def test_which_rows_are_in_use(case, used):
+    found = allocate.used_rows(cases.make(case, 0).inputs)
+    assert found.tolist() == used
+    elsewhere = cases.make(case, 0, "meta").inputs
+    assert allocate.used_rows(elsewhere).device == elsewhere.q.device
+
+
+STRIDES = {
+    "contiguous": ((2, 3, 4, 8), (96, 32, 8, 1), True, True),
+    "heads_first": ((2, 3, 4, 8), (96, 8, 24, 1), True, True),
+    "expanded_heads": ((2, 3, 4, 8), (96, 32, 0, 1), True, False),
+    "one_batch_at_an_odd_distance": ((1, 3, 4, 8), (7, 32, 8, 1), True, True),
+    "odd_rows": ((2, 3, 4, 8), (108, 36, 8, 1), False, False),
+    "odd_batches": ((2, 3, 4, 8), (100, 32, 8, 1), False, False),
+    "odd_heads": ((2, 3, 4, 8), (256, 64, 12, 1), False, False),
+}
+
+
+@pytest.mark.parametrize("shape, strides, fits_rows, fits_tma", STRIDES.values(), ids=STRIDES)
+def test_only_what_a_layout_cannot_take_is_copied(shape, strides, fits_rows, fits_tma, seed):
+    """Eight elements of two bytes are the 16 bytes that steps have to be multiples of; four of float32."""
+    problem = cases.make(Case("layout", batch=shape[0], seqlen_q=3, seqlen_k=3, head_dim=8), seed)
+    memory = torch.randn(512).to(torch.bfloat16)
+    for layout, fits in ((Layout.ANY, True), (Layout.ROWS, fits_rows), (Layout.TMA, fits_tma)):
+        view = memory.as_strided(shape, strides)
+        for name in "qkv":
+            ready = prepare.inputs_for(layout, problem.inputs._replace(**{name: view}), problem.spec)
+            got = getattr(ready, name)
+            assert (got is view) == fits and torch.equal(got, view) and (fits or got.is_contiguous())
+        saved = Saved(view, problem.dlse, view, None)
+        ready = prepare.saved_for(layout, saved)
+        assert (ready.out is view) == (ready.dout is view) == fits and ready.dlse is None
+    odd_address = memory[1:].as_strided(shape, strides)
+    assert prepare.inputs_for(Layout.ANY, problem.inputs._replace(v=odd_address), problem.spec).v is odd_address
+    assert prepare.inputs_for(Layout.ROWS, problem.inputs._replace(v=odd_address), problem.spec).v is not odd_address
+    wide = torch.randn(512).as_strided((2, 3, 4, 8), (108, 36, 12, 1))
+    assert prepare.inputs_for(Layout.TMA, problem.inputs._replace(k=wide), problem.spec).k is wide
+
+
+def test_values_of_rows_are_handed_on_contiguous():
+    problem = cases.make(Case("rows", batch=2, seqlen_q=5, head_dim=8, heads_q=4, sink=True), 0)
+    strided = problem.dlse.transpose(1, 2).contiguous().transpose(1, 2)
+    ready = prepare.saved_for(Layout.ROWS, Saved(problem.dout, strided, problem.dout + 1, strided + 1))
+    assert ready.lse.is_contiguous() and ready.dlse.is_contiguous() and not strided.is_contiguous()
+    assert torch.equal(ready.lse, strided) and torch.equal(ready.dlse, strided + 1)
+    assert torch.equal(ready.out, problem.dout) and torch.equal(ready.dout, problem.dout + 1)
+
+
+@pytest.mark.parametrize("scale, sign", [(0.3, 1), (-0.3, -1), (0.0, 1)])
+def test_queries_take_the_sign_of_the_scale(scale, sign):
+    problem = cases.make(Case("sign", seqlen_q=5, head_dim=8, softmax_scale=scale), 0)
+    ready = prepare.inputs_for(Layout.TMA, problem.inputs, problem.spec)
+    assert torch.equal(ready.q, sign * problem.inputs.q) and (ready is problem.inputs) == (sign > 0)
+
+
+@pytest.mark.parametrize(
+    "extent, rows, varlen, empty",
+    [
+        ((2, 3, 4), (6, 8), False, False),
+        ((0, 3, 4), (6, 8), False, True),
+        ((2, 0, 4), (6, 8), False, True),
+        ((2, 3, 0), (6, 8), False, True),
+        ((2, 3, 4), (6, 8), True, False),
+        ((2, 3, 4), (0, 8), True, True),  # an upper bound says nothing about the rows there are
+        ((2, 3, 4), (6, 0), True, True),
+    ],
+)
+def test_a_problem_is_empty_if_any_of_its_sizes_is(extent, rows, varlen, empty):
+    problem = cases.make(Case("empty", head_dim=8), 0)
+    q, k = (problem.inputs.q.new_zeros(n, 2, 8) for n in rows)
+    plan = Plan(replace(problem.spec, varlen=varlen), Extent(*extent), chip_of(q.device))
+    assert plan.is_empty(problem.inputs._replace(q=q, k=k)) == empty
+
+
+def test_memory_on_cuda_comes_by_the_short_way_if_there_is_one(monkeypatch):
+    asked = []
+    monkeypatch.setattr(memory, "_empty_strided_cuda", lambda *arguments: asked.append(arguments))
+    assert memory.empty((2, 3, 4), torch.float16, torch.device("cpu")).shape == (2, 3, 4) and not asked
+    memory.empty(torch.Size((2, 3, 4)), torch.float16, torch.device("cuda", 0))
+    assert asked == [((2, 3, 4), (12, 4, 1), torch.float16)] and type(asked[0][0]) is tuple
+    monkeypatch.setattr(memory, "_empty_strided_cuda", None)
+    assert memory.empty((2, 3), torch.float32, torch.device("meta")).is_meta

@@ -113,7 +113,7 @@ AREAS = (
         "run",
         ("fa4/run/*", "fa4/memory.py", "fa4/plan.py"),
         (),
-        (f"{_RUN} -k 'torch or empty'", f"{_LAYOUTS} -k torch", *_SM80_RUN, *_SM80_SPLIT),
+        (f"{_RUN} -k 'not torch and not sm'", f"{_RUN} -k torch", f"{_LAYOUTS} -k torch", *_SM80_RUN, *_SM80_SPLIT),
     ),
     Area(
         "core",
@@ -159,6 +159,7 @@ NO_MISTAKES = (
     NoMistake("fa4/*", r"(AttentionSpec|Chip): constant", "defaults of fields that every call gives"),
     NoMistake("fa4/api.py", r"swapped: .*ops\.watched\(q", "each of them is looked at, in any order"),
     NoMistake("fa4/api.py", r"swapped: q, k, v, softmax_scale", "q, k and v are only asked who wants a gradient"),
+    NoMistake("fa4/run/*", r"another field: if prepare.is_elsewhere", "q, k and v are on one device: checks see to it"),
     NoMistake("fa4/*", r"slots=True|frozen=True", "records would only be larger, or open to be changed"),
     NoMistake(
         "fa4/sm80/tiles.py", r"^: |_section: ", "sizes of tiles and sections are measured, and tests see that they fit"
