@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import fa4
-from fa4 import reference
+from fa4 import fallback, reference
 from fa4.cases import CASES, Case, make
 from fa4.ops import visible_pairs
 from fa4.spec import AttentionInputs, Flags, Gradients, Saved
@@ -255,3 +255,45 @@ def test_a_call_without_gradients_skips_the_dispatcher_unless_watched(monkeypatc
     leaf = q.clone().requires_grad_()
     assert torch.equal(fa4.flash_attn_func(leaf, k, v), expected)
     assert len(reached) == 1 + 2  # both went through the operator
+
+
+_PACKED = dict(cu_seqlens_q=torch.tensor([0, 2, 5], dtype=torch.int32), cu_seqlens_k=torch.tensor([0, 3, 7]).int())
+_TWO = torch.tensor([2, 3], dtype=torch.int32)
+# Shapes of q, k and v, and other arguments; each differs from the first dense or the first packed one in one thing.
+CALLS = {
+    "dense": ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), {}),
+    "batch": ((3, 5, 4, 8), (3, 7, 2, 8), (3, 7, 2, 8), {}),
+    "seqlen_q": ((2, 6, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), {}),
+    "seqlen_k": ((2, 5, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8), {}),
+    "heads_q": ((2, 5, 6, 8), (2, 7, 2, 8), (2, 7, 2, 8), {}),
+    "heads_kv": ((2, 5, 4, 8), (2, 7, 1, 8), (2, 7, 1, 8), {}),
+    "head_dim": ((2, 5, 4, 16), (2, 7, 2, 16), (2, 7, 2, 8), dict(softmax_scale=8**-0.5)),
+    "head_dim_v": ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 16), {}),
+    "causal": ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), dict(causal=True)),
+    "left": ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), dict(window_size=(3, None))),
+    "right": ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), dict(window_size=(None, 3))),
+    "softcap": ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), dict(softcap=3.0)),
+    "scale": ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), dict(softmax_scale=3.0)),
+    "sink": ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), dict(learnable_sink=torch.zeros(4))),
+    "deterministic": ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), dict(deterministic=True)),
+    "packed": ((7, 4, 8), (9, 2, 8), (9, 2, 8), _PACKED),
+    "packed_rows": ((5, 4, 8), (7, 2, 8), (7, 2, 8), _PACKED),
+    "max_seqlen_q": ((7, 4, 8), (9, 2, 8), (9, 2, 8), _PACKED | dict(max_seqlen_q=3)),
+    "max_seqlen_k": ((7, 4, 8), (9, 2, 8), (9, 2, 8), _PACKED | dict(max_seqlen_k=4)),
+    "seqused_q": ((7, 4, 8), (9, 2, 8), (9, 2, 8), _PACKED | dict(seqused_q=_TWO)),
+    "seqused_k": ((7, 4, 8), (9, 2, 8), (9, 2, 8), _PACKED | dict(seqused_k=_TWO)),
+}  # fmt: skip
+
+
+def test_calls_that_differ_in_one_thing_share_no_plan(monkeypatch):
+    """What a call is remembered by must hold all that its plan depends on; what the plan is for is `explain`'s."""
+    plans = []
+    monkeypatch.setattr(fallback.Plan, "forward", lambda plan, *_: plans.append(plan))
+    for dtype in (torch.float32, torch.float64):
+        for name, (*shapes, flags) in CALLS.items():
+            tensors = [torch.randn(shape, dtype=dtype) for shape in shapes]
+            function = fa4.flash_attn_varlen_func if len(shapes[0]) == 3 else fa4.flash_attn_func
+            for trains in (False, True, False):
+                function(tensors[0].requires_grad_(trains), *tensors[1:], **flags)
+                told = fa4.explain(*tensors, **flags)
+                assert (plans[-1].spec, plans[-1].extent) == (told.spec, told.extent), (name, dtype, trains)
