@@ -211,7 +211,7 @@ def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any]) ->
             return _load(entry)  # the same road as a warm start, and a launcher with less Python around it
         except Exception as error:  # a full disk must not stop a kernel that is already compiled
             with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
+                unfinished.unlink()
             warnings.warn(f"fa4 could not keep a compiled kernel in {directory}: {error}", stacklevel=2)
         return kernel
 

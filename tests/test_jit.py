@@ -6,9 +6,11 @@ import fcntl
 import importlib.metadata
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -93,19 +95,80 @@ def test_one_build_per_key(monkeypatch):
 def test_a_tensor_in_a_key_is_refused():
     with pytest.raises(TypeError, match=r"compile key holds Tensor"):
         jit.compiled(("k", (torch.tensor(3),)), lambda: None, _CHIP)
+    with jit.compile_only() as dry, pytest.raises(TypeError, match=r"compile key holds Tensor"):
+        jit.compiled((torch.tensor(3),), lambda: None, replace(_CHIP, dry_run=dry))
 
 
-def test_a_directory_others_may_write_is_not_used(monkeypatch, tmp_path):
+@pytest.fixture
+def anew(monkeypatch):
+    """`cache_directory` as a fresh process finds it; the fingerprint is "print"."""
+    monkeypatch.setattr(jit, "fingerprint", lambda: "print")
+    for name in ("FA4_CACHE", "FA4_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return jit.cache_directory.__wrapped__
+
+
+@pytest.mark.parametrize(
+    "variable, below",
+    [("FA4_CACHE_DIR", "print"), ("XDG_CACHE_HOME", "fa4/print"), ("HOME", ".cache/fa4/print")],
+)
+def test_where_kernels_are_kept(monkeypatch, tmp_path, anew, variable, below):
+    home = tmp_path / "not there yet"
+    monkeypatch.setenv(variable, str(home))
+    for _ in range(2):  # made, and found again
+        found = anew()
+        assert found == home / below and found.is_dir()
+    assert [stat.S_IMODE(x.stat().st_mode) for x in (found, found.parent)] == [0o700, 0o700]
+
+
+def test_no_kernels_are_kept_if_the_cache_is_off(monkeypatch, tmp_path, anew):
+    monkeypatch.setenv("FA4_CACHE_DIR", str(tmp_path / "off"))
+    monkeypatch.setenv("FA4_CACHE", "0")
+    assert anew() is None and not (tmp_path / "off").exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702], ids=oct)
+def test_a_directory_others_may_write_is_not_used(monkeypatch, tmp_path, anew, mode):
     shared = tmp_path / "shared"
     shared.mkdir()
-    shared.chmod(0o777)
+    shared.chmod(mode)
     monkeypatch.setenv("FA4_CACHE_DIR", str(shared))
-    jit.cache_directory.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="not yours alone"):
-            assert jit.cache_directory() is None
-    finally:
-        jit.cache_directory.cache_clear()
+    with pytest.warns(UserWarning, match="not yours alone"):
+        assert anew() is None
+
+
+def test_a_directory_of_somebody_else_is_not_used(monkeypatch, tmp_path, anew):
+    monkeypatch.setenv("FA4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.warns(UserWarning, match="not yours alone"):
+        assert anew() is None
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_what_the_compiler_is_told(monkeypatch, emulated):
+    """An emulated chip runs PTX, so it is kept; nobody else pays for it."""
+    from cutlass import cute
+
+    monkeypatch.setattr(cute, "compile", lambda *arguments, options: (arguments, options.split()))
+    arguments, options = jit.compile_kernel(print, 1, 2, chip=chip_by_number(90, emulated=emulated))
+    more = ["--keep-ptx", "--generate-line-info"] if emulated else []
+    assert arguments == (print, 1, 2) and options == ["--enable-tvm-ffi", "--gpu-arch", "sm_90a", *more]
+
+
+def test_what_stands_for_a_tensor_at_compile_time(monkeypatch):
+    """Rank, strides and alignment are all that code may rely on."""
+    from cutlass.cute import runtime
+
+    monkeypatch.setattr(runtime, "make_fake_tensor", lambda *x, **named: (*x, named))
+    monkeypatch.setattr(runtime, "make_fake_compact_tensor", lambda *x, **named: (*x, named))
+    for align in (16, 4):
+        given = {} if align == 16 else dict(align=align)
+        dtype, shape, stride, named = jit.fake_tensor("dtype", 3, **given)
+        assert (dtype, len(shape), len(stride), stride[-1]) == ("dtype", 3, 3, 1) and named == dict(assumed_align=align)
+        assert len({id(x) for x in (*shape, *stride)}) == 6
+        dtype, shape, named = jit.fake_tensor("dtype", 3, contiguous=True, **given)
+        assert (dtype, len(shape)) == ("dtype", 3)
+        assert named == dict(stride_order=(2, 1, 0), assumed_align=align)
 
 
 class Kernel:
@@ -153,6 +216,11 @@ def test_a_directory_that_cannot_be_written_costs_a_warning(tmp_path, loaded):
 def test_an_error_of_the_build_is_not_swallowed(tmp_path, loaded):
     with pytest.raises(ZeroDivisionError):
         jit._through_disk(tmp_path, ("k",), lambda: 1 / 0)
+
+
+def test_the_lock_keeps_others_out(tmp_path):
+    with jit._file_lock(tmp_path / "lock"), open(tmp_path / "lock", "w") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_the_lock_is_given_back_although_a_child_has_the_file(tmp_path):
@@ -270,7 +338,10 @@ def test_a_dry_run_leaves_nothing_behind(seed):
     with emulate("sm_80"):
         with jit.compile_only() as dry:
             fa4.flash_attn_func(q, k, v, causal=True).sum().backward()
-        assert [key[0] for _, key in dry.seconds] == ["sm80.forward", "sm80.backward"]
+        assert [(target, key[0]) for target, key in dry.seconds] == [
+            ("sm_80", "sm80.forward"),
+            ("sm_80", "sm80.backward"),
+        ]
         grads = []
         for backend in ("sm80", "torch"):
             for x in (q, k, v):

@@ -28,6 +28,7 @@ class Area:
 
 
 _API, _OPS, _CHOICE = "tests/test_api.py", "tests/test_ops.py", "tests/test_dispatch.py"
+_JIT = "tests/test_jit.py"
 _FALLBACK, _RUN, _LAYOUTS = "tests/test_fallback.py", "tests/test_run.py", "tests/test_layouts.py"
 _CHANNELS, _CURSOR = "tests/pipeline/test_channels.py", "tests/pipeline/test_cursor.py"
 _PLACES, _MASK, _ORDER = "tests/test_placement.py", "tests/test_mask.py", "tests/test_schedule.py"
@@ -105,7 +106,12 @@ AREAS = (
         ("fa4/dispatch.py", "fa4/device.py", "fa4/env.py"),
         (_CHOICE, "tests/test_cli.py::test_explain_answers_for_chips_that_are_not_here", _API),
     ),
-    Area("jit", ("fa4/jit.py",), ("tests/test_jit.py",)),
+    Area(
+        "jit",
+        ("fa4/jit.py",),
+        (),
+        (f"{_JIT} -k 'not process and not dry_run and not forked'", f"{_JIT} -k 'process or dry_run or forked'"),
+    ),
     Area("fallback", ("fa4/fallback.py", "fa4/sequences.py"), (_FALLBACK,)),
     Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
     Area("command line", ("fa4/cli.py", "fa4/demo.py", "fa4/__main__.py"), ("tests/test_cli.py",)),
