@@ -24,6 +24,7 @@ LAYERS = (
     ("api",),
     ("cases", "demo"),
     ("emulator.errors",),
+    ("emulator.findings",),
     ("emulator.machine",),
     ("emulator.host",),
     ("emulator",),
@@ -33,7 +34,7 @@ LAYERS = (
 )
 CHIPS = ("sm80", "sm90", "sm100")
 SHARED = ("core", "fwd", "bwd", "pipeline")
-ROOMS = ("errors", "machine", "host", "lab", "timing")
+ROOMS = ("errors", "findings", "machine", "host", "lab", "timing")
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
 from fa4.device import chip_by_number, emulating
-from fa4.emulator.errors import Finding
+from fa4.emulator.findings import Findings
 from fa4.emulator.host import driver, dsl, torch_cuda
 from fa4.emulator.host.launch import Launch, Runtime
 from fa4.emulator.host.memory import Arrays, merge, torch_allocations
@@ -36,9 +36,9 @@ class Gpu:
         self._arrays = arrays
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What `on_finding="collect"` noted in every launch so far."""
-        return tuple(finding for launch in self.launches for finding in launch.findings)
+    def findings(self) -> Findings:
+        """What `on_finding="collect"` noted in every launch so far, the same thing once."""
+        return Findings.merged(finding for launch in self.launches for finding in launch.findings)
 
     def report(self) -> Report:
         """Instructions by opcode and role, bytes by path, MMA FLOPs and waits of every launch so far."""
@@ -88,7 +88,8 @@ def emulate(
         seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
         schedule: "round_robin", "random" or "adversarial" (starves one role, or lets one run far ahead).
         checks: which checks are on; default all.
-        on_finding: "raise" the first error, or "collect" them in `gpu.findings` and go on as far as possible.
+        on_finding: "raise" the first error, or "collect" all in `gpu.findings` and go on with the values that the
+            machine has.
         trace: record events for `fa4.emulator.trace.write`.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,10 @@ class Place:
     warp: int | None = None
     lanes: tuple[int, ...] = ()
     role: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """With JSON's types only."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     def __str__(self) -> str:
         parts = []
@@ -44,14 +49,20 @@ def _spans(lanes: tuple[int, ...]) -> str:
 
 class EmulationError(RuntimeError):
     """Base of everything a kernel can do wrong. `place` is the offending instruction, `others` further ones
-    (the other access of a race, every waiter of a deadlock), each with a sentence."""
+    (the other access of a race, every waiter of a deadlock), each with a sentence. `finding`: the record of it, where
+    it was found in a run (fa4.emulator.findings.Finding)."""
 
     def __init__(
-        self, message: str, place: Place | None = None, others: tuple[tuple[str, Place | None], ...] = ()
+        self,
+        message: str,
+        place: Place | None = None,
+        others: tuple[tuple[str, Place | None], ...] = (),
+        finding: Any = None,
     ) -> None:
         self.message = message
         self.place = place
         self.others = others
+        self.finding = finding
         super().__init__(self.render())
 
     def render(self) -> str:
@@ -117,25 +128,3 @@ class IllegalInstruction(EmulationError):
 
 class DataRace(EmulationError):
     """Two conflicting accesses without the ordering that the PTX memory model asks for."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a run with `on_finding="collect"` noted. severity: "error", or "letter" for what only the letter of the ISA
-    forbids and known-good kernels do."""
-
-    severity: str
-    error: EmulationError
-
-    def __str__(self) -> str:
-        return f"{self.severity}: {type(self.error).__name__}: {self.error}"
-
-
-BY_NAME = {
-    cls.__name__: cls
-    for cls in (
-        PtxSyntaxError, UnknownInstruction, Deadlock, OutOfBounds, Misaligned, UninitializedRead, BarrierMisuse,
-        TmemMisuse, DivergentAligned, RegisterFileOverflow, LaunchRefused, TensorMapRefused, IllegalInstruction,
-        DataRace,
-    )
-}  # fmt: skip

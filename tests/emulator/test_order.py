@@ -31,8 +31,8 @@ def documented(kernel: str) -> set[tuple[str, str]]:
 def overlaps(launches, entry: str, spans: dict[int, str]) -> set[tuple[str, str]]:
     """(what was written, over what) of every finding; all of them must be of the letter, and in tensor memory."""
     found = [finding for launch in launches if entry in launch.entry for finding in launch.findings]
-    assert {finding.severity for finding in found} == {"letter"}, "\n".join(map(str, found))
-    columns = {int(re.match(r"data race in tensor memory, column (\d+):", f.error.message)[1]) for f in found}
+    assert {finding.kind for finding in found} == {"mma-order"}, "\n".join(map(str, found))
+    columns = {int(re.match(r"data race in tensor memory, column (\d+):", f.message)[1]) for f in found}
     return {(COVERED[spans[column]], spans[column]) for column in columns}
 
 

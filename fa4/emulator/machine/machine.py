@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from fa4.emulator.errors import BY_NAME, EmulationError, Finding, Place
+from fa4.emulator.errors import Place
+from fa4.emulator.findings import FINAL, KINDS, Finding, Findings, repair_of
 from fa4.emulator.machine.chips import chip_facts
 from fa4.emulator.machine.lowering import SHARED_RESERVED, Lowering
 from fa4.emulator.machine.names import names_in
@@ -32,8 +33,9 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Checks:
-    """What is verified while a kernel runs; every check can be switched off to measure its cost.
+    """What is verified while a kernel runs.
 
+    bounds, poison, races, tmem: groups of checks that cost time; one that is off is not even looked for.
     letter: tensor memory passes from thread to thread only by tcgen05.wait and tcgen05.fence, as PTX ISA 9.7.16.6 has
         it, and all warps of a warpgroup execute the same setmaxnreg, as 9.7.19.5 has it. Off by default: known-good
         kernels rely on the use of a register and on barriers alone, and give back registers in each role's branch.
@@ -41,6 +43,8 @@ class Checks:
         them, an MMA after one with the same accumulator and shape; others complete in any order.
     leftovers: a CTA must not end in the middle of an mbarrier's phase, nor before its bulk stores have read their
         source, nor give back tensor memory that is still in use. Off by default: known-good kernels do.
+    off: kinds of findings (`fa4.emulator.findings.KINDS`) that are neither raised nor noted; the machine goes on behind
+        them as behind a finding that was collected.
     """
 
     bounds: bool = True
@@ -50,8 +54,15 @@ class Checks:
     letter: bool = False
     leftovers: bool = False
     order: str = "practice"
+    off: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "off", frozenset([self.off] if isinstance(self.off, str) else self.off))
+        for kind in sorted(self.off):
+            if kind in FINAL:
+                raise ValueError(f"off has {kind!r}, which cannot be switched off: nothing can follow it")
+            if kind not in KINDS:
+                raise ValueError(f"off has {kind!r}, expected some of {', '.join(k for k in KINDS if k not in FINAL)}")
         if self.order not in ORDERS:
             raise ValueError(f"order is {self.order!r}, expected one of {ORDERS}")
 
@@ -85,7 +96,7 @@ class LaunchReport:
     trace_hash: int = 0
     seconds: float = 0.0
     trace: list[tuple] = field(default_factory=list)
-    findings: tuple[Finding, ...] = ()
+    findings: Findings = Findings()  # noqa: RUF009  (immutable)
 
     @property
     def warp_instructions(self) -> int:
@@ -99,8 +110,8 @@ class Machine:
     seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
     schedule: "round_robin", "random" or "adversarial".
     limit: warp-instructions after which a launch is taken for a Deadlock; 0 for no limit.
-    on_finding: "raise" the first error, or "collect": note data races, each pair of instructions once, and go on as far
-        as possible; the report has them, and the error that ended the run, if one did.
+    on_finding: "raise" the first error, or "collect": note what is found, the same pair of instructions once, and go on
+        with the values that the machine has (an access that cannot be done is left out); the report has the findings.
     """
 
     def __init__(
@@ -167,19 +178,17 @@ class Machine:
         result = core.run(loaded.program, config)
         self._before = result["touched"]
         extent = tuple(int(g) for g in grid)
-        findings = [
-            Finding("letter" if letter else "error", loaded.error(raw, extent, roles))
-            for letter, raw in result["findings"]
-        ]
+        run = {"kernel": entry, "chip": self.chip, "seed": self.seed, "schedule": self.schedule}
+        findings = [loaded.finding(raw, extent, roles, count=count, **run) for raw, count in result["findings"]]
         if result["error"] is not None:
-            error = loaded.error(result["error"], extent, roles)
+            last = loaded.finding(result["error"], extent, roles, **run)
             if self.on_finding == "raise":
-                raise error
-            findings.append(Finding("error", error))
+                raise last.error
+            findings.append(last)
         report = loaded.report(result, tuple(grid), tuple(block), tuple(cluster))
         report.seconds = time.perf_counter() - start
         report.roles = roles
-        report.findings = tuple(findings)
+        report.findings = Findings.merged(findings)
         return report
 
     def _config(self, core, grid, block, cluster, smem_bytes):
@@ -197,6 +206,7 @@ class Machine:
         config.check_races, config.check_tmem = self.checks.races, self.checks.tmem
         config.check_letter, config.check_leftovers = self.checks.letter, self.checks.leftovers
         config.order_by_letter, config.collect = self.checks.order == "letter", self.on_finding == "collect"
+        config.off = sum(1 << i for i, name in enumerate(core.CHECKS) if name in self.checks.off)
         config.trace, config.limit = self.trace, self.limit
         return config
 
@@ -267,10 +277,12 @@ class _Loaded:
             who["lanes"] = tuple(i for i in range(32) if lanes >> i & 1)
         return self.module.place(self.kernel.instructions[self.sources[row]], **who)
 
-    def error(self, raw: tuple, grid, roles: Mapping[int, str]) -> EmulationError:
-        kind, message, where, others = raw
+    def finding(self, raw: tuple, grid, roles: Mapping[int, str], **run: Any) -> Finding:
+        kind, message, where, others, barrier = raw
+        place = self.place(where, grid, roles)
         further = tuple((text, self.place(place, grid, roles)) for text, place in others)
-        return BY_NAME[kind](message, self.place(where, grid, roles), further)
+        repair = repair_of(kind, place, further, barrier)
+        return Finding(kind, KINDS[kind].severity, message, place, further, barrier, repair, **run)
 
     def report(self, result: dict, grid, block, cluster) -> LaunchReport:
         report = LaunchReport(self.kernel.name, grid, block, cluster)

@@ -164,7 +164,13 @@ void Engine::advance(AsyncOp& op) {
     for (const AsyncPtr& earlier : std::exchange(op.before, {})) force(*earlier);
     current_ = op.place;
     advancing_ = &op;
-    op.steps[op.next]();
+    try {
+        op.steps[op.next]();
+    } catch (const SimError& error) {
+        skip(error);
+    } catch (const UnitError& error) {
+        skip(named(error));
+    }
     advancing_ = outer;
     ++op.next;
     current_ = old;
@@ -222,7 +228,7 @@ void Engine::drain(const Cta& cta) {
 }
 
 TensorMap Engine::tensor_map(Exec& x, uint64_t address) {
-    if (address % 64) fail("Misaligned", "tensor map address " + hex(address) + " is not a multiple of 64");
+    if (address % 64) fail(Check::Misaligned, "tensor map address " + hex(address) + " is not a multiple of 64");
     const Span s = resolve(x.w, Space::Generic, address, 128, x.first_lane());
     if (s.space == Space::Global && !s.cta) races_.tensor_map(agent_of(x.w, current_.row), s.address, 128);
     return decode_tensormap(s.data);
@@ -233,24 +239,24 @@ void Engine::tma(Exec& x) {
     const bool is_load = in.op == Op::tma_load, reduce = in.op == Op::tma_red;
     const bool multicast = in.m[3] & 1, pair = in.m[3] & 2, four = in.m[3] & 4;
     for (uint32_t i = 0; i < 9; ++i)
-        if (x.has(i) && (x.mask & ~x.valid(i)) && config_.check_poison) fail("UninitializedRead", "an operand of a tensor copy was never given a value");
+        if (x.has(i) && (x.mask & ~x.valid(i)) && config_.check_poison) note(Check::Uninitialized, "an operand of a tensor copy was never given a value");
     AsyncPtr twin;
     for_lanes(x.mask, [&](int l) {
         const TensorMap map = tensor_map(x, x.value(1, l));
         if (!four && map.rank != in.m[0])
-            fail("IllegalInstruction", "the tensor map has rank " + std::to_string(map.rank) + ", the instruction " + std::to_string(in.m[0]));
+            fail(Check::IllegalInstruction, "the tensor map has rank " + std::to_string(map.rank) + ", the instruction " + std::to_string(in.m[0]));
         int32_t coords[5] = {};
         for (uint32_t i = 0; i < 5; ++i) coords[i] = x.has(4 + i) ? int32_t(x.value(4 + i, l)) : 0;
         uint32_t offset;
         Cta& home = shared_cta(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(in.m[1]), offset);
-        if (offset % 128) fail("Misaligned", "shared address " + hex(offset) + " of a tensor copy is not a multiple of 128");
+        if (offset % 128) fail(Check::Misaligned, "shared address " + hex(offset) + " of a tensor copy is not a multiple of 128");
         auto pieces = std::make_shared<std::vector<TmaPiece>>();
         four ? tma_pieces_gather4(map, coords, offset, *pieces) : tma_pieces(map, coords, offset, *pieces);
         const SharedRange range = tma_shared_range(map, offset, is_load);
         uint32_t first = range.offset, last = range.offset + range.bytes;
         for (const TmaPiece& p : *pieces) first = std::min(first, p.shared), last = std::max(last, p.shared + p.bytes);
         if (first < kSharedReserved || last > home.shared.size())
-            fail("OutOfBounds", "the box of a tensor copy covers shared bytes " + hex(first) + ".." + hex(last) + ", outside the CTA's shared memory");
+            fail(Check::OutOfBounds, "the box of a tensor copy covers shared bytes " + hex(first) + ".." + hex(last) + ", outside the CTA's shared memory");
         uint32_t bytes = tma_box_bytes(map);
         if (four) {
             bytes = 0;
@@ -280,7 +286,11 @@ void Engine::tma(Exec& x) {
                     }
                 for (const Target& t : targets) {
                     for (uint32_t i = first & ~7u; i < last; i += 8)
-                        if (t.cta->shadow[i] & Cta::kBarrier) fail("BarrierMisuse", "a tensor copy overwrites " + program_.barrier(i));
+                        if (t.cta->shadow[i] & Cta::kBarrier) {
+                            SimError error(Check::BarrierMisuse, "a tensor copy overwrites " + program_.barrier(i));
+                            error.barrier = program_.barrier(i);
+                            throw error;
+                        }
                     races_.shared(agent(*self, true), *t.cta, first, last - first, kWrite);
                     for (const TmaPiece& p : *pieces) tma_load_piece(map, p, t.cta->shared.data());
                     std::memset(t.cta->shadow.data() + first, Cta::kValid, last - first);
@@ -308,7 +318,8 @@ void Engine::tma(Exec& x) {
                 for (const TmaPiece& p : *pieces) {
                     if (p.fill) continue;
                     uint8_t* to = global_span(p.global, p.bytes);
-                    races_.global(agent(*self, true), p.global, p.bytes, uint8_t(kWrite | (reduce ? kAtomic : 0)));
+                    const Change change = reduce ? Change() : Change{to, base + p.shared};
+                    races_.global(agent(*self, true), p.global, p.bytes, uint8_t(kWrite | (reduce ? kAtomic : 0)), change);
                     if (reduce) reduce_bytes(kind, map.type, to, base + p.shared, p.bytes);
                     else tma_store_piece(map, p, base);
                 }
@@ -323,12 +334,12 @@ void Engine::tma(Exec& x) {
 void Engine::bulk(Exec& x) {
     const Instr& in = x.in;
     for (uint32_t i = 0; i < 4; ++i)
-        if (x.has(i) && (x.mask & ~x.valid(i)) && config_.check_poison) fail("UninitializedRead", "an operand of a bulk copy was never given a value");
+        if (x.has(i) && (x.mask & ~x.valid(i)) && config_.check_poison) note(Check::Uninitialized, "an operand of a bulk copy was never given a value");
     for_lanes(x.mask, [&](int l) {
         const uint64_t dst = x.value(0, l) + uint64_t(in.m[0]), src = x.value(1, l) + uint64_t(in.m[1]);
         const uint32_t bytes = uint32_t(x.value(2, l));
         if (bytes % 16 || dst % 16 || src % 16)
-            fail("Misaligned", "bulk copy of " + std::to_string(bytes) + " bytes from " + hex(src) + " to " + hex(dst) + ": all must be multiples of 16");
+            fail(Check::Misaligned, "bulk copy of " + std::to_string(bytes) + " bytes from " + hex(src) + " to " + hex(dst) + ": all must be multiples of 16");
         if (!bytes) return;
         const bool from_global = in.op == Op::bulk_g2s, to_global = in.op == Op::bulk_s2g || in.op == Op::bulk_red;
         AsyncPtr op = to_global ? make_bulk_store(x, "bulk copy", l, nullptr) : make_op(x, "bulk copy");
@@ -349,7 +360,9 @@ void Engine::bulk(Exec& x) {
             const uint32_t byte_mask = in.m[5] ? uint32_t(x.value(4, l)) : 0xFFFF;
             const bool reduce = in.op == Op::bulk_red;
             op->steps.push_back([this, self, to, bytes, buffer, reduce, byte_mask, kind = ReduceOp(in.m[4]), type = reduce_type(in.type)] {
-                races_.global(agent(*self, true), to.address, bytes, uint8_t(kWrite | (reduce ? kAtomic : 0)));
+                const bool whole = !reduce && byte_mask == 0xFFFF;
+                races_.global(agent(*self, true), to.address, bytes, uint8_t(kWrite | (reduce ? kAtomic : 0)),
+                              whole ? Change{to.data, buffer->data()} : Change());
                 if (reduce) {
                     reduce_bytes(kind, type, to.data, buffer->data(), bytes);
                 } else {
@@ -400,13 +413,13 @@ void Engine::cp_async(Exec& x) {
     auto copies = std::make_shared<std::vector<Copy>>();
     const uint32_t size = uint32_t(in.m[0]);
     for (uint32_t i = 0; i < 2; ++i)
-        if ((x.mask & ~x.valid(i)) && config_.check_poison) fail("UninitializedRead", "an address of cp.async was never given a value");
+        if ((x.mask & ~x.valid(i)) && config_.check_poison) note(Check::Uninitialized, "an address of cp.async was never given a value");
     for_lanes(x.mask, [&](int l) {
         const uint64_t dst = x.value(0, l) + uint64_t(in.m[1]), src = x.value(1, l) + uint64_t(in.m[2]);
         uint32_t take = size;
         if (in.m[3] == 1) take = std::min(size, uint32_t(x.value(2, l)));
         if (in.m[3] == 2 && (x.pred(2) >> l & 1)) take = 0;
-        if (dst % size || (take && src % size)) fail("Misaligned", "cp.async from " + hex(src) + " to " + hex(dst) + ": not multiples of " + std::to_string(size));
+        if (dst % size || (take && src % size)) fail(Check::Misaligned, "cp.async from " + hex(src) + " to " + hex(dst) + ": not multiples of " + std::to_string(size));
         Copy c;
         c.to = resolve(x.w, Space::Shared, dst, size, l);
         shared_write_check(c.to, size);
@@ -420,7 +433,7 @@ void Engine::cp_async(Exec& x) {
     op->steps.push_back([this, self, copies, size] {
         for (const Copy& c : *copies) {
             if (c.bytes) races_.global(agent(*self, false), c.from.address, c.bytes, 0);
-            races_.shared(agent(*self, true), *c.to.cta, c.to.offset, size, kWrite);
+            races_.shared(agent(*self, true), *c.to.cta, c.to.offset, size, kWrite | kCopy);
             if (c.bytes) std::memcpy(c.to.data, c.from.data, c.bytes);
             std::memset(c.to.data + c.bytes, 0, size - c.bytes);
             std::memset(c.to.shadow, Cta::kValid, size);
@@ -591,7 +604,7 @@ Next Engine::async_copy(Exec& x) {
             }
             break;
         case Op::st_async: case Op::red_async: st_async(x); break;
-        default: fail("UnknownInstruction", "this asynchronous copy is not modelled");
+        default: stop(Check::UnknownInstruction, "this asynchronous copy is not modelled");
     }
     return Next::Advance;
 }

@@ -13,8 +13,10 @@ constexpr int64_t kMaxTx = (1 << 20) - 1;
 Mbarrier& Engine::mbarrier(Cta& cta, uint32_t offset) {
     const auto found = cta.barriers.find(offset);
     if (found == cta.barriers.end()) {
-        if (offset % 8) fail("Misaligned", "mbarrier address " + hex(offset) + " is not a multiple of 8");
-        fail("BarrierMisuse", "there is no initialised mbarrier at shared address " + hex(offset) + " of CTA " + std::to_string(cta.linear));
+        if (offset % 8) fail(Check::Misaligned, "mbarrier address " + hex(offset) + " is not a multiple of 8");
+        SimError error(Check::BarrierMisuse, "there is no initialised mbarrier at shared address " + hex(offset) + " of CTA " + std::to_string(cta.linear));
+        error.barrier = program_.barrier(offset);
+        throw error;
     }
     return found->second;
 }
@@ -33,15 +35,16 @@ void Engine::finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar) {
 void Engine::arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, const Order& from, const Place& who, bool drop) {
     Mbarrier& bar = mbarrier(cta, offset);
     if (int64_t(count) > bar.pending) {
-        SimError error("BarrierMisuse", program_.barrier(offset) + ": " + std::to_string(count) + " arrivals but only " +
+        SimError error(Check::BarrierMisuse, program_.barrier(offset) + ": " + std::to_string(count) + " arrivals but only " +
                                             std::to_string(bar.pending) + " of " + std::to_string(bar.expected) + " are still expected in phase " +
                                             std::to_string(bar.phase) + (bar.tx ? " (which waits for " + std::to_string(bar.tx) + " more bytes)" : ""));
         error.others.push_back({"the barrier was initialised", bar.init});
         error.others.push_back({"the previous arrival", bar.last_arrival});
+        error.barrier = program_.barrier(offset);
         throw error;
     }
     bar.tx += expect;
-    if (bar.tx > kMaxTx) fail("BarrierMisuse", program_.barrier(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
+    if (bar.tx > kMaxTx) fail(Check::BarrierMisuse, program_.barrier(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
     if (races_.enabled) bar.release[bar.phase & 1].join(from);
     bar.pending -= count;
     if (drop) bar.expected -= count;
@@ -53,7 +56,7 @@ void Engine::arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, c
 void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from) {
     Mbarrier& bar = mbarrier(cta, offset);
     bar.tx -= bytes;
-    if (bar.tx < -kMaxTx) fail("BarrierMisuse", program_.barrier(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
+    if (bar.tx < -kMaxTx) fail(Check::BarrierMisuse, program_.barrier(offset) + ": the tx-count " + std::to_string(bar.tx) + " exceeds its range");
     if (races_.enabled) bar.release[bar.phase & 1].join(from);
     effect();
     finish_phase(cta, offset, bar);
@@ -76,16 +79,17 @@ void Engine::arrive(Cta& cta, uint32_t offset, const AsyncOp& op) {
 }
 
 // A CTA has ended: every phase that was begun should be complete.
-void Engine::check_barriers_left(const Cta& cta) const {
+void Engine::check_barriers_left(const Cta& cta) {
     for (const auto& [offset, bar] : cta.barriers) {
         if (bar.pending == int64_t(bar.expected) && bar.tx == 0) continue;
-        SimError error("BarrierMisuse", "CTA " + std::to_string(cta.linear) + " ends in the middle of phase " + std::to_string(bar.phase) +
+        SimError error(Check::BarrierLeftover, "CTA " + std::to_string(cta.linear) + " ends in the middle of phase " + std::to_string(bar.phase) +
                                             " of " + program_.barrier(offset) + ": " + std::to_string(bar.pending) + " of " +
                                             std::to_string(bar.expected) + " arrivals and " + std::to_string(bar.tx) + " bytes never came");
         error.place.cta = int32_t(cta.linear);
         error.others.push_back({"the barrier was initialised", bar.init});
         error.others.push_back({"its last arrival", bar.last_arrival});
-        throw error;
+        error.barrier = program_.barrier(offset);
+        findings_.note(std::move(error));
     }
 }
 
@@ -182,13 +186,13 @@ Next Engine::named_barrier(Exec& x) {
     Cta& cta = *x.w.cta;
     const int l = x.first_lane();
     const uint64_t id = x.value(0, l);
-    if (id >= 16) fail("BarrierMisuse", "there is no named barrier " + std::to_string(id));
+    if (id >= 16) fail(Check::BarrierMisuse, "there is no named barrier " + std::to_string(id));
     const uint32_t expected = x.has(1) ? uint32_t(x.value(1, l)) : 0;
     if (x.has(1) && (expected == 0 || expected % 32 || expected > 1024))
-        fail("BarrierMisuse", "barrier " + std::to_string(id) + ": the thread count " + std::to_string(expected) + " is not a multiple of 32 in 32..1024");
+        fail(Check::BarrierMisuse, "barrier " + std::to_string(id) + ": the thread count " + std::to_string(expected) + " is not a multiple of 32 in 32..1024");
     NamedBarrier& bar = cta.named[id];
     if (bar.arrived && bar.expected != expected) {
-        SimError error("BarrierMisuse", "barrier " + std::to_string(id) + ": arrival with thread count " + std::to_string(expected) +
+        SimError error(Check::BarrierMisuse, "barrier " + std::to_string(id) + ": arrival with thread count " + std::to_string(expected) +
                                             " while others came with " + std::to_string(bar.expected) + " (0: all threads)");
         error.others.push_back({"the first arrival", bar.first});
         throw error;
@@ -207,13 +211,13 @@ Next Engine::named_barrier(Exec& x) {
     }
     const uint32_t target = expected ? expected : alive_threads(cta);
     if (bar.arrived > target)
-        fail("BarrierMisuse", "barrier " + std::to_string(id) + ": " + std::to_string(bar.arrived) + " threads arrived, expected " + std::to_string(target));
+        note(Check::BarrierMisuse, "barrier " + std::to_string(id) + ": " + std::to_string(bar.arrived) + " threads arrived, expected " + std::to_string(target));
     if (in.op != Op::bar_arrive) {
         x.f.wait = Wait::Named;
         bar.waiters.push_back({&x.w, x.mask, x.f.pc});
     }
     effect();
-    const bool complete = bar.arrived == target;
+    const bool complete = bar.arrived >= target;
     if (complete) release_named(cta, uint32_t(id));     // advances the waiters, this fragment among them
     if (in.op == Op::bar_arrive) return Next::Advance;
     return complete ? Next::Jumped : Next::Stay;
@@ -236,7 +240,7 @@ Next Engine::cluster_barrier(Exec& x) {
     Cluster& cluster = *w.cta->cluster;
     const uint32_t waiting = uint32_t(w.cluster_arrivals);
     if (x.in.op == Op::cluster_arrive) {
-        if (waiting & x.mask) fail("BarrierMisuse", "barrier.cluster.arrive twice without barrier.cluster.wait between");
+        if (waiting & x.mask) fail(Check::BarrierMisuse, "barrier.cluster.arrive twice without barrier.cluster.wait between");
         w.cluster_arrivals |= x.mask;
         for_lanes(x.mask, [&](int l) { w.cluster_phase[l] = cluster.phase; });
         Order& release = cluster.release[cluster.phase & 1];
@@ -247,7 +251,7 @@ Next Engine::cluster_barrier(Exec& x) {
         check_cluster_barrier(cluster);
         return Next::Advance;
     }
-    if ((waiting & x.mask) != x.mask) fail("BarrierMisuse", "barrier.cluster.wait without barrier.cluster.arrive");
+    if ((waiting & x.mask) != x.mask) fail(Check::BarrierMisuse, "barrier.cluster.wait without barrier.cluster.arrive");
     const uint64_t mine = w.cluster_phase[x.first_lane()];
     if (cluster.phase <= mine) {
         x.f.wait = Wait::ClusterBarrier;
@@ -284,13 +288,18 @@ Next Engine::barrier(Exec& x) {
         switch (in.op) {
             case Op::mbar_init: {
                 const Span s = resolve(x.w, Space(in.m[0]), address, 8, l);
-                if (offset % 8) fail("Misaligned", "mbarrier address " + hex(offset) + " is not a multiple of 8");
-                if (v < 1 || v > uint64_t(kMaxTx)) fail("BarrierMisuse", "mbarrier.init with count " + std::to_string(v));
+                if (offset % 8) fail(Check::Misaligned, "mbarrier address " + hex(offset) + " is not a multiple of 8");
+                if (v < 1 || v > uint64_t(kMaxTx)) fail(Check::BarrierMisuse, "mbarrier.init with count " + std::to_string(v));
                 if (cta.barriers.count(offset)) {
-                    Mbarrier& old = cta.barriers[offset];
-                    SimError error("BarrierMisuse", "mbarrier.init of a live barrier: " + program_.barrier(offset));
+                    const Mbarrier& old = cta.barriers[offset];
+                    // Lanes that say the same in one instruction.
+                    const bool by_lanes = old.init.row == current_.row && old.init.warp == current_.warp && old.init.cta == current_.cta &&
+                                          old.expected == v && old.phase == 0 && old.pending == int64_t(v) && old.tx == 0;
+                    SimError error(by_lanes ? Check::BarrierInitLanes : Check::BarrierMisuse, "mbarrier.init of a live barrier: " + program_.barrier(offset));
                     error.others.push_back({"it was initialised", old.init});
-                    throw error;
+                    error.barrier = program_.barrier(offset);
+                    note(error);
+                    if (by_lanes) return;
                 }
                 Mbarrier bar;
                 bar.expected = uint32_t(v);
@@ -327,7 +336,7 @@ Next Engine::barrier(Exec& x) {
                 races_.barrier_use(agent_of(x.w, current_.row), bar.born, &cta != x.w.cta);
                 const uint64_t token = bar.phase << 32 | uint32_t(bar.pending);
                 const bool expect = in.m[4] == 1;
-                if (!(x.valid(1) >> l & 1) && config_.check_poison) fail("UninitializedRead", "the arrival count was never given a value");
+                if (!(x.valid(1) >> l & 1) && config_.check_poison) note(Check::Uninitialized, "the arrival count was never given a value");
                 arrive(cta, offset, expect ? 1 : uint32_t(v), expect ? int64_t(v) : 0, order, current_, in.op == Op::mbar_arrive_drop);
                 if (x.has_dst(0)) {
                     put<uint64_t>(x.dst(0), l, token);

@@ -73,12 +73,18 @@ std::unique_ptr<Program> make_program(const py::list& rows, const py::list& cons
     return p;
 }
 
+constexpr const char* kCheckNames[] = {
+#define X(name, text) text,
+    FA4_CHECKS(X)
+#undef X
+};
+
 py::tuple place_tuple(const Place& p) { return py::make_tuple(p.row, p.cta, p.warp, p.lanes); }
 
 py::tuple error_tuple(const SimError& e) {
     py::list others;
     for (auto& o : e.others) others.append(py::make_tuple(o.first, place_tuple(o.second)));
-    return py::make_tuple(e.kind, std::string(e.what()), place_tuple(e.place), others);
+    return py::make_tuple(kCheckNames[int(e.check)], std::string(e.what()), place_tuple(e.place), others, e.barrier);
 }
 
 // Runs a launch; the result is a dictionary, with "error" when the kernel did something wrong.
@@ -93,7 +99,7 @@ py::dict run(const Program& program, const Config& config) {
         error = error_tuple(e);
     }
     py::list findings;
-    for (const Finding& f : engine.findings()) findings.append(py::make_tuple(f.letter, error_tuple(f.error)));
+    for (const Finding& f : engine.findings()) findings.append(py::make_tuple(error_tuple(f.error), f.count));
     result["findings"] = findings;
     result["error"] = error;
     result["bytes"] = engine.counters.bytes;
@@ -129,6 +135,9 @@ PYBIND11_MODULE(_core, m) {
         "NclusteridY", "NclusteridZ", "ClusterCtaidX", "ClusterCtaidY", "ClusterCtaidZ", "ClusterNctaidX", "ClusterNctaidY", "ClusterNctaidZ",
         "ClusterCtarank", "ClusterNctarank", "IsExplicitCluster", "LanemaskEq", "LanemaskLe", "LanemaskLt", "LanemaskGe", "LanemaskGt",
         "DynamicSmemSize", "TotalSmemSize", "AggrSmemSize", "SharedSymbol", "Zero"});
+    py::list checks;
+    for (const char* name : kCheckNames) checks.append(name);
+    m.attr("CHECKS") = py::tuple(checks);
     py::class_<Program>(m, "Program").def(py::init(&make_program));
     py::class_<Touched, std::shared_ptr<Touched>>(m, "Touched");
     py::class_<Config>(m, "Config")
@@ -167,6 +176,7 @@ PYBIND11_MODULE(_core, m) {
         .def_readwrite("check_leftovers", &Config::check_leftovers)
         .def_readwrite("order_by_letter", &Config::order_by_letter)
         .def_readwrite("collect", &Config::collect)
+        .def_readwrite("off", &Config::off)
         .def_readwrite("trace", &Config::trace)
         .def_readwrite("limit", &Config::limit);
     m.def("run", &run);

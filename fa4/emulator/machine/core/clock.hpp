@@ -99,7 +99,7 @@ struct WarpClock {
     }
 };
 
-enum AccessKind : uint8_t { kWrite = 1, kAsync = 2, kAtomic = 4 };
+enum AccessKind : uint8_t { kWrite = 1, kAsync = 2, kAtomic = 4, kCopy = 8 };     // kCopy: by cp.async
 
 struct Access {
     uint32_t slot = 0, epoch = 0;   // epoch 0: none

@@ -8,6 +8,7 @@ namespace {
 
 constexpr uint32_t kIdleRounds = 64;    // time-outs granted to waits with a limit before nothing can change any more
 constexpr uint32_t kThreadsPerBlock = 1024;
+constexpr uint64_t kGoesOn = 1 << 24;      // warp instructions that a run goes on with undefined values
 constexpr uint64_t kAftermath = 100000;     // warp instructions in which a race may explain an undefined value
 
 const char* wait_name(Wait w) {
@@ -31,7 +32,8 @@ bool polls(Wait w) { return w == Wait::Poll || w == Wait::TmemAlloc || w == Wait
 Engine::Engine(const Program& program, const Config& config) : program_(program), config_(config) {
     races_.enabled = config.check_races;
     races_.by_letter = config.check_letter;
-    races_.collect = config.collect;
+    findings_.collect = config.collect;
+    findings_.off = config.off;
     if (config.overlaps) races_.overlap(config.before);
     for (uint32_t i = 0; i < config.sms; ++i) {
         sms_.push_back(std::make_unique<Sm>());
@@ -138,20 +140,20 @@ uint32_t Engine::launch_registers(uint32_t threads) const {
 // What the driver refuses. Afterwards one cluster fits on an empty chip.
 void Engine::check_launch() const {
     for (int i = 0; i < 3; ++i)
-        if (config_.grid[i] % config_.cluster[i]) fail("LaunchRefused", "the grid is not a multiple of the cluster");
+        if (config_.grid[i] % config_.cluster[i]) fail(Check::LaunchRefused, "the grid is not a multiple of the cluster");
     if (cluster_size_ > config_.sms)
-        fail("LaunchRefused", "a cluster of " + std::to_string(cluster_size_) + " CTAs needs as many SMs; the chip has " + std::to_string(config_.sms));
+        fail(Check::LaunchRefused, "a cluster of " + std::to_string(cluster_size_) + " CTAs needs as many SMs; the chip has " + std::to_string(config_.sms));
     const uint32_t threads = config_.block[0] * config_.block[1] * config_.block[2];
     if (threads < 1 || threads > kThreadsPerBlock)
-        fail("LaunchRefused", "a block of " + std::to_string(threads) + " threads; the chip runs 1 to " + std::to_string(kThreadsPerBlock));
+        fail(Check::LaunchRefused, "a block of " + std::to_string(threads) + " threads; the chip runs 1 to " + std::to_string(kThreadsPerBlock));
     const uint32_t shared = program_.static_shared_bytes + config_.dynamic_shared;
     if (shared > config_.shared_per_block)
-        fail("LaunchRefused", "a block of " + std::to_string(shared) + " bytes of shared memory (" + std::to_string(program_.static_shared_bytes) +
+        fail(Check::LaunchRefused, "a block of " + std::to_string(shared) + " bytes of shared memory (" + std::to_string(program_.static_shared_bytes) +
                                   " static, " + std::to_string(config_.dynamic_shared) + " dynamic); the chip gives a block " +
                                   std::to_string(config_.shared_per_block));
     const uint32_t rounded = (threads + 31) / 32 * 32;
     if (program_.max_registers * rounded > config_.registers_per_sm)
-        fail("RegisterFileOverflow", std::to_string(rounded) + " threads of " + std::to_string(program_.max_registers) +
+        fail(Check::RegisterFile, std::to_string(rounded) + " threads of " + std::to_string(program_.max_registers) +
                                          " registers at launch; the SM has " + std::to_string(config_.registers_per_sm));
 }
 
@@ -214,10 +216,10 @@ void Engine::launch_ready_clusters() {
 
 void Engine::retire(Cta& cta) {
     if (!cta.tmem_allocations.empty() && config_.check_tmem) {
-        SimError error("TmemMisuse", "CTA " + std::to_string(cta.linear) + " exits with " + std::to_string(cta.tmem_allocations.begin()->second) +
+        SimError error(Check::TmemMisuse, "CTA " + std::to_string(cta.linear) + " exits with " + std::to_string(cta.tmem_allocations.begin()->second) +
                                          " TMEM columns still allocated: tcgen05.dealloc is missing");
         error.place.cta = int32_t(cta.linear);
-        throw error;
+        findings_.note(std::move(error));
     }
     Cluster& cluster = *cta.cluster;
     if (--cluster.alive_ctas) return;
@@ -283,7 +285,7 @@ bool Engine::run_warp(Warp& w, uint32_t quantum) {
         current_ = place_of(w, *f, int32_t(row));
         ++done;
         ++time_;
-        const Next next = execute(w, *f, in);
+        const Next next = attempt(w, *f, in);
         if (next == Next::Stay) {
             ++counters.waits[row];
         } else {
@@ -327,7 +329,7 @@ bool Engine::idle() {
 }
 
 void Engine::deadlock() {
-    SimError error("Deadlock", "");
+    SimError error(Check::Deadlock, "");
     bool divergent = false;
     bool starved = false;
     uint32_t count = 0;
@@ -343,6 +345,7 @@ void Engine::deadlock() {
                 const auto found = f.bar_cta->barriers.find(f.bar_offset);
                 if (found != f.bar_cta->barriers.end()) {
                     const Mbarrier& bar = found->second;
+                    if (error.barrier.empty()) error.barrier = program_.barrier(f.bar_offset);
                     text = "waits on " + program_.barrier(f.bar_offset) + " of CTA " + std::to_string(f.bar_cta->linear) + " for the end of phase " +
                            std::to_string(f.bar_phase) + ": " + std::to_string(bar.pending) + " of " + std::to_string(bar.expected) + " arrivals missing";
                     if (bar.tx) text += bar.tx > 0 ? ", " + std::to_string(bar.tx) + " expected bytes have not come" : ", " + std::to_string(-bar.tx) + " more bytes came than were expected";
@@ -381,11 +384,13 @@ void Engine::deadlock() {
             }
         }
     }
-    SimError named(divergent ? "DivergentAligned" : starved ? "RegisterFileOverflow" : "Deadlock",
+    SimError named(divergent ? Check::Divergent : starved ? Check::RegisterFile : Check::Deadlock,
                    divergent ? "lanes of a warp wait at different .sync or .aligned instructions"
                    : starved ? "the warps ask for more registers than the CTA was launched with, and nobody gives any back"
                              : "nothing can run any more; " + std::to_string(count) + " warps or parts of warps wait");
     named.others = error.others;
+    named.barrier = error.barrier;
+    named.fatal = true;
     throw named;
 }
 
@@ -409,23 +414,78 @@ void Engine::run() {
     check_launch();
     launch_ready_clusters();
     try {
-        while (step())
-            if (config_.limit && executed > config_.limit) fail("Deadlock", "the kernel did not end within " + std::to_string(config_.limit) + " warp instructions");
+        while (step()) {
+            if (config_.limit && executed > config_.limit) stop(Check::Deadlock, "the kernel did not end within " + std::to_string(config_.limit) + " warp instructions");
+            if (findings_.undefined && !undefined_since_) undefined_since_ = executed;
+            if (undefined_since_ && executed > undefined_since_ + kGoesOn)
+                stop(Check::Deadlock, "the kernel did not end within " + std::to_string(kGoesOn) + " warp instructions after a finding that leaves undefined values");
+        }
     } catch (SimError& error) {
         annotate(error);
-        if (error.kind == "UninitializedRead" && races_.enabled) look_for_race();
+        if (error.check == Check::Uninitialized && races_.enabled) look_for_race();
         throw;
     } catch (UnitError& error) {
-        static const char* const kinds[] = {"UnknownInstruction", "IllegalInstruction", "Misaligned", "OutOfBounds"};
-        SimError named(kinds[int(error.fault)], error.what());
-        named.place = current_;
-        throw named;
+        throw named(error);
     }
 }
 
+SimError Engine::named(const UnitError& error) {
+    static const Check checks[] = {Check::UnknownInstruction, Check::IllegalInstruction, Check::Misaligned, Check::OutOfBounds};
+    SimError result(checks[int(error.fault)], error.what());
+    result.fatal = error.fault == Fault::Unsupported;
+    return result;
+}
+
 void Engine::annotate(SimError& error) const {
-    if (error.place.row < 0 && error.kind != "Deadlock" && error.kind != "DivergentAligned" && error.place.cta < 0) error.place = current_;
-    if (error.kind == "DivergentAligned" && error.others.empty()) error.place = current_;
+    const bool everywhere = error.check == Check::Deadlock || (error.check == Check::Divergent && !error.others.empty());
+    if (error.place.row < 0 && error.place.cta < 0 && !everywhere) error.place = current_;
+}
+
+void Engine::stop(Check check, const std::string& message) const {
+    SimError error(check, message);
+    error.fatal = true;
+    throw error;
+}
+
+void Engine::note(Check check, const std::string& message) {
+    if (findings_.told(check) && !findings_.again(check, current_.row, -1)) note(SimError(check, message));
+}
+
+void Engine::note(SimError error) {
+    annotate(error);
+    findings_.note(std::move(error));
+}
+
+// What could not be done is left out, or ends the run.
+void Engine::skip(SimError error) {
+    annotate(error);
+    if (!findings_.goes_on(error)) throw error;
+    findings_.note(std::move(error));
+}
+
+// The results of an instruction that was left out are what the registers held; a predicate is true, so that a wait ends.
+Next Engine::skip(Exec& x, const SimError& error) {
+    skip(error);
+    x.f.wait = Wait::None;
+    for (uint32_t i = 0; i < x.in.ndst; ++i) {
+        if (!x.has_dst(i)) continue;
+        if (x.op(i).bits == 1) *x.dst(i) |= x.mask;
+        x.set_valid(i, ~0u);
+    }
+    effect();
+    return Next::Advance;
+}
+
+Next Engine::attempt(Warp& w, Fragment& f, const Instr& in) {
+    try {
+        return execute(w, f, in);
+    } catch (const SimError& error) {
+        Exec x{w, f, in, program_.operands.data() + in.first, f.mask, program_.constants.data()};
+        return skip(x, error);
+    } catch (const UnitError& error) {
+        Exec x{w, f, in, program_.operands.data() + in.first, f.mask, program_.constants.data()};
+        return skip(x, named(error));
+    }
 }
 
 // An undefined value was met. If it was read too early, whoever writes it is still to come, and the race between the two
@@ -445,11 +505,11 @@ void Engine::look_for_race() {
         try {
             while (more && executed < end) more = step();
         } catch (SimError& later) {
-            if (later.kind == "DataRace") {
+            if (later.check >= Check::Race && later.check < Check::BarrierLeftover) {
                 annotate(later);
                 throw;
             }
-            more = later.kind == "UninitializedRead";
+            more = later.check == Check::Uninitialized;
         } catch (UnitError&) {
             more = false;
         }

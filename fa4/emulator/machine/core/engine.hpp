@@ -31,7 +31,8 @@ struct Config {
     bool check_bounds = true, check_poison = true, check_races = true, check_tmem = true;
     bool check_letter = false, check_leftovers = false;
     bool order_by_letter = false;   // tcgen05.mma are ordered only where ISA 9.7.16.6.2 pipelines them
-    bool collect = false;           // data races are noted, and the kernel goes on
+    bool collect = false;           // findings are noted, and the kernel goes on
+    uint64_t off = 0;               // checks that are not told, a bit each
     bool trace = false;
     uint64_t limit = 0;             // warp instructions, 0 for no limit
     bool overlaps = false;          // the grid before may still run when this one starts
@@ -154,7 +155,7 @@ public:
     uint64_t executed = 0;
     bool launched_dependents = false;
     std::shared_ptr<Touched> touched() const { return races_.touched(); }
-    const std::vector<Finding>& findings() const { return races_.findings; }
+    std::vector<Finding> findings() const { return findings_.all(); }
 
 private:
     friend class Races;
@@ -177,12 +178,21 @@ private:
     void effect() { ++epoch_; }
     void record(Warp& w, int32_t row, uint32_t count, const char* what);
     void mix(uint64_t value) { trace_hash = (trace_hash ^ value) * 1099511628211ull; }
-    [[noreturn]] void fail(const char* kind, const std::string& message) const { throw SimError(kind, message); }
+    // Ends the instruction, or the step of an operation, that does this; a run that collects findings goes on behind it.
+    [[noreturn]] void fail(Check check, const std::string& message) const { throw SimError(check, message); }
+    [[noreturn]] void stop(Check check, const std::string& message) const;
+    // A run that collects findings goes on with the values as they are.
+    void note(Check check, const std::string& message);
+    void note(SimError error);
+    void skip(SimError error);
+    Next skip(Exec& x, const SimError& error);
+    static SimError named(const UnitError& error);
     Place place_of(const Warp& w, const Fragment& f, int32_t row) const {
         return {row, int32_t(w.cta->linear), int32_t(w.index), f.mask};
     }
 
     // execute.cpp
+    Next attempt(Warp& w, Fragment& f, const Instr& in);
     Next execute(Warp& w, Fragment& f, const Instr& in);
     Next dispatch(Exec& x);
     void merge(Warp& w);
@@ -193,7 +203,7 @@ private:
     Next branch(Exec& x, uint32_t taken);
     void warp_op(Exec& x);
     Next set_registers(Exec& x);
-    void check_register_changes(const Cta& cta) const;
+    void check_register_changes(const Cta& cta);
 
     // alu_int.cpp, alu_float.cpp, convert.cpp
     bool alu_int(Exec& x);
@@ -209,11 +219,11 @@ private:
     void store(Exec& x);
     void atomic(Exec& x);
     void matrix_fragment(Exec& x);
-    void shared_write_check(const Span& s, uint32_t bytes) const;
+    void shared_write_check(const Span& s, uint32_t bytes);
     Cta& shared_cta(const Warp& w, Space space, uint64_t address, uint32_t& offset) const;
     void poll(Exec& x, uint64_t value);
-    uint32_t address_check(Exec& x, uint32_t source) const;
-    void check_defined(const Span& s, uint32_t bytes, const char* what) const;
+    uint32_t address_check(Exec& x, uint32_t source);
+    void check_defined(const Span& s, uint32_t bytes, const char* what);
     void count_bytes(const char* path, uint64_t bytes) { counters.bytes[path] += bytes; }
 
     // barrier.cpp
@@ -224,7 +234,7 @@ private:
     void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from);
     void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op);
     void arrive(Cta& cta, uint32_t offset, const AsyncOp& op);
-    void check_barriers_left(const Cta& cta) const;
+    void check_barriers_left(const Cta& cta);
     void finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar);
     Next mbar_wait(Exec& x);
     Next named_barrier(Exec& x);
@@ -267,12 +277,13 @@ private:
     void tmem_copy_shift(Exec& x);
     void mma_sync(Exec& x);
     Next wgmma(Exec& x);
-    void check_tmem(const Cta& cta, const TmemRect& rect) const;
+    void check_tmem(const Cta& cta, const TmemRect& rect);
     void check_operands(const AsyncOp& op, Cta* const* ctas, const Footprint& footprint, std::vector<uint8_t>* poison);
 
     const Program& program_;
     Config config_;
-    Races races_;
+    Findings findings_;
+    Races races_{findings_};
     std::unique_ptr<Scheduler> scheduler_;
     std::vector<std::unique_ptr<Sm>> sms_;
     std::vector<std::unique_ptr<Cluster>> clusters_;    // resident
@@ -289,6 +300,7 @@ private:
     uint32_t idle_rounds_ = 0;
     uint64_t idle_epoch_ = ~0ull;
     Place current_;
+    uint64_t undefined_since_ = 0;      // instructions executed when a finding first left undefined values
     Warp* running_ = nullptr;           // at the moment of an error: who executed
     AsyncOp* advancing_ = nullptr;
     std::vector<Warp*> dead_warps_;

@@ -50,7 +50,7 @@ void Engine::settle_registers(Warp& w, const Instr& in) {
         if (state == 1) {
             settle_load(w, ops[i].id);
         } else if (state == 2 && in.op != Op::wgmma && config_.check_poison) {
-            fail("UninitializedRead", std::string(i < in.ndst ? "a write to" : "a read of") +
+            note(Check::WgmmaWait, std::string(i < in.ndst ? "a write to" : "a read of") +
                                           " a register that a wgmma in flight owns: wgmma.wait_group must come first");
         }
     }
@@ -139,7 +139,7 @@ void Engine::warp_op(Exec& x) {
             break;
         }
         case Op::vote: case Op::ballot: {
-            if (mask & ~x.valid(0) && config_.check_poison) fail("UninitializedRead", "a vote on a predicate that was never defined");
+            if (mask & ~x.valid(0) && config_.check_poison) note(Check::Uninitialized, "a vote on a predicate that was never defined");
             const uint32_t p = x.pred(0) & mask;
             if (in.op == Op::ballot) {
                 for_lanes(mask, [&](int l) { x.dst()[l] = p; });
@@ -222,8 +222,8 @@ Next Engine::set_registers(Exec& x) {
     const bool grows = x.in.m[1];
     const uint32_t wanted = uint32_t(x.in.m[0]), have = w.registers;
     const std::string text = std::string("setmaxnreg.") + (grows ? "inc" : "dec") + " to " + std::to_string(wanted);
-    if (wanted % 8 || wanted < 24 || wanted > 256) fail("IllegalInstruction", text + ": not a multiple of 8 in 24..256");
-    if (grows ? wanted < have : wanted > have) fail("IllegalInstruction", text + " but the warp has " + std::to_string(have));
+    if (wanted % 8 || wanted < 24 || wanted > 256) fail(Check::IllegalInstruction, text + ": not a multiple of 8 in 24..256");
+    if (grows ? wanted < have : wanted > have) fail(Check::IllegalInstruction, text + " but the warp has " + std::to_string(have));
     if (grows && (wanted - have) * 32 > cta.pool_registers) {   // blocks until others release theirs
         x.f.wait = Wait::Registers;
         x.f.poll_epoch = epoch_;
@@ -234,11 +234,11 @@ Next Engine::set_registers(Exec& x) {
     RegisterChange& change = changes[w.register_changes++];
     ++change.warps;
     if (change.registers != wanted || (config_.check_letter && change.row != current_.row)) {
-        SimError error("IllegalInstruction", text + (change.registers != wanted
+        SimError error(change.registers != wanted ? Check::IllegalInstruction : Check::RegisterPlace, text + (change.registers != wanted
                            ? " but another warp of the warpgroup set " + std::to_string(change.registers)
                            : " at another instruction than another warp of the warpgroup; by the letter all must execute the same one"));
         error.others.push_back({"the other warp", change.first});
-        throw error;
+        note(error);
     }
     if (grows) cta.pool_registers -= (wanted - have) * 32;
     else cta.pool_registers += (have - wanted) * 32;
@@ -248,16 +248,16 @@ Next Engine::set_registers(Exec& x) {
 }
 
 // By the letter, a warpgroup's warps end with the same number of setmaxnreg executed.
-void Engine::check_register_changes(const Cta& cta) const {
+void Engine::check_register_changes(const Cta& cta) {
     for (const auto& [group, changes] : cta.register_changes) {
         const uint32_t warps = std::min<uint32_t>(4, uint32_t(cta.warps.size()) - 4 * group);
         for (const RegisterChange& change : changes) {
             if (change.warps == warps) continue;
-            SimError error("IllegalInstruction", "setmaxnreg to " + std::to_string(change.registers) + " was executed by " + std::to_string(change.warps) +
+            SimError error(Check::RegisterPlace, "setmaxnreg to " + std::to_string(change.registers) + " was executed by " + std::to_string(change.warps) +
                                                      " of the " + std::to_string(warps) + " warps of warpgroup " + std::to_string(group) +
                                                      " only; by the letter all must execute it");
             error.place = change.first;
-            throw error;
+            findings_.note(std::move(error));
         }
     }
 }
@@ -271,7 +271,7 @@ Next Engine::dispatch(Exec& x) {
             return Next::Advance;
         }
         const bool known = op >= Op::fadd ? alu_float(x) : op >= Op::cvt ? convert(x) : alu_int(x);
-        if (!known) fail("UnknownInstruction", "this operation is not modelled for its type");
+        if (!known) stop(Check::UnknownInstruction, "this operation is not modelled for its type");
         if (op != Op::selp) {
             uint32_t valid = ~0u;
             for (uint32_t i = 0; i < x.sources(); ++i) valid &= x.valid(i);
@@ -292,9 +292,9 @@ Next Engine::dispatch(Exec& x) {
             poll(x, 0);
             return Next::Advance;
         case Op::setmaxnreg: return set_registers(x);
-        case Op::trap: fail("IllegalInstruction", "the kernel executed a trap");
+        case Op::trap: stop(Check::IllegalInstruction, "the kernel executed a trap");
         case Op::nop: return Next::Advance;
-        default: fail("UnknownInstruction", "this instruction is not modelled");
+        default: stop(Check::UnknownInstruction, "this instruction is not modelled");
     }
 }
 
@@ -304,14 +304,14 @@ Next Engine::execute(Warp& w, Fragment& f, const Instr& in) {
     if (in.guard.kind != Operand::None) {
         const uint32_t p = *w.row(in.guard, x.constants) ^ (in.guard.negated ? ~0u : 0u);
         if (in.guard.kind == Operand::Reg && config_.check_poison) {
-            if (f.mask & ~w.valid[size_t(in.guard.id)]) fail("UninitializedRead", "control flow depends on a predicate that was never defined");
+            if (f.mask & ~w.valid[size_t(in.guard.id)]) note(Check::Uninitialized, "control flow depends on a predicate that was never defined");
         }
         x.mask &= p;
     }
     if (in.op == Op::bra) return branch(x, x.mask);
     if (in.op == Op::brx) {
         uint32_t taken = 0;
-        if (x.mask & ~x.valid(0) && config_.check_poison) fail("UninitializedRead", "a branch index was never defined");
+        if (x.mask & ~x.valid(0) && config_.check_poison) note(Check::Uninitialized, "a branch index was never defined");
         for_lanes(x.mask, [&](int l) { taken |= uint32_t(x.value(0, l) == x.value(1, l)) << l; });
         return branch(x, taken);
     }
@@ -331,11 +331,11 @@ Next Engine::execute(Warp& w, Fragment& f, const Instr& in) {
         uint32_t members = w.alive;
         if (!in.aligned && in.op != Op::setmaxnreg) {
             members = uint32_t(x.value(x.sources() - 1, x.first_lane())) & w.alive;
-            if (!(members & x.mask)) fail("DivergentAligned", "the executing lanes are not in the member mask");
+            if (!(members & x.mask)) fail(Check::Divergent, "the executing lanes are not in the member mask");
         }
         if (x.mask == f.mask ? !converged(x, members) : (x.mask & members) != members) {
             if (x.mask == f.mask) return Next::Stay;
-            fail("DivergentAligned", "a .sync or .aligned instruction is predicated off for part of its lanes");
+            fail(Check::Divergent, "a .sync or .aligned instruction is predicated off for part of its lanes");
         }
     }
     return dispatch(x);

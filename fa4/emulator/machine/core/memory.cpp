@@ -76,7 +76,7 @@ uint8_t* Engine::global_span(uint64_t address, uint32_t bytes) const {
                 text += "; the nearest below is " + (r.name.empty() ? hex(r.base) : r.name) + ", " + std::to_string(r.bytes) +
                         " bytes, overrun by " + std::to_string(address + bytes - r.base - r.bytes);
             }
-            fail("OutOfBounds", text);
+            fail(Check::OutOfBounds, text);
         }
     }
     return reinterpret_cast<uint8_t*>(address);
@@ -84,7 +84,7 @@ uint8_t* Engine::global_span(uint64_t address, uint32_t bytes) const {
 
 Cta& Engine::shared_cta(const Warp& w, Space space, uint64_t address, uint32_t& offset) const {
     if (space == Space::Generic) {
-        if ((address & kWindowMask) != kSharedBase) fail("OutOfBounds", "address " + hex(address) + " is not in shared memory");
+        if ((address & kWindowMask) != kSharedBase) fail(Check::OutOfBounds, "address " + hex(address) + " is not in shared memory");
         address &= ~kWindowMask;
     }
     if ((address & kWindowMask) == kSharedBase) address &= ~kWindowMask;
@@ -92,10 +92,10 @@ Cta& Engine::shared_cta(const Warp& w, Space space, uint64_t address, uint32_t& 
     const uint32_t rank = uint32_t(address) >> kRankShift;
     Cluster& cluster = *w.cta->cluster;
     if (rank >= cluster.ctas.size() || address >> 32)
-        fail("OutOfBounds", "shared address " + hex(address) + " names CTA rank " + std::to_string(rank) + " of a cluster of " +
+        fail(Check::OutOfBounds, "shared address " + hex(address) + " names CTA rank " + std::to_string(rank) + " of a cluster of " +
                                 std::to_string(cluster.ctas.size()));
     if (space == Space::Shared && rank != w.cta->rank)
-        fail("OutOfBounds", "shared::cta address " + hex(address) + " belongs to CTA rank " + std::to_string(rank) + ", not to " +
+        fail(Check::OutOfBounds, "shared::cta address " + hex(address) + " belongs to CTA rank " + std::to_string(rank) + ", not to " +
                                 std::to_string(w.cta->rank));
     return *cluster.ctas[rank];
 }
@@ -117,7 +117,7 @@ Span Engine::resolve(const Warp& w, Space space, uint64_t address, uint32_t byte
         case Space::Shared: case Space::SharedCluster: {
             Cta& cta = shared_cta(w, space, address, s.offset);
             if (s.offset < kSharedReserved || s.offset + bytes > cta.shared.size())
-                fail("OutOfBounds", "shared address " + hex(s.offset) + " (" + std::to_string(bytes) + " bytes) is outside the CTA's " +
+                fail(Check::OutOfBounds, "shared address " + hex(s.offset) + " (" + std::to_string(bytes) + " bytes) is outside the CTA's " +
                                         std::to_string(cta.shared.size() - kSharedReserved) + " bytes, which start at " + hex(kSharedReserved));
             s.space = Space::Shared;
             s.cta = &cta;
@@ -127,13 +127,13 @@ Span Engine::resolve(const Warp& w, Space space, uint64_t address, uint32_t byte
         }
         case Space::Param: {
             const uint64_t at = address & ~kWindowMask;
-            if (at + bytes > config_.params.size()) fail("OutOfBounds", "parameter byte " + std::to_string(at) + " is outside the parameters");
+            if (at + bytes > config_.params.size()) fail(Check::OutOfBounds, "parameter byte " + std::to_string(at) + " is outside the parameters");
             s.data = const_cast<uint8_t*>(config_.params.data()) + at;
             return s;
         }
         default: {
             const uint64_t at = address & ~kWindowMask;
-            if (at + bytes > program_.local_bytes) fail("OutOfBounds", "local address " + std::to_string(at) + " is outside the thread's local memory");
+            if (at + bytes > program_.local_bytes) fail(Check::OutOfBounds, "local address " + std::to_string(at) + " is outside the thread's local memory");
             const size_t index = size_t(lane) * program_.local_bytes + at;
             s.data = const_cast<uint8_t*>(w.local.data()) + index;
             s.shadow = const_cast<uint8_t*>(w.local_valid.data()) + index;
@@ -143,24 +143,29 @@ Span Engine::resolve(const Warp& w, Space space, uint64_t address, uint32_t byte
 }
 
 // Lanes whose address is defined; poison in an address is an error.
-uint32_t Engine::address_check(Exec& x, uint32_t source) const {
+uint32_t Engine::address_check(Exec& x, uint32_t source) {
     const uint32_t bad = x.mask & ~x.valid(source);
-    if (bad && config_.check_poison) fail("UninitializedRead", "the address was never given a value");
+    if (bad && config_.check_poison) note(Check::Uninitialized, "the address was never given a value");
     return x.mask;
 }
 
-void Engine::check_defined(const Span& s, uint32_t bytes, const char* what) const {
+void Engine::check_defined(const Span& s, uint32_t bytes, const char* what) {
     if (!s.shadow || !config_.check_poison) return;
     for (uint32_t i = 0; i < bytes; ++i)
-        if (!(s.shadow[i] & Cta::kValid))
-            fail("UninitializedRead", std::string(what) + ": shared memory at " + hex(s.offset + i) + " was never written");
+        if (!(s.shadow[i] & Cta::kValid)) {
+            note(Check::Uninitialized, std::string(what) + ": shared memory at " + hex(s.offset + i) + " was never written");
+            return;
+        }
 }
 
-void Engine::shared_write_check(const Span& s, uint32_t bytes) const {
+void Engine::shared_write_check(const Span& s, uint32_t bytes) {
     if (!s.cta) return;
     for (uint32_t i = 0; i < bytes; i += 4)
-        if (s.shadow[i] & Cta::kBarrier)
-            fail("BarrierMisuse", "a write to " + hex(s.offset + i) + " overwrites a live mbarrier");
+        if (s.shadow[i] & Cta::kBarrier) {
+            SimError error(Check::BarrierMisuse, "a write to " + hex(s.offset + i) + " overwrites a live mbarrier");
+            error.barrier = program_.barrier((s.offset + i) & ~7u);
+            throw error;
+        }
 }
 
 // A lane that sees the same value at the same place while nothing changed is polling: let the others run.
@@ -185,7 +190,7 @@ void Engine::load(Exec& x) {
     Agent agent = agent_of(x.w, current_.row);
     for_lanes(x.mask, [&](int l) {
         const uint64_t address = x.value(0, l) + uint64_t(in.m[2]);
-        if (address % bytes) fail("Misaligned", "address " + hex(address) + " is not a multiple of " + std::to_string(bytes));
+        if (address % bytes) fail(Check::Misaligned, "address " + hex(address) + " is not a multiple of " + std::to_string(bytes));
         const Span s = resolve(x.w, Space(in.m[0]), address, bytes, l);
         if (s.cta) shared_bytes += bytes;
         else if (s.space == Space::Global) global_bytes += bytes;
@@ -235,33 +240,35 @@ void Engine::store(Exec& x) {
     bool changed = false;
     for_lanes(x.mask, [&](int l) {
         const uint64_t address = x.value(0, l) + uint64_t(in.m[2]);
-        if (address % bytes) fail("Misaligned", "address " + hex(address) + " is not a multiple of " + std::to_string(bytes));
+        if (address % bytes) fail(Check::Misaligned, "address " + hex(address) + " is not a multiple of " + std::to_string(bytes));
         const Span s = resolve(x.w, Space(in.m[0]), address, bytes, l);
         shared_write_check(s, bytes);
         if (s.cta) shared_bytes += bytes;
         else if (s.space == Space::Global) global_bytes += bytes;
-        else if (s.space == Space::Param) fail("OutOfBounds", "a store to a kernel parameter");
+        else if (s.space == Space::Param) fail(Check::OutOfBounds, "a store to a kernel parameter");
+        uint8_t raw[64];
+        for (uint32_t i = 0; i < n; ++i) {
+            if (size == 16) {
+                std::memcpy(raw + 16 * i, x.src(1 + i) + 2 * l, 8);
+                std::memcpy(raw + 16 * i + 8, x.src(1 + i) + 64 + 2 * l, 8);
+            } else {
+                const uint64_t v = x.value(1 + i, l);
+                std::memcpy(raw + size * i, &v, size);
+            }
+        }
         if (races_.enabled) {
             const uint8_t kind = uint8_t(kWrite | (semantics ? kAtomic : 0));
             agent.lane = int8_t(l);
             x.w.clock.touch(l, true);
-            if (s.cta) races_.shared(agent, *s.cta, s.offset, bytes, kind);
-            else if (s.space == Space::Global) races_.global(agent, s.address, bytes, kind);
+            if (s.cta) races_.shared(agent, *s.cta, s.offset, bytes, kind, {s.data, raw});
+            else if (s.space == Space::Global) races_.global(agent, s.address, bytes, kind, {s.data, raw});
         }
+        changed |= std::memcmp(s.data, raw, bytes) != 0;
+        std::memcpy(s.data, raw, bytes);
         for (uint32_t i = 0; i < n; ++i) {
             const bool defined = x.valid(1 + i) >> l & 1;
             if (!defined && s.space == Space::Global && config_.check_poison)
-                fail("UninitializedRead", "a value that was never defined reaches global memory at " + hex(s.address + i * size));
-            uint8_t raw[16];
-            if (size == 16) {
-                std::memcpy(raw, x.src(1 + i) + 2 * l, 8);
-                std::memcpy(raw + 8, x.src(1 + i) + 64 + 2 * l, 8);
-            } else {
-                const uint64_t v = x.value(1 + i, l);
-                std::memcpy(raw, &v, 8);
-            }
-            changed |= std::memcmp(s.data + i * size, raw, size) != 0;
-            std::memcpy(s.data + i * size, raw, size);
+                note(Check::Uninitialized, "a value that was never defined reaches global memory at " + hex(s.address + i * size));
             if (s.shadow) std::memset(s.shadow + i * size, defined ? Cta::kValid : 0, size);
         }
     });
@@ -286,7 +293,7 @@ void Engine::atomic(Exec& x) {
     uint64_t seen = 14695981039346656037ull;
     for_lanes(x.mask, [&](int l) {
         const uint64_t address = x.value(0, l) + uint64_t(in.m[2]);
-        if (address % (n * size)) fail("Misaligned", "address " + hex(address) + " is not a multiple of " + std::to_string(n * size));
+        if (address % (n * size)) fail(Check::Misaligned, "address " + hex(address) + " is not a multiple of " + std::to_string(n * size));
         const Span s = resolve(x.w, Space(in.m[0]), address, n * size, l);
         shared_write_check(s, n * size);
         const uint64_t key = s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address;
@@ -302,7 +309,7 @@ void Engine::atomic(Exec& x) {
         for (uint32_t i = 0; i < n; ++i) {
             bool defined = true;
             for (uint32_t k = 0; k < per_element; ++k) defined &= (x.valid(1 + i * per_element + k) >> l) & 1;
-            if (!defined && config_.check_poison) fail("UninitializedRead", "an operand of an atomic operation was never defined");
+            if (!defined && config_.check_poison) note(Check::Uninitialized, "an operand of an atomic operation was never defined");
             uint8_t* p = s.data + i * size;
             if (size == 16) {
                 uint64_t old[2], a[2], b[2] = {};
@@ -348,9 +355,9 @@ void Engine::matrix_fragment(Exec& x) {
     const Agent agent = agent_of(x.w, current_.row);
     for (uint32_t t = 0; t < rows; ++t) {
         const uint64_t address = x.value(0, int(t)) + uint64_t(in.m[4]);
-        if (address % kMatrixRowBytes) fail("Misaligned", "row address " + hex(address) + " of thread " + std::to_string(t) + " is not a multiple of 16");
+        if (address % kMatrixRowBytes) fail(Check::Misaligned, "row address " + hex(address) + " of thread " + std::to_string(t) + " is not a multiple of 16");
         const Span s = resolve(x.w, in.m[3] ? Space(in.m[3]) : Space::Generic, address, kMatrixRowBytes, int(t));
-        if (!s.cta) fail("OutOfBounds", "ldmatrix and stmatrix work on shared memory");
+        if (!s.cta) fail(Check::OutOfBounds, "ldmatrix and stmatrix work on shared memory");
         if (write) shared_write_check(s, kMatrixRowBytes);
         races_.shared(agent, *s.cta, s.offset, kMatrixRowBytes, write ? kWrite : 0);
         pointers[t] = s.data;

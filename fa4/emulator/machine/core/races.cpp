@@ -171,35 +171,52 @@ bool Races::same_thread(const Access& prior, const Agent& agent) const {
     return a != issuers_.end() && b != issuers_.end() && a->second == b->second;
 }
 
-void Races::report(const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing, bool letter) {
-    if (collect && !noted_.insert({prior.row, agent.row, missing}).second) return;
+// Does the write that is being compared leave these bytes of the cell as they were?
+bool Races::changes_nothing(uint16_t bytes) const {
+    if (!change_.after) return false;
+    for (int i = 0; bytes >> i; ++i)
+        if (bytes >> i & 1 && change_.before[i] != change_.after[i]) return false;
+    return true;
+}
+
+void Races::report(Check check, const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing, bool equal) {
+    if (!findings_.told(equal ? Check::EqualWrites : check) || findings_.again(check, agent.row, prior.row, equal)) return;
     const auto name = [](uint8_t k) {
         return std::string(k & kAsync ? "asynchronous " : "") + (k & kAtomic ? "atomic " : "") + (k & kWrite ? "write" : "read");
     };
     const std::string where = agent.column < 0 ? "" : ", column " + std::to_string(agent.column);
     std::string text = std::string("data race in ") + kSpaces[space] + where + ": " + name(kind) + " against an earlier " + name(prior.kind);
-    SimError error("DataRace", text + "; " + missing);
+    if (equal) text += " of the same bytes";
+    SimError error(check, text + "; " + missing);
     error.place = {agent.row, agent.cta, agent.warp, agent.lane < 0 ? 0 : 1u << agent.lane};
     error.others.push_back({"the other access (" + name(prior.kind) + ")",
                             {prior.row, prior.cta, prior.warp, prior.lane < 0 ? 0 : 1u << prior.lane}});
-    if (!collect) throw error;
-    findings.push_back({error, letter});
+    findings_.note(std::move(error), equal);
 }
 
 void Races::compare(const Access& prior, const Agent& agent, uint16_t bytes, uint8_t kind, int space) {
     if (!prior.epoch || !(prior.bytes & bytes) || !((prior.kind | kind) & kWrite)) return;
     if (prior.kind & kind & kAtomic) return;
     if (!ordered(prior, agent, space)) {
+        Check check = Check::Race;
         const char* missing = "no synchronisation orders the two";
-        if (prior.slot == agent.slot && prior.lane >= 0 && agent.lane >= 0) missing = "needs bar.warp.sync between the lanes";
-        else if (space == 2 && seen(prior, *agent.order)) missing = "needs tcgen05.wait or tcgen05.fence beside the synchronisation";
-        const bool letter = same_thread(prior, agent);
-        if (letter) missing = "needs tcgen05.commit and a wait between: the ISA pipelines tcgen05.mma only for the same accumulator and shape";
-        report(prior, agent, kind, space, missing, letter);
+        if (same_thread(prior, agent)) {
+            check = Check::MmaOrder;
+            missing = "needs tcgen05.commit and a wait between: the ISA pipelines tcgen05.mma only for the same accumulator and shape";
+        } else if (prior.slot == agent.slot && prior.lane >= 0 && agent.lane >= 0) {
+            check = Check::LaneRace;
+            missing = "needs bar.warp.sync between the lanes";
+        } else if (space == 2 && seen(prior, *agent.order)) {
+            check = Check::TensorFence;
+            missing = "needs tcgen05.wait or tcgen05.fence beside the synchronisation";
+        }
+        if (ends_) check = Check::TmemLeftover;
+        report(check, prior, agent, kind, space, missing, prior.kind & kind & kWrite && changes_nothing(prior.bytes & bytes));
     }
     // Writing by the generic proxy, then touching by the async proxy: visible only through a proxy fence.
     if (space < 2 && agent.async && !(prior.kind & kAsync) && (prior.kind & kWrite) && prior.epoch > agent.order->via[space][prior.slot])
-        report(prior, agent, kind, space, "needs fence.proxy.async between the generic write and the asynchronous access");
+        report(prior.kind & kCopy ? Check::CpAsyncProxy : Check::ProxyFence, prior, agent, kind, space,
+               "needs fence.proxy.async between the generic write and the asynchronous access");
 }
 
 void Races::tensor_map(const Agent& agent, uint64_t address, uint32_t bytes) {
@@ -210,14 +227,14 @@ void Races::tensor_map(const Agent& agent, uint64_t address, uint32_t bytes) {
     for (uint64_t at = address; at < address + bytes; at += kGlobalCell)
         for (const Access& write : pages_[at / kGlobalPage][at % kGlobalPage / kGlobalCell].writes)
             if (write.epoch > agent.order->via[kMap][write.slot])
-                report(write, agent, 0, 0, "needs fence.proxy.tensormap::generic between the write and the use of the tensor map");
+                report(Check::TensormapFence, write, agent, 0, 0, "needs fence.proxy.tensormap::generic between the write and the use of the tensor map");
 }
 
 void Races::barrier_use(const Agent& agent, const Access& init, bool remote) {
     if (!enabled || init.epoch <= agent.order->via[kBarrierInit][init.slot]) return;
-    if (!ordered(init, agent, 1)) report(init, agent, kWrite, 1, "no synchronisation orders the two");
+    if (!ordered(init, agent, 1)) report(Check::Race, init, agent, kWrite, 1, "no synchronisation orders the two");
     if (remote || agent.async)
-        report(init, agent, kWrite, 1, "needs fence.mbarrier_init or fence.proxy.async after mbarrier.init");
+        report(Check::BarrierInitFence, init, agent, kWrite, 1, "needs fence.mbarrier_init or fence.proxy.async after mbarrier.init");
 }
 
 void Races::end_of_shared(const Cta& cta, bool sources) {
@@ -226,7 +243,8 @@ void Races::end_of_shared(const Cta& cta, bool sources) {
     for (const Cell<4>& cell : cta.races.cells) {
         const auto check = [&](const Access& prior) {
             const bool source = (prior.kind & (kAsync | kWrite)) == kAsync;
-            if (prior.epoch && (sources || !source) && !seen(prior, cta.last)) report(prior, end, kWrite, 1, "nothing orders it before the end of the CTA");
+            if (prior.epoch && (sources || !source) && !seen(prior, cta.last))
+                report(source ? Check::StoreLeftover : Check::CtaEnd, prior, end, kWrite, 1, "nothing orders it before the end of the CTA");
         };
         for (const Access& write : cell.writes) check(write);
         for (const Access& read : cell.reads) check(read);
@@ -257,7 +275,7 @@ void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, int
     cell.reads[(agent.slot + agent.epoch) % C::readers] = now;
 }
 
-void Races::global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t kind) {
+void Races::global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t kind, Change change) {
     if (!enabled) return;
     if (agent.async) kind |= kAsync;
     while (bytes) {
@@ -272,24 +290,34 @@ void Races::global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t
             const uint32_t first = at % kGlobalCell, n = std::min<uint32_t>(part, kGlobalCell - first);
             const auto touched = uint16_t(((1u << n) - 1) << first);
             if (before_slot_ >= 0) compare_with_grid_before(agent, page, at / kGlobalCell, touched, kind);
+            if (change.after) {
+                change_ = {change.before - first, change.after - first};
+                change.before += n, change.after += n;
+            }
             touch(cells[at / kGlobalCell], agent, touched, kind, 0);
             at += n;
             part -= n;
         }
     }
+    change_ = {};
 }
 
-void Races::shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind) {
+void Races::shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change) {
     if (!enabled) return;
     if (agent.async) kind |= kAsync;
     auto& cells = cta.races.cells;
     if (cells.empty()) cells.resize(cta.shared.size() / 4 + 1);
     while (bytes) {
         const uint32_t first = offset % 4, n = std::min(bytes, 4 - first);
+        if (change.after) {
+            change_ = {change.before - first, change.after - first};
+            change.before += n, change.after += n;
+        }
         touch(cells[offset / 4], agent, uint16_t(((1u << n) - 1) << first), kind, 1);
         offset += n;
         bytes -= n;
     }
+    change_ = {};
 }
 
 void Races::tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind) {
@@ -300,6 +328,12 @@ void Races::tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind)
     for (uint32_t lane = rect.lane; lane < uint32_t(rect.lane + rect.lanes); ++lane)
         for (uint32_t column = rect.column; column < uint32_t(rect.column + rect.columns); ++column)
             who.column = int32_t(column), touch(cells[lane * kTmemColumns + column], who, 1, kind, 2);
+}
+
+void Races::end_of_tmem(const Agent& agent, Sm& sm, const TmemRect& rect) {
+    ends_ = true;
+    tmem(agent, sm, rect, kWrite);
+    ends_ = false;
 }
 
 void Races::overlap(std::shared_ptr<const Touched> before) {
@@ -317,7 +351,7 @@ void Races::wait_for_grid_before(WarpClock& clock) {
     acquire(clock, end);
 }
 
-void Races::compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t cell, uint16_t bytes, uint8_t kind) const {
+void Races::compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t cell, uint16_t bytes, uint8_t kind) {
     const char* does = "touch";
     if (before_) {
         const auto found = before_->pages.find(page);
@@ -328,10 +362,11 @@ void Races::compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t
         else return;
     }
     if (agent.order->seen[uint32_t(before_slot_)]) return;
-    SimError error("DataRace", std::string("data race in global memory: the grid before, which may still run, may ") + does +
+    if (findings_.again(Check::GridDependency, agent.row, -1)) return;
+    SimError error(Check::GridDependency, std::string("data race in global memory: the grid before, which may still run, may ") + does +
                                    " it; needs griddepcontrol.wait before this access");
     error.place = {agent.row, agent.cta, agent.warp, agent.lane < 0 ? 0 : 1u << agent.lane};
-    throw error;
+    findings_.note(std::move(error));
 }
 
 std::shared_ptr<Touched> Races::touched() const {

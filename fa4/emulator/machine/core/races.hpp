@@ -7,14 +7,13 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <tuple>
 #include <unordered_map>
 
 #include "clock.hpp"
+#include "finding.hpp"
 #include "footprint.hpp"
-#include "place.hpp"
 
 namespace fa4 {
 
@@ -35,11 +34,8 @@ struct Agent {
     int32_t column = -1;        // of tensor memory
 };
 
-// A race that was noted instead of thrown. `letter`: only by the letter of the ISA.
-struct Finding {
-    SimError error;
-    bool letter;
-};
+// What a write leaves where it writes, and what was there: two writes of the same bytes are a race of another kind.
+struct Change { const uint8_t* before = nullptr; const uint8_t* after = nullptr; };
 
 constexpr uint32_t kGlobalPage = 1024, kGlobalCell = 16;    // bytes
 
@@ -51,9 +47,8 @@ struct Touched {
 
 class Races {
 public:
+    explicit Races(Findings& findings) : findings_(findings) {}
     bool enabled = false;
-    bool collect = false;       // notes races and goes on
-    std::vector<Finding> findings;
     bool by_letter = false;     // tensor memory is handed over by wait and fence only, as ISA 9.7.16.6 says
 
     // A slot for an operation that comes after `order`. Who sees its epochs sees all earlier ones of its slot, so it takes
@@ -85,9 +80,11 @@ public:
     void flag_write(WarpClock& clock, uint64_t key, int semantics, int scope, uint32_t lanes);
     void flag_read(WarpClock& clock, uint64_t key, int semantics, int scope);
 
-    void global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t kind);
-    void shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind);
+    void global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t kind, Change change = {});
+    void shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change = {});
     void tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind);
+    // Columns are given back: all uses must be over.
+    void end_of_tmem(const Agent& agent, Sm& sm, const TmemRect& rect);
     // The tensormap proxy reads a tensor map in global memory.
     void tensor_map(const Agent& agent, uint64_t address, uint32_t bytes);
     // A barrier's first use by somebody: its init must be visible to them.
@@ -113,11 +110,15 @@ private:
     void touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, int space);
     void compare(const Access& prior, const Agent& agent, uint16_t bytes, uint8_t kind, int space);
     bool ordered(const Access& prior, const Agent& agent, int space) const;
-    void report(const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing, bool letter = false);
+    void report(Check check, const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing, bool equal = false);
     bool same_thread(const Access& prior, const Agent& agent) const;
+    bool changes_nothing(uint16_t bytes) const;
 
-    void compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t cell, uint16_t bytes, uint8_t kind) const;
+    void compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t cell, uint16_t bytes, uint8_t kind);
 
+    Findings& findings_;
+    bool ends_ = false;  // columns are being given back
+    Change change_;     // of the cell being compared, from its byte 0; null where it is not known
     std::vector<uint32_t> epochs_;
     std::deque<uint32_t> free_;         // of operations
     std::deque<uint32_t> ended_;        // of warps
@@ -127,7 +128,6 @@ private:
     int64_t before_slot_ = -1;          // of the grid before, if it may still run; it ends in epoch 1
     bool has_waited_ = false;
     std::unordered_map<uint32_t, uint64_t> issuers_;    // by the letter: of tcgen05 operations, by slot
-    std::set<std::tuple<int32_t, int32_t, const char*>> noted_;     // rows of the two accesses, and what is missing
 };
 
 }  // namespace fa4

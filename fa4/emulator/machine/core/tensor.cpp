@@ -49,27 +49,31 @@ void take_columns(Cta& cta, uint32_t start, uint32_t columns) {
 
 }  // namespace
 
-void Engine::check_tmem(const Cta& cta, const TmemRect& r) const {
+void Engine::check_tmem(const Cta& cta, const TmemRect& r) {
     if (!config_.check_tmem) return;
     if (r.lane + r.lanes > kTmemLanes || r.column + r.columns > kTmemColumns)
-        fail("TmemMisuse", "TMEM lanes " + std::to_string(r.lane) + "+" + std::to_string(r.lanes) + ", columns " + std::to_string(r.column) +
+        fail(Check::TmemMisuse, "TMEM lanes " + std::to_string(r.lane) + "+" + std::to_string(r.lanes) + ", columns " + std::to_string(r.column) +
                                "+" + std::to_string(r.columns) + " lie outside tensor memory");
     for (uint32_t c = r.column; c < uint32_t(r.column + r.columns); ++c)
-        if (cta.sm->tmem_owner[c] != &cta)
-            fail("TmemMisuse", "TMEM column " + std::to_string(c) + " is not allocated to this CTA (accessed: columns " +
-                                   std::to_string(r.column) + ".." + std::to_string(r.column + r.columns - 1) + ")");
+        if (cta.sm->tmem_owner[c] != &cta) {
+            const std::string text = "TMEM column " + std::to_string(c) + " is not allocated to this CTA (accessed: columns " +
+                                     std::to_string(r.column) + ".." + std::to_string(r.column + r.columns - 1) + ")";
+            if (cta.sm->tmem.empty()) fail(Check::TmemMisuse, text);
+            note(Check::TmemMisuse, text);
+            return;
+        }
 }
 
 Next Engine::tmem_alloc(Exec& x) {
     Cta& cta = *x.w.cta;
-    if (!config_.has_tmem) fail("UnknownInstruction", "this chip has no tensor memory");
+    if (!config_.has_tmem) stop(Check::UnknownInstruction, "this chip has no tensor memory");
     const uint32_t columns = uint32_t(x.value(1, x.first_lane()));
     if (columns < 32 || columns > kTmemColumns || (columns & (columns - 1)))
-        fail("TmemMisuse", "tcgen05.alloc of " + std::to_string(columns) + " columns: expected a power of two in 32..512");
-    if (cta.relinquished) fail("TmemMisuse", "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
+        fail(Check::TmemMisuse, "tcgen05.alloc of " + std::to_string(columns) + " columns: expected a power of two in 32..512");
+    if (cta.relinquished) fail(Check::TmemMisuse, "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
     Cta* peer = nullptr;
     if (x.in.m[0] == 2) {       // collective: both CTAs of the pair get the same columns, once both have come
-        if ((cta.rank ^ 1) >= cta.cluster->ctas.size()) fail("TmemMisuse", "cta_group::2 without a peer CTA");
+        if ((cta.rank ^ 1) >= cta.cluster->ctas.size()) fail(Check::TmemMisuse, "cta_group::2 without a peer CTA");
         peer = cta.cluster->ctas[cta.rank ^ 1].get();
     }
     int32_t start = std::exchange(cta.tmem_granted, -1);
@@ -88,7 +92,7 @@ Next Engine::tmem_alloc(Exec& x) {
         uint32_t held = columns;
         for (auto& a : cta.tmem_allocations) held += a.second;
         if (cta.sm->ctas == 1 && held > kTmemColumns)
-            fail("TmemMisuse", "tcgen05.alloc of " + std::to_string(columns) + " columns while the CTA already holds " + std::to_string(held - columns));
+            fail(Check::TmemMisuse, "tcgen05.alloc of " + std::to_string(columns) + " columns while the CTA already holds " + std::to_string(held - columns));
         if (peer) cta.tmem_request = columns;
         x.f.wait = Wait::TmemAlloc;
         x.f.poll_epoch = epoch_;
@@ -109,10 +113,10 @@ void Engine::tmem_dealloc(Exec& x) {
     const uint32_t column = TmemAddress(uint32_t(x.value(0, 0))).column, columns = uint32_t(x.value(1, 0));
     const auto found = cta.tmem_allocations.find(column);
     if (found == cta.tmem_allocations.end() || found->second != columns)
-        fail("TmemMisuse", "tcgen05.dealloc of columns " + std::to_string(column) + "+" + std::to_string(columns) + ", which is no allocation of this CTA");
+        fail(Check::TmemMisuse, "tcgen05.dealloc of columns " + std::to_string(column) + "+" + std::to_string(columns) + ", which is no allocation of this CTA");
     if (races_.enabled && config_.check_leftovers) {    // all uses must be over
         drain(cta);
-        races_.tmem(agent_of(x.w, current_.row), *cta.sm, {0, kTmemLanes, uint16_t(column), uint16_t(columns), 0, true}, kWrite);
+        races_.end_of_tmem(agent_of(x.w, current_.row), *cta.sm, {0, kTmemLanes, uint16_t(column), uint16_t(columns), 0, true});
     }
     cta.tmem_allocations.erase(found);
     for (uint32_t c = column; c < column + columns; ++c) cta.sm->tmem_taken[c] = false;
@@ -122,10 +126,10 @@ void Engine::tmem_dealloc(Exec& x) {
 void Engine::tmem_ld_st(Exec& x) {
     Warp& w = x.w;
     const bool is_load = x.in.op == Op::tmem_ld;
-    if (x.mask & ~x.valid(0) && config_.check_poison) fail("UninitializedRead", "the TMEM address was never given a value");
+    if (x.mask & ~x.valid(0) && config_.check_poison) note(Check::Uninitialized, "the TMEM address was never given a value");
     TmemAccess access{TmemShape(x.in.m[0]), uint16_t(x.in.m[1]), bool(x.in.m[2]), uint32_t(x.value(0, x.first_lane()) + uint64_t(x.in.m[3])), uint32_t(x.in.m[4])};
     for_lanes(x.mask, [&](int l) {
-        if (x.value(0, l) != x.value(0, x.first_lane())) fail("IllegalInstruction", "the TMEM address differs among the lanes of the warp");
+        if (x.value(0, l) != x.value(0, x.first_lane())) fail(Check::IllegalInstruction, "the TMEM address differs among the lanes of the warp");
     });
     auto rects = std::make_shared<std::vector<TmemRect>>();
     tmem_footprint(access, !is_load, *rects);
@@ -133,11 +137,11 @@ void Engine::tmem_ld_st(Exec& x) {
         check_tmem(*w.cta, r);
         const uint32_t quarter = w.index % 4 * 32;
         if (config_.check_tmem && (r.lane < quarter || r.lane + r.lanes > quarter + 32))
-            fail("TmemMisuse", "warp " + std::to_string(w.index) + " may access TMEM lanes " + std::to_string(quarter) + ".." +
+            note(Check::TmemMisuse, "warp " + std::to_string(w.index) + " may access TMEM lanes " + std::to_string(quarter) + ".." +
                                    std::to_string(quarter + 31) + ", not " + std::to_string(r.lane) + ".." + std::to_string(r.lane + r.lanes - 1));
     }
     const uint32_t n = tmem_registers(access);
-    if (n != (is_load ? x.in.ndst : x.sources() - 1)) fail("IllegalInstruction", "the number of registers does not fit the shape");
+    if (n != (is_load ? x.in.ndst : x.sources() - 1)) fail(Check::IllegalInstruction, "the number of registers does not fit the shape");
     AsyncPtr op = make_op(x, is_load ? "tcgen05.ld" : "tcgen05.st");
     AsyncOp* self = op.get();
     count_bytes(is_load ? "tmem_load" : "tmem_store", uint64_t(n) * 128);
@@ -206,7 +210,7 @@ void Engine::check_operands(const AsyncOp& op, Cta* const* ctas, const Footprint
     for (const SharedRange& r : footprint.shared) {
         Cta& cta = *ctas[r.cta];
         if (r.offset < kSharedReserved || r.offset + r.bytes > cta.shared.size())
-            fail("OutOfBounds", "a matrix operand covers shared bytes " + hex(r.offset) + "+" + hex(r.bytes) + ", outside the CTA's shared memory");
+            fail(Check::OutOfBounds, "a matrix operand covers shared bytes " + hex(r.offset) + "+" + hex(r.bytes) + ", outside the CTA's shared memory");
         races_.shared(agent(op, r.write), cta, r.offset, r.bytes, r.write ? kWrite : 0);
         if (!poison || r.write || !config_.check_poison) continue;
         const uint8_t* v = cta.shadow.data() + r.offset;
@@ -226,7 +230,7 @@ void Engine::check_operands(const AsyncOp& op, Cta* const* ctas, const Footprint
 void Engine::umma(Exec& x) {
     const Instr& in = x.in;
     for (uint32_t i = 0; i < 5; ++i)
-        if (x.mask & ~x.valid(i) && config_.check_poison) fail("UninitializedRead", "an operand of tcgen05.mma was never given a value");
+        if (x.mask & ~x.valid(i) && config_.check_poison) note(Check::Uninitialized, "an operand of tcgen05.mma was never given a value");
     for_lanes(x.mask, [&](int l) {
         UmmaOp u{};
         u.kind = MmaKind(in.m[1]);
@@ -247,7 +251,7 @@ void Engine::umma(Exec& x) {
         Cta& cta = *x.w.cta;
         std::array<Cta*, 2> ctas = {&cta, &cta};
         if (u.cta_group == 2) {
-            if ((cta.rank | 1) >= cta.cluster->ctas.size()) fail("IllegalInstruction", "cta_group::2 without a peer CTA");
+            if ((cta.rank | 1) >= cta.cluster->ctas.size()) fail(Check::IllegalInstruction, "cta_group::2 without a peer CTA");
             ctas = {cta.cluster->ctas[cta.rank & ~1u].get(), cta.cluster->ctas[cta.rank | 1].get()};
         }
         counters.mma_flops += umma_flops(u);
@@ -345,7 +349,7 @@ void Engine::mma_sync(Exec& x) {
     op.saturate = in.m[4] & 1;
     op.containers = in.m[4] & 8;
     op.arch = config_.arch;
-    if (in.m[4] & 6) fail("UnknownInstruction", "mma.sync with A column-major or B row-major");
+    if (in.m[4] & 6) stop(Check::UnknownInstruction, "mma.sync with A column-major or B row-major");
     const uint32_t na = in.m[5] & 0xFF, nb = in.m[5] >> 8 & 0xFF, nc = in.m[5] >> 16 & 0xFF, nd = in.ndst;
     const bool wide = op.d_type == MmaType::F64;
     // binary64 registers are split into the two words that the unit expects.
@@ -449,16 +453,16 @@ Next Engine::wgmma(Exec& x) {
         slot->b_desc = x.value(na, 0);
         slot->accumulate = x.pred(na + 1) & 1;
     } else {
-        if (slot->row != current_.row) fail("DivergentAligned", "the warps of a warpgroup execute different wgmma instructions");
+        if (slot->row != current_.row) fail(Check::Divergent, "the warps of a warpgroup execute different wgmma instructions");
         if (races_.enabled) races_.release(w.clock, slot->op->order, x.mask);
     }
     for (uint32_t i = 0; i < na + 2; ++i)
         if (!a_in_registers || i >= na)
-            if (~x.valid(i) && config_.check_poison) fail("UninitializedRead", "an operand of wgmma was never given a value");
+            if (~x.valid(i) && config_.check_poison) note(Check::Uninitialized, "an operand of wgmma was never given a value");
     // Registers written since the last wgmma.fence are not visible to the tensor core.
     const auto fenced = [&](const Operand& o) {
         if (o.kind == Operand::Reg && w.written_at[size_t(o.id)] == w.fence_epoch && config_.check_races)
-            fail("DataRace", "a register of wgmma was written after the last wgmma.fence; needs wgmma.fence between");
+            note(Check::WgmmaFence, "a register of wgmma was written after the last wgmma.fence; needs wgmma.fence between");
     };
     for (uint32_t i = 0; i < nd; ++i) {
         fenced(x.op(i));
