@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fa4 import device, dispatch
+from fa4 import device, dispatch, env
 from fa4.cases import Case, make
 from fa4.device import CHIPS, Chip, NoTarget, chip_by_number, chip_of, emulating, target_for
 from fa4.dispatch import Backend, HeadDims, NoBackend
@@ -135,12 +135,30 @@ def test_kernels_take_head_dims_of_whole_vectors(name):
     assert not any(takes(*dims) for dims in ((36, 64), (64, 36), (264, 264), (64, 264)))
 
 
+LARGEST = {"sm100": [(128, 128)], "sm90": [(128, 128), (256, 256)], "sm80": [(256, 256), (256, 256)], "torch": []}
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_head_dims_end_where_the_table_says(name):
+    """Each row of a backend; the pair (192, 128) is the one beyond 128 that Blackwell's have."""
+    rows = [row.head_dims for row in dispatch.BACKENDS if row.name == name]
+    largest = sorted(x for x, dims in zip(LARGEST[name], rows) if dims.takes(*x))
+    assert largest == LARGEST[name]
+    assert not any(dims.takes(d + 8, d) or dims.takes(d, d + 8) for (d, _), dims in zip(LARGEST[name], rows))
+    if name == "sm100":
+        assert rows[0].takes(192, 128) and not rows[0].takes(192, 192) and not rows[0].takes(128, 192)
+    if name == "torch":
+        assert rows[0].takes(1, 1000) and rows[0].takes(999, 3)
+
+
 def test_few_queries_without_gradients_go_to_the_kernel_that_splits_keys():
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
     problem, chip = spec(head_dim=128, heads_q=8, heads_kv=2), chip_by_number(100)
     for rows, trains, chosen in ((1, False, "sm80"), (16, False, "sm80"), (17, False, "sm100"), (1, True, "sm100")):
         asked = replace(problem, needs_backward=trains)
         assert dispatch.select(asked, Extent(1, rows, 4096), chip).name == chosen
+    for number in (80, 90, 100, 103, 120):
+        assert dispatch.select(problem, Extent(1, 1, 4096), chip_by_number(number)).name == "sm80"
 
 
 def test_unknown_chip_number_is_refused():
@@ -200,6 +218,8 @@ def test_an_unknown_chip_gets_the_portable_target_of_its_major_version(number, t
     assert dispatch.select(spec(), MANY, chip).name == "sm80"
     family = [facts for facts in CHIPS.values() if facts.number // 10 == number // 10]
     assert chip.smem_per_block <= min(facts.smem_per_block for facts in family if facts.number < number)
+    smallest = {8: 86, 10: 100, 12: 121}[number // 10]
+    assert (chip.sms, chip.smem_per_block) == (CHIPS[smallest].sms, CHIPS[smallest].smem_per_block)
 
 
 def test_a_new_major_version_gets_what_the_compiler_calls_it(monkeypatch):
@@ -216,6 +236,8 @@ def test_thor_needs_the_build_for_cuda_13(monkeypatch):
         target_for.__wrapped__(110)
     monkeypatch.setattr(device, "_dsl_toolkit", lambda: 13)
     assert target_for.__wrapped__(110) == "sm_110a" and target_for.__wrapped__(112) == "sm_110"
+    monkeypatch.setattr(device, "_dsl_toolkit", lambda: 0)  # nobody else asks
+    assert target_for.__wrapped__(100) == "sm_100a" and target_for.__wrapped__(88) == "sm_80"
 
 
 def test_what_compiles_for_a_chip_is_code_of_that_chip():
@@ -239,6 +261,27 @@ def test_facts_of_chips_are_plausible():
         assert facts.l2 >= 1 << 20 and facts.memory >= 1 << 30 and facts.threads_per_sm % 512 == 0
         assert (facts.tmem_columns > 0) == (number // 10 in (10, 11))
         assert facts.target.startswith(f"sm_{number}")
+    a100, b200 = CHIPS[80], CHIPS[100]
+    assert (a100.threads_per_sm, a100.blocks_per_sm, a100.registers_per_sm) == (2048, 32, 65536)
+    assert (a100.tmem_columns, a100.toolkit, b200.l2, b200.memory) == (0, 12, 126 << 20, 180 << 30)
+
+
+def test_a_dry_run_ends_with_its_context():
+    with device.dry_run("recorder"):
+        assert chip_of(torch.device("cpu")) == replace(CPU, dry_run="recorder")
+    assert chip_of(torch.device("cpu")) == CPU
+
+
+def test_variables_of_the_environment_have_defaults(monkeypatch):
+    expected = {"FA4_CACHE": "1", "FA4_CACHE_DIR": "", "FA4_CHECK_LENGTHS": "0"}
+    for variable in env.VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+        assert variable.get() == expected.pop(variable.name)
+        monkeypatch.setenv(variable.name, "given")
+        assert variable.get() == "given"
+        monkeypatch.setenv(variable.name, "")
+        assert variable.get() == variable.default
+    assert not expected
 
 
 def test_the_tiled_path_on_an_accelerator_is_told_once(monkeypatch):
