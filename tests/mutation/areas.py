@@ -53,6 +53,9 @@ _SM80_BOTH = _cases(
     *("everything", "batch_and_scale", "deterministic_groups_of_three", "packed_rows_past_the_end"),
 )
 _SM80_TABLES = (
+    "tests/sm80/test_forward.py::test_the_row_of_a_head_dim",
+    "tests/sm80/test_backward.py::test_the_row_of_a_head_dim",
+    "tests/sm80/test_forward.py::test_heads_are_packed_and_keys_split_where_rows_are_few",
     "tests/sm80/test_forward.py::test_splits_fill_an_idle_chip_and_leave_a_busy_one_alone",
     "tests/sm80/test_forward.py::test_every_head_dim_has_tiles_that_fit_the_chip",
     "tests/sm80/test_backward.py::test_every_head_dim_has_tiles_that_fit_the_chip",
@@ -70,6 +73,8 @@ _SM90_FORWARD = (
 )
 _SM100_FORWARD = (
     "tests/sm100/test_forward.py::test_chip_and_problem_decide_about_different_columns",
+    "tests/sm100/test_forward.py::test_two_ctas_share_a_tile_where_it_is_full",
+    "tests/sm100/test_forward.py::test_head_dims_decide_how_many_exponentials_are_polynomials",
     "tests/sm100/test_forward.py::test_every_head_dim_fits_the_chip",
     "tests/sm100/test_forward.py::test_a_pair_refuses",
     *_cases(
@@ -81,6 +86,7 @@ _SM100_FORWARD = (
     "tests/sm100/test_forward.py::test_one_q_tile_a_cta",
 )
 _SM100_BACKWARD = (
+    "tests/sm100/test_backward.py::test_a_pair_takes_head_dims_that_fill_128_columns",
     "tests/sm100/test_backward.py::test_every_head_dim_fits_the_chip",
     *_cases(
         "tests/sm100/test_backward.py::test_gradients_of_named_case",
@@ -176,12 +182,22 @@ NO_MISTAKES = (
     NoMistake("fa4/api.py", r"swapped: q, k, v, softmax_scale", "q, k and v are only asked who wants a gradient"),
     NoMistake("fa4/run/*", r"another field: if prepare.is_elsewhere", "q, k and v are on one device: checks see to it"),
     NoMistake("fa4/ops.py", r"(is is is not|is not is is): present = ", "a key may say what is there or what is not"),
+    NoMistake(
+        "fa4/*", r"(constant|dropped): .*unroll=|unroll_full=", "how often a loop is unrolled is a matter of speed"
+    ),
+    NoMistake("fa4/*", r"preferred_smem_carveout=|min_blocks_per_mp=", "wishes for how many blocks share a processor"),
+    NoMistake(
+        "fa4/*", r"dropped: cute.arch.griddepcontrol_launch_dependents", "the next kernel would only start later"
+    ),
+    NoMistake("fa4/run/forward.py", r"allocate.outputs\(inputs, spec, written=True", "rows are filled once too often"),
     NoMistake("fa4/*", r"slots=True|frozen=True", "records would only be larger, or open to be changed"),
     NoMistake(
         "fa4/sm80/tiles.py", r"^: |_section: ", "sizes of tiles and sections are measured, and tests see that they fit"
     ),
     NoMistake("fa4/fwd/splits.py", r"_FEWEST_BLOCKS|_MOST", "how finely keys are split is a matter of speed"),
     NoMistake("fa4/sm100/*/tiles.py", r"^: ", "rows of tuned numbers"),
+    NoMistake("fa4/sm90/*/tiles.py", r"^: ", "rows of tuned numbers"),
+    NoMistake("fa4/sm100/fwd/plan.py", r"^_section: ", "how many heads advance together is a matter of speed"),
 )
 
 

@@ -27,6 +27,7 @@ _COMPARISONS = {
     ast.NotIn: (r"not\s+in", "in"),
 }  # fmt: skip
 _OTHER = {"min": "max", "max": "min", "fmin": "fmax", "fmax": "fmin", "any": "all", "all": "any"}
+_ANY_ORDER = ("min", "max", "fmin", "fmax", "mul_packed_f32x2", "add_packed_f32x2")
 _TEXT_FUNCTIONS = ("__str__", "__repr__")
 _TEXT_CALLS = ("warn", "echo", "print")
 
@@ -152,7 +153,7 @@ class _Planter:
     def of_call(self, call: ast.Call) -> Iterator[tuple[str, int, int, bytes]]:
         named = [keyword for keyword in call.keywords if keyword.arg is not None]
         neighbours = [*pairwise(call.args), *((one.value, other.value) for one, other in pairwise(named))]
-        for one, other in neighbours:
+        for one, other in [] if _called(call) in _ANY_ORDER else neighbours:
             both_vary = not any(isinstance(x, ast.Constant | ast.Starred | ast.GeneratorExp) for x in (one, other))
             first, second = self.text(one), self.text(other)
             if both_vary and first != second:
@@ -193,12 +194,14 @@ def _is_text(node: ast.AST) -> bool:
         overloads = any(isinstance(name, ast.Name) and name.id == "overload" for name in node.decorator_list)
         return node.name in _TEXT_FUNCTIONS or overloads
     if isinstance(node, ast.Call):
-        called = node.func
-        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-        return name in _TEXT_CALLS
+        return _called(node) in _TEXT_CALLS
     if isinstance(node, ast.If):
         return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     return isinstance(node, ast.Raise)
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _other_constants(value: object) -> Iterator[object]:

@@ -111,6 +111,10 @@ def test_texts_and_types_are_left_alone(source):
     assert not _kinds(source)
 
 
+def test_arguments_whose_order_means_nothing_keep_it():
+    assert "arguments swapped" not in _kinds("x = cutlass.min(a, b)") | _kinds("x = max(a, b)")
+
+
 def test_another_field_is_one_of_its_type_and_name():
     record = (
         b"@dataclass\nclass Spec:\n    head_dim: int\n    head_dim_v: int\n    heads: int\n    window: int | None\n"

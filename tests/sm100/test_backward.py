@@ -265,6 +265,24 @@ def test_the_page_shows_the_tables():
     assert tables() in page, "run `python -m fa4.sm100.bwd` and paste it into docs/blackwell-backward.md"
 
 
+@pytest.mark.parametrize(
+    "dims, sms, row",
+    [
+        ((128, 128), 148, PAIR),
+        ((104, 128), 148, PAIR),
+        ((128, 104), 2, PAIR),
+        ((128, 128), 1, SINGLE),
+        ((96, 128), 148, SINGLE),
+        ((128, 96), 148, SINGLE),
+        ((192, 128), 148, SINGLE),
+    ],
+    ids=str,
+)
+def test_a_pair_takes_head_dims_that_fill_128_columns(dims, sms, row):
+    spec = AttentionSpec(torch.bfloat16, *dims, heads_q=1, heads_kv=1, softmax_scale=1.0)
+    assert tiles_for(spec, chip_by_number(100, sms=sms)) is row
+
+
 def test_every_head_dim_fits_the_chip():
     chip = chip_by_number(100)
     pairs = [(d, d_v) for d in range(8, 129, 8) for d_v in (8, d, 128)]

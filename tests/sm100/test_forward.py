@@ -158,6 +158,34 @@ def test_chip_and_problem_decide_about_different_columns(number, changes, polyno
     assert (tiles.polynomial, tiles.schedule, tiles.ctas) == (polynomial, schedule, ctas)
 
 
+@pytest.mark.parametrize(
+    "changes, rows, ctas",
+    [
+        (dict(), None, 2),
+        (dict(), 257, 2),
+        (dict(), 256, 1),
+        (dict(varlen=True), 2049, 2),
+        (dict(varlen=True), 2048, 1),
+        (dict(window_left=5), None, 1),
+        (dict(window_right=5), None, 1),
+        (dict(head_dim=192), None, 1),
+        (dict(head_dim_v=120), None, 1),
+    ],
+    ids=str,
+)
+def test_two_ctas_share_a_tile_where_it_is_full(changes, rows, ctas):
+    spec = replace(AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1), **changes)
+    assert tiles_for(spec, device.chip_by_number(100), rows).ctas == ctas
+
+
+@pytest.mark.parametrize(
+    "dims, polynomial", [((64, 64), 4), ((128, 64), 4), ((64, 72), 2), ((128, 128), 2), ((192, 128), 0)]
+)
+def test_head_dims_decide_how_many_exponentials_are_polynomials(dims, polynomial):
+    spec = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1)
+    assert tiles_for(spec, device.chip_by_number(100)).polynomial == polynomial
+
+
 def test_strided_and_expanded_inputs(seed):
     """Heads-first memory, a k and v that share one tensor, a batch axis of stride 0."""
     problem = cases.make(Case("strided", batch=2, seqlen_q=130, seqlen_k=140, head_dim=64), seed)

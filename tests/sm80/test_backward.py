@@ -10,7 +10,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from fa4 import jit
 from fa4.device import chip_by_number
 from fa4.sm80.backward import BackwardConfig, build
-from fa4.sm80.tiles import backward_tiles
+from fa4.sm80.tiles import _BACKWARD, backward_tiles
 
 _FLAGS = (
     *("has_left", "has_right", "has_softcap", "has_sink", "has_dlse", "deterministic"),
@@ -24,6 +24,20 @@ def test_every_head_dim_has_tiles_that_fit_the_chip(number):
     for head_dim in range(8, 257, 8):
         for head_dim_v in (8, head_dim, 256):
             assert backward_tiles(head_dim, head_dim_v, chip).fits(head_dim, head_dim_v, chip)
+
+
+# Which row of the table a head dim gets: with an A100's shared memory, and with an A40's.
+ROWS = {
+    (8, 8): (0, 2), (64, 64): (0, 1), (64, 72): (1, 3), (72, 64): (2, 3), (96, 96): (2, 3), (128, 128): (1, 3),
+    (136, 128): (5, 6), (160, 160): (5, 6), (192, 192): (4, 7), (256, 256): (6, 7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dims, rows", ROWS.items(), ids=str)
+def test_the_row_of_a_head_dim(dims, rows):
+    """The first whose warps divide the head dims: up to its limit, that included."""
+    chosen = [backward_tiles(*dims, chip_by_number(number)) for number in (80, 86)]
+    assert chosen == [_BACKWARD[row][1] for row in rows]
 
 
 @pytest.mark.parametrize("number", [80, 90, 120])

@@ -12,7 +12,8 @@ from fa4.cases import Case
 from fa4.device import chip_by_number
 from fa4.fwd.splits import choose_splits
 from fa4.sm80.forward import ForwardConfig, build
-from fa4.sm80.tiles import forward_tiles
+from fa4.sm80.plan import Plan
+from fa4.sm80.tiles import _FORWARD, _FORWARD_SHORT, forward_tiles
 
 
 @pytest.mark.parametrize("number", [80, 86, 90, 120])
@@ -24,6 +25,40 @@ def test_every_head_dim_has_tiles_that_fit_the_chip(number):
                 tiles = forward_tiles(head_dim, head_dim_v, chip, rows)
                 assert tiles.smem_bytes(head_dim, head_dim_v) <= chip.smem_per_block
                 assert tiles.tile_m % (16 * tiles.warps) == 0
+
+
+@pytest.mark.parametrize(
+    "number, dims, rows, row",
+    [
+        (80, (128, 128), 65, _FORWARD[0]),
+        (80, (128, 128), None, _FORWARD[0]),
+        (80, (128, 136), 65, _FORWARD[1]),
+        (80, (256, 256), 65, _FORWARD[1]),
+        (86, (256, 256), 65, _FORWARD[2]),
+        (80, (128, 128), 64, _FORWARD_SHORT[0]),
+        (80, (136, 128), 64, _FORWARD_SHORT[1]),
+        (86, (256, 256), 1, _FORWARD_SHORT[1]),
+    ],
+)
+def test_the_row_of_a_head_dim(number, dims, rows, row):
+    """An A100's shared memory and an A40's; up to 64 rows a head are a table of their own."""
+    assert forward_tiles(*dims, chip_by_number(number), rows) is row[1]
+
+
+@pytest.mark.parametrize(
+    "shape, packed, splits",
+    [
+        (dict(seqlen_q=32, heads_q=4, heads_kv=2), True, 1),
+        (dict(seqlen_q=33, heads_q=4, heads_kv=2), False, 1),
+        (dict(seqlen_q=32), False, 1),  # nobody to share rows with
+        (dict(seqlen_q=1, heads_q=8, heads_kv=2, seqlen_k=8192), True, 16),
+    ],
+    ids=str,
+)
+def test_heads_are_packed_and_keys_split_where_rows_are_few(shape, packed, splits):
+    problem = cases.make(Case("few", head_dim=128, **shape), 0, "meta")
+    plan = Plan(problem.spec, problem.inputs.extent, chip_by_number(80))
+    assert (plan.packed, plan.splits) == (packed, splits)
 
 
 _FLAGS = ("has_left", "has_right", "has_softcap", "has_sink", "varlen", "has_seqused_q", "has_seqused_k")
