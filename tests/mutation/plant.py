@@ -7,6 +7,7 @@ Left alone are annotations, decorators, texts (docstrings, f-strings, what is ra
 from __future__ import annotations
 
 import ast
+import bisect
 import difflib
 import re
 from collections import Counter, defaultdict
@@ -34,11 +35,13 @@ _TEXT_CALLS = ("warn", "echo", "print")
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One mistake: bytes [start, stop) of the file become `text`. `where` is the enclosing class and function."""
+    """One mistake: bytes [start, stop) of the file become `text`. `where` is the enclosing class and function, `line`
+    where the expression begins, and `changed` where the change does."""
 
     path: str
     where: str
     line: int
+    changed: int
     kind: str
     start: int
     stop: int
@@ -92,7 +95,8 @@ class _Planter:
     def all(self) -> Iterator[Mutant]:
         for where, node in _walk(ast.parse(self.source), ()):
             for kind, start, stop, text in self.of(node):
-                yield Mutant(self.path, ".".join(where), node.lineno, kind, start, stop, text)
+                changed = bisect.bisect_right(self.line_starts, start)
+                yield Mutant(self.path, ".".join(where), node.lineno, changed, kind, start, stop, text)
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         start = self.line_starts[node.lineno - 1] + node.col_offset
