@@ -1,7 +1,22 @@
 """Attention kernels for NVIDIA Blackwell in CuTe DSL, with portable paths for every other device."""
 
+from . import masks, scores
 from .api import explain, flash_attn_func, flash_attn_varlen_func
 from .dispatch import NoBackend
+from .flex import flex_attention
+from .mods.blocks import create_block_mask
+from .mods.trace import ModError
 
 __version__ = "0.1.0"
-__all__ = ["NoBackend", "__version__", "explain", "flash_attn_func", "flash_attn_varlen_func"]
+__all__ = [
+    "ModError",
+    "NoBackend",
+    "__version__",
+    "create_block_mask",
+    "explain",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flex_attention",
+    "masks",
+    "scores",
+]

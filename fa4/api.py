@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
 
-from . import autograd, checks, dispatch, ops
+from . import autograd, checks, dispatch, mod_ops, ops
 from .checks import WindowSize
 from .device import chip_of
+from .mods.call import MaskMod, ScoreMod
 from .spec import AttentionInputs, AttentionSpec, Extent
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 @overload
@@ -23,6 +27,9 @@ def flash_attn_func(
     causal: bool = False,
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     learnable_sink: Tensor | None = None,
     deterministic: bool | None = None,
     return_lse: Literal[False] = False,
@@ -40,6 +47,9 @@ def flash_attn_func(
     causal: bool = False,
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     learnable_sink: Tensor | None = None,
     deterministic: bool | None = None,
     return_lse: Literal[True],
@@ -57,6 +67,9 @@ def flash_attn_func(
     causal: bool = False,
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     learnable_sink: Tensor | None = None,
     deterministic: bool | None = None,
     return_lse: bool,
@@ -73,6 +86,9 @@ def flash_attn_func(
     causal: bool = False,
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     learnable_sink: Tensor | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
@@ -92,6 +108,14 @@ def flash_attn_func(
             i + seqlen_k - seqlen_q + right. None, -1 or anything from 2^30 leaves a side open. With causal, both
             conditions hold.
         softcap: if positive, logits become softcap * tanh(logits / softcap).
+        score_mod: score_mod(score, b, h, q_idx, kv_idx) gives the logit of a scaled score, as in torch's
+            flex_attention: a function of 0-dim tensors, of operators and of elements of captured tensors, which get
+            gradients where they require them. It is traced, not called for each pair; numbers that it captured may
+            change from call to call. Batch, query head, query and key count from 0, in packed sequences within each.
+        mask_mod: mask_mod(b, h, q_idx, kv_idx) tells which keys a query sees, of those that causal and window_size
+            leave; traced likewise.
+        block_mask: what `fa4.create_block_mask` or torch's function of that name returns, in place of mask_mod: only
+            the blocks of its lists are visited.
         learnable_sink: (heads_q,) an extra logit per query head that takes probability but has no value.
         deterministic: gradients are bitwise reproducible; None follows
             `torch.are_deterministic_algorithms_enabled()`. The forward always is.
@@ -108,6 +132,7 @@ def flash_attn_func(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, device, layout or value, or no backend can serve the call.
+        ModError: score_mod or mask_mod cannot be traced; a ValueError that tells the operator and the line.
         NotImplementedError: forward-mode differentiation, or a derivative of a gradient.
     """
     q, k, v = _autocast(q, k, v)
@@ -118,7 +143,11 @@ def flash_attn_func(
         q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend, watched
     )
     inputs = AttentionInputs(q, k, v, learnable_sink, None, None, None, None, q.shape[1], k.shape[1])
-    out, lse = autograd.forward(watched, inputs, flags)
+    if score_mod is None and mask_mod is None and block_mask is None:
+        out, lse = autograd.forward(watched, inputs, flags)
+    else:
+        mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask)
+        out, lse = mod_ops.forward(watched, inputs, mods, flags)
     return (out, lse) if return_lse else out
 
 
@@ -138,6 +167,8 @@ def flash_attn_varlen_func(
     causal: bool = False,
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     learnable_sink: Tensor | None = None,
     deterministic: bool | None = None,
     return_lse: Literal[False] = False,
@@ -161,6 +192,8 @@ def flash_attn_varlen_func(
     causal: bool = False,
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     learnable_sink: Tensor | None = None,
     deterministic: bool | None = None,
     return_lse: Literal[True],
@@ -184,6 +217,8 @@ def flash_attn_varlen_func(
     causal: bool = False,
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     learnable_sink: Tensor | None = None,
     deterministic: bool | None = None,
     return_lse: bool,
@@ -206,6 +241,8 @@ def flash_attn_varlen_func(
     causal: bool = False,
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     learnable_sink: Tensor | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
@@ -252,7 +289,12 @@ def flash_attn_varlen_func(
         checks.lengths("q", cu_seqlens_q, seqused_q, max_seqlen_q, q.shape[0])
         checks.lengths("k", cu_seqlens_k, seqused_k, max_seqlen_k, k.shape[0])
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    out, lse = autograd.forward(watched, AttentionInputs(q, k, v, learnable_sink, *lengths), flags)
+    inputs = AttentionInputs(q, k, v, learnable_sink, *lengths)
+    if score_mod is None and mask_mod is None:
+        out, lse = autograd.forward(watched, inputs, flags)
+    else:
+        mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, None)
+        out, lse = mod_ops.forward(watched, inputs, mods, flags)
     return (out, lse) if return_lse else out
 
 
@@ -271,6 +313,9 @@ def explain(
     causal: bool = False,
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     learnable_sink: Tensor | None = None,
     deterministic: bool | None = None,
     backend: str = "auto",
@@ -297,7 +342,10 @@ def explain(
     else:
         extent = Extent(q.shape[0], q.shape[1], k.shape[1])
     inputs = AttentionInputs(q, k, v, learnable_sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    return dispatch.explain(AttentionSpec.of(inputs, flags), extent, chip_of(q.device), backend)
+    mods = None
+    if score_mod is not None or mask_mod is not None or block_mask is not None:
+        mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask)
+    return dispatch.explain(AttentionSpec.of(inputs, flags, mods), extent, chip_of(q.device), backend)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

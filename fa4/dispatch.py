@@ -22,6 +22,7 @@ from .spec import AttentionSpec, Extent, Feature
 
 _HALF = (torch.float16, torch.bfloat16)
 ALL_FEATURES = frozenset(Feature)
+MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Feature.CAPTURED_GRADIENTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ _SM80 = Backend(
     on=lambda chip: chip.number >= 80,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=256),
-    features=ALL_FEATURES,
+    features=ALL_FEATURES - MODS,
     module="fa4.sm80.plan",
     requires=_CUTE,
 )
@@ -122,7 +123,7 @@ _SM90 = Backend(
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128),
-    features=ALL_FEATURES,
+    features=ALL_FEATURES - MODS,
     module="fa4.sm90.plan",
     requires=_CUTE,
 )
@@ -143,7 +144,7 @@ BACKENDS: tuple[Backend, ...] = (
         on=lambda chip: chip.number in (100, 103),
         dtypes=_HALF,
         head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
-        features=ALL_FEATURES,
+        features=ALL_FEATURES - MODS,
         module="fa4.sm100.plan",
         requires=_CUTE,
     ),
@@ -152,7 +153,7 @@ BACKENDS: tuple[Backend, ...] = (
         _SM90,
         summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
-        features=ALL_FEATURES - {Feature.BACKWARD, Feature.DETERMINISTIC},
+        features=ALL_FEATURES - MODS - {Feature.BACKWARD, Feature.DETERMINISTIC},
     ),
     _SM80,
     Backend(

@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from . import plan
+from .mods.blocks import FULL, NONE, BlockLists, table_of
+from .mods.graph import Evaluation, parse
+from .mods.record import Mods
+from .mods.tensors import add_gradients, evaluation
 from .sequences import sequences
 from .spec import AttentionInputs, AttentionSpec, Gradients, Saved
 
@@ -40,6 +44,8 @@ class Band:
 
     low: int | None
     high: int | None
+    seqlen_q: int
+    seqlen_k: int
 
     @staticmethod
     def of(spec: AttentionSpec, seqlen_q: int, seqlen_k: int) -> Band:
@@ -47,19 +53,33 @@ class Band:
         return Band(
             None if spec.window_left is None else shift - spec.window_left,
             None if spec.window_right is None else shift + spec.window_right,
+            seqlen_q,
+            seqlen_k,
         )
 
-    def keys(self, q_rows: range, seqlen_k: int) -> range:
-        """The keys that any of these queries sees."""
-        first = 0 if self.low is None else max(0, q_rows[0] + self.low)
-        stop = seqlen_k if self.high is None else min(seqlen_k, q_rows[-1] + self.high + 1)
-        return range(first, max(first, stop))
+    def query_tiles(self) -> Iterator[range]:
+        return _tiles(range(self.seqlen_q), TILE_M)
 
-    def queries(self, k_rows: range, seqlen_q: int) -> range:
-        """The queries that see any of these keys."""
+    def key_tiles(self) -> Iterator[range]:
+        return _tiles(range(self.seqlen_k), TILE_N)
+
+    def keys(self, q_rows: range) -> Iterator[range]:
+        """Tiles of the keys that any of these queries sees."""
+        first = 0 if self.low is None else max(0, q_rows[0] + self.low)
+        stop = self.seqlen_k if self.high is None else min(self.seqlen_k, q_rows[-1] + self.high + 1)
+        return _tiles(range(first, max(first, stop)), TILE_N)
+
+    def queries(self, k_rows: range) -> Iterator[range]:
+        """Tiles of the queries that see any of these keys."""
         first = 0 if self.high is None else max(0, k_rows[0] - self.high)
-        stop = seqlen_q if self.low is None else min(seqlen_q, k_rows[-1] - self.low + 1)
-        return range(first, max(first, stop))
+        stop = self.seqlen_q if self.low is None else min(self.seqlen_q, k_rows[-1] - self.low + 1)
+        return _tiles(range(first, max(first, stop)), TILE_M)
+
+    def hide(self, s: Tensor, q_rows: range, k_rows: range) -> None:
+        """Set scores (..., queries, keys) of pairs that are masked to -inf."""
+        hidden = self.hidden(q_rows, k_rows, s.device)
+        if hidden is not None:
+            s.masked_fill_(hidden, -torch.inf)
 
     def hidden(self, q_rows: range, k_rows: range, device: torch.device) -> Tensor | None:
         """Which pairs of the tile are masked, bool (queries, keys); None when none is."""
@@ -90,6 +110,7 @@ class _Pass:
     heads: slice
     q_rows: slice
     k_rows: slice
+    first_sequence: int  # of the batch: that of `batch`, or of packed sequences the one that this is
 
     @property
     def seqlen_q(self) -> int:
@@ -118,27 +139,47 @@ class _Pass:
         by_head = sink.to(_compute_dtype(self.spec)).view(1, self.spec.heads_kv, self.spec.group, 1)
         return by_head[:, self.heads]
 
-    def split(self) -> Iterator[_Pass]:
+    def indices(self, q_rows: range, k_rows: range, device: torch.device) -> dict[str, Tensor]:
+        """Of sequence, query head, query and key, as the traced functions take them, over the axes of `by_head`."""
+        group, sequences = self.spec.group, self.batch.stop - self.batch.start
+        h = torch.arange(self.heads.start * group, self.heads.stop * group, device=device)
+        return {
+            "b": torch.arange(sequences, device=device).add(self.first_sequence).view(-1, 1, 1, 1, 1),
+            "h": h.view(1, -1, group, 1, 1),
+            "q_idx": torch.arange(q_rows.start, q_rows.stop, device=device).view(-1, 1),
+            "kv_idx": torch.arange(k_rows.start, k_rows.stop, device=device),
+        }
+
+    def by_head(self, tile: Tensor) -> Tensor:
+        """Scores of a tile as (batch, heads_kv, group, queries, keys)."""
+        return tile.view(
+            -1, self.heads.stop - self.heads.start, self.spec.group, tile.shape[1] // self.spec.group, tile.shape[2]
+        )
+
+    def split(self, one_by_one: bool = False) -> Iterator[_Pass]:
         """Cut into passes whose score tiles hold about TILE_SCORES entries (never less than one head)."""
         per_head = max(1, self.spec.group * min(TILE_M, self.seqlen_q) * min(TILE_N, self.seqlen_k))
-        budget = max(1, TILE_SCORES // per_head)  # heads of one pass, over the batch
+        budget = 1 if one_by_one else max(1, TILE_SCORES // per_head)  # heads of one pass, over the batch
         heads_step = min(budget, self.spec.heads_kv)
         batch_step = max(1, budget // self.spec.heads_kv)
         for b in range(self.batch.start, self.batch.stop, batch_step):
             batch = slice(b, min(b + batch_step, self.batch.stop))
             for h in range(0, self.spec.heads_kv, heads_step):
-                yield replace(self, batch=batch, heads=slice(h, h + heads_step))
+                first = self.first_sequence + b - self.batch.start
+                heads = slice(h, min(h + heads_step, self.spec.heads_kv))
+                yield replace(self, batch=batch, heads=heads, first_sequence=first)
 
 
-def _passes(inputs: AttentionInputs, spec: AttentionSpec) -> Iterator[_Pass]:
+def _passes(inputs: AttentionInputs, spec: AttentionSpec, one_by_one: bool = False) -> Iterator[_Pass]:
     every_head = slice(0, spec.heads_kv)
     if inputs.varlen or inputs.seqused_q is not None or inputs.seqused_k is not None:
         for seq in sequences(inputs):
             one = slice(0, 1) if inputs.varlen else slice(seq.index, seq.index + 1)
-            yield from _Pass(spec, inputs.varlen, one, every_head, seq.q_rows, seq.k_rows).split()
+            part = _Pass(spec, inputs.varlen, one, every_head, seq.q_rows, seq.k_rows, seq.index)
+            yield from part.split(one_by_one)
     else:
         q_rows, k_rows = slice(0, inputs.q.shape[1]), slice(0, inputs.k.shape[1])
-        yield from _Pass(spec, False, slice(0, inputs.batch), every_head, q_rows, k_rows).split()
+        yield from _Pass(spec, False, slice(0, inputs.batch), every_head, q_rows, k_rows, 0).split(one_by_one)
 
 
 def _load_q(view: Tensor, rows: range, dtype: torch.dtype) -> Tensor:
@@ -178,15 +219,125 @@ def _finite_or_zero(x: Tensor) -> Tensor:
     return x.masked_fill(torch.isneginf(x), 0.0)
 
 
-def _scores(q: Tensor, k: Tensor, spec: AttentionSpec, hidden: Tensor | None) -> Tensor:
-    """S of one tile, softcapped and masked: (heads, group * queries, keys)."""
+@dataclass(frozen=True, slots=True)
+class _Modified:
+    """What of a call's mods does not change from pass to pass. table: the states of blocks, on the host."""
+
+    mods: Mods
+    spec: AttentionSpec
+    table: Tensor | None
+
+    @staticmethod
+    def of(mods: Mods | None, spec: AttentionSpec, seqlen_k: int) -> _Modified | None:
+        if mods is None:
+            return None
+        table = table_of(BlockLists(*mods.blocks), -(-seqlen_k // mods.block_k)).cpu() if mods.blocks else None
+        return _Modified(mods, spec, table)
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether heads or sequences have blocks of their own."""
+        return self.table is not None and self.table.shape[:2] != (1, 1)
+
+    def mask(self, part: _Pass, band: Band) -> Band | _Masked:
+        graph = self.mods.mask
+        if not graph and self.table is None:
+            return band
+        states = self.table
+        if states is not None:
+            batch, heads = states.shape[:2]
+            states = states[part.first_sequence : part.first_sequence + 1] if batch > 1 else states
+            of_group = slice(part.heads.start * self.spec.group, part.heads.stop * self.spec.group)
+            states = states[0, of_group] if heads > 1 else states[0]
+        return _Masked(self, part, band, states)
+
+    def score(self, part: _Pass, s: Tensor, q_rows: range, k_rows: range) -> Evaluation:
+        """The score's graph on a tile of S."""
+        graph, (tensors, numbers) = parse(self.mods.score), self.mods.of_score()
+        inputs = part.indices(q_rows, k_rows, s.device) | {"score": part.by_head(s)}
+        return evaluation(graph, tensors, numbers, inputs, s.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Masked:
+    """A `Band` of which a block mask and a mask_mod hide more.
+
+    states: of the blocks, (heads of the group or 1, blocks of queries, blocks of keys); None if there are no blocks.
+    """
+
+    of: _Modified
+    part: _Pass
+    band: Band
+    states: Tensor | None
+
+    def query_tiles(self) -> Iterator[range]:
+        if self.states is None:
+            return self.band.query_tiles()
+        return self._in_blocks(range(self.states.shape[1]), self.of.mods.block_q, self.part.seqlen_q, TILE_M)
+
+    def key_tiles(self) -> Iterator[range]:
+        if self.states is None:
+            return self.band.key_tiles()
+        return self._in_blocks(range(self.states.shape[2]), self.of.mods.block_k, self.part.seqlen_k, TILE_N)
+
+    def keys(self, q_rows: range) -> Iterator[range]:
+        if self.states is None:
+            return self.band.keys(q_rows)
+        row = self.states[:, q_rows.start // self.of.mods.block_q]
+        met = (row != NONE).any(0).nonzero().flatten().tolist()
+        return self._in_blocks(met, self.of.mods.block_k, self.part.seqlen_k, TILE_N)
+
+    def queries(self, k_rows: range) -> Iterator[range]:
+        if self.states is None:
+            return self.band.queries(k_rows)
+        column = self.states[:, :, k_rows.start // self.of.mods.block_k]
+        met = (column != NONE).any(0).nonzero().flatten().tolist()
+        return self._in_blocks(met, self.of.mods.block_q, self.part.seqlen_q, TILE_M)
+
+    @staticmethod
+    def _in_blocks(blocks: Iterable[int], size: int, rows: int, tile: int) -> Iterator[range]:
+        for block in blocks:
+            yield from _tiles(range(block * size, min((block + 1) * size, rows)), tile)
+
+    def hide(self, s: Tensor, q_rows: range, k_rows: range) -> None:
+        self.band.hide(s, q_rows, k_rows)
+        mods, seen, full = self.of.mods, None, None
+        if self.states is not None:
+            state = self.states[:, q_rows.start // mods.block_q, k_rows.start // mods.block_k]
+            if (state == FULL).all():
+                return
+            full = (state == FULL).to(s.device).view(-1, 1, 1)
+            seen = (state != NONE).to(s.device).view(-1, 1, 1)
+        if mods.mask:
+            tensors, numbers = mods.of_mask()
+            inputs = self.part.indices(q_rows, k_rows, s.device)
+            done = evaluation(parse(mods.mask), tensors, numbers, inputs, s.dtype)
+            by_element = done.value(done.graph.result)
+            seen = by_element if seen is None or full is None else full | (seen & by_element)
+        if seen is not None:
+            s.masked_fill_(~seen, -torch.inf)
+
+
+def _scores(
+    q: Tensor,
+    k: Tensor,
+    part: _Pass,
+    modified: _Modified | None,
+    mask: Band | _Masked,
+    q_rows: range,
+    k_rows: range,
+) -> tuple[Tensor, Evaluation | None]:
+    """S of one tile, after softcap or score_mod, masked: (heads, group * queries, keys); and the score's evaluation."""
     # Scaled in a step of its own: a BLAS may fold alpha into an operand, which rounds every term once more.
-    s = torch.bmm(q, k.transpose(1, 2)).mul_(spec.softmax_scale)
-    if spec.softcap > 0:
-        s.div_(spec.softcap).tanh_().mul_(spec.softcap)
-    if hidden is not None:
-        s.view(s.shape[0], spec.group, *hidden.shape).masked_fill_(hidden, -torch.inf)
-    return s
+    s, done = torch.bmm(q, k.transpose(1, 2)).mul_(part.spec.softmax_scale), None
+    if part.spec.softcap > 0:
+        s.div_(part.spec.softcap).tanh_().mul_(part.spec.softcap)
+    if modified is not None and modified.mods.score:
+        done = modified.score(part, s, q_rows, k_rows)
+        # A copy: the derivative needs what the graph knows.
+        s = torch.broadcast_to(done.value(done.graph.result), part.by_head(s).shape).clone().view(s.shape)
+    mask.hide(part.by_head(s), q_rows, k_rows)
+    return s, done
 
 
 @contextlib.contextmanager
@@ -211,35 +362,44 @@ class Plan(plan.Plan):
     def describe(self) -> str:
         return f"{TILE_M} queries x {TILE_N} keys, {str(_compute_dtype(self.spec)).removeprefix('torch.')} arithmetic"
 
-    def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
+    def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None = None) -> None:
+        modified = _Modified.of(mods, self.spec, self.extent.max_seqlen_k)
         with _as_written(out.device):
-            for part in _passes(inputs, self.spec):
-                _forward_pass(part, inputs, out, lse)
+            for part in _passes(inputs, self.spec, modified is not None and modified.one_by_one):
+                _forward_pass(part, inputs, out, lse, modified)
 
-    def backward(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
+    def backward(
+        self,
+        inputs: AttentionInputs,
+        saved: Saved,
+        grads: Gradients,
+        mods: Mods | None = None,
+        captured: Sequence[Tensor | None] = (),
+    ) -> Tensor | None:
         """By recomputation from lse; dq is accumulated in the arithmetic's dtype, dk and dv tile by tile."""
+        modified = _Modified.of(mods, self.spec, self.extent.max_seqlen_k)
         spec = self.spec
         dq = torch.zeros(grads.dq.shape, dtype=_compute_dtype(spec), device=grads.dq.device)
         dsink = dq.new_zeros(spec.heads_kv, spec.group)
         with _as_written(dq.device):
-            for part in _passes(inputs, spec):
-                _backward_pass(part, inputs, saved, (dq, grads.dk, grads.dv, dsink))
+            for part in _passes(inputs, spec, modified is not None and modified.one_by_one):
+                _backward_pass(part, inputs, saved, (dq, grads.dk, grads.dv, dsink), modified, captured)
         grads.dq.copy_(dq)
         return dsink.view(spec.heads_q, 1) if spec.has_sink else None
 
 
-def _forward_pass(part: _Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
+def _forward_pass(part: _Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor, modified: _Modified | None) -> None:
     spec, dtype = part.spec, lse.dtype
     q_view, k_view, v_view = part.q_view(inputs.q), part.k_view(inputs.k), part.k_view(inputs.v)
     out_view, lse_view = part.q_view(out), part.row_view(lse)
-    band = Band.of(spec, part.seqlen_q, part.seqlen_k)
-    for q_rows in _tiles(range(part.seqlen_q), TILE_M):
+    mask = _mask(part, modified)
+    for q_rows in mask.query_tiles():
         q = _load_q(q_view, q_rows, dtype)
         peak = q.new_full((q.shape[0], q.shape[1], 1), -torch.inf)
         total, acc = torch.zeros_like(peak), q.new_zeros(q.shape[0], q.shape[1], spec.head_dim_v)
-        for k_rows in _tiles(band.keys(q_rows, part.seqlen_k), TILE_N):
+        for k_rows in mask.keys(q_rows):
             k, v = _load_k(k_view, k_rows, dtype), _load_k(v_view, k_rows, dtype)
-            s = _scores(q, k, spec, band.hidden(q_rows, k_rows, q.device))
+            s, _ = _scores(q, k, part, modified, mask, q_rows, k_rows)
             old_peak, peak = peak, torch.maximum(peak, s.amax(dim=2, keepdim=True))
             # A row that has seen no key yet keeps peak -inf; exponentiate relative to 0 so that it stays 0, not NaN.
             origin = _finite_or_zero(peak)
@@ -257,13 +417,25 @@ def _forward_pass(part: _Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor
         _store_rows(lse_view, q_rows, row_lse)
 
 
+def _mask(part: _Pass, modified: _Modified | None) -> Band | _Masked:
+    band = Band.of(part.spec, part.seqlen_q, part.seqlen_k)
+    return band if modified is None else modified.mask(part, band)
+
+
 def _row_term(part: _Pass, out: Tensor, dout: Tensor, dlse: Tensor | None, dtype: torch.dtype) -> Tensor:
     """D = rowsum(dout * out) - dlse, as a row view: (batch, heads_kv, group, rows)."""
     d = (part.q_view(dout).to(dtype) * part.q_view(out).to(dtype)).sum(dim=-1).permute(0, 2, 3, 1)
     return d if dlse is None else d - part.row_view(dlse).to(dtype)
 
 
-def _backward_pass(part: _Pass, inputs: AttentionInputs, saved: Saved, grads: tuple[Tensor, ...]) -> None:
+def _backward_pass(
+    part: _Pass,
+    inputs: AttentionInputs,
+    saved: Saved,
+    grads: tuple[Tensor, ...],
+    modified: _Modified | None,
+    captured: Sequence[Tensor | None],
+) -> None:
     spec, (out, lse, dout, dlse), (dq, dk, dv, dsink) = part.spec, saved, grads
     dtype = dq.dtype
     q_view, k_view, v_view = part.q_view(inputs.q), part.k_view(inputs.k), part.k_view(inputs.v)
@@ -279,14 +451,14 @@ def _backward_pass(part: _Pass, inputs: AttentionInputs, saved: Saved, grads: tu
     row_lse = row_lse.masked_fill(torch.isneginf(row_lse), torch.inf)
     if inputs.sink is not None:
         dsink[part.heads] -= (torch.exp(part.sink_view(inputs.sink) - row_lse) * row_term).sum(dim=(0, 3))
-    band = Band.of(spec, part.seqlen_q, part.seqlen_k)
-    for k_rows in _tiles(range(part.seqlen_k), TILE_N):
+    mask = _mask(part, modified)
+    for k_rows in mask.key_tiles():
         k, v = _load_k(k_view, k_rows, dtype), _load_k(v_view, k_rows, dtype)
         dk_tile, dv_tile = torch.zeros_like(k), torch.zeros_like(v)
-        for q_rows in _tiles(band.queries(k_rows, part.seqlen_q), TILE_M):
+        for q_rows in mask.queries(k_rows):
             q = _load_q(q_view, q_rows, dtype)
             do = _load_q(dout_view, q_rows, dtype)
-            s = _scores(q, k, spec, band.hidden(q_rows, k_rows, q.device))
+            s, done = _scores(q, k, part, modified, mask, q_rows, k_rows)
             slope = None  # of the softcap
             if spec.softcap > 0:
                 slope = 1 - (_finite_or_zero(s) / spec.softcap).square_()
@@ -295,6 +467,11 @@ def _backward_pass(part: _Pass, inputs: AttentionInputs, saved: Saved, grads: tu
             ds = torch.bmm(do, v.transpose(1, 2)).sub_(_load_rows(row_term, q_rows)).mul_(p)
             if slope is not None:
                 ds.mul_(slope)
+            if done is not None and done.graph.dscore is not None:
+                done.inputs["grad"] = part.by_head(ds)
+                by_head = torch.broadcast_to(done.value(done.graph.dscore), done.inputs["grad"].shape)
+                add_gradients(done, by_head.shape, captured)
+                ds = by_head.reshape(ds.shape)
             dk_tile.baddbmm_(ds.transpose(1, 2), q)
             partial = dq_view[:, q_rows.start : q_rows.stop].permute(0, 2, 3, 1, 4)
             partial.add_(torch.bmm(ds, k).view(partial.shape), alpha=spec.softmax_scale)

@@ -25,16 +25,16 @@ FORWARD = (AttentionInputs, Flags)
 BACKWARD = (Saved, AttentionInputs, Flags)
 _SCHEMA_TYPES = {
     Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", int | None: "SymInt?", float: "float", bool: "bool",
-    str: "str",
+    str: "str", list[Tensor]: "Tensor[]", list[float]: "float[]", list[int]: "int[]",
 }  # fmt: skip
 
 
-def _schema(records: tuple) -> str:
+def schema(records: tuple) -> str:
     hints = (item for record in records for item in get_type_hints(record).items())
     return ", ".join(f"{_SCHEMA_TYPES[hint]} {name}" for name, hint in hints)
 
 
-def _split(arguments: tuple, records: tuple) -> Iterator[Any]:
+def split(arguments: tuple, records: tuple) -> Iterator[Any]:
     """An operator's arguments as the records that they are the fields of."""
     first = 0
     for record in records:
@@ -43,8 +43,8 @@ def _split(arguments: tuple, records: tuple) -> Iterator[Any]:
 
 
 library = torch.library.Library("fa4", "DEF")
-library.define(f"forward({_schema(FORWARD)}) -> (Tensor out, Tensor lse)")
-library.define(f"backward({_schema(BACKWARD)}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)")
+library.define(f"forward({schema(FORWARD)}) -> (Tensor out, Tensor lse)")
+library.define(f"backward({schema(BACKWARD)}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)")
 
 _routes: dict[tuple, tuple[Chip, AttentionSpec, Plan]] = {}
 _MOST_ROUTES = 4096
@@ -75,11 +75,11 @@ def forward_directly(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Ten
 
 
 def _forward(*arguments):
-    return forward_directly(*_split(arguments, FORWARD))
+    return forward_directly(*split(arguments, FORWARD))
 
 
 def _backward(*arguments):
-    saved, inputs, flags = _split(arguments, BACKWARD)
+    saved, inputs, flags = split(arguments, BACKWARD)
     dq, dk, dv, dsink = run.backward(inputs, *_route(inputs, flags), saved)
     return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink
 
@@ -104,19 +104,28 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _forward_fake(*arguments):
-    inputs, flags = _split(arguments, FORWARD)
+def fake_outputs(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
+    """out and lse in shape and dtype."""
     q, v = inputs.q, inputs.v
     *rows, heads, _ = q.shape
     lse = q.new_empty((*rows[:-1], heads, rows[-1]), dtype=rows_dtype(AttentionSpec.of(inputs, flags)))
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
 
 
-def _backward_fake(*arguments):
-    _, inputs, _ = _split(arguments, BACKWARD)
+def _forward_fake(*arguments):
+    return fake_outputs(*split(arguments, FORWARD))
+
+
+def fake_gradients(inputs: AttentionInputs) -> tuple[Tensor, ...]:
+    """dq, dk, dv and dsink in shape and dtype."""
     q, k, v, sink = inputs[:4]
     dsink = q.new_empty(0) if sink is None else sink.new_empty(sink.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
+
+
+def _backward_fake(*arguments):
+    _, inputs, _ = split(arguments, BACKWARD)
+    return fake_gradients(inputs)
 
 
 library.impl("forward", _forward, "CompositeExplicitAutograd")
@@ -142,7 +151,7 @@ def visible_pairs(seqlen_q: int, seqlen_k: int, window_left: int | None, window_
     return upper - (0 if window_left is None else at_most(shift - window_left - 1))
 
 
-def _flops(inputs: AttentionInputs, flags: Flags, matmuls_qk: int, matmuls_v: int) -> int:
+def flops(inputs: AttentionInputs, flags: Flags, matmuls_qk: int, matmuls_v: int) -> int:
     q, k, v, window = inputs.q, inputs.k, inputs.v, (flags.window_left, flags.window_right)
     lengths = [x for x in (inputs.cu_seqlens_q, inputs.cu_seqlens_k) if x is not None]
     if not inputs.varlen:
@@ -159,12 +168,12 @@ def _flops(inputs: AttentionInputs, flags: Flags, matmuls_qk: int, matmuls_v: in
 @register_flop_formula(torch.ops.fa4.forward, get_raw=True)
 def _forward_flops(*arguments, out_val=None, **_) -> int:
     """Q K^T and P V over the visible pairs: half of a full square when causal."""
-    inputs, flags = _split(arguments, FORWARD)
-    return _flops(inputs, flags, matmuls_qk=1, matmuls_v=1)
+    inputs, flags = split(arguments, FORWARD)
+    return flops(inputs, flags, matmuls_qk=1, matmuls_v=1)
 
 
 @register_flop_formula(torch.ops.fa4.backward, get_raw=True)
 def _backward_flops(*arguments, out_val=None, **_) -> int:
     """The five products of the backward: S, dQ, dK over head_dim; dP, dV over head_dim_v."""
-    _, inputs, flags = _split(arguments, BACKWARD)
-    return _flops(inputs, flags, matmuls_qk=3, matmuls_v=2)
+    _, inputs, flags = split(arguments, BACKWARD)
+    return flops(inputs, flags, matmuls_qk=3, matmuls_v=2)

@@ -37,7 +37,9 @@ class Layout(enum.Enum):
 
 
 class Plan:
-    """The base of every backend's `Plan`. Plans are cached by (spec, extent, chip) and shared by threads: state that
+    """The base of every backend's `Plan`. Those that offer score_mod, mask_mod or block_mask take one argument more: in
+    `forward` a call's `Mods`, if it has any, in `backward` these and the gradients of captured tensors, to be added to
+    (float32, None for those that get none). Plans are cached by (spec, extent, chip) and shared by threads: state that
     changes after `__init__` is limited to kernels compiled on first use. No tensor and no extent may enter a compile
     key."""
 

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .mods.record import Mods, ModSpec
+
 
 class Feature(enum.Enum):
     """What a backend may or may not offer; the dispatcher compares these sets. Values are shown to users."""
@@ -28,6 +30,10 @@ class Feature(enum.Enum):
     SINK = "learnable_sink"
     BACKWARD = "backward"
     DETERMINISTIC = "deterministic backward"
+    SCORE_MOD = "score_mod"
+    MASK_MOD = "mask_mod"
+    BLOCK_MASK = "block_mask"
+    CAPTURED_GRADIENTS = "gradients of captured tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,10 @@ class AttentionSpec:
     has_seqused_k: bool = False
     deterministic: bool = False
     needs_backward: bool = False
+    mods: ModSpec | None = None
 
     @staticmethod
-    def of(inputs: AttentionInputs, flags: Flags) -> AttentionSpec:
+    def of(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> AttentionSpec:
         """The spec of an operator call."""
         shape_q, shape_v = inputs.q.shape, inputs.v.shape
         return AttentionSpec(
@@ -75,6 +82,7 @@ class AttentionSpec:
             has_seqused_k=inputs.seqused_k is not None,
             deterministic=flags.deterministic,
             needs_backward=flags.needs_backward,
+            mods=None if mods is None else mods.spec(),
         )
 
     @property
@@ -105,6 +113,13 @@ class AttentionSpec:
             Feature.BACKWARD: self.needs_backward,
             Feature.DETERMINISTIC: self.needs_backward and self.deterministic,
         }
+        if self.mods is not None:
+            asked |= {
+                Feature.SCORE_MOD: self.mods.score is not None,
+                Feature.MASK_MOD: self.mods.mask is not None,
+                Feature.BLOCK_MASK: self.mods.block is not None,
+                Feature.CAPTURED_GRADIENTS: self.needs_backward and bool(self.mods.trained),
+            }
         return frozenset(feature for feature, is_asked in asked.items() if is_asked)
 
 

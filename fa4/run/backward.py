@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from ..mods.record import Mods
 from ..plan import Plan
 from ..spec import AttentionInputs, AttentionSpec, Gradients, Saved
 from . import allocate, prepare
 
 
-def backward(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, saved: Saved) -> Gradients:
-    """Gradients of q, k, v and the sink, row-major; `plan` is for `spec.with_positive_scale()`."""
+def backward(
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    plan: Plan,
+    saved: Saved,
+    mods: Mods | None = None,
+    captured: Sequence[Tensor | None] = (),
+) -> Gradients:
+    """Gradients of q, k, v and the sink, row-major; `plan` is for `spec.with_positive_scale()`. captured: zeros, to
+    which the gradients of captured tensors are added."""
+    extra = () if mods is None else (mods, captured)
     if prepare.is_elsewhere(inputs.q):
         with torch.cuda.device(inputs.q.device):
-            return backward(inputs, spec, plan, saved)
+            return backward(inputs, spec, plan, saved, mods, captured)
     grads = allocate.gradients(inputs, spec)
     if plan.is_empty(inputs):
         for x in grads[:3]:
@@ -22,7 +34,7 @@ def backward(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, saved: Sa
         terms = None if inputs.sink is None else _sink_takes_all(inputs, saved)
     else:
         ready = prepare.inputs_for(plan.layout, inputs, spec)
-        terms = plan.backward(ready, prepare.saved_for(plan.layout, saved), grads)
+        terms = plan.backward(ready, prepare.saved_for(plan.layout, saved), grads, *extra)
         if spec.softmax_scale < 0:
             grads.dq.neg_()
         elif spec.softmax_scale == 0:  # the plan's is not quite

@@ -5,26 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..mods.record import Mods
 from ..plan import Plan
 from ..spec import AttentionInputs, AttentionSpec
 from . import allocate, prepare
 
 
-def forward(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> tuple[Tensor, Tensor]:
+def forward(
+    inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, mods: Mods | None = None
+) -> tuple[Tensor, Tensor]:
     """(out, lse) of the problem, row-major; `plan` is for `spec.with_positive_scale()`."""
+    extra = () if mods is None else (mods,)
     if prepare.is_elsewhere(inputs.q):
         with torch.cuda.device(inputs.q.device):
-            return forward(inputs, spec, plan)
+            return forward(inputs, spec, plan, mods)
     if plan.is_empty(inputs):
         return _nothing_seen(inputs, spec)
     inputs = prepare.inputs_for(plan.layout, inputs, spec)
     if plan.splits == 1:
         out, lse = allocate.outputs(inputs, spec)
-        plan.forward(inputs, out, lse)
+        plan.forward(inputs, out, lse, *extra)
         return out, lse
     out, lse = allocate.outputs(inputs, spec, written=True)
     parts, part_lse = allocate.parts(plan.splits, inputs, spec)
-    plan.forward(inputs._replace(sink=None), parts, part_lse)
+    plan.forward(inputs._replace(sink=None), parts, part_lse, *extra)
     _join(inputs, plan, parts, part_lse, out, lse)
     return out, lse
 

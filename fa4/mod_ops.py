@@ -1,0 +1,155 @@
+"""torch operators of calls with a score_mod, mask_mod or block_mask: `fa4::{forward,backward}_with_mods`.
+
+Beside the arguments of `fa4::forward` they take a call's `Mods`: graphs as texts, which say all that shapes code, and
+the tensors and numbers that fill them. So torch.compile, export and checkpointing see plain arguments here too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.flop_counter import register_flop_formula
+
+from . import dispatch, ops, run
+from .device import chip_of
+from .mods.call import MaskMod, Problem, ScoreMod, gather
+from .mods.record import Mods
+from .plan import Plan
+from .run.allocate import rows_dtype
+from .spec import AttentionInputs, AttentionSpec, Flags, Saved
+
+FORWARD = (AttentionInputs, Mods, Flags)
+BACKWARD = (Saved, AttentionInputs, Mods, Flags)
+
+ops.library.define(f"forward_with_mods({ops.schema(FORWARD)}) -> (Tensor out, Tensor lse)")
+ops.library.define(
+    f"backward_with_mods({ops.schema(BACKWARD)}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor[] captured)"
+)
+
+
+def prepare(
+    inputs: AttentionInputs, flags: Flags, score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any
+) -> tuple[Mods, Flags]:
+    """A call's functions and block mask as its `Mods`, and the flags that go with them.
+
+    Raises:
+        TypeError, ValueError: they do not fit the call, or cannot be traced.
+    """
+    if score_mod is not None and flags.softcap:
+        raise ValueError("softcap and score_mod are both given, expected one: fa4.scores.softcap is a score_mod")
+    if block_mask is not None and (flags.window_left is not None or flags.window_right is not None):
+        raise ValueError("block_mask is given with causal or window_size, expected these in its mask_mod")
+    rows = (None, None) if inputs.q.ndim == 3 else (inputs.q.shape[1], inputs.k.shape[1])
+    problem = Problem(inputs.batch, inputs.q.shape[-2], *rows, inputs.q.device)
+    mods = gather(problem, score_mod, mask_mod, block_mask, flags.needs_backward)
+    return mods, flags._replace(needs_backward=flags.needs_backward or bool(mods.trained))
+
+
+def _route(inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[AttentionSpec, Plan]:
+    chip, spec, extent = chip_of(inputs.q.device), AttentionSpec.of(inputs, flags, mods), inputs.extent
+    dispatch.warn_of_tiled_torch(spec, extent, chip, flags.backend)
+    return spec, dispatch.plan(spec, extent, chip, flags.backend)
+
+
+def forward(watched: bool, inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a call with mods."""
+    if ops.transformed():
+        raise NotImplementedError("score_mod, mask_mod and block_mask do not work inside transforms of torch.func")
+    if not watched and not flags.needs_backward:
+        return run.forward(inputs, *_route(inputs, mods, flags), mods)
+    return torch.ops.fa4.forward_with_mods(*inputs, *mods, *flags)
+
+
+def _forward(*arguments):
+    inputs, mods, flags = ops.split(arguments, FORWARD)
+    return run.forward(inputs, *_route(inputs, mods, flags), mods)
+
+
+def _backward(*arguments):
+    saved, inputs, mods, flags = ops.split(arguments, BACKWARD)
+    spec, plan = _route(inputs, mods, flags)
+    captured = [
+        torch.zeros(x.shape, dtype=rows_dtype(spec), device=x.device) if i in mods.trained else None
+        for i, x in enumerate(mods.tensors)
+    ]
+    dq, dk, dv, dsink = run.backward(inputs, spec, plan, saved, mods, captured)
+    of_captured = [x.new_empty(0) if dx is None else dx.to(x.dtype) for x, dx in zip(mods.tensors, captured)]
+    return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink, of_captured
+
+
+def _forward_fake(*arguments):
+    inputs, _, flags = ops.split(arguments, FORWARD)
+    return ops.fake_outputs(inputs, flags)
+
+
+def _backward_fake(*arguments):
+    _, inputs, mods, _ = ops.split(arguments, BACKWARD)
+    of_captured = [x.new_empty(x.shape if i in mods.trained else 0) for i, x in enumerate(mods.tensors)]
+    return *ops.fake_gradients(inputs), of_captured
+
+
+ops.library.impl("forward_with_mods", _forward, "CompositeExplicitAutograd")
+ops.library.impl("backward_with_mods", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("fa4::forward_with_mods", _forward_fake, lib=ops.library)
+torch.library.register_fake("fa4::backward_with_mods", _backward_fake, lib=ops.library)
+
+
+_NAMES = [name for record in FORWARD for name in get_type_hints(record)]
+
+
+def _setup_context(ctx, inputs, output):
+    ctx.set_materialize_grads(False)
+    given, mods, ctx.flags = ops.split(inputs, FORWARD)
+    ctx.max_seqlens, ctx.counts = given[8:], (len(mods.tensors), len(mods.blocks))
+    ctx.mods = mods._replace(tensors=[], blocks=[])
+    ctx.save_for_backward(*output, *given[:8], *mods.tensors, *mods.blocks)
+
+
+def _gradients(ctx, dout, dlse):
+    grads = dict.fromkeys(_NAMES)
+    captured, blocks = ctx.counts
+    # torch wants lists for lists of tensors, and takes every empty list for one.
+    grads.update(tensors=[None] * captured, blocks=[None] * blocks)
+    grads.update({name: [] for name in ("numbers", "trained") if not getattr(ctx.mods, name)})
+    if dout is None and dlse is None:
+        return tuple(grads.values())
+    out, lse, *tensors = ctx.saved_tensors
+    inputs = AttentionInputs(*tensors[:8], *ctx.max_seqlens)
+    mods = ctx.mods._replace(tensors=tensors[8 : 8 + captured], blocks=tensors[8 + captured :])
+    saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
+    dq, dk, dv, dsink, of_captured = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *ctx.flags)
+    grads.update(q=dq, k=dk, v=dv, sink=None if inputs.sink is None else dsink)
+    grads["tensors"] = [dx if i in mods.trained else None for i, dx in enumerate(of_captured)]
+    return tuple(grads.values())
+
+
+def _second_derivative(ctx, *grads):
+    raise NotImplementedError("fa4 attention has first derivatives only, and one of its gradients was differentiated")
+
+
+torch.library.register_autograd("fa4::forward_with_mods", _gradients, setup_context=_setup_context, lib=ops.library)
+torch.library.register_autograd("fa4::backward_with_mods", _second_derivative, lib=ops.library)
+
+
+def _flops(inputs: AttentionInputs, mods: Mods, flags: Flags, matmuls_qk: int, matmuls_v: int) -> int:
+    """Over the blocks that are visited, whole; without blocks, over the pairs that the window leaves."""
+    counts = mods.blocks[0:3:2]
+    if not counts or any(x.is_meta or isinstance(x, FakeTensor) for x in counts):
+        return ops.flops(inputs, flags, matmuls_qk, matmuls_v)
+    q, v = inputs.q, inputs.v
+    visited = sum(int(x.expand(q.shape[0], q.shape[2], -1).sum()) for x in counts)
+    return 2 * visited * mods.block_q * mods.block_k * (matmuls_qk * q.shape[-1] + matmuls_v * v.shape[-1])
+
+
+@register_flop_formula(torch.ops.fa4.forward_with_mods, get_raw=True)
+def _forward_flops(*arguments, out_val=None, **_) -> int:
+    return _flops(*ops.split(arguments, FORWARD), matmuls_qk=1, matmuls_v=1)
+
+
+@register_flop_formula(torch.ops.fa4.backward_with_mods, get_raw=True)
+def _backward_flops(*arguments, out_val=None, **_) -> int:
+    _, inputs, mods, flags = ops.split(arguments, BACKWARD)
+    return _flops(inputs, mods, flags, matmuls_qk=3, matmuls_v=2)

@@ -1,0 +1,153 @@
+"""Block masks: which blocks of keys each block of queries meets, and which of those it sees whole.
+
+The record is torch's own `BlockMask`, with its lists on both sides; what is made here and what torch makes serve alike.
+Here the blocks of a mask_mod are found a row of blocks at a time: memory is O(N), not O(N^2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .tensors import evaluation
+from .trace import ModError, Traced, trace_mask
+
+
+class BlockLists(NamedTuple):
+    """A block mask's tensors, int32: of each block of queries the key blocks to mask and those seen whole, and of each
+    block of keys the query blocks. counts: (batch or 1, heads or 1, blocks); lists: one axis more."""
+
+    counts: Tensor
+    lists: Tensor
+    full_counts: Tensor
+    full_lists: Tensor
+    query_counts: Tensor
+    query_lists: Tensor
+    full_query_counts: Tensor
+    full_query_lists: Tensor
+
+
+NONE, PARTIAL, FULL = 0, 1, 2
+
+
+def create_block_mask(
+    mask_mod: Callable[..., Tensor],
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: torch.device | str | None = None,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+) -> Any:
+    """torch's `BlockMask` of a mask_mod, as torch's own create_block_mask makes it, in O(N) memory.
+
+    Args:
+        mask_mod: mask_mod(b, h, q_idx, kv_idx), see `flash_attn_func`.
+        B, H: batch and query heads; None for a mask that is the same for all of them.
+        device: where its lists will lie; None for that of the first captured tensor, else torch's default.
+
+    Raises:
+        ModError: mask_mod cannot be traced.
+        ValueError: a size is not positive.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    block = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+    for name, size in (("B", B), ("H", H), ("Q_LEN", Q_LEN), ("KV_LEN", KV_LEN), *zip(("BLOCK_SIZE",) * 2, block)):
+        if size is not None and size < 1:
+            raise ValueError(f"{name} is {size}, expected at least 1")
+    traced = trace_mask(mask_mod)
+    if device is None:
+        device = traced.tensors[0].device if traced.tensors else torch.get_default_device()
+    table = _states(traced, B or 1, H or 1, Q_LEN, KV_LEN, block, torch.device(device))
+    lists = (*_ordered(table == PARTIAL), *_ordered(table == FULL))
+    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN))
+
+
+def _states(traced: Traced, batch: int, heads: int, rows: int, keys: int, block: Any, device: torch.device) -> Tensor:
+    """What each block is: (batch, heads, blocks of queries, blocks of keys) uint8."""
+    m, n = block
+    across = -(-keys // n)
+    table = torch.empty(batch, heads, -(-rows // m), across, dtype=torch.uint8, device=device)
+    key = torch.arange(keys, device=device)
+    inputs = {
+        "b": torch.arange(batch, device=device).view(-1, 1, 1, 1),
+        "h": torch.arange(heads, device=device).view(-1, 1, 1),
+    }
+    for i in range(table.shape[2]):
+        row = torch.arange(i * m, min((i + 1) * m, rows), device=device)
+        done = evaluation(
+            traced.graph, traced.tensors, traced.numbers, inputs | {"q_idx": row[:, None], "kv_idx": key}, torch.float32
+        )
+        seen = torch.broadcast_to(done.value(traced.graph.result), (batch, heads, len(row), keys))
+        # A block that the last row or key cuts counts as masked, as torch has it.
+        seen = torch.nn.functional.pad(seen, (0, across * n - keys)).unflatten(3, (across, n))
+        whole = seen.all(4).all(2) & (len(row) == m)
+        table[:, :, i] = seen.any(4).any(2).to(torch.uint8) + whole.to(torch.uint8)
+    return table
+
+
+def _ordered(there: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts and lists, ascending, of the blocks that are there; behind those the others."""
+    order = torch.argsort((~there).to(torch.uint8), dim=-1, stable=True)
+    return there.sum(-1).to(torch.int32), order.to(torch.int32)
+
+
+def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
+    """The tensors of a BlockMask; those of the query side are left empty unless `both_sides`."""
+    counts, lists = block_mask.kv_num_blocks.to(torch.int32), block_mask.kv_indices.to(torch.int32)
+    full_counts, full_lists = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
+    if full_counts is None:
+        full_counts, full_lists = torch.zeros_like(counts), torch.zeros_like(lists)
+    one = BlockLists(counts, lists, full_counts, full_lists, *[counts.new_zeros(0)] * 4)
+    if not both_sides:
+        return one
+    across = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
+    other = table_of(one, across).transpose(2, 3)
+    return BlockLists(*one[:4], *_ordered(other == PARTIAL), *_ordered(other == FULL))
+
+
+def table_of(blocks: BlockLists, across: int) -> Tensor:
+    """What each block is: (batch or 1, heads or 1, blocks of queries, `across` blocks of keys) uint8."""
+    counts, lists, full_counts, full_lists = blocks[:4]
+    table = torch.zeros(*counts.shape, across + 1, dtype=torch.uint8, device=counts.device)
+    for count, of, state in ((counts, lists, PARTIAL), (full_counts, full_lists, FULL)):
+        listed = torch.arange(of.shape[-1], device=of.device) < count[..., None]
+        table.scatter_(3, torch.where(listed, of, across).long(), state)
+    return table[..., :across]
+
+
+def check(block_mask: Any, batch: int, heads: int, seqlen_q: int, seqlen_k: int, device: torch.device) -> None:
+    """Raise unless the block mask is one, and is for this problem."""
+    names = ("kv_num_blocks", "kv_indices", "BLOCK_SIZE", "mask_mod", "seq_lengths")
+    if not all(hasattr(block_mask, name) for name in names):
+        raise TypeError(f"block_mask is a {type(block_mask).__name__}, expected what create_block_mask returns")
+    counts, lists = block_mask.kv_num_blocks, block_mask.kv_indices
+    if counts.ndim != 3 or lists.ndim != 4:
+        raise ValueError(
+            f"block_mask has kv_indices of {lists.ndim} dimensions, expected 4: (batch, heads, rows, blocks)"
+        )
+    for axis, (name, size) in enumerate((("batch", batch), ("query heads", heads))):
+        if counts.shape[axis] not in (1, size):
+            raise ValueError(f"block_mask is for {name} {counts.shape[axis]}, expected 1 or {size}")
+    if tuple(block_mask.seq_lengths) != (seqlen_q, seqlen_k):
+        raise ValueError(
+            f"block_mask is for {block_mask.seq_lengths[0]} queries and {block_mask.seq_lengths[1]} keys, expected "
+            f"{seqlen_q} and {seqlen_k}"
+        )
+    if counts.device != device:
+        raise ValueError(f"block_mask is on {counts.device}, expected {device} like q: call block_mask.to(q.device)")
+
+
+def mask_mod_of(block_mask: Any) -> Callable[..., Tensor] | None:
+    """The mask_mod of a block mask; None for one that sees all of its blocks."""
+    function = block_mask.mask_mod
+    function = getattr(function, "fn", function) if type(function).__name__ == "_MaskModWrapper" else function
+    if getattr(function, "__name__", "") == "noop_mask":
+        return None
+    if getattr(function, "__name__", "") == "_sliced_mask_mod_error":
+        raise ModError("block_mask was sliced, and torch keeps no mask_mod of a slice: make a new one")
+    return function

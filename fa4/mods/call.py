@@ -1,0 +1,145 @@
+"""A call's score_mod, mask_mod and block_mask, checked against its problem, as the record `Mods`."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import blocks
+from .record import Mods
+from .trace import ModError, Traced, trace_mask, trace_score
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Problem(NamedTuple):
+    """What mods are checked against: sizes, where None is not known, and the device."""
+
+    batch: int
+    heads: int
+    seqlen_q: int | None
+    seqlen_k: int | None
+    device: torch.device
+
+
+def gather(
+    problem: Problem, score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any, needs_backward: bool
+) -> Mods:
+    """The record of a call that has at least one of the three.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit the problem. ModError: a function cannot be traced.
+    """
+    lists: list[Tensor] = []
+    score = None if score_mod is None else remembered(trace_score, score_mod)
+    mask = None if mask_mod is None else remembered(trace_mask, mask_mod)
+    block = 0, 0
+    if block_mask is not None:
+        if mask_mod is not None:
+            raise ValueError("mask_mod and block_mask are both given, expected one: a block_mask has its mask_mod")
+        if problem.seqlen_q is None or problem.seqlen_k is None:
+            raise NotImplementedError("block_mask is given for packed sequences, expected mask_mod there")
+        blocks.check(block_mask, problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k, problem.device)
+        function = blocks.mask_mod_of(block_mask)
+        mask = None if function is None else remembered(trace_mask, function)
+        block, trains = block_mask.BLOCK_SIZE, needs_backward or (score is not None and bool(score.graph.scatters))
+        lists = list(blocks.lists_of(block_mask, both_sides=trains))
+    for role, traced in (("score_mod", score), ("mask_mod", mask)):
+        if traced is not None:
+            _check_fit(role, traced, problem)
+    tensors, numbers = [], []
+    for traced in (score, mask):
+        if traced is not None:
+            tensors += traced.tensors
+            numbers += map(float, traced.numbers)
+    texts = ["" if traced is None else traced.graph.text for traced in (score, mask)]
+    trained = [] if score is None else sorted({scatter.tensor for scatter in score.graph.scatters})
+    return Mods(tensors, lists, texts[0], texts[1], numbers, *block, trained)
+
+
+def _check_fit(role: str, traced: Traced, problem: Problem) -> None:
+    """Captured tensors are on the device, and large enough where they are indexed by an argument itself."""
+    extents = {"b": problem.batch, "h": problem.heads, "q_idx": problem.seqlen_q, "kv_idx": problem.seqlen_k}
+    for x in traced.tensors:
+        if x.device != problem.device:
+            raise ValueError(f"{role} captured a tensor on {x.device}, expected {problem.device} like q")
+    for load in traced.graph.loads():
+        assert isinstance(load.value, int)
+        shape = traced.tensors[load.value].shape
+        for axis, i in enumerate(load.args):
+            node = traced.graph.nodes[i]
+            extent = extents.get(str(node.value)) if node.op == "input" else None
+            if extent is not None and shape[axis] < extent:
+                raise ModError(
+                    f"{role} indexes axis {axis} of a captured tensor of shape {tuple(shape)} by {node.value}, "
+                    f"expected at least {extent} entries there"
+                )
+
+
+_traces: dict[tuple, tuple[Traced, tuple[int, ...]]] = {}
+_MOST_TRACES = 512
+
+
+def remembered(trace: Callable[[Callable], Traced], function: Callable) -> Traced:
+    """trace(function), which takes milliseconds, or what it gave for a function of the same code and captured values.
+
+    Of tensors shape, dtype and whether they have gradients count, not values nor identity: a graph knows no more. A
+    function that captured something else than numbers, tensors, functions and the like is traced each time.
+    """
+    tensors: list[Tensor] = []
+    try:
+        key = (trace, torch.is_grad_enabled(), _fingerprint(function, tensors, []))
+        known = _traces.get(key)
+    except TypeError:  # something whose changes would not be seen, or that has no hash
+        return trace(function)
+    if known is None:
+        traced = trace(function)
+        places = [next((i for i, x in enumerate(tensors) if x is captured), None) for captured in traced.tensors]
+        if None in places:
+            return traced
+        if len(_traces) >= _MOST_TRACES:
+            _traces.clear()
+        # Without the tensors: they would live as long as the table.
+        known = _traces[key] = traced._replace(tensors=()), tuple(place for place in places if place is not None)
+    traced, at = known
+    return traced._replace(tensors=tuple(tensors[i] for i in at))
+
+
+def _fingerprint(x: Any, tensors: list[Tensor], within: list[Any]) -> Any:
+    """What of x a trace depends on, as a key; tensors are collected in the order in which they are met."""
+    if isinstance(x, Tensor):
+        if not any(x is known for known in tensors):
+            tensors.append(x)
+        place = next(i for i, known in enumerate(tensors) if x is known)
+        return "tensor", place, x.dtype, tuple(x.shape), x.requires_grad
+    if x is None or isinstance(x, (bool, int, float, str, torch.dtype, torch.device)):
+        return type(x), x
+    if any(x is outer for outer in within):
+        return "itself"
+    within = [*within, x]
+    if isinstance(x, types.FunctionType):
+        cells = [cell.cell_contents for cell in x.__closure__ or ()]
+        names = [name for name in _names(x.__code__) if name in x.__globals__]
+        held = cells, x.__defaults__, x.__kwdefaults__, [x.__globals__[name] for name in names]
+        return x.__code__, _fingerprint(held, tensors, within)
+    if isinstance(x, functools.partial):
+        return "partial", _fingerprint((x.func, x.args, x.keywords), tensors, within)
+    if isinstance(x, (tuple, list)):
+        return type(x), *(_fingerprint(y, tensors, within) for y in x)
+    if isinstance(x, dict):
+        return dict, *((key, _fingerprint(y, tensors, within)) for key, y in x.items())
+    if isinstance(x, (types.ModuleType, types.BuiltinFunctionType, type)):
+        return "fixed", x
+    raise TypeError(f"a {type(x).__name__} may change unseen")
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Global names (and attributes) that code and the functions in it use."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return [*code.co_names, *(name for const in inner for name in _names(const))]

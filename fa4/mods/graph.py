@@ -1,0 +1,251 @@
+"""What a traced score_mod or mask_mod is: a graph over few operators, a plain value that may be a compile key.
+
+A graph computes on one (query, key) pair. It knows three kinds of numbers: "float" (of the arithmetic's precision),
+"int" (an index; 32 bits in kernels) and "bool". Tensors that the function captured are inputs by position, known by
+rank and dtype. So are most numbers that it captured or wrote (`Builder.number`): another window runs the same kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+Number = int | float | bool
+
+
+class Node(NamedTuple):
+    """One value: an operator of `OPERATORS` applied to earlier nodes, or a leaf.
+
+    Leaves: "input" (value: its name), "const" (value), "number" (value: its position among the numbers). "load" reads
+    an element of a captured tensor (value: its position); its arguments are the indices.
+    """
+
+    op: str
+    kind: str
+    args: tuple[int, ...] = ()
+    value: Number | str | None = None
+
+
+class TensorType(NamedTuple):
+    """A captured tensor, as far as code depends on it."""
+
+    rank: int
+    dtype: str
+
+
+class Scatter(NamedTuple):
+    """The gradient of an element of a captured tensor: to be added to `tensor` at the indices. All are nodes."""
+
+    tensor: int
+    indices: tuple[int, ...]
+    value: int
+
+
+INPUTS = {"score": "float", "b": "int", "h": "int", "q_idx": "int", "kv_idx": "int", "grad": "float"}
+
+# What an operator gives from kinds of its arguments, beside those whose kind is that of the first.
+_BOOLS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "to_bool"))
+OPERATORS = frozenset(
+    ("neg", "abs", "add", "sub", "mul", "div", "min", "max", "floordiv", "mod", "pow", "exp", "exp2", "log", "log2",
+     "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "floor", "ceil", "trunc", "shl", "shr", "bitand", "bitor",
+     "bitxor", "erf", "where", "to_float", "to_int", *_BOOLS)
+)  # fmt: skip
+
+
+class Graph:
+    """A score_mod (`result`: the logit from "score") or mask_mod (`result`: whether the pair is visible).
+
+    Of a score_mod, `dscore` is the gradient of the score from "grad", that of the logit, and `scatters` are those of
+    captured tensors. Graphs are equal when their texts are; a text says all of a graph, and `parse` reads it.
+    """
+
+    __slots__ = ("dscore", "nodes", "numbers", "result", "scatters", "tensors", "text")
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        result: int,
+        tensors: Sequence[TensorType],
+        numbers: Sequence[str],
+        dscore: int | None = None,
+        scatters: Sequence[Scatter] = (),
+    ) -> None:
+        self.nodes, self.result, self.dscore = tuple(nodes), result, dscore
+        self.tensors, self.numbers, self.scatters = tuple(tensors), tuple(numbers), tuple(scatters)
+        self.text = json.dumps([getattr(self, name) for name in _FIELDS], separators=(",", ":"))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Graph) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"Graph({len(self.nodes)} nodes)"
+
+    def loads(self) -> list[Node]:
+        return [node for node in self.nodes if node.op == "load"]
+
+    def reads(self, *names: str) -> bool:
+        """Whether any of these inputs has a part in the result."""
+        return any(self.nodes[i].op == "input" and self.nodes[i].value in names for i in self.needed(self.result))
+
+    def needed(self, *outputs: int) -> set[int]:
+        """The nodes that these are computed from, themselves included."""
+        found: set[int] = set()
+        left = list(outputs)
+        while left:
+            i = left.pop()
+            if i not in found:
+                found.add(i)
+                left += self.nodes[i].args
+        return found
+
+
+_FIELDS = ("nodes", "result", "tensors", "numbers", "dscore", "scatters")
+
+
+@functools.lru_cache(maxsize=1024)
+def parse(text: str) -> Graph:
+    """The graph of a text."""
+    nodes, result, tensors, numbers, dscore, scatters = json.loads(text)
+    return Graph(
+        [Node(op, kind, tuple(args), value) for op, kind, args, value in nodes],
+        result,
+        [TensorType(*tensor) for tensor in tensors],
+        numbers,
+        dscore,
+        [Scatter(tensor, tuple(indices), value) for tensor, indices, value in scatters],
+    )
+
+
+class Arithmetic(Protocol):
+    """What values are in a backend, and how operators are computed on them."""
+
+    def const(self, kind: str, value: Number) -> Any: ...
+
+    def number(self, position: int) -> Any: ...
+
+    def load(self, tensor: int, indices: tuple[Any, ...], nodes: tuple[Node, ...]) -> Any:
+        """An element of a captured tensor; `nodes` are those of the indices."""
+
+    def apply(self, op: str, kind: str, kinds: tuple[str, ...], args: tuple[Any, ...]) -> Any:
+        """An operator; `kind` is the result's, `kinds` are the arguments'."""
+
+
+class Evaluation:
+    """A graph at some inputs: each node is computed once, when it is first asked for."""
+
+    def __init__(self, graph: Graph, arithmetic: Arithmetic, inputs: dict[str, Any]) -> None:
+        self.graph, self.arithmetic, self.inputs = graph, arithmetic, inputs
+        self._values: dict[int, Any] = {}
+
+    def value(self, i: int) -> Any:
+        if i not in self._values:
+            # Nodes come in the order of their use: this finds what is missing without a deep recursion.
+            for j in sorted(self.graph.needed(i) - self._values.keys()):
+                self._values[j] = self._compute(self.graph.nodes[j])
+        return self._values[i]
+
+    def _compute(self, node: Node) -> Any:
+        args, nodes = tuple(self._values[i] for i in node.args), self.graph.nodes
+        if node.op == "input":
+            return self.inputs[str(node.value)]
+        if node.op == "const":
+            assert isinstance(node.value, (int, float))
+            return self.arithmetic.const(node.kind, node.value)
+        if node.op in ("number", "load"):
+            assert isinstance(node.value, int)
+            if node.op == "number":
+                return self.arithmetic.number(node.value)
+            return self.arithmetic.load(node.value, args, tuple(nodes[i] for i in node.args))
+        return self.arithmetic.apply(node.op, node.kind, tuple(nodes[i].kind for i in node.args), args)
+
+
+# Operators whose results on constants are found while a graph is built.
+_FOLD: dict[str, Callable[..., Number]] = {
+    "neg": operator.neg, "add": operator.add, "sub": operator.sub, "mul": operator.mul, "eq": operator.eq,
+    "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "not": operator.not_,
+    "and": operator.and_, "or": operator.or_, "to_float": float, "to_int": int, "to_bool": bool, "abs": abs,
+}  # fmt: skip
+# Numbers that stay in the code: what they do to it is worth more than a kernel for all of them.
+_KEPT = (0, 1, -1, 2, 0.5, math.inf, -math.inf)
+
+
+class Builder:
+    """Nodes of a graph in the making: equal nodes are one, and what constants decide is decided."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.numbers: list[tuple[str, Number]] = []
+        self._known: dict[tuple, int] = {}
+
+    def _node(self, node: Node) -> int:
+        known = (*node, type(node.value), math.copysign(1, node.value) if isinstance(node.value, float) else 0)
+        if known not in self._known:
+            self._known[known] = len(self.nodes)
+            self.nodes.append(node)
+        return self._known[known]
+
+    def kind(self, i: int) -> str:
+        return self.nodes[i].kind
+
+    def input(self, name: str) -> int:
+        return self._node(Node("input", INPUTS[name], (), name))
+
+    def const(self, value: Number, kind: str) -> int:
+        return self._node(Node("const", kind, (), {"float": float, "int": int, "bool": bool}[kind](value)))
+
+    def number(self, value: Number, kind: str) -> int:
+        """A number that the function wrote or captured: an input of the graph, unless it is special."""
+        if kind == "bool" or value in _KEPT or value != value:
+            return self.const(value, kind)
+        self.numbers.append((kind, value))
+        return self._node(Node("number", kind, (), len(self.numbers) - 1))
+
+    def load(self, tensor: int, indices: tuple[int, ...], kind: str) -> int:
+        return self._node(Node("load", kind, indices, tensor))
+
+    def constant(self, i: int) -> Number | None:
+        """The value of a node that is a constant."""
+        node = self.nodes[i]
+        return node.value if node.op == "const" and not isinstance(node.value, str) else None
+
+    def to(self, kind: str, i: int) -> int:
+        return i if self.kind(i) == kind else self.op(f"to_{kind}", i)
+
+    def op(self, op: str, *args: int) -> int:
+        if op not in OPERATORS:
+            raise ValueError(f"no operator {op!r}")
+        kind = self.kind(args[1] if op == "where" else args[0])
+        if op.startswith("to_"):
+            kind = op.removeprefix("to_")
+        elif op in _BOOLS:
+            kind = "bool"
+        values = [self.constant(i) for i in args]
+        if op in _FOLD and None not in values:
+            return self.const(_FOLD[op](*values), kind)
+        same = self._simpler(op, args, values)
+        return self._node(Node(op, kind, args)) if same is None else same
+
+    def _simpler(self, op: str, args: tuple[int, ...], values: list) -> int | None:
+        """A node of equal value that is there already. (0 * x is not 0 where x is infinite.)"""
+        if op in ("mul", "add", "and", "or") and values[0] is not None:
+            args, values = (args[1], args[0]), [values[1], values[0]]
+        neutral = {"mul": 1, "div": 1, "add": 0, "sub": 0, "and": True, "or": False}.get(op)
+        if op in ("mul", "div", "add", "sub", "and", "or") and values[1] == neutral and values[1] is not None:
+            return args[0]
+        if (op == "and" and values[1] is False) or (op == "or" and values[1] is True):
+            return args[1]
+        if op == "where":
+            if args[1] == args[2]:
+                return args[1]
+            if values[0] is not None:
+                return args[1] if values[0] else args[2]
+        if op in ("neg", "not") and self.nodes[args[0]].op == op:
+            return self.nodes[args[0]].args[0]
+        return None

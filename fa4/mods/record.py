@@ -1,0 +1,61 @@
+"""A call's mods: what of them shapes code, and what fills it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .graph import Graph, parse
+
+
+@dataclass(frozen=True, slots=True)
+class ModSpec:
+    """What of score_mod, mask_mod and block_mask shapes code.
+
+    block: query rows and keys of a block, if there are blocks. trained: positions of captured tensors of `score` whose
+    gradients are asked for.
+    """
+
+    score: Graph | None = None
+    mask: Graph | None = None
+    block: tuple[int, int] | None = None
+    trained: tuple[int, ...] = ()
+
+
+class Mods(NamedTuple):
+    """A call's score_mod and mask_mod as graphs' texts ("" for none), and what fills them.
+
+    tensors, numbers: those that the functions captured, the score's first. blocks: the tensors of
+    `fa4.mods.blocks.BlockLists`, or none; block_q, block_k: a block's query rows and keys. trained: positions of
+    captured tensors that get gradients.
+    """
+
+    tensors: list[Tensor]
+    blocks: list[Tensor]
+    score: str
+    mask: str
+    numbers: list[float]
+    block_q: int
+    block_k: int
+    trained: list[int]
+
+    def spec(self) -> ModSpec:
+        return ModSpec(
+            parse(self.score) if self.score else None,
+            parse(self.mask) if self.mask else None,
+            (self.block_q, self.block_k) if self.blocks else None,
+            tuple(self.trained),
+        )
+
+    def of_score(self) -> tuple[list[Tensor], list[float]]:
+        """Tensors and numbers of the score's graph."""
+        graph = parse(self.score)
+        return self.tensors[: len(graph.tensors)], self.numbers[: len(graph.numbers)]
+
+    def of_mask(self) -> tuple[list[Tensor], list[float]]:
+        """Tensors and numbers of the mask's graph."""
+        graph = parse(self.mask)
+        tensors, numbers = len(self.tensors) - len(graph.tensors), len(self.numbers) - len(graph.numbers)
+        return self.tensors[tensors:], self.numbers[numbers:]

@@ -1,0 +1,94 @@
+"""Graphs evaluated in torch: a value is a tensor over (batch, key/value heads, group, queries, keys), or over some.
+
+So what depends on a row, column or head alone is computed once for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .graph import Evaluation, Graph, Node, Number
+
+_OPERATORS: dict[str, Callable[..., Tensor]] = {
+    "neg": torch.neg, "abs": torch.abs, "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
+    "min": torch.minimum, "max": torch.maximum, "mod": torch.remainder, "pow": torch.pow, "exp": torch.exp,
+    "exp2": torch.exp2, "log": torch.log, "log2": torch.log2, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
+    "tanh": torch.tanh, "sigmoid": torch.sigmoid, "sin": torch.sin, "cos": torch.cos, "erf": torch.erf,
+    "floor": torch.floor, "ceil": torch.ceil, "trunc": torch.trunc, "shl": torch.bitwise_left_shift,
+    "shr": torch.bitwise_right_shift, "bitand": torch.bitwise_and, "bitor": torch.bitwise_or,
+    "bitxor": torch.bitwise_xor, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt,
+    "ge": torch.ge, "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor,
+    "not": torch.logical_not, "where": torch.where,
+    "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+}  # fmt: skip
+
+
+class TorchArithmetic:
+    """Floats in `dtype`, ints in int64."""
+
+    def __init__(
+        self, tensors: Sequence[Tensor], numbers: Sequence[Number], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.tensors, self.numbers, self.device = tensors, numbers, device
+        self.dtypes = {"float": dtype, "int": torch.int64, "bool": torch.bool}
+        self.kinds: Sequence[str] = ()
+
+    def const(self, kind: str, value: Number) -> Tensor:
+        return torch.tensor(value, dtype=self.dtypes[kind], device=self.device)
+
+    def number(self, position: int) -> Tensor:
+        return self.const(self.kinds[position], self.numbers[position])
+
+    def load(self, tensor: int, indices: tuple[Any, ...], nodes: tuple[Node, ...]) -> Tensor:
+        x = self.tensors[tensor].detach()[indices]
+        kind = "bool" if x.dtype == torch.bool else "float" if x.dtype.is_floating_point else "int"
+        return x.to(self.dtypes[kind])
+
+    def apply(self, op: str, kind: str, kinds: tuple[str, ...], args: tuple[Any, ...]) -> Tensor:
+        return args[0].to(self.dtypes[kind]) if op.startswith("to_") else _OPERATORS[op](*args)
+
+
+def evaluation(
+    graph: Graph, tensors: Sequence[Tensor], numbers: Sequence[Number], inputs: dict[str, Tensor], dtype: torch.dtype
+) -> Evaluation:
+    """The graph on a tile: `inputs` are its indices, int64, and perhaps "score"."""
+    arithmetic = TorchArithmetic(tensors, numbers, dtype, inputs["q_idx"].device)
+    arithmetic.kinds = graph.numbers
+    return Evaluation(graph, arithmetic, inputs)
+
+
+def add_gradients(done: Evaluation, shape: torch.Size, gradients: Sequence[Tensor | None]) -> None:
+    """Add what a tile of `shape` gives to the gradients of captured tensors; its input "grad" is set by now."""
+    for scatter in done.graph.scatters:
+        target = gradients[scatter.tensor]
+        if target is None:
+            continue
+        indices = [done.value(i) for i in scatter.indices]
+        value = torch.broadcast_to(done.value(scatter.value), shape).to(target.dtype)
+        # Axes that no index varies along are summed first, in an order that does not change.
+        along = torch.broadcast_shapes(*(i.shape for i in indices)) if indices else ()
+        along = (1,) * (len(shape) - len(along)) + tuple(along)
+        summed = [axis for axis, extent in enumerate(along) if extent == 1]
+        if summed:
+            value = value.sum(dim=summed, keepdim=True)
+        if not indices:
+            target.add_(value.reshape(()))
+            continue
+        with _deterministic():
+            target.index_put_(tuple(torch.broadcast_to(i, along) for i in indices), value, accumulate=True)
+
+
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    """Additions to one element in an order that does not change: `index_put_` has another way, where it is asked."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

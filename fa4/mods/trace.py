@@ -1,0 +1,295 @@
+"""From a caller's score_mod or mask_mod to a `Graph`: the function runs once, on 0-dim tensors without values.
+
+Two modes of torch watch it. `_Functions` sees what the caller wrote: it turns indexing of captured tensors into loads
+and refuses what would need values. `_Operators` sees the aten operators beneath, and those of autograd, by which the
+derivative of a score_mod is taken. Operators that `fa4.mods.aten` does not know are decomposed by torch, or refused by
+name, with the line of the caller's function.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from .aten import LIKE_CONSTANTS, OPERATORS, kind_of
+from .graph import Builder, Graph, Number, Scatter, TensorType
+
+
+class ModError(ValueError):
+    """A score_mod or mask_mod cannot be traced, or does not fit the problem; the message says what and where."""
+
+
+class Traced(NamedTuple):
+    """A graph with what fills it: captured tensors and numbers, by position."""
+
+    graph: Graph
+    tensors: tuple[Tensor, ...] = ()
+    numbers: tuple[Number, ...] = ()
+
+
+def trace_score(function: Callable[..., Tensor]) -> Traced:
+    """The graph of score_mod(score, b, h, q_idx, kv_idx) and of its derivative."""
+    return _trace("score_mod", function, ("score", "b", "h", "q_idx", "kv_idx"))
+
+
+def trace_mask(function: Callable[..., Tensor]) -> Traced:
+    """The graph of mask_mod(b, h, q_idx, kv_idx)."""
+    return _trace("mask_mod", function, ("b", "h", "q_idx", "kv_idx"))
+
+
+def _trace(role: str, function: Callable[..., Tensor], names: tuple[str, ...]) -> Traced:
+    if not callable(function):
+        raise TypeError(f"{role} is a {type(function).__name__}, expected a function of ({', '.join(names)})")
+    is_score = names[0] == "score"
+    with _disable_current_modes(), torch.set_grad_enabled(is_score), torch.autocast("cpu", enabled=False):
+        recorder = _Recorder()
+        operators, functions = _Operators(recorder), _Functions(recorder)
+        arguments = [recorder.input(name, torch.float32 if name == "score" else torch.int32) for name in names]
+        with operators, functions:
+            try:
+                out = function(*arguments)
+                result = _result(recorder, out, is_score)
+            except ModError as error:
+                raise ModError(f"{role} {_name(function)}: {error}{_where(error)}") from error
+        dscore: int | None = None
+        scatters: list[Scatter] = []
+        if is_score:
+            with operators:
+                dscore, scatters = _derivative(recorder, out, arguments[0])
+    builder = recorder.builder
+    types = [TensorType(x.ndim, str(x.dtype).removeprefix("torch.")) for x in recorder.tensors]
+    graph = _pruned(builder, result, types, dscore, scatters)
+    return Traced(graph, tuple(recorder.tensors), tuple(value for _, value in builder.numbers))
+
+
+def _result(recorder: _Recorder, out: Any, is_score: bool) -> int:
+    if isinstance(out, (bool, int, float)):
+        raise ModError(f"returned {out!r}, expected a tensor computed from its arguments")
+    if not isinstance(out, Tensor):
+        raise ModError(f"returned a {type(out).__name__}, expected a 0-dim tensor")
+    if out.ndim:
+        raise ModError(f"returned a tensor of shape {tuple(out.shape)}, expected a 0-dim one")
+    if is_score and not out.dtype.is_floating_point:
+        raise ModError(f"returned {out.dtype}, expected a floating dtype")
+    if not is_score and out.dtype != torch.bool:
+        raise ModError(f"returned {out.dtype}, expected torch.bool")
+    return recorder.node(out)
+
+
+def _derivative(recorder: _Recorder, out: Tensor, score: Tensor) -> tuple[int, list[Scatter]]:
+    """By autograd over the operators that were recorded: what it runs is recorded too."""
+    zero = recorder.builder.const(0.0, "float")
+    if not out.requires_grad:
+        return zero, []
+    upstream = recorder.input("grad", out.dtype)
+    leaves = [leaf for leaf, _, _ in recorder.leaves]
+    dscore, *others = torch.autograd.grad(out, [score, *leaves], upstream, allow_unused=True)
+    scatters = [
+        Scatter(position, indices, recorder.node(x))
+        for (_, position, indices), x in zip(recorder.leaves, others)
+        if x is not None
+    ]
+    return zero if dscore is None else recorder.node(dscore), scatters
+
+
+def _pruned(builder: Builder, result: int, types: list[TensorType], dscore: int | None, scatters: list) -> Graph:
+    """The graph without nodes that nothing needs."""
+    kinds = [kind for kind, _ in builder.numbers]
+    whole = Graph(builder.nodes, result, types, kinds)
+    roots = [result] + ([] if dscore is None else [dscore])
+    for scatter in scatters:
+        roots += [scatter.value, *scatter.indices]
+    place = {old: new for new, old in enumerate(sorted(whole.needed(*roots)))}
+    nodes = [whole.nodes[i]._replace(args=tuple(place[j] for j in whole.nodes[i].args)) for i in place]
+    moved = [Scatter(t, tuple(place[i] for i in indices), place[value]) for t, indices, value in scatters]
+    return Graph(nodes, place[result], types, kinds, None if dscore is None else place[dscore], moved)
+
+
+class _Recorder:
+    """What both modes know of the tensors they see."""
+
+    def __init__(self) -> None:
+        self.builder = Builder()
+        self.tensors: list[Tensor] = []
+        self.leaves: list[tuple[Tensor, int, tuple[int, ...]]] = []  # elements that have a gradient
+        self._nodes: dict[int, int] = {}  # by id of tensors, which `_kept` keeps alive
+        self._rows: dict[int, tuple[int, tuple[int, ...]]] = {}  # captured tensors indexed in part: position, indices
+        self._kept: list[Tensor] = []
+
+    def input(self, name: str, dtype: torch.dtype) -> Tensor:
+        x = _without_values((), dtype, name == "score")
+        self.set(x, self.builder.input(name))
+        return x
+
+    def set(self, x: Tensor, node: int) -> None:
+        self._kept.append(x)
+        self._nodes[id(x)] = node
+
+    def knows(self, x: Tensor) -> bool:
+        return id(x) in self._nodes
+
+    def node(self, x: Tensor) -> int:
+        if id(x) not in self._nodes:
+            if x.ndim or x.is_meta:
+                raise ModError(f"uses a tensor of shape {tuple(x.shape)} as a whole, expected numbers")
+            return self.builder.number(x.item(), kind_of(x.dtype))  # made by torch itself, or by the function
+        return self._nodes[id(x)]
+
+    def made_here(self, x: Tensor) -> None:
+        """x is no captured tensor: the function made it of a number."""
+        self.set(x, self.builder.number(x.item(), kind_of(x.dtype)))
+
+    def load(self, x: Tensor, indices: tuple[Any, ...]) -> Tensor:
+        """x[indices], of a captured tensor or of what such an access gave before."""
+        if id(x) in self._rows:
+            position, before = self._rows[id(x)]
+            whole = self.tensors[position]
+        else:
+            known = [i for i, tensor in enumerate(self.tensors) if tensor is x]
+            if not known:
+                self.tensors.append(x)
+            position, before, whole = (known or [len(self.tensors) - 1])[0], (), x
+        if len(indices) > x.ndim:
+            raise ModError(f"indexes a tensor of shape {tuple(x.shape)} by {len(indices)} indices")
+        nodes = before + tuple(self._index(i, extent) for i, extent in zip(indices, x.shape))
+        left = whole.shape[len(nodes) :]
+        trains = not left and whole.dtype.is_floating_point and whole.requires_grad and torch.is_grad_enabled()
+        out = _without_values(left, whole.dtype, trains)
+        if left:
+            self._kept.append(out)
+            self._rows[id(out)] = position, nodes
+            return out
+        self.set(out, self.builder.load(position, nodes, kind_of(whole.dtype)))
+        if trains:
+            self.leaves.append((out, position, nodes))
+        return out
+
+    def _index(self, i: Any, extent: int) -> int:
+        if isinstance(i, int) and not isinstance(i, bool):
+            if not -extent <= i < extent:
+                raise ModError(f"indexes an axis of {extent} entries by {i}")
+            return self.builder.const(i % extent, "int")
+        if not isinstance(i, Tensor):
+            raise ModError(f"indexes a tensor by {i!r}, expected numbers")
+        if i.ndim or i.dtype.is_floating_point or i.dtype == torch.bool:
+            raise ModError(
+                f"indexes a tensor by a tensor of shape {tuple(i.shape)}, {i.dtype}, expected 0-dim integers"
+            )
+        return self.node(i if self.knows(i) else self.load(i, ()))
+
+
+def _without_values(shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool = False) -> Tensor:
+    with _disable_current_modes():
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=requires_grad)
+
+
+_NEED_VALUES = {
+    "__bool__": "branches on a value (use torch.where)",
+    "item": "reads a value",
+    "tolist": "reads a value",
+    "__int__": "reads a value as an int",
+    "__float__": "reads a value as a float",
+    "__index__": "uses a value as a Python index (index a torch.Tensor instead)",
+    "__iter__": "iterates over a tensor",
+    "__contains__": "searches in a tensor",
+}
+# Questions about a tensor that need no values.
+_QUESTIONS = frozenset(
+    ("__get__", "dim", "ndimension", "size", "numel", "nelement", "__len__", "stride", "is_floating_point",
+     "get_device", "element_size", "is_contiguous", "__hash__")
+)  # fmt: skip
+
+
+class _Functions(TorchFunctionMode):
+    """Captured tensors become loads before autograd and the operators see them."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name, kwargs = getattr(func, "__name__", str(func)), kwargs or {}
+        if name in _NEED_VALUES and args and isinstance(args[0], Tensor):
+            raise ModError(f"{_NEED_VALUES[name]}; a traced function has none")
+        if func is Tensor.__getitem__:
+            return self.recorder.load(args[0], args[1] if isinstance(args[1], tuple) else (args[1],))
+        if name in _QUESTIONS:
+            return func(*args, **kwargs)
+        args, kwargs = tree_map_only(Tensor, self._number, (args, kwargs))
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor) and not out.is_meta:
+            if out.ndim:
+                raise ModError(f"{name} makes a tensor of shape {tuple(out.shape)}: make it before, and index it here")
+            self.recorder.made_here(out)
+        return out
+
+    def _number(self, x: Tensor) -> Tensor:
+        """A captured 0-dim tensor as an element; others are indexed first."""
+        if self.recorder.knows(x):
+            return x
+        if x.ndim:
+            raise ModError(f"uses a tensor of shape {tuple(x.shape)} as a whole, expected it indexed down to a number")
+        return self.recorder.load(x, ())
+
+
+class _Operators(TorchDispatchMode):
+    """Records every operator as nodes; what it computes has a shape and dtype, and no values."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        recorder, kwargs = self.recorder, kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        in_place = name.endswith("_") and not name.startswith("_") and not name.endswith("__")
+        record = OPERATORS.get(name.removesuffix("_") if in_place else name)
+        if record is None:
+            try:
+                with self:
+                    out = NotImplemented if in_place else self._decompose(func, args, kwargs)
+            except ModError as error:
+                raise ModError(f"uses {name}, which has no counterpart in kernels") from error
+            if out is NotImplemented:
+                raise ModError(f"uses {name}, which has no counterpart in kernels")
+            return out
+        if all(x.is_meta or name in LIKE_CONSTANTS for x in args if isinstance(x, Tensor)):
+            out = func(*args, **kwargs)
+        else:  # a number that torch made a tensor of
+            on_meta = tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
+            with _disable_current_modes():
+                out = func(*on_meta[0], **on_meta[1])
+        if out.ndim:
+            raise ModError(f"{name} makes a tensor of shape {tuple(out.shape)}, expected numbers only")
+        if not out.is_meta:
+            return out
+        node = record(recorder, kind_of(out.dtype), *args, **kwargs)
+        recorder.set(args[0] if in_place else out, node)
+        return args[0] if in_place else out
+
+    def _decompose(self, func, args, kwargs):
+        """What torch says that the operator is in terms of others."""
+        if func in torch._decomp.decomposition_table:
+            return torch._decomp.decomposition_table[func](*args, **kwargs)
+        return func.decompose(*args, **kwargs)
+
+
+def _name(function: Callable) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+_NOT_THE_CALLERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the caller's own code on the way to the error."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_CALLERS)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""

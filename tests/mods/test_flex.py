@@ -1,0 +1,184 @@
+"""score_mod, mask_mod and block masks on the torch backend, against torch's flex_attention in float64."""
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as torchs
+
+import fa4
+from fa4 import fallback
+
+from .programs import BATCH, HEADS, KEYS, MASKS, QUERIES, SCORES, torchs_answer
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Several tiles and passes even here."""
+    monkeypatch.setattr(fallback, "TILE_M", 24)
+    monkeypatch.setattr(fallback, "TILE_N", 40)
+    monkeypatch.setattr(fallback, "TILE_SCORES", 3 * 24 * 40)
+
+
+def problem(seed, heads_kv=2, queries=QUERIES, keys=KEYS, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
+
+    q, k, v = normal(BATCH, HEADS, queries, 16), normal(BATCH, heads_kv, keys, 16), normal(BATCH, heads_kv, keys, 24)
+    return [x.requires_grad_() for x in (q, k, v)], normal(BATCH, HEADS, queries, 24)
+
+
+def gradients(out, lse, leaves, dout):
+    dlse = torch.where(lse.isinf(), 0.0, 0.3).to(lse.dtype)
+    return torch.autograd.grad((out, lse), leaves, (dout, dlse), allow_unused=True, materialize_grads=True)
+
+
+def assert_same(got, expected, context):
+    for i, (a, b) in enumerate(zip(got, expected)):
+        assert a.shape == b.shape, context
+        finite = b.isfinite()
+        assert torch.equal(a.isfinite(), finite) and torch.equal(a[~finite], b[~finite]), (context, i)
+        a, b = a.detach().masked_fill(~finite, 0.0), b.detach().masked_fill(~finite, 0.0)
+        error, size = (a - b).abs().max(), b.abs().max().clamp(min=1.0)
+        assert error <= 1e-11 * size, (context, i, float(error))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_and_their_gradients(name, seed):
+    leaves, dout = problem(seed)
+    score_mod, captured = SCORES[name].of(torch.float64)
+    results = []
+    for attend in (
+        lambda: fa4.flex_attention(*leaves, score_mod, enable_gqa=True, return_lse=True),
+        lambda: torchs_answer(*leaves, score_mod),
+    ):
+        out, lse = attend()
+        results.append((out, lse, *gradients(out, lse, [*leaves, *captured], dout)))
+    assert_same(*results, f"{name}, seed {seed}")
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_by_blocks_and_by_element(name, seed):
+    leaves, dout = problem(seed)
+    mask_mod = MASKS[name]
+    ours = fa4.create_block_mask(mask_mod, BATCH, HEADS, QUERIES, KEYS, BLOCK_SIZE=(32, 16), device="cpu")
+    theirs = torchs.create_block_mask(mask_mod, BATCH, HEADS, QUERIES, KEYS, BLOCK_SIZE=(32, 16), device="cpu")
+    assert torch.equal(ours.to_dense(), theirs.to_dense())
+    assert torch.equal(ours.kv_num_blocks, theirs.kv_num_blocks)
+    assert torch.equal(ours.full_kv_num_blocks, theirs.full_kv_num_blocks)
+    out, lse = torchs_answer(*leaves, mask_mod=mask_mod)
+    expected = (out, lse, *gradients(out, lse, leaves, dout))
+    for block_mask in (ours, theirs):
+        out, lse = fa4.flex_attention(*leaves, None, block_mask, enable_gqa=True, return_lse=True)
+        assert_same((out, lse, *gradients(out, lse, leaves, dout)), expected, f"{name}, seed {seed}")
+    q, k, v = (x.transpose(1, 2) for x in leaves)
+    out, lse = fa4.flash_attn_func(q, k, v, mask_mod=mask_mod, return_lse=True)
+    got = (out.transpose(1, 2), lse, *gradients(out.transpose(1, 2), lse, leaves, dout))
+    assert_same(got, expected, f"{name} without blocks, seed {seed}")
+
+
+def test_score_and_mask_together_with_blocks_for_all_heads(seed):
+    leaves, dout = problem(seed)
+    score_mod, captured = SCORES["relative_bias"].of(torch.float64)
+    block_mask = fa4.create_block_mask(MASKS["sliding_window"], None, None, QUERIES, KEYS, BLOCK_SIZE=16, device="cpu")
+    out, lse = torchs_answer(*leaves, score_mod, MASKS["sliding_window"])
+    expected = (out, lse, *gradients(out, lse, [*leaves, *captured], dout))
+    out, lse = fa4.flex_attention(*leaves, score_mod, block_mask, enable_gqa=True, return_lse=True)
+    assert_same((out, lse, *gradients(out, lse, [*leaves, *captured], dout)), expected, f"seed {seed}")
+
+
+def test_only_blocks_of_the_lists_are_visited(monkeypatch, seed):
+    """A window of 16 keys: 2 of 32 blocks a row."""
+    products = []
+    real = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: products.append(a.shape[1] * b.shape[2]) or real(a, b))
+    q, k, v = (torch.randn(1, 512, 1, 8) for _ in range(3))
+    block_mask = fa4.create_block_mask(fa4.masks.sliding_window(15), None, None, 512, 512, "cpu", BLOCK_SIZE=16)
+    fa4.flash_attn_func(q, k, v, block_mask=block_mask)
+    assert sum(products) == (2 * 32 - 1) * 16 * 16
+
+
+def test_blocks_that_are_seen_whole_are_not_masked(seed):
+    """Full blocks are what the lists say: there the mask_mod is not asked."""
+    leaves, _ = problem(seed)
+    block_mask = fa4.create_block_mask(MASKS["causal"], None, None, QUERIES, KEYS, BLOCK_SIZE=16, device="cpu")
+    block_mask.mask_mod = MASKS["nothing"]
+    _, lse = fa4.flex_attention(*leaves, None, block_mask, enable_gqa=True, return_lse=True)
+    assert (lse[:, :, :16] == -torch.inf).all() and lse[:, :, 16:64].isfinite().all()
+
+
+def test_mods_go_with_causal_windows_sinks_and_negative_scales(seed):
+    leaves, dout = problem(seed)
+    q, k, v = (x.transpose(1, 2) for x in leaves)
+    score_mod, captured = SCORES["temperature"].of(torch.float64)
+    shift = KEYS - QUERIES
+
+    def seen(b, h, q_idx, kv_idx):
+        return (kv_idx % 3 != 1) & (kv_idx <= q_idx + shift) & (kv_idx >= q_idx + shift - 30)
+
+    out, lse = torchs_answer(*leaves, score_mod, seen, scale=-0.2)
+    expected = (out, lse, *gradients(out, lse, [*leaves, *captured], dout))
+    flags = dict(softmax_scale=-0.2, causal=True, window_size=(30, None), return_lse=True)
+    out, lse = fa4.flash_attn_func(
+        q, k, v, score_mod=score_mod, mask_mod=lambda b, h, q_idx, kv_idx: kv_idx % 3 != 1, **flags
+    )
+    out = out.transpose(1, 2)
+    assert_same((out, lse, *gradients(out, lse, [*leaves, *captured], dout)), expected, f"seed {seed}")
+
+
+def test_packed_sequences_count_from_their_own_start(seed):
+    """b is the sequence; queries and keys count within it."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = (13, 0, 29)
+    slopes = torch.randn(3, 2, dtype=torch.float64, generator=generator).requires_grad_()
+    q, k, v = (torch.randn(42, 2, 16, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(3))
+    cu_seqlens = torch.tensor([0, 13, 13, 42], dtype=torch.int32)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return score + slopes[b, h] * (q_idx - kv_idx)
+
+    out = fa4.flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, score_mod=score_mod, mask_mod=fa4.masks.causal
+    )
+    dout = torch.randn(out.shape, dtype=torch.float64, generator=generator)
+    got = (out, *torch.autograd.grad(out, (q, k, v, slopes), dout))
+    parts = []
+    for b, (first, length) in enumerate(zip(cu_seqlens.tolist(), lengths)):
+        if not length:
+            continue
+        rows = slice(first, first + length)
+        one = [x[None, rows].transpose(1, 2) for x in (q, k, v)]
+        of_b = slopes[b]
+        parts.append(
+            torchs_answer(*one, lambda score, _, h, i, j, of_b=of_b: score + of_b[h] * (i - j), fa4.masks.causal)[0]
+            .transpose(1, 2)
+            .squeeze(0)
+        )
+    expected = torch.cat(parts)
+    assert_same(got, (expected, *torch.autograd.grad(expected, (q, k, v, slopes), dout)), f"seed {seed}")
+
+
+def test_gradients_repeat_bit_for_bit(seed):
+    leaves, dout = problem(seed, dtype=torch.float32)
+    score_mod, captured = SCORES["relative_bias"].of(torch.float32)
+    runs = []
+    for _ in range(3):
+        out = fa4.flex_attention(*leaves, score_mod, enable_gqa=True, deterministic=True)
+        runs.append(torch.autograd.grad(out, [*leaves, *captured], dout))
+    assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_captured_tensors_alone_may_be_trained(seed):
+    leaves, dout = problem(seed)
+    q, k, v = (x.detach() for x in leaves)
+    score_mod, captured = SCORES["alibi"].of(torch.float64)
+    got = torch.autograd.grad(fa4.flex_attention(q, k, v, score_mod, enable_gqa=True), captured, dout)
+    expected = torch.autograd.grad(torchs_answer(q, k, v, score_mod)[0], captured, dout)
+    assert_same(got, expected, f"seed {seed}")
+
+
+def test_explain_says_which_backends_lack_mods():
+    q = torch.empty(1, 64, 2, 64, dtype=torch.bfloat16, device="meta")
+    explanation = fa4.explain(q, q, q, score_mod=fa4.scores.softcap(3.0))
+    assert explanation.chosen == "torch" and explanation.spec.mods.score is not None

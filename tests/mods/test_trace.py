@@ -1,0 +1,152 @@
+"""Tracing: what a graph depends on, what is refused and how, when a function is traced again."""
+
+import re
+
+import pytest
+import torch
+
+import fa4
+from fa4.mods.call import remembered
+from fa4.mods.graph import parse
+from fa4.mods.trace import ModError, trace_mask, trace_score
+
+from .programs import MASKS, SCORES
+
+
+@pytest.mark.parametrize("name", [*MASKS, *SCORES])
+def test_a_graph_is_its_text(name):
+    if name in MASKS:
+        graph = trace_mask(MASKS[name]).graph
+    else:
+        graph = trace_score(SCORES[name].of(torch.float32)[0]).graph
+    assert parse(graph.text) == graph and hash(parse(graph.text)) == hash(graph)
+
+
+def windows(width):
+    return lambda b, h, q_idx, kv_idx: (q_idx - kv_idx <= width) & (q_idx >= kv_idx)
+
+
+def test_numbers_and_tensors_are_no_part_of_a_graph():
+    """Another window, cap or table: the same kernel."""
+    assert trace_mask(windows(7)).graph == trace_mask(windows(1000)).graph
+    assert trace_mask(windows(7)).numbers == (7,)
+    assert trace_score(fa4.scores.softcap(3.0)).graph == trace_score(fa4.scores.softcap(50.0)).graph
+    short, long = (trace_score(fa4.scores.temperature(torch.randn(n))).graph for n in (2, 8))
+    assert short == long
+    trained = trace_score(fa4.scores.temperature(torch.randn(2, requires_grad=True))).graph
+    assert trained != short and trained.scatters and not short.scatters
+
+
+def test_what_is_special_stays_in_the_code():
+    """Comparing with 0 or scaling by 1 costs no input, and a divisor decides how to divide."""
+    traced = trace_mask(lambda b, h, q_idx, kv_idx: (kv_idx * 1 + 0 >= 0) & (q_idx // 128 == kv_idx // 128))
+    assert not traced.numbers and "mul" not in {node.op for node in traced.graph.nodes}
+
+
+def branches(score, b, h, q_idx, kv_idx):
+    if q_idx > kv_idx:
+        return score
+    return score * 2
+
+
+TABLE = torch.randn(8)
+REFUSED = {
+    "branches on a value": branches,
+    "uses erfinv, which has no counterpart": lambda score, b, h, q_idx, kv_idx: torch.erfinv(score),
+    r"uses a tensor of shape \(8,\) as a whole": lambda score, b, h, q_idx, kv_idx: score * TABLE,
+    "as a Python index": lambda score, b, h, q_idx, kv_idx: score + [1, 2, 3][h],
+    "indexes a tensor by slice": lambda score, b, h, q_idx, kv_idx: score + TABLE[h : h + 1],
+    "indexes an axis of 8 entries by 8": lambda score, b, h, q_idx, kv_idx: score + TABLE[8],
+    r"indexes a tensor of shape \(8,\) by 2 indices": lambda score, b, h, q_idx, kv_idx: score + TABLE[h, b],
+    "expected 0-dim integers": lambda score, b, h, q_idx, kv_idx: score + TABLE[score],
+    "reads a value": lambda score, b, h, q_idx, kv_idx: score + kv_idx.item(),
+    r"returned a tensor of shape \(8,\)|as a whole": lambda score, b, h, q_idx, kv_idx: TABLE,
+    "returned 3.0, expected a tensor": lambda score, b, h, q_idx, kv_idx: 3.0,
+    "returned torch.bool, expected a floating dtype": lambda score, b, h, q_idx, kv_idx: score > 0,
+    "which has no counterpart in kernels": lambda score, b, h, q_idx, kv_idx: score + torch.arange(8)[h],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_traced_is_refused_with_its_line(message):
+    function = REFUSED[message]
+    with pytest.raises(ModError, match=message) as error:
+        trace_score(function)
+    assert str(error.value).startswith(f"score_mod {function.__qualname__}: ")
+    if "returned" not in message:
+        line = re.search(r"test_trace\.py:(\d+): ", str(error.value))
+        first = function.__code__.co_firstlineno
+        assert line and first <= int(line.group(1)) <= first + 3, error.value
+
+
+def test_errors_of_the_function_are_its_own():
+    def broken(score, b, h, q_idx, kv_idx):
+        return score + undefined  # noqa: F821
+
+    with pytest.raises(NameError, match="undefined"):
+        trace_score(broken)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (dict(score_mod=3), "score_mod is a int, expected a function"),
+        (dict(mask_mod=lambda b, h, q_idx, kv_idx: q_idx), "mask_mod .*returned torch.int32, expected torch.bool"),
+        (dict(score_mod=fa4.scores.temperature(torch.ones(3))), r"axis 0 of a captured tensor of shape \(3,\) by h"),
+        (dict(mask_mod=fa4.masks.documents(torch.ones(1, 9))), r"axis 1 of .* shape \(1, 9\) by q_idx, .* 10 entries"),
+        (dict(score_mod=fa4.scores.softcap(2.0), softcap=2.0), "softcap and score_mod are both given"),
+        (dict(block_mask="causal"), "block_mask is a str, expected what create_block_mask returns"),
+    ],
+)
+def test_arguments_that_do_not_fit(call, message):
+    q = torch.randn(1, 10, 4, 8)
+    with pytest.raises((TypeError, ValueError), match=message):
+        fa4.flash_attn_func(q, q, q, **call)
+
+
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ((3, None, 40, 40), "block_mask is for batch 3, expected 1 or 2"),
+        ((None, 3, 40, 40), "block_mask is for query heads 3, expected 1 or 4"),
+        ((None, None, 41, 40), "block_mask is for 41 queries and 40 keys, expected 40 and 40"),
+    ],
+)
+def test_block_masks_of_another_shape(sizes, message):
+    q = torch.randn(2, 40, 4, 8)
+    block_mask = fa4.create_block_mask(fa4.masks.causal, *sizes, device="cpu")
+    with pytest.raises(ValueError, match=message):
+        fa4.flash_attn_func(q, q, q, block_mask=block_mask)
+    fits = fa4.create_block_mask(fa4.masks.causal, None, None, 40, 40, device="cpu")
+    for more in (dict(causal=True), dict(window_size=(3, 3)), dict(mask_mod=fa4.masks.causal)):
+        with pytest.raises(ValueError, match="block_mask"):
+            fa4.flash_attn_func(q, q, q, block_mask=fits, **more)
+
+
+def test_a_function_is_traced_again_only_when_a_trace_would_differ(monkeypatch):
+    traces = []
+
+    def trace(function):
+        traces.append(function)
+        return trace_score(function)
+
+    def make(cap, table):
+        return lambda score, b, h, q_idx, kv_idx: torch.tanh(score / cap) * table[h]
+
+    first = remembered(trace, make(3.0, torch.ones(4)))
+    other = torch.randn(4)
+    again = remembered(trace, make(3.0, other))
+    assert len(traces) == 1 and again.tensors[0] is other and again.graph == first.graph
+    assert remembered(trace, make(4.0, other)).numbers[0] == 4.0 and len(traces) == 2
+    assert remembered(trace, make(3.0, torch.ones(4, requires_grad=True))).graph != first.graph and len(traces) == 3
+
+    class Holder:
+        cap = 3.0
+
+        def score_mod(self, score, b, h, q_idx, kv_idx):
+            return torch.tanh(score / self.cap)
+
+    holder = Holder()
+    assert remembered(trace, holder.score_mod).numbers[0] == 3.0
+    holder.cap = 5.0  # seen by nobody: such functions are traced each time
+    assert remembered(trace, holder.score_mod).numbers[0] == 5.0
