@@ -7,11 +7,19 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 import cutlass
+import torch
 
+from fa4.device import chip_by_number
 from fa4.pipeline.smem import Tile
+from fa4.sm100.bwd import plan as backward_plan
+from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles
+from fa4.sm100.fwd import plan as forward_plan
 from fa4.sm100.fwd.__main__ import tables
+from fa4.sm100.fwd.config import Schedule
+from fa4.sm100.fwd.tiles import ForwardTiles
 from fa4.sm100.mma import Major, SmemOperand, Umma
 from fa4.sm100.tmem import TmemMap, alias_of, cols
+from fa4.spec import AttentionSpec
 
 
 def test_tmem_map_knows_its_spans():
@@ -66,3 +74,60 @@ def test_the_readme_shows_the_forwards_roles_and_picture():
     readme, parts = (ROOT / "README.md").read_text(), tables().split("\n\n")
     for part in (parts[0], next(part for part in parts if part.startswith("```mermaid"))):
         assert part in readme, "run `python -m fa4.sm100.fwd` and paste its roles and picture into README.md"
+
+
+def _spec(dims: tuple[int, int]) -> AttentionSpec:
+    return AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1)
+
+
+# head dims and CTAs -> K/V stages, whether O is staged over Q, bytes between the places of two O, columns of O.
+FORWARD = {
+    ((64, 64), 1): (8, False, 16384, 64),
+    ((128, 128), 1): (3, False, 32768, 128),
+    ((128, 128), 2): (6, False, 32768, 128),
+    ((192, 128), 1): (2, True, 49152, 128),
+    ((192, 128), 2): (2, False, 32768, 128),
+    ((128, 64), 1): (4, False, 16384, 64),
+    ((8, 104), 1): (4, False, 32768, 128),
+}
+
+
+@pytest.mark.parametrize("dims, ctas", FORWARD, ids=str)
+def test_what_the_forward_makes_of_its_memory(dims, ctas):
+    tiles = ForwardTiles("test", 3, Schedule.SINGLE, "test", ctas=ctas)
+    cfg = forward_plan.configure(_spec(dims), chip_by_number(100), tiles)
+    assert (cfg.kv_stages, cfg.o_over_q, cfg.o_step, cfg.o_columns) == FORWARD[dims, ctas]
+    # A product takes columns in sixteens; the first part of P is three quarters of a block, for speed alone.
+    assert (cfg.head_dim_v_padded, cfg.p_head, cfg.rows) == (-(-dims[1] // 16) * 16, 96, 256 * ctas)
+
+
+# head dims and tile row -> queries of a step, stages of Q and dO, columns of dQ, whether it lies over dP, transposed.
+BACKWARD = {
+    ((64, 64), SINGLE): (128, 2, 2, 64, False, False),
+    ((40, 40), SINGLE): (128, 2, 2, 64, False, False),
+    ((128, 128), SINGLE): (128, 2, 1, 128, True, False),
+    ((128, 64), SINGLE): (128, 2, 2, 128, True, False),
+    ((8, 104), SINGLE): (128, 2, 2, 32, True, False),
+    ((128, 128), PAIR): (128, 1, 1, 64, True, False),
+    ((192, 128), SINGLE): (64, 2, 2, 64, True, True),
+}
+
+
+@pytest.mark.parametrize("dims, tiles", BACKWARD, ids=lambda x: getattr(x, "name", str(x)))
+def test_what_the_backward_makes_of_its_memory(dims, tiles):
+    cfg = backward_plan.configure(_spec(dims), chip_by_number(100), has_dlse=True, tiles=tiles)
+    numbers = cfg.tile_m, cfg.q_stages, cfg.do_stages, cfg.dq_columns, cfg.dq_over_dp, cfg.dq_transposed
+    assert numbers == BACKWARD[dims, tiles]
+    assert (cfg.columns, cfg.columns_v) == tuple(-(-d // 32) * 32 for d in dims)
+
+
+def test_each_column_of_a_tile_row_reaches_the_configuration():
+    """Most decide about speed alone: results would not show it."""
+    chip = chip_by_number(100)
+    row = ForwardTiles("test", 3, Schedule.DYNAMIC, "test", ctas=1, q_tiles=1, sawtooth=True, rescale_threshold=5.0)
+    cfg = forward_plan.configure(_spec((64, 64)), chip, row)
+    columns = ("polynomial", "schedule", "ctas", "q_tiles", "sawtooth", "rescale_threshold")
+    assert [getattr(cfg, name) for name in columns] == [getattr(row, name) for name in columns]
+    row = BackwardTiles("test", 2, 7, "test")
+    cfg = backward_plan.configure(_spec((128, 128)), chip, has_dlse=False, tiles=row)
+    assert (cfg.ctas, cfg.polynomial, cfg.smem_bytes) == (2, 7, chip.smem_per_block)
