@@ -74,12 +74,13 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 @click.option("--count", default=50, show_default=True, help="How many mutants.")
 @click.option("--start", default=0, show_default=True, help="Number of the first one in the seed's order.")
 @click.option("--minutes", default=0.0, help="Start no further mutant after so long.")
+@click.option("--enough", default=600.0, show_default=True, help="Processor seconds of kernels' tests for one mutant.")
 @click.option("--only", type=int, help="The one mutant of this number.")
 @click.option("--area", "areas", multiple=True, type=click.Choice([area.name for area in AREAS]), help="Only these.")
 @click.option("--file", "files", multiple=True, help="Only these files, as fa4/api.py.")
 @click.option("--list", "listed", is_flag=True, help="Show the mutants and run nothing.")
 def main(
-    seed: int, count: int, start: int, minutes: float, only: int | None, areas: tuple[str, ...],
+    seed: int, count: int, start: int, minutes: float, enough: float, only: int | None, areas: tuple[str, ...],
     files: tuple[str, ...], listed: bool,
 ) -> None:  # fmt: skip
     numbers = range(start, start + count) if only is None else range(only, only + 1)
@@ -100,7 +101,7 @@ def main(
             if minutes and time.monotonic() - started > 60 * minutes:
                 break
             if area not in judges:
-                judges[area] = _judge_of(workshop, area)
+                judges[area] = _judge_of(workshop, area, enough)
             if (judge := judges[area]) is None:
                 continue
             try:
@@ -127,8 +128,8 @@ class Judge:
         Red: the tests fail as it is, and can judge nothing.
     """
 
-    def __init__(self, workshop: Workshop, area: Area) -> None:
-        self.workshop, self.area = workshop, area
+    def __init__(self, workshop: Workshop, area: Area, enough: float) -> None:
+        self.workshop, self.area, self.enough = workshop, area, enough
         self.usual = workshop.unspoilt(area.tests) if area.tests else Outcome("", 0.0, 0.0)
         self.known = Known(workshop.root / "build" / "mutation" / "reach.json")
 
@@ -138,8 +139,8 @@ class Judge:
             outcome = self.workshop.judge(mutant, self.area.tests, self.usual)
         lines = statement(self.workshop.source(mutant.path), mutant.line)
         for test in self.area.kernels:
-            if outcome.how:
-                return outcome
+            if outcome.how or outcome.cpu_seconds > self.enough:
+                break
             reach = self._reach(test)
             if reach.runs(mutant.path, lines):
                 shown.append(test)
@@ -158,9 +159,9 @@ class Judge:
         return reach
 
 
-def _judge_of(workshop: Workshop, area: Area) -> Judge | None:
+def _judge_of(workshop: Workshop, area: Area, enough: float) -> Judge | None:
     try:
-        judge = Judge(workshop, area)
+        judge = Judge(workshop, area, enough)
     except Red as error:
         click.echo(f"{area.name}: {error}", err=True)
         return None
