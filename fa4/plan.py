@@ -74,7 +74,6 @@ class Directions(Plan):
     """A plan whose forward and backward are objects: made of (spec, extent, chip, tiles), with a method `launch` and a
     line of text. Tiles given here replace the rows of the tables, for tuning."""
 
-    name: str
     directions: tuple[Callable[..., Any], Callable[..., Any]]
 
     def __init__(
@@ -86,8 +85,7 @@ class Directions(Plan):
         self._backward = backward(spec, extent, chip, backward_tiles)
 
     def describe(self) -> str:
-        forward = f"{self.name} {self._forward}"
-        return f"{forward}; {self._backward}" if self.spec.needs_backward else forward
+        return f"{self._forward}; {self._backward}" if self.spec.needs_backward else str(self._forward)
 
     def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
         self._forward.launch(inputs, out, lse)

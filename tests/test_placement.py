@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4.device import chip_by_number
-from fa4.sm80.backward import Fragments
+from fa4.sm80.config import Fragments
 from fa4.sm80.tiles import backward_tiles, padded
 from fa4.sm100.bwd.placement import Chunks, Columns
 

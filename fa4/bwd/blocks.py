@@ -12,15 +12,20 @@ and for each block a float32 sum of dQ, to which the blocks of keys add, in the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ..core.arguments import Inputs
 from ..core.constant import Constant
 from ..core.order import Order
-from ..core.sequence import Lengths
+from ..core.sequence import Lengths, as_columns, as_matrices, modes_reversed
+from ..spec import Extent, Saved
+
+if TYPE_CHECKING:
+    from .workspace import Workspace
 
 THREADS = 256  # of the kernels around the main one
 
@@ -84,3 +89,24 @@ class RowTensors:
     lengths: Lengths
     order: Order
     scale: Float32
+
+    @staticmethod
+    def of(
+        inputs: Inputs,
+        saved: Saved,
+        dq: cute.Tensor,
+        workspace: Workspace,
+        scale: Float32,
+        sizes: Extent,
+        cfg: RowBlocks,
+    ) -> RowTensors:
+        """From what a launch gets."""
+        out, dout, dq = (as_matrices(x, cfg.packed) for x in (saved.out, saved.dout, dq))
+        of_rows = (saved.lse, saved.dlse, workspace.dsink)
+        lse, dlse, dsink = (None if x is None else as_columns(x, cfg.packed) for x in of_rows)
+        statistics, dq_sum, turns = (None if x is None else modes_reversed(x) for x in workspace[:3])
+        m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tile_m)
+        order = Order(m_blocks, cute.size(dq, mode=[2]), sizes.batch)
+        return RowTensors(
+            out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, turns, inputs.lengths, order, scale
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32
 from torch import Tensor
@@ -54,8 +53,3 @@ class Workspace(NamedTuple):
     def dsink_terms(self) -> Tensor | None:
         """(heads_q, ...)."""
         return self.dsink if self.dsink is None or self.dsink.ndim == 2 else self.dsink.transpose(0, 1)
-
-
-def modes_reversed(x: cute.Tensor) -> cute.Tensor:
-    """The modes in opposite order: the contiguous one first."""
-    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=list(reversed(range(cute.rank(x))))))

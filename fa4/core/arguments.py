@@ -5,7 +5,7 @@ Records are nested tuples to the caller, too: a launch may pass any tuple in a r
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -51,6 +51,11 @@ def fake_matrices(cfg: Any, count: int) -> list:
 def fake_rows(cfg: Any, present: bool = True) -> Any:
     """Stand-in for a tensor like lse: (batch, heads, rows), varlen without the batch."""
     return jit.fake_tensor(Float32, 2 if cfg.varlen else 3, align=4) if present else None
+
+
+def fake_numbers(record: type[tuple]) -> tuple:
+    """Stand-ins for a record of Int32 and Float32."""
+    return record(*(kind(0) for kind in get_type_hints(record).values()))
 
 
 def windows(spec: AttentionSpec) -> tuple[int, int]:

@@ -136,3 +136,8 @@ def sequence_matrix(
     if not (varlen or is_ragged):
         return matrix
     return cute.domain_offset(((0, skipped) if isinstance(x.shape[0], tuple) else skipped, 0), matrix)
+
+
+def modes_reversed(x: cute.Tensor) -> cute.Tensor:
+    """The modes in opposite order: the contiguous one first."""
+    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=list(reversed(range(cute.rank(x))))))

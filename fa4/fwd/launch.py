@@ -1,55 +1,20 @@
-"""A forward of warp roles, from a specification to a launch: what is the same on every chip that has TMA."""
+"""The launch of a forward of warp roles: what is the same on every chip that has TMA."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from torch import Tensor
 
-from .. import jit
-from ..core.arguments import Inputs, fake_matrices, fake_rows, windows
+from ..core.arguments import Inputs, fake_matrices, fake_numbers, fake_rows
 from ..core.order import Order
 from ..core.sequence import Lengths, as_columns, as_matrices, extent, ragged
-from ..core.softmax import LOG2_E
-from ..device import Chip
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
-from ..spec import AttentionInputs, AttentionSpec, Extent
-
-
-class Scalars(NamedTuple):
-    """scale_log2: softmax_scale * log2(e); with a softcap, softcap * log2(e). to_natural: turns a logit that was scaled
-    by scale_log2 into natural units, undoing its rounding. scale_over_cap: softmax_scale / softcap. left, right: see
-    `core.mask.Window`."""
-
-    scale_log2: Float32
-    to_natural: Float32
-    scale_over_cap: Float32
-    left: Int32
-    right: Int32
-
-    @staticmethod
-    def of(spec: AttentionSpec) -> Scalars:
-        scale = spec.softcap or spec.softmax_scale
-        scale_log2 = ctypes.c_float(scale * LOG2_E).value
-        over_cap = spec.softmax_scale / spec.softcap if spec.softcap else 0.0
-        return Scalars(scale_log2, scale / scale_log2, over_cap, *windows(spec))
-
-
-class Sizes(NamedTuple):
-    """section: pairs of head and sequence that advance together, see `core.order`. ctas: as many as the chip runs at a
-    time, the size of a persistent grid."""
-
-    max_seqlen_q: Int32
-    batch: Int32
-    section: Int32
-    ctas: Int32
+from .plan import Scalars, Sizes
 
 
 class Maps(NamedTuple):
@@ -127,23 +92,4 @@ class ForwardKernel(RoleKernel):
 
     def stand_ins(self, cfg: Any) -> tuple:
         (out,) = fake_matrices(cfg, 1)
-        scalars = Scalars(Float32(0.0), Float32(0.0), Float32(0.0), Int32(0), Int32(0))
-        return Inputs.fake(cfg), out, fake_rows(cfg), scalars, Sizes(*[Int32(0)] * 4)
-
-
-class Forward:
-    """One kind of problem on a chip: its kernel, its launch. section: see `Sizes`."""
-
-    kernel: ForwardKernel
-
-    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Any, section: int) -> None:
-        self.cfg, self.chip = cfg, chip
-        self.scalars = Scalars.of(spec)
-        self.sizes = Sizes(extent.max_seqlen_q, extent.batch, section, chip.sms)
-
-    def launch(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
-        self._launcher(inputs[:8], out, lse, self.scalars, self.sizes)
-
-    @functools.cached_property
-    def _launcher(self) -> jit.Launcher:
-        return self.kernel.launcher(self.cfg, self.chip)
+        return Inputs.fake(cfg), out, fake_rows(cfg), fake_numbers(Scalars), fake_numbers(Sizes)

@@ -10,5 +10,4 @@ from .fwd.plan import Forward
 class Plan(plan.Directions):
     """A problem on sm_100 or sm_103."""
 
-    name = "sm100"
     directions = Forward, Backward

@@ -7,66 +7,35 @@ group are packed into the rows of a tile, and the keys of a tile may be split am
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from .. import jit
-from ..core.arguments import Inputs
+from ..core.arguments import Inputs, fake_numbers
 from ..core.mask import Window
 from ..core.order import Order
+from ..core.program import Program
 from ..core.score import Softcap
 from ..core.sequence import Lengths, align_strides, as_columns, as_matrices
-from ..core.variant import Variant
-from ..device import Chip
+from .config import ForwardConfig
 from .forward_tile import work_on_queries
-from .tiles import ForwardTiles, padded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardConfig(Variant):
-    """What the generated code depends on, and so the compile key.
-
-    packed: heads of a group that are rows of one tile: all or 1. split: the keys of a tile are shared among blocks; out
-    and lse have a leading axis of parts and are float32, and there is no sink.
-    """
-
-    tiles: ForwardTiles
-    packed: int = 1
-    split: bool = False
-
-    @property
-    def dim(self) -> int:
-        return padded(self.head_dim)
-
-    @property
-    def dim_v(self) -> int:
-        return padded(self.head_dim_v)
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.tiles.warps
-
-
-class Operands(NamedTuple):
-    """q, k, v, out: (batch, rows, heads, dim), or varlen (rows, heads, dim), the last stride 1. lse: (batch, heads,
-    rows), or varlen (heads, rows), float32. sink: (heads_q,) float32."""
-
-    q: cute.Tensor
-    k: cute.Tensor
-    v: cute.Tensor
-    out: cute.Tensor
-    lse: cute.Tensor
-    sink: cute.Tensor | None
+class Scalars(NamedTuple):
+    softmax_scale: Float32
+    softcap: Float32
+    left: Int32
+    right: Int32
 
 
 class Sizes(NamedTuple):
     """section: (head, sequence) pairs that advance together, see `core.order`. splits: blocks that share a tile."""
 
-    batch: Int32
     max_seqlen_q: Int32
+    batch: Int32
     section: Int32
     splits: Int32
 
@@ -90,42 +59,37 @@ class Arguments:
     scale: Float32  # what turns the scores (or what `score` gives) into logits
 
 
-@cute.jit
-def forward(
-    operands: Operands,
-    cu_seqlens_q: cute.Tensor | None,
-    cu_seqlens_k: cute.Tensor | None,
-    seqused_q: cute.Tensor | None,
-    seqused_k: cute.Tensor | None,
-    sizes: Sizes,
-    window: Window,
-    softmax_scale: Float32,
-    softcap: Float32,
-    cfg: cutlass.Constexpr[ForwardConfig],
-    stream,
-):
-    """Launch the kernel."""
-    q, k, v, out, lse, sink = operands
-    batch, max_seqlen_q, section, splits = sizes
-    q, k, v = as_matrices(q, cfg.packed), as_matrices(k), as_matrices(v)
-    out, lse = _results(align_strides(out), as_matrices, cfg), _results(lse, as_columns, cfg)
-    score, scale = None, softmax_scale
-    if cutlass.const_expr(cfg.has_softcap):
-        score, scale = Softcap(softmax_scale / softcap), softcap
-    left, right = window
-    window = Window(left if cfg.has_left else None, right if cfg.has_right else None)
-    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    # Last query rows first: under a causal mask they take longest.
-    m_blocks = cute.ceil_div(max_seqlen_q * cfg.packed, cfg.tiles.tile_m)
-    order = Order(m_blocks, cute.size(q, mode=[2]), batch, section, descending=True)
-    kernel(Arguments(q, k, v, out, lse, sink, lengths, order, splits, window, score, scale), cfg).launch(
-        grid=[order.tiles * splits, 1, 1],
-        block=[cfg.threads, 1, 1],
-        smem=cfg.tiles.smem_bytes(cfg.head_dim, cfg.head_dim_v),
-        min_blocks_per_mp=cfg.tiles.blocks_per_sm,
-        preferred_smem_carveout=100,
-        stream=stream,
-    )
+class ForwardKernel(Program):
+    @cute.jit
+    def launch(
+        self,
+        inputs: Inputs,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        scalars: Scalars,
+        sizes: Sizes,
+        cfg: cutlass.Constexpr[ForwardConfig],
+        stream,
+    ):
+        """out: like q, with the columns of v; lse: (batch, heads, rows), or varlen (heads, rows), float32; both of
+        split keys with an axis of parts in front."""
+        q, k, v = as_matrices(inputs.q, cfg.packed), as_matrices(inputs.k), as_matrices(inputs.v)
+        out, lse = _results(align_strides(out), as_matrices, cfg), _results(lse, as_columns, cfg)
+        score, scale = None, scalars.softmax_scale
+        if cutlass.const_expr(cfg.has_softcap):
+            score, scale = Softcap(scalars.softmax_scale / scalars.softcap), scalars.softcap
+        window = cfg.window(scalars.left, scalars.right)
+        # Last query rows first: under a causal mask they take longest.
+        m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tiles.tile_m)
+        order = Order(m_blocks, cute.size(q, mode=[2]), sizes.batch, sizes.section, descending=True)
+        args = Arguments(q, k, v, out, lse, inputs.sink, inputs.lengths, order, sizes.splits, window, score, scale)
+        kernel(args, cfg).launch(**cfg.launch(order.tiles * sizes.splits), stream=stream)
+
+    def stand_ins(self, cfg: Any) -> tuple:
+        rank = 3 if cfg.varlen else 4
+        out = jit.fake_tensor(Float32, rank + 1) if cfg.split else jit.fake_tensor(cfg.dtype, rank)
+        lse = jit.fake_tensor(Float32, rank if cfg.split else rank - 1, contiguous=True, align=4)
+        return Inputs.fake(cfg), out, lse, fake_numbers(Scalars), fake_numbers(Sizes)
 
 
 @cute.kernel
@@ -142,22 +106,4 @@ def _results(x: cute.Tensor, as_views, cfg: ForwardConfig) -> cute.Tensor:
     return cute.make_tensor(x.iterator, layout)
 
 
-def build(cfg: ForwardConfig, chip: Chip):
-    """Compile the launcher, whose arguments are those of `forward` up to `softcap`."""
-    rank = 3 if cfg.varlen else 4
-    q, k, v = (jit.fake_tensor(cfg.dtype, rank) for _ in range(3))
-    out = jit.fake_tensor(Float32, rank + 1) if cfg.split else jit.fake_tensor(cfg.dtype, rank)
-    lse = jit.fake_tensor(Float32, rank if cfg.split else rank - 1, contiguous=True, align=4)
-    sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
-    return jit.compile_kernel(
-        forward,
-        Operands(q, k, v, out, lse, sink),
-        *Inputs.fake(cfg)[4:],
-        Sizes(*[Int32(0)] * 4),
-        Window(Int32(0), Int32(0)),
-        Float32(0),
-        Float32(0),
-        cfg,
-        jit.current_stream(),
-        chip=chip,
-    )
+KERNEL = ForwardKernel("sm80.forward")

@@ -80,20 +80,26 @@ class Operand:
 
 def operand_a(mma: cute.TiledMma, tile: cute.Tensor, thread: cutlass.Int32, transpose: bool = False) -> Operand:
     """Operand A (M, K[, stage]) from shared memory; `transpose` when the memory runs along M."""
-    atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose, 4), tile.element_type)
-    copy = cute.make_tiled_copy_A(atom, mma).get_slice(thread)
-    slice_mma = mma.get_slice(thread)
-    one = tile if cute.rank(tile) == 2 else tile[None, None, 0]
-    return Operand(copy, copy.partition_S(tile), slice_mma.make_fragment_A(slice_mma.partition_A(one)))
+    own = mma.get_slice(thread)
+    return _operand(
+        cute.make_tiled_copy_A, lambda x: own.make_fragment_A(own.partition_A(x)), mma, tile, thread, transpose
+    )
 
 
 def operand_b(mma: cute.TiledMma, tile: cute.Tensor, thread: cutlass.Int32, transpose: bool = False) -> Operand:
     """Operand B (N, K[, stage]) from shared memory; `transpose` when the memory runs along N."""
+    own = mma.get_slice(thread)
+    return _operand(
+        cute.make_tiled_copy_B, lambda x: own.make_fragment_B(own.partition_B(x)), mma, tile, thread, transpose
+    )
+
+
+def _operand(tiled_copy, fragment, mma, tile, thread, transpose: bool) -> Operand:
+    """From shared memory by ldmatrix.x4; tiled_copy, fragment: of A or of B."""
     atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose, 4), tile.element_type)
-    copy = cute.make_tiled_copy_B(atom, mma).get_slice(thread)
-    slice_mma = mma.get_slice(thread)
+    copy = tiled_copy(atom, mma).get_slice(thread)
     one = tile if cute.rank(tile) == 2 else tile[None, None, 0]
-    return Operand(copy, copy.partition_S(tile), slice_mma.make_fragment_B(slice_mma.partition_B(one)))
+    return Operand(copy, copy.partition_S(tile), fragment(one))
 
 
 def product(mma: cute.TiledMma, acc: cute.Tensor, a: Operand | cute.Tensor, b: Operand) -> None:

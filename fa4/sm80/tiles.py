@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
+from cutlass import Int32
+
+from ..core.variant import Variant
 from ..device import Chip
 from ..spec import AttentionSpec
 
@@ -132,9 +136,9 @@ def forward_section(spec: AttentionSpec, seqlen_k: int) -> int:
     return max(1, min(_LARGEST_SECTION, _SHARED_BYTES // max(per_pair, 1)))
 
 
-def backward_section(spec: AttentionSpec, seqlen_q: int) -> int:
-    """Pairs that advance together in the backward; their sums of dQ stay in L2."""
-    if not spec.deterministic:
-        return 1 if spec.window_left is None and spec.window_right is None else 4
-    per_pair = 4 * seqlen_q * padded(spec.head_dim) * spec.group
-    return max(1, min(_LARGEST_SECTION, _SHARED_BYTES // max(per_pair, 1)))
+def backward_section(variant: Variant, seqlen_q: Int32) -> Int32:
+    """Pairs that advance together in the backward; their sums of dQ stay in L2. Inside a `cute.jit` host function."""
+    if not variant.deterministic:
+        return Int32(4 if variant.masked else 1)
+    rows = _SHARED_BYTES // (4 * padded(variant.head_dim) * variant.group)
+    return cutlass.max(cutlass.min(rows // cutlass.max(seqlen_q, 1), _LARGEST_SECTION), 1)

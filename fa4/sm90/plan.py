@@ -10,5 +10,4 @@ from .fwd.plan import Forward
 class Plan(plan.Directions):
     """A problem on sm_90."""
 
-    name = "sm90"
     directions = Forward, Backward

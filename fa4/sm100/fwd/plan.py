@@ -6,7 +6,8 @@ import math
 
 from ...core.variant import Variant
 from ...device import Chip
-from ...fwd import launch
+from ...fwd import plan
+from ...fwd.plan import Scalars, Sizes
 from ...spec import AttentionSpec, Extent
 from ..tmem import LANES
 from .config import Config
@@ -17,7 +18,7 @@ from .tiles import ForwardTiles, tiles_for
 SECTION_BYTES = 50 << 20
 
 
-class Forward(launch.Forward):
+class Forward(plan.Forward):
     """A forward on sm_100 or sm_103. `tiles` replaces the row of the table, for tuning."""
 
     kernel = KERNEL
@@ -25,7 +26,8 @@ class Forward(launch.Forward):
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         self.tiles = tiles or tiles_for(spec, chip, extent.max_seqlen_q * _packed_heads(spec))
         cfg = configure(spec, chip, self.tiles)
-        super().__init__(spec, extent, chip, cfg, _section(spec, extent.max_seqlen_k))
+        sizes = Sizes(extent.max_seqlen_q, extent.batch, _section(spec, extent.max_seqlen_k), chip.sms)
+        super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
     def __str__(self) -> str:
         tiles, cfg = self.tiles, self.cfg

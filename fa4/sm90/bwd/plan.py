@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...bwd import launch
+from ...bwd import plan
 from ...core.variant import Variant
 from ...device import Chip
 from ...spec import AttentionSpec, Extent
@@ -11,7 +11,7 @@ from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for
 
 
-class Backward(launch.Backward):
+class Backward(plan.Backward):
     """A backward on sm_90. `tiles` replaces the row of the table, for tuning."""
 
     kernel = KERNEL

@@ -1,0 +1,68 @@
+"""The backward of a plan: what its kernels are called with, and their launch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from cutlass import Float32, Int32
+from torch import Tensor
+
+from .. import jit
+from ..core.arguments import Inputs, fake_matrices, fake_numbers, fake_rows, windows
+from ..core.program import Program
+from ..core.softmax import LOG2_E
+from ..device import Chip
+from ..spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
+from .blocks import RowBlocks
+from .workspace import Workspace
+
+
+class Scalars(NamedTuple):
+    """scale: softmax_scale. scale_log2: scale * log2(e); with a softcap, softcap * log2(e). scale_over_cap: scale /
+    softcap. left, right: see `core.mask.Window`."""
+
+    scale: Float32
+    scale_log2: Float32
+    scale_over_cap: Float32
+    left: Int32
+    right: Int32
+
+    @staticmethod
+    def of(spec: AttentionSpec) -> Scalars:
+        scale = spec.softmax_scale
+        over_cap = scale / spec.softcap if spec.softcap else 0.0
+        return Scalars(scale, (spec.softcap or scale) * LOG2_E, over_cap, *windows(spec))
+
+
+def stand_ins(cfg: Any) -> tuple:
+    """Of what `Backward.launch` gives the kernel's."""
+    out, dout, *grads = fake_matrices(cfg, 5)
+    saved = Saved(out, fake_rows(cfg), dout, fake_rows(cfg, cfg.has_dlse))
+    extent = Extent(*[Int32(0)] * 3)
+    return Inputs.fake(cfg), saved, Gradients(*grads), Workspace.fake(cfg.row_blocks), fake_numbers(Scalars), extent
+
+
+class Backward:
+    """One kind of problem on a chip. A chip's class has a `kernel` and knows its configurations."""
+
+    kernel: Program
+
+    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> None:
+        self.spec, self.extent, self.chip = spec, extent, chip
+        self.scalars = Scalars.of(spec)
+        self._compiled: dict[bool, tuple[RowBlocks, jit.Launcher]] = {}  # by whether there is a dlse
+
+    def config(self, has_dlse: bool) -> Any:
+        """The kernel's configuration, a `Variant` with `row_blocks`."""
+        raise NotImplementedError
+
+    def launch(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
+        """Fill dq, dk, dv; returns the terms of dsink, (heads_q, ...), if there is a sink."""
+        has_dlse = saved.dlse is not None
+        if has_dlse not in self._compiled:
+            cfg = self.config(has_dlse)
+            self._compiled[has_dlse] = cfg.row_blocks, self.kernel.launcher(cfg, self.chip)
+        row_blocks, launcher = self._compiled[has_dlse]
+        workspace = Workspace.allocate(inputs, self.spec, row_blocks)
+        launcher(inputs[:8], saved, grads, workspace, self.scalars, self.extent)
+        return workspace.dsink_terms()

@@ -1,0 +1,65 @@
+"""The forward of a plan: what its kernels are called with, and their launch."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, NamedTuple
+
+from cutlass import Float32, Int32
+from torch import Tensor
+
+from .. import jit
+from ..core.arguments import windows
+from ..core.program import Program
+from ..core.softmax import LOG2_E
+from ..device import Chip
+from ..spec import AttentionInputs, AttentionSpec
+
+
+class Scalars(NamedTuple):
+    """scale_log2: softmax_scale * log2(e); with a softcap, softcap * log2(e). to_natural: turns a logit that was scaled
+    by scale_log2 into natural units, undoing its rounding. scale_over_cap: softmax_scale / softcap. left, right: see
+    `core.mask.Window`."""
+
+    scale_log2: Float32
+    to_natural: Float32
+    scale_over_cap: Float32
+    left: Int32
+    right: Int32
+
+    @staticmethod
+    def of(spec: AttentionSpec) -> Scalars:
+        scale = spec.softcap or spec.softmax_scale
+        scale_log2 = ctypes.c_float(scale * LOG2_E).value
+        over_cap = spec.softmax_scale / spec.softcap if spec.softcap else 0.0
+        return Scalars(scale_log2, scale / scale_log2, over_cap, *windows(spec))
+
+
+class Sizes(NamedTuple):
+    """section: pairs of head and sequence that advance together, see `core.order`. ctas: as many as the chip runs at a
+    time, the size of a persistent grid."""
+
+    max_seqlen_q: Int32
+    batch: Int32
+    section: Int32
+    ctas: Int32
+
+
+class Forward:
+    """One kind of problem on a chip. A chip's class has a `kernel` and knows its configuration and numbers.
+
+    The kernel's `launch` takes `Inputs`, out, lse, and the records `scalars` and `sizes`.
+    """
+
+    kernel: Program
+
+    def __init__(self, chip: Chip, cfg: Any, scalars: tuple, sizes: tuple) -> None:
+        self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
+
+    def launch(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
+        self._launcher(inputs[:8], out, lse, self.scalars, self.sizes)
+
+    @functools.cached_property
+    def _launcher(self) -> jit.Launcher:
+        return self.kernel.launcher(self.cfg, self.chip)

@@ -1,0 +1,99 @@
+"""What the generated code of the portable kernels depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cutlass import Int32
+
+from ..bwd.blocks import RowBlocks
+from ..core.constant import Constant
+from ..core.mask import Window
+from ..core.variant import Variant
+from .tiles import BackwardTiles, ForwardTiles, padded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Variant):
+    """Everything the generated code depends on; its fields are the compile key."""
+
+    tiles: ForwardTiles | BackwardTiles
+
+    @property
+    def dim(self) -> int:
+        return padded(self.head_dim)
+
+    @property
+    def dim_v(self) -> int:
+        return padded(self.head_dim_v)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.tiles.warps
+
+    def launch(self, ctas: Int32) -> dict:
+        """The shape of a launch of `ctas` blocks."""
+        return dict(
+            grid=[ctas, 1, 1],
+            block=[self.threads, 1, 1],
+            smem=self.tiles.smem_bytes(self.head_dim, self.head_dim_v),
+            min_blocks_per_mp=self.tiles.blocks_per_sm,
+            preferred_smem_carveout=100,
+        )
+
+    def window(self, left: Int32, right: Int32) -> Window:
+        return Window(left if self.has_left else None, right if self.has_right else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardConfig(Config):
+    """packed: heads of a group that are rows of one tile: all or 1. split: the keys of a tile are shared among blocks;
+    out and lse have a leading axis of parts and are float32, and there is no sink."""
+
+    packed: int = 1
+    split: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments(Constant):
+    """A `Placement` of a block's dQ as the warps' accumulators hold it (`tensor_core`): the i-th value of every thread,
+    then the next, so that an addition of a warp covers 128 contiguous bytes. warps: their grid over rows and columns.
+    """
+
+    tile_m: int
+    columns: int
+    warps: tuple[int, int]
+    rows: int = 1
+
+    @property
+    def elements(self) -> int:
+        return self.tile_m * self.columns
+
+    def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
+        column, (down, across) = first + within, self.warps
+        warp = row // 16 % down + column // 8 % across * down
+        thread = 32 * warp + row % 8 * 4 + column % 8 // 2
+        repetition = row // (16 * down) + column // (8 * across) * (self.tile_m // (16 * down))
+        value = 4 * repetition + row // 8 % 2 * 2 + column % 2
+        return value * (32 * down * across) + thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardConfig(Config):
+    """The rows of a tile are those of all heads of a group."""
+
+    @property
+    def row_blocks(self) -> RowBlocks:
+        """What the kernels around the main one depend on."""
+        return RowBlocks(
+            self.dtype,
+            self.head_dim,
+            self.head_dim_v,
+            self.tiles.tile_m,
+            Fragments(self.tiles.tile_m, self.dim, self.tiles.warps_q),
+            self.varlen,
+            self.has_sink,
+            self.has_dlse,
+            packed=self.group,
+            turns=1 if self.deterministic else 0,
+        )
