@@ -7,6 +7,15 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 
+def hide(x: list[Float32], first: Int32 | None, stop: Int32) -> list[Float32]:
+    """Neighbouring elements, -inf outside [first, stop); no lower bound if `first` is None."""
+    hidden = []
+    for column in range(0, len(x), 32):
+        bits = visible_bits(first, stop, column)
+        hidden += [hide_unless(bits, i, value) for i, value in enumerate(x[column : column + 32])]
+    return hidden
+
+
 def visible_bits(first: Int32 | None, stop: Int32, column: int) -> Int32:
     """A word whose bit i tells whether first <= column + i < stop; no lower bound if `first` is None."""
     bits = _low_bits(stop - column)

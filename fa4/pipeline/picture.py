@@ -1,16 +1,25 @@
 """A kernel's tables as Markdown, for the pages in docs/: roles, channels, memory, and how they hang together.
 
-python -m fa4.sm100.fwd        # the forward's
-python -m fa4.sm100.bwd        # the backward's
+python -m fa4.sm100.fwd        # the Blackwell forward's; likewise sm100.bwd, sm90.fwd and sm90.bwd
 """
 
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from .channels import ONCE, Across, Channel, ChannelTable, Implied
+from .kernel import RoleKernel
 from .roles import WARP, RoleTable
 from .smem import SmemMap
+
+
+def page(kernel: RoleKernel, cfg: Any, last: tuple[str, ...], *memories: str) -> str:
+    """Everything between the marks in a kernel's page. last: the roles that write results. memories: tables of those
+    beside shared memory."""
+    table = kernel.channels(cfg)
+    parts = roles_table(table.roles), diagram(table, last), channels_table(table), *memories
+    return "\n\n".join((*parts, smem_table(kernel.smem(cfg, table))))
 
 
 def roles_table(roles: RoleTable) -> str:
@@ -57,7 +66,7 @@ def smem_table(smem: SmemMap) -> str:
     return "\n".join((*lines, f"| end | {smem.nbytes} |"))
 
 
-def diagram(table: ChannelTable, last: tuple[str, ...] = ("epilogue",)) -> str:
+def diagram(table: ChannelTable, last: tuple[str, ...]) -> str:
     """A Mermaid flow chart: an arrow per pair of roles, labelled with what passes along it and, after "frees", the
     payloads whose release it implies; `last` write results."""
     arrows: dict[tuple[str, str], list[str]] = {}

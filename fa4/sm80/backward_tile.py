@@ -19,6 +19,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
+from ..bwd.turns import counter, pass_turn_on, wait_for_turn
 from ..core.constant import Constant
 from ..core.mask import Band
 from ..core.rows import first_row_block
@@ -284,11 +285,9 @@ def add_dq(work, dq, m_block):
     if cutlass.const_expr(cfg.deterministic):
         # All blocks of earlier keys that meet these rows add first. One thread looks, the barrier tells the others.
         mine = work.n_block - work.mask.key_blocks(m_block).first
-        counter = args.turns.iterator + cute.crd2idx((block, work.head), args.turns.layout)
+        count = counter(args.turns, block, work.head)
         if work.thread == 0:
-            done = Int32(-1)
-            while done != mine:
-                done = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+            wait_for_turn(count, mine)
         cute.arch.barrier()
     start = args.dq_sum.iterator + cute.crd2idx((0, block, work.head), args.dq_sum.layout) + work.thread
     for i in cutlass.range_constexpr(cute.size(dq)):
@@ -298,7 +297,6 @@ def add_dq(work, dq, m_block):
 @cute.jit
 def pass_turn(work, m_block):
     """After a barrier behind `add_dq`: let the next block add to these rows."""
-    turns = work.args.turns
-    counter = turns.iterator + cute.crd2idx((work.row_block + m_block, work.head), turns.layout)
+    count = counter(work.args.turns, work.row_block + m_block, work.head)
     if work.thread == 0:
-        cute.arch.red(counter, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+        pass_turn_on(count)

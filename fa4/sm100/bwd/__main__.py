@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ...device import chip_by_number
-from ...pipeline.picture import channels_table, diagram, roles_table, smem_table
+from ...pipeline.picture import page
 from ...spec import AttentionSpec
-from .kernel import ROLES, channels, smem_map, tmem_map
+from .kernel import KERNEL, tmem_map
 from .plan import configure
 
 
@@ -15,11 +15,7 @@ def tables() -> str:
     """Everything between the marks in the page."""
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5)
     cfg = configure(spec, chip_by_number(100), has_dlse=False)
-    table = channels(cfg)
-    picture = diagram(table, last=("compute", "reduce"))
-    return "\n\n".join(
-        (roles_table(ROLES), picture, channels_table(table), tmem_map(cfg).table(), smem_table(smem_map(cfg, table)))
-    )
+    return page(KERNEL, cfg, ("compute", "reduce"), tmem_map(cfg).table())
 
 
 if __name__ == "__main__":

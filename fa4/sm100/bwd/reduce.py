@@ -4,10 +4,8 @@ A thread has one query (or, `dq_transposed`, one column of Q). In a pair each CT
 two threads: lane l + 64 has the second half of the columns of lane l. Chunks of tensor-memory columns go through two
 stages of shared memory, in the accumulator's own order, so that one bulk addition of contiguous bytes takes a chunk.
 
-Deterministic: the key blocks that a query block meets add to it one after the other. A counter for each query block
-(of a pair, for each half of it)
-says how many have; a CTA waits until it reaches its own place in the order, and counts up when its additions are
-done. CTAs that come earlier in the order were launched earlier and wait for nobody later, so the wait ends.
+Deterministic: the key blocks that a query block (of a pair, each half of it) meets take turns, see `bwd.turns`. CTAs
+that come earlier in the order were launched earlier and wait for nobody later, so every wait ends.
 
 Waits:   mma_reduce_dQ.full
 Signals: mma_reduce_dQ.free
@@ -19,6 +17,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
+from ...bwd.turns import counter, pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
 from ...core.words import bits, store_words
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.tma import bulk_add
@@ -41,11 +40,15 @@ def reduce(context):
             block = work.row_block + m_block
             if cutlass.const_expr(cfg.deterministic):
                 own = block * cfg.ctas + work.rank
-                wait_for_turn(args.turns, own, head, work.turn(m_block, cfg.descending), issues)
+                if issues:
+                    wait_for_bulk_turn(counter(args.turns, own, head), work.turn(m_block, cfg.descending))
             target = args.dq_sum[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
             stage = add_to_accumulator(context, products, target, issues, stage)
-            if cutlass.const_expr(cfg.deterministic):
-                pass_turn_on(args.turns, own, head, issues)
+            if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
+                if issues:
+                    wait_for_bulk_additions()
+                    with cute.arch.elect_one():
+                        pass_turn_on(counter(args.turns, own, head))
             products = products.next()
     if issues:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -113,25 +116,3 @@ def add_chunk(
         with cute.arch.elect_one():
             bulk_add(place, target, CHUNK_BYTES)
         cute.arch.cp_async_bulk_commit_group()
-
-
-@cute.jit
-def wait_for_turn(turns: cute.Tensor, block: Int32, head: Int32, turn: Int32, issues: Boolean):
-    """The warp that issues additions: until `turn` key blocks have added to the query block."""
-    if issues:
-        counter = turns.iterator + cute.crd2idx((block, head), turns.layout)
-        done = Int32(-1)
-        while done != turn:
-            done = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
-        cute.arch.fence_proxy("async.global")  # additions after the wait come after those before it
-
-
-@cute.jit
-def pass_turn_on(turns: cute.Tensor, block: Int32, head: Int32, issues: Boolean):
-    """The warp that issues additions: count this CTA's, once they are done."""
-    if issues:
-        cute.arch.cp_async_bulk_wait_group(0)
-        cute.arch.fence_proxy("async.global")
-        with cute.arch.elect_one():
-            counter = turns.iterator + cute.crd2idx((block, head), turns.layout)
-            cute.arch.red(counter, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")

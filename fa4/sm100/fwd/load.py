@@ -14,7 +14,7 @@ from cutlass import Int32
 from ...core.sequence import sequence_matrix
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.tma import tma_load, tma_load_panel
-from .work import Queue, row_tile
+from .work import Queue, key_block, row_tile
 
 
 @cute.jit
@@ -27,7 +27,7 @@ def load(context):
         work = queue.tile()
         if work.count > 0:
             for i in cutlass.range(work.count, unroll=1):
-                block = work.block(i)
+                block = key_block(context, work, i)
                 if i == 0:
                     load_q(context, work, 0, q)
                 load_k(context, work, block, kv)

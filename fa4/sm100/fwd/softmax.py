@@ -15,9 +15,9 @@ from cutlass import Float32, Int32
 
 from ...core.score import Softcap
 from ...core.sequence import sequence_matrix
-from ...core.softmax import LOG2_E
-from ...core.visible import hide_unless, visible_bits
+from ...core.visible import hide
 from ...core.words import pack_half
+from ...fwd.rows import normalise
 from ...pipeline.cursor import Cursor, consume, produce
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
@@ -57,7 +57,7 @@ def softmax(context):
                     begin = (blocks.full_first - 1 - i) * cfg.tile_n
                     reference, total = step(context, ends, tile, s, reference, total, first - begin, stop - begin, True)
                     s = s.next()
-        norm, lse = finish(context, work, row, query, reference, total)
+        norm, lse = normalise(context, work, row, query, reference, total)
         if work.count > 0:
             norms.wait()
             norm_of[thread] = norm
@@ -155,32 +155,3 @@ def row_maximum(s: list[Float32]) -> Float32:
             for x in pair:
                 tops[chain] = cute.arch.fmax(tops[chain], x)
     return cute.arch.fmax(cute.arch.fmax(tops[0], tops[1]), cute.arch.fmax(tops[2], tops[3]))
-
-
-def hide(s: list[Float32], first: Int32 | None, stop: Int32) -> list[Float32]:
-    """-inf outside columns [first, stop), None for no first."""
-    hidden = []
-    for column in range(0, len(s), 32):
-        bits = visible_bits(first, stop, column)
-        hidden += [hide_unless(bits, i, x) for i, x in enumerate(s[column : column + 32])]
-    return hidden
-
-
-@cute.jit
-def finish(context, work, row: Int32, query: Int32, reference: Float32, total: Float32):
-    """(factor that normalises O, log-sum-exp) of a row; (0, -inf) if it saw no key or holds no data."""
-    cfg, args = context.cfg, context.args
-    numerator = Float32(1.0)
-    if cutlass.const_expr(cfg.has_sink):
-        head = work.head * cfg.packed + (row % cfg.packed if cfg.packed > 1 else 0)
-        sink = args.sink[head] * LOG2_E
-        top = cute.arch.fmax(reference, sink)
-        top = Float32(0.0) if top == -Float32.inf else top
-        numerator = cute.math.exp2(reference - top, fastmath=True)
-        total = total * numerator + cute.math.exp2(sink - top, fastmath=True)
-        reference = top
-    holds_data = query < work.q.count
-    is_seen = holds_data and total != 0.0  # a NaN is seen
-    norm = numerator * cute.arch.rcp_approx(total) if is_seen else Float32(0.0)
-    lse = reference * args.to_natural + cute.math.log(total) if is_seen else -Float32.inf
-    return norm, lse

@@ -11,14 +11,11 @@ The loop over work is the same in every role:
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ...core.mask import Band, Blocks, Mask
-from ...core.sequence import Rows
+from ...fwd.work import Work, work_tile
 from ...pipeline.cursor import Cursor, consume
 from .config import Schedule
 
@@ -64,49 +61,16 @@ class Queue:
         return Queue(self.context, Int32(values[0]), answers)
 
 
-class Work(NamedTuple):
-    """One work tile: both Q tiles of a row block, for one (packed) head of one sequence."""
-
-    m_block: Int32
-    head: Int32
-    head_kv: Int32
-    batch: Int32
-    place: Rows  # all query rows of the sequence
-    q: Rows  # those of them that hold data
-    k: Rows
-    mask: Mask
-    blocks: Blocks  # key blocks, taken from stop - 1 down to first
-    ascends: Boolean  # except that the unmasked ones may be taken the other way round
-
-    @property
-    def count(self) -> Int32:
-        return self.blocks.stop - self.blocks.first
-
-    def block(self, i: Int32) -> Int32:
-        """The i-th key block to take."""
-        b, descending = self.blocks, self.blocks.stop - 1 - i
-        is_full = (descending >= b.full_first) & (descending < b.full_stop)
-        ascending = b.full_first + (b.full_stop - 1 - descending)
-        return Int32(cutlass.select_(self.ascends & is_full, ascending, descending))
-
-
-def work_tile(context, index: Int32) -> Work:
-    """What a work tile consists of; empty (`count` 0) if no row of it sees a key."""
-    args, cfg = context.args, context.cfg
-    m_block, head, batch = args.order.at(index)
-    place = args.lengths.query_place(batch, args.seqlen_q)
-    q = args.lengths.queries(batch, args.seqlen_q)
-    k = args.lengths.keys(batch, args.seqlen_k)
-    left = args.left if cfg.has_left else None
-    right = args.right if cfg.has_right else None
-    mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.packed)
-    blocks = mask.key_blocks(m_block)
-    is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.packed)
-    stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
-    blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
-    head_kv = head if cfg.packed == cfg.group else head * cfg.packed // cfg.group
-    ascends = Boolean(index // args.order.stride % 2 == 1) if cfg.sawtooth else Boolean(False)
-    return Work(m_block, head, head_kv, batch, place, q, k, mask, blocks, ascends)
+def key_block(context, work: Work, i: Int32) -> Int32:
+    """The i-th key block to take: from last to first, but in every other work tile of a `sawtooth` the unmasked ones
+    the other way round."""
+    b, descending = work.blocks, work.blocks.stop - 1 - i
+    if not context.cfg.sawtooth:
+        return Int32(descending)
+    ascends = Boolean(work.index // context.args.order.stride % 2 == 1)
+    is_full = (descending >= b.full_first) & (descending < b.full_stop)
+    ascending = b.full_first + (b.full_stop - 1 - descending)
+    return Int32(cutlass.select_(ascends & is_full, ascending, descending))
 
 
 def row_tile(context, work: Work, tile) -> Int32:

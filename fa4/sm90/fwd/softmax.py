@@ -9,9 +9,9 @@ from cutlass import Boolean, Float32, Int32
 from ...core.constant import Constant
 from ...core.score import Softcap
 from ...core.sequence import sequence_matrix
-from ...core.softmax import LOG2_E
-from ...core.visible import hide_unless, visible_bits
+from ...core.visible import hide
 from ...core.words import pack_half
+from ...fwd.rows import normalise
 from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, across_row, own_columns, row_elements, row_in_warp
 
 CHAINS = 4  # of the row's maximum and sum: independent ones, to hide the latency of each
@@ -127,35 +127,6 @@ def in_chains(values: list[Float32], combine) -> Float32:
     while len(chains) > 1:
         chains = [combine(*chains[i : i + 2]) for i in range(0, len(chains), 2)]
     return chains[0]
-
-
-def hide(x: list[Float32], first: Int32 | None, stop: Int32) -> list[Float32]:
-    """-inf outside this thread's columns [first, stop) of a row, None for no first."""
-    hidden = []
-    for column in range(0, len(x), 32):
-        bits = visible_bits(first, stop, column)
-        hidden += [hide_unless(bits, i, value) for i, value in enumerate(x[column : column + 32])]
-    return hidden
-
-
-@cute.jit
-def normalise(context, work, row: Int32, query: Int32, reference: Float32, total: Float32):
-    """(factor that normalises O, log-sum-exp) of a row; (0, -inf) if it saw no key or holds no data."""
-    cfg, args = context.cfg, context.args
-    numerator = Float32(1.0)
-    holds_data = query < work.q.count
-    if cutlass.const_expr(cfg.has_sink):
-        head = work.head * cfg.packed + (row % cfg.packed if cfg.packed > 1 else 0)
-        sink = args.sink[head] * LOG2_E
-        top = cute.arch.fmax(reference, sink)
-        top = Float32(0.0) if top == -Float32.inf else top
-        numerator = cute.math.exp2(reference - top, fastmath=True)
-        total = total * numerator + cute.math.exp2(sink - top, fastmath=True)
-        reference = top
-    is_seen = holds_data and total != 0.0  # a NaN is seen
-    norm = numerator * cute.arch.rcp_approx(total) if is_seen else Float32(0.0)
-    lse = reference * args.to_natural + cute.math.log(total) if is_seen else -Float32.inf
-    return norm, lse
 
 
 @cute.jit

@@ -1,0 +1,48 @@
+"""What a forward's work tile consists of: rows, keys, key blocks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Boolean, Int32
+
+from ..core.mask import Band, Blocks, Mask
+from ..core.sequence import Rows
+
+
+class Work(NamedTuple):
+    """One work tile: a row block of one (packed) head of one sequence."""
+
+    index: Int32  # in the order of work
+    m_block: Int32
+    head: Int32
+    head_kv: Int32
+    batch: Int32
+    place: Rows  # all query rows of the sequence
+    q: Rows  # those of them that hold data
+    k: Rows
+    mask: Mask
+    blocks: Blocks  # key blocks, taken from stop - 1 down to first
+
+    @property
+    def count(self) -> Int32:
+        return self.blocks.stop - self.blocks.first
+
+
+def work_tile(context, index: Int32) -> Work:
+    """What a work tile consists of; empty (`count` 0) if no row of it sees a key."""
+    args, cfg = context.args, context.cfg
+    m_block, head, batch = args.order.at(index)
+    place = args.lengths.query_place(batch, args.seqlen_q)
+    q = args.lengths.queries(batch, args.seqlen_q)
+    k = args.lengths.keys(batch, args.seqlen_k)
+    left = args.left if cfg.has_left else None
+    right = args.right if cfg.has_right else None
+    mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.packed)
+    blocks = mask.key_blocks(m_block)
+    is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.packed)
+    stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
+    blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
+    head_kv = head if cfg.packed == cfg.group else head * cfg.packed // cfg.group
+    return Work(index, m_block, head, head_kv, batch, place, q, k, mask, blocks)

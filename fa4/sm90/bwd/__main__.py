@@ -1,0 +1,22 @@
+"""Print the backward's tables as docs/hopper-backward.md shows them: bf16, d = 128, causal."""
+
+from __future__ import annotations
+
+import torch
+
+from ...device import chip_by_number
+from ...pipeline.picture import page
+from ...spec import AttentionSpec
+from .kernel import KERNEL
+from .plan import configure
+
+
+def tables() -> str:
+    """Everything between the marks in the page."""
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0)
+    cfg = configure(spec, chip_by_number(90), has_dlse=False)
+    return page(KERNEL, cfg, ("compute", "reduce"))
+
+
+if __name__ == "__main__":
+    print(tables())

@@ -1,0 +1,22 @@
+"""Print the forward's tables as docs/hopper-forward.md shows them: bf16, d = 128, causal."""
+
+from __future__ import annotations
+
+import torch
+
+from ...device import chip_by_number
+from ...pipeline.picture import page
+from ...spec import AttentionSpec, Extent
+from .kernel import KERNEL
+from .plan import configure
+
+
+def tables() -> str:
+    """Everything between the marks in the page."""
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0)
+    cfg = configure(spec, Extent(4, 4096, 4096), chip_by_number(90))
+    return page(KERNEL, cfg, ("compute",))
+
+
+if __name__ == "__main__":
+    print(tables())

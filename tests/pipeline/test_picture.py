@@ -1,0 +1,22 @@
+"""Pages of kernels show the tables that the kernels are built from."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {
+    "sm100.fwd": "blackwell-forward.md",
+    "sm100.bwd": "blackwell-backward.md",
+    "sm90.fwd": "hopper-forward.md",
+    "sm90.bwd": "hopper-backward.md",
+}
+
+
+@pytest.mark.parametrize("kernel", PAGES)
+def test_the_page_shows_the_tables(kernel):
+    tables = importlib.import_module(f"fa4.{kernel}.__main__").tables()
+    assert tables in (DOCS / PAGES[kernel]).read_text(), f"run `python -m fa4.{kernel}`, paste it into {PAGES[kernel]}"
