@@ -52,7 +52,7 @@ class Arguments:
     right: Int32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class BackwardKernel(RoleKernel):
     """A chip's main kernel. Its configurations are a `bwd.variant.Variant`."""
 

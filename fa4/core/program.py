@@ -12,7 +12,7 @@ from ..device import Chip
 from .constant import Constant
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Program(Constant):
     """A `cute.jit` host function, `launch`, that starts kernels, and what it is compiled with.
 
@@ -23,6 +23,9 @@ class Program(Constant):
     name: str
 
     launch: ClassVar[Callable[..., None]]
+
+    def __repr__(self) -> str:
+        return self.name  # the compiler names what it dumps by it
 
     def stand_ins(self, cfg: Any) -> tuple:
         """The run-time arguments of `launch`, without memory."""

@@ -52,7 +52,7 @@ class Arguments:
         return extent(self.maps.k.tensor)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ForwardKernel(RoleKernel):
     """A chip's kernel. Its configurations are a `Variant` with `packed` heads, `rows` of a work tile, tiles of q, k, v
     and o, `ctas` that share a tile, which maps are `ragged_q`, `ragged_k` and `ragged_o`, and whether it is

@@ -67,7 +67,7 @@ class Overlap(enum.Enum):
     ROLES = "the kernel after may begin at once, and roles wait themselves where they need the one before"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RoleKernel(Program):
     """A kernel of warp roles: its tables, as functions of its configuration. `name` also begins its PTX entry.
 
