@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fa4
 from fa4 import fallback, reference
 from fa4.cases import CASES, Case, make
+from fa4.device import chip_by_number, emulating
 from fa4.ops import visible_pairs
 from fa4.spec import AttentionInputs, Flags, Gradients, Saved
 
@@ -297,3 +298,8 @@ def test_calls_that_differ_in_one_thing_share_no_plan(monkeypatch):
                 function(tensors[0].requires_grad_(trains), *tensors[1:], **flags)
                 told = fa4.explain(*tensors, **flags)
                 assert (plans[-1].spec, plans[-1].extent) == (told.spec, told.extent), (name, dtype, trains)
+    chips = [chip_by_number(number, sms=sms, emulated=True) for number, sms in ((80, 2), (80, 3), (90, 3), (80, 2))]
+    for chip in chips:
+        with emulating(chip):
+            fa4.flash_attn_func(*(torch.randn(1, 3, 2, 8) for _ in range(3)), backend="torch")
+        assert plans[-1].chip == chip
