@@ -146,7 +146,12 @@ AREAS = (
         "sm80",
         ("fa4/sm80/*", "fa4/fwd/*", "fa4/bwd/*"),
         (),
-        (*_SM80_TABLES, *_SM80_SPLIT, *_SM80_BOTH),
+        (
+            *(*_SM80_TABLES, *_SM80_SPLIT, *_SM80_BOTH),
+            # What the chips share: launches, steps of queries that no round of threads divides.
+            *_cases("tests/sm100/test_forward.py::test_case", "causal"),
+            *_cases("tests/sm90/test_backward.py::test_gradients_of_named_case", "head_dim_64_128"),
+        ),
     ),
     Area(
         "sm90",
