@@ -128,6 +128,11 @@ AREAS = (
         (f"{_JIT} -k 'not process and not dry_run and not forked'", f"{_JIT} -k 'process or dry_run or forked'"),
     ),
     Area("fallback", ("fa4/fallback.py", "fa4/sequences.py"), (_FALLBACK,)),
+    Area(
+        "mods",
+        ("fa4/flex.py", "fa4/masks.py", "fa4/scores.py", "fa4/mod_ops.py", "fa4/mods/*"),
+        ("tests/mods/test_trace.py", "tests/mods/test_flex.py"),
+    ),
     Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
     Area("command line", ("fa4/cli.py", "fa4/demo.py", "fa4/__main__.py"), ("tests/test_cli.py",)),
     Area(
