@@ -13,8 +13,8 @@ pytest.importorskip("setuptools", reason="builds distributions")
 pytest.importorskip("pybind11", reason="setup.py builds the emulator's core with it")
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = ("fa4", "tests", "bench", "docs", "setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", "constraints.txt",
-           "README.md", "LICENSE")  # fmt: skip
+SHIPPED = ("fa4", "tests", "bench", "docs", "examples", "setup.py", "pyproject.toml", "MANIFEST.in", "Makefile",
+           "constraints.txt", "README.md", "LICENSE")  # fmt: skip
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from fa4 import cases
 from fa4.device import chip_by_number
 from fa4.dispatch import NoBackend, check_backend_name, select
 from fa4.emulator.errors import EmulationError
-from fa4.emulator.machine import ORDERS, SCHEDULES, Checks
-from fa4.emulator.options import CHIP, COUNT, LENGTH, NEW_FILE, SIDE_OF_WINDOW
+from fa4.emulator.machine import SCHEDULES, Checks, interleavings
+from fa4.emulator.options import CHIP, COUNT, LENGTH, NEW_FILE, SIDE_OF_WINDOW, choosing_checks
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -45,17 +45,13 @@ def register(group: click.Group) -> None:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--seeds", type=COUNT, default=1, show_default=True, help="Seeds to run, each with the next schedule.")
 @click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
-@click.option("--races/--no-races", default=True, show_default=True, help="Check for data races.")
-@click.option("--letter", is_flag=True, help="Hold tensor memory and setmaxnreg to the letter of the ISA.")
-@click.option("--order", type=click.Choice(ORDERS), default="practice", show_default=True,
-              help="In which order the products that one thread issues execute.")  # fmt: skip
-@click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of an mbarrier's phase.")
+@choosing_checks
 @click.option("--trace", "trace_path", type=NEW_FILE, help="Write a Chrome trace of the first seed.")
 @click.option("--report/--no-report", default=True, show_default=True)
 def emulate_command(
     direction: str, seqlen: int, seqlen_k: int | None, heads: int, heads_kv: int | None, dtype: str, sink: bool,
-    chip: str, sms: int, backend: str, seed: int, seeds: int, schedule: str | None, races: bool,
-    letter: bool, order: str, leftovers: bool, trace_path: str | None, report: bool, **shape,
+    chip: str, sms: int, backend: str, seed: int, seeds: int, schedule: str | None, checks: Checks,
+    trace_path: str | None, report: bool, **shape,
 ) -> None:  # fmt: skip
     """Run our attention kernels on an emulated chip, judged against float64, under one seed or several."""
     from fa4.emulator import emulate, trace
@@ -72,13 +68,11 @@ def emulate_command(
         heads_kv=heads_kv, dtype=_DTYPES[dtype], sink=sink, **shape,
     )  # fmt: skip
     wrong = 0
-    for current in range(seed, seed + seeds):
+    for current, interleaving in interleavings(seed, seeds, schedule):
         problem = cases.make(case, current)
-        interleaving = schedule or SCHEDULES[current % len(SCHEDULES)]
         wants_trace = trace_path if current == seed else None
         start = time.perf_counter()
         try:
-            checks = Checks(races=races, letter=letter, leftovers=leftovers, order=order)
             with emulate(
                 chip, sms=sms, seed=current, schedule=interleaving, checks=checks, trace=wants_trace is not None
             ) as gpu:

@@ -15,6 +15,7 @@ from typing import Any
 from fa4.emulator import errors
 from fa4.emulator.errors import EmulationError, Place
 
+_SHOWN = 60  # characters of a kernel's name
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -136,19 +137,23 @@ class Finding:
 
     @property
     def identity(self) -> tuple:
-        """Equal for the same trouble of the same instructions."""
+        """Equal for the same trouble at the same lines of Python, or, where these are not known, of PTX."""
         places = [self.place, *(place for _, place in self.others[:1])]
-        keys = [(place.ptx_line, place.ptx_text) if place else (0, "") for place in places]
+        keys = [self._source(place) if place else ("", 0) for place in places]
         if self.kind in ("race", "equal-writes"):  # which of the two came first is luck
-            return ("race", self.kernel, *sorted(keys))
-        return (self.kind, self.kernel, *keys)
+            return ("race", *sorted(keys))
+        return (self.kind, *keys)
+
+    def _source(self, place: Place) -> tuple[str, int]:
+        return (self.kernel, place.ptx_line) if place.file is None else (place.file, place.line or 0)
 
     def __str__(self) -> str:
         times = f", {self.count:,} times" if self.count > 1 else ""
+        kernel = self.kernel if len(self.kernel) <= _SHOWN else self.kernel[:_SHOWN] + "..."
         lines = [f"{self.severity.value} [{self.kind}] {EmulationError(self.message, self.place, self.others)}"]
         if self.repair:
             lines.append(f"  repair: {self.repair}")
-        lines.append(f"  seen on {self.chip} with seed {self.seed}, {self.schedule}{times}, in {self.kernel}")
+        lines.append(f"  seen on {self.chip} with seed {self.seed}, {self.schedule}{times}, in {kernel}")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -162,12 +167,12 @@ class Finding:
 
 
 class Findings(tuple[Finding, ...]):
-    """Findings in the order in which they were first seen, the same one once, with a count."""
+    """Findings in the order in which they were first seen."""
 
     @classmethod
     def merged(cls, findings: Iterable[Finding]) -> Findings:
-        """The same finding of several launches, seeds or processes becomes one. Writes that were equal in one of them
-        and not in another are a race."""
+        """The same finding of several instructions, launches or seeds becomes one, with the sum of their counts. Writes
+        that were equal in one of them and not in another are a race."""
         known: dict[tuple, Finding] = {}
         for finding in findings:
             before = known.get(finding.identity)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fa4.emulator.findings import FINAL, KINDS
+from fa4.emulator.machine import ORDERS, Checks
 from fa4.emulator.machine.chips import CHIPS
 
 CHIP = click.Choice(list(CHIPS))
@@ -44,3 +48,22 @@ class _NewFile(click.Path):
 
 PATTERN = _Pattern()
 NEW_FILE = _NewFile(dir_okay=False, writable=True)
+
+
+def choosing_checks(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options that say what is checked; it gets them as `checks`."""
+
+    @click.option("--races/--no-races", default=True, show_default=True, help="Check for data races.")
+    @click.option("--letter", is_flag=True, help="Hold tensor memory and setmaxnreg to the letter of the ISA.")
+    @click.option("--order", type=click.Choice(ORDERS), default="practice", show_default=True,
+                  help="In which order the products that one thread issues execute.")  # fmt: skip
+    @click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of an mbarrier's phase.")
+    @click.option("--off", multiple=True, type=click.Choice([kind for kind in KINDS if kind not in FINAL]),
+                  metavar="KIND", help="A kind of finding that is not told; may be repeated.")  # fmt: skip
+    @functools.wraps(command)
+    def with_checks(*args: Any, races: bool, letter: bool, order: str, leftovers: bool, off: tuple[str, ...],
+                    **kwargs: Any) -> Any:  # fmt: skip
+        checks = Checks(races=races, letter=letter, leftovers=leftovers, order=order, off=frozenset(off))
+        return command(*args, checks=checks, **kwargs)
+
+    return with_checks

@@ -11,7 +11,6 @@ script runs, and checks, again.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import json
 import random
@@ -27,10 +26,9 @@ from typing import Any
 import click
 
 from fa4.emulator.lab.examples import EXAMPLES, Example
-from fa4.emulator.machine import SCHEDULES
+from fa4.emulator.machine import SCHEDULES, Order
 from fa4.emulator.options import COUNT, PATTERN
 
-Order = tuple[int, str]  # seed of the emulator and schedule
 _SMS = 4
 
 
@@ -100,40 +98,6 @@ def _shifted_seeds(offset: int) -> Iterator[None]:
         yield
 
 
-class _Repeats:
-    """Repeats every launch of a chip in other orders, from the same memory, and compares what it leaves."""
-
-    def __init__(self, gpu: Any, chip: str, orders: list[Order]) -> None:
-        from fa4.emulator.machine import Machine
-
-        self.gpu = gpu
-        self.launch = gpu.run
-        self.machine = gpu.machine
-        self.others = [Machine(chip, sms=_SMS, seed=seed, schedule=schedule) for seed, schedule in orders]
-        self.same = True
-        gpu.runtime.run = self.run
-
-    def run(self, launch: Any) -> None:
-        places = [(a.base, a.nbytes) for a in self.gpu.allocations()]
-        before = [ctypes.string_at(base, nbytes) for base, nbytes in places]
-        self.launch(launch)
-        after = [ctypes.string_at(base, nbytes) for base, nbytes in places]
-        reports = len(self.gpu.launches)
-        for machine in self.others:
-            _restore(places, before)
-            self.gpu.machine = machine
-            self.launch(launch)
-            self.same &= after == [ctypes.string_at(base, nbytes) for base, nbytes in places]
-        self.gpu.machine = self.machine
-        del self.gpu.launches[reports:]
-        _restore(places, after)
-
-
-def _restore(places: list[tuple[int, int]], contents: list[bytes]) -> None:
-    for (base, nbytes), content in zip(places, contents):
-        ctypes.memmove(base, content, nbytes)
-
-
 def _run_script(
     example: Example, cutlass: Path, outcome: Outcome, inputs: int, order: Order, others: list[Order]
 ) -> bool:
@@ -141,7 +105,7 @@ def _run_script(
     from fa4.emulator import emulate
 
     with emulate(example.chip, sms=_SMS, seed=order[0], schedule=order[1]) as gpu:
-        repeats = _Repeats(gpu, example.chip, others)
+        gpu.repeat(others)
         printed = io.StringIO()
         with _observed_comparisons(outcome), _shifted_seeds(inputs), contextlib.redirect_stdout(printed):
             example.run(cutlass)
@@ -155,7 +119,7 @@ def _run_script(
     outcome.launches = len(report.launches)
     outcome.instructions = report.warp_instructions
     outcome.seconds = sum(launch.seconds for launch in report.launches)
-    return repeats.same
+    return not any(launch.differs for launch in report.launches)
 
 
 def run_example(example: Example, cutlass: Path, seeds: int, inputs: int) -> Outcome:

@@ -4,6 +4,26 @@
 driver and no Python package of a vendor.
 """
 
-from fa4.emulator.machine.machine import ORDERS, SCHEDULES, Allocation, Checks, LaunchReport, Machine, load_core
+from fa4.emulator.machine.machine import (
+    ORDERS,
+    SCHEDULES,
+    Allocation,
+    Checks,
+    LaunchReport,
+    Machine,
+    Order,
+    interleavings,
+    load_core,
+)
 
-__all__ = ["ORDERS", "SCHEDULES", "Allocation", "Checks", "LaunchReport", "Machine", "load_core"]
+__all__ = [
+    "ORDERS",
+    "SCHEDULES",
+    "Allocation",
+    "Checks",
+    "LaunchReport",
+    "Machine",
+    "Order",
+    "interleavings",
+    "load_core",
+]

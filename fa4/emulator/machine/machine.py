@@ -18,8 +18,14 @@ from fa4.emulator.machine.names import names_in
 from fa4.emulator.machine.ptx import Kernel, Module, parse
 
 SCHEDULES = ("round_robin", "random", "adversarial")
+Order = tuple[int, str]  # seed and schedule
 ORDERS = ("practice", "letter")
 ON_FINDING = ("raise", "collect")
+
+
+def interleavings(seed: int, count: int, schedule: str | None = None) -> list[Order]:
+    """`count` orders from `seed` on, each with the next schedule, or all with the given one."""
+    return [(s, schedule or SCHEDULES[s % len(SCHEDULES)]) for s in range(seed, seed + count)]
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,8 @@ class LaunchReport:
     waits: place of a blocking instruction -> times that a warp had to park there.
     lines: line of the PTX text -> warp-instructions.
     roles: warp index within its CTA -> name, as given to the launch.
-    findings: what was noted instead of raised (`on_finding="collect"`).
+    findings: what was noted instead of raised (`on_finding="collect"`), by pair of instructions.
+    differs: further orders in which the launch was run from the same memory and left other bytes.
     trace_hash: digest of every scheduling decision and completion; equal for equal seeds.
     """
 
@@ -96,6 +103,7 @@ class LaunchReport:
     trace_hash: int = 0
     seconds: float = 0.0
     trace: list[tuple] = field(default_factory=list)
+    differs: tuple[Order, ...] = ()
     findings: Findings = Findings()  # noqa: RUF009  (immutable)
 
     @property
@@ -139,7 +147,14 @@ class Machine:
         self.checks = checks or Checks()
         self.trace = trace
         self.limit = limit
+        self._options: dict[str, Any] = {
+            "sms": sms, "checks": checks, "trace": trace, "limit": limit, "on_finding": on_finding,
+        }  # fmt: skip
         self._before: Any = None  # what the last grid touched, if the next may start before it ends
+
+    def in_order(self, order: Order) -> Machine:
+        """The same chip with another seed and schedule."""
+        return Machine(self.chip, seed=order[0], schedule=order[1], **self._options)
 
     def launch(
         self,
@@ -188,7 +203,7 @@ class Machine:
         report = loaded.report(result, tuple(grid), tuple(block), tuple(cluster))
         report.seconds = time.perf_counter() - start
         report.roles = roles
-        report.findings = Findings.merged(findings)
+        report.findings = Findings(findings)
         return report
 
     def _config(self, core, grid, block, cluster, smem_bytes):
