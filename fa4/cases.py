@@ -1,7 +1,8 @@
 """Named problems with random data and their judgement against the oracle: shared by tests, bench and command line.
 
 A result is right if its error against the float64 oracle is at most twice that of the same-precision reference
-(`reference` with `precise=False`), plus half a rounding step of the output's dtype at the oracle's largest value.
+(`reference` with `precise=False`), plus half a rounding step of the output's dtype at the oracle's largest value. What
+no score reaches, out and dq of a query that sees no key and dk and dv of a key that no query sees, is exactly 0.
 """
 
 from __future__ import annotations
@@ -149,18 +150,23 @@ def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One tensor of a result against the oracle; errors are maxima of absolute differences."""
+    """One tensor of a result against the oracle; errors are maxima of absolute differences.
+
+    `stray` counts the rows that no score reaches and that are not exactly 0.
+    """
 
     name: str
     error: float
     allowed: float
+    stray: int = 0
 
     @property
     def right(self) -> bool:
-        return self.error <= self.allowed  # False for NaN
+        return self.error <= self.allowed and not self.stray  # False for NaN
 
     def __str__(self) -> str:
-        return f"{self.name}: error {self.error:.3g}, allowed {self.allowed:.3g}"
+        stray = f" and {self.stray} rows that no score reaches are not 0" if self.stray else ""
+        return f"{self.name}: error {self.error:.3g}, allowed {self.allowed:.3g}{stray}"
 
 
 def _max_difference(a: Tensor, b: Tensor) -> float:
@@ -218,11 +224,18 @@ def _judge_all(problem: Problem, names: Sequence[str], got: Sequence[Tensor | No
         pairs = zip(references(other, True), references(other, False))
         errors = [0.0 if a is None or b is None else _max_difference(b, a) for a, b in pairs]
         usual = [max(pair) for pair in zip(usual, errors)]
+    queries, keys = reference.unreached(problem.inputs, problem.spec)
+    rows = {"out": queries, "dq": queries, "dk": keys, "dv": keys}
     return [
-        judge(name, x, exact, low, more)
+        replace(judge(name, x, exact, low, more), stray=_stray(x, rows.get(name)))
         for name, x, exact, low, more in zip(names, got, oracle, floor, usual)
         if x is not None and exact is not None and low is not None
     ]
+
+
+def _stray(x: Tensor, rows: Tensor | None) -> int:
+    """How many of `rows` (bool, the leading axes of x; None: none) are not exactly 0 in all heads; NaN is not."""
+    return 0 if rows is None else int((x[rows] != 0).flatten(1).any(dim=1).sum())
 
 
 def judge_forward(problem: Problem, out: Tensor, lse: Tensor) -> list[Judgement]:

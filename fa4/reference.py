@@ -114,6 +114,19 @@ def _exp(s: Tensor, row: Tensor) -> Tensor:
     return torch.where(s == -torch.inf, 0.0, torch.exp(s - row))
 
 
+def unreached(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Which queries see no key, and which keys no query sees: bool, shaped like the leading axes of q and of k.
+
+    Rows of no sequence, or not in use, are among them. out and all gradients of such rows are exactly 0.
+    """
+    alone_q, alone_k = (torch.ones(x.shape[:-2], dtype=torch.bool, device=x.device) for x in (inputs.q, inputs.k))
+    for seq in sequences(inputs):
+        of_q, of_k = seq.select(alone_q, seq.q_rows, inputs.varlen), seq.select(alone_k, seq.k_rows, inputs.varlen)
+        seen = mask(spec, len(of_q), len(of_k), inputs.q.device)
+        of_q.copy_(~seen.any(dim=1)), of_k.copy_(~seen.any(dim=0))
+    return alone_q, alone_k
+
+
 def forward(inputs: AttentionInputs, spec: AttentionSpec, *, precise: bool = True) -> tuple[Tensor, Tensor]:
     """Attention by formula.
 

@@ -128,6 +128,38 @@ def test_a_row_that_sees_nothing_must_say_so(seed):
     assert _wrong_names(judge_forward(problem, out, lse)) == {"out"}
 
 
+UNREACHED = (
+    ("out", MASKED, (0, 0, 0, 3)),  # a query before all keys
+    ("dq", MASKED, (0, 17, 3, 15)),  # the last of them
+    ("dk", Case("few", seqlen_q=5, seqlen_k=12, head_dim=16, window_size=(2, 0)), (0, 4, 1, 0)),  # a key before all
+    ("out", replace(MASKED, sink=True), (0, 2, 1, 0)),  # lse is finite there, being the sink
+    ("out", SEQUSED, (7, 0, 1)),  # a row that is not in use
+    ("dv", SEQUSED, (14, 0, 1)),  # a key of queries that see none
+    ("dq", CASES["packed_rows_past_the_end"], (-1, 0, 0)),
+    ("out", CASES["no_keys"], (0, 4, 1, 63)),
+    ("dv", CASES["no_queries"], (0, 0, 0, 0)),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "place"), UNREACHED, ids=[f"{name}-{case}{place}" for name, case, place in UNREACHED]
+)
+def test_a_row_that_nothing_reaches_is_exactly_zero(name, case, place, seed):
+    """Far less than what rows may err is refused, and so is NaN; where something is seen it is not."""
+    problem, out, lse, grads = _right(case, seed)
+    named = {"out": out, "lse": lse, **grads._asdict()}
+    assert named[name][place] == 0
+    for value in (1e-30, torch.nan):
+        spoilt = named[name].clone()
+        spoilt[place] = value
+        judgements = _judged(problem, **{**named, name: spoilt})
+        assert _wrong_names(judgements) == {name}
+        with pytest.raises(AssertionError, match="1 rows that no score reaches are not 0"):
+            cases.assert_right(judgements, "a stray")
+    spoilt = named[name] + 1e-30 * (named[name] != 0)
+    assert not _wrong_names(_judged(problem, **{**named, name: spoilt}))
+
+
 def test_a_result_of_another_shape_is_refused(seed):
     problem, out, lse, _ = _right(PLAIN, seed)
     with pytest.raises(ValueError, match=r"out has shape \(2, 20, 4, 1\), expected \(2, 20, 4, 16\)"):

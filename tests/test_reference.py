@@ -75,6 +75,19 @@ def test_rows_without_keys_give_zero_and_minus_infinity(seed):
     assert (grads.dq[:, :hidden] == 0).all() and all(g.isfinite().all() for g in grads[:3])
 
 
+@pytest.mark.parametrize(
+    "name", ["window_masks_rows", "causal_fewer_keys_masks_rows", "seqused", "packed_rows_past_the_end", "no_keys"]
+)
+def test_unreached_rows_are_those_without_a_probability(name, seed):
+    problem = make(CASES[name], seed)
+    queries, keys = reference.unreached(problem.inputs, problem.spec)
+    out, lse = reference.forward(problem.inputs, problem.spec)
+    grads = reference.backward(problem.inputs, problem.spec, problem.dout, problem.dlse)
+    assert torch.equal((lse == -torch.inf).all(dim=-2), queries) and queries.any()
+    for x, rows in ((out, queries), (grads.dq, queries), (grads.dk, keys), (grads.dv, keys)):
+        assert torch.equal((x == 0).flatten(rows.ndim).all(dim=-1), rows)
+
+
 def test_same_precision_reference_has_an_error_of_the_dtypes_size(seed):
     """It must be neither exact (then it allows nothing) nor sloppy (then it allows everything)."""
     problem = make(CASES["full"], seed)
