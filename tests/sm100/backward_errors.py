@@ -7,7 +7,7 @@ import sys
 
 from fa4 import cases
 
-from .test_backward import SERVED, gradients, judged, rows_for
+from .test_backward import KERNELS, SERVED, judge_gradients, rows_for
 
 
 def main(seed: int) -> None:
@@ -16,7 +16,9 @@ def main(seed: int) -> None:
     for name, case in SERVED.items():
         problem = cases.make(case, seed)
         for tiles in rows_for(problem):
-            judgements = {j.name: j for j in judged(problem, gradients(problem, seed, "random", tiles=tiles))}
+            judgements = {
+                j.name: j for j in judge_gradients(problem, KERNELS.gradients(problem, seed, "random", tiles))
+            }
             cells = [judgements.get(of) for of in ("dq", "dk", "dv", "dsink")]
             texts = ("" if j is None else f"{j.error:.1e} / {j.allowed:.1e}" + " WRONG" * (not j.right) for j in cells)
             print(f"| {name} | {tiles.ctas} | {' | '.join(texts)} |", flush=True)

@@ -8,7 +8,7 @@ import sys
 from fa4 import cases
 
 from .named import CASES
-from .test_forward import poison_unused, run
+from .test_forward import KERNELS, poison_unused
 
 
 def main(seed: int) -> None:
@@ -16,7 +16,7 @@ def main(seed: int) -> None:
     print("| case | out | lse |\n|---|--:|--:|")
     for name, case in CASES.items():
         problem = poison_unused(cases.make(case, seed))
-        judged = cases.judge_forward(problem, *run(problem, seed, "random"))
+        judged = cases.judge_forward(problem, *KERNELS.forward(problem, seed, "random"))
         cells = " | ".join(f"{j.error:.1e} / {j.allowed:.1e}" + ("" if j.right else " WRONG") for j in judged)
         print(f"| {name} | {cells} |", flush=True)
 

@@ -9,17 +9,25 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from bench import traffic
-from fa4 import cases, demo, reference
+from fa4 import cases, demo
 from fa4.cases import Case
-from fa4.device import chip_by_number, chip_of
+from fa4.device import chip_by_number
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
-from fa4.run import backward
 from fa4.sm100.bwd import plan
 from fa4.sm100.bwd.kernel import channels, smem_map, tmem_map
 from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles, tiles_for
 from fa4.sm100.plan import Plan
-from fa4.spec import AttentionInputs, AttentionSpec, Gradients, Saved
+from fa4.spec import AttentionSpec
+from tests.emulated import (
+    Kernels,
+    bits,
+    check_gradients,
+    check_gradients_through_autograd,
+    check_gradients_under_many_interleavings,
+    given,
+    judge_gradients,
+)
 from tests.sm100.named import CASES
 
 NAME = attrgetter("name")
@@ -43,6 +51,7 @@ EXTRA = (
     ),
 )
 SERVED = {case.name: replace(case, heads_q=HEADS_FOR_SINK) if case.sink else case for case in (*CASES.values(), *EXTRA)}
+KERNELS = Kernels("sm100", "sm_100a", Plan)
 # Compiling takes most of a case's time; the soak runs the others.
 QUICK = (
     "window_masks_rows", "softcap", "head_dim_40_padded", "head_dim_192_128", "varlen_with_empty",
@@ -50,58 +59,22 @@ QUICK = (
 )  # fmt: skip
 
 
-def upstream(problem: cases.Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """out, lse and dlse as a forward and its caller would hand them to the backward."""
-    out, lse = reference.forward(problem.inputs, problem.spec, precise=False)
-    return out, lse, problem.dlse.masked_fill(lse == -torch.inf, 0.0)
-
-
-def run(inputs: AttentionInputs, spec: AttentionSpec, saved: Saved, tiles: BackwardTiles | None = None) -> Gradients:
-    """The kernels' gradients, on the emulated chip that is current."""
-    made = Plan(spec.with_positive_scale(), inputs.extent, chip_of(inputs.q.device), backward_tiles=tiles)
-    return backward(inputs, spec, made, saved)
-
-
-def gradients(
-    problem: cases.Problem, seed: int, schedule: str = "round_robin", sms: int = 4, tiles: BackwardTiles | None = None
-) -> Gradients:
-    """The kernels' gradients, out and lse being the same-precision reference's; raises on any finding."""
-    out, lse, dlse = upstream(problem)
-    spec = replace(problem.spec, needs_backward=True)
-    with emulate("sm_100a", sms=sms, seed=seed, schedule=schedule):
-        return run(problem.inputs, spec, Saved(out, lse, problem.dout, dlse), tiles)
-
-
-def judged(problem: cases.Problem, grads: Gradients) -> list[cases.Judgement]:
-    return cases.judge_backward(replace(problem, dlse=upstream(problem)[2]), grads)
-
-
-def assert_right(problem: cases.Problem, grads: Gradients, context: str) -> None:
-    cases.assert_right(judged(problem, grads), context)
-
-
 def rows_for(problem: cases.Problem) -> tuple[BackwardTiles, ...]:
     """The tile rows that can serve a problem."""
     return (SINGLE, PAIR) if tiles_for(problem.spec, chip_by_number(100)) is PAIR else (SINGLE,)
 
 
-def bits(grads: Gradients) -> tuple[bytes, ...]:
-    return tuple(x.contiguous().view(torch.int16).numpy().tobytes() for x in grads if x is not None)
-
-
 @pytest.mark.parametrize("name", QUICK)
 def test_gradients_of_named_case(name, seed):
     problem = cases.make(SERVED[name], seed)
-    schedule = SCHEDULES[seed % len(SCHEDULES)]
-    assert_right(problem, gradients(problem, seed, schedule), f"{name}, {schedule} (seed {seed})")
+    check_gradients(KERNELS, problem, seed, SCHEDULES[seed % len(SCHEDULES)])
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("tiles", [SINGLE, PAIR], ids=NAME)
 def test_one_cta_and_a_pair_are_right_in_any_order(tiles, schedule, seed):
     problem = cases.make(CASES["causal_d128"], seed)
-    grads = gradients(problem, seed, schedule, tiles=tiles)
-    assert_right(problem, grads, f"causal_d128, {tiles.name}, {schedule} (seed {seed})")
+    check_gradients(KERNELS, problem, seed, schedule, tiles)
 
 
 @pytest.mark.soak
@@ -111,19 +84,11 @@ def test_gradients_under_many_interleavings(name, seed):
     """10 runs of each case, of head dim 128 for both rows: more than 500 in all."""
     problem = cases.make(SERVED[name], seed)
     for tiles in rows_for(problem):
-        for i in range(10):
-            schedule, sms = SCHEDULES[i % 3], (2, 3, 4, 7)[i % 4]
-            grads = gradients(problem, seed + i, schedule, sms, tiles)
-            assert_right(problem, grads, f"{name}, {tiles.name}, {schedule}, {sms} (seed {seed + i})")
+        check_gradients_under_many_interleavings(KERNELS, [problem], seed, tiles)
 
 
 def test_gradients_through_autograd(seed):
-    name = "sink_gqa_window"
-    problem = cases.make(SERVED[name], seed)
-    with emulate("sm_100a", seed=seed):
-        out, lse, grads = problem.call_with_gradients(backend="sm100")
-    cases.assert_right(cases.judge_forward(problem, out, lse), f"{name} forward (seed {seed})")
-    assert_right(problem, grads, f"{name} (seed {seed})")
+    check_gradients_through_autograd(KERNELS, SERVED["sink_gqa_window"], seed)
 
 
 def test_training_gives_the_losses_of_the_portable_backend(seed):
@@ -154,10 +119,8 @@ def test_a_pair_moves_a_third_less_through_shared_memory():
 def test_upstream_gradient_of_lse_may_be_absent(seed):
     problem = cases.make(CASES["causal"], seed)
     problem = replace(problem, dlse=torch.zeros_like(problem.dlse))
-    out, lse, _ = upstream(problem)
-    with emulate("sm_100a", seed=seed):
-        grads = run(problem.inputs, problem.spec, Saved(out, lse, problem.dout))
-    assert_right(problem, grads, f"causal without dlse (seed {seed})")
+    grads = KERNELS.gradients(problem, seed, saved=given(problem)._replace(dlse=None))
+    cases.assert_right(judge_gradients(problem, grads), f"causal without dlse (seed {seed})")
 
 
 def test_a_nan_in_a_query_shows_in_its_gradient(seed):
@@ -165,10 +128,10 @@ def test_a_nan_in_a_query_shows_in_its_gradient(seed):
     is fixed, so that bits can be compared."""
     case = Case("nan", seqlen_q=150, seqlen_k=200, heads_q=1, heads_kv=1, head_dim=64, deterministic=True)
     problem = cases.make(case, seed)
-    clean = gradients(problem, seed)
+    clean = KERNELS.gradients(problem, seed)
     q = problem.inputs.q.clone()
     q[0, 77, 0, 5] = torch.nan
-    spoilt = gradients(replace(problem, inputs=problem.inputs._replace(q=q)), seed)
+    spoilt = KERNELS.gradients(replace(problem, inputs=problem.inputs._replace(q=q)), seed)
     assert spoilt.dq[0, 77].isnan().all() and spoilt.dk.isnan().any() and spoilt.dv.isnan().any()
     spoilt.dq[0, 77] = clean.dq[0, 77]
     assert torch.equal(spoilt.dq, clean.dq), f"seed {seed}"
@@ -177,19 +140,17 @@ def test_a_nan_in_a_query_shows_in_its_gradient(seed):
 def test_data_outside_the_sequences_in_use_is_not_seen(seed):
     """NaN after each sequence's used rows: neither in the products (0 * NaN) nor in the gradients."""
     problem = cases.make(CASES["seqused"], seed)
-    inputs = problem.inputs
-    out, lse, dlse = upstream(problem)
-    expected = gradients(problem, seed)
-    named = dict(q=inputs.q, k=inputs.k, v=inputs.v, out=out, dout=problem.dout)
+    inputs, saved = problem.inputs, given(problem)
+    expected = KERNELS.gradients(problem, seed)
+    named = dict(q=inputs.q, k=inputs.k, v=inputs.v, out=saved.out, dout=saved.dout)
     spoilt = {name: x.clone() for name, x in named.items()}
     for name, x in spoilt.items():
         side = "k" if name in "kv" else "q"
         begins, used = getattr(inputs, f"cu_seqlens_{side}").tolist(), getattr(inputs, f"seqused_{side}").tolist()
         for begin, end, count in zip(begins, begins[1:], used):
             x[begin + count : end] = torch.nan
-    dout, out = spoilt.pop("dout"), spoilt.pop("out")
-    with emulate("sm_100a", seed=seed):
-        grads = run(inputs._replace(**spoilt), problem.spec, Saved(out, lse, dout, dlse))
+    saved = saved._replace(out=spoilt.pop("out"), dout=spoilt.pop("dout"))
+    grads = KERNELS.gradients(replace(problem, inputs=inputs._replace(**spoilt)), seed, saved=saved)
     assert bits(grads) == bits(expected)
 
 
@@ -216,10 +177,10 @@ def distinct(case: Case, tiles: BackwardTiles, seed: int, runs: int) -> int:
     results = {}
     for i in range(runs):
         schedule, sms = SCHEDULES[i % 3], MULTIPROCESSORS[(i + i // 3) % 3]
-        grads = gradients(problem, seed + i, schedule, sms, tiles)
+        grads = KERNELS.gradients(problem, seed + i, schedule, tiles, sms)
         results.setdefault(bits(grads), grads)
     for grads in results.values():
-        assert_right(problem, grads, f"{case}, {tiles.name} (seed {seed})")
+        cases.assert_right(judge_gradients(problem, grads), f"{case}, {tiles.name} (seed {seed})")
     return len(results)
 
 
@@ -254,7 +215,7 @@ def test_expanded_tensors_give_the_bits_of_their_copies(seed):
     shared = replace(problem, inputs=problem.inputs._replace(**views), dout=dout)
     copies = {name: x.contiguous() for name, x in views.items()}
     apart = replace(problem, inputs=problem.inputs._replace(**copies), dout=dout.contiguous())
-    for mine, theirs in zip(gradients(shared, seed)[:3], gradients(apart, seed)[:3]):
+    for mine, theirs in zip(KERNELS.gradients(shared, seed)[:3], KERNELS.gradients(apart, seed)[:3]):
         assert torch.equal(mine, theirs), f"seed {seed}"
 
 

@@ -8,17 +8,23 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import cases, plan, reference
+from fa4 import cases
 from fa4.cases import Case
-from fa4.device import chip_by_number, chip_of
-from fa4.emulator import emulate
+from fa4.device import chip_by_number
 from fa4.emulator.machine import SCHEDULES
-from fa4.run.backward import backward
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
-from fa4.sm90.bwd.plan import Backward, configure
+from fa4.sm90.bwd.plan import configure
 from fa4.sm90.bwd.tiles import D64, D128, D128_CUT, BackwardTiles, tiles_for
-from fa4.spec import AttentionSpec, Gradients, Saved
+from fa4.sm90.plan import Plan
+from fa4.spec import AttentionSpec
+from tests.emulated import (
+    Kernels,
+    bits,
+    check_gradients,
+    check_gradients_through_autograd,
+    check_gradients_under_many_interleavings,
+)
 from tests.sm100.named import CASES
 
 NAME = attrgetter("name")
@@ -46,54 +52,13 @@ SERVED = {
 # Compiling takes most of a case's time; the soak runs the others.
 QUICK = ("softcap_d128", "head_dim_40_padded", "head_dim_64_128", "varlen_with_empty", "window_gqa", "varlen_sink")
 ROWS = (D64, D128, D128_CUT)
-
-
-class OnlyBackward(plan.Plan):
-    """The backward's kernels without a forward."""
-
-    def __init__(self, spec, extent, chip, tiles):
-        super().__init__(spec, extent, chip)
-        self.kernels = Backward(spec, extent, chip, tiles)
-
-    def backward(self, inputs, saved, grads):
-        return self.kernels.launch(inputs, saved, grads)
-
-
-def upstream(problem: cases.Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """out, lse and dlse as a forward and its caller would hand them to the backward."""
-    out, lse = reference.forward(problem.inputs, problem.spec, precise=False)
-    return out, lse, problem.dlse.masked_fill(lse == -torch.inf, 0.0)
-
-
-def gradients(
-    problem: cases.Problem,
-    seed: int,
-    schedule: str = "round_robin",
-    sms: int = 4,
-    tiles: BackwardTiles | None = None,
-    deterministic: bool = False,
-) -> Gradients:
-    """The kernels' gradients, out and lse being the same-precision reference's; raises on any finding."""
-    out, lse, dlse = upstream(problem)
-    spec = replace(problem.spec, needs_backward=True, deterministic=deterministic)
-    with emulate("sm_90a", sms=sms, seed=seed, schedule=schedule):
-        made = OnlyBackward(spec.with_positive_scale(), problem.inputs.extent, chip_of(out.device), tiles)
-        return backward(problem.inputs, spec, made, Saved(out, lse, problem.dout, dlse))
-
-
-def assert_right(problem: cases.Problem, grads: Gradients, context: str) -> None:
-    cases.assert_right(cases.judge_backward(replace(problem, dlse=upstream(problem)[2]), grads), context)
-
-
-def bits(grads: Gradients) -> tuple[bytes, ...]:
-    return tuple(x.contiguous().view(torch.int16).numpy().tobytes() for x in grads if x is not None)
+KERNELS = Kernels("sm90", "sm_90a", Plan)
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_gradients_of_named_case(name, seed):
     problem = cases.make(SERVED[name], seed)
-    schedule = SCHEDULES[seed % len(SCHEDULES)]
-    assert_right(problem, gradients(problem, seed, schedule), f"{name}, {schedule} (seed {seed})")
+    check_gradients(KERNELS, problem, seed, SCHEDULES[seed % len(SCHEDULES)])
 
 
 @pytest.mark.parametrize("tiles", ROWS, ids=NAME)
@@ -101,8 +66,7 @@ def test_every_tile_row_is_right_in_any_order(tiles, seed):
     case = Case(tiles.name, seqlen_q=170, seqlen_k=200, heads_q=2, heads_kv=1, head_dim=64 if tiles is D64 else 128)
     problem = cases.make(replace(case, causal=tiles is not D128), seed)
     for schedule in SCHEDULES:
-        grads = gradients(problem, seed, schedule, tiles=tiles)
-        assert_right(problem, grads, f"{tiles.name}, {schedule} (seed {seed})")
+        check_gradients(KERNELS, problem, seed, schedule, tiles)
 
 
 @pytest.mark.parametrize(
@@ -113,33 +77,22 @@ def test_every_tile_row_is_right_in_any_order(tiles, seed):
 def test_deterministic_gradients_are_equal_whatever_the_order_of_events(causal, window, seed):
     """More key blocks than CTAs run at a time, so that groups of them follow each other."""
     shape = dict(seqlen_q=500, seqlen_k=700, heads_q=2, heads_kv=1, head_dim=64)
-    problem = cases.make(Case("deterministic", causal=causal, window_size=window or (None, None), **shape), seed)
-    results = []
-    for schedule in SCHEDULES:
-        grads = gradients(problem, seed, schedule, sms=4, deterministic=True)
-        assert_right(problem, grads, f"{schedule} (seed {seed})")
-        results.append(bits(grads))
-    assert results[0] == results[1] == results[2], f"seed {seed}"
+    case = Case("ordered", causal=causal, window_size=window or (None, None), deterministic=True, **shape)
+    problem = cases.make(case, seed)
+    results = {bits(check_gradients(KERNELS, problem, seed, schedule)) for schedule in SCHEDULES}
+    assert len(results) == 1, f"seed {seed}"
 
 
 def test_gradients_through_autograd(seed):
-    name = "sink_gqa_window"
-    problem = cases.make(SERVED[name], seed)
-    with emulate("sm_90a", seed=seed):
-        out, lse, grads = problem.call_with_gradients(backend="sm90")
-    cases.assert_right(cases.judge_forward(problem, out, lse), f"{name} forward (seed {seed})")
-    assert_right(problem, grads, f"{name} (seed {seed})")
+    check_gradients_through_autograd(KERNELS, SERVED["sink_gqa_window"], seed)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", SERVED)
 def test_gradients_under_many_interleavings(name, seed):
-    problem = cases.make(SERVED[name], seed)
-    for i in range(10):
-        schedule, sms = SCHEDULES[i % 3], (2, 3, 4, 7)[i % 4]
-        grads = gradients(problem, seed + i, schedule, sms, deterministic=i % 2 == 1)
-        assert_right(problem, grads, f"{name}, {schedule}, {sms} (seed {seed + i})")
+    problems = [cases.make(replace(SERVED[name], deterministic=flag), seed) for flag in (False, True)]
+    check_gradients_under_many_interleavings(KERNELS, problems, seed)
 
 
 def config(head_dim: int, tiles: BackwardTiles):

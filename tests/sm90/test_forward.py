@@ -1,6 +1,5 @@
 """The Hopper forward on the emulated chip: named cases against the oracle, under several interleavings."""
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -8,55 +7,37 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-import fa4
 from fa4 import cases, device
 from fa4.cases import Case
-from fa4.emulator import emulate
-from fa4.emulator.machine import SCHEDULES
-from fa4.run import forward
 from fa4.sm90.fwd.config import Schedule
 from fa4.sm90.fwd.kernel import channels, smem_map
 from fa4.sm90.fwd.plan import Forward, configure
-from fa4.sm90.fwd.tiles import USUAL, ForwardTiles, tiles_for
+from fa4.sm90.fwd.tiles import USUAL, tiles_for
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec, Extent
+from tests.emulated import (
+    Kernels,
+    check_a_nan_stays_in_its_row,
+    check_forward,
+    check_forward_under_many_interleavings,
+    check_strided_and_expanded_inputs,
+    check_the_public_function_comes_here,
+)
 from tests.sm90.named import CASES
-from tests.sm100.test_forward import poison_unused
 
-SMS = 2  # fewer than most cases have work tiles, so that CTAs go through them in laps, or in waves
-
-
-def run(problem: cases.Problem, seed: int, schedule: str, tiles: ForwardTiles | None = None):
-    """(out, lse) of the kernel on an emulated chip; raises on any finding."""
-    with emulate("sm_90a", sms=SMS, seed=seed, schedule=schedule):
-        chip = device.chip_of(torch.device("cpu"))
-        made = Plan(problem.spec.with_positive_scale(), problem.inputs.extent, chip, forward_tiles=tiles)
-        return forward(problem.inputs, problem.spec, made)
-
-
-def check(name: str, seed: int, interleavings) -> None:
-    """One case is right under the first interleaving and bitwise the same under the others."""
-    problem = poison_unused(cases.make(CASES[name], seed))
-    first = None
-    for schedule, emulator_seed in interleavings:
-        out, lse = run(problem, emulator_seed, schedule)
-        if first is None:
-            first = out, lse
-            cases.assert_right(cases.judge_forward(problem, out, lse), f"{name}, seed {seed}")
-        where = f"{name} differs under {schedule}, seed {emulator_seed}"
-        assert torch.equal(out, first[0]) and torch.equal(lse, first[1]), where
+KERNELS = Kernels("sm90", "sm_90a", Plan)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_case(name, seed):
-    check(name, seed, [(schedule, seed) for schedule in random.Random(seed).sample(SCHEDULES, 2)])
+    check_forward(KERNELS, CASES[name], seed)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_every_case_under_many_interleavings(name, seed):
-    check(name, seed, [(schedule, seed + i) for i in range(4) for schedule in SCHEDULES])
+    check_forward_under_many_interleavings(KERNELS, CASES[name], seed)
 
 
 def test_schedules_turns_and_thresholds_agree(seed):
@@ -71,7 +52,7 @@ def test_schedules_turns_and_thresholds_agree(seed):
         replace(USUAL, tile_n=80),
         replace(USUAL, teams=3, tile_n=64),
     )
-    results = [run(problem, seed, "random", row) for row in rows]
+    results = [KERNELS.forward(problem, seed, "random", row) for row in rows]
     for out, lse in results:
         cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
     for out, lse in results[1:3]:
@@ -79,41 +60,15 @@ def test_schedules_turns_and_thresholds_agree(seed):
 
 
 def test_a_nan_in_a_query_shows_in_its_row_alone(seed):
-    """In out and in lse, also where rows may be unused and unused rows are zero whatever they hold."""
-    case = Case("nan", batch=2, seqlen_q=150, seqlen_k=200, head_dim=64, causal=True, seqused=((150, 200), (140, 130)))
-    problem = cases.make(case, seed)
-    clean = run(problem, seed, "round_robin")
-    q = problem.inputs.q.clone()
-    q[0, 77, 1, 5] = torch.nan
-    spoilt = run(replace(problem, inputs=problem.inputs._replace(q=q)), seed, "round_robin")
-    assert spoilt[0][0, 77, 1].isnan().all() and spoilt[1][0, 1, 77].isnan()
-    for x, expected, place in ((spoilt[0], clean[0], (0, 77, 1)), (spoilt[1], clean[1], (0, 1, 77))):
-        x[place] = expected[place]
-        assert torch.equal(x, expected), f"seed {seed}"
+    check_a_nan_stays_in_its_row(KERNELS, seed)
 
 
 def test_strided_and_expanded_inputs(seed):
-    """Heads-first memory, a k and v that share one tensor, a batch axis of stride 0."""
-    problem = cases.make(Case("strided", batch=2, seqlen_q=130, seqlen_k=140, head_dim=64), seed)
-    inputs = problem.inputs
-    kv = torch.cat((inputs.k, inputs.v), dim=-1)
-    q = inputs.q.transpose(1, 2).contiguous().transpose(1, 2)
-    k, v = kv[..., :64], kv[..., 64:][:1].expand(2, -1, -1, -1)
-    problem = replace(problem, inputs=inputs._replace(q=q, k=k, v=v))
-    out, lse = run(problem, seed, "random")
-    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+    check_strided_and_expanded_inputs(KERNELS, seed)
 
 
 def test_public_function_dispatches_here(seed):
-    """`flash_attn_func` on CPU tensors inside the emulator takes this backend, and says so."""
-    problem = cases.make(CASES["causal"], seed)
-    with emulate("sm_90a", sms=SMS, seed=seed):
-        out, lse = problem.call(backend="sm90")
-        auto, _ = problem.call()
-        explanation = fa4.explain(problem.inputs.q, problem.inputs.k, problem.inputs.v, causal=True)
-    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
-    assert torch.equal(out, auto)
-    assert explanation.chosen == "sm90" and "head_dim <= 64, short causal" in explanation.tiles
+    check_the_public_function_comes_here(KERNELS, CASES["causal"], "head_dim <= 64, short causal", seed)
 
 
 def test_every_head_dim_fits_the_chip():

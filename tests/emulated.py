@@ -1,0 +1,177 @@
+"""What the tests of every chip's own kernels share: to run them on the emulated chip, and what holds of them all."""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import fa4
+from fa4 import cases, plan, reference
+from fa4.cases import Case
+from fa4.device import chip_of
+from fa4.emulator import emulate
+from fa4.emulator.machine import SCHEDULES
+from fa4.run import backward, forward
+from fa4.spec import Gradients, Saved
+
+Result = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of one backend, and the chip they run on."""
+
+    backend: str
+    chip: str
+    plan: Callable[..., plan.Plan]
+
+    def made(self, spec: Any, inputs: Any, **tiles: Any) -> plan.Plan:
+        """The plan of a problem on the chip that is emulated now."""
+        return self.plan(spec.with_positive_scale(), inputs.extent, chip_of(inputs.q.device), **tiles)
+
+    def forward(
+        self, problem: cases.Problem, seed: int, schedule: str = "round_robin", tiles: Any = None, sms: int = 2
+    ) -> Result:
+        """(out, lse), straight from the plan; raises on any finding.
+
+        There are fewer multiprocessors than most cases have work tiles, so that CTAs go through them in laps, or run
+        in waves. `tiles` replaces the row of the table.
+        """
+        with emulate(self.chip, sms=sms, seed=seed, schedule=schedule):
+            return forward(problem.inputs, problem.spec, self.made(problem.spec, problem.inputs, forward_tiles=tiles))
+
+    def gradients(
+        self,
+        problem: cases.Problem,
+        seed: int,
+        schedule: str = "round_robin",
+        tiles: Any = None,
+        sms: int = 4,
+        saved: Saved | None = None,
+    ) -> Gradients:
+        """The kernels' gradients from what `given` says, or from `saved`; raises on any finding."""
+        saved = given(problem) if saved is None else saved
+        spec = replace(problem.spec, needs_backward=True)
+        with emulate(self.chip, sms=sms, seed=seed, schedule=schedule):
+            return backward(problem.inputs, spec, self.made(spec, problem.inputs, backward_tiles=tiles), saved)
+
+
+def given(problem: cases.Problem) -> Saved:
+    """The same-precision reference's out and lse, and the upstream gradients, as a backward would get them."""
+    out, lse = reference.forward(problem.inputs, problem.spec, precise=False)
+    return Saved(out, lse, problem.dout, problem.dlse.masked_fill(lse == -torch.inf, 0.0))
+
+
+def poison_unused(problem: cases.Problem) -> cases.Problem:
+    """Fill rows that no sequence uses with NaN: they must not reach any result."""
+    i = problem.inputs
+    for x, used, starts in (
+        (i.q, i.seqused_q, i.cu_seqlens_q),
+        (i.k, i.seqused_k, i.cu_seqlens_k),
+        (i.v, i.seqused_k, i.cu_seqlens_k),
+    ):
+        for b, count in enumerate([] if used is None else used.tolist()):
+            if starts is None:
+                x[b, count:] = torch.nan
+            else:
+                x[starts[b] + count : starts[b + 1]] = torch.nan
+    return problem
+
+
+def bits(grads: Gradients) -> tuple[bytes, ...]:
+    return tuple(x.contiguous().view(torch.int16).numpy().tobytes() for x in grads if x is not None)
+
+
+def judge_gradients(problem: cases.Problem, grads: Gradients) -> list[cases.Judgement]:
+    """For the upstream gradients that `Kernels.gradients` gives."""
+    return cases.judge_backward(replace(problem, dlse=given(problem).dlse), grads)
+
+
+def check_forward(kernels: Kernels, case: Case, seed: int) -> None:
+    """One case is right under two of the schedules, with equal bits."""
+    _check_forward(kernels, case, seed, [(schedule, seed) for schedule in random.Random(seed).sample(SCHEDULES, 2)])
+
+
+def check_forward_under_many_interleavings(kernels: Kernels, case: Case, seed: int) -> None:
+    """The same for four seeds of each schedule."""
+    _check_forward(kernels, case, seed, [(schedule, seed + i) for i in range(4) for schedule in SCHEDULES])
+
+
+def _check_forward(kernels: Kernels, case: Case, seed: int, interleavings: Iterable[tuple[str, int]]) -> None:
+    problem = poison_unused(cases.make(case, seed))
+    first = None
+    for schedule, emulator_seed in interleavings:
+        out, lse = kernels.forward(problem, emulator_seed, schedule)
+        if first is None:
+            first = out, lse
+            cases.assert_right(cases.judge_forward(problem, out, lse), f"{case}, seed {seed}")
+        where = f"{case} differs under {schedule}, seed {emulator_seed}"
+        assert torch.equal(out, first[0]) and torch.equal(lse, first[1]), where
+
+
+def check_gradients(
+    kernels: Kernels, problem: cases.Problem, seed: int, schedule: str, tiles: Any = None, sms: int = 4
+) -> Gradients:
+    """They are right; returns them."""
+    grads = kernels.gradients(problem, seed, schedule, tiles, sms)
+    name = f"{problem.case}, {'' if tiles is None else tiles.name + ', '}{schedule}, {sms} multiprocessors, seed {seed}"
+    cases.assert_right(judge_gradients(problem, grads), name)
+    return grads
+
+
+def check_gradients_under_many_interleavings(
+    kernels: Kernels, problems: Sequence[cases.Problem], seed: int, tiles: Any = None
+) -> None:
+    """The problems take turns."""
+    for i in range(10):
+        schedule, sms = SCHEDULES[i % 3], (2, 3, 4, 7)[i % 4]
+        check_gradients(kernels, problems[i % len(problems)], seed + i, schedule, tiles, sms)
+
+
+def check_a_nan_stays_in_its_row(kernels: Kernels, seed: int) -> None:
+    """In out and in lse, also where rows may be unused and unused rows are zero whatever they hold."""
+    case = Case("nan", batch=2, seqlen_q=150, seqlen_k=200, head_dim=64, causal=True, seqused=((150, 200), (140, 130)))
+    problem = cases.make(case, seed)
+    clean = kernels.forward(problem, seed)
+    q = problem.inputs.q.clone()
+    q[0, 77, 1, 5] = torch.nan
+    spoilt = kernels.forward(replace(problem, inputs=problem.inputs._replace(q=q)), seed)
+    assert spoilt[0][0, 77, 1].isnan().all() and spoilt[1][0, 1, 77].isnan()
+    for x, expected, place in ((spoilt[0], clean[0], (0, 77, 1)), (spoilt[1], clean[1], (0, 1, 77))):
+        x[place] = expected[place]
+        assert torch.equal(x, expected), f"seed {seed}"
+
+
+def check_strided_and_expanded_inputs(kernels: Kernels, seed: int) -> None:
+    """Heads-first memory, a k and v that share one tensor, a batch axis of stride 0."""
+    problem = cases.make(Case("strided", batch=2, seqlen_q=130, seqlen_k=140, head_dim=64), seed)
+    inputs = problem.inputs
+    kv = torch.cat((inputs.k, inputs.v), dim=-1)
+    q = inputs.q.transpose(1, 2).contiguous().transpose(1, 2)
+    k, v = kv[..., :64], kv[..., 64:][:1].expand(2, -1, -1, -1)
+    problem = replace(problem, inputs=inputs._replace(q=q, k=k, v=v))
+    out, lse = kernels.forward(problem, seed, "random")
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+
+
+def check_the_public_function_comes_here(kernels: Kernels, case: Case, row: str, seed: int) -> None:
+    """`flash_attn_func` on CPU tensors inside the emulator takes this backend, and says so and by which row."""
+    problem = cases.make(case, seed)
+    with emulate(kernels.chip, sms=2, seed=seed):
+        out, lse = problem.call(backend=kernels.backend)
+        auto, _ = problem.call()
+        explanation = fa4.explain(problem.inputs.q, problem.inputs.k, problem.inputs.v, causal=case.causal)
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+    assert torch.equal(out, auto)
+    assert explanation.chosen == kernels.backend and row in explanation.tiles
+
+
+def check_gradients_through_autograd(kernels: Kernels, case: Case, seed: int) -> None:
+    """Both directions by the public function."""
+    problem = cases.make(case, seed)
+    with emulate(kernels.chip, seed=seed):
+        out, lse, grads = problem.call_with_gradients(backend=kernels.backend)
+    judgements = cases.judge_forward(problem, out, lse) + judge_gradients(problem, grads)
+    cases.assert_right(judgements, f"{case}, seed {seed}")
