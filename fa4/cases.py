@@ -314,7 +314,7 @@ CASES = _named(
     Case("packed_rows_past_the_end", lengths=((40, 60), (0, 3), (133, 133)), padding=40, causal=True),
     Case("few_queries_many_keys_varlen", lengths=((1, 1300), (0, 40), (3, 0), (2, 700)), heads_q=4),
     Case("head_dim_v_larger", seqlen_q=70, seqlen_k=100, head_dim=32, head_dim_v=128, causal=True),
-    Case("heads_of_several_sections", seqlen_q=150, seqlen_k=150, heads_q=18, heads_kv=18, head_dim=32, causal=True),
+    Case("heads_of_several_sections", seqlen_q=150, seqlen_k=150, heads_q=18, heads_kv=18, causal=True),
     Case("batch_and_scale", batch=2, seqlen_q=90, seqlen_k=140, softmax_scale=0.3, causal=True),
     Case(
         "deterministic_groups_of_three",

@@ -32,7 +32,7 @@ from tests.sm100.named import CASES
 
 NAME = attrgetter("name")
 # The error of dsink is judged by the largest over the heads; with two heads that is too few draws to be a bound.
-HEADS_FOR_SINK = 8
+HEADS_FOR_SINK = 4
 # The two tile rows: one CTA for a block of keys, and a pair of CTAs for two. Head dims of 128 get the pair by default.
 EXTRA = (
     Case("wide", head_dim=192, head_dim_v=128, heads_q=4, lengths=((70, 200), (129, 129), (3, 7)), window_size=(99, 5)),
@@ -42,10 +42,10 @@ EXTRA = (
     Case("pair_padded", seqlen_q=129, seqlen_k=257, head_dim=104, head_dim_v=120, dtype=torch.float16),
     Case(
         "pair_varlen",
-        heads_q=8,
+        heads_q=4,
         head_dim=128,
-        lengths=((130, 300), (100, 520), (7, 9), (0, 5), (9, 0)),
-        seqused=((120, 290), (100, 513), (7, 3), (0, 2), (3, 0)),
+        lengths=((130, 140), (60, 520), (7, 9), (0, 5), (9, 0)),
+        seqused=((129, 130), (50, 513), (7, 3), (0, 2), (3, 0)),
         causal=True,
         sink=True,
     ),
@@ -156,8 +156,8 @@ def test_data_outside_the_sequences_in_use_is_not_seen(seed):
 
 # Three blocks of keys and more add to a dQ, a pair's being of 256 keys: two alone would commute. In float16, whose
 # rounding hides fewer of the sums' last bits than bfloat16's.
-ORDERED = tuple(
-    replace(case, dtype=torch.float16)
+ORDERED = {
+    case.name: replace(case, dtype=torch.float16)
     for case in (
         Case("full", seqlen_q=150, seqlen_k=700, heads_q=1, heads_kv=1),
         Case("causal", seqlen_q=300, seqlen_k=900, heads_q=1, heads_kv=1, causal=True),
@@ -165,7 +165,7 @@ ORDERED = tuple(
         Case("gqa", seqlen_q=140, seqlen_k=600, heads_q=2, heads_kv=1, causal=True),
         Case("varlen", heads_q=1, heads_kv=1, lengths=((130, 300), (140, 620), (7, 9)), causal=True),
     )
-)
+}
 # How many multiprocessors there are decides which blocks of keys run side by side, and so which adds first.
 MULTIPROCESSORS = (2, 4, 8)
 
@@ -184,22 +184,25 @@ def distinct(case: Case, tiles: BackwardTiles, seed: int, runs: int) -> int:
     return len(results)
 
 
+# Each for one of the rows, and "causal" for none: it orders additions as "gqa" does. The soak runs all for both.
 @pytest.mark.parametrize(
-    ("case", "tiles"), [(case, PAIR if i % 2 else SINGLE) for i, case in enumerate(ORDERED)], ids=NAME
+    ("name", "tiles"),
+    [("full", SINGLE), ("window", SINGLE), ("gqa", PAIR), ("varlen", SINGLE)],
+    ids=lambda x: getattr(x, "name", x),
 )
-def test_deterministic_gradients_are_bitwise_equal(case, tiles, seed):
-    assert distinct(replace(case, deterministic=True), tiles, seed, runs=3) == 1
+def test_deterministic_gradients_are_bitwise_equal(name, tiles, seed):
+    assert distinct(replace(ORDERED[name], deterministic=True), tiles, seed, runs=3) == 1
 
 
 def test_order_of_additions_shows_without_the_flag(seed):
     """What the test above would miss if the order never changed."""
-    assert distinct(ORDERED[1], PAIR, seed, runs=3) > 1
+    assert distinct(ORDERED["gqa"], PAIR, seed, runs=3) > 1
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("tiles", [SINGLE, PAIR], ids=NAME)
-@pytest.mark.parametrize("case", ORDERED, ids=str)
+@pytest.mark.parametrize("case", ORDERED.values(), ids=str)
 def test_deterministic_gradients_over_many_seeds(case, tiles, seed):
     """20 seeds for each of the schedules."""
     assert distinct(replace(case, deterministic=True), tiles, seed, runs=60) == 1

@@ -16,6 +16,7 @@ from fa4.sm100.fwd.tiles import ForwardTiles, tiles_for
 from fa4.sm100.plan import Plan
 from fa4.spec import AttentionSpec
 from tests.emulated import (
+    SOAK_ONLY,
     Kernels,
     check_a_nan_stays_in_its_row,
     check_forward,
@@ -29,7 +30,7 @@ from tests.sm100.named import CASES
 KERNELS = Kernels("sm100", "sm_100a", Plan)
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", sorted(CASES.keys() - SOAK_ONLY))
 def test_case(name, seed):
     check_forward(KERNELS, CASES[name], seed)
 
@@ -43,14 +44,13 @@ def test_every_case_under_many_interleavings(name, seed):
 
 def test_schedules_and_thresholds_agree(seed):
     """Work order changes nothing; rescaling at every growth and the order of key blocks change roundings only."""
-    problem = cases.make(Case("long", seqlen_q=300, seqlen_k=600, head_dim=64, heads_q=4, causal=True), seed)
+    problem = cases.make(Case("long", seqlen_q=300, seqlen_k=400, causal=True), seed)
     persistent = ForwardTiles("test", 4, Schedule.PERSISTENT, "test")
     rows = (
         persistent,
         replace(persistent, schedule=Schedule.SINGLE),
         replace(persistent, schedule=Schedule.DYNAMIC),
-        replace(persistent, rescale_threshold=0.0),
-        replace(persistent, sawtooth=True),
+        replace(persistent, rescale_threshold=0.0, sawtooth=True),
     )
     results = [KERNELS.forward(problem, seed, "random", row) for row in rows]
     for out, lse in results:
@@ -60,11 +60,10 @@ def test_schedules_and_thresholds_agree(seed):
 
 
 def test_polynomial_share_is_as_accurate_as_the_special_function_unit(seed):
-    """Whichever elements the FMA units take: all of them, some, none."""
+    """Also where the FMA units take all elements; none, with one Q tile, below; some, everywhere else."""
     problem = cases.make(Case("shares", seqlen_q=130, seqlen_k=260, head_dim=128, dtype=torch.float16), seed)
-    for share in (0, 16):
-        out, lse = KERNELS.forward(problem, seed, "round_robin", ForwardTiles("test", share, Schedule.SINGLE, "test"))
-        cases.assert_right(cases.judge_forward(problem, out, lse), f"share {share}, seed {seed}")
+    out, lse = KERNELS.forward(problem, seed, "round_robin", ForwardTiles("test", 16, Schedule.SINGLE, "test"))
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
 
 PAIRS = ForwardTiles("test", 2, Schedule.SINGLE, "test", ctas=2)
@@ -88,8 +87,9 @@ def test_a_pair_serves_sequences_of_any_length(case, seed):
 
 def test_one_q_tile_a_cta(seed):
     """How many Q tiles take turns is the configuration's: roles, channels and memory follow."""
-    problem = cases.make(Case("one", seqlen_q=150, seqlen_k=300, head_dim=64, causal=True), seed)
-    out, lse = KERNELS.forward(problem, seed, "random", ForwardTiles("test", 4, Schedule.SINGLE, "test", q_tiles=1))
+    case = Case("one", seqlen_q=150, seqlen_k=260, head_dim=128, dtype=torch.float16, causal=True)
+    problem = cases.make(case, seed)
+    out, lse = KERNELS.forward(problem, seed, "random", ForwardTiles("test", 0, Schedule.SINGLE, "test", q_tiles=1))
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
 

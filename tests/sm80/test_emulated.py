@@ -23,7 +23,6 @@ BOTH = (
     "packed_rows_past_the_end",
     "batch_and_scale",
     "deterministic_groups_of_three",
-    "deterministic_groups_of_twelve",
     "everything",
 )
 OWN = (

@@ -36,21 +36,21 @@ EXTRA = (
     Case("head_dim_64_128", seqlen_q=130, seqlen_k=150, head_dim=64, head_dim_v=128),
     Case(
         "varlen_sink",
-        heads_q=8,
+        heads_q=4,
         head_dim=128,
-        lengths=((130, 300), (100, 290), (7, 9), (0, 5), (9, 0)),
-        seqused=((120, 290), (100, 257), (7, 3), (0, 2), (3, 0)),
+        lengths=((130, 140), (60, 290), (7, 9), (0, 5), (9, 0)),
+        seqused=((129, 130), (50, 257), (7, 3), (0, 2), (3, 0)),
         causal=True,
         sink=True,
     ),
 )
 SERVED = {
-    case.name: replace(case, heads_q=8) if case.sink else case
+    case.name: replace(case, heads_q=4) if case.sink else case
     for case in (*CASES.values(), *EXTRA)
     if max(case.head_dim, case.head_dim_v or 0) <= 128
 }
 # Compiling takes most of a case's time; the soak runs the others.
-QUICK = ("softcap_d128", "head_dim_40_padded", "head_dim_64_128", "varlen_with_empty", "window_gqa", "varlen_sink")
+QUICK = ("softcap_d128", "head_dim_40_padded", "head_dim_64_128", "window_gqa", "varlen_sink")
 ROWS = (D64, D128, D128_CUT)
 KERNELS = Kernels("sm90", "sm_90a", Plan)
 
@@ -76,10 +76,10 @@ def test_every_tile_row_is_right_in_any_order(tiles, seed):
 )
 def test_deterministic_gradients_are_equal_whatever_the_order_of_events(causal, window, seed):
     """More key blocks than CTAs run at a time, so that groups of them follow each other."""
-    shape = dict(seqlen_q=500, seqlen_k=700, heads_q=2, heads_kv=1, head_dim=64)
+    shape = dict(seqlen_q=220, seqlen_k=420, heads_q=2, heads_kv=1, head_dim=64)
     case = Case("ordered", causal=causal, window_size=window or (None, None), deterministic=True, **shape)
     problem = cases.make(case, seed)
-    results = {bits(check_gradients(KERNELS, problem, seed, schedule)) for schedule in SCHEDULES}
+    results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=2)) for schedule in SCHEDULES}
     assert len(results) == 1, f"seed {seed}"
 
 

@@ -16,6 +16,7 @@ from fa4.sm90.fwd.tiles import USUAL, tiles_for
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec, Extent
 from tests.emulated import (
+    SOAK_ONLY,
     Kernels,
     check_a_nan_stays_in_its_row,
     check_forward,
@@ -26,9 +27,11 @@ from tests.emulated import (
 from tests.sm90.named import CASES
 
 KERNELS = Kernels("sm90", "sm_90a", Plan)
+# Here these have kernels to themselves, too: other tile widths of what other cases show.
+LIKE_OTHERS = {"head_dim_256_many", "head_dim_v_larger", "mqa", "varlen_different_k"}
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", sorted(CASES.keys() - SOAK_ONLY - LIKE_OTHERS))
 def test_case(name, seed):
     check_forward(KERNELS, CASES[name], seed)
 
@@ -42,14 +45,13 @@ def test_every_case_under_many_interleavings(name, seed):
 
 def test_schedules_turns_and_thresholds_agree(seed):
     """Who works when changes nothing; rescaling at every growth and other blocks change roundings only."""
-    case = Case("long", seqlen_q=300, seqlen_k=600, head_dim=128, heads_q=4, causal=True)
+    case = Case("long", seqlen_q=300, seqlen_k=400, head_dim=128, causal=True)
     problem = cases.make(case, seed)
     rows = (
         USUAL,
         replace(USUAL, schedule=Schedule.SINGLE),
         replace(USUAL, ping_pong=False),
-        replace(USUAL, rescale_threshold=0.0),
-        replace(USUAL, tile_n=80),
+        replace(USUAL, rescale_threshold=0.0, tile_n=80),
         replace(USUAL, teams=3, tile_n=64),
     )
     results = [KERNELS.forward(problem, seed, "random", row) for row in rows]

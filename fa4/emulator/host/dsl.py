@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def installed(runtime: Runtime, arrays: Arrays, chip: str) -> Iterator[None]:
         library.fa4_set_dispatcher(dispatcher)
         stack.callback(library.fa4_set_dispatcher, None)
         stack.enter_context(_settings(chip))
+        stack.enter_context(_places())
         stack.enter_context(_compilations(runtime.modules, library))
         stack.enter_context(stored.installed(runtime.modules))
         stack.enter_context(_cpu_tensors_as_cuda(arrays))
@@ -115,6 +117,25 @@ def _live_dsls(meta: Any) -> list[Any]:
 
     CuTeDSL._get_dsl()
     return list(meta._instances.values())
+
+
+@contextlib.contextmanager
+def _places() -> Iterator[None]:
+    """Line and column of an operation's source are looked up once per place, not once per operation: CuTe DSL walks
+    the table of the whole function each time, which is a third of the time that tracing takes."""
+    from cutlass._mlir_helpers import op
+
+    look_up = op._fast_frameinfo
+    known: dict[tuple[types.CodeType, int], Any] = {}
+
+    def frame_info(frame: types.FrameType) -> Any:
+        place = frame.f_code, frame.f_lasti
+        if place not in known:
+            known[place] = look_up(frame)
+        return known[place]
+
+    with replaced(op, _fast_frameinfo=frame_info):
+        yield
 
 
 @contextlib.contextmanager
