@@ -1,8 +1,9 @@
-"""Compile the smallest of kernels and tell which chip the code in it is for."""
+"""The smallest of kernels, compiled for a chip, and which chip the code in it is for."""
 
 import struct
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -24,10 +25,15 @@ def _host(a: cute.Tensor, x: cutlass.Float32, stream):
     _scale(a, x).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
 
 
+def scale_kernel(chip: Chip) -> Any:
+    """What `jit.compile_kernel` returns."""
+    tensor = jit.fake_tensor(cutlass.Float32, 2)
+    return jit.compile_kernel(_host, tensor, cutlass.Float32(0), jit.current_stream(), chip=chip)
+
+
 def chip_in_code(chip: Chip) -> int:
     """10 * major + minor of the machine code that the compiler made for `chip`."""
-    tensor = jit.fake_tensor(cutlass.Float32, 2)
-    kernel = jit.compile_kernel(_host, tensor, cutlass.Float32(0), jit.current_stream(), chip=chip)
+    kernel = scale_kernel(chip)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "kernel.o")
         kernel.export_to_c(str(path), "kernel")

@@ -244,7 +244,7 @@ def test_thor_needs_the_build_for_cuda_13(monkeypatch):
 def test_what_compiles_for_a_chip_is_code_of_that_chip():
     """The whole table, and the portable targets, through the installed compiler: what the code says it is for."""
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-    from compiled_for import chip_in_code
+    from tests.compiled_for import chip_in_code
 
     for number in (*CHIPS, *UNKNOWN):
         chip = chip_by_number(number)

@@ -25,54 +25,65 @@ from fa4.emulator.errors import EmulationError
 
 pytest.importorskip("cutlass", reason="compiling kernels needs CuTe DSL, which is installed on Linux only")
 
+from tests.compiled_for import scale_kernel
+
 _CHIP = chip_by_number(80)
 
-# A process that compiles a two-line kernel through the cache and prints whether it had to build it.
+# A process that compiles a kernel for a real chip and one for an emulated chip, and prints what it had to build.
 _PROCESS = """
+import torch, fa4
 from fa4 import jit
 from fa4.device import chip_by_number
-import cutlass, cutlass.cute as cute
+from fa4.emulator import emulate
+from tests.compiled_for import scale_kernel
 
-@cute.kernel
-def scale(a: cute.Tensor, x: cutlass.Float32):
-    i, _, _ = cute.arch.thread_idx()
-    if i < a.shape[0]:
-        a[i, 0] = a[i, 0] * x
-
-@cute.jit
-def host(a: cute.Tensor, x: cutlass.Float32, stream):
-    scale(a, x).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
-
-built = []
+chip, built, compile_kernel = chip_by_number(80), [], jit.compile_kernel
 def build():
-    built.append(1)
-    a = jit.fake_tensor(cutlass.Float32, 2)
-    return jit.compile_kernel(host, a, cutlass.Float32(0), jit.current_stream(), chip=chip)
-
-chip = chip_by_number(80)
+    built.append("real")
+    return scale_kernel(chip)
 first = jit.compiled(("scale",), build, chip)
 assert jit.compiled(("scale",), build, chip) is first
-print("built" if built else "loaded")
+
+def recorded(*args, **kwargs):
+    built.append("emulated")
+    return compile_kernel(*args, **kwargs)
+jit.compile_kernel = recorded
+x = torch.randn(1, 40, 1, 32, dtype=torch.bfloat16)
+with emulate("sm_80") as gpu:
+    out = fa4.flash_attn_func(x, x, x)
+torch.testing.assert_close(out, fa4.flash_attn_func(x, x, x, backend="torch"), atol=0.02, rtol=0.02)
+assert len(gpu.launches) == 1
+print(*built)
 """
 
 
-def _run(tmp_path) -> str:
+def test_a_second_process_compiles_nothing(tmp_path):
     env = {**os.environ, "FA4_CACHE_DIR": str(tmp_path / "cache"), "FA4_CACHE": "1"}
-    file = tmp_path / "process.py"
-    file.write_text(_PROCESS)
-    return subprocess.run(
-        [sys.executable, str(file)], env=env, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    command, root = [sys.executable, "-c", _PROCESS], Path(__file__).parents[1]
+    for expected in ("real emulated", ""):
+        done = subprocess.run(command, env=env, cwd=root, check=True, capture_output=True, text=True)
+        assert done.stdout.strip() == expected
 
 
-def test_a_second_process_compiles_nothing_and_a_broken_entry_is_replaced(tmp_path):
-    assert _run(tmp_path) == "built"
-    assert _run(tmp_path) == "loaded"
-    (entry,) = (tmp_path / "cache").rglob("*.o")
+def test_a_broken_entry_is_replaced(monkeypatch, tmp_path):
+    monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(jit, "_launchers", {})
+    built = []
+
+    def build():
+        built.append(1)
+        return scale_kernel(_CHIP)
+
+    def builds_so_far() -> int:
+        jit._launchers.clear()
+        jit.compiled(("scale",), build, _CHIP)
+        return len(built)
+
+    assert [builds_so_far(), builds_so_far()] == [1, 1]
+    (entry,) = tmp_path.glob("*.o")
     good = entry.read_bytes()
     entry.write_bytes(good[: len(good) // 2])
-    assert _run(tmp_path) == "built"
-    assert _run(tmp_path) == "loaded"
+    assert [builds_so_far(), builds_so_far()] == [2, 2]
 
 
 def test_one_build_per_key(monkeypatch):
@@ -416,33 +427,6 @@ def test_an_emulated_and_a_real_chip_share_no_launcher(monkeypatch):
     chips = chip_by_number(80), chip_by_number(80, emulated=True)
     launchers = [jit.compiled(("k",), object, chip) for chip in chips]
     assert launchers[0] is not launchers[1]
-
-
-# A process that runs a kernel on the emulated chip and prints what it had to compile.
-_EMULATED = """
-import torch, fa4
-from fa4 import jit
-from fa4.emulator import emulate
-compile_kernel, compiled = jit.compile_kernel, []
-def recorded(*args, **kwargs):
-    compiled.append(1)
-    return compile_kernel(*args, **kwargs)
-jit.compile_kernel = recorded
-x = torch.randn(1, 40, 1, 32, dtype=torch.bfloat16)
-with emulate("sm_80") as gpu:
-    out = fa4.flash_attn_func(x, x, x)
-torch.testing.assert_close(out, fa4.flash_attn_func(x, x, x, backend="torch"), atol=0.02, rtol=0.02)
-assert len(gpu.launches) == 1
-print(len(compiled))
-"""
-
-
-def test_an_emulated_kernel_is_compiled_once_for_all_processes(tmp_path):
-    env = {**os.environ, "FA4_CACHE_DIR": str(tmp_path / "cache"), "FA4_CACHE": "1"}
-    command = [sys.executable, "-c", _EMULATED]
-    for expected in ("1", "0"):
-        text = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
-        assert text.strip() == expected
 
 
 def test_what_was_compiled_for_a_real_chip_is_not_loaded_by_an_emulated_one(tmp_path):
