@@ -339,15 +339,16 @@ def test_host_only_names_exist():
 
 def _qkv(seed: int):
     generator = torch.Generator().manual_seed(seed)
-    shape = (1, 40, 2, 32)
+    shape = (1, 40, 2, 64)
     return [torch.randn(shape, generator=generator).to(torch.bfloat16).requires_grad_() for _ in range(3)]
 
 
-def test_a_dry_run_leaves_nothing_behind(seed):
+def test_a_dry_run_leaves_nothing_behind(monkeypatch, seed):
     """Launchers that do nothing must not be found by the calls that come after, forward or backward."""
     q, k, v = _qkv(seed)
     with emulate("sm_80"):
-        with jit.compile_only() as dry:
+        with jit.compile_only() as dry, monkeypatch.context() as patch:
+            patch.setattr(jit, "compile_kernel", lambda *args, chip: None)
             fa4.flash_attn_func(q, k, v, causal=True).sum().backward()
         assert [(target, key[0]) for target, key in dry.seconds] == [
             ("sm_80", "sm80.forward"),
@@ -364,16 +365,16 @@ def test_a_dry_run_leaves_nothing_behind(seed):
         torch.testing.assert_close(ours, torchs, atol=0.05, rtol=0.05)
 
 
-def test_each_dry_run_compiles_anew(seed):
+def test_each_dry_run_compiles_anew(monkeypatch, seed):
     q, k, v = _qkv(seed)
-    seconds = []
+    compiled = []
+    monkeypatch.setattr(jit, "compile_kernel", lambda *args, chip: compiled.append(chip))
     with emulate("sm_80"):
-        for _ in range(2):
+        for runs in (1, 2):
             with jit.compile_only() as dry, torch.no_grad():
                 fa4.flash_attn_func(q, k, v)
                 fa4.flash_attn_func(q, k, v)
-            seconds.append(len(dry.seconds))
-    assert seconds == [1, 1]
+            assert len(dry.seconds) == 1 and len(compiled) == runs
 
 
 def test_dry_runs_and_emulated_chips_belong_to_their_thread():
