@@ -12,7 +12,7 @@ and for each block a float32 sum of dQ, to which the blocks of keys add, in the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import cutlass
 import cutlass.cute as cute
@@ -30,19 +30,26 @@ if TYPE_CHECKING:
 THREADS = 256  # of the kernels around the main one
 
 
-class Placement(Protocol):
-    """Where a main kernel adds up a block's dQ.
+@dataclass(frozen=True, slots=True)
+class Placement(Constant):
+    """Where a main kernel adds up a block's dQ, tile_m rows of `columns` float32.
 
-    elements: float32 of a block, a multiple of 4. rows: 1, or as many (2 or 4) rows of a column as are neighbours. Of 8
-    neighbouring columns (and `rows` rows) the places come in runs of four, or of two, wherever the 8 start.
+    rows: 1, or as many (2 or 4) rows of a column as are neighbours. Of 8 neighbouring columns (and `rows` rows) the
+    places come in runs of four, or of two, wherever the 8 start.
     """
 
-    elements: int
-    rows: int
+    tile_m: int
+    columns: int
+    rows: ClassVar[int] = 1
+
+    @property
+    def elements(self) -> int:
+        return self.tile_m * self.columns
 
     def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
         """The place of (row, column first + within) from the block's start; first is a multiple of 32 * rows and
         within is less than that."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

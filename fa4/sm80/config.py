@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from cutlass import Int32
 
-from ..bwd.blocks import RowBlocks
-from ..core.constant import Constant
+from ..bwd.blocks import Placement, RowBlocks
 from ..core.mask import Window
 from ..core.variant import Variant
 from .tiles import BackwardTiles, ForwardTiles, padded
@@ -55,19 +54,12 @@ class ForwardConfig(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class Fragments(Constant):
+class Fragments(Placement):
     """A `Placement` of a block's dQ as the warps' accumulators hold it (`tensor_core`): the i-th value of every thread,
     then the next, so that an addition of a warp covers 128 contiguous bytes. warps: their grid over rows and columns.
     """
 
-    tile_m: int
-    columns: int
     warps: tuple[int, int]
-    rows: int = 1
-
-    @property
-    def elements(self) -> int:
-        return self.tile_m * self.columns
 
     def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
         column, (down, across) = first + within, self.warps

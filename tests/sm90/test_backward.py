@@ -116,7 +116,7 @@ def test_a_softcap_leaves_no_registers_for_high_steps():
 
 @pytest.mark.parametrize("tile_m", [64, 80])
 def test_dq_in_columns_has_a_place_for_every_element(tile_m):
-    placement = ByColumns(tile_m, 2)
+    placement = ByColumns(tile_m, 128)
     places = {placement.offset(row, c // 64 * 64, c % 64) for row in range(tile_m) for c in range(128)}
     assert places == set(range(placement.elements))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cutlass import Int32
 
-from ...core.constant import Constant
+from ...bwd.blocks import Placement
 
 LANES = 128  # of tensor memory: the keys of transposed scores, the queries (or columns) of dQ
 CHUNK = 32  # tensor-memory columns of dQ that one bulk addition takes; head dims are padded to whole chunks
@@ -14,18 +15,11 @@ CHUNK_FLOATS = LANES * CHUNK
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks(Constant):
+class Chunks(Placement):
     """A lane is a query: chunks of (CHUNK / 4, lane, 4) columns. In a pair of CTAs each has half of the queries, and
     its lanes 64 to 127 the second half of the columns of lanes 0 to 63."""
 
-    tile_m: int
-    columns: int
     ctas: int
-    rows: int = 1
-
-    @property
-    def elements(self) -> int:
-        return self.tile_m * self.columns
 
     def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
         lane, chunk = row, first // CHUNK
@@ -37,16 +31,10 @@ class Chunks(Constant):
 
 
 @dataclass(frozen=True, slots=True)
-class Columns(Constant):
+class Columns(Placement):
     """A lane is a column of Q: (query / 4, column, 4 queries), the first LANES columns and then the rest."""
 
-    tile_m: int
-    columns: int
-    rows: int = 4
-
-    @property
-    def elements(self) -> int:
-        return self.tile_m * self.columns
+    rows: ClassVar[int] = 4
 
     def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
         begin, width = 0, LANES

@@ -114,7 +114,7 @@ class Config(Variant):
     @property
     def row_blocks(self) -> RowBlocks:
         """What the kernels around the main one depend on."""
-        placement = ByColumns(self.tile_m, TEAMS)
+        placement = ByColumns(self.tile_m, TEAMS * ROWS)
         if self.dq_by_queries:
             placement = ByQueries(self.tile_m, self.columns)
         return RowBlocks(

@@ -7,10 +7,11 @@ i % 2 of its pair in the i / 4-th eight columns, of row i / 2 % 2 of its two; se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cutlass import Int32
 
-from ...core.constant import Constant
+from ...bwd.blocks import Placement
 from ..wgmma import ROWS
 
 WARPGROUP = 128  # threads
@@ -23,32 +24,18 @@ def place(row: Int32 | int, column: Int32 | int) -> Int32 | int:
 
 
 @dataclass(frozen=True, slots=True)
-class ByColumns(Constant):
+class ByColumns(Placement):
     """dQ^T: a warpgroup has a panel of 64 columns as rows, and the block's queries as columns."""
 
-    tile_m: int
-    panels: int
-    rows: int = 2
-
-    @property
-    def elements(self) -> int:
-        return self.panels * ROWS * self.tile_m
+    rows: ClassVar[int] = 2
 
     def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
         return first // ROWS * (ROWS * self.tile_m) + place(within, row)
 
 
 @dataclass(frozen=True, slots=True)
-class ByQueries(Constant):
+class ByQueries(Placement):
     """dQ: a warpgroup has 64 queries, with all columns."""
-
-    tile_m: int
-    columns: int
-    rows: int = 1
-
-    @property
-    def elements(self) -> int:
-        return self.tile_m * self.columns
 
     def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
         return row // ROWS * (ROWS * self.columns) + place(row % ROWS, first + within)

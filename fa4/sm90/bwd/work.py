@@ -7,8 +7,8 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32
 
+from ...bwd.work import keys_here, turn
 from ...core.mask import Band
-from ...core.rows import first_row_block
 from ...core.sequence import Rows
 from .config import TILE_N
 
@@ -26,18 +26,18 @@ class Work(NamedTuple):
     The mask hides nothing in those full_first <= m < full_stop.
     """
 
-    n_block: Int32
+    n_block: Int32  # down to `row_block`: see `Keys`
     head_kv: Int32
     batch: Int32
-    q: Rows  # the sequence's query rows that hold data
+    q: Rows
     k: Rows
     mask: Band
     first: Int32
+    stop: Int32
+    row_block: Int32
     full_first: Int32
     full_stop: Int32
-    stop: Int32
     neighbours: Neighbours
-    row_block: Int32  # where the sequence's query blocks begin in the row workspaces
 
     @property
     def blocks(self) -> Int32:
@@ -60,28 +60,16 @@ class Work(NamedTuple):
             nearest = ((m_block + 1) * count - 1) // self.blocks
             behind = nearest - place
             return self.n_block - place + Int32(cutlass.select_(behind < 0, behind + count, behind))
-        met = self.mask.key_blocks(m_block)
-        return met.stop - 1 - self.n_block if cfg.descending else self.n_block - met.first
+        return turn(self.mask, m_block, self.n_block, cfg.descending)
 
 
 def work_tile(context) -> Work:
     """This CTA's work."""
-    args, cfg = context.args, context.cfg
-    n_block, head_kv, batch = args.order.here()
-    q = args.lengths.queries(batch, args.seqlen_q)
-    k = args.lengths.keys(batch, args.seqlen_k)
-    left = args.left if cfg.has_left else None
-    right = args.right if cfg.has_right else None
-    mask = Band(cfg.tile_m, TILE_N, q.count, k.count, left, right)
-    first, stop = mask.query_blocks(n_block)
-    stop = Int32(cutlass.select_(n_block * TILE_N < k.count, stop, first))
-    full_first, full_stop = whole_blocks(mask, n_block, first, stop)
-    place = n_block % cfg.sms
-    together = cutlass.min((k.count + TILE_N - 1) // TILE_N - (n_block - place), cfg.sms)
-    row_block = first_row_block(batch, q, args.seqlen_q, cfg.tile_m, 1, cfg.varlen)
-    return Work(
-        n_block, head_kv, batch, q, k, mask, first, full_first, full_stop, stop, Neighbours(place, together), row_block
-    )
+    cfg, keys = context.cfg, keys_here(context)
+    full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
+    place = keys.n_block % cfg.sms
+    together = cutlass.min((keys.k.count + TILE_N - 1) // TILE_N - (keys.n_block - place), cfg.sms)
+    return Work(*keys, *full, Neighbours(place, together))
 
 
 def whole_blocks(mask: Band, n_block: Int32, first: Int32, stop: Int32) -> tuple[Int32, Int32]:
