@@ -130,11 +130,11 @@ _SM90 = Backend(
 
 # Order is preference.
 BACKENDS: tuple[Backend, ...] = (
-    replace(  # cuts the keys into parts, where the other kernels would leave most of the chip idle
+    replace(  # cuts the keys into parts, where Blackwell's own kernels would leave most of the chip idle
         _SM80,
         summary="the portable kernels, which split keys, where few queries leave a chip idle",
-        chips="sm_90, sm_100 or sm_103",
-        on=lambda chip: chip.number in (90, 100, 103),
+        chips="sm_100 or sm_103",
+        on=lambda chip: chip.number in (100, 103),
         sizes=FEW_QUERIES,
     ),
     Backend(

@@ -84,6 +84,10 @@ class Directions(Plan):
         self._forward = forward(spec, extent, chip, forward_tiles)
         self._backward = backward(spec, extent, chip, backward_tiles)
 
+    @property
+    def splits(self) -> int:
+        return self._forward.splits
+
     def describe(self) -> str:
         return f"{self._forward}; {self._backward}" if self.spec.needs_backward else str(self._forward)
 

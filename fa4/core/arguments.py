@@ -48,6 +48,14 @@ def fake_matrices(cfg: Any, count: int) -> list:
     return [jit.fake_tensor(cfg.dtype, 3 if cfg.varlen else 4, align=ALIGNMENT) for _ in range(count)]
 
 
+def fake_results(cfg: Any) -> tuple:
+    """Stand-ins for a forward's out and lse; of split keys both float32, with an axis of parts in front."""
+    if not cfg.split:
+        return *fake_matrices(cfg, 1), fake_rows(cfg)
+    rank = 3 if cfg.varlen else 4
+    return jit.fake_tensor(Float32, rank + 1), jit.fake_tensor(Float32, rank, align=4)
+
+
 def fake_rows(cfg: Any, present: bool = True) -> Any:
     """Stand-in for a tensor like lse: (batch, heads, rows), varlen without the batch."""
     return jit.fake_tensor(Float32, 2 if cfg.varlen else 3, align=4) if present else None

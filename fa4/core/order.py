@@ -45,10 +45,6 @@ class Order:
         """The size of a grid that has a CTA (or cluster of them) for each tile."""
         return self.tiles * self.cluster
 
-    def grid(self, ctas: Int32) -> Int32:
-        """The size of a persistent grid on a chip that runs `ctas` CTAs at a time."""
-        return cutlass.min(self.tiles, ctas // self.cluster) * self.cluster
-
     @property
     def rank(self) -> Int32:
         """Of this CTA in its cluster."""
@@ -78,3 +74,61 @@ class Order:
         if self.descending:
             block = self.blocks - 1 - block
         return Tile(block, head, sequence)
+
+
+_NONE = 1 << 20  # a block that no sequence has
+
+
+@dataclass(frozen=True)
+class PackedOrder:
+    """All tiles of packed sequences, numbered sequence by sequence in the order of work; few of them hold nothing.
+
+    The sequence that begins at row a and ends at row b gets the blocks from a // rows to b // rows, both included: as
+    many as its rows need, or one more. How many there are in all follows from the number of rows and of sequences, so
+    nothing must be read back to launch a grid.
+
+    rows: of a block. per_query: rows that each row of `cu_seqlens` stands for. total: rows of all sequences, or more.
+    section: heads of a sequence that advance together.
+    """
+
+    rows: cutlass.Constexpr[int]
+    per_query: cutlass.Constexpr[int]
+    cu_seqlens: cute.Tensor
+    total: Int32
+    heads: Int32
+    section: Int32
+
+    @property
+    def sequences(self) -> Int32:
+        return Int32(cute.size(self.cu_seqlens)) - 1
+
+    @property
+    def tiles(self) -> Int32:
+        return (self.total * self.per_query // self.rows + self.sequences) * self.heads
+
+    def first_block(self, sequence: Int32) -> Int32:
+        """Blocks of the sequences before this one."""
+        return self.cu_seqlens[sequence] * self.per_query // self.rows + sequence
+
+    def at(self, index: Int32) -> Tile:
+        """The index-th tile; one that no sequence has is a block past the end of the last."""
+        sequence = _last_not_after(self, index // self.heads)
+        first = self.first_block(sequence)
+        blocks = self.first_block(sequence + 1) - first
+        within = index - first * self.heads
+        last = blocks * self.heads - 1
+        order = Order(blocks, self.heads, Int32(1), self.section, descending=True)
+        block, head, _ = order.at(cutlass.min(within, last))
+        return Tile(Int32(cutlass.select_(within > last, Int32(_NONE), block)), head, sequence)
+
+
+@cute.jit
+def _last_not_after(order: PackedOrder, block: Int32) -> Int32:
+    """The last sequence whose blocks begin at `block` or before."""
+    found, stop = Int32(0), order.sequences
+    while stop - found > 1:
+        middle = (found + stop) // 2
+        is_after = order.first_block(middle) > block
+        found = Int32(cutlass.select_(is_after, found, middle))
+        stop = Int32(cutlass.select_(is_after, middle, stop))
+    return found

@@ -94,6 +94,15 @@ def as_columns(x: cute.Tensor, group: int = 1) -> cute.Tensor:
     return pack_heads(cute.make_tensor(x.iterator, layout), group)
 
 
+def in_parts(x: cute.Tensor, as_views: Any, group: int, split: bool) -> cute.Tensor:
+    """`x` by `as_matrices` or `as_columns`; if it is `split`, an axis of parts in front becomes the last mode."""
+    if not split:
+        return as_views(x, group)
+    one = as_views(x[(0, *[None] * (cute.rank(x) - 1))], group)
+    layout = cute.make_layout((*one.shape, x.shape[0]), stride=(*one.stride, x.stride[0]))
+    return cute.make_tensor(x.iterator, layout)
+
+
 def pack_heads(x: cute.Tensor, group: int) -> cute.Tensor:
     """(rows, dim, heads, ...) -> ((group, rows), dim, heads / group, ...): heads of a group become nearby rows."""
     if group == 1:

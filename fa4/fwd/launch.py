@@ -9,9 +9,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..core.arguments import Inputs, fake_matrices, fake_numbers, fake_rows
-from ..core.order import Order
-from ..core.sequence import Lengths, as_columns, as_matrices, extent, ragged
+from ..core.arguments import Inputs, fake_numbers, fake_results
+from ..core.order import Order, PackedOrder
+from ..core.sequence import Lengths, as_columns, as_matrices, extent, in_parts, ragged
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
 from .plan import Scalars, Sizes
@@ -23,7 +23,7 @@ class Maps(NamedTuple):
     q: TmaMap
     k: TmaMap
     v: TmaMap
-    o: TmaMap
+    o: TmaMap | None  # none where O is not stored by TMA
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,22 @@ class Arguments:
     """The kernel's run-time arguments. Rows of a matrix are (query) or, packed, (head in group, query)."""
 
     maps: Maps
-    out: cute.Tensor  # plain memory, (rows, head_dim_v, heads, batch), or varlen without the batch
-    lse: cute.Tensor  # (rows, 1, heads, batch), or varlen (rows, 1, heads)
+    out: cute.Tensor  # plain memory, (rows, head_dim_v, heads, batch), or varlen without the batch; parts as in lse
+    lse: cute.Tensor  # (rows, 1, heads, batch), or varlen (rows, 1, heads); if keys are split, a last mode of parts
     sink: cute.Tensor | None  # (heads_q,), float32
     lengths: Lengths
-    order: Order
+    order: Order | PackedOrder
+    splits: Int32 | None  # parts that each tile of `order` has; None if keys are not split
     scale_log2: Float32  # and below: see `Scalars`
     to_natural: Float32
     scale_over_cap: Float32
     left: Int32
     right: Int32
+
+    @property
+    def tiles(self) -> Int32:
+        """Of work: parts of tiles where keys are split."""
+        return self.order.tiles if self.splits is None else self.order.tiles * self.splits
 
     @property
     def seqlen_q(self) -> Int32:
@@ -54,9 +60,11 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ForwardKernel(RoleKernel):
-    """A chip's kernel. Its configurations are a `Variant` with `packed` heads, `rows` of a work tile, tiles of q, k, v
-    and o, `ctas` that share a tile, which maps are `ragged_q`, `ragged_k` and `ragged_o`, and whether it is
-    `persistent`."""
+    """A chip's kernel. Its configurations are a `Variant` with `packed` heads, `slots` (rows of a tile that a query
+    takes), `rows` of a work tile, tiles of q, k, v and o, `ctas` that share a tile, which maps are `ragged_q`,
+    `ragged_k` and `ragged_o`; and whether the grid is `persistent`, packed sequences get tiles by a `PackedOrder`
+    (`counts_rows`), O is stored `directly`, without a map, and keys are `split`: then out and lse have a leading axis
+    of parts and are float32, and there is no sink."""
 
     @cute.jit
     def launch(
@@ -75,21 +83,25 @@ class ForwardKernel(RoleKernel):
             out: like q, with the columns of v.
             lse: (batch, heads, rows), or varlen (heads, rows); float32.
         """
-        q, out = (as_matrices(x, cfg.packed) for x in (inputs.q, out))
-        k, v = (as_matrices(x) for x in (inputs.k, inputs.v))
-        lse = as_columns(lse, cfg.packed)
+        q, k, v = as_matrices(inputs.q, cfg.packed), as_matrices(inputs.k), as_matrices(inputs.v)
+        out, lse = (in_parts(x, views, cfg.packed, cfg.split) for x, views in ((out, as_matrices), (lse, as_columns)))
         of_sequences = ((q, cfg.ragged_q), (k, cfg.ragged_k), (v, cfg.ragged_k), (out, cfg.ragged_o))
         *loaded, stored = (ragged(x) if is_ragged else x for x, is_ragged in of_sequences)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile)
         loads = [TmaTile.load(x, tile, cfg.ctas).map for x, tile in zip(loaded, tiles)]
-        maps = Maps(*loads, TmaTile.store(stored, cfg.o_tile).map)
-        m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.rows)
-        heads = cute.size(q, mode=[2])
+        maps = Maps(*loads, None if cfg.directly else TmaTile.store(stored, cfg.o_tile).map)
+        heads, splits = cute.size(q, mode=[2]), sizes.splits if cfg.split else None
         # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
-        order = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, cluster=cfg.ctas)
-        args = Arguments(maps, out, lse, inputs.sink, inputs.lengths, order, *scalars)
-        self.start(args, cfg, order.grid(sizes.ctas) if cfg.persistent else order.ctas, stream)
+        if cutlass.const_expr(cfg.counts_rows):
+            rows, cu_seqlens = extent(q), inputs.cu_seqlens_q
+            order = PackedOrder(cfg.rows, cfg.slots, cu_seqlens, rows, heads, sizes.section)
+        else:
+            m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
+            order = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, cluster=cfg.ctas)
+        args = Arguments(maps, out, lse, inputs.sink, inputs.lengths, order, splits, *scalars)
+        ctas = args.tiles * cfg.ctas
+        self.start(args, cfg, cutlass.min(ctas, sizes.ctas // cfg.ctas * cfg.ctas) if cfg.persistent else ctas, stream)
 
     def stand_ins(self, cfg: Any) -> tuple:
-        (out,) = fake_matrices(cfg, 1)
-        return Inputs.fake(cfg), out, fake_rows(cfg), fake_numbers(Scalars), fake_numbers(Sizes)
+        out, lse = fake_results(cfg)
+        return Inputs.fake(cfg), out, lse, fake_numbers(Scalars), fake_numbers(Sizes)

@@ -37,22 +37,25 @@ class Scalars(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """section: pairs of head and sequence that advance together, see `core.order`. ctas: as many as the chip runs at a
-    time, the size of a persistent grid."""
+    """section: pairs of head and sequence that advance together, see `core.order`. splits: parts that the keys of a
+    tile are cut into. ctas: as many as the chip runs at a time, the size of a persistent grid."""
 
     max_seqlen_q: Int32
     batch: Int32
     section: Int32
+    splits: Int32
     ctas: Int32
 
 
 class Forward:
-    """One kind of problem on a chip. A chip's class has a `kernel` and knows its configuration and numbers.
+    """One kind of problem on a chip. A chip's class has a `kernel` and knows its configuration, its numbers, and how
+    many parts it `splits` keys into.
 
     The kernel's `launch` takes `Inputs`, out, lse, and the records `scalars` and `sizes`.
     """
 
     kernel: Program
+    splits = 1
 
     def __init__(self, chip: Chip, cfg: Any, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes

@@ -1,12 +1,46 @@
-"""What a row's softmax ends with."""
+"""The rows of a work tile: which query and head each is, where its results are, and what its softmax ends with."""
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
+from ..core.sequence import sequence_matrix
 from ..core.softmax import LOG2_E
+
+
+def query_of(cfg, row):
+    """The query of a tile's row."""
+    return row // cfg.slots if cfg.slots > 1 else row
+
+
+def head_of(cfg, row):
+    """Which of the packed heads a tile's row is; not less than `packed` where it is none."""
+    return row % cfg.slots if cfg.slots > 1 else 0
+
+
+def place_of(cfg, row):
+    """Where `as_matrices` and `as_columns` have a tile's row."""
+    return (head_of(cfg, row), query_of(cfg, row)) if cfg.packed > 1 else row
+
+
+def result(context, name: str, work) -> cute.Tensor:
+    """The matrix of out or of lse that a work tile's rows are in."""
+    x = getattr(context.args, name)
+    if context.cfg.split:
+        x = x[(*[None] * (len(x.shape) - 1), work.part)]
+    return sequence_matrix(x, work.head, work.batch, work.place, context.cfg.varlen)
+
+
+def is_written(cfg, work, row: Int32) -> Boolean:
+    """Whether a row of the tile is one of the sequence's, so that its results have a place.
+
+    Of rows that hold no data, those of a part are not the kernel's: whoever joins the parts knows them by what they
+    were set to.
+    """
+    count = work.q.count if cfg.split else work.place.count
+    return Boolean((query_of(cfg, row) < count) & (head_of(cfg, row) < cfg.packed))
 
 
 @cute.jit
@@ -15,8 +49,10 @@ def normalise(context, work, row: Int32, query: Int32, reference: Float32, total
     cfg, args = context.cfg, context.args
     numerator = Float32(1.0)
     if cutlass.const_expr(cfg.has_sink):
-        head = work.head * cfg.packed + (row % cfg.packed if cfg.packed > 1 else 0)
-        sink = args.sink[head] * LOG2_E
+        head = head_of(cfg, row)
+        if cutlass.const_expr(cfg.slots > cfg.packed):
+            head = cutlass.min(head, cfg.packed - 1)
+        sink = args.sink[work.head * cfg.packed + head] * LOG2_E
         top = cute.arch.fmax(reference, sink)
         top = Float32(0.0) if top == -Float32.inf else top
         numerator = cute.math.exp2(reference - top, fastmath=True)

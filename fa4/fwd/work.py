@@ -12,9 +12,10 @@ from ..core.sequence import Rows
 
 
 class Work(NamedTuple):
-    """One work tile: a row block of one (packed) head of one sequence."""
+    """One work tile: a row block of one (packed) head of one sequence, and of its keys a part or all."""
 
     index: Int32  # in the order of work
+    part: Int32  # of the keys
     m_block: Int32
     head: Int32
     head_kv: Int32
@@ -33,16 +34,19 @@ class Work(NamedTuple):
 def work_tile(context, index: Int32) -> Work:
     """What a work tile consists of; empty (`count` 0) if no row of it sees a key."""
     args, cfg = context.args, context.cfg
-    m_block, head, batch = args.order.at(index)
+    tile, part = (index // args.splits, index % args.splits) if cfg.split else (index, Int32(0))
+    m_block, head, batch = args.order.at(tile)
     place = args.lengths.query_place(batch, args.seqlen_q)
     q = args.lengths.queries(batch, args.seqlen_q)
     k = args.lengths.keys(batch, args.seqlen_k)
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
-    mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.packed)
+    mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.slots)
     blocks = mask.key_blocks(m_block)
-    is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.packed)
+    if cfg.split:
+        blocks = blocks.part(part, args.splits)
+    is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.slots)
     stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
     head_kv = head if cfg.packed == cfg.group else head * cfg.packed // cfg.group
-    return Work(index, m_block, head, head_kv, batch, place, q, k, mask, blocks)
+    return Work(index, part, m_block, head, head_kv, batch, place, q, k, mask, blocks)

@@ -22,11 +22,16 @@ SWIZZLE_ALIGN = 1024  # bytes after which the 128-byte swizzle repeats
 
 @dataclass(frozen=True, slots=True)
 class Tile(Constant):
-    """A panelled tile; `columns` is rounded up to whole panels in storage (TMA fills the rest with zeros)."""
+    """A panelled tile; `columns` is rounded up to whole panels in storage (TMA fills the rest with zeros).
+
+    slots: of a tensor whose rows are (head, row), the tile's rows that the heads of a row take; TMA fills those that
+    are no head's with zeros. 1 where there are as many heads, or no such pairs.
+    """
 
     rows: int
     columns: int
     bits: int = 16  # of an element
+    slots: int = 1
 
     @property
     def panel_columns(self) -> int:

@@ -59,9 +59,14 @@ class TmaTile(Constant):
     @staticmethod
     def _make(op, tensor: cute.Tensor, tile: Tile, multicast: int = 1) -> TmaTile:
         box = Tile(tile.rows // multicast, tile.columns, tile.bits)
-        shape = (box.rows, tile.panel_columns)
+        shape = (_by_head(box.rows, tile.slots), tile.panel_columns)
         atom, coordinates = cpasync.make_tiled_tma_atom(op, tensor, box.panel_layout(), shape)
         return TmaTile(atom, coordinates, tile, multicast)
+
+
+def _by_head(rows: int, slots: int):
+    """A tile's rows as a tensor has them."""
+    return rows if slots == 1 else (slots, rows // slots)
 
 
 def tma_panels(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, rank=0):
@@ -84,7 +89,8 @@ def _partition(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointe
         row_tile, pointer = row_tile * tma.multicast + rank, pointer + rank * (rows * columns)
     layout = cute.make_layout((rows, columns, places), stride=(columns, 1, tma.tile.rows * columns))
     shared = cute.make_tensor(cute.recast_ptr(pointer, cute.make_swizzle(3, 4, 3)), layout)
-    glob = cute.local_tile(matrix, (rows, columns), (row_tile, None))
+    place = row_tile if tma.tile.slots == 1 else (0, row_tile)
+    glob = cute.local_tile(matrix, (_by_head(rows, tma.tile.slots), columns), (place, None))
     return cpasync.tma_partition(
         tma.atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(glob, 0, 2)
     )

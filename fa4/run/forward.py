@@ -48,6 +48,6 @@ def _join(inputs: AttentionInputs, plan: Plan, parts: Tensor, part_lse: Tensor, 
 
     if inputs.varlen:
         parts, part_lse, out, lse = parts.unsqueeze(1), part_lse.unsqueeze(1), out.unsqueeze(0), lse.unsqueeze(0)
-    launcher(plan.spec.dtype, plan.spec.head_dim_v, plan.spec.has_sink, plan.chip)(
+    launcher(plan.spec.dtype, plan.spec.head_dim_v, plan.spec.has_sink, plan.splits, plan.chip)(
         parts, part_lse, out, lse, inputs.sink
     )

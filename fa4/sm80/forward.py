@@ -19,7 +19,7 @@ from ..core.mask import Window
 from ..core.order import Order
 from ..core.program import Program
 from ..core.score import Softcap
-from ..core.sequence import Lengths, align_strides, as_columns, as_matrices
+from ..core.sequence import Lengths, align_strides, as_columns, as_matrices, in_parts
 from .config import ForwardConfig
 from .forward_tile import work_on_queries
 
@@ -74,7 +74,8 @@ class ForwardKernel(Program):
         """out: like q, with the columns of v; lse: (batch, heads, rows), or varlen (heads, rows), float32; both of
         split keys with an axis of parts in front."""
         q, k, v = as_matrices(inputs.q, cfg.packed), as_matrices(inputs.k), as_matrices(inputs.v)
-        out, lse = _results(align_strides(out), as_matrices, cfg), _results(lse, as_columns, cfg)
+        out = in_parts(align_strides(out), as_matrices, cfg.packed, cfg.split)
+        lse = in_parts(lse, as_columns, cfg.packed, cfg.split)
         score, scale = None, scalars.softmax_scale
         if cutlass.const_expr(cfg.has_softcap):
             score, scale = Softcap(scalars.softmax_scale / scalars.softcap), scalars.softcap
@@ -95,15 +96,6 @@ class ForwardKernel(Program):
 @cute.kernel
 def kernel(args: Arguments, cfg: cutlass.Constexpr[ForwardConfig]):
     work_on_queries(args, cfg)
-
-
-def _results(x: cute.Tensor, as_views, cfg: ForwardConfig) -> cute.Tensor:
-    """out or lse by `as_views`; an axis of parts in front becomes the last mode."""
-    if not cfg.split:
-        return as_views(x, cfg.packed)
-    one = as_views(x[(0, *[None] * (cute.rank(x) - 1))], cfg.packed)
-    layout = cute.make_layout((*one.shape, x.shape[0]), stride=(*one.stride, x.stride[0]))
-    return cute.make_tensor(x.iterator, layout)
 
 
 KERNEL = ForwardKernel("sm80.forward")

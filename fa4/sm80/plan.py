@@ -29,7 +29,7 @@ class Forward(ForwardPlan):
             own = tiles or forward_tiles(*dims, chip, rows)
         count = -(-rows // own.tile_m) * heads * extent.batch
         slots = chip.sms * own.blocks_per_sm
-        self.splits = choose_splits(spec, count, extent.max_seqlen_k, own.tile_n, slots)
+        self.splits = choose_splits(spec, count, extent.max_seqlen_k, own.tile_n, slots, busy=0.5)
         fields = ForwardConfig.fields(spec)
         fields["has_sink"] &= self.splits == 1  # whoever joins the parts adds it
         cfg = ForwardConfig(**fields, tiles=own, packed=packed, split=self.splits > 1)
@@ -64,7 +64,3 @@ class Plan(plan.Directions):
 
     layout = plan.Layout.ROWS
     directions = Forward, Backward
-
-    @property
-    def splits(self) -> int:
-        return self._forward.splits

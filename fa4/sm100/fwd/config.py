@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...core.variant import Variant
 from ...pipeline.smem import Tile
@@ -48,6 +49,9 @@ class Config(Variant):
     smem_bytes: int
     q_tiles: int = 2
     tile_n: int = 128
+    split: ClassVar[bool] = False
+    directly: ClassVar[bool] = False
+    counts_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.ctas == 2 and self.head_dim_v != 2 * self.v_tile.panel_columns:
@@ -74,6 +78,10 @@ class Config(Variant):
     def rows(self) -> int:
         """Rows of a work tile."""
         return self.ctas * self.cta_rows
+
+    @property
+    def slots(self) -> int:
+        return self.packed
 
     @property
     def q_tile(self) -> Tile:

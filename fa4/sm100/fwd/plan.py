@@ -26,7 +26,7 @@ class Forward(plan.Forward):
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         self.tiles = tiles or tiles_for(spec, chip, extent.max_seqlen_q * _packed_heads(spec))
         cfg = configure(spec, chip, self.tiles)
-        sizes = Sizes(extent.max_seqlen_q, extent.batch, _section(spec, extent.max_seqlen_k), chip.sms)
+        sizes = Sizes(extent.max_seqlen_q, extent.batch, _section(spec, extent.max_seqlen_k), 1, chip.sms)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
     def __str__(self) -> str:

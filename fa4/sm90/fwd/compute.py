@@ -18,11 +18,21 @@ from cutlass import Boolean, Float32, Int32
 
 from ...core.constant import Constant
 from ...core.sequence import sequence_matrix
-from ...core.words import store_words
+from ...core.words import bits, pack_half, store_words
+from ...fwd.rows import is_written, place_of, query_of, result
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.tma import tma_panels
-from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, ROWS_PER_WARP, row_in_warp, store_matrices, to_words
+from ..fragment import (
+    LANES_PER_ROW,
+    ROWS_PER_THREAD,
+    ROWS_PER_WARP,
+    first_column,
+    row_elements,
+    row_in_warp,
+    store_matrices,
+    to_words,
+)
 from ..wgmma import K_PER_MMA, ROWS, Wgmma, pin, wait
 from .softmax import Softmax, pack
 from .turns import FIRST_BARRIER, TEAM_THREADS, Turns
@@ -51,7 +61,7 @@ def compute(context):
             team.o.fill(0.0)
             q.wait()
             last = blocks.stop - 1
-            _, stop = work.mask.keys(softmax.query(team_row + ROWS - 1))
+            _, stop = work.mask.keys(query_of(cfg, team_row + ROWS - 1))
             sees_half = Boolean(stop - last * cfg.tile_n <= cfg.half_n)
             if sees_half:
                 k, v = half_block(team, softmax, q, k, v, last, work.count > 1)
@@ -73,15 +83,19 @@ def compute(context):
             elif cutlass.const_expr(not cfg.o_over_q):
                 q.arrive()
             norms = softmax.finish(work, first_row)
-            out_to_smem(context, team, norms)
-            store_out(context, work, team, first_row)
+            if cutlass.const_expr(cfg.directly):
+                out_to_global(context, work, team, norms, first_row)
+            else:
+                out_to_smem(context, team, norms)
+                store_out(context, work, team, first_row)
             if cutlass.const_expr(cfg.o_over_q):
                 wait_stored()
                 q.arrive()
             q = q.next()
         else:
             softmax.finish_empty(work, first_row)
-            zeros_to_global(context, work, first_row)
+            if cutlass.const_expr(not cfg.split):  # nobody reads a part that saw nothing
+                zeros_to_global(context, work, first_row)
         queue = queue.next()
 
 
@@ -98,7 +112,8 @@ class Team(Constant):
         self.k, self.v = self.qk.b_at(smem.pointer("K", cfg.dtype)), self.pv.b_at(smem.pointer("V", cfg.dtype))
         self.o, self.p = self.pv.accumulator(), self.pv.a_registers()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
-        self.out = smem.pointer("O", cfg.dtype) + (index * (cfg.o_step // 2) + warp * (cfg.o_tile.nbytes // 2))
+        if not cfg.directly:
+            self.out = smem.pointer("O", cfg.dtype) + (index * (cfg.o_step // 2) + warp * (cfg.o_tile.nbytes // 2))
 
     def start_s(self, product: Wgmma, s: cute.Tensor, q: Cursor, k: Cursor) -> None:
         """Start S = Q K^T, or its first half."""
@@ -217,6 +232,24 @@ def store_out(context, work, team: Team, first_row: Int32) -> None:
         cute.arch.cp_async_bulk_commit_group()
 
 
+@cute.jit
+def out_to_global(context, work, team, norms: list[Float32], first_row: Int32):
+    """This warp's rows of O, normalised, straight from the registers."""
+    cfg = context.cfg
+    out = result(context, "out", work)
+    for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+        row = first_row + row_in_warp(r)
+        if is_written(cfg, work, row):
+            place = out.iterator + cute.crd2idx((place_of(cfg, row), first_column()), out.layout)
+            elements = row_elements(cfg.head_dim_v, r)
+            for i in cutlass.range_constexpr(0, len(elements), 2):
+                pair = [team.o[element] * norms[r] for element in elements[i : i + 2]]
+                if cutlass.const_expr(cfg.has_seqused_q):  # a row without data may hold anything, NaN included
+                    pair = [Float32(cutlass.select_(norms[r] == 0.0, Float32(0.0), x)) for x in pair]
+                words = [bits(x) for x in pair] if cfg.split else [pack_half(*pair, cfg.dtype)]
+                store_words(place + 4 * i, words)
+
+
 def wait_stored() -> None:
     """Whole warp: what it last stored has left shared memory."""
     with cute.arch.elect_one():
@@ -227,11 +260,11 @@ def wait_stored() -> None:
 @cute.jit
 def zeros_to_global(context, work, first_row: Int32):
     """Out of rows that see no key."""
-    cfg, args = context.cfg, context.args
-    matrix = sequence_matrix(args.out, work.head, work.batch, work.place, cfg.varlen)
+    cfg = context.cfg
+    out = result(context, "out", work)
     for r in cutlass.range_constexpr(ROWS_PER_THREAD):
         row = first_row + row_in_warp(r)
-        if row < work.place.count * cfg.packed:
-            place = matrix.iterator + cute.crd2idx((row, 0), matrix.layout)
+        if is_written(cfg, work, row):
+            place = out.iterator + cute.crd2idx((place_of(cfg, row), 0), out.layout)
             for column in cutlass.range(cute.arch.lane_idx() % LANES_PER_ROW * 8, cfg.head_dim_v, 8 * LANES_PER_ROW):
                 store_words(place + column, [Int32(0)] * 4)

@@ -13,15 +13,20 @@ from ..fragment import ROWS_PER_WARP
 from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
 
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
-MOST_STAGES = 4
-COMPUTE_REGS = {2: 240, 3: 160}  # a thread's, by how many warpgroups compute
-LOAD_REGS = {2: 24, 3: 32}
+COMPUTE_REGS = {1: 256, 2: 240, 3: 160}  # a thread's, by how many warpgroups compute; one has enough as it starts
+LOAD_REGS = {1: 256, 2: 24, 3: 32}
+
+
+def slots_of(packed: int) -> int:
+    """Rows of a tile that a query takes with this many heads packed: the next power of two."""
+    return 1 << (packed - 1).bit_length()
 
 
 class Schedule(enum.Enum):
     """How CTAs get their work."""
 
     SINGLE = "one tile a CTA"
+    PACKED = "one tile a CTA, for packed sequences only as many as their rows may need"
     PERSISTENT = "as many CTAs as fit, each goes through the tiles to and fro"
 
 
@@ -29,8 +34,10 @@ class Schedule(enum.Enum):
 class Config(Variant):
     """Everything the generated code depends on; its fields are the compile key.
 
-    packed: query heads packed as neighbouring rows of a tile (divides 16), 1 for none. teams: warpgroups that compute,
-    each 64 rows of the work tile. tile_n: keys of one block. ping_pong: teams take turns on the matrix unit, so that
+    packed: query heads packed as neighbouring rows of a tile, 1 for none; divides 16 unless O is stored `directly`.
+    split: the keys of a work tile are shared among CTAs; out and lse have a leading axis of parts and are float32, and
+    there is no sink. teams: warpgroups that compute, each 64 rows of the work tile. tile_n: keys of one block.
+    most_stages: of K, and of V, where there is room for more. ping_pong: teams take turns on the matrix unit, so that
     one's softmax meets another's products. rescale_threshold: growth of a row's maximum, in powers of two, that O
     tolerates before it is rescaled; 0 rescales at every growth.
 
@@ -39,8 +46,10 @@ class Config(Variant):
     """
 
     packed: int
+    split: bool
     teams: int
     tile_n: int
+    most_stages: int
     schedule: Schedule
     ping_pong: bool
     rescale_threshold: float
@@ -57,9 +66,19 @@ class Config(Variant):
         return self.teams * ROWS
 
     @property
+    def slots(self) -> int:
+        """Rows of a tile that a query takes."""
+        return slots_of(self.packed)
+
+    @property
+    def directly(self) -> bool:
+        """O goes from registers to global memory: float32, or a few rows of a tile."""
+        return self.split or self.teams == 1
+
+    @property
     def q_tile(self) -> Tile:
         """One team's rows."""
-        return Tile(ROWS, self.head_dim)
+        return Tile(ROWS, self.head_dim, slots=1 if self.slots == self.packed else self.slots)
 
     @property
     def k_tile(self) -> Tile:
@@ -76,8 +95,8 @@ class Config(Variant):
 
     @property
     def o_bytes(self) -> int:
-        """One team's O."""
-        return WARPS_PER_WARPGROUP * self.o_tile.nbytes
+        """One team's staged O."""
+        return 0 if self.directly else WARPS_PER_WARPGROUP * self.o_tile.nbytes
 
     @property
     def q_buffers(self) -> int:
@@ -87,7 +106,7 @@ class Config(Variant):
     @property
     def o_over_q(self) -> bool:
         """O is staged in Q's place when separate places would leave fewer than two K/V stages."""
-        return self._stages(self.q_tile.nbytes + self.o_bytes) < 2
+        return not self.directly and self._stages(self.q_tile.nbytes + self.o_bytes) < 2
 
     @property
     def q_step(self) -> int:
@@ -103,7 +122,7 @@ class Config(Variant):
     def stages(self) -> int:
         """Of K, and as many of V."""
         held = self.q_buffers * self.q_step + (0 if self.o_over_q else self.o_bytes)
-        return min(self._stages(held), MOST_STAGES)
+        return min(self._stages(held), self.most_stages)
 
     def _stages(self, held: int) -> int:
         """With `held` bytes a team for Q and O."""
@@ -130,6 +149,10 @@ class Config(Variant):
     @property
     def persistent(self) -> bool:
         return self.schedule is Schedule.PERSISTENT
+
+    @property
+    def counts_rows(self) -> bool:
+        return self.schedule is Schedule.PACKED
 
     @property
     def ragged_q(self) -> bool:

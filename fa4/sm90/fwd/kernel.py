@@ -40,11 +40,12 @@ def channels(cfg: Config) -> ChannelTable:
 
 
 def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
+    out = Region("O", (cfg.teams - 1) * cfg.o_step + cfg.o_bytes, align=1024, over="Q" if cfg.o_over_q else None)
     return SmemMap(
         Region("Q", cfg.q_buffers * cfg.teams * cfg.q_step, align=1024),
         Region("K", cfg.stages * cfg.k_tile.nbytes, align=1024),
         Region("V", cfg.stages * cfg.v_tile.nbytes, align=1024),
-        Region("O", (cfg.teams - 1) * cfg.o_step + cfg.o_bytes, align=1024, over="Q" if cfg.o_over_q else None),
+        *(() if cfg.directly else (out,)),
         Region("barriers", table.nbytes, align=8),
     )
 

@@ -8,15 +8,18 @@ from ...core.variant import Variant
 from ...device import Chip
 from ...fwd import plan
 from ...fwd.plan import Scalars, Sizes
+from ...fwd.splits import choose_splits
 from ...spec import AttentionSpec, Extent
 from ..fragment import ROWS_PER_WARP
 from ..wgmma import ROWS
-from .config import Config, Schedule
+from .config import Config, slots_of
 from .kernel import KERNEL
 from .tiles import ForwardTiles, tiles_for
 
 # Bytes of K and V that one section of pairs may hold at a time: half of the chip's L2, the rest is for Q and out.
 SECTION_BYTES = 25 << 20
+# Shared memory that CTAs of split keys leave to the blocks that join the parts, which may then start beside them.
+JOINING_BYTES = 8 << 10
 
 
 class Forward(plan.Forward):
@@ -27,14 +30,16 @@ class Forward(plan.Forward):
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         self.tiles = tiles or tiles_for(spec, extent)
         cfg = configure(spec, extent, chip, self.tiles)
-        sizes = Sizes(extent.max_seqlen_q, extent.batch, _section(spec, extent, chip, cfg), chip.sms)
+        self.splits = splits_for(spec, extent, chip, self.tiles)
+        sizes = Sizes(extent.max_seqlen_q, extent.batch, _section(spec, extent, chip, cfg), self.splits, chip.sms)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
     def __str__(self) -> str:
         tiles, cfg = self.tiles, self.cfg
+        parts = f"keys in {self.splits} parts, " if cfg.split else ""
         return (
             f"forward {tiles.name}: {cfg.rows} x {cfg.tile_n}, {cfg.stages} K/V stages, {cfg.packed} heads packed, "
-            f"{'ping-pong, ' * cfg.ping_pong}rescale threshold {cfg.rescale_threshold:g}, "
+            f"{parts}{'ping-pong, ' * cfg.ping_pong}rescale threshold {cfg.rescale_threshold:g}, "
             f"{cfg.schedule.name.lower()} ({tiles.evidence})"
         )
 
@@ -42,18 +47,39 @@ class Forward(plan.Forward):
 def configure(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> Config:
     """The compile-time side of a problem."""
     tiles = tiles or tiles_for(spec, extent)
-    # Packing pays where one head's rows would leave half of a tile empty.
-    is_short = 2 * extent.max_seqlen_q <= tiles.teams * ROWS
+    split = splits_for(spec, extent, chip, tiles) > 1
+    fields = Variant.fields(spec)
+    fields["has_sink"] &= not split  # whoever joins the parts adds it
     return Config(
-        **Variant.fields(spec),
-        packed=math.gcd(spec.group, ROWS_PER_WARP) if is_short else 1,
+        **fields,
+        packed=packed_heads(spec, extent, tiles),
+        split=split,
         teams=tiles.teams,
         tile_n=tiles.tile_n,
+        most_stages=tiles.most_stages,
         schedule=tiles.schedule,
         ping_pong=tiles.ping_pong,
         rescale_threshold=tiles.rescale_threshold,
-        smem_bytes=chip.smem_per_block,
+        smem_bytes=chip.smem_per_block - (JOINING_BYTES if split else 0),
     )
+
+
+def packed_heads(spec: AttentionSpec, extent: Extent, tiles: ForwardTiles) -> int:
+    """Heads of a group that are rows of one tile. It pays where one head's rows would leave half of a tile empty."""
+    if tiles.teams == 1:
+        return spec.group if spec.group <= ROWS else math.gcd(spec.group, ROWS)
+    is_short = 2 * extent.max_seqlen_q <= tiles.teams * ROWS
+    return math.gcd(spec.group, ROWS_PER_WARP) if is_short else 1
+
+
+def splits_for(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles) -> int:
+    """Parts that the keys of a work tile are cut into."""
+    if tiles.splits is not None:
+        return tiles.splits
+    packed = packed_heads(spec, extent, tiles)
+    m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.teams * ROWS))
+    count = m_blocks * (spec.heads_q // packed) * extent.batch
+    return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, chip.sms, 0.75 if tiles.teams == 1 else 1.0)
 
 
 def _section(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config) -> int:
@@ -62,12 +88,12 @@ def _section(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config) -> in
     Where each tile has its CTA, as many pairs as L2 holds, in sections of the same size. A persistent grid goes to and
     fro in whole rounds, so that every CTA gets the same share of each section.
     """
-    pairs = spec.heads_q // cfg.packed * extent.batch
+    pairs = spec.heads_q // cfg.packed * (1 if cfg.counts_rows else extent.batch)
     if spec.window_right is None or spec.window_left is not None:
         return 1
     keys = extent.max_seqlen_k * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     per_pair = max(keys * cfg.packed // spec.group, 1)
-    if cfg.schedule is Schedule.SINGLE:
+    if not cfg.persistent:
         return -(-pairs // -(-pairs * per_pair // SECTION_BYTES))
     round_trip = 2 * chip.sms
     m_blocks = -(-extent.max_seqlen_q * cfg.packed // cfg.rows)

@@ -8,10 +8,9 @@ from cutlass import Boolean, Float32, Int32
 
 from ...core.constant import Constant
 from ...core.score import Softcap
-from ...core.sequence import sequence_matrix
 from ...core.visible import hide
 from ...core.words import pack_half
-from ...fwd.rows import normalise
+from ...fwd.rows import is_written, normalise, place_of, query_of, result
 from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, across_row, own_columns, row_elements, row_in_warp
 
 CHAINS = 4  # of the row's maximum and sum: independent ones, to hide the latency of each
@@ -31,16 +30,12 @@ class Softmax(Constant):
         self.reference, self.total, self.factor = (cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(3))
         self.first, self.stop = (cute.make_rmem_tensor(ROWS_PER_THREAD, Int32) for _ in range(2))
 
-    def query(self, row: Int32) -> Int32:
-        group = self.context.cfg.packed
-        return row // group if group > 1 else row
-
     def reset(self, work, first_row: Int32) -> None:
         """Before a work tile; first_row: of this warp, in the sequence."""
         self.reference.fill(-Float32.inf)
         self.total.fill(0.0)
         for r in range(ROWS_PER_THREAD):
-            query = self.query(first_row + row_in_warp(r))
+            query = query_of(self.context.cfg, first_row + row_in_warp(r))
             self.first[r], self.stop[r] = work.mask.keys(query)
 
     def weigh(self, s: cute.Tensor, block: Int32, is_masked: bool) -> Boolean:
@@ -83,8 +78,8 @@ class Softmax(Constant):
         for r in range(ROWS_PER_THREAD):
             row = first_row + row_in_warp(r)
             total = across_row(self.total[r], lambda a, b: a + b)
-            norm, lse = normalise(self.context, work, row, self.query(row), self.reference[r], total)
-            write_lse(self.context, work, row, self.query(row), lse)
+            norm, lse = normalise(self.context, work, row, query_of(self.context.cfg, row), self.reference[r], total)
+            write_lse(self.context, work, row, lse)
             norms.append(norm)
         return norms
 
@@ -92,8 +87,9 @@ class Softmax(Constant):
         """The same for rows that see no key."""
         for r in range(ROWS_PER_THREAD):
             row = first_row + row_in_warp(r)
-            args = (self.context, work, row, self.query(row))
-            write_lse(*args, normalise(*args, -Float32.inf, Float32(0.0))[1])
+            query = query_of(self.context.cfg, row)
+            _, lse = normalise(self.context, work, row, query, -Float32.inf, Float32(0.0))
+            write_lse(self.context, work, row, lse)
 
 
 @cute.jit
@@ -130,8 +126,8 @@ def in_chains(values: list[Float32], combine) -> Float32:
 
 
 @cute.jit
-def write_lse(context, work, row: Int32, query: Int32, lse: Float32):
+def write_lse(context, work, row: Int32, lse: Float32):
     """One of the threads that share a row writes it, if the row has a place."""
-    if query < work.place.count and cute.arch.lane_idx() % LANES_PER_ROW == 0:
-        place = sequence_matrix(context.args.lse, work.head, work.batch, work.place, context.cfg.varlen)
-        place[row, 0] = lse
+    if is_written(context.cfg, work, row) and cute.arch.lane_idx() % LANES_PER_ROW == 0:
+        place = result(context, "lse", work)
+        place[place_of(context.cfg, row), 0] = lse

@@ -5,20 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...spec import AttentionSpec, Extent
-from .config import Schedule
+from ..wgmma import ROWS
+from .config import Schedule, slots_of
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardTiles:
-    """A tuned row; see `Config` for what the columns mean."""
+    """A tuned row; see `Config` for what the columns mean. splits: parts that keys are cut into, None for as many as
+    fill the chip."""
 
     name: str
     teams: int
     tile_n: int
     evidence: str
+    most_stages: int = 4
     schedule: Schedule = Schedule.PERSISTENT
     ping_pong: bool = True
     rescale_threshold: float = 8.0
+    splits: int | None = None
 
 
 _MEASURED = "measured on an H100 beside other rows, 16k tokens"
@@ -28,26 +32,44 @@ MIDDLE = ForwardTiles("head_dim <= 96", 3, 96, _MEASURED)
 USUAL = ForwardTiles("head_dim <= 128", 2, 128, _MEASURED)
 USUAL_SHORT = ForwardTiles("head_dim <= 128, short causal", 2, 64, _MEASURED)
 WIDE = ForwardTiles("head_dim <= 192", 2, 112, _MEASURED)
-WIDEST = ForwardTiles("head_dim <= 256", 2, 80, _MEASURED)
-WIDEST_SHORT = ForwardTiles("head_dim <= 256, short causal", 2, 64, _MEASURED)
+WIDEST = ForwardTiles("head_dim <= 256", 2, 64, _MEASURED)
+# Few queries: memory is what takes time. More in flight than three small blocks of K and of V reads it no faster.
+_FEW = {"teams": 1, "most_stages": 3, "ping_pong": False, "evidence": _MEASURED}
+FEW_NARROW = ForwardTiles("few queries, head_dim <= 64", tile_n=128, **_FEW)
+FEW = ForwardTiles("few queries, head_dim <= 128", tile_n=64, **_FEW)
+FEW_WIDE = ForwardTiles("few queries, head_dim <= 256", tile_n=32, **_FEW)
+
+
+def are_few(spec: AttentionSpec, extent: Extent) -> bool:
+    """Whether one team has room for all query rows of a key/value head."""
+    return extent.max_seqlen_q * slots_of(spec.group) <= ROWS
 
 
 def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     """The row for a problem."""
-    row = _by_shape(spec, extent.max_seqlen_q)
+    row = _of_few(spec) if are_few(spec, extent) else _of_many(spec, extent)
+    if not spec.varlen:
+        return row
     # Uneven lengths: the hardware hands out tiles as CTAs retire.
-    return replace(row, schedule=Schedule.SINGLE) if spec.varlen else row
+    several = extent.max_seqlen_q * spec.group > row.teams * ROWS
+    return replace(row, schedule=Schedule.PACKED if several else Schedule.SINGLE)
 
 
-def _by_shape(spec: AttentionSpec, rows: int) -> ForwardTiles:
+def _of_few(spec: AttentionSpec) -> ForwardTiles:
+    widest = max(spec.head_dim, spec.head_dim_v)
+    return FEW_NARROW if widest <= 64 else FEW if widest <= 128 else FEW_WIDE
+
+
+def _of_many(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     """Where few keys lie left of the diagonal, what a tile computes beyond it counts: smaller tiles waste less."""
-    widest, is_masked = max(spec.head_dim, spec.head_dim_v), spec.window_right is not None
+    widest, keys = max(spec.head_dim, spec.head_dim_v), extent.max_seqlen_k
+    is_masked = spec.window_right is not None
     if widest <= 64:
-        return NARROW_SHORT if is_masked and rows <= 1024 else NARROW
+        return NARROW_SHORT if is_masked and keys <= 1024 else NARROW
     if widest <= 96:
-        return USUAL if rows <= 1024 else MIDDLE
+        return USUAL if extent.max_seqlen_q <= 1024 else MIDDLE
     if spec.head_dim <= 192 and spec.head_dim_v <= 128:
-        return USUAL_SHORT if is_masked and rows <= 512 and spec.head_dim <= 128 else USUAL
+        return USUAL_SHORT if is_masked and keys <= 512 and spec.head_dim <= 128 else USUAL
     if widest <= 192:
         return WIDE
-    return WIDEST_SHORT if is_masked and rows <= 1024 else WIDEST
+    return WIDEST

@@ -16,7 +16,6 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from ...fwd.work import Work, work_tile
-from .config import Schedule
 
 
 class Queue:
@@ -36,13 +35,13 @@ class Queue:
     @property
     def index(self) -> Int32:
         order, own = self.context.args.order, Int32(cute.arch.block_idx()[0])
-        if self.context.cfg.schedule is Schedule.SINGLE:
-            return own + self.lap * order.tiles
+        if not self.context.cfg.persistent:
+            return own + self.lap * self.context.args.tiles
         place = cutlass.select_(Boolean(self.lap % 2 == 1), order.stride - 1 - own, own)
         return self.lap * order.stride + Int32(place)
 
     def has_tile(self) -> Boolean:
-        return self.index < self.context.args.order.tiles
+        return self.index < self.context.args.tiles
 
     def tile(self) -> Work:
         return work_tile(self.context, self.index)
