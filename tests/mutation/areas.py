@@ -28,6 +28,8 @@ class Area:
 
 
 _API, _OPS, _CHOICE = "tests/test_api.py", "tests/test_ops.py", "tests/test_dispatch.py"
+_OPS_AT_ONCE, _OPS_COMPILED = f"{_OPS} -k 'not (opcheck or compile)'", f"{_OPS} -k 'opcheck or compile'"
+_CHOICE_AT_ONCE = f"{_CHOICE} -k 'not what_compiles'"
 _JIT = "tests/test_jit.py"
 _FALLBACK, _RUN, _LAYOUTS = "tests/test_fallback.py", "tests/test_run.py", "tests/test_layouts.py"
 _CHANNELS, _CURSOR = "tests/pipeline/test_channels.py", "tests/pipeline/test_cursor.py"
@@ -107,14 +109,19 @@ _SM90_BACKWARD = (
 
 # The first that covers a file is the file's.
 AREAS = (
-    Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (_API, _OPS)),
-    Area("operators", ("fa4/ops.py", "fa4/autograd.py", "fa4/spec.py"), (_OPS, _API, _CHOICE)),
+    Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (), (_API, _OPS_AT_ONCE, _OPS_COMPILED)),
+    Area(
+        "operators",
+        ("fa4/ops.py", "fa4/autograd.py", "fa4/spec.py"),
+        (),
+        (_OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED),
+    ),
     Area(
         "choice",
         ("fa4/dispatch.py", "fa4/device.py", "fa4/env.py"),
         (),
         (
-            f"{_CHOICE} -k 'not what_compiles'",
+            _CHOICE_AT_ONCE,
             "tests/test_cli.py::test_explain_answers_for_chips_that_are_not_here",
             "tests/test_docs.py",
             f"{_CHOICE} -k what_compiles",
