@@ -12,6 +12,7 @@ from fa4 import device, dispatch, env
 from fa4.cases import Case, make
 from fa4.device import CHIPS, Chip, NoTarget, chip_by_number, chip_of, emulating, target_for
 from fa4.dispatch import Backend, HeadDims, NoBackend
+from fa4.mods.record import ModSpec
 from fa4.spec import Extent, Feature
 
 PICKY = Backend(
@@ -180,6 +181,20 @@ def test_spec_features_are_those_in_use():
     assert trained.features() == {Feature.BACKWARD}
     assert replace(trained, deterministic=True).features() == {Feature.BACKWARD, Feature.DETERMINISTIC}
     assert not replace(spec(), deterministic=True).features()  # the forward always is
+
+
+def test_functions_of_a_pair_are_features():
+    graph = object()  # only whether there is one matters
+    for mods, features in (
+        (ModSpec(), set()),
+        (ModSpec(score=graph), {Feature.SCORE_MOD}),
+        (ModSpec(mask=graph), {Feature.MASK_MOD}),
+        (ModSpec(mask=graph, block=(64, 64)), {Feature.MASK_MOD, Feature.BLOCK_MASK}),
+        (ModSpec(score=graph, trained=(0,)), {Feature.SCORE_MOD}),
+    ):
+        assert replace(spec(), mods=mods).features() == features
+    trained = replace(spec(), mods=ModSpec(score=graph, trained=(0,)), needs_backward=True)
+    assert trained.features() == {Feature.BACKWARD, Feature.SCORE_MOD, Feature.CAPTURED_GRADIENTS}
 
 
 # Which backend `auto` takes where nothing speaks against it.

@@ -30,6 +30,7 @@ class Area:
 _API, _OPS, _CHOICE = "tests/test_api.py", "tests/test_ops.py", "tests/test_dispatch.py"
 _OPS_AT_ONCE, _OPS_COMPILED = f"{_OPS} -k 'not (opcheck or compile)'", f"{_OPS} -k 'opcheck or compile'"
 _CHOICE_AT_ONCE = f"{_CHOICE} -k 'not what_compiles'"
+_MODS = ("tests/mods/test_trace.py", "tests/mods/test_flex.py")
 _JIT = "tests/test_jit.py"
 _FALLBACK, _RUN, _LAYOUTS = "tests/test_fallback.py", "tests/test_run.py", "tests/test_layouts.py"
 _CHANNELS, _CURSOR = "tests/pipeline/test_channels.py", "tests/pipeline/test_cursor.py"
@@ -109,12 +110,12 @@ _SM90_BACKWARD = (
 
 # The first that covers a file is the file's.
 AREAS = (
-    Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (), (_API, _OPS_AT_ONCE, _OPS_COMPILED)),
+    Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (), (_API, _OPS_AT_ONCE, _OPS_COMPILED, *_MODS)),
     Area(
         "operators",
         ("fa4/ops.py", "fa4/autograd.py", "fa4/spec.py"),
         (),
-        (_OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED),
+        (_OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED, *_MODS),
     ),
     Area(
         "choice",
@@ -138,7 +139,7 @@ AREAS = (
     Area(
         "mods",
         ("fa4/flex.py", "fa4/masks.py", "fa4/scores.py", "fa4/mod_ops.py", "fa4/mods/*"),
-        ("tests/mods/test_trace.py", "tests/mods/test_flex.py"),
+        _MODS,
     ),
     Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
     Area("command line", ("fa4/cli.py", "fa4/demo.py", "fa4/__main__.py"), ("tests/test_cli.py",)),
