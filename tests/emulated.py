@@ -21,13 +21,23 @@ Result = tuple[torch.Tensor, torch.Tensor]
 # Compiling takes most of a case's time. These have a kernel to themselves, or many tiles, and nothing in a forward that
 # other cases lack; the soak runs them with all others.
 SOAK_ONLY = {
+    "decode",
     "deterministic_groups_of_three",
     "deterministic_groups_of_twelve",
+    "full_d128",
+    "head_dim_192_128",
     "head_dim_72_padded",
+    "head_dim_8",
+    "head_dim_96",
     "head_dim_v_smaller",
+    "large_logits",
     "many_tiles",
+    "pair",
+    "ragged_both",
     "seqused",
+    "varlen",
     "varlen_window_gqa",
+    "window",
 }
 
 
