@@ -7,10 +7,12 @@ from ..spec import AttentionSpec
 MOST_SPLITS = 128
 # What takes time beside key blocks, counted in them: the start and end of a part, the joining of parts, and of each.
 _START, _JOIN, _JOIN_PART = 1, 3, 0.125
+_WORTH_IT = 0.875  # the sums above are not so exact
 
 
 def choose_splits(spec: AttentionSpec, tiles: int, seqlen_k: int, tile_n: int, slots: int, busy: float = 1.0) -> int:
-    """The fewest parts per tile with which `tiles` of them are done earliest; 1 for no split.
+    """The fewest parts per tile with which `tiles` of them are done earliest; 1 for no split, as where twice as many
+    blocks would not run at once.
 
     slots: blocks that the chip runs at once. busy: share of them from which on more gain nothing: where tiles have so
     few rows that memory is what takes time, fewer blocks keep it busy.
@@ -23,8 +25,9 @@ def choose_splits(spec: AttentionSpec, tiles: int, seqlen_k: int, tile_n: int, s
     least = tiles * blocks / (slots * busy)
 
     def time(splits: int) -> float:
-        rounds = -(-tiles * splits // slots)
         joining = _JOIN + _JOIN_PART * splits if splits > 1 else 0
-        return max(rounds * (-(-blocks // splits) + _START), least) + joining
+        return max(-(-blocks // splits) + _START, least) + joining
 
-    return min(range(1, max(min(blocks, MOST_SPLITS), 1) + 1), key=time)
+    most = min(slots // max(tiles, 1), blocks, MOST_SPLITS)
+    splits = min(range(1, max(most, 1) + 1), key=time)
+    return splits if time(splits) < _WORTH_IT * time(1) else 1
