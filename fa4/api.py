@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
 
-from . import autograd, checks, dispatch, mod_ops, ops
+from . import calls, checks, dispatch, mod_ops
 from .checks import WindowSize
 from .device import chip_of
 from .mods.call import MaskMod, ScoreMod
@@ -15,65 +15,51 @@ from .spec import AttentionInputs, AttentionSpec, Extent
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+    from typing_extensions import Required, Unpack
+
+
+# The keywords that the two functions below share, and those that they do not, for the types of their results by
+# return_lse. Defaults and meanings stand at the functions; a test holds that they agree.
+class _Keywords(TypedDict, total=False):
+    softmax_scale: float | None
+    causal: bool
+    window_size: WindowSize
+    softcap: float
+    score_mod: ScoreMod | None
+    mask_mod: MaskMod | None
+    learnable_sink: Tensor | None
+    deterministic: bool | None
+    backend: str
+
+
+class _DenseKeywords(_Keywords, total=False):
+    block_mask: BlockMask | None
+
+
+class _PackedKeywords(_Keywords, total=False):
+    cu_seqlens_q: Required[Tensor]
+    cu_seqlens_k: Required[Tensor]
+    max_seqlen_q: int | Tensor | None
+    max_seqlen_k: int | Tensor | None
+    seqused_q: Tensor | None
+    seqused_k: Tensor | None
 
 
 @overload
 def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: WindowSize = (None, None),
-    softcap: float = 0.0,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    block_mask: BlockMask | None = None,
-    learnable_sink: Tensor | None = None,
-    deterministic: bool | None = None,
-    return_lse: Literal[False] = False,
-    backend: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **others: Unpack[_DenseKeywords]
 ) -> Tensor: ...
 
 
 @overload
 def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: WindowSize = (None, None),
-    softcap: float = 0.0,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    block_mask: BlockMask | None = None,
-    learnable_sink: Tensor | None = None,
-    deterministic: bool | None = None,
-    return_lse: Literal[True],
-    backend: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **others: Unpack[_DenseKeywords]
 ) -> tuple[Tensor, Tensor]: ...
 
 
 @overload
 def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: WindowSize = (None, None),
-    softcap: float = 0.0,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    block_mask: BlockMask | None = None,
-    learnable_sink: Tensor | None = None,
-    deterministic: bool | None = None,
-    return_lse: bool,
-    backend: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **others: Unpack[_DenseKeywords]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
@@ -135,94 +121,32 @@ def flash_attn_func(
         ModError: score_mod or mask_mod cannot be traced; a ValueError that tells the operator and the line.
         NotImplementedError: forward-mode differentiation, or a derivative of a gradient.
     """
-    q, k, v = _autocast(q, k, v)
-    layouts = checks.layout("q", q), checks.layout("k", k), checks.layout("v", v)
-    watched = ops.watched(q, k, v, learnable_sink)
-    (checks.dense.__wrapped__ if watched else checks.dense)(*layouts)
-    flags = checks.flags(
-        q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend, watched
-    )
-    inputs = AttentionInputs(q, k, v, learnable_sink, None, None, None, None, q.shape[1], k.shape[1])
+    if _autocast_anywhere():
+        q, k, v = _autocast(q, k, v)
+    arguments = (q, k, v, learnable_sink, None, None, None, None, None, None)
+    options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
     if score_mod is None and mask_mod is None and block_mask is None:
-        out, lse = autograd.forward(watched, inputs, flags)
+        out, lse = calls.attend(False, arguments, options)
     else:
-        mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask)
-        out, lse = mod_ops.forward(watched, inputs, mods, flags)
+        out, lse = calls.attend_with_mods(False, arguments, options, (score_mod, mask_mod, block_mask))
     return (out, lse) if return_lse else out
 
 
 @overload
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int | Tensor | None = None,
-    max_seqlen_k: int | Tensor | None = None,
-    seqused_q: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: WindowSize = (None, None),
-    softcap: float = 0.0,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    learnable_sink: Tensor | None = None,
-    deterministic: bool | None = None,
-    return_lse: Literal[False] = False,
-    backend: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **others: Unpack[_PackedKeywords]
 ) -> Tensor: ...
 
 
 @overload
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int | Tensor | None = None,
-    max_seqlen_k: int | Tensor | None = None,
-    seqused_q: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: WindowSize = (None, None),
-    softcap: float = 0.0,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    learnable_sink: Tensor | None = None,
-    deterministic: bool | None = None,
-    return_lse: Literal[True],
-    backend: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **others: Unpack[_PackedKeywords]
 ) -> tuple[Tensor, Tensor]: ...
 
 
 @overload
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int | Tensor | None = None,
-    max_seqlen_k: int | Tensor | None = None,
-    seqused_q: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: WindowSize = (None, None),
-    softcap: float = 0.0,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    learnable_sink: Tensor | None = None,
-    deterministic: bool | None = None,
-    return_lse: bool,
-    backend: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **others: Unpack[_PackedKeywords]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
@@ -271,30 +195,15 @@ def flash_attn_varlen_func(
     Raises:
         TypeError, ValueError, NotImplementedError: as `flash_attn_func`.
     """
-    q, k, v = _autocast(q, k, v)
-    layouts = checks.layout("q", q), checks.layout("k", k), checks.layout("v", v)
-    watched = ops.watched(q, k, v, learnable_sink, cu_seqlens_q, cu_seqlens_k)
-    (checks.packed.__wrapped__ if watched else checks.packed)(*layouts)
-    flags = checks.flags(
-        q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend, watched
-    )
-    checks.int32("cu_seqlens_q", cu_seqlens_q, q, None)
-    checks.int32("cu_seqlens_k", cu_seqlens_k, q, cu_seqlens_q.shape[0])
-    for name, seqused in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
-        if seqused is not None:
-            checks.int32(name, seqused, q, cu_seqlens_q.shape[0] - 1)
-    max_seqlen_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
-    max_seqlen_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
-    if not watched:  # traced lengths have no values
-        checks.lengths("q", cu_seqlens_q, seqused_q, max_seqlen_q, q.shape[0])
-        checks.lengths("k", cu_seqlens_k, seqused_k, max_seqlen_k, k.shape[0])
+    if _autocast_anywhere():
+        q, k, v = _autocast(q, k, v)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    inputs = AttentionInputs(q, k, v, learnable_sink, *lengths)
+    options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
     if score_mod is None and mask_mod is None:
-        out, lse = autograd.forward(watched, inputs, flags)
+        out, lse = calls.attend(True, (q, k, v, learnable_sink, *lengths), options)
     else:
-        mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, None)
-        out, lse = mod_ops.forward(watched, inputs, mods, flags)
+        mods = score_mod, mask_mod, None
+        out, lse = calls.attend_with_mods(True, (q, k, v, learnable_sink, *lengths), options, mods)
     return (out, lse) if return_lse else out
 
 
@@ -326,13 +235,12 @@ def explain(
     For packed q, k, v without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor, and returns a
     record that prints as text. Tensors on the "meta" device will do if only shapes are at hand.
     """
-    q, k, v = _autocast(q, k, v)
+    if _autocast_anywhere():
+        q, k, v = _autocast(q, k, v)
     packed = isinstance(q, Tensor) and q.ndim == 3
-    check = checks.packed if packed else checks.dense
-    check(checks.layout("q", q), checks.layout("k", k), checks.layout("v", v))
-    flags = checks.flags(
-        q, k, v, softmax_scale, causal, window_size, softcap, learnable_sink, deterministic, backend, False
-    )
+    (checks.check_packed if packed else checks.check_dense)(q, k, v)
+    options = checks.Options(softmax_scale, causal, window_size, softcap, deterministic, backend)
+    flags = checks.flags(q, k, v, learnable_sink, options)
     if packed:
         batch = 1 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         max_seqlen_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
@@ -348,9 +256,12 @@ def explain(
     return dispatch.explain(AttentionSpec.of(inputs, flags, mods), extent, chip_of(q.device), backend)
 
 
+_autocast_anywhere = torch._C._is_any_autocast_enabled
+
+
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v in autocast's dtype where it is on, as torch's scaled_dot_product_attention takes them; float64 stays."""
-    if not torch._C._is_any_autocast_enabled() or not isinstance(q, Tensor):
+    if not isinstance(q, Tensor):
         return q, k, v
     kind = q.device.type
     if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):

@@ -17,13 +17,11 @@ _HINTS = {name: hint for record in ops.FORWARD for name, hint in get_type_hints(
 _TENSORS = sum(hint in (Tensor, Tensor | None) for hint in _HINTS.values())  # they stand first
 
 
-def forward(watched: bool, inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
-    """(out, lse), by the shortest way on which everybody sees the operator who has to."""
-    if not watched and not flags.needs_backward:
-        return ops.forward_directly(inputs, flags)
+def forward(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
+    """(out, lse) by the operator."""
     # torch.func sees through no operator with a registered gradient, but through this.
-    operator = _Forward.apply if watched and not torch.compiler.is_compiling() and ops.transformed() else None
-    return (operator or torch.ops.fa4.forward)(*inputs, *flags)
+    operator = _Forward.apply if not torch.compiler.is_compiling() and ops.transformed() else torch.ops.fa4.forward
+    return operator(*inputs, *flags)
 
 
 def _setup_context(ctx, inputs, output):

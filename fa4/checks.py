@@ -12,30 +12,40 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import dispatch, env
-from .spec import Flags
+from .spec import AttentionInputs, Flags
 
 WindowSize = tuple[int | None, int | None]
 
 
-class _Layout(NamedTuple):
-    """What the checks look at in a tensor."""
+class Options(NamedTuple):
+    """What a call says besides its tensors and lengths, as the caller wrote it."""
 
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    stride: tuple[int, ...]
-
-
-def layout(name: str, x: Tensor) -> tuple:
-    """The fields of a `_Layout`."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
-    if x.layout is not torch.strided:
-        raise TypeError(f"{name} has layout {x.layout}, expected torch.strided (for lengths, flash_attn_varlen_func)")
-    return x.shape, x.dtype, x.device, x.stride()
+    softmax_scale: float | None = None
+    causal: bool = False
+    window_size: WindowSize = (None, None)
+    softcap: float = 0.0
+    deterministic: bool | None = None
+    backend: str = "auto"
 
 
-def _s(x: Tensor | _Layout, first: int | None = None, rest: str = "") -> str:
+def call(packed: bool, inputs: AttentionInputs, options: Options) -> tuple[AttentionInputs, Flags]:
+    """The operator's arguments of a call, whose tensors and lengths stand in `inputs` as the caller gave them."""
+    q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
+    (check_packed if packed else check_dense)(q, k, v)
+    made = flags(q, k, v, sink, options)
+    if not packed:
+        return inputs._replace(max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1]), made
+    bounds = _check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
+    _check_int32("cu_seqlens_k", cu_seqlens_k, q, bounds)
+    for name, seqused in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
+        if seqused is not None:
+            _check_int32(name, seqused, q, bounds - 1)
+    max_seqlen_q = max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
+    max_seqlen_k = max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
+    return inputs._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k), made
+
+
+def _s(x: Tensor, first: int | None = None, rest: str = "") -> str:
     """A shape as text, (2, 7, 4, 64); with `first`, only the leading sizes and then `rest`."""
     sizes = [str(n) for n in x.shape[:first]] + ([rest] if rest else [])
     return f"({', '.join(sizes)})"
@@ -44,11 +54,8 @@ def _s(x: Tensor | _Layout, first: int | None = None, rest: str = "") -> str:
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@functools.lru_cache(maxsize=4096)
-def dense(*layouts: tuple) -> None:
-    """Padded q, k, v, as their `layout`s. Remembered: a training loop calls with few, and looking again would take as
-    long as a launch. Sizes under tracing may be symbols, which have no hash: there, `dense.__wrapped__`."""
-    q, k, v = (_Layout(*fields) for fields in layouts)
+def check_dense(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Padded q, k, v."""
     _check_layouts(q, k, v, "(batch, seqlen, heads, head_dim)")
     if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
         raise ValueError(f"k has shape {_s(k)}, expected ({q.shape[0]}, *, *, {q.shape[3]}) to go with q {_s(q)}")
@@ -56,10 +63,8 @@ def dense(*layouts: tuple) -> None:
         raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 3, '*')} to go with k {_s(k)}")
 
 
-@functools.lru_cache(maxsize=4096)
-def packed(*layouts: tuple) -> None:
-    """Packed q, k, v, like `dense`."""
-    q, k, v = (_Layout(*fields) for fields in layouts)
+def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Packed q, k, v."""
     _check_layouts(q, k, v, "(total, heads, head_dim)")
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"k has shape {_s(k)}, expected (total_k, *, {q.shape[2]}) to go with q {_s(q)}")
@@ -67,9 +72,15 @@ def packed(*layouts: tuple) -> None:
         raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 2, '*')} to go with k {_s(k)}")
 
 
-def _check_layouts(q: _Layout, k: _Layout, v: _Layout, axes: str) -> None:
+def _check_layouts(q: Tensor, k: Tensor, v: Tensor, axes: str) -> None:
     ndim = axes.count(",") + 1
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
+        if x.layout is not torch.strided:
+            raise TypeError(
+                f"{name} has layout {x.layout}, expected torch.strided (for lengths, flash_attn_varlen_func)"
+            )
         if len(x.shape) != ndim:
             raise ValueError(f"{name} has {len(x.shape)} dimensions, shape {_s(x)}, expected {ndim}: {axes}")
         if x.dtype not in _DTYPES:
@@ -80,64 +91,38 @@ def _check_layouts(q: _Layout, k: _Layout, v: _Layout, axes: str) -> None:
             raise ValueError(f"{name} is on {x.device}, expected {q.device} like q")
         if x.shape[-1] == 0:
             raise ValueError(f"{name} has shape {_s(x)}, expected a last axis of at least 1")
-        if x.stride[-1] != 1 and x.shape[-1] > 1:
-            raise ValueError(f"{name} has stride {x.stride[-1]} on its last axis, expected 1: call {name}.contiguous()")
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
+            raise ValueError(f"{name} has stride {x.stride(-1)} on its last axis, expected 1: call {name}.contiguous()")
     if q.shape[-2] == 0 or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
         raise ValueError(f"q has {q.shape[-2]} heads, expected a positive multiple of k's {k.shape[-2]}")
 
 
-def flags(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: WindowSize,
-    softcap: float,
-    sink: Tensor | None,
-    deterministic: bool | None,
-    backend: str,
-    watched: bool,
-) -> Flags:
+def flags(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options) -> Flags:
     """The flags of the operator; checks all but q, k, v themselves."""
-    needs_backward = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    softmax_scale, causal, window_size, softcap, deterministic, backend = options
     if sink is not None:
         _check_sink(sink, q)
-        needs_backward = needs_backward or (torch.is_grad_enabled() and sink.requires_grad)
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
     if forward_ad._current_level >= 0:
         _check_tangents(q=q, k=k, v=v, learnable_sink=sink)
-    plain = (q.shape[-1], softmax_scale, causal, window_size, softcap, deterministic, needs_backward, backend)
-    if not watched:
-        try:
-            return _plain_flags(*plain)
-        except TypeError:  # something has no hash, or is wrong: either is told below
-            pass
-    return _plain_flags.__wrapped__(*plain)
-
-
-@functools.lru_cache(maxsize=4096, typed=True)
-def _plain_flags(
-    head_dim: int,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: WindowSize,
-    softcap: float,
-    deterministic: bool,
-    needs_backward: bool,
-    backend: str,
-) -> Flags:
-    softmax_scale = 1 / math.sqrt(head_dim) if softmax_scale is None else _number("softmax_scale", softmax_scale)
+    softmax_scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else _number("softmax_scale", softmax_scale)
     softcap = _number("softcap", softcap)
     if softcap < 0:
         raise ValueError(f"softcap is {softcap}, expected a finite number, 0 (off) or more")
     left, right = _window(window_size)
     if _bool("causal", causal, "a bool"):
         right = 0
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
     deterministic = _bool("deterministic", deterministic, "a bool or None")
     dispatch.check_backend_name(backend)
-    return Flags(softmax_scale, left, right, softcap, deterministic, needs_backward, backend)
+    return Flags(softmax_scale, left, right, softcap, deterministic, needs_backward(q, k, v, sink), backend)
+
+
+def needs_backward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> bool:
+    """Whether the call may be followed by a backward."""
+    return torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad)
+    )
 
 
 def _unwrapped(value: Any) -> Any:
@@ -209,7 +194,7 @@ def _check_sink(sink: Tensor, q: Tensor) -> None:
         raise ValueError(f"learnable_sink is on {sink.device}, expected {q.device} like q")
 
 
-def int32(name: str, x: Tensor, q: Tensor, length: int | None) -> None:
+def _check_int32(name: str, x: Tensor | None, q: Tensor, length: int | None) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}, expected an int32 torch.Tensor")
     if x.dtype != torch.int32:
@@ -221,6 +206,7 @@ def int32(name: str, x: Tensor, q: Tensor, length: int | None) -> None:
         raise ValueError(f"{name} is on {x.device}, expected {q.device} like q")
     if not x.is_contiguous():
         raise ValueError(f"{name} has stride {x.stride(0)}, expected 1: call {name}.contiguous()")
+    return x
 
 
 def max_seqlen(name: str, value: int | Tensor | None, total: int) -> int:
@@ -243,14 +229,26 @@ def max_seqlen(name: str, value: int | Tensor | None, total: int) -> int:
     return value
 
 
-def lengths(side: str, cu_seqlens: Tensor, seqused: Tensor | None, max_seqlen: int, total: int) -> None:
+def lengths(inputs: AttentionInputs) -> None:
     """What kernels must be able to rely on, checked where looking is free, or where FA4_CHECK_LENGTHS=1 asks for it: on
     a GPU it waits for the device, so not while a graph is captured."""
-    if cu_seqlens.device.type != "cpu":
-        if env.CHECK_LENGTHS.get() != "1":
-            return
-        if cu_seqlens.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return
+    q, k, _, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
+    device = q.device.type
+    if cu_seqlens_q is None or cu_seqlens_k is None or (device != "cpu" and not _checks_everywhere()):
+        return
+    if device == "cuda" and torch.cuda.is_current_stream_capturing():
+        return
+    _check_lengths("q", cu_seqlens_q, seqused_q, max_seqlen_q, q.shape[0])
+    _check_lengths("k", cu_seqlens_k, seqused_k, max_seqlen_k, k.shape[0])
+
+
+@functools.cache
+def _checks_everywhere() -> bool:
+    """Read once: reading the environment takes as long as a fifth of a launch."""
+    return env.CHECK_LENGTHS.get() == "1"
+
+
+def _check_lengths(side: str, cu_seqlens: Tensor, seqused: Tensor | None, max_seqlen: int, total: int) -> None:
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] > total or any(a > b for a, b in itertools.pairwise(bounds)):
         raise ValueError(f"cu_seqlens_{side} is {bounds}, expected 0 first, non-decreasing, at most {total} at the end")

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -198,37 +198,50 @@ def _cuda_chip(index: int) -> Chip:
 
 
 _CPU = Chip(device_type="cpu")
-_emulated: ContextVar[Chip | None] = ContextVar("fa4_emulated_chip", default=None)
-_dry_run: ContextVar[Any] = ContextVar("fa4_dry_run", default=None)
+
+
+class Stage(NamedTuple):
+    """What stands in for the chips that are here."""
+
+    emulated: Chip | None = None
+    recorder: Any = None  # of a dry run
+
+
+# None outside `emulating` and `dry_run`, and another object inside each: what was found out about a chip holds as long
+# as this is the same.
+stage: ContextVar[Stage | None] = ContextVar("fa4_stage", default=None)
 
 
 def chip_of(device: torch.device) -> Chip:
     """The chip behind a torch device. CPU tensors inside `emulating(chip)` live on the emulated chip."""
+    emulated, recorder = stage.get() or Stage()
     if device.type == "cpu":
-        chip = _emulated.get() or _CPU
+        chip = emulated or _CPU
     elif device.type == "cuda" and torch.version.hip is None:
         chip = _cuda_chip(torch.cuda.current_device() if device.index is None else device.index)
     else:
         chip = Chip(device_type=device.type)
-    recorder = _dry_run.get()
     return chip if recorder is None else dataclasses.replace(chip, dry_run=recorder)
 
 
 @contextlib.contextmanager
 def emulating(chip: Chip) -> Iterator[None]:
     """CPU tensors of this thread dispatch to `chip`'s backends inside this context (see `fa4.emulator.emulate`)."""
-    token = _emulated.set(chip)
-    try:
+    with _staged(emulated=chip):
         yield
-    finally:
-        _emulated.reset(token)
 
 
 @contextlib.contextmanager
 def dry_run(recorder: Any) -> Iterator[None]:
     """Every chip that `chip_of` tells this thread carries `recorder` inside this context; see `fa4.jit`."""
-    token = _dry_run.set(recorder)
+    with _staged(recorder=recorder):
+        yield
+
+
+@contextlib.contextmanager
+def _staged(**change: Any) -> Iterator[None]:
+    token = stage.set((stage.get() or Stage())._replace(**change))
     try:
         yield
     finally:
-        _dry_run.reset(token)
+        stage.reset(token)

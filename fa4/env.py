@@ -21,7 +21,9 @@ class Variable:
 CACHE = Variable("FA4_CACHE", "1", "0 turns the disk cache of compiled kernels off")
 CACHE_DIR = Variable("FA4_CACHE_DIR", "", "directory of that cache; default ${XDG_CACHE_HOME:-~/.cache}/fa4")
 CHECK_LENGTHS = Variable(
-    "FA4_CHECK_LENGTHS", "0", "1 checks cu_seqlens, seqused and max_seqlen on accelerators too, where it stalls"
+    "FA4_CHECK_LENGTHS",
+    "0",
+    "1 checks cu_seqlens, seqused and max_seqlen on accelerators too, where it stalls; read once",
 )
 
 VARIABLES = (CACHE, CACHE_DIR, CHECK_LENGTHS)

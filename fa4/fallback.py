@@ -358,6 +358,7 @@ class Plan(plan.Plan):
     """Any problem on any device."""
 
     layout = plan.Layout.ANY
+    compiled = False
 
     def describe(self) -> str:
         return f"{TILE_M} queries x {TILE_N} keys, {str(_compute_dtype(self.spec)).removeprefix('torch.')} arithmetic"

@@ -40,9 +40,9 @@ _PACKAGE = Path(__file__).parent
 # Parts of the package whose text decides nothing that is compiled: all others do, whatever is added. A test holds
 # that no device code imports one of these.
 HOST_ONLY = (
-    "__init__.py", "__main__.py", "api.py", "autograd.py", "cases.py", "checks.py", "cli.py", "demo.py", "dispatch.py",
-    "emulator", "fallback.py", "flex.py", "masks.py", "mod_ops.py", "ops.py", "plan.py", "reference.py", "run",
-    "scores.py", "sequences.py",
+    "__init__.py", "__main__.py", "api.py", "autograd.py", "calls.py", "cases.py", "checks.py", "cli.py", "demo.py",
+    "dispatch.py", "emulator", "fallback.py", "flex.py", "masks.py", "mod_ops.py", "ops.py", "plan.py", "reference.py",
+    "run", "scores.py", "sequences.py",
 )  # fmt: skip
 _STAND_INS = "emulator/host"  # the runtime that kernels of emulated chips are linked to
 # What the compiler's packages are called: each has a part in the code or in how the code is called.
@@ -131,6 +131,13 @@ def compile_kernel(function: Callable, *args: Any, chip: Chip) -> Any:
     if chip.emulated:
         options += " --keep-ptx --generate-line-info"
     return cute.compile(function, *args, options=options)
+
+
+def fixed(numbers: tuple) -> Any:
+    """A tuple of numbers for a launcher's argument, converted here once and not at every launch."""
+    import tvm_ffi
+
+    return tvm_ffi.convert(numbers)
 
 
 def current_stream() -> Any:

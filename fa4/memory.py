@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -26,3 +27,11 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     if _empty_strided_cuda is not None and device.type == "cuda":
         return _empty_strided_cuda(*_row_major(shape), dtype)
     return torch.empty(shape, dtype=dtype, device=device)
+
+
+def maker(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+    """What gives a new `empty(shape, dtype, device)` at each call, at still less cost."""
+    if _empty_strided_cuda is not None and device.type == "cuda":
+        shape, strides = _row_major(shape)
+        return lambda: _empty_strided_cuda(shape, strides, dtype)
+    return lambda: torch.empty(shape, dtype=dtype, device=device)

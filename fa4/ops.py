@@ -7,7 +7,7 @@ and the FLOP counter see ordinary operators; the backend is chosen inside, from 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import dispatch, run
-from .device import Chip, chip_of
+from .device import Stage, chip_of, stage
 from .plan import Plan
 from .run.allocate import rows_dtype
 from .spec import AttentionInputs, AttentionSpec, Flags, Saved
@@ -46,62 +46,79 @@ library = torch.library.Library("fa4", "DEF")
 library.define(f"forward({schema(FORWARD)}) -> (Tensor out, Tensor lse)")
 library.define(f"backward({schema(BACKWARD)}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)")
 
-_routes: dict[tuple, tuple[Chip, AttentionSpec, Plan]] = {}
+
+class Route(NamedTuple):
+    """What an operator's call needs besides its tensors."""
+
+    stage: Stage | None  # where it holds
+    spec: AttentionSpec
+    plan: Plan
+    forward: run.Forward
+
+
+_routes: dict[tuple, Route] = {}
 _MOST_ROUTES = 4096
 
 
-def _route(inputs: AttentionInputs, flags: Flags) -> tuple[AttentionSpec, Plan]:
-    """The spec of a call and the plan that serves it, remembered: building both anew would take as long as a launch."""
-    q, _, v, sink, cu_seqlens_q, _, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
-    chip, shape_q = chip_of(q.device), q.shape
-    batch = shape_q[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+def route(inputs: AttentionInputs, flags: Flags) -> Route:
+    """The way of a call to its kernels, remembered: finding it anew would take as long as several launches."""
+    q, k, v, sink, cu_seqlens_q, _, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
     present = sink is None, cu_seqlens_q is None, seqused_q is None, seqused_k is None
-    key = (flags, q.dtype, shape_q[-2:], v.shape[-2:], batch, max_seqlen_q, max_seqlen_k, present, chip.number)
-    known, spec, plan = _routes.get(key, (None, None, None))
-    if spec is None or plan is None or known is not chip:  # the chip's own hash would cost as much as all this
-        spec, extent = AttentionSpec.of(inputs, flags), inputs.extent
-        dispatch.warn_of_tiled_torch(spec, extent, chip, flags.backend)
-        plan = dispatch.plan(spec, extent, chip, flags.backend)
-        if len(_routes) >= _MOST_ROUTES:
-            _routes.clear()
-        _routes[key] = chip, spec, plan
-    return spec, plan
-
-
-def forward_directly(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
-    """(out, lse) past torch's dispatcher, whose passage takes longer than a short kernel: for calls without gradients
-    that nobody watches."""
-    return run.forward(inputs, *_route(inputs, flags))
+    key = (
+        flags, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device, present,
+        None if cu_seqlens_q is None else cu_seqlens_q.shape[0], None if sink is None else (sink.dtype, sink.stride()),
+        max_seqlen_q, max_seqlen_k,
+    )  # fmt: skip
+    here = stage.get()
+    known = _routes.get(key)
+    if known is not None and known.stage is here:
+        return known
+    spec, extent, chip = AttentionSpec.of(inputs, flags), inputs.extent, chip_of(q.device)
+    dispatch.warn_of_tiled_torch(spec, extent, chip, flags.backend)
+    plan = dispatch.plan(spec, extent, chip, flags.backend)
+    if len(_routes) >= _MOST_ROUTES:
+        _routes.clear()
+    _routes[key] = found = Route(here, spec, plan, run.Forward(inputs, spec, plan))
+    return found
 
 
 def _forward(*arguments):
-    return forward_directly(*split(arguments, FORWARD))
+    inputs, flags = split(arguments, FORWARD)
+    return route(inputs, flags).forward(inputs)
 
 
 def _backward(*arguments):
     saved, inputs, flags = split(arguments, BACKWARD)
-    dq, dk, dv, dsink = run.backward(inputs, *_route(inputs, flags), saved)
+    _, spec, plan, _ = route(inputs, flags)
+    dq, dk, dv, dsink = run.backward(inputs, spec, plan, saved)
     return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink
 
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_PLAIN_OR_NOT = _PLAIN | {type(None), int, bool}  # what is no tensor is the checks' matter
+_profiled, _traced = torch._C._autograd._profiler_enabled, torch._C._is_tracing
+_in_function_mode, _dispatch_modes = torch._C._is_torch_function_mode_enabled, torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
 
 
-def watched(*tensors: Any) -> bool:
-    """Whether tracing, a dispatch mode, a function transform, a tensor subclass or the meta device has to see operators
-    on these: q, and others or None."""
+def watched(arguments: tuple) -> bool:
+    """Whether somebody has to see operators of these, q, k and v first, and some of which may be None: tracing, a mode,
+    a profiler, a function transform or a tensor subclass."""
     return (
         torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or transformed()
-        or not _PLAIN.issuperset(map(type, tensors))
-        or tensors[0].is_meta
+        or _dispatch_modes() > 0
+        or _in_function_mode()
+        or _transform() is not None
+        or _profiled()
+        or _traced()
+        or not _PLAIN.issuperset(map(type, arguments[:3]))
+        or not _PLAIN_OR_NOT.issuperset(map(type, arguments[3:]))
     )
 
 
 def transformed() -> bool:
     """Whether a transform of torch.func is at work."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return _transform() is not None
 
 
 def fake_outputs(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:

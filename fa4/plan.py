@@ -44,6 +44,8 @@ class Plan:
     key."""
 
     layout = Layout.TMA
+    compiled = True
+    """Whether it launches kernels that CuTe DSL compiled; then so does `run`."""
     splits = 1
     """Parts that the keys of each row are cut into. Above 1, `forward` gets no sink, out (splits, *shape of out) and
     lse (splits, *shape of lse), both float32, and part s writes its share, normalised, with its own lse; `run` joins

@@ -1,6 +1,7 @@
 """What callers see: errors that name the argument, conventions of the field, explain."""
 
 import contextlib
+import inspect
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fa4
 from fa4.cases import CASES, make
-from fa4.spec import AttentionSpec
+from fa4.spec import AttentionInputs, AttentionSpec
 
 
 def qkv(batch=2, seqlen_q=7, seqlen_k=9, heads_q=4, heads_kv=2, head_dim=16, dtype=torch.float32):
@@ -224,12 +225,14 @@ def test_lengths_on_an_accelerator_are_checked_on_request(asked, monkeypatch):
         device = torch.device("cuda", 0)
 
     monkeypatch.setenv("FA4_CHECK_LENGTHS", "1" if asked else "0")
+    monkeypatch.setattr(fa4.checks, "_checks_everywhere", fa4.checks._checks_everywhere.__wrapped__)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    lengths = i32(0, 8, 4).as_subclass(Far)
+    q = torch.empty(10, 2, 8).as_subclass(Far)
+    inputs = AttentionInputs(q, q, q, None, i32(0, 8, 4), i32(0, 4, 8), None, None, 8, 8)
     with pytest.raises(ValueError, match="cu_seqlens_q is") if asked else contextlib.nullcontext():
-        fa4.checks.lengths("q", lengths, None, 8, 10)
+        fa4.checks.lengths(inputs)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    fa4.checks.lengths("q", lengths, None, 8, 10)
+    fa4.checks.lengths(inputs)
 
 
 class _Operators(TorchDispatchMode):
@@ -346,11 +349,12 @@ def test_deterministic_follows_torchs_flag(monkeypatch):
     monkeypatch.setattr(
         fallback.Plan, "forward", lambda plan, *results: asked.append(plan.spec.deterministic) or real(plan, *results)
     )
-    fa4.flash_attn_func(Q, K, V)
+    trained = Q.clone().requires_grad_()  # without a gradient there is nothing to ask for
+    fa4.flash_attn_func(trained, K, V)
     torch.use_deterministic_algorithms(True)
     try:
-        fa4.flash_attn_func(Q, K, V)
-        fa4.flash_attn_func(Q, K, V, deterministic=False)
+        fa4.flash_attn_func(trained, K, V)
+        fa4.flash_attn_func(trained, K, V, deterministic=False)
     finally:
         torch.use_deterministic_algorithms(False)
     assert asked == [False, True, False]
@@ -361,6 +365,24 @@ def test_explain_names_backend_tiles_and_refusals():
     assert "backend  torch" in text and "queries" in text
     meta = [x.to("meta") for x in (Q, K, V)]
     assert fa4.explain(*meta).chosen == "torch"
+
+
+@pytest.mark.parametrize(
+    ("function", "keywords"),
+    [
+        (fa4.flash_attn_func, fa4.api._DenseKeywords),
+        (fa4.flash_attn_varlen_func, fa4.api._PackedKeywords),
+    ],
+    ids=["dense", "packed"],
+)
+def test_type_checkers_are_told_the_keywords_that_there_are(function, keywords):
+    told = {name: hint.__forward_arg__ for name, hint in keywords.__annotations__.items()}
+    taken = {
+        name: parameter.annotation if parameter.default is not parameter.empty else f"Required[{parameter.annotation}]"
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in ("q", "k", "v", "return_lse")
+    }
+    assert told == taken
 
 
 def test_import_is_light():

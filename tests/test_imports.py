@@ -22,6 +22,7 @@ LAYERS = (
     ("dispatch", "run"),
     ("checks", "ops"),
     ("autograd", "mod_ops"),
+    ("calls",),
     ("api", "masks", "scores"),
     ("cases", "demo", "flex"),
     ("emulator.errors",),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fa4
-from fa4 import cases, fallback, memory
+from fa4 import cases, fallback, memory, run
 from fa4.cases import Case
 from fa4.device import chip_of
 from fa4.plan import Layout, Plan
@@ -77,6 +77,32 @@ def test_padding_leaves_the_gradient_of_a_projection_finite(backend, name, seed)
     for x, inner in zip(more.values(), problem.inputs[:3]):
         rows = inner.shape[0]
         assert (x.grad[rows:] == 0).all() and x.grad[:rows].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["packed", "packed_seqused", "seqused"])
+def test_the_kernel_for_idle_rows_writes_them_alone(kind, seed):
+    """In matrices of two widths, in lse, and in the lse of two parts; some sequences are empty, full or unused."""
+    with chip("sm80", seed):
+        from fa4.core import idle
+        from fa4.device import chip_of
+
+        here = chip_of(torch.device("cpu"))
+        varlen, heads, rows = kind != "seqused", 3, 11
+        seqused = {"packed": None, "packed_seqused": [2, 0, 5], "seqused": [2, 0, 11]}[kind]
+        used = torch.zeros(11 if varlen else (3, 11), dtype=torch.bool)
+        for i, (first, last) in enumerate(((0, 4), (4, 4), (4, 9)) if varlen else ((0, 11),) * 3):
+            (used if varlen else used[i])[first : last if seqused is None else first + seqused[i]] = True
+        lengths = torch.tensor([0, 4, 4, 9], dtype=torch.int32) if varlen else None
+        seqused = None if seqused is None else torch.tensor(seqused, dtype=torch.int32)
+        batch = () if varlen else (3,)
+        for matrices, parts in ((2, 1), (0, 2)):
+            cfg = idle.Config(torch.bfloat16, matrices, parts - 1, torch.inf, varlen, seqused is not None)
+            of_dims = [torch.full((*batch, rows, heads, d), 7.0, dtype=torch.bfloat16) for d in (8, 24)[:matrices]]
+            lse = torch.full((*((2,) if parts == 2 else ()), *batch, heads, rows), 7.0)
+            idle.launcher(cfg, here)((tuple(of_dims) or None, lse, lengths, seqused), 2)
+            for x in of_dims:
+                assert torch.equal(x, torch.where(used[..., None, None], 7.0, 0.0).to(x.dtype).expand_as(x))
+            assert torch.equal(lse, torch.where(used.unsqueeze(-2), 7.0, torch.inf).expand_as(lse))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -174,26 +200,36 @@ def test_rows_that_kernels_may_leave_alone_are_set(changes, idle_q, idle_k):
     """Fresh memory is NaN here. What only keys leave unused costs out and dq no filling, and the other way round."""
     problem = cases.make(Case("set", batch=2, seqlen_q=5, seqlen_k=7, head_dim=8, head_dim_v=16), 0)
     spec = replace(problem.spec, **changes)
-    out, lse = allocate.outputs(problem.inputs, spec)
+    out, lse = run.forward(problem.inputs, spec, Idler(problem, spec))
     assert out.shape == (2, 5, 2, 16) and out.dtype == torch.bfloat16
     assert lse.shape == (2, 2, 5) and lse.dtype == torch.float32
     assert (out == 0).all() and (lse == -torch.inf).all() if idle_q else out.isnan().all() and lse.isnan().all()
-    out, lse = allocate.outputs(problem.inputs, spec, written=True)
-    assert out.isnan().all() and lse.isnan().all()
-    parts, part_lse = allocate.parts(3, problem.inputs, spec)
+    plan = Idler(problem, spec, splits=3)
+    with pytest.raises(NotImplementedError):
+        run.forward(problem.inputs, spec, plan)
+    parts, part_lse = plan.results
     assert parts.shape == (3, 2, 5, 2, 16) and part_lse.shape == (3, 2, 2, 5)
-    assert parts.dtype == part_lse.dtype == torch.float32
+    assert parts.dtype == part_lse.dtype == torch.float32 and parts.isnan().all()
     assert (part_lse == allocate.UNWRITTEN).all() if idle_q else part_lse.isnan().all()
-    dq, dk, dv, dsink = allocate.gradients(problem.inputs, spec)
+    dq, dk, dv, dsink = allocate.gradients(problem.inputs, spec, Idler(problem, spec))
     assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in problem.inputs[:3]] and dsink is None
     for x, idle in ((dq, idle_q), (dk, idle_k), (dv, idle_k)):
         assert (x == 0).all() if idle else x.isnan().all()
 
 
-def test_values_of_rows_are_float64_for_float64_inputs():
-    problem = cases.make(Case("double", seqlen_q=5, seqlen_k=7, head_dim=8, dtype=torch.float64, sink=True), 0)
-    assert allocate.outputs(problem.inputs, problem.spec)[1].dtype == torch.float64
-    assert prepare.inputs_for(Layout.ANY, problem.inputs, problem.spec).sink.dtype == torch.float64
+class Idler(Plan):
+    """Writes nothing, and notes what it was given to write; with splits, stops there."""
+
+    layout, compiled = Layout.ANY, False
+
+    def __init__(self, problem: cases.Problem, spec, splits: int = 1) -> None:
+        super().__init__(spec, problem.inputs.extent, None)
+        self.splits = splits
+
+    def forward(self, inputs, *results) -> None:
+        self.results = results
+        if self.splits > 1:
+            raise NotImplementedError
 
 
 @pytest.mark.parametrize(

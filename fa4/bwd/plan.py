@@ -49,7 +49,7 @@ class Backward:
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
-        self.scalars = Scalars.of(spec)
+        self.scalars = jit.fixed(Scalars.of(spec))
         self._compiled: dict[bool, tuple[RowBlocks, jit.Launcher]] = {}  # by whether there is a dlse
 
     def config(self, has_dlse: bool) -> Any:

@@ -59,9 +59,10 @@ class Forward:
 
     def __init__(self, chip: Chip, cfg: Any, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
+        self._numbers = jit.fixed(scalars), jit.fixed(sizes)
 
     def launch(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
-        self._launcher(inputs[:8], out, lse, self.scalars, self.sizes)
+        self._launcher(inputs[:8], out, lse, *self._numbers)
 
     @functools.cached_property
     def _launcher(self) -> jit.Launcher:

@@ -4,6 +4,6 @@
 """
 
 from .backward import backward
-from .forward import forward
+from .forward import Forward, forward
 
-__all__ = ["backward", "forward"]
+__all__ = ["Forward", "backward", "forward"]

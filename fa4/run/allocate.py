@@ -1,17 +1,19 @@
 """The memory of results, and which of their rows nobody writes.
 
-Kernels write the rows that sequences use. There may be others: packed rows past the last of cu_seqlens, and rows past
-seqused. Those are 0 in out and gradients and -inf in lse, here, once for every backend.
+Kernels write the rows that sequences use. There may be others, idle: packed rows past the last of cu_seqlens, and rows
+past seqused. Those are 0 in out and gradients and -inf in lse, here, once for every backend.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..memory import empty
+from ..plan import Plan
 from ..spec import AttentionInputs, AttentionSpec, Gradients
 
 
@@ -20,51 +22,75 @@ def rows_dtype(spec: AttentionSpec) -> torch.dtype:
     return torch.float64 if spec.dtype == torch.float64 else torch.float32
 
 
-@functools.lru_cache(maxsize=4096)
-def _shapes(shape_q: torch.Size, head_dim_v: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of out and of lse."""
+def shapes(shape_q: torch.Size, head_dim_v: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of out, q's with head_dim_v columns, and of lse, (batch, heads, rows) or varlen (heads, rows)."""
     *batch, rows, heads, _ = shape_q
     return (*batch, rows, heads, head_dim_v), (*batch, heads, rows)
 
 
-def outputs(inputs: AttentionInputs, spec: AttentionSpec, written: bool = False) -> tuple[Tensor, Tensor]:
-    """out in q's layout with head_dim_v columns, and lse (batch, heads, rows) or varlen (heads, rows).
+UNWRITTEN = torch.inf
+"""What the lse of parts holds in rows that nobody uses: no row's own, for at +inf logits that is NaN."""
 
-    `written`: whoever fills them writes every row.
+
+def gradients(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> Gradients:
+    """dq, dk, dv, row-major like q, k, v, and 0 in idle rows."""
+    grads = Gradients(*(empty(x.shape, x.dtype, x.device) for x in inputs[:3]))
+    for side, of_side in (("q", grads[:1]), ("k", grads[1:3])):
+        setter = idle_setter(inputs, spec, plan, side, len(of_side))
+        if setter is not None:
+            setter(inputs, of_side, None)
+    return grads
+
+
+class IdleSetter(Protocol):
+    """What sets idle rows of results: of matrices to 0, of rows to a fill."""
+
+    def __call__(self, inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None: ...
+
+
+def idle_setter(
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    plan: Plan,
+    side: str,
+    matrices: int,
+    parts: int | None = None,
+    fill: float = -torch.inf,
+) -> IdleSetter | None:
+    """The setter for inputs like these; None where no row can be idle.
+
+    Args:
+        side: "q" or "k", whose rows they are.
+        matrices: how many there are like q, k or v.
+        parts: how many lse are behind one another in `rows`, without an axis of theirs if 1; None if there are no rows.
+        fill: what is written into `rows`.
     """
-    q = inputs.q
-    shape, rows_shape = _shapes(q.shape, spec.head_dim_v)
-    device = q.device
-    out = empty(shape, spec.dtype, device)
-    lse = empty(rows_shape, rows_dtype(spec), device)
-    if not written and (spec.varlen or spec.has_seqused_q):
-        out.zero_()
-        lse.fill_(-torch.inf)
-    return out, lse
+    has_seqused = spec.has_seqused_q if side == "q" else spec.has_seqused_k
+    if not (spec.varlen or has_seqused):
+        return None
+    if not plan.compiled or plan.is_empty(inputs):
+        return functools.partial(_fill_all, fill)
+    from ..core import idle  # needs CuTe DSL
+
+    leading = None if parts is None else int(parts > 1)
+    cfg = idle.Config(spec.dtype, matrices, leading, fill, spec.varlen, has_seqused)
+    groups = inputs.batch + spec.varlen if has_seqused else 1
+    largest = max(inputs.q.numel(), inputs.k.numel()) if matrices else (parts or 1) * inputs.q[..., 0].numel()
+    blocks, launcher = idle.blocks(largest, groups, plan.chip), idle.launcher(cfg, plan.chip)
+    place = (4, 6) if side == "q" else (5, 7)
+
+    def set_idle(inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None:
+        launcher((matrices or None, rows, inputs[place[0]], inputs[place[1]]), blocks)
+
+    return set_idle
 
 
-UNWRITTEN = torch.inf  # no row's own lse: at +inf logits it is NaN
-
-
-def parts(splits: int, inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """out and lse in float32 for each part of the keys: (splits, ...). lse is `UNWRITTEN` in rows that nobody uses."""
-    q = inputs.q
-    shape, rows_shape = _shapes(q.shape, spec.head_dim_v)
-    out = empty((splits, *shape), torch.float32, q.device)
-    lse = empty((splits, *rows_shape), torch.float32, q.device)
-    if spec.varlen or spec.has_seqused_q:
-        lse.fill_(UNWRITTEN)
-    return out, lse
-
-
-def gradients(inputs: AttentionInputs, spec: AttentionSpec) -> Gradients:
-    """dq, dk, dv, row-major like q, k, v."""
-    idle_q, idle_k = spec.varlen or spec.has_seqused_q, spec.varlen or spec.has_seqused_k
-    dq, dk, dv = (empty(x.shape, x.dtype, x.device) for x in inputs[:3])
-    for x, idle in ((dq, idle_q), (dk, idle_k), (dv, idle_k)):
-        if idle:
-            x.zero_()
-    return Gradients(dq, dk, dv)
+def _fill_all(fill: float, inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None:
+    """For whoever writes the other rows after it."""
+    for x in matrices:
+        x.zero_()
+    if rows is not None:
+        rows.fill_(fill)
 
 
 def used_rows(inputs: AttentionInputs) -> Tensor:

@@ -24,10 +24,11 @@ def backward(
     """Gradients of q, k, v and the sink, row-major; `plan` is for `spec.with_positive_scale()`. captured: zeros, to
     which the gradients of captured tensors are added."""
     extra = () if mods is None else (mods, captured)
-    if prepare.is_elsewhere(inputs.q):
-        with torch.cuda.device(inputs.q.device):
+    device = inputs.q.device
+    if device.type == "cuda" and prepare.is_elsewhere(device.index):
+        with torch.cuda.device(device):
             return backward(inputs, spec, plan, saved, mods, captured)
-    grads = allocate.gradients(inputs, spec)
+    grads = allocate.gradients(inputs, spec, plan)
     if plan.is_empty(inputs):
         for x in grads[:3]:
             x.zero_()

@@ -2,52 +2,85 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from ..memory import maker
 from ..mods.record import Mods
 from ..plan import Plan
 from ..spec import AttentionInputs, AttentionSpec
 from . import allocate, prepare
 
 
-def forward(
-    inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, mods: Mods | None = None
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) of the problem, row-major; `plan` is for `spec.with_positive_scale()`."""
-    extra = () if mods is None else (mods,)
-    if prepare.is_elsewhere(inputs.q):
-        with torch.cuda.device(inputs.q.device):
-            return forward(inputs, spec, plan, mods)
-    if plan.is_empty(inputs):
-        return _nothing_seen(inputs, spec)
-    inputs = prepare.inputs_for(plan.layout, inputs, spec)
-    if plan.splits == 1:
-        out, lse = allocate.outputs(inputs, spec)
-        plan.forward(inputs, out, lse, *extra)
+class Forward:
+    """The forward of one kind of problem, with everything decided that is the same whenever it comes again: where the
+    tensors lie and what lengths they hold is not. Made from any inputs with its shapes, strides, dtypes and device."""
+
+    def __init__(self, inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> None:
+        """`plan` is for `spec.with_positive_scale()`."""
+        self.spec, self.plan = spec, plan
+        self._is_empty = plan.is_empty(inputs)
+        self._fits = prepare.fits_if_aligned(plan.layout, inputs, spec)
+        device = inputs.q.device
+        # Where there is one device, it is the current one.
+        self._device = device.index if device.type == "cuda" and torch.cuda.device_count() > 1 else None
+        shape, rows = allocate.shapes(inputs.q.shape, spec.head_dim_v)
+        self._out, self._lse = maker(shape, spec.dtype, device), maker(rows, allocate.rows_dtype(spec), device)
+        if plan.splits == 1:
+            self._set_idle = allocate.idle_setter(inputs, spec, plan, "q", 1, 1)
+        else:
+            self._set_idle = allocate.idle_setter(inputs, spec, plan, "q", 0, plan.splits, allocate.UNWRITTEN)
+            self._parts = maker((plan.splits, *shape), torch.float32, device)
+            self._part_lse = maker((plan.splits, *rows), torch.float32, device)
+
+    def __call__(self, inputs: AttentionInputs, *mods: Mods) -> tuple[Tensor, Tensor]:
+        """(out, lse), row-major. mods: the call's, if it has any."""
+        if self._device is not None and prepare.is_elsewhere(self._device):
+            with torch.cuda.device(self._device):
+                return self(inputs, *mods)
+        out, lse = self._out(), self._lse()
+        if self._is_empty:
+            _see_nothing(inputs, out, lse)
+            return out, lse
+        plan = self.plan
+        if not (self._fits and prepare.is_aligned(inputs)):
+            inputs = prepare.inputs_for(plan.layout, inputs, self.spec)
+        if plan.splits > 1:
+            self._in_parts(inputs, out, lse, *mods)
+            return out, lse
+        if self._set_idle is not None:
+            self._set_idle(inputs, (out,), lse)
+        plan.forward(inputs, out, lse, *mods)
         return out, lse
-    out, lse = allocate.outputs(inputs, spec, written=True)
-    parts, part_lse = allocate.parts(plan.splits, inputs, spec)
-    plan.forward(inputs._replace(sink=None), parts, part_lse, *extra)
-    _join(inputs, plan, parts, part_lse, out, lse)
-    return out, lse
+
+    def _in_parts(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *mods: Mods) -> None:
+        parts, part_lse = self._parts(), self._part_lse()
+        if self._set_idle is not None:
+            self._set_idle(inputs, (), part_lse)
+        self.plan.forward(inputs._replace(sink=None), parts, part_lse, *mods)
+        if inputs.varlen:
+            parts, part_lse, out, lse = parts.unsqueeze(1), part_lse.unsqueeze(1), out.unsqueeze(0), lse.unsqueeze(0)
+        self._join(parts, part_lse, out, lse, inputs.sink)
+
+    @functools.cached_property
+    def _join(self) -> Callable[..., None]:
+        from ..fwd.combine import launcher  # needs CuTe DSL
+
+        spec = self.plan.spec
+        return launcher(spec.dtype, spec.head_dim_v, spec.has_sink, self.plan.splits, self.plan.chip)
 
 
-def _nothing_seen(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+def forward(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, *mods: Mods) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a problem that comes once; `plan` is for `spec.with_positive_scale()`."""
+    return Forward(inputs, spec, plan)(inputs, *mods)
+
+
+def _see_nothing(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
     """No query has a key: of the logits there is at most the sink. Launches no kernel of a backend."""
-    out, lse = allocate.outputs(inputs, spec, written=True)
     out.zero_()
     lse.fill_(-torch.inf)
     if inputs.sink is not None and lse.numel():
         torch.where(allocate.used_rows(inputs), inputs.sink.to(lse.dtype)[:, None], lse, out=lse)
-    return out, lse
-
-
-def _join(inputs: AttentionInputs, plan: Plan, parts: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor) -> None:
-    from ..fwd.combine import launcher  # needs CuTe DSL
-
-    if inputs.varlen:
-        parts, part_lse, out, lse = parts.unsqueeze(1), part_lse.unsqueeze(1), out.unsqueeze(0), lse.unsqueeze(0)
-    launcher(plan.spec.dtype, plan.spec.head_dim_v, plan.spec.has_sink, plan.splits, plan.chip)(
-        parts, part_lse, out, lse, inputs.sink
-    )

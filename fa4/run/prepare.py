@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -27,6 +25,19 @@ def inputs_for(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec) -> 
     return inputs._replace(q=q, k=k, v=v, sink=sink)
 
 
+def fits_if_aligned(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec) -> bool:
+    """Whether `inputs_for` gives back inputs of these shapes, strides and dtypes if they are aligned."""
+    sink = inputs.sink
+    if spec.softmax_scale < 0 or not (sink is None or (sink.dtype == rows_dtype(spec) and sink.is_contiguous())):
+        return False
+    return all(x.is_contiguous() or _steps_fit(layout, x) for x in inputs[:3])
+
+
+def is_aligned(inputs: AttentionInputs) -> bool:
+    """Whether q, k and v begin at multiples of 16 bytes."""
+    return (inputs[0].data_ptr() | inputs[1].data_ptr() | inputs[2].data_ptr()) % _ALIGNMENT == 0
+
+
 def saved_for(layout: Layout, saved: Saved) -> Saved:
     """out and dout in the layout, the values of rows contiguous: autograd hands over expanded ones."""
     dlse = None if saved.dlse is None else saved.dlse.contiguous()
@@ -37,23 +48,24 @@ def _laid_out(x: Tensor, layout: Layout) -> Tensor:
     """x, or a contiguous copy if the layout asks for it."""
     if layout is Layout.ANY:
         return x
-    if x.data_ptr() % _ALIGNMENT == 0:
-        if x.is_contiguous():  # the rows of kernels are multiples of 16 bytes long
-            return x
-        if _steps_fit(layout, x.shape, x.stride(), _ALIGNMENT // x.element_size()):
-            return x
+    # (the rows of kernels are multiples of 16 bytes long)
+    if x.data_ptr() % _ALIGNMENT == 0 and (x.is_contiguous() or _steps_fit(layout, x)):
+        return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
-@functools.lru_cache(maxsize=4096)
-def _steps_fit(layout: Layout, shape: torch.Size, strides: tuple[int, ...], elements: int) -> bool:
-    """Whether the strides of all axes that have more than one entry are multiples of `elements`, and of the layout."""
-    steps = [stride for stride, extent in zip(strides[:-1], shape[:-1]) if extent != 1]
+def _steps_fit(layout: Layout, x: Tensor) -> bool:
+    """Whether the strides of all axes that have more than one entry are whole vectors, and of the layout."""
+    strides, elements = x.stride(), _ALIGNMENT // x.element_size()
+    steps = [stride for stride, extent in zip(strides[:-1], x.shape[:-1]) if extent != 1]
     aligned = strides[-1] == 1 and all(step % elements == 0 for step in steps)
     return aligned and (layout is not Layout.TMA or all(steps))
 
 
-def is_elsewhere(x: Tensor) -> bool:
-    """Whether x lives on a CUDA device other than the current one, on which launches would land."""
-    device = x.device
-    return device.type == "cuda" and device.index != torch.cuda.current_device()
+# torch.cuda.current_device without its preliminaries, which a tensor on CUDA has behind it
+_current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+
+
+def is_elsewhere(index: int) -> bool:
+    """Whether a CUDA device, of which there is a tensor, is not the current one, on which launches would land."""
+    return index != _current_device()

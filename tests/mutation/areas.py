@@ -204,9 +204,7 @@ NO_MISTAKES = (
     NoMistake("fa4/dispatch.py", r"keyword dropped: .*summary=", "words for people"),
     NoMistake("fa4/device.py", r": ChipFacts\(", "facts of chips, which nothing here can check"),
     NoMistake("fa4/*", r"(AttentionSpec|Chip): constant", "defaults of fields that every call gives"),
-    NoMistake("fa4/api.py", r"swapped: .*ops\.watched\(q", "each of them is looked at, in any order"),
     NoMistake("fa4/api.py", r"checks\.flags\(.* -> (k, q|v, k)$", "q, k and v are only asked who wants a gradient"),
-    NoMistake("fa4/run/*", r"another field: if prepare.is_elsewhere", "q, k and v are on one device: checks see to it"),
     NoMistake("fa4/ops.py", r"(is is is not|is not is is): present = ", "a key may say what is there or what is not"),
     NoMistake(
         "fa4/*", r"(constant|dropped): .*unroll=|unroll_full=", "how often a loop is unrolled is a matter of speed"
@@ -215,7 +213,6 @@ NO_MISTAKES = (
     NoMistake(
         "fa4/*", r"dropped: cute.arch.griddepcontrol_launch_dependents", "the next kernel would only start later"
     ),
-    NoMistake("fa4/run/forward.py", r"allocate.outputs\(inputs, spec, written=True", "rows are filled once too often"),
     NoMistake(
         "fa4/sm80/tiles.py", r"^: |_section: ", "sizes of tiles and sections are measured, and tests see that they fit"
     ),

@@ -1,0 +1,117 @@
+"""Calls like an earlier one: their checks have passed and their way to a kernel is known, found by one look.
+
+Checks, flags, the choice of backend and tiles and the shapes of results follow from a call's shapes, strides, dtypes,
+devices and options. So all of that is a key, under which the first call leaves what came of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import autograd, checks, mod_ops, ops
+from .checks import Options
+from .device import stage
+from .spec import AttentionInputs, Flags
+
+
+class _Known(NamedTuple):
+    """What came of a call's checks, and its way."""
+
+    stage: Any  # where it holds
+    flags: Flags
+    route: ops.Route
+    max_seqlens: tuple[int, int]
+
+
+_known: dict[tuple, _Known] = {}
+_MOST_KNOWN = 4096
+
+
+def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a call of a public function; raises what is wrong with its arguments.
+
+    Args:
+        packed: sequences are packed, with cu_seqlens.
+        arguments: the fields of `AttentionInputs`, and `options` those of `Options`, as the caller gave them.
+    """
+    watched = ops.watched(arguments)
+    key = None if watched else _key(packed, arguments, options)
+    known = None if key is None else _find(key)
+    if known is None:
+        inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
+        if watched or inputs.q.is_meta:  # (and lengths may have no values)
+            return autograd.forward(inputs, flags)
+        known = _Known(stage.get(), flags, ops.route(inputs, flags), inputs[8:])
+        if key is not None:
+            _keep(key, known)
+    else:
+        inputs = AttentionInputs._make(arguments[:8] + known.max_seqlens)
+    if packed:
+        checks.lengths(inputs)
+    if known.flags.needs_backward:
+        return torch.ops.fa4.forward(*inputs, *known.flags)
+    # Past torch's dispatcher, whose passage takes longer than a short kernel: nobody watches, and no gradient is asked.
+    return known.route.forward(inputs)
+
+
+def attend_with_mods(packed: bool, arguments: tuple, options: tuple, mods: tuple) -> tuple[Tensor, Tensor]:
+    """The same of a call with a score_mod, mask_mod or block_mask, these three or None; nothing of it is kept."""
+    inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
+    watched = ops.watched(arguments) or inputs.q.is_meta
+    if packed and not watched:
+        checks.lengths(inputs)
+    return mod_ops.forward(watched, inputs, *mod_ops.prepare(inputs, flags, *mods))
+
+
+def _key(packed: bool, arguments: tuple, options: tuple) -> tuple | None:
+    """What tells this call from those with other flags or another way; None where that is more than can be told."""
+    q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = arguments
+    softmax_scale, causal, window_size, softcap, deterministic, backend = options
+    needs_backward = torch.is_grad_enabled() and checks.needs_backward(q, k, v, sink)
+    if needs_backward and deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    if forward_ad._current_level >= 0:  # there may be tangents, to be refused
+        return None
+    try:
+        key = (
+            packed, q.shape, k.shape, v.shape, q.is_contiguous() or q.stride(), k.is_contiguous() or k.stride(),
+            v.is_contiguous() or v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+            None if sink is None else _layout(sink),
+            softmax_scale, causal, window_size, softcap, deterministic, needs_backward, backend,
+            type(softmax_scale), type(causal), type(softcap), type(deterministic),  # True equals 1, and is none
+        )  # fmt: skip
+        if not packed:
+            return key
+        if not _NUMBERS.issuperset((type(max_seqlen_q), type(max_seqlen_k))):  # a tensor has no fixed value
+            return None
+        lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+        return (*key, *[None if x is None else _layout(x) for x in lengths], max_seqlen_q, max_seqlen_k)
+    except RuntimeError:  # a tensor without strides, to be refused
+        return None
+
+
+_NUMBERS = frozenset((int, type(None)))
+
+
+def _layout(x: Tensor) -> tuple[Any, ...]:
+    return x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device
+
+
+def _find(key: tuple) -> _Known | None:
+    try:
+        known = _known.get(key)
+    except TypeError:  # an option has no hash
+        return None
+    return known if known is not None and known.stage is stage.get() else None
+
+
+def _keep(key: tuple, known: _Known) -> None:
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    with contextlib.suppress(TypeError):
+        _known[key] = known
