@@ -85,10 +85,7 @@ class Directions(Plan):
         forward, backward = self.directions
         self._forward = forward(spec, extent, chip, forward_tiles)
         self._backward = backward(spec, extent, chip, backward_tiles)
-
-    @property
-    def splits(self) -> int:
-        return self._forward.splits
+        self.splits = self._forward.splits
 
     def describe(self) -> str:
         return f"{self._forward}; {self._backward}" if self.spec.needs_backward else str(self._forward)
