@@ -31,7 +31,7 @@ RESULTS = Path("bench/results")  # below the current directory, which is the roo
 console = Console(highlight=False)
 
 
-def _tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v with gradients wanted in the backward, and dout."""
     generator = torch.Generator(device=device).manual_seed(seed)
     dtype = getattr(torch, case.dtype)
@@ -71,7 +71,7 @@ def run_case(case: BenchCase, provider: Provider, device: torch.device, seed: in
     if reason:
         return {**row, "skipped": reason}
     try:
-        tensors = _tensors(case, device, seed)
+        tensors = made_tensors(case, device, seed)
         with torch.set_grad_enabled(case.direction == "bwd"):
             work, got = _work(case, provider, tensors)
         if check:
@@ -111,7 +111,7 @@ def dry_run(cases: list[BenchCase], chip: int) -> int:
             progress.update(task, description=case.label)
             try:
                 with torch.set_grad_enabled(case.direction == "bwd"):
-                    _work(case, PROVIDERS["fa4"], _tensors(case, torch.device("cpu"), 0))
+                    _work(case, PROVIDERS["fa4"], made_tensors(case, torch.device("cpu"), 0))
             except Exception as error:  # the next case may still compile; the count tells
                 failed += 1
                 progress.console.print(f"{case.label}: {type(error).__name__}: {error}")

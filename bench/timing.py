@@ -35,28 +35,40 @@ def measure(
     function: Callable[[], object], device: torch.device, *, seconds: float = 0.5, min_repeats: int = 7
 ) -> Timing:
     """Time `function` after one warm-up, for about `seconds`, at least `min_repeats` and at most 200 times."""
+    return Timing.of(_samples(function, device, seconds, min_repeats))
+
+
+def _samples(function: Callable[[], object], device: torch.device, seconds: float, least: int) -> list[float]:
+    """Milliseconds of single runs, after one that does not count."""
     function()
-    return (
-        _measure_cuda(function, seconds, min_repeats)
-        if device.type == "cuda"
-        else _measure_cpu(function, seconds, min_repeats)
-    )
+    return (_cuda_samples if device.type == "cuda" else _cpu_samples)(function, seconds, least)
+
+
+def measure_in_turns(
+    functions: dict[str, Callable[[], object]], device: torch.device, *, seconds: float = 0.5, rounds: int = 5
+) -> dict[str, Timing]:
+    """Time each of the functions for about `seconds`, in rounds in which all take turns: what drifts meets them all."""
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            samples[name] += _samples(function, device, seconds / rounds, 3)
+    return {name: Timing.of(times) for name, times in samples.items()}
 
 
 def _repeats(estimate_ms: float, seconds: float, least: int) -> int:
     return int(min(200, max(least, 1000 * seconds / max(estimate_ms, 1e-3))))
 
 
-def _measure_cpu(function: Callable[[], object], seconds: float, least: int) -> Timing:
+def _cpu_samples(function: Callable[[], object], seconds: float, least: int) -> list[float]:
     def once() -> float:
         started = time.perf_counter()
         function()
         return 1000 * (time.perf_counter() - started)
 
-    return Timing.of([once() for _ in range(_repeats(once(), seconds, least))])
+    return [once() for _ in range(_repeats(once(), seconds, least))]
 
 
-def _measure_cuda(function: Callable[[], object], seconds: float, least: int) -> Timing:
+def _cuda_samples(function: Callable[[], object], seconds: float, least: int) -> list[float]:
     flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
 
     def run(repeats: int) -> list[float]:
@@ -69,7 +81,7 @@ def _measure_cuda(function: Callable[[], object], seconds: float, least: int) ->
         torch.cuda.synchronize()
         return [start.elapsed_time(stop) for start, stop in events]
 
-    return Timing.of(run(_repeats(statistics.median(run(3)), seconds, least)))
+    return run(_repeats(statistics.median(run(3)), seconds, least))
 
 
 def peak_extra_bytes(function: Callable[[], object], device: torch.device) -> int | None:

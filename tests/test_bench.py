@@ -1,6 +1,8 @@
 """The benchmark harness on a CPU: checked before timed, rows that carry their machine, comparison, plot."""
 
+import dataclasses
 import functools
+import itertools
 import json
 import random
 import re
@@ -10,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 import fa4
-from bench import compare, plot, providers, run, suites, summary, timing
+from bench import compare, plot, providers, run, suites, summary, timing, tune
 from bench.suites import BenchCase, square
 
 TINY = (
@@ -173,3 +175,25 @@ def test_extra_memory_is_seen_again_after_it_was_freed():
         if extra is None:
             pytest.skip("the system does not tell")
         assert 0.95 * count <= extra / 2**20 <= count + 2
+
+
+def test_a_sweep_times_rows_that_differ_in_one_column_in_turns(monkeypatch):
+    pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+    from fa4.device import chip_by_number
+    from fa4.spec import AttentionSpec, Extent
+
+    for number, make in tune.SWEEPS.items():
+        spec = AttentionSpec(torch.bfloat16, 128, 128, 8, 8, 0.1)
+        for rows in (make().forward, make().backward):
+            table, *others = rows(spec, Extent(1, 4096, 4096), chip_by_number(number)).values()
+            fields = [field.name for field in dataclasses.fields(table)]
+            assert others and all(row != table for row in others)
+            assert number != 90 or all(sum(getattr(row, f) != getattr(table, f) for f in fields) == 1 for row in others)
+    calls = []
+    works = {name: functools.partial(calls.append, name) for name in "ab"}
+    timings = timing.measure_in_turns(works, torch.device("cpu"), seconds=0.0, rounds=2)
+    assert timings.keys() == works.keys() and [name for name, _ in itertools.groupby(calls)] == list("abab")
+
+
+def test_a_sweep_needs_its_chip():
+    assert "needs an sm_90" in invoke(tune.main, "--chip", 90, "--filter", "fwd d64 full b4 ", code=1)

@@ -34,6 +34,8 @@ class Step:
     backend: str = ""  # of the chip, "" for any
 
 
+_TUNE = ("-m", "bench.tune", "--chip", "100", "--suite", "sm100", "--filter")
+
 STEPS = (
     Step("environment", "what is installed, which backends run", ("-m", "fa4", "env")),
     Step("opcodes", "instructions do what the emulator says they do", ("-m", "fa4.emulator.lab.hardware", "compare")),
@@ -52,8 +54,8 @@ STEPS = (
          (*_PYTEST, "gpu", "tests/gpu/test_cases.py::test_deterministic_gradients_repeat_bit_for_bit")),
     Step("launches", "streams, graphs, chains of launches, threads, a second device, large grids and offsets",
          (*_PYTEST, "gpu", "tests/gpu/test_launch.py")),
-    Step("rows, causal", "schedules against each other", ("-m", "bench.rows", "--causal"), backend="sm100"),
-    Step("rows, full", "single CTAs against pairs", ("-m", "bench.rows"), backend="sm100"),
+    Step("rows, causal", "schedules against each other", (*_TUNE, "d128 causal b4 "), backend="sm100"),
+    Step("rows, full", "single CTAs against pairs", (*_TUNE, "d128 full b4 "), backend="sm100"),
     Step("overhead", "host time of a call", ("-m", "bench.overhead")),
     Step("times", "against every other provider, checked before timed", ("-m", "bench.run", "--suite", "sm100")),
 )  # fmt: skip
