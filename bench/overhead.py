@@ -1,8 +1,9 @@
 """python -m bench.overhead: what one call costs on the host, on shapes too small to keep a GPU busy.
 
-Four rows of host time per call, forward without gradients: the public call, the part of it below the operator, its
-kernel launch alone (inputs prepared, outputs allocated), and torch's own flash attention. Then the first call of a
-fresh process, with an empty and with a filled disk cache.
+Rows of host time per call, forward without gradients: the public calls, the part of the dense one behind checks and
+choice, its kernel launch alone (inputs prepared, outputs allocated), and torch's own flash attention. They take turns,
+for the clock of a host changes from second to second. Then the first call of a fresh process, with an empty and with a
+filled disk cache.
 """
 
 from __future__ import annotations
@@ -38,18 +39,21 @@ print(imported - start, time.perf_counter() - imported)
 """
 
 
-def host_time(function: Callable[[], object], calls: int = 200, repeats: int = 30) -> Timing:
-    """Milliseconds per call until the host is free again; each repeat begins with an idle device."""
-    for _ in range(calls):
-        function()
-    samples = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
+def host_times(rows: dict[str, Callable[[], object]], calls: int = 200, rounds: int = 30) -> dict[str, Timing]:
+    """Milliseconds per call until the host is free again, of rows that take turns; each turn begins with an idle
+    device."""
+    samples: dict[str, list[float]] = {name: [] for name in rows}
+    for function in rows.values():
         for _ in range(calls):
             function()
-        samples.append(1000 * (time.perf_counter() - start) / calls)
-    return Timing.of(samples)
+    for _ in range(rounds):
+        for name, function in rows.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                function()
+            samples[name].append(1000 * (time.perf_counter() - start) / calls)
+    return {name: Timing.of(of_row) for name, of_row in samples.items()}
 
 
 def _launch_alone(inputs: AttentionInputs, plan: Plan) -> Callable[[], object]:
@@ -76,6 +80,13 @@ def main() -> None:
     inputs = AttentionInputs(q, q, q, max_seqlen_q=1, max_seqlen_k=1)
     spec = AttentionSpec.of(inputs, Flags(0.125, window_right=0))
     plan = dispatch.plan(spec, inputs.extent, chip_of(q.device))
+    forward = run.Forward(inputs, spec, plan)
+    packed, ends = q[0], torch.tensor([0, 1], device="cuda", dtype=torch.int32)
+
+    def varlen() -> None:
+        fa4.flash_attn_varlen_func(
+            packed, packed, packed, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=1, max_seqlen_k=1, causal=True
+        )
 
     def torch_flash() -> None:
         F.scaled_dot_product_attention(flat, flat, flat)
@@ -84,14 +95,14 @@ def main() -> None:
     for column in ("what", "median us", "quartiles us"):
         table.add_column(column)
     with torch.no_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        rows = (
-            ("fa4.flash_attn_func", lambda: fa4.flash_attn_func(q, q, q, causal=True)),
-            ("run.forward", lambda: run.forward(inputs, spec, plan)),
-            ("plan.forward", _launch_alone(inputs, plan)),
-            ("scaled_dot_product_attention (flash)", torch_flash),
-        )
-        for name, function in rows:
-            t = host_time(function)
+        rows = {
+            "fa4.flash_attn_func": lambda: fa4.flash_attn_func(q, q, q, causal=True),
+            "run.Forward": lambda: forward(inputs),
+            "plan.forward": _launch_alone(inputs, plan),
+            "fa4.flash_attn_varlen_func": varlen,
+            "scaled_dot_product_attention (flash)": torch_flash,
+        }
+        for name, t in host_times(rows).items():
             table.add_row(name, f"{1000 * t.median_ms:.1f}", f"{1000 * t.q25_ms:.1f} to {1000 * t.q75_ms:.1f}")
     console = Console(width=100)
     console.print(table)
