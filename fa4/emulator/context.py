@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fa4.device import chip_by_number, emulating
 from fa4.emulator.findings import Finding, Findings
-from fa4.emulator.host import driver, dsl, torch_cuda
+from fa4.emulator.host import caches, driver, dsl, torch_cuda
 from fa4.emulator.host.launch import Launch, Runtime
 from fa4.emulator.host.memory import Arrays, merge, torch_allocations
 from fa4.emulator.host.modules import Modules
@@ -135,6 +135,7 @@ def emulate(
     trace: bool = False,
     on_finding: str = "raise",
     seeds: int = 1,
+    tells_devices_apart: bool = False,
 ) -> Iterator[Gpu]:
     """CPU tensors live on an emulated chip inside this context.
 
@@ -151,6 +152,10 @@ def emulate(
             machine has.
         seeds: in how many orders every launch is run, from the same memory: `seed` and the ones after it, each with
             the next schedule. The results are those of the first.
+        tells_devices_apart: for host code that asks tensors where they are: `tensor.device` is "cuda:0", but for what
+            was made or moved to the host, as on a machine with a GPU; torch.compile compiles nothing, operators for
+            CUDA only run, and packages keep no kernels on disk. Otherwise the device stays "cpu", and every CPU
+            tensor counts as the chip's (`is_cuda`).
         trace: record events for `fa4.emulator.trace.write`.
 
     Raises:
@@ -166,7 +171,9 @@ def emulate(
     gpu.repeat(interleavings(seed + 1, seeds - 1))
     with contextlib.ExitStack() as stack:
         stack.enter_context(emulating(chip_by_number(gpu.chip_number, sms=sms, emulated=True)))
-        stack.enter_context(torch_cuda.installed(gpu.runtime))
+        stack.enter_context(torch_cuda.installed(gpu.runtime, tells_devices_apart))
         stack.enter_context(driver.installed(gpu.runtime))
         stack.enter_context(dsl.installed(gpu.runtime, arrays, chip))
+        if tells_devices_apart:
+            stack.enter_context(caches.bypassed())
         yield gpu

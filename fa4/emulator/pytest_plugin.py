@@ -94,7 +94,7 @@ class _Session:
         self.gpu = self._stack.enter_context(
             emulate(
                 self.chip, sms=option.emulate_sms, seed=option.emulate_seed, seeds=option.emulate_seeds,
-                checks=checks, on_finding="collect",
+                checks=checks, on_finding="collect", tells_devices_apart=True,
             )
         )  # fmt: skip
 

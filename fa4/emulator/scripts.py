@@ -47,7 +47,9 @@ def run_script(
     from fa4.emulator.context import emulate
 
     (seed, schedule), *others = orders
-    with emulate(chip, sms=sms, seed=seed, schedule=schedule, checks=checks, on_finding="collect") as gpu:
+    with emulate(
+        chip, sms=sms, seed=seed, schedule=schedule, checks=checks, on_finding="collect", tells_devices_apart=True
+    ) as gpu:
         gpu.repeat(others)
         exit_code = _run(arguments)
         return Outcome(exit_code, gpu.findings, tuple(gpu.launches))

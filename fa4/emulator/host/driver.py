@@ -11,8 +11,8 @@ from cuda.bindings import driver as cu
 from cuda.bindings import runtime as cudart
 
 from fa4.emulator.host.attributes import device_attribute
-from fa4.emulator.host.dsl import replaced
 from fa4.emulator.host.launch import Runtime
+from fa4.emulator.host.replaced import replaced
 
 _DRIVER_VERSION = 13000
 

@@ -22,6 +22,7 @@ from fa4.emulator.host import stored
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.memory import Arrays
 from fa4.emulator.host.modules import Modules, entries, fatbins_in
+from fa4.emulator.host.replaced import replaced
 from fa4.emulator.machine.names import with_names
 
 _KDL_CUDA = 2  # DLDeviceType
@@ -47,23 +48,6 @@ class _DLTensor(ctypes.Structure):
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
     )
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Set attributes of `owner`, and restore (or remove) them afterwards."""
-    missing = object()
-    before = {name: vars(owner).get(name, missing) for name in attributes}
-    try:
-        for name, value in attributes.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            if value is missing:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
 
 
 def runtime_library() -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import torch
 
+from fa4.emulator.host.placement import real_device
 from fa4.emulator.machine import Allocation
 
 POISON = 0xFF  # of every byte of fresh memory: a NaN in every floating-point type
@@ -87,7 +88,7 @@ def torch_allocations() -> list[Allocation]:
 
 def _storage_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     try:
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        if tensor.layout is not torch.strided or real_device(tensor).type != "cpu":
             return None
         storage = tensor.untyped_storage()
         base, nbytes = storage.data_ptr(), storage.nbytes()

@@ -52,7 +52,7 @@ def installed(modules: Modules) -> Iterator[None]:
     from cutlass.base_dsl.export.external_binary_module import ExternalBinaryModule
     from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase
 
-    from fa4.emulator.host.dsl import replaced
+    from fa4.emulator.host.replaced import replaced
 
     export, load = TVMFFIJitCompiledFunctionBase.export_to_c, ExternalBinaryModule.__init__
 

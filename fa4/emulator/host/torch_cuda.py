@@ -1,7 +1,7 @@
 """torch.cuda on a machine without CUDA: device="cuda" means host memory, streams and events are empty.
 
 Host code written for a GPU then runs unchanged under `emulate`. Copies stay copies: `.cuda()` and `.cpu()` give
-fresh memory, as they do between two memories.
+fresh memory, as they do between two memories. placement.py says which tensors call themselves CUDA's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fa4.emulator.host.dsl import replaced
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.memory import CUDA_ALIGNMENT, POISON, aligned_buffer
+from fa4.emulator.host.placement import Placement, real_device
+from fa4.emulator.host.replaced import replaced
+
+_CUDA_VERSION = "13.0"
 
 
 class Stream:
@@ -78,10 +81,27 @@ def _current(*_args: Any, **_kwargs: Any) -> Iterator[None]:
 class _HostMemory(TorchFunctionMode):
     """Redirects every CUDA device argument of a torch function to the CPU, and aligns fresh memory like CUDA's."""
 
+    def __init__(self, placement: Placement | None) -> None:
+        super().__init__()
+        self.placement = placement
+
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
+        result = self._on_the_host(func, args, kwargs)
+        if self.placement is not None:
+            self.placement.note(result, func, args, kwargs)
+        return result
+
+    def _on_the_host(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        if func is torch.device:
+            return func(*args, **kwargs)
         if func in (torch.Tensor.cuda, torch.Tensor.cpu):
             return _aligned(args[0].clone(), args)
+        kwargs = dict(kwargs)
+        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:  # the number of a GPU
+            args = (args[0], torch.device("cuda", args[1]), *args[2:])
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cuda", kwargs["device"])
         moved = _is_cuda(kwargs.get("device")) or any(_is_cuda(argument) for argument in args)
         if moved:
             if _is_cuda(kwargs.get("device")):
@@ -98,7 +118,7 @@ def _aligned(result: torch.Tensor, args: tuple) -> torch.Tensor:
 
     Views and results of in-place functions share memory with an argument and stay where they are.
     """
-    if result.grad_fn is not None or result.device.type != "cpu" or result.layout is not torch.strided:
+    if result.grad_fn is not None or real_device(result).type != "cpu" or result.layout is not torch.strided:
         return result
     storage = result.untyped_storage()
     base, nbytes = storage.data_ptr(), storage.nbytes()
@@ -124,7 +144,7 @@ def _poisoned(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
         # Fake tensors have no memory, and a bool has no third value.
         if type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.dtype is not torch.bool:
             base = _base(tensor)
-            if base and tensor.device.type == "cpu":
+            if base and real_device(tensor).type == "cpu":
                 ctypes.memset(base, POISON, tensor.untyped_storage().nbytes())
         return tensor
 
@@ -163,8 +183,11 @@ class Graph:
 
 
 @contextlib.contextmanager
-def installed(runtime: Runtime) -> Iterator[None]:
-    """Inside, torch.cuda reports one device, the emulated chip, whose memory is the host's."""
+def installed(runtime: Runtime, tells_devices_apart: bool = False) -> Iterator[None]:
+    """Inside, torch.cuda reports one device, the emulated chip, whose memory is the host's.
+
+    tells_devices_apart: `tensor.device` is "cuda:0" for what would lie on a GPU, see placement.py.
+    """
     facts, sms = runtime.facts, runtime.sms
 
     @contextlib.contextmanager
@@ -188,6 +211,7 @@ def installed(runtime: Runtime) -> Iterator[None]:
         L2_cache_size=facts.l2,
     )
     stream = Stream()
+    placement = Placement() if tells_devices_apart else None
     answers = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -217,17 +241,53 @@ def installed(runtime: Runtime) -> Iterator[None]:
         "mem_get_info": lambda _device=None: (facts.memory, facts.memory),
         "max_memory_allocated": lambda _device=None: 0,
         "memory_allocated": lambda _device=None: 0,
+        "max_memory_reserved": lambda _device=None: 0,
+        "memory_reserved": lambda _device=None: 0,
         "reset_peak_memory_stats": lambda _device=None: None,
+        "device_of": _current,
+        "get_arch_list": lambda: [facts.target],
+        "is_bf16_supported": lambda *_args, **_kwargs: True,
+        "_lazy_init": lambda: None,
     }
-    is_cuda = property(lambda tensor: tensor.device.type == "cpu")
+    raw = {
+        "_cuda_getDeviceCount": lambda: 1,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": lambda _device: None,
+        "_cuda_exchangeDevice": lambda _device: 0,
+        "_cuda_maybeExchangeDevice": lambda _device: 0,
+        "_cuda_synchronize": lambda: None,
+        "_cuda_init": lambda: None,
+        "_cuda_getCurrentRawStream": lambda _device: 0,
+        "_cuda_getCurrentStream": lambda _device: (0, 0, 1),  # stream, device, kind of device
+        "_cuda_getDefaultStream": lambda _device: (0, 0, 1),
+        "_cuda_setStream": lambda *_args, **_kwargs: None,
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+    }
+    nvtx = {
+        "range_push": lambda _message: 0, "range_pop": lambda: 0, "range_start": lambda _message: 0,
+        "range_end": lambda _range: None, "mark": lambda _message: None, "range": _current,
+    }  # fmt: skip
+    accelerator = {
+        "is_available": lambda: True,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "device_count": lambda: 1,
+        "current_device_index": lambda: 0,
+        "synchronize": lambda _device=None: None,
+    }
+    is_cuda = property(lambda tensor: real_device(tensor).type == "cpu")
     with (
         replaced(torch.cuda, **answers),
+        replaced(torch.cuda.nvtx, **nvtx),
+        replaced(torch.accelerator, **accelerator),
+        replaced(torch._C, **raw),
+        replaced(torch.version, cuda=torch.version.cuda or _CUDA_VERSION),
         replaced(torch, Generator=_Generator, **{name: _poisoned(getattr(torch, name)) for name in _FRESH}),
         replaced(
             torch.Tensor,
             is_cuda=is_cuda,
             **{name: _poisoned(getattr(torch.Tensor, name)) for name in _FRESH_LIKE_TENSOR},
         ),
-        _HostMemory(),
+        placement.installed() if placement is not None else contextlib.nullcontext(),
+        _HostMemory(placement),
     ):
         yield

@@ -59,7 +59,7 @@ def _observed_comparisons(outcome: Outcome) -> Iterator[None]:
     """Note the error of every comparison that an example makes through torch."""
     import torch
 
-    from fa4.emulator.host.dsl import replaced
+    from fa4.emulator.host.replaced import replaced
 
     def note(actual: Any, expected: Any) -> None:
         if not (isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor)) or not actual.numel():
@@ -91,7 +91,7 @@ def _shifted_seeds(offset: int) -> Iterator[None]:
     """Examples seed torch with a constant: add `offset`, so that each run has its own inputs."""
     import torch
 
-    from fa4.emulator.host.dsl import replaced
+    from fa4.emulator.host.replaced import replaced
 
     manual_seed = torch.manual_seed
     with replaced(torch, manual_seed=lambda seed: manual_seed(seed + offset)):

@@ -1,0 +1,123 @@
+"""One story about devices for host code that asks: what a machine with a GPU would say, on a machine without."""
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from cutlass.cute.runtime import from_dlpack
+
+from fa4.emulator import emulate
+from fa4.emulator.host.caches import SWITCHES
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+@pytest.fixture
+def chip():
+    with emulate("sm_100a", tells_devices_apart=True):
+        yield
+
+
+MADE = {
+    "number": lambda: torch.zeros(3, device=0),
+    "device": lambda: torch.zeros(3, device=torch.device("cuda", 0)),
+    "to_number": lambda: torch.zeros(3).to(0),
+    "to_name_and_dtype": lambda: torch.zeros(3).to("cuda:0", torch.float16),
+    "cuda_method": lambda: torch.zeros(3).cuda(0),
+    "like": lambda: torch.empty_like(torch.zeros(3).cuda()),
+    "new": lambda: torch.zeros(3).cuda().new_zeros(2),
+    "device_of_another": lambda: torch.zeros(2, device=torch.ones(1).cuda().device),
+    "computed": lambda: torch.ones(3).cuda() + torch.ones(()),
+    "view": lambda: torch.ones(4, 4).cuda().t()[1:],
+    "module": lambda: torch.nn.Linear(2, 2).cuda().weight,
+    "generator": lambda: torch.randn(2, device="cuda", generator=torch.Generator(device="cuda").manual_seed(1)),
+    "dlpack": lambda: torch.utils.dlpack.from_dlpack(torch.ones(3).cuda()),
+}
+HOST = {
+    "made": lambda: torch.zeros(3),
+    "computed": lambda: torch.ones(3) + 1,
+    "cpu_method": lambda: torch.zeros(3).cuda().cpu(),
+    "to_name": lambda: torch.zeros(3).cuda().to("cpu"),
+    "by_device": lambda: torch.zeros(3, device="cpu"),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_memory_of_the_gpu(chip, make) -> None:
+    tensor = make()
+    assert tensor.device == GPU and tensor.is_cuda and not tensor.is_cpu and tensor.get_device() == 0
+
+
+@pytest.mark.parametrize("make", HOST.values(), ids=HOST)
+def test_memory_of_the_host(chip, make) -> None:
+    tensor = make()
+    assert tensor.device == CPU and not tensor.is_cuda and tensor.get_device() == -1
+
+
+def test_gradients_lie_where_their_tensors_do(chip) -> None:
+    module, x = torch.nn.Linear(4, 4).cuda(), torch.randn(2, 4, device="cuda", requires_grad=True)
+    seen = []
+    x.register_hook(lambda grad: seen.append(grad.device))
+    module(x).square().sum().backward()
+    assert {x.grad.device, module.weight.grad.device, *seen} == {GPU}
+
+
+def test_a_default_device(chip) -> None:
+    with torch.device("cuda"):
+        assert torch.zeros(2).device == GPU and torch.zeros(2, device="cpu").device == CPU
+    torch.set_default_device("cuda")
+    try:
+        assert torch.zeros(2).device == GPU and torch.zeros(2, device="cpu").device == CPU
+    finally:
+        torch.set_default_device(None)
+    assert torch.zeros(2).device == CPU
+
+
+def test_dlpack_and_text_say_cuda(chip) -> None:
+    tensor = torch.ones(3, device="cuda")
+    assert tuple(tensor.__dlpack_device__()) == (2, 0) and "cuda:0" in repr(tensor)
+    assert "gmem" in str(from_dlpack(tensor))
+
+
+def test_streams_events_ranges_and_the_raw_calls(chip) -> None:
+    stream = torch.cuda.Stream()
+    with torch.cuda.device(GPU), torch.cuda.stream(stream), torch.cuda.nvtx.range("part"):
+        torch.cuda.nvtx.range_push("inner")
+        assert stream.record_event().query() and torch.cuda.nvtx.range_pop() == 0
+    assert torch._C._cuda_getCurrentRawStream(0) == torch.cuda.current_stream(GPU).cuda_stream == 0
+    assert torch._C._cuda_getDeviceCount() == 1
+    assert torch.accelerator.current_accelerator().type == "cuda" and torch.version.cuda
+
+
+def test_operators_for_cuda_only_and_compiled_functions(chip) -> None:
+    @torch.library.custom_op("fa4_test::increment", mutates_args=(), device_types="cuda")
+    def increment(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    library = torch.library.Library("fa4_test_raw", "FRAGMENT")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: 2 * x, "CUDA")
+    x = torch.ones(2, device="cuda")
+    assert torch.compile(increment)(x).tolist() == [2, 2]
+    assert torch.ops.fa4_test_raw.double(x).tolist() == [2, 2]
+
+
+def test_packages_keep_no_emulated_kernels(monkeypatch) -> None:
+    monkeypatch.setenv("QUACK_CACHE_ENABLED", "1")
+    monkeypatch.delenv("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", raising=False)
+    with emulate("sm_90a", tells_devices_apart=True):
+        assert {os.environ[name] for name in SWITCHES} == {"0"}
+    assert os.environ["QUACK_CACHE_ENABLED"] == "1" and "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED" not in os.environ
+
+
+def test_nothing_of_it_stays() -> None:
+    before = torch.Tensor.device, torch.compile, torch.version.cuda
+    with emulate("sm_90a", tells_devices_apart=True):
+        tensor = torch.ones(1, device="cuda")
+    assert tensor.device == CPU and not tensor.is_cuda and not hasattr(torch._C, "_cuda_getCurrentRawStream")
+    assert before == (torch.Tensor.device, torch.compile, torch.version.cuda)
+    with emulate("sm_90a"):
+        assert torch.ones(1).is_cuda and torch.ones(1).device == CPU
