@@ -80,6 +80,7 @@ class Backend:
     module: str
     requires: tuple[str, ...] = ()
     sizes: Sizes | None = None
+    lacks_of_blocks: Callable[[AttentionSpec], list[str]] | None = None  # of a block_mask: what is missing
 
     def refusals(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> list[str]:
         """Every reason why this backend cannot serve the problem on `chip`; empty when it can."""
@@ -97,11 +98,25 @@ class Backend:
             reasons.append(f"lacks dtype {_dtype_name(spec.dtype)} (has {', '.join(map(_dtype_name, self.dtypes))})")
         if not self.head_dims.takes(spec.head_dim, spec.head_dim_v):
             reasons.append(f"lacks head_dim ({spec.head_dim}, {spec.head_dim_v}) (has {self.head_dims})")
+        if self.lacks_of_blocks is not None and spec.mods is not None and spec.mods.block is not None:
+            reasons += self.lacks_of_blocks(spec)
         reasons += [f"lacks {feature.value}" for feature in Feature if feature in spec.features() - self.features]
         return reasons
 
     def load(self) -> ModuleType:
         return importlib.import_module(self.module)
+
+
+def _sm80_lacks_of_blocks(spec: AttentionSpec) -> list[str]:
+    assert spec.mods is not None and spec.mods.block is not None
+    lacks = []
+    if any(size % 128 for size in spec.mods.block):
+        lacks.append(f"lacks block_mask with blocks of {spec.mods.block} (has multiples of 128)")
+    if spec.needs_backward and spec.deterministic:
+        lacks.append("lacks a deterministic backward with block_mask")
+    if spec.needs_backward and spec.group > 1 and spec.mods.heads_differ:
+        lacks.append("lacks a backward with blocks of their own for the query heads of a group")
+    return lacks
 
 
 _CUTE = ("cutlass.cute", "tvm_ffi")
@@ -112,9 +127,10 @@ _SM80 = Backend(
     on=lambda chip: chip.number >= 80,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=256),
-    features=ALL_FEATURES - MODS,
+    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS},
     module="fa4.sm80.plan",
     requires=_CUTE,
+    lacks_of_blocks=_sm80_lacks_of_blocks,
 )
 _SM90 = Backend(
     name="sm90",

@@ -42,8 +42,8 @@ def prepare(
         raise ValueError("softcap and score_mod are both given, expected one: fa4.scores.softcap is a score_mod")
     if block_mask is not None and (flags.window_left is not None or flags.window_right is not None):
         raise ValueError("block_mask is given with causal or window_size, expected these in its mask_mod")
-    rows = (None, None) if inputs.q.ndim == 3 else (inputs.q.shape[1], inputs.k.shape[1])
-    problem = Problem(inputs.batch, inputs.q.shape[-2], *rows, inputs.q.device)
+    seqlen_q, seqlen_k = (None, None) if inputs.q.ndim == 3 else (inputs.q.shape[1], inputs.k.shape[1])
+    problem = Problem(inputs.batch, inputs.q.shape[-2], seqlen_q, seqlen_k, inputs.q.device)
     mods = gather(problem, score_mod, mask_mod, block_mask, flags.needs_backward)
     return mods, flags._replace(needs_backward=flags.needs_backward or bool(mods.trained))
 
@@ -146,7 +146,8 @@ def _flops(inputs: AttentionInputs, mods: Mods, flags: Flags, matmuls_qk: int, m
 
 @register_flop_formula(torch.ops.fa4.forward_with_mods, get_raw=True)
 def _forward_flops(*arguments, out_val=None, **_) -> int:
-    return _flops(*ops.split(arguments, FORWARD), matmuls_qk=1, matmuls_v=1)
+    inputs, mods, flags = ops.split(arguments, FORWARD)
+    return _flops(inputs, mods, flags, matmuls_qk=1, matmuls_v=1)
 
 
 @register_flop_formula(torch.ops.fa4.backward_with_mods, get_raw=True)

@@ -19,12 +19,13 @@ A plan may rely on this:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from .device import Chip
+from .mods.record import Mods
 from .spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
 
 
@@ -90,8 +91,15 @@ class Directions(Plan):
     def describe(self) -> str:
         return f"{self._forward}; {self._backward}" if self.spec.needs_backward else str(self._forward)
 
-    def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
-        self._forward.launch(inputs, out, lse)
+    def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *mods: Mods) -> None:
+        self._forward.launch(inputs, out, lse, *mods)
 
-    def backward(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
-        return self._backward.launch(inputs, saved, grads)
+    def backward(
+        self,
+        inputs: AttentionInputs,
+        saved: Saved,
+        grads: Gradients,
+        mods: Mods | None = None,
+        captured: Sequence[Tensor | None] = (),
+    ) -> Tensor | None:
+        return self._backward.launch(inputs, saved, grads, *(() if mods is None else (mods,)))

@@ -12,6 +12,8 @@ from ..core.arguments import Inputs, fake_matrices, fake_numbers, fake_rows, win
 from ..core.program import Program
 from ..core.softmax import LOG2_E
 from ..device import Chip
+from ..mods.record import Mods
+from ..mods.tensors import filled
 from ..spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
 from .blocks import RowBlocks
 from .workspace import Workspace
@@ -46,17 +48,21 @@ class Backward:
     """One kind of problem on a chip. A chip's class has a `kernel` and knows its configurations."""
 
     kernel: Program
+    takes_mods = False  # whether `launch` takes a call's mods too, or None
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
         self.scalars = jit.fixed(Scalars.of(spec))
+        self._no_mods = (None,) if self.takes_mods else ()
         self._compiled: dict[bool, tuple[RowBlocks, jit.Launcher]] = {}  # by whether there is a dlse
 
     def config(self, has_dlse: bool) -> Any:
         """The kernel's configuration, a `Variant` with `row_blocks`."""
         raise NotImplementedError
 
-    def launch(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
+    def launch(
+        self, inputs: AttentionInputs, saved: Saved, grads: Gradients, mods: Mods | None = None
+    ) -> Tensor | None:
         """Fill dq, dk, dv; returns the terms of dsink, (heads_q, ...), if there is a sink."""
         has_dlse = saved.dlse is not None
         if has_dlse not in self._compiled:
@@ -64,5 +70,6 @@ class Backward:
             self._compiled[has_dlse] = cfg.row_blocks, self.kernel.launcher(cfg, self.chip)
         row_blocks, launcher = self._compiled[has_dlse]
         workspace = Workspace.allocate(inputs, self.spec, row_blocks)
-        launcher(inputs[:8], saved, grads, workspace, self.scalars, self.extent)
+        given = self._no_mods if mods is None else (filled(mods, queries=True),)
+        launcher(inputs[:8], saved, grads, workspace, self.scalars, self.extent, *given)
         return workspace.dsink_terms()

@@ -8,11 +8,13 @@ are run-time values, so every window size shares one kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
+
+from .constant import Constant
 
 
 class Blocks(NamedTuple):
@@ -33,6 +35,88 @@ class Blocks(NamedTuple):
             return cutlass.max(cutlass.min(block, stop), first)
 
         return Blocks(first, within(self.full_first), within(self.full_stop), stop)
+
+
+@dataclass(frozen=True)
+class Descending(Constant):
+    """A walk over key blocks from last to first. A place of the walk is the block's number."""
+
+    blocks: Blocks
+
+    def any(self) -> Boolean:
+        return self.blocks.first < self.blocks.stop
+
+    def start(self) -> Int32:
+        return self.blocks.stop - 1
+
+    def turn(self, place: Int32) -> Int32:
+        """How many places were before."""
+        return self.blocks.stop - 1 - place
+
+    def ahead(self, place: Int32, turns: int) -> Int32:
+        return place - turns
+
+    def exists(self, place: Int32) -> Boolean:
+        return place >= self.blocks.first
+
+    def block(self, place: Int32) -> Int32:
+        return place
+
+
+@dataclass(frozen=True)
+class Listed(Constant):
+    """A walk over the tiles in the blocks of two lists: first those to mask, then those seen whole. A place of the walk
+    is the number of places before.
+
+    ratio: tiles of a block. masked, count: places of the first list, and of both.
+    """
+
+    lists: cute.Tensor
+    full_lists: cute.Tensor
+    masked: Int32
+    count: Int32
+    ratio: cutlass.Constexpr[int]
+
+    @staticmethod
+    def of(blocks: Any, sequence: Int32, head: Int32, row: Int32, ratio: int, tiles: Int32) -> Listed:
+        """The lists of a `core.traced.BlockTensors` for a sequence, a query head and a block of the listing side.
+
+        tiles: of the listed side. Its last block may have fewer than others; in its list, ascending, it is the last.
+        """
+        shape, last = blocks.counts.shape, cute.ceil_div(tiles, ratio) - 1
+        at = cutlass.min(sequence, shape[0] - 1), cutlass.min(head, shape[1] - 1), row
+        places = []
+        for counts, lists in ((blocks.counts, blocks.lists), (blocks.full_counts, blocks.full_lists)):
+            count = counts[at]
+            ends = (count > 0) & (lists[(*at, cutlass.max(count - 1, 0))] == last)
+            places.append(count * ratio - Int32(cutlass.select_(ends, (last + 1) * ratio - tiles, Int32(0))))
+        masked, full = places
+        return Listed(blocks.lists[(*at, None)], blocks.full_lists[(*at, None)], masked, masked + full, ratio)
+
+    def any(self) -> Boolean:
+        return self.count > 0
+
+    def start(self) -> Int32:
+        return Int32(0)
+
+    def turn(self, place: Int32) -> Int32:
+        return place
+
+    def ahead(self, place: Int32, turns: int) -> Int32:
+        return place + turns
+
+    def exists(self, place: Int32) -> Boolean:
+        return place < self.count
+
+    @cute.jit
+    def block(self, place: Int32) -> Int32:
+        """The number of the tile at a place."""
+        entry = Int32(0)
+        if place < self.masked:
+            entry = self.lists[place // self.ratio]
+        else:
+            entry = self.full_lists[(place - self.masked) // self.ratio]
+        return entry * self.ratio + place % self.ratio
 
 
 class Mask(Protocol):

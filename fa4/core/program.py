@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from .. import jit
 from ..device import Chip
+from ..mods.record import ModSpec
 from .constant import Constant
 
 
@@ -48,4 +49,6 @@ def compile_key(name: str, cfg: Any) -> tuple:
 def _plain(value: Any) -> Any:
     if isinstance(value, type):
         return str(value)
+    if isinstance(value, ModSpec):
+        return value.key()
     return dataclasses.astuple(value) if dataclasses.is_dataclass(value) else value

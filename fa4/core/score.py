@@ -25,18 +25,22 @@ class Score(Protocol):
 class Softcap:
     """logit = softcap * tanh(softmax_scale * score / softcap); `apply` gives the tanh.
 
-    tanh(x) = 1 - 2 / (exp(2x) + 1): the hardware's tanh.approx would cost accuracy, as the result is multiplied by
-    the cap again. scale_over_cap: softmax_scale / softcap.
+    scale_over_cap: softmax_scale / softcap.
     """
 
     scale_over_cap: Float32
 
     def apply(self, score: Float32) -> Float32:
-        grown = cute.math.exp2(score * (self.scale_over_cap * (2.0 * LOG2_E)), fastmath=True)
-        return 1.0 - 2.0 * cute.arch.rcp_approx(grown + 1.0)
+        return tanh_of(score * (self.scale_over_cap * (2.0 * LOG2_E)))
 
     def slope(self, applied: Float32) -> Float32:
         return 1.0 - applied * applied
+
+
+def tanh_of(log2_exp_2x: Float32) -> Float32:
+    """tanh(x) from 2x * log2(e), as 1 - 2 / (exp(2x) + 1): the hardware's tanh.approx would cost accuracy where the
+    result is multiplied, as by softcap's cap."""
+    return 1.0 - 2.0 * cute.arch.rcp_approx(cute.math.exp2(log2_exp_2x, fastmath=True) + 1.0)
 
 
 def apply(score: Score | None, scores: cute.Tensor) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import jit
+from ..mods.record import ModSpec
 from ..spec import AttentionSpec
 from .constant import Constant
 
@@ -31,6 +32,7 @@ class Variant(Constant):
     has_seqused_k: bool
     has_dlse: bool = False
     deterministic: bool = False
+    mods: ModSpec | None = None
 
     @staticmethod
     def fields(spec: AttentionSpec, *, backward: bool = False, has_dlse: bool = False) -> dict[str, Any]:
@@ -49,7 +51,17 @@ class Variant(Constant):
             has_seqused_k=spec.has_seqused_k,
             has_dlse=has_dlse,
             deterministic=backward and spec.deterministic,
+            mods=spec.mods,
         )
+
+    @property
+    def has_score_mod(self) -> bool:
+        return self.mods is not None and self.mods.score is not None
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a block mask lists the blocks to visit."""
+        return self.mods is not None and self.mods.block is not None
 
     @property
     def masked(self) -> bool:

@@ -14,6 +14,8 @@ from ..core.arguments import windows
 from ..core.program import Program
 from ..core.softmax import LOG2_E
 from ..device import Chip
+from ..mods.record import Mods
+from ..mods.tensors import filled
 from ..spec import AttentionInputs, AttentionSpec
 
 
@@ -56,13 +58,14 @@ class Forward:
 
     kernel: Program
     splits = 1
+    takes_mods = False  # whether `launch` takes a call's mods too, or None
 
     def __init__(self, chip: Chip, cfg: Any, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
-        self._numbers = jit.fixed(scalars), jit.fixed(sizes)
+        self._numbers = (jit.fixed(scalars), jit.fixed(sizes), None)[: 3 if self.takes_mods and not cfg.mods else 2]
 
-    def launch(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
-        self._launcher(inputs[:8], out, lse, *self._numbers)
+    def launch(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *mods: Mods) -> None:
+        self._launcher(inputs[:8], out, lse, *self._numbers, *map(filled, mods))
 
     @functools.cached_property
     def _launcher(self) -> jit.Launcher:

@@ -55,7 +55,7 @@ def create_block_mask(
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    block = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+    block = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
     for name, size in (("B", B), ("H", H), ("Q_LEN", Q_LEN), ("KV_LEN", KV_LEN), *zip(("BLOCK_SIZE",) * 2, block)):
         if size is not None and size < 1:
             raise ValueError(f"{name} is {size}, expected at least 1")
@@ -93,16 +93,17 @@ def _states(traced: Traced, batch: int, heads: int, rows: int, keys: int, block:
 def _ordered(there: Tensor) -> tuple[Tensor, Tensor]:
     """Counts and lists, ascending, of the blocks that are there; behind those the others."""
     order = torch.argsort((~there).to(torch.uint8), dim=-1, stable=True)
-    return there.sum(-1).to(torch.int32), order.to(torch.int32)
+    return there.sum(-1).to(torch.int32).contiguous(), order.to(torch.int32).contiguous()
 
 
 def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
     """The tensors of a BlockMask; those of the query side are left empty unless `both_sides`."""
-    counts, lists = block_mask.kv_num_blocks.to(torch.int32), block_mask.kv_indices.to(torch.int32)
+    counts, lists = block_mask.kv_num_blocks, block_mask.kv_indices
     full_counts, full_lists = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
     if full_counts is None:
         full_counts, full_lists = torch.zeros_like(counts), torch.zeros_like(lists)
-    one = BlockLists(counts, lists, full_counts, full_lists, *[counts.new_zeros(0)] * 4)
+    of_queries = (x.to(torch.int32).contiguous() for x in (counts, lists, full_counts, full_lists))
+    one = BlockLists(*of_queries, *[counts.new_zeros(0)] * 4)
     if not both_sides:
         return one
     across = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])

@@ -53,7 +53,8 @@ def gather(
     for role, traced in (("score_mod", score), ("mask_mod", mask)):
         if traced is not None:
             _check_fit(role, traced, problem)
-    tensors, numbers = [], []
+    tensors: list[Tensor] = []
+    numbers: list[float] = []
     for traced in (score, mask):
         if traced is not None:
             tensors += traced.tensors

@@ -22,6 +22,11 @@ class ModSpec:
     mask: Graph | None = None
     block: tuple[int, int] | None = None
     trained: tuple[int, ...] = ()
+    heads_differ: bool = False  # in their blocks
+
+    def key(self) -> tuple:
+        """Plain values that say all of it, for a compile key."""
+        return *(None if graph is None else graph.text for graph in (self.score, self.mask)), self.block, self.trained
 
 
 class Mods(NamedTuple):
@@ -47,7 +52,13 @@ class Mods(NamedTuple):
             parse(self.mask) if self.mask else None,
             (self.block_q, self.block_k) if self.blocks else None,
             tuple(self.trained),
+            bool(self.blocks) and self.blocks[0].shape[1] > 1,
         )
+
+    def typed_numbers(self) -> tuple[int | float, ...]:
+        """The numbers in the kinds that the graphs have them in."""
+        kinds = [kind for text in (self.score, self.mask) if text for kind in parse(text).numbers]
+        return tuple(int(x) if kind == "int" else x for kind, x in zip(kinds, self.numbers))
 
     def of_score(self) -> tuple[list[Tensor], list[float]]:
         """Tensors and numbers of the score's graph."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .graph import Evaluation, Graph, Node, Number
+from .record import Mods
 
 _OPERATORS: dict[str, Callable[..., Tensor]] = {
     "neg": torch.neg, "abs": torch.abs, "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
@@ -60,6 +61,28 @@ def evaluation(
     arithmetic = TorchArithmetic(tensors, numbers, dtype, inputs["q_idx"].device)
     arithmetic.kinds = graph.numbers
     return Evaluation(graph, arithmetic, inputs)
+
+
+_KEPT = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+
+
+def for_kernels(x: Tensor) -> Tensor:
+    """A captured tensor as device code reads it (`core.traced`): contiguous, of at least one axis, of few dtypes."""
+    x = x.detach()
+    if x.dtype == torch.bool:
+        x = x.contiguous().view(torch.uint8)
+    elif x.dtype not in _KEPT:
+        x = x.to(torch.float32 if x.dtype.is_floating_point else torch.int32)
+    return x.contiguous().view(1) if x.ndim == 0 else x.contiguous()
+
+
+def filled(mods: Mods | None, queries: bool = False) -> tuple | None:
+    """What kernels take for a call's mods, as `core.traced.ModTensors`: of the block mask the lists of each block of
+    queries, or of keys if they are for `queries`."""
+    if mods is None:
+        return None
+    lists = tuple(mods.blocks[4:8] if queries else mods.blocks[:4]) or None
+    return tuple(map(for_kernels, mods.tensors)) or None, mods.typed_numbers() or None, lists
 
 
 def add_gradients(done: Evaluation, shape: torch.Size, gradients: Sequence[Tensor | None]) -> None:

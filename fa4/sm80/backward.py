@@ -25,6 +25,8 @@ from ..core.order import Order
 from ..core.program import Program
 from ..core.score import Softcap
 from ..core.sequence import Lengths, as_matrices
+from ..core.softmax import LOG2_E
+from ..core.traced import ModTensors
 from ..spec import Extent, Gradients, Saved
 from .backward_tile import work_on_keys
 from .config import BackwardConfig
@@ -51,6 +53,7 @@ class Arguments:
     score: Softcap | None
     softmax_scale: Float32
     scale_log2: Float32  # of what `score` gives
+    mods: ModTensors | None
 
 
 class BackwardKernel(Program):
@@ -63,6 +66,7 @@ class BackwardKernel(Program):
         workspace: Workspace,
         scalars: Scalars,
         sizes: Extent,
+        mods: ModTensors | None,
         cfg: cutlass.Constexpr[BackwardConfig],
         stream,
     ):
@@ -77,13 +81,14 @@ class BackwardKernel(Program):
         order = Order(n_blocks, cute.size(k, mode=[2]), sizes.batch, backward_section(cfg, sizes.max_seqlen_q))
         args = Arguments(
             q, k, v, rows.dout, dk, dv, rows.statistics, rows.dq_sum, rows.turns, rows.lengths, order,
-            cfg.window(scalars.left, scalars.right), score, scalars.scale, scalars.scale_log2,
+            cfg.window(scalars.left, scalars.right), score, scalars.scale,
+            Float32(LOG2_E) if cutlass.const_expr(cfg.has_score_mod) else scalars.scale_log2, ModTensors.of(mods),
         )  # fmt: skip
         kernel(args, cfg).launch(**cfg.launch(order.ctas), stream=stream)
         launch_finish(rows, cfg.row_blocks, stream)
 
     def stand_ins(self, cfg: Any) -> tuple:
-        return stand_ins(cfg)
+        return *stand_ins(cfg), ModTensors.fake(cfg.mods)
 
 
 @cute.kernel

@@ -21,10 +21,11 @@ from cutlass.memory import SmemAllocator
 
 from ..bwd.turns import counter, pass_turn_on, wait_for_turn
 from ..core.constant import Constant
-from ..core.mask import Band
+from ..core.mask import Band, Blocks, Descending, Listed
 from ..core.rows import first_row_block
 from ..core.score import apply
 from ..core.sequence import extent, sequence_matrix
+from ..core.traced import Traced, bind
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
 from .tensor_core import Operand, operand_a, operand_b, product, rows_by_columns, smem_layout, tiled_mma, transposed
 
@@ -45,6 +46,9 @@ class Work(Constant):
     rows_q: Int32
     rows_left: Int32  # keys from the tile's first to the sequence's last
     mask: Band
+    score_mod: Traced | None
+    mask_mod: Traced | None
+    walk: Descending | Listed  # over the blocks of query rows
     q: cute.Tensor
     dout: cute.Tensor
     k: cute.Tensor
@@ -107,6 +111,20 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
     rows_k = args.lengths.keys(sequence, extent(args.k))
     q, dout = (sequence_matrix(x, head, sequence, rows_q, cfg.varlen) for x in (args.q, args.dout))
     k, v, dk, dv = (sequence_matrix(x, head, sequence, rows_k, cfg.varlen) for x in (args.k, args.v, args.dk, args.dv))
+    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, *args.window, cfg.group)
+    score_mod, mask_mod = None, None
+    if cutlass.const_expr(cfg.mods is not None):
+        lengths = rows_q.count, rows_k.count
+        score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.group, lengths, cfg.group)
+    if cutlass.const_expr(cfg.has_blocks):
+        block_q, block_k = cfg.mods.block
+        column, ratio = n_block // (block_k // tiles.tile_n), block_q * cfg.group // tiles.tile_m
+        m_blocks = cute.ceil_div(rows_q.count * cfg.group, tiles.tile_m)
+        walk = Listed.of(args.mods.blocks, sequence, head, column, ratio, m_blocks)
+    else:
+        first, stop = mask.query_blocks(n_block)
+        # Last rows first: there all blocks of a head meet, so their turns in a deterministic run follow closely.
+        walk = Descending(Blocks(first, first, stop, stop))
     work = Work(
         args=args,
         cfg=cfg,
@@ -116,7 +134,10 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
         row_block=first_row_block(sequence, rows_q, extent(args.q), tiles.tile_m, cfg.group, cfg.varlen),
         rows_q=rows_q.count * cfg.group,
         rows_left=rows_k.count - n_block * tiles.tile_n,
-        mask=Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, *args.window, cfg.group),
+        mask=mask,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        walk=walk,
         q=q,
         dout=dout,
         k=k,
@@ -135,19 +156,24 @@ def tile_of_keys(work):
     products = make_products(work, memory)
     products.dk.fill(0.0)
     products.dv.fill(0.0)
-    first, stop = work.mask.query_blocks(work.n_block)
-    if first < stop:
+    walk = work.walk
+    if walk.any():
         load_keys(work, memory)
-        load_queries(work, memory, stop - 1, 0)
-        # Last rows first: there all blocks of a head meet, so their turns in a deterministic run follow closely.
-        for i in cutlass.range(stop - first, unroll=1):
-            step(work, memory, products, stop - 1 - i, i, first)
+        load_queries(work, memory, walk.block(walk.start()), 0)
+        if cutlass.const_expr(isinstance(walk, Listed)):
+            for i in cutlass.range(walk.masked, unroll=1):
+                step(work, memory, products, i, i, True)
+            for i in cutlass.range(walk.count - walk.masked, unroll=1):
+                step(work, memory, products, walk.masked + i, walk.masked + i, False)
+        else:
+            for i in cutlass.range(walk.blocks.stop - walk.blocks.first, unroll=1):
+                step(work, memory, products, walk.blocks.stop - 1 - i, i, True)
 
     products.dk.store(products.dk.load() * work.args.softmax_scale)
     cute.arch.barrier()  # everyone is done with K and V: their memory carries dK and dV out
     if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
-        if first < stop:
-            pass_turn(work, first)
+        if walk.any():
+            pass_turn(work, walk.blocks.first)
     begin = work.n_block * tiles.tile_n
     for acc, staged, x, columns in (
         (products.dk, memory.k, work.dk, cfg.head_dim),
@@ -211,9 +237,10 @@ def load_queries(work, memory, m_block, stage):
 
 
 @cute.jit
-def step(work, memory, products, m_block, turn, first):
-    """One tile of query rows; `turn` counts them, `first` is the last to come."""
-    cfg, stages = work.cfg, work.cfg.tiles.stages
+def step(work, memory, products, place, turn, masked: cutlass.Constexpr[bool]):
+    """The tile of query rows at a place of the walk; `turn` counts them. masked: a mask_mod may hide some of it."""
+    cfg, stages, walk = work.cfg, work.cfg.tiles.stages, work.walk
+    m_block, following = walk.block(place), walk.ahead(place, 1)
     stage = turn % stages if cutlass.const_expr(stages > 1) else 0
     m, n = cfg.tiles.tile_m, cfg.tiles.tile_n
     cute.arch.cp_async_wait_group(0)
@@ -223,8 +250,8 @@ def step(work, memory, products, m_block, turn, first):
         if turn > 0:
             pass_turn(work, m_block + 1)
     if cutlass.const_expr(stages > 1):  # noqa: SIM102  one is decided at compile time
-        if m_block > first:
-            load_queries(work, memory, m_block - 1, (turn + 1) % stages)
+        if walk.exists(following):
+            load_queries(work, memory, walk.block(following), (turn + 1) % stages)
 
     shape = products.mma_s.get_slice(0).partition_shape_C((m, n))
     s, dp = cute.make_rmem_tensor(shape, Float32), cute.make_rmem_tensor(shape, Float32)
@@ -232,7 +259,7 @@ def step(work, memory, products, m_block, turn, first):
     dp.fill(0.0)
     product(products.mma_s, s, products.q.at(stage), products.k)
     product(products.mma_s, dp, products.do.at(stage), products.v)
-    weights(work, memory, products.mma_s, s, dp, m_block, stage)
+    weights(work, memory, products.mma_s, s, dp, m_block, stage, masked)
     cute.arch.barrier()
 
     product(products.mma_kv, products.dv, products.pt, products.dot.at(stage))
@@ -243,12 +270,12 @@ def step(work, memory, products, m_block, turn, first):
     product(products.mma_kv, products.dk, products.dst, products.qt.at(stage))
     if cutlass.const_expr(stages == 1):
         cute.arch.barrier()
-        if m_block > first:
-            load_queries(work, memory, m_block - 1, 0)
+        if walk.exists(following):
+            load_queries(work, memory, walk.block(following), 0)
 
 
 @cute.jit
-def weights(work, memory, mma, s, dp, m_block, stage):
+def weights(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[bool]):
     """P and dS from S and dP, into shared memory as 16-bit operands."""
     cfg, score, mask = work.cfg, work.args.score, work.mask
     grid = cute.make_identity_tensor((cfg.tiles.tile_m, cfg.tiles.tile_n))
@@ -262,6 +289,12 @@ def weights(work, memory, mma, s, dp, m_block, stage):
         if cutlass.const_expr(score is not None):
             row = row * score.slope(scores[r, None].load())
         grads[r, None].store(row)
+    score_mod, mask_mod = work.score_mod, work.mask_mod
+    at = own, first, m_block * cfg.tiles.tile_m, work.n_block * cfg.tiles.tile_n, work.args.softmax_scale
+    if cutlass.const_expr(score_mod is not None):
+        score_mod.differentiate(scores, grads, score_mod.on(*at))
+    if cutlass.const_expr(mask_mod is not None and masked):
+        mask_mod.hide(scores, mask_mod.on(*at))
     if mask.cuts(m_block, work.n_block):
         mask.hide(scores, own, first, m_block, work.n_block)
     for r in cutlass.range_constexpr(rows):
@@ -269,6 +302,10 @@ def weights(work, memory, mma, s, dp, m_block, stage):
         p = cute.math.exp2(scores[r, None].load() * work.args.scale_log2 + minus_lse, fastmath=True)
         scores[r, None].store(p)
         grads[r, None].store(grads[r, None].load() * p)
+        if cutlass.const_expr(score_mod is not None and not score_mod.is_harmless()):
+            for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
+                # Of pairs that do not exist P is 0, which makes no 0 of a NaN.
+                grads[r, c] = Float32(cutlass.select_(scores[r, c] == 0.0, Float32(0.0), grads[r, c]))
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cfg.dtype, num_bits_per_copy=32)
     to_smem = cute.make_tiled_copy_C(atom, mma).get_slice(work.thread)
     for acc, staged in ((s, memory.p), (dp, memory.ds)):

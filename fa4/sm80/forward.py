@@ -20,6 +20,7 @@ from ..core.order import Order
 from ..core.program import Program
 from ..core.score import Softcap
 from ..core.sequence import Lengths, align_strides, as_columns, as_matrices, in_parts
+from ..core.traced import ModTensors
 from .config import ForwardConfig
 from .forward_tile import work_on_queries
 
@@ -57,6 +58,7 @@ class Arguments:
     window: Window
     score: Softcap | None
     scale: Float32  # what turns the scores (or what `score` gives) into logits
+    mods: ModTensors | None
 
 
 class ForwardKernel(Program):
@@ -68,6 +70,7 @@ class ForwardKernel(Program):
         lse: cute.Tensor,
         scalars: Scalars,
         sizes: Sizes,
+        mods: ModTensors | None,
         cfg: cutlass.Constexpr[ForwardConfig],
         stream,
     ):
@@ -83,14 +86,17 @@ class ForwardKernel(Program):
         # Last query rows first: under a causal mask they take longest.
         m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tiles.tile_m)
         order = Order(m_blocks, cute.size(q, mode=[2]), sizes.batch, sizes.section, descending=True)
-        args = Arguments(q, k, v, out, lse, inputs.sink, inputs.lengths, order, sizes.splits, window, score, scale)
+        args = Arguments(
+            q, k, v, out, lse, inputs.sink, inputs.lengths, order, sizes.splits, window, score, scale,
+            ModTensors.of(mods),
+        )  # fmt: skip
         kernel(args, cfg).launch(**cfg.launch(order.tiles * sizes.splits), stream=stream)
 
     def stand_ins(self, cfg: Any) -> tuple:
         rank = 3 if cfg.varlen else 4
         out = jit.fake_tensor(Float32, rank + 1) if cfg.split else jit.fake_tensor(cfg.dtype, rank)
         lse = jit.fake_tensor(Float32, rank if cfg.split else rank - 1, contiguous=True, align=4)
-        return Inputs.fake(cfg), out, lse, fake_numbers(Scalars), fake_numbers(Sizes)
+        return Inputs.fake(cfg), out, lse, fake_numbers(Scalars), fake_numbers(Sizes), ModTensors.fake(cfg.mods)
 
 
 @cute.kernel

@@ -16,9 +16,10 @@ from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
 from ..core.constant import Constant
-from ..core.mask import Band, Blocks
+from ..core.mask import Band, Descending, Listed
 from ..core.score import apply
 from ..core.sequence import extent, sequence_matrix
+from ..core.traced import Traced, bind
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
 from .softmax import OnlineSoftmax
 from .tensor_core import (
@@ -46,7 +47,9 @@ class Work(Constant):
     m_block: Int32
     rows: Int32  # of the sequence and head
     mask: Band
-    blocks: Blocks  # of keys, this block's share of them if they are split
+    score_mod: Traced | None
+    mask_mod: Traced | None
+    walk: Descending | Listed  # over the blocks of keys, this block's share of them if they are split
     q: cute.Tensor
     k: cute.Tensor
     v: cute.Tensor
@@ -56,6 +59,11 @@ class Work(Constant):
     @property
     def first_row(self) -> Int32:
         return self.m_block * self.cfg.tiles.tile_m
+
+    @property
+    def scale(self) -> Float32:
+        """What turns into logits what softmax gets."""
+        return self.args.scale if self.score_mod is None else Float32(1.0)
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class Tile(Constant):
             k=operand_b(mma, s_k, thread),
             v=operand_b(mma, transposed(s_v), thread, transpose=True),
             o=o,
-            softmax=OnlineSoftmax.start(o.shape[0][1] * o.shape[1], work.args.scale),
+            softmax=OnlineSoftmax.start(o.shape[0][1] * o.shape[1], work.scale),
         )
 
 
@@ -115,9 +123,20 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
     k, v = (sequence_matrix(x, head_kv, sequence, rows_k, cfg.varlen) for x in (args.k, args.v))
     mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, *args.window, cfg.packed)
     if m_block * tiles.tile_m < rows_q.count * cfg.packed:
-        blocks = mask.key_blocks(m_block)
-        if cutlass.const_expr(cfg.split):
-            blocks = blocks.part(part, args.splits)
+        score_mod, mask_mod = None, None
+        if cutlass.const_expr(cfg.mods is not None):
+            lengths = rows_q.count, rows_k.count
+            score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.packed, lengths, cfg.packed)
+        if cutlass.const_expr(cfg.has_blocks):
+            block_q, block_k = cfg.mods.block
+            row, ratio = m_block // (block_q // tiles.tile_m), block_k // tiles.tile_n
+            n_blocks = cute.ceil_div(rows_k.count, tiles.tile_n)
+            walk = Listed.of(args.mods.blocks, sequence, head, row, ratio, n_blocks)
+        else:
+            blocks = mask.key_blocks(m_block)
+            if cutlass.const_expr(cfg.split):
+                blocks = blocks.part(part, args.splits)
+            walk = Descending(blocks)
         tile_of_queries(
             Work(
                 args=args,
@@ -127,7 +146,9 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
                 m_block=m_block,
                 rows=rows_q.count * cfg.packed,
                 mask=mask,
-                blocks=blocks,
+                score_mod=score_mod,
+                mask_mod=mask_mod,
+                walk=walk,
                 q=q,
                 k=k,
                 v=v,
@@ -139,23 +160,30 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
 
 @cute.jit
 def tile_of_queries(work):
-    cfg, stages, blocks = work.cfg, work.cfg.tiles.stages, work.blocks
+    cfg, stages, walk = work.cfg, work.cfg.tiles.stages, work.walk
     tile = Tile.make(work)
     tile.o.fill(0.0)
-    if blocks.first < blocks.stop:
+    if walk.any():
         load_queries(work, tile)
         for stage in cutlass.range_constexpr(stages):
-            load(work, work.k, tile.s_k, blocks.stop - 1 - stage, stage, stage == 0)
+            load(work, work.k, tile.s_k, walk.ahead(walk.start(), stage), stage, stage == 0)
             if cutlass.const_expr(stage + 1 < stages):
-                load(work, work.v, tile.s_v, blocks.stop - 1 - stage, stage, stage == 0)
-        # Blocks cut by the right edge of the mask or the end of the keys, whole blocks, blocks cut on the left.
-        for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
-            step(work, tile, blocks.stop - 1 - i, True)
-        for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
-            step(work, tile, blocks.full_stop - 1 - i, False)
-        if cutlass.const_expr(cfg.has_left):
-            for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
-                step(work, tile, blocks.full_first - 1 - i, True)
+                load(work, work.v, tile.s_v, walk.ahead(walk.start(), stage), stage, stage == 0)
+        if cutlass.const_expr(isinstance(walk, Listed)):
+            for i in cutlass.range(walk.masked, unroll=1):
+                step(work, tile, i, True)
+            for i in cutlass.range(walk.count - walk.masked, unroll=1):
+                step(work, tile, walk.masked + i, False)
+        else:
+            # Blocks cut by the right edge of the mask or the end of the keys, whole blocks, blocks cut on the left.
+            blocks = walk.blocks
+            for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
+                step(work, tile, blocks.stop - 1 - i, True)
+            for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
+                step(work, tile, blocks.full_stop - 1 - i, False)
+            if cutlass.const_expr(cfg.has_left):
+                for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
+                    step(work, tile, blocks.full_first - 1 - i, True)
     finish(work, tile)
 
 
@@ -167,48 +195,67 @@ def load_queries(work, tile: Tile) -> None:
 
 
 @cute.jit
-def load(work, x, staged, n, stage, ragged: cutlass.Constexpr[bool]):
-    """Start loading key block n of K or V (`x`), if there is one; always one cp.async group, so that groups can be
-    counted. ragged: the sequence may end within the block."""
+def load(work, x, staged, place, stage, ragged: cutlass.Constexpr[bool]):
+    """Start loading the key block at a place of the walk, of K or V (`x`), if there is one; always one cp.async group,
+    so that groups can be counted. ragged: the sequence may end within the block."""
     cfg, tile_n = work.cfg, work.cfg.tiles.tile_n
     dim = cute.size(staged, mode=[1])
     columns = cfg.head_dim if x is work.k else cfg.head_dim_v
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, tile_n, dim, columns)
-    source = cute.local_tile(x, (tile_n, dim), (None, 0))[None, None, n]
-    left = work.mask.seqlen_k - n * tile_n if ragged else None
-    if n >= work.blocks.first:
+    if work.walk.exists(place):
+        n = work.walk.block(place)
+        source = cute.local_tile(x, (tile_n, dim), (None, 0))[None, None, n]
+        left = work.mask.seqlen_k - n * tile_n if ragged or isinstance(work.walk, Listed) else None
         copy.load_tile(source, staged[None, None, stage], left)
     cute.arch.cp_async_commit_group()
 
 
 @cute.jit
-def step(work, tile, n, masked: cutlass.Constexpr[bool]):
-    """One key block: S, softmax, O. On entry loads of K(n), V(n), ... K(n - stages + 1) have been started."""
-    cfg, mma, stages = work.cfg, tile.mma, work.cfg.tiles.stages
+def step(work, tile, place, masked: cutlass.Constexpr[bool]):
+    """The key block at a place of the walk: S, softmax, O. On entry loads of K and V of this block, ... and K of the
+    one stages - 1 ahead have been started."""
+    cfg, mma, stages, walk = work.cfg, tile.mma, work.cfg.tiles.stages, work.walk
     m, n_keys = cfg.tiles.tile_m, cfg.tiles.tile_n
-    turn = work.blocks.stop - 1 - n
+    turn = walk.turn(place)
     stage = turn % stages if cutlass.const_expr(stages > 1) else 0
     s = cute.make_rmem_tensor(mma.get_slice(0).partition_shape_C((m, n_keys)), Float32)
     s.fill(0.0)
 
-    cute.arch.cp_async_wait_group(2 * (stages - 1))  # K(n) is here
+    cute.arch.cp_async_wait_group(2 * (stages - 1))  # K is here
     cute.arch.barrier()
     last_v = (turn + stages - 1) % stages if cutlass.const_expr(stages > 1) else 0
-    load(work, work.v, tile.s_v, n - stages + 1, last_v, masked and stages == 1)
+    load(work, work.v, tile.s_v, walk.ahead(place, stages - 1), last_v, masked and stages == 1)
     product(mma, s, tile.q, tile.k.at(stage))
 
-    cute.arch.cp_async_wait_group(2 * (stages - 1))  # V(n) is here, and K(n) has been read by all
+    cute.arch.cp_async_wait_group(2 * (stages - 1))  # V is here, and K has been read by all
     cute.arch.barrier()
-    load(work, work.k, tile.s_k, n - stages, stage, False)
+    load(work, work.k, tile.s_k, walk.ahead(place, stages), stage, False)
     apply(work.args.score, s)
     scores = rows_by_columns(s)
-    if cutlass.const_expr(masked):
-        own, first = coordinates(mma, work.thread, m, n_keys), coordinates(mma, 0, m, n_keys)
-        work.mask.hide(scores, own, first, work.m_block, n)
-    tile.softmax.update(scores, rows_by_columns(tile.o), may_be_empty=masked)
+    modify(work, mma, scores, walk.block(place), masked)
+    may_be_empty = masked or work.score_mod is not None or work.mask_mod is not None
+    tile.softmax.update(scores, rows_by_columns(tile.o), may_be_empty)
     weights = cute.make_fragment_like(s, cfg.dtype)
     weights.store(s.load().to(cfg.dtype))
     product(mma, tile.o, as_operand_a(weights), tile.v.at(stage))
+
+
+@cute.jit
+def modify(work, mma, scores, n, masked: cutlass.Constexpr[bool]):
+    """Traced score and mask, and the band's, on the scores of key block n."""
+    m, n_keys = work.cfg.tiles.tile_m, work.cfg.tiles.tile_n
+    own, first = coordinates(mma, work.thread, m, n_keys), coordinates(mma, 0, m, n_keys)
+    at = own, first, work.first_row, n * n_keys, work.args.scale
+    if cutlass.const_expr(work.score_mod is not None):
+        work.score_mod.apply(scores, work.score_mod.on(*at))
+    listed = isinstance(work.walk, Listed)
+    if cutlass.const_expr(work.mask_mod is not None and (masked or not listed)):
+        work.mask_mod.hide(scores, work.mask_mod.on(*at))
+    if cutlass.const_expr(listed):
+        if work.mask.cuts(work.m_block, n):  # the last keys; a list may call a block whole that they cut
+            work.mask.hide(scores, own, first, work.m_block, n)
+    elif cutlass.const_expr(masked):
+        work.mask.hide(scores, own, first, work.m_block, n)
 
 
 def coordinates(mma: cute.TiledMma, thread: Int32 | int, rows: int, columns: int) -> cute.Tensor:

@@ -18,18 +18,22 @@ class Forward(ForwardPlan):
     """A forward on any chip with cp.async and mma.sync."""
 
     kernel = forward.KERNEL
+    takes_mods = True
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         dims, rows, heads = (spec.head_dim, spec.head_dim_v), extent.max_seqlen_q, spec.heads_q
         own = tiles or forward_tiles(*dims, chip, rows)
         # Packing pays as soon as the query rows of one head leave half of a tile empty.
         packed = spec.group if 2 * rows <= own.tile_m else 1
+        has_blocks = spec.mods is not None and spec.mods.block is not None
+        packed = 1 if has_blocks else packed  # query heads may have blocks of their own
         if packed > 1:
             rows, heads = rows * packed, spec.heads_kv
             own = tiles or forward_tiles(*dims, chip, rows)
         count = -(-rows // own.tile_m) * heads * extent.batch
         slots = chip.sms * own.blocks_per_sm
-        self.splits = choose_splits(spec, count, extent.max_seqlen_k, own.tile_n, slots, busy=0.5)
+        if not has_blocks:
+            self.splits = choose_splits(spec, count, extent.max_seqlen_k, own.tile_n, slots, busy=0.5)
         fields = ForwardConfig.fields(spec)
         fields["has_sink"] &= self.splits == 1  # whoever joins the parts adds it
         cfg = ForwardConfig(**fields, tiles=own, packed=packed, split=self.splits > 1)
@@ -46,6 +50,7 @@ class Backward(BackwardPlan):
     """A backward on any chip with cp.async and mma.sync."""
 
     kernel = backward.KERNEL
+    takes_mods = True
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
         super().__init__(spec, extent, chip)

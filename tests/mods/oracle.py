@@ -1,0 +1,94 @@
+"""Attention with a score_mod and mask_mod by formula: in float64, or rounded where kernels round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+import fa4
+from fa4.cases import assert_right, judge
+from fa4.spec import Gradients
+
+
+@dataclass
+class Problem:
+    """q (batch, rows, heads, dim), k, v and upstream gradients in bfloat16; `mods` go to the public function."""
+
+    name: str
+    queries: int
+    keys: int
+    heads: int = 2
+    heads_kv: int = 2
+    batch: int = 1
+    head_dim: int = 32
+    score_mod: Callable | None = None
+    mask_mod: Callable | None = None
+    call: dict = field(default_factory=dict)
+
+    def make(self, seed: int) -> tuple[list[Tensor], Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        shapes = [(self.queries, self.heads), *[(self.keys, self.heads_kv)] * 2, (self.queries, self.heads)]
+        normal = [
+            torch.randn(self.batch, *shape, self.head_dim, generator=generator).to(torch.bfloat16) for shape in shapes
+        ]
+        return normal[:3], normal[3]
+
+
+def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, precise: bool) -> list[Tensor]:
+    """out, lse, dq, dk, dv. The functions are called once, on all pairs."""
+    dtype = torch.float64 if precise else torch.float32
+    group, scale = problem.heads // problem.heads_kv, problem.head_dim**-0.5
+
+    def rounded(x: Tensor) -> Tensor:
+        return x if precise else x.to(torch.bfloat16).to(dtype)
+
+    qs, do = (x.transpose(1, 2).to(dtype) for x in (q, dout))
+    ks, vs = (x.transpose(1, 2).to(dtype).repeat_interleave(group, dim=1) for x in (k, v))
+    x = (qs @ ks.transpose(2, 3) * scale).requires_grad_()
+    row, key = torch.arange(problem.queries)[:, None], torch.arange(problem.keys)
+    pair = torch.arange(problem.batch).view(-1, 1, 1, 1), torch.arange(problem.heads).view(-1, 1, 1), row, key
+    s = x * 1 if problem.score_mod is None else problem.score_mod(x, *pair)
+    seen = torch.ones_like(x, dtype=torch.bool)
+    if problem.mask_mod is not None:
+        seen &= problem.mask_mod(*pair)
+    if problem.call.get("causal"):
+        seen &= key <= row + problem.keys - problem.queries
+    s = s.masked_fill(~seen, -torch.inf)
+    lse = torch.logsumexp(s.detach(), dim=3)
+    peak = s.detach().amax(dim=3, keepdim=True).nan_to_num(neginf=0.0)
+    weights = torch.exp(s.detach() - peak)
+    out = rounded(weights) @ vs / weights.sum(3, keepdim=True).clamp(min=1e-300 if precise else 1e-30)
+    p = torch.exp(s.detach() - lse.nan_to_num(neginf=torch.inf)[..., None])
+    ds = p * (do @ vs.transpose(2, 3) - (do * rounded(out)).sum(3, keepdim=True))
+    (dx,) = torch.autograd.grad(s, x, ds)
+    dx = rounded(dx)
+
+    def per_kv_head(x: Tensor) -> Tensor:
+        return x.unflatten(1, (problem.heads_kv, group)).sum(2)
+
+    dk, dv = per_kv_head(dx.transpose(2, 3) @ qs * scale), per_kv_head(rounded(p).transpose(2, 3) @ do)
+    results = [out, dx @ ks * scale, dk, dv]
+    out, dq, dk, dv = (
+        x.detach().transpose(1, 2) if precise else x.detach().transpose(1, 2).bfloat16() for x in results
+    )
+    return [out, lse, dq, dk, dv]
+
+
+def assert_kernel_is_right(problem: Problem, seed: int, backend: str, gradients: bool = True) -> None:
+    """Run the public function and judge all that it gives."""
+    (q, k, v), dout = problem.make(seed)
+    leaves = [x.clone().requires_grad_(gradients) for x in (q, k, v)]
+    mods = dict(score_mod=problem.score_mod)
+    if "block_mask" not in problem.call:
+        mods["mask_mod"] = problem.mask_mod
+    out, lse = fa4.flash_attn_func(*leaves, backend=backend, return_lse=True, **mods, **problem.call)
+    grads = torch.autograd.grad(out, leaves, dout) if gradients else ()
+    oracle, floor = (by_formula(problem, q, k, v, dout, precise) for precise in (True, False))
+    names = ("out", "lse", *Gradients._fields[:3])
+    judged = [
+        judge(name, x.detach(), exact, low) for name, x, exact, low in zip(names, (out, lse, *grads), oracle, floor)
+    ]
+    assert_right(judged, f"{problem.name}, seed {seed}")
