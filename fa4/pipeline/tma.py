@@ -119,11 +119,22 @@ def tma_load_panel(
 def tma_store(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer) -> None:
     """Whole warp: store one tile and wait until shared memory has been read. Rows and columns outside the tensor are
     left out."""
+    tma_start_store(tma, matrix, row_tile, pointer)
+    wait_read()
+
+
+def tma_start_store(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer) -> None:
+    """Whole warp: start to store one tile. Rows and columns outside the tensor are left out."""
     sides = tma_panels(tma, matrix, row_tile, pointer)
     with cute.arch.elect_one():  # unlike a load, a store is not elected by the copy itself
         for shared, glob in sides:
             cute.copy(tma.atom, shared, glob)
         cute.arch.cp_async_bulk_commit_group()
+
+
+def wait_read() -> None:
+    """Whole warp: until its stores have read shared memory."""
+    with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 

@@ -15,7 +15,7 @@ from fa4.emulator.machine import SCHEDULES
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
 from fa4.sm90.bwd.plan import configure
-from fa4.sm90.bwd.tiles import D64, D128, D128_CUT, BackwardTiles, tiles_for
+from fa4.sm90.bwd.tiles import D64, D96, D128, SOFTCAP, BackwardTiles, tiles_for
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec
 from tests.emulated import (
@@ -51,7 +51,7 @@ SERVED = {
 }
 # Compiling takes most of a case's time; the soak runs the others.
 QUICK = ("softcap_d128", "head_dim_40_padded", "head_dim_64_128", "window_gqa", "varlen_sink")
-ROWS = (D64, D128, D128_CUT)
+ROWS = (D64, D96, D128, SOFTCAP)
 KERNELS = Kernels("sm90", "sm_90a", Plan)
 
 
@@ -63,20 +63,21 @@ def test_gradients_of_named_case(name, seed):
 
 @pytest.mark.parametrize("tiles", ROWS, ids=NAME)
 def test_every_tile_row_is_right_in_any_order(tiles, seed):
-    case = Case(tiles.name, seqlen_q=170, seqlen_k=200, heads_q=2, heads_kv=1, head_dim=64 if tiles is D64 else 128)
-    problem = cases.make(replace(case, causal=tiles is not D128), seed)
+    head_dim = {D64: 64, D96: 96}.get(tiles, 128)
+    case = Case(tiles.name, seqlen_q=170, seqlen_k=200, heads_q=2, heads_kv=1, head_dim=head_dim)
+    problem = cases.make(replace(case, causal=tiles is not D96), seed)
     for schedule in SCHEDULES:
         check_gradients(KERNELS, problem, seed, schedule, tiles)
 
 
 @pytest.mark.parametrize(
-    ("causal", "window"),
-    [(False, None), (True, None), (False, (150, 60))],
+    ("causal", "window", "head_dim"),
+    [(False, None, 128), (True, None, 128), (False, (150, 60), 64)],
     ids=["shifted", "descending", "ascending"],
 )
-def test_deterministic_gradients_are_equal_whatever_the_order_of_events(causal, window, seed):
+def test_deterministic_gradients_are_equal_whatever_the_order_of_events(causal, window, head_dim, seed):
     """More key blocks than CTAs run at a time, so that groups of them follow each other."""
-    shape = dict(seqlen_q=220, seqlen_k=420, heads_q=2, heads_kv=1, head_dim=64)
+    shape = dict(seqlen_q=220, seqlen_k=420, heads_q=2, heads_kv=1, head_dim=head_dim)
     case = Case("ordered", causal=causal, window_size=window or (None, None), deterministic=True, **shape)
     problem = cases.make(case, seed)
     results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=2)) for schedule in SCHEDULES}
@@ -100,7 +101,7 @@ def config(head_dim: int, tiles: BackwardTiles):
     return configure(spec, chip_by_number(90), has_dlse=False, tiles=tiles)
 
 
-@pytest.mark.parametrize(("head_dim", "tiles"), [(64, D64), (128, D128), (96, D128_CUT)])
+@pytest.mark.parametrize(("head_dim", "tiles"), [(64, D64), (96, D96), (128, D128), (128, SOFTCAP)])
 def test_tables_fit_the_chip(head_dim, tiles):
     cfg = config(head_dim, tiles)
     table = channels(cfg)
@@ -108,10 +109,10 @@ def test_tables_fit_the_chip(head_dim, tiles):
     assert ROLES.threads == 384
 
 
-def test_a_softcap_leaves_no_registers_for_high_steps():
+def test_a_softcap_leaves_no_registers_for_two_steps():
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, needs_backward=True)
     assert tiles_for(spec, chip_by_number(90)) is D128
-    assert tiles_for(replace(spec, softcap=15.0), chip_by_number(90)) is D128_CUT
+    assert tiles_for(replace(spec, softcap=15.0), chip_by_number(90)) is SOFTCAP
 
 
 @pytest.mark.parametrize("tile_m", [64, 80])
@@ -129,4 +130,4 @@ def test_dq_in_queries_has_a_place_for_every_element():
 
 def test_tiles_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="there are 232448"):
-        config(128, BackwardTiles("wide", 128, 2, ""))
+        config(128, BackwardTiles("wide", 128, 2, 2, False, ""))

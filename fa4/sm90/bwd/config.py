@@ -32,15 +32,16 @@ SECTION_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads th
 class Config(Variant):
     """Everything the generated code depends on; its fields are the compile key.
 
-    tile_m: query rows of a step. stages: tiles of Q, dO and dS in shared
-    memory, of each that many. sms: CTAs that the chip runs at a time.
+    tile_m, q_stages, stages, overlapped: see `tiles`. sms: CTAs that the chip runs at a time.
 
     Raises:
         ValueError: the tiles do not fit the shared memory.
     """
 
     tile_m: int
+    q_stages: int
     stages: int
+    overlapped: bool
     sms: int
     smem_bytes: int
     ctas: ClassVar[int] = 1
@@ -107,9 +108,9 @@ class Config(Variant):
     @property
     def held_bytes(self) -> int:
         """Shared memory in use."""
-        stage = self.q_tile.nbytes + self.rows_bytes + self.do_tile.nbytes + self.ds_tile.nbytes
+        of_q, of_do = self.q_tile.nbytes + self.rows_bytes, self.do_tile.nbytes + self.ds_tile.nbytes
         held = self.k_tile.nbytes + self.v_tile.nbytes + TEAMS * self.dq_bytes
-        return held + self.stages * stage + BARRIER_BYTES
+        return held + self.q_stages * of_q + self.stages * of_do + BARRIER_BYTES
 
     @property
     def row_blocks(self) -> RowBlocks:
@@ -125,12 +126,12 @@ class Config(Variant):
     @property
     def statistics_ahead(self) -> bool:
         """Whether registers hold a statistic of all of a thread's queries beside its accumulators."""
-        return self.tile_m < TEAMS * ROWS and not self.has_softcap
+        return not self.overlapped and self.tile_m < TEAMS * ROWS and not self.has_softcap
 
     @property
     def reducers(self) -> int:
-        """Warps that add dQ to its sum, taking the steps in turn: to wait for a turn, to add and to pass the turn on
-        takes longer than a step."""
+        """Warps that add a warpgroup's dQ to its sum. In a deterministic run several, which take the steps in turn: to
+        wait for a turn, to add and to pass the turn on takes longer than a step."""
         return REDUCERS if self.deterministic else 1
 
     @property
@@ -167,7 +168,7 @@ class Config(Variant):
     @property
     def scores(self) -> Wgmma:
         """S^T = K Q^T."""
-        q = SmemOperand(self.q_tile, Major.K, self.stages, self.q_tile.nbytes)
+        q = SmemOperand(self.q_tile, Major.K, self.q_stages, self.q_tile.nbytes)
         return Wgmma(self.dtype, n=self.tile_m, k=self.columns, b=q, a=SmemOperand(self.k_tile, Major.K))
 
     @property
@@ -185,7 +186,7 @@ class Config(Variant):
     @property
     def dk(self) -> Wgmma:
         """dK += dS^T Q, dS^T from registers."""
-        q = SmemOperand(self.q_tile, Major.MN, self.stages, self.q_tile.nbytes)
+        q = SmemOperand(self.q_tile, Major.MN, self.q_stages, self.q_tile.nbytes)
         return Wgmma(self.dtype, n=self.columns, k=self.tile_m, b=q)
 
     @property

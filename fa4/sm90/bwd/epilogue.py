@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 from ...core.sequence import sequence_matrix
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ...pipeline.tma import tma_store
+from ...pipeline.tma import tma_start_store, wait_read
 from ..fragment import ROWS_PER_WARP, store_matrices, to_words
 from .config import TEAMS
 from .placement import WARPGROUP
@@ -26,6 +26,7 @@ def store_gradients(context, work, dv: cute.Tensor, dk: cute.Tensor, team: Int32
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
         store(context, work, "V", "dv", team)
         store(context, work, "K", "dk", team)
+        wait_read()
 
 
 def stage(context, region: str, name: str, gradient: cute.Tensor, team: Int32, scale: Float32) -> None:
@@ -37,8 +38,8 @@ def stage(context, region: str, name: str, gradient: cute.Tensor, team: Int32, s
 
 
 def store(context, work, region: str, name: str, team: Int32) -> None:
-    """One warp: start storing a warpgroup's share, and wait until shared memory has been read."""
+    """One warp: start storing a warpgroup's share."""
     tma = context.tma(name)
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.ragged)
     place = context.smem.pointer(region, context.cfg.dtype) + team * (tma.tile.nbytes // 2)
-    tma_store(tma, matrix, work.n_block * TEAMS + team, place)
+    tma_start_store(tma, matrix, work.n_block * TEAMS + team, place)

@@ -1,22 +1,25 @@
-"""How the warpgroups hand dQ to the warps that add it: one place for each warpgroup, whose steps take turns on the
-barriers of several adding warps.
+"""How the warpgroups hand dQ to the warps that add it: one place for each warpgroup.
 
-A warp that waits for its turn in a deterministic run may be more than one step behind, further than the two parities of
-one barrier can tell. So each adding warp has barriers of its own, and a step's dQ may be put into its place when the
-step before has left it, as the free barrier of that step's warp says.
+In a deterministic run a warpgroup's steps take turns on the barriers of several adding warps: one that waits for its
+turn may be more than one step behind, further than the two parities of one barrier can tell. So each adding warp has
+barriers of its own, and a step's dQ may be put into its place when the step before has left it, as the free barrier of
+that step's warp says.
 """
 
 from __future__ import annotations
 
 import cutlass
-from cutlass import Boolean, Int32
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
 
+from ...core.words import bits, store_words
 from ...pipeline.channels import End
 from .config import TEAMS
+from .placement import WARPGROUP
 
 
 class Handing:
-    """A warpgroup's place in `compute_reduce_dQ`: which warp adds (`adder`), at which phase. Immutable."""
+    """A warpgroup's place in `compute_reduce_dQ` at some step: which warp adds (`adder`), at which phase. Immutable."""
 
     def __init__(self, end: End, adders: int, adder: Int32, phase: Int32):
         self.end, self.adders, self.adder, self.phase = end, adders, adder, phase
@@ -27,6 +30,7 @@ class Handing:
         return Handing(end, adders, Int32(adders - 1), Int32(1))
 
     def next(self) -> Handing:
+        """The step that follows."""
         adder = self.adder + 1
         wraps = Boolean(adder == self.adders)
         adder, phase = cutlass.select_(wraps, Int32(0), adder), self.phase ^ Int32(wraps)
@@ -36,7 +40,14 @@ class Handing:
         """Until this step's dQ has left the place of a warpgroup."""
         self.end.wait_free(self.adder * TEAMS + team, self.phase)
 
-    def arrive(self, team: Int32) -> None:
+    def give(self, context, team: Int32, dq: cute.Tensor) -> None:
+        """Put the next step's dQ there: four elements of every thread, then the next four."""
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        place = context.smem.pointer("dQ", Float32) + team * (context.cfg.dq_bytes // 4) + 4 * thread
+        for i in range(0, cute.size(dq), 4):
+            store_words(place + i * WARPGROUP, [bits(dq[i + j]) for j in range(4)])
+
+    def announce(self, team: Int32) -> None:
         """Whole warp: its part of this step's dQ is in the warpgroup's place."""
         self.end.arrive_full(self.adder * TEAMS + team)
 

@@ -43,7 +43,7 @@ def channels(cfg: Config) -> ChannelTable:
             Channel("load_compute_K", "load", both, By.TMA, ONCE, 1, memory),
             Channel("load_compute_V", "load", both, By.TMA, ONCE, 1, memory),
             # Q comes with its rows' statistics, which have been read when the products that follow are done.
-            Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.stages, memory),
+            Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory),
             Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory),
             Channel("compute_compute_dS", both, both, By.WARP, last_ds, cfg.stages, memory),
             Channel("compute_reduce_dQ", "compute", "reduce", By.WARP, By.READ, dq_stages, memory),
@@ -56,11 +56,11 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
     return SmemMap(
         Region("K", cfg.k_tile.nbytes, align=1024),
         Region("V", cfg.v_tile.nbytes, align=1024),
-        Region("Q", cfg.stages * cfg.q_tile.nbytes, align=1024),
+        Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
         Region("dO", cfg.stages * cfg.do_tile.nbytes, align=1024),
         Region("dS", cfg.stages * cfg.ds_tile.nbytes, align=1024),
         Region("dQ", TEAMS * cfg.dq_bytes, align=128),
-        Region("rows", cfg.stages * cfg.rows_bytes, align=128),
+        Region("rows", cfg.q_stages * cfg.rows_bytes, align=128),
         Region("barriers", table.nbytes, align=8),
     )
 

@@ -21,7 +21,7 @@ def load(context):
     """Copies in the order of their use, which is also the order in which their stages become free."""
     cfg, ends = context.cfg, context.ends("load")
     work = work_tile(context)
-    q = produce(ends.load_compute_Q)
+    q, do = produce(ends.load_compute_Q), produce(ends.load_compute_dO)
     if work.blocks > 0:
         load_keys(context, produce(ends.load_compute_K), work, "k")
         load_keys(context, produce(ends.load_compute_V), work, "v")
@@ -30,7 +30,6 @@ def load(context):
         head = work.head_kv * cfg.group + member
         for i in cutlass.range(work.first, work.stop, unroll=1):
             at = (head, work.block(i, cfg.shifted))
-            do = q.in_step(produce(ends.load_compute_dO))
             q.wait()
             q.announce(cfg.q_tile.nbytes + cfg.rows_bytes)
             load_queries(context, q, work, "q", "Q", at)
@@ -38,7 +37,7 @@ def load(context):
             do.wait()
             do.announce(cfg.do_tile.nbytes)
             load_queries(context, do, work, "do", "dO", at)
-            q = q.next()
+            q, do = q.next(), do.next()
 
 
 def load_keys(context, cursor: Cursor, work, name: str) -> None:

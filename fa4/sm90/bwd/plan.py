@@ -22,7 +22,7 @@ class Backward(plan.Backward):
 
     def __str__(self) -> str:
         tiles, cfg = self.tiles, self.config(has_dlse=False)
-        shape = f"{cfg.tile_m} x {TILE_N}, {cfg.stages} stages, group {cfg.group}"
+        shape = f"{cfg.tile_m} x {TILE_N}, {cfg.q_stages} + {cfg.stages} stages, group {cfg.group}"
         return f"backward {tiles.name}: {shape} ({tiles.evidence})"
 
     def config(self, has_dlse: bool) -> Config:
@@ -35,7 +35,9 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
     return Config(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         tile_m=tiles.tile_m,
+        q_stages=tiles.q_stages,
         stages=tiles.stages,
+        overlapped=tiles.overlapped,
         sms=chip.sms,
         smem_bytes=chip.smem_per_block,
     )

@@ -13,41 +13,67 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 
 from ...bwd.turns import counter, pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
-from ...pipeline.tma import bulk_add
+from ...pipeline.cursor import consume
+from ...pipeline.tma import bulk_add, wait_read
 from .config import TEAMS
 from .work import work_tile
 
 
 @cute.jit
 def reduce(context):
-    cfg, args = context.cfg, context.args
-    dq = context.ends("reduce").compute_reduce_dQ
+    cfg = context.cfg
     own = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - context.first_reduce_warp
-    work = work_tile(context)
-    steps = cutlass.select_(own < cfg.reducers, work.blocks * cfg.group, 0)
-    share = cfg.dq_bytes // 4
+    if cutlass.const_expr(cfg.deterministic):
+        add_in_turn(context, own)
+    elif own < TEAMS:
+        add_share(context, own)
+
+
+@cute.jit
+def add_share(context, team: Int32):
+    """One warp for each warpgroup: its share of every step."""
+    cfg, work = context.cfg, work_tile(context)
+    dq = consume(context.ends("reduce").compute_reduce_dQ, team)
     cute.arch.griddepcontrol_wait()  # the sums are cleared by the statistics kernel
-    for i in cutlass.range(own, steps, cfg.reducers, unroll=1):
+    for i in cutlass.range(work.blocks * cfg.group, unroll=1):
+        head, m_block = work.head_kv * cfg.group + i // work.blocks, work.first + i % work.blocks
+        dq.wait()
+        start_adding(context, work.row_block + m_block, head, team)
+        wait_read()
+        dq.arrive()
+        dq = dq.next()
+
+
+@cute.jit
+def add_in_turn(context, own: Int32):
+    """Every `reducers`-th step, both warpgroups' shares, when it is this CTA's turn."""
+    cfg, args = context.cfg, context.args
+    dq, work = context.ends("reduce").compute_reduce_dQ, work_tile(context)
+    cute.arch.griddepcontrol_wait()  # the sums and the turns are cleared by the statistics kernel
+    for i in cutlass.range(own, work.blocks * cfg.group, cfg.reducers, unroll=1):
         head = work.head_kv * cfg.group + i // work.blocks
         m_block = work.block(work.first + i % work.blocks, cfg.shifted)
-        block = work.row_block + m_block
-        if cutlass.const_expr(cfg.deterministic):
-            turn = work.turn(m_block, cfg)
-            wait_for_bulk_turn(counter(args.turns, block, head), turn)
-        target, place = args.dq_sum[None, block, head].iterator, context.smem.pointer("dQ", Float32)
+        count = counter(args.turns, work.row_block + m_block, head)
+        wait_for_bulk_turn(count, work.turn(m_block, cfg))
         for team in cutlass.range_constexpr(TEAMS):
             dq.wait_full(own * TEAMS + team, i // cfg.reducers & 1)
-            with cute.arch.elect_one():
-                bulk_add(place + team * share, target + team * share, cfg.dq_bytes)
-                cute.arch.cp_async_bulk_commit_group()
+            start_adding(context, work.row_block + m_block, head, team)
         for team in cutlass.range_constexpr(TEAMS):
             with cute.arch.elect_one():
                 cute.arch.cp_async_bulk_wait_group(TEAMS - 1 - team, read=True)
             dq.arrive_read(own * TEAMS + team)
-        if cutlass.const_expr(cfg.deterministic):
-            with cute.arch.elect_one():
-                wait_for_bulk_additions()
-                pass_turn_on(counter(args.turns, block, head))
+        with cute.arch.elect_one():
+            wait_for_bulk_additions()
+            pass_turn_on(count)
+
+
+def start_adding(context, block: Int32, head: Int32, team: Int32) -> None:
+    """Add a warpgroup's share of dQ to that of a block's sum, as a bulk group of its own."""
+    share = context.cfg.dq_bytes // 4
+    target = context.args.dq_sum[None, block, head].iterator
+    with cute.arch.elect_one():
+        bulk_add(context.smem.pointer("dQ", Float32) + team * share, target + team * share, context.cfg.dq_bytes)
+        cute.arch.cp_async_bulk_commit_group()

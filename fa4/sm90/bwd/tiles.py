@@ -10,23 +10,28 @@ from ...spec import AttentionSpec
 
 @dataclass(frozen=True, slots=True)
 class BackwardTiles:
-    """A tuned row. tile_m: query rows of a step. stages: tiles of Q, dO and dS in shared memory."""
+    """A tuned row. tile_m: query rows of a step. q_stages: tiles of Q in shared memory. stages: of dO and of dS.
+    overlapped: products of a step run beside the next one's P and dS; see `overlapped`."""
 
     name: str
     tile_m: int
+    q_stages: int
     stages: int
+    overlapped: bool
     evidence: str
 
 
-D64 = BackwardTiles("d64", 128, 2, "the widest that registers hold; no other measured")
-D128 = BackwardTiles("d128", 80, 2, "full 4k, 16k on an H100: 535, 584 TFLOP/s, of 64 queries 521, 552")
-D128_CUT = BackwardTiles("d128_cut", 64, 2, "causal 4k, 16k on an H100: 467, 561 TFLOP/s, of 80 queries 462, 573")
+D64 = BackwardTiles("d64", 128, 2, 2, False, "full 4k, causal 4k on an H100: 478, 466 TFLOP/s; 96 overlapped: 445, 417")
+D96 = BackwardTiles("d96", 64, 3, 2, True, "full, causal 4k on an H100: 465, 422 TFLOP/s; 80 in order: 424, 382")
+D128 = BackwardTiles("d128", 64, 3, 2, True, "full 4k, 16k on an H100: 558, 597 TFLOP/s; 80 in order: 497, 530")
+SOFTCAP = BackwardTiles("softcap", 64, 2, 2, False, "its slope needs the scores beside P, and these the registers")
 
 
 def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
-    """The row for a problem on a chip. Where a mask cuts blocks, lower steps waste less of them; a softcap's slope
-    takes the registers of higher ones."""
-    if max(spec.head_dim, spec.head_dim_v) <= 64:
+    """The row for a problem on a chip."""
+    largest = max(spec.head_dim, spec.head_dim_v)
+    if largest <= 64:
         return D64
-    is_plain = spec.window_left is None and spec.window_right is None and spec.softcap == 0
-    return D128 if is_plain else D128_CUT
+    if spec.softcap > 0:
+        return SOFTCAP
+    return D96 if largest <= 96 else D128

@@ -1,0 +1,86 @@
+"""What a warpgroup of the compute role works with at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...core.constant import Constant
+from ...pipeline.channels import Ends
+from ...pipeline.cursor import Cursor
+from ...pipeline.roles import WARPS_PER_WARPGROUP
+from ...pipeline.smem import PANEL_ROW_BYTES
+from ..wgmma import ROWS
+from .config import Config
+
+
+@dataclass(frozen=True)
+class Team(Constant):
+    """Its channels, the products' operands, the sums of dV and dK."""
+
+    cfg: Config
+    ends: Ends
+    index: Int32
+    k: cute.Tensor
+    v: cute.Tensor
+    q: cute.Tensor
+    do: cute.Tensor
+    q_columns: cute.Tensor
+    do_columns: cute.Tensor
+    dq_a: cute.Tensor
+    dq_b: cute.Tensor
+    dv: cute.Tensor
+    dk: cute.Tensor
+
+    def start_scores(self, s: cute.Tensor, q: Cursor) -> None:
+        """Start S^T = K Q^T."""
+        self.cfg.scores.issue(s, self.k[None, None, None, 0], self.q[None, None, None, q.stage], False)
+
+    def start_dp(self, dp: cute.Tensor, do: Cursor) -> None:
+        """Start dP^T = V dO^T."""
+        self.cfg.dp.issue(dp, self.v[None, None, None, 0], self.do[None, None, None, do.stage], False)
+
+    def add_dv(self, p: cute.Tensor, do: Cursor) -> None:
+        """Start dV += P^T dO."""
+        self.cfg.dv.issue(self.dv, p, self.do_columns[None, None, None, do.stage], True)
+
+    def add_dk(self, ds: cute.Tensor, q: Cursor) -> None:
+        """Start dK += dS^T Q."""
+        self.cfg.dk.issue(self.dk, ds, self.q_columns[None, None, None, q.stage], True)
+
+    def start_dq(self, dq: cute.Tensor, ds: Cursor) -> None:
+        """Start this warpgroup's share of dQ."""
+        of_a, of_b = (ds.stage, 0) if self.cfg.dq_by_queries else (0, ds.stage)
+        self.cfg.dq.issue(dq, self.dq_a[None, None, None, of_a], self.dq_b[None, None, None, of_b], False)
+
+
+def team_of(context) -> Team:
+    """This warpgroup's operands and accumulators."""
+    cfg = context.cfg
+    index = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // WARPS_PER_WARPGROUP
+
+    def place(name: str, offset=0) -> cute.Pointer:
+        return context.smem.pointer(name, cfg.dtype) + offset
+
+    own_rows = index * (ROWS * PANEL_ROW_BYTES // 2)
+    if cfg.dq_by_queries:
+        dq_a, dq_b = cfg.dq.a_at(place("dS", own_rows)), cfg.dq.b_at(place("K"))
+    else:
+        dq_a, dq_b = cfg.dq.a_at(place("K", index * (cfg.k_tile.panel_bytes // 2))), cfg.dq.b_at(place("dS"))
+    return Team(
+        cfg=cfg,
+        ends=context.ends("compute"),
+        index=index,
+        k=cfg.scores.a_at(place("K", own_rows)),
+        v=cfg.dp.a_at(place("V", own_rows)),
+        q=cfg.scores.b_at(place("Q")),
+        do=cfg.dp.b_at(place("dO")),
+        q_columns=cfg.dk.b_at(place("Q")),
+        do_columns=cfg.dv.b_at(place("dO")),
+        dq_a=dq_a,
+        dq_b=dq_b,
+        dv=cfg.dv.accumulator(),
+        dk=cfg.dk.accumulator(),
+    )

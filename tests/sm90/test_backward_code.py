@@ -1,0 +1,58 @@
+"""What the compiler made of the Hopper backward: products in flight where they are meant, no spilled registers."""
+
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from bench import static
+from fa4.device import chip_by_number
+from fa4.emulator.host.modules import fatbins_in
+from fa4.sm90.bwd.kernel import KERNEL
+from fa4.sm90.bwd.plan import configure
+from fa4.spec import AttentionSpec
+
+# As written: how many groups each wait leaves in flight, and products; ptxas serialises them (a fence before and a wait
+# after each) where it thinks that registers in flight are touched. Two loops have a step: masked and whole blocks.
+IN_ORDER = ("10110" * 2, 5 * 2)
+OVERLAPPED = ("10" + "11210" * 2 + "10", 2 + 5 * 2 + 3)
+CODE = [
+    pytest.param(64, {"window_right": 0}, *IN_ORDER, id="d64"),
+    pytest.param(96, {}, *OVERLAPPED, id="d96"),
+    pytest.param(128, {"window_right": 0}, *OVERLAPPED, id="d128"),
+    pytest.param(128, {"deterministic": True}, *OVERLAPPED, id="deterministic"),
+    pytest.param(128, {"softcap": 20.0, "window_right": 0}, *IN_ORDER, id="softcap"),
+]
+
+
+def machine_code(cfg, directory) -> str:
+    """Of the main kernel, whose name ends its part of the disassembly's head."""
+    exported = directory / "kernel.o"
+    KERNEL.compile(cfg, chip_by_number(90)).export_to_c(str(exported), "kernel")
+    parts = []
+    for i, binary in enumerate(fatbins_in(exported.read_bytes())):
+        cubin = directory / f"{i}.cubin"
+        cubin.write_bytes(binary[binary.index(b"\x7fELF") :])
+        parts += re.split(r"^\s*\.section\s+\.text\.", static.disassemble(cubin, "-c"), flags=re.M)[1:]
+    (code,) = [part for part in parts if part.startswith("fa4_sm90_backward")]
+    return code
+
+
+@pytest.mark.parametrize(("head_dim", "flags", "waits", "fences"), CODE)
+def test_products_overlap_and_nothing_spills(head_dim, flags, waits, fences, tmp_path):
+    try:
+        static.nvdisasm()
+    except FileNotFoundError:
+        pytest.skip("nvdisasm is not installed")
+    spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, 16, 16, 0.1, needs_backward=True, **flags)
+    code = machine_code(configure(spec, chip_by_number(90), has_dlse=False), tmp_path)
+    assert not re.search(r"\b(LDL|STL)\b", code), "registers are spilled"
+    assert code.count("USETMAXREG") == 2
+    assert code.count("WARPGROUP.ARRIVE") == fences
+    assert "".join(re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", code)) == waits
+    # Where nothing is masked a step's exp2 stand before the wait for dP: after the wait for S, which leaves the most.
+    most = max(waits)
+    overlapped = re.findall(rf"DEPBAR\.LE gsb0, 0x{most}(.*?)DEPBAR\.LE", code, flags=re.S)
+    assert any(part.count("MUFU.EX2") >= 32 for part in overlapped)
