@@ -156,6 +156,13 @@ def test_numpy_scalars_and_lists_are_taken():
     assert torch.equal(plain, fa4.flash_attn_func(Q, K, V, window_size=[np.int64(3), None], **scalars))
 
 
+def test_whole_numbers_become_floats():
+    """Kernels are handed them as such."""
+    spec = fa4.explain(Q, K, V, softmax_scale=1, softcap=2).spec
+    assert (spec.softmax_scale, spec.softcap) == (1.0, 2.0)
+    assert type(spec.softmax_scale) is type(spec.softcap) is float
+
+
 def test_a_flag_of_the_wrong_type_is_seen_after_an_equal_one_of_the_right_type():
     fa4.flash_attn_func(Q, K, V, causal=True)
     with pytest.raises(TypeError, match="causal is a int"):

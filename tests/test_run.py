@@ -330,3 +330,8 @@ def test_memory_on_cuda_comes_by_the_short_way_if_there_is_one(monkeypatch):
     assert asked == [((2, 3, 4), (12, 4, 1), torch.float16)] and type(asked[0][0]) is tuple
     monkeypatch.setattr(memory, "_empty_strided_cuda", None)
     assert memory.empty((2, 3), torch.float32, torch.device("meta")).is_meta
+
+
+def test_launches_land_on_the_current_device(monkeypatch):
+    monkeypatch.setattr(prepare, "_current_device", lambda: 1)
+    assert [prepare.is_elsewhere(index) for index in (0, 1, 2)] == [True, False, True]
