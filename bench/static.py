@@ -3,10 +3,13 @@
     python -m bench.static KERNEL.cubin ...          # a table of registers, spills, shared memory, loops
     python -m bench.static --compile [--peer DIR]    # compile our named forwards (and flash-attn-4's) first, timed
     python -m bench.static --compile --cases d128_full_bwd_pair d128_full_bwd_single [--peer DIR]    # or backwards
+    python -m bench.static --compile --cases sm90_d128_full sm90_few sm90_d128_full_bwd    # of the Hopper kernels
 
 A loop is a backward branch with no other loop inside. It is named by what it contains: `softmax` (exp2 of a row's
 elements), `masked` (the same with selects), `mma` (matrix instructions), `correction` (tensor memory loaded and
 stored). Our backward's loop holds two such bodies, one masked, of which a step runs one.
+Where one of ours spills registers, has lost its setmaxnreg, or waits after every wgmma (what ptxas warns of as C7508
+and C7510 to C7518), that is said, and the exit status is 1.
 `--peer DIR` names a directory with unpacked flash-attn-4 and quack wheels; it is compiled in a process of its own.
 """
 
@@ -29,8 +32,12 @@ from collections import Counter
 from pathlib import Path
 
 _WAIT = "SYNCS.PHASECHK.TRANS64.TRYWAIT"
-COUNTED = ("MUFU.EX2", "FFMA2", "FADD2", "F2FP", "FMNMX3", "FMNMX", "FSEL", "UTCHMMA", "LDL", "STL", _WAIT)
-SHOWN = {_WAIT: "barrier waits"}
+_FENCE, _DRAIN = "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR"  # around wgmma
+COUNTED = (
+    "MUFU.EX2", "FFMA2", "FADD2", "F2FP", "FMNMX3", "FMNMX", "FSEL", "UTCHMMA", "HGMMA", _FENCE, _DRAIN, "LDL", "STL",
+    _WAIT,
+)  # fmt: skip
+SHOWN = {_WAIT: "barrier waits", _FENCE: "wgmma fences", _DRAIN: "wgmma waits"}
 CASES = {  # name: (head_dim, head_dim_v, causal)
     "d128_full": (128, 128, False),
     "d128_causal": (128, 128, True),
@@ -42,6 +49,13 @@ BACKWARD_CASES = {  # name: (case, CTAs that work together)
     f"{name}_bwd_{row}": (name, ctas)
     for name in ("d128_full", "d128_causal")
     for row, ctas in (("single", 1), ("pair", 2))
+}
+SM90_CASES = {  # name: (head_dim, head_dim_v, causal, direction)
+    **{f"sm90_{name}": (*case, "fwd") for name, case in CASES.items()},
+    "sm90_d96_causal": (96, 96, True, "fwd"),
+    "sm90_d256_full": (256, 256, False, "fwd"),
+    "sm90_few": (128, 128, True, "few"),
+    **{f"sm90_{name}_bwd": (*CASES[name], "bwd") for name in ("d128_full", "d128_causal", "d64_causal")},
 }
 
 
@@ -59,6 +73,7 @@ class Kernel:
     """One kernel function of a cubin.
 
     registers: a thread's at launch, then what each role asks for. local: instructions that touch spilled registers.
+    products, fences: wgmma, and what stands before groups of them that may be in flight together.
     """
 
     name: str
@@ -66,6 +81,8 @@ class Kernel:
     local: int
     instructions: int
     loops: tuple[Loop, ...]
+    products: int = 0
+    fences: int = 0
 
 
 def nvdisasm() -> str:
@@ -97,7 +114,20 @@ def kernels(cubin: Path) -> list[Kernel]:
         name = re.split(r"[,\s]", section, maxsplit=1)[0]
         roles = [int(line.split()[-1], 16) for line in code if "USETMAXREG" in line]
         registers = "/".join(map(str, [at_launch.get(name, "?"), *dict.fromkeys(roles)]))
-        found.append(Kernel(name, registers, local, len(code), _loops(labels, code)))
+        products, fences = (sum(_opcode(line).startswith(key) for line in code) for key in ("HGMMA", _FENCE))
+        found.append(Kernel(name, registers, local, len(code), _loops(labels, code), products, fences))
+    return found
+
+
+def problems(kernel: Kernel, has_roles: bool = True) -> list[str]:
+    """What must not be, in words. has_roles: warpgroups ask for registers of their own."""
+    found = []
+    if kernel.local:
+        found.append(f"{kernel.local} instructions touch spilled registers")
+    if has_roles and "/" not in kernel.registers:
+        found.append("no setmaxnreg is left")
+    if 2 * kernel.fences > kernel.products > 0:
+        found.append(f"wgmma is serialised: {kernel.fences} fences around {kernel.products} products")
     return found
 
 
@@ -140,7 +170,7 @@ def _loops(labels: dict[str, int], code: list[str]) -> tuple[Loop, ...]:
 def _loop_name(counts: Counter) -> str:
     if counts["MUFU.EX2"] >= 32:
         return "masked" if counts["FSEL"] >= 64 else "softmax"
-    if counts["UTCHMMA"] >= 8:
+    if counts["UTCHMMA"] + counts["HGMMA"] >= 8:
         return "mma"
     return "correction" if counts["LDTM"] and counts["STTM"] else ""
 
@@ -162,8 +192,11 @@ def table(rows: list[tuple[str, Kernel]]) -> str:
 
 
 def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
-    """Compile one of our named forwards or backwards for sm_100a; (cubin, seconds)."""
+    """Compile one of our named forwards or backwards; (cubin, seconds)."""
     import torch
+
+    if name in SM90_CASES:
+        return _compile_sm90(name, directory)
 
     from fa4.device import chip_by_number
     from fa4.sm100.bwd import plan as backward
@@ -181,6 +214,29 @@ def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
     else:
         tiles = PAIR if ctas == 2 else SINGLE
         compiled = backward.KERNEL.compile(backward.configure(spec, chip, has_dlse=False, tiles=tiles), chip)
+    seconds = time.perf_counter() - begin
+    path = directory / f"ours_{name}.cubin"
+    path.write_bytes(compiled.__cubin__)
+    return path, seconds
+
+
+def _compile_sm90(name: str, directory: Path) -> tuple[Path, float]:
+    import torch
+
+    from fa4.device import chip_by_number
+    from fa4.sm90.plan import Plan
+    from fa4.spec import AttentionSpec, Extent
+
+    d, dv, causal, direction = SM90_CASES[name]
+    heads, rows, keys = ((32, 8), 1, 32768) if direction == "few" else ((16, 16), 4096, 4096)
+    spec = AttentionSpec(torch.bfloat16, d, dv, *heads, d**-0.5, window_right=0 if causal else None)
+    chip = chip_by_number(90)
+    plan = Plan(spec, Extent(1, rows, keys), chip)
+    begin = time.perf_counter()
+    if direction == "bwd":
+        compiled = plan._backward.kernel.compile(plan._backward.config(has_dlse=False), chip)
+    else:
+        compiled = plan._forward.kernel.compile(plan._forward.cfg, chip)
     seconds = time.perf_counter() - begin
     path = directory / f"ours_{name}.cubin"
     path.write_bytes(compiled.__cubin__)
@@ -241,7 +297,8 @@ def _can_import(name: str) -> bool:
 
 def _in_own_process(who: str, name: str, directory: Path, peer: Path | None) -> tuple[Path, float]:
     """Compile in a fresh process, so that one kernel's imports and settings do not help or hurt another's."""
-    env = dict(os.environ, CUTE_DSL_KEEP="cubin", CUTE_DSL_DUMP_DIR=str(directory), CUTE_DSL_ARCH="sm_100a")
+    arch = "sm_90a" if name in SM90_CASES else "sm_100a"
+    env = dict(os.environ, CUTE_DSL_KEEP="cubin", CUTE_DSL_DUMP_DIR=str(directory), CUTE_DSL_ARCH=arch)
     env.update(FLASH_ATTENTION_ARCH="sm_100", FLASH_ATTENTION_FAKE_TENSOR="1", FLASH_ATTENTION_NUM_SMS="148")
     command = [sys.executable, "-m", "bench.static", "--one", who, name, str(directory), str(peer)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -255,7 +312,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cubins", nargs="*", type=Path, help="cubin files")
     parser.add_argument("--compile", action="store_true", help="compile the named cases first, ours and the peer's")
-    names = sorted(CASES) + sorted(BACKWARD_CASES)
+    names = [*sorted(CASES), *sorted(BACKWARD_CASES), *SM90_CASES]
     parser.add_argument("--cases", nargs="+", choices=names, default=sorted(CASES), help="which of them")
     parser.add_argument("--peer", type=Path, help="directory with flash_attn (flash-attn-4) and quack")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
@@ -276,7 +333,17 @@ def main() -> None:
                     cubins.append((f"{who} {name}", path))
                     print(f"| {who} {name} | {seconds:.1f} |", flush=True)
             print()
-        print(table([(name, kernel) for name, path in cubins for kernel in kernels(path)]))
+        rows = [(name, kernel) for name, path in cubins for kernel in kernels(path)]
+        print(table(rows))
+        # Of a backward, the kernels around the main one have no roles; nor has the forward of few queries.
+        wrong = [
+            f"{name}, {kernel.name}: {problem}"
+            for name, kernel in rows
+            if name.startswith("ours")
+            for problem in problems(kernel, has_roles="few" not in name and kernel.products > 0)
+        ]
+        if wrong:
+            raise SystemExit("\n".join(wrong))
 
 
 if __name__ == "__main__":

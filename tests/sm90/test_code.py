@@ -1,6 +1,7 @@
 """What the compiler made of the Hopper forward: products in flight where they are meant to be, no spilled registers."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ SHAPES = [(64, 64, False), (96, 96, True), (128, 128, True), (192, 192, False), 
 FENCES = WAITS = 8
 
 
-def machine_code(shape, directory) -> list[str]:
+def machine_code(shape, directory) -> tuple[list[str], static.Kernel]:
     head_dim, head_dim_v, causal = shape
     chip, extent = chip_by_number(90), Extent(4, 4096, 4096)
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, window_right=0 if causal else None)
@@ -29,7 +30,8 @@ def machine_code(shape, directory) -> list[str]:
     KERNEL.compile(configure(spec, extent, chip), chip).export_to_c(str(exported), "kernel")
     (binary,) = fatbins_in(exported.read_bytes())
     cubin.write_bytes(binary[binary.index(b"\x7fELF") :])
-    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", static.disassemble(cubin, "-c"))
+    (kernel,) = static.kernels(cubin)
+    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", static.disassemble(cubin, "-c")), kernel
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -38,8 +40,8 @@ def test_products_overlap_softmax_and_nothing_spills(shape, tmp_path):
         static.nvdisasm()
     except FileNotFoundError:
         pytest.skip("nvdisasm is not installed")
-    code = machine_code(shape, tmp_path)
-    assert not [line for line in code if re.search(r"\b(LDL|STL)\b", line)], "registers are spilled"
+    code, kernel = machine_code(shape, tmp_path)
+    assert static.problems(kernel) == []
     marks = re.findall(r"WARPGROUP\.ARRIVE|WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", "\n".join(code))
     assert marks.count("") == FENCES and len(marks) - marks.count("") == WAITS
     # Between a wait that leaves a product in flight and the next, for all: the block's exp2s.
@@ -50,3 +52,16 @@ def test_products_overlap_softmax_and_nothing_spills(shape, tmp_path):
     for part in overlapped:
         assert part.count("MUFU.EX2") >= 40
     assert len(rest) == 3 and "MUFU.EX2" not in rest[-1].partition("WARPGROUP.ARRIVE")[0]
+
+
+def test_what_must_not_be_is_told():
+    """Spills, a lost setmaxnreg, a wait after each product; a kernel without roles needs no setmaxnreg."""
+    good = static.Kernel("k", "168/240/24", 0, 3000, (), products=70, fences=8)
+    assert static.problems(good) == [] == static.problems(replace(good, registers="168"), has_roles=False)
+    for change, word in (
+        ({"local": 2}, "spilled"),
+        ({"registers": "168"}, "setmaxnreg"),
+        ({"fences": 70}, "serialised"),
+    ):
+        (problem,) = static.problems(replace(good, **change))
+        assert word in problem
