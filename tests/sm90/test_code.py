@@ -50,7 +50,7 @@ def test_products_overlap_softmax_and_nothing_spills(shape, tmp_path):
     rest = re.split(r"DEPBAR\.LE gsb0, 0x1.*?DEPBAR\.LE gsb0, 0x0", text, flags=re.S)
     assert len(overlapped) == 2
     for part in overlapped:
-        assert part.count("MUFU.EX2") >= 40
+        assert part.count("MUFU.EX2") >= 32  # of the narrowest blocks, all
     assert len(rest) == 3 and "MUFU.EX2" not in rest[-1].partition("WARPGROUP.ARRIVE")[0]
 
 

@@ -9,6 +9,9 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4 import cases, device
 from fa4.cases import Case
+from fa4.emulator import emulate
+from fa4.emulator.machine import Checks
+from fa4.run import forward
 from fa4.sm90.fwd.config import Schedule
 from fa4.sm90.fwd.kernel import channels, smem_map
 from fa4.sm90.fwd.plan import Forward, configure
@@ -70,6 +73,12 @@ def test_schedules_turns_and_thresholds_agree(seed):
         cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
     for out, lse in results[1:3]:
         assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1])
+
+
+def test_no_cta_ends_while_its_stores_read_shared_memory(seed):
+    problem = cases.make(Case("short", seqlen_q=130, seqlen_k=130, head_dim=64, causal=True), seed)
+    with emulate(KERNELS.chip, sms=2, seed=seed, checks=Checks(leftovers=True)):
+        forward(problem.inputs, problem.spec, KERNELS.made(problem.spec, problem.inputs))
 
 
 def test_a_nan_in_a_query_shows_in_its_row_alone(seed):

@@ -2,7 +2,7 @@
 
 Per key block: S = Q K^T of this block and O += P V of the one before are started together; while the second still
 runs, softmax turns S into the next P. A team's O leaves through shared memory, each warp storing its own 16 rows; the
-warp waits until they have left only when it needs the place again.
+warp waits until they have left only when it needs the place again, and at its end.
 
 Waits:   load_compute_Q.full, load_compute_K.full, load_compute_V.full
 Signals: load_compute_Q.free, load_compute_K.free, load_compute_V.free
@@ -97,6 +97,8 @@ def compute(context):
             if cutlass.const_expr(not cfg.split):  # nobody reads a part that saw nothing
                 zeros_to_global(context, work, first_row)
         queue = queue.next()
+    if cutlass.const_expr(not (cfg.directly or cfg.o_over_q)):
+        wait_stored()  # shared memory is another CTA's as soon as this one ends
 
 
 class Team(Constant):
