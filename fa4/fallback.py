@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import plan
-from .mods.blocks import FULL, NONE, BlockLists, table_of
+from .mods.blocks import FULL, NONE, table_of
 from .mods.graph import Evaluation, parse
 from .mods.record import Mods
 from .mods.tensors import add_gradients, evaluation
@@ -231,7 +231,7 @@ class _Modified:
     def of(mods: Mods | None, spec: AttentionSpec, seqlen_k: int) -> _Modified | None:
         if mods is None:
             return None
-        table = table_of(BlockLists(*mods.blocks), -(-seqlen_k // mods.block_k)).cpu() if mods.blocks else None
+        table = table_of(mods.blocks[:4], -(-seqlen_k // mods.block_k)).cpu() if mods.blocks else None
         return _Modified(mods, spec, table)
 
     @property

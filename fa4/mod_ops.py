@@ -37,7 +37,10 @@ def prepare(
 
     Raises:
         TypeError, ValueError: they do not fit the call, or cannot be traced.
+        NotImplementedError: inside a transform of torch.func.
     """
+    if ops.transformed():
+        raise NotImplementedError("score_mod, mask_mod and block_mask do not work inside transforms of torch.func")
     if score_mod is not None and flags.softcap:
         raise ValueError("softcap and score_mod are both given, expected one: fa4.scores.softcap is a score_mod")
     if block_mask is not None and (flags.window_left is not None or flags.window_right is not None):
@@ -56,8 +59,6 @@ def _route(inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Attention
 
 def forward(watched: bool, inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
     """(out, lse) of a call with mods."""
-    if ops.transformed():
-        raise NotImplementedError("score_mod, mask_mod and block_mask do not work inside transforms of torch.func")
     if not watched and not flags.needs_backward:
         return run.forward(inputs, *_route(inputs, mods, flags), mods)
     return torch.ops.fa4.forward_with_mods(*inputs, *mods, *flags)

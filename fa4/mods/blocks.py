@@ -6,7 +6,7 @@ Here the blocks of a mask_mod are found a row of blocks at a time: memory is O(N
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -98,22 +98,32 @@ def _ordered(there: Tensor) -> tuple[Tensor, Tensor]:
 
 def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
     """The tensors of a BlockMask; those of the query side are left empty unless `both_sides`."""
-    counts, lists = block_mask.kv_num_blocks, block_mask.kv_indices
-    full_counts, full_lists = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
-    if full_counts is None:
-        full_counts, full_lists = torch.zeros_like(counts), torch.zeros_like(lists)
-    of_queries = (x.to(torch.int32).contiguous() for x in (counts, lists, full_counts, full_lists))
-    one = BlockLists(*of_queries, *[counts.new_zeros(0)] * 4)
+    of_keys = _side(block_mask, "kv")
     if not both_sides:
-        return one
+        return BlockLists(*of_keys, *(x.new_zeros(0) for x in of_keys))
+    if block_mask.q_num_blocks is not None and (block_mask.full_q_num_blocks is None) == (
+        block_mask.full_kv_num_blocks is None
+    ):
+        return BlockLists(*of_keys, *_side(block_mask, "q"))
     across = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
-    other = table_of(one, across).transpose(2, 3)
-    return BlockLists(*one[:4], *_ordered(other == PARTIAL), *_ordered(other == FULL))
+    other = table_of(of_keys, across).transpose(2, 3)
+    of_queries: tuple[Tensor, ...] = *_ordered(other == PARTIAL), *_ordered(other == FULL)
+    return BlockLists(*of_keys, *of_queries)
 
 
-def table_of(blocks: BlockLists, across: int) -> Tensor:
-    """What each block is: (batch or 1, heads or 1, blocks of queries, `across` blocks of keys) uint8."""
-    counts, lists, full_counts, full_lists = blocks[:4]
+def _side(block_mask: Any, side: str) -> tuple[Tensor, ...]:
+    """Counts and lists of partial blocks, counts and lists of full ones."""
+    partial = [getattr(block_mask, f"{side}_{name}") for name in ("num_blocks", "indices")]
+    full = [getattr(block_mask, f"full_{side}_{name}") for name in ("num_blocks", "indices")]
+    if full[0] is None:
+        full = [torch.zeros_like(x) for x in partial]
+    return tuple(x.to(torch.int32).contiguous() for x in (*partial, *full))
+
+
+def table_of(of_keys: Sequence[Tensor], across: int) -> Tensor:
+    """What each block is, from the first four of `BlockLists`: (batch or 1, heads or 1, blocks of queries, `across`
+    blocks of keys) uint8."""
+    counts, lists, full_counts, full_lists = of_keys
     table = torch.zeros(*counts.shape, across + 1, dtype=torch.uint8, device=counts.device)
     for count, of, state in ((counts, lists, PARTIAL), (full_counts, full_lists, FULL)):
         listed = torch.arange(of.shape[-1], device=of.device) < count[..., None]

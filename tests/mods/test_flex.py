@@ -87,6 +87,21 @@ def test_score_and_mask_together_with_blocks_for_all_heads(seed):
     assert_same((out, lse, *gradients(out, lse, [*leaves, *captured], dout)), expected, f"seed {seed}")
 
 
+def test_a_block_mask_may_lack_full_blocks_and_the_lists_of_keys(seed):
+    leaves, dout = problem(seed)
+    whole = fa4.create_block_mask(MASKS["prefix"], BATCH, None, QUERIES, KEYS, BLOCK_SIZE=16, device="cpu")
+    met = whole.to_dense()
+    lists = torchs._dense_to_ordered(met)
+    bare = torchs.BlockMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=16, mask_mod=MASKS["prefix"], seq_lengths=(QUERIES, KEYS), compute_q_blocks=False
+    )
+    results = []
+    for block_mask in (whole, bare):
+        out, lse = fa4.flex_attention(*leaves, None, block_mask, enable_gqa=True, return_lse=True)
+        results.append((out, lse, *gradients(out, lse, leaves, dout)))
+    assert_same(*results, f"seed {seed}")
+
+
 def test_only_blocks_of_the_lists_are_visited(monkeypatch, seed):
     """A window of 16 keys: 2 of 32 blocks a row."""
     products = []

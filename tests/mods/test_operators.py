@@ -1,0 +1,65 @@
+"""The operators of calls with mods as torch sees them: opcheck, checkpointing, FLOP counts, and what is refused."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import fa4
+from fa4 import mod_ops
+from fa4.spec import AttentionInputs, Flags
+
+from .programs import SCORES
+
+
+def arguments(requires_grad):
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, 20, heads, 8, generator=generator) for heads in (4, 2, 2))
+    score_mod, (slopes,) = SCORES["alibi"].of(torch.float32)
+    block_mask = fa4.create_block_mask(fa4.masks.sliding_window(5), 2, None, 20, 20, "cpu", BLOCK_SIZE=8)
+    inputs = AttentionInputs(q, k, v, max_seqlen_q=20, max_seqlen_k=20)
+    mods, flags = mod_ops.prepare(inputs, Flags(0.3, needs_backward=requires_grad), score_mod, None, block_mask)
+    for x in (q, k, v):
+        x.requires_grad_(requires_grad)
+    mods.tensors[0] = slopes.detach().requires_grad_(requires_grad)
+    return inputs, mods, flags
+
+
+def test_opcheck_forward():
+    inputs, mods, flags = arguments(True)
+    torch.library.opcheck(torch.ops.fa4.forward_with_mods.default, (*inputs, *mods, *flags))
+
+
+def test_opcheck_backward():
+    inputs, mods, flags = arguments(False)
+    out, lse = torch.ops.fa4.forward_with_mods(*inputs, *mods, *flags)
+    saved = (out, lse, torch.ones_like(out), torch.ones_like(lse))
+    torch.library.opcheck(torch.ops.fa4.backward_with_mods.default, (*saved, *inputs, *mods, *flags))
+
+
+def test_activation_checkpointing_reaches_captured_tensors():
+    q = torch.randn(1, 20, 4, 8, requires_grad=True)
+    score_mod, (slopes,) = SCORES["alibi"].of(torch.float32)
+
+    def attend(q):
+        return fa4.flash_attn_func(q, q, q, score_mod=score_mod)
+
+    expected = torch.autograd.grad(attend(q).sum(), (q, slopes))
+    got = torch.autograd.grad(checkpoint(attend, q, use_reentrant=False).sum(), (q, slopes))
+    assert all(torch.equal(a, b) for a, b in zip(got, expected))
+
+
+def test_flop_counter_counts_visited_blocks():
+    """A window of 16 keys in 512: 2 of 32 blocks a row, but of the first."""
+    q = torch.randn(1, 512, 2, 8, requires_grad=True)
+    block_mask = fa4.create_block_mask(fa4.masks.sliding_window(15), None, None, 512, 512, "cpu", BLOCK_SIZE=16)
+    with FlopCounterMode(display=False) as counter:
+        fa4.flash_attn_func(q, q, q, block_mask=block_mask).sum().backward()
+    pairs = (2 * 32 - 1) * 16 * 16
+    assert counter.get_total_flops() == 2 * 2 * pairs * 8 * (2 + 5)
+
+
+def test_transforms_of_functions_are_refused():
+    q = torch.randn(1, 20, 2, 8)
+    with pytest.raises(NotImplementedError, match=r"transforms of torch\.func"):
+        torch.func.grad(lambda x: fa4.flash_attn_func(x, q, q, score_mod=fa4.scores.softcap(2.0)).sum())(q)
