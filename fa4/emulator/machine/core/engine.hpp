@@ -103,6 +103,10 @@ struct Span {
     Space space = Space::Global;
 };
 
+inline CtaMemory memory_of(Cta& cta) {
+    return {cta.shared.data(), uint32_t(cta.shared.size()), cta.sm->tmem.empty() ? nullptr : cta.sm->tmem.data()};
+}
+
 Agent agent_of(const Warp& w, int32_t row);
 // Of the operations that one thread issues.
 inline uint64_t pipe_key(const Warp& w, int lane) { return (uint64_t(w.cta->linear) * 64 + w.index) * 64 + uint64_t(lane) + 1; }
@@ -244,8 +248,7 @@ private:
     void check_cluster_barrier(Cluster& cluster);
     void check_named_barriers(Cta& cta);
 
-    // async.cpp
-    Next async_copy(Exec& x);
+    // operations.cpp
     AsyncPtr begin_op(Exec& x, const char* name, const AsyncPtr& twin = nullptr);
     void take_epochs(AsyncOp& op, uint32_t slot, uint32_t write_slot);
     AsyncPtr make_op(Exec& x, const char* name, uint64_t pipe = 0);
@@ -260,6 +263,9 @@ private:
     Order completion(const AsyncOp& op, bool reads_only = false) const;
     void join_completed(Warp& w, const AsyncOp& op, bool reads_only = false);
     void drain(const Cta& cta);
+
+    // copies.cpp
+    Next async_copy(Exec& x);
     void tma(Exec& x);
     void bulk(Exec& x);
     void cp_async(Exec& x);
@@ -267,17 +273,19 @@ private:
     TensorMap tensor_map(Exec& x, uint64_t address);
     void st_async(Exec& x);
 
-    // tensor.cpp
-    Next tensor(Exec& x);
+    // tmem.cpp
     Next tmem_alloc(Exec& x);
     void tmem_dealloc(Exec& x);
     void tmem_ld_st(Exec& x);
+    void tmem_copy_shift(Exec& x);
+    void check_tmem(const Cta& cta, const TmemRect& rect);
+
+    // tensor.cpp, wgmma.cpp
+    Next tensor(Exec& x);
     void umma(Exec& x);
     void umma_commit(Exec& x);
-    void tmem_copy_shift(Exec& x);
     void mma_sync(Exec& x);
     Next wgmma(Exec& x);
-    void check_tmem(const Cta& cta, const TmemRect& rect);
     void check_operands(const AsyncOp& op, Cta* const* ctas, const Footprint& footprint, std::vector<uint8_t>* poison);
 
     const Program& program_;
