@@ -401,3 +401,9 @@ def test_import_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 1.0, f"import took {done.stdout} s beyond torch"
+
+
+def test_lengths_are_checked_also_beside_functions_of_a_pair():
+    lengths = dict(cu_seqlens_q=i32(0, 8, 4), cu_seqlens_k=i32(0, 5, 12))
+    with pytest.raises(ValueError, match=r"cu_seqlens_q is \[0, 8, 4\]"):
+        fa4.flash_attn_varlen_func(*PACKED.values(), **lengths, score_mod=lambda score, b, h, q, k: score * 2)
