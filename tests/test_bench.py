@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 import fa4
-from bench import compare, plot, providers, run, suites, summary, timing, tune
+from bench import compare, plot, providers, run, suites, summary, timing, train, tune
 from bench.suites import BenchCase, square
 
 TINY = (
@@ -197,3 +197,13 @@ def test_a_sweep_times_rows_that_differ_in_one_column_in_turns(monkeypatch):
 
 def test_a_sweep_needs_its_chip():
     assert "needs an sm_90" in invoke(tune.main, "--chip", 90, "--filter", "fwd d64 full b4 ", code=1)
+
+
+def test_training_takes_turns_and_all_providers_learn_the_same():
+    shape = train.Shape(2, 4, 2, 16, batch=2, seqlen=40, dtype="float32", vocabulary=50)
+    done = train.train(shape, ["fa4", "sdpa"], steps=2, device=torch.device("cpu"))
+    (_, ours), (_, theirs) = done["fa4"], done["sdpa"]
+    assert ours == pytest.approx(theirs, rel=1e-4) and all(seconds > 0 for seconds, _ in done.values())
+    options = "--layers 1 --heads 2 1 --head-dim 16 --batch 1 --seqlen 20 --steps 1 --dtype float32 --device cpu"
+    text = invoke(train.main, "--providers", "fa4,cudnn", *options.split(), "--vocabulary", 20)
+    assert "cudnn is skipped: needs a CUDA device" in text and "tokens/s" in text

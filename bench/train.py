@@ -1,0 +1,141 @@
+"""python -m bench.train: tokens a second of a small transformer with grouped-query attention, by who attends.
+
+The model is in the dtype named, trained with AdamW on random tokens; every provider starts from the same weights and
+sees the same tokens, and they take turns step by step, so that what drifts meets them all. A step is forward, backward
+and update; its time is the GPU's. Losses after the last step are printed beside: they tell whether all computed the
+same.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import click
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from fa4.cli import device_named
+
+from .providers import PROVIDERS, Attention
+from .suites import BenchCase
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of the model and of a step's tokens."""
+
+    layers: int
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    batch: int
+    seqlen: int
+    dtype: str = "bfloat16"
+    vocabulary: int = 32000
+
+    @property
+    def hidden(self) -> int:
+        return self.heads_q * self.head_dim
+
+    @property
+    def attention(self) -> BenchCase:
+        heads = self.heads_q, self.heads_kv, self.head_dim, self.head_dim
+        return BenchCase("bwd", self.batch, self.seqlen, self.seqlen, *heads, True, self.dtype)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and a gated MLP."""
+
+    def __init__(self, shape: Shape, attend: Attention) -> None:
+        super().__init__()
+        self.shape, self.attend, hidden = shape, attend, shape.hidden
+        self.norms = nn.ModuleList(nn.RMSNorm(hidden) for _ in range(2))
+        self.qkv = nn.Linear(hidden, (shape.heads_q + 2 * shape.heads_kv) * shape.head_dim, bias=False)
+        self.project = nn.Linear(hidden, hidden, bias=False)
+        self.up, self.down = nn.Linear(hidden, 6 * hidden, bias=False), nn.Linear(3 * hidden, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = self.shape
+        heads = self.qkv(self.norms[0](x)).unflatten(-1, (-1, shape.head_dim))
+        attended = self.attend(*heads.split([shape.heads_q, shape.heads_kv, shape.heads_kv], dim=2))
+        x = x + self.project(attended.flatten(2))
+        gate, up = self.up(self.norms[1](x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Run:
+    """One provider's model and optimizer."""
+
+    def __init__(self, name: str, shape: Shape, device: torch.device) -> None:
+        torch.manual_seed(0)
+        attend = PROVIDERS[name].build(shape.attention)
+        self.times: list[float] = []
+        blocks = [Block(shape, attend) for _ in range(shape.layers)]
+        ends = nn.Embedding(shape.vocabulary, shape.hidden), nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+        self.model = nn.Sequential(ends[0], *blocks, nn.RMSNorm(shape.hidden), ends[1])
+        self.model = self.model.to(device, getattr(torch, shape.dtype))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        loss = F.cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+def train(shape: Shape, names: list[str], steps: int, device: torch.device) -> dict[str, tuple[float, float]]:
+    """(median seconds of a step, last loss) by provider, after two steps that do not count."""
+    runs, losses = {name: Run(name, shape, device) for name in names}, {}
+    generator = torch.Generator().manual_seed(0)
+    for step in range(steps + 2):
+        tokens = torch.randint(shape.vocabulary, (shape.batch, shape.seqlen + 1), generator=generator).to(device)
+        for name, run in runs.items():
+            _wait(device)
+            began = time.perf_counter()
+            losses[name] = run.step(tokens)
+            _wait(device)
+            run.times += [time.perf_counter() - began] if step >= 2 else []
+    return {name: (statistics.median(run.times), float(losses[name])) for name, run in runs.items()}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@click.command(help=__doc__)
+@click.option("--providers", default="fa4,sdpa,flash-attn-4", show_default=True)
+@click.option("--layers", default=8, show_default=True)
+@click.option("--heads", nargs=2, default=(16, 4), show_default=True, help="Of queries, of keys and values.")
+@click.option("--head-dim", default=128, show_default=True)
+@click.option("--batch", default=2, show_default=True)
+@click.option("--seqlen", default=8192, show_default=True)
+@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
+@click.option("--vocabulary", default=32000, show_default=True)
+@click.option("--steps", default=10, show_default=True, type=click.IntRange(min=1))
+@click.option("--device", default=None, help="Default: cuda if there is one, else cpu.")
+def main(providers, layers, heads, head_dim, batch, seqlen, dtype, vocabulary, steps, device) -> None:
+    where = device_named(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    shape = Shape(layers, *heads, head_dim, batch, seqlen, dtype, vocabulary)
+    console, names = Console(highlight=False), []
+    for name in (name.strip() for name in providers.split(",")):
+        if name not in PROVIDERS:
+            raise click.BadParameter(f"{name!r} is none of {', '.join(PROVIDERS)}", param_hint="--providers")
+        reason = PROVIDERS[name].unavailable(where)
+        names += [] if reason else [name]
+        if reason:
+            console.print(f"{name} is skipped: {reason}")
+    table = Table("provider", "ms a step", "tokens/s", "last loss", title=str(shape))
+    for name, (seconds, loss) in train(shape, names, steps, where).items():
+        table.add_row(name, f"{1000 * seconds:.1f}", f"{batch * seqlen / seconds:,.0f}", f"{loss:.4f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
