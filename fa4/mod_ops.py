@@ -39,7 +39,7 @@ def prepare(
         TypeError, ValueError: they do not fit the call, or cannot be traced.
         NotImplementedError: inside a transform of torch.func.
     """
-    if ops.transformed():
+    if not torch.compiler.is_compiling() and ops.transformed():
         raise NotImplementedError("score_mod, mask_mod and block_mask do not work inside transforms of torch.func")
     if score_mod is not None and flags.softcap:
         raise ValueError("softcap and score_mod are both given, expected one: fa4.scores.softcap is a score_mod")

@@ -37,6 +37,10 @@ def gather(
         TypeError, ValueError: an argument does not fit the problem. ModError: a function cannot be traced.
     """
     lists: list[Tensor] = []
+    if torch.compiler.is_compiling():
+        if block_mask is not None:
+            raise NotImplementedError("block_mask is given inside torch.compile, expected mask_mod there")
+        return _as_constants(score_mod, mask_mod)
     score = None if score_mod is None else remembered(trace_score, score_mod)
     mask = None if mask_mod is None else remembered(trace_mask, mask_mod)
     block = 0, 0
@@ -62,6 +66,37 @@ def gather(
     texts = ["" if traced is None else traced.graph.text for traced in (score, mask)]
     trained = [] if score is None else sorted({scatter.tensor for scatter in score.graph.scatters})
     return Mods(tensors, lists, texts[0], texts[1], numbers, *block, trained)
+
+
+def _as_constants(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> Mods:
+    """The record of a call that torch.compile traces: graphs, numbers and which tensors were captured are constants of
+    the compiled code, which is made anew for another function; the values of the tensors are not."""
+    texts: list[str] = []
+    tensors: list[Tensor] = []
+    numbers: list[float] = []
+    trained: list[int] = []
+    for is_score, function in ((True, score_mod), (False, mask_mod)):
+        if function is None:
+            texts.append("")
+            continue
+        text, own_numbers, own_trained = _constants(function, is_score)
+        texts.append(text)
+        numbers += own_numbers
+        trained += own_trained
+        tensors += _captured(function, is_score)
+    return Mods(tensors, [], texts[0], texts[1], numbers, 0, 0, trained)
+
+
+@torch._dynamo.assume_constant_result
+def _constants(function: Callable, is_score: bool) -> tuple[str, list[float], list[int]]:
+    traced = remembered(trace_score if is_score else trace_mask, function)
+    trained = sorted({scatter.tensor for scatter in traced.graph.scatters})
+    return traced.graph.text, [float(x) for x in traced.numbers], trained
+
+
+@torch._dynamo.assume_constant_result
+def _captured(function: Callable, is_score: bool) -> list[Tensor]:
+    return list(remembered(trace_score if is_score else trace_mask, function).tensors)
 
 
 def _check_fit(role: str, traced: Traced, problem: Problem) -> None:

@@ -63,3 +63,21 @@ def test_transforms_of_functions_are_refused():
     q = torch.randn(1, 20, 2, 8)
     with pytest.raises(NotImplementedError, match=r"transforms of torch\.func"):
         torch.func.grad(lambda x: fa4.flash_attn_func(x, q, q, score_mod=fa4.scores.softcap(2.0)).sum())(q)
+
+
+def test_fullgraph_compile_with_gradients_of_captured_tensors():
+    score_mod, (slopes,) = SCORES["alibi"].of(torch.float32)
+    q = torch.randn(1, 20, 4, 8, requires_grad=True)
+
+    def attend(q):
+        return fa4.flash_attn_func(q, q, q, score_mod=score_mod, mask_mod=fa4.masks.causal)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        expected, got = (f(q) for f in (attend, compiled))
+        assert torch.equal(got, expected)
+        pairs = zip(*(torch.autograd.grad(out.sum(), (q, slopes)) for out in (got, expected)))
+        assert all(torch.equal(a, b) for a, b in pairs)
+        with torch.no_grad():
+            slopes.mul_(2)
