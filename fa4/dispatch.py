@@ -172,6 +172,12 @@ BACKENDS: tuple[Backend, ...] = (
         features=ALL_FEATURES - MODS - {Feature.BACKWARD, Feature.DETERMINISTIC},
     ),
     _SM80,
+    replace(
+        _SM90,
+        summary="the same, the backward of head dims above 128, by name: it has not been timed",
+        head_dims=HeadDims(multiple=8, largest=256),
+        features=_SM90.features - {Feature.DETERMINISTIC},
+    ),
     Backend(
         name="torch",
         summary="tiled torch: online softmax, O(N) memory, any device; always deterministic",

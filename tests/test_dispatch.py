@@ -136,7 +136,12 @@ def test_kernels_take_head_dims_of_whole_vectors(name):
     assert not any(takes(*dims) for dims in ((36, 64), (64, 36), (264, 264), (64, 264)))
 
 
-LARGEST = {"sm100": [(128, 128)], "sm90": [(128, 128), (256, 256)], "sm80": [(256, 256), (256, 256)], "torch": []}
+LARGEST = {
+    "sm100": [(128, 128)],
+    "sm90": [(128, 128), (256, 256), (256, 256)],
+    "sm80": [(256, 256), (256, 256)],
+    "torch": [],
+}
 
 
 @pytest.mark.parametrize("name", LARGEST)

@@ -10,13 +10,11 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
-from cutlass._mlir import ir
-from cutlass._mlir.dialects import arith, llvm, vector
 
 from ..core.rows import first_row_block
 from ..core.sequence import extent, sequence_matrix
 from ..core.softmax import LOG2_E
-from ..core.words import store_words
+from ..core.words import load_halves, store_words
 from .blocks import THREADS, RowBlocks, RowTensors
 
 LANES = 8
@@ -82,16 +80,9 @@ def row_delta(out: cute.Tensor, dout: cute.Tensor, row: Int32, exists: Boolean, 
     for first in cutlass.range_constexpr(0, cfg.head_dim_v, LANES * VECTOR):
         column = first + lane * VECTOR
         if exists and column < cfg.head_dim_v:
-            o, do = (load_vector(x.iterator + cute.crd2idx((row, column), x.layout), cfg.dtype) for x in (out, dout))
+            o, do = (load_halves(x.iterator + cute.crd2idx((row, column), x.layout), cfg.dtype) for x in (out, dout))
             for i in cutlass.range_constexpr(VECTOR):
                 total = total + o[i] * do[i]
     for offset in (1, 2, 4):
         total = total + cute.arch.shuffle_sync_bfly(total, offset=offset)
     return total
-
-
-def load_vector(pointer: cute.Pointer, dtype: type[cutlass.Numeric]) -> list[Float32]:
-    """8 numbers of 16 bits by one load, as floats."""
-    loaded = llvm.load(ir.VectorType.get([VECTOR], dtype.mlir_type), pointer.llvm_ptr, alignment=2 * VECTOR)
-    wide = arith.extf(ir.VectorType.get([VECTOR], Float32.mlir_type), loaded)
-    return [Float32(vector.extract(wide, [], [i])) for i in range(VECTOR)]

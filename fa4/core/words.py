@@ -29,6 +29,21 @@ def store_words(pointer: cute.Pointer, words: list[Int32]) -> None:
     llvm.store(values, pointer.llvm_ptr, alignment=4 * len(words))
 
 
+def add_floats(pointer: cute.Pointer, values: list[Float32]) -> None:
+    """Add four floats to those at a global address that their size divides; each addition is atomic (sm_90)."""
+    cute.arch.inline_ptx(
+        "red.relaxed.gpu.global.add.v4.f32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
+        read_only_args=[pointer.toint(), *values],
+    )
+
+
+def load_halves(pointer: cute.Pointer, dtype: type[cutlass.Numeric]) -> list[Float32]:
+    """8 numbers of 16 bits by one load, as floats."""
+    loaded = llvm.load(ir.VectorType.get([8], dtype.mlir_type), pointer.llvm_ptr, alignment=16)
+    wide = arith.extf(ir.VectorType.get([8], Float32.mlir_type), loaded)
+    return [Float32(vector.extract(wide, [], [i])) for i in range(8)]
+
+
 def load_floats(pointer: cute.Pointer, count: int) -> list[Float32]:
     """`count` floats from an address that their size divides, by one load."""
     kind = ir.VectorType.get([count], Float32.mlir_type)

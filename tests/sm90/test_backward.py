@@ -14,8 +14,9 @@ from fa4.device import chip_by_number
 from fa4.emulator.machine import SCHEDULES
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
-from fa4.sm90.bwd.plan import configure
+from fa4.sm90.bwd.plan import configure, is_wide
 from fa4.sm90.bwd.tiles import D64, D96, D128, SOFTCAP, BackwardTiles, tiles_for
+from fa4.sm90.bwd.wide import kernel as wide
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec
 from tests.emulated import (
@@ -34,6 +35,17 @@ EXTRA = (
     Case("head_dim_104_120", seqlen_q=129, seqlen_k=257, head_dim=104, head_dim_v=120, dtype=torch.float16),
     Case("softcap_d128", seqlen_q=150, seqlen_k=140, head_dim=128, softcap=15.0, logits=4.0),
     Case("head_dim_64_128", seqlen_q=130, seqlen_k=150, head_dim=64, head_dim_v=128),
+    Case("wide_causal_gqa", seqlen_q=170, seqlen_k=150, heads_q=2, heads_kv=1, head_dim=256, causal=True),
+    Case(
+        "wide_window_softcap",
+        seqlen_q=130,
+        seqlen_k=200,
+        head_dim=192,
+        head_dim_v=128,
+        window_size=(90, 30),
+        softcap=9.0,
+    ),
+    Case("wide_values", seqlen_q=70, seqlen_k=100, head_dim=64, head_dim_v=200, dtype=torch.float16),
     Case(
         "varlen_sink",
         heads_q=4,
@@ -44,13 +56,17 @@ EXTRA = (
         sink=True,
     ),
 )
-SERVED = {
-    case.name: replace(case, heads_q=4) if case.sink else case
-    for case in (*CASES.values(), *EXTRA)
-    if max(case.head_dim, case.head_dim_v or 0) <= 128
-}
+SERVED = {case.name: replace(case, heads_q=4) if case.sink else case for case in (*CASES.values(), *EXTRA)}
 # Compiling takes most of a case's time; the soak runs the others.
-QUICK = ("softcap_d128", "head_dim_40_padded", "head_dim_64_128", "window_gqa", "varlen_sink")
+QUICK = (
+    "wide_causal_gqa",
+    "wide_window_softcap",
+    "softcap_d128",
+    "head_dim_40_padded",
+    "head_dim_64_128",
+    "window_gqa",
+    "varlen_sink",
+)
 ROWS = (D64, D96, D128, SOFTCAP)
 KERNELS = Kernels("sm90", "sm_90a", Plan)
 
@@ -92,7 +108,9 @@ def test_gradients_through_autograd(seed):
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", SERVED)
 def test_gradients_under_many_interleavings(name, seed):
-    problems = [cases.make(replace(SERVED[name], deterministic=flag), seed) for flag in (False, True)]
+    plain = cases.make(SERVED[name], seed)
+    ordered = [] if is_wide(plain.spec) else [cases.make(replace(SERVED[name], deterministic=True), seed)]
+    problems = [plain, *ordered]
     check_gradients_under_many_interleavings(KERNELS, problems, seed)
 
 
@@ -107,6 +125,15 @@ def test_tables_fit_the_chip(head_dim, tiles):
     table = channels(cfg)
     assert smem_map(cfg, table).nbytes <= cfg.held_bytes <= 227 * 1024
     assert ROLES.threads == 384
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(256, 256), (192, 128), (136, 256), (64, 256), (192, 192)])
+def test_tables_of_wide_heads_fit_the_chip(head_dim, head_dim_v):
+    spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, needs_backward=True)
+    cfg = configure(spec, chip_by_number(90), has_dlse=False)
+    assert wide.smem_map(cfg, wide.channels(cfg)).nbytes <= cfg.held_bytes <= 227 * 1024
+    panels = [panel for team in range(2) for panel in cfg.dq_panels(team)]
+    assert panels == list(range(-(-head_dim // 64)))
 
 
 def test_a_softcap_leaves_no_registers_for_two_steps():

@@ -29,8 +29,8 @@ SECTION_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Variant):
-    """Everything the generated code depends on; its fields are the compile key.
+class Steps(Variant):
+    """A CTA's way through the query blocks, whoever computes what. The fields are the compile key.
 
     tile_m, q_stages, stages, overlapped: see `tiles`. sms: CTAs that the chip runs at a time.
 
@@ -45,12 +45,11 @@ class Config(Variant):
     sms: int
     smem_bytes: int
     ctas: ClassVar[int] = 1
-    span: ClassVar[int] = TILE_N
 
     def __post_init__(self) -> None:
         if self.held_bytes > self.smem_bytes:
             raise ValueError(
-                f"{self.tile_m} x {TILE_N} tiles hold {self.held_bytes} bytes, there are {self.smem_bytes}"
+                f"{self.tile_m} x {self.span} tiles hold {self.held_bytes} bytes, there are {self.smem_bytes}"
             )
 
     @property
@@ -71,68 +70,17 @@ class Config(Variant):
         return Tile(self.tile_m, self.head_dim_v)
 
     @property
-    def k_tile(self) -> Tile:
-        """A panel for each warpgroup where dQ is divided by columns, if need be one of zeros."""
-        least = 0 if self.dq_by_queries else TEAMS * PANEL_COLUMNS
-        return Tile(TILE_N, max(self.head_dim, least))
-
-    @property
     def v_tile(self) -> Tile:
-        return Tile(TILE_N, self.head_dim_v)
+        return Tile(self.span, self.head_dim_v)
 
     @property
     def dk_tile(self) -> Tile:
-        """One warpgroup's keys, which it stores by itself."""
+        """64 keys, whose gradient a warpgroup stores by itself."""
         return Tile(ROWS, self.head_dim)
 
     @property
     def dv_tile(self) -> Tile:
         return Tile(ROWS, self.head_dim_v)
-
-    @property
-    def ds_tile(self) -> Tile:
-        """dS, a row per query: the keys of a warpgroup fill a panel."""
-        return Tile(self.tile_m, TILE_N)
-
-    @property
-    def dq_by_queries(self) -> bool:
-        """Each warpgroup computes dQ of its half of a step's queries. Otherwise it computes dQ^T = K^T dS^T of one
-        panel of columns, for any number of queries."""
-        return self.tile_m == TEAMS * ROWS
-
-    @property
-    def dq_bytes(self) -> int:
-        """What a warpgroup has of a step's dQ, in float32."""
-        return 4 * ROWS * self.dq.n
-
-    @property
-    def held_bytes(self) -> int:
-        """Shared memory in use."""
-        of_q, of_do = self.q_tile.nbytes + self.rows_bytes, self.do_tile.nbytes + self.ds_tile.nbytes
-        held = self.k_tile.nbytes + self.v_tile.nbytes + TEAMS * self.dq_bytes
-        return held + self.q_stages * of_q + self.stages * of_do + BARRIER_BYTES
-
-    @property
-    def row_blocks(self) -> RowBlocks:
-        """What the kernels around the main one depend on."""
-        placement = ByColumns(self.tile_m, TEAMS * ROWS)
-        if self.dq_by_queries:
-            placement = ByQueries(self.tile_m, self.columns)
-        return RowBlocks(
-            self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, turns=1 if self.deterministic else 0, pdl=True,
-        )  # fmt: skip
-
-    @property
-    def statistics_ahead(self) -> bool:
-        """Whether registers hold a statistic of all of a thread's queries beside its accumulators."""
-        return not self.overlapped and self.tile_m < TEAMS * ROWS and not self.has_softcap
-
-    @property
-    def reducers(self) -> int:
-        """Warps that add a warpgroup's dQ to its sum. In a deterministic run several, which take the steps in turn: to
-        wait for a turn, to add and to pass the turn on takes longer than a step."""
-        return REDUCERS if self.deterministic else 1
 
     @property
     def query_bytes(self) -> int:
@@ -188,6 +136,64 @@ class Config(Variant):
         """dK += dS^T Q, dS^T from registers."""
         q = SmemOperand(self.q_tile, Major.MN, self.q_stages, self.q_tile.nbytes)
         return Wgmma(self.dtype, n=self.columns, k=self.tile_m, b=q)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Steps):
+    """Two warpgroups with 64 keys each, which divide a step's dQ."""
+
+    span: ClassVar[int] = TILE_N
+
+    @property
+    def k_tile(self) -> Tile:
+        """A panel for each warpgroup where dQ is divided by columns, if need be one of zeros."""
+        least = 0 if self.dq_by_queries else TEAMS * PANEL_COLUMNS
+        return Tile(TILE_N, max(self.head_dim, least))
+
+    @property
+    def ds_tile(self) -> Tile:
+        """dS, a row per query: the keys of a warpgroup fill a panel."""
+        return Tile(self.tile_m, TILE_N)
+
+    @property
+    def dq_by_queries(self) -> bool:
+        """Each warpgroup computes dQ of its half of a step's queries. Otherwise it computes dQ^T = K^T dS^T of one
+        panel of columns, for any number of queries."""
+        return self.tile_m == TEAMS * ROWS
+
+    @property
+    def dq_bytes(self) -> int:
+        """What a warpgroup has of a step's dQ, in float32."""
+        return 4 * ROWS * self.dq.n
+
+    @property
+    def held_bytes(self) -> int:
+        """Shared memory in use."""
+        of_q, of_do = self.q_tile.nbytes + self.rows_bytes, self.do_tile.nbytes + self.ds_tile.nbytes
+        held = self.k_tile.nbytes + self.v_tile.nbytes + TEAMS * self.dq_bytes
+        return held + self.q_stages * of_q + self.stages * of_do + BARRIER_BYTES
+
+    @property
+    def row_blocks(self) -> RowBlocks:
+        """What the kernels around the main one depend on."""
+        placement = ByColumns(self.tile_m, TEAMS * ROWS)
+        if self.dq_by_queries:
+            placement = ByQueries(self.tile_m, self.columns)
+        return RowBlocks(
+            self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
+            self.has_dlse, turns=1 if self.deterministic else 0, pdl=True,
+        )  # fmt: skip
+
+    @property
+    def statistics_ahead(self) -> bool:
+        """Whether registers hold a statistic of all of a thread's queries beside its accumulators."""
+        return not self.overlapped and self.tile_m < TEAMS * ROWS and not self.has_softcap
+
+    @property
+    def reducers(self) -> int:
+        """Warps that add a warpgroup's dQ to its sum. In a deterministic run several, which take the steps in turn: to
+        wait for a turn, to add and to pass the turn on takes longer than a step."""
+        return REDUCERS if self.deterministic else 1
 
     @property
     def dq(self) -> Wgmma:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
@@ -24,12 +25,34 @@ def store_gradients(context, work, dv: cute.Tensor, dk: cute.Tensor, team: Int32
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=context.gradients_staged + team, number_of_threads=WARPGROUP)
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
-        store(context, work, "V", "dv", team)
-        store(context, work, "K", "dk", team)
+        block = work.n_block * TEAMS + team
+        store(context, work, "V", "dv", block, team)
+        store(context, work, "K", "dk", block, team)
         wait_read()
 
 
-def stage(context, region: str, name: str, gradient: cute.Tensor, team: Int32, scale: Float32) -> None:
+@cute.jit
+def store_gradient(
+    context,
+    work,
+    region: cutlass.Constexpr[str],
+    name: cutlass.Constexpr[str],
+    gradient: cute.Tensor,
+    scale: Float32,
+    team: cutlass.Constexpr[int],
+):
+    """The one gradient that a warpgroup has of a CTA with 64 keys, to its global memory through the place `region`."""
+    # What lies there may still be read by the other warpgroup's last products.
+    cute.arch.barrier(barrier_id=context.last_dq, number_of_threads=TEAMS * WARPGROUP)
+    stage(context, region, name, gradient, 0, scale)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=context.gradients_staged + team, number_of_threads=WARPGROUP)
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
+        store(context, work, region, name, work.n_block, 0)
+        wait_read()
+
+
+def stage(context, region: str, name: str, gradient: cute.Tensor, team: Int32 | int, scale: Float32) -> None:
     """A warpgroup's accumulator, times `scale`, to its share of `region`."""
     tile = getattr(context.cfg, f"{name}_tile")
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
@@ -37,9 +60,9 @@ def stage(context, region: str, name: str, gradient: cute.Tensor, team: Int32, s
     store_matrices(own, tile, to_words(gradient, [scale, scale], context.cfg.dtype))
 
 
-def store(context, work, region: str, name: str, team: Int32) -> None:
-    """One warp: start storing a warpgroup's share."""
+def store(context, work, region: str, name: str, block: Int32, team: Int32 | int) -> None:
+    """One warp: start storing a warpgroup's share, which is a block of 64 keys."""
     tma = context.tma(name)
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.ragged)
     place = context.smem.pointer(region, context.cfg.dtype) + team * (tma.tile.nbytes // 2)
-    tma_start_store(tma, matrix, work.n_block * TEAMS + team, place)
+    tma_start_store(tma, matrix, block, place)

@@ -78,7 +78,7 @@ def step(
     ds_words = slopes(context, s, p, minus_delta, dp)
     fill(ds_operand, ds_words)
 
-    store_ds(context, ds.stage, ds_words)
+    store_ds(context, ds.stage, team.index, ds_words)
     team.add_dv(p_operand, do)
     do.in_step(produce(ends.compute_compute_dS)).arrive()
     ds.wait()

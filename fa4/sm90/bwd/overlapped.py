@@ -66,7 +66,7 @@ def begin(
     ds_words = slopes(context, s, p, Statistic(rows + cfg.tile_m, cfg), dp)
     fill(p_operand, rounded(p, cfg.dtype))
     fill(ds_operand, ds_words)
-    store_ds(context, do.stage, ds_words)
+    store_ds(context, do.stage, team.index, ds_words)
     do.in_step(produce(team.ends.compute_compute_dS)).arrive()
 
 
@@ -113,7 +113,7 @@ def turn(
     next_do.wait()  # once more, which takes no time: the compiler moves no exp2 past it, behind the wait for dP
     wait(1)
     ds_words = slopes(context, s, p, Statistic(rows + cfg.tile_m, cfg), dp)
-    store_ds(context, next_do.stage, ds_words)
+    store_ds(context, next_do.stage, team.index, ds_words)
     next_do.in_step(produce(ends.compute_compute_dS)).arrive()
     wait(0)
     q.arrive()

@@ -6,9 +6,11 @@ from ...bwd import plan
 from ...core.variant import Variant
 from ...device import Chip
 from ...spec import AttentionSpec, Extent
-from .config import TILE_N, Config
+from .config import Config, Steps
 from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for
+from .wide.config import WideConfig
+from .wide.kernel import KERNEL as WIDE
 
 
 class Backward(plan.Backward):
@@ -18,21 +20,28 @@ class Backward(plan.Backward):
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
         super().__init__(spec, extent, chip)
+        if is_wide(spec):
+            self.kernel = WIDE
         self.tiles = tiles or tiles_for(spec, chip)
 
     def __str__(self) -> str:
         tiles, cfg = self.tiles, self.config(has_dlse=False)
-        shape = f"{cfg.tile_m} x {TILE_N}, {cfg.q_stages} + {cfg.stages} stages, group {cfg.group}"
+        shape = f"{cfg.tile_m} x {cfg.span}, {cfg.q_stages} + {cfg.stages} stages, group {cfg.group}"
         return f"backward {tiles.name}: {shape} ({tiles.evidence})"
 
-    def config(self, has_dlse: bool) -> Config:
+    def config(self, has_dlse: bool) -> Steps:
         return configure(self.spec, self.chip, has_dlse, self.tiles)
 
 
-def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None) -> Config:
+def is_wide(spec: AttentionSpec) -> bool:
+    """Whether dV and dK of 64 keys take the registers of a warpgroup each."""
+    return max(spec.head_dim, spec.head_dim_v) > 128
+
+
+def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None) -> Steps:
     """The compile-time side of a problem."""
     tiles = tiles or tiles_for(spec, chip)
-    return Config(
+    return (WideConfig if is_wide(spec) else Config)(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         tile_m=tiles.tile_m,
         q_stages=tiles.q_stages,

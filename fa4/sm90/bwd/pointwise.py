@@ -12,14 +12,13 @@ from ...core.words import load_floats, pack_half
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..fragment import ROWS_PER_WARP, first_column, row_in_warp
-from .config import TILE_N
 
 
 def seen_by_key(work, m_block: Int32) -> list[tuple[Int32, Int32]]:
     """[first, stop) for each of this thread's two keys: the queries that see it, counted from this thread's first one
     of a block."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    key = work.n_block * TILE_N + warp * ROWS_PER_WARP
+    key = work.n_block * work.mask.tile_n + warp * ROWS_PER_WARP
     query = m_block * work.mask.tile_m + first_column()
     bounds = [work.mask.queries(key + row_in_warp(r)) for r in range(2)]
     return [(first - query, stop - query) for first, stop in bounds]
@@ -94,14 +93,15 @@ def fill(operand: cute.Tensor, words: list[Int32]) -> None:
         of_words[i] = word
 
 
-def store_ds(context, stage: Int32, words: list[Int32]) -> None:
-    """dS to shared memory, a row per query: the 8 x 8 matrices of dS^T are transposed on their way."""
+def store_ds(context, stage: Int32, panel: Int32 | int, words: list[Int32]) -> None:
+    """A warpgroup's dS to its panel in shared memory, a row per query: the 8 x 8 matrices of dS^T are transposed on
+    their way."""
     tile = context.cfg.ds_tile
     lane = cute.arch.lane_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     # Lane l names row l % 8 of matrix l / 8: (first, second) 8 keys of 8 queries, then of the next 8.
     query, key = lane % 8 + lane // 16 * 8, warp % WARPS_PER_WARPGROUP * ROWS_PER_WARP + lane // 8 % 2 * 8
-    place = context.smem.address("dS") + stage * tile.nbytes + warp // WARPS_PER_WARPGROUP * tile.panel_bytes
+    place = context.smem.address("dS") + stage * tile.nbytes + panel * tile.panel_bytes
     place = place + query * PANEL_ROW_BYTES + ((key // 8 ^ (query & 7)) << 4)
     for i in range(0, len(words), 4):
         cute.arch.inline_ptx(

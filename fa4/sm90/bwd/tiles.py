@@ -26,10 +26,19 @@ D96 = BackwardTiles("d96", 64, 3, 2, True, "full, causal 4k on an H100: 465, 422
 D128 = BackwardTiles("d128", 64, 3, 2, True, "full 4k, 16k on an H100: 558, 597 TFLOP/s; 80 in order: 497, 530")
 SOFTCAP = BackwardTiles("softcap", 64, 2, 2, False, "its slope needs the scores beside P, and these the registers")
 
+D192 = BackwardTiles("d192", 64, 3, 3, False, "what fits shared memory; not timed")
+D256 = BackwardTiles("d256", 64, 2, 2, False, "what fits shared memory; not timed")
+
+
+def _panels(columns: int) -> int:
+    return -(-columns // 64)
+
 
 def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
     """The row for a problem on a chip."""
     largest = max(spec.head_dim, spec.head_dim_v)
+    if largest > 128:
+        return D192 if _panels(spec.head_dim) + _panels(spec.head_dim_v) <= 6 else D256
     if largest <= 64:
         return D64
     if spec.softcap > 0:

@@ -10,7 +10,6 @@ from cutlass import Int32
 from ...bwd.work import keys_here, turn
 from ...core.mask import Band
 from ...core.sequence import Rows
-from .config import TILE_N
 
 
 class Neighbours(NamedTuple):
@@ -68,17 +67,17 @@ def work_tile(context) -> Work:
     cfg, keys = context.cfg, keys_here(context)
     full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
     place = keys.n_block % cfg.sms
-    together = cutlass.min((keys.k.count + TILE_N - 1) // TILE_N - (keys.n_block - place), cfg.sms)
+    together = cutlass.min((keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place), cfg.sms)
     return Work(*keys, *full, Neighbours(place, together))
 
 
 def whole_blocks(mask: Band, n_block: Int32, first: Int32, stop: Int32) -> tuple[Int32, Int32]:
     """Of the query blocks first <= m < stop, those all of whose queries see all keys of a block."""
-    sees_last, _ = mask.queries((n_block + 1) * TILE_N - 1)
-    _, misses_first = mask.queries(n_block * TILE_N)
+    sees_last, _ = mask.queries((n_block + 1) * mask.tile_n - 1)
+    _, misses_first = mask.queries(n_block * mask.tile_n)
     full_first = (cutlass.max(sees_last, 0) + mask.tile_m - 1) // mask.tile_m
     # A block of keys that ends beyond the last key is seen whole by nobody.
-    full_first = cutlass.select_((n_block + 1) * TILE_N <= mask.seqlen_k, full_first, stop)
+    full_first = cutlass.select_((n_block + 1) * mask.tile_n <= mask.seqlen_k, full_first, stop)
     full_first = cutlass.max(cutlass.min(Int32(full_first), stop), first)
     full_stop = stop
     if mask.left is not None:

@@ -1,0 +1,67 @@
+"""Shapes of the wide backward: one warpgroup has dV of 64 keys, the other dK; see `kernel`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ....bwd.blocks import RowBlocks
+from ....pipeline.smem import Tile
+from ...wgmma import ROWS, Major, SmemOperand, Wgmma
+from ..config import BARRIER_BYTES, PANEL_COLUMNS, Steps
+from ..placement import ByQueries
+
+HANDED_STAGES = 2  # tiles of P and of dS on their way
+P_BYTES = 2  # of an element of P as it is handed over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideConfig(Steps):
+    """A step has 64 queries, so that a warpgroup computes dQ of all of them, for its panels of columns."""
+
+    span: ClassVar[int] = ROWS
+
+    @property
+    def k_tile(self) -> Tile:
+        return Tile(ROWS, self.head_dim)
+
+    @property
+    def ds_tile(self) -> Tile:
+        """dS, a row per query."""
+        return Tile(ROWS, ROWS)
+
+    @property
+    def p_bytes(self) -> int:
+        """P of a step, as the threads of a warpgroup hold it."""
+        return P_BYTES * ROWS * ROWS
+
+    @property
+    def held_bytes(self) -> int:
+        """Shared memory in use."""
+        held = self.k_tile.nbytes + self.v_tile.nbytes + HANDED_STAGES * (self.p_bytes + self.ds_tile.nbytes)
+        of_q = self.q_tile.nbytes + self.rows_bytes
+        return held + self.q_stages * of_q + self.stages * self.do_tile.nbytes + BARRIER_BYTES
+
+    @property
+    def row_blocks(self) -> RowBlocks:
+        """What the kernels around the main one depend on."""
+        placement = ByQueries(ROWS, self.k_tile.panels * PANEL_COLUMNS)
+        return RowBlocks(
+            self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
+            self.has_dlse, pdl=True,
+        )  # fmt: skip
+
+    @property
+    def statistics_ahead(self) -> bool:
+        return False
+
+    def dq_panels(self, team: int) -> range:
+        """Panels of columns of dQ that a warpgroup computes."""
+        first = -(-self.k_tile.panels // 2)
+        return range(first) if team == 0 else range(first, self.k_tile.panels)
+
+    def dq(self, team: int) -> Wgmma:
+        """dQ = dS K, a warpgroup's panels of columns."""
+        k = SmemOperand(self.k_tile, Major.MN)
+        ds = SmemOperand(self.ds_tile, Major.K, HANDED_STAGES, self.ds_tile.nbytes)
+        return Wgmma(self.dtype, n=len(self.dq_panels(team)) * PANEL_COLUMNS, k=ROWS, b=k, a=ds)

@@ -1,0 +1,70 @@
+"""The Hopper backward of head dims above 128: who does what, who hands what to whom, and where things lie.
+
+dV and dK of 64 keys fill the registers of two warpgroups. So a CTA owns 64 keys, and its warpgroups divide the work by
+products: one has S^T = K Q^T and dV += P^T dO, the other dP^T = V dO^T and dK += dS^T Q. The left operands of both sums
+stay in registers; P is handed over through shared memory, in the order in which threads hold it, and dS goes there for
+dQ = dS K, of which each warpgroup has some columns and adds them to the float32 sum straight from its registers.
+The warpgroups wait for each other only through the channels, so one computes weights while the other multiplies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....bwd.launch import BackwardKernel
+from ....pipeline import kernel as kernels
+from ....pipeline.channels import ONCE, By, Carries, Channel, ChannelTable
+from ....pipeline.roles import Role, RoleTable
+from ....pipeline.smem import Region, SmemMap
+from ..load import load
+from .config import HANDED_STAGES, WideConfig
+from .dk import dk
+from .dv import dv
+
+ROLES = RoleTable(
+    (
+        Role("dV", warps=(0, 4), regs=240, body=dv),
+        Role("dK", warps=(4, 8), regs=240, body=dk),
+        Role("load", warps=(8, 9), regs=24, body=load),
+    )
+)
+
+
+def channels(cfg: WideConfig) -> ChannelTable:
+    """<producer>_<consumer>_<payload>; "compute" are both warpgroups."""
+    both, memory = ("dV", "dK"), Carries.ASYNC_SMEM
+    return ChannelTable(
+        (
+            Channel("load_compute_K", "load", both, By.TMA, ONCE, 1, memory),
+            Channel("load_compute_V", "load", "dK", By.TMA, ONCE, 1, memory),
+            Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory),
+            Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory),
+            Channel("dV_dK_P", "dV", "dK", By.WARP, By.WARP, HANDED_STAGES, Carries.SMEM),
+            Channel("dK_compute_dS", "dK", both, By.WARP, By.WGMMA, HANDED_STAGES, memory),
+        ),
+        ROLES,
+    )
+
+
+def smem_map(cfg: WideConfig, table: ChannelTable) -> SmemMap:
+    return SmemMap(
+        Region("K", cfg.k_tile.nbytes, align=1024),
+        Region("V", cfg.v_tile.nbytes, align=1024),
+        Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
+        Region("dO", cfg.stages * cfg.do_tile.nbytes, align=1024),
+        Region("dS", HANDED_STAGES * cfg.ds_tile.nbytes, align=1024),
+        Region("P", HANDED_STAGES * cfg.p_bytes, align=1024),
+        Region("rows", cfg.q_stages * cfg.rows_bytes, align=128),
+        Region("barriers", table.nbytes, align=8),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Context(kernels.Context):
+    """What a role's body gets."""
+
+    last_dq: int = 1  # named barriers; 0 is the CTA's
+    gradients_staged: int = 2  # and 3: one for each warpgroup
+
+
+KERNEL = BackwardKernel("sm90.backward_wide", channels, smem_map, Context, overlap=kernels.Overlap.ROLES)
