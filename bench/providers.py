@@ -72,6 +72,8 @@ def _flex(case: BenchCase) -> Attention:
     if case.causal:
         shift = case.seqlen_k - case.seqlen_q
         mask = create_block_mask(lambda b, h, i, j: j <= i + shift, None, None, case.seqlen_q, case.seqlen_k)
+    # A backward is timed many times over one forward, whose buffers it must not reuse then.
+    torch._functorch.config.donated_buffer = False
     compiled = torch.compile(flex_attention)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
