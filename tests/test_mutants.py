@@ -19,7 +19,6 @@ COMMANDS = {
     "backward": "bwd --causal --heads 2 --head-dim 64 --seqlen 256 --seqlen 640 --seqlen 100x300 --sms 2 " + BLACKWELL,
     "backward_pair": "bwd --head-dim 128 --seqlen 500x250 --seqlen 300x520 --window 200 150 --sms 4 " + BLACKWELL,
     "sm90_forward": "fwd --causal --heads 6 --head-dim 64 --seqlen 200x500 --seqlen 70x40 --sms 2 " + HOPPER,
-    "sm90_forward_split": "fwd --causal --head-dim 64 --seqlen 60x2600 --seqlen 1x3000 --sms 2 " + HOPPER,
     "sm80_forward": "fwd " + AMPERE,
     "sm80_backward": "bwd " + AMPERE,
 }
