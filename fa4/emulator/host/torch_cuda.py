@@ -39,6 +39,9 @@ class Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
     def record_event(self, event: Event | None = None) -> Event:
         return event or Event()
 
@@ -272,6 +275,7 @@ def installed(runtime: Runtime, tells_devices_apart: bool = False) -> Iterator[N
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "device_count": lambda: 1,
         "current_device_index": lambda: 0,
+        "current_stream": lambda _device=None: stream,
         "synchronize": lambda _device=None: None,
     }
     is_cuda = property(lambda tensor: real_device(tensor).type == "cpu")
