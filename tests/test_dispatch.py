@@ -138,7 +138,7 @@ def test_kernels_take_head_dims_of_whole_vectors(name):
 
 LARGEST = {
     "sm100": [(128, 128)],
-    "sm90": [(128, 128), (256, 256)],
+    "sm90": [(128, 128), (256, 256), (256, 256)],
     "sm80": [(256, 256), (256, 256)],
     "torch": [],
 }

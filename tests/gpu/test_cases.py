@@ -30,7 +30,7 @@ SPLIT = (
 )
 # The public functions take seqused with cu_seqlens only.
 NAMED = tuple(case for case in (*cases.CASES.values(), *EXTRA, *ODD) if case.lengths or not case.seqused)
-ORDERED = (Feature.BACKWARD, Feature.DETERMINISTIC)
+TRAINED, ORDERED = (Feature.BACKWARD,), (Feature.BACKWARD, Feature.DETERMINISTIC)
 REPEATED = ("many_tiles", "window_both_sides", "varlen", "sink_gqa_window", "causal_d128", "head_dim_192_128")
 
 
@@ -41,9 +41,17 @@ def test_forward(backend, case, seed):
     cases.assert_right(cases.judge_forward(problem, out, lse), f"{backend}, {case} (seed {seed})")
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["unordered", "deterministic"])
+@pytest.mark.parametrize("backend, case", serving(*NAMED, needs=TRAINED))
+def test_gradients(backend, case, seed):
+    check_gradients(backend, case, False, seed)
+
+
 @pytest.mark.parametrize("backend, case", serving(*NAMED, needs=ORDERED))
-def test_gradients(backend, case, deterministic, seed):
+def test_deterministic_gradients(backend, case, seed):
+    check_gradients(backend, case, True, seed)
+
+
+def check_gradients(backend, case, deterministic, seed):
     problem = cases.make(dataclasses.replace(case, deterministic=deterministic), seed, device="cuda")
     out, lse, grads = problem.call_with_gradients(backend=backend)
     judgements = cases.judge_forward(problem, out, lse) + cases.judge_backward(problem, grads)
