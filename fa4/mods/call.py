@@ -87,14 +87,20 @@ def _as_constants(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> Mods:
     return Mods(tensors, [], texts[0], texts[1], numbers, 0, 0, trained)
 
 
-@torch._dynamo.assume_constant_result
+def _constant_when_compiled(function: Callable) -> Callable:
+    """As torch.compiler.assume_constant_result, which imports torch._dynamo (2 s) for setting this attribute."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant_when_compiled
 def _constants(function: Callable, is_score: bool) -> tuple[str, list[float], list[int]]:
     traced = remembered(trace_score if is_score else trace_mask, function)
     trained = sorted({scatter.tensor for scatter in traced.graph.scatters})
     return traced.graph.text, [float(x) for x in traced.numbers], trained
 
 
-@torch._dynamo.assume_constant_result
+@_constant_when_compiled
 def _captured(function: Callable, is_score: bool) -> list[Tensor]:
     return list(remembered(trace_score if is_score else trace_mask, function).tensors)
 
