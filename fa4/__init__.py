@@ -6,6 +6,7 @@ from .dispatch import NoBackend
 from .flex import flex_attention
 from .mods.blocks import create_block_mask
 from .mods.trace import ModError
+from .states import merge_states
 
 __version__ = "0.1.0"
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "flash_attn_varlen_func",
     "flex_attention",
     "masks",
+    "merge_states",
     "scores",
 ]

@@ -23,7 +23,7 @@ LAYERS = (
     ("checks", "ops"),
     ("autograd", "mod_ops"),
     ("calls",),
-    ("api", "masks", "scores"),
+    ("api", "masks", "scores", "states"),
     ("cases", "demo", "flex"),
     ("emulator.errors",),
     ("emulator.findings",),

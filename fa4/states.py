@@ -1,0 +1,83 @@
+"""Partial results of attention, joined: ring attention, shared prefixes, cascades."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention over the union of disjoint sets of keys, from what attention over each set gave.
+
+    With lse_i the log-sum-exp of a row's logits over set i, and out_i the normalised output:
+
+        lse = log(sum_i exp(lse_i)),   out = sum_i exp(lse_i - lse) out_i
+
+    in float32 (float64 for float64). Differentiable in all of them. A state whose row saw no key (lse -inf) counts for
+    nothing there, whatever its out holds, NaN included; where only one state has seen keys, its row comes back bit for
+    bit. At most one of the states may have the sink.
+
+    Args:
+        outs: each (batch, seqlen_q, heads, head_dim_v), or packed (total_q, heads, head_dim_v); of one dtype.
+        lses: each (batch, heads, seqlen_q), or packed (heads, total_q); float32, or float64 to go with float64.
+
+    Returns:
+        out in the outs' dtype, and lse in the lses'.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: the numbers of states differ or are 0, or a state has another shape or device than the first.
+    """
+    _check(outs, lses)
+    lse = torch.stack(tuple(lses))
+    # The largest lse cancels: nothing is to be differentiated through it.
+    top = lse.detach().amax(dim=0)
+    top = top.masked_fill(top == -torch.inf, 0.0)
+    has_seen = lse != -torch.inf
+    weights = torch.where(has_seen, torch.exp(torch.where(has_seen, lse, top) - top), 0.0)
+    total = weights.sum(dim=0)
+    is_empty = total == 0.0
+    total = total.masked_fill(is_empty, 1.0)
+    weights = weights / total
+    merged = torch.zeros_like(outs[0], dtype=lse.dtype)
+    for out, weight, seen in zip(outs, weights, has_seen):
+        rows, seen = (x.transpose(-1, -2)[..., None] for x in (weight, seen))
+        merged = merged + rows * torch.where(seen, out.to(lse.dtype), 0.0)
+    return merged.to(outs[0].dtype), (top + total.log()).masked_fill(is_empty, -torch.inf)
+
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
+    for name, states in (("outs", outs), ("lses", lses)):
+        if not isinstance(states, (list, tuple)):
+            raise TypeError(f"{name} is a {type(states).__name__}, expected a list of tensors, one of each state")
+    if len(outs) != len(lses) or not outs:
+        raise ValueError(f"there are {len(outs)} outs and {len(lses)} lses, expected one of each for every state")
+    for name, states in (("outs", outs), ("lses", lses)):
+        for i, x in enumerate(states):
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name}[{i}] is a {type(x).__name__}, expected a torch.Tensor")
+    first = outs[0]
+    if first.dtype not in _DTYPES:
+        raise TypeError(f"outs[0] has dtype {first.dtype}, expected float16, bfloat16, float32 or float64")
+    if first.ndim not in (3, 4):
+        raise ValueError(
+            f"outs[0] has shape {tuple(first.shape)}, expected (batch, seqlen_q, heads, head_dim_v), or packed "
+            "(total_q, heads, head_dim_v)"
+        )
+    rows_dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+    *batch, rows, heads, _ = first.shape
+    expected = {"outs": (tuple(first.shape), first.dtype), "lses": ((*batch, heads, rows), rows_dtype)}
+    for name, states in (("outs", outs), ("lses", lses)):
+        shape, dtype = expected[name]
+        for i, x in enumerate(states):
+            if tuple(x.shape) != shape:
+                raise ValueError(f"{name}[{i}] has shape {tuple(x.shape)}, expected {shape} to go with outs[0]")
+            if x.dtype != dtype:
+                raise TypeError(f"{name}[{i}] has dtype {x.dtype}, expected {dtype}")
+            if x.device != first.device:
+                raise ValueError(f"{name}[{i}] is on {x.device}, expected {first.device} like outs[0]")
