@@ -4,6 +4,7 @@ from . import masks, scores
 from .api import explain, flash_attn_func, flash_attn_varlen_func
 from .dispatch import NoBackend
 from .flex import flex_attention
+from .integrations.sdpa import register_sdpa
 from .mods.blocks import create_block_mask
 from .mods.trace import ModError
 from .states import merge_states
@@ -20,5 +21,6 @@ __all__ = [
     "flex_attention",
     "masks",
     "merge_states",
+    "register_sdpa",
     "scores",
 ]

@@ -24,7 +24,7 @@ LAYERS = (
     ("autograd", "mod_ops"),
     ("calls",),
     ("api", "masks", "scores", "states"),
-    ("cases", "demo", "flex"),
+    ("cases", "demo", "flex", "integrations"),
     ("emulator.errors",),
     ("emulator.findings",),
     ("emulator.machine",),

@@ -1,0 +1,341 @@
+"""fa4 beneath torch's scaled_dot_product_attention and varlen_attn, through torch's registry of flash attentions.
+
+    fa4.register_sdpa()
+    torch.nn.attention.activate_flash_attention_impl("fa4")
+    ...
+    torch.nn.attention.restore_flash_attention_impl()
+
+While it is active, fa4 answers the aten operators that torch's flash attention is made of. What fa4 would run in plain
+torch, or does not do, goes to the kernel that was there before, and a warning tells the reason once.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import checks, dispatch, ops
+from ..checks import Options
+from ..device import chip_of
+from ..spec import AttentionInputs, AttentionSpec, Flags, Saved
+
+NAME = "fa4"
+DEVICES = ("cuda", "cpu")
+
+
+def register_sdpa(*, devices: Iterable[str] = ("cuda",), activate: bool = False) -> None:
+    """Make "fa4" known to `torch.nn.attention.activate_flash_attention_impl`.
+
+    Once activated, `scaled_dot_product_attention` (where torch chooses its flash backend; `sdpa_kernel` makes it),
+    `torch.nn.attention.varlen.varlen_attn`, nested tensors and torch's `context_parallel` run on fa4, forward and
+    backward. `torch.nn.attention.restore_flash_attention_impl()` gives torch its own kernels back.
+
+    Args:
+        devices: whose tensors fa4 serves: "cuda", "cpu" or both. On a CPU fa4 runs tiled torch, which is slower than
+            torch's own kernel: for tests, and for `fa4.emulator.emulate`, where CPU tensors are an emulated chip's.
+        activate: activate it at once.
+
+    Raises:
+        RuntimeError: this torch has no such registry.
+        ValueError: an unknown device.
+    """
+    import torch.nn.attention
+
+    register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
+    if register is None:
+        raise RuntimeError(
+            f"torch {torch.__version__} has no torch.nn.attention.register_flash_attention_impl (2.13 has): call "
+            "fa4.flash_attn_func instead, or update torch"
+        )
+    devices = tuple(devices)
+    if not devices or not set(devices) <= set(DEVICES):
+        raise ValueError(f"devices is {devices!r}, expected some of {DEVICES}")
+    register(NAME, register_fn=functools.partial(_activate, devices))
+    if activate:
+        torch.nn.attention.activate_flash_attention_impl(NAME)
+
+
+class _Refusal(Exception):
+    """fa4 does not serve the call; the reason."""
+
+
+class _Handle:
+    """What torch keeps while fa4 is active."""
+
+    def __init__(self, library: torch.library.Library) -> None:
+        self._library: torch.library.Library | None = library
+
+    def remove(self) -> None:
+        self._library = None  # registrations live as long as their library
+
+
+def _activate(devices: tuple[str, ...]) -> _Handle:
+    library = torch.library.Library("aten", "IMPL")
+    for device in devices:
+        key = device.upper()
+        for name, serve in {**_OPERATORS, **(_CPU_OPERATORS if device == "cpu" else {})}.items():
+            library.impl(name, _kernel(name, serve, _kernel_before(name, key)), key, with_keyset=True)
+    return _Handle(library)
+
+
+def _kernel_before(name: str, key: str) -> Any:
+    """torch's kernel of an operator; None where it has none."""
+    try:
+        return torch.library.get_kernel(f"aten::{name}", key)
+    except RuntimeError:
+        return None
+
+
+def _kernel(name: str, serve: Callable[..., Any], before: Any) -> Callable[..., Any]:
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return serve(*args, **kwargs)
+        except _Refusal as refusal:
+            reason = str(refusal)
+        if before is None:
+            raise NotImplementedError(f"fa4 does not serve aten::{name} here, and torch has no kernel for it: {reason}")
+        _tell(reason)
+        return before.call_boxed(keys, *args, **kwargs)
+
+    return kernel
+
+
+_told: set[str] = set()
+
+
+def _tell(reason: str) -> None:
+    if reason not in _told:
+        _told.add(reason)
+        warnings.warn(f"fa4 leaves this attention to torch's own kernel: {reason}. Said once.", stacklevel=3)
+
+
+# The road to fa4 ------------------------------------------------------------------------------------------------------
+
+
+def _problem(inputs: AttentionInputs, options: Options) -> tuple[AttentionInputs, Flags]:
+    """The arguments of fa4's operators, if fa4 has a kernel for them."""
+    packed = inputs.varlen
+    if inputs.v.shape[-1] != inputs.q.shape[-1]:
+        raise _Refusal("the head_dim of value is not that of query")
+    try:
+        inputs, flags = checks.call(packed, inputs, options)
+        if packed:
+            checks.lengths(inputs)
+    except (TypeError, ValueError) as error:
+        raise _Refusal(str(error)) from None
+    chip = chip_of(inputs.q.device)
+    if chip.device_type == "cuda" and not chip.emulated:
+        _refuse_tiled_torch(AttentionSpec.of(inputs, flags), inputs, flags)
+    return inputs, flags
+
+
+def _refuse_tiled_torch(spec: AttentionSpec, inputs: AttentionInputs, flags: Flags) -> None:
+    chip = chip_of(inputs.q.device)
+    if dispatch.select(spec, inputs.extent, chip, flags.backend).requires:
+        return
+    refused = dispatch.explain(spec, inputs.extent, chip, flags.backend).refused
+    raise _Refusal("fa4 has no kernel: " + "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in refused))
+
+
+def _forward(inputs: AttentionInputs, options: Options, num_splits: int | None = None) -> tuple[Tensor, Tensor]:
+    inputs, flags = _problem(inputs, options)
+    route = ops.route(inputs, flags)
+    if num_splits is not None and num_splits != route.plan.splits:
+        raise _Refusal(f"num_splits is {num_splits}, and fa4 chose {route.plan.splits}")
+    return route.forward(inputs)
+
+
+def _backward(saved: Saved, inputs: AttentionInputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    inputs, flags = _problem(inputs, options)
+    dq, dk, dv, _ = torch.ops.fa4.backward(*saved, *inputs, *flags._replace(needs_backward=True))
+    return dq, dk, dv
+
+
+def _in_layout_of(x: Tensor, model: Tensor) -> Tensor:
+    """x with the strides that torch.empty_like(model) has, which torch.compile relies on."""
+    result = torch.empty_like(model)
+    return x if x.stride() == result.stride() else result.copy_(x)
+
+
+def _rows_first(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """(batch, heads, seqlen, head_dim) as (batch, seqlen, heads, head_dim), and back."""
+    return tuple(x.transpose(1, 2) for x in tensors)
+
+
+def _no_random_numbers(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What torch's operators return for dropout, seed, offset and mask, where there is none."""
+    seed = torch.zeros(2, dtype=torch.uint64, device=query.device)
+    return seed, torch.zeros((), dtype=torch.uint64, device=query.device), query.new_empty(0)
+
+
+def _refuse_dropout(dropout_p: float, return_debug_mask: bool = False) -> None:
+    if dropout_p or return_debug_mask:
+        raise _Refusal("fa4 has no dropout")
+
+
+# The operators, with torch's arguments --------------------------------------------------------------------------------
+
+
+def _flash_attention_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    seqused_k: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> tuple[Tensor, ...]:
+    _refuse_dropout(dropout_p, return_debug_mask)
+    for name, x in (("alibi_slopes", alibi_slopes), ("block_table", block_table)):
+        if x is not None:
+            raise _Refusal(f"{name} is given")
+    if seqused_k is not None and cum_seq_q is None:
+        raise _Refusal("seqused_k is given without cumulative lengths")
+    inputs = AttentionInputs(query, key, value, None, cum_seq_q, cum_seq_k, None, seqused_k, max_q, max_k)
+    options = Options(scale, is_causal, (window_size_left, window_size_right))
+    out, lse = _forward(inputs, options, num_splits)
+    return out, lse, *_no_random_numbers(query)
+
+
+def _flash_attention_forward_inplace(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    result, lse, *_ = _flash_attention_forward(*args, **kwargs)
+    out.copy_(result)
+    return lse
+
+
+def _flash_attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    rng_state: Tensor,
+    unused: Tensor,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+) -> tuple[Tensor, ...]:
+    _refuse_dropout(dropout_p)
+    inputs = AttentionInputs(query, key, value, None, cum_seq_q, cum_seq_k, None, None, max_q, max_k)
+    options = Options(scale, is_causal, (window_size_left, window_size_right))
+    return _backward(Saved(out, logsumexp, grad_out), inputs, options)
+
+
+def _sdpa_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    _refuse_dropout(dropout_p, return_debug_mask)
+    out, lse = _forward(AttentionInputs(*_rows_first(query, key, value)), Options(scale, is_causal))
+    (out,) = _rows_first(out)
+    sizes = None, None, query.shape[2], key.shape[2]
+    return _in_layout_of(out, query), lse, *sizes, *_no_random_numbers(query)
+
+
+def _sdpa_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    _refuse_dropout(dropout_p)
+    q, k, v, out, grad_out = _rows_first(query, key, value, out, grad_out)
+    grads = _backward(Saved(out, logsumexp, grad_out), AttentionInputs(q, k, v), Options(scale, is_causal))
+    return tuple(_in_layout_of(grad, x) for grad, x in zip(_rows_first(*grads), (query, key, value)))
+
+
+def _refuse_on_a_cpu(query: Tensor, key: Tensor, dropout_p: float, is_causal: bool, attn_mask: Tensor | None) -> None:
+    _refuse_dropout(dropout_p)
+    if attn_mask is not None:
+        raise _Refusal("attn_mask is given")
+    if is_causal and query.shape[2] != key.shape[2]:
+        raise _Refusal("is_causal with other numbers of keys than queries, which torch aligns at the first key")
+
+
+def _cpu_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    _refuse_on_a_cpu(query, key, dropout_p, is_causal, attn_mask)
+    out, lse, *_ = _sdpa_forward(query, key, value, dropout_p, is_causal, scale=scale)
+    return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _cpu_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    _refuse_on_a_cpu(query, key, dropout_p, is_causal, attn_mask)
+    q, k, v, out, grad_out = _rows_first(query, key, value, out, grad_out)
+    saved = Saved(out, logsumexp.contiguous(), grad_out)
+    return _rows_first(*_backward(saved, AttentionInputs(q, k, v), Options(scale, is_causal)))
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "_flash_attention_forward": _flash_attention_forward,
+    "_flash_attention_forward_no_dropout_inplace": _flash_attention_forward_inplace,
+    "_flash_attention_backward": _flash_attention_backward,
+    "_scaled_dot_product_flash_attention": _sdpa_forward,
+    "_scaled_dot_product_flash_attention_backward": _sdpa_backward,
+}
+_CPU_OPERATORS: dict[str, Callable[..., Any]] = {
+    "_scaled_dot_product_flash_attention_for_cpu": _cpu_forward,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _cpu_backward,
+}
