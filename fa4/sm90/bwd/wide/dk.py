@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32
+from cutlass import Int32
 
-from ....core.words import load_halves
-from ....pipeline.cursor import Cursor, consume, produce
+from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
 from ..epilogue import store_gradient
-from ..placement import WARPGROUP
 from ..pointwise import Statistic, fill, query_of, rounded, rows_of, store_ds
 from ..work import work_tile
+from .handing import Cursors, handed_over
 from .share import Share
 
 
@@ -31,13 +30,12 @@ def dk(context):
         consume(ends.load_compute_V).wait()
     cute.arch.griddepcontrol_wait()  # the sums of dQ are cleared by another kernel
     operands = Operands(context)
-    q, do = consume(ends.load_compute_Q), consume(ends.load_compute_dO)
-    p = consume(ends.dV_dK_P)
+    at = Cursors(consume(ends.load_compute_Q), consume(ends.load_compute_dO), consume(ends.dV_dK_P))
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
         for m_block in cutlass.range(work.first, work.stop, unroll=1):
-            step(context, operands, total, work, m_block, head, q, do, p)
-            q, do, p = q.next(), do.next(), p.next()
+            step(context, operands, total, work, m_block, head, at)
+            at = at.next()
     store_gradient(context, work, "K", "dk", total, context.args.scale, 1)
 
 
@@ -59,47 +57,38 @@ def step(
     work,
     m_block: Int32,
     head: Int32,
-    q: Cursor,
-    do: Cursor,
-    p_cursor: Cursor,
+    at: Cursors,
 ):
     """One block of queries."""
     cfg, ends = context.cfg, context.ends("dK")
     dp = cfg.dp.accumulator()
-    do.wait()
-    cfg.dp.issue(dp, operands.v[None, None, None, 0], operands.do[None, None, None, do.stage], False)
-    q.wait()
-    minus_delta = Statistic(rows_of(context, q.stage) + cfg.tile_m, cfg)
-    ds_full = p_cursor.in_step(consume(ends.dK_compute_dS))
-    ds = p_cursor.in_step(produce(ends.dK_compute_dS))
-    p_cursor.wait()
-    p = handed_over(context, p_cursor.stage, cute.size(dp))
+    at.do.wait()
+    cfg.dp.issue(dp, operands.v[None, None, None, 0], operands.do[None, None, None, at.do.stage], False)
+    at.q.wait()
+    minus_delta = Statistic(rows_of(context, at.q.stage) + cfg.tile_m, cfg)
+    ds_full = at.p.in_step(consume(ends.dK_compute_dS))
+    ds = at.p.in_step(produce(ends.dK_compute_dS))
+    at.p.wait()
+    p = handed_over(context, at.p.stage, cute.size(dp))
     ds.wait()
     wait(0)
     words = rounded([x * (dp[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)], cfg.dtype)
-    do.arrive()
-    p_cursor.arrive()
+    at.do.arrive()
+    at.p.arrive()
     store_ds(context, ds.stage, 0, words)
     ds_operand = cfg.dk.a_registers()
     fill(ds_operand, words)
-    cfg.dk.issue(total, ds_operand, operands.q_columns[None, None, None, q.stage], True)
+    cfg.dk.issue(total, ds_operand, operands.q_columns[None, None, None, at.q.stage], True)
     ds.arrive()
     if cutlass.const_expr(len(operands.share.panels) > 0):
         ds_full.wait()
         dq = operands.share.start(ds_full)
         wait(1)
-        q.arrive()
+        at.q.arrive()
         wait(0)
         ds_full.arrive()
         operands.share.add(context, work, m_block, head, dq)
     else:
         wait(0)
-        q.arrive()
+        at.q.arrive()
         ds_full.arrive()
-
-
-def handed_over(context, stage: Int32, count: int) -> list[Float32]:
-    """P as this thread's accumulators hold dP."""
-    thread = cute.arch.thread_idx()[0] % WARPGROUP
-    place = context.smem.pointer("P", Float16) + stage * (context.cfg.p_bytes // 2) + 8 * thread
-    return [x for i in range(0, count, 8) for x in load_halves(place + i * WARPGROUP, Float16)]
