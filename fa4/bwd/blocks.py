@@ -72,6 +72,11 @@ class RowBlocks(Constant):
     turns: int = 0
     pdl: bool = False
 
+    def arranged(self, statistics: cute.Tensor) -> cute.Tensor:
+        """The workspace of row statistics, (tile_m, 2, blocks, heads), its rows in the order in which threads of the
+        main kernel load them."""
+        return statistics
+
 
 @dataclass(frozen=True)
 class RowTensors:

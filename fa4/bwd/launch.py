@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..core.arguments import Inputs
 from ..core.order import Order
-from ..core.sequence import Lengths, as_matrices, ragged
+from ..core.sequence import Lengths, ragged
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
-from ..spec import Extent, Gradients, Saved
-from .blocks import RowTensors
-from .finish import launch_finish
-from .plan import Scalars, stand_ins
-from .statistics import launch_statistics
-from .workspace import Workspace
+from .program import BackwardProgram, Call
 
 
 class Maps(NamedTuple):
@@ -53,50 +46,23 @@ class Arguments:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BackwardKernel(RoleKernel):
+class BackwardKernel(BackwardProgram, RoleKernel):
     """A chip's main kernel. Its configurations are a `bwd.variant.Variant`."""
 
-    @cute.jit
-    def launch(
-        self,
-        inputs: Inputs,
-        saved: Saved,
-        grads: Gradients,
-        workspace: Workspace,
-        scalars: Scalars,
-        sizes: Extent,
-        cfg: cutlass.Constexpr,
-        stream,
-    ):
-        """Build the TMA maps and start the three kernels.
-
-        Args:
-            saved: out, dout like q with the columns of v; lse, dlse (batch, heads, rows), or varlen (heads, rows),
-                float32.
-            grads: dq, dk, dv like q, k, v.
-            workspace: for `cfg.row_blocks`; on return its dsink holds the terms of dsink.
-        """
-        q, k, v = (as_matrices(x) for x in inputs[:3])
-        dk, dv = as_matrices(grads.dk), as_matrices(grads.dv)
-        rows = RowTensors.of(inputs, saved, grads.dq, workspace, scalars.scale, sizes, cfg.row_blocks)
-        rows = replace(rows, statistics=cfg.arranged(rows.statistics))
-        launch_statistics(rows, cfg.row_blocks, stream)
-
-        seqlens = cute.size(q, mode=[0]), cute.size(k, mode=[0])
+    def begin(self, call: Call, cfg: Any, stream: Any) -> None:
+        """Build the TMA maps and start the kernel."""
+        rows, sizes = call.rows, call.sizes
+        seqlens = cute.size(call.q, mode=[0]), cute.size(call.k, mode=[0])
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.span)
-        heads = cute.size(k, mode=[2])
+        heads = cute.size(call.k, mode=[2])
         section = cfg.section(n_blocks, sizes.max_seqlen_q, heads * sizes.batch)
         order = Order(n_blocks, heads, sizes.batch, section, cfg.descending, cfg.ctas)
-        loaded, stored = (q, k, v, rows.dout), (dk, dv)
-        if cutlass.const_expr(cfg.ragged):
+        loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)
+        if cfg.ragged:
             loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
         maps = [TmaTile.load(x, tile, cfg.ctas).map for x, tile in zip(loaded, tiles)]
         maps += [TmaTile.store(x, tile).map for x, tile in zip(stored, tiles[4:])]
         sums = rows.statistics, rows.dq_sum, rows.turns
-        args = Arguments(Maps(*maps), *sums, inputs.lengths, *seqlens, order, *scalars)
+        args = Arguments(Maps(*maps), *sums, rows.lengths, *seqlens, order, *call.scalars)
         self.start(args, cfg, order.ctas, stream)
-        launch_finish(rows, cfg.row_blocks, stream)
-
-    def stand_ins(self, cfg: Any) -> tuple:
-        return stand_ins(cfg)

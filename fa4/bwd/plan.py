@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 from torch import Tensor
 
 from .. import jit
-from ..core.arguments import Inputs, fake_matrices, fake_numbers, fake_rows, windows
+from ..core.arguments import windows
 from ..core.program import Program
 from ..core.softmax import LOG2_E
 from ..device import Chip
@@ -36,24 +36,14 @@ class Scalars(NamedTuple):
         return Scalars(scale, (spec.softcap or scale) * LOG2_E, over_cap, *windows(spec))
 
 
-def stand_ins(cfg: Any) -> tuple:
-    """Of what `Backward.launch` gives the kernel's."""
-    out, dout, *grads = fake_matrices(cfg, 5)
-    saved = Saved(out, fake_rows(cfg), dout, fake_rows(cfg, cfg.has_dlse))
-    extent = Extent(*[Int32(0)] * 3)
-    return Inputs.fake(cfg), saved, Gradients(*grads), Workspace.fake(cfg.row_blocks), fake_numbers(Scalars), extent
-
-
 class Backward:
     """One kind of problem on a chip. A chip's class has a `kernel` and knows its configurations."""
 
     kernel: Program
-    takes_mods = False  # whether `launch` takes a call's mods too, or None
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
         self.scalars = jit.fixed(Scalars.of(spec))
-        self._no_mods = (None,) if self.takes_mods else ()
         self._compiled: dict[bool, tuple[RowBlocks, jit.Launcher]] = {}  # by whether there is a dlse
 
     def config(self, has_dlse: bool) -> Any:
@@ -70,6 +60,6 @@ class Backward:
             self._compiled[has_dlse] = cfg.row_blocks, self.kernel.launcher(cfg, self.chip)
         row_blocks, launcher = self._compiled[has_dlse]
         workspace = Workspace.allocate(inputs, self.spec, row_blocks)
-        given = self._no_mods if mods is None else (filled(mods, queries=True),)
-        launcher(inputs[:8], saved, grads, workspace, self.scalars, self.extent, *given)
+        given = None if mods is None else filled(mods, queries=True)
+        launcher(inputs[:8], saved, grads, workspace, self.scalars, self.extent, given)
         return workspace.dsink_terms()

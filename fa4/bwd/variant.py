@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cutlass.cute as cute
 from cutlass import Int32
 
 from ..core import variant
@@ -35,8 +34,3 @@ class Variant(variant.Variant):
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32 | None:
         """How many of all pairs of head and sequence advance together, see `core.order`; None for a sequence's."""
         return None
-
-    def arranged(self, statistics: cute.Tensor) -> cute.Tensor:
-        """The workspace of row statistics, (tile_m, 2, blocks, heads), its rows in the order in which threads load
-        them."""
-        return statistics

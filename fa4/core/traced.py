@@ -73,9 +73,16 @@ def _fake_captured(dtype: str, rank: int) -> cute.Tensor:
 
 
 def bind(
-    mods: ModSpec, filled: ModTensors, batch: Int32, head: Int32, seqlens: tuple[Int32, Int32], packed: int
+    mods: ModSpec | None,
+    filled: ModTensors | None,
+    batch: Int32,
+    head: Int32,
+    seqlens: tuple[Int32, Int32],
+    packed: int,
 ) -> tuple[Traced | None, Traced | None]:
-    """The score and the mask of a tile's sequence and head; of `packed` heads in turn, `head` is the first."""
+    """The score and the mask of a tile's sequence and head, or None; of `packed` heads in turn, `head` is the first."""
+    if mods is None or filled is None:
+        return None, None
     bound, tensors, numbers = [], filled.tensors, filled.numbers
     for graph in (mods.score, mods.mask):
         if graph is None:

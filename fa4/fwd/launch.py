@@ -9,12 +9,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..core.arguments import Inputs, fake_numbers, fake_results
 from ..core.order import Order, PackedOrder
-from ..core.sequence import Lengths, as_columns, as_matrices, extent, in_parts, ragged
+from ..core.sequence import Lengths, extent, ragged
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
-from .plan import Scalars, Sizes
+from .program import Call, ForwardProgram
 
 
 class Maps(NamedTuple):
@@ -59,49 +58,34 @@ class Arguments:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ForwardKernel(RoleKernel):
+class ForwardKernel(ForwardProgram, RoleKernel):
     """A chip's kernel. Its configurations are a `Variant` with `packed` heads, `slots` (rows of a tile that a query
     takes), `rows` of a work tile, tiles of q, k, v and o, `ctas` that share a tile, which maps are `ragged_q`,
     `ragged_k` and `ragged_o`; and whether the grid is `persistent`, packed sequences get tiles by a `PackedOrder`
     (`counts_rows`), O is stored `directly`, without a map, and keys are `split`: then out and lse have a leading axis
     of parts and are float32, and there is no sink."""
 
-    @cute.jit
-    def launch(
-        self,
-        inputs: Inputs,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        scalars: Scalars,
-        sizes: Sizes,
-        cfg: cutlass.Constexpr,
-        stream,
-    ):
-        """Build the TMA maps and start the kernel.
-
-        Args:
-            out: like q, with the columns of v.
-            lse: (batch, heads, rows), or varlen (heads, rows); float32.
-        """
-        q, k, v = as_matrices(inputs.q, cfg.packed), as_matrices(inputs.k), as_matrices(inputs.v)
-        out, lse = (in_parts(x, views, cfg.packed, cfg.split) for x, views in ((out, as_matrices), (lse, as_columns)))
-        of_sequences = ((q, cfg.ragged_q), (k, cfg.ragged_k), (v, cfg.ragged_k), (out, cfg.ragged_o))
+    def begin(self, call: Call, cfg: Any, stream: Any) -> None:
+        """Build the TMA maps and start the kernel."""
+        sizes = call.sizes
+        of_sequences = (
+            (call.q, cfg.ragged_q),
+            (call.k, cfg.ragged_k),
+            (call.v, cfg.ragged_k),
+            (call.out, cfg.ragged_o),
+        )
         *loaded, stored = (ragged(x) if is_ragged else x for x, is_ragged in of_sequences)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile)
         loads = [TmaTile.load(x, tile, cfg.ctas).map for x, tile in zip(loaded, tiles)]
         maps = Maps(*loads, None if cfg.directly else TmaTile.store(stored, cfg.o_tile).map)
-        heads, splits = cute.size(q, mode=[2]), sizes.splits if cfg.split else None
+        heads, splits = cute.size(call.q, mode=[2]), sizes.splits if cfg.split else None
         # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
-        if cutlass.const_expr(cfg.counts_rows):
-            rows, cu_seqlens = extent(q), inputs.cu_seqlens_q
+        if cfg.counts_rows:
+            rows, cu_seqlens = extent(call.q), call.lengths.cu_seqlens_q
             order = PackedOrder(cfg.rows, cfg.slots, cu_seqlens, rows, heads, sizes.section)
         else:
             m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
             order = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, cluster=cfg.ctas)
-        args = Arguments(maps, out, lse, inputs.sink, inputs.lengths, order, splits, *scalars)
+        args = Arguments(maps, call.out, call.lse, call.sink, call.lengths, order, splits, *call.scalars)
         ctas = args.tiles * cfg.ctas
         self.start(args, cfg, cutlass.min(ctas, sizes.ctas // cfg.ctas * cfg.ctas) if cfg.persistent else ctas, stream)
-
-    def stand_ins(self, cfg: Any) -> tuple:
-        out, lse = fake_results(cfg)
-        return Inputs.fake(cfg), out, lse, fake_numbers(Scalars), fake_numbers(Sizes)

@@ -51,21 +51,17 @@ class Sizes(NamedTuple):
 
 class Forward:
     """One kind of problem on a chip. A chip's class has a `kernel` and knows its configuration, its numbers, and how
-    many parts it `splits` keys into.
-
-    The kernel's `launch` takes `Inputs`, out, lse, and the records `scalars` and `sizes`.
-    """
+    many parts it `splits` keys into."""
 
     kernel: Program
     splits = 1
-    takes_mods = False  # whether `launch` takes a call's mods too, or None
 
     def __init__(self, chip: Chip, cfg: Any, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
-        self._numbers = (jit.fixed(scalars), jit.fixed(sizes), None)[: 3 if self.takes_mods and not cfg.mods else 2]
+        self._numbers = jit.fixed(scalars), jit.fixed(sizes)
 
-    def launch(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *mods: Mods) -> None:
-        self._launcher(inputs[:8], out, lse, *self._numbers, *map(filled, mods))
+    def launch(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None = None) -> None:
+        self._launcher(inputs[:8], out, lse, *self._numbers, None if mods is None else filled(mods))
 
     @functools.cached_property
     def _launcher(self) -> jit.Launcher:

@@ -14,20 +14,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
-from ..bwd.blocks import RowTensors
-from ..bwd.finish import launch_finish
-from ..bwd.plan import Scalars, stand_ins
-from ..bwd.statistics import launch_statistics
-from ..bwd.workspace import Workspace
-from ..core.arguments import Inputs
+from ..bwd.program import BackwardProgram, Call
 from ..core.mask import Window
 from ..core.order import Order
-from ..core.program import Program
 from ..core.score import Softcap
-from ..core.sequence import Lengths, as_matrices
+from ..core.sequence import Lengths
 from ..core.softmax import LOG2_E
 from ..core.traced import ModTensors
-from ..spec import Extent, Gradients, Saved
 from .backward_tile import work_on_keys
 from .config import BackwardConfig
 from .tiles import backward_section
@@ -56,39 +49,21 @@ class Arguments:
     mods: ModTensors | None
 
 
-class BackwardKernel(Program):
-    @cute.jit
-    def launch(
-        self,
-        inputs: Inputs,
-        saved: Saved,
-        grads: Gradients,
-        workspace: Workspace,
-        scalars: Scalars,
-        sizes: Extent,
-        mods: ModTensors | None,
-        cfg: cutlass.Constexpr[BackwardConfig],
-        stream,
-    ):
-        """Start the three kernels; on return the workspace's dsink holds the terms of the sink's gradient."""
-        q = as_matrices(inputs.q, cfg.group)
-        k, v, dk, dv = (as_matrices(x) for x in (inputs.k, inputs.v, grads.dk, grads.dv))
-        rows = RowTensors.of(inputs, saved, grads.dq, workspace, scalars.scale, sizes, cfg.row_blocks)
-        launch_statistics(rows, cfg.row_blocks, stream)
-        score = Softcap(scalars.scale_over_cap) if cutlass.const_expr(cfg.has_softcap) else None
+class BackwardKernel(BackwardProgram):
+    __slots__ = ()
+
+    def begin(self, call: Call, cfg: BackwardConfig, stream: Any) -> None:
+        rows, scalars, sizes = call.rows, call.scalars, call.sizes
+        score = Softcap(scalars.scale_over_cap) if cfg.has_softcap else None
         # First keys first: under a causal mask they take longest, and in a deterministic run their turn is first.
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.tiles.tile_n)
-        order = Order(n_blocks, cute.size(k, mode=[2]), sizes.batch, backward_section(cfg, sizes.max_seqlen_q))
+        order = Order(n_blocks, cute.size(call.k, mode=[2]), sizes.batch, backward_section(cfg, sizes.max_seqlen_q))
         args = Arguments(
-            q, k, v, rows.dout, dk, dv, rows.statistics, rows.dq_sum, rows.turns, rows.lengths, order,
-            cfg.window(scalars.left, scalars.right), score, scalars.scale,
-            Float32(LOG2_E) if cutlass.const_expr(cfg.has_score_mod) else scalars.scale_log2, ModTensors.of(mods),
+            call.q, call.k, call.v, rows.dout, call.dk, call.dv, rows.statistics, rows.dq_sum, rows.turns, rows.lengths,
+            order, cfg.window(scalars.left, scalars.right), score, scalars.scale,
+            Float32(LOG2_E) if cfg.has_score_mod else scalars.scale_log2, call.mods,
         )  # fmt: skip
         kernel(args, cfg).launch(**cfg.launch(order.ctas), stream=stream)
-        launch_finish(rows, cfg.row_blocks, stream)
-
-    def stand_ins(self, cfg: Any) -> tuple:
-        return *stand_ins(cfg), ModTensors.fake(cfg.mods)
 
 
 @cute.kernel

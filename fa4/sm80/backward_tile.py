@@ -112,10 +112,8 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
     q, dout = (sequence_matrix(x, head, sequence, rows_q, cfg.varlen) for x in (args.q, args.dout))
     k, v, dk, dv = (sequence_matrix(x, head, sequence, rows_k, cfg.varlen) for x in (args.k, args.v, args.dk, args.dv))
     mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, *args.window, cfg.group)
-    score_mod, mask_mod = None, None
-    if cutlass.const_expr(cfg.mods is not None):
-        lengths = rows_q.count, rows_k.count
-        score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.group, lengths, cfg.group)
+    lengths = rows_q.count, rows_k.count
+    score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.group, lengths, cfg.group)
     if cutlass.const_expr(cfg.has_blocks):
         block_q, block_k = cfg.mods.block
         column, ratio = n_block // (block_k // tiles.tile_n), block_q * cfg.group // tiles.tile_m

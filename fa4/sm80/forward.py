@@ -13,14 +13,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from .. import jit
-from ..core.arguments import Inputs, fake_numbers
 from ..core.mask import Window
 from ..core.order import Order
-from ..core.program import Program
 from ..core.score import Softcap
-from ..core.sequence import Lengths, align_strides, as_columns, as_matrices, in_parts
+from ..core.sequence import Lengths
 from ..core.traced import ModTensors
+from ..fwd.program import Call, ForwardProgram
 from .config import ForwardConfig
 from .forward_tile import work_on_queries
 
@@ -61,42 +59,21 @@ class Arguments:
     mods: ModTensors | None
 
 
-class ForwardKernel(Program):
-    @cute.jit
-    def launch(
-        self,
-        inputs: Inputs,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        scalars: Scalars,
-        sizes: Sizes,
-        mods: ModTensors | None,
-        cfg: cutlass.Constexpr[ForwardConfig],
-        stream,
-    ):
-        """out: like q, with the columns of v; lse: (batch, heads, rows), or varlen (heads, rows), float32; both of
-        split keys with an axis of parts in front."""
-        q, k, v = as_matrices(inputs.q, cfg.packed), as_matrices(inputs.k), as_matrices(inputs.v)
-        out = in_parts(align_strides(out), as_matrices, cfg.packed, cfg.split)
-        lse = in_parts(lse, as_columns, cfg.packed, cfg.split)
+class ForwardKernel(ForwardProgram):
+    __slots__ = ()
+    scalars, sizes = Scalars, Sizes
+
+    def begin(self, call: Call, cfg: ForwardConfig, stream: Any) -> None:
+        scalars, sizes = call.scalars, call.sizes
         score, scale = None, scalars.softmax_scale
-        if cutlass.const_expr(cfg.has_softcap):
+        if cfg.has_softcap:
             score, scale = Softcap(scalars.softmax_scale / scalars.softcap), scalars.softcap
         window = cfg.window(scalars.left, scalars.right)
         # Last query rows first: under a causal mask they take longest.
         m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tiles.tile_m)
-        order = Order(m_blocks, cute.size(q, mode=[2]), sizes.batch, sizes.section, descending=True)
-        args = Arguments(
-            q, k, v, out, lse, inputs.sink, inputs.lengths, order, sizes.splits, window, score, scale,
-            ModTensors.of(mods),
-        )  # fmt: skip
+        order = Order(m_blocks, cute.size(call.q, mode=[2]), sizes.batch, sizes.section, descending=True)
+        args = Arguments(*call[:7], order, sizes.splits, window, score, scale, call.mods)
         kernel(args, cfg).launch(**cfg.launch(order.tiles * sizes.splits), stream=stream)
-
-    def stand_ins(self, cfg: Any) -> tuple:
-        rank = 3 if cfg.varlen else 4
-        out = jit.fake_tensor(Float32, rank + 1) if cfg.split else jit.fake_tensor(cfg.dtype, rank)
-        lse = jit.fake_tensor(Float32, rank if cfg.split else rank - 1, contiguous=True, align=4)
-        return Inputs.fake(cfg), out, lse, fake_numbers(Scalars), fake_numbers(Sizes), ModTensors.fake(cfg.mods)
 
 
 @cute.kernel

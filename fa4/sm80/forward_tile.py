@@ -123,10 +123,8 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
     k, v = (sequence_matrix(x, head_kv, sequence, rows_k, cfg.varlen) for x in (args.k, args.v))
     mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, *args.window, cfg.packed)
     if m_block * tiles.tile_m < rows_q.count * cfg.packed:
-        score_mod, mask_mod = None, None
-        if cutlass.const_expr(cfg.mods is not None):
-            lengths = rows_q.count, rows_k.count
-            score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.packed, lengths, cfg.packed)
+        lengths = rows_q.count, rows_k.count
+        score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.packed, lengths, cfg.packed)
         if cutlass.const_expr(cfg.has_blocks):
             block_q, block_k = cfg.mods.block
             row, ratio = m_block // (block_q // tiles.tile_m), block_k // tiles.tile_n

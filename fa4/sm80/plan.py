@@ -18,7 +18,6 @@ class Forward(ForwardPlan):
     """A forward on any chip with cp.async and mma.sync."""
 
     kernel = forward.KERNEL
-    takes_mods = True
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         dims, rows, heads = (spec.head_dim, spec.head_dim_v), extent.max_seqlen_q, spec.heads_q
@@ -50,7 +49,6 @@ class Backward(BackwardPlan):
     """A backward on any chip with cp.async and mma.sync."""
 
     kernel = backward.KERNEL
-    takes_mods = True
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
         super().__init__(spec, extent, chip)

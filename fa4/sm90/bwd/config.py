@@ -28,6 +28,17 @@ BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 SECTION_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads that advance together read and add to
 
 
+class ByThread(RowBlocks):
+    """Blocks whose statistics lie as threads of `compute` load them."""
+
+    def arranged(self, statistics: cute.Tensor) -> cute.Tensor:
+        """Of every 16 queries, the four that one thread of `compute` needs side by side: 2 j, 2 j + 1, 2 j + 8 and
+        2 j + 9."""
+        shape, stride = statistics.shape, statistics.stride
+        layout = cute.make_layout(((2, 4, 2, self.tile_m // 16), *shape[1:]), stride=((1, 4, 2, 16), *stride[1:]))
+        return cute.make_tensor(statistics.iterator, layout)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps(Variant):
     """A CTA's way through the query blocks, whoever computes what. The fields are the compile key.
@@ -106,13 +117,6 @@ class Steps(Variant):
         balanced = 2 * self.sms // n_blocks + 1 if self.has_right and not self.deterministic else 1
         return cutlass.min(Int32(cutlass.max(fit, balanced)), pairs)
 
-    def arranged(self, statistics: cute.Tensor) -> cute.Tensor:
-        """Of every 16 queries, the four that one thread of `compute` needs side by side: 2 j, 2 j + 1, 2 j + 8 and
-        2 j + 9."""
-        shape, stride = statistics.shape, statistics.stride
-        layout = cute.make_layout(((2, 4, 2, self.tile_m // 16), *shape[1:]), stride=((1, 4, 2, 16), *stride[1:]))
-        return cute.make_tensor(statistics.iterator, layout)
-
     @property
     def scores(self) -> Wgmma:
         """S^T = K Q^T."""
@@ -179,7 +183,7 @@ class Config(Steps):
         placement = ByColumns(self.tile_m, TEAMS * ROWS)
         if self.dq_by_queries:
             placement = ByQueries(self.tile_m, self.columns)
-        return RowBlocks(
+        return ByThread(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
             self.has_dlse, turns=1 if self.deterministic else 0, pdl=True,
         )  # fmt: skip

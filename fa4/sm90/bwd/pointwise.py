@@ -35,7 +35,7 @@ def rows_of(context, stage: Int32) -> cute.Pointer:
 
 
 class Statistic:
-    """One of each of this thread's queries: of every 16, its four lie side by side, see `rows_by_thread`. Loaded ahead
+    """One of each of this thread's queries: of every 16, its four lie side by side, see `config.ByThread`. Loaded ahead
     if registers hold them, else four at a time when first asked for."""
 
     def __init__(self, pointer: cute.Pointer, cfg) -> None:

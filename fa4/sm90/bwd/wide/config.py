@@ -8,7 +8,7 @@ from typing import ClassVar
 from ....bwd.blocks import RowBlocks
 from ....pipeline.smem import Tile
 from ...wgmma import ROWS, Major, SmemOperand, Wgmma
-from ..config import BARRIER_BYTES, PANEL_COLUMNS, Steps
+from ..config import BARRIER_BYTES, PANEL_COLUMNS, ByThread, Steps
 from ..placement import ByQueries
 
 HANDED_STAGES = 2  # tiles of P and of dS on their way
@@ -46,7 +46,7 @@ class WideConfig(Steps):
     def row_blocks(self) -> RowBlocks:
         """What the kernels around the main one depend on."""
         placement = ByQueries(ROWS, self.k_tile.panels * PANEL_COLUMNS)
-        return RowBlocks(
+        return ByThread(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
             self.has_dlse, pdl=True,
         )  # fmt: skip

@@ -1,0 +1,82 @@
+"""The launch of a backward, whatever the chip: statistics of rows, the chip's main kernel, the finish of dQ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..core.arguments import Inputs, fake_matrices, fake_numbers, fake_rows
+from ..core.program import Program
+from ..core.sequence import as_matrices
+from ..core.traced import ModTensors
+from ..spec import Extent, Gradients, Saved
+from .blocks import RowTensors
+from .finish import launch_finish
+from .plan import Scalars
+from .statistics import launch_statistics
+from .workspace import Workspace
+
+
+class Call(NamedTuple):
+    """What a main kernel gets. Matrices have the modes of `core.sequence.as_matrices`, those of q with the packed heads
+    of `rows`, which holds dout, the workspaces and the lengths."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    dk: cute.Tensor
+    dv: cute.Tensor
+    rows: RowTensors
+    scalars: Scalars
+    sizes: Extent
+    mods: ModTensors | None
+
+
+class BackwardProgram(Program):
+    """`begin` of a subclass starts the main kernel. Configurations are a `Variant` with `row_blocks`."""
+
+    __slots__ = ()
+
+    @cute.jit
+    def launch(
+        self,
+        inputs: Inputs,
+        saved: Saved,
+        grads: Gradients,
+        workspace: Workspace,
+        scalars: Scalars,
+        sizes: Extent,
+        mods: ModTensors | None,
+        cfg: cutlass.Constexpr,
+        stream,
+    ):
+        """Start the three kernels.
+
+        Args:
+            saved: out, dout like q with the columns of v; lse, dlse (batch, heads, rows), or varlen (heads, rows),
+                float32.
+            grads: dq, dk, dv like q, k, v.
+            workspace: for `cfg.row_blocks`; on return its dsink holds the terms of dsink.
+        """
+        blocks = cfg.row_blocks
+        q = as_matrices(inputs.q, blocks.packed)
+        k, v, dk, dv = (as_matrices(x) for x in (inputs.k, inputs.v, grads.dk, grads.dv))
+        rows = RowTensors.of(inputs, saved, grads.dq, workspace, scalars.scale, sizes, blocks)
+        rows = replace(rows, statistics=blocks.arranged(rows.statistics))
+        launch_statistics(rows, blocks, stream)
+        self.begin(Call(q, k, v, dk, dv, rows, scalars, sizes, ModTensors.of(mods)), cfg, stream)
+        launch_finish(rows, blocks, stream)
+
+    def begin(self, call: Call, cfg: Any, stream: Any) -> None:
+        """Inside a `cute.jit` host function: start the main kernel."""
+        raise NotImplementedError
+
+    def stand_ins(self, cfg: Any) -> tuple:
+        out, dout, *grads = fake_matrices(cfg, 5)
+        saved = Saved(out, fake_rows(cfg), dout, fake_rows(cfg, cfg.has_dlse))
+        workspace, numbers = Workspace.fake(cfg.row_blocks), (fake_numbers(Scalars), Extent(*[Int32(0)] * 3))
+        return Inputs.fake(cfg), saved, Gradients(*grads), workspace, *numbers, ModTensors.fake(cfg.mods)
