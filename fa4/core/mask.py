@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Int64
 
 from .constant import Constant
 
@@ -108,15 +108,15 @@ class Listed(Constant):
     def exists(self, place: Int32) -> Boolean:
         return place < self.count
 
-    @cute.jit
     def block(self, place: Int32) -> Int32:
         """The number of the tile at a place."""
-        entry = Int32(0)
-        if place < self.masked:
-            entry = self.lists[place // self.ratio]
-        else:
-            entry = self.full_lists[(place - self.masked) // self.ratio]
-        return entry * self.ratio + place % self.ratio
+        # Both lists are read through one pointer: a branch would keep everybody from asking ahead.
+        between = (self.full_lists.iterator.toint() - self.lists.iterator.toint()) // 4
+        within = cutlass.max(cutlass.min(place, self.count - 1), 0)
+        of_full = within - self.masked
+        own = cutlass.select_(of_full < 0, Int64(within // self.ratio), between + of_full // self.ratio)
+        entry = (self.lists.iterator + Int64(own)).load()
+        return entry * self.ratio + within % self.ratio
 
 
 class Mask(Protocol):

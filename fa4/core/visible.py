@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
 
 def hide(x: list[Float32], first: Int32 | None, stop: Int32) -> list[Float32]:
@@ -18,17 +18,21 @@ def hide(x: list[Float32], first: Int32 | None, stop: Int32) -> list[Float32]:
 
 def visible_bits(first: Int32 | None, stop: Int32, column: int) -> Int32:
     """A word whose bit i tells whether first <= column + i < stop; no lower bound if `first` is None."""
-    bits = _low_bits(stop - column)
-    return bits if first is None else bits & ~_low_bits(first - column)
+    bits = low_bits(stop - column)
+    return bits if first is None else bits & ~low_bits(first - column)
 
 
 def hide_unless(bits: Int32, i: int, x: Float32) -> Float32:
     """x if bit i is set, else -inf."""
-    is_visible = (bits & (1 << i if i < 31 else -(1 << 31))) != 0
-    return Float32(cutlass.select_(is_visible, x, -Float32.inf))
+    return Float32(cutlass.select_(is_visible(bits, i), x, -Float32.inf))
 
 
-def _low_bits(count: Int32) -> Int32:
+def is_visible(bits: Int32, i: int) -> Boolean:
+    """Whether bit i is set."""
+    return (bits & (1 << i if i < 31 else -(1 << 31))) != 0
+
+
+def low_bits(count: Int32) -> Int32:
     """A word whose lowest `count` bits are set; none if count <= 0, all if count >= 32."""
     # PTX shifts clamp: 1 << 32 is 0, so that minus one gives all ones.
     shifted = cute.arch.inline_ptx(

@@ -22,12 +22,23 @@ from cutlass.memory import SmemAllocator
 from ..bwd.turns import counter, pass_turn_on, wait_for_turn
 from ..core.constant import Constant
 from ..core.mask import Band, Blocks, Descending, Listed
+from ..core.places import lines_of, store_lines
 from ..core.rows import first_row_block
 from ..core.score import apply
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
-from .tensor_core import Operand, operand_a, operand_b, product, rows_by_columns, smem_layout, tiled_mma, transposed
+from .tensor_core import (
+    Operand,
+    operand_a,
+    operand_b,
+    places_of,
+    product,
+    rows_by_columns,
+    smem_layout,
+    tiled_mma,
+    transposed,
+)
 
 
 @dataclass(frozen=True)
@@ -288,11 +299,14 @@ def weights(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[
             row = row * score.slope(scores[r, None].load())
         grads[r, None].store(row)
     score_mod, mask_mod = work.score_mod, work.mask_mod
-    at = own, first, m_block * cfg.tiles.tile_m, work.n_block * cfg.tiles.tile_n, work.args.softmax_scale
+    places = places_of(own, first, m_block * cfg.tiles.tile_m, work.n_block * cfg.tiles.tile_n)
     if cutlass.const_expr(score_mod is not None):
-        score_mod.differentiate(scores, grads, score_mod.on(*at))
+        at = score_mod.at(places, work.args.softmax_scale)
+        raw, of_logits = lines_of(scores), lines_of(grads)
+        store_lines(scores, at.logits(raw))
+        store_lines(grads, at.slopes(of_logits))
     if cutlass.const_expr(mask_mod is not None and masked):
-        mask_mod.hide(scores, mask_mod.on(*at))
+        store_lines(scores, mask_mod.at(places).hidden(lines_of(scores)))
     if mask.cuts(m_block, work.n_block):
         mask.hide(scores, own, first, m_block, work.n_block)
     for r in cutlass.range_constexpr(rows):
@@ -300,7 +314,7 @@ def weights(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[
         p = cute.math.exp2(scores[r, None].load() * work.args.scale_log2 + minus_lse, fastmath=True)
         scores[r, None].store(p)
         grads[r, None].store(grads[r, None].load() * p)
-        if cutlass.const_expr(score_mod is not None and not score_mod.is_harmless()):
+        if cutlass.const_expr(score_mod is not None and not score_mod.is_harmless):
             for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
                 # Of pairs that do not exist P is 0, which makes no 0 of a NaN.
                 grads[r, c] = Float32(cutlass.select_(scores[r, c] == 0.0, Float32(0.0), grads[r, c]))

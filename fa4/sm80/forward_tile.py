@@ -17,6 +17,7 @@ from cutlass.memory import SmemAllocator
 
 from ..core.constant import Constant
 from ..core.mask import Band, Descending, Listed
+from ..core.places import lines_of, store_lines
 from ..core.score import apply
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
@@ -27,6 +28,7 @@ from .tensor_core import (
     as_operand_a,
     operand_a,
     operand_b,
+    places_of,
     product,
     rows_by_columns,
     smem_layout,
@@ -243,12 +245,12 @@ def modify(work, mma, scores, n, masked: cutlass.Constexpr[bool]):
     """Traced score and mask, and the band's, on the scores of key block n."""
     m, n_keys = work.cfg.tiles.tile_m, work.cfg.tiles.tile_n
     own, first = coordinates(mma, work.thread, m, n_keys), coordinates(mma, 0, m, n_keys)
-    at = own, first, work.first_row, n * n_keys, work.args.scale
+    places = places_of(own, first, work.first_row, n * n_keys)
     if cutlass.const_expr(work.score_mod is not None):
-        work.score_mod.apply(scores, work.score_mod.on(*at))
+        store_lines(scores, work.score_mod.at(places, work.args.scale).logits(lines_of(scores)))
     listed = isinstance(work.walk, Listed)
     if cutlass.const_expr(work.mask_mod is not None and (masked or not listed)):
-        work.mask_mod.hide(scores, work.mask_mod.on(*at))
+        store_lines(scores, work.mask_mod.at(places).hidden(lines_of(scores)))
     if cutlass.const_expr(listed):
         if work.mask.cuts(work.m_block, n):  # the last keys; a list may call a block whole that they cut
             work.mask.hide(scores, own, first, work.m_block, n)

@@ -13,6 +13,8 @@ import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute.nvgpu import warp
 
+from ..core.places import Places
+
 
 def smem_layout(rows: int, columns: int, stages: int | None = None) -> cute.ComposedLayout:
     """Row-major 16-bit tile in swizzled blocks of 8 rows by 128 (or 64) bytes; `stages` of them if given."""
@@ -45,6 +47,16 @@ def rows_by_columns(acc: cute.Tensor) -> cute.Tensor:
         stride=((of.stride[0][1], of.stride[1]), (of.stride[0][0], of.stride[2])),
     )
     return cute.make_tensor(acc.iterator, layout)
+
+
+def places_of(own: cute.Tensor, first: cute.Tensor, row: cutlass.Int32, column: cutlass.Int32) -> Places:
+    """Where a thread's accumulators are in a tile that begins at `row` and `column`. own, first: (row, column) in the
+    tile of each of them, and of those of the tile's first thread, rows by columns."""
+    lines = tuple(row + own[r, 0][0] for r in range(cute.size(own, mode=[0])))
+    offsets = [first[0, c][1] - first[0, 0][1] for c in range(cute.size(own, mode=[1]))]
+    places = Places(lines, column + own[0, 0][1], len(offsets), period=offsets[2])
+    assert places.offsets == offsets
+    return places
 
 
 def as_operand_a(acc: cute.Tensor) -> cute.Tensor:

@@ -1,0 +1,75 @@
+"""The operators of graphs on the numbers of device code."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from .score import tanh_of
+from .softmax import LOG2_E
+
+KINDS = {"float": Float32, "int": Int32, "bool": Boolean}
+
+
+def _by(x: Float32, factor: Float32 | None, constant: float) -> Float32:
+    return x * (Float32(constant) if factor is None else factor * constant)
+
+
+# Of x * factor, with a factor that does not vary, or None.
+OF_SCALED = {
+    "tanh": lambda x, factor: tanh_of(_by(x, factor, 2.0 * LOG2_E)),
+    "exp": lambda x, factor: cute.math.exp2(_by(x, factor, LOG2_E), fastmath=True),
+    "exp2": lambda x, factor: cute.math.exp2(x if factor is None else x * factor, fastmath=True),
+    "sigmoid": lambda x, factor: cute.arch.rcp_approx(1.0 + cute.math.exp2(_by(x, factor, -LOG2_E), fastmath=True)),
+}
+
+
+def apply(op: str, kinds: list[str], args: list, constants: list) -> Any:
+    """An operator of `mods.graph.OPERATORS`; kinds, constants: of its arguments, None for those that are none."""
+    a, b = args[0], args[1] if len(args) > 1 else None
+    if op in _COMPARE:
+        return Boolean(_COMPARE[op](a, b))
+    if op == "where":
+        return KINDS[kinds[1]](cutlass.select_(a, b, args[2]))
+    if op == "to_float":
+        return Float32(cutlass.select_(a, Float32(1.0), Float32(0.0))) if kinds[0] == "bool" else Float32(a)
+    if op == "to_int":
+        return Int32(cutlass.select_(a, Int32(1), Int32(0))) if kinds[0] == "bool" else Int32(a)
+    if op == "to_bool":
+        return Boolean(a != 0)
+    if op in ("floordiv", "mod"):
+        power = constants[1] if constants[1] is not None and constants[1] & (constants[1] - 1) == 0 else 0
+        if power > 0:
+            return a >> int(math.log2(power)) if op == "floordiv" else a & (power - 1)
+        # Towards minus infinity, as in Python, whichever way the compiler divides.
+        quotient = a // b
+        rest = a - quotient * b
+        opposite = Boolean(rest != 0) & Boolean((rest ^ b) < 0)
+        if op == "floordiv":
+            return quotient - Int32(cutlass.select_(opposite, Int32(1), Int32(0)))
+        return rest + Int32(cutlass.select_(opposite, b, Int32(0)))
+    return _FLOATS[op](*args) if kinds[0] == "float" and op in _FLOATS else _ANY[op](*args)
+
+
+_COMPARE = {
+    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
+}  # fmt: skip
+_ANY = {
+    "neg": lambda a: -a, "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+    "abs": lambda a: cutlass.max(a, -a), "min": cutlass.min, "max": cutlass.max, "shl": lambda a, b: a << b,
+    "shr": lambda a, b: a >> b, "bitand": lambda a, b: a & b, "bitor": lambda a, b: a | b,
+    "bitxor": lambda a, b: a ^ b, "and": lambda a, b: Boolean(a & b), "or": lambda a, b: Boolean(a | b),
+    "xor": lambda a, b: Boolean(a ^ b), "not": lambda a: Boolean(a ^ Boolean(True)),
+}  # fmt: skip
+_FLOATS = {
+    "abs": lambda a: cute.arch.fmax(a, -a), "min": cute.arch.fmin, "max": cute.arch.fmax, "div": lambda a, b: a / b,
+    "log": lambda a: cute.math.log(a), "log2": lambda a: cute.math.log2(a), "sqrt": lambda a: cute.math.sqrt(a),
+    "rsqrt": lambda a: cute.math.rsqrt(a), "sin": lambda a: cute.math.sin(a), "cos": lambda a: cute.math.cos(a),
+    "erf": lambda a: cute.math.erf(a), "floor": lambda a: cute.math.floor(a), "ceil": lambda a: cute.math.ceil(a),
+    "trunc": lambda a: Float32(Int32(a)), "pow": lambda a, b: cute.math.exp2(b * cute.math.log2(a)),
+}  # fmt: skip
