@@ -107,7 +107,7 @@ class Backend:
         return importlib.import_module(self.module)
 
 
-def _sm80_lacks_of_blocks(spec: AttentionSpec) -> list[str]:
+def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
     assert spec.mods is not None and spec.mods.block is not None
     lacks = []
     if any(size % 128 for size in spec.mods.block):
@@ -130,7 +130,7 @@ _SM80 = Backend(
     features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS},
     module="fa4.sm80.plan",
     requires=_CUTE,
-    lacks_of_blocks=_sm80_lacks_of_blocks,
+    lacks_of_blocks=_lacks_of_blocks,
 )
 _SM90 = Backend(
     name="sm90",
@@ -139,9 +139,10 @@ _SM90 = Backend(
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128),
-    features=ALL_FEATURES - MODS,
+    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS},
     module="fa4.sm90.plan",
     requires=_CUTE,
+    lacks_of_blocks=_lacks_of_blocks,
 )
 
 # Order is preference.
@@ -169,14 +170,14 @@ BACKENDS: tuple[Backend, ...] = (
         _SM90,
         summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
-        features=ALL_FEATURES - MODS - {Feature.BACKWARD, Feature.DETERMINISTIC},
+        features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS, Feature.BACKWARD, Feature.DETERMINISTIC},
     ),
     _SM80,
     replace(
         _SM90,
         summary="the same, the backward of head dims above 128, by name: its named cases have not run on a GPU",
         head_dims=HeadDims(multiple=8, largest=256),
-        features=_SM90.features - {Feature.DETERMINISTIC},
+        features=_SM90.features - MODS - {Feature.DETERMINISTIC},
     ),
     Backend(
         name="torch",

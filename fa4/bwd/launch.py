@@ -10,6 +10,7 @@ from cutlass import Float32, Int32
 
 from ..core.order import Order
 from ..core.sequence import Lengths, ragged
+from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
 from .program import BackwardProgram, Call
@@ -43,6 +44,7 @@ class Arguments:
     scale_over_cap: Float32
     left: Int32
     right: Int32
+    mods: ModTensors | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -64,5 +66,5 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         maps = [TmaTile.load(x, tile, cfg.ctas).map for x, tile in zip(loaded, tiles)]
         maps += [TmaTile.store(x, tile).map for x, tile in zip(stored, tiles[4:])]
         sums = rows.statistics, rows.dq_sum, rows.turns
-        args = Arguments(Maps(*maps), *sums, rows.lengths, *seqlens, order, *call.scalars)
+        args = Arguments(Maps(*maps), *sums, rows.lengths, *seqlens, order, *call.scalars, call.mods)
         self.start(args, cfg, order.ctas, stream)

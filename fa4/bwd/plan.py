@@ -20,8 +20,8 @@ from .workspace import Workspace
 
 
 class Scalars(NamedTuple):
-    """scale: softmax_scale. scale_log2: scale * log2(e); with a softcap, softcap * log2(e). scale_over_cap: scale /
-    softcap. left, right: see `core.mask.Window`."""
+    """scale: softmax_scale. scale_log2: scale * log2(e); with a softcap, softcap * log2(e); with a score_mod, which
+    gives logits, log2(e). scale_over_cap: scale / softcap. left, right: see `core.mask.Window`."""
 
     scale: Float32
     scale_log2: Float32
@@ -33,7 +33,8 @@ class Scalars(NamedTuple):
     def of(spec: AttentionSpec) -> Scalars:
         scale = spec.softmax_scale
         over_cap = scale / spec.softcap if spec.softcap else 0.0
-        return Scalars(scale, (spec.softcap or scale) * LOG2_E, over_cap, *windows(spec))
+        has_score_mod = spec.mods is not None and spec.mods.score is not None
+        return Scalars(scale, (1.0 if has_score_mod else spec.softcap or scale) * LOG2_E, over_cap, *windows(spec))
 
 
 class Backward:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32
 
-from ..core.mask import Band
+from ..core.mask import Band, Listed
 from ..core.rows import first_row_block
 from ..core.sequence import Rows
 
@@ -24,6 +24,7 @@ class Keys(NamedTuple):
     first: Int32
     stop: Int32
     row_block: Int32  # where the sequence's query blocks begin in the row workspaces
+    walk: Listed | None  # if a block mask lists the query blocks: `first` and `stop` are places of the walk
 
 
 def keys_here(context) -> Keys:
@@ -38,7 +39,13 @@ def keys_here(context) -> Keys:
     first, stop = mask.query_blocks(n_block)
     stop = Int32(cutlass.select_(n_block * cfg.span < k.count, stop, first))
     row_block = first_row_block(batch, q, args.seqlen_q, cfg.tile_m, 1, cfg.varlen)
-    return Keys(n_block, head_kv, batch, q, k, mask, first, stop, row_block)
+    walk = None
+    if cfg.has_blocks:
+        block_q, block_k = cfg.mods.block
+        column, ratio = n_block // (block_k // cfg.span), block_q // cfg.tile_m
+        walk = Listed.of(args.mods.blocks, batch, head_kv, column, ratio, (q.count + cfg.tile_m - 1) // cfg.tile_m)
+        first, stop = Int32(0), walk.count
+    return Keys(n_block, head_kv, batch, q, k, mask, first, stop, row_block, walk)
 
 
 def turn(mask: Band, m_block: Int32, n_block: Int32, descending: bool) -> Int32:

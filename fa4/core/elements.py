@@ -1,8 +1,8 @@
 """A graph's values at a thread's elements, each computed as seldom as it changes.
 
 What depends on a line alone is computed once for each line, what depends on the place across alone once for each. What
-grows evenly across, as indices and most things made of them do, is its value at the first place plus a multiple of the
-offset, which is known at compile time. So a mask of comparisons of indices is a few words of bits for each line, whose
+grows evenly across, as indices, their sums and differences do, is its value at the first place plus a compile-time
+number. So a mask of comparisons of indices is a few words of bits for each line, whose
 ends follow from one subtraction. Factors that are the same for all elements are gathered: scale, softcap's 1 / cap and
 the factor inside exp2 are one product.
 """
@@ -51,6 +51,17 @@ class Elements:
             own = inputs.get(str(node.value), everything) if node.op == "input" else set()
             self._varies.append(frozenset(own).union(*(self._varies[i] for i in node.args)))
             self._even.append(self._grows_evenly(node))
+
+    def ask_ahead(self) -> None:
+        """Load what does not depend on scores and is not another number for each element: it may take its time."""
+        for i, node in enumerate(self.nodes):
+            varies = self._varies[i]
+            if node.op != "load" or varies >= {_LINE, _ACROSS}:
+                continue
+            for r in range(len(self.places.lines)) if _LINE in varies else (0,):
+                for c in range(self.places.count) if _ACROSS in varies else (0,):
+                    self._at = r, c
+                    self.value(i)
 
     def logits(self, scores: list[list[Float32]]) -> list[list[Float32]]:
         """Of raw scores."""
@@ -187,20 +198,24 @@ class Elements:
     # What grows evenly across.
 
     def _grows_evenly(self, node: Node) -> bool:
-        """Whether a value is that at offset 0 plus a multiple of the offset; of integers a compile-time multiple."""
+        """Whether a value is that at offset 0 plus a compile-time multiple of the offset, exactly: of floats those that
+        are integers. (A float that is a multiple of the distance would be near 0 as the difference of large ones.)"""
         if node.op == "input":
             name = "kv_idx" if self.places.keys_across else "q_idx"
             return node.value == name and (self.places.keys_across or self.of.rows_per_query == 1)
         even = [self._even[i] for i in node.args]
         held = [not self._varies[i] & {_ACROSS, _ELEMENT} for i in node.args]
+        if node.op == "to_float":
+            return even[0]
+        if node.kind != "int":
+            return False
         if node.op in ("add", "sub", "neg"):
             return any(even) and all(e or h for e, h in zip(even, held))
-        if node.op == "mul" and sorted(even) == [False, True]:
-            other = even.index(False)
-            return held[other] and (node.kind == "float" or self.nodes[node.args[other]].op == "const")
-        if node.op == "div" and node.kind == "float":
-            return even[0] and held[1]
-        return node.op == "to_float" and even[0]
+        return (
+            node.op == "mul"
+            and sorted(even) == [False, True]
+            and self.nodes[node.args[even.index(False)]].op == "const"
+        )
 
     def _steps(self, i: int) -> bool:
         """Whether it is computed so here. Of places that are clamped it is not."""
@@ -217,8 +232,8 @@ class Elements:
         base = self._at_origin(i)
         return base if offset == 0 else base + self._slope(i) * offset
 
-    def _slope(self, i: int) -> Any:
-        """What one step across adds: a number, or a Float32 that does not vary across."""
+    def _slope(self, i: int) -> int | float:
+        """What one step across adds."""
         node = self.nodes[i]
         if node.op == "input":
             return 1
@@ -226,17 +241,11 @@ class Elements:
         if node.op == "neg":
             return -slopes[0]
         if node.op in ("add", "sub"):
-            a, b = slopes
-            if not self._even[node.args[1]]:
-                return a
-            return a + b if node.op == "add" else a - b
+            return slopes[0] + slopes[1] if node.op == "add" else slopes[0] - slopes[1]
         if node.op == "to_float":
             return float(slopes[0])
-        if node.op == "div":
-            return slopes[0] * (Float32(1.0) / self._at_origin(node.args[1]))
         even = 0 if self._even[node.args[0]] else 1
-        other = self.nodes[node.args[1 - even]]
-        return slopes[even] * (other.value if other.op == "const" else self._at_origin(node.args[1 - even]))
+        return slopes[even] * self.nodes[node.args[1 - even]].value
 
     # Masks by words: bit c % 32 of word c // 32 is that of element c of a line.
 

@@ -43,6 +43,10 @@ class Descending(Constant):
 
     blocks: Blocks
 
+    @property
+    def count(self) -> Int32:
+        return self.blocks.stop - self.blocks.first
+
     def any(self) -> Boolean:
         return self.blocks.first < self.blocks.stop
 

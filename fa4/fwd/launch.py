@@ -11,6 +11,7 @@ from cutlass import Float32, Int32
 
 from ..core.order import Order, PackedOrder
 from ..core.sequence import Lengths, extent, ragged
+from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
 from .program import Call, ForwardProgram
@@ -41,6 +42,7 @@ class Arguments:
     scale_over_cap: Float32
     left: Int32
     right: Int32
+    mods: ModTensors | None
 
     @property
     def tiles(self) -> Int32:
@@ -86,6 +88,6 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         else:
             m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
             order = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, cluster=cfg.ctas)
-        args = Arguments(maps, call.out, call.lse, call.sink, call.lengths, order, splits, *call.scalars)
+        args = Arguments(maps, call.out, call.lse, call.sink, call.lengths, order, splits, *call.scalars, call.mods)
         ctas = args.tiles * cfg.ctas
         self.start(args, cfg, cutlass.min(ctas, sizes.ctas // cfg.ctas * cfg.ctas) if cfg.persistent else ctas, stream)

@@ -20,9 +20,9 @@ from ..spec import AttentionInputs, AttentionSpec
 
 
 class Scalars(NamedTuple):
-    """scale_log2: softmax_scale * log2(e); with a softcap, softcap * log2(e). to_natural: turns a logit that was scaled
-    by scale_log2 into natural units, undoing its rounding. scale_over_cap: softmax_scale / softcap. left, right: see
-    `core.mask.Window`."""
+    """scale_log2: softmax_scale * log2(e); with a softcap, softcap * log2(e); with a score_mod, which gives logits,
+    log2(e). to_natural: turns a logit that was scaled by scale_log2 into natural units, undoing its rounding.
+    scale_over_cap: softmax_scale / softcap; with a score_mod softmax_scale. left, right: see `core.mask.Window`."""
 
     scale_log2: Float32
     to_natural: Float32
@@ -32,9 +32,10 @@ class Scalars(NamedTuple):
 
     @staticmethod
     def of(spec: AttentionSpec) -> Scalars:
-        scale = spec.softcap or spec.softmax_scale
+        cap = 1.0 if spec.mods is not None and spec.mods.score is not None else spec.softcap
+        scale = cap or spec.softmax_scale
         scale_log2 = ctypes.c_float(scale * LOG2_E).value
-        over_cap = spec.softmax_scale / spec.softcap if spec.softcap else 0.0
+        over_cap = spec.softmax_scale / cap if cap else 0.0
         return Scalars(scale_log2, scale / scale_log2, over_cap, *windows(spec))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Boolean, Int32
 
-from ..core.mask import Band, Blocks, Mask
+from ..core.mask import Band, Blocks, Descending, Listed, Mask
 from ..core.sequence import Rows
 
 
@@ -24,11 +24,16 @@ class Work(NamedTuple):
     q: Rows  # those of them that hold data
     k: Rows
     mask: Mask
-    blocks: Blocks  # key blocks, taken from stop - 1 down to first
+    walk: Descending | Listed  # over the key blocks
+
+    @property
+    def blocks(self) -> Blocks:
+        """Those of a walk from the last to the first."""
+        return self.walk.blocks
 
     @property
     def count(self) -> Int32:
-        return self.blocks.stop - self.blocks.first
+        return self.walk.count
 
 
 def work_tile(context, index: Int32) -> Work:
@@ -42,11 +47,17 @@ def work_tile(context, index: Int32) -> Work:
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
     mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.slots)
+    head_kv = head if cfg.packed == cfg.group else head * cfg.packed // cfg.group
+    walk: Descending | Listed
+    if cfg.has_blocks:
+        block_q, block_k = cfg.mods.block
+        row, ratio = m_block // (block_q // cfg.rows), block_k // cfg.tile_n
+        walk = Listed.of(args.mods.blocks, batch, head, row, ratio, (k.count + cfg.tile_n - 1) // cfg.tile_n)
+        return Work(index, part, m_block, head, head_kv, batch, place, q, k, mask, walk)
     blocks = mask.key_blocks(m_block)
     if cfg.split:
         blocks = blocks.part(part, args.splits)
     is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.slots)
     stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
-    head_kv = head if cfg.packed == cfg.group else head * cfg.packed // cfg.group
-    return Work(index, part, m_block, head, head_kv, batch, place, q, k, mask, blocks)
+    return Work(index, part, m_block, head, head_kv, batch, place, q, k, mask, Descending(blocks))

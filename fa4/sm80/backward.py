@@ -19,7 +19,6 @@ from ..core.mask import Window
 from ..core.order import Order
 from ..core.score import Softcap
 from ..core.sequence import Lengths
-from ..core.softmax import LOG2_E
 from ..core.traced import ModTensors
 from .backward_tile import work_on_keys
 from .config import BackwardConfig
@@ -61,7 +60,7 @@ class BackwardKernel(BackwardProgram):
         args = Arguments(
             call.q, call.k, call.v, rows.dout, call.dk, call.dv, rows.statistics, rows.dq_sum, rows.turns, rows.lengths,
             order, cfg.window(scalars.left, scalars.right), score, scalars.scale,
-            Float32(LOG2_E) if cfg.has_score_mod else scalars.scale_log2, call.mods,
+            scalars.scale_log2, call.mods,
         )  # fmt: skip
         kernel(args, cfg).launch(**cfg.launch(order.ctas), stream=stream)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cutlass import Boolean, Int32
 
 from ...bwd.work import keys_here, turn
-from ...core.mask import Band
+from ...core.mask import Band, Listed
 from ...core.sequence import Rows
 from .config import TILE_N
 
@@ -26,6 +26,7 @@ class Work(NamedTuple):
     first: Int32
     stop: Int32
     row_block: Int32
+    walk: Listed | None
     rank: Int32  # of this CTA in its pair
     own_block: Int32  # this CTA's block of TILE_N keys
     steps: Int32

@@ -102,7 +102,7 @@ class Steps(Variant):
     def shifted(self) -> bool:
         """Whether CTAs that run at the same time begin at different query blocks and go round. In a deterministic
         problem without a mask each then finds what it adds to free: the CTA that was there before is a step ahead."""
-        return self.deterministic and not self.has_left and not self.has_right
+        return self.deterministic and not self.masked and not self.has_blocks
 
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
         """As many as the L2 cache serves.
@@ -191,7 +191,7 @@ class Config(Steps):
     @property
     def statistics_ahead(self) -> bool:
         """Whether registers hold a statistic of all of a thread's queries beside its accumulators."""
-        return not self.overlapped and self.tile_m < TEAMS * ROWS and not self.has_softcap
+        return not (self.overlapped or self.has_softcap or self.has_score_mod) and self.tile_m < TEAMS * ROWS
 
     @property
     def reducers(self) -> int:

@@ -14,7 +14,7 @@ from cutlass import Int32
 from ...pipeline.cursor import Cursor, consume, produce
 from ..wgmma import wait
 from .handing import Handing
-from .pointwise import Statistic, fill, rounded, rows_of, seen_by_key, slopes, store_ds, weights
+from .pointwise import Statistic, fill, rounded, rows_of, slopes, store_ds, weights, where
 from .team import Team
 
 
@@ -25,16 +25,16 @@ def steps_in_order(context, team: cutlass.Constexpr[Team], work):
     q, do = consume(ends.load_compute_Q), consume(ends.load_compute_dO)
     dq = Handing.before_first(ends.compute_reduce_dQ, cfg.reducers)
     follows = Int32(0)  # whether there was a step before
-    for _ in cutlass.range(cfg.group, unroll=1):
-        for m_block in cutlass.range(work.first, work.full_first, unroll=1):
-            step(context, team, work, m_block, q, do, dq, follows, True)
+    for member in cutlass.range(cfg.group, unroll=1):
+        for i in cutlass.range(work.first, work.full_first, unroll=1):
+            step(context, team, work, (member, i), q, do, dq, follows, True)
             q, do, dq, follows = q.next(), do.next(), dq.next(), Int32(1)
-        for m_block in cutlass.range(work.full_first, work.full_stop, unroll=1):
-            step(context, team, work, m_block, q, do, dq, follows, False)
+        for i in cutlass.range(work.full_first, work.full_stop, unroll=1):
+            step(context, team, work, (member, i), q, do, dq, follows, False)
             q, do, dq, follows = q.next(), do.next(), dq.next(), Int32(1)
         if cutlass.const_expr(cfg.has_left):
-            for m_block in cutlass.range(work.full_stop, work.stop, unroll=1):
-                step(context, team, work, m_block, q, do, dq, follows, True)
+            for i in cutlass.range(work.full_stop, work.stop, unroll=1):
+                step(context, team, work, (member, i), q, do, dq, follows, True)
                 q, do, dq, follows = q.next(), do.next(), dq.next(), Int32(1)
     dq.announce(team.index)
 
@@ -44,14 +44,14 @@ def step(
     context,
     team: cutlass.Constexpr[Team],
     work,
-    m_block: Int32,
+    place: tuple[Int32, Int32],
     q: Cursor,
     do: Cursor,
     last_dq: Handing,
     follows: Int32,
     is_cut: cutlass.Constexpr[bool],
 ):
-    """One block of queries.
+    """One block of queries, at a `place`: query head of the group, step.
 
     last_dq: of the step before, if it `follows` one. is_cut: some query misses some key.
     """
@@ -64,18 +64,18 @@ def step(
     team.start_dp(dp, do)
     if follows > 0:
         last_dq.announce(team.index)
-    bounds = seen_by_key(work, m_block) if cutlass.const_expr(is_cut) else None
+    at = where(context, work, place, is_cut)
     rows = rows_of(context, q.stage)
     minus_lse = Statistic(rows, cfg)
 
     wait(1)
-    p = weights(context, s, minus_lse, bounds)
+    p = weights(context, s, minus_lse, at)
     minus_delta = Statistic(rows + cfg.tile_m, cfg)
     last_dq.wait_left(team.index)  # here, so that the compiler does not move exp2 behind the wait for dP
     wait(0)
     p_operand, ds_operand = cfg.dv.a_registers(), cfg.dk.a_registers()
     fill(p_operand, rounded(p, cfg.dtype))
-    ds_words = slopes(context, s, p, minus_delta, dp)
+    ds_words = slopes(context, s, p, minus_delta, dp, at)
     fill(ds_operand, ds_words)
 
     store_ds(context, ds.stage, team.index, ds_words)

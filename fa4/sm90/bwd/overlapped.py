@@ -14,7 +14,7 @@ from cutlass import Int32
 from ...pipeline.cursor import Cursor, consume, produce
 from ..wgmma import wait
 from .handing import Handing
-from .pointwise import Statistic, fill, rounded, rows_of, seen_by_key, slopes, store_ds, weights
+from .pointwise import Statistic, fill, rounded, rows_of, slopes, store_ds, weights, where
 from .team import Team
 
 
@@ -25,18 +25,24 @@ def overlapped_steps(context, team: cutlass.Constexpr[Team], work):
     p, ds = cfg.dv.a_registers(), cfg.dk.a_registers()
     q, do = consume(ends.load_compute_Q), consume(ends.load_compute_dO)
     dq = Handing.before_first(ends.compute_reduce_dQ, cfg.reducers)
-    begin(context, team, work, work.first, q, do, p, ds)
+    if cutlass.const_expr(cfg.has_blocks):
+        if work.full_first > work.first:
+            begin(context, team, work, q, do, p, ds, True)
+        else:
+            begin(context, team, work, q, do, p, ds, False)
+    else:
+        begin(context, team, work, q, do, p, ds, True)
     for member in cutlass.range(cfg.group, unroll=1):
         first = work.first + cutlass.select_(member == 0, Int32(1), Int32(0))
-        for m_block in cutlass.range(first, work.full_first, unroll=1):
-            turn(context, team, work, m_block, q, do, dq, p, ds, True)
+        for i in cutlass.range(first, work.full_first, unroll=1):
+            turn(context, team, work, (member, i), q, do, dq, p, ds, True)
             q, do, dq = q.next(), do.next(), dq.next()
-        for m_block in cutlass.range(cutlass.max(first, work.full_first), work.full_stop, unroll=1):
-            turn(context, team, work, m_block, q, do, dq, p, ds, False)
+        for i in cutlass.range(cutlass.max(first, work.full_first), work.full_stop, unroll=1):
+            turn(context, team, work, (member, i), q, do, dq, p, ds, False)
             q, do, dq = q.next(), do.next(), dq.next()
         if cutlass.const_expr(cfg.has_left):
-            for m_block in cutlass.range(cutlass.max(first, work.full_stop), work.stop, unroll=1):
-                turn(context, team, work, m_block, q, do, dq, p, ds, True)
+            for i in cutlass.range(cutlass.max(first, work.full_stop), work.stop, unroll=1):
+                turn(context, team, work, (member, i), q, do, dq, p, ds, True)
                 q, do, dq = q.next(), do.next(), dq.next()
     end(context, team, q, do, dq, p, ds)
 
@@ -46,11 +52,11 @@ def begin(
     context,
     team: cutlass.Constexpr[Team],
     work,
-    m_block: Int32,
     q: Cursor,
     do: Cursor,
     p_operand: cute.Tensor,
     ds_operand: cute.Tensor,
+    is_cut: cutlass.Constexpr[bool],
 ):
     """P and dS of the first step."""
     cfg = context.cfg
@@ -59,11 +65,11 @@ def begin(
     team.start_scores(s, q)
     do.wait()
     team.start_dp(dp, do)
-    rows, bounds = rows_of(context, q.stage), seen_by_key(work, m_block)
+    rows, at = rows_of(context, q.stage), where(context, work, (Int32(0), work.first), is_cut)
     wait(1)
-    p = weights(context, s, Statistic(rows, cfg), bounds)
+    p = weights(context, s, Statistic(rows, cfg), at)
     wait(0)
-    ds_words = slopes(context, s, p, Statistic(rows + cfg.tile_m, cfg), dp)
+    ds_words = slopes(context, s, p, Statistic(rows + cfg.tile_m, cfg), dp, at)
     fill(p_operand, rounded(p, cfg.dtype))
     fill(ds_operand, ds_words)
     store_ds(context, do.stage, team.index, ds_words)
@@ -75,7 +81,7 @@ def turn(
     context,
     team: cutlass.Constexpr[Team],
     work,
-    m_block: Int32,
+    place: tuple[Int32, Int32],
     q: Cursor,
     do: Cursor,
     last_dq: Handing,
@@ -83,7 +89,8 @@ def turn(
     ds_operand: cute.Tensor,
     is_cut: cutlass.Constexpr[bool],
 ):
-    """dV, dQ and dK of the step at q and do; P and dS of the next one, a block of queries.
+    """dV, dQ and dK of the step at q and do; P and dS of the next one, a block of queries at a `place`: query head of
+    the group, step.
 
     last_dq: of the step before. is_cut: some query of the block misses some key.
     """
@@ -106,13 +113,13 @@ def turn(
     team.add_dk(ds_operand, q)
     last_dq.next().announce(team.index)
     rows = rows_of(context, next_q.stage)
-    bounds = seen_by_key(work, m_block) if cutlass.const_expr(is_cut) else None
+    at = where(context, work, place, is_cut)
 
     wait(2)
-    p = weights(context, s, Statistic(rows, cfg), bounds)
+    p = weights(context, s, Statistic(rows, cfg), at)
     next_do.wait()  # once more, which takes no time: the compiler moves no exp2 past it, behind the wait for dP
     wait(1)
-    ds_words = slopes(context, s, p, Statistic(rows + cfg.tile_m, cfg), dp)
+    ds_words = slopes(context, s, p, Statistic(rows + cfg.tile_m, cfg), dp, at)
     store_ds(context, next_do.stage, team.index, ds_words)
     next_do.in_step(produce(ends.compute_compute_dS)).arrive()
     wait(0)

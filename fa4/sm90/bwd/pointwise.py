@@ -3,24 +3,36 @@ memory."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
+from ...core.constant import Constant
+from ...core.elements import Elements
+from ...core.places import Places
 from ...core.score import Softcap
+from ...core.traced import bind
 from ...core.words import load_floats, pack_half
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..fragment import ROWS_PER_WARP, first_column, row_in_warp
+from ..fragment import LANES_PER_ROW, ROWS_PER_WARP, first_column, row_elements, row_in_warp
+
+
+def own_keys(work) -> tuple[Int32, Int32]:
+    """This thread's."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    key = work.n_block * work.mask.tile_n + warp * ROWS_PER_WARP
+    return key + row_in_warp(0), key + row_in_warp(1)
 
 
 def seen_by_key(work, m_block: Int32) -> list[tuple[Int32, Int32]]:
     """[first, stop) for each of this thread's two keys: the queries that see it, counted from this thread's first one
     of a block."""
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    key = work.n_block * work.mask.tile_n + warp * ROWS_PER_WARP
     query = m_block * work.mask.tile_m + first_column()
-    bounds = [work.mask.queries(key + row_in_warp(r)) for r in range(2)]
+    bounds = [work.mask.queries(key) for key in own_keys(work)]
     return [(first - query, stop - query) for first, stop in bounds]
 
 
@@ -51,27 +63,97 @@ class Statistic:
         return self.loaded[first][query - first]
 
 
-def weights(context, s: cute.Tensor, minus_lse: Statistic, bounds: list | None) -> list[Float32]:
-    """P^T; with a softcap `s` is replaced by what the cap makes of it. bounds: see `seen_by_key`."""
+@dataclass(frozen=True)
+class At(Constant):
+    """What a step's scores go through.
+
+    bounds: see `seen_by_key`; None where no query misses a key. score, mask: a thread's elements as a score_mod and a
+    mask_mod see them. listed: the work whose blocks come from lists.
+    """
+
+    bounds: list[tuple[Int32, Int32]] | None = None
+    score: Elements | None = None
+    mask: Elements | None = None
+    listed: Any = None
+
+
+def where(context, work, place: tuple[Int32, Int32], is_cut: bool) -> At:
+    """At a step of a query head of the group. is_cut: some query may miss some key."""
     cfg, args = context.cfg, context.args
+    if cfg.mods is None and not is_cut:
+        return At()
+    (member, i), shifted = place, cfg.shifted and cfg.mods is not None
+    m_block = work.block(i, shifted)
+    bounds = seen_by_key(work, m_block) if is_cut and not cfg.has_blocks else None
+    if cfg.mods is None:
+        return At(bounds)
+    head, lengths = work.head_kv * cfg.group + member, (work.q.count, work.k.count)
+    score_mod, mask_mod = bind(cfg.mods, args.mods, work.batch, head, lengths)
+    query = m_block * cfg.tile_m + first_column()
+    places = Places(own_keys(work), query, cfg.tile_m // LANES_PER_ROW, keys_across=False)
+    score = None if score_mod is None else score_mod.at(places, args.scale)
+    mask = None if mask_mod is None or (cfg.has_blocks and not is_cut) else mask_mod.at(places)
+    for elements in (score, mask):
+        if elements is not None:
+            elements.ask_ahead()
+    return At(bounds, score, mask, work if cfg.has_blocks else None)
+
+
+def by_key(s: Any, queries: int) -> list[list]:
+    """A step's elements, or what was made of them, for each of a thread's keys."""
+    return [[s[i] for i in row_elements(queries, r)] for r in range(2)]
+
+
+def in_order(lines: list[list]) -> list:
+    """The elements for each key as accumulators have them."""
+    return [lines[i // 2 % 2][query_of(i)] for i in range(2 * len(lines[0]))]
+
+
+@cute.jit
+def hide_missing(s: cute.Tensor, work):
+    """-inf where a key does not exist; no CTA but that of the last keys has such."""
+    if (work.n_block + 1) * work.mask.tile_n > work.k.count:
+        _hide_missing(s, own_keys(work), work.k.count)
+
+
+def _hide_missing(s: cute.Tensor, keys: tuple[Int32, Int32], count: Int32) -> None:
+    for i in range(cute.size(s)):
+        s[i] = Float32(cutlass.select_(keys[i // 2 % 2] < count, s[i], -Float32.inf))
+
+
+def weights(context, s: cute.Tensor, minus_lse: Statistic, at: At) -> list[Float32]:
+    """P^T; with a softcap or a score_mod `s` is replaced by what these make of it."""
+    cfg, args, bounds = context.cfg, context.args, at.bounds
+    if cfg.has_softcap:
+        for i in range(cute.size(s)):
+            s[i] = Softcap(args.scale_over_cap).apply(s[i])
+    if at.score is not None or at.mask is not None:
+        lines = by_key(s, cfg.tile_m)
+        lines = lines if at.score is None else at.score.logits(lines)
+        lines = lines if at.mask is None else at.mask.hidden(lines)
+        for i, x in enumerate(in_order(lines)):
+            s[i] = x
+    if at.listed is not None:
+        hide_missing(s, at.listed)
     p = []
     for i in range(cute.size(s)):
-        x = s[i]
-        if cfg.has_softcap:
-            x = Softcap(args.scale_over_cap).apply(x)
-            s[i] = x
-        x = x * args.scale_log2 + minus_lse[query_of(i)]
+        x = s[i] * args.scale_log2 + minus_lse[query_of(i)]
         if bounds is not None:
             x = cutlass.select_(is_seen(cfg, i, *bounds[i // 2 % 2]), x, -Float32.inf)
         p.append(cute.math.exp2(x, fastmath=True))
     return p
 
 
-def slopes(context, s: cute.Tensor, p: list[Float32], minus_delta: Statistic, dp: cute.Tensor) -> list[Int32]:
+def slopes(context, s: cute.Tensor, p: list[Float32], minus_delta: Statistic, dp: cute.Tensor, at: At) -> list[Int32]:
     """dS^T, rounded, two to a word. s: of `weights`."""
     if context.cfg.has_softcap:
         p = [x * Softcap(context.args.scale_over_cap).slope(s[i]) for i, x in enumerate(p)]
-    return rounded([x * (dp[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)], context.cfg.dtype)
+    ds = [x * (dp[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)]
+    if at.score is not None:
+        ds = in_order(at.score.slopes(by_key(ds, context.cfg.tile_m)))
+        if not at.score.of.is_harmless:  # of pairs that are not seen P is 0, which makes no 0 of a NaN
+            ds = [Float32(cutlass.select_(x == 0.0, Float32(0.0), dx)) for x, dx in zip(p, ds)]
+    return rounded(ds, context.cfg.dtype)
 
 
 def is_seen(cfg, i: int, first: Int32, stop: Int32) -> Boolean:

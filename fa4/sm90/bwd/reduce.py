@@ -39,7 +39,8 @@ def add_share(context, team: Int32):
     dq = consume(context.ends("reduce").compute_reduce_dQ, team)
     cute.arch.griddepcontrol_wait()  # the sums are cleared by the statistics kernel
     for i in cutlass.range(work.blocks * cfg.group, unroll=1):
-        head, m_block = work.head_kv * cfg.group + i // work.blocks, work.first + i % work.blocks
+        head = work.head_kv * cfg.group + i // work.blocks
+        m_block = work.block(work.first + i % work.blocks, cfg.shifted)
         dq.wait()
         start_adding(context, work.row_block + m_block, head, team)
         wait_read()

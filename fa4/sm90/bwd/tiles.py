@@ -41,6 +41,6 @@ def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
         return D192 if _panels(spec.head_dim) + _panels(spec.head_dim_v) <= 6 else D256
     if largest <= 64:
         return D64
-    if spec.softcap > 0:
+    if spec.softcap > 0 or (spec.mods is not None and spec.mods.score is not None):
         return SOFTCAP
     return D96 if largest <= 96 else D128

@@ -8,7 +8,7 @@ import cutlass
 from cutlass import Int32
 
 from ...bwd.work import keys_here, turn
-from ...core.mask import Band
+from ...core.mask import Band, Listed
 from ...core.sequence import Rows
 
 
@@ -34,6 +34,7 @@ class Work(NamedTuple):
     first: Int32
     stop: Int32
     row_block: Int32
+    walk: Listed | None
     full_first: Int32
     full_stop: Int32
     neighbours: Neighbours
@@ -44,8 +45,10 @@ class Work(NamedTuple):
         return self.stop - self.first
 
     def block(self, i: Int32, shifted: bool) -> Int32:
-        """The query block of step first <= i < stop: i itself, or, `shifted`, so that neighbours begin evenly apart and
-        go round."""
+        """The query block of step first <= i < stop: i itself, or that at a place of the lists; or, `shifted`, so that
+        neighbours begin evenly apart and go round."""
+        if self.walk is not None:
+            return self.walk.block(i)
         if not shifted:
             return i
         m_block = i + self.neighbours.place * self.blocks // self.neighbours.count
@@ -66,6 +69,8 @@ def work_tile(context) -> Work:
     """This CTA's work."""
     cfg, keys = context.cfg, keys_here(context)
     full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
+    if keys.walk is not None:
+        full = keys.walk.masked, keys.stop
     place = keys.n_block % cfg.sms
     together = cutlass.min((keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place), cfg.sms)
     return Work(*keys, *full, Neighbours(place, together))

@@ -56,32 +56,13 @@ def compute(context):
         team_row = (work.m_block * cfg.teams + team.index) * ROWS
         first_row = team_row + warp % WARPS_PER_WARPGROUP * ROWS_PER_WARP
         if work.count > 0:
-            blocks = work.blocks
             softmax.reset(work, first_row)
             team.o.fill(0.0)
             q.wait()
-            last = blocks.stop - 1
-            _, stop = work.mask.keys(query_of(cfg, team_row + ROWS - 1))
-            sees_half = Boolean(stop - last * cfg.tile_n <= cfg.half_n)
-            if sees_half:
-                k, v = half_block(team, softmax, q, k, v, last, work.count > 1)
-                last = last - 1
-            if last >= blocks.first:
-                k = first_block(team, softmax, q, k, last, sees_half)
-                for i in cutlass.range(cutlass.max(last - blocks.full_stop, 0), unroll=1):
-                    k, v = step(team, softmax, q, k, v, last - 1 - i, True)
-                full_stop = cutlass.min(last, blocks.full_stop)
-                for i in cutlass.range(full_stop - blocks.full_first, unroll=1):
-                    k, v = step(team, softmax, q, k, v, full_stop - 1 - i, False)
-                if cutlass.const_expr(cfg.has_left):
-                    full_first = cutlass.min(last, blocks.full_first)
-                    for i in cutlass.range(full_first - blocks.first, unroll=1):
-                        k, v = step(team, softmax, q, k, v, full_first - 1 - i, True)
-                if cutlass.const_expr(not cfg.o_over_q):
-                    q.arrive()
-                v = last_block(team, v)
-            elif cutlass.const_expr(not cfg.o_over_q):
-                q.arrive()
+            if cutlass.const_expr(cfg.has_blocks):
+                k, v = over_lists(team, softmax, q, k, v, work.walk)
+            else:
+                k, v = over_band(team, softmax, q, k, v, work, team_row)
             norms = softmax.finish(work, first_row)
             if cutlass.const_expr(cfg.directly):
                 out_to_global(context, work, team, norms, first_row)
@@ -101,12 +82,60 @@ def compute(context):
         wait_stored()  # shared memory is another CTA's as soon as this one ends
 
 
+@cute.jit
+def over_band(team, softmax, q: Cursor, k: Cursor, v: Cursor, work, team_row: Int32):
+    """All key blocks of a work tile, from last to first; some row of the tile sees one."""
+    blocks = work.blocks
+    last = blocks.stop - 1
+    _, stop = work.mask.keys(query_of(team.cfg, team_row + ROWS - 1))
+    sees_half = Boolean(stop - last * team.cfg.tile_n <= team.cfg.half_n)
+    if sees_half:
+        k, v = half_block(team, softmax, q, k, v, last, work.count > 1)
+        last = last - 1
+    if last >= blocks.first:
+        k = first_block(team, softmax, q, k, last, sees_half)
+        for i in cutlass.range(cutlass.max(last - blocks.full_stop, 0), unroll=1):
+            k, v = step(team, softmax, q, k, v, last - 1 - i, True)
+        full_stop = cutlass.min(last, blocks.full_stop)
+        for i in cutlass.range(full_stop - blocks.full_first, unroll=1):
+            k, v = step(team, softmax, q, k, v, full_stop - 1 - i, False)
+        if cutlass.const_expr(team.cfg.has_left):
+            full_first = cutlass.min(last, blocks.full_first)
+            for i in cutlass.range(full_first - blocks.first, unroll=1):
+                k, v = step(team, softmax, q, k, v, full_first - 1 - i, True)
+        if cutlass.const_expr(not team.cfg.o_over_q):
+            q.arrive()
+        v = last_block(team, v)
+    elif cutlass.const_expr(not team.cfg.o_over_q):
+        q.arrive()
+    return k, v
+
+
+@cute.jit
+def over_lists(team, softmax, q: Cursor, k: Cursor, v: Cursor, walk):
+    """The key blocks of a work tile's lists, of which there is one at least: those to mask, then those seen whole."""
+    block, following = walk.block(Int32(0)), walk.block(Int32(1))  # asked for a step ahead
+    if walk.masked > 0:
+        k = first_block(team, softmax, q, k, block, Boolean(False))
+    else:
+        k = first_block(team, softmax, q, k, block, Boolean(False), False)
+    for i in cutlass.range(1, walk.masked, unroll=1):
+        block, following = following, walk.block(i + 1)
+        k, v = step(team, softmax, q, k, v, block, True)
+    for i in cutlass.range(cutlass.max(walk.masked, 1), walk.count, unroll=1):
+        block, following = following, walk.block(i + 1)
+        k, v = step(team, softmax, q, k, v, block, False)
+    if cutlass.const_expr(not team.cfg.o_over_q):
+        q.arrive()
+    return k, last_block(team, v)
+
+
 class Team(Constant):
     """What a team works with: its operands, made once, and its registers."""
 
     def __init__(self, context, index: Int32):
         cfg, smem = context.cfg, context.smem
-        self.index, self.turns = index, Turns(cfg.teams, index, cfg.ping_pong)
+        self.cfg, self.index, self.turns = cfg, index, Turns(cfg.teams, index, cfg.ping_pong)
         self.qk, self.pv = cfg.qk, cfg.pv
         self.half_qk = replace(self.qk, n=cfg.half_n)
         self.half_steps = range(cfg.half_n // K_PER_MMA)
@@ -139,9 +168,10 @@ def half_block(team, softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32, tak
     team.start_s(team.half_qk, s, q, k)
     if takes_turn:
         team.turns.pass_on()
+    at = softmax.at(s, block)
     wait(0)
     k.arrive()
-    softmax.weigh(s, block, True)
+    softmax.weigh(s, at, True)
     pack(s, team.p)
     v.wait()
     team.start_o(v, team.half_steps)
@@ -150,15 +180,18 @@ def half_block(team, softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32, tak
     return k.next(), v.next()
 
 
-def first_block(team: Team, softmax: Softmax, q: Cursor, k: Cursor, block: Int32, has_o: Boolean) -> Cursor:
+def first_block(
+    team: Team, softmax: Softmax, q: Cursor, k: Cursor, block: Int32, has_o: Boolean, is_masked: bool = True
+) -> Cursor:
     """P of a work tile's first whole key block, which may be its only one; keys may end in it. has_o: not all of O is
     zero."""
     s = team.qk.accumulator()
     k.wait()
     team.start_s(team.qk, s, q, k)
+    at = softmax.at(s, block)
     wait(0)
     k.arrive()
-    has_grown = softmax.weigh(s, block, True)
+    has_grown = softmax.weigh(s, at, is_masked)
     pack(s, team.p)
     rescale(team.o, softmax.factor, has_grown & has_o)
     return k.next()
@@ -175,9 +208,10 @@ def step(
     v.wait()
     team.start_o(v)
     team.turns.pass_on()
+    at = softmax.at(s, block)
     wait(1)
     k.arrive()
-    has_grown = softmax.weigh(s, block, is_masked)
+    has_grown = softmax.weigh(s, at, is_masked)
     pin(softmax.total[0], softmax.total[1])
     wait(0)
     v.arrive()

@@ -29,17 +29,18 @@ def load(context):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            last = work.blocks.stop - 1
-            load_block(context, "k", work, last, k)
+            walk = work.walk
+            start = walk.start()
+            load_block(context, "k", work, walk.block(start), k)
             k = k.next()
             for team in cutlass.range_constexpr(cfg.teams):
                 load_q(context, work, team, q[team])
             for i in cutlass.range(work.count - 1, unroll=1):
-                load_block(context, "k", work, last - 1 - i, k)
+                load_block(context, "k", work, walk.block(walk.ahead(start, i + 1)), k)
                 k = k.next()
-                load_block(context, "v", work, last - i, v)
+                load_block(context, "v", work, walk.block(walk.ahead(start, i)), v)
                 v = v.next()
-            load_block(context, "v", work, work.blocks.first, v)
+            load_block(context, "v", work, walk.block(walk.ahead(start, work.count - 1)), v)
             v = v.next()
             q = [cursor.next() for cursor in q]
         queue = queue.next()

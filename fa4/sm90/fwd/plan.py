@@ -66,6 +66,8 @@ def configure(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTil
 
 def packed_heads(spec: AttentionSpec, extent: Extent, tiles: ForwardTiles) -> int:
     """Heads of a group that are rows of one tile. It pays where one head's rows would leave half of a tile empty."""
+    if spec.mods is not None and spec.mods.block is not None:
+        return 1  # query heads may have blocks of their own
     if tiles.teams == 1:
         return spec.group if spec.group <= ROWS else math.gcd(spec.group, ROWS)
     is_short = 2 * extent.max_seqlen_q <= tiles.teams * ROWS
@@ -76,6 +78,8 @@ def splits_for(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTi
     """Parts that the keys of a work tile are cut into."""
     if tiles.splits is not None:
         return tiles.splits
+    if spec.mods is not None and spec.mods.block is not None:
+        return 1
     packed = packed_heads(spec, extent, tiles)
     m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.teams * ROWS))
     count = m_blocks * (spec.heads_q // packed) * extent.batch

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from ...core.constant import Constant
+from ...core.elements import Elements
+from ...core.places import Places
 from ...core.score import Softcap
+from ...core.traced import bind
 from ...core.visible import hide
 from ...core.words import pack_half
 from ...fwd.rows import is_written, normalise, place_of, query_of, result
-from ..fragment import LANES_PER_ROW, ROWS_PER_THREAD, across_row, own_columns, row_elements, row_in_warp
+from ..fragment import (
+    LANES_PER_ROW,
+    ROWS_PER_THREAD,
+    across_row,
+    first_column,
+    own_columns,
+    row_elements,
+    row_in_warp,
+)
 
 CHAINS = 4  # of the row's maximum and sum: independent ones, to hide the latency of each
+
+
+@dataclass(frozen=True)
+class At(Constant):
+    """A key block, and a thread's elements of it as a score_mod and a mask_mod see them."""
+
+    block: Int32
+    score: Elements | None
+    mask: Elements | None
 
 
 class Softmax(Constant):
@@ -29,6 +51,7 @@ class Softmax(Constant):
         self.context = context
         self.reference, self.total, self.factor = (cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(3))
         self.first, self.stop = (cute.make_rmem_tensor(ROWS_PER_THREAD, Int32) for _ in range(2))
+        self.score_mod, self.mask_mod, self.lines = None, None, ()
 
     def reset(self, work, first_row: Int32) -> None:
         """Before a work tile; first_row: of this warp, in the sequence."""
@@ -37,12 +60,30 @@ class Softmax(Constant):
         for r in range(ROWS_PER_THREAD):
             query = query_of(self.context.cfg, first_row + row_in_warp(r))
             self.first[r], self.stop[r] = work.mask.keys(query)
+        cfg, args = self.context.cfg, self.context.args
+        if cfg.mods is not None:
+            lengths, head = (work.q.count, work.k.count), work.head * cfg.packed
+            self.score_mod, self.mask_mod = bind(
+                cfg.mods, args.mods, work.batch, head, lengths, cfg.packed, rows_per_query=cfg.slots
+            )
+            self.lines = tuple(first_row + row_in_warp(r) for r in range(ROWS_PER_THREAD))
 
-    def weigh(self, s: cute.Tensor, block: Int32, is_masked: bool) -> Boolean:
+    def at(self, s: cute.Tensor, block: Int32) -> At:
+        """Where S of a key block is, and what of traced functions may be known before S is."""
+        cfg, args = self.context.cfg, self.context.args
+        places = Places(self.lines, block * cfg.tile_n + first_column(), cute.size(s) // ROWS_PER_THREAD)
+        score = None if self.score_mod is None else self.score_mod.at(places, args.scale_over_cap)
+        mask = None if self.mask_mod is None else self.mask_mod.at(places)
+        for elements in (score, mask):
+            if elements is not None:
+                elements.ask_ahead()
+        return At(block, score, mask)
+
+    def weigh(self, s: cute.Tensor, at: At, is_masked: bool) -> Boolean:
         """S -> P in place, for one key block; returns whether O must be multiplied by `factor`, row by row: the same
         for all rows of a warp."""
         cfg, args = self.context.cfg, self.context.args
-        rows = [self.visible(s, r, block, is_masked) for r in range(ROWS_PER_THREAD)]
+        rows = self.visible(s, at, is_masked)
         tops = [in_chains(x, cute.arch.fmax) for x in rows]
         # Not so while a row has seen no key: -inf - -inf.
         grows = [top * args.scale_log2 - self.reference[r] > cfg.rescale_threshold for r, top in enumerate(tops)]
@@ -50,7 +91,7 @@ class Softmax(Constant):
         follow(self, tops, has_grown)
         for r, x in enumerate(rows):
             reference = self.reference[r]
-            if is_masked:
+            if is_masked or cfg.mods is not None:
                 reference = Float32(cutlass.select_(reference == -Float32.inf, Float32(0.0), reference))
             weights = [cute.math.exp2(value * args.scale_log2 - reference, fastmath=True) for value in x]
             for i, weight in zip(row_elements(2 * cute.size(s), r), weights):
@@ -59,17 +100,29 @@ class Softmax(Constant):
             self.total[r] = self.total[r] + in_chains(weights, lambda a, b: a + b)
         return has_grown
 
-    def visible(self, s: cute.Tensor, r: int, block: Int32, is_masked: bool) -> list[Float32]:
-        """Row r's scores, -inf where the row does not see the key."""
+    def visible(self, s: cute.Tensor, at: At, is_masked: bool) -> list[list[Float32]]:
+        """Each row's scores, or logits by a score_mod; -inf where the row does not see the key."""
         cfg = self.context.cfg
-        x = [s[i] for i in row_elements(2 * cute.size(s), r)]
+        places = [row_elements(2 * cute.size(s), r) for r in range(ROWS_PER_THREAD)]
+        rows = [[s[i] for i in row] for row in places]
         if cfg.has_softcap:
-            x = [Softcap(self.context.args.scale_over_cap).apply(value) for value in x]
-        if is_masked:
-            begin = block * cfg.tile_n
-            first = own_columns(self.first[r] - begin) if cfg.has_left else None
-            x = hide(x, first, own_columns(self.stop[r] - begin))
-        return x
+            cap = Softcap(self.context.args.scale_over_cap)
+            rows = [[cap.apply(x) for x in row] for row in rows]
+        if at.score is not None:
+            rows = at.score.logits(rows)
+        if at.mask is not None and (is_masked or not cfg.has_blocks):
+            rows = at.mask.hidden(rows)
+        begin = at.block * cfg.tile_n
+        if cfg.has_blocks:
+            for row, elements in zip(rows, places):
+                for i, x in zip(elements, row):
+                    s[i] = x
+            hide_end(s, begin, self.stop, cfg.tile_n)  # a list may call a block whole in which keys end
+            return [[s[i] for i in row] for row in places]
+        if not is_masked:
+            return rows
+        firsts = [own_columns(self.first[r] - begin) if cfg.has_left else None for r in range(ROWS_PER_THREAD)]
+        return [hide(x, firsts[r], own_columns(self.stop[r] - begin)) for r, x in enumerate(rows)]
 
     def finish(self, work, first_row: Int32) -> list[Float32]:
         """Write each row's log-sum-exp; returns the factors that normalise O, 0 for a row that saw no key or holds no
@@ -90,6 +143,16 @@ class Softmax(Constant):
             query = query_of(self.context.cfg, row)
             _, lse = normalise(self.context, work, row, query, -Float32.inf, Float32(0.0))
             write_lse(self.context, work, row, lse)
+
+
+@cute.jit
+def hide_end(s: cute.Tensor, begin: Int32, stop: cute.Tensor, tile_n: cutlass.Constexpr[int]):
+    """-inf for keys from `stop` on, the same for every row, in the key block at `begin`."""
+    if stop[0] - begin < tile_n:
+        for r in cutlass.range_constexpr(ROWS_PER_THREAD):
+            elements = row_elements(2 * cute.size(s), r)
+            for i, x in zip(elements, hide([s[i] for i in elements], None, own_columns(stop[0] - begin))):
+                s[i] = x
 
 
 @cute.jit

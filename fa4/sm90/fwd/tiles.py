@@ -63,6 +63,9 @@ def _of_few(spec: AttentionSpec) -> ForwardTiles:
 def _of_many(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     """Where few keys lie left of the diagonal, what a tile computes beyond it counts: smaller tiles waste less."""
     widest, keys = max(spec.head_dim, spec.head_dim_v), extent.max_seqlen_k
+    if spec.mods is not None and spec.mods.block is not None:
+        fits = widest <= 128 or (spec.head_dim <= 192 and spec.head_dim_v <= 128)
+        return replace(USUAL if fits else WIDEST, schedule=Schedule.SINGLE, name="lists of blocks")
     is_masked = spec.window_right is not None
     if widest <= 64:
         return NARROW_SHORT if is_masked and keys <= 1024 else NARROW

@@ -14,7 +14,7 @@ from ....core.score import Softcap
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
 from ..epilogue import store_gradient
-from ..pointwise import Statistic, fill, rounded, rows_of, seen_by_key, weights
+from ..pointwise import At, Statistic, fill, rounded, rows_of, seen_by_key, weights
 from ..work import work_tile
 from .handing import Cursors, hand_over
 from .share import Share
@@ -72,10 +72,10 @@ def step(
     s = cfg.scores.accumulator()
     at.q.wait()
     cfg.scores.issue(s, operands.k[None, None, None, 0], operands.q[None, None, None, at.q.stage], False)
-    bounds = seen_by_key(work, m_block) if cutlass.const_expr(is_cut) else None
+    scores_at = At(seen_by_key(work, m_block) if cutlass.const_expr(is_cut) else None)
     at.p.wait()
     wait(0)
-    p = weights(context, s, Statistic(rows_of(context, at.q.stage), cfg), bounds)
+    p = weights(context, s, Statistic(rows_of(context, at.q.stage), cfg), scores_at)
     handed = p
     if cutlass.const_expr(cfg.has_softcap):
         # s holds what the softcap made of the scores.
