@@ -256,7 +256,8 @@ def _sdpa_forward(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     _refuse_dropout(dropout_p, return_debug_mask)
-    out, lse = _forward(AttentionInputs(*_rows_first(query, key, value)), Options(scale, is_causal))
+    q, k, v = _rows_first(query, key, value)
+    out, lse = _forward(AttentionInputs(q, k, v), Options(scale, is_causal))
     (out,) = _rows_first(out)
     sizes = None, None, query.shape[2], key.shape[2]
     return _in_layout_of(out, query), lse, *sizes, *_no_random_numbers(query)
