@@ -5,6 +5,7 @@ from .api import explain, flash_attn_func, flash_attn_varlen_func
 from .dispatch import NoBackend
 from .flex import flex_attention
 from .integrations.sdpa import register_sdpa
+from .integrations.transformers import register_transformers
 from .mods.blocks import create_block_mask
 from .mods.trace import ModError
 from .states import merge_states
@@ -22,5 +23,6 @@ __all__ = [
     "masks",
     "merge_states",
     "register_sdpa",
+    "register_transformers",
     "scores",
 ]

@@ -1,2 +1,2 @@
-"""fa4 where attention already happens: torch's scaled_dot_product_attention, transformers, DTensor. Each is imported
-when it is asked for, and registers nothing before."""
+"""fa4 where attention already happens: torch's scaled_dot_product_attention, and transformers. Other libraries are
+imported when their part is asked for, and nothing is registered before."""

@@ -1,0 +1,243 @@
+"""Models of transformers, with random weights, on fa4 beside their own eager attention."""
+
+import dataclasses
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fa4
+from fa4 import cases
+from fa4.cases import assert_right, judge
+
+transformers = pytest.importorskip("transformers", reason="hooks into it")
+
+SIZES = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    attention_dropout=0.0,
+)  # fmt: skip
+LAYERS = ["sliding_attention", "full_attention"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A configuration, by the name of its class, and what of attention it is here for."""
+
+    config: str
+    reason: str
+    extra: dict[str, Any]
+
+
+MODELS = {
+    "llama": Model("LlamaConfig", "grouped queries", {}),
+    "mistral": Model("MistralConfig", "a sliding window in every layer", {"sliding_window": 7}),
+    "gemma2": Model("Gemma2Config", "softcap, a scale of its own", {
+        "sliding_window": 7, "layer_types": LAYERS, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0}),
+    "gemma3": Model("Gemma3TextConfig", "windows in some layers", {"sliding_window": 7, "layer_types": LAYERS}),
+    "gpt_oss": Model("GptOssConfig", "sinks", {
+        "sliding_window": 7, "layer_types": LAYERS, "num_local_experts": 2, "num_experts_per_tok": 1,
+        "experts_implementation": "eager"}),
+    "qwen3": Model("Qwen3Config", "normalised queries and keys", {}),
+}  # fmt: skip
+BATCH, LENGTH = 3, 20
+
+
+def exact_attention(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **_):
+    """Eager attention's formula, whose softmax is not rounded to float32 as in the models' own functions."""
+    k, v = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    scores = query @ k.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores + attention_mask
+    if s_aux is not None:
+        scores = torch.cat([scores, s_aux.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=3)
+    return (scores.softmax(3)[..., : k.shape[2]] @ v).transpose(1, 2), None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    fa4.register_transformers()
+    transformers.AttentionInterface.register("exact", exact_attention)
+    transformers.AttentionMaskInterface.register("exact", transformers.masking_utils.eager_mask)
+
+
+def model_of(name: str, seed: int, implementation: str = "eager", dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(seed)
+    config = getattr(transformers, MODELS[name].config)(**SIZES | MODELS[name].extra)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+    for parameter in model.parameters():  # sinks and norms, too, are to matter
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model.to(dtype)
+
+
+def tokens_of(seed: int, batch: int = BATCH) -> Tensor:
+    return torch.randint(3, 64, (batch, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+def run(model: Any, tokens: Tensor, kept: Tensor, **inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits of positions that are kept, and all gradients of their mean loss, each over its own largest value."""
+    logits = model(input_ids=tokens, use_cache=False, **inputs).logits
+    torch.nn.functional.cross_entropy(logits[kept], tokens[kept]).backward()
+    return logits[kept].detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_as_eager(name: str, seed: int, tokens: Tensor, kept: Tensor, **inputs: Any) -> None:
+    """By the oracle's rule: at most twice the error of eager attention in float32, against its formula in float64."""
+
+    def outcome(implementation: str, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
+        return run(model_of(name, seed, implementation, dtype), tokens, kept, **inputs)
+
+    exact, low, got = outcome("exact", torch.float64), outcome("eager", torch.float32), outcome("fa4", torch.float32)
+    assert got[1].keys() == exact[1].keys()
+    peaks = {n: g.abs().max().clamp(min=1e-30) for n, g in exact[1].items()}
+
+    def joined(gradients: dict[str, Tensor]) -> Tensor:
+        return torch.cat([(g / peaks[n].to(g.dtype)).flatten() for n, g in gradients.items()])
+
+    wrong = [judge("logits", got[0], exact[0], low[0]), judge("gradients", *(joined(x[1]) for x in (got, exact, low)))]
+    assert_right(wrong, name)
+
+
+def padded() -> Tensor:
+    """(batch, length) bool: one whole row, one padded on the left, one on the right."""
+    positions = torch.arange(LENGTH)
+    return torch.stack((positions >= 0, positions >= 6, positions < 11))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_padded_batch(name, seed):
+    there = padded()
+    positions = (there.cumsum(1) - 1).clamp(min=0)
+    assert_as_eager(name, seed, tokens_of(seed), there, attention_mask=there.long(), position_ids=positions)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss"])
+def test_packed_position_ids(name, seed):
+    """Sequences behind one another in each row, told from position_ids alone."""
+    positions = torch.cat([torch.arange(n) for n in (9, 3, 8)])[None].repeat(2, 1)
+    positions[1] = torch.cat([torch.arange(n) for n in (1, 19)])
+    tokens = tokens_of(seed, 2)
+    assert_as_eager(name, seed, tokens, torch.ones_like(tokens, dtype=torch.bool), position_ids=positions)
+
+
+def test_whole_sequences_without_a_mask(seed):
+    tokens = tokens_of(seed)
+    assert_as_eager("llama", seed, tokens, torch.ones_like(tokens, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_after_padded_prompts(name, cache, seed):
+    """Greedily, in float64: token for token what eager attention generates, past the windows of sliding layers."""
+    there = torch.stack((torch.arange(9) >= 0, torch.arange(9) >= 5)).long()
+    prompt = tokens_of(seed, 2)[:, :9]
+
+    def generated(implementation: str) -> Tensor:
+        model = model_of(name, seed, implementation, torch.float64).eval()
+        settings = dict(
+            max_new_tokens=6, min_new_tokens=6, do_sample=False, cache_implementation=cache, disable_compile=True
+        )
+        return model.generate(prompt, attention_mask=there, **settings)
+
+    assert torch.equal(generated("fa4"), generated("exact"))
+
+
+def test_holes_in_a_mask_and_masks_of_callers(seed):
+    """Padding amidst a row, and masks for every pair, bool and added: none is a run of keys, and all are served."""
+    tokens = tokens_of(seed)
+    holes = torch.rand(BATCH, LENGTH, generator=torch.Generator().manual_seed(seed)) < 0.7
+    holes[:, 0] = True
+    assert_as_eager("gemma2", seed, tokens, holes, attention_mask=holes.long())
+    pairs = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() & holes[:, None, None, :]
+    added = torch.zeros(pairs.shape, dtype=torch.float64).masked_fill(~pairs, -1e30)
+    exact = run(model_of("llama", seed, "exact", torch.float64), tokens, holes, attention_mask=added)
+    for given in (pairs, added):
+        got = run(model_of("llama", seed, "fa4", torch.float64), tokens, holes, attention_mask=given)
+        assert (got[0] - exact[0]).abs().max() < 1e-12 * exact[0].abs().max()
+
+
+def test_other_mask_functions_become_block_masks(seed):
+    """Blocks that see themselves whole, as images do in some models: what lengths cannot say."""
+    from transformers.masking_utils import create_causal_mask
+
+    config = model_of("llama", seed, "fa4").config
+    embeddings = torch.zeros(2, LENGTH, 8)
+    blocks = torch.full((2, LENGTH), -1)
+    blocks[0, 3:9], blocks[1, 10:12] = 0, 1
+    arguments = dict(inputs_embeds=embeddings, attention_mask=None, past_key_values=None, block_sequence_ids=blocks)
+    made = create_causal_mask(config, **arguments)
+    assert type(made).__name__ == "BlockMask"
+    generator = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(2, heads, LENGTH, 8, generator=generator, dtype=torch.float64) for heads in (4, 2))
+    got, _ = fa4.integrations.transformers.attention(None, q, k, k, made)
+    config._attn_implementation = "exact"
+    exact, _ = exact_attention(None, q, k, k, create_causal_mask(config, **arguments))
+    assert (got - exact).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("sliding_window", [None, 3])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_padding_mask_that_no_model_has_prepared(is_causal, sliding_window, seed):
+    """(batch, keys), straight into the attention function, with runs of keys and with holes."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(BATCH, heads, LENGTH, 8, generator=generator, dtype=torch.float64) for heads in (4, 2))
+    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    seen = (j <= i) | torch.tensor(not is_causal)
+    if sliding_window is not None:
+        seen &= (i - j).abs() < sliding_window
+    for there in (padded(), padded() & (j % 5 != 2)):
+        options = dict(is_causal=is_causal, sliding_window=sliding_window)
+        got, _ = fa4.integrations.transformers.attention(torch.nn.Module(), q, k, k, there, **options)
+        added = torch.zeros(BATCH, 1, LENGTH, LENGTH).masked_fill(~(seen & there[:, None, None, :]), -1e30)
+        exact, _ = exact_attention(None, q, k, k, added.double())
+        assert (got - exact)[there].abs().max() < 1e-6
+
+
+def test_lengths_of_a_collator(seed):
+    """cu_seq_lens as DataCollatorWithFlattening gives them, without a mask."""
+    problem = cases.make(cases.Case("packed", lengths=((7, 7), (12, 12)), heads_q=4, causal=True), seed)
+    i = problem.inputs
+    q, k, v = (x[None].transpose(1, 2) for x in i[:3])
+    lengths = dict(cu_seq_lens_q=i.cu_seqlens_q, cu_seq_lens_k=i.cu_seqlens_k, max_length_q=12, max_length_k=12)
+    out, _ = fa4.integrations.transformers.attention(torch.nn.Module(), q, k, v, None, **lengths)
+    assert torch.equal(out[0], problem.call()[0])
+
+
+def test_what_fa4_lacks_is_refused():
+    x = torch.zeros(1, 1, 4, 8)
+    attention = fa4.integrations.transformers.attention
+    with pytest.raises(NotImplementedError, match=r"set config\.attention_dropout = 0\.0"):
+        attention(torch.nn.Module(), x, x, x, None, dropout=0.1)
+    for name in ("position_bias", "cache"):
+        with pytest.raises(NotImplementedError, match=name):
+            attention(torch.nn.Module(), x, x, x, None, **{name: x})
+
+
+def test_without_transformers_the_import_error_says_what_is_needed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"needs transformers, from 4\.56"):
+        fa4.register_transformers()
+
+
+def test_training_takes_the_same_course_as_with_eager_attention(seed):
+    """Five steps of a hooked Llama with padding: the same losses."""
+    there, tokens = padded(), tokens_of(seed)
+    courses = []
+    for implementation in ("exact", "fa4"):
+        model = model_of("llama", seed, implementation, torch.float64)
+        losses = []
+        for _ in range(5):
+            model.zero_grad()
+            logits = model(input_ids=tokens, attention_mask=there.long(), use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits[there], tokens[there])
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.05 * parameter.grad
+            losses.append(loss.item())
+        courses.append(losses)
+    assert courses[0][-1] < courses[0][0]
+    assert courses[1] == pytest.approx(courses[0], rel=1e-9)
