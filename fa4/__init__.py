@@ -6,6 +6,7 @@ from .dispatch import NoBackend
 from .flex import flex_attention
 from .integrations.sdpa import register_sdpa
 from .integrations.transformers import register_transformers
+from .kvcache import flash_attn_with_kvcache
 from .mods.blocks import create_block_mask
 from .mods.trace import ModError
 from .states import merge_states
@@ -19,6 +20,7 @@ __all__ = [
     "explain",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "flex_attention",
     "masks",
     "merge_states",

@@ -35,41 +35,41 @@ def call(packed: bool, inputs: AttentionInputs, options: Options) -> tuple[Atten
     made = flags(q, k, v, sink, options)
     if not packed:
         return inputs._replace(max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1]), made
-    bounds = _check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
-    _check_int32("cu_seqlens_k", cu_seqlens_k, q, bounds)
+    bounds = check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
+    check_int32("cu_seqlens_k", cu_seqlens_k, q, bounds)
     for name, seqused in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
         if seqused is not None:
-            _check_int32(name, seqused, q, bounds - 1)
+            check_int32(name, seqused, q, bounds - 1)
     max_seqlen_q = max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
     max_seqlen_k = max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
     return inputs._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k), made
 
 
-def _s(x: Tensor, first: int | None = None, rest: str = "") -> str:
+def shown(x: Tensor, first: int | None = None, rest: str = "") -> str:
     """A shape as text, (2, 7, 4, 64); with `first`, only the leading sizes and then `rest`."""
     sizes = [str(n) for n in x.shape[:first]] + ([rest] if rest else [])
     return f"({', '.join(sizes)})"
 
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_dense(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Padded q, k, v."""
     _check_layouts(q, k, v, "(batch, seqlen, heads, head_dim)")
     if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
-        raise ValueError(f"k has shape {_s(k)}, expected ({q.shape[0]}, *, *, {q.shape[3]}) to go with q {_s(q)}")
+        raise ValueError(f"k has shape {shown(k)}, expected ({q.shape[0]}, *, *, {q.shape[3]}) to go with q {shown(q)}")
     if v.shape[:3] != k.shape[:3]:
-        raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 3, '*')} to go with k {_s(k)}")
+        raise ValueError(f"v has shape {shown(v)}, expected {shown(k, 3, '*')} to go with k {shown(k)}")
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Packed q, k, v."""
     _check_layouts(q, k, v, "(total, heads, head_dim)")
     if k.shape[2] != q.shape[2]:
-        raise ValueError(f"k has shape {_s(k)}, expected (total_k, *, {q.shape[2]}) to go with q {_s(q)}")
+        raise ValueError(f"k has shape {shown(k)}, expected (total_k, *, {q.shape[2]}) to go with q {shown(q)}")
     if v.shape[:2] != k.shape[:2]:
-        raise ValueError(f"v has shape {_s(v)}, expected {_s(k, 2, '*')} to go with k {_s(k)}")
+        raise ValueError(f"v has shape {shown(v)}, expected {shown(k, 2, '*')} to go with k {shown(k)}")
 
 
 def _check_layouts(q: Tensor, k: Tensor, v: Tensor, axes: str) -> None:
@@ -82,15 +82,15 @@ def _check_layouts(q: Tensor, k: Tensor, v: Tensor, axes: str) -> None:
                 f"{name} has layout {x.layout}, expected torch.strided (for lengths, flash_attn_varlen_func)"
             )
         if len(x.shape) != ndim:
-            raise ValueError(f"{name} has {len(x.shape)} dimensions, shape {_s(x)}, expected {ndim}: {axes}")
-        if x.dtype not in _DTYPES:
+            raise ValueError(f"{name} has {len(x.shape)} dimensions, shape {shown(x)}, expected {ndim}: {axes}")
+        if x.dtype not in DTYPES:
             raise TypeError(f"{name} has dtype {x.dtype}, expected float16, bfloat16, float32 or float64")
         if x.dtype != q.dtype:
             raise TypeError(f"{name} has dtype {x.dtype}, expected {q.dtype} like q")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, expected {q.device} like q")
         if x.shape[-1] == 0:
-            raise ValueError(f"{name} has shape {_s(x)}, expected a last axis of at least 1")
+            raise ValueError(f"{name} has shape {shown(x)}, expected a last axis of at least 1")
         if x.stride(-1) != 1 and x.shape[-1] > 1:
             raise ValueError(f"{name} has stride {x.stride(-1)} on its last axis, expected 1: call {name}.contiguous()")
     if q.shape[-2] == 0 or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
@@ -109,11 +109,11 @@ def flags(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options
     if softcap < 0:
         raise ValueError(f"softcap is {softcap}, expected a finite number, 0 (off) or more")
     left, right = _window(window_size)
-    if _bool("causal", causal, "a bool"):
+    if boolean("causal", causal, "a bool"):
         right = 0
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    deterministic = _bool("deterministic", deterministic, "a bool or None")
+    deterministic = boolean("deterministic", deterministic, "a bool or None")
     dispatch.check_backend_name(backend)
     return Flags(softmax_scale, left, right, softcap, deterministic, needs_backward(q, k, v, sink), backend)
 
@@ -146,7 +146,18 @@ def _number(name: str, value: float) -> float:
     return float(value) if isinstance(value, int) else value
 
 
-def _bool(name: str, value: bool, expected: str) -> bool:
+def count(name: str, value: int) -> int:
+    """A number of things."""
+    if not isinstance(value, (int, torch.SymInt)):
+        value = _unwrapped(value)
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} is a {type(value).__name__}, expected an int")
+    if value < 0:
+        raise ValueError(f"{name} is {value}, expected 0 or more")
+    return value
+
+
+def boolean(name: str, value: bool, expected: str) -> bool:
     if not isinstance(value, bool):
         value = _unwrapped(value)
         if not isinstance(value, bool):
@@ -184,24 +195,24 @@ def _side(side: int | None, window_size: WindowSize) -> int | None:
 def _check_sink(sink: Tensor, q: Tensor) -> None:
     if not isinstance(sink, Tensor):
         raise TypeError(f"learnable_sink is a {type(sink).__name__}, expected a torch.Tensor")
-    if sink.dtype not in _DTYPES:
+    if sink.dtype not in DTYPES:
         raise TypeError(f"learnable_sink has dtype {sink.dtype}, expected float16, bfloat16, float32 or float64")
     if sink.layout is not torch.strided:
         raise TypeError(f"learnable_sink has layout {sink.layout}, expected torch.strided")
     if sink.shape != (q.shape[-2],):
-        raise ValueError(f"learnable_sink has shape {_s(sink)}, expected ({q.shape[-2]},): one logit per query head")
+        raise ValueError(f"learnable_sink has shape {shown(sink)}, expected ({q.shape[-2]},): one logit per query head")
     if sink.device != q.device:
         raise ValueError(f"learnable_sink is on {sink.device}, expected {q.device} like q")
 
 
-def _check_int32(name: str, x: Tensor | None, q: Tensor, length: int | None) -> Tensor:
+def check_int32(name: str, x: Tensor | None, q: Tensor, length: int | None) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}, expected an int32 torch.Tensor")
     if x.dtype != torch.int32:
         raise TypeError(f"{name} has dtype {x.dtype}, expected torch.int32")
     if x.ndim != 1 or (x.shape[0] < 1 if length is None else x.shape[0] != length):
         expected = "(batch + 1,)" if length is None else f"({length},)"
-        raise ValueError(f"{name} has shape {_s(x)}, expected {expected}")
+        raise ValueError(f"{name} has shape {shown(x)}, expected {expected}")
     if x.device != q.device:
         raise ValueError(f"{name} is on {x.device}, expected {q.device} like q")
     if not x.is_contiguous():
@@ -215,7 +226,7 @@ def max_seqlen(name: str, value: int | Tensor | None, total: int) -> int:
     if isinstance(value, Tensor):
         if value.ndim != 0 or value.dtype.is_floating_point:
             raise TypeError(
-                f"{name} is a tensor of shape {_s(value)}, {value.dtype}, expected an int or a 0-dim int tensor"
+                f"{name} is a tensor of shape {shown(value)}, {value.dtype}, expected an int or a 0-dim int tensor"
             )
         if value.device.type != "cpu" or torch.compiler.is_compiling():
             return total
@@ -233,13 +244,17 @@ def lengths(inputs: AttentionInputs) -> None:
     """What kernels must be able to rely on, checked where looking is free, or where FA4_CHECK_LENGTHS=1 asks for it: on
     a GPU it waits for the device, so not while a graph is captured."""
     q, k, _, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
-    device = q.device.type
-    if cu_seqlens_q is None or cu_seqlens_k is None or (device != "cpu" and not _checks_everywhere()):
-        return
-    if device == "cuda" and torch.cuda.is_current_stream_capturing():
+    if cu_seqlens_q is None or cu_seqlens_k is None or not checks_lengths(q.device.type):
         return
     _check_lengths("q", cu_seqlens_q, seqused_q, max_seqlen_q, q.shape[0])
     _check_lengths("k", cu_seqlens_k, seqused_k, max_seqlen_k, k.shape[0])
+
+
+def checks_lengths(device: str) -> bool:
+    """Whether values of tensors on a kind of device are looked at."""
+    if device == "cpu":
+        return True
+    return _checks_everywhere() and not (device == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 @functools.cache

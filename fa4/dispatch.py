@@ -22,6 +22,9 @@ from .spec import AttentionSpec, Extent, Feature
 
 _HALF = (torch.float16, torch.bfloat16)
 ALL_FEATURES = frozenset(Feature)
+CACHES = frozenset(
+    (Feature.PAGES, Feature.CACHE_ROWS, Feature.CACHE_VARLEN, Feature.CACHE_FP8, Feature.BATCH_INVARIANT)
+)
 MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Feature.CAPTURED_GRADIENTS))
 
 
@@ -127,7 +130,7 @@ _SM80 = Backend(
     on=lambda chip: chip.number >= 80,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=256),
-    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS},
+    features=ALL_FEATURES - CACHES - {Feature.CAPTURED_GRADIENTS},
     module="fa4.sm80.plan",
     requires=_CUTE,
     lacks_of_blocks=_lacks_of_blocks,
@@ -139,7 +142,7 @@ _SM90 = Backend(
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128),
-    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS},
+    features=ALL_FEATURES - CACHES - {Feature.CAPTURED_GRADIENTS},
     module="fa4.sm90.plan",
     requires=_CUTE,
     lacks_of_blocks=_lacks_of_blocks,
@@ -161,7 +164,7 @@ BACKENDS: tuple[Backend, ...] = (
         on=lambda chip: chip.number in (100, 103),
         dtypes=_HALF,
         head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
-        features=ALL_FEATURES - MODS,
+        features=ALL_FEATURES - MODS - CACHES,
         module="fa4.sm100.plan",
         requires=_CUTE,
     ),
@@ -170,7 +173,7 @@ BACKENDS: tuple[Backend, ...] = (
         _SM90,
         summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
-        features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS, Feature.BACKWARD, Feature.DETERMINISTIC},
+        features=ALL_FEATURES - CACHES - {Feature.CAPTURED_GRADIENTS, Feature.BACKWARD, Feature.DETERMINISTIC},
     ),
     _SM80,
     replace(

@@ -25,8 +25,8 @@ from .mods.blocks import FULL, NONE, table_of
 from .mods.graph import Evaluation, parse
 from .mods.record import Mods
 from .mods.tensors import add_gradients, evaluation
-from .sequences import sequences
-from .spec import AttentionInputs, AttentionSpec, Gradients, Saved
+from .sequences import cached_rows, sequences
+from .spec import AttentionInputs, AttentionSpec, Cache, Gradients, Saved
 
 # The fastest on a CPU core among tiles of 64 to 512 by 256 to 512 (1 x 8 x 2048 x 64, forward and backward).
 TILE_M = 256
@@ -111,6 +111,7 @@ class _Pass:
     q_rows: slice
     k_rows: slice
     first_sequence: int  # of the batch: that of `batch`, or of packed sequences the one that this is
+    cache: Cache | None = None  # that k and v are; then this is one sequence
 
     @property
     def seqlen_q(self) -> int:
@@ -127,6 +128,8 @@ class _Pass:
 
     def k_view(self, x: Tensor) -> Tensor:
         """The pass's part of a k-like tensor: (batch, rows, heads_kv, dim)."""
+        if self.cache is not None:
+            return cached_rows(x, self.cache, self.first_sequence, self.k_rows, self.heads)[None]
         return (x[None, self.k_rows] if self.packed else x[self.batch, self.k_rows])[:, :, self.heads]
 
     def row_view(self, x: Tensor) -> Tensor:
@@ -170,12 +173,15 @@ class _Pass:
                 yield replace(self, batch=batch, heads=heads, first_sequence=first)
 
 
-def _passes(inputs: AttentionInputs, spec: AttentionSpec, one_by_one: bool = False) -> Iterator[_Pass]:
+def _passes(
+    inputs: AttentionInputs, spec: AttentionSpec, one_by_one: bool = False, cache: Cache | None = None
+) -> Iterator[_Pass]:
     every_head = slice(0, spec.heads_kv)
-    if inputs.varlen or inputs.seqused_q is not None or inputs.seqused_k is not None:
-        for seq in sequences(inputs):
+    lengths_differ = inputs.varlen or inputs.seqused_q is not None or inputs.seqused_k is not None
+    if lengths_differ or cache is not None or spec.batch_invariant:
+        for seq in sequences(inputs, cache):
             one = slice(0, 1) if inputs.varlen else slice(seq.index, seq.index + 1)
-            part = _Pass(spec, inputs.varlen, one, every_head, seq.q_rows, seq.k_rows, seq.index)
+            part = _Pass(spec, inputs.varlen, one, every_head, seq.q_rows, seq.k_rows, seq.index, cache)
             yield from part.split(one_by_one)
     else:
         q_rows, k_rows = slice(0, inputs.q.shape[1]), slice(0, inputs.k.shape[1])
@@ -363,10 +369,17 @@ class Plan(plan.Plan):
     def describe(self) -> str:
         return f"{TILE_M} queries x {TILE_N} keys, {str(_compute_dtype(self.spec)).removeprefix('torch.')} arithmetic"
 
-    def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None = None) -> None:
+    def forward(
+        self,
+        inputs: AttentionInputs,
+        out: Tensor,
+        lse: Tensor,
+        mods: Mods | None = None,
+        cache: Cache | None = None,
+    ) -> None:
         modified = _Modified.of(mods, self.spec, self.extent.max_seqlen_k)
         with _as_written(out.device):
-            for part in _passes(inputs, self.spec, modified is not None and modified.one_by_one):
+            for part in _passes(inputs, self.spec, modified is not None and modified.one_by_one, cache):
                 _forward_pass(part, inputs, out, lse, modified)
 
     def backward(
@@ -392,6 +405,12 @@ class Plan(plan.Plan):
 def _forward_pass(part: _Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor, modified: _Modified | None) -> None:
     spec, dtype = part.spec, lse.dtype
     q_view, k_view, v_view = part.q_view(inputs.q), part.k_view(inputs.k), part.k_view(inputs.v)
+    if part.cache is not None and part.cache.k_descale is not None and part.cache.v_descale is not None:
+        descales = part.cache.k_descale, part.cache.v_descale
+        k_view, v_view = (
+            x.to(dtype) * descale[part.first_sequence, part.heads, None].to(dtype)
+            for x, descale in zip((k_view, v_view), descales)
+        )
     out_view, lse_view = part.q_view(out), part.row_view(lse)
     mask = _mask(part, modified)
     for q_rows in mask.query_tiles():

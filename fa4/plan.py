@@ -40,7 +40,8 @@ class Layout(enum.Enum):
 class Plan:
     """The base of every backend's `Plan`. Those that offer score_mod, mask_mod or block_mask take one argument more: in
     `forward` a call's `Mods`, if it has any, in `backward` these and the gradients of captured tensors, to be added to
-    (float32, None for those that get none). Plans are cached by (spec, extent, chip) and shared by threads: state that
+    (float32, None for those that get none). Those that offer caches take one more in `forward`: mods or None, and the
+    `Cache`. Plans are cached by (spec, extent, chip) and shared by threads: state that
     changes after `__init__` is limited to kernels compiled on first use. No tensor and no extent may enter a compile
     key."""
 
@@ -91,8 +92,8 @@ class Directions(Plan):
     def describe(self) -> str:
         return f"{self._forward}; {self._backward}" if self.spec.needs_backward else str(self._forward)
 
-    def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *mods: Mods) -> None:
-        self._forward.launch(inputs, out, lse, *mods)
+    def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *extra: Any) -> None:
+        self._forward.launch(inputs, out, lse, *extra)
 
     def backward(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .spec import AttentionInputs
+from .spec import AttentionInputs, Cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,35 @@ def _rows(x: Tensor, batch: int, cu_seqlens: Tensor | None, seqused: Tensor | No
     return [slice(start, stop) for start, stop in zip(starts, stops)]
 
 
-def sequences(inputs: AttentionInputs) -> Iterator[Sequence]:
-    """The sequences of a batch, dense or varlen, cut to what seqused says is in use. Synchronises the device."""
+def sequences(inputs: AttentionInputs, cache: Cache | None = None) -> Iterator[Sequence]:
+    """The sequences of a batch, dense or varlen, cut to what seqused says is in use. Synchronises the device.
+
+    Key rows of a cache are those that `cached_rows` takes.
+    """
     q_rows = _rows(inputs.q, inputs.batch, inputs.cu_seqlens_q, inputs.seqused_q)
-    k_rows = _rows(inputs.k, inputs.batch, inputs.cu_seqlens_k, inputs.seqused_k)
+    if cache is None:
+        k_rows = _rows(inputs.k, inputs.batch, inputs.cu_seqlens_k, inputs.seqused_k)
+    else:
+        k_rows = _cache_rows(inputs, cache)
     for index, (of_q, of_k) in enumerate(zip(q_rows, k_rows)):
         yield Sequence(index, of_q, of_k)
+
+
+def _cache_rows(inputs: AttentionInputs, cache: Cache) -> list[slice]:
+    capacity = cache.capacity(inputs.k)
+    stops = [capacity] * inputs.batch if inputs.seqused_k is None else inputs.seqused_k.tolist()
+    starts = [0] * inputs.batch if cache.leftpad is None else cache.leftpad.tolist()
+    bounds = ((max(start, 0), min(stop, capacity)) for start, stop in zip(starts, stops))
+    return [slice(start, max(start, stop)) for start, stop in bounds]
+
+
+def cached_rows(x: Tensor, cache: Cache, sequence: int, rows: slice, heads: slice) -> Tensor:
+    """Rows of a sequence in a cache (k or v), (rows, heads, dim). No others are looked at."""
+    if cache.page_table is None:
+        return x[sequence if cache.batch_idx is None else int(cache.batch_idx[sequence]), rows, heads]
+    size = x.shape[1]
+    first, stop = rows.start // size, -(-rows.stop // size)
+    if rows.start == rows.stop:
+        return x.new_empty(0, *x[0, 0, heads].shape)
+    pages = x[:, :, heads][cache.page_table[sequence, first:stop].long()]
+    return pages.flatten(0, 1)[rows.start - first * size : rows.stop - first * size]

@@ -34,6 +34,25 @@ class Feature(enum.Enum):
     MASK_MOD = "mask_mod"
     BLOCK_MASK = "block_mask"
     CAPTURED_GRADIENTS = "gradients of captured tensors"
+    PAGES = "page_table"
+    CACHE_ROWS = "cache_batch_idx and cache_leftpad"
+    CACHE_VARLEN = "packed queries on a cache"
+    CACHE_FP8 = "fp8 cache"
+    BATCH_INVARIANT = "batch_invariant"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """What of a `Cache` shapes code: how the rows of a sequence are found, and how their numbers are stored.
+
+    page_size: rows of a page; None where each sequence has one stretch of rows. is_fp8: k and v are float8_e4m3fn, to
+    be multiplied by descales.
+    """
+
+    page_size: int | None = None
+    has_batch_idx: bool = False
+    has_leftpad: bool = False
+    is_fp8: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +80,14 @@ class AttentionSpec:
     deterministic: bool = False
     needs_backward: bool = False
     mods: ModSpec | None = None
+    cache: CacheSpec | None = None
+    num_splits: int = 0
+    batch_invariant: bool = False
 
     @staticmethod
-    def of(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> AttentionSpec:
+    def of(
+        inputs: AttentionInputs, flags: Flags, mods: Mods | None = None, cache: Cache | None = None
+    ) -> AttentionSpec:
         """The spec of an operator call."""
         shape_q, shape_v = inputs.q.shape, inputs.v.shape
         return AttentionSpec(
@@ -83,6 +107,9 @@ class AttentionSpec:
             deterministic=flags.deterministic,
             needs_backward=flags.needs_backward,
             mods=None if mods is None else mods.spec(),
+            cache=None if cache is None else cache.spec(inputs),
+            num_splits=flags.num_splits,
+            batch_invariant=flags.batch_invariant,
         )
 
     @property
@@ -112,7 +139,15 @@ class AttentionSpec:
             Feature.SINK: self.has_sink,
             Feature.BACKWARD: self.needs_backward,
             Feature.DETERMINISTIC: self.needs_backward and self.deterministic,
+            Feature.BATCH_INVARIANT: self.batch_invariant,
         }
+        if self.cache is not None:
+            asked |= {
+                Feature.PAGES: self.cache.page_size is not None,
+                Feature.CACHE_ROWS: self.cache.has_batch_idx or self.cache.has_leftpad,
+                Feature.CACHE_VARLEN: self.varlen,
+                Feature.CACHE_FP8: self.cache.is_fp8,
+            }
         if self.mods is not None:
             asked |= {
                 Feature.SCORE_MOD: self.mods.score is not None,
@@ -133,7 +168,10 @@ class Extent(NamedTuple):
 
 class Flags(NamedTuple):
     """What a call says besides its tensors and lengths; see `AttentionSpec`. With `AttentionInputs`, the operator's
-    arguments: `fa4.ops` makes the schema of the fields of both, in their order."""
+    arguments: `fa4.ops` makes the schema of the fields of both, in their order.
+
+    num_splits: parts to cut the keys into, 0 for as many as the backend thinks best. batch_invariant: the results of a
+    sequence depend on no other of the batch, to the last bit."""
 
     softmax_scale: float
     window_left: int | None = None
@@ -142,6 +180,8 @@ class Flags(NamedTuple):
     deterministic: bool = False
     needs_backward: bool = False
     backend: str = "auto"
+    num_splits: int = 0
+    batch_invariant: bool = False
 
 
 class AttentionInputs(NamedTuple):
@@ -151,7 +191,8 @@ class AttentionInputs(NamedTuple):
     v (batch, seqlen_k, heads_kv, head_dim_v). Varlen: the first two axes are packed into one, sequence b occupying
     rows cu_seqlens[b] to cu_seqlens[b + 1] (int32, batch + 1 entries); seqused (int32, batch) counts the rows of
     each sequence that hold data. The last axis of q, k, v has stride 1; other strides are free. `max_seqlen_*` are
-    upper bounds, host integers. sink: one logit per query head, (heads_q,).
+    upper bounds, host integers. sink: one logit per query head, (heads_q,). Of a `Cache`, k and v have a layout of
+    their own, and cu_seqlens_k is None.
     """
 
     q: Tensor
@@ -176,6 +217,33 @@ class AttentionInputs(NamedTuple):
     @property
     def extent(self) -> Extent:
         return Extent(self.batch, self.max_seqlen_q, self.max_seqlen_k)
+
+
+class Cache(NamedTuple):
+    """Where in k and v the keys of a sequence lie, if these are a cache; all on their device, indices int32.
+
+    k is (sequences, rows, heads_kv, head_dim), or in pages (pages, rows of a page, heads_kv, head_dim), v likewise.
+    Row r of sequence b is row r of sequence batch_idx[b], or row r % page_size of page page_table[b, r // page_size].
+    Its keys are rows leftpad[b] to seqused_k[b]. Entries of page_table past those are never looked at.
+
+    page_table: (batch, pages of a sequence). batch_idx, leftpad: (batch,). k_descale, v_descale: (batch, heads_kv)
+    float32, what numbers of an fp8 cache are multiplied by.
+    """
+
+    page_table: Tensor | None = None
+    batch_idx: Tensor | None = None
+    leftpad: Tensor | None = None
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
+
+    def spec(self, inputs: AttentionInputs) -> CacheSpec:
+        page_size = None if self.page_table is None else inputs.k.shape[1]
+        is_fp8 = inputs.k.dtype == torch.float8_e4m3fn
+        return CacheSpec(page_size, self.batch_idx is not None, self.leftpad is not None, is_fp8)
+
+    def capacity(self, k: Tensor) -> int:
+        """Rows that a sequence has room for."""
+        return k.shape[1] if self.page_table is None else self.page_table.shape[1] * k.shape[1]
 
 
 class Saved(NamedTuple):

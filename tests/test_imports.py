@@ -24,6 +24,7 @@ LAYERS = (
     ("autograd", "mod_ops"),
     ("calls",),
     ("api", "masks", "scores", "states"),
+    ("kvcache",),
     ("cases", "demo", "flex", "integrations"),
     ("emulator.errors",),
     ("emulator.findings",),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..memory import maker
-from ..mods.record import Mods
 from ..plan import Plan
 from ..spec import AttentionInputs, AttentionSpec
 from . import allocate, prepare
@@ -36,11 +36,11 @@ class Forward:
             self._parts = maker((plan.splits, *shape), torch.float32, device)
             self._part_lse = maker((plan.splits, *rows), torch.float32, device)
 
-    def __call__(self, inputs: AttentionInputs, *mods: Mods) -> tuple[Tensor, Tensor]:
-        """(out, lse), row-major. mods: the call's, if it has any."""
+    def __call__(self, inputs: AttentionInputs, *extra: Any) -> tuple[Tensor, Tensor]:
+        """(out, lse), row-major. extra: the call's mods, if it has any, or None and then its cache."""
         if self._device is not None and prepare.is_elsewhere(self._device):
             with torch.cuda.device(self._device):
-                return self(inputs, *mods)
+                return self(inputs, *extra)
         out, lse = self._out(), self._lse()
         if self._is_empty:
             _see_nothing(inputs, out, lse)
@@ -49,18 +49,18 @@ class Forward:
         if not (self._fits and prepare.is_aligned(inputs)):
             inputs = prepare.inputs_for(plan.layout, inputs, self.spec)
         if plan.splits > 1:
-            self._in_parts(inputs, out, lse, *mods)
+            self._in_parts(inputs, out, lse, *extra)
             return out, lse
         if self._set_idle is not None:
             self._set_idle(inputs, (out,), lse)
-        plan.forward(inputs, out, lse, *mods)
+        plan.forward(inputs, out, lse, *extra)
         return out, lse
 
-    def _in_parts(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *mods: Mods) -> None:
+    def _in_parts(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *extra: Any) -> None:
         parts, part_lse = self._parts(), self._part_lse()
         if self._set_idle is not None:
             self._set_idle(inputs, (), part_lse)
-        self.plan.forward(inputs._replace(sink=None), parts, part_lse, *mods)
+        self.plan.forward(inputs._replace(sink=None), parts, part_lse, *extra)
         if inputs.varlen:
             parts, part_lse, out, lse = parts.unsqueeze(1), part_lse.unsqueeze(1), out.unsqueeze(0), lse.unsqueeze(0)
         self._join(parts, part_lse, out, lse, inputs.sink)
@@ -73,9 +73,9 @@ class Forward:
         return launcher(spec.dtype, spec.head_dim_v, spec.has_sink, self.plan.splits, self.plan.chip)
 
 
-def forward(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, *mods: Mods) -> tuple[Tensor, Tensor]:
+def forward(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, *extra: Any) -> tuple[Tensor, Tensor]:
     """(out, lse) of a problem that comes once; `plan` is for `spec.with_positive_scale()`."""
-    return Forward(inputs, spec, plan)(inputs, *mods)
+    return Forward(inputs, spec, plan)(inputs, *extra)
 
 
 def _see_nothing(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:

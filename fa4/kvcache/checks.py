@@ -1,0 +1,252 @@
+"""What a call on a cache must be: every error names the argument, what came, what was expected."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..checks import DTYPES, check_int32, checks_lengths, shown
+from ..spec import Cache
+
+FP8 = torch.float8_e4m3fn
+
+
+class Tensors(NamedTuple):
+    """The tensors of a call, as the caller gave them."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    k: Tensor | None
+    v: Tensor | None
+    rotary_cos: Tensor | None
+    rotary_sin: Tensor | None
+    rotary_seqlens: Tensor | None
+    cache_seqlens: int | Tensor | None
+    cache_batch_idx: Tensor | None
+    cache_leftpad: Tensor | None
+    page_table: Tensor | None
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k_new: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
+
+    @property
+    def batch(self) -> int:
+        return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
+    @property
+    def capacity(self) -> int:
+        return Cache(self.page_table).capacity(self.k_cache)
+
+
+def check(t: Tensors) -> None:
+    """Shapes, dtypes and devices."""
+    _check_queries(t)
+    _check_cache(t)
+    for name in ("rotary_seqlens", "cache_batch_idx", "cache_leftpad"):
+        x = getattr(t, name)
+        if x is not None:
+            check_int32(name, x, t.q, t.batch)
+    _check_seqlens(t)
+    _check_pages(t)
+    _check_new(t)
+    _check_rotary(t)
+    _check_descales(t)
+
+
+def _check_tensor(name: str, x: Tensor, like: Tensor, ndim: int, axes: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
+    if x.ndim != ndim:
+        raise ValueError(f"{name} has {x.ndim} dimensions, shape {shown(x)}, expected {ndim}: {axes}")
+    if x.device != like.device:
+        raise ValueError(f"{name} is on {x.device}, expected {like.device} like q")
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        raise ValueError(f"{name} has stride {x.stride(-1)} on its last axis, expected 1: call {name}.contiguous()")
+
+
+def _check_queries(t: Tensors) -> None:
+    packed = t.cu_seqlens_q is not None
+    axes = "(total, heads, head_dim)" if packed else "(batch, seqlen, heads, head_dim)"
+    _check_tensor("q", t.q, t.q, 3 if packed else 4, axes)
+    if t.q.dtype not in DTYPES:
+        raise TypeError(f"q has dtype {t.q.dtype}, expected float16, bfloat16, float32 or float64")
+    if t.q.shape[-1] == 0:
+        raise ValueError(f"q has shape {shown(t.q)}, expected a last axis of at least 1")
+    if t.cu_seqlens_q is not None:
+        check_int32("cu_seqlens_q", t.cu_seqlens_q, t.q, None)
+
+
+def _check_cache(t: Tensors) -> None:
+    axes = "(batch, rows, heads, head_dim)" if t.page_table is None else "(pages, rows of a page, heads, head_dim)"
+    for name, x in (("k_cache", t.k_cache), ("v_cache", t.v_cache)):
+        _check_tensor(name, x, t.q, 4, axes)
+        if x.dtype not in (t.q.dtype, FP8):
+            raise TypeError(f"{name} has dtype {x.dtype}, expected {t.q.dtype} like q, or {FP8}")
+        if x.dtype != t.k_cache.dtype:
+            raise TypeError(f"{name} has dtype {x.dtype}, expected {t.k_cache.dtype} like k_cache")
+    k, v = t.k_cache, t.v_cache
+    if k.shape[3] != t.q.shape[-1]:
+        raise ValueError(f"k_cache has shape {shown(k)}, expected (*, *, *, {t.q.shape[-1]}) to go with q {shown(t.q)}")
+    if v.shape[:3] != k.shape[:3] or v.shape[3] == 0:
+        raise ValueError(f"v_cache has shape {shown(v)}, expected {shown(k, 3, '*')} to go with k_cache {shown(k)}")
+    if k.shape[2] == 0 or t.q.shape[-2] == 0 or t.q.shape[-2] % k.shape[2]:
+        raise ValueError(f"q has {t.q.shape[-2]} heads, expected a positive multiple of k_cache's {k.shape[2]}")
+    if t.page_table is None and t.cache_batch_idx is None and k.shape[0] != t.batch:
+        raise ValueError(
+            f"k_cache has shape {shown(k)}, expected ({t.batch}, *, *, *): a sequence for each of q, or cache_batch_idx"
+        )
+
+
+def _check_seqlens(t: Tensors) -> None:
+    n = t.cache_seqlens
+    if isinstance(n, Tensor):
+        check_int32("cache_seqlens", n, t.q, t.batch)
+    elif n is not None and (isinstance(n, bool) or not isinstance(n, (int, torch.SymInt))):
+        raise TypeError(f"cache_seqlens is a {type(n).__name__}, expected an int or an int32 torch.Tensor")
+    elif n is not None and not 0 <= n <= t.capacity:
+        raise ValueError(f"cache_seqlens is {n}, expected 0 to the {t.capacity} rows of the cache")
+
+
+def _check_pages(t: Tensors) -> None:
+    table = t.page_table
+    if table is None:
+        return
+    if t.cache_batch_idx is not None:
+        raise ValueError("cache_batch_idx and page_table are both given, expected one: page_table has a row a sequence")
+    _check_tensor("page_table", table, t.q, 2, "(batch, pages of a sequence)")
+    if table.dtype != torch.int32:
+        raise TypeError(f"page_table has dtype {table.dtype}, expected torch.int32")
+    if table.shape[0] != t.batch:
+        raise ValueError(f"page_table has shape {shown(table)}, expected ({t.batch}, *): a row for each sequence of q")
+    if t.k_cache.shape[1] == 0:
+        raise ValueError(f"k_cache has shape {shown(t.k_cache)}, expected pages of at least 1 row")
+
+
+def _check_new(t: Tensors) -> None:
+    if t.k is None or t.v is None:
+        if t.k is not None or t.v is not None:
+            missing, there = ("v", "k") if t.v is None else ("k", "v")
+            raise ValueError(f"{there} is given without {missing}, expected both: new rows for k_cache and v_cache")
+        if t.cu_seqlens_k_new is not None:
+            raise ValueError("cu_seqlens_k_new is given without k and v, expected these")
+        return
+    packed = t.cu_seqlens_k_new is not None
+    if packed:
+        check_int32("cu_seqlens_k_new", t.cu_seqlens_k_new, t.q, t.batch + 1)
+    if t.cache_seqlens is None:
+        raise ValueError("k and v are given without cache_seqlens, expected these: where in the cache new rows go")
+    axes = "(total, heads, head_dim)" if packed else "(batch, new rows, heads, head_dim)"
+    heads = t.k_cache.shape[2]
+    for name, x, cache in (("k", t.k, t.k_cache), ("v", t.v, t.v_cache)):
+        _check_tensor(name, x, t.q, 3 if packed else 4, axes)
+        if x.dtype != t.q.dtype:
+            raise TypeError(f"{name} has dtype {x.dtype}, expected {t.q.dtype} like q")
+        expected = (*t.k.shape[:-2], heads, cache.shape[3])
+        if x.shape != expected or (not packed and x.shape[0] != t.batch):
+            rows = "*" if packed else f"{t.batch}, {'*' if x is t.k else t.k.shape[1]}"
+            raise ValueError(f"{name} has shape {shown(x)}, expected ({rows}, {heads}, {cache.shape[3]})")
+
+
+def _check_rotary(t: Tensors) -> None:
+    cos, sin = t.rotary_cos, t.rotary_sin
+    if cos is None and sin is None:
+        if t.rotary_seqlens is not None:
+            raise ValueError("rotary_seqlens is given without rotary_cos and rotary_sin, expected these")
+        return
+    if cos is None or sin is None:
+        missing, there = ("sin", "cos") if sin is None else ("cos", "sin")
+        raise ValueError(f"rotary_{there} is given without rotary_{missing}, expected both")
+    if t.k is None:
+        raise ValueError("rotary_cos is given without k and v, expected these: keys in the cache are rotated already")
+    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+        _check_tensor(name, x, t.q, 2, "(positions, rotary_dim / 2)")
+        if x.dtype not in (t.q.dtype, torch.float32):
+            raise TypeError(f"{name} has dtype {x.dtype}, expected {t.q.dtype} like q, or torch.float32")
+        if x.dtype != cos.dtype:
+            raise TypeError(f"{name} has dtype {x.dtype}, expected {cos.dtype} like rotary_cos")
+        if x.shape != cos.shape:
+            raise ValueError(f"{name} has shape {shown(x)}, expected {shown(cos)} like rotary_cos")
+    if not 0 < 2 * cos.shape[1] <= t.q.shape[-1] or cos.shape[0] == 0:
+        raise ValueError(
+            f"rotary_cos has shape {shown(cos)}, expected (positions, 1 to {t.q.shape[-1] // 2}): half of head_dim"
+        )
+
+
+def _check_descales(t: Tensors) -> None:
+    heads = t.k_cache.shape[2]
+    for name, x in (("k_descale", t.k_descale), ("v_descale", t.v_descale)):
+        if x is None:
+            continue
+        if t.k_cache.dtype != FP8:
+            raise ValueError(f"{name} is given with a cache of dtype {t.k_cache.dtype}, expected {FP8}")
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
+        if x.dtype != torch.float32:
+            raise TypeError(f"{name} has dtype {x.dtype}, expected torch.float32")
+        if x.device != t.q.device:
+            raise ValueError(f"{name} is on {x.device}, expected {t.q.device} like q")
+        if x.shape not in ((), (1,), (heads,), (t.batch, heads)):
+            raise ValueError(f"{name} has shape {shown(x)}, expected (), ({heads},) or ({t.batch}, {heads})")
+
+
+def check_values(t: Tensors) -> None:
+    """What kernels must be able to rely on, where looking is free or FA4_CHECK_LENGTHS=1 asks for it."""
+    if not checks_lengths(t.q.device.type):
+        return
+    new, capacity = _new_rows(t), t.capacity
+    before = t.cache_seqlens.tolist() if isinstance(t.cache_seqlens, Tensor) else [t.cache_seqlens or 0] * t.batch
+    if t.cu_seqlens_q is not None:
+        _check_bounds("cu_seqlens_q", t.cu_seqlens_q, t.q.shape[0])
+    if any(n < 0 or n + more > capacity for n, more in zip(before, new)):
+        also = f" with {new} new rows" if any(new) else ""
+        raise ValueError(f"cache_seqlens is {before}{also}, expected 0 to the {capacity} rows of the cache")
+    after = [n + more for n, more in zip(before, new)]
+    if t.cache_seqlens is None:
+        after = [capacity] * t.batch
+    if t.cache_leftpad is not None and any(not 0 <= pad <= n for pad, n in zip(t.cache_leftpad.tolist(), after)):
+        raise ValueError(f"cache_leftpad is {t.cache_leftpad.tolist()}, expected 0 to the rows in use, {after}")
+    if t.cache_batch_idx is not None:
+        _check_batch_idx(t.cache_batch_idx.tolist(), t.k_cache.shape[0], any(new))
+    if t.page_table is not None:
+        _check_page_numbers(t.page_table, after, t.k_cache)
+    if t.rotary_cos is not None:
+        first = before if t.rotary_seqlens is None else t.rotary_seqlens.tolist()
+        longest = max((n + more for n, more in zip(first, new)), default=0)
+        if longest > t.rotary_cos.shape[0]:
+            raise ValueError(f"rotary_cos has {t.rotary_cos.shape[0]} positions, expected at least {longest}")
+
+
+def _new_rows(t: Tensors) -> list[int]:
+    if t.k is None:
+        return [0] * t.batch
+    if t.cu_seqlens_k_new is None:
+        return [t.k.shape[1]] * t.batch
+    _check_bounds("cu_seqlens_k_new", t.cu_seqlens_k_new, t.k.shape[0])
+    return t.cu_seqlens_k_new.diff().tolist()
+
+
+def _check_bounds(name: str, x: Tensor, total: int) -> None:
+    bounds = x.tolist()
+    if bounds[0] != 0 or bounds[-1] > total or sorted(bounds) != bounds:
+        raise ValueError(f"{name} is {bounds}, expected 0 first, non-decreasing, at most {total} at the end")
+
+
+def _check_batch_idx(index: list[int], sequences: int, appends: bool) -> None:
+    if any(not 0 <= i < sequences for i in index):
+        raise ValueError(f"cache_batch_idx is {index}, expected 0 to {sequences - 1}, the cache's sequences")
+    if appends and len(set(index)) < len(index):
+        raise ValueError(f"cache_batch_idx is {index}, expected no sequence twice where new rows are appended")
+
+
+def _check_page_numbers(table: Tensor, used: list[int], cache: Tensor) -> None:
+    pages, size = cache.shape[0], cache.shape[1]
+    for b, rows in enumerate(used):
+        entries = table[b, : -(-rows // size)]
+        if ((entries < 0) | (entries >= pages)).any():
+            raise ValueError(
+                f"page_table[{b}] is {entries.tolist()} in use, expected 0 to {pages - 1}, the cache's pages"
+            )

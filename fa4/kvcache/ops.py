@@ -1,0 +1,84 @@
+"""torch operators of calls with a cache: `fa4::append_to_cache`, which changes it, and `fa4::forward_with_cache`.
+
+What a cache call leaves out of these is an ordinary one: a dense cache in its own order is a batch of padded sequences
+of which only the first rows are used, and goes the way of `fa4::forward`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import dispatch, mod_ops, ops, run
+from ..device import chip_of
+from ..mods.record import Mods
+from ..plan import Plan
+from ..spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags
+from .append import append
+from .record import Appended
+
+FORWARD = (AttentionInputs, Cache, Mods, Flags)
+NO_MODS = Mods([], [], "", "", [], 0, 0, [])
+
+_APPEND_SCHEMA = ops.schema((Appended,))
+for _number, _name in enumerate(("k_cache", "v_cache")):
+    _APPEND_SCHEMA = _APPEND_SCHEMA.replace(f"Tensor {_name}", f"Tensor({'ab'[_number]}!) {_name}")
+ops.library.define(f"append_to_cache({_APPEND_SCHEMA}) -> (Tensor q, Tensor seqlens)")
+ops.library.define(f"forward_with_cache({ops.schema(FORWARD)}) -> (Tensor out, Tensor lse)")
+
+
+def route(inputs: AttentionInputs, cache: Cache | None, mods: Mods | None, flags: Flags) -> tuple[AttentionSpec, Plan]:
+    """The problem and its plan."""
+    chip, spec = chip_of(inputs.q.device), AttentionSpec.of(inputs, flags, mods, cache)
+    dispatch.warn_of_tiled_torch(spec, inputs.extent, chip, flags.backend)
+    return spec, dispatch.plan(spec, inputs.extent, chip, flags.backend)
+
+
+def forward(
+    watched: bool, inputs: AttentionInputs, cache: Cache, mods: Mods | None, flags: Flags
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a call on a cache."""
+    if cache.spec(inputs) == CacheSpec() and not inputs.varlen:
+        if mods is not None:
+            return mod_ops.forward(watched, inputs, mods, flags)
+        return torch.ops.fa4.forward(*inputs, *flags) if watched else ops.route(inputs, flags).forward(inputs)
+    arguments = inputs, cache, NO_MODS if mods is None else mods, flags
+    if watched:
+        return torch.ops.fa4.forward_with_cache(*(x for record in arguments for x in record))
+    return _run(*arguments)
+
+
+def append_rows(watched: bool, appended: Appended) -> tuple[Tensor, Tensor]:
+    """(q, rotated if that was asked for, and the rows of each sequence then in the cache)."""
+    q, seqlens = torch.ops.fa4.append_to_cache(*appended) if watched else append(appended)
+    return (appended.q if appended.cos is None else q), seqlens
+
+
+def _run(inputs: AttentionInputs, cache: Cache, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
+    given = mods if mods.score or mods.mask or mods.blocks else None
+    return run.forward(inputs, *route(inputs, cache, given, flags), given, cache)
+
+
+def _forward(*arguments):
+    return _run(*ops.split(arguments, FORWARD))
+
+
+def _forward_fake(*arguments):
+    inputs, _, _, flags = ops.split(arguments, FORWARD)
+    return ops.fake_outputs(inputs, flags)
+
+
+def _append(*arguments):
+    return append(Appended(*arguments))
+
+
+def _append_fake(*arguments):
+    a = Appended(*arguments)
+    q = a.q.new_empty(0 if a.cos is None else a.q.shape)
+    return q, a.cache_seqlens.new_empty(a.cache_seqlens.shape)
+
+
+ops.library.impl("forward_with_cache", _forward, "CompositeExplicitAutograd")
+ops.library.impl("append_to_cache", _append, "CompositeExplicitAutograd")
+torch.library.register_fake("fa4::forward_with_cache", _forward_fake, lib=ops.library)
+torch.library.register_fake("fa4::append_to_cache", _append_fake, lib=ops.library)

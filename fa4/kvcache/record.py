@@ -1,0 +1,58 @@
+"""What an append to a cache is told."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..spec import Cache
+
+
+class Appended(NamedTuple):
+    """New rows for a cache, and how positions are rotated into them and into q. The operator's arguments.
+
+    q: (batch, rows, heads_q, head_dim), packed (rows, heads_q, head_dim). k_cache, v_cache: see `spec.Cache`; changed
+    in place. k, v: (batch, new rows, heads_kv, head_dim), packed (new rows, heads_kv, head_dim) with cu_seqlens_k_new.
+    cache_seqlens: (batch,) int32, row of the cache that a sequence's first new row becomes. cos, sin: (positions,
+    rotary_dim / 2). rotary_seqlens: (batch,) int32, position of the first new row, if it is not the same number.
+    page_table, batch_idx, leftpad, k_descale, v_descale: those of `spec.Cache`. interleaved: the pairs that are rotated
+    are neighbours, else columns i and i + rotary_dim / 2. same_position: all of a sequence's queries have the position
+    of its first new row.
+    """
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    k: Tensor
+    v: Tensor
+    cache_seqlens: Tensor
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k_new: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    rotary_seqlens: Tensor | None = None
+    page_table: Tensor | None = None
+    batch_idx: Tensor | None = None
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
+    interleaved: bool = True
+    same_position: bool = False
+
+    @property
+    def batch(self) -> int:
+        return self.cache_seqlens.shape[0]
+
+    @property
+    def positions(self) -> Tensor:
+        """Of each sequence's first new row, as rotation counts."""
+        return self.cache_seqlens if self.rotary_seqlens is None else self.rotary_seqlens
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.k_cache.dtype == torch.float8_e4m3fn
+
+    @property
+    def cache(self) -> Cache:
+        return Cache(self.page_table, self.batch_idx, None, self.k_descale, self.v_descale)
