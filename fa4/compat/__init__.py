@@ -1,0 +1,1 @@
+"""Other libraries' functions by their names and positional order, on fa4."""
