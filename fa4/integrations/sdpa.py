@@ -49,7 +49,7 @@ def register_sdpa(*, devices: Iterable[str] = ("cuda",), activate: bool = False)
     register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
     if register is None:
         raise RuntimeError(
-            f"torch {torch.__version__} has no torch.nn.attention.register_flash_attention_impl (2.13 has): call "
+            f"torch {torch.__version__} has no torch.nn.attention.register_flash_attention_impl (2.11 has): call "
             "fa4.flash_attn_func instead, or update torch"
         )
     devices = tuple(devices)

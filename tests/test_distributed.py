@@ -1,0 +1,108 @@
+"""Context parallelism on processes of this machine, with gloo: results of all ranks against the oracle of the whole."""
+
+import dataclasses
+import functools
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import fa4.distributed as cp
+from fa4 import cases
+from fa4.cases import Case
+
+CASES = [
+    Case("full", seqlen_q=32, seqlen_k=32, head_dim=16),
+    Case("causal", batch=2, seqlen_q=48, seqlen_k=48, heads_q=4, head_dim=16, causal=True),
+    Case("causal_float32", seqlen_q=32, seqlen_k=32, head_dim=16, causal=True, dtype=torch.float32),
+    Case("sink_softcap", seqlen_q=32, seqlen_k=32, head_dim=16, causal=True, sink=True, softcap=3.0),
+    Case("varlen", lengths=((32, 32), (8, 8), (16, 16)), heads_q=4, head_dim=16, causal=True),
+    Case("varlen_full", lengths=((16, 16), (24, 24)), head_dim=16),
+]
+WINDOW = Case("window", seqlen_q=48, seqlen_k=48, head_dim=16, causal=True, window_size=(9, None))
+RUNS = [*itertools.product(CASES, cp.METHODS), (WINDOW, "all-gather")]
+FOUR_RANKS = [run for run in RUNS if run[0].name in ("causal", "varlen", "window")]  # where who holds what matters
+
+
+def attend(case, seed, method):
+    """(out, lse, gradients) of the whole, gathered from every rank."""
+    problem = cases.make(case, seed)
+    i = problem.inputs
+    packed = dict(cu_seqlens=i.cu_seqlens_q)
+    axis = 1 if case.lengths is None else 0
+    cut = functools.partial(cp.shard, **packed)
+    join = functools.partial(cp.unshard, **packed)
+    leaves = [cut(x, dim=axis).requires_grad_() for x in i[:3]]
+    sink = None if i.sink is None else i.sink.clone().requires_grad_()
+    flags = case.flags() | {"deterministic": True}
+    if case.lengths is not None:
+        flags |= packed
+    out, lse = cp.context_parallel_attention(*leaves, method=method, learnable_sink=sink, return_lse=True, **flags)
+    upstream = cut(problem.dout, dim=axis), cut(problem.dlse, dim=axis + 1)
+    grads = list(torch.autograd.grad((out, lse), [*leaves, *([] if sink is None else [sink])], upstream))
+    whole = [join(out, dim=axis), join(lse, dim=axis + 1), *(join(x, dim=axis) for x in grads[:3])]
+    if sink is not None:
+        dist.all_reduce(grads[3])
+        whole.append(grads[3])
+    return problem, whole
+
+
+def on_every_rank(rank, world, file, seed):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
+    try:
+        for case, method in RUNS if world == 2 else FOUR_RANKS:
+            case = dataclasses.replace(case, name=f"{case.name} by {method} on {world} ranks")
+            problem, (out, lse, *grads) = attend(case, seed, method)
+            if rank == 0:
+                cases.assert_right(cases.judge_forward(problem, out, lse), case.name)
+                cases.assert_right(cases.judge_backward(problem, cases.Gradients(*grads)), case.name)
+            if case.lengths is not None and case.causal:
+                again = attend(case, seed, method)[1]
+                assert all(torch.equal(a, b) for a, b in zip((out, lse, *grads), again)), f"{case.name} does not repeat"
+        refusals(rank, world)
+    finally:
+        dist.destroy_process_group()
+
+
+def refusals(rank, world):
+    x = torch.zeros(1, 4, 2, 8)
+    with pytest.raises(ValueError, match=f"expected multiples of {2 * world}"):
+        cp.shard(torch.zeros(1, 2 * world + 1))
+    with pytest.raises(ValueError, match="method is 'tree', expected one of"):
+        cp.context_parallel_attention(x, x, x, method="tree")
+    with pytest.raises(NotImplementedError, match='expected method="all-gather"'):
+        cp.context_parallel_attention(x, x, x, causal=True, window_size=(3, None))
+    with pytest.raises(NotImplementedError, match=r"expected \(left, None\) with causal=True"):
+        cp.context_parallel_attention(x, x, x, window_size=(3, 3), method="all-gather")
+    with pytest.raises(ValueError, match="k has rows"):
+        cp.context_parallel_attention(x, x[:, :2], x[:, :2])
+    with pytest.raises(ValueError, match="cu_seqlens is None"):
+        cp.context_parallel_attention(x[0], x[0], x[0])
+    with pytest.raises(ValueError, match="cu_seqlens is given with padded"):
+        cp.context_parallel_attention(x, x, x, cu_seqlens=torch.zeros(2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_parts_on_ranks_are_the_whole(world, seed, tmp_path):
+    """Cases by every method: out, lse and gradients; some twice, bit for bit."""
+    mp.get_context("forkserver").set_forkserver_preload(["fa4.distributed", "fa4.cases", __name__])
+    mp.start_processes(on_every_rank, (world, tmp_path / "store", seed), world, start_method="forkserver")
+
+
+def test_without_a_process_group_it_says_so():
+    with pytest.raises(RuntimeError, match=r"call torch\.distributed\.init_process_group first"):
+        cp.shard(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_zigzag_parts_hold_each_row_once_and_see_as_many_pairs(world):
+    """From the first and last chunk inwards: the sum of positions, so of visible keys, is the same on every rank."""
+    lengths = torch.tensor([0, 12, 36], dtype=torch.int32)
+    held = [cp._held(lengths, cp._Place(rank, world, None), 36 // world) for rank in range(world)]
+    assert sorted(torch.cat(held).tolist()) == list(range(36))
+    assert len({int(rows.sum()) for rows in held}) == 1
+    order = cp._order(lengths, cp._Place(0, world, None), 36)
+    assert torch.equal(torch.cat(held)[order], torch.arange(36, dtype=torch.int32))
