@@ -130,7 +130,7 @@ _SM80 = Backend(
     on=lambda chip: chip.number >= 80,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=256),
-    features=ALL_FEATURES - CACHES - {Feature.CAPTURED_GRADIENTS},
+    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS, Feature.CACHE_FP8},
     module="fa4.sm80.plan",
     requires=_CUTE,
     lacks_of_blocks=_lacks_of_blocks,

@@ -37,9 +37,10 @@ class Inputs(NamedTuple):
     @staticmethod
     def fake(cfg: Any) -> Inputs:
         """Stand-ins for compilation; None for what a `Variant` is without."""
-        q, k, v = fake_matrices(cfg, 3)
+        (q,) = fake_matrices(cfg, 1)
+        k, v = (jit.fake_tensor(cfg.dtype, 3 if cfg.varlen_k else 4, align=ALIGNMENT) for _ in range(2))
         sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
-        present = (cfg.varlen, cfg.varlen, cfg.has_seqused_q, cfg.has_seqused_k)
+        present = (cfg.varlen, cfg.varlen_k, cfg.has_seqused_q, cfg.has_seqused_k)
         return Inputs(q, k, v, sink, *(jit.fake_tensor(Int32, 1, align=4) if there else None for there in present))
 
 

@@ -25,11 +25,16 @@ class Blocks(NamedTuple):
     full_stop: Int32
     stop: Int32
 
-    def part(self, index: Int32, count: Int32) -> Blocks:
-        """The index-th of `count` nearly equal shares; some may be empty."""
-        share = (self.stop - self.first + count - 1) // count
-        first = cutlass.min(self.first + index * share, self.stop)
-        stop = cutlass.min(first + share, self.stop)
+    def part(self, index: Int32, count: Int32, size: Int32 | None = None) -> Blocks:
+        """The index-th of `count` nearly equal shares; with `size`, those of blocks index * size to (index + 1) * size
+        that are here. Some may be empty."""
+        if size is None:
+            share = (self.stop - self.first + count - 1) // count
+            first = cutlass.min(self.first + index * share, self.stop)
+            stop = cutlass.min(first + share, self.stop)
+        else:
+            first = cutlass.max(cutlass.min(index * size, self.stop), self.first)
+            stop = cutlass.max(cutlass.min((index + 1) * size, self.stop), first)
 
         def within(block: Int32) -> Int32:
             return cutlass.max(cutlass.min(block, stop), first)

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import jit
 from ..mods.record import ModSpec
-from ..spec import AttentionSpec
+from ..spec import AttentionSpec, CacheSpec
 from .constant import Constant
 
 
@@ -33,6 +33,7 @@ class Variant(Constant):
     has_dlse: bool = False
     deterministic: bool = False
     mods: ModSpec | None = None
+    cache: CacheSpec | None = None
 
     @staticmethod
     def fields(spec: AttentionSpec, *, backward: bool = False, has_dlse: bool = False) -> dict[str, Any]:
@@ -52,7 +53,13 @@ class Variant(Constant):
             has_dlse=has_dlse,
             deterministic=backward and spec.deterministic,
             mods=spec.mods,
+            cache=spec.cache,
         )
+
+    @property
+    def varlen_k(self) -> bool:
+        """Whether k and v are packed; a cache is not, whatever q is."""
+        return self.varlen and self.cache is None
 
     @property
     def has_score_mod(self) -> bool:

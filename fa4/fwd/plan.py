@@ -16,7 +16,7 @@ from ..core.softmax import LOG2_E
 from ..device import Chip
 from ..mods.record import Mods
 from ..mods.tensors import filled
-from ..spec import AttentionInputs, AttentionSpec
+from ..spec import AttentionInputs, AttentionSpec, Cache
 
 
 class Scalars(NamedTuple):
@@ -61,8 +61,16 @@ class Forward:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
         self._numbers = jit.fixed(scalars), jit.fixed(sizes)
 
-    def launch(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, mods: Mods | None = None) -> None:
-        self._launcher(inputs[:8], out, lse, *self._numbers, None if mods is None else filled(mods))
+    def launch(
+        self,
+        inputs: AttentionInputs,
+        out: Tensor,
+        lse: Tensor,
+        mods: Mods | None = None,
+        cache: Cache | None = None,
+    ) -> None:
+        given = None if mods is None else filled(mods)
+        self._launcher(inputs[:8], out, lse, *self._numbers, given, None if cache is None else tuple(cache))
 
     @functools.cached_property
     def _launcher(self) -> jit.Launcher:

@@ -8,6 +8,7 @@ import cutlass
 import cutlass.cute as cute
 
 from ..core.arguments import Inputs, fake_numbers, fake_results
+from ..core.cache import CacheTensors
 from ..core.program import Program
 from ..core.sequence import Lengths, align_strides, as_columns, as_matrices, in_parts
 from ..core.traced import ModTensors
@@ -28,6 +29,7 @@ class Call(NamedTuple):
     scalars: Any
     sizes: Any
     mods: ModTensors | None
+    cache: CacheTensors | None
 
 
 class ForwardProgram(Program):
@@ -48,6 +50,7 @@ class ForwardProgram(Program):
         scalars: tuple,
         sizes: tuple,
         mods: ModTensors | None,
+        cache: CacheTensors | None,
         cfg: cutlass.Constexpr,
         stream,
     ):
@@ -61,7 +64,7 @@ class ForwardProgram(Program):
         out = in_parts(align_strides(out), as_matrices, cfg.packed, cfg.split)
         lse = in_parts(lse, as_columns, cfg.packed, cfg.split)
         mods = ModTensors.of(mods)
-        self.begin(Call(q, k, v, out, lse, inputs.sink, inputs.lengths, scalars, sizes, mods), cfg, stream)
+        self.begin(Call(q, k, v, out, lse, inputs.sink, inputs.lengths, scalars, sizes, mods, cache), cfg, stream)
 
     def begin(self, call: Call, cfg: Any, stream: Any) -> None:
         """Inside a `cute.jit` host function: start the kernel."""
@@ -70,4 +73,4 @@ class ForwardProgram(Program):
     def stand_ins(self, cfg: Any) -> tuple:
         out, lse = fake_results(cfg)
         numbers = fake_numbers(self.scalars), fake_numbers(self.sizes)
-        return Inputs.fake(cfg), out, lse, *numbers, ModTensors.fake(cfg.mods)
+        return Inputs.fake(cfg), out, lse, *numbers, ModTensors.fake(cfg.mods), CacheTensors.fake(cfg.cache)

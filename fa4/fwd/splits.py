@@ -8,6 +8,8 @@ MOST_SPLITS = 128
 # What takes time beside key blocks, counted in them: the start and end of a part, the joining of parts, and of each.
 _START, _JOIN, _JOIN_PART = 1, 3, 0.125
 _WORTH_IT = 0.875  # the sums above are not so exact
+# Parts that do not depend on the batch: keys that are worth one, and how many, for each takes memory.
+_FIXED_KEYS, _MOST_FIXED = 512, 16
 
 
 def choose_splits(spec: AttentionSpec, tiles: int, seqlen_k: int, tile_n: int, slots: int, busy: float = 1.0) -> int:
@@ -15,8 +17,13 @@ def choose_splits(spec: AttentionSpec, tiles: int, seqlen_k: int, tile_n: int, s
     blocks would not run at once.
 
     slots: blocks that the chip runs at once. busy: share of them from which on more gain nothing: where tiles have so
-    few rows that memory is what takes time, fewer blocks keep it busy.
+    few rows that memory is what takes time, fewer blocks keep it busy. spec.num_splits decides if it is given, and with
+    spec.batch_invariant the keys that there is room for.
     """
+    if spec.num_splits:
+        return min(spec.num_splits, MOST_SPLITS)
+    if spec.batch_invariant:
+        return max(1, min(seqlen_k // _FIXED_KEYS, _MOST_FIXED))
     keys = seqlen_k
     if spec.window_left is not None:
         right = seqlen_k if spec.window_right is None else spec.window_right

@@ -123,6 +123,7 @@ def flash_attn_with_kvcache(
         new = Appended(
             q, k_cache, v_cache, k, v, seqlens, cu_seqlens_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,
             page_table, cache_batch_idx, place.k_descale, place.v_descale, rotary_interleaved, same_position,
+            backend,
         )  # fmt: skip
         q, seqlens = append_rows(watched, new)
     longest = t.capacity if max_seqlen_k is None else min(common.count("max_seqlen_k", max_seqlen_k), t.capacity)

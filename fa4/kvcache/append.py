@@ -1,20 +1,56 @@
-"""The append in torch: new keys and values into their rows of the cache, rotated; and q rotated."""
+"""New keys and values into their rows of the cache, rotated, and q rotated: by a kernel where there is one, else torch.
+
+The kernel (`fwd.append`) runs on every NVIDIA GPU since Ampere, for float16 and bfloat16; fp8 caches, other dtypes and
+devices, and backend="torch" are torch's.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ..device import Chip, chip_of
+from ..run.prepare import is_elsewhere
 from .record import Appended
 
+_HALF = (torch.float16, torch.bfloat16)
 _LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 
 
 def append(a: Appended) -> tuple[Tensor, Tensor]:
     """(q rotated, rows of each sequence in the cache after it); changes a.k_cache and a.v_cache.
 
-    Rows that the cache has no room for are left out. Waits for the device if there may be any.
+    Rows that the cache has no room for are left out.
     """
+    chip = chip_of(a.q.device)
+    if a.backend == "torch" or a.is_fp8 or a.q.dtype not in _HALF or not (chip.number >= 80 and chip.compiles):
+        return append_in_torch(a)
+    if a.q.device.type == "cuda" and is_elsewhere(a.q.device.index):
+        with torch.cuda.device(a.q.device):
+            return _launch(a, chip)
+    return _launch(a, chip)
+
+
+def _launch(a: Appended, chip: Chip) -> tuple[Tensor, Tensor]:
+    from ..fwd.append import Config, launcher  # needs CuTe DSL
+
+    cfg = Config(
+        a.q.dtype, None if a.cos is None else a.cos.dtype, a.cu_seqlens_q is not None, a.cu_seqlens_k_new is not None,
+        None if a.page_table is None else a.k_cache.shape[1], a.batch_idx is not None, a.rotary_seqlens is not None,
+        a.interleaved, a.same_position,
+    )  # fmt: skip
+    seqlens = torch.empty_like(a.cache_seqlens)
+    turned = a.q.new_empty(0) if a.cos is None else torch.empty_like(a.q, memory_format=torch.contiguous_format)
+    queries = (None, None, None) if a.cos is None else (a.q, turned, a.cu_seqlens_q)
+    launcher(cfg, chip)(
+        (*queries[:2], a.k, a.v, a.k_cache, a.v_cache, a.cache_seqlens, seqlens, queries[2], a.cu_seqlens_k_new, a.cos,
+         a.sin, a.rotary_seqlens if a.cos is not None else None, a.page_table, a.batch_idx)
+    )  # fmt: skip
+    return turned, seqlens
+
+
+def append_in_torch(a: Appended) -> tuple[Tensor, Tensor]:
+    """The same on any device. Waits for it: which rows there is room for decides what is written."""
     sequence, step, exists = rows_of(a.k, a.batch, a.cu_seqlens_k_new)
     row = a.cache_seqlens[sequence] + step
     capacity = a.cache.capacity(a.k_cache)

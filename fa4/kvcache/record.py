@@ -19,7 +19,7 @@ class Appended(NamedTuple):
     rotary_dim / 2). rotary_seqlens: (batch,) int32, position of the first new row, if it is not the same number.
     page_table, batch_idx, leftpad, k_descale, v_descale: those of `spec.Cache`. interleaved: the pairs that are rotated
     are neighbours, else columns i and i + rotary_dim / 2. same_position: all of a sequence's queries have the position
-    of its first new row.
+    of its first new row. backend: that of the call.
     """
 
     q: Tensor
@@ -39,6 +39,7 @@ class Appended(NamedTuple):
     v_descale: Tensor | None = None
     interleaved: bool = True
     same_position: bool = False
+    backend: str = "auto"
 
     @property
     def batch(self) -> int:

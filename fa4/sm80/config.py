@@ -47,10 +47,12 @@ class Config(Variant):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardConfig(Config):
     """packed: heads of a group that are rows of one tile: all or 1. split: the keys of a tile are shared among blocks;
-    out and lse have a leading axis of parts and are float32, and there is no sink."""
+    out and lse have a leading axis of parts and are float32, and there is no sink. fixed_parts: each of a number of
+    blocks that is the same for all tiles."""
 
     packed: int = 1
     split: bool = False
+    fixed_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ..core.cache import CacheTensors
 from ..core.mask import Window
 from ..core.order import Order
 from ..core.score import Softcap
@@ -31,12 +32,14 @@ class Scalars(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """section: (head, sequence) pairs that advance together, see `core.order`. splits: blocks that share a tile."""
+    """section: (head, sequence) pairs that advance together, see `core.order`. splits: blocks that share a tile.
+    part_blocks: key blocks of a part, where parts are `fixed`."""
 
     max_seqlen_q: Int32
     batch: Int32
     section: Int32
     splits: Int32
+    part_blocks: Int32
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,12 @@ class Arguments:
     lengths: Lengths
     order: Order
     splits: Int32
+    part_blocks: Int32 | None
     window: Window
     score: Softcap | None
     scale: Float32  # what turns the scores (or what `score` gives) into logits
     mods: ModTensors | None
+    cache: CacheTensors | None
 
 
 class ForwardKernel(ForwardProgram):
@@ -72,7 +77,10 @@ class ForwardKernel(ForwardProgram):
         # Last query rows first: under a causal mask they take longest.
         m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tiles.tile_m)
         order = Order(m_blocks, cute.size(call.q, mode=[2]), sizes.batch, sizes.section, descending=True)
-        args = Arguments(*call[:7], order, sizes.splits, window, score, scale, call.mods)
+        part_blocks = sizes.part_blocks if cfg.fixed_parts else None
+        args = Arguments(
+            *call[:7], order, sizes.splits, part_blocks, window, score, scale, call.mods, call.cache
+        )  # fmt: skip
         kernel(args, cfg).launch(**cfg.launch(order.tiles * sizes.splits), stream=stream)
 
 

@@ -15,6 +15,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
+from ..core.cache import Keys, Paged, Strided
 from ..core.constant import Constant
 from ..core.mask import Band, Descending, Listed
 from ..core.places import lines_of, store_lines
@@ -39,8 +40,8 @@ from .tensor_core import (
 
 @dataclass(frozen=True)
 class Work(Constant):
-    """A tile of query rows: q, out (packed rows, dim), lse (packed rows, 1) and k, v (rows, dim) are its sequence's and
-    head's. args, cfg: see `forward`."""
+    """A tile of query rows: q, out (packed rows, dim), lse (packed rows, 1) and k, v (where their rows lie) are its
+    sequence's and head's. args, cfg: see `forward`."""
 
     args: Any
     cfg: Any
@@ -53,8 +54,8 @@ class Work(Constant):
     mask_mod: Traced | None
     walk: Descending | Listed  # over the blocks of keys, this block's share of them if they are split
     q: cute.Tensor
-    k: cute.Tensor
-    v: cute.Tensor
+    k: Strided | Paged
+    v: Strided | Paged
     out: cute.Tensor
     lse: cute.Tensor
 
@@ -120,22 +121,21 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
     head_kv = head * cfg.packed // cfg.group
     tiles = cfg.tiles
     rows_q = args.lengths.queries(sequence, extent(args.q))
-    rows_k = args.lengths.keys(sequence, extent(args.k))
+    keys = Keys.of(args.lengths, args.cache, args.k, sequence, cfg)
     q, out, lse = (sequence_matrix(x, head, sequence, rows_q, cfg.varlen) for x in (args.q, out, lse))
-    k, v = (sequence_matrix(x, head_kv, sequence, rows_k, cfg.varlen) for x in (args.k, args.v))
-    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, *args.window, cfg.packed)
+    mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, keys.count, *args.window, cfg.packed)
     if m_block * tiles.tile_m < rows_q.count * cfg.packed:
-        lengths = rows_q.count, rows_k.count
+        lengths = rows_q.count, keys.count
         score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.packed, lengths, cfg.packed)
         if cutlass.const_expr(cfg.has_blocks):
             block_q, block_k = cfg.mods.block
             row, ratio = m_block // (block_q // tiles.tile_m), block_k // tiles.tile_n
-            n_blocks = cute.ceil_div(rows_k.count, tiles.tile_n)
+            n_blocks = cute.ceil_div(keys.count, tiles.tile_n)
             walk = Listed.of(args.mods.blocks, sequence, head, row, ratio, n_blocks)
         else:
             blocks = mask.key_blocks(m_block)
             if cutlass.const_expr(cfg.split):
-                blocks = blocks.part(part, args.splits)
+                blocks = blocks.part(part, args.splits, args.part_blocks)
             walk = Descending(blocks)
         tile_of_queries(
             Work(
@@ -150,8 +150,8 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
                 mask_mod=mask_mod,
                 walk=walk,
                 q=q,
-                k=k,
-                v=v,
+                k=keys.of_head(args.k, head_kv),
+                v=keys.of_head(args.v, head_kv),
                 out=out,
                 lse=lse,
             )
@@ -204,9 +204,11 @@ def load(work, x, staged, place, stage, ragged: cutlass.Constexpr[bool]):
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, tile_n, dim, columns)
     if work.walk.exists(place):
         n = work.walk.block(place)
-        source = cute.local_tile(x, (tile_n, dim), (None, 0))[None, None, n]
-        left = work.mask.seqlen_k - n * tile_n if ragged or isinstance(work.walk, Listed) else None
-        copy.load_tile(source, staged[None, None, stage], left)
+        if cutlass.const_expr(x.lies_evenly(tile_n)):
+            left = work.mask.seqlen_k - n * tile_n if ragged or isinstance(work.walk, Listed) else None
+            copy.load_tile(x.block(n, tile_n, dim), staged[None, None, stage], left)
+        else:
+            copy.load_rows(x.rows_from(n * tile_n), staged[None, None, stage])
     cute.arch.cp_async_commit_group()
 
 

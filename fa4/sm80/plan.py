@@ -21,23 +21,27 @@ class Forward(ForwardPlan):
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         dims, rows, heads = (spec.head_dim, spec.head_dim_v), extent.max_seqlen_q, spec.heads_q
-        own = tiles or forward_tiles(*dims, chip, rows)
+        # What a row's sums are made of must not depend on how many queries others have.
+        own = tiles or forward_tiles(*dims, chip, 1 if spec.batch_invariant else rows)
         # Packing pays as soon as the query rows of one head leave half of a tile empty.
-        packed = spec.group if 2 * rows <= own.tile_m else 1
+        packed = spec.group if 2 * rows <= own.tile_m or spec.batch_invariant else 1
         has_blocks = spec.mods is not None and spec.mods.block is not None
         packed = 1 if has_blocks else packed  # query heads may have blocks of their own
         if packed > 1:
             rows, heads = rows * packed, spec.heads_kv
-            own = tiles or forward_tiles(*dims, chip, rows)
+            own = own if spec.batch_invariant else tiles or forward_tiles(*dims, chip, rows)
         count = -(-rows // own.tile_m) * heads * extent.batch
         slots = chip.sms * own.blocks_per_sm
         if not has_blocks:
             self.splits = choose_splits(spec, count, extent.max_seqlen_k, own.tile_n, slots, busy=0.5)
         fields = ForwardConfig.fields(spec)
         fields["has_sink"] &= self.splits == 1  # whoever joins the parts adds it
-        cfg = ForwardConfig(**fields, tiles=own, packed=packed, split=self.splits > 1)
+        is_split = self.splits > 1
+        fixed = is_split and spec.batch_invariant
+        cfg = ForwardConfig(**fields, tiles=own, packed=packed, split=is_split, fixed_parts=fixed)
         section = forward_section(spec, extent.max_seqlen_k)
-        sizes = forward.Sizes(extent.max_seqlen_q, extent.batch, section, self.splits)
+        part_blocks = -(-extent.max_seqlen_k // (own.tile_n * self.splits))
+        sizes = forward.Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, part_blocks)
         super().__init__(chip, cfg, forward.Scalars(spec.softmax_scale, spec.softcap, *windows(spec)), sizes)
 
     def __str__(self) -> str:

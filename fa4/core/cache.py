@@ -1,0 +1,135 @@
+"""Where the key rows of a sequence lie: one after the other, or in pages of a cache.
+
+A kernel asks `Keys.of` for its sequence, and gets of k and of v a `Strided` or a `Paged`. Where blocks of keys lie
+evenly in memory (`lies_evenly`), as they do in pages that hold whole blocks, it takes them by `block`; else it takes
+rows one by one, by `rows_from`. Rows of no key have no place: entries of a page table that are past the sequence's end
+are not looked at, and lengths or page numbers beyond the cache are cut to what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from .. import jit
+from ..spec import CacheSpec
+from .constant import Constant
+from .sequence import Lengths, Rows, extent, sequence_matrix
+
+
+class CacheTensors(NamedTuple):
+    """The tensors of a `spec.Cache`; None for what there is none of, known at compile time."""
+
+    page_table: cute.Tensor | None
+    batch_idx: cute.Tensor | None
+    leftpad: cute.Tensor | None
+    k_descale: cute.Tensor | None
+    v_descale: cute.Tensor | None
+
+    @staticmethod
+    def fake(spec: CacheSpec | None) -> CacheTensors | None:
+        """Stand-ins for compilation."""
+        if spec is None:
+            return None
+        table = jit.fake_tensor(Int32, 2, align=4) if spec.page_size is not None else None
+        batch_idx, leftpad = (
+            jit.fake_tensor(Int32, 1, align=4) if there else None for there in (spec.has_batch_idx, spec.has_leftpad)
+        )
+        descales = (jit.fake_tensor(Float32, 2, align=4) if spec.is_fp8 else None for _ in range(2))
+        return CacheTensors(table, batch_idx, leftpad, *descales)
+
+
+@dataclass(frozen=True)
+class Strided(Constant):
+    """Rows of one head of k or v, evenly apart. matrix: (rows, dim) from the sequence's first key on."""
+
+    matrix: cute.Tensor
+
+    def lies_evenly(self, tile_n: int) -> bool:
+        return True
+
+    def block(self, n: Int32, tile_n: int, dim: int) -> cute.Tensor:
+        """(tile_n, dim): the n-th block of keys; its last rows may not be the sequence's."""
+        return cute.local_tile(self.matrix, (tile_n, dim), (None, 0))[None, None, n]
+
+
+@dataclass(frozen=True)
+class Paged(Constant):
+    """Rows of one head of k or v in pages. pages: (rows of a page, dim, pages). table: page numbers of the sequence.
+    rows: which of the sequence's rows are keys."""
+
+    pages: cute.Tensor
+    table: cute.Tensor
+    rows: Rows
+    size: cutlass.Constexpr[int]
+    is_shifted: cutlass.Constexpr[bool]
+
+    def lies_evenly(self, tile_n: int) -> bool:
+        return self.size % tile_n == 0 and not self.is_shifted
+
+    def page(self, place: Int32) -> Int32:
+        """The page at a place of the table."""
+        last = cute.size(self.pages, mode=[2]) - 1
+        return cutlass.max(cutlass.min(self.table[place], last), 0)
+
+    def block(self, n: Int32, tile_n: int, dim: int) -> cute.Tensor:
+        """(tile_n, dim): the n-th block of keys, if blocks lie evenly."""
+        of_page = self.size // tile_n
+        page = self.pages[(None, None, self.page(n // of_page))]
+        return cute.local_tile(page, (tile_n, dim), (None, 0))[None, None, n % of_page]
+
+    def rows_from(self, first: Int32) -> Callable[[Int32], tuple[cute.Pointer, Boolean]]:
+        """What gives the address of the row of key first + i, and whether there is one."""
+
+        def row(i: Int32) -> tuple[cute.Pointer, Boolean]:
+            key = first + i
+            at = self.rows.first + cutlass.min(key, self.rows.count - 1)
+            place = (at % self.size, 0, self.page(at // self.size))
+            return self.pages.iterator + cute.crd2idx(place, self.pages.layout), key < self.rows.count
+
+        return row
+
+
+@dataclass(frozen=True)
+class Keys(Constant):
+    """The key rows of one sequence. `sequence` is the place in k and v of an unpaged one."""
+
+    rows: Rows
+    sequence: Int32
+    table: cute.Tensor | None
+    varlen: cutlass.Constexpr[bool]
+    spec: cutlass.Constexpr[CacheSpec | None]
+
+    @staticmethod
+    def of(lengths: Lengths, cache: CacheTensors | None, k: cute.Tensor, sequence: Int32, cfg: Any) -> Keys:
+        """Of a sequence; k: as `as_matrices` has it."""
+        spec = cfg.cache
+        if spec is None or cache is None:
+            return Keys(lengths.keys(sequence, extent(k)), sequence, None, cfg.varlen_k, None)
+        table, capacity, place = None, extent(k), sequence
+        if spec.page_size is not None:
+            table = cache.page_table[(sequence, None)]
+            capacity = cute.size(table) * spec.page_size
+        elif spec.has_batch_idx:
+            place = cutlass.max(cutlass.min(cache.batch_idx[sequence], cute.size(k, mode=[3]) - 1), 0)
+        stop = cutlass.min(lengths.keys(sequence, capacity).count, capacity)
+        first = cutlass.max(cache.leftpad[sequence], 0) if spec.has_leftpad else Int32(0)
+        return Keys(Rows(first, cutlass.max(stop - first, 0)), place, table, False, spec)
+
+    @property
+    def count(self) -> Int32:
+        return self.rows.count
+
+    def of_head(self, x: cute.Tensor, head: Int32) -> Strided | Paged:
+        """One head's rows in k or v."""
+        if self.spec is None:
+            return Strided(sequence_matrix(x, head, self.sequence, self.rows, self.varlen))
+        if self.table is not None:
+            return Paged(x[(None, None, head, None)], self.table, self.rows, self.spec.page_size, self.spec.has_leftpad)
+        matrix = x[(None, None, head, self.sequence)]
+        return Strided(cute.domain_offset((self.rows.first, 0), matrix) if self.spec.has_leftpad else matrix)

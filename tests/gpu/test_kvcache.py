@@ -1,0 +1,82 @@
+"""Caches on the chip that is here: every named case, long ones, a captured graph replayed with other lengths, results
+that the batch cannot change, and no wait for the device."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+import fa4
+from tests.gpu.offered import needs_gpu
+from tests.kvcache.named import CASES
+from tests.kvcache.problem import CacheCase, build, shared_front
+
+pytestmark = needs_gpu
+
+LONG = (
+    CacheCase("long", (100_000, 31_337), capacity=100_352, page_size=64, heads_q=8, heads_kv=2, head_dim=128),
+    CacheCase("long_dense", (100_000, 777), capacity=100_352, heads_q=8, heads_kv=2, head_dim=128, new=1),
+    CacheCase("long_chunk", (30_000, 9), capacity=32_768, page_size=256, queries=512, new=512, head_dim=128),
+    CacheCase("many", tuple(range(0, 2560, 20)), capacity=2560, page_size=16, heads_q=8, heads_kv=1, head_dim=128),
+)
+
+
+@pytest.mark.parametrize("backend", ["auto", "sm80"])
+@pytest.mark.parametrize("case", [*CASES.values(), *LONG], ids=str)
+def test_named_case(case, backend, seed):
+    if case.fp8 and backend == "sm80":
+        pytest.skip("fp8 caches are tiled torch's")
+    built = build(case, seed, "cuda")
+    if case.shared:
+        shared_front(built)
+    built.assert_right(built.call(backend=backend), f"{backend}, seed {seed}")
+
+
+def test_a_captured_graph_is_replayed_with_other_lengths(seed):
+    """Lengths, pages, queries and new rows change in place; the plan and the launches stay."""
+    case = CacheCase("graph", (0, 100, 1000, 33), new=2, queries=2, capacity=1024, page_size=16, rotary="halves")
+    built = build(case, seed, "cuda")
+    a = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in built.arguments.items()}
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # compile outside of the capture
+        fa4.flash_attn_with_kvcache(**a)
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = fa4.flash_attn_with_kvcache(**a, return_lse=True)
+    for lengths in ((1022, 0, 15, 16), (5, 999, 64, 500)):
+        built = build(replace(case, lengths=lengths), seed + lengths[0], "cuda")
+        for name, x in built.arguments.items():
+            if isinstance(x, torch.Tensor):
+                a[name].copy_(x)
+        graph.replay()
+        built.ran = a
+        built.assert_right((out.flatten(0, 1), lse.transpose(0, 1).flatten(1)), f"{lengths}, seed {seed}")
+
+
+@pytest.mark.parametrize("page_size", [None, 16, 128], ids=str)
+def test_a_sequence_gives_the_same_bits_in_every_batch(page_size, seed):
+    """batch_invariant: alone, among others, and among so many that no block would split its keys."""
+    lengths = tuple(torch.randint(1, 4000, (200,), generator=torch.Generator().manual_seed(seed)).tolist())
+    case = CacheCase("batch", lengths, capacity=4096, page_size=page_size, heads_q=4, head_dim=128)
+    built = build(case, seed, "cuda")
+    out, lse = built.call(batch_invariant=True)
+    for rows in (slice(0, 1), slice(7, 8), slice(100, 117)):
+        some = {name: built.arguments[name][rows] for name in ("q", "cache_seqlens")}
+        others = ("page_table",) if page_size else ("k_cache", "v_cache")
+        some |= {name: built.arguments[name][rows] for name in others}
+        got = built.call(batch_invariant=True, **some)
+        assert torch.equal(got[0], out[rows]) and torch.equal(got[1], lse[:, rows]), f"seed {seed}"
+
+
+def test_nothing_waits_for_the_device(seed):
+    built = build(CASES["append_and_rotate_in_pages"], seed, "cuda")
+    built.call()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        built.call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
