@@ -40,7 +40,7 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
         arguments: the fields of `AttentionInputs`, and `options` those of `Options`, as the caller gave them.
     """
     watched = ops.watched(arguments)
-    key = None if watched else _key(packed, arguments, options)
+    key = None if watched else key_of(packed, arguments, options)
     known = None if key is None else _find(key)
     if known is None:
         inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
@@ -68,7 +68,7 @@ def attend_with_mods(packed: bool, arguments: tuple, options: tuple, mods: tuple
     return mod_ops.forward(watched, inputs, *mod_ops.prepare(inputs, flags, *mods))
 
 
-def _key(packed: bool, arguments: tuple, options: tuple) -> tuple | None:
+def key_of(packed: bool, arguments: tuple, options: tuple) -> tuple | None:
     """What tells this call from those with other flags or another way; None where that is more than can be told."""
     q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = arguments
     softmax_scale, causal, window_size, softcap, deterministic, backend = options

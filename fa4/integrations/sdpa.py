@@ -11,17 +11,20 @@ torch, or does not do, goes to the kernel that was there before, and a warning t
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import checks, dispatch, ops
+from .. import calls, checks, dispatch, ops
 from ..checks import Options
-from ..device import chip_of
+from ..device import chip_of, stage
+from ..memory import empty
 from ..spec import AttentionInputs, AttentionSpec, Flags, Saved
 
 NAME = "fa4"
@@ -31,9 +34,9 @@ DEVICES = ("cuda", "cpu")
 def register_sdpa(*, devices: Iterable[str] = ("cuda",), activate: bool = False) -> None:
     """Make "fa4" known to `torch.nn.attention.activate_flash_attention_impl`.
 
-    Once activated, `scaled_dot_product_attention` (where torch chooses its flash backend; `sdpa_kernel` makes it),
-    `torch.nn.attention.varlen.varlen_attn`, nested tensors and torch's `context_parallel` run on fa4, forward and
-    backward. `torch.nn.attention.restore_flash_attention_impl()` gives torch its own kernels back.
+    Once activated, `scaled_dot_product_attention`, `torch.nn.attention.varlen.varlen_attn` and nested tensors run on
+    fa4, forward and backward, wherever torch can take flash attention, which it then prefers to cuDNN's.
+    `torch.nn.attention.restore_flash_attention_impl()` gives torch its own kernels and order back.
 
     Args:
         devices: whose tensors fa4 serves: "cuda", "cpu" or both. On a CPU fa4 runs tiled torch, which is slower than
@@ -67,20 +70,41 @@ class _Refusal(Exception):
 class _Handle:
     """What torch keeps while fa4 is active."""
 
-    def __init__(self, library: torch.library.Library) -> None:
+    def __init__(self, library: torch.library.Library, preference: contextlib.ExitStack) -> None:
         self._library: torch.library.Library | None = library
+        self._preference = preference
 
     def remove(self) -> None:
         self._library = None  # registrations live as long as their library
+        self._preference.close()
 
 
 def _activate(devices: tuple[str, ...]) -> _Handle:
     library = torch.library.Library("aten", "IMPL")
-    for device in devices:
-        key = device.upper()
-        for name, serve in {**_OPERATORS, **(_CPU_OPERATORS if device == "cpu" else {})}.items():
-            library.impl(name, _kernel(name, serve, _kernel_before(name, key)), key, with_keyset=True)
-    return _Handle(library)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")  # that they are overridden
+        for device in devices:
+            key = device.upper()
+            for name, serve in {**_OPERATORS, **(_CPU_OPERATORS if device == "cpu" else {})}.items():
+                library.impl(name, _kernel(name, serve, _kernel_before(name, key)), key, with_keyset=True)
+    return _Handle(library, _preferring_flash())
+
+
+def _preferring_flash() -> contextlib.ExitStack:
+    """From now until it is closed torch takes flash attention first, of what is enabled: by itself it prefers cuDNN on
+    new GPUs."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    cuda, stack = torch.backends.cuda, contextlib.ExitStack()
+    if cuda.flash_sdp_enabled():
+        enabled = [SDPBackend.FLASH_ATTENTION]
+        enabled += [SDPBackend.CUDNN_ATTENTION] if cuda.cudnn_sdp_enabled() else []
+        enabled += [SDPBackend.EFFICIENT_ATTENTION] if cuda.mem_efficient_sdp_enabled() else []
+        enabled += [SDPBackend.MATH] if cuda.math_sdp_enabled() else []
+        stack.enter_context(sdpa_kernel(enabled, set_priority=True))
+        atexit.register(stack.close)  # torch's context, still open, would complain of an interpreter that ends
+        stack.callback(atexit.unregister, stack.close)
+    return stack
 
 
 def _kernel_before(name: str, key: str) -> Any:
@@ -117,47 +141,73 @@ def _tell(reason: str) -> None:
 # The road to fa4 ------------------------------------------------------------------------------------------------------
 
 
-def _problem(inputs: AttentionInputs, options: Options) -> tuple[AttentionInputs, Flags]:
-    """The arguments of fa4's operators, if fa4 has a kernel for them."""
-    packed = inputs.varlen
+class _Way(NamedTuple):
+    """What came of the checks of a call, for others like it."""
+
+    flags: Flags
+    route: ops.Route
+    max_seqlens: tuple[int, int]
+
+
+_ways: dict[tuple, tuple[Any, _Way | str]] = {}  # with the stage where it holds; a text is the reason of a refusal
+_MOST_WAYS = 4096
+
+
+def _way(inputs: AttentionInputs, options: Options) -> tuple[AttentionInputs, Flags, ops.Route]:
+    """The arguments of fa4's operators and the road to a kernel, if there is one."""
+    key, here = calls.key_of(inputs.varlen, inputs, options), stage.get()
+    where, known = (None, None) if key is None else _ways.get(key, (None, None))
+    if known is None or where is not here:
+        try:
+            known = _find(inputs, options)
+        except (_Refusal, TypeError, ValueError) as error:
+            known = str(error)
+        if len(_ways) >= _MOST_WAYS:
+            _ways.clear()
+        if key is not None:
+            _ways[key] = here, known
+    if isinstance(known, str):
+        raise _Refusal(known)
+    inputs = AttentionInputs._make((*inputs[:8], *known.max_seqlens))
+    if inputs.varlen:
+        try:
+            checks.lengths(inputs)
+        except ValueError as error:
+            raise _Refusal(str(error)) from None
+    return inputs, known.flags, known.route
+
+
+def _find(inputs: AttentionInputs, options: Options) -> _Way:
     if inputs.v.shape[-1] != inputs.q.shape[-1]:
         raise _Refusal("the head_dim of value is not that of query")
-    try:
-        inputs, flags = checks.call(packed, inputs, options)
-        if packed:
-            checks.lengths(inputs)
-    except (TypeError, ValueError) as error:
-        raise _Refusal(str(error)) from None
+    inputs, flags = checks.call(inputs.varlen, inputs, options)
     chip = chip_of(inputs.q.device)
     if chip.device_type == "cuda" and not chip.emulated:
-        _refuse_tiled_torch(AttentionSpec.of(inputs, flags), inputs, flags)
-    return inputs, flags
-
-
-def _refuse_tiled_torch(spec: AttentionSpec, inputs: AttentionInputs, flags: Flags) -> None:
-    chip = chip_of(inputs.q.device)
-    if dispatch.select(spec, inputs.extent, chip, flags.backend).requires:
-        return
-    refused = dispatch.explain(spec, inputs.extent, chip, flags.backend).refused
-    raise _Refusal("fa4 has no kernel: " + "; ".join(f"{name} {', '.join(reasons)}" for name, reasons in refused))
+        spec = AttentionSpec.of(inputs, flags)
+        if not dispatch.select(spec, inputs.extent, chip).requires:  # torch's own kernels are faster than tiled torch
+            refused = dispatch.explain(spec, inputs.extent, chip).refused
+            raise _Refusal("fa4 has no kernel: " + "; ".join(f"{name} {', '.join(why)}" for name, why in refused))
+    return _Way(flags, ops.route(inputs, flags), inputs[8:])
 
 
 def _forward(inputs: AttentionInputs, options: Options, num_splits: int | None = None) -> tuple[Tensor, Tensor]:
-    inputs, flags = _problem(inputs, options)
-    route = ops.route(inputs, flags)
+    inputs, _, route = _way(inputs, options)
     if num_splits is not None and num_splits != route.plan.splits:
         raise _Refusal(f"num_splits is {num_splits}, and fa4 chose {route.plan.splits}")
     return route.forward(inputs)
 
 
 def _backward(saved: Saved, inputs: AttentionInputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    inputs, flags = _problem(inputs, options)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    inputs, flags, _ = _way(inputs, options._replace(deterministic=deterministic))
     dq, dk, dv, _ = torch.ops.fa4.backward(*saved, *inputs, *flags._replace(needs_backward=True))
     return dq, dk, dv
 
 
 def _in_layout_of(x: Tensor, model: Tensor) -> Tensor:
     """x with the strides that torch.empty_like(model) has, which torch.compile relies on."""
+    if x.stride() == model.stride():  # dense, so that empty_like keeps its strides
+        return x
     result = torch.empty_like(model)
     return x if x.stride() == result.stride() else result.copy_(x)
 
@@ -168,9 +218,10 @@ def _rows_first(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _no_random_numbers(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What torch's operators return for dropout, seed, offset and mask, where there is none."""
-    seed = torch.zeros(2, dtype=torch.uint64, device=query.device)
-    return seed, torch.zeros((), dtype=torch.uint64, device=query.device), query.new_empty(0)
+    """What torch's operators return for dropout: seed, offset and mask. Without dropout nobody reads them, and they are
+    not set: that would be two kernels a call."""
+    seed, offset = (empty(shape, torch.uint64, query.device) for shape in ((2,), ()))
+    return seed, offset, empty((0,), query.dtype, query.device)
 
 
 def _refuse_dropout(dropout_p: float, return_debug_mask: bool = False) -> None:

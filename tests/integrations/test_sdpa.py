@@ -1,5 +1,7 @@
 """torch's own attention functions on fa4, through torch's registry: on CPU tensors and on an emulated chip."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -13,6 +15,7 @@ import fa4
 from fa4.cases import Case, make
 from fa4.emulator import emulate
 from fa4.integrations import sdpa
+from fa4.spec import Flags
 from tests.integrations.oracle import assert_attention, leaves
 
 attention = torch.nn.attention
@@ -141,6 +144,25 @@ def test_results_lie_in_memory_as_torch_compile_expects(contiguous, active, seed
         assert [y.stride() for y in backward(x, x, x, x, out, lse, *others)] == expected
 
 
+def test_torchs_deterministic_flag_is_asked_at_each_backward(active, seed, monkeypatch):
+    """It may change between calls that are alike otherwise."""
+    asked = []
+    backward = torch.ops.fa4.backward
+    monkeypatch.setattr(
+        torch.ops.fa4,
+        "backward",
+        lambda *a: asked.append(Flags(*a[-len(Flags._fields) :]).deterministic) or backward(*a),
+    )
+    q, k, v = leaves(make(CASES["full"], seed))
+    for deterministic in (False, True, False):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            sdpa_of(CASES["full"], q, k, v).sum().backward()
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert asked == [False, True, False]
+
+
 def test_a_compiled_model_runs_on_it(active, seed):
     problem = make(CASES["causal"], seed)
     function = torch.compile(lambda *tensors: sdpa_of(problem.case, *tensors), fullgraph=True, backend="aot_eager")
@@ -189,18 +211,26 @@ def test_where_torch_has_no_kernel_either_the_reason_is_an_error(active):
 
 def test_restoring_gives_torch_its_kernels_back(seed):
     q, k, v = leaves(make(CASES["full"], seed))
-    before = sdpa_of(CASES["full"], q, k, v)
+    before, order = sdpa_of(CASES["full"], q, k, v), torch._C._get_sdp_priority_order()
     fa4.register_sdpa(devices=("cpu",))
     assert "fa4" in attention.list_flash_attention_impls()
     assert attention.current_flash_attention_impl() is None, "registering activates nothing"
     attention.activate_flash_attention_impl("fa4")
     assert attention.current_flash_attention_impl() == "fa4"
+    assert torch._C._get_sdp_priority_order()[0] == SDPBackend.FLASH_ATTENTION.value
     attention.restore_flash_attention_impl()
     assert attention.current_flash_attention_impl() is None
+    assert torch._C._get_sdp_priority_order() == order
     assert torch.equal(sdpa_of(CASES["full"], q, k, v), before)
     lengths = torch.tensor([0, 40], dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="_flash_attention_forward"):
         varlen_attn(q[0], q[0], q[0], lengths, lengths, 40, 40)
+
+
+def test_an_interpreter_may_end_while_it_is_active():
+    code = "import fa4; fa4.register_sdpa(activate=True)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_torch_without_the_registry_is_told(monkeypatch):

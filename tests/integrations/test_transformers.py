@@ -57,11 +57,15 @@ def exact_attention(module, query, key, value, attention_mask, scaling=None, sof
     return (scores.softmax(3)[..., : k.shape[2]] @ v).transpose(1, 2), None
 
 
-@pytest.fixture(scope="module", autouse=True)
-def registered():
+def register() -> None:
     fa4.register_transformers()
     transformers.AttentionInterface.register("exact", exact_attention)
     transformers.AttentionMaskInterface.register("exact", transformers.masking_utils.eager_mask)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    register()
 
 
 def model_of(name: str, seed: int, implementation: str = "eager", dtype: torch.dtype = torch.float32) -> Any:
@@ -84,13 +88,16 @@ def run(model: Any, tokens: Tensor, kept: Tensor, **inputs: Any) -> tuple[Tensor
     return logits[kept].detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_as_eager(name: str, seed: int, tokens: Tensor, kept: Tensor, **inputs: Any) -> None:
-    """By the oracle's rule: at most twice the error of eager attention in float32, against its formula in float64."""
+def assert_as_eager(
+    name: str, seed: int, tokens: Tensor, kept: Tensor, dtype: torch.dtype = torch.float32, **inputs: Any
+) -> None:
+    """By the oracle's rule: at most twice the error of eager attention in `dtype`, against its formula in float64."""
 
     def outcome(implementation: str, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
-        return run(model_of(name, seed, implementation, dtype), tokens, kept, **inputs)
+        model = model_of(name, seed, implementation, dtype).to(tokens.device)
+        return run(model, tokens, kept, **inputs)
 
-    exact, low, got = outcome("exact", torch.float64), outcome("eager", torch.float32), outcome("fa4", torch.float32)
+    exact, low, got = outcome("exact", torch.float64), outcome("eager", dtype), outcome("fa4", dtype)
     assert got[1].keys() == exact[1].keys()
     peaks = {n: g.abs().max().clamp(min=1e-30) for n, g in exact[1].items()}
 

@@ -1,0 +1,117 @@
+"""torch's attention functions and models of transformers on the kernels of the GPU at hand."""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import fa4
+from fa4.cases import Case, make
+from fa4.integrations import sdpa
+from tests.integrations.oracle import assert_attention, leaves
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CASES = {
+    case.name: case
+    for case in (
+        Case("full", batch=2, seqlen_q=200, seqlen_k=300),
+        Case("causal", batch=2, seqlen_q=300, seqlen_k=300, causal=True, head_dim=128, dtype=torch.float16),
+        Case("gqa", seqlen_q=257, seqlen_k=257, heads_q=8, heads_kv=2, causal=True),
+        Case("head_dim_72", seqlen_q=100, seqlen_k=100, head_dim=72),
+        Case("head_dim_256", seqlen_q=100, seqlen_k=100, head_dim=256),
+    )
+}
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """fa4 serves CUDA tensors; the list grows with each forward that it serves."""
+    if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
+        pytest.skip("this torch has no registry")
+    calls, forward = [], sdpa._forward
+    monkeypatch.setattr(sdpa, "_forward", lambda *a: calls.append(a) or forward(*a))
+    monkeypatch.setattr(sdpa, "_told", set())
+    fa4.register_sdpa(activate=True)
+    yield calls
+    torch.nn.attention.restore_flash_attention_impl()
+
+
+def attend(case, q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    groups = case.heads_q != case.heads_kv
+    return F.scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=groups).transpose(1, 2)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=str)
+def test_scaled_dot_product_attention(case, served, seed):
+    problem = make(case, seed, "cuda")
+    q, k, v = leaves(problem)
+    out = attend(case, q, k, v)
+    assert len(served) == 1
+    assert_attention(problem, out, *torch.autograd.grad(out, (q, k, v), problem.dout))
+
+
+def test_a_compiled_model(served, seed):
+    problem = make(CASES["causal"], seed, "cuda")
+    q, k, v = leaves(problem)
+    out = torch.compile(lambda *x: attend(problem.case, *x), fullgraph=True)(q, k, v)
+    assert len(served) == 1
+    assert_attention(problem, out, *torch.autograd.grad(out, (q, k, v), problem.dout))
+
+
+def test_varlen_attn(served, seed):
+    from torch.nn.attention import varlen
+
+    problem = make(Case("varlen", lengths=((200, 200), (7, 7), (330, 330)), causal=True), seed, "cuda")
+    i = problem.inputs
+    q, k, v = leaves(problem)
+    causal = {"window_size": (-1, 0)} if "window_size" in inspect.signature(varlen.varlen_attn).parameters else {}
+    causal = causal or {"is_causal": True}
+    lengths = i.cu_seqlens_q, i.cu_seqlens_k, i.max_seqlen_q, i.max_seqlen_k
+    out = varlen.varlen_attn(q, k, v, *lengths, **causal)
+    assert len(served) == 1
+    assert_attention(problem, out, *torch.autograd.grad(out, (q, k, v), problem.dout))
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_nested_tensors(layout, served, seed):
+    problem = make(Case("nested", lengths=((200, 200), (90, 90)), causal=True), seed, "cuda")
+    tensors = leaves(problem)
+    if layout is torch.jagged:
+        offsets = problem.inputs.cu_seqlens_q.long()
+        nested = [torch.nested.nested_tensor_from_jagged(x, offsets) for x in tensors]
+    else:
+        nested = [torch.nested.as_nested_tensor([x[:200], x[200:]]) for x in tensors]
+    out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in nested), is_causal=True).transpose(1, 2)
+    assert len(served) == 1
+    out = torch.cat(list(out.unbind()))
+    assert_attention(problem, out, *torch.autograd.grad(out, tensors, problem.dout))
+
+
+def test_dropout_goes_to_torch_and_the_reason_is_said_once(served):
+    x = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        with pytest.warns(UserWarning, match="fa4 has no dropout"):
+            F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).sum().backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).sum().backward()
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3", "gpt_oss", "qwen3"])
+def test_models_of_transformers(name, seed):
+    """A padded batch in bfloat16: logits and gradients err at most twice as much as with eager attention."""
+    pytest.importorskip("transformers", reason="hooks into it")
+    from tests.integrations import test_transformers as models
+
+    models.register()
+    there = models.padded().cuda()
+    positions = (there.cumsum(1) - 1).clamp(min=0)
+    inputs = {"attention_mask": there.long(), "position_ids": positions}
+    models.assert_as_eager(name, seed, models.tokens_of(seed).cuda(), there, torch.bfloat16, **inputs)
