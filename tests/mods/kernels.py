@@ -1,23 +1,13 @@
 """Problems with traced functions and block masks, for the kernels of every chip; each with what it shows."""
 
+import functools
+
 import torch
 
 import fa4
 from tests.mods.oracle import Problem
 
-_GENERATOR = torch.Generator().manual_seed(5)
 LONGEST = 700
-DOCUMENT = torch.randint(0, 3, (2, LONGEST), generator=_GENERATOR).sort(dim=1).values
-TABLE = torch.randn(6, 21, generator=_GENERATOR)
-SLOPES = TABLE[:, 0].abs()
-_ROWS = torch.randn(LONGEST, generator=_GENERATOR).to(torch.bfloat16)
-_IS_TEXT = torch.rand(LONGEST, generator=_GENERATOR) < 0.7
-
-
-def many_kinds(score, b, h, q_idx, kv_idx):
-    """Loads of several dtypes and of computed places, counted from the end too; what does not exist has no root."""
-    near = TABLE[h, (kv_idx - q_idx).clamp(-10, 10)]
-    return torch.tanh(score / 2.5) * 2.5 + near + torch.where(_IS_TEXT[kv_idx], _ROWS[q_idx], 0.0) + score.abs().sqrt()
 
 
 def divides(b, h, q_idx, kv_idx):
@@ -31,20 +21,55 @@ def by_head(b, h, q_idx, kv_idx):
     return (q_idx - kv_idx <= 40 * (h + 1)) & (q_idx >= kv_idx)
 
 
-def blocks(mask_mod, heads, queries, keys):
-    return fa4.create_block_mask(mask_mod, 1, heads, queries, keys, device="cpu")
+@functools.cache
+def problems(device: str = "cpu") -> dict[str, Problem]:
+    """By name; what functions captured lies on the device."""
+    generator = torch.Generator().manual_seed(5)
+    document = torch.randint(0, 3, (2, LONGEST), generator=generator).sort(dim=1).values.to(device)
+    table = torch.randn(6, 21, generator=generator).to(device)
+    rows = torch.randn(LONGEST, generator=generator).to(device, torch.bfloat16)
+    is_text = (torch.rand(LONGEST, generator=generator) < 0.7).to(device)
 
+    def many_kinds(score, b, h, q_idx, kv_idx):
+        near = table[h, (kv_idx - q_idx).clamp(-10, 10)]
+        text = torch.where(is_text[kv_idx], rows[q_idx], 0.0)
+        return torch.tanh(score / 2.5) * 2.5 + near + text + score.abs().sqrt()
 
-def alibi_in_documents(queries: int, keys: int, **options) -> Problem:
-    """A causal document mask, whose words of bits and loads meet, and a score that grows evenly along keys."""
-    mask = fa4.masks.both(fa4.masks.causal, fa4.masks.documents(DOCUMENT[0, :queries], DOCUMENT[0, :keys]))
-    return Problem(
-        "alibi_in_documents", queries, keys, score_mod=fa4.scores.alibi(SLOPES), mask_mod=mask,
-        call=dict(block_mask=blocks(mask, None, queries, keys)), **options,
-    )  # fmt: skip
+    def blocks(mask_mod, heads, queries, keys):
+        return fa4.create_block_mask(mask_mod, 1, heads, queries, keys, device=device)
 
+    def alibi_in_documents(length, **options):
+        same = fa4.masks.documents(document[0, :length].contiguous())
+        mask = fa4.masks.both(fa4.masks.causal, same)
+        call = dict(block_mask=blocks(mask, None, length, length))
+        slopes = fa4.scores.alibi(table[:, 0].abs())
+        return Problem("alibi_in_documents", length, length, score_mod=slopes, mask_mod=mask, call=call, **options)
 
-# Heads are rows of a tile, and the keys are split.
-PACKED_AND_SPLIT = Problem(
-    "packed_and_split", *(3, 600, 6, 2), score_mod=fa4.scores.relative_bias(TABLE), mask_mod=divides
-)
+    def of_heads(queries, keys, score_mod=None, **options):
+        call = dict(block_mask=blocks(by_head, 2, queries, keys))
+        return Problem("heads", queries, keys, score_mod=score_mod, mask_mod=by_head, call=call, **options)
+
+    temperature = fa4.scores.temperature(table[:, 0].abs())
+    kinds = dict(score_mod=many_kinds, mask_mod=fa4.masks.documents(document))
+    return {
+        # Loads of several dtypes and of computed places, counted from the end too; what does not exist has no root.
+        # Causal as well; heads of a group.
+        "many_kinds": Problem("many_kinds", *(150, 190, 6, 2, 2), **kinds, call=dict(causal=True)),
+        "many_kinds_in_order": Problem(
+            "many_kinds_in_order", *(70, 90, 6, 2, 2), **kinds, call=dict(causal=True, deterministic=True)
+        ),
+        # A causal document mask, whose words of bits and loads meet, and a score that grows evenly along keys. Lists
+        # with both kinds of blocks in them, a last block that keys end in.
+        "documents": alibi_in_documents(400, head_dim=64),
+        "documents_short": alibi_in_documents(150),
+        # Blocks that each head has of its own, rows of blocks without a key; with a score, or a mask alone.
+        "heads": of_heads(300, 260, temperature),
+        "heads_short": of_heads(150, 150, temperature),
+        "heads_wide": of_heads(300, 260, head_dim=128),
+        # A mask without a block mask.
+        "divides": Problem("divides", *(140, 200, 4, 2), head_dim=128, mask_mod=divides, call=dict(deterministic=True)),
+        # Heads are rows of a tile, and the keys are split.
+        "packed_and_split": Problem(
+            "packed_and_split", *(3, 600, 6, 2), score_mod=fa4.scores.relative_bias(table), mask_mod=divides
+        ),
+    }

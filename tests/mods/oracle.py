@@ -28,11 +28,12 @@ class Problem:
     mask_mod: Callable | None = None
     call: dict = field(default_factory=dict)
 
-    def make(self, seed: int) -> tuple[list[Tensor], Tensor]:
+    def make(self, seed: int, device: str = "cpu") -> tuple[list[Tensor], Tensor]:
         generator = torch.Generator().manual_seed(seed)
         shapes = [(self.queries, self.heads), *[(self.keys, self.heads_kv)] * 2, (self.queries, self.heads)]
         normal = [
-            torch.randn(self.batch, *shape, self.head_dim, generator=generator).to(torch.bfloat16) for shape in shapes
+            torch.randn(self.batch, *shape, self.head_dim, generator=generator).to(device, torch.bfloat16)
+            for shape in shapes
         ]
         return normal[:3], normal[3]
 
@@ -48,8 +49,12 @@ def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, 
     qs, do = (x.transpose(1, 2).to(dtype) for x in (q, dout))
     ks, vs = (x.transpose(1, 2).to(dtype).repeat_interleave(group, dim=1) for x in (k, v))
     x = (qs @ ks.transpose(2, 3) * scale).requires_grad_()
-    row, key = torch.arange(problem.queries)[:, None], torch.arange(problem.keys)
-    pair = torch.arange(problem.batch).view(-1, 1, 1, 1), torch.arange(problem.heads).view(-1, 1, 1), row, key
+    b, h, row, key = (
+        torch.arange(extent, device=q.device)
+        for extent in (problem.batch, problem.heads, problem.queries, problem.keys)
+    )
+    row = row[:, None]
+    pair = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), row, key
     s = x * 1 if problem.score_mod is None else problem.score_mod(x, *pair)
     seen = torch.ones_like(x, dtype=torch.bool)
     if problem.mask_mod is not None:
@@ -77,9 +82,11 @@ def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, 
     return [out, lse, dq, dk, dv]
 
 
-def assert_kernel_is_right(problem: Problem, seed: int, backend: str, gradients: bool = True) -> None:
+def assert_kernel_is_right(
+    problem: Problem, seed: int, backend: str, gradients: bool = True, device: str = "cpu"
+) -> None:
     """Run the public function and judge all that it gives."""
-    (q, k, v), dout = problem.make(seed)
+    (q, k, v), dout = problem.make(seed, device)
     leaves = [x.clone().requires_grad_(gradients) for x in (q, k, v)]
     mods = dict(score_mod=problem.score_mod)
     if "block_mask" not in problem.call:

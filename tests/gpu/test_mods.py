@@ -1,0 +1,30 @@
+"""Traced scores and masks, and block masks, on the chip that is here, by every backend that takes them."""
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from fa4 import dispatch
+from fa4.spec import Feature
+from tests.gpu.offered import needs_gpu, offered
+from tests.mods.kernels import problems
+from tests.mods.oracle import assert_kernel_is_right
+
+pytestmark = needs_gpu
+
+
+def _taking_mods() -> list[str]:
+    rows = [row for row in dispatch.BACKENDS if row.name in offered() and Feature.BLOCK_MASK in row.features]
+    return list(dict.fromkeys(row.name for row in rows if Feature.BACKWARD in row.features))
+
+
+@pytest.mark.parametrize("name", [name for name in problems() if name != "packed_and_split"])
+@pytest.mark.parametrize("backend", _taking_mods())
+def test_forward_and_gradients(backend, name, seed):
+    problem = problems("cuda")[name]
+    assert_kernel_is_right(problem, seed, backend, device="cuda")
+
+
+@pytest.mark.parametrize("backend", _taking_mods())
+def test_forward_of_packed_heads_and_split_keys(backend, seed):
+    assert_kernel_is_right(problems("cuda")["packed_and_split"], seed, backend, gradients=False, device="cuda")
