@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from . import autograd, checks, mod_ops, ops
 from .checks import Options
 from .device import stage
+from .mods.record import Mods
 from .spec import AttentionInputs, Flags
 
 
@@ -26,6 +27,13 @@ class _Known(NamedTuple):
     flags: Flags
     route: ops.Route
     max_seqlens: tuple[int, int]
+
+
+class _WithMods(NamedTuple):
+    """The same of a call with mods, and these."""
+
+    known: _Known
+    mods: Mods
 
 
 _known: dict[tuple, _Known] = {}
@@ -60,12 +68,28 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
 
 
 def attend_with_mods(packed: bool, arguments: tuple, options: tuple, mods: tuple) -> tuple[Tensor, Tensor]:
-    """The same of a call with a score_mod, mask_mod or block_mask, these three or None; nothing of it is kept."""
-    inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
-    watched = ops.watched(arguments) or inputs.q.is_meta
-    if packed and not watched:
+    """The same of a call with a score_mod, mask_mod or block_mask: these three, or None. What came of earlier calls
+    holds as long as the three and what they captured are the same."""
+    watched = ops.watched(arguments)
+    key = None if watched else _key(packed, arguments, options)
+    before = None if key is None else mod_ops.known(*mods)
+    way = None if before is None else before.way((key, torch.is_grad_enabled()))
+    if way is None or way.known.stage is not stage.get():
+        inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
+        gathered, flags = mod_ops.prepare(inputs, flags, *mods)
+        if watched or inputs.q.is_meta:
+            return torch.ops.fa4.forward_with_mods(*inputs, *gathered, *flags)
+        way = _WithMods(_Known(stage.get(), flags, ops.route(inputs, flags, gathered), inputs[8:]), gathered)
+        before = before or mod_ops.keep(*mods)
+        if before is not None and key is not None:
+            before.keep((key, torch.is_grad_enabled()), way)
+    else:
+        inputs = AttentionInputs._make(arguments[:8] + way.known.max_seqlens)
+    if packed:
         checks.lengths(inputs)
-    return mod_ops.forward(watched, inputs, *mod_ops.prepare(inputs, flags, *mods))
+    if way.known.flags.needs_backward:
+        return mod_ops.differentiable(inputs, way.mods, way.known.flags, way.known.route)
+    return way.known.route.forward(inputs, way.mods)
 
 
 def key_of(packed: bool, arguments: tuple, options: tuple) -> tuple | None:

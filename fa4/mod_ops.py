@@ -13,13 +13,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import dispatch, ops, run
-from .device import chip_of
+from . import ops, run
+from .mods import blocks, remember
 from .mods.call import MaskMod, Problem, ScoreMod, gather
 from .mods.record import Mods
-from .plan import Plan
 from .run.allocate import rows_dtype
-from .spec import AttentionInputs, AttentionSpec, Flags, Saved
+from .spec import AttentionInputs, Flags, Saved
 
 FORWARD = (AttentionInputs, Mods, Flags)
 BACKWARD = (Saved, AttentionInputs, Mods, Flags)
@@ -51,27 +50,29 @@ def prepare(
     return mods, flags._replace(needs_backward=flags.needs_backward or bool(mods.trained))
 
 
-def _route(inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[AttentionSpec, Plan]:
-    chip, spec, extent = chip_of(inputs.q.device), AttentionSpec.of(inputs, flags, mods), inputs.extent
-    dispatch.warn_of_tiled_torch(spec, extent, chip, flags.backend)
-    return spec, dispatch.plan(spec, extent, chip, flags.backend)
+def known(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> remember.Known | None:
+    """What was kept of calls with these three."""
+    return remember.known(score_mod, mask_mod, block_mask)
 
 
-def forward(watched: bool, inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a call with mods."""
-    if not watched and not flags.needs_backward:
-        return run.forward(inputs, *_route(inputs, mods, flags), mods)
-    return torch.ops.fa4.forward_with_mods(*inputs, *mods, *flags)
+def keep(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> remember.Known | None:
+    """Begin to keep what comes of calls with these three, if a change of them would be seen."""
+    if block_mask is not None:
+        mask_mod = blocks.mask_mod_of(block_mask)
+        if not blocks.are_lists_its_own(block_mask):
+            return None
+    functions = [function for function in (score_mod, mask_mod) if function is not None]
+    return remember.keep(score_mod, None if block_mask is not None else mask_mod, block_mask, functions)
 
 
 def _forward(*arguments):
     inputs, mods, flags = ops.split(arguments, FORWARD)
-    return run.forward(inputs, *_route(inputs, mods, flags), mods)
+    return ops.route(inputs, flags, mods).forward(inputs, mods)
 
 
 def _backward(*arguments):
     saved, inputs, mods, flags = ops.split(arguments, BACKWARD)
-    spec, plan = _route(inputs, mods, flags)
+    _, spec, plan, _ = ops.route(inputs, flags, mods)
     captured = [
         torch.zeros(x.shape, dtype=rows_dtype(spec), device=x.device) if i in mods.trained else None
         for i, x in enumerate(mods.tensors)
@@ -125,6 +126,41 @@ def _gradients(ctx, dout, dlse):
     grads.update(q=dq, k=dk, v=dv, sink=None if inputs.sink is None else dsink)
     grads["tensors"] = [dx if i in mods.trained else None for i, dx in enumerate(of_captured)]
     return tuple(grads.values())
+
+
+class _Differentiable(torch.autograd.Function):
+    """`fa4::forward_with_mods` for eager calls that nobody watches: the operator's own passage through autograd takes
+    longer than a short kernel."""
+
+    @staticmethod
+    def forward(ctx, route, flags, mods, max_seqlens, *tensors):
+        out, lse = route.forward(AttentionInputs(*tensors[:8], *max_seqlens), mods)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(out, lse, *tensors)
+        ctx.given = flags, mods._replace(tensors=[]), max_seqlens
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        flags, mods, max_seqlens = ctx.given
+        out, lse, *tensors = ctx.saved_tensors
+        nothing = [None] * (4 + len(tensors))
+        if dout is None and dlse is None:
+            return tuple(nothing)
+        inputs, mods = AttentionInputs(*tensors[:8], *max_seqlens), mods._replace(tensors=tensors[8:])
+        saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
+        # Whoever looks now, or differentiates again, sees the operator.
+        watched = torch.is_grad_enabled() or ops.watched(inputs)
+        operator = torch.ops.fa4.backward_with_mods if watched else _backward
+        dq, dk, dv, dsink, of_captured = operator(*saved, *inputs, *mods, *flags)
+        of_captured = [dx if i in mods.trained else None for i, dx in enumerate(of_captured)]
+        nothing[4:8] = dq, dk, dv, None if inputs.sink is None else dsink
+        return *nothing[:12], *of_captured
+
+
+def differentiable(inputs: AttentionInputs, mods: Mods, flags: Flags, route: ops.Route) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a call that nobody watches, for autograd. route: of these."""
+    return _Differentiable.apply(route, flags, mods, inputs[8:], *inputs[:8], *mods.tensors)
 
 
 def _second_derivative(ctx, *grads):

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import dispatch, run
 from .device import Stage, chip_of, stage
+from .mods.record import Mods
 from .plan import Plan
 from .run.allocate import rows_dtype
 from .spec import AttentionInputs, AttentionSpec, Flags, Saved
@@ -60,20 +61,20 @@ _routes: dict[tuple, Route] = {}
 _MOST_ROUTES = 4096
 
 
-def route(inputs: AttentionInputs, flags: Flags) -> Route:
+def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Route:
     """The way of a call to its kernels, remembered: finding it anew would take as long as several launches."""
     q, k, v, sink, cu_seqlens_q, _, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
     present = sink is None, cu_seqlens_q is None, seqused_q is None, seqused_k is None
     key = (
         flags, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device, present,
         None if cu_seqlens_q is None else cu_seqlens_q.shape[0], None if sink is None else (sink.dtype, sink.stride()),
-        max_seqlen_q, max_seqlen_k,
+        max_seqlen_q, max_seqlen_k, None if mods is None else mods.shaping(),
     )  # fmt: skip
     here = stage.get()
     known = _routes.get(key)
     if known is not None and known.stage is here:
         return known
-    spec, extent, chip = AttentionSpec.of(inputs, flags), inputs.extent, chip_of(q.device)
+    spec, extent, chip = AttentionSpec.of(inputs, flags, mods), inputs.extent, chip_of(q.device)
     dispatch.warn_of_tiled_torch(spec, extent, chip, flags.backend)
     plan = dispatch.plan(spec, extent, chip, flags.backend)
     if len(_routes) >= _MOST_ROUTES:

@@ -111,10 +111,23 @@ def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
     return BlockLists(*of_keys, *of_queries)
 
 
+def are_lists_its_own(block_mask: Any) -> bool:
+    """Whether `lists_of` gives the block mask's own tensors: what is made of their values may change with them."""
+    if block_mask.q_num_blocks is None or (block_mask.full_q_num_blocks is None) != (
+        block_mask.full_kv_num_blocks is None
+    ):
+        return False
+    own = (getattr(block_mask, f"{side}_{name}") for side in ("kv", "full_kv", "q", "full_q") for name in _OF_SIDE)
+    return all(x is None or (x.dtype == torch.int32 and x.is_contiguous()) for x in own)
+
+
+_OF_SIDE = ("num_blocks", "indices")
+
+
 def _side(block_mask: Any, side: str) -> tuple[Tensor, ...]:
     """Counts and lists of partial blocks, counts and lists of full ones."""
-    partial = [getattr(block_mask, f"{side}_{name}") for name in ("num_blocks", "indices")]
-    full = [getattr(block_mask, f"full_{side}_{name}") for name in ("num_blocks", "indices")]
+    partial = [getattr(block_mask, f"{side}_{name}") for name in _OF_SIDE]
+    full = [getattr(block_mask, f"full_{side}_{name}") for name in _OF_SIDE]
     if full[0] is None:
         full = [torch.zeros_like(x) for x in partial]
     return tuple(x.to(torch.int32).contiguous() for x in (*partial, *full))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from . import blocks
 from .record import Mods
+from .remember import remembered
 from .trace import ModError, Traced, trace_mask, trace_score
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -122,66 +121,3 @@ def _check_fit(role: str, traced: Traced, problem: Problem) -> None:
                     f"{role} indexes axis {axis} of a captured tensor of shape {tuple(shape)} by {node.value}, "
                     f"expected at least {extent} entries there"
                 )
-
-
-_traces: dict[tuple, tuple[Traced, tuple[int, ...]]] = {}
-_MOST_TRACES = 512
-
-
-def remembered(trace: Callable[[Callable], Traced], function: Callable) -> Traced:
-    """trace(function), which takes milliseconds, or what it gave for a function of the same code and captured values.
-
-    Of tensors shape, dtype and whether they have gradients count, not values nor identity: a graph knows no more. A
-    function that captured something else than numbers, tensors, functions and the like is traced each time.
-    """
-    tensors: list[Tensor] = []
-    try:
-        key = (trace, torch.is_grad_enabled(), _fingerprint(function, tensors, []))
-        known = _traces.get(key)
-    except TypeError:  # something whose changes would not be seen, or that has no hash
-        return trace(function)
-    if known is None:
-        traced = trace(function)
-        places = [next((i for i, x in enumerate(tensors) if x is captured), None) for captured in traced.tensors]
-        if None in places:
-            return traced
-        if len(_traces) >= _MOST_TRACES:
-            _traces.clear()
-        # Without the tensors: they would live as long as the table.
-        known = _traces[key] = traced._replace(tensors=()), tuple(place for place in places if place is not None)
-    traced, at = known
-    return traced._replace(tensors=tuple(tensors[i] for i in at))
-
-
-def _fingerprint(x: Any, tensors: list[Tensor], within: list[Any]) -> Any:
-    """What of x a trace depends on, as a key; tensors are collected in the order in which they are met."""
-    if isinstance(x, Tensor):
-        if not any(x is known for known in tensors):
-            tensors.append(x)
-        place = next(i for i, known in enumerate(tensors) if x is known)
-        return "tensor", place, x.dtype, tuple(x.shape), x.requires_grad
-    if x is None or isinstance(x, (bool, int, float, str, torch.dtype, torch.device)):
-        return type(x), x
-    if any(x is outer for outer in within):
-        return "itself"
-    within = [*within, x]
-    if isinstance(x, types.FunctionType):
-        cells = [cell.cell_contents for cell in x.__closure__ or ()]
-        names = [name for name in _names(x.__code__) if name in x.__globals__]
-        held = cells, x.__defaults__, x.__kwdefaults__, [x.__globals__[name] for name in names]
-        return x.__code__, _fingerprint(held, tensors, within)
-    if isinstance(x, functools.partial):
-        return "partial", _fingerprint((x.func, x.args, x.keywords), tensors, within)
-    if isinstance(x, (tuple, list)):
-        return type(x), *(_fingerprint(y, tensors, within) for y in x)
-    if isinstance(x, dict):
-        return dict, *((key, _fingerprint(y, tensors, within)) for key, y in x.items())
-    if isinstance(x, (types.ModuleType, types.BuiltinFunctionType, type)):
-        return "fixed", x
-    raise TypeError(f"a {type(x).__name__} may change unseen")
-
-
-def _names(code: types.CodeType) -> list[str]:
-    """Global names (and attributes) that code and the functions in it use."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return [*code.co_names, *(name for const in inner for name in _names(const))]

@@ -55,6 +55,11 @@ class Mods(NamedTuple):
             bool(self.blocks) and self.blocks[0].shape[1] > 1,
         )
 
+    def shaping(self) -> tuple:
+        """What `spec` depends on, quick to find."""
+        heads = self.blocks[0].shape[1] if self.blocks else None
+        return self.score, self.mask, self.block_q, self.block_k, tuple(self.trained), heads
+
     def typed_numbers(self) -> tuple[int | float, ...]:
         """The numbers in the kinds that the graphs have them in."""
         kinds = [kind for text in (self.score, self.mask) if text for kind in parse(text).numbers]

@@ -1,6 +1,8 @@
 """Tracing: what a graph depends on, what is refused and how, when a function is traced again."""
 
+import gc
 import re
+import weakref
 
 import pytest
 import torch
@@ -150,3 +152,56 @@ def test_a_function_is_traced_again_only_when_a_trace_would_differ(monkeypatch):
     assert remembered(trace, holder.score_mod).numbers[0] == 3.0
     holder.cap = 5.0  # seen by nobody: such functions are traced each time
     assert remembered(trace, holder.score_mod).numbers[0] == 5.0
+
+
+def test_a_call_that_comes_again_sees_what_changed_since():
+    """The same function, block mask and shapes: what is kept of a call must not outlive a change of what they hold."""
+    q = torch.randn(1, 40, 4, 8)
+    slopes, caps, global_names = torch.rand(4), [2.0], score_of_a_global.__globals__
+    cap = 2.0
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return torch.tanh(score / cap) * caps[0] + slopes[h] * (kv_idx - q_idx)
+
+    block_mask = fa4.create_block_mask(fa4.masks.causal, None, None, 40, 40, device="cpu", BLOCK_SIZE=16)
+    other_mask = fa4.create_block_mask(fa4.masks.sliding_window(3), None, None, 40, 40, device="cpu", BLOCK_SIZE=16)
+
+    def attend(score_mod, block_mask):
+        first, again = (fa4.flash_attn_func(q, q, q, score_mod=score_mod, block_mask=block_mask) for _ in range(2))
+        assert torch.equal(first, again)
+        return again
+
+    seen = [attend(score_mod, block_mask)]
+    slopes.mul_(2)  # values
+    seen.append(attend(score_mod, block_mask))
+    cap = 3.0  # a cell
+    seen.append(attend(score_mod, block_mask))
+    caps[0] = 0.5  # an element of a list
+    seen.append(attend(score_mod, block_mask))
+    slopes = torch.rand(4, requires_grad=True)  # another tensor, with a gradient
+    seen.append(attend(score_mod, block_mask))
+    assert seen[-1].requires_grad
+    block_mask.kv_num_blocks, block_mask.kv_indices = other_mask.kv_num_blocks, other_mask.kv_indices
+    block_mask.full_kv_num_blocks, block_mask.full_kv_indices = None, None
+    block_mask.mask_mod = other_mask.mask_mod
+    seen.append(attend(score_mod, block_mask))
+    assert not any(torch.equal(a, b) for i, a in enumerate(seen) for b in seen[:i])
+    before = attend(score_of_a_global, None)
+    global_names["FACTOR"] = 3.0
+    assert not torch.equal(attend(score_of_a_global, None), before)
+
+
+FACTOR = 2.0
+
+
+def score_of_a_global(score, b, h, q_idx, kv_idx):
+    return score * FACTOR
+
+
+def test_functions_that_are_gone_leave_nothing():
+    q, table = torch.randn(1, 10, 4, 8), torch.rand(4)
+    gone = weakref.ref(table)
+    fa4.flash_attn_func(q, q, q, score_mod=fa4.scores.temperature(table))
+    del table
+    gc.collect()
+    assert gone() is None
