@@ -30,10 +30,11 @@ class _Known(NamedTuple):
 
 
 class _WithMods(NamedTuple):
-    """The same of a call with mods, and these."""
+    """What came of the checks of a call with mods."""
 
-    known: _Known
+    flags: Flags
     mods: Mods
+    max_seqlens: tuple[int, int]
 
 
 _known: dict[tuple, _Known] = {}
@@ -74,22 +75,20 @@ def attend_with_mods(packed: bool, arguments: tuple, options: tuple, mods: tuple
     key = None if watched else _key(packed, arguments, options)
     before = None if key is None else mod_ops.known(*mods)
     way = None if before is None else before.way((key, torch.is_grad_enabled()))
-    if way is None or way.known.stage is not stage.get():
+    if way is None:
         inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
         gathered, flags = mod_ops.prepare(inputs, flags, *mods)
         if watched or inputs.q.is_meta:
-            return torch.ops.fa4.forward_with_mods(*inputs, *gathered, *flags)
-        way = _WithMods(_Known(stage.get(), flags, ops.route(inputs, flags, gathered), inputs[8:]), gathered)
+            return mod_ops.forward(True, inputs, gathered, flags)
+        way = _WithMods(flags, gathered, inputs[8:])
         before = before or mod_ops.keep(*mods)
         if before is not None and key is not None:
             before.keep((key, torch.is_grad_enabled()), way)
     else:
-        inputs = AttentionInputs._make(arguments[:8] + way.known.max_seqlens)
+        inputs = AttentionInputs._make(arguments[:8] + way.max_seqlens)
     if packed:
         checks.lengths(inputs)
-    if way.known.flags.needs_backward:
-        return mod_ops.differentiable(inputs, way.mods, way.known.flags, way.known.route)
-    return way.known.route.forward(inputs, way.mods)
+    return mod_ops.forward(False, inputs, way.mods, way.flags)
 
 
 def key_of(packed: bool, arguments: tuple, options: tuple) -> tuple | None:

@@ -65,6 +65,17 @@ def keep(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) 
     return remember.keep(score_mod, None if block_mask is not None else mask_mod, block_mask, functions)
 
 
+def forward(watched: bool, inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a call with mods. watched: somebody has to see the operator; else its kernels are called past torch's
+    dispatcher."""
+    if watched:
+        return torch.ops.fa4.forward_with_mods(*inputs, *mods, *flags)
+    route = ops.route(inputs, flags, mods)
+    if flags.needs_backward:
+        return _Differentiable.apply(route, flags, mods, inputs[8:], *inputs[:8], *mods.tensors)
+    return route.forward(inputs, mods)
+
+
 def _forward(*arguments):
     inputs, mods, flags = ops.split(arguments, FORWARD)
     return ops.route(inputs, flags, mods).forward(inputs, mods)
@@ -156,11 +167,6 @@ class _Differentiable(torch.autograd.Function):
         of_captured = [dx if i in mods.trained else None for i, dx in enumerate(of_captured)]
         nothing[4:8] = dq, dk, dv, None if inputs.sink is None else dsink
         return *nothing[:12], *of_captured
-
-
-def differentiable(inputs: AttentionInputs, mods: Mods, flags: Flags, route: ops.Route) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a call that nobody watches, for autograd. route: of these."""
-    return _Differentiable.apply(route, flags, mods, inputs[8:], *inputs[:8], *mods.tensors)
 
 
 def _second_derivative(ctx, *grads):
