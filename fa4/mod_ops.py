@@ -66,7 +66,7 @@ def keep(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) 
 
 
 def forward(watched: bool, inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a call with mods. watched: somebody has to see the operator; else its kernels are called past torch's
+    """(out, lse) of a call with mods. watched: somebody has to see the operator; else kernels are called past torch's
     dispatcher."""
     if watched:
         return torch.ops.fa4.forward_with_mods(*inputs, *mods, *flags)
