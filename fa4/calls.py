@@ -72,7 +72,7 @@ def attend_with_mods(packed: bool, arguments: tuple, options: tuple, mods: tuple
     """The same of a call with a score_mod, mask_mod or block_mask: these three, or None. What came of earlier calls
     holds as long as the three and what they captured are the same."""
     watched = ops.watched(arguments)
-    key = None if watched else _key(packed, arguments, options)
+    key = None if watched else key_of(packed, arguments, options)
     before = None if key is None else mod_ops.known(*mods)
     way = None if before is None else before.way((key, torch.is_grad_enabled()))
     if way is None:
