@@ -106,9 +106,10 @@ def bits(grads: Gradients) -> tuple[bytes, ...]:
     return tuple(x.contiguous().view(torch.int16).numpy().tobytes() for x in grads if x is not None)
 
 
-def judge_gradients(problem: cases.Problem, grads: Gradients) -> list[cases.Judgement]:
+def judge_gradients(problem: cases.Problem, grads: Gradients, saved: Saved | None = None) -> list[cases.Judgement]:
     """For the upstream gradients that `Kernels.gradients` gives."""
-    return cases.judge_backward(replace(problem, dlse=given(problem).dlse), grads)
+    saved = given(problem) if saved is None else saved
+    return cases.judge_backward(replace(problem, dlse=saved.dlse), grads)
 
 
 def check_forward(kernels: Kernels, case: Case, seed: int) -> None:
@@ -137,9 +138,10 @@ def check_gradients(
     kernels: Kernels, problem: cases.Problem, seed: int, schedule: str, tiles: Any = None, sms: int = 4
 ) -> Gradients:
     """They are right; returns them."""
-    grads = kernels.gradients(problem, seed, schedule, tiles, sms)
+    saved = given(problem)
+    grads = kernels.gradients(problem, seed, schedule, tiles, sms, saved)
     name = f"{problem.case}, {'' if tiles is None else tiles.name + ', '}{schedule}, {sms} multiprocessors, seed {seed}"
-    cases.assert_right(judge_gradients(problem, grads), name)
+    cases.assert_right(judge_gradients(problem, grads, saved), name)
     return grads
 
 

@@ -38,6 +38,13 @@ def test_case_is_right_in_small_tiles(name, dtype, seed, small_tiles):
     assert_right(judge_forward(problem, out, lse) + judge_backward(problem, grads), f"{name}, seed {seed}")
 
 
+def test_one_lucky_draw_of_the_reference_does_not_bind_lse(small_tiles):
+    """Of this problem's 800 rows none errs by more than 0.7e-6 in the reference: half of what others of the case do."""
+    problem = make(CASES["sink_gqa_window"].with_dtype(torch.float16), 241011001)
+    out, lse, _ = problem.call_with_gradients(backend="torch")
+    assert_right(judge_forward(problem, out, lse), "seed 241011001")
+
+
 def test_gradcheck_through_the_operator(seed, small_tiles):
     case = Case("tiny", batch=2, seqlen_q=5, seqlen_k=7, heads_q=4, head_dim=4, sink=True, softcap=2.0, causal=True)
     problem = make(case.with_dtype(torch.float64), seed)

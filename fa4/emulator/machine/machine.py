@@ -330,9 +330,12 @@ class _Loaded:
         return report
 
 
+_parsed = lru_cache(maxsize=16)(parse)  # a text's kernels are launched one after the other
+
+
 @lru_cache(maxsize=64)
 def _load(ptx: str, entry: str) -> _Loaded:
-    module = parse(ptx)
+    module = _parsed(ptx)
     if entry not in module.kernels:
         raise ValueError(f"the PTX has no entry {entry!r}; it has {sorted(module.kernels)}")
     return _Loaded(module, module.kernels[entry], *names_in(ptx, entry))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 
 from fa4.emulator.machine.ptx.records import Imm
 
+_BRACKET = re.compile(r"[{}()\[\]]")
 _INT = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$")
 
 
 def split_top(text: str, separator: str = ",") -> list[str]:
     """Split at separators that stand outside every bracket."""
+    if _BRACKET.search(text) is None:
+        return [part.strip() for part in text.split(separator)] if text.strip() else []
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
         if c in "{[(":
@@ -28,6 +32,7 @@ def split_top(text: str, separator: str = ",") -> list[str]:
     return parts
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def parse_literal(text: str) -> Imm | None:
     sign = -1 if text.startswith("-") else 1
     body = text.lstrip("+-")
