@@ -137,6 +137,9 @@ AREAS = (
         _MODS,
     ),
     Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
+    Area("neighbours", ("fa4/compat/*", "fa4/integrations/*"), ("tests/test_compat.py", "tests/integrations")),
+    Area("cache", ("fa4/kvcache/*",), ("tests/kvcache",)),
+    Area("states", ("fa4/states.py",), ("tests/test_states.py",)),
     Area("command line", ("fa4/cli.py", "fa4/demo.py", "fa4/__main__.py"), ("tests/test_cli.py",)),
     Area(
         "run",
