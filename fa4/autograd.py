@@ -14,11 +14,12 @@ from . import ops
 from .spec import AttentionInputs, Flags, Saved
 
 _HINTS = {name: hint for record in ops.FORWARD for name, hint in get_type_hints(record).items()}
-_TENSORS = sum(hint in (Tensor, Tensor | None) for hint in _HINTS.values())  # they stand first
+_TENSORS = sum(hint in (Tensor, Tensor | None) for hint in _HINTS.values()) - 1  # stand first, and `scales` last
 
 
 def forward(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
     """(out, lse) by the operator."""
+    flags = ops.with_scales(flags)
     # torch.func sees through no operator with a registered gradient, but through this.
     operator = _Forward.apply if not torch.compiler.is_compiling() and ops.transformed() else torch.ops.fa4.forward
     return operator(*inputs, *flags)
@@ -27,19 +28,19 @@ def forward(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
 def _setup_context(ctx, inputs, output):
     # A caller that uses only out must not pay for a zero dlse.
     ctx.set_materialize_grads(False)
-    ctx.numbers = inputs[_TENSORS:]
-    ctx.save_for_backward(*output, *inputs[:_TENSORS])
+    ctx.numbers = inputs[_TENSORS:-1]
+    ctx.save_for_backward(*output, *inputs[:_TENSORS], inputs[-1])
 
 
 def _gradients(ctx, dout, dlse, operator=None):
-    out, lse, *tensors = ctx.saved_tensors
+    out, lse, *tensors, scales = ctx.saved_tensors
     grads = dict.fromkeys(_HINTS)
     if dout is None and dlse is None:
         return tuple(grads.values())
     if dout is None:
         dout = torch.zeros_like(out)
     operator = operator or torch.ops.fa4.backward
-    dq, dk, dv, dsink = operator(*Saved(out, lse, dout, dlse), *tensors, *ctx.numbers)
+    dq, dk, dv, dsink = operator(*Saved(out, lse, dout, dlse), *tensors, *ctx.numbers, scales)
     has_sink = dict(zip(_HINTS, tensors))["sink"] is not None
     grads.update(q=dq, k=dk, v=dv, sink=dsink if has_sink else None)
     return tuple(grads.values())

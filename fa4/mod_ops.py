@@ -69,7 +69,7 @@ def forward(watched: bool, inputs: AttentionInputs, mods: Mods, flags: Flags) ->
     """(out, lse) of a call with mods. watched: somebody has to see the operator; else kernels are called past torch's
     dispatcher."""
     if watched:
-        return torch.ops.fa4.forward_with_mods(*inputs, *mods, *flags)
+        return torch.ops.fa4.forward_with_mods(*inputs, *mods, *ops.with_scales(flags))
     route = ops.route(inputs, flags, mods)
     if flags.needs_backward:
         return _Differentiable.apply(route, flags, mods, inputs[8:], *inputs[:8], *mods.tensors)
@@ -115,10 +115,11 @@ _NAMES = [name for record in FORWARD for name in get_type_hints(record)]
 
 def _setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
-    given, mods, ctx.flags = ops.split(inputs, FORWARD)
+    given, mods, flags = ops.split(inputs, FORWARD)
+    ctx.flags = flags._replace(scales=None)
     ctx.max_seqlens, ctx.counts = given[8:], (len(mods.tensors), len(mods.blocks))
     ctx.mods = mods._replace(tensors=[], blocks=[])
-    ctx.save_for_backward(*output, *given[:8], *mods.tensors, *mods.blocks)
+    ctx.save_for_backward(*output, *given[:8], *mods.tensors, *mods.blocks, flags.scales)
 
 
 def _gradients(ctx, dout, dlse):
@@ -129,11 +130,12 @@ def _gradients(ctx, dout, dlse):
     grads.update({name: [] for name in ("numbers", "trained") if not getattr(ctx.mods, name)})
     if dout is None and dlse is None:
         return tuple(grads.values())
-    out, lse, *tensors = ctx.saved_tensors
+    out, lse, *tensors, scales = ctx.saved_tensors
+    flags = ctx.flags._replace(scales=scales)
     inputs = AttentionInputs(*tensors[:8], *ctx.max_seqlens)
     mods = ctx.mods._replace(tensors=tensors[8 : 8 + captured], blocks=tensors[8 + captured :])
     saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
-    dq, dk, dv, dsink, of_captured = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *ctx.flags)
+    dq, dk, dv, dsink, of_captured = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
     grads.update(q=dq, k=dk, v=dv, sink=None if inputs.sink is None else dsink)
     grads["tensors"] = [dx if i in mods.trained else None for i, dx in enumerate(of_captured)]
     return tuple(grads.values())

@@ -63,6 +63,7 @@ _MOST_ROUTES = 4096
 
 def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Route:
     """The way of a call to its kernels, remembered: finding it anew would take as long as several launches."""
+    flags = flags.known()
     q, k, v, sink, cu_seqlens_q, _, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
     present = sink is None, cu_seqlens_q is None, seqused_q is None, seqused_k is None
     key = (
@@ -120,6 +121,21 @@ def watched(arguments: tuple) -> bool:
 def transformed() -> bool:
     """Whether a transform of torch.func is at work."""
     return _transform() is not None
+
+
+def with_scales(flags: Flags) -> Flags:
+    """Flags for an operator's call: where compiled code has softmax_scale or softcap as a number that may change, as a
+    tensor. Of a float that reaches an operator torch makes a constant, and compiles anew for the next one."""
+    if not torch.compiler.is_compiling():
+        return flags
+    from torch.fx.experimental import symbolic_shapes
+
+    is_constant = getattr(symbolic_shapes, "has_static_value", None)  # not in every torch that will do
+    if is_constant is None or (is_constant(flags.softmax_scale) and is_constant(flags.softcap)):
+        return flags
+    one = torch.ones((), dtype=torch.float64, device="cpu")
+    scales = torch.stack((one * flags.softmax_scale, one * flags.softcap))
+    return flags._replace(softmax_scale=1.0, softcap=1.0 if flags.softcap > 0 else 0.0, scales=scales)
 
 
 def fake_outputs(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:

@@ -182,6 +182,16 @@ class Flags(NamedTuple):
     backend: str = "auto"
     num_splits: int = 0
     batch_invariant: bool = False
+    scales: Tensor | None = None
+    """softmax_scale and softcap as float64 in the host's memory, in compiled code where they may change from call to
+    call; the fields of these names then only say whether there is a softcap."""
+
+    def known(self) -> Flags:
+        """The same with the numbers of `scales` in their fields."""
+        if self.scales is None:
+            return self
+        softmax_scale, softcap = self.scales.tolist()
+        return self._replace(softmax_scale=softmax_scale, softcap=softcap, scales=None)
 
 
 class AttentionInputs(NamedTuple):

@@ -52,6 +52,13 @@ def test_opcheck_forward(case, seed):
     torch.library.opcheck(torch.ops.fa4.forward.default, operator_arguments(case, seed, requires_grad=True))
 
 
+def test_opcheck_of_scales_in_a_tensor(seed):
+    *arguments, none = operator_arguments(SMALL["sink"], seed, requires_grad=True)
+    scales = torch.tensor([0.3, 0.0], dtype=torch.float64)
+    torch.library.opcheck(torch.ops.fa4.forward.default, (*arguments, scales))
+    assert none is None
+
+
 @pytest.mark.parametrize("case", SMALL.values(), ids=str)
 def test_opcheck_backward(case, seed):
     arguments = operator_arguments(case, seed, requires_grad=False)
@@ -97,8 +104,42 @@ def test_new_lengths_do_not_recompile(seed):
     assert counts[1:] == [counts[1]] * 3
 
 
+@pytest.mark.parametrize(
+    ("asked", "mod"),
+    [
+        (dict(softmax_scale=0.3), None),
+        (dict(softcap=5.0), None),
+        (dict(softmax_scale=0.3, softcap=5.0), None),
+        (dict(softmax_scale=0.3), lambda score, b, h, q, k: score - 0.1 * (q - k)),
+    ],
+    ids=["scale", "softcap", "both", "score_mod"],
+)
+def test_new_scales_do_not_recompile(asked, mod, seed):
+    """The first new number becomes an input of the graph, to the last bit, also for gradients."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    leaves = [torch.randn(1, 40, 2, 8, generator=torch.Generator().manual_seed(seed + i)) for i in range(3)]
+
+    def attend(*numbers):
+        return fa4.flash_attn_func(*leaves, causal=True, score_mod=mod, **dict(zip(asked, numbers)))
+
+    compiled = torch.compile(attend, fullgraph=True, backend=counter)
+    for x in leaves:
+        x.requires_grad_()
+    counts = []
+    for factor in (1.0, 1.5, 0.7, 3.1):
+        numbers = [factor * number for number in asked.values()]
+        of_graph, expected = (
+            (out.detach(), *torch.autograd.grad(out.sin().sum(), leaves))
+            for out in (compiled(*numbers), attend(*numbers))
+        )
+        assert all(torch.equal(a, b) for a, b in zip(of_graph, expected))
+        counts.append(counter.frame_count)
+    assert counts[1:] == [counts[1]] * 3
+
+
 def test_new_windows_do_not_recompile(seed):
-    """The first new width makes it a symbol of the graph. (Floats that reach an operator are constants to torch.)"""
+    """The first new width makes it a symbol of the graph."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     q, k, v = (torch.randn(1, 40, 2, 8) for _ in range(3))
@@ -238,7 +279,7 @@ def test_flops_of_lengths_that_are_not_known_are_an_upper_bound(known_as):
     unknown = (lambda x: x.to("meta")) if known_as == "meta" else mode.from_tensor
     q, k, v, *lengths = map(unknown, (i.q, i.k, i.v, i.cu_seqlens_q, i.cu_seqlens_k))
     with mode if known_as == "fake" else nullcontext(), FlopCounterMode(display=False) as counter:
-        flags = (0.3, 4, None, 0.0, False, False, "auto")
+        flags = Flags(0.3, window_left=4)
         torch.ops.fa4.forward(q, k, v, None, *lengths, None, None, 21, 33, *flags)
     pairs = i.batch * visible_pairs(21, 33, 4, None)
     assert counter.get_total_flops() == 4 * pairs * i.q.shape[1] * i.q.shape[2]
