@@ -75,28 +75,28 @@ def _first_call(cache: str) -> tuple[float, float]:
 def main() -> None:
     if not torch.cuda.is_available():
         raise click.ClickException("needs a CUDA device: a launch has no host cost elsewhere")
-    q = torch.randn(1, 1, 1, 64, device="cuda", dtype=torch.bfloat16)
-    flat = q.transpose(1, 2)
-    inputs = AttentionInputs(q, q, q, max_seqlen_q=1, max_seqlen_k=1)
+    q, k, v = (torch.randn(1, 1, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    flat = [x.transpose(1, 2) for x in (q, k, v)]
+    inputs = AttentionInputs(q, k, v, max_seqlen_q=1, max_seqlen_k=1)
     spec = AttentionSpec.of(inputs, Flags(0.125, window_right=0))
     plan = dispatch.plan(spec, inputs.extent, chip_of(q.device))
     forward = run.Forward(inputs, spec, plan)
-    packed, ends = q[0], torch.tensor([0, 1], device="cuda", dtype=torch.int32)
+    packed, ends = [x[0] for x in (q, k, v)], torch.tensor([0, 1], device="cuda", dtype=torch.int32)
 
     def varlen() -> None:
         fa4.flash_attn_varlen_func(
-            packed, packed, packed, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=1, max_seqlen_k=1, causal=True
+            *packed, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=1, max_seqlen_k=1, causal=True
         )
 
     def torch_flash() -> None:
-        F.scaled_dot_product_attention(flat, flat, flat)
+        F.scaled_dot_product_attention(*flat)
 
     table = Table(title=f"host time of one call, {torch.cuda.get_device_name()}, torch {torch.__version__}")
     for column in ("what", "median us", "quartiles us"):
         table.add_column(column)
     with torch.no_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         rows = {
-            "fa4.flash_attn_func": lambda: fa4.flash_attn_func(q, q, q, causal=True),
+            "fa4.flash_attn_func": lambda: fa4.flash_attn_func(q, k, v, causal=True),
             "run.Forward": lambda: forward(inputs),
             "plan.forward": _launch_alone(inputs, plan),
             "fa4.flash_attn_varlen_func": varlen,

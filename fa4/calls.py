@@ -1,12 +1,14 @@
 """Calls like an earlier one: their checks have passed and their way to a kernel is known, found by one look.
 
 Checks, flags, the choice of backend and tiles and the shapes of results follow from a call's shapes, strides, dtypes,
-devices and options. So all of that is a key, under which the first call leaves what came of it.
+devices and options. So all of that is a key, under which the first call leaves what came of it. The call before is
+remembered besides: layers of a model ask the same again, and to compare takes less than to make a key.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +43,72 @@ _known: dict[tuple, _Known] = {}
 _MOST_KNOWN = 4096
 
 
+_TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
+
+
+def _guards(*tensors: Tensor) -> Any:
+    """What torch's compiled graphs tell their inputs by: types and dispatch keys (so also a transform at work),
+    dtypes, devices, shapes, strides and who requires a gradient. It takes different tensors only."""
+    shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+    return _TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+
+
+class _Last:
+    """A call without gradients, sink and seqused, and how to tell another one like it: its options are the same
+    objects."""
+
+    __slots__ = "_bounds", "_grad_mode", "_guards", "_max_seqlens", "_options", "_packed", "known"
+
+    def __init__(self, packed: bool, arguments: tuple, options: tuple, known: _Known) -> None:
+        self.known, self._packed, self._options, self._max_seqlens = known, packed, options, arguments[8:]
+        self._grad_mode = torch.is_grad_enabled()
+        self._guards = _guards(*arguments[:3])
+        self._bounds = _guards(arguments[4]) if packed else None
+
+    @staticmethod
+    def of(packed: bool, arguments: tuple, options: tuple, known: _Known) -> _Last | None:
+        """None where it cannot be told so."""
+        q, k, v = arguments[:3]
+        if _TensorGuards is None or known.flags.needs_backward or q is k or k is v or q is v:
+            return None
+        last = _Last(packed, arguments, options, known)
+        return last if last.is_like(packed, arguments, options) else None
+
+    def is_like(self, packed: bool, arguments: tuple, options: tuple) -> bool:
+        q, k, v, sink, *lengths = arguments
+        if (
+            sink is not None
+            or packed is not self._packed
+            or not all(map(operator.is_, options, self._options))
+            or torch.is_grad_enabled() is not self._grad_mode
+            or forward_ad._current_level >= 0
+            or self.known.stage is not stage.get()
+            or ops.watched_beside_tensors()
+            or not self._guards.check(q, k, v)
+        ):
+            return False
+        return not packed or self._has_like_lengths(*lengths)
+
+    def _has_like_lengths(
+        self, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqused_q: Tensor | None, seqused_k: Tensor | None, *most: Any
+    ) -> bool:
+        return (
+            seqused_q is None
+            and seqused_k is None
+            and all(map(_same_number, most, self._max_seqlens))
+            and self._bounds.check(cu_seqlens_q)
+            and (cu_seqlens_k is cu_seqlens_q or self._bounds.check(cu_seqlens_k))
+        )
+
+
+def _same_number(x: Any, y: Any) -> bool:
+    return type(x) in _NUMBERS and x == y
+
+
+_last: _Last | None = None
+_before: _Known | None = None  # of the call before: what comes twice is likely to come again
+
+
 def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tensor]:
     """(out, lse) of a call of a public function; raises what is wrong with its arguments.
 
@@ -48,18 +116,27 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
         packed: sequences are packed, with cu_seqlens.
         arguments: the fields of `AttentionInputs`, and `options` those of `Options`, as the caller gave them.
     """
-    watched = ops.watched(arguments)
-    key = None if watched else key_of(packed, arguments, options)
-    known = None if key is None else _find(key)
-    if known is None:
-        inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
-        if watched or inputs.q.is_meta:  # (and lengths may have no values)
-            return autograd.forward(inputs, flags)
-        known = _Known(stage.get(), flags, ops.route(inputs, flags), inputs[8:])
-        if key is not None:
-            _keep(key, known)
-    else:
+    global _last, _before
+    last = None if torch.compiler.is_compiling() else _last  # a graph shall not depend on it
+    if last is not None and last.is_like(packed, arguments, options):
+        known = last.known
         inputs = AttentionInputs._make(arguments[:8] + known.max_seqlens)
+    else:
+        watched = ops.watched(arguments)
+        key = None if watched else key_of(packed, arguments, options)
+        known = None if key is None else _find(key)
+        if known is None:
+            inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
+            if watched or inputs.q.is_meta:  # (and lengths may have no values)
+                return autograd.forward(inputs, flags)
+            known = _Known(stage.get(), flags, ops.route(inputs, flags), inputs[8:])
+            if key is not None:
+                _keep(key, known)
+        else:
+            inputs = AttentionInputs._make(arguments[:8] + known.max_seqlens)
+            if known is _before:
+                _last = _Last.of(packed, arguments, options, known)
+            _before = known
     if packed:
         checks.lengths(inputs)
     if known.flags.needs_backward:
@@ -106,7 +183,8 @@ def key_of(packed: bool, arguments: tuple, options: tuple) -> tuple | None:
             v.is_contiguous() or v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
             None if sink is None else _layout(sink),
             softmax_scale, causal, window_size, softcap, deterministic, needs_backward, backend,
-            type(softmax_scale), type(causal), type(softcap), type(deterministic),  # True equals 1, and is none
+            # True equals 1, and is none
+            type(softmax_scale), type(causal), type(softcap), type(deterministic), *map(type, window_size),
         )  # fmt: skip
         if not packed:
             return key
@@ -114,7 +192,7 @@ def key_of(packed: bool, arguments: tuple, options: tuple) -> tuple | None:
             return None
         lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
         return (*key, *[None if x is None else _layout(x) for x in lengths], max_seqlen_q, max_seqlen_k)
-    except RuntimeError:  # a tensor without strides, to be refused
+    except (RuntimeError, TypeError):  # a tensor without strides or a window that is no pair, to be refused
         return None
 
 

@@ -118,6 +118,11 @@ def watched(arguments: tuple) -> bool:
     )
 
 
+def watched_beside_tensors() -> bool:
+    """The part of `watched`, outside of torch.compile, that tensors' types and dispatch keys do not tell."""
+    return _dispatch_modes() > 0 or _in_function_mode() or _profiled()
+
+
 def transformed() -> bool:
     """Whether a transform of torch.func is at work."""
     return _transform() is not None

@@ -69,8 +69,7 @@ class Forward:
         mods: Mods | None = None,
         cache: Cache | None = None,
     ) -> None:
-        given = None if mods is None else filled(mods)
-        self._launcher(inputs[:8], out, lse, *self._numbers, given, None if cache is None else tuple(cache))
+        self._launcher(inputs[:8], out, lse, *self._numbers, filled(mods), None if cache is None else tuple(cache))
 
     @functools.cached_property
     def _launcher(self) -> jit.Launcher:

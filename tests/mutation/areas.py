@@ -110,7 +110,7 @@ AREAS = (
         "operators",
         ("fa4/calls.py", "fa4/ops.py", "fa4/autograd.py", "fa4/spec.py"),
         (),
-        (_OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED, *_MODS),
+        ("tests/test_calls.py", _OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED, *_MODS),
     ),
     Area(
         "choice",
@@ -159,7 +159,9 @@ AREAS = (
         (),
         (
             *(*_SM80_TABLES, *_SM80_SPLIT, *_SM80_BOTH),
-            # What the chips share: launches, steps of queries that no round of threads divides.
+            "tests/sm80/test_mods.py::test_forward_and_gradients[blocks]",
+            # What the chips share: launches, rows and work of forwards, steps of queries that no round of threads divides.
+            *_cases("tests/sm90/test_forward.py::test_case", "seqused_dense", "gqa_packed_short_queries"),
             *_cases("tests/sm100/test_forward.py::test_case", "causal"),
             *_cases("tests/sm90/test_backward.py::test_gradients_of_named_case", "head_dim_64_128"),
         ),
