@@ -8,9 +8,12 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
-from fa4 import cases
+from fa4 import cases, run
 from fa4.cases import Case
+from fa4.device import chip_of
 from fa4.emulator import emulate
+from fa4.sm80.plan import Plan
+from fa4.sm80.tiles import ForwardTiles
 
 # Small, and each with a part of the kernels that the others leave out; the soak and a GPU run all cases.
 FORWARD = ("few_queries_many_keys_varlen", "gqa_packed_short_queries", "split_keys_sink")
@@ -56,6 +59,17 @@ def test_forward(name, seed):
     with _emulated(seed):
         out, lse = problem.call(backend="sm80")
     cases.assert_right(cases.judge_forward(problem, out, lse), f"{name} (seed {seed})")
+
+
+@pytest.mark.soak  # no row of the table has two stages: they are there to be tuned
+def test_rings_of_two_stages(seed):
+    problem = cases.make(cases.CASES["causal_more_keys"], seed)
+    with _emulated(seed):
+        plan = Plan(
+            problem.spec, problem.inputs.extent, chip_of(problem.inputs.q.device), ForwardTiles(64, 64, 4, 2, 1)
+        )
+        out, lse = run.forward(problem.inputs, problem.spec, plan)
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
 
 @pytest.mark.parametrize("name", BOTH)
