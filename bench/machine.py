@@ -63,6 +63,13 @@ def facts(device: torch.device) -> dict:
     }
 
 
+def copy_gbps(device: torch.device) -> float:
+    """GB/s of a copy, bytes read and bytes written: 2 GiB on a GPU, 64 MiB elsewhere."""
+    x = torch.zeros((2 << 30) if device.type == "cuda" else (64 << 20), dtype=torch.uint8, device=device)
+    y = torch.empty_like(x)
+    return 2 * x.numel() / measure(lambda: y.copy_(x), device).median_ms / 1e6
+
+
 def gemm_tflops(device: torch.device) -> float:
     """TFLOP/s of a square matrix product: 8192 in bf16 on a GPU, 1024 in fp32 on a CPU; random data."""
     n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)

@@ -29,11 +29,45 @@ class Provider:
 
 
 def _fa4(**flags) -> Callable[[BenchCase], Attention]:
-    return lambda case: functools.partial(fa4.flash_attn_func, causal=case.causal, **flags)
+    def build(case: BenchCase) -> Attention:
+        if case.page_size is not None:
+            return _in_pages(case, **flags)
+        return functools.partial(fa4.flash_attn_func, causal=case.causal, **flags)
+
+    return build
+
+
+def _in_pages(case: BenchCase, **flags) -> Attention:
+    """k and v are put into pages, in a random order, at the first call."""
+    pages: list[Tensor] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not pages:
+            pages.extend(paged(k, v, case.page_size or 1))
+        k_pages, v_pages, table, seqlens = pages
+        call = dict(page_table=table, cache_seqlens=seqlens, causal=case.causal, **flags)
+        return fa4.flash_attn_with_kvcache(q, k_pages, v_pages, **call)
+
+    return attend
+
+
+def paged(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pages of k and of v, the table of pages, and the lengths."""
+    batch, rows = k.shape[:2]
+    per_sequence = -(-rows // size)
+    order = torch.randperm(batch * per_sequence, generator=torch.Generator().manual_seed(0)).to(k.device)
+    made = []
+    for x in (k, v):
+        padded = F.pad(x, (0, 0, 0, 0, 0, per_sequence * size - rows))
+        pages = padded.reshape(batch * per_sequence, size, *x.shape[2:])
+        made.append(torch.empty_like(pages).index_copy_(0, order, pages))
+    table = order.view(batch, per_sequence).int()
+    return made[0], made[1], table, torch.full((batch,), rows, dtype=torch.int32, device=k.device)
 
 
 def _sdpa(backend: SDPBackend | None) -> Callable[[BenchCase], Attention]:
-    """torch's attention; it takes (batch, heads, seqlen, head_dim), of which ours is a transposed view."""
+    """torch's attention; it takes (batch, heads, seqlen, head_dim), of which ours is a transposed view. It has none
+    of the pages: beside cases with them it shows what the same keys take where they lie evenly."""
 
     def build(case: BenchCase) -> Attention:
         if case.causal and case.seqlen_q not in (1, case.seqlen_k):
@@ -62,7 +96,23 @@ def _sdpa(backend: SDPBackend | None) -> Callable[[BenchCase], Attention]:
 def _flash_attn_4(case: BenchCase) -> Attention:
     from flash_attn.cute import flash_attn_func
 
+    if case.page_size is not None:
+        return _flash_attn_4_in_pages(case)
     return lambda q, k, v: flash_attn_func(q, k, v, causal=case.causal)[0]
+
+
+def _flash_attn_4_in_pages(case: BenchCase) -> Attention:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    pages: list[Tensor] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not pages:
+            pages.extend(paged(k, v, case.page_size or 1))
+        k_pages, v_pages, table, seqlens = pages
+        return flash_attn_varlen_func(q, k_pages, v_pages, page_table=table, seqused_k=seqlens, causal=case.causal)[0]
+
+    return attend
 
 
 def _flex(case: BenchCase) -> Attention:

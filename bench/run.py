@@ -94,6 +94,7 @@ def run_case(case: BenchCase, provider: Provider, device: torch.device, seed: in
         **row,
         **dataclasses.asdict(timing),
         "tflops": case.flops / timing.median_ms / 1e9,
+        **({"gbps": case.nbytes / timing.median_ms / 1e6} if case.direction == "fwd" else {}),
         "peak_extra_bytes": extra,
         "clocks": machine.clocks() if device.type == "cuda" else {},
     }
@@ -123,9 +124,12 @@ def dry_run(cases: list[BenchCase], chip: int) -> int:
     return failed
 
 
-def _table(rows: list[dict], providers: list[str], gemm: float) -> Table:
-    """Cells: ms / TFLOP/s / % of the GEMM measured in the same run."""
-    table = Table(title=f"ms / TFLOP/s / % of GEMM ({gemm:.3g} TFLOP/s)")
+def _table(rows: list[dict], providers: list[str], gemm: float, copy: float, by_memory: set[str]) -> Table:
+    """Cells: ms / TFLOP/s / % of the GEMM measured in the same run; of labels in `by_memory`, GB/s and % of a copy."""
+    title = f"ms / TFLOP/s / % of GEMM ({gemm:.3g} TFLOP/s)"
+    if by_memory:
+        title += f"; of few queries ms / GB/s / % of copy ({copy:.4g} GB/s)"
+    table = Table(title=title)
     table.add_column("case", no_wrap=True)
     for name in providers:
         table.add_column(name, justify="right", no_wrap=True)
@@ -135,6 +139,8 @@ def _table(rows: list[dict], providers: list[str], gemm: float) -> Table:
             row = next((r for r in rows if r["label"] == label and r["provider"] == name), None)
             if row is None:
                 cells.append("-")
+            elif "median_ms" in row and label in by_memory:
+                cells.append(f"{row['median_ms']:.3f} / {row['gbps']:.4g} / {100 * row['gbps'] / copy:.0f}")
             elif "median_ms" in row:
                 cells.append(f"{row['median_ms']:.3f} / {row['tflops']:.3g} / {100 * row['tflops'] / gemm:.0f}")
             else:
@@ -192,7 +198,7 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, chip) 
         if reason:
             console.print(f"{name} is skipped: {reason}")
     facts = machine.facts(where)
-    gemm = [machine.gemm_tflops(where)]
+    gemm, copy = [machine.gemm_tflops(where)], machine.copy_gbps(where)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows = []
     with Progress(*columns, console=console) as progress, _kept_on_interrupt():
@@ -217,8 +223,11 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, chip) 
     with output.open("a") as file:
         for row in rows:
             common = {"suite": suite, "time": now.isoformat(timespec="seconds"), "machine": facts, "gemm_tflops": gemm}
+            common["copy_gbps"] = copy
             file.write(json.dumps({**common, **row}) + "\n")
-    Console(width=40 + 30 * len(names)).print(_table(rows, names, gemm[0]))
+    Console(width=40 + 30 * len(names)).print(
+        _table(rows, names, gemm[0], copy, {case.label for case in cases if case.reads_memory})
+    )
     console.print(f"GEMM {gemm[0]:.3g} TFLOP/s before, {after}; {len(rows)} rows appended to {output}")
     if any("error" in row for row in rows):
         raise SystemExit(1)

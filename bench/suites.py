@@ -11,7 +11,7 @@ HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 
 @dataclass(frozen=True, slots=True)
 class BenchCase:
-    """One shape in one direction ("fwd" or "bwd")."""
+    """One shape in one direction ("fwd" or "bwd"). page_size: rows of a page, if keys and values lie in pages."""
 
     direction: str
     batch: int
@@ -23,6 +23,7 @@ class BenchCase:
     head_dim_v: int
     causal: bool
     dtype: str = "bfloat16"
+    page_size: int | None = None
 
     @property
     def label(self) -> str:
@@ -30,7 +31,8 @@ class BenchCase:
         lengths = str(self.seqlen_q) if self.seqlen_q == self.seqlen_k else f"{self.seqlen_q}x{self.seqlen_k}"
         heads = str(self.heads_q) if self.heads_q == self.heads_kv else f"{self.heads_q}/{self.heads_kv}"
         mask = "causal" if self.causal else "full"
-        return f"{self.direction} d{d} {mask} b{self.batch} h{heads} {lengths} {self.dtype}"
+        pages = "" if self.page_size is None else f" pages of {self.page_size}"
+        return f"{self.direction} d{d} {mask} b{self.batch} h{heads} {lengths} {self.dtype}{pages}"
 
     @property
     def flops(self) -> int:
@@ -40,6 +42,18 @@ class BenchCase:
             self.head_dim + self.head_dim_v if self.direction == "fwd" else 3 * self.head_dim + 2 * self.head_dim_v
         )
         return 2 * self.batch * self.heads_q * pairs * per_pair
+
+    @property
+    def nbytes(self) -> int:
+        """Of a forward's q, k, v and out, each once."""
+        columns = self.head_dim + self.head_dim_v
+        elements = self.seqlen_q * self.heads_q * columns + self.seqlen_k * self.heads_kv * columns
+        return 2 * self.batch * elements if self.dtype == "bfloat16" else 4 * self.batch * elements
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether memory, not products, is what takes a forward's time on any chip so far."""
+        return self.direction == "fwd" and self.flops < 64 * self.nbytes
 
 
 def square(direction: str, seqlen: int, head_dim: int, causal: bool, *, tokens: int = 16384, **rest) -> BenchCase:
@@ -59,8 +73,22 @@ def square(direction: str, seqlen: int, head_dim: int, causal: bool, *, tokens: 
     )
 
 
-def _decode(seqlen_k: int, batch: int) -> BenchCase:
-    return BenchCase("fwd", batch, 1, seqlen_k, 32, 8, 128, 128, True)
+def _decode(seqlen_k: int, batch: int, heads_q: int = 32, head_dim: int = 128, **rest) -> BenchCase:
+    return BenchCase("fwd", batch, 1, seqlen_k, heads_q, 8, head_dim, head_dim, True, **rest)
+
+
+_LARGEST_CACHE = 20 << 30  # bytes
+
+
+def _decodes() -> tuple[BenchCase, ...]:
+    cases = (
+        _decode(seqlen_k, batch, heads_q, head_dim)
+        for head_dim in (128, 64)
+        for heads_q in (32, 64)
+        for batch in (1, 16, 128)
+        for seqlen_k in (1024, 8192, 32768, 131072)
+    )
+    return tuple(case for case in cases if case.nbytes <= _LARGEST_CACHE)
 
 
 def _squares(seqlens, head_dims, **rest) -> tuple[BenchCase, ...]:
@@ -84,7 +112,18 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
     "smoke": _squares((512, 1000), (64, 128), tokens=4096),
     "paper": _squares((1024, 4096, 16384), (64, 128)),
     "short": _squares((128, 256, 512), (64, 128)),
-    "decode": tuple(_decode(seqlen_k, batch) for batch in (1, 16, 128) for seqlen_k in (1024, 8192, 32768)),
+    "decode": _decodes(),
+    "paged": tuple(
+        _decode(seqlen_k, batch, page_size=page_size)
+        for page_size in (1, 16, 64, 128, 256)
+        for batch, seqlen_k in ((1, 32768), (16, 8192), (128, 1024))
+    ),
+    "prefill-chunk": tuple(
+        BenchCase("fwd", 1, rows, seqlen_k, 32, 8, 128, 128, True, page_size=page_size)
+        for page_size in (None, 16, 128)
+        for rows in (512, 2048)
+        for seqlen_k in (8192, 32768)
+    ),
     "sm100": (
         *_squares((512, 1024, 2048, 4096, 8192, 16384, 32768), (64, 128), tokens=32768),
         *(
