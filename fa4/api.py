@@ -11,7 +11,7 @@ from . import calls, checks, dispatch, mod_ops
 from .checks import WindowSize
 from .device import chip_of
 from .mods.call import MaskMod, ScoreMod
-from .spec import AttentionInputs, AttentionSpec, Extent
+from .spec import AttentionInputs, AttentionSpec, Cache, Extent
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -33,6 +33,7 @@ class _Keywords(TypedDict, total=False):
 
 
 class _DenseKeywords(_Keywords, total=False):
+    seqused_k: Tensor | None
     block_mask: BlockMask | None
 
 
@@ -68,6 +69,7 @@ def flash_attn_func(
     k: Tensor,
     v: Tensor,
     *,
+    seqused_k: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: WindowSize = (None, None),
@@ -88,6 +90,9 @@ def flash_attn_func(
         q: (batch, seqlen_q, heads_q, head_dim); float16, bfloat16, float32 or float64, last axis contiguous.
         k: (batch, seqlen_k, heads_kv, head_dim), same dtype and device as q.
         v: (batch, seqlen_k, heads_kv, head_dim_v), same dtype and device as q.
+        seqused_k: (batch,) int32 on q's device: only the first so many keys of each sequence are used; masks align to
+            these lengths, and the other rows of k and v get gradients 0. Values are checked on a CPU; elsewhere with
+            FA4_CHECK_LENGTHS=1, which stalls.
         softmax_scale: factor on the logits; None means 1 / sqrt(head_dim).
         causal: query i sees key j only if j <= i + seqlen_k - seqlen_q (aligned bottom-right).
         window_size: (left, right); query i sees keys from i + seqlen_k - seqlen_q - left to
@@ -123,7 +128,7 @@ def flash_attn_func(
     """
     if _autocast_anywhere():
         q, k, v = _autocast(q, k, v)
-    arguments = (q, k, v, learnable_sink, None, None, None, None, None, None)
+    arguments = (q, k, v, learnable_sink, None, None, None, seqused_k, None, None)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
     if score_mod is None and mask_mod is None and block_mask is None:
         out, lse = calls.attend(False, arguments, options)
@@ -227,21 +232,35 @@ def explain(
     block_mask: BlockMask | None = None,
     learnable_sink: Tensor | None = None,
     deterministic: bool | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    num_splits: int = 0,
+    batch_invariant: bool = False,
     backend: str = "auto",
 ) -> dispatch.Explanation:
     """Which backend and tiles a call with these arguments gets, and why not the backends preferred to it.
 
-    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func` but `return_lse`, which changes nothing here.
-    For packed q, k, v without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor, and returns a
-    record that prints as text. Tensors on the "meta" device will do if only shapes are at hand.
+    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func` but `return_lse`, which changes nothing here,
+    or those of `flash_attn_with_kvcache` that have a part in the choice, with the caches as k and v. For packed q, k, v
+    without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor, and returns a record that prints as
+    text. Tensors on the "meta" device will do if only shapes are at hand.
     """
     if _autocast_anywhere():
         q, k, v = _autocast(q, k, v)
     packed = isinstance(q, Tensor) and q.ndim == 3
-    (checks.check_packed if packed else checks.check_dense)(q, k, v)
+    cache = _cache(q, k, Cache(page_table, cache_batch_idx, cache_leftpad))
+    if cache is None:
+        (checks.check_packed if packed else checks.check_dense)(q, k, v)
     options = checks.Options(softmax_scale, causal, window_size, softcap, deterministic, backend)
     flags = checks.flags(q, k, v, learnable_sink, options)
-    if packed:
+    flags = flags._replace(num_splits=num_splits, batch_invariant=batch_invariant)
+    if cache is not None:
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        longest = q.shape[1] if cu_seqlens_q is None else checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
+        extent = Extent(batch, longest, cache.capacity(k))
+    elif packed:
         batch = 1 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         max_seqlen_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
         max_seqlen_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
@@ -250,10 +269,19 @@ def explain(
     else:
         extent = Extent(q.shape[0], q.shape[1], k.shape[1])
     inputs = AttentionInputs(q, k, v, learnable_sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    if cache is not None or cache_seqlens is not None:
+        inputs = inputs._replace(seqused_k=q)  # only its presence matters
     mods = None
     if score_mod is not None or mask_mod is not None or block_mask is not None:
         mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask)
-    return dispatch.explain(AttentionSpec.of(inputs, flags, mods), extent, chip_of(q.device), backend)
+    return dispatch.explain(AttentionSpec.of(inputs, flags, mods, cache), extent, chip_of(q.device), backend)
+
+
+def _cache(q: Tensor, k: Tensor, cache: Cache) -> Cache | None:
+    """The cache that k is, or None if its rows lie as those of a padded or packed batch."""
+    are_tensors = isinstance(q, Tensor) and isinstance(k, Tensor)
+    has_own_layout = are_tensors and (q.ndim < k.ndim or k.dtype == torch.float8_e4m3fn)
+    return cache if has_own_layout or any(x is not None for x in cache) else None
 
 
 _autocast_anywhere = torch._C._is_any_autocast_enabled

@@ -87,7 +87,7 @@ class _Last:
             or not self._guards.check(q, k, v)
         ):
             return False
-        return not packed or self._has_like_lengths(*lengths)
+        return self._has_like_lengths(*lengths) if packed else lengths[3] is None
 
     def _has_like_lengths(
         self, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqused_q: Tensor | None, seqused_k: Tensor | None, *most: Any
@@ -137,7 +137,7 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
             if known is _before:
                 _last = _Last.of(packed, arguments, options, known)
             _before = known
-    if packed:
+    if packed or inputs.seqused_k is not None:
         checks.lengths(inputs)
     if known.flags.needs_backward:
         return torch.ops.fa4.forward(*inputs, *known.flags)
@@ -163,7 +163,7 @@ def attend_with_mods(packed: bool, arguments: tuple, options: tuple, mods: tuple
             before.keep((key, torch.is_grad_enabled()), way)
     else:
         inputs = AttentionInputs._make(arguments[:8] + way.max_seqlens)
-    if packed:
+    if packed or inputs.seqused_k is not None:
         checks.lengths(inputs)
     return mod_ops.forward(False, inputs, way.mods, way.flags)
 
@@ -187,7 +187,7 @@ def key_of(packed: bool, arguments: tuple, options: tuple) -> tuple | None:
             type(softmax_scale), type(causal), type(softcap), type(deterministic), *map(type, window_size),
         )  # fmt: skip
         if not packed:
-            return key
+            return key if seqused_k is None else (*key, _layout(seqused_k))
         if not _NUMBERS.issuperset((type(max_seqlen_q), type(max_seqlen_k))):  # a tensor has no fixed value
             return None
         lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k

@@ -87,6 +87,8 @@ class Problem:
         if i.varlen:
             names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k")
             arguments |= {name: getattr(i, name) for name in names}
+        elif i.seqused_k is not None:
+            arguments["seqused_k"] = i.seqused_k
         arguments |= self.case.flags() | overrides
         q, k, v = (arguments.pop(name) for name in "qkv")
         function: Any = api.flash_attn_varlen_func if i.varlen else api.flash_attn_func

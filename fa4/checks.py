@@ -34,6 +34,8 @@ def call(packed: bool, inputs: AttentionInputs, options: Options) -> tuple[Atten
     (check_packed if packed else check_dense)(q, k, v)
     made = flags(q, k, v, sink, options)
     if not packed:
+        if seqused_k is not None:
+            check_int32("seqused_k", seqused_k, q, q.shape[0])
         return inputs._replace(max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1]), made
     bounds = check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
     check_int32("cu_seqlens_k", cu_seqlens_k, q, bounds)
@@ -244,7 +246,11 @@ def lengths(inputs: AttentionInputs) -> None:
     """What kernels must be able to rely on, checked where looking is free, or where FA4_CHECK_LENGTHS=1 asks for it: on
     a GPU it waits for the device, so not while a graph is captured."""
     q, k, _, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
-    if cu_seqlens_q is None or cu_seqlens_k is None or not checks_lengths(q.device.type):
+    if not checks_lengths(q.device.type):
+        return
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        if seqused_k is not None:
+            _check_used("k", seqused_k, [k.shape[1]] * q.shape[0])
         return
     _check_lengths("q", cu_seqlens_q, seqused_q, max_seqlen_q, q.shape[0])
     _check_lengths("k", cu_seqlens_k, seqused_k, max_seqlen_k, k.shape[0])
@@ -270,5 +276,10 @@ def _check_lengths(side: str, cu_seqlens: Tensor, seqused: Tensor | None, max_se
     lengths = [b - a for a, b in itertools.pairwise(bounds)]
     if max(lengths, default=0) > max_seqlen:
         raise ValueError(f"max_seqlen_{side} is {max_seqlen}, expected at least {max(lengths)}, the longest sequence")
-    if seqused is not None and any(not 0 <= used <= n for used, n in zip(seqused.tolist(), lengths)):
+    if seqused is not None:
+        _check_used(side, seqused, lengths)
+
+
+def _check_used(side: str, seqused: Tensor, lengths: list[int]) -> None:
+    if any(not 0 <= used <= n for used, n in zip(seqused.tolist(), lengths)):
         raise ValueError(f"seqused_{side} is {seqused.tolist()}, expected 0 to the sequence lengths {lengths}")

@@ -64,6 +64,13 @@ DENSE_ERRORS = {
     "sink_shape": (ValueError, r"learnable_sink has shape \(2\), expected \(4,\)", dict(learnable_sink=torch.zeros(2))),
     "sink_dtype": (TypeError, "learnable_sink has dtype", dict(learnable_sink=torch.zeros(4, dtype=torch.int32))),
     "sink_device": (ValueError, "learnable_sink is on meta", dict(learnable_sink=torch.zeros(4, device="meta"))),
+    "seqused_shape": (ValueError, r"seqused_k has shape \(3\), expected \(2,\)", dict(seqused_k=torch.ones(3).int())),
+    "seqused_dtype": (TypeError, "seqused_k has dtype torch.int64", dict(seqused_k=torch.ones(2).long())),
+    "seqused_too_large": (
+        ValueError,
+        r"seqused_k is \[9, 10\], expected 0 to",
+        dict(seqused_k=torch.tensor([9, 10], dtype=torch.int32)),
+    ),
     "unknown_backend": (ValueError, "backend is 'fast', expected one of 'auto'", dict(backend="fast")),
 }
 

@@ -15,6 +15,11 @@ from tests.sm100.named import EXTRA
 
 pytestmark = needs_gpu
 
+
+def has_used_q(case: Case) -> bool:
+    return any(used_q is not None for used_q, _ in case.seqused or ())
+
+
 ODD = (
     Case("zero_scale", seqlen_q=90, seqlen_k=70, softmax_scale=0.0, causal=True),
     Case("negative_scale_sink", seqlen_q=90, seqlen_k=70, softmax_scale=-0.2, sink=True),
@@ -28,8 +33,9 @@ SPLIT = (
     Case("split_window", seqlen_q=16, seqlen_k=4000, window_size=(1500, 3), heads_q=4, heads_kv=1),
     Case("split_seqused", lengths=((4, 1300), (9, 900)), seqused=((4, 1201), (5, 0)), sink=True),
 )
-# The public functions take seqused with cu_seqlens only.
-NAMED = tuple(case for case in (*cases.CASES.values(), *EXTRA, *ODD) if case.lengths or not case.seqused)
+PADDED = Case("padded", batch=3, seqlen_q=200, seqlen_k=290, seqused=((None, 257), (None, 3), (None, 0)), causal=True)
+# The public functions take seqused_q with cu_seqlens only.
+NAMED = tuple(case for case in (*cases.CASES.values(), *EXTRA, *ODD, PADDED) if case.lengths or not has_used_q(case))
 TRAINED, ORDERED = (Feature.BACKWARD,), (Feature.BACKWARD, Feature.DETERMINISTIC)
 REPEATED = ("many_tiles", "window_both_sides", "varlen", "sink_gqa_window", "causal_d128", "head_dim_192_128")
 

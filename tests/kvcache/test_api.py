@@ -1,10 +1,15 @@
 """Errors that name the argument, and the operators as torch sees them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fa4
+from fa4 import cases
+from fa4.cases import Case
+from fa4.device import chip_by_number, emulating
 from fa4.kvcache.ops import NO_MODS
 from fa4.kvcache.record import Appended
 from fa4.spec import AttentionInputs, Cache, Flags
@@ -236,3 +241,39 @@ def test_fake_tensors_give_shapes():
         fakes = {n: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for n, x in built.arguments.items()}
         got = fa4.flash_attn_with_kvcache(**fakes, return_lse=True)
     assert got[0].flatten(0, 1).shape == out.shape and got[1].transpose(0, 1).flatten(1).shape == lse.shape
+
+
+PADDED = Case(
+    "padded",
+    batch=3,
+    seqlen_q=20,
+    seqlen_k=60,
+    seqused=((None, 57), (None, 3), (None, 0)),
+    dtype=torch.float32,
+    causal=True,
+)
+
+
+def test_padded_keys_without_a_cache(seed):
+    """seqused_k of `flash_attn_func`, forward and backward, by graph and by a second call with other lengths."""
+    torch._dynamo.reset()
+    problem = cases.make(PADDED, seed)
+    out, lse, grads = problem.call_with_gradients()
+    cases.assert_right(cases.judge_forward(problem, out, lse) + cases.judge_backward(problem, grads), f"seed {seed}")
+    compiled = torch.compile(lambda **x: problem.call(**x), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q=problem.inputs.q)[0], out)
+    other = replace(PADDED, seqused=((None, 1), (None, 60), (None, 33)))
+    problem = cases.make(other, seed)
+    cases.assert_right(cases.judge_forward(problem, *problem.call()), f"seed {seed}")
+
+
+def test_explain_tells_who_serves_a_cache():
+    q, k = torch.empty(2, 1, 8, 64, dtype=torch.bfloat16), torch.empty(40, 16, 2, 64, dtype=torch.bfloat16)
+    table = torch.zeros(2, 20, dtype=torch.int32)
+    with emulating(chip_by_number(90)):
+        told = fa4.explain(q, k, k, page_table=table, cache_seqlens=i32(5, 6), batch_invariant=True)
+        dense = fa4.explain(q, k[:2], k[:2], cache_seqlens=i32(5, 6))
+        fp8 = fa4.explain(q, k.to(FP8), k.to(FP8), page_table=table)
+    assert told.chosen == "sm80" and told.extent == (2, 1, 320)
+    assert "not sm90: lacks page_table; lacks batch_invariant" in str(told)
+    assert dense.chosen == "sm90" and fp8.chosen == "torch" and "not sm80: lacks fp8 cache" in str(fp8)

@@ -26,9 +26,11 @@ BOTH = (
     "packed_rows_past_the_end",
     "batch_and_scale",
     "deterministic_groups_of_three",
+    "padded_keys",
     "everything",
 )
 OWN = (
+    Case("padded_keys", batch=3, seqlen_q=40, seqlen_k=90, seqused=((None, 77), (None, 3), (None, 0)), causal=True),
     Case("split_keys_sink", seqlen_q=2, seqlen_k=1100, heads_q=4, head_dim=32, sink=True),
     Case(
         "everything",
