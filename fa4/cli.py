@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import time
 
 import click
 import torch
@@ -20,7 +21,7 @@ from . import __version__, dispatch
 from .device import Chip, chip_by_number, chip_of
 from .emulator import cli as emulator_cli
 from .env import VARIABLES
-from .spec import AttentionSpec, Extent, Feature
+from .spec import AttentionInputs, AttentionSpec, Extent, Feature, Flags
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 _POSITIVE = click.IntRange(min=1)
@@ -195,8 +196,10 @@ def support_table() -> str:
 @click.option("--seed", default=0, type=click.IntRange(0, 2**63 - 1), show_default=True)
 @click.option("--device", default=None, help="Default: the accelerator if there is one, else cpu.")
 @click.option("--backend", default="auto", show_default=True)
-def demo(steps: int, seed: int, device: str | None, backend: str) -> None:
-    """Train a small causal transformer on real English text, twice, and compare the weights."""
+@click.option("--emulated/--no-emulated", default=True, show_default=True, help="End on an emulated B200-class chip.")
+def demo(steps: int, seed: int, device: str | None, backend: str, emulated: bool) -> None:
+    """Train a small causal transformer on real English text, twice, and compare the weights; then run its attention by
+    the Blackwell kernel, on an emulated chip."""
     where = device_named(device)
     # cuBLAS is deterministic only with a fixed workspace, chosen before its first call.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -239,3 +242,41 @@ def demo(steps: int, seed: int, device: str | None, backend: str) -> None:
     )
     if not same:
         raise SystemExit(1)
+    if emulated:
+        console.print("\n".join(_attention_on_an_emulated_chip(first.model)))
+
+
+_EMULATED_TOKENS = 128
+
+
+def _attention_on_an_emulated_chip(model) -> list[str]:
+    """The demo's last lines: the trained model's first attention once more, by the Blackwell kernel."""
+    from . import cases, reference
+    from .api import flash_attn_func
+    from .demo import first_attention
+
+    missing = [name for name in ("cutlass", "fa4.emulator.machine._core") if importlib.util.find_spec(name) is None]
+    if missing:
+        return [f"emulated        not here: {' and '.join(missing)} is not installed"]
+    from .emulator import emulate
+
+    q, k, v = first_attention(model, _EMULATED_TOKENS)
+    started = time.perf_counter()
+    with torch.no_grad(), emulate("sm_100a") as gpu:
+        out = flash_attn_func(q, k, v, causal=True, backend="sm100")
+    seconds, report = time.perf_counter() - started, gpu.report()
+    roles = [role for launch in gpu.launches for role in report.by_role(launch)]
+    inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
+    spec = AttentionSpec.of(inputs, Flags(q.shape[3] ** -0.5, window_right=0))
+    exact, low = (reference.forward(inputs, spec, precise=precise)[0] for precise in (True, False))
+    verdict = cases.judge("error", out, exact, low)
+    portable = float((flash_attn_func(q, k, v, causal=True) - exact).abs().max())
+    if not verdict.right:
+        raise SystemExit(f"the emulated kernel errs: {verdict}")
+    return [
+        f"emulated        the first layer's attention once more, {_EMULATED_TOKENS} tokens, by the Blackwell kernel: "
+        f"{report.warp_instructions:,} instructions of a warp, no finding, {seconds:.1f} s",
+        f"                roles {', '.join(dict.fromkeys(roles))}",
+        f"                error {verdict.error:.2g} against float64, allowed {verdict.allowed:.2g}; "
+        f"the path that trained errs {portable:.2g}",
+    ]

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -69,11 +69,15 @@ class Block(nn.Module):
         self.up = nn.Linear(config.hidden, 4 * config.hidden, bias=False)
         self.down = nn.Linear(4 * config.hidden, config.hidden, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def attention_inputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v, each (batch, seqlen, heads, head_dim)."""
         c = self.config
         heads = self.qkv(self.norm_attention(x)).unflatten(-1, (-1, c.head_dim))
         q, k, v = heads.split([c.heads_q, c.heads_kv, c.heads_kv], dim=2)
-        q, k, v = (part.to(c.dtype) for part in (rotate(q), rotate(k), v))
+        return tuple(part.to(c.dtype) for part in (rotate(q), rotate(k), v))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.attention_inputs(x)
         attended: Any = flash_attn_func(q, k, v, causal=True, deterministic=True, backend=self.backend)
         x = x + self.project(attended.flatten(2).to(x.dtype))
         return x + self.down(F.gelu(self.up(self.norm_mlp(x))))
@@ -106,6 +110,7 @@ class TrainResult:
     loss_after: float = float("nan")
     tokens_per_second: float = float("nan")
     weights_digest: str = ""
+    model: Transformer | None = None
 
 
 def corpus() -> Tensor:
@@ -168,8 +173,16 @@ def train(
         on_step(step, result.losses[-1])
     result.tokens_per_second = config.steps * config.batch * config.seqlen / (time.perf_counter() - started)
     result.loss_after = held_out_loss()
-    result.weights_digest = _digest(model)
+    result.weights_digest, result.model = _digest(model), model
     return result
+
+
+def first_attention(model: Transformer, tokens: int) -> tuple[Tensor, ...]:
+    """q, k and v of the first layer for the end of the text, in bfloat16 on the CPU: (1, tokens, heads, head_dim)."""
+    text = corpus()[-tokens:][None].to(model.embed.weight.device)
+    with torch.no_grad():
+        made = cast(Block, model.blocks[0]).attention_inputs(model.embed(text))
+    return tuple(x.to("cpu", torch.bfloat16) for x in made)
 
 
 def explain_attention(model: ModelConfig, config: TrainConfig, device: torch.device, backend: str = "auto"):

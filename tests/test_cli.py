@@ -81,6 +81,7 @@ def test_demo_trains_and_is_deterministic():
     assert "bitwise equal" in text and "backend         torch" in text
     before, after = map(float, re.search(r"held-out loss\s+([\d.]+) before, ([\d.]+) after", text).groups())
     assert after < before
+    assert "by the Blackwell kernel" in text and "no finding" in text and "softmax, correction, mma" in text
 
 
 def test_demo_weights_depend_on_the_seed():
