@@ -175,13 +175,13 @@ BACKENDS: tuple[Backend, ...] = (
         head_dims=HeadDims(multiple=8, largest=256),
         features=ALL_FEATURES - CACHES - {Feature.CAPTURED_GRADIENTS, Feature.BACKWARD, Feature.DETERMINISTIC},
     ),
-    _SM80,
     replace(
         _SM90,
-        summary="the same, the backward of head dims above 128, by name: its named cases have not run on a GPU",
+        summary="the same, with gradients that are added in any order",
         head_dims=HeadDims(multiple=8, largest=256),
         features=_SM90.features - MODS - {Feature.DETERMINISTIC},
     ),
+    _SM80,
     Backend(
         name="torch",
         summary="tiled torch: online softmax, O(N) memory, any device; always deterministic",
