@@ -15,7 +15,7 @@ from fa4.emulator.machine import SCHEDULES
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
 from fa4.sm90.bwd.plan import configure, is_wide
-from fa4.sm90.bwd.tiles import D64, D96, D128, SOFTCAP, BackwardTiles, tiles_for
+from fa4.sm90.bwd.tiles import D64, D96, D128, D128_CUT, SOFTCAP, BackwardTiles, tiles_for
 from fa4.sm90.bwd.wide import kernel as wide
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec
@@ -67,7 +67,7 @@ QUICK = (
     "window_gqa",
     "varlen_sink",
 )
-ROWS = (D64, D96, D128, SOFTCAP)
+ROWS = (D64, D96, D128, D128_CUT, SOFTCAP)
 KERNELS = Kernels("sm90", "sm_90a", Plan)
 
 
@@ -119,7 +119,7 @@ def config(head_dim: int, tiles: BackwardTiles):
     return configure(spec, chip_by_number(90), has_dlse=False, tiles=tiles)
 
 
-@pytest.mark.parametrize(("head_dim", "tiles"), [(64, D64), (96, D96), (128, D128), (128, SOFTCAP)])
+@pytest.mark.parametrize(("head_dim", "tiles"), [(64, D64), (96, D96), (128, D128), (128, D128_CUT), (128, SOFTCAP)])
 def test_tables_fit_the_chip(head_dim, tiles):
     cfg = config(head_dim, tiles)
     table = channels(cfg)
@@ -136,9 +136,10 @@ def test_tables_of_wide_heads_fit_the_chip(head_dim, head_dim_v):
     assert panels == list(range(-(-head_dim // 64)))
 
 
-def test_a_softcap_leaves_no_registers_for_two_steps():
+def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, needs_backward=True)
     assert tiles_for(spec, chip_by_number(90)) is D128
+    assert tiles_for(replace(spec, window_right=0), chip_by_number(90)) is D128_CUT
     assert tiles_for(replace(spec, softcap=15.0), chip_by_number(90)) is SOFTCAP
 
 
@@ -157,4 +158,4 @@ def test_dq_in_queries_has_a_place_for_every_element():
 
 def test_tiles_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="there are 232448"):
-        config(128, BackwardTiles("wide", 128, 2, 2, False, ""))
+        config(128, BackwardTiles("wide", 128, 2, 2, 2, ""))

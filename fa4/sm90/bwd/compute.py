@@ -7,13 +7,11 @@ Signals: load_compute_{Q,dO}.free, compute_compute_dS.full, compute_reduce_dQ.fu
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
 
 from ...pipeline.cursor import consume
 from .epilogue import store_gradients
-from .in_order import steps_in_order
-from .overlapped import overlapped_steps
+from .steps import all_steps
 from .team import team_of
 from .work import work_tile
 
@@ -25,9 +23,5 @@ def compute(context):
     team.dk.fill(0.0)
     if work.blocks > 0:
         consume(team.ends.load_compute_K).wait()
-        consume(team.ends.load_compute_V).wait()
-        if cutlass.const_expr(context.cfg.overlapped):
-            overlapped_steps(context, team, work)
-        else:
-            steps_in_order(context, team, work)
+        all_steps(context, team, work)
     store_gradients(context, work, team.dv, team.dk, team.index)

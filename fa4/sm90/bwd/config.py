@@ -7,6 +7,7 @@ Only dS goes through shared memory, for dQ = dS K, which sums over the keys of b
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,6 +29,14 @@ BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 SECTION_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads that advance together read and add to
 
 
+class Division(enum.Enum):
+    """How two warpgroups divide a step's dQ."""
+
+    QUERIES = "dQ = dS K of 64 queries each"
+    COLUMNS = "dQ^T = K^T dS^T of a panel of columns each"
+    NONE = "dQ = dS K by the first of them"
+
+
 class ByThread(RowBlocks):
     """Blocks whose statistics lie as threads of `compute` load them."""
 
@@ -43,7 +52,7 @@ class ByThread(RowBlocks):
 class Steps(Variant):
     """A CTA's way through the query blocks, whoever computes what. The fields are the compile key.
 
-    tile_m, q_stages, stages, overlapped: see `tiles`. sms: CTAs that the chip runs at a time.
+    tile_m, q_stages, stages, ds_stages: see `tiles`. sms: CTAs that the chip runs at a time.
 
     Raises:
         ValueError: the tiles do not fit the shared memory.
@@ -52,7 +61,7 @@ class Steps(Variant):
     tile_m: int
     q_stages: int
     stages: int
-    overlapped: bool
+    ds_stages: int
     sms: int
     smem_bytes: int
     ctas: ClassVar[int] = 1
@@ -151,7 +160,7 @@ class Config(Steps):
     @property
     def k_tile(self) -> Tile:
         """A panel for each warpgroup where dQ is divided by columns, if need be one of zeros."""
-        least = 0 if self.dq_by_queries else TEAMS * PANEL_COLUMNS
+        least = TEAMS * PANEL_COLUMNS if self.division is Division.COLUMNS else 0
         return Tile(TILE_N, max(self.head_dim, least))
 
     @property
@@ -160,10 +169,17 @@ class Config(Steps):
         return Tile(self.tile_m, TILE_N)
 
     @property
-    def dq_by_queries(self) -> bool:
-        """Each warpgroup computes dQ of its half of a step's queries. Otherwise it computes dQ^T = K^T dS^T of one
-        panel of columns, for any number of queries."""
-        return self.tile_m == TEAMS * ROWS
+    def division(self) -> Division:
+        """A panel of columns each is possible with any number of queries, and half of the second one may be padding."""
+        if self.tile_m == TEAMS * ROWS:
+            return Division.QUERIES
+        is_padded = PANEL_COLUMNS < self.columns < TEAMS * PANEL_COLUMNS
+        return Division.NONE if is_padded and self.tile_m == ROWS else Division.COLUMNS
+
+    @property
+    def dq_teams(self) -> int:
+        """Warpgroups that compute dQ."""
+        return 1 if self.division is Division.NONE else TEAMS
 
     @property
     def dq_bytes(self) -> int:
@@ -173,15 +189,15 @@ class Config(Steps):
     @property
     def held_bytes(self) -> int:
         """Shared memory in use."""
-        of_q, of_do = self.q_tile.nbytes + self.rows_bytes, self.do_tile.nbytes + self.ds_tile.nbytes
-        held = self.k_tile.nbytes + self.v_tile.nbytes + TEAMS * self.dq_bytes
-        return held + self.q_stages * of_q + self.stages * of_do + BARRIER_BYTES
+        held = self.k_tile.nbytes + self.v_tile.nbytes + self.q_stages * (self.q_tile.nbytes + self.rows_bytes)
+        held += self.stages * self.do_tile.nbytes + self.ds_stages * self.ds_tile.nbytes
+        return held + self.dq_teams * self.dq_bytes + BARRIER_BYTES
 
     @property
     def row_blocks(self) -> RowBlocks:
         """What the kernels around the main one depend on."""
         placement = ByColumns(self.tile_m, TEAMS * ROWS)
-        if self.dq_by_queries:
+        if self.division is not Division.COLUMNS:
             placement = ByQueries(self.tile_m, self.columns)
         return ByThread(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
@@ -191,7 +207,7 @@ class Config(Steps):
     @property
     def statistics_ahead(self) -> bool:
         """Whether registers hold a statistic of all of a thread's queries beside its accumulators."""
-        return not (self.overlapped or self.has_softcap or self.has_score_mod) and self.tile_m < TEAMS * ROWS
+        return not (self.has_softcap or self.has_score_mod) and self.tile_m < TEAMS * ROWS
 
     @property
     def reducers(self) -> int:
@@ -201,9 +217,9 @@ class Config(Steps):
 
     @property
     def dq(self) -> Wgmma:
-        """dQ = dS K of half of the queries, or dQ^T = K^T dS^T of a panel of columns."""
+        """dQ = dS K of 64 queries, or dQ^T = K^T dS^T of a panel of columns."""
         k = SmemOperand(self.k_tile, Major.MN)
-        ds = SmemOperand(self.ds_tile, Major.K, self.stages, self.ds_tile.nbytes)
-        if self.dq_by_queries:
+        ds = SmemOperand(self.ds_tile, Major.K, self.ds_stages, self.ds_tile.nbytes)
+        if self.division is not Division.COLUMNS:
             return Wgmma(self.dtype, n=self.columns, k=TILE_N, b=k, a=ds)
         return Wgmma(self.dtype, n=self.tile_m, k=TILE_N, b=ds, a=k)

@@ -18,7 +18,7 @@ from .placement import WARPGROUP
 @cute.jit
 def store_gradients(context, work, dv: cute.Tensor, dk: cute.Tensor, team: Int32):
     """dV and dK from registers to global memory; zeros if no query sees a key of the block."""
-    # A warpgroup's keys of K may still be read by the other one's last dQ.
+    # Both places may still be read by the other warpgroup's last products.
     cute.arch.barrier(barrier_id=context.last_dq, number_of_threads=TEAMS * WARPGROUP)
     stage(context, "V", "dv", dv, team, Float32(1.0))
     stage(context, "K", "dk", dk, team, context.args.scale)

@@ -14,34 +14,32 @@ from cutlass import Boolean, Float32, Int32
 
 from ...core.words import bits, store_words
 from ...pipeline.channels import End
-from .config import TEAMS
+from .config import Config
 from .placement import WARPGROUP
 
 
 class Handing:
     """A warpgroup's place in `compute_reduce_dQ` at some step: which warp adds (`adder`), at which phase. Immutable."""
 
-    def __init__(self, end: End, adders: int, adder: Int32, phase: Int32):
-        self.end, self.adders, self.adder, self.phase = end, adders, adder, phase
+    def __init__(self, end: End, cfg: Config, adder: Int32, phase: Int32):
+        self.end, self.cfg, self.adder, self.phase = end, cfg, adder, phase
 
     @staticmethod
-    def before_first(end: End, adders: int) -> Handing:
+    def before_first(end: End, cfg: Config) -> Handing:
         """The step before the first: its place is free at once."""
-        return Handing(end, adders, Int32(adders - 1), Int32(1))
+        return Handing(end, cfg, Int32(cfg.reducers - 1), Int32(1))
 
     def next(self) -> Handing:
         """The step that follows."""
         adder = self.adder + 1
-        wraps = Boolean(adder == self.adders)
+        wraps = Boolean(adder == self.cfg.reducers)
         adder, phase = cutlass.select_(wraps, Int32(0), adder), self.phase ^ Int32(wraps)
-        return Handing(self.end, self.adders, adder, phase)
-
-    def wait_left(self, team: Int32) -> None:
-        """Until this step's dQ has left the place of a warpgroup."""
-        self.end.wait_free(self.adder * TEAMS + team, self.phase)
+        return Handing(self.end, self.cfg, adder, phase)
 
     def give(self, context, team: Int32, dq: cute.Tensor) -> None:
-        """Put the next step's dQ there: four elements of every thread, then the next four."""
+        """When this step's dQ has left a warpgroup's place, put the next one's there: four elements of every thread,
+        then the next four."""
+        self.end.wait_free(self.adder * self.cfg.dq_teams + team, self.phase)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         place = context.smem.pointer("dQ", Float32) + team * (context.cfg.dq_bytes // 4) + 4 * thread
         for i in range(0, cute.size(dq), 4):
@@ -49,7 +47,7 @@ class Handing:
 
     def announce(self, team: Int32) -> None:
         """Whole warp: its part of this step's dQ is in the warpgroup's place."""
-        self.end.arrive_full(self.adder * TEAMS + team)
+        self.end.arrive_full(self.adder * self.cfg.dq_teams + team)
 
     def __get_mlir_types__(self):
         return [self.adder.type, self.phase.type]
@@ -58,4 +56,4 @@ class Handing:
         return [self.adder.ir_value(), self.phase.ir_value()]
 
     def __new_from_mlir_values__(self, values):
-        return Handing(self.end, self.adders, Int32(values[0]), Int32(values[1]))
+        return Handing(self.end, self.cfg, Int32(values[0]), Int32(values[1]))

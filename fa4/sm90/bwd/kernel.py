@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from ...bwd.launch import BackwardKernel
 from ...pipeline import kernel as kernels
-from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, Every, Implied
+from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, Every
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .compute import compute
-from .config import REDUCERS, TEAMS, Config
+from .config import REDUCERS, TEAMS, Config, Division
 from .load import load
 from .reduce import reduce
 
@@ -35,9 +35,7 @@ def channels(cfg: Config) -> ChannelTable:
     """<producer>_<consumer>_<payload>. Both warpgroups of compute take part in every stage but those of dQ, which are
     each warpgroup's own; see `handing`."""
     both, memory = Every("compute"), Carries.ASYNC_SMEM
-    dq_stages = cfg.reducers * TEAMS
-    # A warp has seen the dQ of two steps ago, which read this stage, before it says that the last step's dS is full.
-    last_ds = Implied("compute_compute_dS")
+    of_ds = "compute" if cfg.division is Division.NONE else both
     return ChannelTable(
         (
             Channel("load_compute_K", "load", both, By.TMA, ONCE, 1, memory),
@@ -45,8 +43,8 @@ def channels(cfg: Config) -> ChannelTable:
             # Q comes with its rows' statistics, which have been read when the products that follow are done.
             Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory),
             Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory),
-            Channel("compute_compute_dS", both, both, By.WARP, last_ds, cfg.stages, memory),
-            Channel("compute_reduce_dQ", "compute", "reduce", By.WARP, By.READ, dq_stages, memory),
+            Channel("compute_compute_dS", both, of_ds, By.WARP, By.WGMMA, cfg.ds_stages, memory),
+            Channel("compute_reduce_dQ", "compute", "reduce", By.WARP, By.READ, cfg.reducers * cfg.dq_teams, memory),
         ),
         ROLES,
     )
@@ -58,8 +56,8 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
         Region("V", cfg.v_tile.nbytes, align=1024),
         Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
         Region("dO", cfg.stages * cfg.do_tile.nbytes, align=1024),
-        Region("dS", cfg.stages * cfg.ds_tile.nbytes, align=1024),
-        Region("dQ", TEAMS * cfg.dq_bytes, align=128),
+        Region("dS", cfg.ds_stages * cfg.ds_tile.nbytes, align=1024),
+        Region("dQ", cfg.dq_teams * cfg.dq_bytes, align=128),
         Region("rows", cfg.q_stages * cfg.rows_bytes, align=128),
         Region("barriers", table.nbytes, align=8),
     )

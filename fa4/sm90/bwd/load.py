@@ -24,7 +24,6 @@ def load(context):
     q, do = produce(ends.load_compute_Q), produce(ends.load_compute_dO)
     if work.blocks > 0:
         load_keys(context, produce(ends.load_compute_K), work, "k")
-        load_keys(context, produce(ends.load_compute_V), work, "v")
     cute.arch.griddepcontrol_wait()  # the statistics are another kernel's
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
@@ -34,6 +33,8 @@ def load(context):
             q.announce(cfg.q_tile.nbytes + cfg.rows_bytes)
             load_queries(context, q, work, "q", "Q", at)
             load_statistics(context, q, work, at)
+            if (member == 0) & (i == work.first):
+                load_keys(context, produce(ends.load_compute_V), work, "v")
             do.wait()
             do.announce(cfg.do_tile.nbytes)
             load_queries(context, do, work, "do", "dO", at)

@@ -46,7 +46,7 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
         tile_m=tiles.tile_m,
         q_stages=tiles.q_stages,
         stages=tiles.stages,
-        overlapped=tiles.overlapped,
+        ds_stages=tiles.ds_stages,
         sms=chip.sms,
         smem_bytes=chip.smem_per_block,
     )

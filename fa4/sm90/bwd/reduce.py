@@ -18,7 +18,6 @@ from cutlass import Float32, Int32
 from ...bwd.turns import counter, pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
 from ...pipeline.cursor import consume
 from ...pipeline.tma import bulk_add, wait_read
-from .config import TEAMS
 from .work import work_tile
 
 
@@ -28,7 +27,7 @@ def reduce(context):
     own = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - context.first_reduce_warp
     if cutlass.const_expr(cfg.deterministic):
         add_in_turn(context, own)
-    elif own < TEAMS:
+    elif own < cfg.dq_teams:
         add_share(context, own)
 
 
@@ -59,13 +58,13 @@ def add_in_turn(context, own: Int32):
         m_block = work.block(work.first + i % work.blocks, cfg.shifted)
         count = counter(args.turns, work.row_block + m_block, head)
         wait_for_bulk_turn(count, work.turn(m_block, cfg))
-        for team in cutlass.range_constexpr(TEAMS):
-            dq.wait_full(own * TEAMS + team, i // cfg.reducers & 1)
+        for team in cutlass.range_constexpr(cfg.dq_teams):
+            dq.wait_full(own * cfg.dq_teams + team, i // cfg.reducers & 1)
             start_adding(context, work.row_block + m_block, head, team)
-        for team in cutlass.range_constexpr(TEAMS):
+        for team in cutlass.range_constexpr(cfg.dq_teams):
             with cute.arch.elect_one():
-                cute.arch.cp_async_bulk_wait_group(TEAMS - 1 - team, read=True)
-            dq.arrive_read(own * TEAMS + team)
+                cute.arch.cp_async_bulk_wait_group(cfg.dq_teams - 1 - team, read=True)
+            dq.arrive_read(own * cfg.dq_teams + team)
         with cute.arch.elect_one():
             wait_for_bulk_additions()
             pass_turn_on(count)

@@ -13,7 +13,7 @@ from ...pipeline.cursor import Cursor
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..wgmma import ROWS
-from .config import Config
+from .config import Config, Division
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Team(Constant):
 
     def start_dq(self, dq: cute.Tensor, ds: Cursor) -> None:
         """Start this warpgroup's share of dQ."""
-        of_a, of_b = (ds.stage, 0) if self.cfg.dq_by_queries else (0, ds.stage)
+        of_a, of_b = (0, ds.stage) if self.cfg.division is Division.COLUMNS else (ds.stage, 0)
         self.cfg.dq.issue(dq, self.dq_a[None, None, None, of_a], self.dq_b[None, None, None, of_b], False)
 
 
@@ -65,10 +65,10 @@ def team_of(context) -> Team:
         return context.smem.pointer(name, cfg.dtype) + offset
 
     own_rows = index * (ROWS * PANEL_ROW_BYTES // 2)
-    if cfg.dq_by_queries:
-        dq_a, dq_b = cfg.dq.a_at(place("dS", own_rows)), cfg.dq.b_at(place("K"))
-    else:
+    if cfg.division is Division.COLUMNS:
         dq_a, dq_b = cfg.dq.a_at(place("K", index * (cfg.k_tile.panel_bytes // 2))), cfg.dq.b_at(place("dS"))
+    else:
+        dq_a, dq_b = cfg.dq.a_at(place("dS", own_rows)), cfg.dq.b_at(place("K"))
     return Team(
         cfg=cfg,
         ends=context.ends("compute"),

@@ -10,24 +10,25 @@ from ...spec import AttentionSpec
 
 @dataclass(frozen=True, slots=True)
 class BackwardTiles:
-    """A tuned row. tile_m: query rows of a step. q_stages: tiles of Q in shared memory. stages: of dO and of dS.
-    overlapped: products of a step run beside the next one's P and dS; see `overlapped`."""
+    """A tuned row. tile_m: query rows of a step. q_stages, stages: tiles of Q and of dO in shared memory. ds_stages: of
+    dS, and of P where that goes there."""
 
     name: str
     tile_m: int
     q_stages: int
     stages: int
-    overlapped: bool
+    ds_stages: int
     evidence: str
 
 
-D64 = BackwardTiles("d64", 128, 2, 2, False, "full 4k, causal 4k on an H100: 478, 466 TFLOP/s; 96 overlapped: 445, 417")
-D96 = BackwardTiles("d96", 64, 3, 2, True, "full, causal 4k on an H100: 465, 422 TFLOP/s; 80 in order: 424, 382")
-D128 = BackwardTiles("d128", 64, 3, 2, True, "full 4k, 16k on an H100: 558, 597 TFLOP/s; 80 in order: 497, 530")
-SOFTCAP = BackwardTiles("softcap", 64, 2, 2, False, "its slope needs the scores beside P, and these the registers")
+D64 = BackwardTiles("d64", 128, 2, 2, 2, "full, causal 4k on an H100: 502, 453 TFLOP/s; 3 tiles of dS: 493, 445")
+D96 = BackwardTiles("d96", 64, 3, 2, 3, "full, causal 4k on an H100: 533, 464 TFLOP/s; 80 queries: 505, 434")
+D128 = BackwardTiles("d128", 80, 2, 2, 2, "full 1k, 4k, 16k on an H100: 417, 590, 642 TFLOP/s; 64 queries at 4k: 585")
+D128_CUT = BackwardTiles("d128_cut", 64, 2, 2, 2, "causal 1k, 4k on an H100: 297, 494 TFLOP/s; 80 queries: 281, 485")
+SOFTCAP = BackwardTiles("softcap", 64, 2, 2, 2, "its slope needs the scores beside P, and these the registers")
 
-D192 = BackwardTiles("d192", 64, 3, 3, False, "(192, 128) full, causal 4k on an H100: 366, 322; portable 249, 238")
-D256 = BackwardTiles("d256", 64, 2, 2, False, "full, causal 4k on an H100: 397, 355 TFLOP/s; portable 260, 252")
+D192 = BackwardTiles("d192", 64, 3, 3, 2, "(192, 128) full, causal 4k on an H100: 366, 322; portable 249, 238")
+D256 = BackwardTiles("d256", 64, 2, 2, 2, "full, causal 4k on an H100: 397, 355 TFLOP/s; portable 260, 252")
 
 
 def _panels(columns: int) -> int:
@@ -43,4 +44,8 @@ def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
         return D64
     if spec.softcap > 0 or (spec.mods is not None and spec.mods.score is not None):
         return SOFTCAP
-    return D96 if largest <= 96 else D128
+    if largest <= 96:
+        return D96
+    # Where a mask cuts blocks, lower steps waste less; those of a block mask divide its blocks.
+    is_plain = spec.window_left is None and spec.window_right is None and spec.mods is None
+    return D128 if is_plain else D128_CUT

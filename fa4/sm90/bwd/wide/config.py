@@ -11,7 +11,6 @@ from ...wgmma import ROWS, Major, SmemOperand, Wgmma
 from ..config import BARRIER_BYTES, PANEL_COLUMNS, ByThread, Steps
 from ..placement import ByQueries
 
-HANDED_STAGES = 2  # tiles of P and of dS on their way
 P_BYTES = 2  # of an element of P as it is handed over
 
 
@@ -38,7 +37,7 @@ class WideConfig(Steps):
     @property
     def held_bytes(self) -> int:
         """Shared memory in use."""
-        held = self.k_tile.nbytes + self.v_tile.nbytes + HANDED_STAGES * (self.p_bytes + self.ds_tile.nbytes)
+        held = self.k_tile.nbytes + self.v_tile.nbytes + self.ds_stages * (self.p_bytes + self.ds_tile.nbytes)
         of_q = self.q_tile.nbytes + self.rows_bytes
         return held + self.q_stages * of_q + self.stages * self.do_tile.nbytes + BARRIER_BYTES
 
@@ -63,5 +62,5 @@ class WideConfig(Steps):
     def dq(self, team: int) -> Wgmma:
         """dQ = dS K, a warpgroup's panels of columns."""
         k = SmemOperand(self.k_tile, Major.MN)
-        ds = SmemOperand(self.ds_tile, Major.K, HANDED_STAGES, self.ds_tile.nbytes)
+        ds = SmemOperand(self.ds_tile, Major.K, self.ds_stages, self.ds_tile.nbytes)
         return Wgmma(self.dtype, n=len(self.dq_panels(team)) * PANEL_COLUMNS, k=ROWS, b=k, a=ds)

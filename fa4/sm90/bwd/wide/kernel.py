@@ -17,7 +17,7 @@ from ....pipeline.channels import ONCE, By, Carries, Channel, ChannelTable
 from ....pipeline.roles import Role, RoleTable
 from ....pipeline.smem import Region, SmemMap
 from ..load import load
-from .config import HANDED_STAGES, WideConfig
+from .config import WideConfig
 from .dk import dk
 from .dv import dv
 
@@ -39,8 +39,8 @@ def channels(cfg: WideConfig) -> ChannelTable:
             Channel("load_compute_V", "load", "dK", By.TMA, ONCE, 1, memory),
             Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory),
             Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory),
-            Channel("dV_dK_P", "dV", "dK", By.WARP, By.WARP, HANDED_STAGES, Carries.SMEM),
-            Channel("dK_compute_dS", "dK", both, By.WARP, By.WGMMA, HANDED_STAGES, memory),
+            Channel("dV_dK_P", "dV", "dK", By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM),
+            Channel("dK_compute_dS", "dK", both, By.WARP, By.WGMMA, cfg.ds_stages, memory),
         ),
         ROLES,
     )
@@ -52,8 +52,8 @@ def smem_map(cfg: WideConfig, table: ChannelTable) -> SmemMap:
         Region("V", cfg.v_tile.nbytes, align=1024),
         Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
         Region("dO", cfg.stages * cfg.do_tile.nbytes, align=1024),
-        Region("dS", HANDED_STAGES * cfg.ds_tile.nbytes, align=1024),
-        Region("P", HANDED_STAGES * cfg.p_bytes, align=1024),
+        Region("dS", cfg.ds_stages * cfg.ds_tile.nbytes, align=1024),
+        Region("P", cfg.ds_stages * cfg.p_bytes, align=1024),
         Region("rows", cfg.q_stages * cfg.rows_bytes, align=128),
         Region("barriers", table.nbytes, align=8),
     )

@@ -1,0 +1,159 @@
+"""The steps of a block of keys, in which the two warpgroups need not keep pace.
+
+Per step: S^T = K Q^T and dP^T = V dO^T; P^T = exp2(S^T - lse) while dP^T is computed; dS^T = P^T (dP^T - delta), which
+goes to shared memory. Then dV += P^T dO; dQ of the step before, whose dS both warpgroups have written since; and dK +=
+dS^T Q. So one warpgroup's products may run beside the other's P and dS. That dS and dQ are in shared memory is said
+when the next products have been started, so that none of them waits for the fence: of dS beside dK, of dQ a step later.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...pipeline.cursor import Cursor, consume, produce
+from ..wgmma import wait
+from .config import Division
+from .handing import Handing
+from .pointwise import Statistic, fill, rounded, rows_of, slopes, store_ds, weights, where
+from .team import Team
+
+
+class Cursors(NamedTuple):
+    """Where a warpgroup stands before a step. last_ds, last_dq: of the step before. given: whether the dQ of two steps
+    ago has been put into its place, which is still to be said."""
+
+    q: Cursor
+    do: Cursor
+    ds: Cursor
+    last_ds: Cursor
+    last_dq: Handing
+    given: Int32
+
+    def after_first(self) -> Cursors:
+        """Those of the second step, at which no dQ has been computed."""
+        return self._replace(q=self.q.next(), do=self.do.next(), ds=self.ds.next())
+
+    def next(self) -> Cursors:
+        """Those of the step that follows."""
+        return Cursors(*(cursor.next() for cursor in self[:5]), Int32(1))
+
+
+@cute.jit
+def all_steps(context, team: cutlass.Constexpr[Team], work):
+    """All steps of a block of keys; there is one at least."""
+    if cutlass.const_expr(context.cfg.division is not Division.NONE):
+        steps(context, team, work, True)
+    else:
+        if team.index == 0:
+            steps(context, team, work, True)
+        else:
+            steps(context, team, work, False)
+
+
+@cute.jit
+def steps(context, team: cutlass.Constexpr[Team], work, has_dq: cutlass.Constexpr[bool]):
+    """Those of a warpgroup that computes dQ, or a share of it, or has none."""
+    cfg, ends = context.cfg, team.ends
+    q, do, ds = consume(ends.load_compute_Q), consume(ends.load_compute_dO), produce(ends.compute_compute_dS)
+    last_dq = Handing.before_first(ends.compute_reduce_dQ, cfg)
+    at = Cursors(q, do, ds, consume(ends.compute_compute_dS), last_dq, Int32(0))
+    if cutlass.const_expr(cfg.has_blocks):
+        if work.full_first > work.first:
+            step(context, team, work, (Int32(0), work.first), at, True, False, True)
+        else:
+            step(context, team, work, (Int32(0), work.first), at, False, False, True)
+    else:
+        step(context, team, work, (Int32(0), work.first), at, True, False, True)
+    at = at.after_first()
+    for member in cutlass.range(cfg.group, unroll=1):
+        first = work.first + cutlass.select_(member == 0, Int32(1), Int32(0))
+        for i in cutlass.range(first, work.full_first, unroll=1):
+            step(context, team, work, (member, i), at, True, has_dq, False)
+            at = at.next()
+        for i in cutlass.range(cutlass.max(first, work.full_first), work.full_stop, unroll=1):
+            step(context, team, work, (member, i), at, False, has_dq, False)
+            at = at.next()
+        if cutlass.const_expr(cfg.has_left):
+            for i in cutlass.range(cutlass.max(first, work.full_stop), work.stop, unroll=1):
+                step(context, team, work, (member, i), at, True, has_dq, False)
+                at = at.next()
+    if cutlass.const_expr(has_dq):
+        finish(context, team, at)
+
+
+@cute.jit
+def step(
+    context,
+    team: cutlass.Constexpr[Team],
+    work,
+    place: tuple[Int32, Int32],
+    at: Cursors,
+    is_cut: cutlass.Constexpr[bool],
+    has_dq: cutlass.Constexpr[bool],
+    is_first: cutlass.Constexpr[bool],
+):
+    """One block of queries, at a `place`: query head of the group, step.
+
+    is_cut: some query misses some key. has_dq: the last step's dQ is to be computed here.
+    """
+    cfg, (q, do, ds, last_ds, last_dq, given) = context.cfg, at
+    s, dp, dq = cfg.scores.accumulator(), cfg.dp.accumulator(), cfg.dq.accumulator()
+    q.wait()
+    team.start_scores(s, q)
+    if cutlass.const_expr(is_first):
+        consume(team.ends.load_compute_V).wait()
+    do.wait()
+    team.start_dp(dp, do)
+    if cutlass.const_expr(has_dq):  # noqa: SIM102  one is decided at compile time
+        if given > 0:
+            last_dq.announce(team.index)
+    scores_at = where(context, work, place, is_cut)
+    rows = rows_of(context, q.stage)
+    minus_lse = Statistic(rows, cfg)
+
+    wait(1)
+    p = weights(context, s, minus_lse, scores_at)
+    minus_delta = Statistic(rows + cfg.tile_m, cfg)
+    ds.wait()  # here, so that the compiler does not move exp2 behind the wait for dP
+    wait(0)
+    p_operand, ds_operand = cfg.dv.a_registers(), cfg.dk.a_registers()
+    fill(p_operand, rounded(p, cfg.dtype))
+    ds_words = slopes(context, s, p, minus_delta, dp, scores_at)
+    fill(ds_operand, ds_words)
+
+    store_ds(context, ds.stage, team.index, ds_words)
+    team.add_dv(p_operand, do)
+    if cutlass.const_expr(has_dq):
+        last_ds.wait()
+        team.start_dq(dq, last_ds)
+        team.add_dk(ds_operand, q)
+        ds.arrive()
+        wait(2)
+        do.arrive()
+        wait(1)
+        last_ds.arrive()
+        last_dq.give(context, team.index, dq)
+    else:
+        team.add_dk(ds_operand, q)
+        ds.arrive()
+        wait(1)
+        do.arrive()
+    wait(0)
+    q.arrive()
+
+
+@cute.jit
+def finish(context, team: cutlass.Constexpr[Team], at: Cursors):
+    """dQ of the last step."""
+    dq = context.cfg.dq.accumulator()
+    at.last_ds.wait()
+    team.start_dq(dq, at.last_ds)
+    if at.given > 0:
+        at.last_dq.announce(team.index)
+    wait(0)
+    at.last_dq.give(context, team.index, dq)
+    at.last_dq.next().announce(team.index)
