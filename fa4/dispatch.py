@@ -84,6 +84,7 @@ class Backend:
     requires: tuple[str, ...] = ()
     sizes: Sizes | None = None
     lacks_of_blocks: Callable[[AttentionSpec], list[str]] | None = None  # of a block_mask: what is missing
+    pages: int = 1  # a page is a multiple of so many rows, without cache_leftpad if more than 1
 
     def refusals(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> list[str]:
         """Every reason why this backend cannot serve the problem on `chip`; empty when it can."""
@@ -103,6 +104,11 @@ class Backend:
             reasons.append(f"lacks head_dim ({spec.head_dim}, {spec.head_dim_v}) (has {self.head_dims})")
         if self.lacks_of_blocks is not None and spec.mods is not None and spec.mods.block is not None:
             reasons += self.lacks_of_blocks(spec)
+        if spec.cache is not None and spec.cache.page_size is not None and Feature.PAGES in self.features:
+            if spec.cache.page_size % self.pages:
+                reasons.append(f"lacks pages of {spec.cache.page_size} rows (has multiples of {self.pages})")
+            if self.pages > 1 and spec.cache.has_leftpad:
+                reasons.append("lacks cache_leftpad in pages")
         reasons += [f"lacks {feature.value}" for feature in Feature if feature in spec.features() - self.features]
         return reasons
 
@@ -142,10 +148,11 @@ _SM90 = Backend(
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128),
-    features=ALL_FEATURES - CACHES - {Feature.CAPTURED_GRADIENTS},
+    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS, Feature.CACHE_FP8, Feature.BATCH_INVARIANT},
     module="fa4.sm90.plan",
     requires=_CUTE,
     lacks_of_blocks=_lacks_of_blocks,
+    pages=128,
 )
 
 # Order is preference.
@@ -173,7 +180,7 @@ BACKENDS: tuple[Backend, ...] = (
         _SM90,
         summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
-        features=ALL_FEATURES - CACHES - {Feature.CAPTURED_GRADIENTS, Feature.BACKWARD, Feature.DETERMINISTIC},
+        features=_SM90.features - {Feature.BACKWARD, Feature.DETERMINISTIC},
     ),
     replace(
         _SM90,

@@ -1,6 +1,7 @@
 """Where the key rows of a sequence lie: one after the other, or in pages of a cache.
 
-A kernel asks `Keys.of` for its sequence, and gets of k and of v a `Strided` or a `Paged`. Where blocks of keys lie
+A kernel asks `Keys.of` for its sequence. One that loads by TMA takes blocks by `block_of`, from pages that hold whole
+blocks. Others get of k and of v a `Strided` or a `Paged`, by `of_head`. Where blocks of keys lie
 evenly in memory (`lies_evenly`), as they do in pages that hold whole blocks, it takes them by `block`; else it takes
 rows one by one, by `rows_from`. Rows of no key have no place: entries of a page table that are past the sequence's end
 are not looked at, and lengths or page numbers beyond the cache are cut to what there is.
@@ -44,6 +45,11 @@ class CacheTensors(NamedTuple):
         return CacheTensors(table, batch_idx, leftpad, *descales)
 
 
+def page_at(table: cute.Tensor, place: Int32, pages: Int32) -> Int32:
+    """The page at a place of a sequence's table, of which there are `pages`."""
+    return cutlass.max(cutlass.min(table[place], pages - 1), 0)
+
+
 @dataclass(frozen=True)
 class Strided(Constant):
     """Rows of one head of k or v, evenly apart. matrix: (rows, dim) from the sequence's first key on."""
@@ -74,8 +80,7 @@ class Paged(Constant):
 
     def page(self, place: Int32) -> Int32:
         """The page at a place of the table."""
-        last = cute.size(self.pages, mode=[2]) - 1
-        return cutlass.max(cutlass.min(self.table[place], last), 0)
+        return page_at(self.table, place, cute.size(self.pages, mode=[2]))
 
     def block(self, n: Int32, tile_n: int, dim: int) -> cute.Tensor:
         """(tile_n, dim): the n-th block of keys, if blocks lie evenly."""
@@ -124,6 +129,20 @@ class Keys(Constant):
     @property
     def count(self) -> Int32:
         return self.rows.count
+
+    def block_of(
+        self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, is_ragged: bool
+    ) -> tuple[cute.Tensor, Int32]:
+        """The (rows, columns) of k or v that the n-th block of keys lies evenly in, and which block of these it is; x:
+        matrices, or TMA coordinates of some that may be `ragged`."""
+        if self.table is None:
+            return sequence_matrix(x, head, self.sequence, self.rows, self.varlen, is_ragged), n
+        size = self.spec.page_size
+        place, of_page = n // (size // tile_n), n % (size // tile_n)
+        held = Rows(Int32(0), cutlass.min(self.count - place * size, size))
+        return sequence_matrix(
+            x, head, page_at(self.table, place, cute.size(x, mode=[3])), held, False, is_ragged
+        ), of_page
 
     def of_head(self, x: cute.Tensor, head: Int32) -> Strided | Paged:
         """One head's rows in k or v."""

@@ -9,6 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ..core.cache import CacheTensors
 from ..core.order import Order, PackedOrder
 from ..core.sequence import Lengths, extent, ragged
 from ..core.traced import ModTensors
@@ -35,6 +36,7 @@ class Arguments:
     lse: cute.Tensor  # (rows, 1, heads, batch), or varlen (rows, 1, heads); if keys are split, a last mode of parts
     sink: cute.Tensor | None  # (heads_q,), float32
     lengths: Lengths
+    cache: CacheTensors | None
     order: Order | PackedOrder
     splits: Int32 | None  # parts that each tile of `order` has; None if keys are not split
     scale_log2: Float32  # and below: see `Scalars`
@@ -53,10 +55,6 @@ class Arguments:
     def seqlen_q(self) -> Int32:
         """Of a dense problem."""
         return extent(self.maps.q.tensor)
-
-    @property
-    def seqlen_k(self) -> Int32:
-        return extent(self.maps.k.tensor)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -88,6 +86,8 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         else:
             m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
             order = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, cluster=cfg.ctas)
-        args = Arguments(maps, call.out, call.lse, call.sink, call.lengths, order, splits, *call.scalars, call.mods)
+        args = Arguments(
+            maps, call.out, call.lse, call.sink, call.lengths, call.cache, order, splits, *call.scalars, call.mods
+        )
         ctas = args.tiles * cfg.ctas
         self.start(args, cfg, cutlass.min(ctas, sizes.ctas // cfg.ctas * cfg.ctas) if cfg.persistent else ctas, stream)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Boolean, Int32
 
+from ..core.cache import Keys
 from ..core.mask import Band, Blocks, Descending, Listed, Mask
 from ..core.sequence import Rows
 
@@ -23,6 +24,7 @@ class Work(NamedTuple):
     place: Rows  # all query rows of the sequence
     q: Rows  # those of them that hold data
     k: Rows
+    keys: Keys  # where these lie
     mask: Mask
     walk: Descending | Listed  # over the key blocks
 
@@ -43,7 +45,8 @@ def work_tile(context, index: Int32) -> Work:
     m_block, head, batch = args.order.at(tile)
     place = args.lengths.query_place(batch, args.seqlen_q)
     q = args.lengths.queries(batch, args.seqlen_q)
-    k = args.lengths.keys(batch, args.seqlen_k)
+    keys = Keys.of(args.lengths, args.cache, args.maps.k.tensor, batch, cfg)
+    k = keys.rows
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
     mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.slots)
@@ -53,11 +56,11 @@ def work_tile(context, index: Int32) -> Work:
         block_q, block_k = cfg.mods.block
         row, ratio = m_block // (block_q // cfg.rows), block_k // cfg.tile_n
         walk = Listed.of(args.mods.blocks, batch, head, row, ratio, (k.count + cfg.tile_n - 1) // cfg.tile_n)
-        return Work(index, part, m_block, head, head_kv, batch, place, q, k, mask, walk)
+        return Work(index, part, m_block, head, head_kv, batch, place, q, k, keys, mask, walk)
     blocks = mask.key_blocks(m_block)
     if cfg.split:
         blocks = blocks.part(part, args.splits)
     is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.slots)
     stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
-    return Work(index, part, m_block, head, head_kv, batch, place, q, k, mask, Descending(blocks))
+    return Work(index, part, m_block, head, head_kv, batch, place, q, k, keys, mask, Descending(blocks))

@@ -31,6 +31,7 @@ _ALL = (
     CacheCase("window_in_pages", (130, 60), page_size=16, window_size=(30, 0), queries=3),
     CacheCase("softcap_and_sink_in_pages", (130, 0, 60), page_size=16, softcap=10.0, sink=True, heads_q=16),
     CacheCase("chunked_prefill", (200, 90), new=70, queries=70, page_size=64, capacity=320, heads_q=4),
+    CacheCase("chunk_in_large_pages", (130, 250), new=70, queries=70, page_size=128, capacity=384, head_dim=128),
     CacheCase("more_rows_than_a_tile", (100,), queries=80, page_size=16, heads_q=2, heads_kv=2),
     CacheCase("head_dims", (90, 33), page_size=16, head_dim=72, head_dim_v=40, queries=2),
     CacheCase("head_dim_128", (90, 33), page_size=16, head_dim=128, heads_q=8, heads_kv=2, dtype=torch.float16),

@@ -110,6 +110,13 @@ class Built:
             assert torch.allclose(got, expected, rtol=step, atol=step, equal_nan=True), f"{self.case}, {where}: {name}"
 
 
+def serves(backend: str, case: CacheCase) -> bool:
+    """Whether a backend that has kernels takes a case; what it lacks is refused by name."""
+    if case.fp8:
+        return False
+    return backend == "sm80" or case.page_size is None or (case.page_size % 128 == 0 and case.leftpad is None)
+
+
 def turned(x: Tensor, position: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rows of x (rows, heads, dim) rotated as complex numbers, in float64, and rounded once."""
     n = cos.shape[1]

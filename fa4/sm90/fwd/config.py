@@ -167,4 +167,4 @@ class Config(Variant):
     @property
     def ragged_k(self) -> bool:
         """Rows after a sequence's end hold other data; K and V are loaded as if they were zero (0 * NaN is NaN)."""
-        return self.varlen or self.has_seqused_k
+        return self.varlen_k or self.has_seqused_k

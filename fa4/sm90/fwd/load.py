@@ -60,7 +60,7 @@ def load_q(context, work, team: int, cursor: Cursor):
 def load_block(context, name: str, work, block: Int32, cursor: Cursor):
     """A block of keys ("k") or values ("v")."""
     cfg, tma = context.cfg, context.tma(name)
-    x = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged_k)
+    x, block = work.keys.block_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.ragged_k)
     place = context.smem.pointer(name.upper(), cfg.dtype) + cursor.stage * (tma.tile.nbytes // 2)
     cursor.wait()
     cursor.announce(tma.tile.nbytes)
