@@ -35,9 +35,13 @@ SOAK_ONLY = {
     "pair",
     "ragged_both",
     "seqused",
+    "sink",
+    "sink_gqa_window",
+    "sink_with_masked_rows",
     "varlen",
     "varlen_window_gqa",
     "window",
+    "window_left_only",
 }
 
 

@@ -88,7 +88,7 @@ def test_gradients_under_many_interleavings(name, seed):
 
 
 def test_gradients_through_autograd(seed):
-    check_gradients_through_autograd(KERNELS, SERVED["sink_gqa_window"], seed)
+    check_gradients_through_autograd(KERNELS, SERVED["causal_d128"], seed)
 
 
 def test_training_gives_the_losses_of_the_portable_backend(seed):
@@ -171,7 +171,8 @@ MULTIPROCESSORS = (2, 4, 8)
 
 
 def distinct(case: Case, tiles: BackwardTiles, seed: int, runs: int) -> int:
-    """How many different gradients, to the bit, come out of `runs` interleavings of one problem; all are right."""
+    """How many different gradients, to the bit, come out of `runs` interleavings of one problem, 2 for more than one; all
+    are right."""
     case = replace(case, head_dim=64 if tiles is SINGLE else 128)
     problem = cases.make(case, seed)
     results = {}
@@ -179,15 +180,18 @@ def distinct(case: Case, tiles: BackwardTiles, seed: int, runs: int) -> int:
         schedule, sms = SCHEDULES[i % 3], MULTIPROCESSORS[(i + i // 3) % 3]
         grads = KERNELS.gradients(problem, seed + i, schedule, tiles, sms)
         results.setdefault(bits(grads), grads)
+        if len(results) > 1:
+            break
     for grads in results.values():
         cases.assert_right(judge_gradients(problem, grads), f"{case}, {tiles.name} (seed {seed})")
     return len(results)
 
 
-# Each for one of the rows, and "causal" for none: it orders additions as "gqa" does. The soak runs all for both.
+# Each for one of the rows, and "causal" and "full" for none: they order additions as "gqa" and "varlen" do. The soak
+# runs all for both.
 @pytest.mark.parametrize(
     ("name", "tiles"),
-    [("full", SINGLE), ("window", SINGLE), ("gqa", PAIR), ("varlen", SINGLE)],
+    [("window", SINGLE), ("gqa", PAIR), ("varlen", SINGLE)],
     ids=lambda x: getattr(x, "name", x),
 )
 def test_deterministic_gradients_are_bitwise_equal(name, tiles, seed):

@@ -20,13 +20,14 @@ from fa4.spec import AttentionSpec, Extent
 STEPS = ("0" + "1010" + "10210" * 2 + "0", 4 + 5 * 2 + 1)
 ONE_HAS_DQ = (STEPS[0] + "1010" * 3, STEPS[1] + 4 * 3)
 WIDE = ("010" * 3, 3 * 3)  # each warpgroup's own step, that of dV twice
+# Each is compiled anew; the soak does the others of its kind of steps.
 CODE = [
-    pytest.param(64, {"window_right": 0}, *STEPS, id="d64"),
+    pytest.param(64, {"window_right": 0}, *STEPS, id="d64", marks=pytest.mark.soak),
     pytest.param(96, {}, *ONE_HAS_DQ, id="d96"),
     pytest.param(128, {"window_right": 0}, *STEPS, id="d128"),
-    pytest.param(128, {"deterministic": True}, *STEPS, id="deterministic"),
-    pytest.param(128, {"softcap": 20.0, "window_right": 0}, *STEPS, id="softcap"),
-    pytest.param(192, {}, *WIDE, id="d192"),
+    pytest.param(128, {"deterministic": True}, *STEPS, id="deterministic", marks=pytest.mark.soak),
+    pytest.param(128, {"softcap": 20.0, "window_right": 0}, *STEPS, id="softcap", marks=pytest.mark.soak),
+    pytest.param(192, {}, *WIDE, id="d192", marks=pytest.mark.soak),
     pytest.param(256, {"window_right": 0}, *WIDE, id="d256"),
 ]
 

@@ -33,15 +33,14 @@ KERNELS = Kernels("sm90", "sm_90a", Plan)
 # Here these have kernels to themselves, too: other tile widths of what other cases show, and flags that are read by
 # code which the Blackwell kernels share and are tested with.
 LIKE_OTHERS = {
+    "gqa",
     "group_of_twelve_is_packed_by_four",
     "head_dim_192",
     "head_dim_256_many",
     "head_dim_v_larger",
     "mqa",
-    "sink",
-    "sink_with_masked_rows",
+    "seqused_queries_only",
     "varlen_different_k",
-    "window_left_only",
 }
 
 
