@@ -171,8 +171,7 @@ MULTIPROCESSORS = (2, 4, 8)
 
 
 def distinct(case: Case, tiles: BackwardTiles, seed: int, runs: int) -> int:
-    """How many different gradients, to the bit, come out of `runs` interleavings of one problem, 2 if there are more; all
-    are right."""
+    """How many different gradients, to the bit, `runs` interleavings of one problem give, 2 if more; all are right."""
     case = replace(case, head_dim=64 if tiles is SINGLE else 128)
     problem = cases.make(case, seed)
     results = {}

@@ -39,11 +39,10 @@ class Scopes:
             self.singles[self.current][name] = Register(name, type_)
 
     def register(self, name: str) -> Register | None:
-        scope = self.current
-        trailing = _TRAILING.match(name)
+        scope, trailing = self.current, None
         while scope >= 0:
             found = self.singles[scope].get(name)
-            if found is None and trailing:
+            if found is None and self.ranges[scope] and (trailing := trailing or _TRAILING.match(name)):
                 ranged = self.ranges[scope].get(trailing[1])
                 if ranged and int(trailing[2]) < ranged[0]:
                     found = self.singles[scope][name] = Register(name, ranged[1])
