@@ -173,7 +173,7 @@ def test_extra_memory_is_seen_again_after_it_was_freed():
     for _ in range(3):
         extra = timing.peak_extra_bytes(work, torch.device("cpu"))
         if extra is None:
-            pytest.skip("the system does not tell")
+            pytest.skip("this system does not tell how much memory a process had at its peak")
         assert 0.95 * count <= extra / 2**20 <= count + 2
 
 

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-pytest.importorskip("fa4.emulator.machine._core")
+pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
 from fa4.emulator.errors import TensorMapRefused
 from fa4.emulator.host.memory import aligned_buffer

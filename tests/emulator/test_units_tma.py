@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-units = pytest.importorskip("fa4.emulator.machine._core").units
+units = pytest.importorskip(
+    "fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler"
+).units
 
 U8, U16, U32, S32, U64, F16, F32, F32_FTZ, F64, BF16, B4, B4_PAD, B6_PAD = 0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13
 NONE, SW32, SW64, SW128, SW96 = range(5)
@@ -256,7 +258,8 @@ def test_reductions(op, type_, model, seed):
 
 
 def test_reduction_of_bf16_rounds_to_nearest_even(seed):
-    torch = pytest.importorskip("torch")
+    import torch
+
     rng = np.random.default_rng(seed)
     a, b = (torch.from_numpy(rng.standard_normal((4, 64)).astype(np.float32)).bfloat16() for _ in range(2))
     want = a + b

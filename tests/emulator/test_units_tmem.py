@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from cute_layout import Layout, swizzle
 
-units = pytest.importorskip("fa4.emulator.machine._core").units
+units = pytest.importorskip(
+    "fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler"
+).units
 
 LANES, COLUMNS = 128, 512
 S16X64, S16X128, S16X256, S32X32, S16X32X2 = range(5)
@@ -58,7 +60,7 @@ def test_load_and_store(shape, num, pack16, seed):
     lane, unit = cells(shape, num, pack16, split)
     width = int(unit.max()) // 2 + 1
     if width > COLUMNS:
-        pytest.skip("wider than tensor memory")
+        pytest.skip(f"{shape} x{num} would take {width} columns, and tensor memory has {COLUMNS}")
     base_lane, base_column = random_base(rng, shape, width)
     taddr = base_lane << 16 | base_column
     tmem = rng.integers(0, 2**32, (LANES, COLUMNS), dtype=np.uint32)

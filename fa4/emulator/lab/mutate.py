@@ -293,6 +293,51 @@ def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: i
         example.run(cutlass)
 
 
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    target: str
+    arguments: tuple[str, ...]
+    cutlass: Path | None
+    lengths: tuple[tuple[int, int], ...]
+    head_dim: int
+    heads_q: int
+    causal: bool
+    window_size: tuple[int, int] | None
+    logits: float
+    deterministic: bool
+    chip: str
+    sms: int
+    launch: int | None
+    seeds: int
+    only: str
+    letter: bool
+    leftovers: bool
+    processes: int
+
+    def recordings(self) -> list[Recording]:
+        """The launches whose kernel is mutated: of files, of our kernels, or of a foreign example."""
+        if self.target.endswith(".npz"):
+            return [Recording.load(Path(path)) for path in (self.target, *self.arguments)]
+        recorders: list[Callable[[Path], None]]
+        if self.target in ("fwd", "bwd"):
+            recorders = [partial(_record, self.target, case, self.chip, self.sms) for case in self._cases()]
+        elif self.cutlass is None:
+            raise click.UsageError(f"{self.target} is a foreign example: --cutlass says where it is")
+        else:
+            lines = _split(self.arguments)
+            recorders = [partial(_record_example, self.target, line, self.cutlass, self.sms) for line in lines]
+        return _recorded(recorders, self.launch)
+
+    def _cases(self) -> list[cases.Case]:
+        flags: dict[str, Any] = dict(
+            head_dim=self.head_dim, heads_q=self.heads_q, heads_kv=self.heads_q, causal=self.causal,
+            window_size=self.window_size or (None, None), logits=self.logits, deterministic=self.deterministic,
+        )  # fmt: skip
+        return [cases.Case(f"{self.target} {q}x{k}", seqlen_q=q, seqlen_k=k, **flags) for q, k in self.lengths]
+
+
 class _Lengths(click.ParamType):
     """`seqlen_q` or `seqlen_qXseqlen_k`."""
 
@@ -327,39 +372,25 @@ class _Lengths(click.ParamType):
 @click.option("--letter", is_flag=True, help="Hold the kernel to the letter of the ISA, see Checks.letter.")
 @click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of a phase, see Checks.leftovers.")
 @click.option("--processes", type=COUNT, default=1, show_default=True)
-def main(
-    target: str, arguments: tuple[str, ...], cutlass: Path | None, lengths: list[tuple[int, int]], heads_q: int,
-    window_size: tuple[int, int] | None, chip: str, sms: int, launch: int | None, seeds: int, only: str, letter: bool,
-    leftovers: bool, processes: int, **shape,
-) -> None:  # fmt: skip
-    if target.endswith(".npz"):
-        recordings = [Recording.load(Path(path)) for path in (target, *arguments)]
-    else:
-        recorders: list[Callable[[Path], None]]
-        if target in ("fwd", "bwd"):
-            flags = dict(heads_q=heads_q, heads_kv=heads_q, window_size=window_size or (None, None), **shape)
-            shapes = [cases.Case(f"{target} {q}x{k}", seqlen_q=q, seqlen_k=k, **flags) for q, k in lengths]
-            recorders = [partial(_record, target, case, chip, sms) for case in shapes]
-        elif cutlass is None:
-            raise click.UsageError(f"{target} is a foreign example: --cutlass says where it is")
-        else:
-            recorders = [partial(_record_example, target, line, cutlass, sms) for line in _split(arguments)]
-        recordings = _recorded(recorders, launch)
+def main(**options) -> None:
+    asked = Options(**options)
+    recordings = asked.recordings()
     recording = recordings[0]
-    trial = prepare(recordings, sms=sms, seeds=seeds, checks=Checks(letter=letter, leftovers=leftovers))
-    chosen = reached_mutants(trial, only)
+    checks = Checks(letter=asked.letter, leftovers=asked.leftovers)
+    trial = prepare(recordings, sms=asked.sms, seeds=asked.seeds, checks=checks)
+    chosen = reached_mutants(trial, asked.only)
     verdicts = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("mutants", total=len(chosen))
-        for verdict in judge_all(trial, chosen, processes):
+        for verdict in judge_all(trial, chosen, asked.processes):
             verdicts.append(verdict)
             if not verdict.how:
                 progress.console.print(f"survived: {verdict.mutant}")
             progress.advance(task)
     names = ", ".join(f"{launch.name} on a grid of {launch.grid}" for launch in recordings)
-    click.echo(f"{recording.entry}: {names}; {sms} SMs, {seeds} seeds x {len(SCHEDULES)} schedules\n")
+    click.echo(f"{recording.entry}: {names}; {asked.sms} SMs, {asked.seeds} seeds x {len(SCHEDULES)} schedules\n")
     click.echo(summary(recording, verdicts))
 
 
