@@ -65,6 +65,7 @@ _SM80_TABLES = (
 )
 _SM90_FORWARD = (
     "tests/sm90/test_forward.py -k 'fits_the_chip or row_of_a_problem or refused or same_share'",
+    "tests/sm90/test_splits.py -k 'parts_of_a_problem or share_a_tile'",
     *_cases(
         "tests/sm90/test_forward.py::test_case",
         *("causal", "window_both_sides", "sink_varlen_gqa", "seqused_dense", "half_block_alone"),
