@@ -1,4 +1,4 @@
-"""python -m fa4: what is here (env), what a call would run (explain), and the main job (demo)."""
+"""python -m fa4: what is here (env), what a call would run (explain, compile), and the main job (demo)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import time
+from pathlib import Path
 
 import click
 import torch
@@ -109,44 +110,47 @@ def env(as_json: bool) -> None:
     console.print(table)
 
 
-@main.command()
-@click.option("--batch", default=1, type=_POSITIVE, show_default=True)
-@click.option("--seqlen-q", default=4096, type=_POSITIVE, show_default=True, help="Of varlen, the longest.")
-@click.option("--seqlen-k", default=None, type=_POSITIVE, help="Default: seqlen_q.")
-@click.option("--heads-q", default=16, type=_POSITIVE, show_default=True)
-@click.option("--heads-kv", default=None, type=_POSITIVE, help="Default: as many as query heads.")
-@click.option("--head-dim", default=128, type=_POSITIVE, show_default=True)
-@click.option("--head-dim-v", default=None, type=_POSITIVE, help="Default: head_dim.")
-@click.option("--dtype", type=click.Choice(list(_DTYPES)), default="bf16", show_default=True)
-@click.option("--causal", is_flag=True)
-@click.option(
-    "--window-size",
-    nargs=2,
-    type=click.IntRange(min=-1),
-    default=(-1, -1),
-    show_default=True,
-    help="Left and right; -1 is open.",
+_PROBLEM = (
+    click.option("--batch", default=1, type=_POSITIVE, show_default=True),
+    click.option("--seqlen-q", default=4096, type=_POSITIVE, show_default=True, help="Of varlen, the longest."),
+    click.option("--seqlen-k", default=None, type=_POSITIVE, help="Default: seqlen_q."),
+    click.option("--heads-q", default=16, type=_POSITIVE, show_default=True),
+    click.option("--heads-kv", default=None, type=_POSITIVE, help="Default: as many as query heads."),
+    click.option("--head-dim", default=128, type=_POSITIVE, show_default=True),
+    click.option("--head-dim-v", default=None, type=_POSITIVE, help="Default: head_dim."),
+    click.option("--dtype", type=click.Choice(list(_DTYPES)), default="bf16", show_default=True),
+    click.option("--causal", is_flag=True),
+    click.option(
+        "--window-size",
+        nargs=2,
+        type=click.IntRange(min=-1),
+        default=(-1, -1),
+        show_default=True,
+        help="Left and right; -1 is open.",
+    ),
+    click.option("--softcap", default=0.0, type=click.FloatRange(min=0), show_default=True),
+    click.option("--sink", is_flag=True, help="With a learnable sink."),
+    click.option("--varlen", is_flag=True, help="Packed sequences."),
+    click.option("--seqused", is_flag=True, help="With seqused_q and seqused_k (varlen)."),
+    click.option("--backward", is_flag=True, help="Gradients are needed."),
+    click.option("--deterministic", is_flag=True),
+    click.option("--backend", default="auto", show_default=True),
 )
-@click.option("--softcap", default=0.0, type=click.FloatRange(min=0), show_default=True)
-@click.option("--sink", is_flag=True, help="With a learnable sink.")
-@click.option("--varlen", is_flag=True, help="Packed sequences.")
-@click.option("--seqused", is_flag=True, help="With seqused_q and seqused_k (varlen).")
-@click.option("--backward", is_flag=True, help="Gradients are needed.")
-@click.option("--deterministic", is_flag=True)
-@click.option("--backend", default="auto", show_default=True)
-@click.option(
-    "--chip", type=int, default=None, help="Ask for another chip, e.g. 100 for B200, 90 for H100, 0 for no GPU."
-)
-@click.option("--table", is_flag=True, help="Print the whole support table instead.")
-def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
-    """Which backend and tiles a call would get, and why not the others."""
-    if table:
-        click.echo(support_table())
-        return
-    try:
-        where = chip_of(_default_device()) if chip is None else chip_by_number(chip) if chip else Chip("cpu")
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--chip") from None
+
+
+def _asks_for_a_problem(command):
+    """Give a command the options that say what one call of attention is."""
+    for option in reversed(_PROBLEM):
+        command = option(command)
+    return command
+
+
+def _problem(shape: dict) -> tuple[AttentionSpec, Extent]:
+    """What those options say.
+
+    Raises:
+        click.BadParameter: they do not go together.
+    """
     if not math.isfinite(shape["softcap"]):
         raise click.BadParameter("expected a finite number", param_hint="--softcap")
     heads_q, heads_kv = shape["heads_q"], shape["heads_kv"] or shape["heads_q"]
@@ -170,7 +174,25 @@ def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
         deterministic=shape["deterministic"],
         needs_backward=shape["backward"],
     )
-    extent = Extent(shape["batch"], shape["seqlen_q"], shape["seqlen_k"] or shape["seqlen_q"])
+    return spec, Extent(shape["batch"], shape["seqlen_q"], shape["seqlen_k"] or shape["seqlen_q"])
+
+
+@main.command()
+@_asks_for_a_problem
+@click.option(
+    "--chip", type=int, default=None, help="Ask for another chip, e.g. 100 for B200, 90 for H100, 0 for no GPU."
+)
+@click.option("--table", is_flag=True, help="Print the whole support table instead.")
+def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
+    """Which backend and tiles a call would get, and why not the others."""
+    if table:
+        click.echo(support_table())
+        return
+    try:
+        where = chip_of(_default_device()) if chip is None else chip_by_number(chip) if chip else Chip("cpu")
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--chip") from None
+    spec, extent = _problem(shape)
     try:
         explanation = dispatch.explain(spec, extent, where, backend)
     except ValueError as error:
@@ -178,6 +200,34 @@ def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
     click.echo(str(explanation))
     if explanation.chosen is None:
         raise SystemExit(1)
+
+
+@main.command("compile")
+@_asks_for_a_problem
+@click.option("--chip", type=int, default=100, show_default=True, help="10 * major + minor: 100 for B200, 90 for H100.")
+@click.option("--record", type=click.Path(exists=True, dir_okay=False), help="Compile what FA4_RECORD wrote instead.")
+@click.option("--out", required=True, type=click.Path(file_okay=False), help="Directory for FA4_CACHE_DIR.")
+def compile_command(chip: int, record: str | None, out: str, backend: str, **shape) -> None:
+    """Compile the kernels of a call, or of all calls that a run recorded, ahead of time; no GPU is needed."""
+    from . import ahead
+
+    try:
+        chip_by_number(chip)
+        problems = [ahead.Problem(chip, *_problem(shape), backend)] if record is None else None
+        problems = list(ahead.recorded(Path(str(record)))) if problems is None else problems
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    seconds: dict[tuple, float] = {}
+    for problem in problems:
+        try:
+            seconds |= ahead.compile_into(Path(out), problem)
+        except ValueError as error:
+            raise click.ClickException(str(error)) from None
+    if not seconds:
+        raise click.ClickException("nothing is compiled for this: plain torch serves it")
+    targets = ", ".join(sorted({target for target, _ in seconds}))
+    click.echo(f"{len(seconds)} kernels for {targets} in {sum(seconds.values()):.1f} s, of {len(problems)} problems")
+    click.echo(f"use them with FA4_CACHE_DIR={out}")
 
 
 def support_table() -> str:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import env
 from .device import Chip
 from .plan import Plan
 from .spec import AttentionSpec, Extent, Feature
@@ -248,7 +251,25 @@ def select(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto
 @functools.lru_cache(maxsize=4096)
 def plan(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto") -> Plan:
     """The plan of the backend that `select` takes, for `spec.with_positive_scale()`; made once."""
-    return select(spec, extent, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
+    made = select(spec, extent, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
+    if env.RECORD.get() and chip.dry_run is None and made.compiled:
+        _record(env.RECORD.get(), spec, extent, chip, backend)
+    return made
+
+
+def _record(file: str, spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> None:
+    """Add the problem to a file of lines of JSON, which `fa4.ahead` reads; none with functions of the caller, or with a
+    key/value cache."""
+    if spec.mods is not None or spec.cache is not None:
+        return
+    problem = {name: value for name, value in dataclasses.asdict(spec).items() if value is not None}
+    problem |= {"dtype": _dtype_name(spec.dtype)}
+    line = json.dumps({"chip": chip.number, "backend": backend, "extent": list(extent), "spec": problem})
+    try:
+        with open(file, "a") as lines:
+            lines.write(line + "\n")  # one write: processes may share the file
+    except OSError as error:
+        warnings.warn(f"FA4_RECORD: nothing can be added to {file}: {error}", stacklevel=2)
 
 
 def _judge(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> _Verdict:

@@ -25,5 +25,6 @@ CHECK_LENGTHS = Variable(
     "0",
     "1 checks cu_seqlens, seqused and max_seqlen on accelerators too, where it stalls; read once",
 )
+RECORD = Variable("FA4_RECORD", "", "file to which problems are added as they first come, for `fa4 compile --record`")
 
-VARIABLES = (CACHE, CACHE_DIR, CHECK_LENGTHS)
+VARIABLES = (CACHE, CACHE_DIR, CHECK_LENGTHS, RECORD)

@@ -40,9 +40,10 @@ _PACKAGE = Path(__file__).parent
 # Parts of the package whose text decides nothing that is compiled: all others do, whatever is added. A test holds
 # that no device code imports one of these.
 HOST_ONLY = (
-    "__init__.py", "__main__.py", "api.py", "autograd.py", "calls.py", "cases.py", "checks.py", "cli.py", "compat",
-    "demo.py", "dispatch.py", "distributed.py", "emulator", "fallback.py", "flex.py", "integrations", "kvcache",
-    "masks.py", "mod_ops.py", "ops.py", "plan.py", "reference.py", "run", "scores.py", "sequences.py", "states.py",
+    "__init__.py", "__main__.py", "ahead.py", "api.py", "autograd.py", "calls.py", "cases.py", "checks.py", "cli.py",
+    "compat", "demo.py", "dispatch.py", "distributed.py", "emulator", "fallback.py", "flex.py", "integrations",
+    "kvcache", "masks.py", "mod_ops.py", "ops.py", "plan.py", "reference.py", "run", "scores.py", "sequences.py",
+    "states.py",
 )  # fmt: skip
 _STAND_INS = "emulator/host"  # the runtime that kernels of emulated chips are linked to
 # What the compiler's packages are called: each has a part in the code or in how the code is called.
@@ -66,26 +67,31 @@ if hasattr(os, "register_at_fork"):
 class DryRun:
     """What `compile_only` compiled: seconds by (target, key)."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
         self.seconds: dict[tuple, float] = {}
+        self._directory = directory
 
     def compile(self, full_key: tuple, build: Callable[[], Any]) -> Launcher:
-        if full_key not in self.seconds:
+        target, _, key = full_key
+        if (target, key) not in self.seconds:
             started = time.perf_counter()
-            build()
-            self.seconds[full_key] = time.perf_counter() - started
+            kernel = build()
+            if self._directory is not None:
+                _export(kernel, _entry(self._directory, full_key))
+            self.seconds[target, key] = time.perf_counter() - started
         return lambda *arguments: None
 
 
 @contextlib.contextmanager
-def compile_only() -> Iterator[DryRun]:
+def compile_only(directory: Path | None = None) -> Iterator[DryRun]:
     """Inside, this thread compiles kernels, past all caches, and launches none: a dry run for a chip that is not here.
+    They are kept in `directory`, if there is one, which may then serve as a `cache_directory`.
 
     Results of calls made inside are uninitialised memory. Use with `fa4.device.emulating(chip)` and CPU tensors.
     The chip of every tensor carries the dry run, so plans made inside, which hold launchers that do nothing, are
     plans for another chip and are found by no call outside.
     """
-    record = DryRun()
+    record = DryRun(directory)
     with dry_run(record):
         yield record
 
@@ -106,7 +112,7 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
     full_key = (chip.target, chip.emulated, key)
     if chip.dry_run is not None:
         _check_plain(key)
-        return chip.dry_run.compile((chip.target, key), build)
+        return chip.dry_run.compile(full_key, build)
     launcher = _launchers.get(full_key)
     if launcher is not None:
         return launcher
@@ -204,22 +210,33 @@ def cache_directory() -> Path | None:
     return directory
 
 
+def _entry(directory: Path, full_key: tuple) -> Path:
+    return directory / (hashlib.sha256(repr(full_key).encode()).hexdigest()[:32] + ".o")
+
+
+def _export(kernel: Any, entry: Path) -> None:
+    """Put a whole file in place, so that a reader never sees half of one."""
+    unfinished = entry.with_suffix(f".{uuid.uuid4().hex}.o")  # no other host or process has this name
+    try:
+        kernel.export_to_c(str(unfinished), _SYMBOL)
+        unfinished.replace(entry)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
 def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any]) -> Launcher:
-    entry = directory / (hashlib.sha256(repr(full_key).encode()).hexdigest()[:32] + ".o")
+    entry = _entry(directory, full_key)
     # One lock across check, compile and export: of N ranks that start together, one compiles, the rest load.
     with _file_lock(entry.with_suffix(".lock")):
         with contextlib.suppress(Exception):  # an entry that is missing or does not load is a miss, replaced below
             if entry.exists():
                 return _load(entry)
         kernel = build()
-        unfinished = entry.with_suffix(f".{uuid.uuid4().hex}.o")  # no other host or process has this name
         try:
-            kernel.export_to_c(str(unfinished), _SYMBOL)
-            unfinished.replace(entry)  # so that a reader never sees half a file
+            _export(kernel, entry)
             return _load(entry)  # the same road as a warm start, and a launcher with less Python around it
         except Exception as error:  # a full disk must not stop a kernel that is already compiled
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
             warnings.warn(f"fa4 could not keep a compiled kernel in {directory}: {error}", stacklevel=2)
         return kernel
 

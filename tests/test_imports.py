@@ -25,7 +25,7 @@ LAYERS = (
     ("calls",),
     ("api", "masks", "scores", "states"),
     ("kvcache",),
-    ("cases", "compat", "demo", "distributed", "flex", "integrations"),
+    ("ahead", "cases", "compat", "demo", "distributed", "flex", "integrations"),
     ("emulator.errors",),
     ("emulator.findings",),
     ("emulator.machine",),
