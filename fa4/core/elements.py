@@ -42,6 +42,7 @@ class Elements:
         self._given: dict[tuple, Any] = {}  # scores and their gradients
         self._at = (0, _ORIGIN)
         self._clamped = False
+        self._seen: list[list[Int32]] | None = None  # of a mask, once it was asked ahead: words of each line
         query, key = (_LINE, _ACROSS) if places.keys_across else (_ACROSS, _LINE)
         inputs = {"q_idx": {query}, "kv_idx": {key}, "h": {query} if of.rows_per_query > 1 else set(), "b": set()}
         everything = {_LINE, _ACROSS, _ELEMENT}
@@ -63,6 +64,24 @@ class Elements:
                     self._at = r, c
                     self.value(i)
 
+    def see_ahead(self) -> None:
+        """All of a mask, as words: they take fewer registers until the scores are there than what was loaded for it,
+        and an instruction more for each element."""
+        self._seen = []
+        for r in range(len(self.places.lines)):
+            words = self._all_of([i for i in self._conjuncts(self.of.graph.result) if self._is_wordy(i)], r)
+            self._seen.append(words)
+        for i in self._conjuncts(self.of.graph.result):
+            if self._is_wordy(i):
+                continue
+            for r, words in enumerate(self._seen):
+                made = [Int32(0) for _ in words]
+                for c in range(self.places.count):
+                    self._at = r, c
+                    bit = 1 << c % 32 if c % 32 < 31 else -(1 << 31)
+                    made[c // 32] = made[c // 32] | Int32(cutlass.select_(self.value(i), Int32(bit), Int32(0)))
+                words[:] = [a & b for a, b in zip(words, made)]
+
     def logits(self, scores: list[list[Float32]]) -> list[list[Float32]]:
         """Of raw scores."""
         self._give("score", scores)
@@ -79,8 +98,10 @@ class Elements:
         by_word, by_element = [], []
         for i in self._conjuncts(self.of.graph.result):
             (by_word if self._is_wordy(i) else by_element).append(i)
-        words: list[list[Int32]] | None = None
-        if by_word:
+        words = self._seen
+        if words is not None:
+            by_element = []
+        elif by_word:
             words = [self._all_of(by_word, r) for r in range(len(scores))]
         hidden: list[list[Float32]] = [[] for _ in scores]
         for c in range(self.places.count):
@@ -278,8 +299,8 @@ class Elements:
 
     def _all_of(self, nodes: list[int], r: int) -> list[Int32]:
         self._at = r, _ORIGIN
-        words = self._words(nodes[0])
-        for i in nodes[1:]:
+        words = [Int32(-1) for _ in range(0, self.places.count, 32)]
+        for i in nodes:
             words = [a & b for a, b in zip(words, self._words(i))]
         return words
 

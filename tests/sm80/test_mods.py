@@ -12,10 +12,12 @@ from tests.mods.oracle import assert_kernel_is_right
 
 @pytest.mark.parametrize("name", ["many_kinds_in_order", "heads_short", "documents_short"])
 def test_forward_and_gradients(name, seed):
+    problem = problems()[name]
     with emulate("sm_80", seed=seed):
-        assert_kernel_is_right(problems()[name], seed, "sm80")
+        assert_kernel_is_right(problem, seed, "sm80")
 
 
 def test_forward_of_packed_heads_and_split_keys(seed):
+    problem = problems()["packed_and_split"]
     with emulate("sm_80", seed=seed):
-        assert_kernel_is_right(problems()["packed_and_split"], seed, "sm80", gradients=False)
+        assert_kernel_is_right(problem, seed, "sm80", gradients=False)

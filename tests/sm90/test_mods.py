@@ -13,11 +13,13 @@ from tests.mods.oracle import assert_kernel_is_right
 # Steps in order, which keep scores; the same by lists; steps that overlap, by lists and not.
 @pytest.mark.parametrize("name", ["many_kinds", "documents", "heads_wide", "divides"])
 def test_forward_and_gradients(name, seed):
+    problem = problems()[name]
     with emulate("sm_90a", sms=4, seed=seed):
-        assert_kernel_is_right(problems()[name], seed, "sm90")
+        assert_kernel_is_right(problem, seed, "sm90")
 
 
 @pytest.mark.parametrize("name", ["heads", "packed_and_split"])
 def test_forward(name, seed):
+    problem = problems()[name]
     with emulate("sm_90a", sms=2, seed=seed):
-        assert_kernel_is_right(problems()[name], seed, "sm90", gradients=False)
+        assert_kernel_is_right(problem, seed, "sm90", gradients=False)

@@ -93,9 +93,12 @@ def where(context, work, place: tuple[Int32, Int32], is_cut: bool) -> At:
     places = Places(own_keys(work), query, cfg.tile_m // LANES_PER_ROW, keys_across=False)
     score = None if score_mod is None else score_mod.at(places, args.scale)
     mask = None if mask_mod is None or (cfg.has_blocks and not is_cut) else mask_mod.at(places)
-    for elements in (score, mask):
-        if elements is not None:
-            elements.ask_ahead()
+    if score is not None:
+        score.ask_ahead()
+    if mask is not None and cfg.overlapped:  # hardly a register is left
+        mask.see_ahead()
+    elif mask is not None:
+        mask.ask_ahead()
     return At(bounds, score, mask, work if cfg.has_blocks else None)
 
 
