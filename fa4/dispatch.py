@@ -174,9 +174,10 @@ BACKENDS: tuple[Backend, ...] = (
         on=lambda chip: chip.number in (100, 103),
         dtypes=_HALF,
         head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
-        features=ALL_FEATURES - MODS - CACHES,
+        features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS} - CACHES,
         module="fa4.sm100.plan",
         requires=_CUTE,
+        lacks_of_blocks=_lacks_of_blocks,
     ),
     _SM90,
     replace(

@@ -43,7 +43,7 @@ def keys_here(context) -> Keys:
     if cfg.has_blocks:
         block_q, block_k = cfg.mods.block
         column, ratio = n_block // (block_k // cfg.span), block_q // cfg.tile_m
-        walk = Listed.of(args.mods.blocks, batch, head_kv, column, ratio, (q.count + cfg.tile_m - 1) // cfg.tile_m)
+        walk = Listed.of(args.mods.blocks, batch, head_kv, column, ratio, q.count, cfg.tile_m)
         first, stop = Int32(0), walk.count
     return Keys(n_block, head_kv, batch, q, k, mask, first, stop, row_block, walk)
 

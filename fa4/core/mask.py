@@ -77,22 +77,26 @@ class Listed(Constant):
     """A walk over the tiles in the blocks of two lists: first those to mask, then those seen whole. A place of the walk
     is the number of places before.
 
-    ratio: tiles of a block. masked, count: places of the first list, and of both.
+    ratio: tiles of a block. masked, count: places of the first list, and of both. cut: 1 if the last place is one of a
+    block that is called whole, and the listed side ends in it; else 0.
     """
 
     lists: cute.Tensor
     full_lists: cute.Tensor
     masked: Int32
     count: Int32
+    cut: Int32
     ratio: cutlass.Constexpr[int]
 
     @staticmethod
-    def of(blocks: Any, sequence: Int32, head: Int32, row: Int32, ratio: int, tiles: Int32) -> Listed:
+    def of(blocks: Any, sequence: Int32, head: Int32, row: Int32, ratio: int, extent: Int32, tile: int) -> Listed:
         """The lists of a `core.traced.BlockTensors` for a sequence, a query head and a block of the listing side.
 
-        tiles: of the listed side. Its last block may have fewer than others; in its list, ascending, it is the last.
+        extent, tile: the listed side's rows, and those of a tile of it. Its last block may have fewer tiles than
+        others; in its list, ascending, it is the last.
         """
-        shape, last = blocks.counts.shape, cute.ceil_div(tiles, ratio) - 1
+        tiles = (extent + tile - 1) // tile
+        shape, last = blocks.counts.shape, (tiles + ratio - 1) // ratio - 1
         at = cutlass.min(sequence, shape[0] - 1), cutlass.min(head, shape[1] - 1), row
         places = []
         for counts, lists in ((blocks.counts, blocks.lists), (blocks.full_counts, blocks.full_lists)):
@@ -100,7 +104,8 @@ class Listed(Constant):
             ends = (count > 0) & (lists[(*at, cutlass.max(count - 1, 0))] == last)
             places.append(count * ratio - Int32(cutlass.select_(ends, (last + 1) * ratio - tiles, Int32(0))))
         masked, full = places
-        return Listed(blocks.lists[(*at, None)], blocks.full_lists[(*at, None)], masked, masked + full, ratio)
+        cut = Int32(cutlass.select_(ends & (tiles * tile > extent), Int32(1), Int32(0)))  # by the last of the two lists
+        return Listed(blocks.lists[(*at, None)], blocks.full_lists[(*at, None)], masked, masked + full, cut, ratio)
 
     def any(self) -> Boolean:
         return self.count > 0

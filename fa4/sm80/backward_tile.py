@@ -128,8 +128,8 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
     if cutlass.const_expr(cfg.has_blocks):
         block_q, block_k = cfg.mods.block
         column, ratio = n_block // (block_k // tiles.tile_n), block_q * cfg.group // tiles.tile_m
-        m_blocks = cute.ceil_div(rows_q.count * cfg.group, tiles.tile_m)
-        walk = Listed.of(args.mods.blocks, sequence, head, column, ratio, m_blocks)
+        rows = rows_q.count * cfg.group
+        walk = Listed.of(args.mods.blocks, sequence, head, column, ratio, rows, tiles.tile_m)
     else:
         first, stop = mask.query_blocks(n_block)
         # Last rows first: there all blocks of a head meet, so their turns in a deterministic run follow closely.

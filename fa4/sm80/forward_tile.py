@@ -130,8 +130,7 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
         if cutlass.const_expr(cfg.has_blocks):
             block_q, block_k = cfg.mods.block
             row, ratio = m_block // (block_q // tiles.tile_m), block_k // tiles.tile_n
-            n_blocks = cute.ceil_div(keys.count, tiles.tile_n)
-            walk = Listed.of(args.mods.blocks, sequence, head, row, ratio, n_blocks)
+            walk = Listed.of(args.mods.blocks, sequence, head, row, ratio, keys.count, tiles.tile_n)
         else:
             blocks = mask.key_blocks(m_block)
             if cutlass.const_expr(cfg.split):

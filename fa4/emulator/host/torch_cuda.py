@@ -121,6 +121,8 @@ def _aligned(result: torch.Tensor, args: tuple) -> torch.Tensor:
 
     Views and results of in-place functions share memory with an argument and stay where they are.
     """
+    if torch._C._functorch.is_functorch_wrapped_tensor(result):  # inside vmap: its memory is not one tensor's
+        return result
     if result.grad_fn is not None or real_device(result).type != "cpu" or result.layout is not torch.strided:
         return result
     storage = result.untyped_storage()

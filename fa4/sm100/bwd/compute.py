@@ -10,11 +10,16 @@ Signals: compute_mma_P.full, compute_mma_dS.full
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...core.elements import Elements
+from ...core.places import Places
 from ...core.score import Softcap
+from ...core.traced import bind
 from ...core.visible import hide_unless, visible_bits
 from ...core.words import load_floats, pack_half
 from ...pipeline.cursor import Cursor, consume
@@ -36,15 +41,48 @@ def compute(context):
     rows = consume(ends.load_compute_rows)
     s, dp = consume(ends.mma_compute_S), consume(ends.mma_compute_dP)
 
-    for _ in cutlass.range(cfg.group, unroll=1):
-        for m_block in cutlass.range(work.first, work.stop, unroll=1):
+    for member in cutlass.range(cfg.group, unroll=1):
+        for i in cutlass.range(work.first, work.stop, unroll=1):
+            m_block = work.block(i)
             begin = m_block * cfg.tile_m + half_of_warp() * cfg.half
-            if work.cuts(m_block):
-                step(context, ends, rows, s, s.in_step(dp), work, first - begin, stop - begin, True)
+            at = At(member, begin, first - begin, stop - begin)
+            if cutlass.const_expr(cfg.has_blocks):
+                if i < work.walk.masked:
+                    step(context, ends, rows, s, s.in_step(dp), work, at, True, True)
+                elif (work.own_block + 1) * TILE_N > work.k.count:
+                    step(context, ends, rows, s, s.in_step(dp), work, at, True, False)
+                else:
+                    step(context, ends, rows, s, s.in_step(dp), work, at, False, False)
+            elif work.cuts(m_block):
+                step(context, ends, rows, s, s.in_step(dp), work, at, True, True)
             else:
-                step(context, ends, rows, s, s.in_step(dp), work, Int32(0), Int32(0), False)
+                step(context, ends, rows, s, s.in_step(dp), work, at, False, True)
             rows, s = rows.next(), s.next()
     store_gradients(context, ends, work)
+
+
+class At(NamedTuple):
+    """A step's queries of this warp's half: those of a query head of the group from `begin` on, of which first <= query
+    < stop, counted from there, see the key."""
+
+    member: Int32
+    begin: Int32
+    first: Int32  # at most 0 unless the mask bounds the right side
+    stop: Int32
+
+
+def mods_at(context, work, at: At, asks_mask: bool) -> tuple[Elements | None, Elements | None]:
+    """This thread's elements of a step as a score_mod and a mask_mod see them. asks_mask: whether a mask_mod may hide
+    something there."""
+    cfg, args, lengths = context.cfg, context.args, (work.q.count, work.k.count)
+    head, key = work.head_kv * cfg.group + at.member, work.own_block * TILE_N + cute.arch.thread_idx()[0] % TILE_N
+    score_mod, mask_mod = bind(cfg.mods, args.mods, work.batch, head, lengths)
+    places = Places((key,), at.begin, cfg.half, keys_across=False, run=1, period=1)
+    score = None if score_mod is None else score_mod.at(places, args.scale)
+    mask = None if mask_mod is None or not asks_mask else mask_mod.at(places)
+    if mask is not None:
+        mask.see_ahead()
+    return score, mask
 
 
 def half_of_warp() -> Int32:
@@ -60,15 +98,13 @@ def step(
     scores: Cursor,
     gradients: Cursor,
     work,
-    first: Int32,
-    stop: Int32,
+    at: At,
     is_cut: cutlass.Constexpr[bool],
+    asks_mask: cutlass.Constexpr[bool],
 ):
-    """One block of queries, of which first <= query < stop, counted from this half's first, see the key.
-
-    `first` is at most 0 unless the mask bounds the right side.
-    """
+    """One block of queries. is_cut: the band may hide the key from some of them; asks_mask: a mask_mod may."""
     cfg, args, spans = context.cfg, context.args, context.tmem
+    score, mask = mods_at(context, work, at, asks_mask)
     half = half_of_warp()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = cute.arch.thread_idx()[0] % TILE_N
@@ -87,10 +123,14 @@ def step(
     if cutlass.const_expr(cfg.has_softcap):
         cap = Softcap(args.scale_over_cap)
         s = [cap.apply(x) for x in s]
+    if cutlass.const_expr(score is not None):
+        (s,) = score.logits([s])
+    if cutlass.const_expr(mask is not None):
+        (s,) = mask.hidden([s])
     visible = []
     if cutlass.const_expr(is_cut):
         has_first = work.mask.right is not None
-        visible = [visible_bits(first if has_first else None, stop, query) for query in range(0, cfg.half, 32)]
+        visible = [visible_bits(at.first if has_first else None, at.stop, query) for query in range(0, cfg.half, 32)]
     p, words = [], []
     for pair in cutlass.range_constexpr(cfg.half // 2):
         if cutlass.const_expr(pair % 2 == 0):
@@ -114,16 +154,23 @@ def step(
     ends.compute_mma_P.arrive_full(0)
 
     gradients.wait()
-    words = []
+    words, grads = [], []
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         dp = tmem.load(dp_address + column, CHUNK)
         for i in cutlass.range_constexpr(0, CHUNK, 4):
             delta = load_floats(minus_delta + (column + i), 4)
             for j in cutlass.range_constexpr(0, 4, 2):
-                at = column + i + j
+                place = column + i + j
                 ds = cute.arch.add_packed_f32x2((dp[i + j], dp[i + j + 1]), tuple(delta[j : j + 2]))
-                ds = cute.arch.mul_packed_f32x2((p[at], p[at + 1]), ds)
-                words.append(pack_half(ds[0], ds[1], cfg.dtype))
+                ds = cute.arch.mul_packed_f32x2((p[place], p[place + 1]), ds)
+                grads += ds
+                if cutlass.const_expr(score is None):
+                    words.append(pack_half(ds[0], ds[1], cfg.dtype))
+    if cutlass.const_expr(score is not None):
+        (grads,) = score.slopes([grads])
+        if cutlass.const_expr(not score.of.is_harmless):  # where P is 0, whatever came of what does not exist
+            grads = [Float32(cutlass.select_(x == 0.0, Float32(0.0), dx)) for x, dx in zip(p, grads)]
+        words = [pack_half(grads[i], grads[i + 1], cfg.dtype) for i in range(0, cfg.half, 2)]
     tmem.wait_loads()  # dS goes over dP; a register that a load fills waits for its own value
     tmem.store(dp_address + packed, words)
     if cutlass.const_expr(cfg.ctas == 2):

@@ -27,7 +27,7 @@ def load(context):
     q, do, rows = produce(ends.load_mma_Q), produce(ends.load_mma_dO), produce(ends.load_compute_rows)
     if cutlass.const_expr(is_pair):
         q_columns, do_columns = produce(ends.load_mma_Qcolumns), produce(ends.load_mma_dOcolumns)
-    at = (work.head_kv * cfg.group, work.first)
+    at = (work.head_kv * cfg.group, work.block(work.first))
     if work.steps > 0:
         load_keys(context, produce(ends.load_mma_K), work, "k", "K")
         load_queries(context, q, work, "q", "Q", at)

@@ -35,7 +35,8 @@ def reduce(context):
     products, stage = consume(ends.mma_reduce_dQ), Int32(0)
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
-        for m_block in cutlass.range(work.first, work.stop, unroll=1):
+        for i in cutlass.range(work.first, work.stop, unroll=1):
+            m_block = work.block(i)
             products.wait()
             block = work.row_block + m_block
             if cutlass.const_expr(cfg.deterministic):

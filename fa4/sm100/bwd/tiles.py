@@ -27,5 +27,7 @@ PAIR = BackwardTiles("pair", 2, 0, "a third less shared memory traffic than sing
 
 def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
     """The row for a problem on a chip. A pair takes head dims that fill 128 columns: their halves are whole panels."""
+    if spec.mods is not None and spec.mods.block is not None and spec.mods.block[1] % 256:
+        return SINGLE  # a pair would own the keys of two blocks
     halves_are_panels = all(96 < head_dim <= 128 for head_dim in (spec.head_dim, spec.head_dim_v))
     return PAIR if halves_are_panels and chip.sms >= 2 else SINGLE

@@ -34,7 +34,11 @@ class Work(NamedTuple):
     def step(self, index: Int32, group: int) -> tuple[Int32, Int32]:
         """(query head, query block) of a step."""
         blocks = self.stop - self.first
-        return self.head_kv * group + index // blocks, self.first + index % blocks
+        return self.head_kv * group + index // blocks, self.block(self.first + index % blocks)
+
+    def block(self, i: Int32) -> Int32:
+        """The query block of a step of a head: i itself, or that at a place of the lists."""
+        return i if self.walk is None else self.walk.block(i)
 
     def cuts(self, m_block: Int32) -> Boolean:
         """Whether some query of a block misses some of this CTA's keys."""

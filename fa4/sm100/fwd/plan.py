@@ -55,7 +55,10 @@ def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None
 
 
 def _packed_heads(spec: AttentionSpec) -> int:
-    """Query heads packed as neighbouring rows of a tile: a divisor of its 128 rows."""
+    """Query heads packed as neighbouring rows of a tile: a divisor of its 128 rows; 1 where they may have blocks of
+    their own."""
+    if spec.mods is not None and spec.mods.block is not None:
+        return 1
     return math.gcd(spec.group, LANES)
 
 

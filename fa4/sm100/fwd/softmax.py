@@ -9,19 +9,26 @@ Signals: softmax_correction_scale.full, mma_softmax_S.free, softmax_mma_Ptail.fu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...core.constant import Constant
+from ...core.elements import Elements
+from ...core.places import Places
 from ...core.score import Softcap
 from ...core.sequence import sequence_matrix
+from ...core.traced import Traced, bind
 from ...core.visible import hide
 from ...core.words import pack_half
 from ...fwd.rows import normalise
 from ...pipeline.cursor import Cursor, consume, produce
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
-from .work import Queue, row_tile
+from .work import Queue, key_block, row_tile
 
 LOAD_COLUMNS = 32
 
@@ -43,20 +50,36 @@ def softmax(context):
         query = row // cfg.packed if cutlass.const_expr(cfg.packed > 1) else row
         reference, total = -Float32.inf, Float32(0.0)
         if work.count > 0:
-            first, stop = work.mask.keys(query)
-            blocks = work.blocks
-            for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
-                begin = (blocks.stop - 1 - i) * cfg.tile_n
-                reference, total = step(context, ends, tile, s, reference, total, first - begin, stop - begin, True)
-                s = s.next()
-            for _ in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
-                reference, total = step(context, ends, tile, s, reference, total, Int32(0), Int32(0), False)
-                s = s.next()
-            if cutlass.const_expr(cfg.has_left):
-                for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
-                    begin = (blocks.full_first - 1 - i) * cfg.tile_n
-                    reference, total = step(context, ends, tile, s, reference, total, first - begin, stop - begin, True)
+            seen = Seen.by(context, work, row, query)
+            if cutlass.const_expr(cfg.has_blocks):
+                walk = work.walk
+                for i in cutlass.range(walk.masked, unroll=1):
+                    at = seen.at(walk.block(i))
+                    reference, total = step(context, ends, tile, s, reference, total, at, True)
                     s = s.next()
+                for i in cutlass.range(walk.masked, walk.count - walk.cut, unroll=1):
+                    at = seen.at(walk.block(i), asks_mask=False)
+                    reference, total = step(context, ends, tile, s, reference, total, at, False)
+                    s = s.next()
+                for i in cutlass.range(walk.count - walk.cut, walk.count, unroll=1):
+                    at = seen.at(walk.block(i), asks_mask=False)
+                    reference, total = step(context, ends, tile, s, reference, total, at, True)
+                    s = s.next()
+            else:
+                blocks = work.blocks
+                for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
+                    at = seen.at(blocks.stop - 1 - i)
+                    reference, total = step(context, ends, tile, s, reference, total, at, True)
+                    s = s.next()
+                for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
+                    at = seen.at(key_block(context, work, blocks.stop - blocks.full_stop + i))
+                    reference, total = step(context, ends, tile, s, reference, total, at, False)
+                    s = s.next()
+                if cutlass.const_expr(cfg.has_left):
+                    for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
+                        at = seen.at(blocks.full_first - 1 - i)
+                        reference, total = step(context, ends, tile, s, reference, total, at, True)
+                        s = s.next()
         norm, lse = normalise(context, work, row, query, reference, total)
         if work.count > 0:
             norms.wait()
@@ -74,22 +97,52 @@ def rows_in_smem(context, name: str) -> cute.Tensor:
     return cute.make_tensor(context.smem.pointer(name, Float32), cute.make_layout(context.cfg.cta_rows))
 
 
-def step(
-    context,
-    ends,
-    tile: Int32,
-    cursor: Cursor,
-    reference: Float32,
-    total: Float32,
-    first: Int32,
-    stop: Int32,
-    is_masked: bool,
-):
+@dataclass(frozen=True)
+class At(Constant):
+    """A row's scores of a key block: it sees columns first <= column < stop, if the band cuts the block; score, mask:
+    the elements as a score_mod and a mask_mod see them."""
+
+    first: Int32
+    stop: Int32
+    score: Elements | None
+    mask: Elements | None
+
+
+@dataclass(frozen=True)
+class Seen(Constant):
+    """What a row sees: keys first <= key < stop, and what a mask_mod shows of them."""
+
+    context: Any
+    row: Int32
+    first: Int32
+    stop: Int32
+    score_mod: Traced | None
+    mask_mod: Traced | None
+
+    @staticmethod
+    def by(context, work, row: Int32, query: Int32) -> Seen:
+        cfg, lengths = context.cfg, (work.q.count, work.k.count)
+        mods = bind(cfg.mods, context.args.mods, work.batch, work.head * cfg.packed, lengths, cfg.packed)
+        return Seen(context, row, *work.mask.keys(query), *mods)
+
+    def at(self, block: Int32, asks_mask: bool = True) -> At:
+        """In a key block. asks_mask: whether a mask_mod may hide something there."""
+        cfg, args = self.context.cfg, self.context.args
+        begin = block * cfg.tile_n
+        places = Places((self.row,), begin, cfg.tile_n, run=1, period=1)
+        score = None if self.score_mod is None else self.score_mod.at(places, args.scale_over_cap)
+        mask = None if self.mask_mod is None or not asks_mask else self.mask_mod.at(places)
+        if mask is not None:
+            mask.see_ahead()  # there are no registers for all that is loaded
+        return At(self.first - begin, self.stop - begin, score, mask)
+
+
+def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: Float32, at: At, is_masked: bool):
     """One key block: S -> P. Returns the new (reference, total).
 
     `reference` is what is subtracted in the exponent: a maximum of the row so far in log2 units, or something within
     `rescale_threshold` below it; -inf before the row has seen a key. `total` is the sum of P at that reference.
-    `first`, `stop`: the row sees this block's columns first <= column < stop.
+    is_masked: the band may cut the block.
     """
     cfg, args, spans = context.cfg, context.args, context.tmem
     thread = cute.arch.thread_idx()[0]
@@ -105,8 +158,12 @@ def step(
     if cfg.has_softcap:
         cap = Softcap(args.scale_over_cap)
         s = [cap.apply(x) for x in s]
+    if at.score is not None:
+        (s,) = at.score.logits([s])
+    if at.mask is not None:
+        (s,) = at.mask.hidden([s])
     if is_masked:
-        s = hide(s, first if cfg.has_left else None, stop)
+        s = hide(s, at.first if cfg.has_left else None, at.stop)
 
     scale = args.scale_log2
     candidate = row_maximum(s) * scale
@@ -119,7 +176,7 @@ def step(
     ends.softmax_correction_scale.arrive_full(tile)
 
     subtract = reference
-    if is_masked:
+    if is_masked or cfg.mods is not None:
         subtract = Float32(cutlass.select_(reference == -Float32.inf, Float32(0.0), reference))
     minus = (-subtract, -subtract)
     scales = (scale, scale)

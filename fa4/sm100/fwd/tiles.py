@@ -43,6 +43,11 @@ def tiles_for(spec: AttentionSpec, chip: Chip, rows: int | None = None) -> Forwa
     """
     name, schedule = _schedule(spec)
     polynomial = _polynomial(spec, chip)
+    if spec.mods is not None and spec.mods.block is not None:
+        # A work tile is one block of queries, or part of one.
+        evidence = f"exp2: {_EXP2[polynomial]}; schedule: {_SCHEDULES[Schedule.SINGLE]}; predicted, not measured"
+        q_tiles = 1 if spec.mods.block[0] % (2 * LANES) else 2
+        return ForwardTiles("lists of blocks", polynomial, Schedule.SINGLE, evidence, q_tiles=q_tiles)
     ctas = 2 if _fills_pairs(spec, rows) else 1
     evidence = f"exp2: {_EXP2[polynomial]}; schedule: {_SCHEDULES[schedule]}; predicted, not measured"
     return ForwardTiles(f"{name}, pairs" if ctas == 2 else name, polynomial, schedule, evidence, ctas)

@@ -1,0 +1,18 @@
+"""Traced scores and masks, and block masks, in the Blackwell kernels on the emulated chip."""
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
+
+from fa4.emulator import emulate
+from tests.mods.kernels import problems
+from tests.mods.oracle import assert_kernel_is_right
+
+
+# Heads that are rows of a tile, scores that are kept; by lists; a pair of CTAs, whose order of additions is held.
+@pytest.mark.parametrize("name", ["many_kinds", "documents", "heads", "divides"])
+def test_forward_and_gradients(name, seed):
+    problem = problems()[name]
+    with emulate("sm_100a", sms=4, seed=seed):
+        assert_kernel_is_right(problem, seed, "sm100")
