@@ -43,7 +43,7 @@ _known: dict[tuple, _Known] = {}
 _MOST_KNOWN = 4096
 
 
-_TensorGuards = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
+_TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 
 
 def _guards(*tensors: Tensor) -> Any:
@@ -63,7 +63,7 @@ class _Last:
         self.known, self._packed, self._options, self._max_seqlens = known, packed, options, arguments[8:]
         self._grad_mode = torch.is_grad_enabled()
         self._guards = _guards(*arguments[:3])
-        self._bounds = _guards(arguments[4]) if packed else None
+        self._bounds: Any = _guards(arguments[4]) if packed else None
 
     @staticmethod
     def of(packed: bool, arguments: tuple, options: tuple, known: _Known) -> _Last | None:
@@ -118,6 +118,7 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
     """
     global _last, _before
     last = None if torch.compiler.is_compiling() else _last  # a graph shall not depend on it
+    known: _Known | None
     if last is not None and last.is_like(packed, arguments, options):
         known = last.known
         inputs = AttentionInputs._make(arguments[:8] + known.max_seqlens)
