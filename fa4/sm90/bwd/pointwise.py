@@ -95,10 +95,8 @@ def where(context, work, place: tuple[Int32, Int32], is_cut: bool) -> At:
     mask = None if mask_mod is None or (cfg.has_blocks and not is_cut) else mask_mod.at(places)
     if score is not None:
         score.ask_ahead()
-    if mask is not None and cfg.overlapped:  # hardly a register is left
-        mask.see_ahead()
-    elif mask is not None:
-        mask.ask_ahead()
+    if mask is not None:
+        mask.see_ahead()  # hardly a register is left
     return At(bounds, score, mask, work if cfg.has_blocks else None)
 
 
