@@ -12,6 +12,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers already fill the cores; more threads would only get in each other's way.
     torch.set_num_threads(1)
 
+
+def pytest_collection_finish():
+    """What all tests imported need not be looked through for tensors at every launch on an emulated chip."""
+    memory = sys.modules.get("fa4.emulator.host.memory")
+    if memory is not None:
+        memory.freeze()
+
+
 _POISON_BYTE = 0x5A  # as int32 1,515,870,810: no length, index or offset of any test
 
 

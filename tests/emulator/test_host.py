@@ -16,7 +16,7 @@ from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fak
 from fa4.emulator import emulate
 from fa4.emulator.context import Gpu
 from fa4.emulator.errors import EmulationError, OutOfBounds
-from fa4.emulator.host.memory import CUDA_ALIGNMENT, torch_allocations
+from fa4.emulator.host.memory import CUDA_ALIGNMENT, freeze, torch_allocations
 from fa4.emulator.host.modules import Modules, parameter_bytes
 from fa4.emulator.trace import write
 
@@ -222,3 +222,14 @@ def test_gpu_report_names_roles() -> None:
         gpu.roles = {0: "adder"}
         add(from_dlpack(torch.zeros(32)), 1.0)
     assert "adder:" in str(gpu.report())
+
+
+def test_frozen_tensors_stay_known() -> None:
+    before = torch.ones(5)
+    freeze()
+    after = torch.ones(7)
+    known = {allocation.base for allocation in torch_allocations()}
+    assert {before.data_ptr(), after.data_ptr()} <= known
+    place = before.data_ptr()
+    del before
+    assert place not in {allocation.base for allocation in torch_allocations()}

@@ -140,8 +140,12 @@ AREAS = (
     Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
     Area("neighbours", ("fa4/compat/*", "fa4/integrations/*"), ("tests/test_compat.py", "tests/integrations")),
     Area("cache", ("fa4/kvcache/*",), ("tests/kvcache",)),
-    Area("states", ("fa4/states.py",), ("tests/test_states.py",)),
-    Area("command line", ("fa4/cli.py", "fa4/demo.py", "fa4/__main__.py"), ("tests/test_cli.py",)),
+    Area("states", ("fa4/states.py", "fa4/distributed.py"), ("tests/test_states.py", "tests/test_distributed.py")),
+    Area(
+        "command line",
+        ("fa4/cli.py", "fa4/ahead.py", "fa4/demo.py", "fa4/__main__.py"),
+        ("tests/test_cli.py", "tests/test_ahead.py"),
+    ),
     Area(
         "run",
         ("fa4/run/*", "fa4/memory.py", "fa4/plan.py"),
