@@ -43,6 +43,7 @@ _known: dict[tuple, _Known] = {}
 _MOST_KNOWN = 4096
 
 
+_record: Any = tuple.__new__  # what AttentionInputs._make does after a check of the length
 _TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 
 
@@ -121,7 +122,7 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
     known: _Known | None
     if last is not None and last.is_like(packed, arguments, options):
         known = last.known
-        inputs = AttentionInputs._make(arguments[:8] + known.max_seqlens)
+        inputs = _record(AttentionInputs, arguments[:8] + known.max_seqlens)
     else:
         watched = ops.watched(arguments)
         key = None if watched else key_of(packed, arguments, options)

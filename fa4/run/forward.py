@@ -46,7 +46,8 @@ class Forward:
             _see_nothing(inputs, out, lse)
             return out, lse
         plan = self.plan
-        if not (self._fits and prepare.is_aligned(inputs)):
+        q, k, v = inputs[:3]
+        if not self._fits or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % prepare.ALIGNMENT:
             inputs = prepare.inputs_for(plan.layout, inputs, self.spec)
         if plan.splits > 1:
             self._in_parts(inputs, out, lse, *extra)

@@ -9,7 +9,7 @@ from ..plan import Layout
 from ..spec import AttentionInputs, AttentionSpec, Saved
 from .allocate import rows_dtype
 
-_ALIGNMENT = 16  # bytes; kernels copy rows in vectors of this size, and TMA maps have bases and strides of it
+ALIGNMENT = 16  # bytes; kernels copy rows in vectors of this size, and TMA maps have bases and strides of it
 
 
 def inputs_for(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec) -> AttentionInputs:
@@ -33,11 +33,6 @@ def fits_if_aligned(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec
     return all(x.is_contiguous() or _steps_fit(layout, x) for x in inputs[:3])
 
 
-def is_aligned(inputs: AttentionInputs) -> bool:
-    """Whether q, k and v begin at multiples of 16 bytes."""
-    return (inputs[0].data_ptr() | inputs[1].data_ptr() | inputs[2].data_ptr()) % _ALIGNMENT == 0
-
-
 def saved_for(layout: Layout, saved: Saved) -> Saved:
     """out and dout in the layout, the values of rows contiguous: autograd hands over expanded ones."""
     dlse = None if saved.dlse is None else saved.dlse.contiguous()
@@ -49,14 +44,14 @@ def _laid_out(x: Tensor, layout: Layout) -> Tensor:
     if layout is Layout.ANY:
         return x
     # (the rows of kernels are multiples of 16 bytes long)
-    if x.data_ptr() % _ALIGNMENT == 0 and (x.is_contiguous() or _steps_fit(layout, x)):
+    if x.data_ptr() % ALIGNMENT == 0 and (x.is_contiguous() or _steps_fit(layout, x)):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
 def _steps_fit(layout: Layout, x: Tensor) -> bool:
     """Whether the strides of all axes that have more than one entry are whole vectors, and of the layout."""
-    strides, elements = x.stride(), _ALIGNMENT // x.element_size()
+    strides, elements = x.stride(), ALIGNMENT // x.element_size()
     steps = [stride for stride, extent in zip(strides[:-1], x.shape[:-1]) if extent != 1]
     aligned = strides[-1] == 1 and all(step % elements == 0 for step in steps)
     return aligned and (layout is not Layout.TMA or all(steps))

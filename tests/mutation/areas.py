@@ -32,6 +32,7 @@ _OPS_AT_ONCE, _OPS_COMPILED = f"{_OPS} -k 'not (opcheck or compile)'", f"{_OPS} 
 _CHOICE_AT_ONCE = f"{_CHOICE} -k 'not what_compiles'"
 _MODS = ("tests/mods/test_trace.py", "tests/mods/test_flex.py")
 _JIT = "tests/test_jit.py"
+_INTEGRATIONS = ("tests/integrations/test_sdpa.py", "tests/integrations/test_transformers.py")
 _FALLBACK, _RUN, _LAYOUTS = "tests/test_fallback.py", "tests/test_run.py", "tests/test_layouts.py"
 _CHANNELS, _CURSOR = "tests/pipeline/test_channels.py", "tests/pipeline/test_cursor.py"
 _PLACES, _MASK, _ORDER = "tests/test_placement.py", "tests/test_mask.py", "tests/test_schedule.py"
@@ -138,8 +139,8 @@ AREAS = (
         _MODS,
     ),
     Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
-    Area("neighbours", ("fa4/compat/*", "fa4/integrations/*"), ("tests/test_compat.py", "tests/integrations")),
-    Area("cache", ("fa4/kvcache/*",), ("tests/kvcache",)),
+    Area("neighbours", ("fa4/compat/*", "fa4/integrations/*"), ("tests/test_compat.py", *_INTEGRATIONS)),
+    Area("cache", ("fa4/kvcache/*",), ("tests/kvcache/test_api.py", "tests/kvcache/test_torch.py")),
     Area("states", ("fa4/states.py", "fa4/distributed.py"), ("tests/test_states.py", "tests/test_distributed.py")),
     Area(
         "command line",
