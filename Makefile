@@ -1,6 +1,7 @@
 # make demo   train a small language model on real text through fa4, on whatever device is here
 # make test   every test that runs without a GPU
 # make gpu    every test that needs one, on the backends that the chip here offers
+# make docs   the pages as a site, in build/site
 # make first-day   a chip that no kernel has run on yet: all of it, in order
 PYTHON ?= python3
 VENV   ?= .venv
@@ -10,7 +11,7 @@ WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 # Neighbouring tests share compiled kernels, so each worker starts on a stretch of its own and steals when it is done.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: setup demo test gpu first-day soak lint clean
+.PHONY: setup demo test gpu first-day soak lint docs clean
 
 setup: $(STAMP)
 
@@ -40,6 +41,10 @@ lint: setup
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+
+docs: setup
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 clean:
 	rm -rf $(VENV) build *.egg-info

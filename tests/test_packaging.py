@@ -14,7 +14,8 @@ pytest.importorskip("pybind11", reason="setup.py builds the emulator's core with
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ("fa4", "tests", "bench", "docs", "examples", "setup.py", "pyproject.toml", "MANIFEST.in", "Makefile",
-           "constraints.txt", "README.md", "LICENSE")  # fmt: skip
+           "constraints.txt", "README.md", "LICENSE", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md",
+           "SECURITY.md")  # fmt: skip
 
 
 @pytest.fixture
