@@ -1,17 +1,19 @@
 """python -m bench.flex: masks and scores of callers, beside torch's flex_attention as Triton compiles it.
 
 Both get the same function and block mask. They take turns, forward and backward each alone, with a cold L2; beside the
-times stands how far results are apart, in shares of the largest element. A row at the end times one whole call on the
-host, on a problem too small to keep a GPU busy.
+times stands how far results are apart, in shares of the largest element. The first line is what one call of ours takes
+on the host, on a problem too small to keep a GPU busy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import click
 import torch
+import torch._dynamo.config
+import torch._functorch.config
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -24,6 +26,7 @@ from .overhead import host_times
 from .timing import measure_in_turns
 
 HEADS, HEAD_DIM, DOCUMENTS = 16, 128, 12
+_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Made = tuple[Callable | None, Callable | None]  # score_mod, mask_mod
 
 
@@ -31,7 +34,7 @@ def documents(tokens: int) -> Made:
     """Causal attention within documents of random lengths."""
     generator = torch.Generator().manual_seed(tokens)
     ends = torch.randperm(tokens - 1, generator=generator)[: DOCUMENTS - 1].sort().values + 1
-    document = torch.bucketize(torch.arange(tokens), ends, right=True).to("cuda", torch.int32)
+    document = torch.bucketize(torch.arange(tokens), ends, right=True).to(_DEVICE, torch.int32)
     return None, fa4.masks.both(fa4.masks.causal, fa4.masks.documents(document))
 
 
@@ -41,7 +44,7 @@ def window(tokens: int) -> Made:
 
 
 def alibi(tokens: int) -> Made:
-    return fa4.scores.alibi(fa4.scores.alibi_slopes(HEADS, "cuda")), fa4.masks.causal
+    return fa4.scores.alibi(fa4.scores.alibi_slopes(HEADS, _DEVICE)), fa4.masks.causal
 
 
 def causal(tokens: int) -> Made:
@@ -55,12 +58,12 @@ def _difference(a: Tensor, b: Tensor) -> float:
     return float((a.float() - b.float()).abs().max() / b.float().abs().max())
 
 
-def _rows(name: str, tokens: int, seconds: float, backend: str, compiled: Callable) -> list[list[str]]:
+def _rows(name: str, tokens: int, seconds: float, backend: str, compiled: Callable) -> Iterator:
     score_mod, mask_mod = PROBLEMS[name](tokens)
-    block_mask = torchs.create_block_mask(mask_mod, None, None, tokens, tokens, device="cuda")
-    generator = torch.Generator("cuda").manual_seed(0)
+    block_mask = torchs.create_block_mask(mask_mod, None, None, tokens, tokens, device=_DEVICE)
+    generator = torch.Generator(_DEVICE).manual_seed(0)
     q, k, v, dout = (
-        torch.randn(1, HEADS, tokens, HEAD_DIM, generator=generator, device="cuda", dtype=torch.bfloat16)
+        torch.randn(1, HEADS, tokens, HEAD_DIM, generator=generator, device=_DEVICE, dtype=torch.bfloat16)
         for _ in range(4)
     )
 
@@ -70,19 +73,15 @@ def _rows(name: str, tokens: int, seconds: float, backend: str, compiled: Callab
     def theirs() -> Tensor:
         return compiled(q, k, v, score_mod=score_mod, block_mask=block_mask)
 
-    rows = []
     apart = _difference(ours(), theirs())
-    times = measure_in_turns({"fa4": ours, "torch": theirs}, q.device, seconds=seconds)
-    rows.append((name, tokens, "forward", times, apart))
+    yield "forward", measure_in_turns({"fa4": ours, "torch": theirs}, q.device, seconds=seconds), apart
     leaves = [x.requires_grad_() for x in (q, k, v)]
     outs = {"fa4": ours(), "torch": theirs()}
     backwards = {
         who: lambda out=out: torch.autograd.grad(out, leaves, dout, retain_graph=True) for who, out in outs.items()
     }
     apart = max(_difference(a, b) for a, b in zip(*(run() for run in backwards.values())))
-    times = measure_in_turns(backwards, q.device, seconds=seconds)
-    rows.append((name, tokens, "backward", times, apart))
-    return rows
+    yield "backward", measure_in_turns(backwards, q.device, seconds=seconds), apart
 
 
 @click.command(help=__doc__)
@@ -93,46 +92,36 @@ def _rows(name: str, tokens: int, seconds: float, backend: str, compiled: Callab
 def main(tokens: str, problems: str, seconds: float, backend: str) -> None:
     torch._functorch.config.donated_buffer = False  # one graph is differentiated many times here
     torch._dynamo.config.cache_size_limit = 64
+    print(_host(backend), flush=True)
     table = Table("function", "tokens", "direction", "fa4, ms", "torch, ms", "torch / fa4", "apart")
-    ratios, console = [], Console(width=110)
-    for name in problems.split(","):
-        for count in map(int, tokens.split(",")):
+    ratios = []
+    for count in map(int, tokens.split(",")):
+        for name in problems.split(","):
             compiled = torch.compile(torchs.flex_attention, dynamic=False)
-            for _, _, direction, times, apart in _rows(name, count, seconds, backend, compiled):
+            for direction, times, apart in _rows(name, count, seconds, backend, compiled):
                 ours, theirs = times["fa4"].median_ms, times["torch"].median_ms
                 ratios.append(theirs / ours)
-                cells = f"{ours:.3f}", f"{theirs:.3f}", f"{ratios[-1]:.2f}", f"{apart:.1e}"
-                table.add_row(name, str(count), direction, *cells)
-                print(name, count, direction, *cells, flush=True)
-    console.print(table)
+                cells = name, str(count), direction, f"{ours:.3f}", f"{theirs:.3f}", f"{ratios[-1]:.2f}", f"{apart:.1e}"
+                table.add_row(*cells)
+                print(*cells, flush=True)
+    Console(width=110).print(table)
     print(f"geometric mean of torch / fa4: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
-    print(_host(backend))
 
 
 def _host(backend: str) -> str:
     """Microseconds of one call."""
-    q = torch.randn(1, HEADS, 128, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(1, HEADS, 128, HEAD_DIM, device=_DEVICE, dtype=torch.bfloat16)
     score_mod, mask_mod = alibi(128)
-    block_mask = torchs.create_block_mask(mask_mod, None, None, 128, 128, device="cuda")
-    compiled = torch.compile(torchs.flex_attention, dynamic=False)
+    block_mask = torchs.create_block_mask(mask_mod, None, None, 128, 128, device=_DEVICE)
     leaf = q.clone().requires_grad_()
 
-    def step() -> None:
+    def forward() -> None:
+        flex_attention(q, q, q, score_mod, block_mask, backend=backend)
+
+    def both() -> None:
         flex_attention(leaf, leaf, leaf, score_mod, block_mask, backend=backend).backward(q)
 
-    def torchs_step() -> None:
-        compiled(leaf, leaf, leaf, score_mod=score_mod, block_mask=block_mask).backward(q)
-
-    times = host_times(
-        {
-            "forward": lambda: flex_attention(q, q, q, score_mod, block_mask, backend=backend),
-            "torch's forward": lambda: compiled(q, q, q, score_mod=score_mod, block_mask=block_mask),
-            "both directions": step,
-            "torch's both directions": torchs_step,
-        },
-        calls=50,
-        rounds=8,
-    )
+    times = host_times({"forward": forward, "both directions": both}, calls=50, rounds=8)
     return "host, us: " + ", ".join(f"{name} {1000 * time.median_ms:.0f}" for name, time in times.items())
 
 
