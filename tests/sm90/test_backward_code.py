@@ -17,7 +17,7 @@ from fa4.spec import AttentionSpec, Extent
 # after each) where it thinks that registers in flight are touched. A first step without dQ, which ptxas waits in once
 # more, and a last dQ stand around two loops with a step each, of masked and of whole blocks. A warpgroup that has no dQ
 # has three steps without.
-STEPS = ("0" + "1010" + "10210" * 2 + "0", 4 + 5 * 2 + 1)
+STEPS = ("0" + "1010" + "10110" * 2 + "0", 4 + 5 * 2 + 1)
 ONE_HAS_DQ = (STEPS[0] + "1010" * 3, STEPS[1] + 4 * 3)
 WIDE = ("010" * 3, 3 * 3)  # each warpgroup's own step, that of dV twice
 # Each is compiled anew; the soak does the others of its kind of steps.

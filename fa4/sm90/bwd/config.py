@@ -157,6 +157,12 @@ class Config(Steps):
 
     span: ClassVar[int] = TILE_N
 
+    def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
+        """One without a GQA group: a pair's CTAs then run at the same time and find its queries in the L2 cache."""
+        if self.group == 1 and not self.descending:
+            return Int32(1)
+        return Steps.section(self, n_blocks, seqlen_q, pairs)
+
     @property
     def k_tile(self) -> Tile:
         """A panel for each warpgroup where dQ is divided by columns, if need be one of zeros."""

@@ -2,8 +2,7 @@
 
 Per step: S^T = K Q^T and dP^T = V dO^T; P^T = exp2(S^T - lse) while dP^T is computed; dS^T = P^T (dP^T - delta), which
 goes to shared memory. Then dV += P^T dO; dQ of the step before, whose dS both warpgroups have written since; and dK +=
-dS^T Q. So one warpgroup's products may run beside the other's P and dS. That dS and dQ are in shared memory is said
-when the next products have been started, so that none of them waits for the fence: of dS beside dK, of dQ a step later.
+dS^T Q, beside which dQ leaves the registers. So one warpgroup's products may run beside the other's P and dS.
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ from .team import Team
 
 
 class Cursors(NamedTuple):
-    """Where a warpgroup stands before a step. last_ds, last_dq: of the step before. given: whether the dQ of two steps
-    ago has been put into its place, which is still to be said."""
+    """Where a warpgroup stands before a step. last_ds: of the step before. last_dq: of the one before that."""
 
     q: Cursor
     do: Cursor
     ds: Cursor
     last_ds: Cursor
     last_dq: Handing
-    given: Int32
 
     def after_first(self) -> Cursors:
         """Those of the second step, at which no dQ has been computed."""
@@ -39,7 +36,7 @@ class Cursors(NamedTuple):
 
     def next(self) -> Cursors:
         """Those of the step that follows."""
-        return Cursors(*(cursor.next() for cursor in self[:5]), Int32(1))
+        return Cursors(*(cursor.next() for cursor in self))
 
 
 @cute.jit
@@ -60,7 +57,7 @@ def steps(context, team: cutlass.Constexpr[Team], work, has_dq: cutlass.Constexp
     cfg, ends = context.cfg, team.ends
     q, do, ds = consume(ends.load_compute_Q), consume(ends.load_compute_dO), produce(ends.compute_compute_dS)
     last_dq = Handing.before_first(ends.compute_reduce_dQ, cfg)
-    at = Cursors(q, do, ds, consume(ends.compute_compute_dS), last_dq, Int32(0))
+    at = Cursors(q, do, ds, consume(ends.compute_compute_dS), last_dq)
     if cutlass.const_expr(cfg.has_blocks):
         if work.full_first > work.first:
             step(context, team, work, (Int32(0), work.first), at, True, False, True)
@@ -100,7 +97,7 @@ def step(
 
     is_cut: some query misses some key. has_dq: the last step's dQ is to be computed here.
     """
-    cfg, (q, do, ds, last_ds, last_dq, given) = context.cfg, at
+    cfg, (q, do, ds, last_ds, last_dq) = context.cfg, at
     s, dp, dq = cfg.scores.accumulator(), cfg.dp.accumulator(), cfg.dq.accumulator()
     q.wait()
     team.start_scores(s, q)
@@ -108,9 +105,6 @@ def step(
         consume(team.ends.load_compute_V).wait()
     do.wait()
     team.start_dp(dp, do)
-    if cutlass.const_expr(has_dq):  # noqa: SIM102  one is decided at compile time
-        if given > 0:
-            last_dq.announce(team.index)
     scores_at = where(context, work, place, is_cut)
     rows = rows_of(context, q.stage)
     minus_lse = Statistic(rows, cfg)
@@ -127,19 +121,19 @@ def step(
 
     store_ds(context, ds.stage, team.index, ds_words)
     team.add_dv(p_operand, do)
+    ds.arrive()
     if cutlass.const_expr(has_dq):
         last_ds.wait()
         team.start_dq(dq, last_ds)
-        team.add_dk(ds_operand, q)
-        ds.arrive()
-        wait(2)
+        wait(1)
         do.arrive()
+        team.add_dk(ds_operand, q)
         wait(1)
         last_ds.arrive()
         last_dq.give(context, team.index, dq)
+        last_dq.next().announce(team.index)
     else:
         team.add_dk(ds_operand, q)
-        ds.arrive()
         wait(1)
         do.arrive()
     wait(0)
@@ -152,8 +146,6 @@ def finish(context, team: cutlass.Constexpr[Team], at: Cursors):
     dq = context.cfg.dq.accumulator()
     at.last_ds.wait()
     team.start_dq(dq, at.last_ds)
-    if at.given > 0:
-        at.last_dq.announce(team.index)
     wait(0)
     at.last_dq.give(context, team.index, dq)
     at.last_dq.next().announce(team.index)
