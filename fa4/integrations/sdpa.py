@@ -41,7 +41,7 @@ def register_sdpa(*, devices: Iterable[str] = ("cuda",), activate: bool = False)
     Args:
         devices: whose tensors fa4 serves: "cuda", "cpu" or both. On a CPU fa4 runs tiled torch, which is slower than
             torch's own kernel: for tests, and for `fa4.emulator.emulate`, where CPU tensors are an emulated chip's.
-        activate: activate it at once.
+        activate: activate it at once. Activation initialises CUDA, where there is any.
 
     Raises:
         RuntimeError: this torch has no such registry.
@@ -80,6 +80,10 @@ class _Handle:
 
 
 def _activate(devices: tuple[str, ...]) -> _Handle:
+    if "cuda" in devices and torch.cuda.is_available():
+        # At its first choice of all torch may put cuDNN first: that is to lie behind us when we ask for another order.
+        x = torch.zeros(1, 1, 1, 8, dtype=torch.float16, device="cuda")
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")  # that they are overridden

@@ -1,6 +1,8 @@
 """torch's attention functions and models of transformers on the kernels of the GPU at hand."""
 
 import inspect
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -46,6 +48,22 @@ def attend(case, q, k, v):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     groups = case.heads_q != case.heads_kv
     return F.scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=groups).transpose(1, 2)
+
+
+def test_the_first_call_of_a_process_is_served():
+    """torch settles its own order of preference at its first choice."""
+    code = """
+import torch, fa4
+from fa4.integrations import sdpa
+calls, forward = [], sdpa._forward
+sdpa._forward = lambda *a: calls.append(a) or forward(*a)
+fa4.register_sdpa(activate=True)
+x = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16)
+torch.nn.functional.scaled_dot_product_attention(x, x, x)
+assert len(calls) == 1
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=str)
