@@ -87,7 +87,7 @@ class Backend:
     requires: tuple[str, ...] = ()
     sizes: Sizes | None = None
     lacks_of_blocks: Callable[[AttentionSpec], list[str]] | None = None  # of a block_mask: what is missing
-    pages: int = 1  # a page is a multiple of so many rows, without cache_leftpad if more than 1
+    lacks_of_cache: Callable[[AttentionSpec], list[str]] | None = None  # likewise of a cache
 
     def refusals(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> list[str]:
         """Every reason why this backend cannot serve the problem on `chip`; empty when it can."""
@@ -107,11 +107,8 @@ class Backend:
             reasons.append(f"lacks head_dim ({spec.head_dim}, {spec.head_dim_v}) (has {self.head_dims})")
         if self.lacks_of_blocks is not None and spec.mods is not None and spec.mods.block is not None:
             reasons += self.lacks_of_blocks(spec)
-        if spec.cache is not None and spec.cache.page_size is not None and Feature.PAGES in self.features:
-            if spec.cache.page_size % self.pages:
-                reasons.append(f"lacks pages of {spec.cache.page_size} rows (has multiples of {self.pages})")
-            if self.pages > 1 and spec.cache.has_leftpad:
-                reasons.append("lacks cache_leftpad in pages")
+        if self.lacks_of_cache is not None and spec.cache is not None:
+            reasons += self.lacks_of_cache(spec)
         reasons += [f"lacks {feature.value}" for feature in Feature if feature in spec.features() - self.features]
         return reasons
 
@@ -131,6 +128,25 @@ def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
     return lacks
 
 
+def _sm80_lacks_of_cache(spec: AttentionSpec) -> list[str]:
+    assert spec.cache is not None
+    if spec.cache.is_fp8 and (spec.head_dim % 16 or spec.head_dim_v % 16):
+        return [f"lacks an fp8 cache of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"]
+    return []
+
+
+def _sm90_lacks_of_cache(spec: AttentionSpec) -> list[str]:
+    assert spec.cache is not None
+    if spec.cache.page_size is None:
+        return []
+    lacks = []
+    if spec.cache.page_size % 128:
+        lacks.append(f"lacks pages of {spec.cache.page_size} rows (has multiples of 128)")
+    if spec.cache.has_leftpad:
+        lacks.append("lacks cache_leftpad in pages")
+    return lacks
+
+
 _CUTE = ("cutlass.cute", "tvm_ffi")
 _SM80 = Backend(
     name="sm80",
@@ -139,10 +155,11 @@ _SM80 = Backend(
     on=lambda chip: chip.number >= 80,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=256),
-    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS, Feature.CACHE_FP8},
+    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS},
     module="fa4.sm80.plan",
     requires=_CUTE,
     lacks_of_blocks=_lacks_of_blocks,
+    lacks_of_cache=_sm80_lacks_of_cache,
 )
 _SM90 = Backend(
     name="sm90",
@@ -155,7 +172,7 @@ _SM90 = Backend(
     module="fa4.sm90.plan",
     requires=_CUTE,
     lacks_of_blocks=_lacks_of_blocks,
-    pages=128,
+    lacks_of_cache=_sm90_lacks_of_cache,
 )
 
 # Order is preference.

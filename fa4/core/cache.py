@@ -52,9 +52,11 @@ def page_at(table: cute.Tensor, place: Int32, pages: Int32) -> Int32:
 
 @dataclass(frozen=True)
 class Strided(Constant):
-    """Rows of one head of k or v, evenly apart. matrix: (rows, dim) from the sequence's first key on."""
+    """Rows of one head of k or v, evenly apart. matrix: (rows, dim) from the sequence's first key on; of these there
+    are `count`."""
 
     matrix: cute.Tensor
+    count: Int32
 
     def lies_evenly(self, tile_n: int) -> bool:
         return True
@@ -62,6 +64,16 @@ class Strided(Constant):
     def block(self, n: Int32, tile_n: int, dim: int) -> cute.Tensor:
         """(tile_n, dim): the n-th block of keys; its last rows may not be the sequence's."""
         return cute.local_tile(self.matrix, (tile_n, dim), (None, 0))[None, None, n]
+
+    def rows_from(self, first: Int32) -> Callable[[Int32], tuple[cute.Pointer, Boolean]]:
+        """What gives an address that may be read for key first + i, its own if there is such a key, and whether."""
+
+        def row(i: Int32) -> tuple[cute.Pointer, Boolean]:
+            key = first + i
+            place = (cutlass.min(key, self.count - 1), 0)
+            return self.matrix.iterator + cute.crd2idx(place, self.matrix.layout), key < self.count
+
+        return row
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ class Paged(Constant):
         return cute.local_tile(page, (tile_n, dim), (None, 0))[None, None, n % of_page]
 
     def rows_from(self, first: Int32) -> Callable[[Int32], tuple[cute.Pointer, Boolean]]:
-        """What gives the address of the row of key first + i, and whether there is one."""
+        """As those of `Strided`."""
 
         def row(i: Int32) -> tuple[cute.Pointer, Boolean]:
             key = first + i
@@ -147,8 +159,9 @@ class Keys(Constant):
     def of_head(self, x: cute.Tensor, head: Int32) -> Strided | Paged:
         """One head's rows in k or v."""
         if self.spec is None:
-            return Strided(sequence_matrix(x, head, self.sequence, self.rows, self.varlen))
+            return Strided(sequence_matrix(x, head, self.sequence, self.rows, self.varlen), self.count)
         if self.table is not None:
             return Paged(x[(None, None, head, None)], self.table, self.rows, self.spec.page_size, self.spec.has_leftpad)
         matrix = x[(None, None, head, self.sequence)]
-        return Strided(cute.domain_offset((self.rows.first, 0), matrix) if self.spec.has_leftpad else matrix)
+        matrix = cute.domain_offset((self.rows.first, 0), matrix) if self.spec.has_leftpad else matrix
+        return Strided(matrix, self.count)

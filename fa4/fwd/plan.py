@@ -6,6 +6,7 @@ import ctypes
 import functools
 from typing import Any, NamedTuple
 
+import torch
 from cutlass import Float32, Int32
 from torch import Tensor
 
@@ -69,6 +70,8 @@ class Forward:
         mods: Mods | None = None,
         cache: Cache | None = None,
     ) -> None:
+        if cache is not None and self.cfg.cache.is_fp8:
+            inputs = inputs._replace(k=inputs.k.view(torch.uint8), v=inputs.v.view(torch.uint8))
         self._launcher(inputs[:8], out, lse, *self._numbers, filled(mods), None if cache is None else tuple(cache))
 
     @functools.cached_property

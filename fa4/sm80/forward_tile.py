@@ -19,9 +19,10 @@ from ..core.cache import Keys, Paged, Strided
 from ..core.constant import Constant
 from ..core.mask import Band, Descending, Listed
 from ..core.places import lines_of, store_lines
-from ..core.score import apply
+from ..core.score import Softcap, apply
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
+from .fp8 import ConvertingCopy
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
 from .softmax import OnlineSoftmax
 from .tensor_core import (
@@ -50,6 +51,9 @@ class Work(Constant):
     m_block: Int32
     rows: Int32  # of the sequence and head
     mask: Band
+    score: Softcap | None
+    raw_scale: Float32  # of what that gives
+    v_descale: Float32 | None  # what O is multiplied by at the end
     score_mod: Traced | None
     mask_mod: Traced | None
     walk: Descending | Listed  # over the blocks of keys, this block's share of them if they are split
@@ -66,7 +70,7 @@ class Work(Constant):
     @property
     def scale(self) -> Float32:
         """What turns into logits what softmax gets."""
-        return self.args.scale if self.score_mod is None else Float32(1.0)
+        return self.raw_scale if self.score_mod is None else Float32(1.0)
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,13 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
             if cutlass.const_expr(cfg.split):
                 blocks = blocks.part(part, args.splits, args.part_blocks)
             walk = Descending(blocks)
+        score, raw_scale, v_descale = args.score, args.scale, None
+        if cutlass.const_expr(cfg.is_fp8):
+            k_descale, v_descale = (x[sequence, head_kv] for x in (args.cache.k_descale, args.cache.v_descale))
+            if cutlass.const_expr(score is not None):
+                score = Softcap(score.scale_over_cap * k_descale)
+            else:
+                raw_scale = raw_scale * k_descale
         tile_of_queries(
             Work(
                 args=args,
@@ -145,6 +156,9 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
                 m_block=m_block,
                 rows=rows_q.count * cfg.packed,
                 mask=mask,
+                score=score,
+                raw_scale=raw_scale,
+                v_descale=v_descale,
                 score_mod=score_mod,
                 mask_mod=mask_mod,
                 walk=walk,
@@ -203,7 +217,10 @@ def load(work, x, staged, place, stage, ragged: cutlass.Constexpr[bool]):
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, tile_n, dim, columns)
     if work.walk.exists(place):
         n = work.walk.block(place)
-        if cutlass.const_expr(x.lies_evenly(tile_n)):
+        if cutlass.const_expr(cfg.is_fp8):
+            converting = ConvertingCopy(copy.copy, work.thread, tile_n, dim, columns, cfg.dtype)
+            converting.load_rows(x.rows_from(n * tile_n), staged[None, None, stage])
+        elif cutlass.const_expr(x.lies_evenly(tile_n)):
             left = work.mask.seqlen_k - n * tile_n if ragged or isinstance(work.walk, Listed) else None
             copy.load_tile(x.block(n, tile_n, dim), staged[None, None, stage], left)
         else:
@@ -231,7 +248,7 @@ def step(work, tile, place, masked: cutlass.Constexpr[bool]):
     cute.arch.cp_async_wait_group(2 * (stages - 1))  # V is here, and K has been read by all
     cute.arch.barrier()
     load(work, work.k, tile.s_k, walk.ahead(place, stages), stage, False)
-    apply(work.args.score, s)
+    apply(work.score, s)
     scores = rows_by_columns(s)
     modify(work, mma, scores, walk.block(place), masked)
     may_be_empty = masked or work.score_mod is not None or work.mask_mod is not None
@@ -248,7 +265,7 @@ def modify(work, mma, scores, n, masked: cutlass.Constexpr[bool]):
     own, first = coordinates(mma, work.thread, m, n_keys), coordinates(mma, 0, m, n_keys)
     places = places_of(own, first, work.first_row, n * n_keys)
     if cutlass.const_expr(work.score_mod is not None):
-        store_lines(scores, work.score_mod.at(places, work.args.scale).logits(lines_of(scores)))
+        store_lines(scores, work.score_mod.at(places, work.raw_scale).logits(lines_of(scores)))
     listed = isinstance(work.walk, Listed)
     if cutlass.const_expr(work.mask_mod is not None and (masked or not listed)):
         store_lines(scores, work.mask_mod.at(places).hidden(lines_of(scores)))
@@ -278,6 +295,8 @@ def finish(work, tile):
             row = work.first_row + own[r, 0][0]
             sinks[r] = Float32(sink[work.head * cfg.packed + row % cfg.packed])
     tile.softmax.finish(rows_by_columns(tile.o), row_lse, sinks)
+    if cutlass.const_expr(work.v_descale is not None):
+        tile.o.store(tile.o.load() * work.v_descale)
     for r in cutlass.range_constexpr(rows):
         row = work.first_row + own[r, 0][0]
         if own[0, 0][1] == 0 and row < work.rows:

@@ -112,9 +112,9 @@ class Built:
 
 def serves(backend: str, case: CacheCase) -> bool:
     """Whether a backend that has kernels takes a case; what it lacks is refused by name."""
-    if case.fp8:
-        return False
-    return backend == "sm80" or case.page_size is None or (case.page_size % 128 == 0 and case.leftpad is None)
+    if backend == "sm80":
+        return True
+    return not case.fp8 and (case.page_size is None or (case.page_size % 128 == 0 and case.leftpad is None))
 
 
 def turned(x: Tensor, position: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -274,6 +274,10 @@ def test_explain_tells_who_serves_a_cache():
         told = fa4.explain(q, k, k, page_table=table, cache_seqlens=i32(5, 6), batch_invariant=True)
         dense = fa4.explain(q, k[:2], k[:2], cache_seqlens=i32(5, 6))
         fp8 = fa4.explain(q, k.to(FP8), k.to(FP8), page_table=table)
+        odd = fa4.explain(
+            *(torch.empty(*x.shape[:3], 72, dtype=x.dtype) for x in (q, k.to(FP8), k.to(FP8))), page_table=table
+        )
     assert told.chosen == "sm80" and told.extent == (2, 1, 320)
-    assert "not sm90: lacks page_table; lacks batch_invariant" in str(told)
-    assert dense.chosen == "sm90" and fp8.chosen == "torch" and "not sm80: lacks fp8 cache" in str(fp8)
+    assert "not sm90: lacks pages of 16 rows (has multiples of 128); lacks batch_invariant" in str(told)
+    assert dense.chosen == "sm90" and fp8.chosen == "sm80" and odd.chosen == "torch"
+    assert "lacks an fp8 cache of head_dim (72, 72) (has multiples of 16)" in str(odd)

@@ -42,6 +42,8 @@ SM80 = (
     "leftpad_in_pages",
     "packed_append",
     "append_and_rotate_in_pages",
+    "fp8_heads_in_pages",
+    "fp8_float16",
     "softcap_and_sink_in_pages",
 )
 
