@@ -12,7 +12,7 @@ from .. import mod_ops, ops
 from ..checks import Options, WindowSize
 from ..spec import AttentionInputs, Cache
 from . import checks
-from .ops import append_rows, forward
+from .ops import Given, Known, append_rows, find, forward, keep, key_of
 from .record import Appended
 
 if TYPE_CHECKING:
@@ -104,36 +104,61 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx,
         cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, k_descale, v_descale,
     )  # fmt: skip
+    given = Given(
+        softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved,
+        max_seqlen_q, max_seqlen_k,
+    )  # fmt: skip
     watched = ops.watched((q, k_cache, v_cache, *(x for x in t[3:] if isinstance(x, Tensor)), learnable_sink))
-    checks.check(t)
-    options = Options(softmax_scale, causal, window_size, softcap, False, backend)
-    flags = common.flags(q, k_cache, v_cache, learnable_sink, options)
-    if flags.needs_backward or (k is not None and v is not None and common.needs_backward(q, k, v, None)):
-        raise NotImplementedError("flash_attn_with_kvcache has no gradients: call it under torch.no_grad()")
-    batch_invariant = common.boolean("batch_invariant", batch_invariant, "a bool")
-    rotary_interleaved = common.boolean("rotary_interleaved", rotary_interleaved, "a bool")
-    flags = flags._replace(num_splits=common.count("num_splits", num_splits), batch_invariant=batch_invariant)
+    key = None if watched else key_of(t, learnable_sink, given)
+    known = None if key is None else find(key)
+    if known is None:
+        known = _checked(t, learnable_sink, given)
+        if key is not None:
+            keep(key, known)
     if not (watched or q.is_meta):
         checks.check_values(t)
 
-    seqlens = _seqlens(t)
+    flags, seqlens = known.flags, _seqlens(t)
     place = Cache(page_table, cache_batch_idx, cache_leftpad, *(_descale(t, x) for x in (k_descale, v_descale)))
     if k is not None and v is not None and seqlens is not None:
         same_position = flags.window_left is None and flags.window_right is None
         new = Appended(
             q, k_cache, v_cache, k, v, seqlens, cu_seqlens_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,
-            page_table, cache_batch_idx, place.k_descale, place.v_descale, rotary_interleaved, same_position,
+            page_table, cache_batch_idx, place.k_descale, place.v_descale, bool(rotary_interleaved), same_position,
             backend,
         )  # fmt: skip
         q, seqlens = append_rows(watched, new)
-    longest = t.capacity if max_seqlen_k is None else min(common.count("max_seqlen_k", max_seqlen_k), t.capacity)
-    rows = q.shape[1] if cu_seqlens_q is None else common.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
-    inputs = AttentionInputs(q, k_cache, v_cache, learnable_sink, cu_seqlens_q, None, None, seqlens, rows, longest)
-    mods = None
+    sizes = known.max_seqlens
+    inputs = AttentionInputs(q, k_cache, v_cache, learnable_sink, cu_seqlens_q, None, None, seqlens, *sizes)
     if score_mod is not None or mask_mod is not None:
         mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, None)
-    out, lse = forward(watched, inputs, place, mods, flags)
+        out, lse = forward(watched, inputs, place, mods, flags)
+    elif watched or q.is_meta:
+        out, lse = forward(True, inputs, place, None, flags)
+    else:
+        out, lse = known.run(inputs, place)
     return (out, lse) if return_lse else out
+
+
+def _checked(t: checks.Tensors, sink: Tensor | None, given: Given) -> Known:
+    """What follows from a call's arguments, which are checked here."""
+    checks.check(t)
+    options = Options(given.softmax_scale, given.causal, given.window_size, given.softcap, False, given.backend)
+    flags = common.flags(t.q, t.k_cache, t.v_cache, sink, options)
+    if flags.needs_backward or (t.k is not None and t.v is not None and common.needs_backward(t.q, t.k, t.v, None)):
+        raise NotImplementedError("flash_attn_with_kvcache has no gradients: call it under torch.no_grad()")
+    batch_invariant = common.boolean("batch_invariant", given.batch_invariant, "a bool")
+    common.boolean("rotary_interleaved", given.rotary_interleaved, "a bool")
+    num_splits = common.count("num_splits", given.num_splits)
+    flags = flags._replace(num_splits=num_splits, batch_invariant=batch_invariant)
+    longest = t.capacity
+    if given.max_seqlen_k is not None:
+        bound = common.count("max_seqlen_k", given.max_seqlen_k)
+        longest = longest if batch_invariant else min(bound, longest)  # another bound is another cut of the keys
+    rows = t.q.shape[1]
+    if t.cu_seqlens_q is not None:
+        rows = common.max_seqlen("max_seqlen_q", given.max_seqlen_q, t.q.shape[0])
+    return Known(flags, (rows, longest))
 
 
 def _seqlens(t: checks.Tensors) -> Tensor | None:
@@ -150,4 +175,4 @@ def _descale(t: checks.Tensors, x: Tensor | None) -> Tensor | None:
         return None
     if x is None:
         x = torch.ones((), dtype=torch.float32, device=t.q.device)
-    return x.expand(t.batch, t.k_cache.shape[2])
+    return x.expand(t.batch, t.k_cache.shape[2]).contiguous()

@@ -6,6 +6,10 @@ devices, and backend="torch" are torch's.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,21 +36,27 @@ def append(a: Appended) -> tuple[Tensor, Tensor]:
 
 
 def _launch(a: Appended, chip: Chip) -> tuple[Tensor, Tensor]:
-    from ..fwd.append import Config, launcher  # needs CuTe DSL
-
-    cfg = Config(
+    said = (
         a.q.dtype, None if a.cos is None else a.cos.dtype, a.cu_seqlens_q is not None, a.cu_seqlens_k_new is not None,
         None if a.page_table is None else a.k_cache.shape[1], a.batch_idx is not None, a.rotary_seqlens is not None,
         a.interleaved, a.same_position,
     )  # fmt: skip
+    launch = _launcher(chip, *said)
     seqlens = torch.empty_like(a.cache_seqlens)
     turned = a.q.new_empty(0) if a.cos is None else torch.empty_like(a.q, memory_format=torch.contiguous_format)
     queries = (None, None, None) if a.cos is None else (a.q, turned, a.cu_seqlens_q)
-    launcher(cfg, chip)(
+    launch(
         (*queries[:2], a.k, a.v, a.k_cache, a.v_cache, a.cache_seqlens, seqlens, queries[2], a.cu_seqlens_k_new, a.cos,
          a.sin, a.rotary_seqlens if a.cos is not None else None, a.page_table, a.batch_idx)
     )  # fmt: skip
     return turned, seqlens
+
+
+@functools.lru_cache(maxsize=1024)
+def _launcher(chip: Chip, *said: Any) -> Callable[..., None]:
+    from ..fwd.append import Config, launcher  # needs CuTe DSL
+
+    return launcher(Config(*said), chip)
 
 
 def append_in_torch(a: Appended) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,15 @@ of which only the first rows are used, and goes the way of `fa4::forward`.
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import dispatch, mod_ops, ops, run
-from ..device import chip_of
+from ..device import chip_of, stage
 from ..mods.record import Mods
 from ..plan import Plan
 from ..spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags
@@ -46,6 +50,76 @@ def forward(
     if watched:
         return torch.ops.fa4.forward_with_cache(*(x for record in arguments for x in record))
     return _run(*arguments)
+
+
+class Given(NamedTuple):
+    """What a call says besides its tensors, as the caller wrote it."""
+
+    softmax_scale: Any
+    causal: Any
+    window_size: Any
+    softcap: Any
+    backend: Any
+    num_splits: Any
+    batch_invariant: Any
+    rotary_interleaved: Any
+    max_seqlen_q: Any
+    max_seqlen_k: Any
+
+
+class Known:
+    """What came of a call's checks, and its way to a kernel: the same whenever a call of such shapes comes again."""
+
+    def __init__(self, flags: Flags, max_seqlens: tuple[int, int]) -> None:
+        self.flags, self.max_seqlens = flags, max_seqlens
+        self.stage: Any = None  # where it holds, once it is kept
+        self._forward: run.Forward | None = None
+
+    def run(self, inputs: AttentionInputs, cache: Cache) -> tuple[Tensor, Tensor]:
+        """(out, lse) of a call without mods."""
+        plain = cache.spec(inputs) == CacheSpec() and not inputs.varlen
+        if self._forward is None:
+            if plain:
+                self._forward = ops.route(inputs, self.flags).forward
+            else:
+                self._forward = run.Forward(inputs, *route(inputs, cache, None, self.flags))
+        return self._forward(inputs) if plain else self._forward(inputs, None, cache)
+
+
+_known: dict[tuple, Known] = {}
+_MOST_KNOWN = 4096
+
+
+def key_of(tensors: tuple, sink: Tensor | None, given: Given) -> tuple | None:
+    """What tells a call from those with other flags or another way; None where that is more than can be told."""
+    if forward_ad._current_level >= 0 or isinstance(given.max_seqlen_q, Tensor):  # to be refused, or without a value
+        return None
+    grad = torch.is_grad_enabled()
+    try:
+        layouts = [
+            (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad) if isinstance(x, Tensor) else x
+            for x in (*tensors, sink)
+        ]
+        # True equals 1, and is none.
+        return *layouts, *given, *map(type, given), *map(type, given.window_size)
+    except (RuntimeError, TypeError):  # a tensor without strides, or no window, to be refused
+        return None
+
+
+def find(key: tuple) -> Known | None:
+    try:
+        known = _known.get(key)
+    except TypeError:  # an option has no hash
+        return None
+    return known if known is not None and known.stage is stage.get() else None
+
+
+def keep(key: tuple, known: Known) -> None:
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    known.stage = stage.get()
+    with contextlib.suppress(TypeError):
+        _known[key] = known
 
 
 def append_rows(watched: bool, appended: Appended) -> tuple[Tensor, Tensor]:

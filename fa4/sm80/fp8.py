@@ -1,8 +1,8 @@
 """Tiles of 8-bit numbers (e4m3) in global memory, as 16-bit numbers in shared memory: converted on the way in.
 
 By arithmetic that every chip since sm_80 has. With bits s eeee mmm, the 16-bit float with the same exponent and
-mantissa fields is the number times a power of two, 2^-8 in float16 and 2^-120 in bfloat16 (the difference of the biases), also
-where e is 0; one exact multiplication repairs it. 0x7f, the one NaN, gets an exponent of ones.
+mantissa fields is the number times a power of two, 2^-8 in float16 and 2^-120 in bfloat16 (the difference of the
+biases), also where e is 0; one exact multiplication repairs it. 0x7f, the one NaN, gets an exponent of ones.
 """
 
 from __future__ import annotations
