@@ -83,14 +83,15 @@ def splits_for(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTi
     packed = packed_heads(spec, extent, tiles)
     m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.teams * ROWS))
     count = m_blocks * (spec.heads_q // packed) * extent.batch
-    return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, chip.sms, 0.75 if tiles.teams == 1 else 1.0)
+    return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, chip.sms)
 
 
 def _section(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config) -> int:
     """Pairs of head and sequence that advance together, longest tiles first; one where all tiles are equally long.
 
     Where each tile has its CTA, as many pairs as L2 holds, in sections of the same size. A persistent grid goes to and
-    fro in whole rounds, so that every CTA gets the same share of each section.
+    fro in whole rounds, so that every CTA gets the same share of each section: as few as there can be, so that CTAs
+    read K and V that are new at different times.
     """
     pairs = spec.heads_q // cfg.packed * (1 if cfg.counts_rows else extent.batch)
     if spec.window_right is None or spec.window_left is not None:
@@ -101,5 +102,4 @@ def _section(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config) -> in
         return -(-pairs // -(-pairs * per_pair // SECTION_BYTES))
     round_trip = 2 * chip.sms
     m_blocks = -(-extent.max_seqlen_q * cfg.packed // cfg.rows)
-    least = round_trip // math.gcd(round_trip, m_blocks)
-    return min(max(SECTION_BYTES // (least * per_pair), 1) * least, pairs)
+    return min(round_trip // math.gcd(round_trip, m_blocks), pairs)

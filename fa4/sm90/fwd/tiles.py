@@ -33,8 +33,8 @@ USUAL = ForwardTiles("head_dim <= 128", 2, 128, _MEASURED)
 USUAL_SHORT = ForwardTiles("head_dim <= 128, short causal", 2, 64, _MEASURED)
 WIDE = ForwardTiles("head_dim <= 192", 2, 112, _MEASURED)
 WIDEST = ForwardTiles("head_dim <= 256", 2, 64, _MEASURED)
-# Few queries: memory is what takes time. More in flight than three small blocks of K and of V reads it no faster.
-_FEW = {"teams": 1, "most_stages": 3, "ping_pong": False, "evidence": _MEASURED}
+# Few queries: memory is what takes time. Two small blocks of K and of V in flight read it faster than three or more.
+_FEW = {"teams": 1, "most_stages": 2, "ping_pong": False, "evidence": _MEASURED}
 FEW_NARROW = ForwardTiles("few queries, head_dim <= 64", tile_n=128, **_FEW)
 FEW = ForwardTiles("few queries, head_dim <= 128", tile_n=64, **_FEW)
 FEW_WIDE = ForwardTiles("few queries, head_dim <= 256", tile_n=32, **_FEW)
