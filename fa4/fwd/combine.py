@@ -27,7 +27,7 @@ from .splits import MOST_SPLITS
 _WARP = 32
 _WARPS = 8  # of a block
 _VECTOR = 4  # float32 in 16 bytes
-_IN_FLIGHT = 4  # parts that a warp loads before it adds the first of them
+_IN_FLIGHT = 4  # parts that a warp loads before it adds the first of them, and before it knows what they weigh
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,13 @@ class Combine:
         for vector in sums:
             vector.fill(0.0)
         if row < rows:
+            of_row = parts[None, sequence, query, head, None]
+            held = self.first_parts(of_row, warp % self.warps, lane)
             lses = self.own_lses(part_lse[None, sequence, head, query], lane)
             total = self.total_lse(lses, sink, head)
             if warp % self.warps == 0 and lane == 0:
                 lse[sequence, head, query] = total
-            self.add_up(parts[None, sequence, query, head, None], lses, total, sums, warp % self.warps, lane)
+            self.add_up(of_row, held, lses, total, sums, warp % self.warps, lane)
         if cutlass.const_expr(self.warps > 1):
             self.meet(sums, warp, lane)
         if row < rows and warp % self.warps == 0:
@@ -147,21 +149,44 @@ class Combine:
         return -Float32.inf if total == 0.0 or not is_used else reference + cute.math.log(total)
 
     @cute.jit
-    def add_up(self, parts, lses, total, sums, warp, lane):
+    def first_parts(self, parts, warp, lane) -> list[list]:
+        """This lane's columns of the first `_IN_FLIGHT` of this warp's parts."""
+        held = [
+            [cute.make_rmem_tensor(_VECTOR, Float32) for _ in range(0, self.head_dim_v, _WARP * _VECTOR)]
+            for _ in range(_IN_FLIGHT)
+        ]
+        for i in cutlass.range_constexpr(_IN_FLIGHT):
+            s = warp + i * self.warps
+            for j, vector in enumerate(held[i]):
+                vector.fill(0.0)
+                column = (_WARP * j + lane) * _VECTOR
+                if s < cute.size(parts, mode=[0]) and column < self.head_dim_v:
+                    place = parts.iterator + cute.crd2idx((s, column), parts.layout)
+                    for k, value in enumerate(load_floats(place, _VECTOR)):
+                        vector[k] = value
+        return held
+
+    @cute.jit
+    def add_up(self, parts, held, lses, total, sums, warp, lane):
         """sums += exp(l_s - total) o_s over this warp's parts, four columns a lane at a time."""
         splits = cute.size(parts, mode=[0])
         for i in cutlass.range_constexpr(MOST_SPLITS // _WARP):
             weight = cute.math.exp(lses[i] - total) if total != -Float32.inf else Float32(0.0)
             count = cutlass.min(splits - _WARP * i, _WARP)
-            for s in cutlass.range(warp, count, self.warps, unroll=_IN_FLIGHT):
+            first = warp
+            if cutlass.const_expr(i == 0):
+                for part in cutlass.range_constexpr(_IN_FLIGHT):
+                    factor = cute.arch.shuffle_sync(weight, warp + part * self.warps)
+                    for vector, values in zip(sums, held[part]):
+                        add_weighted(vector, factor, [values[k] for k in range(_VECTOR)])
+                first = warp + _IN_FLIGHT * self.warps
+            for s in cutlass.range(first, count, self.warps, unroll=_IN_FLIGHT):
                 factor = cute.arch.shuffle_sync(weight, s)
                 for j, vector in enumerate(sums):
                     column = (_WARP * j + lane) * _VECTOR
                     if column < self.head_dim_v:
                         place = parts.iterator + cute.crd2idx((_WARP * i + s, column), parts.layout)
-                        for k, value in enumerate(load_floats(place, _VECTOR)):
-                            # What saw nothing was not written: it may be anything, NaN included.
-                            vector[k] += Float32(cutlass.select_(factor == 0.0, Float32(0.0), factor * value))
+                        add_weighted(vector, factor, load_floats(place, _VECTOR))
 
     @cute.jit
     def meet(self, sums, warp, lane):
@@ -189,6 +214,12 @@ class Combine:
             if column < self.head_dim_v:
                 words = [pack_half(vector[k], vector[k + 1], out.element_type) for k in range(0, _VECTOR, 2)]
                 store_words(out.iterator + column, words)
+
+
+def add_weighted(sums: cute.Tensor, factor: Float32, values: list[Float32]) -> None:
+    """sums += factor * values; of a part that saw nothing these were not written, and may be anything, NaN included."""
+    for k, value in enumerate(values):
+        sums[k] += Float32(cutlass.select_(factor == 0.0, Float32(0.0), factor * value))
 
 
 def launcher(dtype: torch.dtype, head_dim_v: int, has_sink: bool, splits: int, chip: Chip) -> jit.Launcher:

@@ -41,7 +41,7 @@ class Work(NamedTuple):
 def work_tile(context, index: Int32) -> Work:
     """What a work tile consists of; empty (`count` 0) if no row of it sees a key."""
     args, cfg = context.args, context.cfg
-    tile, part = (index // args.splits, index % args.splits) if cfg.split else (index, Int32(0))
+    tile, part = (index % args.order.tiles, index // args.order.tiles) if cfg.split else (index, Int32(0))
     m_block, head, batch = args.order.at(tile)
     place = args.lengths.query_place(batch, args.seqlen_q)
     q = args.lengths.queries(batch, args.seqlen_q)
