@@ -64,7 +64,7 @@ def _sm90() -> Sweep:
     def forward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
         row = forward.tiles_for(spec, extent)
         if row.teams == 1:
-            return _changed(row, splits=(1, 4, 8, 12, 16), most_stages=(2, 4, 8), tile_n=(32, 64, 128))
+            return _changed(row, splits=(1, 4, 8, 12, 16), most_stages=(2, 3, 4), tile_n=(32, 64, 128))
         columns = dict(teams=(2, 3), tile_n=(64, 80, 96, 112, 128), ping_pong=(False, True), rescale_threshold=(0.0,))
         return _changed(row, schedule=(Schedule.SINGLE,), **columns)
 

@@ -33,7 +33,7 @@ from ..fragment import (
     store_matrices,
     to_words,
 )
-from ..wgmma import K_PER_MMA, ROWS, Wgmma, pin, wait
+from ..wgmma import ROWS, Wgmma, pin, wait
 from .softmax import Softmax, pack
 from .turns import FIRST_BARRIER, TEAM_THREADS, Turns
 from .work import Queue
@@ -49,85 +49,77 @@ def compute(context):
     q = consume(ends.load_compute_Q, Lane(team.index, cfg.teams))
     k, v = consume(ends.load_compute_K), consume(ends.load_compute_V)
     team.turns.start()
+    team.o.fill(0.0)
 
     queue = Queue.first(context)
     while queue.has_tile():
         work = queue.tile()
-        team_row = (work.m_block * cfg.teams + team.index) * ROWS
-        first_row = team_row + warp % WARPS_PER_WARPGROUP * ROWS_PER_WARP
         if work.count > 0:
-            softmax.reset(work, first_row)
-            team.o.fill(0.0)
+            softmax.reset(work, team.first_row(work))
             q.wait()
             if cutlass.const_expr(cfg.has_blocks):
-                k, v = over_lists(team, softmax, q, k, v, work.walk)
+                k, v = over_lists(team, softmax, work.walk, q, k, v)
             else:
-                k, v = over_band(team, softmax, q, k, v, work, team_row)
-            norms = softmax.finish(work, first_row)
+                k, v = over_band(team, softmax, work, q, k, v)
+            if cutlass.const_expr(not cfg.o_over_q):
+                q.arrive()
+            v = last_block(team, v, Boolean(work.count > 1))
+            norms = softmax.finish(work, team.first_row(work))
             if cutlass.const_expr(cfg.directly):
-                out_to_global(context, work, team, norms, first_row)
+                out_to_global(context, work, team, norms)
             else:
                 out_to_smem(context, team, norms)
-                store_out(context, work, team, first_row)
+                store_out(context, work, team)
             if cutlass.const_expr(cfg.o_over_q):
                 wait_stored()
                 q.arrive()
             q = q.next()
         else:
-            softmax.finish_empty(work, first_row)
+            softmax.finish_empty(work, team.first_row(work))
             if cutlass.const_expr(not cfg.split):  # nobody reads a part that saw nothing
-                zeros_to_global(context, work, first_row)
+                zeros_to_global(context, work, team)
         queue = queue.next()
     if cutlass.const_expr(not (cfg.directly or cfg.o_over_q)):
         wait_stored()  # shared memory is another CTA's as soon as this one ends
 
 
 @cute.jit
-def over_band(team, softmax, q: Cursor, k: Cursor, v: Cursor, work, team_row: Int32):
-    """All key blocks of a work tile, from last to first; some row of the tile sees one."""
+def over_band(team, softmax, work, q: Cursor, k: Cursor, v: Cursor):
+    """P of the key blocks of a work tile from the last to the first, O of those after each."""
     blocks = work.blocks
     last = blocks.stop - 1
-    _, stop = work.mask.keys(query_of(team.cfg, team_row + ROWS - 1))
-    sees_half = Boolean(stop - last * team.cfg.tile_n <= team.cfg.half_n)
-    if sees_half:
-        k, v = half_block(team, softmax, q, k, v, last, work.count > 1)
-        last = last - 1
-    if last >= blocks.first:
-        k = first_block(team, softmax, q, k, last, sees_half)
-        for i in cutlass.range(cutlass.max(last - blocks.full_stop, 0), unroll=1):
-            k, v = step(team, softmax, q, k, v, last - 1 - i, True)
-        full_stop = cutlass.min(last, blocks.full_stop)
-        for i in cutlass.range(full_stop - blocks.full_first, unroll=1):
-            k, v = step(team, softmax, q, k, v, full_stop - 1 - i, False)
-        if cutlass.const_expr(team.cfg.has_left):
-            full_first = cutlass.min(last, blocks.full_first)
-            for i in cutlass.range(full_first - blocks.first, unroll=1):
-                k, v = step(team, softmax, q, k, v, full_first - 1 - i, True)
-        if cutlass.const_expr(not team.cfg.o_over_q):
-            q.arrive()
-        v = last_block(team, v)
-    elif cutlass.const_expr(not team.cfg.o_over_q):
-        q.arrive()
+    if team.sees_half(work):
+        k = first_block(team, softmax, team.half_qk, q, k, last)
+    else:
+        k = first_block(team, softmax, team.qk, q, k, last)
+    for i in cutlass.range(cutlass.max(last - blocks.full_stop, 0), unroll=1):
+        k, v = step(team, softmax, q, k, v, last - 1 - i, Boolean(i > 0), True)
+    full_stop = cutlass.min(last, blocks.full_stop)
+    for i in cutlass.range(full_stop - blocks.full_first, unroll=1):
+        k, v = step(team, softmax, q, k, v, full_stop - 1 - i, Boolean(full_stop - i < last), False)
+    if cutlass.const_expr(team.cfg.has_left):
+        full_first = cutlass.min(last, blocks.full_first)
+        for i in cutlass.range(full_first - blocks.first, unroll=1):
+            k, v = step(team, softmax, q, k, v, full_first - 1 - i, Boolean(full_first - i < last), True)
     return k, v
 
 
 @cute.jit
-def over_lists(team, softmax, q: Cursor, k: Cursor, v: Cursor, walk):
-    """The key blocks of a work tile's lists, of which there is one at least: those to mask, then those seen whole."""
+def over_lists(team, softmax, walk, q: Cursor, k: Cursor, v: Cursor):
+    """P of the key blocks of a work tile's lists, of which there is one at least: those to mask, then those seen whole;
+    O of those before each."""
     block, following = walk.block(Int32(0)), walk.block(Int32(1))  # asked for a step ahead
     if walk.masked > 0:
-        k = first_block(team, softmax, q, k, block, Boolean(False))
+        k = first_block(team, softmax, team.qk, q, k, block)
     else:
-        k = first_block(team, softmax, q, k, block, Boolean(False), False)
+        k = first_block(team, softmax, team.qk, q, k, block, False)
     for i in cutlass.range(1, walk.masked, unroll=1):
         block, following = following, walk.block(i + 1)
-        k, v = step(team, softmax, q, k, v, block, True)
+        k, v = step(team, softmax, q, k, v, block, Boolean(i > 1), True)
     for i in cutlass.range(cutlass.max(walk.masked, 1), walk.count, unroll=1):
         block, following = following, walk.block(i + 1)
-        k, v = step(team, softmax, q, k, v, block, False)
-    if cutlass.const_expr(not team.cfg.o_over_q):
-        q.arrive()
-    return k, last_block(team, v)
+        k, v = step(team, softmax, q, k, v, block, Boolean(i > 1), False)
+    return k, v
 
 
 class Team(Constant):
@@ -138,67 +130,51 @@ class Team(Constant):
         self.cfg, self.index, self.turns = cfg, index, Turns(cfg.teams, index, cfg.ping_pong)
         self.qk, self.pv = cfg.qk, cfg.pv
         self.half_qk = replace(self.qk, n=cfg.half_n)
-        self.half_steps = range(cfg.half_n // K_PER_MMA)
         self.q = self.qk.a_at(smem.pointer("Q", cfg.dtype))
         self.k, self.v = self.qk.b_at(smem.pointer("K", cfg.dtype)), self.pv.b_at(smem.pointer("V", cfg.dtype))
         self.o, self.p = self.pv.accumulator(), self.pv.a_registers()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
         if not cfg.directly:
             self.out = smem.pointer("O", cfg.dtype) + (index * (cfg.o_step // 2) + warp * (cfg.o_tile.nbytes // 2))
+        self.warp = warp
+
+    def first_row(self, work) -> Int32:
+        """Of this warp's rows of a work tile, in the sequence."""
+        return (work.m_block * self.cfg.teams + self.index) * ROWS + self.warp * ROWS_PER_WARP
+
+    def sees_half(self, work) -> Boolean:
+        """Whether the second half of a work tile's last key block is hidden from all of the team's rows."""
+        last_row = (work.m_block * self.cfg.teams + self.index + 1) * ROWS - 1
+        _, stop = work.mask.keys(query_of(self.cfg, last_row))
+        return Boolean(stop - (work.blocks.stop - 1) * self.cfg.tile_n <= self.cfg.half_n)
 
     def start_s(self, product: Wgmma, s: cute.Tensor, q: Cursor, k: Cursor) -> None:
         """Start S = Q K^T, or its first half."""
         product.issue(s, self.q[None, None, None, q.stage], self.k[None, None, None, k.stage], False)
 
-    def start_o(self, v: Cursor, steps: range | None = None) -> None:
-        """Start O += P V."""
-        self.pv.issue(self.o, self.p, self.v[None, None, None, v.stage], True, steps)
-
-
-@cute.jit
-def half_block(team, softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32, takes_turn: Boolean):
-    """The first half of a work tile's last key block, added to O; the rest is hidden from all of the team's rows.
-
-    takes_turn: the other teams have blocks enough that each takes as many turns as this one with its.
-    """
-    s = team.half_qk.accumulator()
-    k.wait()
-    if takes_turn:
-        team.turns.wait()
-    team.start_s(team.half_qk, s, q, k)
-    if takes_turn:
-        team.turns.pass_on()
-    at = softmax.at(s, block)
-    wait(0)
-    k.arrive()
-    softmax.weigh(s, at, True)
-    pack(s, team.p)
-    v.wait()
-    team.start_o(v, team.half_steps)
-    wait(0)
-    v.arrive()
-    return k.next(), v.next()
+    def start_o(self, v: Cursor, has_o: Boolean) -> None:
+        """Start O += P V; O = P V if there is no O yet."""
+        self.pv.issue(self.o, self.p, self.v[None, None, None, v.stage], has_o)
 
 
 def first_block(
-    team: Team, softmax: Softmax, q: Cursor, k: Cursor, block: Int32, has_o: Boolean, is_masked: bool = True
+    team: Team, softmax: Softmax, product: Wgmma, q: Cursor, k: Cursor, block: Int32, is_masked: bool = True
 ) -> Cursor:
-    """P of a work tile's first whole key block, which may be its only one; keys may end in it. has_o: not all of O is
-    zero."""
-    s = team.qk.accumulator()
+    """P of a work tile's first key block to be worked on, or of its first half, the rest being hidden from all of the
+    team's rows; keys may end in it."""
+    s = product.accumulator()
     k.wait()
-    team.start_s(team.qk, s, q, k)
+    team.start_s(product, s, q, k)
     at = softmax.at(s, block)
     wait(0)
     k.arrive()
-    has_grown = softmax.weigh(s, at, is_masked)
+    softmax.weigh(s, at, is_masked)
     pack(s, team.p)
-    rescale(team.o, softmax.factor, has_grown & has_o)
     return k.next()
 
 
 def step(
-    team: Team, softmax: Softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32, is_masked: bool
+    team: Team, softmax: Softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32, has_o: Boolean, is_masked: bool
 ) -> tuple[Cursor, Cursor]:
     """P of a key block, while the block before is added to O."""
     s = team.qk.accumulator()
@@ -206,7 +182,7 @@ def step(
     team.turns.wait()
     team.start_s(team.qk, s, q, k)
     v.wait()
-    team.start_o(v)
+    team.start_o(v, has_o)
     team.turns.pass_on()
     at = softmax.at(s, block)
     wait(1)
@@ -220,10 +196,10 @@ def step(
     return k.next(), v.next()
 
 
-def last_block(team: Team, v: Cursor) -> Cursor:
+def last_block(team: Team, v: Cursor, has_o: Boolean) -> Cursor:
     """O is complete."""
     v.wait()
-    team.start_o(v)
+    team.start_o(v, has_o)
     wait(0)
     v.arrive()
     return v.next()
@@ -257,11 +233,11 @@ def out_to_smem(context, team: Team, norms: list[Float32]) -> None:
     cute.arch.sync_warp()
 
 
-def store_out(context, work, team: Team, first_row: Int32) -> None:
+def store_out(context, work, team: Team) -> None:
     """Start to store this warp's staged rows; rows and columns outside the tensor are left out."""
     cfg, tma = context.cfg, context.tma("o")
     out = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.varlen)
-    sides = tma_panels(tma, out, first_row // ROWS_PER_WARP, team.out)
+    sides = tma_panels(tma, out, team.first_row(work) // ROWS_PER_WARP, team.out)
     with cute.arch.elect_one():
         for shared, glob in sides:
             cute.copy(tma.atom, shared, glob)
@@ -269,9 +245,9 @@ def store_out(context, work, team: Team, first_row: Int32) -> None:
 
 
 @cute.jit
-def out_to_global(context, work, team, norms: list[Float32], first_row: Int32):
+def out_to_global(context, work, team, norms: list[Float32]):
     """This warp's rows of O, normalised, straight from the registers."""
-    cfg = context.cfg
+    cfg, first_row = context.cfg, team.first_row(work)
     out = result(context, "out", work)
     for r in cutlass.range_constexpr(ROWS_PER_THREAD):
         row = first_row + row_in_warp(r)
@@ -294,9 +270,9 @@ def wait_stored() -> None:
 
 
 @cute.jit
-def zeros_to_global(context, work, first_row: Int32):
+def zeros_to_global(context, work, team):
     """Out of rows that see no key."""
-    cfg = context.cfg
+    cfg, first_row = context.cfg, team.first_row(work)
     out = result(context, "out", work)
     for r in cutlass.range_constexpr(ROWS_PER_THREAD):
         row = first_row + row_in_warp(r)

@@ -31,7 +31,8 @@ class Forward(plan.Forward):
         self.tiles = tiles or tiles_for(spec, extent)
         cfg = configure(spec, extent, chip, self.tiles)
         self.splits = splits_for(spec, extent, chip, self.tiles)
-        sizes = Sizes(extent.max_seqlen_q, extent.batch, _section(spec, extent, chip, cfg), self.splits, chip.sms)
+        section = _section(spec, extent, chip, cfg, self.tiles)
+        sizes = Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, chip.sms)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
     def __str__(self) -> str:
@@ -83,10 +84,11 @@ def splits_for(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTi
     packed = packed_heads(spec, extent, tiles)
     m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.teams * ROWS))
     count = m_blocks * (spec.heads_q // packed) * extent.batch
-    return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, chip.sms)
+    slots = chip.sms * 3 // 4 if tiles.teams == 1 else chip.sms  # of few rows: as many as keep the memory busy
+    return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
 
 
-def _section(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config) -> int:
+def _section(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config, tiles: ForwardTiles) -> int:
     """Pairs of head and sequence that advance together, longest tiles first; one where all tiles are equally long.
 
     Where each tile has its CTA, as many pairs as L2 holds, in sections of the same size. A persistent grid goes to and
@@ -102,4 +104,6 @@ def _section(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config) -> in
         return -(-pairs // -(-pairs * per_pair // SECTION_BYTES))
     round_trip = 2 * chip.sms
     m_blocks = -(-extent.max_seqlen_q * cfg.packed // cfg.rows)
+    if tiles.section is not None and round_trip % (m_blocks * tiles.section) == 0:
+        return tiles.section
     return min(round_trip // math.gcd(round_trip, m_blocks), pairs)

@@ -172,10 +172,10 @@ def follow(softmax, tops, has_grown: Boolean):
 
 
 def pack(s: cute.Tensor, p: cute.Tensor) -> None:
-    """P, rounded to 16 bits, as the next product's operand, or as the first steps of it."""
+    """P, rounded to 16 bits, as the next product's operand; 0 for keys after those of s."""
     words = cute.recast_tensor(p, Int32)
-    for i in range(cute.size(s) // 2):
-        words[i] = pack_half(s[2 * i], s[2 * i + 1], p.element_type)
+    for i in range(cute.size(words)):
+        words[i] = pack_half(s[2 * i], s[2 * i + 1], p.element_type) if 2 * i < cute.size(s) else Int32(0)
 
 
 def in_chains(values: list[Float32], combine) -> Float32:

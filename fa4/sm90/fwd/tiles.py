@@ -11,8 +11,9 @@ from .config import Schedule, slots_of
 
 @dataclass(frozen=True, slots=True)
 class ForwardTiles:
-    """A tuned row; see `Config` for what the columns mean. splits: parts that keys are cut into, None for as many as
-    fill the chip."""
+    """A tuned row; see `Config` for what the columns mean. section: pairs of head and sequence that advance together
+    where that shares work fairly, None for the fewest that do. splits: parts that keys are cut into, None for as many
+    as keep the chip busy."""
 
     name: str
     teams: int
@@ -22,6 +23,7 @@ class ForwardTiles:
     schedule: Schedule = Schedule.PERSISTENT
     ping_pong: bool = True
     rescale_threshold: float = 8.0
+    section: int | None = None
     splits: int | None = None
 
 
@@ -30,7 +32,7 @@ NARROW = ForwardTiles("head_dim <= 64", 3, 128, _MEASURED)
 NARROW_SHORT = ForwardTiles("head_dim <= 64, short causal", 2, 128, _MEASURED, ping_pong=False)
 MIDDLE = ForwardTiles("head_dim <= 96", 3, 96, _MEASURED)
 USUAL = ForwardTiles("head_dim <= 128", 2, 128, _MEASURED)
-USUAL_SHORT = ForwardTiles("head_dim <= 128, short causal", 2, 64, _MEASURED)
+USUAL_SHORT = ForwardTiles("head_dim <= 128, short causal", 2, 64, _MEASURED, section=1)
 WIDE = ForwardTiles("head_dim <= 192", 2, 112, _MEASURED)
 WIDEST = ForwardTiles("head_dim <= 256", 2, 64, _MEASURED)
 # Few queries: memory is what takes time. Two small blocks of K and of V in flight read it faster than three or more.
