@@ -38,11 +38,16 @@ def route(inputs: AttentionInputs, cache: Cache | None, mods: Mods | None, flags
     return spec, dispatch.plan(spec, inputs.extent, chip, flags.backend)
 
 
+def is_plain(inputs: AttentionInputs, cache: Cache) -> bool:
+    """Whether the cache is no more than padded sequences."""
+    return cache.spec(inputs) == CacheSpec() and not inputs.varlen
+
+
 def forward(
     watched: bool, inputs: AttentionInputs, cache: Cache, mods: Mods | None, flags: Flags
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) of a call on a cache."""
-    if cache.spec(inputs) == CacheSpec() and not inputs.varlen:
+    if is_plain(inputs, cache):
         if mods is not None:
             return mod_ops.forward(watched, inputs, mods, flags)
         return torch.ops.fa4.forward(*inputs, *flags) if watched else ops.route(inputs, flags).forward(inputs)
@@ -74,16 +79,17 @@ class Known:
         self.flags, self.max_seqlens = flags, max_seqlens
         self.stage: Any = None  # where it holds, once it is kept
         self._forward: run.Forward | None = None
+        self._is_plain = False
 
     def run(self, inputs: AttentionInputs, cache: Cache) -> tuple[Tensor, Tensor]:
         """(out, lse) of a call without mods."""
-        plain = cache.spec(inputs) == CacheSpec() and not inputs.varlen
         if self._forward is None:
-            if plain:
+            self._is_plain = is_plain(inputs, cache)
+            if self._is_plain:
                 self._forward = ops.route(inputs, self.flags).forward
             else:
                 self._forward = run.Forward(inputs, *route(inputs, cache, None, self.flags))
-        return self._forward(inputs) if plain else self._forward(inputs, None, cache)
+        return self._forward(inputs) if self._is_plain else self._forward(inputs, None, cache)
 
 
 _known: dict[tuple, Known] = {}
@@ -97,12 +103,14 @@ def key_of(tensors: tuple, sink: Tensor | None, given: Given) -> tuple | None:
     grad = torch.is_grad_enabled()
     try:
         layouts = [
-            (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad) if isinstance(x, Tensor) else x
+            x
+            if x is None or type(x) is int
+            else (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device, grad and x.requires_grad)
             for x in (*tensors, sink)
         ]
         # True equals 1, and is none.
         return *layouts, *given, *map(type, given), *map(type, given.window_size)
-    except (RuntimeError, TypeError):  # a tensor without strides, or no window, to be refused
+    except (RuntimeError, TypeError, AttributeError):  # no tensor, one without strides, or no window, to be refused
         return None
 
 
