@@ -116,11 +116,6 @@ class Traced(Constant):
         return self.head + (place if self.rows_per_query == self.packed else cutlass.min(place, self.packed - 1))
 
     @property
-    def needs_score(self) -> bool:
-        """Whether the derivative asks for the score."""
-        return "score" in {self.graph.nodes[i].value for i in self.graph.needed(self.graph.dscore)}
-
-    @property
     def is_harmless(self) -> bool:
         """Whether gradients are finite on whatever rows and keys that do not exist may hold."""
         return _HARMLESS.issuperset(self.graph.nodes[i].op for i in self.graph.needed(self.graph.dscore))
