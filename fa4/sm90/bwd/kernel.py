@@ -35,6 +35,7 @@ def channels(cfg: Config) -> ChannelTable:
     """<producer>_<consumer>_<payload>. Both warpgroups of compute take part in every stage but those of dQ, which are
     each warpgroup's own; see `handing`."""
     both, memory = Every("compute"), Carries.ASYNC_SMEM
+    dq_stages = cfg.reducers * cfg.dq_teams
     of_ds = "compute" if cfg.division is Division.NONE else both
     return ChannelTable(
         (
@@ -44,7 +45,8 @@ def channels(cfg: Config) -> ChannelTable:
             Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory),
             Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory),
             Channel("compute_compute_dS", both, of_ds, By.WARP, By.WGMMA, cfg.ds_stages, memory),
-            Channel("compute_reduce_dQ", "compute", "reduce", By.WARP, By.READ, cfg.reducers * cfg.dq_teams, memory),
+            # The adding warp has time for the fence between threads' stores and its copies; see `reduce`.
+            Channel("compute_reduce_dQ", "compute", "reduce", By.WARP, By.READ, dq_stages, Carries.SMEM),
         ),
         ROLES,
     )

@@ -41,6 +41,7 @@ def add_share(context, team: Int32):
         head = work.head_kv * cfg.group + i // work.blocks
         m_block = work.block(work.first + i % work.blocks, cfg.shifted)
         dq.wait()
+        cute.arch.fence_proxy("async.shared", space="cta")  # here, where no product waits for it
         start_adding(context, work.row_block + m_block, head, team)
         wait_read()
         dq.arrive()
@@ -60,6 +61,7 @@ def add_in_turn(context, own: Int32):
         wait_for_bulk_turn(count, work.turn(m_block, cfg))
         for team in cutlass.range_constexpr(cfg.dq_teams):
             dq.wait_full(own * cfg.dq_teams + team, i // cfg.reducers & 1)
+            cute.arch.fence_proxy("async.shared", space="cta")
             start_adding(context, work.row_block + m_block, head, team)
         for team in cutlass.range_constexpr(cfg.dq_teams):
             with cute.arch.elect_one():
