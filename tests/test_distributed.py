@@ -8,10 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
+import fa4
 import fa4.distributed as cp
 from fa4 import cases
 from fa4.cases import Case
+from fa4.integrations.dtensor import register_dtensor
 
 CASES = [
     Case("full", seqlen_q=32, seqlen_k=32, head_dim=16),
@@ -63,8 +67,40 @@ def on_every_rank(rank, world, file, seed):
                 again = attend(case, seed, method)[1]
                 assert all(torch.equal(a, b) for a, b in zip((out, lse, *grads), again)), f"{case.name} does not repeat"
         refusals(rank, world)
+        if world == 2:
+            dtensors(seed)
     finally:
         dist.destroy_process_group()
+
+
+def dtensors(seed):
+    """Sharded by heads or by batch, results are those of the whole, and lie as q, k and v do."""
+    register_dtensor()
+    mesh = init_device_mesh("cpu", (2,))
+    case = Case("sharded", batch=2, seqlen_q=8, seqlen_k=8, heads_q=4, head_dim=8, dtype=torch.float64, sink=True)
+    inputs = cases.make(case, seed).inputs
+
+    def results(*tensors):
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        out, lse = fa4.flash_attn_func(*leaves[:3], causal=True, learnable_sink=leaves[3], return_lse=True)
+        return out, lse, *torch.autograd.grad((out * out).sum() + lse.sum(), leaves)
+
+    whole = results(*inputs[:4])
+    for axis, of_sink, of_dsink in ((2, Shard(0), Shard(0)), (0, Replicate(), Partial())):
+        placements = [Shard(axis)] * 3 + [of_sink]
+        got = results(*(distribute_tensor(x, mesh, [p]) for x, p in zip(inputs[:4], placements)))
+        assert [x.placements[0] for x in got] == [Shard(axis), Shard(axis and 1), *[Shard(axis)] * 3, of_dsink]
+        for a, b in zip(got, whole):
+            assert (a.full_tensor() - b).abs().max() < 1e-12 * max(1, b.abs().max())
+    packed = cases.make(CASES[4], seed).inputs
+    lengths = dict(cu_seqlens_q=packed.cu_seqlens_q, cu_seqlens_k=packed.cu_seqlens_k)
+    replicated = {name: distribute_tensor(x, mesh, [Replicate()]) for name, x in lengths.items()}
+    out = fa4.flash_attn_varlen_func(*(distribute_tensor(x, mesh, [Shard(1)]) for x in packed[:3]), **replicated)
+    assert out.placements == (Shard(1),)
+    assert torch.equal(out.full_tensor(), fa4.flash_attn_varlen_func(*packed[:3], **lengths))
+    uneven = [distribute_tensor(x[:, :, :1], mesh, [Shard(2)]) for x in inputs[:3]]
+    with pytest.raises(RuntimeError, match="k has 1 heads, sharded over 2 ranks, expected a multiple of 2"):
+        fa4.flash_attn_func(*uneven)
 
 
 def refusals(rank, world):

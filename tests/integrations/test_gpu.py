@@ -122,7 +122,7 @@ def test_dropout_goes_to_torch_and_the_reason_is_said_once(served):
             F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).sum().backward()
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3", "gpt_oss", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
 def test_models_of_transformers(name, seed):
     """A padded batch in bfloat16: logits and gradients err at most twice as much as with eager attention."""
     pytest.importorskip("transformers", reason="hooks into it")
