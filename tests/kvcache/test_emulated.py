@@ -13,7 +13,7 @@ from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
 
 from .named import CASES
-from .problem import build, serves, shared_front
+from .problem import CacheCase, build, serves, shared_front
 
 CHIPS = {"sm80": "sm_80", "sm90": "sm_90a"}
 
@@ -55,6 +55,20 @@ SM90 = ("pages_of_128", "chunk_in_large_pages", "leftpad_and_batch_idx", "packed
 @pytest.mark.parametrize("backend, name", [*(("sm80", name) for name in SM80), *(("sm90", name) for name in SM90)])
 def test_named_case(backend, name, seed):
     judge(backend, name, seed, [(schedule, seed) for schedule in random.Random(seed).sample(SCHEDULES, 2)])
+
+
+def test_a_sequence_alone_gives_the_same_bits(seed):
+    """batch_invariant, with keys in parts: where parts begin must not follow from what is in the batch."""
+    case = CacheCase("invariant", (700, 40, 1100), capacity=1100, page_size=44, heads_q=4, queries=(1, 3, 2))
+    built = build(case, seed)
+    with emulate("sm_80", seed=seed, schedule="random"):
+        out, lse = built.call(backend="sm80", batch_invariant=True)
+    built.assert_right((out, lse), f"seed {seed}")
+    one = {name: built.arguments[name][:1] for name in ("q", "cache_seqlens", "page_table")}
+    one |= dict(cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32), max_seqlen_q=1)
+    with emulate("sm_80", seed=seed + 1, sms=3):
+        alone = built.call(backend="sm80", batch_invariant=True, **one)
+    assert torch.equal(alone[0], out[:1]) and torch.equal(alone[1], lse[:, :1]), f"seed {seed}"
 
 
 @pytest.mark.soak

@@ -97,3 +97,13 @@ def test_splits_fill_an_idle_chip_and_leave_a_busy_one_alone():
     assert choose_splits(spec, tiles=100, seqlen_k=8192, tile_n=64, slots=264, busy=0.5) == 2
     assert choose_splits(spec, tiles=200, seqlen_k=8192, tile_n=64, slots=264, busy=0.5) == 1
     assert choose_splits(spec, tiles=1, seqlen_k=100, tile_n=64, slots=264) == 1
+
+
+def test_splits_that_are_asked_for_or_that_no_batch_may_change():
+    spec = cases.make(Case("any", seqlen_k=8), 0).spec
+    sizes = dict(seqlen_k=8192, tile_n=64, slots=264)
+    asked, fixed = dataclasses.replace(spec, num_splits=5), dataclasses.replace(spec, batch_invariant=True)
+    assert [choose_splits(asked, tiles=tiles, **sizes) for tiles in (1, 1000)] == [5, 5]
+    assert [choose_splits(fixed, tiles=tiles, **sizes) for tiles in (1, 1000)] == [16, 16]
+    assert choose_splits(fixed, tiles=1, seqlen_k=1100, tile_n=64, slots=264) == 2
+    assert choose_splits(fixed, tiles=1, seqlen_k=511, tile_n=64, slots=264) == 1
