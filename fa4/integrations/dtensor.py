@@ -40,13 +40,14 @@ def _ways(inputs: AttentionInputs) -> list[dict[str, Any]]:
     dense = inputs.cu_seqlens_q is None
     lead = 1 if dense else 0  # the axis of lse that is heads; of q it is one further
     everything = (*_TENSORS, "out", "lse", "dsink")
-    heads = dict.fromkeys(everything, Replicate())
+    replicated: dict[str, Any] = dict.fromkeys(everything, Replicate())
+    heads = dict(replicated)
     heads |= dict.fromkeys(("q", "k", "v", "out"), Shard(lead + 1))
     heads |= {"lse": Shard(lead), "sink": Shard(0), "dsink": Shard(0)}
-    ways = [dict.fromkeys(everything, Replicate()), heads]
+    ways = [replicated, heads]
     if dense:
-        batch = dict.fromkeys(("q", "k", "v", "out", "lse", "seqused_q", "seqused_k"), Shard(0))
-        ways.append({**ways[0], **batch, "dsink": Partial()})
+        batch: dict[str, Any] = dict.fromkeys(("q", "k", "v", "out", "lse", "seqused_q", "seqused_k"), Shard(0))
+        ways.append({**replicated, **batch, "dsink": Partial()})
     if inputs.sink is None:  # then dsink is empty
         ways = [way | {"dsink": Replicate()} for way in ways]
     _check_heads(inputs, lead + 1)
