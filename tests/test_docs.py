@@ -22,3 +22,9 @@ def test_links_paths_and_modules_exist(page):
     missing += [path for path in _PATH.findall(text) if not (ROOT / path).exists()]
     missing += [name for name in _MODULE.findall(text) if importlib.util.find_spec(name.rstrip(".")) is None]
     assert not missing, f"{page.name} names what does not exist: {sorted(set(missing))}"
+
+
+def test_the_site_lists_every_page():
+    """`make docs` would build a page that nobody finds."""
+    listed = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
