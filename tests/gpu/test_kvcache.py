@@ -18,7 +18,7 @@ pytestmark = needs_gpu
 LONG = (
     CacheCase("long", (100_000, 31_337), capacity=100_352, page_size=64, heads_q=8, heads_kv=2, head_dim=128),
     CacheCase("long_dense", (100_000, 777), capacity=100_352, heads_q=8, heads_kv=2, head_dim=128, new=1),
-    CacheCase("long_chunk", (12_000, 9), capacity=16_384, page_size=256, queries=512, new=512, head_dim=128),
+    CacheCase("long_chunk", (30_000, 9), capacity=32_768, page_size=256, queries=512, new=512, head_dim=128),
     CacheCase("many", tuple(range(0, 2560, 20)), capacity=2560, page_size=16, heads_q=8, heads_kv=1, head_dim=128),
 )
 
