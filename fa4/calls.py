@@ -7,7 +7,6 @@ remembered besides: layers of a model ask the same again, and to compare takes l
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from typing import Any, NamedTuple
 
@@ -19,13 +18,13 @@ from . import autograd, checks, mod_ops, ops
 from .checks import Options
 from .device import stage
 from .mods.record import Mods
+from .remembered import Remembered
 from .spec import AttentionInputs, Flags
 
 
 class _Known(NamedTuple):
     """What came of a call's checks, and its way."""
 
-    stage: Any  # where it holds
     flags: Flags
     route: ops.Route
     max_seqlens: tuple[int, int]
@@ -39,9 +38,7 @@ class _WithMods(NamedTuple):
     max_seqlens: tuple[int, int]
 
 
-_known: dict[tuple, _Known] = {}
-_MOST_KNOWN = 4096
-
+_known: Remembered[_Known] = Remembered()
 
 _record: Any = tuple.__new__  # what AttentionInputs._make does after a check of the length
 _TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
@@ -58,11 +55,11 @@ class _Last:
     """A call without gradients, sink and seqused, and how to tell another one like it: its options are the same
     objects."""
 
-    __slots__ = "_bounds", "_grad_mode", "_guards", "_max_seqlens", "_options", "_packed", "known"
+    __slots__ = "_bounds", "_grad_mode", "_guards", "_max_seqlens", "_options", "_packed", "_stage", "known"
 
     def __init__(self, packed: bool, arguments: tuple, options: tuple, known: _Known) -> None:
         self.known, self._packed, self._options, self._max_seqlens = known, packed, options, arguments[8:]
-        self._grad_mode = torch.is_grad_enabled()
+        self._grad_mode, self._stage = torch.is_grad_enabled(), stage.get()
         self._guards = _guards(*arguments[:3])
         self._bounds: Any = _guards(arguments[4]) if packed else None
 
@@ -83,7 +80,7 @@ class _Last:
             or not all(map(operator.is_, options, self._options))
             or torch.is_grad_enabled() is not self._grad_mode
             or forward_ad._current_level >= 0
-            or self.known.stage is not stage.get()
+            or self._stage is not stage.get()
             or ops.watched_beside_tensors()
             or not self._guards.check(q, k, v)
         ):
@@ -126,14 +123,14 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
     else:
         watched = ops.watched(arguments)
         key = None if watched else key_of(packed, arguments, options)
-        known = None if key is None else _find(key)
+        known = None if key is None else _known.find(key)
         if known is None:
             inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
             if watched or inputs.q.is_meta:  # (and lengths may have no values)
                 return autograd.forward(inputs, flags)
-            known = _Known(stage.get(), flags, ops.route(inputs, flags), inputs[8:])
+            known = _Known(flags, ops.route(inputs, flags), inputs[8:])
             if key is not None:
-                _keep(key, known)
+                _known.keep(key, known)
         else:
             inputs = AttentionInputs._make(arguments[:8] + known.max_seqlens)
             if known is _before:
@@ -203,18 +200,3 @@ _NUMBERS = frozenset((int, type(None)))
 
 def _layout(x: Tensor) -> tuple[Any, ...]:
     return x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device
-
-
-def _find(key: tuple) -> _Known | None:
-    try:
-        known = _known.get(key)
-    except TypeError:  # an option has no hash
-        return None
-    return known if known is not None and known.stage is stage.get() else None
-
-
-def _keep(key: tuple, known: _Known) -> None:
-    if len(_known) >= _MOST_KNOWN:
-        _known.clear()
-    with contextlib.suppress(TypeError):
-        _known[key] = known

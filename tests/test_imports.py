@@ -20,7 +20,7 @@ LAYERS = (
     ("fwd", "bwd"),
     ("sm80", "sm90", "sm100", "fallback"),
     ("dispatch", "run"),
-    ("checks", "ops"),
+    ("checks", "ops", "remembered"),
     ("autograd", "mod_ops"),
     ("calls",),
     ("api", "masks", "scores", "states"),

@@ -12,7 +12,7 @@ from .. import mod_ops, ops
 from ..checks import Options, WindowSize
 from ..spec import AttentionInputs, Cache
 from . import checks
-from .ops import Given, Known, append_rows, find, forward, keep, key_of
+from .ops import Given, Known, append_rows, calls, forward, key_of
 from .record import Appended
 
 if TYPE_CHECKING:
@@ -110,11 +110,11 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     watched = ops.watched((q, k_cache, v_cache, *(x for x in t[3:] if isinstance(x, Tensor)), learnable_sink))
     key = None if watched else key_of(t, learnable_sink, given)
-    known = None if key is None else find(key)
+    known = None if key is None else calls.find(key)
     if known is None:
         known = _checked(t, learnable_sink, given)
         if key is not None:
-            keep(key, known)
+            calls.keep(key, known)
     if not (watched or q.is_meta):
         checks.check_values(t)
 

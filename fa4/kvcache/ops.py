@@ -6,7 +6,6 @@ of which only the first rows are used, and goes the way of `fa4::forward`.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +13,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import dispatch, mod_ops, ops, run
-from ..device import chip_of, stage
+from ..device import chip_of
 from ..mods.record import Mods
 from ..plan import Plan
+from ..remembered import Remembered
 from ..spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags
 from .append import append
 from .record import Appended
@@ -77,7 +77,6 @@ class Known:
 
     def __init__(self, flags: Flags, max_seqlens: tuple[int, int]) -> None:
         self.flags, self.max_seqlens = flags, max_seqlens
-        self.stage: Any = None  # where it holds, once it is kept
         self._forward: run.Forward | None = None
         self._is_plain = False
 
@@ -92,8 +91,7 @@ class Known:
         return self._forward(inputs) if self._is_plain else self._forward(inputs, None, cache)
 
 
-_known: dict[tuple, Known] = {}
-_MOST_KNOWN = 4096
+calls: Remembered[Known] = Remembered()
 
 
 def key_of(tensors: tuple, sink: Tensor | None, given: Given) -> tuple | None:
@@ -112,22 +110,6 @@ def key_of(tensors: tuple, sink: Tensor | None, given: Given) -> tuple | None:
         return *layouts, *given, *map(type, given), *map(type, given.window_size)
     except (RuntimeError, TypeError, AttributeError):  # no tensor, one without strides, or no window, to be refused
         return None
-
-
-def find(key: tuple) -> Known | None:
-    try:
-        known = _known.get(key)
-    except TypeError:  # an option has no hash
-        return None
-    return known if known is not None and known.stage is stage.get() else None
-
-
-def keep(key: tuple, known: Known) -> None:
-    if len(_known) >= _MOST_KNOWN:
-        _known.clear()
-    known.stage = stage.get()
-    with contextlib.suppress(TypeError):
-        _known[key] = known
 
 
 def append_rows(watched: bool, appended: Appended) -> tuple[Tensor, Tensor]:

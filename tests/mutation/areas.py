@@ -110,7 +110,7 @@ AREAS = (
     Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (), (_API, _OPS_AT_ONCE, _OPS_COMPILED, *_MODS)),
     Area(
         "operators",
-        ("fa4/calls.py", "fa4/ops.py", "fa4/autograd.py", "fa4/spec.py"),
+        ("fa4/calls.py", "fa4/remembered.py", "fa4/ops.py", "fa4/autograd.py", "fa4/spec.py"),
         (),
         ("tests/test_calls.py", _OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED, *_MODS),
     ),
