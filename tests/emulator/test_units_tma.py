@@ -196,7 +196,7 @@ def test_gather_and_scatter_of_four_rows(seed):
     expected = tensor.copy()
     tensor[:] = 0
     units.tma_store(map_, [8, *rows], shared, 1024, scatter4=True)
-    for r in (rows[0], 19):
+    for r in {rows[0], 19}:  # the drawn row may be row 19 too
         assert np.array_equal(tensor[r, 8:72].view(np.uint16), expected[r, 8:72].view(np.uint16))
         tensor[r, 8:72] = 0
     assert not tensor.any()
