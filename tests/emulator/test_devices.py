@@ -65,6 +65,27 @@ def test_gradients_lie_where_their_tensors_do(chip) -> None:
     assert {x.grad.device, module.weight.grad.device, *seen} == {GPU}
 
 
+class Doubled(torch.autograd.Function):
+    """Its backward makes memory where the gradient lies, as backward kernels of packages do."""
+
+    @staticmethod
+    def forward(_context, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(_context, grad):
+        result = torch.empty(grad.shape, device=grad.device)
+        assert result.device == grad.device == GPU and result.isnan().all()
+        return result.copy_(2 * grad.to(0))
+
+
+def test_backward_passes_make_memory_on_the_gpu(chip) -> None:
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    (grad,) = torch.autograd.grad(Doubled.apply(x).sum(), x)
+    Doubled.apply(x).sum().backward()
+    assert grad.tolist() == x.grad.tolist() == [2, 2, 2] and grad.device == x.grad.device == GPU
+
+
 def test_a_default_device(chip) -> None:
     with torch.device("cuda"):
         assert torch.zeros(2).device == GPU and torch.zeros(2, device="cpu").device == CPU

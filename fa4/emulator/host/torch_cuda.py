@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.memory import CUDA_ALIGNMENT, POISON, aligned_buffer
@@ -114,6 +114,24 @@ class _HostMemory(TorchFunctionMode):
         if moved and func is torch.Tensor.to and result is args[0]:
             result = result.clone()
         return _aligned(result, args) if type(result) is torch.Tensor else result
+
+
+@contextlib.contextmanager
+def _seen_in_backward_passes(mode: _HostMemory) -> Iterator[None]:
+    """Inside, `mode` also sees what backward functions call: torch takes a mode away while a function that it has
+    overridden runs, and `torch.autograd.grad` is such a one."""
+    run_backward = torch.autograd.graph._engine_run_backward
+
+    def run_seen(*args: Any, **kwargs: Any) -> Any:
+        seen = any(other is mode for other in _get_current_function_mode_stack())
+        with contextlib.nullcontext() if seen else mode:
+            return run_backward(*args, **kwargs)
+
+    with (
+        replaced(torch.autograd, _engine_run_backward=run_seen),
+        replaced(torch.autograd.graph, _engine_run_backward=run_seen),
+    ):
+        yield
 
 
 def _aligned(result: torch.Tensor, args: tuple) -> torch.Tensor:
@@ -217,6 +235,7 @@ def installed(runtime: Runtime, tells_devices_apart: bool = False) -> Iterator[N
     )
     stream = Stream()
     placement = Placement() if tells_devices_apart else None
+    mode = _HostMemory(placement)
     answers = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -294,6 +313,7 @@ def installed(runtime: Runtime, tells_devices_apart: bool = False) -> Iterator[N
             **{name: _poisoned(getattr(torch.Tensor, name)) for name in _FRESH_LIKE_TENSOR},
         ),
         placement.installed() if placement is not None else contextlib.nullcontext(),
-        _HostMemory(placement),
+        _seen_in_backward_passes(mode),
+        mode,
     ):
         yield
