@@ -133,6 +133,7 @@ def emulate(
     schedule: str = "round_robin",
     checks: Checks | None = None,
     trace: bool = False,
+    timing: bool = False,
     on_finding: str = "raise",
     seeds: int = 1,
     tells_devices_apart: bool = False,
@@ -157,6 +158,7 @@ def emulate(
             CUDA only run, and packages keep no kernels on disk. Otherwise the device stays "cpu", and every CPU
             tensor counts as the chip's (`is_cuda`).
         trace: record events for `fa4.emulator.trace.write`.
+        timing: record what a clock needs, so that `gpu.timing()` says how long the launches would take on the chip.
 
     Raises:
         ValueError: an unknown chip or schedule.
@@ -165,7 +167,9 @@ def emulate(
     chip_facts(chip)  # an unknown chip raises before anything is installed
     if sms < 1:
         raise ValueError(f"sms is {sms}, expected at least 1")
-    machine = Machine(chip, sms=sms, seed=seed, schedule=schedule, checks=checks, trace=trace, on_finding=on_finding)
+    machine = Machine(
+        chip, sms=sms, seed=seed, schedule=schedule, checks=checks, trace=trace, timing=timing, on_finding=on_finding
+    )
     arrays = Arrays()
     gpu = Gpu(machine, sms, arrays)
     gpu.repeat(interleavings(seed + 1, seeds - 1))

@@ -22,12 +22,13 @@ def entry(body: str, pointers: int, target: str = "sm_100a") -> str:
 
 def launch(
     body: str, arrays=(), *, grid=1, block=32, cluster=1, smem=4096, sms=4, seed=0, schedule="round_robin", checks=None,
-    target="sm_100a", trace=False, on_finding="raise", **options,
+    target="sm_100a", trace=False, timing=False, on_finding="raise", **options,
 ):  # fmt: skip
     """Runs the body on NumPy arrays in place and returns the report. options: further ones of `Machine.launch`."""
     machine = Machine(
-        target, sms=sms, seed=seed, schedule=schedule, checks=checks or Checks(), trace=trace, on_finding=on_finding
-    )
+        target, sms=sms, seed=seed, schedule=schedule, checks=checks or Checks(), trace=trace, timing=timing,
+        on_finding=on_finding,
+    )  # fmt: skip
     arrays = [np.ascontiguousarray(a) if not a.flags.c_contiguous else a for a in arrays]
     return machine.launch(
         entry(body, len(arrays), target), "test", grid=(grid, 1, 1), block=(block, 1, 1), cluster=(cluster, 1, 1),

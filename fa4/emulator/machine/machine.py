@@ -16,6 +16,7 @@ from fa4.emulator.machine.chips import chip_facts
 from fa4.emulator.machine.lowering import SHARED_RESERVED, Lowering
 from fa4.emulator.machine.names import names_in
 from fa4.emulator.machine.ptx import Kernel, Module, parse
+from fa4.emulator.machine.record import Record, RecordedLaunch
 
 SCHEDULES = ("round_robin", "random", "adversarial")
 Order = tuple[int, str]  # seed and schedule
@@ -85,6 +86,7 @@ class LaunchReport:
     lines: line of the PTX text -> warp-instructions.
     roles: warp index within its CTA -> name, as given to the launch.
     findings: what was noted instead of raised (`on_finding="collect"`), by pair of instructions.
+    record: with `timing=True`, what a clock needs to know: see `record`.
     differs: further orders in which the launch was run from the same memory and left other bytes.
     trace_hash: digest of every scheduling decision and completion; equal for equal seeds.
     """
@@ -103,6 +105,7 @@ class LaunchReport:
     trace_hash: int = 0
     seconds: float = 0.0
     trace: list[tuple] = field(default_factory=list)
+    record: Record | None = None
     differs: tuple[Order, ...] = ()
     findings: Findings = Findings()  # noqa: RUF009  (immutable)
 
@@ -117,6 +120,7 @@ class Machine:
     chip: "sm_80", "sm_90a", "sm_100a", ...: what it has is `chips.CHIPS`.
     seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
     schedule: "round_robin", "random" or "adversarial".
+    timing: record what `fa4.emulator.timing` needs; the order is round_robin, in which a wait is executed once.
     limit: warp-instructions after which a launch is taken for a Deadlock; 0 for no limit.
     on_finding: "raise" the first error, or "collect": note what is found, the same pair of instructions once, and go on
         with the values that the machine has (an access that cannot be done is left out); the report has the findings.
@@ -131,6 +135,7 @@ class Machine:
         schedule: str = "round_robin",
         checks: Checks | None = None,
         trace: bool = False,
+        timing: bool = False,
         limit: int = 0,
         on_finding: str = "raise",
     ) -> None:
@@ -138,6 +143,10 @@ class Machine:
             raise ValueError(f"schedule is {schedule!r}, expected one of {SCHEDULES}")
         if on_finding not in ON_FINDING:
             raise ValueError(f"on_finding is {on_finding!r}, expected one of {ON_FINDING}")
+        if timing and schedule != "round_robin":
+            raise ValueError(
+                f"schedule is {schedule!r}, expected 'round_robin' with timing: others let waits give up and spin"
+            )
         self.on_finding = on_finding
         self.chip = chip
         self.facts = chip_facts(chip)
@@ -146,6 +155,7 @@ class Machine:
         self.schedule = schedule
         self.checks = checks or Checks()
         self.trace = trace
+        self.timing = timing
         self.limit = limit
         self._options: dict[str, Any] = {
             "sms": sms, "checks": checks, "trace": trace, "limit": limit, "on_finding": on_finding,
@@ -204,6 +214,9 @@ class Machine:
         report.seconds = time.perf_counter() - start
         report.roles = roles
         report.findings = Findings(findings)
+        if self.timing:
+            shape = RecordedLaunch(self.chip, ptx, entry, tuple(grid), tuple(block), tuple(cluster), smem_bytes)
+            report.record = Record.of(shape, loaded.kernel, loaded.sources, result["records"], roles)
         return report
 
     def _config(self, core, grid, block, cluster, smem_bytes):
@@ -222,7 +235,7 @@ class Machine:
         config.check_letter, config.check_leftovers = self.checks.letter, self.checks.leftovers
         config.order_by_letter, config.collect = self.checks.order == "letter", self.on_finding == "collect"
         config.off = sum(1 << i for i, name in enumerate(core.CHECKS) if name in self.checks.off)
-        config.trace, config.limit = self.trace, self.limit
+        config.trace, config.timing, config.limit = self.trace, self.timing, self.limit
         return config
 
 

@@ -98,6 +98,9 @@ Next Engine::mbar_wait(Exec& x) {
     Fragment& f = x.f;
     uint32_t result = 0;
     bool parked = false;
+    const Cta* waited = nullptr;    // for the record: the last that was complete
+    uint32_t waited_offset = 0;
+    uint64_t waited_phases = 0;
     const bool parity_form = in.m[4] == 1;
     for_lanes(x.mask, [&](int l) {
         uint32_t offset;
@@ -116,6 +119,7 @@ Next Engine::mbar_wait(Exec& x) {
         }
         if (complete) {
             result |= 1u << l;
+            waited = &cta, waited_offset = offset, waited_phases = parity_form ? bar.phase : wanted + 1;
             if (races_.enabled && bar.phase > 0) {
                 const uint64_t done = parity_form ? bar.phase - 1 : wanted;
                 if (in.m[2]) races_.acquire(x.w.clock, bar.release[done & 1]);
@@ -137,6 +141,7 @@ Next Engine::mbar_wait(Exec& x) {
         }
     }
     if (in.op == Op::mbar_test_wait && result != x.mask) poll(x, result);
+    if (x.w.timed && waited) x.w.timed->note(Timed::Wait, waited->linear, waited_offset, int64_t(waited_phases));
     f.timed_out = false;
     if (x.has_dst(0)) {
         *x.dst(0) = (*x.dst(0) & ~x.mask) | result;
@@ -198,6 +203,7 @@ Next Engine::named_barrier(Exec& x) {
         throw error;
     }
     if (!bar.arrived) bar.first = current_;
+    if (x.w.timed) x.w.timed->note(Timed::Named, int64_t(id), expected);
     bar.expected = expected;
     races_.release(x.w.clock, bar.release, x.mask);
     // The barrier counts whole warps when they come together.
@@ -311,6 +317,7 @@ Next Engine::barrier(Exec& x) {
                 races_.shared(agent, cta, offset, 8, kWrite);
                 bar.born = {agent.slot, agent.epoch, agent.row, agent.cta, agent.warp, 0xF, kWrite, agent.lane};
                 cta.barriers[offset] = bar;
+                if (x.w.timed) x.w.timed->note(Timed::Init, cta.linear, offset, int64_t(v));
                 std::memset(s.shadow, Cta::kValid | Cta::kBarrier, 8);
                 effect();
                 break;
@@ -326,6 +333,7 @@ Next Engine::barrier(Exec& x) {
             case Op::mbar_expect_tx: {
                 Mbarrier& bar = mbarrier(cta, offset);
                 bar.tx += int64_t(v);
+                if (x.w.timed) x.w.timed->arrive(cta.linear, offset, 0, int64_t(v));
                 effect();
                 finish_phase(cta, offset, bar);
                 break;
@@ -337,6 +345,7 @@ Next Engine::barrier(Exec& x) {
                 const uint64_t token = bar.phase << 32 | uint32_t(bar.pending);
                 const bool expect = in.m[4] == 1;
                 if (!(x.valid(1) >> l & 1) && config_.check_poison) note(Check::Uninitialized, "the arrival count was never given a value");
+                if (x.w.timed) x.w.timed->arrive(cta.linear, offset, expect ? 1 : int64_t(v), expect ? int64_t(v) : 0);
                 arrive(cta, offset, expect ? 1 : uint32_t(v), expect ? int64_t(v) : 0, order, current_, in.op == Op::mbar_arrive_drop);
                 if (x.has_dst(0)) {
                     put<uint64_t>(x.dst(0), l, token);

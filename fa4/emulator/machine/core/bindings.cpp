@@ -112,6 +112,12 @@ py::dict run(const Program& program, const Config& config) {
     py::list trace;
     for (const TraceEvent& t : engine.trace) trace.append(py::make_tuple(t.time, t.cta, t.warp, t.row, t.count, std::string(t.what)));
     result["trace"] = trace;
+    py::list records;   // (cta, warp, SM, executed, runs of rows, events), the last two as raw arrays
+    for (const WarpRecord& r : engine.records)
+        records.append(py::make_tuple(r.cta, r.warp, r.sm, r.executed,
+                                      py::bytes(reinterpret_cast<const char*>(r.runs.data()), r.runs.size() * sizeof(WarpRecord::Run)),
+                                      py::bytes(reinterpret_cast<const char*>(r.events.data()), r.events.size() * sizeof(TimedEvent))));
+    result["records"] = records;
     return result;
 }
 
@@ -178,6 +184,7 @@ PYBIND11_MODULE(_core, m) {
         .def_readwrite("collect", &Config::collect)
         .def_readwrite("off", &Config::off)
         .def_readwrite("trace", &Config::trace)
+        .def_readwrite("timing", &Config::timing)
         .def_readwrite("limit", &Config::limit);
     m.def("run", &run);
     register_units(m);

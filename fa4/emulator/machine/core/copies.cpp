@@ -22,6 +22,12 @@ TmaType reduce_type(Type t) {
 // Destination CTAs of a multicast, and where each one's mbarrier lies.
 struct Target { Cta* cta; Cta* bar_cta; };
 
+uint64_t first_address(const std::vector<TmaPiece>& pieces) {
+    for (const TmaPiece& p : pieces)
+        if (!p.fill) return p.global;
+    return 0;
+}
+
 }  // namespace
 
 TensorMap Engine::tensor_map(Exec& x, uint64_t address) {
@@ -75,6 +81,10 @@ void Engine::tma(Exec& x) {
             } else {
                 targets.push_back({&home, &bar_home});
             }
+            if (x.w.timed)
+                for (const Target& t : targets)
+                    x.w.timed->note(Timed::Load, t.cta->linear, t.bar_cta->linear, bar_offset, bytes, int64_t(first_address(*pieces)),
+                                    &t == &targets[0] ? int64_t(pieces->size()) : -int64_t(pieces->size()));
             op->steps.push_back([this, self, map, pieces, targets, first, last] {
                 for (const TmaPiece& p : *pieces)
                     if (!p.fill) {
@@ -99,6 +109,7 @@ void Engine::tma(Exec& x) {
             count_bytes("tma_load", uint64_t(bytes) * targets.size());
         } else {
             auto buffer = std::make_shared<std::vector<uint8_t>>(last - first);
+            if (x.w.timed) x.w.timed->note(Timed::Store, l, reduce, bytes, int64_t(first_address(*pieces)), int64_t(pieces->size()));
             op->steps.push_back([this, self, pieces, first, last, buffer, cta = &home] {
                 for (const TmaPiece& p : *pieces)
                     if (!p.fill) {
@@ -156,6 +167,7 @@ void Engine::bulk(Exec& x) {
             const Span to = resolve(x.w, Space::Global, dst, bytes, l);
             const uint32_t byte_mask = in.m[5] ? uint32_t(x.value(4, l)) : 0xFFFF;
             const bool reduce = in.op == Op::bulk_red;
+            if (x.w.timed) x.w.timed->note(Timed::Store, l, reduce, bytes, int64_t(to.address), 1);
             op->steps.push_back([this, self, to, bytes, buffer, reduce, byte_mask, kind = ReduceOp(in.m[4]), type = reduce_type(in.type)] {
                 const bool whole = !reduce && byte_mask == 0xFFFF;
                 races_.global(agent(*self, true), to.address, bytes, uint8_t(kWrite | (reduce ? kAtomic : 0)),
@@ -183,6 +195,11 @@ void Engine::bulk(Exec& x) {
                 targets.push_back({home.cta, &bar_cta});
             }
             const bool reduce = in.op == Op::bulk_red_s2s;
+            if (x.w.timed)
+                for (const Target& t : targets) {
+                    if (from_global) x.w.timed->note(Timed::Load, t.cta->linear, t.bar_cta->linear, bar_offset, bytes, int64_t(from.address), &t == &targets[0] ? 1 : -1);
+                    else x.w.timed->note(Timed::Put, t.cta->linear, t.bar_cta->linear, bar_offset, bytes);
+                }
             op->steps.push_back([this, self, targets, offset, bytes, buffer, reduce, kind = ReduceOp(in.m[4]), type = reduce_type(in.type)] {
                 for (const Target& t : targets) {
                     Span s;
@@ -224,6 +241,15 @@ void Engine::cp_async(Exec& x) {
         c.bytes = take;
         copies->push_back(c);
     });
+    if (x.w.timed) {
+        Coalescer from, to;
+        for (const Copy& c : *copies) {
+            if (c.bytes) from.add(c.from.address, c.bytes);
+            to.add(c.to.offset, size);
+        }
+        x.w.timed->note(Timed::Global, from.bytes(), from.sectors(), from.first(), 0);
+        x.w.timed->note(Timed::Shared, to.bytes(), to.passes(), x.w.cta->linear);
+    }
     AsyncPtr op = make_op(x, "cp.async");
     AsyncOp* self = op.get();
     op->async_proxy = false;
@@ -255,6 +281,8 @@ void Engine::try_cancel(Exec& x) {
     } else {
         targets.push_back({&cta, &bar_cta});
     }
+    if (x.w.timed)
+        for (const Target& t : targets) x.w.timed->note(Timed::Cancel, t.bar_cta->linear, bar_offset);
     AsyncPtr op = make_op(x, "try_cancel");
     AsyncOp* self = op.get();
     op->steps.push_back([this, self, targets, offset] {
@@ -288,6 +316,7 @@ void Engine::st_async(Exec& x) {
         Cta& bar_cta = shared_cta(x.w, Space::SharedCluster, x.value(1, l) + uint64_t(in.m[2]), bar_offset);
         std::array<uint64_t, 4> values{};
         for (uint32_t i = 0; i < n; ++i) values[i] = x.value(2 + i, l);
+        if (x.w.timed) x.w.timed->note(Timed::Put, to.cta->linear, bar_cta.linear, bar_offset, n * size);
         AsyncPtr op = make_op(x, reduce ? "red.async" : "st.async");
         AsyncOp* self = op.get();
         op->steps.push_back([this, self, to, n, size, values, reduce, type = in.type, kind = int(in.m[3])] {

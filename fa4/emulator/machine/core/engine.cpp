@@ -66,6 +66,11 @@ void Engine::start_warp(Warp& w) {
     f.mask = w.lanes;
     w.fragments.push_back(f);
     w.alive = w.lanes;
+    if (config_.timing) {
+        records.emplace_back();
+        w.timed = &records.back();
+        w.timed->cta = cta.linear, w.timed->warp = w.index, w.timed->sm = cta.sm->id;
+    }
     races_.start(w.clock);
     Cluster& cluster = *cta.cluster;
     w.clock.domain[0] = cta.linear;
@@ -287,9 +292,11 @@ bool Engine::run_warp(Warp& w, uint32_t quantum) {
         const Next next = attempt(w, *f, in);
         if (next == Next::Stay) {
             ++counters.waits[row];
+            if (w.timed && f->wait == Wait::Named) w.timed->execute(row);
         } else {
             ++counts[row];
             ++executed;
+            if (w.timed) w.timed->execute(row);
             if (next == Next::Advance) {
                 ++f->pc;
                 if (program_.uses_wgmma && in.op != Op::wgmma) note_writes(w, in);

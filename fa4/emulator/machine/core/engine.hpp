@@ -34,6 +34,7 @@ struct Config {
     bool collect = false;           // findings are noted, and the kernel goes on
     uint64_t off = 0;               // checks that are not told, a bit each
     bool trace = false;
+    bool timing = false;            // record what a clock can time
     uint64_t limit = 0;             // warp instructions, 0 for no limit
     bool overlaps = false;          // the grid before may still run when this one starts
     std::shared_ptr<const Touched> before;      // what that grid touched; null: unknown, so everything
@@ -156,6 +157,7 @@ public:
     Counters counters;
     uint64_t trace_hash = 1469598103934665603ull;
     std::vector<TraceEvent> trace;
+    std::deque<WarpRecord> records;
     uint64_t executed = 0;
     bool launched_dependents = false;
     std::shared_ptr<Touched> touched() const { return races_.touched(); }
@@ -223,6 +225,7 @@ private:
     void store(Exec& x);
     void atomic(Exec& x);
     void matrix_fragment(Exec& x);
+    void note_access(Exec& x);
     void shared_write_check(const Span& s, uint32_t bytes);
     Cta& shared_cta(const Warp& w, Space space, uint64_t address, uint32_t& offset) const;
     void poll(Exec& x, uint64_t value);

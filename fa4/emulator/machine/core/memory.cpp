@@ -400,7 +400,29 @@ void Engine::matrix_fragment(Exec& x) {
     }
 }
 
+// The record of an access: which memory, and how its lanes' addresses fall together.
+void Engine::note_access(Exec& x) {
+    const Instr& in = x.in;
+    const bool matrix = in.op == Op::ldmatrix || in.op == Op::stmatrix;
+    const bool atomic = in.op == Op::atom || in.op == Op::red;
+    if (!matrix && !atomic && in.op != Op::ld && in.op != Op::st) return;
+    Coalescer shared, global;
+    int64_t home = x.w.cta->linear;
+    for_lanes(matrix ? ~0u : x.mask, [&](int l) {
+        const uint64_t address = x.value(0, l) + uint64_t(in.m[matrix ? 4 : 2]);
+        if (matrix && uint32_t(l) >= ldmatrix_rows({MatrixShape(in.m[0]), uint8_t(in.m[1]), bool(in.m[2])})) return;
+        const uint32_t bytes = matrix ? kMatrixRowBytes : uint32_t(in.m[1]) * element_bytes(in.type);
+        const Space space = matrix ? (in.m[3] ? Space(in.m[3]) : Space::Generic) : Space(in.m[0]);
+        const Span s = resolve(x.w, space, address, bytes, l);
+        if (s.cta) shared.add(s.offset, bytes), home = s.cta->linear;
+        else if (s.space == Space::Global) global.add(s.address, bytes);
+    });
+    if (!shared.empty()) x.w.timed->note(Timed::Shared, shared.bytes(), shared.passes(), home);
+    if (!global.empty()) x.w.timed->note(Timed::Global, global.bytes(), global.sectors(), global.first(), atomic ? 2 : in.op == Op::st);
+}
+
 Next Engine::memory(Exec& x) {
+    if (x.w.timed) note_access(x);
     switch (x.in.op) {
         case Op::ld: load(x); break;
         case Op::st: store(x); break;

@@ -13,6 +13,7 @@
 #include "footprint.hpp"
 #include "place.hpp"
 #include "program.hpp"
+#include "recorder.hpp"
 
 namespace fa4 {
 
@@ -102,6 +103,7 @@ struct Warp {
     uint32_t register_changes = 0;      // setmaxnreg instructions executed
     WarpClock clock;
     std::vector<uint64_t> counts;       // executions by row
+    WarpRecord* timed = nullptr;        // null: nobody asks
 
     const uint32_t* row(const Operand& o, const uint32_t* constants) const {
         return (o.kind == Operand::Const ? constants : regs.data()) + o.offset;

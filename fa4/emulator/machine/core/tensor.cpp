@@ -64,6 +64,10 @@ void Engine::umma(Exec& x) {
             ctas = {cta.cluster->ctas[cta.rank & ~1u].get(), cta.cluster->ctas[cta.rank | 1].get()};
         }
         counters.mma_flops += umma_flops(u);
+        if (x.w.timed) {
+            const InstrDesc d = decode_instr_desc(u);
+            x.w.timed->note(Timed::Product, d.m, d.n, d.k, u.cta_group, u.a_in_tmem, int64_t(u.kind));
+        }
         AsyncPtr op = make_tensor_op(x, "tcgen05.mma", l, TensorKind::Mma, u.cta_group, {u.d_tmem, u.idesc & kShapeBits});
         AsyncOp* self = op.get();
         op->steps.push_back([this, self, u, ctas] {
@@ -111,6 +115,8 @@ void Engine::umma_commit(Exec& x) {
             for (auto& c : x.w.cta->cluster->ctas)
                 if (mask >> c->rank & 1) targets.push_back(c.get());
         }
+        if (x.w.timed)
+            for (const Cta* cta : targets) x.w.timed->note(Timed::Commit, cta->linear, offset);
         AsyncPtr op = make_tensor_op(x, "tcgen05.commit", l, TensorKind::Commit, uint32_t(in.m[0]));
         AsyncOp* self = op.get();
         op->steps.push_back([this, self, targets, offset] {
