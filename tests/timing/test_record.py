@@ -68,7 +68,8 @@ def test_bank_conflicts_are_counted(stride, passes):
 
 
 def test_sectors_of_global_accesses_are_counted():
-    source = np.zeros(32 * 16, np.uint32)
+    room = np.zeros(32 * 16 + 8, np.uint32)
+    source = room[-(room.ctypes.data // 4) % 8 :][: 32 * 16]  # begins with a sector
     body = "mul.wide.u32 %d0, %r0, {}; add.u64 %d0, %d0, %a0; ld.global.b32 %r5, [%d0];"
     for stride, sectors in ((4, 4), (32, 32), (64, 32)):
         _, record = recorded(body.format(stride), [source])
