@@ -10,7 +10,8 @@ import torch
 
 from fa4 import device, dispatch, env
 from fa4.cases import Case, make
-from fa4.device import CHIPS, Chip, NoTarget, chip_by_number, chip_of, emulating, target_for
+from fa4.chips import CHIPS
+from fa4.device import Chip, NoTarget, chip_by_number, chip_of, emulating, target_for
 from fa4.dispatch import Backend, HeadDims, NoBackend
 from fa4.mods.record import ModSpec
 from fa4.spec import Extent, Feature

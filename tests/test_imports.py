@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "fa4"
 
 # From the ground up. A module may import from lower lines only; the parts of one line do not know each other.
 LAYERS = (
-    ("env", "memory", "mods"),
+    ("chips", "env", "memory", "mods"),
     ("spec",),
     ("device", "sequences"),
     ("jit", "plan", "reference"),

@@ -1,17 +1,21 @@
-"""A GPU in software: CuTe DSL kernels for sm_80 to sm_103 run on CPU tensors, with every check a chip cannot make."""
+"""A GPU in software: PTX for sm_80 to sm_103, from CuTe DSL or any other compiler, runs on CPU memory, with every check
+that a chip cannot make."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fa4.emulator.emulated import Emulated
+from fa4.emulator.machine import Checks
+
 if TYPE_CHECKING:
     from fa4.emulator.context import Gpu, emulate
 
-__all__ = ["Gpu", "emulate"]
+__all__ = ["Checks", "Emulated", "Gpu", "emulate"]
 
 
 def __getattr__(name: str) -> Any:
-    # CuTe DSL and torch are imported when an emulation starts, not when the machine alone is used.
+    # CuTe DSL and torch are imported when an emulation of theirs starts, not when PTX alone is run.
     if name in __all__:
         from fa4.emulator import context
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
 
-from fa4.emulator.findings import KINDS, Severity
-from fa4.emulator.machine import SCHEDULES, Checks, interleavings
+from fa4.emulator.arguments import written
+from fa4.emulator.emulated import Emulated, chip_of
+from fa4.emulator.errors import EmulationError
+from fa4.emulator.findings import KINDS, Findings, Severity
+from fa4.emulator.machine import SCHEDULES, Checks, LaunchReport, interleavings
+from fa4.emulator.nvrtc import CompilationError, compile_cuda
 from fa4.emulator.options import CHIP, COUNT, NEW_FILE, choosing_checks
 
 _SEVERITIES = click.Choice([severity.value for severity in Severity])
@@ -48,28 +55,99 @@ def run(
     elif not Path(script[0]).is_file():
         raise click.BadParameter(f"there is no file {script[0]!r}", param_hint="SCRIPT")
     outcome = run_script(script, chip, interleavings(seed, seeds, schedule), sms=sms, checks=checks)
-    findings = outcome.findings
+    _write(outcome.findings, json_path, sarif_path)
+    click.echo()
+    _tell(outcome.findings, outcome.launches, chip, seeds)
+    if not outcome.launches:
+        click.echo("the script launched no kernel", err=True)
+    raise SystemExit(outcome.exit_code or int(bool(outcome.findings.of(*fail_on)) or not outcome.launches))
+
+
+def _write(findings: Findings, json_path: str | None, sarif_path: str | None) -> None:
     for path, text in ((json_path, findings.to_json), (sarif_path, findings.to_sarif)):
         if path is not None:
             Path(path).write_text(text() + "\n")
-    click.echo()
+
+
+def _tell(findings: Findings, launches: Sequence[LaunchReport], chip: str, seeds: int) -> None:
     for finding in findings:
         click.echo(f"{finding}\n")
-    for launch in outcome.launches:
+    for launch in launches:
         if launch.differs:
             click.echo(f"{launch.entry[:60]} leaves other bytes in {len(launch.differs)} of {seeds} orders\n")
-    count = sum(launch.warp_instructions for launch in outcome.launches)
+    count = sum(launch.warp_instructions for launch in launches)
     counts = ", ".join(
         f"{len(findings.of(severity))} {severity.value}" for severity in Severity if findings.of(severity)
     )
-    launches = f"{len(outcome.launches)} launch{'' if len(outcome.launches) == 1 else 'es'}"
     click.echo(
-        f"{launches} on {chip}, {count:,} warp-instructions, {seeds} order{'' if seeds == 1 else 's'}: "
-        + (f"found {counts}" if counts else "no finding")
+        f"{len(launches)} launch{'' if len(launches) == 1 else 'es'} on {chip}, {count:,} warp-instructions, "
+        f"{seeds} order{'' if seeds == 1 else 's'}: " + (f"found {counts}" if counts else "no finding")
     )
-    if not outcome.launches:
-        click.echo("the script launched no kernel", err=True)
-    raise SystemExit(outcome.exit_code or int(bool(findings.of(*fail_on)) or not outcome.launches))
+
+
+class _Extents(click.ParamType):
+    """One to three numbers, such as 8 or 8,2,1."""
+
+    name = "X[,Y[,Z]]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            return tuple(int(extent) for extent in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r}: expected one to three numbers, such as 8 or 8,2,1", param, ctx)
+
+
+@main.command("ptx")
+@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--entry", help="The kernel, or a part of its name [default: the only one].")
+@click.option("--grid", type=_Extents(), default="1", show_default=True)
+@click.option("--block", type=_Extents(), help="[default: the entry's .reqntid]")
+@click.option("--cluster", type=_Extents(), help="[default: the entry's .reqnctapercluster, or 1]")
+@click.option("--smem", "smem_bytes", type=click.IntRange(min=0), default=0, help="Bytes of dynamic shared memory.")
+@click.option("--arg", "args", multiple=True,
+              help="One per parameter, in order: f32[64x64] (random), i32[256]=zeros, x.npy, 7, f32=0.5.")  # fmt: skip
+@click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Write the arrays there after the run.")
+@click.option("--chip", type=CHIP, help="[default: the target in the text; sm_90a for CUDA C++]")
+@click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--seeds", type=COUNT, default=10, show_default=True, help="In how many orders the launch is run.")
+@choosing_checks
+@click.option("--fail-on", type=_SEVERITIES, multiple=True, default=["error"], show_default=True,
+              help="Severities of findings that make the exit code 1; may be repeated.")  # fmt: skip
+@click.option("--json", "json_path", type=NEW_FILE, help="Write the findings as JSON.")
+@click.option("--sarif", "sarif_path", type=NEW_FILE, help="Write the findings as SARIF, for code hosts.")
+def ptx(
+    source: Path, entry: str | None, args: tuple[str, ...], save: Path | None, chip: str | None, sms: int, seed: int,
+    seeds: int, checks: Checks, fail_on: tuple[str, ...], json_path: str | None, sarif_path: str | None, **shape: Any,
+) -> None:  # fmt: skip
+    """Run one kernel of a PTX file, or of a CUDA C++ file (.cu, through NVRTC), in several orders.
+
+    Needs neither torch nor CuTe DSL.
+    """
+    text = source.read_text()
+    try:
+        if source.suffix == ".cu":
+            chip = chip or "sm_90a"
+            text = compile_cuda(text, chip, name=str(source))
+        chip = chip or chip_of(text)
+        rng = np.random.default_rng(seed)
+        values = [written(arg, rng) for arg in args]
+        emulated = Emulated(chip, sms=sms, seed=seed, seeds=seeds, checks=checks, on_finding="collect")
+        emulated.launch(text, entry, args=values, **shape)
+    except (ValueError, TypeError, EmulationError, CompilationError) as error:
+        raise click.ClickException(str(error)) from None
+    if save is not None:
+        save.mkdir(parents=True, exist_ok=True)
+    for index, value in enumerate(values):
+        if isinstance(value, np.ndarray):
+            first = ", ".join(f"{x:g}" for x in value.flat[:4])
+            click.echo(f"argument {index}, {args[index]}: {first}{', ...' if value.size > 4 else ''}")
+            if save is not None:
+                np.save(save / f"{index}.npy", value)
+    click.echo()
+    _write(emulated.findings, json_path, sarif_path)
+    _tell(emulated.findings, emulated.launches, chip, seeds)
+    raise SystemExit(int(bool(emulated.findings.of(*fail_on))))
 
 
 @main.command("kinds")

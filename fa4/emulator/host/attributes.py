@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cuda.bindings import driver
 
-from fa4.device import ChipFacts
+from fa4.chips import ChipFacts
 from fa4.emulator.machine.chips import RESERVED_SHARED
 
 _KIB = 1024

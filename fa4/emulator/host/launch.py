@@ -10,15 +10,15 @@ import contextlib
 import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from fa4.device import ChipFacts
+from fa4.chips import ChipFacts
 from fa4.emulator.errors import EmulationError
 from fa4.emulator.host.attributes import device_attribute
 from fa4.emulator.host.memory import Heap
 from fa4.emulator.host.modules import Kernel, Modules, fatbin_size
 from fa4.emulator.host.tensor_map import encode_tiled
+from fa4.emulator.machine import Launch
 from fa4.emulator.machine.chips import RESERVED_SHARED
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719
@@ -39,20 +39,6 @@ class _LaunchConfig(ctypes.Structure):
 
 class _LaunchAttribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_uint32), ("pad", ctypes.c_uint32), ("words", ctypes.c_uint32 * 16))
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch as the host code asked for it; `params` holds each parameter's bytes."""
-
-    ptx: str
-    entry: str
-    params: tuple[bytes, ...]
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    cluster: tuple[int, int, int]
-    smem_bytes: int
-    programmatic: bool = False
 
 
 class Runtime:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import weakref
-from collections.abc import Iterable
 
 import torch
 
@@ -115,13 +114,3 @@ def _storage_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     except (RuntimeError, NotImplementedError):  # fake, functional and subclass tensors without memory
         return None
     return (base, nbytes) if base and nbytes else None
-
-
-def merge(allocations: Iterable[Allocation]) -> list[Allocation]:
-    """Sorted by address, with ranges that lie inside another one dropped."""
-    merged: list[Allocation] = []
-    for allocation in sorted(allocations, key=lambda a: (a.base, -a.nbytes)):
-        if merged and allocation.base + allocation.nbytes <= merged[-1].base + merged[-1].nbytes:
-            continue
-        merged.append(allocation)
-    return merged

@@ -9,10 +9,12 @@ from fa4.emulator.machine.machine import (
     SCHEDULES,
     Allocation,
     Checks,
+    Launch,
     LaunchReport,
     Machine,
     Order,
     interleavings,
+    kernel_of,
     load_core,
 )
 
@@ -21,9 +23,11 @@ __all__ = [
     "SCHEDULES",
     "Allocation",
     "Checks",
+    "Launch",
     "LaunchReport",
     "Machine",
     "Order",
     "interleavings",
+    "kernel_of",
     "load_core",
 ]

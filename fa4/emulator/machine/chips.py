@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fa4.device import CHIPS as KNOWN
-from fa4.device import ChipFacts
+from fa4.chips import CHIPS as KNOWN
+from fa4.chips import ChipFacts
 
 RESERVED_SHARED = 1024  # bytes that the system keeps of every block's shared memory
 _MODELLED = (80, 86, 89, 90, 100, 103)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from fa4.emulator.errors import Place
+from fa4.emulator.errors import LaunchRefused, Place
 from fa4.emulator.findings import FINAL, KINDS, Finding, Findings, repair_of
 from fa4.emulator.machine.chips import chip_facts
 from fa4.emulator.machine.lowering import SHARED_RESERVED, Lowering
@@ -36,6 +37,20 @@ class Allocation:
     base: int
     nbytes: int
     name: str = ""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch as the host code asked for it; `params` holds each parameter's bytes."""
+
+    ptx: str
+    entry: str
+    params: tuple[bytes, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    smem_bytes: int
+    programmatic: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,6 +208,7 @@ class Machine:
         """
         core = load_core()
         loaded = _load(ptx, entry)
+        _check_directives(loaded.kernel, tuple(block), tuple(cluster))
         roles = dict(roles or loaded.roles)
         start = time.perf_counter()
         config = self._config(core, grid, block, cluster, smem_bytes)
@@ -249,6 +265,21 @@ def load_core():
             "(or python setup.py build_ext --inplace)"
         ) from error
     return _core
+
+
+def _check_directives(kernel: Kernel, block: tuple[int, ...], cluster: tuple[int, ...]) -> None:
+    """What a launch must keep of the entry's own words (ISA 11.4 and 11.7). Raises LaunchRefused."""
+
+    def declared(name: str) -> tuple[int, ...] | None:
+        extents = kernel.directives.get(name)
+        return None if extents is None else (*extents, 1, 1)[:3]
+
+    for name, came in (("reqntid", block), ("reqnctapercluster", cluster)):
+        if declared(name) not in (None, came):
+            raise LaunchRefused(f"{kernel.name} says .{name} {declared(name)}, and is launched with {came}")
+    most = declared("maxntid")
+    if most is not None and math.prod(block) > math.prod(most):
+        raise LaunchRefused(f"{kernel.name} says .maxntid {most}, and is launched with {block}")
 
 
 def _param_block(kernel: Kernel, params: Sequence[bytes]) -> bytes:
@@ -344,6 +375,11 @@ class _Loaded:
 
 
 _parsed = lru_cache(maxsize=16)(parse)  # a text's kernels are launched one after the other
+
+
+def kernel_of(ptx: str, entry: str) -> Kernel:
+    """The parsed entry: its parameters and directives. Raises PtxSyntaxError, UnknownInstruction, ValueError."""
+    return _load(ptx, entry).kernel
 
 
 @lru_cache(maxsize=64)

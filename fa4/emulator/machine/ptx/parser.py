@@ -175,7 +175,8 @@ class _Parser:
                     re.sub(r"\.ptr\b(\s*\.(global|shared|const|local))?(\s*\.align\s+\d+)?", "", declaration), start
                 )
                 offset = -(-offset // variable.align) * variable.align
-                params.append(Param(variable.name, variable.nbytes, variable.align, offset))
+                type_ = next(word for word in re.findall(r"\.([a-z]\w*)", declaration) if word in TYPE_BITS)
+                params.append(Param(variable.name, variable.nbytes, variable.align, offset, type_))
                 offset += variable.nbytes
         directives: dict[str, tuple[int, ...]] = {}
         while self.skip() and self.text[self.pos] != "{":

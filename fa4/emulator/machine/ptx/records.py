@@ -111,10 +111,13 @@ class Variable:
 
 @dataclass(frozen=True)
 class Param:
+    """A parameter of an entry; `type`: of its elements ("u64", "f32", "b8" of a structure)."""
+
     name: str
     nbytes: int
     align: int
     offset: int
+    type: str
 
 
 @dataclass
