@@ -137,10 +137,11 @@ class Emulated:
         block = block or kernel.directives.get("reqntid")
         if block is None:
             raise ValueError(f"block is missing, and {name} has no .reqntid")
-        clusters: Extent = cluster or kernel.directives.get("reqnctapercluster", 1)
+        if cluster is None:
+            cluster = kernel.directives.get("reqnctapercluster", (1,))
         params, memory = packed(kernel.params, args)
         launch = Launch(
-            ptx, name, params, _extent("grid", grid), _extent("block", block), _extent("cluster", clusters), smem_bytes,
+            ptx, name, params, _extent("grid", grid), _extent("block", block), _extent("cluster", cluster), smem_bytes,
         )  # fmt: skip
         with _nothing_collected():
             self._run(launch, [*memory, *self.allocations()])
