@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import functional
 
 from . import autograd, checks, mod_ops, ops
 from .checks import Options
@@ -115,6 +116,8 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
         arguments: the fields of `AttentionInputs`, and `options` those of `Options`, as the caller gave them.
     """
     global _last, _before
+    if functional.scaled_dot_product_attention is not _sdpa:
+        _refuse_parts_of_sequences()
     last = None if torch.compiler.is_compiling() else _last  # a graph shall not depend on it
     known: _Known | None
     if last is not None and last.is_like(packed, arguments, options):
@@ -147,6 +150,8 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
 def attend_with_mods(packed: bool, arguments: tuple, options: tuple, mods: tuple) -> tuple[Tensor, Tensor]:
     """The same of a call with a score_mod, mask_mod or block_mask: these three, or None. What came of earlier calls
     holds as long as the three and what they captured are the same."""
+    if functional.scaled_dot_product_attention is not _sdpa:
+        _refuse_parts_of_sequences()
     watched = ops.watched(arguments)
     key = None if watched else key_of(packed, arguments, options)
     before = None if key is None else mod_ops.known(*mods)
@@ -165,6 +170,22 @@ def attend_with_mods(packed: bool, arguments: tuple, options: tuple, mods: tuple
     if packed or inputs.seqused_k is not None:
         checks.lengths(inputs)
     return mod_ops.forward(False, inputs, way.mods, way.flags)
+
+
+_sdpa = torch._C._nn.scaled_dot_product_attention
+
+
+def _refuse_parts_of_sequences() -> None:
+    """Inside torch's context_parallel a tensor is one rank's part of a sequence, and looks like any other: attention
+    over it alone would be wrong without a sign. What stands in the place of scaled_dot_product_attention gives it away.
+    """
+    replaced_by = getattr(functional.scaled_dot_product_attention, "__module__", None) or ""
+    if replaced_by.startswith("torch.distributed"):
+        raise RuntimeError(
+            "fa4 was called inside torch's context_parallel, where tensors are this rank's parts of sequences: call "
+            "fa4.distributed.context_parallel_attention(q, k, v, group=mesh.get_group()), for parts that lie alike, or "
+            "scaled_dot_product_attention after fa4.register_sdpa(activate=True)"
+        )
 
 
 def key_of(packed: bool, arguments: tuple, options: tuple) -> tuple | None:

@@ -99,7 +99,7 @@ def dtensors(seed):
     assert out.placements == (Shard(1),)
     assert torch.equal(out.full_tensor(), fa4.flash_attn_varlen_func(*packed[:3], **lengths))
     uneven = [distribute_tensor(x[:, :, :1], mesh, [Shard(2)]) for x in inputs[:3]]
-    with pytest.raises(RuntimeError, match="k has 1 heads, sharded over 2 ranks, expected a multiple of 2"):
+    with pytest.raises(RuntimeError, match="k is sharded by heads over 2 ranks, and k has 1 heads, expected"):
         fa4.flash_attn_func(*uneven)
 
 

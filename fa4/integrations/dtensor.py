@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from ..spec import AttentionInputs, Saved
 def register_dtensor() -> None:
     """Let `flash_attn_func` and `flash_attn_varlen_func` take DTensors that are sharded by heads, or, padded, by batch.
 
-    q, k and v are to be sharded alike, and results are sharded as they are: no rank needs what another one has. A sink
-    is sharded with the heads, or replicated beside a batch. Other placements are first redistributed by DTensor, as for
-    any operator. Key/value heads that the ranks do not divide are refused at the call.
+    q, k and v are to be sharded alike, and results are sharded as they are: no rank needs what another one has. One
+    key/value head is replicated where query heads are sharded, and its gradients are partial sums. A sink is sharded
+    with the heads, or replicated beside a batch. Other placements are first redistributed by DTensor, as for any
+    operator. Key/value heads that the ranks do not divide are refused at the call.
 
     Raises:
         ImportError: this torch has no torch.distributed.tensor.experimental.register_sharding.
@@ -27,6 +29,7 @@ def register_dtensor() -> None:
 
 _Placements = list[Any]
 _TENSORS = ("q", "k", "v", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+_GRADIENTS = ("dq", "dk", "dv", "dsink")
 
 
 def _ways(inputs: AttentionInputs) -> list[dict[str, Any]]:
@@ -39,15 +42,16 @@ def _ways(inputs: AttentionInputs) -> list[dict[str, Any]]:
 
     dense = inputs.cu_seqlens_q is None
     lead = 1 if dense else 0  # the axis of lse that is heads; of q it is one further
-    everything = (*_TENSORS, "out", "lse", "dsink")
+    everything = (*_TENSORS, "out", "lse", *_GRADIENTS)
     replicated: dict[str, Any] = dict.fromkeys(everything, Replicate())
-    heads = dict(replicated)
-    heads |= dict.fromkeys(("q", "k", "v", "out"), Shard(lead + 1))
+    heads = replicated | dict.fromkeys(("q", "k", "v", "out", "dq", "dk", "dv"), Shard(lead + 1))
     heads |= {"lse": Shard(lead), "sink": Shard(0), "dsink": Shard(0)}
     ways = [replicated, heads]
+    if inputs.k.shape[lead + 1] == 1:  # each rank's query heads share it
+        ways.append({**heads, **dict.fromkeys(("k", "v"), Replicate()), **dict.fromkeys(("dk", "dv"), Partial())})
     if dense:
-        batch: dict[str, Any] = dict.fromkeys(("q", "k", "v", "out", "lse", "seqused_q", "seqused_k"), Shard(0))
-        ways.append({**replicated, **batch, "dsink": Partial()})
+        of_batch = ("q", "k", "v", "out", "lse", "seqused_q", "seqused_k", "dq", "dk", "dv")
+        ways.append({**replicated, **dict.fromkeys(of_batch, Shard(0)), "dsink": Partial()})
     if inputs.sink is None:  # then dsink is empty
         ways = [way | {"dsink": Replicate()} for way in ways]
     _check_heads(inputs, lead + 1)
@@ -55,12 +59,15 @@ def _ways(inputs: AttentionInputs) -> list[dict[str, Any]]:
 
 
 def _check_heads(inputs: AttentionInputs, axis: int) -> None:
-    spec: Any = inputs.k
-    for size, placement in zip(spec.mesh.shape, spec.placements):
-        if placement.is_shard(axis) and spec.shape[axis] % size:
-            raise ValueError(
-                f"k has {spec.shape[axis]} heads, sharded over {size} ranks, expected a multiple of {size}"
-            )
+    """A rank's key/value heads must be those of its query heads, also where only q is sharded: DTensor would shard k
+    and v along with it."""
+    specs: Any = inputs[:3]
+    heads = specs[1].shape[axis]
+    for name, spec in zip("qkv", specs):
+        ranks = math.prod(n for n, placed in zip(spec.mesh.shape, spec.placements) if placed.is_shard(axis))
+        if heads % ranks and (name, heads) != ("q", 1):
+            placed = f"{name} is sharded by heads over {ranks} ranks"
+            raise ValueError(f"{placed}, and k has {heads} heads, expected a multiple of {ranks}")
 
 
 def _arguments(way: dict[str, Any], inputs: AttentionInputs, others: int) -> _Placements:
@@ -81,6 +88,6 @@ def _backward(*arguments: Any) -> list[tuple[_Placements, _Placements]]:
     placements = []
     for way in _ways(inputs):
         before = [way["out"], way["lse"], way["out"], None if saved.dlse is None else way["lse"]]
-        after = [way["q"], way["k"], way["v"], way["dsink"]]
+        after = [way[name] for name in _GRADIENTS]
         placements.append((after, before + _arguments(way, inputs, len(arguments) - first - count)))
     return placements
