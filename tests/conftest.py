@@ -57,9 +57,23 @@ def _poison_fresh_memory(monkeypatch):
             monkeypatch.setattr(module, "_empty_strided_cuda", _poisoning(module._empty_strided_cuda))
 
 
+def pytest_addoption(parser):
+    group = parser.getgroup("fa4")
+    group.addoption(
+        "--seed", type=int, help="of every test that draws its data, instead of a fresh one: the one that failed"
+    )
+    group.addoption("--times", type=int, default=1, help="ask every test that draws its data so often, each time anew")
+
+
+def pytest_generate_tests(metafunc):
+    if "seed" in metafunc.fixturenames and metafunc.config.getoption("--times") > 1:
+        metafunc.parametrize("seed", range(metafunc.config.getoption("--times")), indirect=True)
+
+
 @pytest.fixture
 def seed(request) -> int:
-    """A fresh seed for each run, printed when the test fails (pytest shows captured output)."""
-    value = random.SystemRandom().randrange(2**31)
+    """A fresh seed for each run, or that of `--seed`; printed when the test fails (pytest shows captured output)."""
+    given = request.config.getoption("--seed")
+    value = random.SystemRandom().randrange(2**31) if given is None else given
     print(f"seed = {value}")
     return value

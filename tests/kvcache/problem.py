@@ -118,14 +118,16 @@ def serves(backend: str, case: CacheCase) -> bool:
 
 
 def turned(x: Tensor, position: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rows of x (rows, heads, dim) rotated as complex numbers, in float64, and rounded once."""
+    """Rows of x (rows, heads, dim) rotated as complex numbers in float64, where sums of products of 16-bit numbers are
+    exact; rounded to float32, as sums are wherever x is turned, and then to x's dtype. Were it rounded once, a row in
+    some thousands would differ in a last bit, by far more than its lse may err."""
     n = cos.shape[1]
     turn = torch.complex(cos.double(), sin.double())[position][:, None]
     y = x.double().clone()
     pairs = (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if interleaved else (slice(0, n), slice(n, 2 * n))
     z = torch.complex(y[..., pairs[0]], y[..., pairs[1]]) * turn
     y[..., pairs[0]], y[..., pairs[1]] = z.real, z.imag
-    return y.to(x.dtype)
+    return y.to(x.dtype) if x.dtype == torch.float64 else y.float().to(x.dtype)
 
 
 def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fa4
-from fa4.cases import assert_right, judge
+from fa4.cases import DRAWS, assert_right, judge_by_draws
 from fa4.spec import Gradients
 
 
@@ -93,9 +93,11 @@ def assert_kernel_is_right(
         mods["mask_mod"] = problem.mask_mod
     out, lse = fa4.flash_attn_func(*leaves, backend=backend, return_lse=True, **mods, **problem.call)
     grads = torch.autograd.grad(out, leaves, dout) if gradients else ()
-    oracle, floor = (by_formula(problem, q, k, v, dout, precise) for precise in (True, False))
-    names = ("out", "lse", *Gradients._fields[:3])
-    judged = [
-        judge(name, x.detach(), exact, low) for name, x, exact, low in zip(names, (out, lse, *grads), oracle, floor)
-    ]
+
+    def references(of: int, precise: bool) -> list[Tensor]:
+        (q, k, v), dout = problem.make(of, device)
+        return by_formula(problem, q, k, v, dout, precise)
+
+    results = {name: x.detach() for name, x in zip(("out", "lse", *Gradients._fields[:3]), (out, lse, *grads))}
+    judged = judge_by_draws(results, references, seed, range(seed + 1, seed + DRAWS))
     assert_right(judged, f"{problem.name}, seed {seed}")

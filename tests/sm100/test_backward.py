@@ -92,21 +92,22 @@ def test_gradients_through_autograd(seed):
 
 
 def test_training_gives_the_losses_of_the_portable_backend(seed):
-    """A few optimiser steps of the demo's model, in bfloat16. Both are judged by their distance to the same training in
-    float32; over a few models, since a single loss may come close by chance."""
+    """A few optimiser steps of the demo's model, in bfloat16: their losses by the oracle's rule, which asks the same
+    training in float32 and in bfloat16, and of more models while the verdict hangs."""
     device = torch.device("cpu")
 
     def losses(dtype: torch.dtype, seed: int, backend: str) -> torch.Tensor:
         model = demo.ModelConfig(layers=1, heads_q=2, heads_kv=1, head_dim=64, dtype=dtype)
-        config = demo.TrainConfig(steps=4, batch=1, seqlen=150, seed=seed)
+        config = demo.TrainConfig(steps=3, batch=1, seqlen=140, seed=seed)
         return torch.tensor(demo.train(model, config, device, backend=backend).losses, dtype=torch.float64)
 
-    seeds = range(seed, seed + 5)
-    exact = [losses(torch.float32, s, "torch") for s in seeds]
-    floor = max(float((losses(torch.bfloat16, s, "torch") - x).abs().max()) for s, x in zip(seeds, exact))
+    def references(seed: int, precise: bool) -> list[torch.Tensor]:
+        return [losses(torch.float32 if precise else torch.bfloat16, seed, "torch")]
+
     with emulate("sm_100a", seed=seed):
-        error = float((losses(torch.bfloat16, seed, "sm100") - exact[0]).abs().max())
-    assert error <= 2 * floor, f"error {error:.3g}, allowed {2 * floor:.3g}"
+        got = {"losses": losses(torch.bfloat16, seed, "sm100")}
+    judged = cases.judge_by_draws(got, references, seed, range(seed + 1, seed + cases.DRAWS))
+    cases.assert_right(judged, f"seed {seed}")
 
 
 def test_a_pair_moves_a_third_less_through_shared_memory():
@@ -198,8 +199,9 @@ def test_deterministic_gradients_are_bitwise_equal(name, tiles, seed):
 
 
 def test_order_of_additions_shows_without_the_flag(seed):
-    """What the test above would miss if the order never changed."""
-    assert distinct(ORDERED["gqa"], PAIR, seed, runs=8) > 1
+    """What the test above would miss if the order never changed. Few last bits outlive the rounding to float16, in some
+    problems none: others are drawn then."""
+    assert any(distinct(ORDERED["gqa"], PAIR, seed + i, runs=8) > 1 for i in range(4)), f"seed {seed}"
 
 
 @pytest.mark.soak
