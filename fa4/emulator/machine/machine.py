@@ -313,7 +313,7 @@ class _Loaded:
         lowering = Lowering(core, module, kernel, {name: base for name, (_, base) in self.buffers.items()})
         lowering.run()
         self.sources = lowering.sources
-        rows = [(r.op, r.type, r.type2, r.dst, r.src, r.m, r.guard, r.aligned, r.sync) for r in lowering.rows]
+        rows = [(r.op, r.type, r.type2, r.dst, r.src, r.modifiers, r.guard, r.aligned, r.sync) for r in lowering.rows]
         wide = [(value & (2**64 - 1), offset, words) for value, offset, words in lowering.constants]
         dynamic_shared = SHARED_RESERVED + lowering.layout.static_shared
         named = {dynamic_shared + offset: name for offset, name in barriers.items()}

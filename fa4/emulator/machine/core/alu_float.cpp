@@ -1,5 +1,4 @@
-// Floating-point instructions. PTX ISA 9.7.3 - 9.7.5. m: rounding, ftz, saturation (1 sat, 2 relu),
-// flags (1 NaN, 2 xorsign.abs, 4 approx, 8 full).
+// Floating-point instructions. PTX ISA 9.7.3 - 9.7.5.
 #include <cfenv>
 
 #include "engine.hpp"
@@ -8,20 +7,15 @@
 namespace fa4 {
 namespace {
 
-enum Saturation { kSat = 1, kRelu = 2 };
-enum Flags { kNan = 1, kXorSign = 2 };
-
-struct Mode {
-    int rounding;
-    bool ftz;
-    int saturation, flags;
-    explicit Mode(const Instr& in) : rounding(int(in.m[0])), ftz(in.m[1]), saturation(int(in.m[2])), flags(int(in.m[3])) {}
+struct Mode : mod::Float {
+    int rounding;       // as the functions of numerics.hpp take it
+    explicit Mode(const mod::Float& f) : mod::Float(f), rounding(int(f.rounding)) {}
 };
 
 float finish(float r, const Mode& m) {
     if (m.ftz) r = flush(r);
-    if (m.saturation == kSat) return saturate(r);
-    if (m.saturation == kRelu) return r != r ? r : r > 0 ? r : 0.0f;
+    if (m.sat) return saturate(r);
+    if (m.relu) return r != r ? r : r > 0 ? r : 0.0f;
     return r;
 }
 
@@ -90,9 +84,9 @@ float unary32(Op op, float a, const Mode& m) {
 template <class T>
 T extreme(Op op, T a, T b, const Mode& m) {
     const bool negative = std::signbit(a) != std::signbit(b);
-    if (m.flags & kXorSign) a = std::fabs(a), b = std::fabs(b);
-    T r = op == Op::fmin ? min_number(a, b, m.flags & kNan) : max_number(a, b, m.flags & kNan);
-    return m.flags & kXorSign ? std::copysign(r, negative ? T(-1) : T(1)) : r;
+    if (m.xorsign) a = std::fabs(a), b = std::fabs(b);
+    T r = op == Op::fmin ? min_number(a, b, m.nan) : max_number(a, b, m.nan);
+    return m.xorsign ? std::copysign(r, negative ? T(-1) : T(1)) : r;
 }
 
 // 16-bit formats: operands are exact in binary64, and the result is rounded once.
@@ -101,8 +95,8 @@ struct Half {
     float decode(uint32_t bits) const { return bf16 ? bf16_to_float(uint16_t(bits)) : f16_to_float(uint16_t(bits)); }
     uint32_t encode(double v, const Mode& m) const {
         float f = odd_float(v);
-        if (m.saturation == kSat) f = saturate(f);
-        if (m.saturation == kRelu && f < 0) f = 0;
+        if (m.sat) f = saturate(f);
+        if (m.relu && f < 0) f = 0;
         uint32_t bits = bf16 ? float_to_bf16(f, Round(m.rounding)) : float_to_f16(f, Round(m.rounding));
         if (m.ftz && !bf16 && (bits & 0x7C00) == 0) bits &= 0x8000;
         return bits;
@@ -162,13 +156,13 @@ double op64(Op op, double a, double b, double c, const Mode& m) {
     }
 }
 
-bool test_property(int kind, double v, double least_normal) {
-    switch (kind) {
-        case 0: return std::isfinite(v);
-        case 1: return std::isinf(v);
-        case 2: return !std::isnan(v);
-        case 3: return std::isnan(v);
-        case 4: return std::isfinite(v) && std::fabs(v) >= least_normal;
+bool test_property(FloatProperty property, double v, double least_normal) {
+    switch (property) {
+        case FloatProperty::Finite: return std::isfinite(v);
+        case FloatProperty::Infinite: return std::isinf(v);
+        case FloatProperty::Number: return !std::isnan(v);
+        case FloatProperty::NotANumber: return std::isnan(v);
+        case FloatProperty::Normal: return std::isfinite(v) && std::fabs(v) >= least_normal;
         default: return v != 0 && std::fabs(v) < least_normal;
     }
 }
@@ -179,18 +173,18 @@ bool Engine::alu_float(Exec& x) {
     const Op op = x.in.op;
     if (op < Op::fadd || op > Op::testp) return false;
     const Type type = x.in.type;
-    const Mode m(x.in);
     const uint32_t n = x.sources();
     if (op == Op::testp) {
         uint32_t r = 0;
         for_lanes(x.mask, [&](int l) {
             const bool wide = type == Type::f64;
             const double v = wide ? get<double>(x.src(0), l) : get<float>(x.src(0), l);
-            r |= uint32_t(test_property(int(x.in.m[0]), v, wide ? 2.2250738585072014e-308 : 1.17549435e-38)) << l;
+            r |= uint32_t(test_property(x.in.as<mod::Test>().property, v, wide ? 2.2250738585072014e-308 : 1.17549435e-38)) << l;
         });
         *x.dst() = (*x.dst() & ~x.mask) | r;
         return true;
     }
+    const Mode m(x.in.as<mod::Float>());
     switch (type) {
         case Type::f32:
             switch (op) {

@@ -28,29 +28,29 @@ template <class T>
 bool integer(Exec& x) {
     using U = Un<T>;
     constexpr int bits = sizeof(T) * 8;
-    const bool flag = x.in.m[0] != 0;
+    const mod::Integer& m = x.in.as<mod::Integer>();
     switch (x.in.op) {
         case Op::add:
-            if (flag) map2<T>(x, [](T a, T b) { return clamp_add<T>(Wide<T>(a) + b, true); });
+            if (m.sat) map2<T>(x, [](T a, T b) { return clamp_add<T>(Wide<T>(a) + b, true); });
             else map2<T>(x, [](T a, T b) { return T(U(a) + U(b)); });
             return true;
         case Op::sub:
-            if (flag) map2<T>(x, [](T a, T b) { return clamp_add<T>(Wide<T>(a) - b, true); });
+            if (m.sat) map2<T>(x, [](T a, T b) { return clamp_add<T>(Wide<T>(a) - b, true); });
             else map2<T>(x, [](T a, T b) { return T(U(a) - U(b)); });
             return true;
         case Op::mul_lo: map2<T>(x, [](T a, T b) { return T(Wide<T>(a) * Wide<T>(b)); }); return true;
         case Op::mul_hi: map2<T>(x, [](T a, T b) { return T((Wide<T>(a) * Wide<T>(b)) >> bits); }); return true;
         case Op::mad_lo: map3<T>(x, [](T a, T b, T c) { return T(Wide<T>(a) * Wide<T>(b) + Wide<T>(c)); }); return true;
         case Op::mad_hi:
-            map3<T>(x, [flag](T a, T b, T c) { return clamp_add<T>(Wide<T>(T((Wide<T>(a) * Wide<T>(b)) >> bits)) + c, flag); });
+            map3<T>(x, [&m](T a, T b, T c) { return clamp_add<T>(Wide<T>(T((Wide<T>(a) * Wide<T>(b)) >> bits)) + c, m.sat); });
             return true;
         case Op::sad: map3<T>(x, [](T a, T b, T c) { return T(U(c) + (a < b ? U(b) - U(a) : U(a) - U(b))); }); return true;
         case Op::div: map2<T>(x, [](T a, T b) { return b == 0 ? T(-1) : b == T(-1) && std::is_signed<T>::value ? T(U(0) - U(a)) : T(a / b); }); return true;
         case Op::rem: map2<T>(x, [](T a, T b) { return b == 0 ? a : b == T(-1) && std::is_signed<T>::value ? T(0) : T(a % b); }); return true;
         case Op::abs: map1<T>(x, [](T a) { return a < 0 ? T(U(0) - U(a)) : a; }); return true;
         case Op::neg: map1<T>(x, [](T a) { return T(U(0) - U(a)); }); return true;
-        case Op::min: map2<T>(x, [flag](T a, T b) { T r = a < b ? a : b; return flag && r < 0 ? T(0) : r; }); return true;
-        case Op::max: map2<T>(x, [flag](T a, T b) { T r = a < b ? b : a; return flag && r < 0 ? T(0) : r; }); return true;
+        case Op::min: map2<T>(x, [&m](T a, T b) { T r = a < b ? a : b; return m.relu && r < 0 ? T(0) : r; }); return true;
+        case Op::max: map2<T>(x, [&m](T a, T b) { T r = a < b ? b : a; return m.relu && r < 0 ? T(0) : r; }); return true;
         case Op::and_: map2<T>(x, [](T a, T b) { return T(a & b); }); return true;
         case Op::or_: map2<T>(x, [](T a, T b) { return T(a | b); }); return true;
         case Op::xor_: map2<T>(x, [](T a, T b) { return T(a ^ b); }); return true;
@@ -65,11 +65,11 @@ bool integer(Exec& x) {
             map1<T, uint32_t>(x, [](T a) { return a == 0 ? uint32_t(bits) : uint32_t(__builtin_clzll(U(a)) - (64 - bits)); });
             return true;
         case Op::bfind:
-            map1<T, uint32_t>(x, [flag](T a) {
+            map1<T, uint32_t>(x, [&m](T a) {
                 const U v = std::is_signed<T>::value && a < 0 ? U(~a) : U(a);
                 if (v == 0) return ~0u;
                 const uint32_t msb = 63 - __builtin_clzll(v);
-                return flag ? uint32_t(bits - 1) - msb : msb;
+                return m.shiftamt ? uint32_t(bits - 1) - msb : msb;
             });
             return true;
         case Op::brev:
@@ -96,8 +96,8 @@ bool integer(Exec& x) {
             });
             return true;
         case Op::szext:
-            map2<T, uint32_t>(x, [flag](T a, uint32_t n) {
-                if (flag) n &= 31;
+            map2<T, uint32_t>(x, [&m](T a, uint32_t n) {
+                if (m.wrap) n &= 31;
                 if (n >= uint32_t(bits)) return a;
                 if (n == 0) return T(0);
                 const U low = U(a) & ((U(1) << n) - 1);
@@ -134,7 +134,8 @@ void with_carry(Exec& x) {
     using U = Un<T>;
     using W = Wide<U>;
     const bool madd = x.in.op == Op::madc_lo || x.in.op == Op::madc_hi;
-    const uint32_t carry_in = x.in.m[0] ? x.pred(madd ? 3 : 2) : 0;
+    const mod::Carry& m = x.in.as<mod::Carry>();
+    const uint32_t carry_in = m.reads ? x.pred(madd ? 3 : 2) : 0;
     uint32_t carry_out = 0;
     constexpr int bits = sizeof(T) * 8;
     for_lanes(x.mask, [&](int l) {
@@ -151,30 +152,30 @@ void with_carry(Exec& x) {
         carry_out |= uint32_t((r >> bits) & 1) << l;
         put<U>(x.dst(), l, U(r));
     });
-    if (x.in.m[1]) {
+    if (m.writes) {
         uint32_t* carry = x.w.regs.data() + x.ops[1].offset;
         *carry = (*carry & ~x.mask) | carry_out;
     }
 }
 
 template <class T>
-bool ordered(int comparison, T a, T b) {
+bool ordered(Comparison comparison, T a, T b) {
     switch (comparison) {
-        case 0: case 6: return a == b;
-        case 1: case 7: return a != b;
-        case 2: case 8: return a < b;
-        case 3: case 9: return a <= b;
-        case 4: case 10: return a > b;
+        case Comparison::Eq: case Comparison::Equ: return a == b;
+        case Comparison::Ne: case Comparison::Neu: return a != b;
+        case Comparison::Lt: case Comparison::Ltu: return a < b;
+        case Comparison::Le: case Comparison::Leu: return a <= b;
+        case Comparison::Gt: case Comparison::Gtu: return a > b;
         default: return a >= b;
     }
 }
 
 template <class T>
-bool compare_float(int comparison, T a, T b) {
+bool compare_float(Comparison comparison, T a, T b) {
     const bool nan = std::isnan(a) || std::isnan(b);
-    if (comparison == 12) return !nan;
-    if (comparison == 13) return nan;
-    if (nan) return comparison >= 6;
+    if (comparison == Comparison::Num) return !nan;
+    if (comparison == Comparison::Nan) return nan;
+    if (nan) return comparison >= Comparison::Equ;
     return ordered(comparison, a, b);
 }
 
@@ -188,7 +189,7 @@ uint32_t lanes_where(uint32_t mask, F&& f) {
 template <class T>
 uint32_t compare_rows(const Exec& x) {
     const uint32_t *a = x.src(0), *b = x.src(1);
-    const int c = int(x.in.m[0]);
+    const Comparison c = x.in.as<mod::Compare>().comparison;
     return lanes_where(x.mask, [&](int l) { return ordered(c, get<T>(a, l), get<T>(b, l)); });
 }
 
@@ -198,8 +199,8 @@ float half_value(Type type, uint32_t bits) {
 
 uint32_t compare(const Exec& x, Type type, int half = 0) {
     const uint32_t *a = x.src(0), *b = x.src(1);
-    const int c = int(x.in.m[0]);
-    const bool ftz = x.in.m[2];
+    const Comparison c = x.in.as<mod::Compare>().comparison;
+    const bool ftz = x.in.as<mod::Compare>().ftz;
     switch (type) {
         case Type::u16: return compare_rows<uint16_t>(x);
         case Type::s16: return compare_rows<int16_t>(x);
@@ -221,15 +222,15 @@ uint32_t compare(const Exec& x, Type type, int half = 0) {
     }
 }
 
-uint32_t combine(int boolean, uint32_t a, uint32_t b) { return boolean == 1 ? a & b : boolean == 2 ? a | b : a ^ b; }
+uint32_t combine(Boolean boolean, uint32_t a, uint32_t b) { return boolean == Boolean::And ? a & b : boolean == Boolean::Or ? a | b : a ^ b; }
 
 void set_predicate(Exec& x) {
-    const int boolean = int(x.in.m[1]);
+    const Boolean boolean = x.in.as<mod::Compare>().boolean;
     const bool packed = x.in.type == Type::f16x2 || x.in.type == Type::bf16x2;
     const uint32_t r = compare(x, x.in.type);
     uint32_t p = r, q = ~r;
     if (packed) q = compare(x, x.in.type, 1);
-    if (boolean) {
+    if (boolean != Boolean::None) {
         const uint32_t c = x.pred(2);
         p = combine(boolean, p, c);
         q = combine(boolean, q, c);
@@ -241,8 +242,9 @@ void set_predicate(Exec& x) {
 void set_value(Exec& x) {
     const bool packed = x.in.type2 == Type::f16x2 || x.in.type2 == Type::bf16x2;
     uint32_t r[2] = {compare(x, x.in.type2), packed ? compare(x, x.in.type2, 1) : 0};
-    if (x.in.m[1])
-        for (uint32_t& v : r) v = combine(int(x.in.m[1]), v, x.pred(2));
+    const Boolean boolean = x.in.as<mod::Compare>().boolean;
+    if (boolean != Boolean::None)
+        for (uint32_t& v : r) v = combine(boolean, v, x.pred(2));
     for_lanes(x.mask, [&](int l) {
         const bool t = (r[0] >> l) & 1, t1 = (r[1] >> l) & 1;
         uint32_t v;
@@ -268,26 +270,26 @@ void select(Exec& x) {
     x.set_valid(0, pv & ((p & x.valid(0)) | (~p & x.valid(1))));
 }
 
-uint32_t permute(uint32_t a, uint32_t b, uint32_t c, int mode) {
+uint32_t permute(uint32_t a, uint32_t b, uint32_t c, Permutation mode) {
     const uint64_t bytes = uint64_t(b) << 32 | a;
     auto byte = [&](uint32_t i) { return uint32_t(bytes >> (8 * (i & 7))) & 0xFF; };
     uint32_t r = 0;
     for (uint32_t i = 0; i < 4; ++i) {
-        uint32_t v;
+        uint32_t v = 0;
         const uint32_t s = c & 3;
         switch (mode) {
-            case 0: {
+            case Permutation::Index: {
                 const uint32_t selector = c >> (4 * i);
                 v = byte(selector & 7);
                 if (selector & 8) v = v & 0x80 ? 0xFF : 0;
                 break;
             }
-            case 1: v = byte(s + i); break;                     // f4e
-            case 2: v = byte((s + 8 - i) & 7); break;           // b4e
-            case 3: v = byte(s); break;                         // rc8
-            case 4: v = byte(std::max(i, s)); break;            // ecl
-            case 5: v = byte(std::min(i, s)); break;            // ecr
-            default: v = byte((s & 1) * 2 + (i & 1));           // rc16
+            case Permutation::F4e: v = byte(s + i); break;
+            case Permutation::B4e: v = byte((s + 8 - i) & 7); break;
+            case Permutation::Rc8: v = byte(s); break;
+            case Permutation::Ecl: v = byte(std::max(i, s)); break;
+            case Permutation::Ecr: v = byte(std::min(i, s)); break;
+            case Permutation::Rc16: v = byte((s & 1) * 2 + (i & 1)); break;
         }
         r |= v << (8 * i);
     }
@@ -295,7 +297,8 @@ uint32_t permute(uint32_t a, uint32_t b, uint32_t c, int mode) {
 }
 
 void logic3(Exec& x) {
-    const uint32_t table = uint32_t(x.in.m[0]);
+    const mod::Logic& m = x.in.as<mod::Logic>();
+    const uint32_t table = uint32_t(m.table);
     uint32_t nonzero = 0;
     for_lanes(x.mask, [&](int l) {
         const uint32_t a = x.src(0)[l], b = x.src(1)[l], c = x.src(2)[l];
@@ -305,7 +308,7 @@ void logic3(Exec& x) {
         if (x.has_dst(0)) x.dst()[l] = r;
         nonzero |= uint32_t(r != 0) << l;
     });
-    if (x.in.m[1] && x.has_dst(1)) *x.dst(1) = (*x.dst(1) & ~x.mask) | (combine(int(x.in.m[1]), nonzero, x.pred(3)) & x.mask);
+    if (m.boolean != Boolean::None && x.has_dst(1)) *x.dst(1) = (*x.dst(1) & ~x.mask) | (combine(m.boolean, nonzero, x.pred(3)) & x.mask);
 }
 
 uint32_t dot(const Exec& x, uint32_t a, uint32_t b, uint32_t c) {
@@ -319,7 +322,7 @@ uint32_t dot(const Exec& x, uint32_t a, uint32_t b, uint32_t c) {
     }
     for (int i = 0; i < 2; ++i) {
         const int p = sa ? int16_t(a >> (16 * i)) : uint16_t(a >> (16 * i));
-        const int shift = 8 * i + (x.in.m[0] ? 16 : 0);
+        const int shift = 8 * i + (x.in.as<mod::Dot>().high ? 16 : 0);
         const int q = sb ? int8_t(b >> shift) : uint8_t(b >> shift);
         c += uint32_t(p * q);
     }
@@ -357,26 +360,26 @@ bool Engine::alu_int(Exec& x) {
             const bool wide = x.op(0).bits == 64;
             for_lanes(x.mask, [&](int l) {
                 const float f = get<float>(x.src(2), l);
-                const bool first = in.type2 == Type::f32 ? (in.m[0] ? flush(f) : f) >= 0 : int32_t(x.src(2)[l]) >= 0;
+                const bool first = in.type2 == Type::f32 ? (in.as<mod::Select>().ftz ? flush(f) : f) >= 0 : int32_t(x.src(2)[l]) >= 0;
                 if (wide) put<uint64_t>(x.dst(), l, get<uint64_t>(x.src(first ? 0 : 1), l));
                 else x.dst()[l] = x.src(first ? 0 : 1)[l];
             });
             return true;
         }
-        case Op::prmt: map3<uint32_t>(x, [&](uint32_t a, uint32_t b, uint32_t c) { return permute(a, b, c, int(in.m[0])); }); return true;
+        case Op::prmt: map3<uint32_t>(x, [&](uint32_t a, uint32_t b, uint32_t c) { return permute(a, b, c, in.as<mod::Permute>().mode); }); return true;
         case Op::lop3: logic3(x); return true;
         case Op::fns: find_nth_set(x); return true;
         case Op::dp4a: case Op::dp2a: map3<uint32_t>(x, [&](uint32_t a, uint32_t b, uint32_t c) { return dot(x, a, b, c); }); return true;
         case Op::bmsk:
             map2<uint32_t>(x, [&](uint32_t a, uint32_t b) {
-                if (in.m[0]) a &= 31, b &= 31;
+                if (in.as<mod::Integer>().wrap) a &= 31, b &= 31;
                 if (a >= 32 || b == 0) return 0u;
                 return uint32_t(((b >= 32 ? ~0ull : (1ull << b) - 1)) << a);
             });
             return true;
         case Op::shf_l: case Op::shf_r:
             map3<uint32_t>(x, [&](uint32_t a, uint32_t b, uint32_t c) {
-                const uint32_t n = in.m[0] ? c & 31 : std::min(c, 32u);
+                const uint32_t n = in.as<mod::Integer>().wrap ? c & 31 : std::min(c, 32u);
                 const uint64_t both = uint64_t(b) << 32 | a;
                 return in.op == Op::shf_l ? uint32_t((both << n) >> 32) : uint32_t(both >> n);
             });

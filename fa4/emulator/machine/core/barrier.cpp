@@ -101,10 +101,11 @@ Next Engine::mbar_wait(Exec& x) {
     const Cta* waited = nullptr;    // for the record: the last that was complete
     uint32_t waited_offset = 0;
     uint64_t waited_phases = 0;
-    const bool parity_form = in.m[4] == 1;
+    const mod::Mbarrier& m = in.as<mod::Mbarrier>();
+    const bool parity_form = m.parity;
     for_lanes(x.mask, [&](int l) {
         uint32_t offset;
-        Cta& cta = shared_cta(x.w, Space(in.m[0]), x.value(0, l) + uint64_t(in.m[1]), offset);
+        Cta& cta = shared_cta(x.w, m.space, x.value(0, l) + uint64_t(m.offset), offset);
         Mbarrier& bar = mbarrier(cta, offset);
         races_.barrier_use(agent_of(x.w, current_.row), bar.born, &cta != x.w.cta);
         const uint64_t v = x.value(1, l);
@@ -122,7 +123,7 @@ Next Engine::mbar_wait(Exec& x) {
             waited = &cta, waited_offset = offset, waited_phases = parity_form ? bar.phase : wanted + 1;
             if (races_.enabled && bar.phase > 0) {
                 const uint64_t done = parity_form ? bar.phase - 1 : wanted;
-                if (in.m[2]) races_.acquire(x.w.clock, bar.release[done & 1]);
+                if (m.strong) races_.acquire(x.w.clock, bar.release[done & 1]);
                 else races_.acquire_relaxed(x.w.clock, bar.release[done & 1]);
             }
         } else if (!parked) {
@@ -167,8 +168,9 @@ void Engine::release_named(Cta& cta, uint32_t id) {
             const Instr& in = program_.code[f.pc];
             if (in.op == Op::bar_red) {
                 Exec x{w, f, in, program_.operands.data() + in.first, f.mask, program_.constants.data()};
-                if (in.m[0] == 0) for_lanes(x.mask, [&](int l) { x.dst()[l] = bar.reduce_popc; });
-                else *x.dst() = (*x.dst() & ~x.mask) | ((in.m[0] == 1 ? bar.reduce_and : bar.reduce_or) ? x.mask : 0);
+                const BarrierReduction reduction = in.as<mod::NamedBarrier>().reduction;
+                if (reduction == BarrierReduction::Popc) for_lanes(x.mask, [&](int l) { x.dst()[l] = bar.reduce_popc; });
+                else *x.dst() = (*x.dst() & ~x.mask) | ((reduction == BarrierReduction::And ? bar.reduce_and : bar.reduce_or) ? x.mask : 0);
                 x.set_valid(0, ~0u);
             }
             f.wait = Wait::None;
@@ -245,12 +247,13 @@ Next Engine::cluster_barrier(Exec& x) {
     Warp& w = x.w;
     Cluster& cluster = *w.cta->cluster;
     const uint32_t waiting = uint32_t(w.cluster_arrivals);
+    const bool strong = x.in.as<mod::ClusterBarrier>().strong;
     if (x.in.op == Op::cluster_arrive) {
         if (waiting & x.mask) fail(Check::BarrierMisuse, "barrier.cluster.arrive twice without barrier.cluster.wait between");
         w.cluster_arrivals |= x.mask;
         for_lanes(x.mask, [&](int l) { w.cluster_phase[l] = cluster.phase; });
         Order& release = cluster.release[cluster.phase & 1];
-        if (x.in.m[0]) races_.release(w.clock, release, x.mask);
+        if (strong) races_.release(w.clock, release, x.mask);
         else races_.release_relaxed(w.clock, release);
         cluster.arrived += uint32_t(__builtin_popcount(x.mask));
         effect();
@@ -264,7 +267,7 @@ Next Engine::cluster_barrier(Exec& x) {
         return Next::Stay;
     }
     w.cluster_arrivals &= ~uint64_t(x.mask);
-    if (x.in.m[0]) races_.acquire(w.clock, cluster.release[mine & 1]);
+    if (strong) races_.acquire(w.clock, cluster.release[mine & 1]);
     else races_.acquire_relaxed(w.clock, cluster.release[mine & 1]);
     return Next::Advance;
 }
@@ -282,18 +285,19 @@ Next Engine::barrier(Exec& x) {
     }
     address_check(x, 0);
     if (in.op == Op::mbar_test_wait || in.op == Op::mbar_try_wait) return mbar_wait(x);
+    const mod::Mbarrier& m = in.as<mod::Mbarrier>();
     Order order;
     const bool arrival = in.op == Op::mbar_arrive || in.op == Op::mbar_arrive_drop;
-    if (arrival && in.m[2]) races_.release(x.w.clock, order, x.mask);
-    if (arrival && !in.m[2]) races_.release_relaxed(x.w.clock, order);
+    if (arrival && m.strong) races_.release(x.w.clock, order, x.mask);
+    if (arrival && !m.strong) races_.release_relaxed(x.w.clock, order);
     for_lanes(x.mask, [&](int l) {
-        const uint64_t address = x.value(0, l) + uint64_t(in.m[1]);
+        const uint64_t address = x.value(0, l) + uint64_t(m.offset);
         uint32_t offset;
-        Cta& cta = shared_cta(x.w, Space(in.m[0]), address, offset);
+        Cta& cta = shared_cta(x.w, m.space, address, offset);
         const uint64_t v = x.value(1, l);
         switch (in.op) {
             case Op::mbar_init: {
-                const Span s = resolve(x.w, Space(in.m[0]), address, 8, l);
+                const Span s = resolve(x.w, m.space, address, 8, l);
                 if (offset % 8) fail(Check::Misaligned, "mbarrier address " + hex(offset) + " is not a multiple of 8");
                 if (v < 1 || v > uint64_t(kMaxTx)) fail(Check::BarrierMisuse, "mbarrier.init with count " + std::to_string(v));
                 if (cta.barriers.count(offset)) {
@@ -343,10 +347,9 @@ Next Engine::barrier(Exec& x) {
                 const Mbarrier& bar = mbarrier(cta, offset);
                 races_.barrier_use(agent_of(x.w, current_.row), bar.born, &cta != x.w.cta);
                 const uint64_t token = bar.phase << 32 | uint32_t(bar.pending);
-                const bool expect = in.m[4] == 1;
                 if (!(x.valid(1) >> l & 1) && config_.check_poison) note(Check::Uninitialized, "the arrival count was never given a value");
-                if (x.w.timed) x.w.timed->arrive(cta.linear, offset, expect ? 1 : int64_t(v), expect ? int64_t(v) : 0);
-                arrive(cta, offset, expect ? 1 : uint32_t(v), expect ? int64_t(v) : 0, order, current_, in.op == Op::mbar_arrive_drop);
+                if (x.w.timed) x.w.timed->arrive(cta.linear, offset, m.expect_tx ? 1 : int64_t(v), m.expect_tx ? int64_t(v) : 0);
+                arrive(cta, offset, m.expect_tx ? 1 : uint32_t(v), m.expect_tx ? int64_t(v) : 0, order, current_, in.op == Op::mbar_arrive_drop);
                 if (x.has_dst(0)) {
                     put<uint64_t>(x.dst(0), l, token);
                     x.w.valid[x.op(0).id] |= 1u << l;

@@ -24,7 +24,7 @@ Operand operand_from(const py::handle& h) {
     return o;
 }
 
-// rows: (op, type, type2, destinations, sources, m, guard, aligned, sync); constants: (value, offset, words);
+// rows: (op, type, type2, destinations, sources, modifiers in the order of their record, guard, aligned, sync); constants: (value, offset, words);
 // presets: (operand, code, value).
 std::unique_ptr<Program> make_program(const py::list& rows, const py::list& constants, uint32_t constant_words, const py::list& presets,
                                       uint32_t register_words, uint32_t register_count, uint32_t local_bytes, uint32_t static_shared,
@@ -41,8 +41,7 @@ std::unique_ptr<Program> make_program(const py::list& rows, const py::list& cons
         in.ndst = uint8_t(p->operands.size() - in.first);
         for (const py::handle& o : py::reinterpret_borrow<py::list>(t[4])) p->operands.push_back(operand_from(o));
         in.count = uint32_t(p->operands.size()) - in.first;
-        size_t i = 0;
-        for (const py::handle& m : py::reinterpret_borrow<py::list>(t[5])) in.m[i++] = m.cast<int64_t>();
+        in.modifiers.set(mod::kRecordOf[size_t(in.op)], t[5].cast<std::vector<int64_t>>());
         in.guard = operand_from(t[6]);
         in.aligned = t[7].cast<bool>();
         in.sync = t[8].cast<bool>();
@@ -129,11 +128,53 @@ py::dict names(std::initializer_list<const char*> list) {
     return d;
 }
 
+// "A, B = 4, C" -> {"A": 0, "B": 4, "C": 5}
+py::dict enumeration(const std::string& text) {
+    py::dict d;
+    int code = 0;
+    for (size_t at = 0; at < text.size();) {
+        const size_t end = std::min(text.find(", ", at), text.size()), equals = text.find(" = ", at);
+        if (equals < end) code = std::stoi(text.substr(equals + 3));
+        d[py::str(text.substr(at, std::min(equals, end) - at))] = code++;
+        at = end + 2;
+    }
+    return d;
+}
+
+// What the fields of a record take: "bool", "int", or the codes of an enumeration by name.
+template <class T>
+py::object field_values() {
+    if constexpr (std::is_same_v<T, bool>) return py::str("bool");
+    else if constexpr (std::is_same_v<T, int>) return py::str("int");
+    else return enumeration(enumerators(T{}));
+}
+
+// The fields of a record in their order: name -> what it takes.
+py::dict record_fields(mod::Record record) {
+    py::dict d;
+    switch (record) {
+#define F(type, name) d[#name] = field_values<type>();
+#define R(Name, fields) \
+    case mod::Record::Name: fields(F) break;
+        FA4_RECORDS(R)
+#undef R
+#undef F
+    }
+    return d;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
-#define X(name) #name,
+#define X(name, record) #name,
     m.attr("OPS") = names<Op>({FA4_OPS(X)});
+#undef X
+    py::dict modifiers;
+#define X(name, record) modifiers[#name] = record_fields(mod::Record::record);
+    FA4_OPS(X)
+#undef X
+    m.attr("MODIFIERS") = modifiers;
+#define X(name) #name,
     m.attr("TYPES") = names<Type>({FA4_TYPES(X)});
 #undef X
     m.attr("PRESETS") = names<Preset>({"TidX", "TidY", "TidZ", "NtidX", "NtidY", "NtidZ", "CtaidX", "CtaidY", "CtaidZ", "NctaidX", "NctaidY",

@@ -28,12 +28,7 @@ void write(uint32_t* row, int lane, uint8_t bits, uint64_t v) {
     else row[lane] = uint32_t(v);
 }
 
-struct Cvt {
-    Round round;
-    bool ftz, sat, satfinite, relu;
-    explicit Cvt(const Instr& in)
-        : round(Round(in.m[0])), ftz(in.m[1]), sat((in.m[2] & 3) == 1), satfinite((in.m[2] & 3) == 2), relu(in.m[2] & 4) {}
-};
+using Cvt = mod::Convert;
 
 double float_value(Type t, uint64_t bits) {
     switch (t) {
@@ -54,19 +49,19 @@ uint64_t encode_value(Type t, double v, const Cvt& c) {
     if (c.relu && !(v > 0) && v == v) v = 0;
     if (c.sat) v = v > 0 ? (v < 1 ? v : 1.0) : 0.0;
     const bool narrow = t != Type::f32 && t != Type::f64;
-    const float f = t == Type::f32 ? canonical(round_float(v, int(c.round))) : narrow ? odd_float(v) : 0.0f;
+    const float f = t == Type::f32 ? canonical(round_float(v, int(c.rounding))) : narrow ? odd_float(v) : 0.0f;
     switch (t) {
         case Type::f32: return float_to_bits(c.ftz ? flush(f) : f);
         case Type::f64: return double_to_bits(v);
-        case Type::f16: return float_to_f16(f, c.round, c.satfinite);
-        case Type::bf16: return float_to_bf16(f, c.round, c.satfinite);
-        case Type::tf32: return float_to_tf32(f, c.round, c.satfinite);
+        case Type::f16: return float_to_f16(f, c.rounding, c.satfinite);
+        case Type::bf16: return float_to_bf16(f, c.rounding, c.satfinite);
+        case Type::tf32: return float_to_tf32(f, c.rounding, c.satfinite);
         case Type::e4m3: return float_to_e4m3(f);
         case Type::e5m2: return float_to_e5m2(f);
         case Type::e2m1: return float_to_e2m1(f);
         case Type::e2m3: return float_to_e2m3(f);
         case Type::e3m2: return float_to_e3m2(f);
-        default: return float_to_ue8m0(f, c.round, c.satfinite);
+        default: return float_to_ue8m0(f, c.rounding, c.satfinite);
     }
 }
 
@@ -76,9 +71,9 @@ uint64_t integer_to_float(Type t, uint64_t bits, bool negative, const Cvt& c) {
     double near = double(v);
     const long double error = v - (long double)near;
     if (t == Type::f64) {
-        if (error == 0 || c.round == Round::NearestEven) return double_to_bits(near);
+        if (error == 0 || c.rounding == Round::NearestEven) return double_to_bits(near);
         const bool above = error < 0;
-        const bool up = c.round == Round::Up || (c.round == Round::Zero && v < 0);
+        const bool up = c.rounding == Round::Up || (c.rounding == Round::Zero && v < 0);
         if (above && !up) near = std::nextafter(near, -INFINITY);
         if (!above && up) near = std::nextafter(near, INFINITY);
         return double_to_bits(near);
@@ -87,7 +82,7 @@ uint64_t integer_to_float(Type t, uint64_t bits, bool negative, const Cvt& c) {
 }
 
 template <class I>
-uint64_t to_integer(double v, const Cvt& c) { return uint64_t(int64_t(round_integer<I>(v, int(c.round)))); }
+uint64_t to_integer(double v, const Cvt& c) { return uint64_t(int64_t(round_integer<I>(v, int(c.rounding)))); }
 
 uint64_t float_to_integer(Type t, double v, const Cvt& c) {
     switch (t) {
@@ -97,7 +92,7 @@ uint64_t float_to_integer(Type t, double v, const Cvt& c) {
         case Type::s16: return to_integer<int16_t>(v, c);
         case Type::u32: return to_integer<uint32_t>(v, c);
         case Type::s32: return to_integer<int32_t>(v, c);
-        case Type::u64: return round_integer<uint64_t>(v, int(c.round));
+        case Type::u64: return round_integer<uint64_t>(v, int(c.rounding));
         default: return to_integer<int64_t>(v, c);
     }
 }
@@ -122,15 +117,15 @@ uint64_t convert_value(const Instr& in, uint64_t source, const Cvt& c) {
         double v = float_value(from, source);
         if (c.ftz && from == Type::f32) v = flush(float(v));
         if (!is_float(to)) return float_to_integer(to, v, c);
-        if (in.m[3]) {   // .rni and friends round to an integral value in floating point
-            switch (c.round) {
+        if (c.integral) {   // .rni and friends round to an integral value in floating point
+            switch (c.rounding) {
                 case Round::Zero: v = std::trunc(v); break;
                 case Round::Down: v = std::floor(v); break;
                 case Round::Up: v = std::ceil(v); break;
                 default: v = std::nearbyint(v);
             }
             Cvt exact = c;
-            exact.round = Round::NearestEven;
+            exact.rounding = Round::NearestEven;
             return encode_value(to, v, exact);
         }
         return encode_value(to, v, c);
@@ -189,7 +184,7 @@ void unpack(Exec& x) {
 
 void pack_converted(Exec& x) {
     // cvt.f16x2.f32 d, a, b: a goes to the upper half.
-    const Cvt c(x.in);
+    const Cvt& c = x.in.as<mod::Convert>();
     const int bits = bits_of(x.in.type);
     const uint32_t n = x.sources();
     const Type from = x.in.type2;
@@ -205,7 +200,7 @@ void pack_converted(Exec& x) {
 }
 
 void unpack_converted(Exec& x) {
-    const Cvt c(x.in);
+    const Cvt& c = x.in.as<mod::Convert>();
     const int from = bits_of(x.in.type2), to = bits_of(x.in.type);
     for_lanes(x.mask, [&](int l) {
         uint64_t r = 0;
@@ -218,7 +213,7 @@ void unpack_converted(Exec& x) {
 }
 
 void pack_integers(Exec& x) {
-    const int bits = int(x.in.m[0]);
+    const int bits = x.in.as<mod::PackIntegers>().bits;
     const bool from_signed = is_signed(x.in.type2), to_signed = is_signed(x.in.type);
     for_lanes(x.mask, [&](int l) {
         const uint64_t low = bits == 64 ? ~0ull : (uint64_t(1) << bits) - 1;
@@ -254,7 +249,7 @@ bool Engine::convert(Exec& x) {
         case Op::pack: pack(x); return true;
         case Op::unpack: unpack(x); return true;
         case Op::cvt: {
-            const Cvt c(x.in);
+            const Cvt& c = x.in.as<mod::Convert>();
             const uint8_t from = x.source(0).bits == 64 ? 64 : 32, to = x.op(0).bits;
             const int type_bits = bits_of(x.in.type);
             const bool keep_sign = is_signed(x.in.type) || is_float(x.in.type);
@@ -269,7 +264,8 @@ bool Engine::convert(Exec& x) {
         case Op::cvt_unpack: unpack_converted(x); return true;
         case Op::cvt_pack_int: pack_integers(x); return true;
         case Op::to_generic: case Op::from_generic: {
-            const uint64_t base = x.in.m[0] == 2 ? kSharedBase : x.in.m[0] == 4 ? kLocalBase : x.in.m[0] == 5 ? kParamBase : 0;
+            const Space space = x.in.as<mod::Window>().space;
+            const uint64_t base = space == Space::Shared ? kSharedBase : space == Space::Local ? kLocalBase : space == Space::Param ? kParamBase : 0;
             const uint8_t from = x.source(0).bits == 64 ? 64 : 32, to = x.op(0).bits;
             for_lanes(x.mask, [&](int l) {
                 const uint64_t v = read(x.src(0), l, from);
@@ -282,7 +278,7 @@ bool Engine::convert(Exec& x) {
             for_lanes(x.mask, [&](int l) {
                 const uint64_t a = x.value(0, l), window = a & kWindowMask;
                 bool in = false;
-                switch (Space(x.in.m[0])) {
+                switch (x.in.as<mod::Window>().space) {
                     case Space::Shared: in = window == kSharedBase && (a >> kRankShift & 0xFF) == x.w.cta->rank; break;
                     case Space::SharedCluster: in = window == kSharedBase; break;
                     case Space::Local: in = window == kLocalBase; break;

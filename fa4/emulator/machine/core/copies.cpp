@@ -40,18 +40,19 @@ TensorMap Engine::tensor_map(Exec& x, uint64_t address) {
 void Engine::tma(Exec& x) {
     const Instr& in = x.in;
     const bool is_load = in.op == Op::tma_load, reduce = in.op == Op::tma_red;
-    const bool multicast = in.m[3] & 1, pair = in.m[3] & 2, four = in.m[3] & 4;
+    const mod::TensorCopy& m = in.as<mod::TensorCopy>();
+    const bool multicast = m.multicast, pair = m.pair, four = m.four;
     for (uint32_t i = 0; i < 9; ++i)
         if (x.has(i) && (x.mask & ~x.valid(i)) && config_.check_poison) note(Check::Uninitialized, "an operand of a tensor copy was never given a value");
     AsyncPtr twin;
     for_lanes(x.mask, [&](int l) {
         const TensorMap map = tensor_map(x, x.value(1, l));
-        if (!four && map.rank != in.m[0])
-            fail(Check::IllegalInstruction, "the tensor map has rank " + std::to_string(map.rank) + ", the instruction " + std::to_string(in.m[0]));
+        if (!four && map.rank != m.rank)
+            fail(Check::IllegalInstruction, "the tensor map has rank " + std::to_string(map.rank) + ", the instruction " + std::to_string(m.rank));
         int32_t coords[5] = {};
         for (uint32_t i = 0; i < 5; ++i) coords[i] = x.has(4 + i) ? int32_t(x.value(4 + i, l)) : 0;
         uint32_t offset;
-        Cta& home = shared_cta(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(in.m[1]), offset);
+        Cta& home = shared_cta(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(m.offset), offset);
         if (offset % 128) fail(Check::Misaligned, "shared address " + hex(offset) + " of a tensor copy is not a multiple of 128");
         auto pieces = std::make_shared<std::vector<TmaPiece>>();
         four ? tma_pieces_gather4(map, coords, offset, *pieces) : tma_pieces(map, coords, offset, *pieces);
@@ -70,7 +71,7 @@ void Engine::tma(Exec& x) {
         AsyncOp* self = op.get();
         if (is_load) {
             uint32_t bar_offset;
-            Cta& bar_home = shared_cta(x.w, Space::SharedCluster, x.value(2, l) + uint64_t(in.m[2]), bar_offset);
+            Cta& bar_home = shared_cta(x.w, Space::SharedCluster, x.value(2, l) + uint64_t(m.barrier_offset), bar_offset);
             std::vector<Target> targets;
             Cluster& cluster = *x.w.cta->cluster;
             if (multicast) {
@@ -121,7 +122,7 @@ void Engine::tma(Exec& x) {
                     }
                 std::memcpy(buffer->data(), cta->shared.data() + first, last - first);
             });
-            op->steps.push_back([this, self, map, pieces, first, buffer, reduce, kind = ReduceOp(in.m[4])] {
+            op->steps.push_back([this, self, map, pieces, first, buffer, reduce, kind = m.operation] {
                 const uint8_t* base = buffer->data() - first;
                 for (const TmaPiece& p : *pieces) {
                     if (p.fill) continue;
@@ -141,10 +142,11 @@ void Engine::tma(Exec& x) {
 
 void Engine::bulk(Exec& x) {
     const Instr& in = x.in;
+    const mod::Bulk& m = in.as<mod::Bulk>();
     for (uint32_t i = 0; i < 4; ++i)
         if (x.has(i) && (x.mask & ~x.valid(i)) && config_.check_poison) note(Check::Uninitialized, "an operand of a bulk copy was never given a value");
     for_lanes(x.mask, [&](int l) {
-        const uint64_t dst = x.value(0, l) + uint64_t(in.m[0]), src = x.value(1, l) + uint64_t(in.m[1]);
+        const uint64_t dst = x.value(0, l) + uint64_t(m.to_offset), src = x.value(1, l) + uint64_t(m.from_offset);
         const uint32_t bytes = uint32_t(x.value(2, l));
         if (bytes % 16 || dst % 16 || src % 16)
             fail(Check::Misaligned, "bulk copy of " + std::to_string(bytes) + " bytes from " + hex(src) + " to " + hex(dst) + ": all must be multiples of 16");
@@ -165,10 +167,10 @@ void Engine::bulk(Exec& x) {
         });
         if (to_global) {
             const Span to = resolve(x.w, Space::Global, dst, bytes, l);
-            const uint32_t byte_mask = in.m[5] ? uint32_t(x.value(4, l)) : 0xFFFF;
+            const uint32_t byte_mask = m.byte_mask ? uint32_t(x.value(4, l)) : 0xFFFF;
             const bool reduce = in.op == Op::bulk_red;
             if (x.w.timed) x.w.timed->note(Timed::Store, l, reduce, bytes, int64_t(to.address), 1);
-            op->steps.push_back([this, self, to, bytes, buffer, reduce, byte_mask, kind = ReduceOp(in.m[4]), type = reduce_type(in.type)] {
+            op->steps.push_back([this, self, to, bytes, buffer, reduce, byte_mask, kind = m.operation, type = reduce_type(in.type)] {
                 const bool whole = !reduce && byte_mask == 0xFFFF;
                 races_.global(agent(*self, true), to.address, bytes, uint8_t(kWrite | (reduce ? kAtomic : 0)),
                               whole ? Change{to.data, buffer->data()} : Change());
@@ -183,11 +185,11 @@ void Engine::bulk(Exec& x) {
             count_bytes(reduce ? "bulk_reduce" : "bulk_store", bytes);
         } else {
             uint32_t bar_offset, offset;
-            Cta& bar_cta = shared_cta(x.w, Space::SharedCluster, x.value(3, l) + uint64_t(in.m[2]), bar_offset);
+            Cta& bar_cta = shared_cta(x.w, Space::SharedCluster, x.value(3, l) + uint64_t(m.barrier_offset), bar_offset);
             const Span home = resolve(x.w, Space::SharedCluster, dst, bytes, l);
             offset = home.offset;
             std::vector<Target> targets;
-            if (in.m[3]) {
+            if (m.multicast) {
                 const uint32_t mask = uint32_t(x.value(4, l));
                 for (auto& c : x.w.cta->cluster->ctas)
                     if (mask >> c->rank & 1) targets.push_back({c.get(), c.get()});
@@ -200,7 +202,7 @@ void Engine::bulk(Exec& x) {
                     if (from_global) x.w.timed->note(Timed::Load, t.cta->linear, t.bar_cta->linear, bar_offset, bytes, int64_t(from.address), &t == &targets[0] ? 1 : -1);
                     else x.w.timed->note(Timed::Put, t.cta->linear, t.bar_cta->linear, bar_offset, bytes);
                 }
-            op->steps.push_back([this, self, targets, offset, bytes, buffer, reduce, kind = ReduceOp(in.m[4]), type = reduce_type(in.type)] {
+            op->steps.push_back([this, self, targets, offset, bytes, buffer, reduce, kind = m.operation, type = reduce_type(in.type)] {
                 for (const Target& t : targets) {
                     Span s;
                     s.cta = t.cta, s.offset = offset, s.shadow = t.cta->shadow.data() + offset;
@@ -225,14 +227,15 @@ void Engine::cp_async(Exec& x) {
     const Instr& in = x.in;
     struct Copy { Span from, to; uint32_t bytes; };
     auto copies = std::make_shared<std::vector<Copy>>();
-    const uint32_t size = uint32_t(in.m[0]);
+    const mod::CpAsync& m = in.as<mod::CpAsync>();
+    const uint32_t size = uint32_t(m.bytes);
     for (uint32_t i = 0; i < 2; ++i)
         if ((x.mask & ~x.valid(i)) && config_.check_poison) note(Check::Uninitialized, "an address of cp.async was never given a value");
     for_lanes(x.mask, [&](int l) {
-        const uint64_t dst = x.value(0, l) + uint64_t(in.m[1]), src = x.value(1, l) + uint64_t(in.m[2]);
+        const uint64_t dst = x.value(0, l) + uint64_t(m.to_offset), src = x.value(1, l) + uint64_t(m.from_offset);
         uint32_t take = size;
-        if (in.m[3] == 1) take = std::min(size, uint32_t(x.value(2, l)));
-        if (in.m[3] == 2 && (x.pred(2) >> l & 1)) take = 0;
+        if (m.source == CopySource::Size) take = std::min(size, uint32_t(x.value(2, l)));
+        if (m.source == CopySource::Ignore && (x.pred(2) >> l & 1)) take = 0;
         if (dst % size || (take && src % size)) fail(Check::Misaligned, "cp.async from " + hex(src) + " to " + hex(dst) + ": not multiples of " + std::to_string(size));
         Copy c;
         c.to = resolve(x.w, Space::Shared, dst, size, l);
@@ -270,13 +273,14 @@ void Engine::cp_async(Exec& x) {
 // clusterlaunchcontrol.try_cancel: takes a cluster that has not started yet. The response holds the first CTA's
 // coordinates in words 0 - 2 and, in word 3, whether there was one.
 void Engine::try_cancel(Exec& x) {
+    const mod::TryCancel& m = x.in.as<mod::TryCancel>();
     const int l = x.first_lane();
     uint32_t offset, bar_offset;
-    Cta& cta = shared_cta(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(x.in.m[0]), offset);
-    Cta& bar_cta = shared_cta(x.w, Space::SharedCluster, x.value(1, l) + uint64_t(x.in.m[1]), bar_offset);
-    resolve(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(x.in.m[0]), 16, l);
+    Cta& cta = shared_cta(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(m.offset), offset);
+    Cta& bar_cta = shared_cta(x.w, Space::SharedCluster, x.value(1, l) + uint64_t(m.barrier_offset), bar_offset);
+    resolve(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(m.offset), 16, l);
     std::vector<Target> targets;
-    if (x.in.m[2]) {
+    if (m.multicast) {
         for (auto& c : x.w.cta->cluster->ctas) targets.push_back({c.get(), c.get()});
     } else {
         targets.push_back({&cta, &bar_cta});
@@ -310,16 +314,17 @@ void Engine::st_async(Exec& x) {
     const Instr& in = x.in;
     const bool reduce = in.op == Op::red_async;
     for_lanes(x.mask, [&](int l) {
-        const uint32_t n = uint32_t(in.m[0]), size = in.type == Type::b64 || in.type == Type::u64 || in.type == Type::s64 || in.type == Type::f64 ? 8 : 4;
-        const Span to = resolve(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(in.m[1]), n * size, l);
+        const mod::AsyncStore& m = in.as<mod::AsyncStore>();
+        const uint32_t n = uint32_t(m.count), size = in.type == Type::b64 || in.type == Type::u64 || in.type == Type::s64 || in.type == Type::f64 ? 8 : 4;
+        const Span to = resolve(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(m.offset), n * size, l);
         uint32_t bar_offset;
-        Cta& bar_cta = shared_cta(x.w, Space::SharedCluster, x.value(1, l) + uint64_t(in.m[2]), bar_offset);
+        Cta& bar_cta = shared_cta(x.w, Space::SharedCluster, x.value(1, l) + uint64_t(m.barrier_offset), bar_offset);
         std::array<uint64_t, 4> values{};
         for (uint32_t i = 0; i < n; ++i) values[i] = x.value(2 + i, l);
         if (x.w.timed) x.w.timed->note(Timed::Put, to.cta->linear, bar_cta.linear, bar_offset, n * size);
         AsyncPtr op = make_op(x, reduce ? "red.async" : "st.async");
         AsyncOp* self = op.get();
-        op->steps.push_back([this, self, to, n, size, values, reduce, type = in.type, kind = int(in.m[3])] {
+        op->steps.push_back([this, self, to, n, size, values, reduce, type = in.type, kind = m.operation] {
             shared_write_check(to, n * size);
             races_.shared(agent(*self, true), *to.cta, to.offset, n * size, uint8_t(kWrite | (reduce ? kAtomic : 0)));
             for (uint32_t i = 0; i < n; ++i) {
@@ -356,8 +361,8 @@ Next Engine::async_copy(Exec& x) {
                 const auto found = w.bulk.find(uint32_t(l));
                 if (found == w.bulk.end()) return;
                 auto& groups = found->second.committed;
-                const bool read = in.m[1];
-                const size_t keep = size_t(in.m[0]);
+                const bool read = in.as<mod::BulkWait>().read;
+                const size_t keep = size_t(in.as<mod::BulkWait>().keep);
                 for (size_t i = 0; i + keep < groups.size(); ++i)
                     for (AsyncPtr& op : groups[i]) {
                         force(*op, read ? 1 : ~size_t(0));
@@ -377,11 +382,12 @@ Next Engine::async_copy(Exec& x) {
             break;
         case Op::cp_async_wait: {
             auto& g = w.copies;
-            if (in.m[1]) {
+            const mod::CpAsyncWait& m = in.as<mod::CpAsyncWait>();
+            if (m.all) {
                 g.committed.push_back(std::move(g.open));
                 g.open.clear();
             }
-            while (g.committed.size() > size_t(in.m[0])) {
+            while (g.committed.size() > size_t(m.keep)) {
                 for (AsyncPtr& op : g.committed.front()) {
                     force(*op);
                     join_completed(w, *op);
@@ -391,12 +397,13 @@ Next Engine::async_copy(Exec& x) {
             break;
         }
         case Op::cp_async_mbar: {
+            const mod::CpAsyncBarrier& m = in.as<mod::CpAsyncBarrier>();
             std::vector<AsyncPtr> before = w.copies.open;
             for (auto& group : w.copies.committed) before.insert(before.end(), group.begin(), group.end());
             for_lanes(x.mask, [&](int l) {
                 uint32_t offset;
-                Cta& cta = shared_cta(w, Space(in.m[0]), x.value(0, l) + uint64_t(in.m[1]), offset);
-                if (!in.m[2]) ++mbarrier(cta, offset).pending;
+                Cta& cta = shared_cta(w, m.space, x.value(0, l) + uint64_t(m.offset), offset);
+                if (!m.noinc) ++mbarrier(cta, offset).pending;
                 AsyncPtr op = make_op(x, "cp.async arrive");
                 AsyncOp* self = op.get();
                 op->async_proxy = false;
@@ -424,7 +431,8 @@ Next Engine::async_copy(Exec& x) {
         case Op::clc_first_ctaid:
             for (uint32_t i = 0; i < in.ndst; ++i) {
                 if (!x.has_dst(i)) continue;
-                const uint32_t axis = in.m[0] < 0 ? i : uint32_t(in.m[0]);
+                const int first = in.as<mod::FirstCtaid>().axis;
+                const uint32_t axis = first < 0 ? i : uint32_t(first);
                 for_lanes(x.mask, [&](int l) { x.dst(i)[l] = uint32_t(get<uint64_t>(x.src(0) + (axis / 2) * 64, l) >> (32 * (axis & 1))); });
                 x.set_valid(i, x.valid(0));
             }

@@ -137,7 +137,7 @@ uint32_t Engine::launch_registers(uint32_t threads) const {
     if (program_.max_registers) return program_.max_registers;
     uint32_t registers = std::min(248u, config_.registers_per_sm / threads / 8 * 8);
     for (const Instr& in : program_.code)
-        if (in.op == Op::setmaxnreg && in.m[1]) registers = std::min(registers, uint32_t(in.m[0]));
+        if (in.op == Op::setmaxnreg && in.as<mod::Registers>().grows) registers = std::min(registers, uint32_t(in.as<mod::Registers>().registers));
     return registers;
 }
 

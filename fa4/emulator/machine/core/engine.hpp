@@ -111,7 +111,7 @@ inline CtaMemory memory_of(Cta& cta) {
 Agent agent_of(const Warp& w, int32_t row);
 // Of the operations that one thread issues.
 inline uint64_t pipe_key(const Warp& w, int lane) { return (uint64_t(w.cta->linear) * 64 + w.index) * 64 + uint64_t(lane) + 1; }
-uint64_t apply_atomic(Type type, int op, uint64_t old, uint64_t a, uint64_t b);
+uint64_t apply_atomic(Type type, AtomicOp op, uint64_t old, uint64_t a, uint64_t b);
 
 // An instruction being executed by a fragment.
 struct Exec {

@@ -87,7 +87,7 @@ void Engine::exit_lanes(Warp& w, uint32_t mask) {
 
 Next Engine::branch(Exec& x, uint32_t taken) {
     Fragment& f = x.f;
-    const uint32_t target = uint32_t(x.in.m[0]);
+    const uint32_t target = uint32_t(x.in.as<mod::Branch>().target);
     if (taken == f.mask) {
         f.pc = target;
     } else if (taken == 0) {
@@ -115,16 +115,17 @@ void Engine::warp_op(Exec& x) {
         case Op::shfl: {
             uint32_t values[32], inside = 0, valid = 0;
             const uint32_t source_valid = x.valid(0);
+            const ShuffleMode mode = in.as<mod::Shuffle>().mode;
             for_lanes(mask, [&](int l) {
                 const uint32_t b = x.src(1)[l] & 31, c = x.src(2)[l];
                 const uint32_t clamp = c & 31, segment = c >> 8 & 31;
                 const uint32_t max_lane = (uint32_t(l) & segment) | (clamp & ~segment), min_lane = uint32_t(l) & segment;
                 int j;
                 bool p;
-                switch (in.m[0]) {
-                    case 0: j = l - int(b); p = j >= int(max_lane); break;
-                    case 1: j = l + int(b); p = j <= int(max_lane); break;
-                    case 2: j = l ^ int(b); p = j <= int(max_lane); break;
+                switch (mode) {
+                    case ShuffleMode::Up: j = l - int(b); p = j >= int(max_lane); break;
+                    case ShuffleMode::Down: j = l + int(b); p = j <= int(max_lane); break;
+                    case ShuffleMode::Butterfly: j = l ^ int(b); p = j <= int(max_lane); break;
                     default: j = int(min_lane | (b & ~segment)); p = j <= int(max_lane);
                 }
                 if (!p) j = l;
@@ -145,7 +146,8 @@ void Engine::warp_op(Exec& x) {
                 for_lanes(mask, [&](int l) { x.dst()[l] = p; });
                 x.set_valid(0, ~0u);
             } else {
-                const bool r = in.m[0] == 0 ? p == mask : in.m[0] == 1 ? p != 0 : p == mask || p == 0;
+                const VoteMode mode = in.as<mod::Vote>().mode;
+                const bool r = mode == VoteMode::All ? p == mask : mode == VoteMode::Any ? p != 0 : p == mask || p == 0;
                 set_pred(0, r ? ~0u : 0);
             }
             break;
@@ -174,24 +176,25 @@ void Engine::warp_op(Exec& x) {
             break;
         }
         case Op::redux: {
+            const mod::Redux& m = in.as<mod::Redux>();
             uint32_t r = x.src(0)[x.first_lane()];
             bool first = true;
             for_lanes(mask, [&](int l) {
                 const uint32_t v = x.src(0)[l];
-                if (first) { first = false; r = in.type == Type::f32 && (in.m[1] & 1) ? v & 0x7FFFFFFF : v; return; }
-                switch (in.m[0]) {
-                    case 0: r += v; break;
-                    case 1: case 2: {
-                        const bool min = in.m[0] == 1;
+                if (first) { first = false; r = in.type == Type::f32 && m.abs ? v & 0x7FFFFFFF : v; return; }
+                switch (m.operation) {
+                    case ReduceOp::Add: r += v; break;
+                    case ReduceOp::Min: case ReduceOp::Max: {
+                        const bool min = m.operation == ReduceOp::Min;
                         if (in.type == Type::f32) {
-                            float a = bits_to_float(r), b = bits_to_float(in.m[1] & 1 ? v & 0x7FFFFFFF : v);
-                            r = float_to_bits(min ? min_number(a, b, in.m[1] & 2) : max_number(a, b, in.m[1] & 2));
+                            float a = bits_to_float(r), b = bits_to_float(m.abs ? v & 0x7FFFFFFF : v);
+                            r = float_to_bits(min ? min_number(a, b, m.nan) : max_number(a, b, m.nan));
                         } else if (in.type == Type::s32) r = uint32_t(min ? std::min(int32_t(r), int32_t(v)) : std::max(int32_t(r), int32_t(v)));
                         else r = min ? std::min(r, v) : std::max(r, v);
                         break;
                     }
-                    case 3: r &= v; break;
-                    case 4: r |= v; break;
+                    case ReduceOp::And: r &= v; break;
+                    case ReduceOp::Or: r |= v; break;
                     default: r ^= v;
                 }
             });
@@ -202,10 +205,11 @@ void Engine::warp_op(Exec& x) {
         }
         case Op::warpsync: races_.sync_lanes(x.w.clock); break;
         case Op::clock: {
-            const uint64_t t = in.m[0] >= 3 ? time_ * 32 : time_;
+            const Timer timer = in.as<mod::Time>().timer;
+            const uint64_t t = timer >= Timer::Global ? time_ * 32 : time_;
             for_lanes(mask, [&](int l) {
                 if (x.op(0).bits == 64) put<uint64_t>(x.dst(), l, t);
-                else x.dst()[l] = uint32_t(in.m[0] == 1 || in.m[0] == 5 ? t >> 32 : t);
+                else x.dst()[l] = uint32_t(timer == Timer::ClockHigh || timer == Timer::GlobalHigh ? t >> 32 : t);
             });
             x.set_valid(0, ~0u);
             break;
@@ -219,8 +223,8 @@ void Engine::warp_op(Exec& x) {
 Next Engine::set_registers(Exec& x) {
     Warp& w = x.w;
     Cta& cta = *w.cta;
-    const bool grows = x.in.m[1];
-    const uint32_t wanted = uint32_t(x.in.m[0]), have = w.registers;
+    const bool grows = x.in.as<mod::Registers>().grows;
+    const uint32_t wanted = uint32_t(x.in.as<mod::Registers>().registers), have = w.registers;
     const std::string text = std::string("setmaxnreg.") + (grows ? "inc" : "dec") + " to " + std::to_string(wanted);
     if (wanted % 8 || wanted < 24 || wanted > 256) fail(Check::IllegalInstruction, text + ": not a multiple of 8 in 24..256");
     if (grows ? wanted < have : wanted > have) fail(Check::IllegalInstruction, text + " but the warp has " + std::to_string(have));

@@ -136,8 +136,9 @@ void Engine::deadlock() {
                 starved |= std::none_of(all.begin(), all.end(), [](const auto& other) {
                     return other->alive && !other->register_changes && other->fragments.front().wait != Wait::Registers;
                 });
-                text = "waits for registers: setmaxnreg.inc from " + std::to_string(w->registers) + " to " + std::to_string(in.m[0]) + " needs " +
-                       std::to_string((uint32_t(in.m[0]) - w->registers) * 32) + ", the CTA's pool has " + std::to_string(w->cta->pool_registers);
+                const uint32_t wanted = uint32_t(in.as<mod::Registers>().registers);
+                text = "waits for registers: setmaxnreg.inc from " + std::to_string(w->registers) + " to " + std::to_string(wanted) + " needs " +
+                       std::to_string((wanted - w->registers) * 32) + ", the CTA's pool has " + std::to_string(w->cta->pool_registers);
             } else if (f.wait == Wait::TmemAlloc) {
                 text = "waits for free TMEM columns";
             } else if (f.wait == Wait::Warpgroup) {

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
-namespace fa4 {
+#include "enumerations.hpp"
 
-enum class Round : uint8_t { NearestEven, Zero, Down, Up, NearestAway };
+namespace fa4 {
 
 inline float bits_to_float(uint32_t bits) { float f; std::memcpy(&f, &bits, 4); return f; }
 inline uint32_t float_to_bits(float f) { uint32_t bits; std::memcpy(&bits, &f, 4); return bits; }

@@ -1,5 +1,4 @@
 // Loads, stores, atomics and addresses. PTX ISA 9.7.9, 9.7.13.5 - 9.7.13.6.
-// m of ld/st: space, elements, byte offset, semantics, scope. m of atom/red: the same, then the operation.
 #include "engine.hpp"
 #include "lanes.hpp"
 #include "mma_sync.hpp"
@@ -18,26 +17,26 @@ uint32_t element_bytes(Type t) {
 }
 
 template <class T>
-T apply_integer(int op, T old, T a, T b) {
+T apply_integer(AtomicOp op, T old, T a, T b) {
     switch (op) {
-        case 0: return T(std::make_unsigned_t<T>(old) + std::make_unsigned_t<T>(a));
-        case 1: return std::min(old, a);
-        case 2: return std::max(old, a);
-        case 3: return old >= a ? T(0) : T(old + 1);
-        case 4: return old == 0 || old > a ? a : T(old - 1);
-        case 5: return T(old & a);
-        case 6: return T(old | a);
-        case 7: return T(old ^ a);
-        case 8: return a;
+        case AtomicOp::Add: return T(std::make_unsigned_t<T>(old) + std::make_unsigned_t<T>(a));
+        case AtomicOp::Min: return std::min(old, a);
+        case AtomicOp::Max: return std::max(old, a);
+        case AtomicOp::Inc: return old >= a ? T(0) : T(old + 1);
+        case AtomicOp::Dec: return old == 0 || old > a ? a : T(old - 1);
+        case AtomicOp::And: return T(old & a);
+        case AtomicOp::Or: return T(old | a);
+        case AtomicOp::Xor: return T(old ^ a);
+        case AtomicOp::Exch: return a;
         default: return old == a ? b : old;
     }
 }
 
-float apply_float(int op, float old, float a) {
-    return op == 0 ? canonical(old + a) : op == 1 ? min_number(old, a, false) : max_number(old, a, false);
+float apply_float(AtomicOp op, float old, float a) {
+    return op == AtomicOp::Add ? canonical(old + a) : op == AtomicOp::Min ? min_number(old, a, false) : max_number(old, a, false);
 }
 
-uint32_t apply_half(int op, bool bf16, uint32_t old, uint32_t a) {
+uint32_t apply_half(AtomicOp op, bool bf16, uint32_t old, uint32_t a) {
     if (bf16) return float_to_bf16(apply_float(op, bf16_to_float(uint16_t(old)), bf16_to_float(uint16_t(a))));
     return float_to_f16(apply_float(op, f16_to_float(uint16_t(old)), f16_to_float(uint16_t(a))));
 }
@@ -45,13 +44,13 @@ uint32_t apply_half(int op, bool bf16, uint32_t old, uint32_t a) {
 }  // namespace
 
 // What an atomic operation leaves in memory. `b` is the swap value of cas.
-uint64_t apply_atomic(Type type, int op, uint64_t old, uint64_t a, uint64_t b) {
+uint64_t apply_atomic(Type type, AtomicOp op, uint64_t old, uint64_t a, uint64_t b) {
     switch (type) {
         case Type::s32: return uint32_t(apply_integer<int32_t>(op, int32_t(old), int32_t(a), int32_t(b)));
         case Type::u32: case Type::b32: return apply_integer<uint32_t>(op, uint32_t(old), uint32_t(a), uint32_t(b));
         case Type::s64: return uint64_t(apply_integer<int64_t>(op, int64_t(old), int64_t(a), int64_t(b)));
         case Type::b16: case Type::u16: return apply_integer<uint16_t>(op, uint16_t(old), uint16_t(a), uint16_t(b));
-        case Type::f32: return op >= 8 ? apply_integer<uint32_t>(op, uint32_t(old), uint32_t(a), uint32_t(b))
+        case Type::f32: return op >= AtomicOp::Exch ? apply_integer<uint32_t>(op, uint32_t(old), uint32_t(a), uint32_t(b))
                                        : float_to_bits(apply_float(op, bits_to_float(uint32_t(old)), bits_to_float(uint32_t(a))));
         case Type::f64: return double_to_bits(bits_to_double(old) + bits_to_double(a));
         case Type::f16: case Type::bf16: return apply_half(op, type == Type::bf16, uint32_t(old), uint32_t(a));
@@ -180,18 +179,19 @@ void Engine::poll(Exec& x, uint64_t value) {
 
 void Engine::load(Exec& x) {
     const Instr& in = x.in;
-    const uint32_t n = uint32_t(in.m[1]), size = element_bytes(in.type), bytes = n * size;
+    const mod::Access& m = in.as<mod::Access>();
+    const uint32_t n = uint32_t(m.count), size = element_bytes(in.type), bytes = n * size;
     const bool sign = in.type == Type::s8 || in.type == Type::s16 || in.type == Type::s32;
     address_check(x, 0);
     uint32_t valid[8];
     for (uint32_t& v : valid) v = ~0u;
     uint64_t seen = 14695981039346656037ull, shared_bytes = 0, global_bytes = 0;
-    const int semantics = int(in.m[3]);
+    const int semantics = int(m.semantics);
     Agent agent = agent_of(x.w, current_.row);
     for_lanes(x.mask, [&](int l) {
-        const uint64_t address = x.value(0, l) + uint64_t(in.m[2]);
+        const uint64_t address = x.value(0, l) + uint64_t(m.offset);
         if (address % bytes) fail(Check::Misaligned, "address " + hex(address) + " is not a multiple of " + std::to_string(bytes));
-        const Span s = resolve(x.w, Space(in.m[0]), address, bytes, l);
+        const Span s = resolve(x.w, m.space, address, bytes, l);
         if (s.cta) shared_bytes += bytes;
         else if (s.space == Space::Global) global_bytes += bytes;
         if (races_.enabled) {
@@ -199,7 +199,7 @@ void Engine::load(Exec& x) {
             x.w.clock.touch(l, false);
             if (s.cta) races_.shared(agent, *s.cta, s.offset, bytes, semantics ? kAtomic : 0);
             else if (s.space == Space::Global) races_.global(agent, s.address, bytes, semantics ? kAtomic : 0);
-            if (semantics) races_.flag_read(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics, int(in.m[4]));
+            if (semantics) races_.flag_read(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics, int(m.scope));
         }
         for (uint32_t i = 0; i < n; ++i) {
             if (!x.has_dst(i)) continue;
@@ -232,16 +232,17 @@ void Engine::load(Exec& x) {
 
 void Engine::store(Exec& x) {
     const Instr& in = x.in;
-    const uint32_t n = uint32_t(in.m[1]), size = element_bytes(in.type), bytes = n * size;
+    const mod::Access& m = in.as<mod::Access>();
+    const uint32_t n = uint32_t(m.count), size = element_bytes(in.type), bytes = n * size;
     address_check(x, 0);
-    const int semantics = int(in.m[3]);
+    const int semantics = int(m.semantics);
     Agent agent = agent_of(x.w, current_.row);
     uint64_t shared_bytes = 0, global_bytes = 0;
     bool changed = false;
     for_lanes(x.mask, [&](int l) {
-        const uint64_t address = x.value(0, l) + uint64_t(in.m[2]);
+        const uint64_t address = x.value(0, l) + uint64_t(m.offset);
         if (address % bytes) fail(Check::Misaligned, "address " + hex(address) + " is not a multiple of " + std::to_string(bytes));
-        const Span s = resolve(x.w, Space(in.m[0]), address, bytes, l);
+        const Span s = resolve(x.w, m.space, address, bytes, l);
         shared_write_check(s, bytes);
         if (s.cta) shared_bytes += bytes;
         else if (s.space == Space::Global) global_bytes += bytes;
@@ -274,9 +275,9 @@ void Engine::store(Exec& x) {
     });
     if (semantics && races_.enabled)
         for_lanes(x.mask, [&](int l) {
-            const Span s = resolve(x.w, Space(in.m[0]), x.value(0, l) + uint64_t(in.m[2]), bytes, l);
+            const Span s = resolve(x.w, m.space, x.value(0, l) + uint64_t(m.offset), bytes, l);
             races_.flag_write(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics,
-                              int(in.m[4]), 1u << l);
+                              int(m.scope), 1u << l);
         });
     if (shared_bytes) counters.bytes["shared_store"] += shared_bytes;
     if (global_bytes) counters.bytes["global_store"] += global_bytes;
@@ -285,16 +286,18 @@ void Engine::store(Exec& x) {
 
 void Engine::atomic(Exec& x) {
     const Instr& in = x.in;
-    const uint32_t n = uint32_t(in.m[1]), size = element_bytes(in.type);
-    const int op = int(in.m[5]), semantics = int(in.m[3]);
-    const uint32_t per_element = op == 9 ? 2 : 1;
+    const mod::Atomic& m = in.as<mod::Atomic>();
+    const uint32_t n = uint32_t(m.count), size = element_bytes(in.type);
+    const AtomicOp op = m.operation;
+    const int semantics = int(m.semantics);
+    const uint32_t per_element = op == AtomicOp::Cas ? 2 : 1;
     address_check(x, 0);
     bool changed = false;
     uint64_t seen = 14695981039346656037ull;
     for_lanes(x.mask, [&](int l) {
-        const uint64_t address = x.value(0, l) + uint64_t(in.m[2]);
+        const uint64_t address = x.value(0, l) + uint64_t(m.offset);
         if (address % (n * size)) fail(Check::Misaligned, "address " + hex(address) + " is not a multiple of " + std::to_string(n * size));
-        const Span s = resolve(x.w, Space(in.m[0]), address, n * size, l);
+        const Span s = resolve(x.w, m.space, address, n * size, l);
         shared_write_check(s, n * size);
         const uint64_t key = s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address;
         if (races_.enabled) {
@@ -303,8 +306,8 @@ void Engine::atomic(Exec& x) {
             x.w.clock.touch(l, true);
             if (s.cta) races_.shared(agent, *s.cta, s.offset, n * size, kWrite | kAtomic);
             else if (s.space == Space::Global) races_.global(agent, s.address, n * size, kWrite | kAtomic);
-            if (in.op == Op::atom) races_.flag_read(x.w.clock, key, semantics, int(in.m[4]));
-            races_.flag_write(x.w.clock, key, semantics, int(in.m[4]), 1u << l);
+            if (in.op == Op::atom) races_.flag_read(x.w.clock, key, semantics, int(m.scope));
+            races_.flag_write(x.w.clock, key, semantics, int(m.scope), 1u << l);
         }
         for (uint32_t i = 0; i < n; ++i) {
             bool defined = true;
@@ -316,13 +319,13 @@ void Engine::atomic(Exec& x) {
                 std::memcpy(old, p, 16);
                 for (int h = 0; h < 2; ++h) {
                     a[h] = get<uint64_t>(x.src(1) + 64 * h, l);
-                    if (op == 9) b[h] = get<uint64_t>(x.src(2) + 64 * h, l);
+                    if (op == AtomicOp::Cas) b[h] = get<uint64_t>(x.src(2) + 64 * h, l);
                     if (x.has_dst(0)) put<uint64_t>(x.dst(0) + 64 * h, l, old[h]);
                 }
                 const bool equal = old[0] == a[0] && old[1] == a[1];
-                if (op == 8) std::memcpy(p, a, 16);
+                if (op == AtomicOp::Exch) std::memcpy(p, a, 16);
                 else if (equal) std::memcpy(p, b, 16);
-                changed |= op == 8 || equal;
+                changed |= op == AtomicOp::Exch || equal;
                 continue;
             }
             uint64_t old = 0;
@@ -346,7 +349,8 @@ void Engine::atomic(Exec& x) {
 
 void Engine::matrix_fragment(Exec& x) {
     const Instr& in = x.in;
-    const LdMatrixOp op{MatrixShape(in.m[0]), uint8_t(in.m[1]), bool(in.m[2])};
+    const mod::Matrix& m = in.as<mod::Matrix>();
+    const LdMatrixOp op{m.shape, uint8_t(m.count), m.trans};
     const uint32_t registers = ldmatrix_registers(op), rows = ldmatrix_rows(op);
     address_check(x, 0);
     uint8_t* pointers[32] = {};
@@ -354,9 +358,9 @@ void Engine::matrix_fragment(Exec& x) {
     const bool write = in.op == Op::stmatrix;
     const Agent agent = agent_of(x.w, current_.row);
     for (uint32_t t = 0; t < rows; ++t) {
-        const uint64_t address = x.value(0, int(t)) + uint64_t(in.m[4]);
+        const uint64_t address = x.value(0, int(t)) + uint64_t(m.offset);
         if (address % kMatrixRowBytes) fail(Check::Misaligned, "row address " + hex(address) + " of thread " + std::to_string(t) + " is not a multiple of 16");
-        const Span s = resolve(x.w, in.m[3] ? Space(in.m[3]) : Space::Generic, address, kMatrixRowBytes, int(t));
+        const Span s = resolve(x.w, m.space, address, kMatrixRowBytes, int(t));
         if (!s.cta) fail(Check::OutOfBounds, "ldmatrix and stmatrix work on shared memory");
         if (write) shared_write_check(s, kMatrixRowBytes);
         races_.shared(agent, *s.cta, s.offset, kMatrixRowBytes, write ? kWrite : 0);
@@ -377,7 +381,7 @@ void Engine::matrix_fragment(Exec& x) {
             for (uint32_t l = 0; bad && l < 32; ++l) {
                 if (!(bad >> l & 1)) continue;
                 const uint32_t row = op.trans ? 2 * (l % 4) : l / 4;
-                Span s = resolve(x.w, in.m[3] ? Space(in.m[3]) : Space::Generic, x.value(0, int((8 * i + row) % rows)) + uint64_t(in.m[4]), 16, 0);
+                Span s = resolve(x.w, m.space, x.value(0, int((8 * i + row) % rows)) + uint64_t(m.offset), 16, 0);
                 std::memset(s.shadow, 0, 16);
             }
         }
@@ -406,13 +410,22 @@ void Engine::note_access(Exec& x) {
     const bool matrix = in.op == Op::ldmatrix || in.op == Op::stmatrix;
     const bool atomic = in.op == Op::atom || in.op == Op::red;
     if (!matrix && !atomic && in.op != Op::ld && in.op != Op::st) return;
+    Space space;
+    int offset;
+    uint32_t bytes, lanes = x.mask;
+    if (matrix) {
+        const mod::Matrix& m = in.as<mod::Matrix>();
+        space = m.space, offset = m.offset, bytes = kMatrixRowBytes;
+        lanes = uint32_t((uint64_t(1) << ldmatrix_rows({m.shape, uint8_t(m.count), m.trans})) - 1);
+    } else {
+        const auto access = [&](const auto& m) { space = m.space, offset = m.offset, bytes = uint32_t(m.count) * element_bytes(in.type); };
+        if (atomic) access(in.as<mod::Atomic>());
+        else access(in.as<mod::Access>());
+    }
     Coalescer shared, global;
     int64_t home = x.w.cta->linear;
-    for_lanes(matrix ? ~0u : x.mask, [&](int l) {
-        const uint64_t address = x.value(0, l) + uint64_t(in.m[matrix ? 4 : 2]);
-        if (matrix && uint32_t(l) >= ldmatrix_rows({MatrixShape(in.m[0]), uint8_t(in.m[1]), bool(in.m[2])})) return;
-        const uint32_t bytes = matrix ? kMatrixRowBytes : uint32_t(in.m[1]) * element_bytes(in.type);
-        const Space space = matrix ? (in.m[3] ? Space(in.m[3]) : Space::Generic) : Space(in.m[0]);
+    for_lanes(lanes, [&](int l) {
+        const uint64_t address = x.value(0, l) + uint64_t(offset);
         const Span s = resolve(x.w, space, address, bytes, l);
         if (s.cta) shared.add(s.offset, bytes), home = s.cta->linear;
         else if (s.space == Space::Global) global.add(s.address, bytes);
@@ -428,13 +441,15 @@ Next Engine::memory(Exec& x) {
         case Op::st: store(x); break;
         case Op::atom: case Op::red: atomic(x); break;
         case Op::fence:
-            if (x.in.m[2]) races_.barrier_init_fence(x.w.clock);
-            else races_.fence(x.w.clock, int(x.in.m[0]), int(x.in.m[1]), x.mask);
+            if (x.in.as<mod::Fence>().barrier_init) races_.barrier_init_fence(x.w.clock);
+            else races_.fence(x.w.clock, int(x.in.as<mod::Fence>().semantics), int(x.in.as<mod::Fence>().scope), x.mask);
             break;
-        case Op::fence_proxy:
-            if (x.in.m[0] == 0) races_.proxy_fence(x.w.clock, int(x.in.m[1]));
-            if (x.in.m[0] == 1) races_.tensormap_fence(x.w.clock, int(x.in.m[2]));
+        case Op::fence_proxy: {
+            const mod::ProxyFence& m = x.in.as<mod::ProxyFence>();
+            if (m.kind == ProxyKind::Async) races_.proxy_fence(x.w.clock, m.global, m.shared);
+            if (m.kind == ProxyKind::Tensormap) races_.tensormap_fence(x.w.clock, int(m.semantics));
             break;
+        }
         case Op::prefetch: case Op::nop: break;
         case Op::createpolicy:
             for_lanes(x.mask, [&](int l) { put<uint64_t>(x.dst(), l, 0x12F0000000000000ull); });
@@ -460,7 +475,7 @@ Next Engine::memory(Exec& x) {
             x.set_valid(0, x.valid(0) == ~0u ? ~0u : 0);
             break;
         case Op::st_bulk: {
-            const Span s = resolve(x.w, Space::Generic, x.value(0, x.first_lane()) + uint64_t(x.in.m[2]), uint32_t(x.value(1, x.first_lane())), 0);
+            const Span s = resolve(x.w, Space::Generic, x.value(0, x.first_lane()) + uint64_t(x.in.as<mod::BulkFill>().offset), uint32_t(x.value(1, x.first_lane())), 0);
             const uint32_t bytes = uint32_t(x.value(1, x.first_lane()));
             shared_write_check(s, bytes);
             races_.shared(agent_of(x.w, current_.row), *s.cta, s.offset, bytes, kWrite);
@@ -470,17 +485,19 @@ Next Engine::memory(Exec& x) {
             break;
         }
         case Op::tensormap_replace: {
+            const mod::MapField& m = x.in.as<mod::MapField>();
             const int l = x.first_lane();
-            const Span s = resolve(x.w, x.in.m[2] ? Space(x.in.m[2]) : Space::Generic, x.value(0, l) + uint64_t(x.in.m[3]), 128, l);
-            tensormap_replace(s.data, TensorMapField(x.in.m[0]), uint32_t(x.in.m[1]), x.value(1, l));
+            const Span s = resolve(x.w, m.space, x.value(0, l) + uint64_t(m.offset), 128, l);
+            tensormap_replace(s.data, m.field, uint32_t(m.ordinal), x.value(1, l));
             effect();
             break;
         }
         case Op::tensormap_cp: {
+            const mod::MapCopy& m = x.in.as<mod::MapCopy>();
             const int l = x.first_lane();
-            const uint32_t bytes = uint32_t(x.in.m[0]);
-            const Span to = resolve(x.w, Space::Generic, x.value(0, l) + uint64_t(x.in.m[1]), bytes, l);
-            const uint64_t from_address = x.value(1, l) + uint64_t(x.in.m[2]);
+            const uint32_t bytes = uint32_t(m.bytes);
+            const Span to = resolve(x.w, Space::Generic, x.value(0, l) + uint64_t(m.to_offset), bytes, l);
+            const uint64_t from_address = x.value(1, l) + uint64_t(m.from_offset);
             const Span from = resolve(x.w, from_address >> 32 ? Space::Generic : Space::Shared, from_address, bytes, l);
             std::memcpy(to.data, from.data, bytes);
             effect();

@@ -1,6 +1,7 @@
 // mma.sync (one warp), ldmatrix, stmatrix, movmatrix. PTX ISA 9.7.14.5. The arithmetic is matmul.hpp's.
 #pragma once
 
+#include "enumerations.hpp"
 #include "fragment.hpp"
 #include "matmul.hpp"
 
@@ -104,18 +105,6 @@ inline void mma_sync_execute(const MmaSyncOp& op, const uint32_t* const* a, cons
     else if (is_integer(op.a_type)) detail::mma_compute<int32_t>(op, a, b, c, d);
     else detail::mma_compute<float>(op, a, b, c, d);
 }
-
-// Matrix shapes of ldmatrix and stmatrix; the address of each row comes from one thread, row i of matrix j from thread
-// (rows per matrix) * j + i.
-enum class MatrixShape : uint8_t {
-    M8N8B16,        // ld, st
-    M16N8B8,        // st.trans; 8 rows of 16 bytes in shared memory
-    M16N16B8,       // ld.trans; 16 rows
-    M8N16B6,        // ld of 6-bit elements (b6x16_p32) to 8-bit containers
-    M8N16B4,        // ld of 4-bit elements (b4x16_p64)
-    M16N16B6,       // the same, .trans
-    M16N16B4,
-};
 
 struct LdMatrixOp { MatrixShape shape; uint8_t num; bool trans; };
 

@@ -4,13 +4,11 @@
 #include <cstring>
 #include <type_traits>
 
+#include "enumerations.hpp"
 #include "float_formats.hpp"
 #include "smem_desc.hpp"
 
 namespace fa4 {
-
-// Element types of matrix instructions.
-enum class MmaType : uint8_t { F16, BF16, TF32, F64, E4M3, E5M2, S8, U8, S4, U4, B1, F32, S32, E2M1, E2M3, E3M2 };
 
 // How an element type narrower than 8 bits is stored.
 enum class Packing : uint8_t {

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "modifiers.hpp"
+
 namespace fa4 {
 
 inline std::string hex(uint64_t v) {
@@ -14,47 +16,6 @@ inline std::string hex(uint64_t v) {
     std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
     return text;
 }
-
-// clang-format off
-#define FA4_OPS(X) \
-    /* moves and bits */ \
-    X(mov) X(pack) X(unpack) X(add) X(sub) X(mul_lo) X(mul_hi) X(mul_wide) X(mad_lo) X(mad_hi) X(mad_wide) \
-    X(mul24_lo) X(mul24_hi) X(sad) X(div) X(rem) X(abs) X(neg) X(min) X(max) X(popc) X(clz) X(bfind) X(brev) \
-    X(bfe) X(bfi) X(szext) X(bmsk) X(dp4a) X(dp2a) X(addc) X(subc) X(madc_lo) X(madc_hi) X(fns) \
-    X(and_) X(or_) X(xor_) X(not_) X(cnot) X(shl) X(shr) X(shf_l) X(shf_r) X(lop3) X(prmt) \
-    X(setp) X(set) X(selp) X(slct) X(cvt) X(cvt_pack) X(cvt_unpack) X(cvt_pack_int) X(isspacep) X(to_generic) X(from_generic) \
-    /* floating point */ \
-    X(fadd) X(fsub) X(fmul) X(ffma) X(fdiv) X(fmin) X(fmax) X(fabs) X(fneg) X(rcp) X(sqrt) X(rsqrt) X(sin) X(cos) \
-    X(lg2) X(ex2) X(tanh) X(copysign) X(testp) \
-    /* control */ \
-    X(bra) X(brx) X(exit) X(trap) X(nop) X(nanosleep) X(setmaxnreg) \
-    /* warp */ \
-    X(shfl) X(vote) X(ballot) X(match_any) X(match_all) X(activemask) X(elect) X(redux) X(warpsync) X(clock) \
-    /* memory */ \
-    X(ld) X(st) X(atom) X(red) X(fence) X(fence_proxy) X(prefetch) X(createpolicy) X(mapa) X(getctarank) \
-    X(ldmatrix) X(stmatrix) X(movmatrix) X(mma_sync) X(st_async) X(red_async) X(st_bulk) \
-    X(tensormap_replace) X(tensormap_cp) \
-    /* barriers */ \
-    X(bar_sync) X(bar_arrive) X(bar_red) X(cluster_arrive) X(cluster_wait) \
-    X(mbar_init) X(mbar_inval) X(mbar_arrive) X(mbar_arrive_drop) X(mbar_expect_tx) X(mbar_complete_tx) \
-    X(mbar_test_wait) X(mbar_try_wait) X(mbar_pending_count) \
-    /* asynchronous copies */ \
-    X(cp_async) X(cp_async_commit) X(cp_async_wait) X(cp_async_mbar) \
-    X(bulk_g2s) X(bulk_s2g) X(bulk_s2s) X(bulk_red) X(bulk_red_s2s) X(bulk_commit) X(bulk_wait) \
-    X(tma_load) X(tma_store) X(tma_red) \
-    X(griddep_wait) X(griddep_launch) X(clc_try_cancel) X(clc_is_canceled) X(clc_first_ctaid) \
-    /* tensor cores */ \
-    X(tmem_alloc) X(tmem_dealloc) X(tmem_relinquish) X(tmem_ld) X(tmem_st) X(tmem_wait) X(tmem_fence) \
-    X(tmem_cp) X(tmem_shift) X(umma) X(umma_commit) \
-    X(wgmma_fence) X(wgmma) X(wgmma_commit) X(wgmma_wait)
-// clang-format on
-
-enum class Op : uint16_t {
-#define X(name) name,
-    FA4_OPS(X)
-#undef X
-        count
-};
 
 // clang-format off
 #define FA4_TYPES(X) \
@@ -69,8 +30,6 @@ enum class Type : uint8_t {
 #undef X
         count
 };
-
-enum class Space : uint8_t { Generic, Global, Shared, SharedCluster, Local, Param, Const };
 
 // Generic addresses: global memory is host memory at its own addresses; the other windows lie above.
 constexpr uint64_t kSharedBase = 0x0100000000000000ull;
@@ -102,7 +61,14 @@ struct Instr {
     bool sync = false;          // needs its member lanes together
     Operand guard;
     uint32_t first = 0, count = 0;  // operands
-    int64_t m[8] = {};              // modifiers and immediates, by opcode
+    mod::Modifiers modifiers;
+
+    // Its modifiers, by the record that modifiers.hpp gives the operation.
+    template <class M>
+    const M& as() const {
+        if (mod::kRecordOf[size_t(op)] != M::kRecord) throw std::logic_error("an instruction was read by another one's modifiers");
+        return *reinterpret_cast<const M*>(modifiers.bytes);
+    }
 };
 
 // Preset registers: filled when a warp starts.

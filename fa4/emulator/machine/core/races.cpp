@@ -95,10 +95,10 @@ void Races::meet_lanes(WarpClock& clock) {
     clock.epoch = next_epoch(clock.slot);
 }
 
-void Races::proxy_fence(WarpClock& clock, int spaces) {
+void Races::proxy_fence(WarpClock& clock, bool global, bool shared) {
     if (!enabled) return;
     for (const Via via : {kAsyncGlobal, kAsyncShared, kBarrierInit}) {
-        if (!(spaces & (via == kAsyncGlobal ? 1 : 6))) continue;
+        if (!(via == kAsyncGlobal ? global : shared)) continue;
         clock.order.via[via].join(clock.order.seen);
         clock.order.via[via].set(clock.slot, clock.epoch);
     }

@@ -71,7 +71,7 @@ public:
     void acquire_relaxed(WarpClock& clock, const Order& from);
     void sync_lanes(WarpClock& clock);
     void meet_lanes(WarpClock& clock);
-    void proxy_fence(WarpClock& clock, int spaces);
+    void proxy_fence(WarpClock& clock, bool global, bool shared);
     void barrier_init_fence(WarpClock& clock);
     void tensormap_fence(WarpClock& clock, int semantics);
     void tensor_fence(WarpClock& clock, bool after);

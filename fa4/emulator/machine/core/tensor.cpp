@@ -37,25 +37,25 @@ void Engine::check_operands(const AsyncOp& op, Cta* const* ctas, const Footprint
 }
 
 void Engine::umma(Exec& x) {
-    const Instr& in = x.in;
+    const mod::Umma& m = x.in.as<mod::Umma>();
     for (uint32_t i = 0; i < 5; ++i)
         if (x.mask & ~x.valid(i) && config_.check_poison) note(Check::Uninitialized, "an operand of tcgen05.mma was never given a value");
     for_lanes(x.mask, [&](int l) {
         UmmaOp u{};
-        u.kind = MmaKind(in.m[1]);
-        u.cta_group = uint8_t(in.m[0]);
-        u.a_in_tmem = in.m[2] & 1;
-        u.weight_stationary = in.m[2] & 2;
-        u.scale_vector = uint8_t(in.m[3]);
-        u.scale_d = in.m[4] < 0 ? 0 : uint8_t(in.m[4]);
-        u.d_tmem = uint32_t(x.value(0, l) + uint64_t(in.m[5]));
-        if (u.a_in_tmem) u.a_tmem = uint32_t(x.value(1, l) + uint64_t(in.m[6]));
+        u.kind = m.kind;
+        u.cta_group = uint8_t(m.group);
+        u.a_in_tmem = m.a_in_tmem;
+        u.weight_stationary = m.stationary;
+        u.scale_vector = uint8_t(m.scale_vector);
+        u.scale_d = uint8_t(m.scale_d);
+        u.d_tmem = uint32_t(x.value(0, l) + uint64_t(m.d_offset));
+        if (u.a_in_tmem) u.a_tmem = uint32_t(x.value(1, l) + uint64_t(m.a_offset));
         else u.a_desc = x.value(1, l);
         u.b_desc = x.value(2, l);
         u.idesc = uint32_t(x.value(3, l));
         u.accumulate = x.pred(4) >> l & 1;
         if (x.has(5)) u.scale_a_tmem = uint32_t(x.value(5, l)), u.scale_b_tmem = uint32_t(x.value(6, l));
-        if (in.m[2] & 4)
+        if (m.lanes)
             for (uint32_t i = 0; 7 + i < x.sources() && i < 8; ++i) u.disable_lane[i] = uint32_t(x.value(7 + i, l));
         Cta& cta = *x.w.cta;
         std::array<Cta*, 2> ctas = {&cta, &cta};
@@ -104,10 +104,10 @@ void Engine::umma(Exec& x) {
 }
 
 void Engine::umma_commit(Exec& x) {
-    const Instr& in = x.in;
+    const mod::UmmaCommit& m = x.in.as<mod::UmmaCommit>();
     for_lanes(x.mask, [&](int l) {
         uint32_t offset;
-        Cta& home = shared_cta(x.w, in.m[2] ? Space::SharedCluster : Space::Generic, x.value(0, l) + uint64_t(in.m[1]), offset);
+        Cta& home = shared_cta(x.w, m.space == Space::Generic ? Space::Generic : Space::SharedCluster, x.value(0, l) + uint64_t(m.offset), offset);
         std::vector<Cta*> targets = {&home};
         if (x.has(1)) {
             targets.clear();
@@ -117,7 +117,7 @@ void Engine::umma_commit(Exec& x) {
         }
         if (x.w.timed)
             for (const Cta* cta : targets) x.w.timed->note(Timed::Commit, cta->linear, offset);
-        AsyncPtr op = make_tensor_op(x, "tcgen05.commit", l, TensorKind::Commit, uint32_t(in.m[0]));
+        AsyncPtr op = make_tensor_op(x, "tcgen05.commit", l, TensorKind::Commit, uint32_t(m.group));
         AsyncOp* self = op.get();
         op->steps.push_back([this, self, targets, offset] {
             for (Cta* cta : targets) arrive(*cta, offset, *self);
@@ -128,15 +128,15 @@ void Engine::umma_commit(Exec& x) {
 
 void Engine::mma_sync(Exec& x) {
     const Instr& in = x.in;
-    const auto type = [&](int i) { return MmaType(in.m[3] >> (8 * i) & 0xFF); };
+    const mod::MmaSync& m = in.as<mod::MmaSync>();
     MmaSyncOp op{};
-    op.m = uint16_t(in.m[0]), op.n = uint16_t(in.m[1]), op.k = uint16_t(in.m[2]);
-    op.d_type = type(0), op.a_type = type(1), op.b_type = type(2), op.c_type = type(3);
-    op.saturate = in.m[4] & 1;
-    op.containers = in.m[4] & 8;
+    op.m = uint16_t(m.m), op.n = uint16_t(m.n), op.k = uint16_t(m.k);
+    op.d_type = m.d_type, op.a_type = m.a_type, op.b_type = m.b_type, op.c_type = m.c_type;
+    op.saturate = m.satfinite;
+    op.containers = m.containers;
     op.arch = config_.arch;
-    if (in.m[4] & 6) stop(Check::UnknownInstruction, "mma.sync with A column-major or B row-major");
-    const uint32_t na = in.m[5] & 0xFF, nb = in.m[5] >> 8 & 0xFF, nc = in.m[5] >> 16 & 0xFF, nd = in.ndst;
+    if (m.a_columns || m.b_rows) stop(Check::UnknownInstruction, "mma.sync with A column-major or B row-major");
+    const uint32_t na = uint32_t(m.a_registers), nb = uint32_t(m.b_registers), nc = uint32_t(m.c_registers), nd = in.ndst;
     const bool wide = op.d_type == MmaType::F64;
     // binary64 registers are split into the two words that the unit expects.
     std::vector<std::array<uint32_t, 32>> words;
@@ -192,7 +192,7 @@ Next Engine::tensor(Exec& x) {
         case Op::tmem_relinquish: x.w.cta->relinquished = true; break;
         case Op::tmem_ld: case Op::tmem_st: tmem_ld_st(x); break;
         case Op::tmem_wait: {
-            if (x.in.m[0] == 0) {
+            if (!x.in.as<mod::TmemWait>().stores) {
                 settle_load(x.w, -1);
                 break;
             }
@@ -203,7 +203,7 @@ Next Engine::tensor(Exec& x) {
             x.w.tmem_ops[1].clear();
             break;
         }
-        case Op::tmem_fence: races_.tensor_fence(x.w.clock, x.in.m[0]); break;
+        case Op::tmem_fence: races_.tensor_fence(x.w.clock, x.in.as<mod::TmemFence>().after); break;
         case Op::tmem_cp: case Op::tmem_shift: tmem_copy_shift(x); break;
         case Op::umma: umma(x); break;
         case Op::umma_commit: umma_commit(x); break;

@@ -16,6 +16,7 @@
 
 #include <cstring>
 
+#include "enumerations.hpp"
 #include "footprint.hpp"
 
 namespace fa4 {
@@ -102,11 +103,6 @@ inline TensorMap decode_tensormap(const uint8_t* map128) {
 
 // tensormap.replace: writes one field, in place. `ordinal` selects the dimension of the fields that have one (for
 // GlobalStride, 0 is the stride of dimension 1); values are those of the instruction's operand.
-enum class TensorMapField : uint8_t {
-    GlobalAddress, Rank, BoxDim, GlobalDim, GlobalStride, ElementStride, ElemType, Interleave, SwizzleMode,
-    SwizzleAtomicity, FillMode,
-};
-
 inline void tensormap_replace(uint8_t* map128, TensorMapField field, uint32_t ordinal, uint64_t value) {
     uint32_t words[detail::kMapWords];
     std::memcpy(words, map128, sizeof words);

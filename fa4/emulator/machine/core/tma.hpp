@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "enumerations.hpp"
 #include "float_formats.hpp"
 #include "tensormap.hpp"
 
@@ -219,8 +220,6 @@ inline void tma_store_piece(const TensorMap& map, const TmaPiece& piece, const u
         throw UnitError(Fault::Unsupported, "tensor store of 6-bit elements (b6p2x16) is not modelled");
     if (!piece.fill) std::memcpy(reinterpret_cast<uint8_t*>(piece.global), shared_base + piece.shared, piece.bytes);
 }
-
-enum class ReduceOp : uint8_t { Add, Min, Max, Inc, Dec, And, Or, Xor };
 
 namespace detail {
 

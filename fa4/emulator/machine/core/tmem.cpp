@@ -54,13 +54,14 @@ void Engine::check_tmem(const Cta& cta, const TmemRect& r) {
 
 Next Engine::tmem_alloc(Exec& x) {
     Cta& cta = *x.w.cta;
+    const mod::TmemAlloc& m = x.in.as<mod::TmemAlloc>();
     if (!config_.has_tmem) stop(Check::UnknownInstruction, "this chip has no tensor memory");
     const uint32_t columns = uint32_t(x.value(1, x.first_lane()));
     if (columns < 32 || columns > kTmemColumns || (columns & (columns - 1)))
         fail(Check::TmemMisuse, "tcgen05.alloc of " + std::to_string(columns) + " columns: expected a power of two in 32..512");
     if (cta.relinquished) fail(Check::TmemMisuse, "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
     Cta* peer = nullptr;
-    if (x.in.m[0] == 2) {       // collective: both CTAs of the pair get the same columns, once both have come
+    if (m.group == 2) {       // collective: both CTAs of the pair get the same columns, once both have come
         if ((cta.rank ^ 1) >= cta.cluster->ctas.size()) fail(Check::TmemMisuse, "cta_group::2 without a peer CTA");
         peer = cta.cluster->ctas[cta.rank ^ 1].get();
     }
@@ -86,8 +87,8 @@ Next Engine::tmem_alloc(Exec& x) {
         x.f.poll_epoch = epoch_;
         return Next::Stay;
     }
-    const uint64_t address = x.value(0, x.first_lane()) + uint64_t(x.in.m[1]);
-    const Span s = resolve(x.w, x.in.m[2] ? Space(x.in.m[2]) : Space::Generic, address, 4, x.first_lane());
+    const uint64_t address = x.value(0, x.first_lane()) + uint64_t(m.offset);
+    const Span s = resolve(x.w, m.space, address, 4, x.first_lane());
     shared_write_check(s, 4);
     races_.shared(agent_of(x.w, current_.row), *s.cta, s.offset, 4, kWrite);
     std::memcpy(s.data, &start, 4);
@@ -115,7 +116,8 @@ void Engine::tmem_ld_st(Exec& x) {
     Warp& w = x.w;
     const bool is_load = x.in.op == Op::tmem_ld;
     if (x.mask & ~x.valid(0) && config_.check_poison) note(Check::Uninitialized, "the TMEM address was never given a value");
-    TmemAccess access{TmemShape(x.in.m[0]), uint16_t(x.in.m[1]), bool(x.in.m[2]), uint32_t(x.value(0, x.first_lane()) + uint64_t(x.in.m[3])), uint32_t(x.in.m[4])};
+    const mod::TmemMove& m = x.in.as<mod::TmemMove>();
+    TmemAccess access{m.shape, uint16_t(m.repeat), m.pack16, uint32_t(x.value(0, x.first_lane()) + uint64_t(m.offset)), uint32_t(m.split)};
     for_lanes(x.mask, [&](int l) {
         if (x.value(0, l) != x.value(0, x.first_lane())) fail(Check::IllegalInstruction, "the TMEM address differs among the lanes of the warp");
     });
@@ -194,18 +196,19 @@ void Engine::tmem_ld_st(Exec& x) {
 
 void Engine::tmem_copy_shift(Exec& x) {
     const Instr& in = x.in;
+    const bool copy = in.op == Op::tmem_cp;
+    const uint32_t group = uint32_t(copy ? in.as<mod::TmemCopy>().group : in.as<mod::TmemShift>().group);
     for_lanes(x.mask, [&](int l) {
         Cta& cta = *x.w.cta;
         std::array<Cta*, 2> ctas = {&cta, &cta};
-        if (in.m[0] == 2) ctas = {cta.cluster->ctas.at(cta.rank & ~1u).get(), cta.cluster->ctas.at(cta.rank | 1).get()};
-        const uint32_t address = uint32_t(x.value(0, l) + uint64_t(in.m[1]));
-        AsyncPtr op = in.op == Op::tmem_cp ? make_tensor_op(x, "tcgen05.cp", l, TensorKind::Copy, uint32_t(in.m[0]))
-                                           : make_tensor_op(x, "tcgen05.shift", l, TensorKind::Shift, uint32_t(in.m[0]));
+        if (group == 2) ctas = {cta.cluster->ctas.at(cta.rank & ~1u).get(), cta.cluster->ctas.at(cta.rank | 1).get()};
+        const uint32_t address = uint32_t(x.value(0, l) + uint64_t(copy ? in.as<mod::TmemCopy>().offset : in.as<mod::TmemShift>().offset));
+        AsyncPtr op = copy ? make_tensor_op(x, "tcgen05.cp", l, TensorKind::Copy, group)
+                                           : make_tensor_op(x, "tcgen05.shift", l, TensorKind::Shift, group);
         AsyncOp* self = op.get();
-        const bool copy = in.op == Op::tmem_cp;
         TmemCopyOp c{};
-        TmemShiftOp s{uint8_t(in.m[0]), address};
-        if (copy) c = {TmemCopyShape(in.m[2]), TmemCopyFormat(in.m[3]), uint8_t(in.m[0]), address, x.value(1, l)};
+        TmemShiftOp s{uint8_t(group), address};
+        if (copy) c = {in.as<mod::TmemCopy>().shape, in.as<mod::TmemCopy>().format, uint8_t(group), address, x.value(1, l)};
         op->steps.push_back([this, self, copy, c, s, ctas] {
             Footprint footprint;
             copy ? tmem_copy_footprint(c, footprint) : tmem_shift_footprint(s, footprint);

@@ -4,12 +4,11 @@
 
 #include <cstring>
 
+#include "enumerations.hpp"
 #include "footprint.hpp"
 #include "smem_desc.hpp"
 
 namespace fa4 {
-
-enum class TmemShape : uint8_t { S16x64b, S16x128b, S16x256b, S32x32b, S16x32bx2 };
 
 // One warp-wide tcgen05.ld or tcgen05.st.
 struct TmemAccess {
@@ -117,9 +116,6 @@ inline void tmem_store(const TmemAccess& a, uint32_t* tmem, const uint32_t* cons
 }
 
 // tcgen05.cp shapes; 64x128b comes with the warp pairs that share a half: .warpx2::02_13 or .warpx2::01_23.
-enum class TmemCopyShape : uint8_t { S128x256b, S4x256b, S128x128b, S64x128b_02_13, S64x128b_01_23, S32x128b_x4 };
-enum class TmemCopyFormat : uint8_t { None, B4x16Pad64, B6x16Pad32 };   // decompressed to 8-bit containers
-
 // tcgen05.cp: shared memory to TMEM. With cta_group 2 each CTA of the pair copies from its own shared memory.
 // The source is K-major: a line of the descriptor's layout is a row, a chunk 128 bits of it.
 struct TmemCopyOp {

@@ -10,12 +10,11 @@
 
 #include <cmath>
 
+#include "enumerations.hpp"
 #include "matmul.hpp"
 #include "operand.hpp"
 
 namespace fa4 {
-
-enum class MmaKind : uint8_t { F16, TF32, F8F6F4, I8, MXF8F6F4, MXF4, MXF4NVF4 };
 
 // One tcgen05.mma instruction with its operands' values.
 struct UmmaOp {

@@ -21,7 +21,7 @@ Next Engine::wgmma(Exec& x) {
             w.wgmma_open.clear();
             return Next::Advance;
         case Op::wgmma_wait: {
-            const size_t keep = size_t(in.m[0]);
+            const size_t keep = size_t(in.as<mod::WgmmaWait>().keep);
             for (size_t i = 0; i + keep < w.wgmma_groups.size(); ++i)
                 for (AsyncPtr& op : w.wgmma_groups[i])
                     if (op->steps.empty() && op->next == 0 && op->registers.empty()) {      // not issued by all warps yet
@@ -46,7 +46,8 @@ Next Engine::wgmma(Exec& x) {
         }
         default: break;
     }
-    const bool a_in_registers = in.m[2] & 1;
+    const mod::Wgmma& m = in.as<mod::Wgmma>();
+    const bool a_in_registers = m.a_in_registers;
     const uint32_t nd = in.ndst, na = a_in_registers ? x.sources() - 2 : 1;
     if (cta.warpgroups.size() <= group) {
         cta.warpgroups.resize(group + 1);
@@ -89,14 +90,13 @@ Next Engine::wgmma(Exec& x) {
     ++cta.warpgroup_base[group];
 
     WgmmaOp g{};
-    const auto type = [&](int i) { return MmaType(in.m[1] >> (8 * i) & 0xFF); };
-    g.d_type = type(0), g.a_type = type(1), g.b_type = type(2);
-    g.n = uint16_t(in.m[0]);
+    g.d_type = m.d_type, g.a_type = m.a_type, g.b_type = m.b_type;
+    g.n = uint16_t(m.n);
     g.a_in_registers = a_in_registers;
     g.accumulate = slot->accumulate;
-    g.negate_a = in.m[2] & 2, g.negate_b = in.m[2] & 4;
-    g.mn_major_a = in.m[2] & 8, g.mn_major_b = in.m[2] & 16;
-    g.saturate = in.m[2] & 32;
+    g.negate_a = m.negate_a, g.negate_b = m.negate_b;
+    g.mn_major_a = m.a_mn_major, g.mn_major_b = m.b_mn_major;
+    g.saturate = m.satfinite;
     g.a_desc = slot->a_desc, g.b_desc = slot->b_desc;
     counters.mma_flops += 2ull * 64 * g.n * wgmma_k(g);
     std::vector<Operand> operands(x.ops, x.ops + in.count);

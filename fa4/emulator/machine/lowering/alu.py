@@ -8,8 +8,10 @@ from __future__ import annotations
 from fa4.emulator.machine.lowering.lower import (
     NO_OPERAND,
     ROUNDINGS,
+    SPACES,
     Instruction,
     Lowering,
+    Modifiers,
     Mods,
     Pair,
     Vector,
@@ -18,23 +20,20 @@ from fa4.emulator.machine.lowering.lower import (
 from fa4.emulator.machine.ptx import TYPE_BITS
 
 FLOATS = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "f32x2"}
-COMPARISONS = {name: code for code, name in enumerate(
-    ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"))}  # fmt: skip
-COMPARISONS.update({"lo": 2, "ls": 3, "hi": 4, "hs": 5})
-BOOLEANS = {"and": 1, "or": 2, "xor": 3}
+COMPARISONS = {name: name.capitalize() for name in (
+    "eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")}  # fmt: skip
+COMPARISONS.update({"lo": "Lt", "ls": "Le", "hi": "Gt", "hs": "Ge"})
+VOTES = {"all": "All", "any": "Any", "uni": "Uniform"}
+BOOLEANS = {"and": "And", "or": "Or", "xor": "Xor"}
 
 
-def _float_mods(mods: Mods) -> list[int]:
-    """m: rounding, ftz, saturation (1 sat, 2 relu), flags (1 NaN, 2 xorsign.abs, 4 approx, 8 full)."""
-    rounding = mods.rounding()
-    ftz = mods.has("ftz")
-    saturation = 1 if mods.has("sat") else 2 if mods.has("relu") else 0
-    flags = (1 if mods.has("NaN") else 0) | (4 if mods.has("approx") else 0) | (8 if mods.has("full") else 0)
-    if mods.has("xorsign"):
-        if not mods.has("abs"):
-            raise mods.unknown(".xorsign goes with .abs")
-        flags |= 2
-    return [rounding, int(ftz), saturation, flags]
+def _float_mods(mods: Mods) -> Modifiers:
+    mods.has("approx"), mods.has("full")
+    xorsign = mods.has("xorsign")
+    if xorsign and not mods.has("abs"):
+        raise mods.unknown(".xorsign goes with .abs")
+    flags = {name.lower(): mods.has(name) for name in ("ftz", "sat", "relu", "NaN")}
+    return {"rounding": mods.rounding(), "xorsign": xorsign, **flags}
 
 
 @handles("mov", "cvta")
@@ -54,34 +53,32 @@ def _mov(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 
 def _cvta(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """to_generic / from_generic, m: space."""
     to = mods.has("to")
     space = mods.take_prefix("param") or mods.take_prefix("shared") or mods.need("global", "local", "const")
     type_ = mods.type()
     mods.finish()
     dst, src = ins.operands
-    code = {"global": 1, "const": 1, "local": 4, "param": 5}.get(space.split("::")[0], 2)
-    low.emit("from_generic" if to else "to_generic", type_, [low.dst(dst)], [low.src(src, type_)], [code])
+    name = "from_generic" if to else "to_generic"
+    windows = {"global": "Global", "const": "Global", "local": "Local", "param": "Param"}
+    window = windows.get(space.split("::")[0], "Shared")
+    low.emit(name, type_, [low.dst(dst)], [low.src(src, type_)], space=window)
 
 
 @handles("isspacep")
 def _isspacep(low: Lowering, ins: Instruction, mods: Mods) -> None:
     space = mods.left.pop()
     mods.finish()
-    code = {"global": 1, "shared": 2, "shared::cta": 2, "shared::cluster": 3, "local": 4, "param": 5, "const": 6}[
-        space.replace("param::entry", "param")
-    ]
-    low.emit("isspacep", "u64", [low.dst(ins.operands[0])], [low.src(ins.operands[1], "u64")], [code])
+    low.emit("isspacep", "u64", [low.dst(ins.operands[0])], [low.src(ins.operands[1], "u64")], space=SPACES[space])
 
 
 def _carries(low: Lowering, ins: Instruction, mods: Mods, op: str, type_: str, reads: bool) -> None:
-    """addc, subc, madc: m = reads carry, writes carry. The carry is a hidden predicate, the last source/destination."""
+    """addc, subc, madc. The carry is a hidden predicate, the last source/destination."""
     writes = mods.has("cc")
     mods.finish()
     carry = low.carry_register()
     dst = [low.dst(ins.operands[0]), carry if writes else NO_OPERAND]
     src = [low.src(o, type_) for o in ins.operands[1:]]
-    low.emit(op, type_, dst, [*src, carry if reads else NO_OPERAND], [int(reads), int(writes)])
+    low.emit(op, type_, dst, [*src, carry if reads else NO_OPERAND], reads=reads, writes=writes)
 
 
 @handles("add", "sub", "addc", "subc")
@@ -96,7 +93,7 @@ def _add(low: Lowering, ins: Instruction, mods: Mods) -> None:
         return _float_arithmetic(low, ins, mods, type_, {"add": "fadd", "sub": "fsub"}[name])
     sat = mods.has("sat")
     mods.finish()
-    low.emit(name, type_, [low.dst(ins.operands[0])], [low.src(o, type_) for o in ins.operands[1:]], [int(sat)])
+    low.emit(name, type_, [low.dst(ins.operands[0])], [low.src(o, type_) for o in ins.operands[1:]], sat=sat)
 
 
 def _float_arithmetic(low: Lowering, ins: Instruction, mods: Mods, type_: str, op: str) -> None:
@@ -111,11 +108,11 @@ def _float_arithmetic(low: Lowering, ins: Instruction, mods: Mods, type_: str, o
     for position, operand in enumerate(operands):
         if mixed and position < len(operands) - 1:
             wide = low.new_register(32)
-            low.emit("cvt", "f32", [wide], [low.src(operand, mixed)], [0, 0, 0], type2=mixed)
+            low.emit("cvt", "f32", [wide], [low.src(operand, mixed)], type2=mixed)
             src.append(wide)
         else:
             src.append(low.src(operand, type_))
-    low.emit(op, type_, [low.dst(ins.operands[0])], src, m)
+    low.emit(op, type_, [low.dst(ins.operands[0])], src, **m)
 
 
 @handles("mul", "mad", "mul24", "mad24", "fma", "madc")
@@ -135,7 +132,7 @@ def _mul(low: Lowering, ins: Instruction, mods: Mods) -> None:
     third = wide[type_] if part == "wide" else type_
     types = [type_, type_, third]
     src = [low.src(o, t) for o, t in zip(ins.operands[1:], types)]
-    low.emit(f"{name}_{part}", type_, [low.dst(ins.operands[0])], src, [int(sat)])
+    low.emit(f"{name}_{part}", type_, [low.dst(ins.operands[0])], src, sat=sat)
 
 
 @handles("div", "rem", "sad", "popc", "clz", "bfind", "brev", "cnot", "and", "or", "xor", "not", "shl", "shr", "fns",
@@ -143,18 +140,18 @@ def _mul(low: Lowering, ins: Instruction, mods: Mods) -> None:
 def _simple(low: Lowering, ins: Instruction, mods: Mods) -> None:
     name = ins.parts[0]
     if name in ("dp4a", "dp2a"):
-        high = 1 if name == "dp2a" and mods.take("lo", "hi") == "hi" else 0
+        high = name == "dp2a" and mods.take("lo", "hi") == "hi"
         btype, atype = mods.type(), mods.type()
         mods.finish()
         src = [low.src(o, "b32") for o in ins.operands[1:]]
-        return low.emit(name, atype, [low.dst(ins.operands[0])], src, [high], type2=btype)
+        return low.emit(name, atype, [low.dst(ins.operands[0])], src, high=high, type2=btype)
     type_ = mods.type()
     if type_ in FLOATS:
         op = {"div": "fdiv", "abs": "fabs", "neg": "fneg", "min": "fmin", "max": "fmax"}[name]
         m = _float_mods(mods)
         mods.finish()
-        return low.emit(op, type_, [low.dst(ins.operands[0])], [low.src(o, type_) for o in ins.operands[1:]], m)
-    flag = int(mods.has("shiftamt") or mods.take("wrap", "clamp") == "wrap" or mods.has("relu"))
+        return low.emit(op, type_, [low.dst(ins.operands[0])], [low.src(o, type_) for o in ins.operands[1:]], **m)
+    shiftamt, wrap, relu = mods.has("shiftamt"), mods.take("wrap", "clamp") == "wrap", mods.has("relu")
     mods.finish()
     types = [type_] * 4
     if name in ("shl", "shr", "szext"):
@@ -167,7 +164,7 @@ def _simple(low: Lowering, ins: Instruction, mods: Mods) -> None:
         types = ["u32", "u32"]
     src = [low.src(o, t) for o, t in zip(ins.operands[1:], types)]
     op = {"and": "and_", "or": "or_", "xor": "xor_", "not": "not_"}.get(name, name)
-    low.emit(op, type_, [low.dst(ins.operands[0])], src, [flag])
+    low.emit(op, type_, [low.dst(ins.operands[0])], src, shiftamt=shiftamt, wrap=wrap, relu=relu)
 
 
 @handles("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "copysign", "testp")
@@ -175,14 +172,15 @@ def _special_functions(low: Lowering, ins: Instruction, mods: Mods) -> None:
     name = ins.parts[0]
     type_ = mods.type()
     if name == "testp":
-        kind = mods.take("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+        kinds = {"finite": "Finite", "infinite": "Infinite", "number": "Number", "notanumber": "NotANumber",
+                 "normal": "Normal", "subnormal": "Subnormal"}  # fmt: skip
+        kind = mods.choose(kinds)
         mods.finish()
-        kinds = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
         dst, src = low.dst(ins.operands[0]), low.src(ins.operands[1], type_)
-        return low.emit("testp", type_, [dst], [src], [kinds.index(kind)])
+        return low.emit("testp", type_, [dst], [src], property=kind)
     m = _float_mods(mods)
     mods.finish()
-    low.emit(name, type_, [low.dst(ins.operands[0])], [low.src(o, type_) for o in ins.operands[1:]], m)
+    low.emit(name, type_, [low.dst(ins.operands[0])], [low.src(o, type_) for o in ins.operands[1:]], **m)
 
 
 @handles("shf")
@@ -192,50 +190,48 @@ def _shf(low: Lowering, ins: Instruction, mods: Mods) -> None:
     mods.type()
     mods.finish()
     src = [low.src(o, "b32") for o in ins.operands[1:]]
-    low.emit(f"shf_{direction}", "b32", [low.dst(ins.operands[0])], src, [int(wrap)])
+    low.emit(f"shf_{direction}", "b32", [low.dst(ins.operands[0])], src, wrap=wrap)
 
 
 @handles("lop3")
 def _lop3(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: truth table, boolean operation of the predicate form (0 none)."""
     boolean = mods.take("or", "and")
     type_ = mods.type()
     mods.finish()
     table = ins.operands[4].value
     src = [low.src(o, type_) for o in ins.operands[1:4]]
     if boolean is None:
-        return low.emit("lop3", type_, [low.dst(ins.operands[0])], src, [table, 0])
+        return low.emit("lop3", type_, [low.dst(ins.operands[0])], src, table=table)
     pair = ins.operands[0]
     dst = [low.dst(pair.first), low.dst(pair.second)]
-    low.emit("lop3", type_, dst, [*src, low.src(ins.operands[5], "pred")], [table, BOOLEANS[boolean]])
+    src.append(low.src(ins.operands[5], "pred"))
+    low.emit("lop3", type_, dst, src, table=table, boolean=BOOLEANS[boolean])
 
 
 @handles("prmt")
 def _prmt(low: Lowering, ins: Instruction, mods: Mods) -> None:
     mods.type()
-    modes = ("", "f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
-    mode = modes.index(mods.take(*modes[1:], default=""))
+    mode = mods.choose({name: name.capitalize() for name in ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")}, "Index")
     mods.finish()
-    low.emit("prmt", "b32", [low.dst(ins.operands[0])], [low.src(o, "b32") for o in ins.operands[1:]], [mode])
+    low.emit("prmt", "b32", [low.dst(ins.operands[0])], [low.src(o, "b32") for o in ins.operands[1:]], mode=mode)
 
 
 @handles("setp", "set")
 def _setp(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: comparison, boolean operation, ftz."""
     type_ = mods.type()
     dtype = mods.type() if ins.parts[0] == "set" else None
-    comparison, boolean = mods.choose(COMPARISONS), mods.choose(BOOLEANS, 0)
+    comparison, boolean = mods.choose(COMPARISONS), mods.choose(BOOLEANS, "None")
     ftz = mods.has("ftz")
     mods.finish()
     if type_.startswith("b") and type_ not in FLOATS:
         type_ = "u" + type_[1:]
     dst, a, b, *rest = ins.operands
     src = [low.src(a, type_), low.src(b, type_)] + [low.src(c, "pred") for c in rest]
-    m = [comparison, boolean, int(ftz)]
+    m: Modifiers = {"comparison": comparison, "boolean": boolean, "ftz": ftz}
     if dtype is not None:
-        return low.emit("set", dtype, [low.dst(dst)], src, m, type2=type_)
+        return low.emit("set", dtype, [low.dst(dst)], src, type2=type_, **m)
     dsts = [low.dst(dst.first), low.dst(dst.second)] if isinstance(dst, Pair) else [low.dst(dst), NO_OPERAND]
-    low.emit("setp", type_, dsts, src, m)
+    low.emit("setp", type_, dsts, src, **m)
 
 
 @handles("selp", "slct")
@@ -248,40 +244,31 @@ def _selp(low: Lowering, ins: Instruction, mods: Mods) -> None:
     ctype, type_ = type_, mods.type()
     ftz = mods.has("ftz")
     mods.finish()
-    low.emit(
-        "slct",
-        type_,
-        [low.dst(dst)],
-        [low.src(a, type_), low.src(b, type_), low.src(c, ctype)],
-        [int(ftz)],
-        type2=ctype,
-    )
+    src = [low.src(a, type_), low.src(b, type_), low.src(c, ctype)]
+    low.emit("slct", type_, [low.dst(dst)], src, type2=ctype, ftz=ftz)
 
 
 @handles("cvt")
 def _cvt(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: rounding, ftz, saturation (1 sat, 2 satfinite) | 4 relu, 1 if rounding to an integer."""
     if mods.has("pack"):
         return _cvt_pack_int(low, ins, mods)
     stype, dtype = mods.type(), mods.type()
     name = mods.take(*ROUNDINGS)
-    rounding = ROUNDINGS[name] if name else int(dtype not in FLOATS and stype not in FLOATS)
-    integer = int(name in ("rni", "rzi", "rmi", "rpi"))
-    ftz = mods.has("ftz")
-    saturation = (1 if mods.has("sat") else 2 if mods.has("satfinite") else 0) | (4 if mods.has("relu") else 0)
+    m: Modifiers = {flag: mods.has(flag) for flag in ("ftz", "sat", "satfinite", "relu")}
+    m["rounding"] = ROUNDINGS[name] if name else "NearestEven" if dtype in FLOATS or stype in FLOATS else "Zero"
+    m["integral"] = name in ("rni", "rzi", "rmi", "rpi")
     mods.has("scaled::n2::ue8m0")
     mods.finish()
-    m = [rounding, int(ftz), saturation, integer]
     dst, *src = ins.operands
     if dtype.endswith("x2") and dtype != "f32x2" and not stype.endswith("x2"):
         element = dtype[:-2]
         sources = [low.src(s, stype) for s in src]
-        return low.emit("cvt_pack", element, [low.dst(dst)], sources, m, type2=stype)
+        return low.emit("cvt_pack", element, [low.dst(dst)], sources, type2=stype, **m)
     if dtype.endswith("x2") and stype.endswith("x2"):
-        return low.emit("cvt_unpack", dtype[:-2], [low.dst(dst)], [low.src(src[0], "b32")], m, type2=stype[:-2])
+        return low.emit("cvt_unpack", dtype[:-2], [low.dst(dst)], [low.src(src[0], "b32")], type2=stype[:-2], **m)
     if dtype.endswith("x4") or stype.endswith("x4") or len(src) != 1:
         raise mods.unknown()
-    low.emit("cvt", dtype, [low.dst(dst)], [low.src(src[0], stype)], m, type2=stype)
+    low.emit("cvt", dtype, [low.dst(dst)], [low.src(src[0], stype)], type2=stype, **m)
 
 
 def _cvt_pack_int(low: Lowering, ins: Instruction, mods: Mods) -> None:
@@ -297,7 +284,7 @@ def _cvt_pack_int(low: Lowering, ins: Instruction, mods: Mods) -> None:
     mods.finish()
     type_, bits = narrow[kind] if kind in narrow else (kind, TYPE_BITS[kind])
     src = [low.src(o, stype) for o in ins.operands[1:3]]
-    low.emit("cvt_pack_int", type_, [low.dst(ins.operands[0])], src + src_c, [bits], type2=stype)
+    low.emit("cvt_pack_int", type_, [low.dst(ins.operands[0])], src + src_c, bits=bits, type2=stype)
 
 
 # Control flow.
@@ -307,7 +294,7 @@ def _cvt_pack_int(low: Lowering, ins: Instruction, mods: Mods) -> None:
 def _bra(low: Lowering, ins: Instruction, mods: Mods) -> None:
     mods.has("uni")
     mods.finish()
-    low.emit("bra", "b32", [], [], [low.kernel.labels[ins.operands[0].name]])
+    low.emit("bra", "b32", [], [], target=low.kernel.labels[ins.operands[0].name])
 
 
 @handles("brx")
@@ -318,7 +305,7 @@ def _brx(low: Lowering, ins: Instruction, mods: Mods) -> None:
     index, targets = ins.operands
     chain = [low.kernel.labels[t.name] for t in targets.items]
     for position, target in enumerate(chain):  # a table of any length: compare and branch, one row per target
-        low.emit("brx", "b32", [], [low.src(index, "u32"), low.const(position, 32)], [target])
+        low.emit("brx", "b32", [], [low.src(index, "u32"), low.const(position, 32)], target=target)
 
 
 @handles("ret", "exit")
@@ -347,11 +334,11 @@ def _nanosleep(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 @handles("setmaxnreg")
 def _setmaxnreg(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: registers per thread, 1 for inc."""
     increase = mods.take("inc", "dec") == "inc"
     mods.has("sync"), mods.has("aligned"), mods.has("u32")
     mods.finish()
-    low.emit("setmaxnreg", "b32", [], [], [ins.operands[0].value, int(increase)], aligned=True, sync=True)
+    registers = ins.operands[0].value
+    low.emit("setmaxnreg", "b32", [], [], registers=registers, grows=increase, aligned=True, sync=True)
 
 
 # Warp-wide instructions. `sync` rows have their member mask as the last source.
@@ -361,12 +348,12 @@ def _setmaxnreg(low: Lowering, ins: Instruction, mods: Mods) -> None:
 def _shfl(low: Lowering, ins: Instruction, mods: Mods) -> None:
     if not mods.has("sync"):
         raise mods.unknown()
-    mode = ("up", "down", "bfly", "idx").index(mods.take("up", "down", "bfly", "idx"))
+    mode = mods.choose({"up": "Up", "down": "Down", "bfly": "Butterfly", "idx": "Index"})
     mods.type()
     mods.finish()
     dst, *src = ins.operands
     dsts = [low.dst(dst.first), low.dst(dst.second)] if isinstance(dst, Pair) else [low.dst(dst), NO_OPERAND]
-    low.emit("shfl", "b32", dsts, [low.src(s, "b32") for s in src], [mode], sync=True)
+    low.emit("shfl", "b32", dsts, [low.src(s, "b32") for s in src], mode=mode, sync=True)
 
 
 @handles("vote", "match", "redux", "elect", "activemask")
@@ -385,27 +372,27 @@ def _warp(low: Lowering, ins: Instruction, mods: Mods) -> None:
         dsts = [low.dst(dst.first), low.dst(dst.second)]
         low.emit("elect", "b32", dsts, [mask], sync=True)
     elif name == "vote":
-        mode = mods.take("all", "any", "uni", "ballot")
+        mode = mods.need("all", "any", "uni", "ballot")
         mods.type()
         mods.finish()
         src = [low.src(ins.operands[1], "pred"), mask]
         if mode == "ballot":
             low.emit("ballot", "b32", [low.dst(dst)], src, sync=True)
         else:
-            low.emit("vote", "pred", [low.dst(dst)], src, [("all", "any", "uni").index(mode)], sync=True)
+            low.emit("vote", "pred", [low.dst(dst)], src, mode=VOTES[mode], sync=True)
     elif name == "match":
-        mode = mods.take("any", "all")
+        mode = mods.need("any", "all")
         type_ = mods.type()
         mods.finish()
         dsts = [low.dst(dst.first), low.dst(dst.second)] if isinstance(dst, Pair) else [low.dst(dst), NO_OPERAND]
         low.emit(f"match_{mode}", type_, dsts, [low.src(ins.operands[1], type_), mask], sync=True)
     else:
-        op = mods.take("add", "min", "max", "and", "or", "xor")
+        op = mods.need("add", "min", "max", "and", "or", "xor").capitalize()
         type_ = mods.type()
-        flags = int(mods.has("abs")) | 2 * int(mods.has("NaN"))
+        flags: Modifiers = {"abs": mods.has("abs"), "nan": mods.has("NaN")}
         mods.finish()
-        code = ("add", "min", "max", "and", "or", "xor").index(op)
-        low.emit("redux", type_, [low.dst(dst)], [low.src(ins.operands[1], type_), mask], [code, flags], sync=True)
+        src = [low.src(ins.operands[1], type_), mask]
+        low.emit("redux", type_, [low.dst(dst)], src, sync=True, operation=op, **flags)
 
 
 @handles("call")

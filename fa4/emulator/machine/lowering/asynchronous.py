@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from fa4.emulator.machine.lowering.lower import (
     NO_OPERAND,
+    SPACES,
     Address,
     Imm,
     Instruction,
     Lowering,
+    Modifiers,
     Mods,
     Register,
     Vector,
     handles,
 )
-from fa4.emulator.machine.lowering.memory import MMA_TYPES, SPACES, space_of, take_hints
-
-REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+from fa4.emulator.machine.lowering.memory import MMA_TYPES, REDUCTIONS, space_of, take_hints
 
 
 @handles("cp", "multimem")
@@ -33,27 +33,25 @@ def _cp(low: Lowering, ins: Instruction, mods: Mods) -> None:
     if mods.has("wait_group"):
         read = mods.has("read")
         mods.finish()
-        return low.emit("bulk_wait", "b32", [], [], [ins.operands[0].value, int(read)])
+        return low.emit("bulk_wait", "b32", [], [], keep=ins.operands[0].value, read=read)
     if mods.has("tensor"):
         return _tensor(low, ins, mods, reduce)
     return _bulk(low, ins, mods, reduce)
 
 
 def _cp_async(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """cp_async m: bytes, destination and source offsets, source form (0 none, 1 src-size, 2 ignore-src).
-    cp_async_wait m: groups that may stay pending. cp_async_mbar m: space, byte offset, noinc."""
     if mods.has("commit_group"):
         return low.emit("cp_async_commit", "b32", [], [])
     if mods.has("wait_all"):
-        return low.emit("cp_async_wait", "b32", [], [], [0, 1])
+        return low.emit("cp_async_wait", "b32", [], [], keep=0, all=True)
     if mods.has("wait_group"):
-        return low.emit("cp_async_wait", "b32", [], [], [ins.operands[0].value, 0])
+        return low.emit("cp_async_wait", "b32", [], [], keep=ins.operands[0].value)
     if mods.has("mbarrier"):
         mods.has("arrive"), mods.has("b64")
         noinc, space = mods.has("noinc"), space_of(mods)
         mods.finish()
         base, offset = low.address(ins.operands[0])
-        return low.emit("cp_async_mbar", "b64", [], [base], [space, offset, int(noinc)])
+        return low.emit("cp_async_mbar", "b64", [], [base], space=space, offset=offset, noinc=noinc)
     policy = take_hints(mods)
     for name in ("shared", "shared::cta", "global"):
         mods.has(name)
@@ -62,11 +60,12 @@ def _cp_async(low: Lowering, ins: Instruction, mods: Mods) -> None:
     if policy:
         operands.pop()
     (dst, dst_offset), (src, src_offset) = low.address(operands[0]), low.address(operands[1])
-    form, extra = 0, NO_OPERAND
+    source, extra = "Whole", NO_OPERAND
     if len(operands) > 3:
         predicate = isinstance(operands[3], Register) and operands[3].type == "pred"
-        form, extra = (2, low.src(operands[3], "pred")) if predicate else (1, low.src(operands[3], "u32"))
-    low.emit("cp_async", "b8", [], [dst, src, extra], [operands[2].value, dst_offset, src_offset, form])
+        source, extra = ("Ignore", low.src(operands[3], "pred")) if predicate else ("Size", low.src(operands[3], "u32"))
+    m: Modifiers = {"bytes": operands[2].value, "to_offset": dst_offset, "from_offset": src_offset, "source": source}
+    low.emit("cp_async", "b8", [], [dst, src, extra], **m)
 
 
 def _directions(mods: Mods) -> tuple[str, str]:
@@ -77,14 +76,13 @@ def _directions(mods: Mods) -> tuple[str, str]:
 
 
 def _bulk(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
-    """m: destination and source offsets, mbarrier offset, multicast, reduction, byte mask given.
-    Sources: destination, source, size, mbarrier, CTA mask (or byte mask)."""
+    """Sources: destination, source, size, mbarrier, CTA mask (or byte mask)."""
     if mods.has("prefetch"):
         return low.emit("prefetch", "b32", [], [])
     policy = mods.has("L2::cache_hint")
     multicast, byte_mask = mods.has("multicast::cluster"), mods.has("cp_mask")
     mods.has("bulk_group"), mods.has("mbarrier::complete_tx::bytes"), mods.has("noftz")
-    op = mods.take(*REDUCTIONS) if reduce else None
+    op = mods.choose(REDUCTIONS) if reduce else "Add"
     type_ = mods.type() if reduce else "b8"
     to, source = _directions(mods)
     mods.finish()
@@ -107,21 +105,13 @@ def _bulk(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
         name = "bulk_g2s"
     else:
         name = "bulk_red_s2s" if reduce else "bulk_s2s"
-    m = [
-        dst_offset,
-        src_offset,
-        bar_offset,
-        int(multicast),
-        REDUCTIONS.index(op) if op else 0,
-        int(byte_mask),
-        SPACES[to],
-    ]
-    low.emit(name, type_, [], [dst, src, size, bar, mask], m)
+    offsets: Modifiers = {"to_offset": dst_offset, "from_offset": src_offset, "barrier_offset": bar_offset}
+    m: Modifiers = {"multicast": multicast, "operation": op, "byte_mask": byte_mask, **offsets}
+    low.emit(name, type_, [], [dst, src, size, bar, mask], **m)
 
 
 def _tensor(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
-    """m: dimensions, shared offset, mbarrier offset, flags (1 multicast, 2 cta_group::2, 4 gather4/scatter4,
-    8 shared::cta), reduction. Sources: shared address, tensor map, mbarrier, CTA mask, five coordinates."""
+    """Sources: shared address, tensor map, mbarrier, CTA mask, five coordinates."""
     prefetch = mods.has("prefetch")
     dims = int(mods.need("1d", "2d", "3d", "4d", "5d")[0])
     policy = mods.has("L2::cache_hint")
@@ -131,8 +121,8 @@ def _tensor(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
     multicast = mods.has("multicast::cluster")
     pair = mods.take("cta_group::1", "cta_group::2") == "cta_group::2"
     mods.has("bulk_group"), mods.has("mbarrier::complete_tx::bytes")
-    op = mods.take(*REDUCTIONS) if reduce else None
-    to, source = _directions(mods)
+    op = mods.choose(REDUCTIONS) if reduce else "Add"
+    _, source = _directions(mods)
     mods.finish()
     if prefetch:
         return low.emit("prefetch", "b32", [], [])
@@ -155,41 +145,35 @@ def _tensor(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
         rest.pop(0)
     if rest:
         raise mods.unknown("operands of im2col mode")
-    flags = int(multicast) | 2 * pair | 4 * four | 8 * (to == "shared::cta")
     name = "tma_load" if load else "tma_red" if reduce else "tma_store"
-    low.emit(
-        name,
-        "b8",
-        [],
-        [base, map_base, bar, mask, *coords],
-        [dims, shared_offset, bar_offset, flags, REDUCTIONS.index(op) if op else 0],
-    )
+    flags: Modifiers = {"multicast": multicast, "pair": pair, "four": four}
+    m: Modifiers = {"rank": dims, "offset": shared_offset, "barrier_offset": bar_offset, "operation": op, **flags}
+    low.emit(name, "b8", [], [base, map_base, bar, mask, *coords], **m)
 
 
 @handles("clusterlaunchcontrol")
 def _clc(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """try_cancel m: result offset, mbarrier offset, multicast. first_ctaid m: dimension or -1 for all."""
     if mods.has("try_cancel"):
         mods.has("async"), mods.has("shared::cta"), mods.has("mbarrier::complete_tx::bytes"), mods.has("b128")
         multicast = mods.has("multicast::cluster::all")
         mods.finish()
         (dst, dst_offset), (bar, bar_offset) = low.address(ins.operands[0]), low.address(ins.operands[1])
-        return low.emit("clc_try_cancel", "b128", [], [dst, bar], [dst_offset, bar_offset, int(multicast)])
+        return low.emit("clc_try_cancel", "b128", [], [dst, bar], offset=dst_offset, barrier_offset=bar_offset,
+                        multicast=multicast)  # fmt: skip
     response = low.src(ins.operands[1], "b128")
     dst = ins.operands[0]
     if mods.has("query_cancel") and mods.has("is_canceled"):
         return low.emit("clc_is_canceled", "pred", [low.dst(dst)], [response])
     which = mods.need_prefix("get_first_ctaid")
     if which == "get_first_ctaid":
-        return low.emit("clc_first_ctaid", "b32", [low.dst(d) for d in dst.items], [response], [-1])
-    low.emit("clc_first_ctaid", "b32", [low.dst(dst)], [response], ["xyz".index(which[-1])])
+        return low.emit("clc_first_ctaid", "b32", [low.dst(d) for d in dst.items], [response], axis=-1)
+    low.emit("clc_first_ctaid", "b32", [low.dst(dst)], [response], axis="xyz".index(which[-1]))
 
 
 # Tensor memory and the fifth-generation tensor core.
 
-KINDS = {"kind::f16": 0, "kind::tf32": 1, "kind::f8f6f4": 2, "kind::i8": 3, "kind::mxf8f6f4": 4, "kind::mxf4": 5,
-         "kind::mxf4nvf4": 6}  # fmt: skip
-SHAPES = {"16x64b": 0, "16x128b": 1, "16x256b": 2, "32x32b": 3, "16x32bx2": 4}
+KINDS = {"kind::" + name: name.upper() for name in ("f16", "tf32", "f8f6f4", "i8", "mxf8f6f4", "mxf4", "mxf4nvf4")}
+SHAPES = {name: "S" + name for name in ("16x64b", "16x128b", "16x256b", "32x32b", "16x32bx2")}
 
 
 @handles("tcgen05")
@@ -198,11 +182,11 @@ def _tcgen05(low: Lowering, ins: Instruction, mods: Mods) -> None:
     ops = ins.operands
     if kind.startswith("fence::"):
         mods.finish()
-        return low.emit("tmem_fence", "b32", [], [], [int(kind == "fence::after_thread_sync")])
+        return low.emit("tmem_fence", "b32", [], [], after=kind == "fence::after_thread_sync")
     if kind.startswith("wait::"):
         mods.has("sync"), mods.has("aligned")
         mods.finish()
-        return low.emit("tmem_wait", "b32", [], [], [int(kind == "wait::st")], aligned=True, sync=True)
+        return low.emit("tmem_wait", "b32", [], [], stores=kind == "wait::st", aligned=True, sync=True)
     if kind in ("ld", "st"):
         return _tmem_ld_st(low, ins, mods, kind)
     group = mods.choose({"cta_group::1": 1, "cta_group::2": 2})
@@ -214,16 +198,17 @@ def _tcgen05(low: Lowering, ins: Instruction, mods: Mods) -> None:
         mods.finish()
         base, offset = low.address(ops[0])
         columns = low.src(ops[1], "u32")
-        return low.emit("tmem_alloc", "b32", [], [base, columns], [group, offset, space], aligned=True, sync=True)
+        return low.emit("tmem_alloc", "b32", [], [base, columns], aligned=True, sync=True,
+                        group=group, offset=offset, space=space)  # fmt: skip
     if kind == "dealloc":
         mods.has("sync"), mods.has("aligned"), mods.has("b32")
         mods.finish()
         src = [low.src(ops[0], "b32"), low.src(ops[1], "u32")]
-        return low.emit("tmem_dealloc", "b32", [], src, [group], aligned=True, sync=True)
+        return low.emit("tmem_dealloc", "b32", [], src, group=group, aligned=True, sync=True)
     if kind == "relinquish_alloc_permit":
         mods.has("sync"), mods.has("aligned")
         mods.finish()
-        return low.emit("tmem_relinquish", "b32", [], [], [group], aligned=True, sync=True)
+        return low.emit("tmem_relinquish", "b32", [], [], group=group, aligned=True, sync=True)
     if kind == "commit":
         multicast = mods.has("multicast::cluster")
         mods.has("mbarrier::arrive::one"), mods.has("b64")
@@ -231,27 +216,28 @@ def _tcgen05(low: Lowering, ins: Instruction, mods: Mods) -> None:
         mods.finish()
         base, offset = low.address(ops[0])
         mask = low.src(ops[1], "b16") if multicast else NO_OPERAND
-        return low.emit("umma_commit", "b64", [], [base, mask], [group, offset, space])
+        return low.emit("umma_commit", "b64", [], [base, mask], group=group, offset=offset, space=space)
     if kind == "cp":
-        shapes = {"128x256b": 0, "4x256b": 1, "128x128b": 2, "64x128b": 3, "32x128b": 5}
+        shapes = {"128x256b": "S128x256b", "4x256b": "S4x256b", "128x128b": "S128x128b", "64x128b": "S64x128b_02_13",
+                  "32x128b": "S32x128b_x4"}  # fmt: skip
         shape = mods.choose(shapes)
         if mods.take_prefix("warpx") == "warpx2::01_23":
-            shape = 4
-        fmt = mods.choose({"b4x16_p64": 1, "b6x16_p32": 2}, 0)
+            shape = "S64x128b_01_23"
+        fmt = mods.choose({"b4x16_p64": "B4x16Pad64", "b6x16_p32": "B6x16Pad32"}, "None")
         mods.has("b8x16")
         mods.finish()
         base, offset = low.address(ops[0])
-        return low.emit("tmem_cp", "b32", [], [base, low.src(ops[1], "b64")], [group, offset, shape, fmt])
+        src = [base, low.src(ops[1], "b64")]
+        return low.emit("tmem_cp", "b32", [], src, group=group, offset=offset, shape=shape, format=fmt)
     if kind == "shift":
         mods.has("down")
         mods.finish()
         base, offset = low.address(ops[0])
-        return low.emit("tmem_shift", "b32", [], [base], [group, offset])
+        return low.emit("tmem_shift", "b32", [], [base], group=group, offset=offset)
     raise mods.unknown()
 
 
 def _tmem_ld_st(low: Lowering, ins: Instruction, mods: Mods, kind: str) -> None:
-    """m: shape, repetition, pack16, address offset, half split offset."""
     if "red" in mods.left or "spcompress" in mods.left:
         raise mods.unknown()
     mods.has("sync"), mods.has("aligned"), mods.has("b32")
@@ -264,18 +250,15 @@ def _tmem_ld_st(low: Lowering, ins: Instruction, mods: Mods, kind: str) -> None:
     base, offset = low.address(ops.pop(0))
     split = ops.pop(0).value if ops else 0
     items = regs.items if isinstance(regs, Vector) else (regs,)
-    m = [shape, num, int(pack), offset, split]
+    m: Modifiers = {"shape": shape, "repeat": num, "pack16": pack, "offset": offset, "split": split}
     if kind == "ld":
-        low.emit("tmem_ld", "b32", [low.dst(i) for i in items], [base], m, aligned=True, sync=True)
+        low.emit("tmem_ld", "b32", [low.dst(i) for i in items], [base], aligned=True, sync=True, **m)
     else:
-        low.emit("tmem_st", "b32", [], [base, *(low.src(i, "b32") for i in items)], m, aligned=True, sync=True)
+        low.emit("tmem_st", "b32", [], [base, *(low.src(i, "b32") for i in items)], aligned=True, sync=True, **m)
 
 
 def _umma(low: Lowering, ins: Instruction, mods: Mods, group: int) -> None:
-    """m: CTA group, kind, flags (1 A in TMEM, 2 weight stationary, 4 disabled lanes given), scale vector size,
-    scale-input-d, offsets of D and A.
-
-    Sources: D, A, B descriptor, instruction descriptor, enable-input-d, scale A, scale B, lanes."""
+    """Sources: D, A, B descriptor, instruction descriptor, enable-input-d, scale A, scale B, lanes."""
     kind = KINDS[mods.need_prefix("kind::")]
     if "sp" in mods.left or "ashift" in mods.left:
         raise mods.unknown()
@@ -285,13 +268,13 @@ def _umma(low: Lowering, ins: Instruction, mods: Mods, group: int) -> None:
     while mods.take_prefix("collector::"):
         pass
     mods.finish()
-    default = {4: 1, 5: 2, 6: 4}.get(kind, 0)
+    default = {"MXF8F6F4": 1, "MXF4": 2, "MXF4NVF4": 4}.get(kind, 0)
     size = {
         "scale_vec::1X": 1,
         "scale_vec::2X": 2,
         "scale_vec::4X": 4,
         "block16": 4,
-        "block32": 1 if kind == 4 else 2,
+        "block32": 1 if kind == "MXF8F6F4" else 2,
         None: default,
     }[vector]
     d, a, b, idesc, *rest = ins.operands
@@ -305,27 +288,27 @@ def _umma(low: Lowering, ins: Instruction, mods: Mods, group: int) -> None:
     if rest and isinstance(rest[0], Vector):
         lanes = [low.src(i, "b32") for i in rest.pop(0).items]
     enable = low.src(rest.pop(0), "pred")
-    scale_d = -1
+    scale_d = 0
     if rest and isinstance(rest[0], Imm):
         scale_d = rest.pop(0).value
     elif rest and stationary:
         rest.pop(0)  # zero-column mask descriptor
         raise mods.unknown("zero-column mask")
-    flags = int(in_tmem) | 2 * stationary | 4 * bool(lanes)
     src = [d_base, a_operand, low.src(b, "b64"), low.src(idesc, "b32"), enable, *scales, *lanes]
-    low.emit("umma", "b32", [], src, [group, kind, flags, size, scale_d, d_offset, a_offset])
+    flags: Modifiers = {"a_in_tmem": in_tmem, "stationary": stationary, "lanes": bool(lanes)}
+    scales_by: Modifiers = {"scale_vector": size, "scale_d": scale_d}
+    low.emit("umma", "b32", [], src, group=group, kind=kind, d_offset=d_offset, a_offset=a_offset, **flags, **scales_by)
 
 
 @handles("wgmma")
 def _wgmma(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: N, types of D, A, B packed, flags (1 A in registers, 2 negate A, 4 negate B, 8 A MN-major, 16 B MN-major,
-    32 satfinite), registers of D. Sources: D, A registers or descriptor, B descriptor, scale-d."""
+    """Sources: D, A registers or descriptor, B descriptor, scale-d."""
     if mods.has("fence"):
         return low.emit("wgmma_fence", "b32", [], [], aligned=True, sync=True)
     if mods.has("commit_group"):
         return low.emit("wgmma_commit", "b32", [], [], aligned=True, sync=True)
     if mods.has("wait_group"):
-        return low.emit("wgmma_wait", "b32", [], [], [ins.operands[0].value], aligned=True, sync=True)
+        return low.emit("wgmma_wait", "b32", [], [], keep=ins.operands[0].value, aligned=True, sync=True)
     if not mods.has("mma_async") or "sp" in mods.left:
         raise mods.unknown()
     mods.has("sync"), mods.has("aligned")
@@ -342,10 +325,13 @@ def _wgmma(low: Lowering, ins: Instruction, mods: Mods) -> None:
     majors = values[2:]
     major_a = bool(majors[0]) if len(majors) == 2 else False
     major_b = bool(majors[-1]) if majors else False
-    flags = int(in_registers) | 2 * negate[0] | 4 * negate[1] | 8 * major_a | 16 * major_b | 32 * saturate
+    flags: Modifiers = {
+        "a_in_registers": in_registers, "negate_a": negate[0], "negate_b": negate[1], "a_mn_major": major_a,
+        "b_mn_major": major_b, "satfinite": saturate,
+    }  # fmt: skip
     dst = [low.dst(i) for i in d.items]
     a_src = [low.src(i, "b32") for i in a.items] if in_registers else [low.src(a, "b64")]
     scale_src = low.const(int(bool(scale.value)), 1) if isinstance(scale, Imm) else low.src(scale, "pred")
-    packed = sum(MMA_TYPES.index(t) << (8 * i) for i, t in enumerate(types))
+    named: Modifiers = dict(zip(("d_type", "a_type", "b_type"), (name.upper() for name in types)))
     src = [*a_src, low.src(b, "b64"), scale_src]
-    low.emit("wgmma", "b32", dst, src, [n, packed, flags, len(dst)], aligned=True, sync=True)
+    low.emit("wgmma", "b32", dst, src, aligned=True, sync=True, n=n, **named, **flags)

@@ -1,8 +1,8 @@
 """Lowering: parsed PTX instructions -> rows of the core's flat table.
 
 A handler per root opcode reads the modifiers it knows; whatever is left over raises UnknownInstruction. Rows carry the
-operation, its type, destinations, sources, and up to eight integers whose meaning belongs to the operation and is
-written down beside each handler.
+operation, its type, destinations, sources, and the operation's modifiers, which `core/modifiers.hpp` names for both
+sides: `Lowering.emit` takes them as keywords, an enumerator by its name.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from fa4.emulator.errors import UnknownInstruction
 from fa4.emulator.machine.ptx import (
@@ -28,6 +29,9 @@ from fa4.emulator.machine.ptx import (
     Vector,
 )  # fmt: skip
 
+T = TypeVar("T")
+Modifiers = dict[str, Any]  # by the names of core/modifiers.hpp
+
 # (kind, word offset, register number or -1, bits, negated); kinds as in program.hpp.
 NO_OPERAND = (0, 0, -1, 0, False)
 
@@ -35,7 +39,8 @@ SHARED_RESERVED = 1024
 PARAM_BASE = 0x0200000000000000
 LOCAL_BASE = 0x0300000000000000
 
-ROUNDINGS = {"rn": 0, "rz": 1, "rm": 2, "rp": 3, "rna": 4, "rni": 0, "rzi": 1, "rmi": 2, "rpi": 3}
+ROUNDINGS = {"rn": "NearestEven", "rz": "Zero", "rm": "Down", "rp": "Up", "rna": "NearestAway",
+             "rni": "NearestEven", "rzi": "Zero", "rmi": "Down", "rpi": "Up"}  # fmt: skip
 
 PRESETS = {
     "tid.x": "TidX", "tid.y": "TidY", "tid.z": "TidZ", "ntid.x": "NtidX", "ntid.y": "NtidY", "ntid.z": "NtidZ",
@@ -53,7 +58,11 @@ PRESETS = {
     "dynamic_smem_size": "DynamicSmemSize", "total_smem_size": "TotalSmemSize", "aggr_smem_size": "AggrSmemSize",
     "tid.w": "Zero", "ntid.w": "Zero", "ctaid.w": "Zero",
 }  # fmt: skip
-CLOCKS = {"clock": 0, "clock_hi": 1, "clock64": 2, "globaltimer": 3, "globaltimer_lo": 4, "globaltimer_hi": 5}
+SPACES = {"global": "Global", "shared": "Shared", "shared::cta": "Shared", "shared::cluster": "SharedCluster",
+          "local": "Local", "param": "Param", "param::entry": "Param", "param::func": "Param",
+          "const": "Const"}  # fmt: skip
+CLOCKS = {"clock": "Clock", "clock_hi": "ClockHigh", "clock64": "Clock64", "globaltimer": "Global",
+          "globaltimer_lo": "GlobalLow", "globaltimer_hi": "GlobalHigh"}  # fmt: skip
 
 
 class Mods:
@@ -92,13 +101,14 @@ class Mods:
             raise self.unknown(f"no .{prefix}...")
         return name
 
-    def choose(self, codes: Mapping[str, int], default: int | str | None = None) -> int:
-        """The code of the name that is there; `default` is a code, or a name that stands when none is there."""
-        name = self.take(*codes) if default is not None else self.need(*codes)
+    def choose(self, meanings: Mapping[str, T], default: T | None = None) -> T:
+        """What the modifier that is there means; without a default one must be there."""
+        name = self.take(*meanings)
         if name is not None:
-            return codes[name]
-        assert default is not None
-        return codes[default] if isinstance(default, str) else default
+            return meanings[name]
+        if default is None:
+            raise self.unknown(f"none of .{', .'.join(meanings)}")
+        return default
 
     def type(self) -> str:
         """The last type modifier."""
@@ -110,9 +120,8 @@ class Mods:
                 return part
         raise self.unknown()
 
-    def rounding(self, default: int = 0) -> int:
-        name = self.take("rn", "rz", "rm", "rp", "rna")
-        return default if name is None else ROUNDINGS[name]
+    def rounding(self) -> str:
+        return ROUNDINGS[self.take("rn", "rz", "rm", "rp", "rna") or "rn"]
 
     def unknown(self, why: str = "") -> UnknownInstruction:
         text = f"unknown instruction: {self.instruction.opcode}"
@@ -135,7 +144,7 @@ class Row:
     type2: int
     dst: list[tuple]
     src: list[tuple]
-    m: list[int]
+    modifiers: list[int]  # in the order of the operation's record
     guard: tuple
     aligned: bool
     sync: bool
@@ -180,6 +189,7 @@ class Lowering:
     def __init__(self, core, module: Module, kernel: Kernel, symbols: dict[str, int]) -> None:
         self.ops: dict[str, int] = core.OPS
         self.types: dict[str, int] = core.TYPES
+        self.fields: dict[str, dict[str, str | dict[str, int]]] = core.MODIFIERS
         self.preset_codes: dict[str, int] = core.PRESETS
         self.module, self.kernel, self.symbols = module, kernel, symbols
         self.layout = shared_layout(module, kernel)
@@ -271,7 +281,7 @@ class Lowering:
             return self.preset(PRESETS[operand.name], 64 if bits == 64 else 32)
         if operand.name in CLOCKS:
             target = self.new_register(64 if operand.name in ("clock64", "globaltimer") else 32)
-            self.emit("clock", "u64" if target[3] == 64 else "u32", [target], [], [CLOCKS[operand.name]])
+            self.emit("clock", "u64" if target[3] == 64 else "u32", [target], [], timer=CLOCKS[operand.name])
             return target
         raise UnknownInstruction(f"unknown special register %{operand.name}")
 
@@ -306,11 +316,11 @@ class Lowering:
         type_: str,
         dst: Sequence[tuple],
         src: Sequence[tuple],
-        m: Sequence[int] = (),
         *,
         type2: str | None = None,
         aligned: bool = False,
         sync: bool = False,
+        **modifiers: Any,
     ) -> None:
         instruction = self.current
         assert instruction is not None
@@ -325,13 +335,31 @@ class Lowering:
                 self.types[type2] if type2 else code,
                 list(dst),
                 list(src),
-                list(m),
+                self.packed(op, modifiers),
                 guard,
                 aligned,
                 sync,
             )
         )
         self.sources.append(self.current_index)
+
+    def packed(self, op: str, given: Modifiers) -> list[int]:
+        """The modifiers of an operation in the order of its record; what is not given is False, 0 or the first
+        enumerator. Raises RuntimeError for a name that the record does not have, or a value that the field cannot be:
+        both are mistakes of a handler, not of the PTX."""
+        fields = self.fields[op]
+        for name in given.keys() - fields.keys():
+            raise RuntimeError(f"{op} has no modifier {name!r}; it has {', '.join(fields) or 'none'}")
+        values = []
+        for name, kind in fields.items():
+            value = given.get(name, 0)
+            if isinstance(kind, dict) and isinstance(value, str) and value in kind:
+                value = kind[value]
+            elif name in given and type(value).__name__ != kind:
+                expected = kind if isinstance(kind, str) else f"one of {', '.join(kind)}"
+                raise RuntimeError(f"{op}: the modifier {name} is {value!r}, expected {expected}")
+            values.append(int(value))
+        return values
 
     def run(self) -> None:
         for index, instruction in enumerate(self.kernel.instructions):
@@ -352,7 +380,7 @@ class Lowering:
         self._define_leftovers()
         for row in self.rows:
             if row.op in (self.ops["bra"], self.ops["brx"]):
-                row.m = [self.row_of[target] for target in row.m]
+                row.modifiers = [self.row_of[target] for target in row.modifiers]
         self.define_unwritten_parts()
         if len(self.rows) == 0 or self.rows[-1].op != self.ops["exit"]:
             self.rows.append(Row(self.ops["exit"], 0, 0, [], [], [], NO_OPERAND, False, False))
@@ -412,6 +440,7 @@ def handles(*names: str):
 
 
 __all__ = [
-    "HANDLERS", "NO_OPERAND", "ROUNDINGS", "Address", "Imm", "Instruction", "Lowering", "Mods", "Negated", "Pair",
-    "Register", "Sink", "Special", "Symbol", "UnknownInstruction", "Vector", "handles",
+    "HANDLERS", "NO_OPERAND", "ROUNDINGS", "SPACES", "Address", "Imm", "Instruction", "Lowering",
+    "Modifiers", "Mods", "Negated", "Pair", "Register", "Sink", "Special", "Symbol",
+    "UnknownInstruction", "Vector", "handles",
 ]  # fmt: skip

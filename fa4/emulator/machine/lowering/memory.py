@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from fa4.emulator.machine.lowering.lower import NO_OPERAND, Address, Imm, Instruction, Lowering, Mods, Vector, handles
+from fa4.emulator.machine.lowering.lower import (
+    NO_OPERAND,
+    SPACES,
+    Address,
+    Imm,
+    Instruction,
+    Lowering,
+    Modifiers,
+    Mods,
+    Vector,
+    handles,
+)  # fmt: skip
 
-SPACES = {"global": 1, "shared": 2, "shared::cta": 2, "shared::cluster": 3, "local": 4, "param": 5, "param::entry": 5,
-          "param::func": 5, "const": 6}  # fmt: skip
-SEMANTICS = {"weak": 0, "volatile": 1, "relaxed": 1, "mmio": 1, "acquire": 2, "release": 4, "acq_rel": 6, "sc": 6}
-SCOPES = {"cta": 0, "cluster": 1, "gpu": 2, "sys": 3}
-ATOMICS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
+SEMANTICS = {"weak": "Weak", "volatile": "Relaxed", "relaxed": "Relaxed", "mmio": "Relaxed", "acquire": "Acquire",
+             "release": "Release", "acq_rel": "AcquireRelease", "sc": "AcquireRelease"}  # fmt: skip
+SCOPES = {"cta": "Cta", "cluster": "Cluster", "gpu": "Gpu", "sys": "Sys"}
+REDUCTIONS = {name: name.capitalize() for name in ("add", "min", "max", "inc", "dec", "and", "or", "xor")}
+PROXIES = {"async": "Async", "tensormap": "Tensormap", "alias": "Alias"}
+ATOMICS = {**REDUCTIONS, "exch": "Exch", "cas": "Cas"}
 CACHE_HINTS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "unified")
 
 
@@ -22,22 +34,21 @@ def take_hints(mods: Mods) -> bool:
     return policy
 
 
-def space_of(mods: Mods, default: int = 0) -> int:
-    name = mods.take(*SPACES)
-    return SPACES[name] if name else default
+def space_of(mods: Mods) -> str:
+    return mods.choose(SPACES, "Generic")
 
 
 @handles("ld", "ldu", "st")
 def _ld_st(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: space, elements, byte offset, semantics (1 relaxed, 2 acquire, 4 release), scope. Source 0 is the address."""
+    """Source 0 is the address."""
     store = ins.parts[0] == "st"
     if store and mods.has("async"):
         return _st_async(low, ins, mods)
     if store and mods.has("bulk"):
         return _st_bulk(low, ins, mods)
-    semantics = mods.choose(SEMANTICS, "weak")
+    semantics = mods.choose(SEMANTICS, "Weak")
     space = space_of(mods)
-    scope = mods.choose(SCOPES, "cta" if semantics != 1 else "sys")
+    scope = mods.choose(SCOPES, "Sys" if semantics == "Relaxed" else "Cta")
     take_hints(mods)
     count = mods.choose({"v2": 2, "v4": 4, "v8": 8}, 1)
     type_ = mods.type()
@@ -47,26 +58,26 @@ def _ld_st(low: Lowering, ins: Instruction, mods: Mods) -> None:
     if len(items) != count:
         raise mods.unknown(f"{len(items)} registers for {count} elements")
     base, offset = low.address(where)
-    m = [space, count, offset, semantics, scope]
+    m: Modifiers = {"space": space, "count": count, "offset": offset, "semantics": semantics, "scope": scope}
     if store:
-        low.emit("st", type_, [], [base, *(low.src(i, type_) for i in items)], m)
+        low.emit("st", type_, [], [base, *(low.src(i, type_) for i in items)], **m)
     else:
-        low.emit("ld", type_, [low.dst(i) for i in items], [base], m)
+        low.emit("ld", type_, [low.dst(i) for i in items], [base], **m)
 
 
 @handles("atom", "red")
 def _atom(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: space, elements, byte offset, semantics, scope, operation. Sources: address, operands of each element."""
+    """Sources: address, operands of each element."""
     name = ins.parts[0]
     if mods.has("async"):
         return _red_async(low, ins, mods)
     semantics = SEMANTICS[mods.take("relaxed", "acquire", "release", "acq_rel") or "relaxed"]
-    scope = mods.choose(SCOPES, "gpu")
+    scope = mods.choose(SCOPES, "Gpu")
     space = space_of(mods)
     policy = take_hints(mods)
     mods.has("noftz")
     count = mods.choose({"v2": 2, "v4": 4, "v8": 8}, 1)
-    op = ATOMICS.index(mods.need(*ATOMICS))
+    op = mods.choose(ATOMICS)
     type_ = mods.type()
     mods.finish()
     operands = list(ins.operands)
@@ -78,11 +89,12 @@ def _atom(low: Lowering, ins: Instruction, mods: Mods) -> None:
     for operand in operands[1:]:
         src += [low.src(i, type_) for i in (operand.items if isinstance(operand, Vector) else (operand,))]
     dsts = [] if name == "red" else [low.dst(i) for i in (dst.items if isinstance(dst, Vector) else (dst,))]
-    low.emit("atom" if dsts else "red", type_, dsts, src, [space, count, offset, semantics, scope, op])
+    m: Modifiers = {"space": space, "count": count, "offset": offset, "semantics": semantics, "scope": scope}
+    low.emit("atom" if dsts else "red", type_, dsts, src, operation=op, **m)
 
 
 def _st_async(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: elements, offset of the destination, offset of the mbarrier. Sources: destination, mbarrier, data."""
+    """Sources: destination, mbarrier, data."""
     mods.has("weak"), mods.has("shared::cluster"), mods.has("mbarrier::complete_tx::bytes")
     count = mods.choose({"v2": 2, "v4": 4}, 1)
     type_ = mods.type()
@@ -90,17 +102,19 @@ def _st_async(low: Lowering, ins: Instruction, mods: Mods) -> None:
     where, data, bar = ins.operands
     items = data.items if isinstance(data, Vector) else (data,)
     (base, offset), (bar_base, bar_offset) = low.address(where), low.address(bar)
-    low.emit("st_async", type_, [], [base, bar_base, *(low.src(i, type_) for i in items)], [count, offset, bar_offset])
+    src = [base, bar_base, *(low.src(i, type_) for i in items)]
+    low.emit("st_async", type_, [], src, count=count, offset=offset, barrier_offset=bar_offset)
 
 
 def _red_async(low: Lowering, ins: Instruction, mods: Mods) -> None:
     mods.has("relaxed"), mods.has("cluster"), mods.has("shared::cluster"), mods.has("mbarrier::complete_tx::bytes")
-    op = ATOMICS.index(mods.need(*ATOMICS))
+    op = mods.choose(ATOMICS)
     type_ = mods.type()
     mods.finish()
     where, data, bar = ins.operands
     (base, offset), (bar_base, bar_offset) = low.address(where), low.address(bar)
-    low.emit("red_async", type_, [], [base, bar_base, low.src(data, type_)], [1, offset, bar_offset, op])
+    src = [base, bar_base, low.src(data, type_)]
+    low.emit("red_async", type_, [], src, count=1, offset=offset, barrier_offset=bar_offset, operation=op)
 
 
 def _st_bulk(low: Lowering, ins: Instruction, mods: Mods) -> None:
@@ -108,33 +122,30 @@ def _st_bulk(low: Lowering, ins: Instruction, mods: Mods) -> None:
     space = space_of(mods)
     mods.finish()
     base, offset = low.address(ins.operands[0])
-    low.emit("st_bulk", "b8", [], [base, low.src(ins.operands[1], "u64")], [space, 0, offset])
+    low.emit("st_bulk", "b8", [], [base, low.src(ins.operands[1], "u64")], space=space, offset=offset)
 
 
 @handles("fence", "membar")
 def _fence(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """fence m: semantics (2 acquire, 4 release), scope, 1 for mbarrier_init alone.
-
-    fence_proxy m: kind (0 async, 1 tensormap, 2 alias), spaces (1 global, 2 shared::cta, 4 shared::cluster), semantics
-    of the one-directional form (0 both)."""
+    """A proxy fence has semantics in its one-directional form only."""
     if mods.has("proxy"):
         kind = mods.take_prefix("async") or mods.take("alias") or mods.need_prefix("tensormap")
-        semantics = mods.choose({name: SEMANTICS[name] for name in ("acquire", "release")}, 0)
+        semantics = mods.choose({name: SEMANTICS[name] for name in ("acquire", "release")}, "Weak")
         mods.take(*SCOPES)
         mods.take_prefix("sync_restrict")
-        spaces = mods.choose({"global": 1, "shared::cta": 2, "shared::cluster": 6}, 7)
+        space = mods.take("global", "shared::cta", "shared::cluster")
         mods.finish()
-        code = {"async": 0, "tensormap": 1, "alias": 2}[kind.split("::")[0]]
-        return low.emit("fence_proxy", "b32", [], [], [code, spaces, semantics])
+        spaces: Modifiers = {"global": space in (None, "global"), "shared": space != "global"}
+        return low.emit("fence_proxy", "b32", [], [], kind=PROXIES[kind.split("::")[0]], semantics=semantics, **spaces)
     if mods.has("mbarrier_init"):
         mods.has("release"), mods.has("cluster")
         mods.finish()
-        return low.emit("fence", "b32", [], [], [4, 1, 1])
+        return low.emit("fence", "b32", [], [], semantics="Release", scope="Cluster", barrier_init=True)
     semantics = SEMANTICS[mods.take("sc", "acq_rel", "acquire", "release") or "sc"]
     scope = (mods.take(*SCOPES, "gl") or "gpu").replace("gl", "gpu")
     mods.take_prefix("sync_restrict")
     mods.finish()
-    low.emit("fence", "b32", [], [], [semantics, SCOPES[scope], 0])
+    low.emit("fence", "b32", [], [], semantics=semantics, scope=SCOPES[scope])
 
 
 @handles("prefetch", "prefetchu", "createpolicy", "applypriority", "discard")
@@ -149,14 +160,13 @@ def _advice(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 @handles("mapa", "getctarank")
 def _mapa(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: 1 for shared::cluster addresses, 0 for generic ones."""
-    shared = int(mods.has("shared::cluster"))
+    mods.has("shared::cluster")
     type_ = mods.type()
     mods.finish()
     src = [low.src(ins.operands[1], type_)]
     if ins.parts[0] == "mapa":
         src.append(low.src(ins.operands[2], "u32"))
-    low.emit(ins.parts[0], type_, [low.dst(ins.operands[0])], src, [shared])
+    low.emit(ins.parts[0], type_, [low.dst(ins.operands[0])], src)
 
 
 @handles("bar", "barrier")
@@ -171,13 +181,13 @@ def _bar(low: Lowering, ins: Instruction, mods: Mods) -> None:
     kind = mods.take("sync", "arrive", "red")
     aligned = mods.has("aligned") or ins.parts[0] == "bar"
     if kind == "red":
-        op = mods.take("popc", "and", "or")
+        op = mods.need("popc", "and", "or").capitalize()
         mods.type()
         mods.finish()
         dst, barrier, *rest = ins.operands
         count = low.src(rest[0], "u32") if len(rest) == 2 else NO_OPERAND
         src = [low.src(barrier, "u32"), count, low.src(rest[-1], "pred")]
-        return low.emit("bar_red", "b32", [low.dst(dst)], src, [("popc", "and", "or").index(op)], aligned=aligned)
+        return low.emit("bar_red", "b32", [low.dst(dst)], src, reduction=op, aligned=aligned)
     mods.finish()
     barrier, *rest = ins.operands
     src = [low.src(barrier, "u32"), low.src(rest[0], "u32") if rest else NO_OPERAND]
@@ -185,28 +195,26 @@ def _bar(low: Lowering, ins: Instruction, mods: Mods) -> None:
 
 
 def _cluster_barrier(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """cluster_arrive m: 1 if release; cluster_wait m: 1 if acquire."""
     kind = mods.take("arrive", "wait")
     strong = mods.take("release", "acquire", "relaxed") != "relaxed"
     aligned = mods.has("aligned")
     mods.finish()
-    low.emit(f"cluster_{kind}", "b32", [], [], [int(strong)], aligned=aligned)
+    low.emit(f"cluster_{kind}", "b32", [], [], strong=strong, aligned=aligned)
 
 
 @handles("mbarrier")
 def _mbarrier(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: space, byte offset, semantics (0 relaxed, 1 release or acquire), scope, variant.
-    Variant: arrive 1 expect_tx, 2 noComplete; waits 1 parity. Sources: address, count / parity / state."""
+    """Sources: address, count / parity / state."""
     kind = mods.take(
         "init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait", "pending_count"
     )
     if kind is None:
         raise mods.unknown()
     strong = mods.take("release", "acquire", "relaxed") != "relaxed"
-    scope = mods.choose(SCOPES, "cta")
+    mods.take(*SCOPES)
     space = space_of(mods)
-    variant = 1 if mods.has("expect_tx") or mods.has("parity") else 2 if mods.has("noComplete") else 0
-    mods.has("b64")
+    expect_tx, parity = mods.has("expect_tx"), mods.has("parity")
+    mods.has("noComplete"), mods.has("b64")
     mods.finish()
     ops = list(ins.operands)
     if kind == "pending_count":
@@ -216,36 +224,34 @@ def _mbarrier(low: Lowering, ins: Instruction, mods: Mods) -> None:
         dst = [low.dst(ops.pop(0))]
     base, offset = low.address(ops[0])
     third = ops[1] if len(ops) > 1 else Imm(1)
-    third_type = "b64" if kind.endswith("wait") and not variant else "b32"
-    low.emit(
-        f"mbar_{kind}", "b64", dst, [base, low.src(third, third_type)], [space, offset, int(strong), scope, variant]
-    )
+    src = [base, low.src(third, "b64" if kind.endswith("wait") and not parity else "b32")]
+    m: Modifiers = {"space": space, "offset": offset, "strong": strong, "expect_tx": expect_tx, "parity": parity}
+    low.emit(f"mbar_{kind}", "b64", dst, src, **m)
 
 
 @handles("ldmatrix", "stmatrix")
 def _ldmatrix(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: shape, matrices, transposed, space, byte offset."""
     mods.has("sync"), mods.has("aligned")
     shape = mods.need("m8n8", "m16n16", "m8n16", "m16n8")
     num = mods.choose({"x1": 1, "x2": 2, "x4": 4})
-    trans = int(mods.has("trans"))
+    trans = mods.has("trans")
     space = space_of(mods)
     mods.has("b8x16")
     form = mods.need("b16", "b8", "b6x16_p32", "b4x16_p64")
     mods.finish()
-    code = {("m8n8", "b16"): 0, ("m16n8", "b8"): 1, ("m16n16", "b8"): 2, ("m8n16", "b6x16_p32"): 3,
-            ("m8n16", "b4x16_p64"): 4, ("m16n16", "b6x16_p32"): 5, ("m16n16", "b4x16_p64"): 6}[shape, form]  # fmt: skip
-    if code > 4:
+    code = {("m8n8", "b16"): "M8N8B16", ("m16n8", "b8"): "M16N8B8", ("m16n16", "b8"): "M16N16B8",
+            ("m8n16", "b6x16_p32"): "M8N16B6", ("m8n16", "b4x16_p64"): "M8N16B4"}.get((shape, form))  # fmt: skip
+    if code is None:
         raise mods.unknown()
     load = ins.parts[0] == "ldmatrix"
     regs, where = (ins.operands[0], ins.operands[1]) if load else (ins.operands[1], ins.operands[0])
     base, offset = low.address(where)
     items = regs.items if isinstance(regs, Vector) else (regs,)
-    m = [code, num, trans, space, offset]
+    m: Modifiers = {"shape": code, "count": num, "trans": trans, "space": space, "offset": offset}
     if load:
-        low.emit("ldmatrix", "b32", [low.dst(i) for i in items], [base], m, aligned=True, sync=True)
+        low.emit("ldmatrix", "b32", [low.dst(i) for i in items], [base], aligned=True, sync=True, **m)
     else:
-        low.emit("stmatrix", "b32", [], [base, *(low.src(i, "b32") for i in items)], m, aligned=True, sync=True)
+        low.emit("stmatrix", "b32", [], [base, *(low.src(i, "b32") for i in items)], aligned=True, sync=True, **m)
 
 
 @handles("movmatrix")
@@ -260,8 +266,6 @@ MMA_TYPES = (
 
 @handles("mma")
 def _mma(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """m: M, N, K, types of D, A, B, C packed in bytes, flags (1 satfinite, 2 A column-major, 4 B row-major,
-    8 containers), counts of A, B, C registers packed in bytes."""
     mods.has("sync"), mods.has("aligned")
     shape = mods.need_prefix("m")
     sizes = [int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split()]
@@ -275,13 +279,19 @@ def _mma(low: Lowering, ins: Instruction, mods: Mods) -> None:
         raise mods.unknown()
     d, a, b, c = (o.items if isinstance(o, Vector) else (o,) for o in ins.operands[:4])
     element = {"f64": "f64"}.get(types[0], "b32")
-    packed = sum(MMA_TYPES.index(t) << (8 * i) for i, t in enumerate(types))
-    flags = int(saturate) | 2 * (layouts[0] == "col") | 4 * (layouts[1] == "row") | 8 * bool(containers)
     src = [low.src(i, element) for i in (*a, *b)]
     src += [low.src(i, "f32" if types[3] == "f32" else element) for i in c]
-    counts = len(a) | len(b) << 8 | len(c) << 16
-    dst = [low.dst(i) for i in d]
-    low.emit("mma_sync", element, dst, src, [*sizes, packed, flags, counts], aligned=True, sync=True)
+    m: Modifiers = {
+        **dict(zip(("m", "n", "k"), sizes)),
+        **dict(zip(("d_type", "a_type", "b_type", "c_type"), (name.upper() for name in types))),
+        "a_registers": len(a),
+        "b_registers": len(b),
+        "c_registers": len(c),
+    }
+    low.emit(
+        "mma_sync", element, [low.dst(i) for i in d], src, aligned=True, sync=True,
+        satfinite=saturate, a_columns=layouts[0] == "col", b_rows=layouts[1] == "row", containers=bool(containers), **m,
+    )  # fmt: skip
 
 
 @handles("griddepcontrol")
@@ -291,46 +301,28 @@ def _griddepcontrol(low: Lowering, ins: Instruction, mods: Mods) -> None:
     low.emit("griddep_wait" if kind == "wait" else "griddep_launch", "b32", [], [])
 
 
+MAP_FIELDS = {
+    "global_address": "GlobalAddress", "rank": "Rank", "box_dim": "BoxDim", "global_dim": "GlobalDim",
+    "global_stride": "GlobalStride", "element_stride": "ElementStride", "elemtype": "ElemType",
+    "interleave_layout": "Interleave", "swizzle_mode": "SwizzleMode", "swizzle_atomicity": "SwizzleAtomicity",
+    "fill_mode": "FillMode",
+}  # fmt: skip
+
+
 @handles("tensormap")
 def _tensormap(low: Lowering, ins: Instruction, mods: Mods) -> None:
-    """replace m: field, ordinal, space, byte offset; cp_fenceproxy m: bytes, destination and source offset."""
     if mods.take_prefix("cp_fenceproxy"):
         (dst, dst_offset), (src, src_offset) = low.address(ins.operands[0]), low.address(ins.operands[1])
-        return low.emit(
-            "tensormap_cp",
-            "b32",
-            [],
-            [dst, src],
-            [ins.operands[2].value, dst_offset, src_offset],
-            aligned=True,
-            sync=True,
-        )
+        m: Modifiers = {"bytes": ins.operands[2].value, "to_offset": dst_offset, "from_offset": src_offset}
+        return low.emit("tensormap_cp", "b32", [], [dst, src], aligned=True, sync=True, **m)
     if not mods.has("replace"):
         raise mods.unknown()
-    fields = (
-        "global_address",
-        "rank",
-        "box_dim",
-        "global_dim",
-        "global_stride",
-        "element_stride",
-        "elemtype",
-        "interleave_layout",
-        "swizzle_mode",
-        "fill_mode",
-        "swizzle_atomicity",
-    )
     mods.has("tile")
-    name = mods.take(*fields)
+    name = mods.choose(MAP_FIELDS)
     space = space_of(mods)
     types = [mods.left.pop() for _ in range(len(mods.left))]
     base, offset = low.address(ins.operands[0])
     value_type = "b64" if "b64" in types else "b32"
     ordinal, value = (ins.operands[1].value, ins.operands[2]) if len(ins.operands) == 3 else (0, ins.operands[1])
-    low.emit(
-        "tensormap_replace",
-        value_type,
-        [],
-        [base, low.src(value, value_type)],
-        [fields.index(name), ordinal, space, offset],
-    )
+    sources = [base, low.src(value, value_type)]
+    low.emit("tensormap_replace", value_type, [], sources, field=name, ordinal=ordinal, space=space, offset=offset)
