@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -30,6 +29,8 @@ import types
 import unittest.mock
 from collections import Counter
 from pathlib import Path
+
+from fa4.emulator.timing.sass.code import disassemble
 
 _WAIT = "SYNCS.PHASECHK.TRANS64.TRYWAIT"
 _FENCE, _DRAIN = "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR"  # around wgmma
@@ -83,23 +84,6 @@ class Kernel:
     loops: tuple[Loop, ...]
     products: int = 0
     fences: int = 0
-
-
-def nvdisasm() -> str:
-    """Path of the disassembler from the PyPI package nvidia-cuda-nvdisasm.
-
-    Raises:
-        FileNotFoundError: the package is not installed.
-    """
-    spec = importlib.util.find_spec("nvidia")
-    for root in spec.submodule_search_locations if spec else ():
-        for path in Path(root).glob("*/bin/nvdisasm"):
-            return str(path)
-    raise FileNotFoundError("nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
-
-
-def disassemble(cubin: Path, *options: str) -> str:
-    return subprocess.run([nvdisasm(), *options, str(cubin)], check=True, capture_output=True, text=True).stdout
 
 
 def kernels(cubin: Path) -> list[Kernel]:

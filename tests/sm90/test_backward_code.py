@@ -10,6 +10,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from bench import static
 from fa4.device import chip_by_number
 from fa4.emulator.host.modules import fatbins_in
+from fa4.emulator.timing.sass.code import nvdisasm
 from fa4.sm90.bwd.plan import Backward
 from fa4.spec import AttentionSpec, Extent
 
@@ -49,7 +50,7 @@ def machine_code(spec, directory) -> str:
 @pytest.mark.parametrize(("head_dim", "flags", "waits", "fences"), CODE)
 def test_products_overlap_and_nothing_spills(head_dim, flags, waits, fences, tmp_path):
     try:
-        static.nvdisasm()
+        nvdisasm()
     except FileNotFoundError:
         pytest.skip("nvdisasm is not installed")
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, 16, 16, 0.1, needs_backward=True, **flags)

@@ -11,6 +11,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from bench import static
 from fa4.device import chip_by_number
 from fa4.emulator.host.modules import fatbins_in
+from fa4.emulator.timing.sass.code import nvdisasm
 from fa4.sm90.fwd.kernel import KERNEL
 from fa4.sm90.fwd.plan import configure
 from fa4.spec import AttentionSpec, Extent
@@ -41,7 +42,7 @@ def machine_code(shape, directory) -> tuple[list[str], static.Kernel]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_overlap_softmax_and_nothing_spills(shape, tmp_path):
     try:
-        static.nvdisasm()
+        nvdisasm()
     except FileNotFoundError:
         pytest.skip("nvdisasm is not installed")
     code, kernel = machine_code(shape, tmp_path)

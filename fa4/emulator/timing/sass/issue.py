@@ -1,0 +1,300 @@
+"""What a warp issues on the chip while the emulator runs a block of its PTX.
+
+The compiler reorders, merges and drops blocks, so a block of machine code seldom is a block of PTX. Each block of
+machine code gets a *home*: the block of PTX that runs as often as it does. A branch that ends it, and an instruction
+with an effect that nothing guards, cannot have moved to where they would run more or less often, so their blocks of PTX
+run exactly when it does, and the first of these is the home. Each block of machine code is charged, as a whole and in
+its own order, when the warp enters its home; slots carry the PTX instruction they were made of, which may stand in a
+later block.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fa4.emulator.machine.ptx import Kernel, parse
+from fa4.emulator.timing.sass import blocks as flow
+from fa4.emulator.timing.sass.code import Function, MachineInstruction, cubin_in, embedded_ptx, functions
+from fa4.emulator.timing.sass.pipes import Rate, rate
+
+# Instructions with effects: where they stand they run as often as the PTX they came of.
+_ANCHORS = frozenset({
+    "BAR", "SYNCS", "STS", "STG", "ST", "STL", "STSM", "STAS", "RED", "REDG", "ATOM", "ATOMS", "ATOMG", "LDGSTS",
+    "LDGDEPBAR", "DEPBAR", "MEMBAR", "FENCE", "WARPGROUP", "HGMMA", "HMMA", "SHFL", "VOTE", "VOTEU", "REDUX", "CREDUX",
+    "LDTM", "STTM", "UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA", "UTCMXQMMA", "UTCBAR", "UTCCP", "UTCATOMSWS", "UTMALDG",
+    "UTMASTG", "UTMAREDG", "UTMACMDFLUSH", "UBLKCP", "UBLKRED", "UCGABAR_ARV", "UCGABAR_WAIT", "USETMAXREG", "ACQBULK",
+    "PREEXIT",
+})  # fmt: skip
+_EFFECTS = frozenset({
+    "mbarrier", "tcgen05", "wgmma", "cp", "bar", "barrier", "st", "stmatrix", "red", "atom", "fence", "setmaxnreg",
+    "griddepcontrol",
+})  # fmt: skip
+_WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
+_A_BIT_OF_ANOTHER = "wgmma.commit_group"  # of the group's last product
+_PRODUCT = "wgmma.mma_async"
+_PADDING = frozenset({"NOP", "BRA"})
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One issue of a warp.
+
+    pipe, occupancy, latency: see `pipes`. stall: clocks until this warp may issue its next. wait: mask of scoreboards
+    that must be zero first. written, read: the scoreboard that counts down when results are there, when operands were
+    read. until: (scoreboard, count) of a wait for a count above zero. ptx: index of the PTX instruction this is part
+    of, None where no line says. guarded: under a predicate, so perhaps without effect.
+    """
+
+    pipe: str
+    stall: int
+    wait: int
+    written: int | None
+    read: int | None
+    ptx: int | None
+    opcode: str
+    reuse: int
+    yields: bool
+    occupancy: float
+    latency: float
+    until: tuple[int, int] | None = None
+    guarded: bool = False
+
+    @property
+    def sets(self) -> tuple[int, ...]:
+        """Scoreboards that this slot counts up."""
+        return tuple(board for board in (self.written, self.read) if board is not None)
+
+
+@dataclass(frozen=True)
+class Block:
+    """PTX instructions `start` up to `stop`, and what a warp issues when it enters them.
+
+    slots: empty where the compiler put the block's instructions under predicates in the slots of an earlier one.
+    retries: what it issues each further time that it enters at once again, because a wait failed. copies: further
+    copies of the same code, as of an unrolled loop; one pass through the block issues one of them.
+    """
+
+    start: int
+    stop: int
+    slots: tuple[Slot, ...]
+    retries: tuple[Slot, ...] = ()
+    copies: tuple[tuple[Slot, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Untied:
+    """Machine code that no block of PTX could be named for: instructions `start` up to `stop`, and why."""
+
+    start: int
+    stop: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Shares of 1. tied: machine instructions in some block of PTX. named: those whose own PTX instruction is known.
+    reached: PTX instructions with an effect that some slot carries.
+    """
+
+    instructions: int
+    tied: float
+    named: float
+    reached: float
+
+
+@dataclass(frozen=True)
+class IssueModel:
+    """The machine code of one kernel by blocks of its PTX. blocks: in order, without gaps, from first to last."""
+
+    entry: str
+    chip: str
+    blocks: tuple[Block, ...]
+    untied: tuple[Untied, ...]
+    coverage: Coverage
+
+
+def issue_model(ptx: str, cubin: bytes, entry: str) -> IssueModel:
+    """Machine code and PTX of one kernel, tied to each other.
+
+    cubin: made of this PTX, with line information; a fat binary that holds it uncompressed will do.
+
+    Raises:
+        FileNotFoundError: nvdisasm is not installed.
+        ValueError: the cubin has no line information, no such kernel, or was made from another PTX.
+    """
+    cubin = cubin_in(cubin)
+    module = parse(ptx)
+    found = functions(cubin)
+    if entry not in found or entry not in module.kernels:
+        raise ValueError(f"entry {entry}: the cubin has {', '.join(found)}; the PTX has {', '.join(module.kernels)}")
+    kernel = module.kernels[entry]
+    lines = _lines(kernel, cubin)
+    return tie(kernel, found[entry], lines, module.target)
+
+
+def _lines(kernel: Kernel, cubin: bytes) -> dict[int, list[int]]:
+    """Line of the PTX inside the cubin -> indices of the kernel's instructions there."""
+    text = embedded_ptx(cubin)
+    if text is None:
+        raise ValueError("the cubin has no PTX lines: compile with --generate-line-info (ptxas: -lineinfo)")
+    written = text.split("\n")
+    found = defaultdict(list)
+    for index, instruction in enumerate(kernel.instructions):
+        found[instruction.line].append(index)
+        if instruction.opcode not in "".join(written[instruction.line - 1 : instruction.line + 2]):
+            break
+    else:
+        return found
+    # Numbered differently, as where comments were added or taken out.
+    inside = parse(text).kernels.get(kernel.name)
+    if inside is None or [i.opcode for i in inside.instructions] != [i.opcode for i in kernel.instructions]:
+        raise ValueError(f"the cubin was not made from this PTX: {kernel.name} has other instructions in it")
+    found = defaultdict(list)
+    for index, instruction in enumerate(inside.instructions):
+        found[instruction.line].append(index)
+    return found
+
+
+def tie(kernel: Kernel, function: Function, lines: dict[int, list[int]], chip: str) -> IssueModel:
+    """`issue_model` of parsed parts."""
+    of_ptx, of_code = flow.ptx_blocks(kernel), flow.machine_blocks(function)
+    indices = [_index(instruction, lines, kernel) for instruction in function.instructions]
+    _tie_products(kernel, function, indices)
+    _tie_waits(kernel, function, indices)
+    slots = [_slot(*parts, chip) for parts in zip(function.instructions, indices, strict=True)]
+    homes, untied = _homes(kernel, function, slots, of_ptx, of_code)
+    residents = defaultdict(list)
+    for block, home in homes.items():
+        residents[home].append(block)
+    blocks = []
+    for home in range(len(of_ptx)):
+        parts = [tuple(slots[i] for i in of_code[block]) for block in residents[home]]
+        span = of_ptx[home]
+        blocks.append(_block(kernel, span, parts))
+    return IssueModel(kernel.name, chip, tuple(blocks), tuple(untied), _coverage(kernel, slots, blocks))
+
+
+def _index(instruction: MachineInstruction, lines: dict[int, list[int]], kernel: Kernel) -> int | None:
+    at = lines.get(instruction.line, ()) if instruction.line is not None else ()
+    if len(at) > 1 and instruction.root in flow.ENDS:
+        return next((i for i in at if kernel.instructions[i].parts[0] in ("bra", "brx", "ret", "exit")), at[0])
+    return at[0] if at else None
+
+
+def _tie_products(kernel: Kernel, function: Function, indices: list[int | None]) -> None:
+    """wgmma carries the line of the fence before its group. The n-th one behind a fence in machine code is the n-th one
+    behind it in PTX, where their shapes agree: ptxas keeps their order."""
+    products = [i for i, instruction in enumerate(kernel.instructions) if instruction.opcode.startswith(_PRODUCT)]
+    coming: Iterator[int] = iter(())
+    for i, instruction in enumerate(function.instructions):
+        at = indices[i]
+        if instruction.opcode.startswith("WARPGROUP.ARRIVE") and at is not None:
+            coming = iter(products[bisect_left(products, at) :])
+        elif instruction.root.endswith("GMMA"):
+            product = next(coming, None)
+            shape = instruction.opcode.split(".")[1].split("x")
+            if product is not None and "m{}n{}k{}".format(*shape) not in kernel.instructions[product].parts:
+                coming, product = iter(()), None
+            indices[i] = product
+
+
+def _tie_waits(kernel: Kernel, function: Function, indices: list[int | None]) -> None:
+    """The first try of a wait stands in line and carries the line before the wait; where it fails the code goes to a
+    loop elsewhere, whose tries carry the wait's own line."""
+    code = function.instructions
+    for i, instruction in enumerate(code):
+        if instruction.root != "SYNCS" or "TRYWAIT" not in instruction.opcode or _is_wait(kernel, indices[i]):
+            continue
+        # The branch on the outcome: the next one of the straight line.
+        branch = next((j for j in range(i + 1, min(i + 40, len(code))) if code[j].root in flow.ENDS), None)
+        target = code[branch].target if branch is not None else None
+        if branch is None or target is None:
+            continue
+        again = next((j for j in range(target, min(target + 8, len(code))) if _is_wait(kernel, indices[j])), None)
+        if again is not None:
+            indices[i] = indices[branch] = indices[again]
+
+
+def _is_wait(kernel: Kernel, index: int | None) -> bool:
+    return index is not None and kernel.instructions[index].opcode.startswith(_WAITS)
+
+
+def _slot(instruction: MachineInstruction, ptx: int | None, chip: str) -> Slot:
+    row: Rate = rate(instruction.opcode, chip)
+    control = instruction.control
+    until = None
+    if instruction.root == "DEPBAR" and instruction.operands.startswith("SB"):
+        board, _, count = instruction.operands.partition(",")
+        until = int(board[2:]), int(count.strip() or "0", 16)
+    return Slot(
+        row.pipe, control.stall, control.wait, control.written, control.read, ptx, instruction.opcode, control.reuse,
+        control.yields, row.occupancy, row.latency, until, bool(instruction.guard),
+    )  # fmt: skip
+
+
+def _homes(kernel: Kernel, function: Function, slots: Sequence[Slot], of_ptx: flow.Ranges, of_code: flow.Ranges):
+    """Block of machine code -> block of PTX; and what has none."""
+    homes: dict[int, int] = {}
+    untied = []
+    for block in range(len(of_code)):
+        span = of_code[block]
+        sure: list[int] = []
+        likely: Counter[int] = Counter()
+        for i in span:
+            instruction, slot = function.instructions[i], slots[i]
+            if slot.ptx is None:
+                continue
+            home = of_ptx.of(slot.ptx)
+            is_end = i == span[-1] and instruction.root in flow.ENDS
+            converted = slot.guarded and kernel.instructions[slot.ptx].guard is None
+            if is_end or (instruction.root in _ANCHORS and not converted):
+                sure.append(home)
+            likely[home] += 1 if instruction.guard else 2
+        if sure:
+            homes[block] = min(sure)
+        elif likely:
+            most = max(likely.values())
+            homes[block] = min(home for home, votes in likely.items() if votes == most)
+        elif all(function.instructions[i].root in _PADDING for i in span):
+            untied.append(Untied(span.start, span.stop, "padding"))
+        else:
+            untied.append(Untied(span.start, span.stop, "no instruction here has a line of PTX"))
+    return homes, untied
+
+
+def _block(kernel: Kernel, span: range, parts: list[tuple[Slot, ...]]) -> Block:
+    """Parts in the order of the machine code; copies of earlier ones and the further tries of waits apart."""
+    slots: list[tuple[Slot, ...]] = []
+    retries: list[Slot] = []
+    copies: list[tuple[Slot, ...]] = []
+    seen: set[tuple] = set()
+    for part in parts:
+        effects = {(slot.ptx, slot.opcode) for slot in part if slot.opcode.partition(".")[0] in _ANCHORS}
+        goes_on = retries and all(_is_wait(kernel, slot.ptx) or slot.opcode == "BRA" for slot in part)
+        if goes_on or any(_is_wait(kernel, ptx) for ptx, _ in effects & seen):
+            retries.extend(part)
+        # One instruction of PTX may become code with loops of its own; two or more that come again are a copy.
+        elif len({ptx for ptx, _ in effects & seen}) > 1 and len(effects & seen) * 2 > len(effects):
+            copies.append(part)
+        else:
+            slots.append(part)
+            seen |= effects
+    return Block(
+        span.start, span.stop, tuple(slot for part in slots for slot in part), tuple(retries), tuple(copies)
+    )  # fmt: skip
+
+
+def _coverage(kernel: Kernel, slots: Sequence[Slot], blocks: Sequence[Block]) -> Coverage:
+    tied = sum(len(b.slots) + len(b.retries) + sum(map(len, b.copies)) for b in blocks)
+    carried = {slot.ptx for slot in slots}
+    effects = [
+        i
+        for i, instruction in enumerate(kernel.instructions)
+        if instruction.parts[0] in _EFFECTS and not instruction.opcode.startswith(_A_BIT_OF_ANOTHER)
+    ]
+    named = sum(slot.ptx is not None for slot in slots)
+    reached = sum(i in carried for i in effects) / len(effects) if effects else 1.0
+    return Coverage(len(slots), tied / len(slots), named / len(slots), reached)
