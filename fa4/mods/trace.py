@@ -8,14 +8,15 @@ name, with the line of the caller's function.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
@@ -49,7 +50,7 @@ def _trace(role: str, function: Callable[..., Tensor], names: tuple[str, ...]) -
     if not callable(function):
         raise TypeError(f"{role} is a {type(function).__name__}, expected a function of ({', '.join(names)})")
     is_score = names[0] == "score"
-    with _disable_current_modes(), torch.set_grad_enabled(is_score), torch.autocast("cpu", enabled=False):
+    with _without_modes(), torch.set_grad_enabled(is_score), torch.autocast("cpu", enabled=False):
         recorder = _Recorder()
         operators, functions = _Operators(recorder), _Functions(recorder)
         arguments = [recorder.input(name, torch.float32 if name == "score" else torch.int32) for name in names]
@@ -68,6 +69,19 @@ def _trace(role: str, function: Callable[..., Tensor], names: tuple[str, ...]) -
     types = [TensorType(x.ndim, str(x.dtype).removeprefix("torch.")) for x in recorder.tensors]
     graph = _pruned(builder, result, types, dscore, scatters)
     return Traced(graph, tuple(recorder.tensors), tuple(value for _, value in builder.numbers))
+
+
+@contextlib.contextmanager
+def _without_modes() -> Iterator[None]:
+    """Nobody watches but we: torch.export, which traces through a mode for functions, would write our change of
+    autocast into its graph."""
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
 
 
 def _result(recorder: _Recorder, out: Any, is_score: bool) -> int:
