@@ -126,6 +126,40 @@ def test_operators_for_cuda_only_and_compiled_functions(chip) -> None:
     assert torch.ops.fa4_test_raw.double(x).tolist() == [2, 2]
 
 
+def test_operators_make_memory_on_the_gpu(chip) -> None:
+    """torch takes function modes away while an operator's kernel runs."""
+
+    @torch.library.custom_op("fa4_test::filled", mutates_args=(), device_types="cuda")
+    def filled(x: torch.Tensor) -> torch.Tensor:
+        result = torch.empty(x.shape, device=x.device)
+        assert result.device == x.device == GPU and x.to(0).data_ptr() == x.data_ptr()
+        return result.fill_(3)
+
+    library = torch.library.Library("fa4_test_filled", "FRAGMENT")
+    library.define("raw(Tensor x) -> Tensor")
+    library.impl("raw", lambda x: torch.zeros(x.shape, device=x.device) + 5, "CUDA")
+    x = torch.ones(2, device="cuda")
+    assert filled(x).tolist() == [3, 3] and torch.ops.fa4_test.filled(x).device == GPU
+    assert torch.ops.fa4_test_filled.raw(x).tolist() == [5, 5]
+
+
+def test_a_copy_is_made_only_between_two_memories(chip) -> None:
+    on_gpu, on_host = torch.ones(3, device="cuda"), torch.ones(3)
+    assert all(on_gpu.data_ptr() == same.data_ptr() for same in (on_gpu.cuda(), on_gpu.to("cuda"), on_gpu.to(0)))
+    assert all(on_host.data_ptr() == same.data_ptr() for same in (on_host.cpu(), on_host.to("cpu")))
+    assert on_gpu.to("cpu").device == CPU and on_gpu.device == GPU
+    assert on_host.to(on_gpu).device == GPU and on_gpu.to(on_host).device == CPU
+    crossed = on_gpu.cpu(), on_gpu.to("cpu"), on_host.cuda(), on_host.to(0), on_gpu.to("cuda", copy=True)
+    assert not {on_gpu.data_ptr(), on_host.data_ptr()} & {other.data_ptr() for other in crossed}
+
+
+def test_pinned_memory_is_the_hosts(chip) -> None:
+    pinned = torch.empty(4, pin_memory=True), torch.ones(4).pin_memory()
+    for tensor in pinned:
+        assert tensor.device == CPU and tensor.to("cuda", non_blocking=True).device == GPU
+    torch.ones(1, device="cuda").record_stream(torch.cuda.current_stream())
+
+
 def test_packages_keep_no_emulated_kernels(monkeypatch) -> None:
     monkeypatch.setenv("QUACK_CACHE_ENABLED", "1")
     monkeypatch.delenv("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", raising=False)

@@ -118,6 +118,18 @@ def test_undefined_values_may_not_steer_or_leave():
     launch(fresh + "setp.lt.u32 %p0, %r0, 32; selp.b32 %r4, 1, %r3, %p0; setp.lt.u32 %p1, %r4, 2; @%p1 bra DONE; DONE:")
 
 
+def test_elements_of_vectors_of_registers():
+    """ISA 6.4.3: .x .y .z .w, or .r .g .b .a, and the name alone is the whole vector."""
+    out = np.zeros(4, np.uint32)
+    launch(
+        """setp.ne.u32 %p0, %r0, 0; { .reg .v4 .b32 four; .reg .v2 .u32 two;
+        mov.b32 four.x, 7; mov.b32 four.g, 8; mov.b32 two.x, 9; mov.b32 two.y, four.r;
+        mov.b32 four.z, two.r; add.u32 four.a, two.g, two.x; @!%p0 st.global.v4.b32 [%a0], four; }""",
+        [out],
+    )
+    np.testing.assert_array_equal(out, [7, 8, 9, 16])
+
+
 def test_unknown_modifier_is_named():
     with pytest.raises(UnknownInstruction, match=r"add\.sideways\.u32"):
         launch("add.sideways.u32 %r3, %r0, 1;")

@@ -35,6 +35,24 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
+def goes_to_host(func: Any, args: tuple, kwargs: dict) -> bool | None:
+    """Whether a call names the host or the GPU as the place of its result; None where it names neither."""
+    if func in (torch.Tensor.cpu, torch.Tensor.pin_memory):
+        return True
+    if func is torch.Tensor.to:
+        other = kwargs.get("other", args[1] if len(args) > 1 else None)
+        if isinstance(other, torch.Tensor):
+            return on_host(other)
+    numbered = args[1:2] if func is torch.Tensor.to else ()
+    if func is torch.Tensor.cuda or any(type(place) is int for place in (kwargs.get("device"), *numbered)):
+        return False
+    for device in (kwargs.get("device"), *args):
+        kind = device.type if isinstance(device, torch.device) else device if isinstance(device, str) else ""
+        if kind.partition(":")[0] in ("cpu", "cuda"):
+            return kind.startswith("cpu")
+    return None
+
+
 class Placement:
     """Marks the results of torch functions, and answers for their devices."""
 
@@ -51,17 +69,9 @@ class Placement:
             tensor.__dict__[_ON_HOST] = host
 
     def _host(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        if func is torch.Tensor.cpu:
-            return True
-        named = [kwargs.get("device"), *args]
-        for device in named:
-            kind = device.type if isinstance(device, torch.device) else device if isinstance(device, str) else ""
-            if kind.partition(":")[0] in ("cpu", "cuda"):
-                return kind.startswith("cpu")
-        if func is torch.Tensor.cuda or any(type(value) is int for value in named[:1]):
-            return False
-        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
-            return False
+        said = goes_to_host(func, args, kwargs)
+        if said is not None:
+            return said
         given = list(_tensors((*args, *kwargs.values())))
         if not given:
             stack = _get_current_function_mode_stack()

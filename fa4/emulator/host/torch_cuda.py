@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.memory import CUDA_ALIGNMENT, POISON, aligned_buffer
-from fa4.emulator.host.placement import Placement, real_device
+from fa4.emulator.host.placement import Placement, goes_to_host, on_host, real_device
 from fa4.emulator.host.replaced import replaced
 
 _CUDA_VERSION = "13.0"
@@ -88,6 +88,12 @@ class _HostMemory(TorchFunctionMode):
         super().__init__()
         self.placement = placement
 
+    def again(self) -> contextlib.AbstractContextManager[Any]:
+        """For Python code that torch calls: torch takes a mode away while a function runs that the mode has seen, and
+        with it from backward passes and from the kernels of operators."""
+        seen = any(other is self for other in _get_current_function_mode_stack())
+        return contextlib.nullcontext() if seen else self
+
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
         result = self._on_the_host(func, args, kwargs)
@@ -98,40 +104,71 @@ class _HostMemory(TorchFunctionMode):
     def _on_the_host(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func is torch.device:
             return func(*args, **kwargs)
+        if func is torch.Tensor.pin_memory:
+            return args[0].clone()
+        crosses = self._crosses(func, args, kwargs)
         if func in (torch.Tensor.cuda, torch.Tensor.cpu):
-            return _aligned(args[0].clone(), args)
-        kwargs = dict(kwargs)
+            return _aligned(args[0].clone(), args) if crosses else args[0]
+        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
         if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:  # the number of a GPU
-            args = (args[0], torch.device("cuda", args[1]), *args[2:])
-        if type(kwargs.get("device")) is int:
-            kwargs["device"] = torch.device("cuda", kwargs["device"])
-        moved = _is_cuda(kwargs.get("device")) or any(_is_cuda(argument) for argument in args)
-        if moved:
-            if _is_cuda(kwargs.get("device")):
-                kwargs["device"] = torch.device("cpu")
-            args = tuple(torch.device("cpu") if _is_cuda(argument) else argument for argument in args)
+            args = (args[0], torch.device("cpu"), *args[2:])
+        if _is_cuda(kwargs.get("device")) or type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cpu")
+        args = tuple(torch.device("cpu") if _is_cuda(argument) else argument for argument in args)
         result = func(*args, **kwargs)
-        if moved and func is torch.Tensor.to and result is args[0]:
+        if crosses and result is args[0]:
             result = result.clone()
         return _aligned(result, args) if type(result) is torch.Tensor else result
 
+    def _crosses(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        """Does `func` move a tensor from one of the two memories to the other?"""
+        if func not in (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu):
+            return False
+        if self.placement is None:
+            return func is not torch.Tensor.to or goes_to_host(func, args, kwargs) is False
+        to_host = goes_to_host(func, args, kwargs)
+        return to_host is not None and to_host != on_host(args[0])
+
 
 @contextlib.contextmanager
-def _seen_in_backward_passes(mode: _HostMemory) -> Iterator[None]:
-    """Inside, `mode` also sees what backward functions call: torch takes a mode away while a function that it has
-    overridden runs, and `torch.autograd.grad` is such a one."""
+def _seen_in_called_python(mode: _HostMemory) -> Iterator[None]:
+    """Inside, `mode` also sees what backward functions and operators' kernels call, if the operators are registered
+    inside: those of packages that are imported there."""
     run_backward = torch.autograd.graph._engine_run_backward
+    impl = torch.library.Library.impl
 
     def run_seen(*args: Any, **kwargs: Any) -> Any:
-        seen = any(other is mode for other in _get_current_function_mode_stack())
-        with contextlib.nullcontext() if seen else mode:
+        with mode.again():
             return run_backward(*args, **kwargs)
 
-    with (
-        replaced(torch.autograd, _engine_run_backward=run_seen),
-        replaced(torch.autograd.graph, _engine_run_backward=run_seen),
-    ):
-        yield
+    @functools.wraps(impl)
+    def register(self: Any, name: Any, function: Any, dispatch_key: str = "", **kwargs: Any) -> Any:
+        if callable(function) and dispatch_key != "Meta" and function is not torch.library.fallthrough_kernel:
+            function = _with_current_mode(function)
+        return impl(self, name, function, dispatch_key, **kwargs)
+
+    _modes.append(mode)
+    try:
+        with (
+            replaced(torch.autograd, _engine_run_backward=run_seen),
+            replaced(torch.autograd.graph, _engine_run_backward=run_seen),
+            replaced(torch.library.Library, impl=register),
+        ):
+            yield
+    finally:
+        _modes.pop()
+
+
+_modes: list[_HostMemory] = []  # of the innermost `installed`; operators outlive the context they were registered in
+
+
+def _with_current_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _modes[-1].again() if _modes else contextlib.nullcontext():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def _aligned(result: torch.Tensor, args: tuple) -> torch.Tensor:
@@ -310,10 +347,12 @@ def installed(runtime: Runtime, tells_devices_apart: bool = False) -> Iterator[N
         replaced(
             torch.Tensor,
             is_cuda=is_cuda,
+            is_pinned=lambda _tensor, _device=None: False,
+            record_stream=lambda _tensor, _stream: None,
             **{name: _poisoned(getattr(torch.Tensor, name)) for name in _FRESH_LIKE_TENSOR},
         ),
         placement.installed() if placement is not None else contextlib.nullcontext(),
-        _seen_in_backward_passes(mode),
+        _seen_in_called_python(mode),
         mode,
     ):
         yield

@@ -261,7 +261,7 @@ class _Parser:
             if m[2] not in TYPE_BITS:
                 raise self.fail(f"unknown register type .{m[2]}", start)
             for name in m[3].split(","):
-                scopes.declare(name.strip(), m[2])
+                scopes.declare(name.strip(), m[2], elements=int(m[1][1:]) if m[1] else 0)
         elif re.match(r"\.(local|shared|param|global)\b", statement):
             variable = self.variable(statement, start)
             variables[variable.name] = variable
@@ -316,6 +316,9 @@ class _Parser:
         register = scopes.register(text)
         if register is not None:
             return register
+        vector = scopes.vector(text)
+        if vector is not None:
+            return Vector(vector)
         if text == "WARP_SZ":
             return Imm(32)
         if text[0] == "%":
