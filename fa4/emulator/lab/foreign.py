@@ -1,11 +1,12 @@
 """Known-good kernels that were not written here, unmodified, on the emulator:
 
     python -m fa4.emulator.lab.foreign --cutlass PATH [--only REGEX] [--seeds 5]
+    python -m fa4.emulator.lab.foreign --packages [--only REGEX] [--write docs/results]
 
-PATH is a checkout of NVIDIA/cutlass. Every example runs as its own script, with fresh random inputs, and checks its
-own results against torch; one that compares nothing fails. Each of its kernel launches is repeated from the same
-memory under every other seed and schedule, and must leave the same bits. Where it may not (sums by atomics), the whole
-script runs, and checks, again.
+The second runs public packages that are installed (lab/public). In the first, PATH is a checkout of NVIDIA/cutlass.
+Every example runs as its own script, with fresh random inputs, and checks its own results against torch; one that
+compares nothing fails. Each of its kernel launches is repeated from the same memory under every other seed and
+schedule, and must leave the same bits. Where it may not (sums by atomics), the whole script runs, and checks, again.
 """
 
 from __future__ import annotations
@@ -177,14 +178,56 @@ def table_row(outcome: Outcome, example: Example) -> str:
     )
 
 
+def _run_packages(only: str, seeds: int, timeout: float, folder: Path | None) -> int:
+    """Run the rows of lab/public that can run here; the exit code."""
+    from fa4.emulator.lab.public import page, run
+
+    rows, absent = run.installed(row for row in run.all_rows() if re.search(only, row.key))
+    for package in absent:
+        print(f"{package} is not installed: left out", file=sys.stderr)
+    outcomes: list[Outcome] = []
+
+    def tell(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        found = {severity: 0 for severity in ("error", "letter", "redundant", "leftover")}
+        for finding in outcome.findings:
+            found[finding["severity"]] += 1
+        told = ", ".join(f"{count} {severity}" for severity, count in found.items() if count)
+        result = outcome.failure or "; ".join(outcome.wrong) or "right"
+        print(f"{outcome.key}: {result}{f'; found {told}' if told else ''}", flush=True)
+        if folder is not None:
+            page.write(folder, outcomes, run.EXAMPLES)
+
+    run.run_rows(rows, seeds, timeout, tell)
+    return int(not all(outcome.right for outcome in outcomes))
+
+
 @click.command(help=__doc__)
-@click.option("--cutlass", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--only", type=PATTERN, default="", help="Regular expression on the names of examples.")
-@click.option("--seeds", type=COUNT, default=5, show_default=True, help="Each under every schedule.")
+@click.option("--cutlass", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--packages", is_flag=True, help="Kernels of packages that are installed, instead of NVIDIA's examples.")
+@click.option(
+    "--write",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder for the page of packages and its data; rows that were not run again stay.",
+)
+@click.option("--only", type=PATTERN, default="", help="Regular expression on the names of examples or calls.")
+@click.option(
+    "--seeds",
+    type=COUNT,
+    help="Each under every schedule [default: 5]; with --packages each under the next schedule [default: 3].",
+)
 @click.option("--inputs", type=int, help="Seed of the examples' inputs [default: fresh, printed].")
 @click.option("--timeout", default=900.0, show_default=True, help="Seconds for all runs of one example.")
 @click.option("--one", hidden=True, help="Run this example here and print its outcome as JSON.")
-def main(cutlass: Path, only: str, seeds: int, inputs: int | None, timeout: float, one: str | None) -> None:
+def main(
+    cutlass: Path | None, packages: bool, write: Path | None, only: str, seeds: int | None, inputs: int | None,
+    timeout: float, one: str | None,
+) -> None:  # fmt: skip
+    if packages:
+        raise SystemExit(_run_packages(only, seeds or 3, timeout, write))
+    if cutlass is None:
+        raise click.UsageError("one of --cutlass PATH and --packages is needed")
+    seeds = seeds or 5
     by_name = {example.name: example for example in EXAMPLES}
     inputs = random.SystemRandom().randrange(2**20) if inputs is None else inputs
     if one is not None:

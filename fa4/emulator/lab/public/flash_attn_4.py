@@ -1,4 +1,4 @@
-"""flash-attn-4: forward and backward through `flash_attn.cute.interface`, with the cases and the judge of fa4's tests."""
+"""flash-attn-4: forward and backward through `flash_attn.cute.interface`, with the cases and the judge of fa4."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _judge_forward(on_host: Problem, out: torch.Tensor, lse: torch.Tensor) -> li
     """Judge out by twice the error of the same precision, and lse by what the package's exp2 may err: some of its
     values come from a polynomial of degree 3, whose relative error is up to 8.8e-5 (bfloat16 has 3.9e-3)."""
     exact, floor = (reference.forward(on_host.inputs, on_host.spec, precise=precise) for precise in (True, False))
-    of_out, of_lse = (cases.judge(name, got.detach().cpu(), *pair) for name, got, *pair in
-                      zip(("out", "lse"), (out, lse), exact, floor))  # fmt: skip
+    of_out = cases.judge("out", out.detach().cpu(), exact[0], floor[0])
+    of_lse = cases.judge("lse", lse.detach().cpu(), exact[1], floor[1])
     return [of_out, replace(of_lse, allowed=of_lse.allowed + _EXP2_ERROR)]
 
 

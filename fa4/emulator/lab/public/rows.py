@@ -59,6 +59,10 @@ class Outcome:
     findings: list[dict[str, Any]] = field(default_factory=list)
     failure: str = ""
 
+    @property
+    def key(self) -> str:
+        return f"{self.package} {self.name} {self.chip}"
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -1,6 +1,6 @@
 """Run the rows of the packages that are installed, each package and chip in a process of its own.
 
-A process writes one line of JSON per row; one that dies, or takes too long for a row, is started again at the row after.
+A process writes one line of JSON per row; one that dies, or takes too long, is started again at the row after.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from itertools import groupby
 
 from fa4.emulator.lab.public.rows import Outcome, Row, run_row, version_of
 from fa4.emulator.machine import Order, interleavings
+
+# Scripts of examples/emulator that show the same as an error which is found, by its kind and file.
+EXAMPLES: dict[str, str] = {}
 
 
 def all_rows() -> list[Row]:
@@ -52,7 +55,8 @@ def _worker(rows: Sequence[Row], seeds: int, timeout: float) -> Iterable[Outcome
     lines: queue.Queue[str | None] = queue.Queue()
     complaints: list[str] = []
     threading.Thread(target=_pump, args=(process.stdout, lines.put), daemon=True).start()
-    threading.Thread(target=_pump, args=(process.stderr, complaints.append), daemon=True).start()
+    listener = threading.Thread(target=_pump, args=(process.stderr, complaints.append), daemon=True)
+    listener.start()
     try:
         for row in rows:
             start = time.perf_counter()
@@ -65,6 +69,7 @@ def _worker(rows: Sequence[Row], seeds: int, timeout: float) -> Iterable[Outcome
                     yield failed
                     return
                 if line is None:
+                    listener.join(timeout=5)
                     tail = [text.strip() for text in complaints if text and text.strip()][-1:]
                     failed.failure = f"the process ended with {process.wait()}: {''.join(tail)[:200]}"
                     yield failed
