@@ -182,12 +182,12 @@ def _run_packages(only: str, seeds: int, timeout: float, folder: Path | None) ->
     """Run the rows of lab/public that can run here; the exit code."""
     from fa4.emulator.lab.public import page, run
 
-    rows, absent = run.installed(row for row in run.all_rows() if re.search(only, row.key))
+    here, absent = run.installed(row for row in run.all_rows() if re.search(only, row.key))
     for package in absent:
         print(f"{package} is not installed: left out", file=sys.stderr)
-    outcomes: list[Outcome] = []
+    outcomes: list[public.Outcome] = []
 
-    def tell(outcome: Outcome) -> None:
+    def tell(outcome: public.Outcome) -> None:
         outcomes.append(outcome)
         found = {severity: 0 for severity in ("error", "letter", "redundant", "leftover")}
         for finding in outcome.findings:
@@ -198,7 +198,7 @@ def _run_packages(only: str, seeds: int, timeout: float, folder: Path | None) ->
         if folder is not None:
             page.write(folder, outcomes, run.EXAMPLES)
 
-    run.run_rows(rows, seeds, timeout, tell)
+    run.run_rows(here, seeds, timeout, tell)
     return int(not all(outcome.right for outcome in outcomes))
 
 
