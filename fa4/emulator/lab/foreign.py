@@ -180,14 +180,14 @@ def table_row(outcome: Outcome, example: Example) -> str:
 
 def _run_packages(only: str, seeds: int, timeout: float, folder: Path | None) -> int:
     """Run the rows of lab/public that can run here; the exit code."""
-    from fa4.emulator.lab.public import page, run
+    from fa4.emulator.lab.public import page, rows, run
 
     here, absent = run.installed(row for row in run.all_rows() if re.search(only, row.key))
     for package in absent:
         print(f"{package} is not installed: left out", file=sys.stderr)
-    outcomes: list[public.Outcome] = []
+    outcomes: list[rows.Outcome] = []
 
-    def tell(outcome: public.Outcome) -> None:
+    def tell(outcome: rows.Outcome) -> None:
         outcomes.append(outcome)
         found = {severity: 0 for severity in ("error", "letter", "redundant", "leftover")}
         for finding in outcome.findings:
