@@ -10,6 +10,7 @@ from fa4.emulator.timing.sass import Slot, code, cycles_alone, issue_model
 from fa4.emulator.timing.sass.blocks import machine_blocks
 from fa4.emulator.timing.sass.control import Control
 from fa4.emulator.timing.sass.pipes import rate
+from fa4.emulator.timing.sass.walk import walk
 from tests.timing import small_kernels
 
 try:
@@ -103,6 +104,19 @@ def test_the_table_knows_every_opcode_of_the_small_kernel(compiled):
     chip, _, cubin, entry = compiled
     opcodes = {instruction.opcode for instruction in code.functions(cubin)[entry].instructions}
     assert [opcode for opcode in opcodes if rate(opcode, chip).pipe == "unknown"] == []
+
+
+@needs_nvdisasm
+def test_what_a_run_is_charged_is_a_path_of_the_machine_code(compiled):
+    _, ptx, cubin, entry = compiled
+    model = issue_model(ptx, cubin, entry)
+    starts = [block.start for block in model.blocks]
+    wait = next(i for i, block in enumerate(model.blocks) if any("TRYWAIT" in slot.opcode for slot in block.slots))
+    # Once through the loop of a wait that succeeds: not through the branch back to it.
+    there = walk(model, [start for i, start in enumerate(starts) if i != wait + 1])
+    assert there.instructions > 40 and there.joined == there.instructions
+    back = walk(model, reversed(starts))
+    assert back.joined < back.instructions / 2
 
 
 def code_of(ptx, entry):

@@ -20,6 +20,9 @@ _PARAMETER = re.compile(
 )
 
 
+_machine_code: dict[str, bytes] = {}  # by digest of the PTX
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One entry of a PTX text, with the bytes of each of its parameters."""
@@ -79,6 +82,7 @@ class Modules:
         if digest not in self._ptx:
             self._binaries.append(binary)
         self._ptx[digest] = ptx
+        _machine_code[_digest(ptx.encode())] = binary
 
     def ptx_of(self, binary: bytes) -> str:
         """The PTX that a fat binary came from. Raises EmulationError when it was compiled out of sight."""
@@ -125,6 +129,11 @@ class Modules:
     def _new_handle(self) -> int:
         self._last_handle += 0x10
         return self._last_handle
+
+
+def machine_code(ptx: str) -> bytes | None:
+    """The fat binary that the compiler made of a PTX text; None where it was not seen."""
+    return _machine_code.get(_digest(ptx.encode()))
 
 
 def _digest(code: bytes) -> str:

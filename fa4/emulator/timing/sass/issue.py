@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fa4.emulator.machine.ptx import Kernel, parse
@@ -107,13 +107,18 @@ class Coverage:
 
 @dataclass(frozen=True)
 class IssueModel:
-    """The machine code of one kernel by blocks of its PTX. blocks: in order, without gaps, from first to last."""
+    """The machine code of one kernel by blocks of its PTX. blocks: in order, without gaps, from first to last.
+
+    homes: block of machine code (`blocks.machine_blocks`) whose slots stand in a block -> index of that in `blocks`.
+    """
 
     entry: str
     chip: str
     blocks: tuple[Block, ...]
     untied: tuple[Untied, ...]
     coverage: Coverage
+    code: Function
+    homes: Mapping[int, int]
 
 
 def issue_model(ptx: str, cubin: bytes, entry: str) -> IssueModel:
@@ -169,12 +174,38 @@ def tie(kernel: Kernel, function: Function, lines: dict[int, list[int]], chip: s
     residents = defaultdict(list)
     for block, home in homes.items():
         residents[home].append(block)
-    blocks = []
+    cold = _cold(kernel, function, indices, of_code)
+    blocks: list[Block] = []
+    charged: dict[int, int] = {}
     for home in range(len(of_ptx)):
-        parts = [tuple(slots[i] for i in of_code[block]) for block in residents[home]]
-        span = of_ptx[home]
-        blocks.append(_block(kernel, span, parts))
-    return IssueModel(kernel.name, chip, tuple(blocks), tuple(untied), _coverage(kernel, slots, blocks))
+        parts = {block: tuple(slots[i] for i in of_code[block]) for block in residents[home]}
+        last = {block: function.instructions[of_code[block][-1]].target for block in parts}
+        turned = {block for block, target in last.items() if target is not None and target <= of_code[block].start}
+        made, kept = _block(kernel, of_ptx[home], parts, turned, cold)
+        blocks.append(made)
+        charged.update(dict.fromkeys(kept, home))
+    coverage = _coverage(kernel, slots, blocks)
+    return IssueModel(kernel.name, chip, tuple(blocks), tuple(untied), coverage, function, charged)
+
+
+def _cold(kernel: Kernel, function: Function, indices: Sequence[int | None], of_code: flow.Ranges) -> set[int]:
+    """Blocks of machine code that only a failed wait runs: from where it goes up to the branch back into line."""
+    code = function.instructions
+    found = set()
+    for i, instruction in enumerate(code):
+        target = instruction.target
+        if instruction.root != "BRA" or not instruction.guard or target is None or target <= i:
+            continue
+        if not _is_wait(kernel, indices[i]) or of_code.of(target) == of_code.of(i) + 1:
+            continue
+        block = of_code.of(target)
+        while block < len(of_code):
+            found.add(block)
+            last = code[of_code[block][-1]]
+            if last.root == "BRA" and not last.guard:
+                break
+            block += 1
+    return found
 
 
 def _index(instruction: MachineInstruction, lines: dict[int, list[int]], kernel: Kernel) -> int | None:
@@ -265,26 +296,47 @@ def _homes(kernel: Kernel, function: Function, slots: Sequence[Slot], of_ptx: fl
     return homes, untied
 
 
-def _block(kernel: Kernel, span: range, parts: list[tuple[Slot, ...]]) -> Block:
-    """Parts in the order of the machine code; copies of earlier ones and the further tries of waits apart."""
-    slots: list[tuple[Slot, ...]] = []
+def _block(
+    kernel: Kernel, span: range, parts: Mapping[int, tuple[Slot, ...]], turned: set[int], cold: set[int]
+) -> tuple[Block, list[int]]:
+    """The block of PTX, and the blocks of machine code that its slots are.
+
+    parts: in the order of the machine code. cold: those that only failed waits run. turned: those that branch back. A loop whose test the compiler moved to its
+    end has the test before it, too: the part that branches back runs more often, so the other one is the copy.
+    """
+    made_of = {block: _made_of(kernel, part) for block, part in parts.items()}
     retries: list[Slot] = []
-    copies: list[tuple[Slot, ...]] = []
-    seen: set[tuple] = set()
-    for part in parts:
-        effects = {(slot.ptx, slot.opcode) for slot in part if slot.opcode.partition(".")[0] in _ANCHORS}
-        goes_on = retries and all(_is_wait(kernel, slot.ptx) or slot.opcode == "BRA" for slot in part)
-        if goes_on or any(_is_wait(kernel, ptx) for ptx, _ in effects & seen):
+    first: list[int] = []
+    tried: set[int] = set()
+    for block, part in parts.items():
+        waits = {slot.ptx for slot in part if slot.ptx is not None and _is_wait(kernel, slot.ptx)}
+        does_more = any(slot.opcode.partition(".")[0] in _ANCHORS and slot.ptx not in waits for slot in part)
+        if block in cold or (waits & tried and not does_more) or (retries and not made_of[block]):
             retries.extend(part)
-        # One instruction of PTX may become code with loops of its own; two or more that come again are a copy.
-        elif len({ptx for ptx, _ in effects & seen}) > 1 and len(effects & seen) * 2 > len(effects):
-            copies.append(part)
         else:
-            slots.append(part)
-            seen |= effects
-    return Block(
-        span.start, span.stop, tuple(slot for part in slots for slot in part), tuple(retries), tuple(copies)
-    )  # fmt: skip
+            first.append(block)
+            tried |= waits
+    kept: list[int] = []
+    copies: list[tuple[Slot, ...]] = []
+    for block in sorted(first, key=lambda block: (block not in turned, block)):
+        if any(_is_copy(made_of[block], made_of[other]) for other in kept):
+            copies.append(parts[block])
+        else:
+            kept.append(block)
+    kept.sort()
+    slots = tuple(slot for block in kept for slot in parts[block])
+    return Block(span.start, span.stop, slots, tuple(retries), tuple(copies)), kept
+
+
+def _made_of(kernel: Kernel, part: tuple[Slot, ...]) -> set[int]:
+    """PTX instructions of a part, without branches."""
+    return {slot.ptx for slot in part if slot.ptx is not None and kernel.instructions[slot.ptx].parts[0] != "bra"}
+
+
+def _is_copy(made_of: set[int], other: set[int]) -> bool:
+    """One instruction of PTX may become code with blocks of its own; several that come again are a copy."""
+    both = made_of & other
+    return len(both) > 2 and 2 * len(both) >= min(len(made_of), len(other))
 
 
 def _coverage(kernel: Kernel, slots: Sequence[Slot], blocks: Sequence[Block]) -> Coverage:
