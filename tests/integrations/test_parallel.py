@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ import fa4.distributed as cp
 from fa4.cases import Case, make
 from fa4.integrations import sdpa
 from fa4.integrations.dtensor import register_dtensor
+from fa4.integrations.megatron import CoreAttention
 from tests.integrations.oracle import assert_attention
+from tests.integrations.test_megatron import LENGTH, Mask, config, module, rows_of
 
 WORLD = 2
 
@@ -167,6 +170,25 @@ def uneven_heads(mesh, seed):
             fa4.flash_attn_func(q, kv, kv)
 
 
+def megatrons_context_parallel(mesh, seed):
+    """Padded and packed, by either way of communication, on parts as Megatron cuts them."""
+    groups, whole = SimpleNamespace(cp=mesh.get_group()), module()
+    q, k, v = rows_of(seed, LENGTH, 2)
+    bounds = torch.tensor([0, 4, LENGTH], dtype=torch.int32)
+    packed = SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=8, max_seqlen_kv=8)
+    packed.cu_seqlens_q_padded = packed.cu_seqlens_kv_padded = None
+    for way in ("p2p", "all_gather"):
+        core = CoreAttention(
+            config(context_parallel_size=WORLD), 1, Mask.causal, "self", cp_comm_type=way, pg_collection=groups
+        )
+        part = core(*(cp.shard(x, dim=0) for x in (q, k, v)), None)
+        assert (part - cp.shard(whole(q, k, v, None), dim=0)).abs().max() < 1e-12
+        one = [x[:, 0] for x in (q, k, v)]
+        part = core(*(cp.shard(x, dim=0, cu_seqlens=bounds) for x in one), None, packed_seq_params=packed)
+        expected = whole(*one, None, packed_seq_params=packed)
+        assert (part - cp.shard(expected, dim=0, cu_seqlens=bounds)).abs().max() < 1e-12
+
+
 def on_every_rank(rank, file, seed):
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="torch")
@@ -175,6 +197,7 @@ def on_every_rank(rank, file, seed):
         mesh = init_device_mesh("cpu", (WORLD,))
         in_torchs_context_parallel(mesh, seed)
         fully_sharded(mesh, seed)
+        megatrons_context_parallel(mesh, seed)
         tensor_parallel(mesh, seed, heads_kv=2, local=True)
         uneven_heads(mesh, seed)
         tensor_parallel(mesh, seed, heads_kv=2, local=False)
