@@ -301,8 +301,9 @@ def _block(
 ) -> tuple[Block, list[int]]:
     """The block of PTX, and the blocks of machine code that its slots are.
 
-    parts: in the order of the machine code. cold: those that only failed waits run. turned: those that branch back. A loop whose test the compiler moved to its
-    end has the test before it, too: the part that branches back runs more often, so the other one is the copy.
+    parts: in the order of the machine code. cold: those that only failed waits run. turned: those that branch back. A
+    loop whose test the compiler moved to its end has the test before it, too: the part that branches back runs more
+    often, so the other one is the copy.
     """
     made_of = {block: _made_of(kernel, part) for block, part in parts.items()}
     retries: list[Slot] = []

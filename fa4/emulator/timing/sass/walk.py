@@ -17,8 +17,9 @@ from fa4.emulator.timing.sass.issue import IssueModel
 
 @dataclass(frozen=True)
 class Walk:
-    """Paths of warps. instructions: of the machine, charged. joined: of them, those of blocks that an edge leads to from
-    the block charged before. breaks: (block of machine code, the one charged next) without an edge -> how often."""
+    """Paths of warps. instructions: of the machine, charged. joined: of them, those of blocks that an edge leads to
+    from the block charged before. breaks: (block of machine code, the one charged next) without an edge ->
+    how often."""
 
     instructions: int
     joined: int
