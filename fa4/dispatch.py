@@ -25,9 +25,6 @@ from .spec import AttentionSpec, Extent, Feature
 
 _HALF = (torch.float16, torch.bfloat16)
 ALL_FEATURES = frozenset(Feature)
-CACHES = frozenset(
-    (Feature.PAGES, Feature.CACHE_ROWS, Feature.CACHE_VARLEN, Feature.CACHE_FP8, Feature.BATCH_INVARIANT)
-)
 MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Feature.CAPTURED_GRADIENTS))
 
 
@@ -72,8 +69,8 @@ FEW_QUERIES = Sizes(
 class Backend:
     """One row of the table.
 
-    `module` is imported when the row is first used and offers a class `Plan`, see `fa4.plan`. A backend may have a
-    second row, which prefers it for some `sizes`.
+    `module` is imported when the row is first used and offers a class `Plan`, see `fa4.plan`. A backend may have
+    further rows, for more shapes with fewer features or for some `sizes` only.
     """
 
     name: str
@@ -97,7 +94,7 @@ class Backend:
         elif self.requires and not chip.compiles:
             reasons.append(chip.no_target)
         if self.sizes is not None and not self.sizes.take(spec, extent):
-            reasons.append(f"is preferred only for {self.sizes.text}")
+            reasons.append(f"is only for {self.sizes.text}")
         reasons += [
             f"needs the module {name}, which is not installed" for name in self.requires if not _installed(name)
         ]
@@ -147,6 +144,18 @@ def _sm90_lacks_of_cache(spec: AttentionSpec) -> list[str]:
     return lacks
 
 
+def _sm100_lacks_of_cache(spec: AttentionSpec) -> list[str]:
+    assert spec.cache is not None
+    if spec.cache.page_size is None:
+        return []
+    lacks = []
+    if spec.cache.page_size % 8:  # rows after which a swizzle repeats
+        lacks.append(f"lacks pages of {spec.cache.page_size} rows (has multiples of 8)")
+    if spec.cache.has_leftpad:
+        lacks.append("lacks cache_leftpad in pages")
+    return lacks
+
+
 _CUTE = ("cutlass.cute", "tvm_ffi")
 _SM80 = Backend(
     name="sm80",
@@ -174,27 +183,29 @@ _SM90 = Backend(
     lacks_of_blocks=_lacks_of_blocks,
     lacks_of_cache=_sm90_lacks_of_cache,
 )
+_SM100 = Backend(
+    name="sm100",
+    summary="CuTe DSL, tcgen05 and TMA: Blackwell datacenter GPUs",
+    chips="sm_100 or sm_103",
+    on=lambda chip: chip.number in (100, 103),
+    dtypes=_HALF,
+    head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
+    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS, Feature.CACHE_FP8},
+    module="fa4.sm100.plan",
+    requires=_CUTE,
+    lacks_of_blocks=_lacks_of_blocks,
+    lacks_of_cache=_sm100_lacks_of_cache,
+)
 
 # Order is preference.
 BACKENDS: tuple[Backend, ...] = (
-    replace(  # cuts the keys into parts, where Blackwell's own kernels would leave most of the chip idle
-        _SM80,
-        summary="the portable kernels, which split keys, where few queries leave a chip idle",
-        chips="sm_100 or sm_103",
-        on=lambda chip: chip.number in (100, 103),
+    _SM100,
+    replace(  # one Q tile leaves tensor memory for wider heads
+        _SM100,
+        summary="the same, the forward",
+        head_dims=HeadDims(multiple=8, largest=256),
+        features=_SM100.features - {Feature.BACKWARD, Feature.DETERMINISTIC, Feature.BLOCK_MASK},
         sizes=FEW_QUERIES,
-    ),
-    Backend(
-        name="sm100",
-        summary="CuTe DSL, tcgen05 and TMA: Blackwell datacenter GPUs",
-        chips="sm_100 or sm_103",
-        on=lambda chip: chip.number in (100, 103),
-        dtypes=_HALF,
-        head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
-        features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS} - CACHES,
-        module="fa4.sm100.plan",
-        requires=_CUTE,
-        lacks_of_blocks=_lacks_of_blocks,
     ),
     _SM90,
     replace(
@@ -293,8 +304,8 @@ def _record(file: str, spec: AttentionSpec, extent: Extent, chip: Chip, backend:
 def _judge(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> _Verdict:
     refused: list[tuple[str, tuple[str, ...]]] = []
     for row in BACKENDS:
-        if row.sizes is not None and (not row.on(chip) or backend == row.name):
-            continue  # a preference that is not about this chip, or needs none
+        if row.sizes is not None and not row.on(chip):
+            continue  # what another chip does with some sizes is no reason here
         reasons = row.refusals(spec, extent, chip)
         if backend not in ("auto", row.name):
             reasons.insert(0, f"backend={backend!r} was asked for")

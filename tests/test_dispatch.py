@@ -14,7 +14,7 @@ from fa4.chips import CHIPS
 from fa4.device import Chip, NoTarget, chip_by_number, chip_of, emulating, target_for
 from fa4.dispatch import Backend, HeadDims, NoBackend
 from fa4.mods.record import ModSpec
-from fa4.spec import Extent, Feature
+from fa4.spec import CacheSpec, Extent, Feature
 
 PICKY = Backend(
     name="picky",
@@ -138,9 +138,9 @@ def test_kernels_take_head_dims_of_whole_vectors(name):
 
 
 LARGEST = {
-    "sm100": [(128, 128)],
+    "sm100": [(128, 128), (256, 256)],
     "sm90": [(128, 128), (256, 256), (256, 256)],
-    "sm80": [(256, 256), (256, 256)],
+    "sm80": [(256, 256)],
     "torch": [],
 }
 
@@ -159,14 +159,41 @@ def test_head_dims_end_where_the_table_says(name):
         assert rows[0].takes(1, 1000) and rows[0].takes(999, 3)
 
 
-def test_few_queries_without_gradients_go_to_the_kernel_that_splits_keys():
+def test_blackwell_takes_wide_heads_of_few_queries_without_gradients():
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-    problem, chip = spec(head_dim=128, heads_q=8, heads_kv=2), chip_by_number(100)
-    for rows, trains, chosen in ((1, False, "sm80"), (16, False, "sm80"), (17, False, "sm100"), (1, True, "sm100")):
-        asked = replace(problem, needs_backward=trains)
-        assert dispatch.select(asked, Extent(1, rows, 4096), chip).name == chosen
-    for number, chosen in ((80, "sm80"), (90, "sm90"), (100, "sm80"), (103, "sm80"), (120, "sm80")):
-        assert dispatch.select(problem, Extent(1, 1, 4096), chip_by_number(number)).name == chosen
+    problem, chip = spec(head_dim=256, heads_q=8, heads_kv=2), chip_by_number(100)
+    for rows, trains, chosen in ((1, False, "sm100"), (16, False, "sm100"), (17, False, "sm80"), (1, True, "sm80")):
+        asked, extent = replace(problem, needs_backward=trains), Extent(1, rows, 4096)
+        assert dispatch.select(asked, extent, chip).name == chosen
+        if chosen == "sm80":
+            with pytest.raises(NoBackend, match="is only for inference with at most 64 query rows"):
+                dispatch.select(asked, extent, chip, "sm100")
+    narrow = spec(head_dim=128, heads_q=8, heads_kv=2)
+    for number, chosen in ((80, "sm80"), (90, "sm90"), (100, "sm100"), (103, "sm100"), (120, "sm80")):
+        assert dispatch.select(narrow, Extent(1, 1, 4096), chip_by_number(number)).name == chosen
+
+
+@pytest.mark.parametrize(
+    "cache, why",
+    [
+        (CacheSpec(page_size=8), None),
+        (CacheSpec(page_size=16), None),
+        (CacheSpec(page_size=384), None),
+        (CacheSpec(has_batch_idx=True, has_leftpad=True), None),
+        (CacheSpec(page_size=1), "lacks pages of 1 rows (has multiples of 8)"),
+        (CacheSpec(page_size=20), "lacks pages of 20 rows (has multiples of 8)"),
+        (CacheSpec(page_size=16, has_leftpad=True), "lacks cache_leftpad in pages"),
+        (CacheSpec(is_fp8=True), "lacks fp8 cache"),
+    ],
+    ids=str,
+)
+def test_what_blackwell_takes_of_caches(cache, why):
+    """The portable kernels serve the rest, and `explain` says why."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+    problem = replace(spec(head_dim=128, heads_q=8, heads_kv=2), cache=cache, has_seqused_k=True)
+    explanation = dispatch.explain(problem, Extent(1, 1, 4096), chip_by_number(100))
+    assert explanation.chosen == ("sm100" if why is None else "sm80")
+    assert why is None or why in str(explanation)
 
 
 def test_unknown_chip_number_is_refused():

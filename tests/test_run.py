@@ -167,7 +167,7 @@ def test_scales_that_are_not_positive(backend, scale, seed):
 
 
 def test_explain_sees_the_lengths():
-    """Pairs of CTAs are for many queries; a few go to the kernel that splits keys, unless gradients are asked for."""
+    """Pairs of CTAs are for many queries; of a few, keys are cut into parts."""
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
     from fa4.device import chip_by_number, emulating
 
@@ -176,13 +176,12 @@ def test_explain_sees_the_lengths():
         return fa4.explain(q.requires_grad_(flags.pop("trains", False)), k, k, **flags)
 
     with emulating(chip_by_number(100, emulated=True)):
-        many, some, few, trained = explained(512), explained(200), explained(1), explained(1, trains=True)
-        named = explained(1, backend="sm100")
-    assert many.chosen == "sm100" and "pairs" in many.tiles
-    assert some.chosen == "sm100" and "pairs" not in some.tiles
-    assert few.chosen == "sm80" and "parts" in few.tiles
-    assert trained.chosen == named.chosen == "sm100"
-    assert "preferred only for inference with at most 64 query rows" in str(many)
+        many, trained, some, few = explained(4096), explained(200, trains=True), explained(200), explained(1)
+    assert many.chosen == trained.chosen == some.chosen == few.chosen == "sm100"
+    assert "pairs" in many.tiles and "parts" not in many.tiles
+    assert "pairs" not in trained.tiles and "parts" not in trained.tiles
+    assert "full: 256 x 128" in some.tiles and "parts" in some.tiles
+    assert "few queries: 128 x 64" in few.tiles and "parts" in few.tiles
 
 
 @pytest.mark.parametrize(

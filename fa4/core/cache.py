@@ -1,10 +1,10 @@
 """Where the key rows of a sequence lie: one after the other, or in pages of a cache.
 
 A kernel asks `Keys.of` for its sequence. One that loads by TMA takes blocks by `block_of`, from pages that hold whole
-blocks. Others get of k and of v a `Strided` or a `Paged`, by `of_head`. Where blocks of keys lie
-evenly in memory (`lies_evenly`), as they do in pages that hold whole blocks, it takes them by `block`; else it takes
-rows one by one, by `rows_from`. Rows of no key have no place: entries of a page table that are past the sequence's end
-are not looked at, and lengths or page numbers beyond the cache are cut to what there is.
+blocks, or in pieces that pages hold whole. Others get of k and of v a `Strided` or a `Paged`, by `of_head`. Where
+blocks of keys lie evenly in memory (`lies_evenly`), as they do in pages that hold whole blocks, it takes them by
+`block`; else it takes rows one by one, by `rows_from`. Rows of no key have no place: entries of a page table that are
+past the sequence's end are not looked at, and lengths or page numbers beyond the cache are cut to what there is.
 """
 
 from __future__ import annotations
@@ -143,15 +143,19 @@ class Keys(Constant):
         return self.rows.count
 
     def block_of(
-        self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, is_ragged: bool
+        self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, is_ragged: bool, in_pieces: bool = False
     ) -> tuple[cute.Tensor, Int32]:
         """The (rows, columns) of k or v that the n-th block of keys lies evenly in, and which block of these it is; x:
-        matrices, or TMA coordinates of some that may be `ragged`."""
+        matrices, or TMA coordinates of some that may be `ragged`. `in_pieces`: it may begin past the sequence's end, as
+        pieces of the last block do, and is then an empty stretch of the last page."""
         if self.table is None:
             return sequence_matrix(x, head, self.sequence, self.rows, self.varlen, is_ragged), n
         size = self.spec.page_size
         place, of_page = n // (size // tile_n), n % (size // tile_n)
         held = Rows(Int32(0), cutlass.min(self.count - place * size, size))
+        if in_pieces:
+            held = Rows(Int32(0), cutlass.max(held.count, 0))
+            place = cutlass.min(place, cutlass.max(self.count - 1, 0) // size)
         return sequence_matrix(
             x, head, page_at(self.table, place, cute.size(x, mode=[3])), held, False, is_ragged
         ), of_page

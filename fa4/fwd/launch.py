@@ -39,6 +39,7 @@ class Arguments:
     cache: CacheTensors | None
     order: Order | PackedOrder
     splits: Int32 | None  # parts that each tile of `order` has; None if keys are not split
+    part_blocks: Int32 | None  # key blocks of a part, the same for all tiles; None if each is cut by its own
     scale_log2: Float32  # and below: see `Scalars`
     to_natural: Float32
     scale_over_cap: Float32
@@ -63,7 +64,8 @@ class ForwardKernel(ForwardProgram, RoleKernel):
     takes), `rows` of a work tile, tiles of q, k, v and o, `ctas` that share a tile, which maps are `ragged_q`,
     `ragged_k` and `ragged_o`; and whether the grid is `persistent`, packed sequences get tiles by a `PackedOrder`
     (`counts_rows`), O is stored `directly`, without a map, and keys are `split`: then out and lse have a leading axis
-    of parts and are float32, and there is no sink."""
+    of parts and are float32, and there is no sink. Parts that are `fixed_parts` have as many key blocks in every
+    tile."""
 
     def begin(self, call: Call, cfg: Any, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
@@ -86,8 +88,10 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         else:
             m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
             order = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, cluster=cfg.ctas)
+        part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = Arguments(
-            maps, call.out, call.lse, call.sink, call.lengths, call.cache, order, splits, *call.scalars, call.mods
-        )
+            maps, call.out, call.lse, call.sink, call.lengths, call.cache, order, splits, part_blocks, *call.scalars,
+            call.mods,
+        )  # fmt: skip
         ctas = args.tiles * cfg.ctas
         self.start(args, cfg, cutlass.min(ctas, sizes.ctas // cfg.ctas * cfg.ctas) if cfg.persistent else ctas, stream)

@@ -42,13 +42,15 @@ class Scalars(NamedTuple):
 
 class Sizes(NamedTuple):
     """section: pairs of head and sequence that advance together, see `core.order`. splits: parts that the keys of a
-    tile are cut into. ctas: as many as the chip runs at a time, the size of a persistent grid."""
+    tile are cut into. ctas: as many as the chip runs at a time, the size of a persistent grid. part_blocks: key blocks
+    of a part, where parts are fixed."""
 
     max_seqlen_q: Int32
     batch: Int32
     section: Int32
     splits: Int32
     ctas: Int32
+    part_blocks: Int32 = 0
 
 
 class Forward:

@@ -10,6 +10,11 @@ from ..core.sequence import sequence_matrix
 from ..core.softmax import LOG2_E
 
 
+def slots_of(packed: int) -> int:
+    """Rows of a tile that a query takes with this many heads packed: the next power of two."""
+    return 1 << (packed - 1).bit_length()
+
+
 def query_of(cfg, row):
     """The query of a tile's row."""
     return row // cfg.slots if cfg.slots > 1 else row

@@ -10,6 +10,8 @@ _START, _JOIN, _JOIN_PART = 1, 3, 0.125
 _WORTH_IT = 0.875  # the sums above are not so exact
 # Parts that do not depend on the batch: keys that are worth one, and how many, for each takes memory.
 _FIXED_KEYS, _MOST_FIXED = 512, 16
+# Shared memory that CTAs of split keys leave to the blocks that join the parts, which may then start beside them.
+JOINING_BYTES = 8 << 10
 
 
 def choose_splits(spec: AttentionSpec, tiles: int, seqlen_k: int, tile_n: int, slots: int, busy: float = 1.0) -> int:

@@ -59,7 +59,7 @@ def work_tile(context, index: Int32) -> Work:
         return Work(index, part, m_block, head, head_kv, batch, place, q, k, keys, mask, walk)
     blocks = mask.key_blocks(m_block)
     if cfg.split:
-        blocks = blocks.part(part, args.splits)
+        blocks = blocks.part(part, args.splits, args.part_blocks)
     is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.slots)
     stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))

@@ -29,7 +29,7 @@ class Resources(Constant):
     def acquire(self, smem: SmemMap) -> None:
         """All threads, before the first barrier of the CTA."""
 
-    def release(self) -> None:
+    def release(self, smem: SmemMap) -> None:
         """All threads, after the last."""
 
 
@@ -100,7 +100,8 @@ class RoleKernel(Program):
             block=(table.roles.threads, 1, 1),
             cluster=(cfg.ctas, 1, 1) if self.clusters else None,
             smem=self.smem(cfg, table).nbytes,
-            min_blocks_per_mp=1,
+            min_blocks_per_mp=table.roles.per_sm,
+            preferred_smem_carveout=100 if table.roles.per_sm > 1 else None,  # else the DSL asks a driver what fits
             use_pdl=self.overlap is not Overlap.NOTHING,
             stream=stream,
         )
@@ -130,7 +131,7 @@ def run(context: cutlass.Constexpr[Context], overlap: cutlass.Constexpr[Overlap]
     # Every reader of what `release` gives back is done, and in a cluster nobody reaches into another CTA any more.
     if cutlass.const_expr(context.cluster > 1 or context.resources is not NOTHING):
         sync_all(context.cluster)
-    context.resources.release()
+    context.resources.release(context.smem)
 
 
 def sync_all(cluster: int) -> None:

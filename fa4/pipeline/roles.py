@@ -39,12 +39,16 @@ class Role:
 class RoleTable(Constant):
     """The roles of a kernel, in order of their warps. Warps after the last role, up to a full warpgroup, idle.
 
+    per_sm: CTAs that are to share an SM.
+
     Raises:
         ValueError: roles overlap, leave a gap, differ in `regs` within a warpgroup (setmaxnreg is a warpgroup's
-            instruction), ask for a register count setmaxnreg cannot set, or for more registers than the SM has.
+            instruction), ask for a register count setmaxnreg cannot set, or for more registers than the SM has, or
+            than a CTA is given at launch where several share it.
     """
 
     roles: tuple[Role, ...]
+    per_sm: int = 1
 
     def __post_init__(self) -> None:
         next_warp = 0
@@ -59,6 +63,9 @@ class RoleTable(Constant):
         total = sum(self.warpgroup_regs(group) * WARPS_PER_WARPGROUP * WARP for group in range(self.warpgroups))
         if total > REGISTERS_PER_SM:
             raise ValueError(f"the roles ask for {total} registers, the SM has {REGISTERS_PER_SM}")
+        if self.per_sm > 1 and total > self.launch_regs() * self.threads:
+            given = self.launch_regs() * self.threads
+            raise ValueError(f"the roles ask for {total} registers, each of {self.per_sm} CTAs of an SM has {given}")
 
     def __getitem__(self, name: str) -> Role:
         for role in self.roles:
@@ -95,7 +102,7 @@ class RoleTable(Constant):
 
     def launch_regs(self) -> int:
         """Registers a thread gets at launch, before any role changes its share."""
-        return REGISTERS_PER_SM // self.threads // 8 * 8
+        return REGISTERS_PER_SM // (self.per_sm * self.threads) // 8 * 8
 
 
 @cute.jit

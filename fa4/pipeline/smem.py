@@ -25,13 +25,19 @@ class Tile(Constant):
     """A panelled tile; `columns` is rounded up to whole panels in storage (TMA fills the rest with zeros).
 
     slots: of a tensor whose rows are (head, row), the tile's rows that the heads of a row take; TMA fills those that
-    are no head's with zeros. 1 where there are as many heads, or no such pairs.
+    are no head's with zeros. 1 where there are as many heads, or no such pairs. pieces: equal shares of the rows that
+    come by a copy each, from places that may be apart.
     """
 
     rows: int
     columns: int
     bits: int = 16  # of an element
     slots: int = 1
+    pieces: int = 1
+
+    @property
+    def piece_rows(self) -> int:
+        return self.rows // self.pieces
 
     @property
     def panel_columns(self) -> int:

@@ -58,7 +58,7 @@ class TmaTile(Constant):
 
     @staticmethod
     def _make(op, tensor: cute.Tensor, tile: Tile, multicast: int = 1) -> TmaTile:
-        box = Tile(tile.rows // multicast, tile.columns, tile.bits)
+        box = Tile(tile.piece_rows // multicast, tile.columns, tile.bits)
         shape = (_by_head(box.rows, tile.slots), tile.panel_columns)
         atom, coordinates = cpasync.make_tiled_tma_atom(op, tensor, box.panel_layout(), shape)
         return TmaTile(atom, coordinates, tile, multicast)
@@ -70,11 +70,11 @@ def _by_head(rows: int, slots: int):
 
 
 def tma_panels(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, rank=0):
-    """Per panel, the (shared, global) sides of the copy of one tile, or of share `rank` of one.
+    """Per panel, the (shared, global) sides of the copy of one tile, or of share or piece `rank` of one.
 
     Args:
         matrix: `tma.tensor` sliced to (rows, columns), perhaps offset to a sequence's first row.
-        row_tile: which tile along the rows.
+        row_tile: which tile along the rows; of a tile in pieces, which piece.
         pointer: where the tile lies in shared memory, typed as its elements.
     """
     panels = tma.tile.panels
@@ -84,9 +84,11 @@ def tma_panels(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointe
 
 def _partition(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, places: int, rank=0):
     """(shared, global) tensors of boxes: the `places` panels from `pointer`, and the panels of a row of tiles."""
-    rows, columns = tma.tile.rows // tma.multicast, tma.tile.panel_columns
+    rows, columns = tma.tile.piece_rows // tma.multicast, tma.tile.panel_columns
     if tma.multicast > 1:
-        row_tile, pointer = row_tile * tma.multicast + rank, pointer + rank * (rows * columns)
+        row_tile = row_tile * tma.multicast + rank
+    if tma.multicast > 1 or tma.tile.pieces > 1:
+        pointer = pointer + rank * (rows * columns)
     layout = cute.make_layout((rows, columns, places), stride=(columns, 1, tma.tile.rows * columns))
     shared = cute.make_tensor(cute.recast_ptr(pointer, cute.make_swizzle(3, 4, 3)), layout)
     place = row_tile if tma.tile.slots == 1 else (0, row_tile)
@@ -101,7 +103,8 @@ def tma_load(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer,
     the tensor become zeros.
 
     With multicast, the CTA of rank `rank` loads its share into all CTAs at the same shared-memory address, and the
-    share's bytes are counted on the barrier at the same address of each.
+    share's bytes are counted on the barrier at the same address of each. Of a tile in pieces, `rank` says which place
+    of the tile is filled, and `row_tile` counts pieces.
     """
     extra = {} if tma.multicast == 1 else {"mcast_mask": Int16((1 << tma.multicast) - 1)}
     for shared, glob in tma_panels(tma, matrix, row_tile, pointer, rank):

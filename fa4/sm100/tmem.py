@@ -1,7 +1,7 @@
 """Tensor memory: a map of named column spans. 512 columns of 128 lanes of 32 bits, per SM.
 
-An address is lane << 16 | column. A kernel here owns a whole SM and allocates all 512 columns, so its columns begin
-at 0 and a span's address is a compile-time constant.
+An address is lane << 16 | column. A kernel that owns a whole SM allocates all 512 columns, so that its columns begin
+at 0 and a span's address is a compile-time constant. CTAs that share an SM have equal shares, which begin anywhere.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ class TmemMap(Constant):
         except KeyError:
             raise AttributeError(f"no tmem span is named {name!r}") from None
 
+    @property
+    def end(self) -> int:
+        """One past the last column in use."""
+        return max(span.first + span.columns for span in self.spans.values())
+
     def table(self) -> str:
         """As Markdown, for the pages in docs/."""
         lines = ["| tensor memory | columns | over |", "|---|---|---|"]
@@ -80,37 +85,63 @@ class TmemMap(Constant):
         return "\n".join(lines)
 
 
+class PlacedMap(Constant):
+    """The spans of a map, counted from where the allocation begins."""
+
+    def __init__(self, spans: TmemMap, base: Int32):
+        self._spans, self._base = spans, base
+
+    def __getattr__(self, name: str) -> Int32:
+        return self._base + getattr(self._spans, name)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorMemory(Resources):
-    """All columns, taken by one warp (of each of `ctas` CTAs) and given back by it. The hardware puts the address in
-    the region `tmem` of shared memory."""
+    """An equal share of the columns for each of `per_sm` CTAs of a multiprocessor, taken by one warp (of each of `ctas`
+    CTAs that work together) and given back by it. The hardware puts the address in the region `tmem` of shared memory.
+
+    Raises:
+        ValueError: the map needs more columns than the share.
+    """
 
     warp: int
     ctas: int = 1
+    per_sm: int = 1
+
+    @property
+    def columns(self) -> int:
+        return COLUMNS // self.per_sm
 
     def acquire(self, smem: SmemMap) -> None:
         _allocate(self, smem.pointer("tmem", Int32))
 
-    def release(self) -> None:
-        _deallocate(self)
+    def release(self, smem: SmemMap) -> None:
+        _deallocate(self, smem)
+
+    def place(self, spans: TmemMap, smem: SmemMap) -> TmemMap | PlacedMap:
+        """Where the spans lie; after `acquire` and a barrier."""
+        if spans.end > self.columns:
+            raise ValueError(f"a map of {spans.end} tmem columns does not fit a share of {self.columns}")
+        return spans if self.per_sm == 1 else PlacedMap(spans, base(smem))
 
 
 @cute.jit
 def _allocate(memory: cutlass.Constexpr[TensorMemory], holder: cute.Pointer):
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == memory.warp:
-        cute.arch.alloc_tmem(COLUMNS, holder, is_two_cta=memory.ctas == 2)
+        cute.arch.alloc_tmem(memory.columns, holder, is_two_cta=memory.ctas == 2)
         cute.arch.relinquish_tmem_alloc_permit(is_two_cta=memory.ctas == 2)
 
 
 @cute.jit
-def _deallocate(memory: cutlass.Constexpr[TensorMemory]):
+def _deallocate(memory: cutlass.Constexpr[TensorMemory], smem: cutlass.Constexpr[SmemMap]):
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == memory.warp:
-        everything = cute.make_ptr(Int32, 0, cute.AddressSpace.tmem, assumed_align=16)
-        cute.arch.dealloc_tmem(everything, COLUMNS, is_two_cta=memory.ctas == 2)
+        first = 0 if cutlass.const_expr(memory.per_sm == 1) else base(smem)
+        share = cute.make_ptr(Int32, first, cute.AddressSpace.tmem, assumed_align=16)
+        cute.arch.dealloc_tmem(share, memory.columns, is_two_cta=memory.ctas == 2)
 
 
 def base(smem: SmemMap) -> Int32:
-    """The address that the allocation left. It is 0, all columns being taken; but because it is read back, the
+    """The address that the allocation left. It is 0 where all columns are taken; but because it is read back, the
     compiler forms addresses counted from it with one uniform addition each, where it would move every constant through
     a vector register: a fifth to a third of the instructions of an mma loop."""
     holder = cute.make_tensor(smem.pointer("tmem", Int32), cute.make_layout(1))

@@ -1,4 +1,4 @@
-"""Caches in the portable kernels and in Hopper's on the emulated chips: right, and free of races and stray reads,
+"""Caches in the kernels of three chips, each on the emulated one: right, and free of races and stray reads,
 whatever is in pages that no sequence has."""
 
 import random
@@ -11,11 +11,12 @@ pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is
 
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
+from fa4.kvcache import checks
 
 from .named import CASES
 from .problem import CacheCase, build, serves, shared_front
 
-CHIPS = {"sm80": "sm_80", "sm90": "sm_90a"}
+CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
 
 
 def judge(backend: str, name: str, seed: int, interleavings, **changes) -> None:
@@ -52,23 +53,81 @@ SM80 = (
 SM90 = ("pages_of_128", "chunk_in_large_pages", "leftpad_and_batch_idx", "packed_queries_dense_cache")
 
 
-@pytest.mark.parametrize("backend, name", [*(("sm80", name) for name in SM80), *(("sm90", name) for name in SM90)])
+# Blocks in pieces and whole, by one Q tile and by two; wide heads.
+SM100 = (
+    "pages_of_16",
+    "pages_of_128",
+    "chunked_prefill",
+    "leftpad_and_batch_idx",
+    "packed_append",
+    "softcap_and_sink_in_pages",
+    "head_dim_256",
+)
+SOME = {"sm80": SM80, "sm90": SM90, "sm100": SM100}
+
+
+@pytest.mark.parametrize("backend, name", [(backend, name) for backend, names in SOME.items() for name in names])
 def test_named_case(backend, name, seed):
     judge(backend, name, seed, [(schedule, seed) for schedule in random.Random(seed).sample(SCHEDULES, 2)])
 
 
-def test_a_sequence_alone_gives_the_same_bits(seed):
-    """batch_invariant, with keys in parts: where parts begin must not follow from what is in the batch."""
-    case = CacheCase("invariant", (700, 40, 1100), capacity=1100, page_size=44, heads_q=4, queries=(1, 3, 2))
+@pytest.mark.parametrize("backend, page_size", [("sm80", 44), ("sm100", 40)])
+def test_a_sequence_alone_gives_the_same_bits(backend, page_size, seed):
+    """batch_invariant, with keys in parts: where parts begin must not follow from what is in the batch, nor tiles from
+    how many queries others have."""
+    capacity = 28 * page_size
+    case = CacheCase(
+        "invariant", (700, 40, 1100), capacity=capacity, page_size=page_size, heads_q=4, queries=(1, 40, 2)
+    )
     built = build(case, seed)
-    with emulate("sm_80", seed=seed, schedule="random"):
-        out, lse = built.call(backend="sm80", batch_invariant=True)
+    with emulate(CHIPS[backend], seed=seed, schedule="random"):
+        out, lse = built.call(backend=backend, batch_invariant=True)
     built.assert_right((out, lse), f"seed {seed}")
     one = {name: built.arguments[name][:1] for name in ("q", "cache_seqlens", "page_table")}
     one |= dict(cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32), max_seqlen_q=1)
-    with emulate("sm_80", seed=seed + 1, sms=3):
-        alone = built.call(backend="sm80", batch_invariant=True, **one)
+    with emulate(CHIPS[backend], seed=seed + 1, sms=3):
+        alone = built.call(backend=backend, batch_invariant=True, **one)
     assert torch.equal(alone[0], out[:1]) and torch.equal(alone[1], lse[:, :1]), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "backend, name",
+    [("sm80", "dense_ragged"), ("sm80", "pages_of_64"), ("sm90", "pages_of_128"), ("sm100", "pages_of_16")],
+)
+def test_unchecked_lengths_beyond_the_cache_are_cut_to_it(backend, name, seed, monkeypatch):
+    """Nothing outside of it is read: the emulated chip would say so. Entries of the table that are no page's are now in
+    use, and are cut to the pages there are."""
+    monkeypatch.setattr(checks, "checks_lengths", lambda device: False)
+    built = build(CASES[name], seed)
+    size, before = built.case.page_size, built.arguments["k_cache"]
+    capacity = before.shape[1] if size is None else size * built.arguments["page_table"].shape[1]
+    wild, cut = (torch.full_like(built.arguments["cache_seqlens"], n) for n in (1 << 30, capacity))
+    wild[0], cut[0] = -5, 0
+    held = {name: built.arguments[name].nan_to_num(0.5) for name in ("k_cache", "v_cache")}
+    results = []
+    for lengths in (wild, cut):
+        with emulate(CHIPS[backend], seed=seed, schedule="random"):
+            results.append(built.call(backend=backend, **held, cache_seqlens=lengths))
+    (out, lse), same = results
+    assert torch.equal(out, same[0]) and torch.equal(lse, same[1]), f"seed {seed}"
+    assert not out[0].any() and (lse[:, 0] == -torch.inf).all(), f"seed {seed}"
+    assert out.isfinite().all() and lse[:, 1:].isfinite().all(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_unchecked_rows_beyond_the_cache_are_not_appended(page_size, seed, monkeypatch):
+    """Of new rows at a negative place, at the last one and far beyond it, one is written and all else is as it was."""
+    monkeypatch.setattr(checks, "checks_lengths", lambda device: False)
+    case = CacheCase("full", (20, 28, 0), capacity=32, new=4, queries=4, page_size=page_size)
+    built = build(case, seed)
+    before = built.arguments["k_cache"].nan_to_num(0.5)
+    held = {"k_cache": before.clone(), "v_cache": before.clone()}
+    lengths = torch.tensor([-9, 31, 1 << 30], dtype=torch.int32)
+    with emulate("sm_80", seed=seed, schedule="random"):
+        built.call(backend="sm80", **held, cache_seqlens=lengths)
+    changed = (before != held["k_cache"]).flatten(2).any(-1)
+    place = (1, 31) if page_size is None else (int(built.arguments["page_table"][1, 1]), 15)
+    assert changed[place] and changed.sum() == 1, f"seed {seed}"
 
 
 @pytest.mark.soak

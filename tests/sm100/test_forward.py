@@ -14,7 +14,7 @@ from fa4.sm100.fwd.config import Schedule
 from fa4.sm100.fwd.kernel import channels, smem_map
 from fa4.sm100.fwd.tiles import ForwardTiles, tiles_for
 from fa4.sm100.plan import Plan
-from fa4.spec import AttentionSpec
+from fa4.spec import AttentionSpec, CacheSpec, Extent
 from tests.emulated import (
     SOAK_ONLY,
     Kernels,
@@ -120,21 +120,22 @@ def test_chip_and_problem_decide_about_different_columns(number, changes, polyno
 @pytest.mark.parametrize(
     "changes, rows, ctas",
     [
-        (dict(), None, 2),
+        (dict(), 4096, 2),
         (dict(), 257, 2),
         (dict(), 256, 1),
         (dict(varlen=True), 2049, 2),
         (dict(varlen=True), 2048, 1),
-        (dict(window_left=5), None, 1),
-        (dict(window_right=5), None, 1),
-        (dict(head_dim=192), None, 1),
-        (dict(head_dim_v=120), None, 1),
+        (dict(window_left=5), 4096, 1),
+        (dict(window_right=5), 4096, 1),
+        (dict(head_dim=192), 4096, 1),
+        (dict(head_dim_v=120), 4096, 1),
+        (dict(cache=CacheSpec()), 4096, 1),
     ],
     ids=str,
 )
 def test_two_ctas_share_a_tile_where_it_is_full(changes, rows, ctas):
-    spec = replace(AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1), **changes)
-    assert tiles_for(spec, device.chip_by_number(100), rows).ctas == ctas
+    spec = replace(AttentionSpec(torch.bfloat16, 128, 128, 4, 4, 0.1), **changes)
+    assert tiles_for(spec, device.chip_by_number(100), Extent(1, rows, 4096)).ctas == ctas
 
 
 @pytest.mark.parametrize(

@@ -1,77 +1,32 @@
 """Few queries on the emulated Hopper: keys cut into parts, heads of a group as rows of a tile, and the joining."""
 
-import random
-from dataclasses import replace
-
 import pytest
 import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import cases, device
-from fa4.cases import Case
-from fa4.emulator.machine import SCHEDULES
+from fa4 import device
 from fa4.sm90.fwd.plan import Forward
 from fa4.sm90.fwd.tiles import tiles_for
 from fa4.spec import AttentionSpec, Extent
-from tests.emulated import poison_unused
+from tests import parts
 from tests.sm90.test_forward import KERNELS
-
-# Parts, and a case. Those that share head dims, grouping and flags share one compiled kernel.
-CASES = {
-    "uneven_parts": (3, Case("", batch=2, seqlen_q=1, seqlen_k=700, head_dim=128, heads_q=8, heads_kv=2, causal=True)),
-    "more_parts_than_blocks": (5, Case("", seqlen_q=1, seqlen_k=140, head_dim=128, heads_q=8, heads_kv=2, causal=True)),
-    "many_parts": (40, Case("", seqlen_q=2, seqlen_k=2700, head_dim=128, heads_q=4, heads_kv=1, causal=True)),
-    "group_of_five": (2, Case("", batch=2, seqlen_q=3, seqlen_k=300, heads_q=10, heads_kv=2, causal=True)),
-    "group_of_five_whole": (1, Case("", batch=2, seqlen_q=3, seqlen_k=300, heads_q=10, heads_kv=2, sink=True)),
-    "group_of_24_in_two_blocks": (2, Case("", seqlen_q=3, seqlen_k=300, heads_q=24, heads_kv=1, softcap=10.0)),
-    "rows_without_keys": (3, Case("", seqlen_q=40, seqlen_k=20, heads_q=1, heads_kv=1, causal=True)),
-    "packed_sequences": (
-        4,
-        Case("", lengths=((1, 300), (2, 5), (0, 40), (3, 0), (4, 333)), heads_q=8, heads_kv=2, causal=True, sink=True),
-    ),
-    "unused_rows": (
-        3,
-        Case(
-            "",
-            batch=3,
-            seqlen_q=3,
-            seqlen_k=300,
-            head_dim=128,
-            heads_kv=1,
-            seqused=((3, 257), (1, 0), (0, 9)),
-            sink=True,
-        ),
-    ),
-    "two_teams": (3, Case("", seqlen_q=140, seqlen_k=600, head_dim=128, heads_q=2, heads_kv=1, causal=True)),
-    "window_head_dim_256": (2, Case("", seqlen_q=20, seqlen_k=600, head_dim=256, heads_kv=1, window_size=(100, 50))),
-}
 
 
 def judge(name: str, seed: int, interleavings) -> None:
-    splits, case = CASES[name]
-    problem = poison_unused(cases.make(replace(case, name=name), seed))
-    tiles = replace(tiles_for(problem.spec, problem.inputs.extent), splits=splits)
-    results = [KERNELS.forward(problem, emulator_seed, schedule, tiles) for schedule, emulator_seed in interleavings]
-    for out, lse in results:
-        cases.assert_right(cases.judge_forward(problem, out, lse), f"{name}, seed {seed}")
-        assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1]), f"{name}, seed {seed}"
+    parts.judge(KERNELS, lambda problem: tiles_for(problem.spec, problem.inputs.extent), name, seed, interleavings)
 
 
-# These have a kernel to themselves, and little that the others do not show.
-SOAK_ONLY = {"many_parts", "group_of_24_in_two_blocks", "rows_without_keys", "window_head_dim_256"}
-
-
-@pytest.mark.parametrize("name", sorted(CASES.keys() - SOAK_ONLY))
+@pytest.mark.parametrize("name", sorted(parts.CASES.keys() - parts.SOAK_ONLY))
 def test_parts_are_joined(name, seed):
-    judge(name, seed, [(schedule, seed) for schedule in random.Random(seed).sample(SCHEDULES, 2)])
+    judge(name, seed, parts.two_of_the_schedules(seed))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", parts.CASES)
 def test_parts_are_joined_under_many_interleavings(name, seed):
-    judge(name, seed, [(schedule, seed + i) for i in range(4) for schedule in SCHEDULES])
+    judge(name, seed, parts.many_interleavings(seed))
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ...core.variant import Variant
+from ...fwd.rows import slots_of
 from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
 from ..tmem import LANES
@@ -26,11 +28,16 @@ class Schedule(enum.Enum):
 class Config(Variant):
     """Everything the generated code depends on; its fields are the compile key.
 
-    packed: query heads that are neighbouring rows of a tile (divides 128), 1 for none. polynomial: pairs of every 16
-    whose exp2 runs on the FMA units. rescale_threshold: growth of a row's maximum, in powers of two, that O tolerates
-    before it is rescaled; 0 rescales at every growth. sawtooth: every other work tile of a CTA takes its unmasked key
-    blocks in ascending order, starting with those that the tile before it read last. q_tiles: Q tiles of one CTA, which
-    take turns. tile_n: keys of one block.
+    packed: query heads that are neighbouring rows of a tile, 1 for none; divides 128 unless O is stored `directly`.
+    polynomial: pairs of every 16 whose exp2 runs on the FMA units. rescale_threshold: growth of a row's maximum, in
+    powers of two, that O tolerates before it is rescaled; 0 rescales at every growth. sawtooth: every other work tile
+    of a CTA takes its unmasked key blocks in ascending order, starting with those that the tile before it read last.
+    q_tiles: Q tiles of one CTA, which take turns. tile_n: keys of one block.
+
+    directly: O goes from tensor memory through registers to global memory, where few rows of a tile are written, or
+    they are float32. split: the keys of a work tile are shared among CTAs; out and lse have a leading axis of parts and
+    are float32, and there is no sink. fixed_parts: each of a number of key blocks that is the same for all tiles.
+    per_sm: CTAs that share a multiprocessor, so that the softmax of one meets the products of the other.
 
     ctas: 1, or 2 that work as a pair. A Q tile of a pair has 256 rows, 128 in each CTA's tensor memory, and every
     product is computed by both at once: K's rows and V's columns are split between their shared memories, so that each
@@ -49,11 +56,17 @@ class Config(Variant):
     smem_bytes: int
     q_tiles: int = 2
     tile_n: int = 128
-    split: ClassVar[bool] = False
-    directly: ClassVar[bool] = False
+    directly: bool = False
+    split: bool = False
+    fixed_parts: bool = False
+    per_sm: int = 1
     counts_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        if self.slots != self.packed and not self.directly:
+            raise ValueError(f"{self.packed} packed heads do not divide {LANES}, and O is not stored directly")
+        if self.split and not self.directly:
+            raise ValueError("parts are float32, which is stored directly only")
         if self.ctas == 2 and self.head_dim_v != 2 * self.v_tile.panel_columns:
             raise ValueError(f"a pair of CTAs takes head_dim_v = 128, not {self.head_dim_v}")
         if self.ctas == 2 and self.schedule is Schedule.DYNAMIC:
@@ -81,28 +94,36 @@ class Config(Variant):
 
     @property
     def slots(self) -> int:
-        return self.packed
+        """Rows of a tile that a query takes."""
+        return slots_of(self.packed)
 
     @property
     def q_tile(self) -> Tile:
-        return self._tile(self.tile_m, self.head_dim)
+        return self._tile(self.tile_m, self.head_dim, slots=1 if self.slots == self.packed else self.slots)
 
     @property
     def k_tile(self) -> Tile:
         """This CTA's keys of a block."""
-        return self._tile(self.tile_n // self.ctas, self.head_dim)
+        return self._tile(self.tile_n // self.ctas, self.head_dim, pieces=self.pieces)
 
     @property
     def v_tile(self) -> Tile:
         """This CTA's columns of a block."""
-        return self._tile(self.tile_n, self.head_dim_v // self.ctas)
+        return self._tile(self.tile_n, self.head_dim_v // self.ctas, pieces=self.pieces)
+
+    @property
+    def pieces(self) -> int:
+        """Stretches of a key block that pages of the cache hold whole: 1 where they hold whole blocks."""
+        if self.cache is None or self.cache.page_size is None:
+            return 1
+        return self.tile_n // math.gcd(self.tile_n, self.cache.page_size)
 
     @property
     def o_tile(self) -> Tile:
         return self._tile(self.tile_m, self.head_dim_v)
 
-    def _tile(self, rows: int, columns: int) -> Tile:
-        return Tile(rows, columns, self.dtype.width)
+    def _tile(self, rows: int, columns: int, **how: int) -> Tile:
+        return Tile(rows, columns, self.dtype.width, **how)
 
     @property
     def kv_stage_bytes(self) -> int:
@@ -116,7 +137,7 @@ class Config(Variant):
     @property
     def o_over_q(self) -> bool:
         """O is staged in Q's place when separate places would leave fewer than two K/V stages."""
-        return self._kv_stages(self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)) < 2
+        return not self.directly and self._kv_stages(self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)) < 2
 
     @property
     def o_step(self) -> int:
@@ -125,6 +146,9 @@ class Config(Variant):
 
     @property
     def kv_stages(self) -> int:
+        """Of the ring that K and V share."""
+        if self.directly:
+            return min(self._kv_stages(self.q_tiles * self.q_tile.nbytes), 16)
         held = self.q_tiles * max(self.q_tile.nbytes, self.o_tile.nbytes)
         if not self.o_over_q:
             held = self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)
@@ -176,4 +200,4 @@ class Config(Variant):
     @property
     def ragged_k(self) -> bool:
         """Rows after a sequence's keys may hold anything, and 0 * NaN is NaN: TMA puts zeros there."""
-        return self.varlen or self.has_seqused_k
+        return self.varlen_k or self.has_seqused_k

@@ -6,11 +6,15 @@ a row) reads it and writes P = exp2(S - max) over it in 16 bits, O += P V accumu
 maximum has grown, the correction warpgroup scales O before the next product; at the end it normalises O.
 
 Two CTAs may work as a pair (`cfg.ctas`, see `config`): their Q tiles side by side, one of them issuing for both.
+
+Where queries are few, memory is what takes time. Then a CTA owns one Q tile, a query's heads being neighbouring rows,
+and part of the keys; its K/V ring holds all the memory that is left, two CTAs share a multiprocessor, and correction
+stores O by itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...fwd.launch import Arguments, ForwardKernel
 from ...pipeline import kernel as kernels
@@ -35,19 +39,26 @@ from .mma import mma
 from .schedule import schedule
 from .softmax import softmax
 
+SOFTMAX_REGS = {1: 192, 2: 120}  # a thread's, by how many CTAs share a multiprocessor
+CORRECTION_REGS = {1: 72, 2: 64}
+
 
 def roles(cfg: Config) -> RoleTable:
     """A softmax warpgroup for each Q tile, and two warpgroups for the rest."""
     first = 4 * cfg.q_tiles
+    single = [("mma", mma), ("load", load), ("epilogue", epilogue), ("schedule", schedule)]
+    if cfg.directly:
+        single.remove(("epilogue", epilogue))
+    singles = (
+        Role(name, warps=(warp, warp + 1), regs=56, body=body) for warp, (name, body) in enumerate(single, first + 4)
+    )
     return RoleTable(
         (
-            Role("softmax", warps=(0, first), regs=192, body=softmax, teams=cfg.q_tiles),
-            Role("correction", warps=(first, first + 4), regs=72, body=correction),
-            Role("mma", warps=(first + 4, first + 5), regs=56, body=mma),
-            Role("load", warps=(first + 5, first + 6), regs=56, body=load),
-            Role("epilogue", warps=(first + 6, first + 7), regs=56, body=epilogue),
-            Role("schedule", warps=(first + 7, first + 8), regs=56, body=schedule),
-        )
+            Role("softmax", warps=(0, first), regs=SOFTMAX_REGS[cfg.per_sm], body=softmax, teams=cfg.q_tiles),
+            Role("correction", warps=(first, first + 4), regs=CORRECTION_REGS[cfg.per_sm], body=correction),
+            *singles,
+        ),
+        cfg.per_sm,
     )
 
 
@@ -88,19 +99,23 @@ def channels(cfg: Config) -> ChannelTable:
         Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, cfg.q_tiles, Carries.SMEM),
         # Correction has read O when it frees the next work tile's first S.
         shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, cfg.q_tiles, Carries.TMEM),
-        Channel("correction_epilogue_O", "correction", "epilogue", By.WARP, By.READ, cfg.q_tiles, Carries.ASYNC_SMEM),
     )
+    storing = ("correction",) if cfg.directly else ("correction", "epilogue")
+    if not cfg.directly:
+        rows += (Channel("correction_epilogue_O", *storing, By.WARP, By.READ, cfg.q_tiles, Carries.ASYNC_SMEM),)
     if cfg.schedule is Schedule.DYNAMIC:
-        readers = (Every("softmax"), "correction", "mma", "load", "epilogue", "schedule")
+        readers = (Every("softmax"), *storing, "mma", "load", "schedule")
         rows += (Channel("schedule_all_index", "schedule", readers, By.TMA, By.WARP, 1, Carries.ASYNC_SMEM),)
     return ChannelTable(rows, roles(cfg), SIGNALS)
 
 
 def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
+    out_bytes = (cfg.q_tiles - 1) * cfg.o_step + cfg.o_tile.nbytes
+    out = Region("O", out_bytes, align=1024, over="Q" if cfg.o_over_q else None)
     return SmemMap(
         Region("Q", cfg.q_tiles * cfg.q_tile.nbytes, align=1024),
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
-        Region("O", (cfg.q_tiles - 1) * cfg.o_step + cfg.o_tile.nbytes, align=1024, over="Q" if cfg.o_over_q else None),
+        *(() if cfg.directly else (out,)),
         Region("scale", cfg.rows_bytes),
         Region("norm", cfg.rows_bytes),
         Region("barriers", table.nbytes, align=8),
@@ -113,11 +128,15 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
 class Context(kernels.Context):
     """What a role's body gets."""
 
-    tmem: tmem.TmemMap | None = None
+    tmem: tmem.TmemMap | tmem.PlacedMap | None = None
+
+    def placed(self) -> Context:
+        """The same with tensor memory's spans where they lie in this CTA."""
+        return replace(self, tmem=self.resources.place(self.tmem, self.smem))
 
 
 def context(args: Arguments, cfg: Config, table: ChannelTable, smem: SmemMap) -> Context:
-    memory = tmem.TensorMemory(table.roles["correction"].warps[0], cfg.ctas)  # any warp would do
+    memory = tmem.TensorMemory(table.roles["correction"].warps[0], cfg.ctas, cfg.per_sm)  # any warp would do
     return Context(args, cfg, table, smem, memory, cfg.ctas, tmem_map(cfg))
 
 

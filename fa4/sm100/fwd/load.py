@@ -55,22 +55,33 @@ def load_q(context, work, tile: int, cursor: Cursor):
 def load_k(context, work, block: Int32, kv: Cursor):
     """This CTA's keys of a block."""
     cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
-    k = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged_k)
+    pieces = pieces_of(context, tma, work, block)
     kv.wait()
     kv.announce(tma.tile.nbytes, rank)
-    tma_load(tma, k, block * cfg.ctas + rank, kv_place(context, kv.stage), kv.barrier())
+    for i, (k, own) in enumerate(pieces):
+        tma_load(tma, k, own * cfg.ctas + rank, kv_place(context, kv.stage), kv.barrier(), i)
 
 
 def load_v(context, work, block: Int32, kv: Cursor):
     """This CTA's columns of a block."""
     cfg, tma, rank = context.cfg, context.tma("v"), context.args.order.rank
-    v = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged_k)
+    pieces = pieces_of(context, tma, work, block)
     kv.wait()
     kv.announce(tma.tile.nbytes, rank)
-    if cfg.ctas == 2:
-        tma_load_panel(tma, v, block, rank, kv_place(context, kv.stage), kv.barrier())
-    else:
-        tma_load(tma, v, block, kv_place(context, kv.stage), kv.barrier())
+    for i, (v, own) in enumerate(pieces):
+        if cfg.ctas == 2:
+            tma_load_panel(tma, v, own, rank, kv_place(context, kv.stage), kv.barrier())
+        else:
+            tma_load(tma, v, own, kv_place(context, kv.stage), kv.barrier(), i)
+
+
+def pieces_of(context, tma, work, block: Int32) -> list[tuple[cute.Tensor, Int32]]:
+    """Of each piece of a key block, the matrix that holds it, and which of that one's stretches it is."""
+    cfg, x, head = context.cfg, tma.tensor, work.head_kv
+    if cfg.pieces == 1:
+        return [work.keys.block_of(x, head, block, cfg.tile_n, cfg.ragged_k)]
+    rows, first = cfg.tile_n // cfg.pieces, block * cfg.pieces
+    return [work.keys.block_of(x, head, first + i, rows, cfg.ragged_k, in_pieces=True) for i in range(cfg.pieces)]
 
 
 def kv_place(context, stage: Int32) -> cute.Pointer:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ...core.variant import Variant
 from ...device import Chip
 from ...fwd import plan
 from ...fwd.plan import Scalars, Sizes
+from ...fwd.rows import slots_of
+from ...fwd.splits import JOINING_BYTES, choose_splits
+from ...pipeline.smem import SWIZZLE_ALIGN
 from ...spec import AttentionSpec, Extent
 from ..tmem import LANES
-from .config import Config
+from .config import Config, Schedule
 from .kernel import KERNEL
-from .tiles import ForwardTiles, tiles_for
+from .tiles import ForwardTiles, are_few, tiles_for
 
 # Bytes of K and V that one section of heads may hold at a time: half of the chip's L2, the rest is for Q and out.
 SECTION_BYTES = 50 << 20
@@ -24,42 +28,75 @@ class Forward(plan.Forward):
     kernel = KERNEL
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
-        self.tiles = tiles or tiles_for(spec, chip, extent.max_seqlen_q * _packed_heads(spec))
-        cfg = configure(spec, chip, self.tiles)
-        sizes = Sizes(extent.max_seqlen_q, extent.batch, _section(spec, extent.max_seqlen_k), 1, chip.sms)
+        self.tiles, self.splits = _in_parts(spec, extent, chip, tiles or tiles_for(spec, chip, extent))
+        cfg = configure(spec, chip, self.tiles, self.splits)
+        part_blocks = -(-extent.max_seqlen_k // (cfg.tile_n * self.splits))
+        section = _section(spec, extent.max_seqlen_k)
+        sizes = Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
     def __str__(self) -> str:
         tiles, cfg = self.tiles, self.cfg
+        pairs = ", pairs" if cfg.ctas == 2 else ""
+        parts = f"keys in {self.splits} parts, " if cfg.split else ""
         return (
-            f"forward {tiles.name}: {cfg.rows} x {cfg.tile_n}, {cfg.kv_stages} K/V stages, packed heads {cfg.packed}, "
-            f"exp2 polynomial {cfg.polynomial}/16, rescale threshold {cfg.rescale_threshold:g}, "
+            f"forward {tiles.name}{pairs}: {cfg.rows} x {cfg.tile_n}, {cfg.kv_stages} K/V stages, packed heads "
+            f"{cfg.packed}, {parts}exp2 polynomial {cfg.polynomial}/16, rescale threshold {cfg.rescale_threshold:g}, "
             f"{cfg.schedule.name.lower()} ({tiles.evidence})"
         )
 
 
-def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None) -> Config:
+def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None, splits: int = 1) -> Config:
     """The compile-time side of a problem."""
     tiles = tiles or tiles_for(spec, chip)
+    fields, split = Variant.fields(spec), splits > 1
+    fields["has_sink"] &= not split  # whoever joins the parts adds it
     return Config(
-        **Variant.fields(spec),
-        packed=_packed_heads(spec),
+        **fields,
+        packed=_packed_heads(spec, tiles),
         schedule=tiles.schedule,
         polynomial=tiles.polynomial,
         rescale_threshold=tiles.rescale_threshold,
         sawtooth=tiles.sawtooth,
         ctas=tiles.ctas,
         q_tiles=tiles.q_tiles,
-        smem_bytes=chip.smem_per_block,
+        tile_n=tiles.tile_n,
+        directly=tiles.directly or split,
+        split=split,
+        fixed_parts=split and spec.batch_invariant,
+        per_sm=tiles.per_sm,
+        smem_bytes=_smem_share(chip, tiles.per_sm, JOINING_BYTES if split else 0),
     )
 
 
-def _packed_heads(spec: AttentionSpec) -> int:
-    """Query heads packed as neighbouring rows of a tile: a divisor of its 128 rows; 1 where they may have blocks of
-    their own."""
+_RESERVED = 1 << 10  # bytes of shared memory that every CTA sets aside
+
+
+def _smem_share(chip: Chip, per_sm: int, left: int) -> int:
+    """Bytes for each of `per_sm` CTAs of a multiprocessor, with some left for others; multiples of a swizzle's."""
+    return ((chip.smem_per_block + _RESERVED - left) // per_sm - _RESERVED) // SWIZZLE_ALIGN * SWIZZLE_ALIGN
+
+
+def _packed_heads(spec: AttentionSpec, tiles: ForwardTiles) -> int:
+    """Query heads packed as neighbouring rows of a tile: a divisor of its 128 rows, or where O is stored row by row as
+    many as there are; 1 where they may have blocks of their own."""
     if spec.mods is not None and spec.mods.block is not None:
         return 1
-    return math.gcd(spec.group, LANES)
+    return spec.group if tiles.directly and spec.group <= LANES else math.gcd(spec.group, LANES)
+
+
+def _in_parts(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles) -> tuple[ForwardTiles, int]:
+    """The row, and the parts that the keys of a work tile are cut into. Nothing pairs up where CTAs are too few.
+    Training steps of many queries are not cut: what that would give them was not even predicted."""
+    if (spec.mods is not None and spec.mods.block is not None) or (spec.needs_backward and not are_few(spec, extent)):
+        return tiles, 1
+    if tiles.splits is not None:
+        return tiles, tiles.splits
+    packed = _packed_heads(spec, tiles)
+    m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.q_tiles * LANES))
+    count = m_blocks * (spec.heads_q // packed) * extent.batch
+    splits = choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, chip.sms * tiles.per_sm)
+    return (tiles if splits == 1 else replace(tiles, ctas=1, schedule=Schedule.SINGLE)), splits
 
 
 def _section(spec: AttentionSpec, seqlen_k: int) -> int:

@@ -20,11 +20,10 @@ from ...core.constant import Constant
 from ...core.elements import Elements
 from ...core.places import Places
 from ...core.score import Softcap
-from ...core.sequence import sequence_matrix
 from ...core.traced import Traced, bind
 from ...core.visible import hide
 from ...core.words import pack_half
-from ...fwd.rows import normalise
+from ...fwd.rows import is_written, normalise, place_of, query_of, result
 from ...pipeline.cursor import Cursor, consume, produce
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
@@ -35,7 +34,7 @@ LOAD_COLUMNS = 32
 
 @cute.jit
 def softmax(context):
-    cfg, args = context.cfg, context.args
+    cfg, context = context.cfg, context.placed()
     ends = context.ends("softmax")
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -47,7 +46,7 @@ def softmax(context):
     while queue.has_tile():
         work = queue.tile()
         row = row_tile(context, work, tile) * cfg.tile_m + thread % cfg.tile_m
-        query = row // cfg.packed if cutlass.const_expr(cfg.packed > 1) else row
+        query = query_of(cfg, row)
         reference, total = -Float32.inf, Float32(0.0)
         if work.count > 0:
             seen = Seen.by(context, work, row, query)
@@ -86,9 +85,9 @@ def softmax(context):
             norm_of[thread] = norm
             norms.arrive()
             norms = norms.next()
-        if query < work.place.count:
-            place = sequence_matrix(args.lse, work.head, work.batch, work.place, cfg.varlen)
-            place[row, 0] = lse
+        if is_written(cfg, work, row):
+            place = result(context, "lse", work)
+            place[place_of(cfg, row), 0] = lse
         queue = queue.next()
 
 
@@ -122,7 +121,8 @@ class Seen(Constant):
     @staticmethod
     def by(context, work, row: Int32, query: Int32) -> Seen:
         cfg, lengths = context.cfg, (work.q.count, work.k.count)
-        mods = bind(cfg.mods, context.args.mods, work.batch, work.head * cfg.packed, lengths, cfg.packed)
+        head = work.head * cfg.packed
+        mods = bind(cfg.mods, context.args.mods, work.batch, head, lengths, cfg.packed, rows_per_query=cfg.slots)
         return Seen(context, row, *work.mask.keys(query), *mods)
 
     def at(self, block: Int32, asks_mask: bool = True) -> At:
@@ -191,10 +191,10 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
         sums = p if sums is None else cute.arch.add_packed_f32x2(sums, p)
         words.append(pack_half(p[0], p[1], cfg.dtype))
         keys = 2 * pair + 2
-        if keys == 64:
-            tmem.store(p_address, words[:32])
+        if keys == cfg.tile_n // 2:
+            tmem.store(p_address, words)
         if keys == cfg.p_head:
-            tmem.store(p_address + 32, words[32:])
+            tmem.store(p_address + cfg.tile_n // 4, words[cfg.tile_n // 4 :])
             tmem.wait_stores()
             cursor.arrive()
     tmem.store(p_address + cfg.p_head // 2, words[cfg.p_head // 2 :])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ...device import Chip
-from ...spec import AttentionSpec
+from ...fwd.rows import slots_of
+from ...spec import AttentionSpec, Extent
 from ..tmem import LANES
 from .config import Schedule
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardTiles:
-    """A tuned row; see `Config` for what the columns mean."""
+    """A tuned row; see `Config` for what the columns mean. splits: parts that keys are cut into, None for as many as
+    keep the chip busy."""
 
     name: str
     polynomial: int
@@ -22,7 +25,17 @@ class ForwardTiles:
     q_tiles: int = 2
     sawtooth: bool = False
     rescale_threshold: float = 8.0
+    tile_n: int = 128
+    directly: bool = False
+    per_sm: int = 1
+    splits: int | None = None
 
+
+# Of few queries. A key block of 64 leaves softmax registers, and each CTA tensor memory, for two CTAs on a
+# multiprocessor, as long as O and the stages leave room.
+_FEW = {"polynomial": 0, "schedule": Schedule.SINGLE, "q_tiles": 1, "tile_n": 64, "directly": True}
+FEW = ForwardTiles("few queries", evidence="64 KB or more of K and V in flight a CTA; predicted", per_sm=2, **_FEW)
+FEW_WIDE = ForwardTiles("few queries, wide", evidence="128 KB or more of K and V in flight; predicted", **_FEW)
 
 _EXP2 = {  # polynomial -> why, by which unit of which chip bounds the loop
     0: "the special-function unit is no bound",
@@ -35,12 +48,22 @@ _SCHEDULES = {
 }
 
 
-def tiles_for(spec: AttentionSpec, chip: Chip, rows: int | None = None) -> ForwardTiles:
-    """The row for a problem on a chip; `rows` is how many query rows a head has, None for many.
+def are_few(spec: AttentionSpec, extent: Extent) -> bool:
+    """Whether one Q tile has room for all query rows of a key/value head, or has to be taken, because what a sequence's
+    sums are made of must not depend on how many queries others have."""
+    if spec.mods is not None and spec.mods.block is not None:
+        return False
+    return spec.batch_invariant or extent.max_seqlen_q * slots_of(spec.group) <= LANES
+
+
+def tiles_for(spec: AttentionSpec, chip: Chip, extent: Extent | None = None) -> ForwardTiles:
+    """The row for a problem on a chip; of many queries where nothing is said of the extent.
 
     Its columns are independent of each other: the share of exp2 follows from the chip and the head dims, the schedule
     from how much the tiles differ in length, pairs from the shape. None of it was measured.
     """
+    if extent is not None and are_few(spec, extent):
+        return FEW if spec.head_dim <= 128 and spec.head_dim_v <= 128 else FEW_WIDE
     name, schedule = _schedule(spec)
     polynomial = _polynomial(spec, chip)
     if spec.mods is not None and spec.mods.block is not None:
@@ -48,9 +71,10 @@ def tiles_for(spec: AttentionSpec, chip: Chip, rows: int | None = None) -> Forwa
         evidence = f"exp2: {_EXP2[polynomial]}; schedule: {_SCHEDULES[Schedule.SINGLE]}; predicted, not measured"
         q_tiles = 1 if spec.mods.block[0] % (2 * LANES) else 2
         return ForwardTiles("lists of blocks", polynomial, Schedule.SINGLE, evidence, q_tiles=q_tiles)
+    rows = None if extent is None else extent.max_seqlen_q * math.gcd(spec.group, LANES)
     ctas = 2 if _fills_pairs(spec, rows) else 1
     evidence = f"exp2: {_EXP2[polynomial]}; schedule: {_SCHEDULES[schedule]}; predicted, not measured"
-    return ForwardTiles(f"{name}, pairs" if ctas == 2 else name, polynomial, schedule, evidence, ctas)
+    return ForwardTiles(name, polynomial, schedule, evidence, ctas)
 
 
 def _polynomial(spec: AttentionSpec, chip: Chip) -> int:
@@ -77,6 +101,6 @@ def _fills_pairs(spec: AttentionSpec, rows: int | None) -> bool:
     """Whether two CTAs share a tile: where nothing is masked but ends of sequences, head dims are whole panels for
     each, and there are rows for both. Of packed sequences each leaves half a tile idle at its end, so that the longest
     must fill several."""
-    is_full = spec.window_left is None and spec.window_right is None
+    is_full = spec.window_left is None and spec.window_right is None and spec.cache is None
     least = (16 if spec.varlen else 2) * LANES
     return is_full and spec.head_dim == spec.head_dim_v == 128 and (rows is None or rows > least)

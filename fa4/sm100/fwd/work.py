@@ -34,7 +34,7 @@ class Queue:
         return Queue(context, Int32(cute.arch.block_idx()[0]) // context.cfg.ctas, answers)
 
     def has_tile(self) -> Boolean:
-        return self.index < self.context.args.order.tiles
+        return self.index < self.context.args.tiles
 
     def tile(self) -> Work:
         return work_tile(self.context, self.index)
@@ -47,7 +47,7 @@ class Queue:
         self.answers.wait()
         index, _, _, is_taken = cute.arch.clc_response(self.context.smem.pointer("index", Int32))
         self.answers.arrive()
-        index = Int32(cutlass.select_(is_taken != 0, index, order.tiles))
+        index = Int32(cutlass.select_(is_taken != 0, index, self.context.args.tiles))
         return Queue(self.context, index, self.answers.next())
 
     def __get_mlir_types__(self):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...core.variant import Variant
+from ...fwd.rows import slots_of
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
 from ..fragment import ROWS_PER_WARP
@@ -15,11 +16,6 @@ from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 COMPUTE_REGS = {1: 256, 2: 240, 3: 160}  # a thread's, by how many warpgroups compute; one has enough as it starts
 LOAD_REGS = {1: 256, 2: 24, 3: 32}
-
-
-def slots_of(packed: int) -> int:
-    """Rows of a tile that a query takes with this many heads packed: the next power of two."""
-    return 1 << (packed - 1).bit_length()
 
 
 class Schedule(enum.Enum):
@@ -55,6 +51,7 @@ class Config(Variant):
     rescale_threshold: float
     smem_bytes: int
     ctas: ClassVar[int] = 1
+    fixed_parts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.stages < 1:

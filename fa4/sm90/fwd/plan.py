@@ -8,18 +8,17 @@ from ...core.variant import Variant
 from ...device import Chip
 from ...fwd import plan
 from ...fwd.plan import Scalars, Sizes
-from ...fwd.splits import choose_splits
+from ...fwd.rows import slots_of
+from ...fwd.splits import JOINING_BYTES, choose_splits
 from ...spec import AttentionSpec, Extent
 from ..fragment import ROWS_PER_WARP
 from ..wgmma import ROWS
-from .config import Config, slots_of
+from .config import Config
 from .kernel import KERNEL
 from .tiles import ForwardTiles, tiles_for
 
 # Bytes of K and V that one section of pairs may hold at a time: half of the chip's L2, the rest is for Q and out.
 SECTION_BYTES = 25 << 20
-# Shared memory that CTAs of split keys leave to the blocks that join the parts, which may then start beside them.
-JOINING_BYTES = 8 << 10
 
 
 class Forward(plan.Forward):

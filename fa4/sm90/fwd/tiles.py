@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ...fwd.rows import slots_of
 from ...spec import AttentionSpec, Extent
 from ..wgmma import ROWS
-from .config import Schedule, slots_of
+from .config import Schedule
 
 
 @dataclass(frozen=True, slots=True)
