@@ -17,7 +17,17 @@ core = Pybind11Extension(
     optional=True,
 )
 
+# The clock of fa4.emulator.timing: it replays what the machine recorded.
+replay = Pybind11Extension(
+    "fa4.emulator.timing._replay",
+    sorted(glob("fa4/emulator/timing/core/*.cpp")),
+    depends=[*sorted(glob("fa4/emulator/timing/core/*.hpp")), "fa4/emulator/machine/core/recorder.hpp"],
+    cxx_std=17,
+    extra_compile_args=["-O2"],
+    optional=True,
+)
+
 # The CUDA runtime symbols that compiled host functions call, answered in Python.
 intercept = Extension("fa4.emulator.host._intercept", ["fa4/emulator/host/intercept.c"], optional=True)
 
-setup(ext_modules=[core, intercept])
+setup(ext_modules=[core, replay, intercept])

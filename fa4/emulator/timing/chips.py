@@ -1,0 +1,173 @@
+"""Numbers of the chips that the clock knows: one table a chip, each number with where it comes from.
+
+Cycles are of the SM's clock, bytes are per cycle and per SM. Issue cost, occupancy of pipes and latency of ordinary
+instructions are in the issue model; this table has the units behind them.
+
+sure: A raw measurements of the chip, or several that agree; B one credible measurement or the vendor's statement; C a
+guess bounded by its neighbours. open: nobody has published it, it was fitted; docs/timing.md says on what.
+
+Sources, as the table names them:
+    SemiAnalysis: github SemiAnalysisAI/microbench-blackwell (B200, 1965 MHz)
+    META: facebookexperimental/triton, NVLatencyModel.cpp and its calibration notes (B200)
+    TK: github StuartSul/gpu-experiments (B200)
+    QRC: github ademeure/QuickRunCUDA (B300)
+    FGS: FlashGPU-Sim, configurations of H100 and H200
+    FV: flash_vla, unit measurements on sm_90
+    HOP: arXiv 2402.13499 and 2501.12084 (H800, H100 PCIe)
+    law: follows from other numbers of the table
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+
+class Number(NamedTuple):
+    """One number of a chip."""
+
+    value: float
+    sure: str
+    source: str
+    open: bool = False
+
+
+def _A(value: float, source: str) -> Number:
+    return Number(value, "A", source)
+
+
+def _B(value: float, source: str) -> Number:
+    return Number(value, "B", source)
+
+
+def _C(value: float, source: str) -> Number:
+    return Number(value, "C", source)
+
+
+def _fit(value: float, source: str) -> Number:
+    return Number(value, "C", source, True)
+
+
+@dataclass(frozen=True)
+class ChipTable:
+    """clock: GHz at which cycles become time when nobody says otherwise, and where that was seen. sms: of the chip.
+    numbers: by the names of `_replay.CHIP_NUMBERS`."""
+
+    chip: str
+    gpu: str
+    sms: int
+    clock: Number
+    numbers: dict[str, Number]
+
+    def values(self) -> dict[str, float]:
+        return {name: number.value for name, number in self.numbers.items()}
+
+    def but(self, **values: float) -> ChipTable:
+        """The same chip with other values.
+
+        Raises:
+            ValueError: the table has no such number.
+        """
+        unknown = sorted(set(values) - set(self.numbers))
+        if unknown:
+            raise ValueError(f"the table of {self.chip} has no {', '.join(unknown)}; it has {', '.join(self.numbers)}")
+        changed = {name: self.numbers[name]._replace(value=value, source="given") for name, value in values.items()}
+        return replace(self, numbers={**self.numbers, **changed})
+
+
+_B200 = ChipTable(
+    "sm_100a", "B200", 148, _fit(1.85, "of the data sheet's 2.25 PFLOP/s; a loop of products ran at 1.82 (TK)"),
+    {
+        "launch": _C(1000, "start of a grid; not part of what a profiler calls the kernel's time"),
+        "replace": _B(1000, "QRC: one CTA per 1000 cycles and SM; FGS 1200"),
+        "mbarrier_arrive": _C(30, "META: 92 from arrival to the other warpgroup, of which QRC 27 for the arrival"),
+        "mbarrier_wake": _A(62, "META: 92 from arrival to the other warpgroup"),
+        "mbarrier_try": _C(36, "a wait that need not wait; FGS on an H100: 36 until the predicate is there"),
+        "named_barrier": _A(30, "META"),
+        "cluster_barrier": _C(375, "QRC 373-395"),
+        "mma_flops": _A(8192, "bf16, all sources"),
+        "mma_start_ss": _A(56, "SemiAnalysis: a batch takes II n + 148; law: 148 - commit - mbarrier_wake"),
+        "mma_start_ts": _A(24, "SemiAnalysis: II n + 116 with A in tensor memory"),
+        "mma_start_pair": _A(34, "SemiAnalysis: II n + 182, and + 150 with A in tensor memory"),
+        "mma_residual_pair": _A(3, "SemiAnalysis: +1 to +6 for pairs at N <= 96"),
+        "commit": _C(30, "law: what is left of 148 and of 116; MOD 52 from the product's end to the reader"),
+        "wgmma_start": _C(0, "no wgmma on this chip"),
+        "wgmma_tail": _C(0, "no wgmma on this chip"),
+        "wgmma_overhead": _C(0, "no wgmma on this chip"),
+        "smem_bytes": _A(128, "all sources"),
+        "smem_latency": _B(29, "QRC 24-29"),
+        "tma_share": _fit(1.0, "share of a copy's bytes that takes turns with operands at shared memory's port"),
+        "tmem_bytes": _A(64, "TK: 128 x 128 float32 by a warpgroup in 282 cycles; per scheduler"),
+        "tmem_load_latency": _fit(26, "TK 282 - 256; loaded kernels show up to 200"),
+        "tmem_store_latency": _C(27, "TK 283 - 256"),
+        "tmem_stretch": _fit(1.15, "tcgen05.ld and st beside products; seen, not measured"),
+        "tma_latency": _A(398, "META: 460 + 6 a KB to the reader; law: 460 - mbarrier_wake"),
+        "tma_bytes": _A(170, "META: 6 cycles a KB"),
+        "tma_store_latency": _B(130, "META: 130 + 52 a KB"),
+        "tma_store_bytes": _B(20, "META: 52 cycles a KB"),
+        "reduce_bytes": _fit(20, "cp.reduce.async.bulk; as a store"),
+        "l2_bytes": _A(70, "TK: 20.45 TB/s over 148 SMs at 1.965 GHz"),
+        "l2_latency": _B(300, "QRC, FGS"),
+        "dram_bytes": _A(24.8, "TK, SemiAnalysis: 7.2 TB/s over 148 SMs at 1.965 GHz"),
+        "dram_latency": _B(795, "QRC, FGS 790-800"),
+        "dsmem_latency": _B(190, "QRC 165-222 (B300)"),
+        "dsmem_bytes": _fit(20, "as FGS measured on an H200: 15-21"),
+        "atomic_latency": _C(320, "as a load from L2"),
+        "cancel_latency": _C(1900, "a comment in quack: about 1 us"),
+    },
+)  # fmt: skip
+
+_H100 = ChipTable(
+    "sm_90a", "H100", 132, _B(1.45, "attention at 698 W: 1.41 to 1.50"),
+    {
+        "launch": _C(1000, "start of a grid; not part of what a profiler calls the kernel's time"),
+        "replace": _B(1200, "FGS"),
+        "mbarrier_arrive": _B(29, "FGS"),
+        "mbarrier_wake": _B(43, "FGS: try_wait"),
+        "mbarrier_try": _B(36, "FGS: until the predicate is there"),
+        "named_barrier": _B(30, "FGS: 18 issue, 24 visible, 30 release"),
+        "cluster_barrier": _C(320, "180-190 ns"),
+        "mma_flops": _A(4096 * 0.629, "mma.sync reaches 62.9 % of 4096 (HOP)"),
+        "mma_start_ss": _C(0, "no tcgen05 on this chip"),
+        "mma_start_ts": _C(0, "no tcgen05 on this chip"),
+        "mma_start_pair": _C(0, "no tcgen05 on this chip"),
+        "mma_residual_pair": _C(0, "no tcgen05 on this chip"),
+        "commit": _C(0, "no tcgen05 on this chip"),
+        "wgmma_start": _C(20, "from issue to the tensor core"),
+        "wgmma_tail": _B(65, "FGS: 66 with A in shared memory, 64 in registers"),
+        "wgmma_overhead": _A(1, "FV: N = 8 to 256 take max(N / 2, operands / 128) + 1"),
+        "smem_bytes": _A(128, "all sources"),
+        "smem_latency": _A(29, "HOP 29-33, FGS"),
+        "tma_share": _B(0.5, "FV: copies beside wgmma slow it 1.05 times, less than a full share of the port would"),
+        "tmem_bytes": _C(64, "no tensor memory on this chip"),
+        "tmem_load_latency": _C(0, "no tensor memory on this chip"),
+        "tmem_store_latency": _C(0, "no tensor memory on this chip"),
+        "tmem_stretch": _C(1, "no tensor memory on this chip"),
+        "tma_latency": _C(560, "HOP: 170 over a load from L2; FV 598 ns from an idle chip"),
+        "tma_bytes": _C(170, "as on a B200"),
+        "tma_store_latency": _C(130, "as on a B200"),
+        "tma_store_bytes": _C(20, "as on a B200"),
+        "reduce_bytes": _C(20, "as on a B200"),
+        "l2_bytes": _A(36, "TK 8.25 TB/s over 132 SMs at 1.755 GHz"),
+        "l2_latency": _A(263, "200-280"),
+        "dram_bytes": _A(14, "TK 3.24 TB/s"),
+        "dram_latency": _B(560, "480-560"),
+        "dsmem_latency": _A(187, "180-193"),
+        "dsmem_bytes": _B(20, "FGS on an H200: loads 19.9, stores 18.9, bulk 21.3"),
+        "atomic_latency": _C(300, "as a load from L2"),
+        "cancel_latency": _C(1900, "no cluster launch control on this chip"),
+    },
+)  # fmt: skip
+
+TABLES = {table.chip: table for table in (_B200, _H100)}
+
+
+def chip_table(chip: str) -> ChipTable:
+    """The numbers of a chip.
+
+    Raises:
+        ValueError: nobody has gathered them.
+    """
+    if chip not in TABLES:
+        raise ValueError(f"chip is {chip!r}, expected one of {', '.join(TABLES)}: the clock has numbers of no other")
+    return TABLES[chip]

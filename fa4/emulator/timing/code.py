@@ -1,0 +1,66 @@
+"""The issue model of a recorded launch: its machine code where ptxas and nvdisasm are at hand, else a guess."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from fa4.emulator.machine.record import Record
+from fa4.emulator.timing.issue import Issue, from_machine_code, from_ptx
+
+_issues: dict[tuple[str, str, bool], Issue] = {}
+
+
+@functools.cache
+def assembler() -> str | None:
+    """Path of ptxas: from PyPI's nvidia-cuda-nvcc, or on the search path. None where it is not installed."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations if spec and spec.submodule_search_locations else ():
+        for path in Path(root).glob("*/bin/ptxas"):
+            return str(path)
+    return shutil.which("ptxas")
+
+
+@functools.lru_cache(maxsize=32)
+def cubin(ptx: str, chip: str) -> bytes:
+    """Machine code of a PTX text, with the lines that `sass.issue_model` ties it by.
+
+    Raises:
+        FileNotFoundError: there is no assembler.
+        RuntimeError: the assembler refuses the text.
+    """
+    program = assembler()
+    if program is None:
+        raise FileNotFoundError("ptxas is missing: pip install nvidia-cuda-nvcc")
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        done = subprocess.run(
+            [program, "-arch", chip, "-lineinfo", "-O3", "-o", str(target), str(source)], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeError(f"ptxas refuses the kernel for {chip}: {done.stderr.strip()[:400]}")
+        return target.read_bytes()
+
+
+def issue_of(record: Record, *, guess: bool = False) -> Issue:
+    """What the warps of a recorded launch issue. guess: from PTX, even where machine code can be had."""
+    launch = record.launch
+    key = (launch.ptx, launch.entry, guess)
+    if key not in _issues:
+        _issues[key] = from_ptx(record.kernel) if guess else _best(record)
+    return _issues[key]
+
+
+def _best(record: Record) -> Issue:
+    launch = record.launch
+    try:
+        from fa4.emulator.timing.sass import issue_model
+
+        return from_machine_code(record.kernel, issue_model(launch.ptx, cubin(launch.ptx, launch.chip), launch.entry))
+    except (ImportError, FileNotFoundError):
+        return from_ptx(record.kernel)

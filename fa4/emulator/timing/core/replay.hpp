@@ -1,0 +1,108 @@
+// Gives the recorded warps of a few CTAs a schedule: who issues when, and what every unit does meanwhile. Cycles are
+// double because rates are (bytes a cycle). The units' laws are in units.hpp, the numbers come from the chip's table.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <queue>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "../../machine/core/recorder.hpp"
+
+namespace fa4::timing {
+
+using Cycles = double;
+constexpr Cycles kNever = 1e300;
+constexpr int kScoreboards = 64;
+
+// What an instruction does to the machine besides occupying its pipe, where the text alone says it. The rest is said by
+// the events of the record.
+enum class Action : int64_t {
+    None, TmemLoad, TmemStore, TmemWaitLoad, TmemWaitStore, BulkCommit, BulkWait, BulkWaitRead, Wgmma, WgmmaCommit, WgmmaWait,
+    CopyCommit, CopyWait, CopyArrive, ClusterArrive, ClusterWait, NamedSync, NamedArrive, TensorSync, Exit,
+};
+
+// One machine instruction of the issue model.
+struct Slot {
+    int64_t pipe, occupancy;    // of the sub-partition's pipe, cycles
+    int64_t stall;              // cycles until the warp may issue its next
+    int64_t wait;               // scoreboards that must be free, a bit each
+    int64_t sets, reads;        // scoreboards that its result, and the end of its reads, free
+    int64_t latency;            // cycles from issue to result, unless a unit says otherwise
+    int64_t instruction;        // the PTX instruction it is tied to, -1 for none
+    int64_t carries;            // 1: does what that instruction does (action and events)
+};
+
+struct Instruction { int64_t action, first, second; };
+
+// A stretch of consecutive PTX instructions, and the slots that are issued for it.
+struct Block { int64_t begin, end, slot_begin, slot_end; };
+
+struct Model {
+    std::vector<Slot> slots;
+    std::vector<Instruction> instructions;
+    std::vector<Block> blocks;
+    std::vector<int32_t> block_at;      // by instruction: the block that begins there, or -1
+    std::vector<int32_t> sources;       // by row of the record: the instruction
+    int64_t pipes = 0;
+};
+
+struct Step {
+    uint32_t slot;
+    uint32_t event, events;     // of the warp's record
+};
+
+struct WarpInput {
+    uint32_t cta, warp, sm;
+    std::vector<WarpRecord::Run> runs;
+    std::vector<TimedEvent> events;
+};
+
+// One CTA: where it runs, with whom, and after which other CTA of the same place it starts (-1: at once).
+struct CtaInput {
+    int64_t number, sm, cluster, rank, after, threads;
+};
+
+// Numbers of the chip; names as in chips.py.
+struct Chip {
+#define FA4_CHIP_NUMBERS(X) \
+    X(launch) X(replace) X(mbarrier_arrive) X(mbarrier_wake) X(mbarrier_try) X(named_barrier) X(cluster_barrier) \
+    X(mma_flops) X(mma_start_ss) X(mma_start_ts) X(mma_start_pair) X(mma_residual_pair) X(commit) X(wgmma_start) X(wgmma_tail) X(wgmma_overhead) \
+    X(smem_bytes) X(smem_latency) X(tma_share) \
+    X(tmem_bytes) X(tmem_load_latency) X(tmem_store_latency) X(tmem_stretch) \
+    X(tma_latency) X(tma_bytes) X(tma_store_latency) X(tma_store_bytes) X(reduce_bytes) \
+    X(l2_bytes) X(l2_latency) X(dram_bytes) X(dram_latency) X(dsmem_latency) X(dsmem_bytes) X(atomic_latency) X(cancel_latency)
+#define X(name) double name = 0;
+    FA4_CHIP_NUMBERS(X)
+#undef X
+};
+
+struct Interval { int64_t track, sm, index, what; Cycles start, end; };
+enum Track : int64_t { kTensorTrack, kLoadTrack, kStoreTrack, kWarpTrack, kWaitTrack };
+
+struct Result {
+    std::vector<Cycles> cta_start, cta_end;
+    std::map<std::string, Cycles> busy;             // cycles a unit worked, summed over the SMs' units
+    std::vector<Cycles> pipe_busy;
+    std::map<std::string, Cycles> waited;           // by warp and place: "warp instruction"
+    std::vector<std::array<Cycles, 3>> products;    // start, end, FLOPs
+    std::vector<Interval> intervals;
+    int64_t issued = 0, untied_events = 0, untied_instructions = 0, lost_events = 0, instructions = 0, misses = 0, loads = 0;
+    Cycles end = 0;
+    std::string stuck;
+};
+
+struct Options {
+    bool timeline = false;
+    bool cold = true;       // the first touch of an address comes from DRAM
+    Cycles limit = 0;
+};
+
+Result replay(const Model& model, const Chip& chip, const std::vector<WarpInput>& warps, const std::vector<CtaInput>& ctas, const Options& options);
+
+}  // namespace fa4::timing
