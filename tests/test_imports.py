@@ -30,8 +30,9 @@ LAYERS = (
     ("emulator.findings",),
     ("emulator.machine",),
     ("emulator.host",),
+    ("emulator.timing",),
     ("emulator",),
-    ("emulator.lab", "emulator.timing"),
+    ("emulator.lab",),
     ("cli",),
     ("__main__",),
 )
@@ -44,6 +45,8 @@ RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 def part_of(path: Path) -> str:
     """The part that a file belongs to: a module or folder of the package, a room of the emulator."""
     first, *rest = path.relative_to(PACKAGE).with_suffix("").parts
+    if first == "emulator" and rest[0] in ROOMS and rest[-1] == "__main__":
+        return "__main__"  # a command line may use all there is
     return f"{first}.{rest[0]}" if first == "emulator" and rest[0] in ROOMS else first
 
 

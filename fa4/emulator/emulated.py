@@ -18,6 +18,7 @@ from fa4.emulator.findings import Finding, Findings
 from fa4.emulator.machine import Allocation, Checks, Launch, LaunchReport, Machine, Order, interleavings, kernel_of
 from fa4.emulator.machine.chips import CHIPS
 from fa4.emulator.report import Report
+from fa4.emulator.timing.report import Timing
 
 Extent = int | Sequence[int]
 
@@ -100,6 +101,16 @@ class Emulated:
     def report(self) -> Report:
         """Instructions by opcode and role, bytes by path, MMA FLOPs and waits of every launch so far."""
         return Report(tuple(self.launches))
+
+    def timing(self, *, timeline: bool = False) -> Timing:
+        """How long every launch so far would take on the chip: predicted, on as many SMs as the chip was given.
+
+        timeline: keep what each unit did when, for `fa4.emulator.timing.timeline.write`.
+
+        Raises:
+            ValueError: nothing was recorded, which `timing=True` does; or the clock has no numbers of the chip.
+        """
+        return Timing.of((launch.record for launch in self.launches), timeline=timeline)
 
     def allocations(self) -> list[Allocation]:
         """Memory that every kernel launched now may touch, beside its own arguments."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import shutil
 import subprocess
 import tempfile
@@ -38,10 +39,13 @@ def cubin(ptx: str, chip: str) -> bytes:
         raise FileNotFoundError("ptxas is missing: pip install nvidia-cuda-nvcc")
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        command = [program, "-arch", chip, "-lineinfo", "-O3", "-o", str(target), str(source)]
         source.write_text(ptx)
-        done = subprocess.run(
-            [program, "-arch", chip, "-lineinfo", "-O3", "-o", str(target), str(source)], capture_output=True, text=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True)
+        if newest := re.search(r"Unsupported \.version [\d.]+; current version is '([\d.]+)'", done.stderr):
+            # Newer than the assembler; it takes the text all the same where nothing in it is new.
+            source.write_text(re.sub(r"^(\s*\.version\s+)[\d.]+", rf"\g<1>{newest[1]}", ptx, count=1, flags=re.M))
+            done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"ptxas refuses the kernel for {chip}: {done.stderr.strip()[:400]}")
         return target.read_bytes()

@@ -36,13 +36,27 @@ class Action(IntEnum):
 
 
 Effect = tuple[int, int, int]  # action and its two values
+IN_SHARED, ENDS_GROUP = 1, 2  # flags of wgmma: where A is; the last of its group
 _NOTHING: Effect = (Action.NONE, 0, 0)
 _REGISTERS = {"16x64b": 1, "16x128b": 2, "16x256b": 4, "32x32b": 1, "16x32bx2": 1}  # of a repetition
 
 
 def effects(kernel: Kernel) -> list[Effect]:
-    """The effect of each instruction of a kernel."""
-    return [effect(instruction) for instruction in kernel.instructions]
+    """The effect of each instruction of a kernel.
+
+    The end of a group of wgmma is said of the product before it: the machine code has no instruction for it.
+    """
+    found = [effect(instruction) for instruction in kernel.instructions]
+    last = -1
+    for i in range(len(found)):
+        if found[i][0] == Action.WGMMA:
+            last = i
+        elif found[i][0] == Action.WGMMA_COMMIT:
+            found[i] = _NOTHING
+            if last >= 0:
+                action, n, flags = found[last]
+                found[last] = (action, n, flags | ENDS_GROUP)
+    return found
 
 
 def effect(instruction: Instruction) -> Effect:
@@ -60,7 +74,7 @@ def effect(instruction: Instruction) -> Effect:
     elif root == "wgmma":
         if parts[1] == "mma_async":
             n = next(int(part[4:].split("k")[0]) for part in parts if part.startswith("m64n"))
-            return (Action.WGMMA, n, int(not isinstance(instruction.operands[1], Vector)))
+            return (Action.WGMMA, n, IN_SHARED * (not isinstance(instruction.operands[1], Vector)))
         if parts[1] == "commit_group":
             return (Action.WGMMA_COMMIT, 0, 0)
         if parts[1] == "wait_group":

@@ -17,6 +17,7 @@ from fa4.emulator.timing.effects import Action, effects
 
 if TYPE_CHECKING:
     from fa4.emulator.timing.sass import IssueModel
+    from fa4.emulator.timing.sass import Slot as MachineSlot
 
 _SCOREBOARDS = 60
 
@@ -51,7 +52,8 @@ _COSTS = {
     "sin": _Cost("xu", 8, latency=18), "cos": _Cost("xu", 8, latency=18),
     "cvt": _Cost("alu", 4, latency=6),
     "ld": _Cost("lsu", 1, latency=30, waits=True), "st": _Cost("lsu", 1),
-    "atom": _Cost("lsu", 1, latency=300, waits=True), "red": _Cost("lsu", 1), "ldmatrix": _Cost("lsu", 1, latency=33, waits=True), "stmatrix": _Cost("lsu", 1),
+    "atom": _Cost("lsu", 1, latency=300, waits=True), "red": _Cost("lsu", 1),
+    "ldmatrix": _Cost("lsu", 1, latency=33, waits=True), "stmatrix": _Cost("lsu", 1),
     "shfl": _Cost("lsu", 1, latency=24, waits=True), "redux": _Cost("lsu", 2, latency=44, waits=True),
     "cp": _Cost("tma", 2, stall=2), "mbarrier": _Cost("sync", 2, stall=8), "bar": _Cost("sync", 2, stall=8),
     "barrier": _Cost("sync", 2, stall=8), "fence": _Cost("sync", 1, stall=20), "membar": _Cost("sync", 1, stall=20),
@@ -132,12 +134,15 @@ def from_machine_code(kernel: Kernel, model: IssueModel) -> Issue:
     pipes = ["none"]
     slots, blocks = [], []
     table = effects(kernel)
+    done = {slot.ptx for block in model.blocks for slot in block.slots if _does(slot)}
     for block in model.blocks:
         first = len(slots)
         carrier: dict[int, int] = {}
         for number, slot in enumerate(block.slots):
-            does = slot.opcode.partition(".")[0] in _CARRIERS
-            if slot.ptx is not None and (does or (slot.ptx not in carrier and table[slot.ptx][0] != Action.NONE)):
+            if slot.ptx is None:
+                continue
+            is_all_there_is = slot.ptx not in done and table[slot.ptx][0] != Action.NONE
+            if _does(slot) or (is_all_there_is and block.start <= slot.ptx < block.stop):
                 carrier[slot.ptx] = number
         for number, slot in enumerate(block.slots):
             if slot.pipe not in pipes:
@@ -150,6 +155,10 @@ def from_machine_code(kernel: Kernel, model: IssueModel) -> Issue:
                           round(slot.latency) or 12, ptx, int(carrier.get(ptx) == number)))  # fmt: skip
         blocks.append((block.start, block.stop, first, len(slots)))
     return _issue(tuple(pipes), slots, kernel, blocks, "machine code")
+
+
+def _does(slot: MachineSlot) -> bool:
+    return slot.ptx is not None and slot.opcode.partition(".")[0] in _CARRIERS
 
 
 _SHARED = frozenset({"lsu"})  # of the whole SM: the replay's units have them

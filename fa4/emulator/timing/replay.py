@@ -23,8 +23,8 @@ class Times:
     """What one launch would take on the SMs that it was recorded on. All times in cycles.
 
     ends: CTA -> (start, end). busy: unit -> cycles that it worked, over all SMs. pipes: pipe -> cycles, over all
-    schedulers. products: (n, 3) start, end and FLOPs of each. waited: (warp, PTX instruction) -> cycles. untied: events,
-    and instructions, that no slot of the issue model carries, which were given one slot each; and events that were left
+    schedulers. products: (n, 3) start, end and FLOPs. waited: (warp, PTX instruction) -> cycles. untied: events, and
+    instructions, that no slot of the issue model carries, which were given one slot each; and events that were left
     out because the slot that carries them was never passed.
     """
 

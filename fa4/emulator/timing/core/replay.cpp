@@ -155,9 +155,17 @@ public:
             if (options_.limit && now_ > options_.limit) break;
         }
         for (const Warp& w : warps_)
-            if (!w.done && w.started && result_.stuck.empty())
-                result_.stuck = "warp " + std::to_string(w.input->warp) + " of CTA " + std::to_string(w.input->cta) + " waits at instruction " +
-                                std::to_string(w.blocked_at);
+            if (!w.done && w.started)
+                result_.stuck += (result_.stuck.empty() ? "warp " : ", warp ") + std::to_string(w.input->warp) + " of CTA " +
+                                 std::to_string(w.input->cta) + " waits at instruction " + std::to_string(w.blocked_at) + " (" +
+                                 std::to_string(w.steps.size() - w.next) + " slots left)";
+        if (!result_.stuck.empty())
+            for (const Cta& cta : ctas_)
+                for (const auto& [offset, b] : cta.barriers)
+                    for (const Barrier::Waiter& waiter : b.waiters)
+                        result_.stuck += "; warp " + std::to_string(warps_[waiter.warp].input->warp) + " needs " + std::to_string(waiter.phases) +
+                                         " phases of barrier " + std::to_string(offset) + ", which has " + std::to_string(b.phases) + " and lacks " +
+                                         std::to_string(b.pending) + " of " + std::to_string(b.expected) + " arrivals and " + std::to_string(b.bytes) + " bytes";
         result_.end = *std::max_element(result_.cta_end.begin(), result_.cta_end.end());
         return std::move(result_);
     }
@@ -274,6 +282,7 @@ private:
         w.ready = std::max(w.ready, t);
         note_wait(i, t);
         touch(w);
+        if (w.next == w.steps.size()) finish(i);
     }
     void note_wait(size_t i, Cycles t) {
         const Warp& w = warps_[i];
@@ -343,7 +352,7 @@ private:
             Cycles& b = w.scoreboard[size_t(__builtin_ctzll(m))];
             b = std::max(b, std::min(done, read));
         }
-        if (w.next == w.steps.size() && !w.blocked) finish(i);
+        if (!w.done && w.next == w.steps.size() && !w.blocked) finish(i);
     }
 
     void act(Sm& sm, Partition& p, size_t i, const Slot& s, Cycles t, Cycles& done, Cycles& read) {
@@ -395,18 +404,19 @@ private:
                 w.ready = std::max(w.ready, p.tensor - cycles);
                 break;
             }
-            case Action::Wgmma: {           // first: N, second: 1 if A is in shared memory
+            case Action::Wgmma: {           // first: N, second: 1 if A is in shared memory, 2 if it ends a group
                 const int64_t group = int64_t(w.input->warp) / 4;
                 auto& state = cta.warpgroups[group];
                 auto& mine = state.second[w.input->warp % 4];
                 ++mine;
                 ++w.wgmma_issued;
+                if (in.second & 2) w.wgmma_groups.push_back(w.wgmma_issued);
                 const int64_t slowest = *std::min_element(state.second.begin(), state.second.end());
                 if (slowest > state.first) {        // the fourth warp has come
                     state.first = slowest;
                     Tensor e;
                     const Cycles n = Cycles(in.first);
-                    e.smem = n / 4 + (in.second ? 16 : 0);
+                    e.smem = n / 4 + (in.second & 1 ? 16 : 0);
                     e.mma = std::max(n / 2, Cycles(0)) + chip_.wgmma_overhead;
                     e.flops = 2 * 64 * n * 16;
                     e.earliest = t + chip_.wgmma_start;
@@ -416,7 +426,6 @@ private:
                 }
                 break;
             }
-            case Action::WgmmaCommit: w.wgmma_groups.push_back(w.wgmma_issued); break;
             case Action::WgmmaWait: {
                 if (int64_t(w.wgmma_groups.size()) <= in.first) break;
                 const int64_t need = w.wgmma_groups[w.wgmma_groups.size() - 1 - size_t(in.first)];
@@ -525,6 +534,12 @@ private:
                 break;
             }
             case Timed::Store: {
+                // Lanes that say the same: the chip executes it once for the warp.
+                if (stored_ && stored_->at == e.at && stored_->value[3] == v[3] && stored_->value[2] == v[2] && stored_ + 1 == &e) {
+                    stored_ = &e;
+                    break;
+                }
+                stored_ = &e;
                 const Cycles bytes = Cycles(v[2]), rate = v[1] ? chip_.reduce_bytes : chip_.tma_store_bytes;
                 const Cycles begin = std::max(sm.store_free, t);
                 sm.store_free = begin + bytes / rate;
@@ -678,7 +693,7 @@ private:
                         Warp& w = warps_[k];
                         if (w.blocked && int64_t(w.input->warp) / 4 == group && w.wgmma_waits_for && done >= w.wgmma_waits_for) {
                             w.wgmma_waits_for = 0;
-                            release(k, now_);
+                            wake(k, now_);
                         }
                     }
                     break;
@@ -702,18 +717,13 @@ private:
                         note_wait(waiter.warp, t);
                         touch(warps_[waiter.warp]);
                     } else {
-                        release(waiter.warp, t);
+                        wake(waiter.warp, t);
                     }
                 }
                 break;
             }
         }
     }
-    void release(size_t i, Cycles t) {
-        wake(i, t);
-        if (warps_[i].next == warps_[i].steps.size()) finish(i);
-    }
-
     const Model& model_;
     const Chip& chip_;
     const Options options_;
@@ -731,6 +741,7 @@ private:
     uint64_t order_ = 0;
     Cycles now_ = 0, dram_free_ = 0, copy_done_ = 0, load_begin_ = 0, load_end_ = 0;
     const TimedEvent* copied_from_ = nullptr;
+    const TimedEvent* stored_ = nullptr;
 };
 
 }  // namespace

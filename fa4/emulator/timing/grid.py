@@ -1,0 +1,91 @@
+"""From a few CTAs to a whole chip.
+
+What a CTA takes is a start, an amount a tile and an amount a FLOP, found from replays of small problems; the grid hands
+its tiles to the multiprocessors.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from fa4.emulator.timing.replay import Times
+
+
+class Handing(Enum):
+    """How tiles come to CTAs. STATIC: CTA i of n takes tiles i, i + n, ...; EACH: a CTA a tile, the next starts when
+    one has ended; TAKEN: as EACH, but by CTAs that stay."""
+
+    STATIC = "static"
+    EACH = "each"
+    TAKEN = "taken"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One replayed CTA, or pair of CTAs: tiles, FLOPs of its products per SM, cycles."""
+
+    tiles: int
+    flops: float
+    cycles: float
+
+    @classmethod
+    def of(cls, times: Times, tiles: int) -> Sample:
+        """Of a launch whose SMs did the same work, one CTA after the other or one CTA for all of it."""
+        return cls(tiles, times.flops / times.sms, times.cycles)
+
+
+@dataclass(frozen=True)
+class CtaCost:
+    """Cycles of a CTA: start + tile * tiles + FLOPs / rate (FLOPs a cycle and SM in the steady state)."""
+
+    start: float
+    tile: float
+    rate: float
+
+    @classmethod
+    def fitted(cls, samples: Sequence[Sample]) -> CtaCost:
+        """Through two samples (a tile's cost is then part of the start) or the best through more.
+
+        Raises:
+            ValueError: the samples do not differ in FLOPs.
+        """
+        flops = np.array([s.flops for s in samples])
+        if flops.max() == flops.min():
+            raise ValueError("the samples have the same FLOPs: nothing can be said about the time of one")
+        by_tiles = len({s.tiles for s in samples}) > 1
+        columns = [np.ones(len(samples)), flops / flops.max()]
+        if by_tiles:
+            columns.append(np.array([float(s.tiles) for s in samples]))
+        found = np.linalg.lstsq(np.stack(columns, 1), np.array([s.cycles for s in samples]), rcond=None)[0]
+        return cls(float(found[0]), float(found[2]) if by_tiles else 0.0, float(flops.max() / found[1]))
+
+    def cycles(self, tiles: int, flops: float) -> float:
+        return self.start + self.tile * tiles + flops / self.rate
+
+
+def makespan(tiles: Iterable[float], places: int, cost: CtaCost, handing: Handing, replace: float) -> float:
+    """Cycles until the last of `places` multiprocessors (or pairs) is done.
+
+    tiles: FLOPs of each tile per SM, in the order in which they are handed out. replace: cycles until a new CTA runs
+    where one has ended.
+    """
+    work = [cost.tile + flops / cost.rate for flops in tiles]
+    if handing is Handing.STATIC:
+        ends = [cost.start + sum(work[place::places]) for place in range(min(places, len(work)))]
+        return max(ends)
+    free = [cost.start if handing is Handing.TAKEN else 0.0] * places
+    heapq.heapify(free)
+    last = 0.0
+    for number, cycles in enumerate(work):
+        begin = heapq.heappop(free)
+        end = begin + cycles
+        if handing is Handing.EACH:
+            end += cost.start + (replace if number >= places else 0.0)
+        last = max(last, end)
+        heapq.heappush(free, end)
+    return last

@@ -1,0 +1,139 @@
+"""The replay's units against the laws that were measured, on hand-written PTX."""
+
+import numpy as np
+import pytest
+
+from fa4.emulator.emulated import Emulated
+from fa4.emulator.machine import Checks
+from fa4.emulator.timing import timeline
+from fa4.emulator.timing.chips import TABLES, chip_table
+from fa4.emulator.timing.code import issue_of
+from fa4.emulator.timing.grid import CtaCost, Handing, Sample, makespan
+from fa4.emulator.timing.replay import replay
+from tests.emulator.handwritten import entry, launch
+from tests.emulator.test_engine_async import ROUND_TRIP, WAIT
+
+# A batch of products by one thread, the commit that follows them, and the wait for it. 4096 bytes are A, as many B.
+PRODUCTS = """
+    setp.ne.u32 %p0, %r0, 0;
+    add.u32 %r4, %r2, 16384;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 512;
+    ld.shared.b32 %r5, [%r4];
+    @!%p0 mbarrier.init.shared.b64 [%r4+8], 1;
+    bar.sync 0;
+    mov.b64 %d0, {descriptor};
+    shr.u32 %r6, %r2, 4; cvt.u64.u32 %d1, %r6; or.b64 %d0, %d0, %d1;
+    mov.u32 %r7, {shape};
+    setp.eq.u32 %p1, %r0, 99;
+    @%p0 bra WAITS;
+    {products}
+    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r4+8];
+WAITS:
+    add.u32 %r8, %r4, 8;
+    LOOP: mbarrier.try_wait.parity.shared.b64 %p2, [%r8], 0; @!%p2 bra LOOP;
+    tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r5, 512;
+"""
+
+
+def guessed(record, **options):
+    return replay(record, issue_of(record, guess=True), **options)
+
+
+def is_wait(record, track, instruction):
+    """Whether an interval is a wait on an mbarrier."""
+    if timeline.TRACKS[track] != "waits":
+        return False
+    return record.kernel.instructions[instruction].opcode.startswith("mbarrier.try_wait")
+
+
+def batch(count, n, tmem=False):
+    """Cycles from the first product's issue to the reader behind the commit."""
+    a = "[%r5+256]" if tmem else "%d0"
+    product = f"tcgen05.mma.cta_group::1.kind::f16 [%r5], {a}, %d0, %r7, %p1;"
+    shape = (1 << 4) | (1 << 7) | (1 << 10) | (n // 8 << 17) | (128 // 16 << 24)
+    descriptor = (1 << 46) | (2 << 61) | (1 << 16) | (64 << 32)
+    text = PRODUCTS.format(descriptor=descriptor, shape=shape, products="\n".join([product] * count))
+    checks = Checks(races=False, poison=False, tmem=False)
+    record = launch(text, [], smem=32768, timing=True, checks=checks).record
+    times = guessed(record, timeline=True)
+    (wait,) = (end for track, _, _, what, _, end in times.intervals if is_wait(record, track, what))
+    issued = times.products[0, 0] - chip_table("sm_100a").numbers[f"mma_start_{'ts' if tmem else 'ss'}"].value
+    return wait - issued
+
+
+@pytest.mark.parametrize(
+    ("n", "tmem", "interval", "rest"),
+    # timing of a B200 by SemiAnalysis: a batch of x products takes interval * x + rest to its reader
+    [(128, False, 64, 148), (64, False, 48, 148), (256, False, 128, 148), (128, True, 64, 116), (64, True, 32, 116)],
+)
+def test_a_batch_of_products_takes_what_a_b200_takes(n, tmem, interval, rest):
+    for count in (4, 16):
+        assert batch(count, n, tmem) == pytest.approx(interval * count + rest, abs=1)
+
+
+def test_a_copy_takes_what_a_b200_takes():
+    source, target = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
+    body = ROUND_TRIP.format(expected=512, wait=WAIT, fence="fence.proxy.async.shared::cta;")
+    record = launch(body, [source, target], block=128, timing=True).record
+    times = guessed(record, timeline=True)
+    (begin,) = (i[4] for i in times.intervals if timeline.TRACKS[i[0]] == "copies in")
+    woken = max(end for track, _, _, what, _, end in times.intervals if is_wait(record, track, what))
+    assert woken - begin == pytest.approx(460 + 6 * 0.5 + 512 / 70, abs=8)  # META: 460 + 6 a KB, and the link from L2
+
+
+def test_what_was_recorded_is_replayed_and_nothing_else():
+    source, target = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
+    body = ROUND_TRIP.format(expected=512, wait=WAIT, fence="fence.proxy.async.shared::cta;")
+    report = launch(body, [source, target], block=128, timing=True)
+    times = guessed(report.record)
+    assert times.instructions == sum(warp.executed for warp in report.record.warps)
+    assert times.untied == (0, 0, 0)
+    assert times.busy["smem"] * 128 == pytest.approx(512 + 512 + 2 * 4 * 128 * 1, rel=0.2)
+    assert guessed(report.record).cycles == times.cycles  # the same from the same
+
+
+def test_timing_needs_a_record():
+    gpu = Emulated("sm_100a", sms=1)
+    gpu.launch(entry("", 0), "test", grid=1, block=32)
+    with pytest.raises(ValueError, match="timing=True"):
+        gpu.timing()
+
+
+def test_timing_reports_and_draws(tmp_path):
+    gpu = Emulated("sm_100a", sms=1, timing=True, checks=Checks(poison=False))
+    gpu.launch(entry("ld.shared.b32 %r4, [%r2]; bar.sync 0;", 0), "test", grid=1, block=64, smem_bytes=4096)
+    timing = gpu.timing(timeline=True)
+    assert "predicted" in str(timing) and timing.cycles > 0
+    assert timeline.write(tmp_path / "t.json", timing.launches) > 0
+
+
+def test_numbers_say_where_they_come_from():
+    from fa4.emulator.timing import _replay
+
+    for table in TABLES.values():
+        assert set(table.numbers) == set(_replay.CHIP_NUMBERS)
+        for name, number in table.numbers.items():
+            assert number.sure in "ABC" and number.source, name
+            assert not number.open or number.sure == "C", f"{name} is fitted, so not sure"
+    with pytest.raises(ValueError, match="sm_80"):
+        chip_table("sm_80")
+    with pytest.raises(ValueError, match="smem_byte"):
+        chip_table("sm_100a").but(smem_byte=1)
+
+
+def test_grid_costs_are_recovered_from_samples():
+    cost = CtaCost(1000, 300, 4000)
+    samples = [Sample(t, f, cost.cycles(t, f)) for t, f in ((1, 1e6), (1, 4e6), (2, 3e6), (3, 9e6))]
+    found = CtaCost.fitted(samples)
+    assert (found.start, found.tile, found.rate) == pytest.approx((1000, 300, 4000))
+    with pytest.raises(ValueError, match="same FLOPs"):
+        CtaCost.fitted(samples[:1] * 2)
+
+
+def test_tiles_are_handed_out_as_they_are_on_a_chip():
+    cost = CtaCost(10, 0, 1)
+    tiles = [8, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert makespan(tiles, 2, cost, Handing.STATIC, 0) == 10 + 8 + 4
+    assert makespan(tiles, 2, cost, Handing.TAKEN, 0) == 10 + 8
+    assert makespan([8, 8, 8], 2, cost, Handing.EACH, 5) == 2 * 18 + 5
