@@ -100,7 +100,8 @@ def from_ptx(kernel: Kernel) -> Issue:
             for register in _registers(ins, results=True):
                 boards[register] |= 1 << written % _SCOREBOARDS
             written += 1
-    slots, blocks = [], []
+    slots: list[tuple[int, ...]] = []
+    blocks: list[tuple[int, ...]] = []
     written = 0
     starts = sorted(head for head in heads if head < len(code))
     for start, stop in zip(starts, [*starts[1:], len(code)]):
@@ -132,7 +133,8 @@ _CARRIERS = frozenset("""
 def from_machine_code(kernel: Kernel, model: IssueModel) -> Issue:
     """The issue model that was read from a kernel's machine code."""
     pipes = ["none"]
-    slots, blocks = [], []
+    slots: list[tuple[int, ...]] = []
+    blocks: list[tuple[int, ...]] = []
     table = effects(kernel)
     done = {slot.ptx for block in model.blocks for slot in block.slots if _does(slot)}
     for block in model.blocks:

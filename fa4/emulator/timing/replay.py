@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,11 +62,12 @@ class Times:
     def waits(self, most: int = 12) -> list[tuple[str, str, float]]:
         """Role, place and cycles of the longest waits, summed over the role's warps."""
         code, roles = self.record.kernel.instructions, self.record.roles
-        summed: Counter[tuple[str, str]] = Counter()
+        summed: dict[tuple[str, str], float] = defaultdict(float)
         for (warp, instruction), cycles in self.waited.items():
             where = f"{code[instruction].opcode} line {code[instruction].line}" if instruction >= 0 else "untied"
             summed[roles.get(warp, f"warp {warp}"), where] += cycles
-        return [(role, where, cycles) for (role, where), cycles in summed.most_common(most)]
+        ranked = sorted(summed.items(), key=lambda item: -item[1])[:most]
+        return [(role, where, cycles) for (role, where), cycles in ranked]
 
 
 def replay(
