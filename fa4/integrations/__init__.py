@@ -1,2 +1,5 @@
-"""fa4 where attention already happens: torch's scaled_dot_product_attention, and transformers. Other libraries are
-imported when their part is asked for, and nothing is registered before."""
+"""fa4 where attention already happens: torch's scaled_dot_product_attention, DTensor, transformers, Megatron, vLLM.
+
+Other libraries are imported when their part is asked for, and nothing is registered before, but for a name among vLLM's
+plug-ins.
+"""
