@@ -108,6 +108,26 @@ LANES = f"{SLOT} st.shared.b32 [%r4], %r0; EDGE xor.b32 %r5, %r4, 4; ld.shared.b
 ELECTED = f"""{BARRIER.format(count=1)} {SLOT} setp.ge.u32 %p2, %r0, 32; @%p2 bra CONSUME;
     st.shared.b32 [%r4], %r0; EDGE @!%p0 mbarrier.arrive.shared.b64 _, [%r2+2048]; bra DONE;
     CONSUME: {wait()} xor.b32 %r5, %r4, 128; ld.shared.b32 %r6, [%r5]; DONE:"""
+# What one lane waited for is its own until the lanes synchronise.
+ELECTED_WAIT = f"""{BARRIER.format(count=32)} setp.ge.u32 %p2, %r0, 32; @%p2 bra CONSUME;
+    st.shared.b32 [%r2+64], 1; mbarrier.arrive.shared.b64 _, [%r2+2048]; bra DONE;
+    CONSUME: setp.ne.u32 %p3, %r0, 32; @%p3 bra MEET; {wait()} MEET: EDGE ld.shared.b32 %r6, [%r2+64]; DONE:"""
+ELECTED_GROUP = f"""{SLOT} st.shared.b32 [%r4], %r0; fence.proxy.async.shared::cta; bar.sync 0; {FIRST} @%p0 bra MEET;
+    cp.async.bulk.global.shared::cta.bulk_group [%a0], [%r2], 128; cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group.read 0; MEET: EDGE st.shared.b32 [%r4], 7;"""
+NEIGHBOURS_COPY = """shl.b32 %r3, %r0, 4; add.u32 %r4, %r2, %r3; cvt.u64.u32 %d0, %r3; add.s64 %d1, %a0, %d0;
+    cp.async.cg.shared.global [%r4], [%d1], 16; cp.async.wait_all; EDGE xor.b32 %r5, %r4, 16;
+    ld.shared.b32 %r6, [%r5];"""
+ELECTED_COPY = f"""{BARRIER.format(count=1)} setp.ge.u32 %p2, %r0, 32; @%p2 bra CONSUME;
+    shl.b32 %r3, %r0, 4; add.u32 %r4, %r2, %r3; cvt.u64.u32 %d0, %r3; add.s64 %d1, %a0, %d0;
+    cp.async.cg.shared.global [%r4], [%d1], 16; cp.async.wait_all; EDGE
+    @!%p0 mbarrier.arrive.shared.b64 _, [%r2+2048]; bra DONE;
+    CONSUME: {wait()} ld.shared.b32 %r6, [%r2+64]; DONE:"""
+ELECTED_FLAG = """setp.eq.u32 %p1, %r1, 0; @%p1 bra WAIT; setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE;
+    st.global.b32 [%a0+4], 42; st.release.gpu.global.b32 [%a0], 1; bra DONE;
+    WAIT: setp.ne.u32 %p0, %r0, 0; @%p0 bra MEET;
+    SPIN: ld.acquire.gpu.global.b32 %r3, [%a0]; setp.eq.u32 %p2, %r3, 0; @%p2 bra SPIN;
+    MEET: EDGE ld.global.b32 %r4, [%a0+4]; DONE:"""
 INIT = f"""{FIRST} {SLOT} @!%p0 mbarrier.init.shared.b64 [%r2+2048], 1; EDGE bar.sync 0; @%p0 bra READ;
     mbarrier.arrive.expect_tx.shared.b64 _, [%r2+2048], 128;
     cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%a0], 128, [%r2+2048]; READ: {wait()}"""
@@ -117,6 +137,11 @@ PAIRS = [
     Pair("named barrier", EXCHANGE, "bar.sync 3, 64;", options=WARPS),
     Pair("bar.warp.sync", LANES, "bar.warp.sync -1;", match=r"needs bar\.warp\.sync"),
     Pair("bar.warp.sync before an elected arrival", ELECTED, "bar.warp.sync -1;", options=WARPS),
+    Pair("bar.warp.sync after an elected wait", ELECTED_WAIT, "bar.warp.sync -1;", options=WARPS),
+    Pair("bar.warp.sync after an elected wait for a group", ELECTED_GROUP, "bar.warp.sync -1;"),
+    Pair("bar.warp.sync after an elected acquire", ELECTED_FLAG, "bar.warp.sync -1;", options={"grid": 2}),
+    Pair("bar.warp.sync before a neighbour's cp.async", NEIGHBOURS_COPY, "bar.warp.sync -1;"),
+    Pair("bar.warp.sync before an elected arrival for cp.async", ELECTED_COPY, "bar.warp.sync -1;", options=WARPS),
     Pair("mbarrier release", HANDOVER.replace("AFTER", ""), "mbarrier.arrive.shared.b64 _, [%r2+2048];",
          "mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+2048];", options=WARPS),
     Pair("fence before a relaxed arrival", HANDOVER.replace("AFTER", ""),

@@ -123,7 +123,7 @@ Next Engine::mbar_wait(Exec& x) {
             waited = &cta, waited_offset = offset, waited_phases = parity_form ? bar.phase : wanted + 1;
             if (races_.enabled && bar.phase > 0) {
                 const uint64_t done = parity_form ? bar.phase - 1 : wanted;
-                if (m.strong) races_.acquire(x.w.clock, bar.release[done & 1]);
+                if (m.strong) races_.acquire(x.w.clock, bar.release[done & 1], x.acquirers(l));
                 else races_.acquire_relaxed(x.w.clock, bar.release[done & 1]);
             }
         } else if (!parked) {
@@ -288,6 +288,7 @@ Next Engine::barrier(Exec& x) {
     const mod::Mbarrier& m = in.as<mod::Mbarrier>();
     Order order;
     const bool arrival = in.op == Op::mbar_arrive || in.op == Op::mbar_arrive_drop;
+    const uint32_t epoch = x.w.clock.epoch;     // that a release publishes
     if (arrival && m.strong) races_.release(x.w.clock, order, x.mask);
     if (arrival && !m.strong) races_.release_relaxed(x.w.clock, order);
     for_lanes(x.mask, [&](int l) {
@@ -295,6 +296,11 @@ Next Engine::barrier(Exec& x) {
         uint32_t offset;
         Cta& cta = shared_cta(x.w, m.space, address, offset);
         const uint64_t v = x.value(1, l);
+        if (arrival && m.strong && &cta != x.w.cta && races_.enabled) {
+            const uint32_t slot = x.w.clock.slot;
+            cta.races.arrivals[uint64_t(slot) << 5 | uint32_t(l)] = {
+                slot, epoch, current_.row, int32_t(x.w.cta->linear), int16_t(x.w.index), 0xF, kWrite | kAtomic, int8_t(l)};
+        }
         switch (in.op) {
             case Op::mbar_init: {
                 const Span s = resolve(x.w, m.space, address, 8, l);

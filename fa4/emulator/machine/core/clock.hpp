@@ -58,16 +58,28 @@ struct Order {
             }
         partial.push_back(added);
     }
+    // As `join`, for the same thread: with what does not pass from thread to thread.
+    void absorb(const Order& other) {
+        join(other);
+        for (int i = kCarried; i < kVias; ++i) via[i].join(other.via[i]);
+    }
     void clear() { *this = Order(); }
 };
+
+// What some lanes of a warp acquired alone.
+struct Held { uint32_t lanes; Order order; };
+// A cp.async that lanes waited for: each has seen what it copied itself.
+struct Copied { uint32_t slot, epoch, lanes; };
 
 // Reach of a release or an acquire: threads of the CTA, of the cluster, of the chip.
 constexpr int kScopes = 3;
 
-// The clock state of one warp. What a lane acquires, its whole warp has; what it releases is its own, and of the other
-// lanes what they did before the warp last synchronised.
+// The clock state of one warp. What a lane acquires, and what it releases, is its own; of the other lanes what they
+// acquired and did before the warp last synchronised.
 struct WarpClock {
     Order order;                // what its next operation is ordered after
+    std::vector<Held> held;     // and, of some lanes, more
+    std::vector<Copied> copied;
     Order observed[kScopes];    // relaxed reads, by their reach: made effective by an acquire fence
     Order fenced[kScopes];      // published by a release fence of this reach: carried by later relaxed writes
     uint32_t domain[kScopes] = {};      // numbers of its CTA and cluster, and 0
@@ -75,6 +87,7 @@ struct WarpClock {
     uint32_t synced = 0;                // epoch up to which the lanes see each other's accesses
     uint32_t met = 0;                   // and up to which their reads are over: a shuffle or vote took values of all lanes
     uint32_t last_write[32] = {}, last_read[32] = {};   // epochs, by lane
+    uint32_t alive = ~0u;               // lanes that have not ended
     uint32_t unsynced = 0;              // lanes that may have accesses since
     bool has_fenced = false, has_observed = false;
 
@@ -87,6 +100,21 @@ struct WarpClock {
         for (uint32_t others = unsynced & ~lanes; others; others &= others - 1)
             if (last_write[__builtin_ctz(others)] > synced || last_read[__builtin_ctz(others)] > std::max(synced, met)) return false;
         return true;
+    }
+    // What `lanes` have beside `order`. `own`: for an operation of theirs; else for others, to whom they release it.
+    void add_held(Order& to, uint32_t lanes, bool own) const {
+        for (const Held& h : held)
+            if (h.lanes & lanes) own ? to.absorb(h.order) : to.join(h.order);
+        for (const Copied& c : copied) {
+            if (!(c.lanes & ~lanes)) to.seen.set(c.slot, c.epoch);
+            else if (c.lanes & lanes) to.add({c.slot, c.epoch, c.lanes & lanes});
+        }
+    }
+    // The lanes have synchronised: all of them have what each had.
+    void share() {
+        for (const Held& h : held) order.absorb(h.order);
+        for (const Copied& c : copied) order.seen.set(c.slot, c.epoch);
+        held.clear(), copied.clear();
     }
     // Enters the warp's accesses so far, as `lanes` may publish them.
     void stamp(Order& to, uint32_t lanes) const {
@@ -118,7 +146,11 @@ struct Cell {
     Access reads[Readers];
 };
 
-struct CtaShadow { std::vector<Cell<4>> cells; };      // shared memory, 4 bytes a cell
+// Shared memory, 4 bytes a cell; and of each lane of other CTAs the last arrival at a barrier here.
+struct CtaShadow {
+    std::vector<Cell<4>> cells;
+    std::unordered_map<uint64_t, Access> arrivals;
+};
 struct TmemShadow { std::vector<Cell<4>> cells; };     // TMEM, one 32-bit cell each
 
 }  // namespace fa4

@@ -225,7 +225,7 @@ void Engine::bulk(Exec& x) {
 
 void Engine::cp_async(Exec& x) {
     const Instr& in = x.in;
-    struct Copy { Span from, to; uint32_t bytes; };
+    struct Copy { Span from, to; uint32_t bytes; int8_t lane; };
     auto copies = std::make_shared<std::vector<Copy>>();
     const mod::CpAsync& m = in.as<mod::CpAsync>();
     const uint32_t size = uint32_t(m.bytes);
@@ -241,7 +241,7 @@ void Engine::cp_async(Exec& x) {
         c.to = resolve(x.w, Space::Shared, dst, size, l);
         shared_write_check(c.to, size);
         if (take) c.from = resolve(x.w, Space::Generic, src, take, l);
-        c.bytes = take;
+        c.bytes = take, c.lane = int8_t(l);
         copies->push_back(c);
     });
     if (x.w.timed) {
@@ -259,7 +259,9 @@ void Engine::cp_async(Exec& x) {
     op->steps.push_back([this, self, copies, size] {
         for (const Copy& c : *copies) {
             if (c.bytes) races_.global(agent(*self, false), c.from.address, c.bytes, 0);
-            races_.shared(agent(*self, true), *c.to.cta, c.to.offset, size, kWrite | kCopy);
+            Agent copy = agent(*self, true);
+            copy.lane = c.lane;
+            races_.shared(copy, *c.to.cta, c.to.offset, size, kWrite | kCopy);
             if (c.bytes) std::memcpy(c.to.data, c.from.data, c.bytes);
             std::memset(c.to.data + c.bytes, 0, size - c.bytes);
             std::memset(c.to.shadow, Cta::kValid, size);
@@ -366,7 +368,7 @@ Next Engine::async_copy(Exec& x) {
                 for (size_t i = 0; i + keep < groups.size(); ++i)
                     for (AsyncPtr& op : groups[i]) {
                         force(*op, read ? 1 : ~size_t(0));
-                        join_completed(w, *op, read);
+                        join_completed(w, *op, read, 1u << l);
                     }
                 if (!read)
                     while (groups.size() > keep) groups.pop_front();
@@ -390,7 +392,7 @@ Next Engine::async_copy(Exec& x) {
             while (g.committed.size() > size_t(m.keep)) {
                 for (AsyncPtr& op : g.committed.front()) {
                     force(*op);
-                    join_completed(w, *op);
+                    races_.acquire_copy(w.clock, op->write_slot, op->write_epoch, x.mask);
                 }
                 g.committed.pop_front();
             }

@@ -65,7 +65,7 @@ void Engine::start_warp(Warp& w) {
     Fragment f;
     f.mask = w.lanes;
     w.fragments.push_back(f);
-    w.alive = w.lanes;
+    w.alive = w.clock.alive = w.lanes;
     if (config_.timing) {
         records.emplace_back();
         w.timed = &records.back();

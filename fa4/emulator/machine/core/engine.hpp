@@ -122,6 +122,8 @@ struct Exec {
     uint32_t mask;
     const uint32_t* constants;
 
+    // Who has what lane `l` acquires here: the warp, if all of its lanes do so together.
+    uint32_t acquirers(int l) const { return mask == w.alive ? kWarp : 1u << l; }
     const Operand& op(uint32_t i) const { return ops[i]; }
     const Operand& source(uint32_t i) const { return ops[in.ndst + i]; }
     uint32_t sources() const { return in.count - in.ndst; }
@@ -264,7 +266,7 @@ private:
     void fire(size_t pipe);
     Agent agent(const AsyncOp& op, bool write) const;
     Order completion(const AsyncOp& op, bool reads_only = false) const;
-    void join_completed(Warp& w, const AsyncOp& op, bool reads_only = false);
+    void join_completed(Warp& w, const AsyncOp& op, bool reads_only = false, uint32_t lanes = kWarp);
     void drain(const Cta& cta);
 
     // copies.cpp

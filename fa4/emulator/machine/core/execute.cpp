@@ -66,6 +66,7 @@ bool Engine::converged(Exec& x, uint32_t members) {
 
 void Engine::exit_lanes(Warp& w, uint32_t mask) {
     w.alive &= ~mask;
+    w.clock.alive = w.alive;
     Cta& cta = *w.cta;
     cta.cluster->alive_lanes -= uint32_t(__builtin_popcount(mask));
     // Lanes that left after arriving at the cluster barrier count no longer on either side.
@@ -77,6 +78,7 @@ void Engine::exit_lanes(Warp& w, uint32_t mask) {
     if (!w.alive) {
         if (races_.enabled) {
             cta.last.join(w.clock.order);
+            w.clock.add_held(cta.last, kWarp, false);
             cta.last.seen.set(w.clock.slot, w.clock.epoch);
         }
         --cta.alive_warps;

@@ -61,7 +61,7 @@ uint64_t apply_atomic(Type type, AtomicOp op, uint64_t old, uint64_t a, uint64_t
 }
 
 Agent agent_of(const Warp& w, int32_t row) {
-    return {&w.clock.order, w.clock.slot, w.clock.epoch, w.clock.self_from, row, int32_t(w.cta->linear), int16_t(w.index), false, -1, w.clock.synced};
+    return {&w.clock.order, w.clock.slot, w.clock.epoch, w.clock.self_from, row, int32_t(w.cta->linear), int16_t(w.index), false, kAnyLane, w.clock.synced, -1, &w.clock};
 }
 
 uint8_t* Engine::global_span(uint64_t address, uint32_t bytes) const {
@@ -199,7 +199,7 @@ void Engine::load(Exec& x) {
             x.w.clock.touch(l, false);
             if (s.cta) races_.shared(agent, *s.cta, s.offset, bytes, semantics ? kAtomic : 0);
             else if (s.space == Space::Global) races_.global(agent, s.address, bytes, semantics ? kAtomic : 0);
-            if (semantics) races_.flag_read(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics, int(m.scope));
+            if (semantics) races_.flag_read(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics, int(m.scope), x.acquirers(l));
         }
         for (uint32_t i = 0; i < n; ++i) {
             if (!x.has_dst(i)) continue;
@@ -306,7 +306,7 @@ void Engine::atomic(Exec& x) {
             x.w.clock.touch(l, true);
             if (s.cta) races_.shared(agent, *s.cta, s.offset, n * size, kWrite | kAtomic);
             else if (s.space == Space::Global) races_.global(agent, s.address, n * size, kWrite | kAtomic);
-            if (in.op == Op::atom) races_.flag_read(x.w.clock, key, semantics, int(m.scope));
+            if (in.op == Op::atom) races_.flag_read(x.w.clock, key, semantics, int(m.scope), x.acquirers(l));
             races_.flag_write(x.w.clock, key, semantics, int(m.scope), 1u << l);
         }
         for (uint32_t i = 0; i < n; ++i) {
@@ -356,7 +356,8 @@ void Engine::matrix_fragment(Exec& x) {
     uint8_t* pointers[32] = {};
     uint32_t row_valid = ~0u;
     const bool write = in.op == Op::stmatrix;
-    const Agent agent = agent_of(x.w, current_.row);
+    Agent agent = agent_of(x.w, current_.row);
+    agent.lane = kAllLanes;
     for (uint32_t t = 0; t < rows; ++t) {
         const uint64_t address = x.value(0, int(t)) + uint64_t(m.offset);
         if (address % kMatrixRowBytes) fail(Check::Misaligned, "row address " + hex(address) + " of thread " + std::to_string(t) + " is not a multiple of 16");
@@ -446,8 +447,8 @@ Next Engine::memory(Exec& x) {
             break;
         case Op::fence_proxy: {
             const mod::ProxyFence& m = x.in.as<mod::ProxyFence>();
-            if (m.kind == ProxyKind::Async) races_.proxy_fence(x.w.clock, m.global, m.shared);
-            if (m.kind == ProxyKind::Tensormap) races_.tensormap_fence(x.w.clock, int(m.semantics));
+            if (m.kind == ProxyKind::Async) races_.proxy_fence(x.w.clock, m.global, m.shared, x.mask);
+            if (m.kind == ProxyKind::Tensormap) races_.tensormap_fence(x.w.clock, int(m.semantics), x.mask);
             break;
         }
         case Op::prefetch: case Op::nop: break;

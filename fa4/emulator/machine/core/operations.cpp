@@ -31,6 +31,7 @@ AsyncPtr Engine::begin_op(Exec& x, const char* name, const AsyncPtr& twin) {
     }
     WarpClock& clock = x.w.clock;
     op->order = clock.order;
+    clock.add_held(op->order, x.mask, true);
     clock.stamp(op->order, x.mask);
     clock.epoch = races_.next_epoch(clock.slot);
     return op;
@@ -117,9 +118,9 @@ Order Engine::completion(const AsyncOp& op, bool reads_only) const {
     return order;
 }
 
-void Engine::join_completed(Warp& w, const AsyncOp& op, bool reads_only) {
+void Engine::join_completed(Warp& w, const AsyncOp& op, bool reads_only, uint32_t lanes) {
     if (!races_.enabled) return;
-    races_.acquire(w.clock, completion(op, reads_only));
+    races_.acquire(w.clock, completion(op, reads_only), lanes);
     w.clock.order.via[kTensor].set(op.slot, op.epoch);
     if (!reads_only) w.clock.order.via[kTensor].set(op.write_slot, op.write_epoch);
 }

@@ -16,6 +16,34 @@ bool seen(const Access& prior, const Order& order) {
     return false;
 }
 
+// The same, with what the lanes of an access have beside their warp.
+bool seen_by(const Access& prior, const Agent& agent) {
+    if (seen(prior, *agent.order)) return true;
+    if (!agent.clock || (agent.clock->held.empty() && agent.clock->copied.empty())) return false;
+    uint32_t lanes = agent.lane >= 0 ? 1u << agent.lane : kWarp;
+    for (const Copied& c : agent.clock->copied)
+        if (c.slot == prior.slot && prior.epoch <= c.epoch && (prior.lane < 0 || prior.lane == agent.lane || agent.lane == kAnyLane)) return true;
+    uint32_t have = ~agent.clock->alive;
+    for (const Held& h : agent.clock->held)
+        if (seen(prior, h.order)) have |= h.lanes;
+    return agent.lane == kAnyLane ? have & agent.clock->alive : !(lanes & ~have);
+}
+
+// Is everything that `order` has in `whole` already?
+bool covered(const Order& order, const Order& whole) {
+    for (uint32_t slot = 0; slot < order.seen.at.size(); ++slot)
+        if (order.seen.at[slot] > whole.seen[slot]) return false;
+    return true;
+}
+
+// What an instruction does to the order of its warp, if all lanes execute it, or to that of some of them.
+template <class Change>
+void on_orders(WarpClock& clock, uint32_t lanes, Change change) {
+    change(clock.order);
+    for (Held& h : clock.held)
+        if (h.lanes & lanes) change(h.order);
+}
+
 }  // namespace
 
 bool Races::ordered(const Access& prior, const Agent& agent, int space) const {
@@ -27,7 +55,7 @@ bool Races::ordered(const Access& prior, const Agent& agent, int space) const {
     // tcgen05.dealloc, alone, is no asynchronous operation: what is over before it needs no fence.
     if (space == 2 && agent.async && (by_letter || prior.epoch <= agent.order->via[kTensor][prior.slot]))
         return prior.epoch <= agent.order->via[kTensor][prior.slot];
-    return seen(prior, *agent.order);
+    return seen_by(prior, agent);
 }
 
 uint32_t Races::new_slot() {
@@ -59,14 +87,29 @@ void Races::start(WarpClock& clock) {
 void Races::release(WarpClock& clock, Order& to, uint32_t lanes) {
     if (!enabled) return;
     to.join(clock.order);
+    clock.add_held(to, lanes, false);
     clock.stamp(to, lanes);
     clock.epoch = next_epoch(clock.slot);
 }
 
-void Races::acquire(WarpClock& clock, const Order& from) {
+void Races::acquire(WarpClock& clock, const Order& from, uint32_t lanes) {
     if (!enabled) return;
+    if (clock.alive & ~lanes) {
+        for (Held& h : clock.held)
+            if (h.lanes == lanes) return h.order.join(from);
+        clock.held.push_back({lanes, {}});
+        return clock.held.back().order.join(from);
+    }
     clock.order.join(from);
     clock.synced = std::max(clock.synced, clock.order.seen[clock.slot]);
+    auto& held = clock.held;
+    held.erase(std::remove_if(held.begin(), held.end(), [&](const Held& h) { return covered(h.order, clock.order); }), held.end());
+    auto& copied = clock.copied;
+    copied.erase(std::remove_if(copied.begin(), copied.end(), [&](const Copied& c) { return c.epoch <= clock.order.seen[c.slot]; }), copied.end());
+}
+
+void Races::acquire_copy(WarpClock& clock, uint32_t slot, uint32_t epoch, uint32_t lanes) {
+    if (enabled) clock.copied.push_back({slot, epoch, lanes});
 }
 
 void Races::release_relaxed(WarpClock& clock, Order& to) {
@@ -84,6 +127,7 @@ void Races::acquire_relaxed(WarpClock& clock, const Order& from) {
 
 void Races::sync_lanes(WarpClock& clock) {
     if (!enabled) return;
+    clock.share();
     clock.synced = clock.epoch;
     clock.unsynced = 0;
     clock.epoch = next_epoch(clock.slot);
@@ -95,12 +139,14 @@ void Races::meet_lanes(WarpClock& clock) {
     clock.epoch = next_epoch(clock.slot);
 }
 
-void Races::proxy_fence(WarpClock& clock, bool global, bool shared) {
+void Races::proxy_fence(WarpClock& clock, bool global, bool shared, uint32_t lanes) {
     if (!enabled) return;
     for (const Via via : {kAsyncGlobal, kAsyncShared, kBarrierInit}) {
         if (!(via == kAsyncGlobal ? global : shared)) continue;
-        clock.order.via[via].join(clock.order.seen);
+        on_orders(clock, lanes, [&](Order& order) { order.via[via].join(order.seen); });
         clock.order.via[via].set(clock.slot, clock.epoch);
+        for (const Copied& c : clock.copied)
+            if (c.lanes & lanes) clock.order.via[via].set(c.slot, c.epoch);
     }
     clock.epoch = next_epoch(clock.slot);
 }
@@ -111,29 +157,30 @@ void Races::barrier_init_fence(WarpClock& clock) {
     clock.epoch = next_epoch(clock.slot);
 }
 
-void Races::tensormap_fence(WarpClock& clock, int semantics) {
+void Races::tensormap_fence(WarpClock& clock, int semantics, uint32_t lanes) {
     if (!enabled) return;
     if (semantics & 4) {
-        clock.order.via[kMapReleased].join(clock.order.seen);
+        on_orders(clock, lanes, [&](Order& order) { order.via[kMapReleased].join(order.seen); });
         clock.order.via[kMapReleased].set(clock.slot, clock.epoch);
         clock.epoch = next_epoch(clock.slot);
     }
-    if (semantics & 2) clock.order.via[kMap].join(clock.order.via[kMapReleased]);
+    if (semantics & 2) on_orders(clock, lanes, [&](Order& order) { order.via[kMap].join(order.via[kMapReleased]); });
 }
 
-void Races::tensor_fence(WarpClock& clock, bool after) {
+void Races::tensor_fence(WarpClock& clock, bool after, uint32_t lanes) {
     if (!enabled) return;
-    if (after) clock.order.via[kTensor].join(clock.order.via[kTensorReleased]);
-    else clock.order.via[kTensorReleased].join(clock.order.via[kTensor]);
+    const Via from = after ? kTensorReleased : kTensor, to = after ? kTensor : kTensorReleased;
+    on_orders(clock, lanes, [&](Order& order) { order.via[to].join(order.via[from]); });
 }
 
 void Races::fence(WarpClock& clock, int semantics, int scope, uint32_t lanes) {
     if (!enabled) return;
     for (int reach = 0; reach < kScopes && reach <= scope; ++reach) {
-        if (semantics & 2 && clock.has_observed) acquire(clock, clock.observed[reach]);
+        if (semantics & 2 && clock.has_observed) acquire(clock, clock.observed[reach], lanes);
         if (semantics & 4) {
             clock.has_fenced = true;
             clock.fenced[reach].join(clock.order);
+            clock.add_held(clock.fenced[reach], lanes, false);
             clock.stamp(clock.fenced[reach], lanes);
         }
     }
@@ -146,6 +193,7 @@ void Races::flag_write(WarpClock& clock, uint64_t key, int semantics, int scope,
         Order& flag = flags_[{key, reach, clock.domain[reach]}];
         if (semantics & 4) {
             flag.join(clock.order);
+            clock.add_held(flag, lanes, false);
             clock.stamp(flag, lanes);
         } else {
             flag.join(clock.fenced[reach]);
@@ -154,12 +202,12 @@ void Races::flag_write(WarpClock& clock, uint64_t key, int semantics, int scope,
     clock.epoch = next_epoch(clock.slot);
 }
 
-void Races::flag_read(WarpClock& clock, uint64_t key, int semantics, int scope) {
+void Races::flag_read(WarpClock& clock, uint64_t key, int semantics, int scope, uint32_t lanes) {
     if (!enabled) return;
     for (int reach = 0; reach < kScopes && reach <= scope; ++reach) {
         const auto found = flags_.find({key, reach, clock.domain[reach]});
         if (found == flags_.end()) continue;
-        if (semantics & 2) acquire(clock, found->second);
+        if (semantics & 2) acquire(clock, found->second, lanes);
         else clock.observed[reach].join(found->second), clock.has_observed = true;
     }
 }
@@ -248,6 +296,11 @@ void Races::end_of_shared(const Cta& cta, bool sources) {
         };
         for (const Access& write : cell.writes) check(write);
         for (const Access& read : cell.reads) check(read);
+    }
+    for (const auto& [who, arrival] : cta.races.arrivals) {
+        if (seen(arrival, cta.last)) continue;
+        report(Check::CtaEnd, arrival, end, kWrite, 1, "nothing orders the arrival before the end of the CTA");
+        break;
     }
 }
 

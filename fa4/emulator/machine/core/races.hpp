@@ -32,7 +32,11 @@ struct Agent {
     int8_t lane = -1;   // of a generic access
     uint32_t synced = ~0u;      // epoch up to which the warp's other lanes are ordered before
     int32_t column = -1;        // of tensor memory
+    const WarpClock* clock = nullptr;   // of a generic access: what its lane has beside `order`
 };
+// Agent::lane of accesses whose lane does not matter, and of those that all lanes make together.
+constexpr int8_t kAnyLane = -1, kAllLanes = -2;
+constexpr uint32_t kWarp = ~0u;     // all lanes, those that have ended too
 
 // What a write leaves where it writes, and what was there: two writes of the same bytes are a race of another kind.
 struct Change { const uint8_t* before = nullptr; const uint8_t* after = nullptr; };
@@ -65,20 +69,21 @@ public:
     void start(WarpClock& clock);
     // Publishes the accesses of `lanes` so far into `to`, and starts a new epoch.
     void release(WarpClock& clock, Order& to, uint32_t lanes);
-    void acquire(WarpClock& clock, const Order& from);
+    void acquire(WarpClock& clock, const Order& from, uint32_t lanes = kWarp);
+    void acquire_copy(WarpClock& clock, uint32_t slot, uint32_t epoch, uint32_t lanes);
     // By relaxed operations on a barrier: what the fences before, or after, them order.
     void release_relaxed(WarpClock& clock, Order& to);
     void acquire_relaxed(WarpClock& clock, const Order& from);
     void sync_lanes(WarpClock& clock);
     void meet_lanes(WarpClock& clock);
-    void proxy_fence(WarpClock& clock, bool global, bool shared);
+    void proxy_fence(WarpClock& clock, bool global, bool shared, uint32_t lanes);
     void barrier_init_fence(WarpClock& clock);
-    void tensormap_fence(WarpClock& clock, int semantics);
-    void tensor_fence(WarpClock& clock, bool after);
+    void tensormap_fence(WarpClock& clock, int semantics, uint32_t lanes);
+    void tensor_fence(WarpClock& clock, bool after, uint32_t lanes);
     void fence(WarpClock& clock, int semantics, int scope, uint32_t lanes);
     // Strong accesses to a location that carries a flag.
     void flag_write(WarpClock& clock, uint64_t key, int semantics, int scope, uint32_t lanes);
-    void flag_read(WarpClock& clock, uint64_t key, int semantics, int scope);
+    void flag_read(WarpClock& clock, uint64_t key, int semantics, int scope, uint32_t lanes);
 
     void global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t kind, Change change = {});
     void shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change = {});

@@ -203,7 +203,7 @@ Next Engine::tensor(Exec& x) {
             x.w.tmem_ops[1].clear();
             break;
         }
-        case Op::tmem_fence: races_.tensor_fence(x.w.clock, x.in.as<mod::TmemFence>().after); break;
+        case Op::tmem_fence: races_.tensor_fence(x.w.clock, x.in.as<mod::TmemFence>().after, x.mask); break;
         case Op::tmem_cp: case Op::tmem_shift: tmem_copy_shift(x); break;
         case Op::umma: umma(x); break;
         case Op::umma_commit: umma_commit(x); break;

@@ -1,0 +1,60 @@
+"""Random pipelines that are right by construction: none is called wrong, and each planted omission is found."""
+
+import random
+import secrets
+
+import pytest
+
+from fa4.emulator.lab.fuzz import CHIP, Tally, judge
+from fa4.emulator.lab.pipelines import FILLS, PEER_FILLS, drawn, written
+
+COUNT = 45  # seeds 0 to 44, fixed: they draw every way to fill a ring
+
+
+def checked(tally: Tally) -> None:
+    assert not tally.false_alarms, tally.false_alarms
+    assert not tally.missed, tally.missed
+    assert not tally.unexplained, tally.unexplained
+
+
+def test_pipelines_and_some_omissions():
+    tally = Tally()
+    for seed in range(COUNT):
+        judge(seed, tally, omissions=3)
+    checked(tally)
+    assert tally.pipelines == COUNT and tally.planted > 2 * COUNT
+
+
+def test_every_omission_of_a_pipeline_with_three_rings():
+    seed = next(seed for seed in range(1000) if len(drawn(random.Random(seed)).rings) == 3)
+    tally = Tally()
+    program = judge(seed, tally, omissions=None)
+    checked(tally)
+    assert tally.planted + tally.redundant == sum(len(site.broken) for site in program.sites.values()) > 50
+
+
+def test_the_seeds_draw_every_kind():
+    pipelines = [drawn(random.Random(seed)) for seed in range(COUNT)]
+    rings = [ring for pipeline in pipelines for ring in pipeline.rings]
+    assert {ring.fill for ring in rings} == {*FILLS, *PEER_FILLS}
+    for flag in ("named", "elected", "scrubbed", "tail"):
+        assert {getattr(ring, flag) for ring in rings} == {True, False}, flag
+    assert {pipeline.cluster for pipeline in pipelines} == {1, 2}
+    assert {pipeline.stage > 0 for pipeline in pipelines} == {True, False}
+
+
+def test_an_omission_takes_one_instruction_out():
+    program = written(drawn(random.Random(3)), CHIP)
+    index, site = next(iter(program.sites.items()))
+    assert program.ptx.replace(site.code, "", 1) == program.without(index, "removed")
+
+
+@pytest.mark.soak
+def test_ten_thousand_pipelines():
+    first = secrets.randbelow(2**40)
+    print("first seed", first)
+    tally = Tally()
+    for seed in range(first, first + 10_000):
+        judge(seed, tally)
+    print(tally)
+    checked(tally)
