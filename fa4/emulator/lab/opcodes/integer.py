@@ -161,6 +161,30 @@ def _dp4a(a: int, b: int, c: int, *, signed: bool) -> int:
     return total
 
 
+def _on_halves(function: Callable[..., int], signed: bool) -> Callable[..., int]:
+    """The function on the lower and the upper 16 bits of its operands."""
+
+    def both(*values: int) -> int:
+        parts = [(v & 0xFFFF, v >> 16) for v in values]
+        low, high = (function(*(_signed(p[k], 16) if signed else p[k] for p in parts)) & 0xFFFF for k in (0, 1))
+        return low | high << 16
+
+    return both
+
+
+def _packed_cases() -> list[Case]:
+    functions: dict[str, Callable[..., int]] = {"add": lambda a, b: a + b, "min": min, "max": max}
+    cases = [
+        _case(f"{name}.{kind}x2", 32, 2, _on_halves(function, kind == "s16"), target="sm_90a")
+        for name, function in functions.items()
+        for kind in ("u16", "s16")
+    ]
+    for name, function in (("min", min), ("max", max)):
+        relu = _on_halves(lambda a, b, f=function: max(0, f(a, b)), True)
+        cases.append(_case(f"{name}.relu.s16x2", 32, 2, relu, target="sm_90a"))
+    return cases
+
+
 def _cases() -> list[Case]:
     cases = []
     for bits in (16, 32, 64):
@@ -298,6 +322,7 @@ def _packed() -> list[Case]:
             lambda a, b, c: a if _signed(c, 32) >= 0 else b,
             code="slct.b32.s32 %y, %x0, %x1, %x2;",
         ),
+        *_packed_cases(),
         _case("min.relu.s32", 32, 2, lambda a, b: max(0, min(a, b)), signed=True, target="sm_90a"),
         _case("max.relu.s32", 32, 2, lambda a, b: max(0, a, b), signed=True, target="sm_90a"),
         _case(

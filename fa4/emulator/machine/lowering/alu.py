@@ -5,6 +5,8 @@ PTX ISA 9.7.1 - 9.7.8, 9.7.12.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fa4.emulator.machine.lowering.lower import (
     NO_OPERAND,
     ROUNDINGS,
@@ -20,6 +22,7 @@ from fa4.emulator.machine.lowering.lower import (
 from fa4.emulator.machine.ptx import TYPE_BITS
 
 FLOATS = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "f32x2"}
+PACKED = {"u16x2": "u16", "s16x2": "s16"}
 COMPARISONS = {name: name.capitalize() for name in (
     "eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")}  # fmt: skip
 COMPARISONS.update({"lo": "Lt", "ls": "Le", "hi": "Gt", "hs": "Ge"})
@@ -93,7 +96,21 @@ def _add(low: Lowering, ins: Instruction, mods: Mods) -> None:
         return _float_arithmetic(low, ins, mods, type_, {"add": "fadd", "sub": "fsub"}[name])
     sat = mods.has("sat")
     mods.finish()
+    if type_ in PACKED:
+        return _on_halves(low, ins, name, type_)
     low.emit(name, type_, [low.dst(ins.operands[0])], [low.src(o, type_) for o in ins.operands[1:]], sat=sat)
+
+
+def _on_halves(low: Lowering, ins: Instruction, op: str, type_: str, **flags: Any) -> None:
+    """An instruction on pairs of 16-bit integers: apart, one after the other, together again."""
+    halves = []
+    for operand in ins.operands[1:]:
+        halves.append([low.new_register(16), low.new_register(16)])
+        low.emit("unpack", "b32", halves[-1], [low.src(operand, "b32")])
+    results = [low.new_register(16), low.new_register(16)]
+    for k, result in enumerate(results):
+        low.emit(op, PACKED[type_], [result], [pair[k] for pair in halves], **flags)
+    low.emit("pack", "b32", [low.dst(ins.operands[0])], results)
 
 
 def _float_arithmetic(low: Lowering, ins: Instruction, mods: Mods, type_: str, op: str) -> None:
@@ -153,6 +170,8 @@ def _simple(low: Lowering, ins: Instruction, mods: Mods) -> None:
         return low.emit(op, type_, [low.dst(ins.operands[0])], [low.src(o, type_) for o in ins.operands[1:]], **m)
     shiftamt, wrap, relu = mods.has("shiftamt"), mods.take("wrap", "clamp") == "wrap", mods.has("relu")
     mods.finish()
+    if type_ in PACKED:
+        return _on_halves(low, ins, name, type_, relu=relu)
     types = [type_] * 4
     if name in ("shl", "shr", "szext"):
         types = [type_, "u32"]

@@ -46,6 +46,7 @@ def _ld_st(low: Lowering, ins: Instruction, mods: Mods) -> None:
         return _st_async(low, ins, mods)
     if store and mods.has("bulk"):
         return _st_bulk(low, ins, mods)
+    mods.has("mmio")  # it is relaxed, and says so
     semantics = mods.choose(SEMANTICS, "Weak")
     space = space_of(mods)
     scope = mods.choose(SCOPES, "Sys" if semantics == "Relaxed" else "Cta")
