@@ -9,11 +9,11 @@ from typing import Any
 import click
 import numpy as np
 
-from fa4.emulator.arguments import written
 from fa4.emulator.emulated import Emulated, chip_of
 from fa4.emulator.errors import EmulationError
 from fa4.emulator.findings import KINDS, Findings, Severity
 from fa4.emulator.machine import SCHEDULES, Checks, LaunchReport, interleavings
+from fa4.emulator.machine.arguments import written
 from fa4.emulator.nvrtc import CompilationError, compile_cuda
 from fa4.emulator.options import CHIP, COUNT, NEW_FILE, choosing_checks
 

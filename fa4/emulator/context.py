@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from fa4.device import chip_by_number, emulating
 from fa4.emulator.emulated import Emulated, merge
-from fa4.emulator.host import caches, driver, dsl, torch_cuda
+from fa4.emulator.host import caches, torch_cuda, triton_jit
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.memory import Arrays, torch_allocations
 from fa4.emulator.host.modules import Modules
@@ -29,6 +30,11 @@ class Gpu(Emulated):
     def allocations(self) -> list[Allocation]:
         """The host memory that a kernel launched now may touch."""
         return merge([*torch_allocations(), *self._arrays.allocations(), *self.runtime.heap.allocations()])
+
+
+def _is_there(package: str, module: str = "") -> bool:
+    """Is it installed? Triton's kernels need neither CuTe DSL nor the driver's bindings."""
+    return find_spec(package) is not None and (not module or find_spec(f"{package}.{module}") is not None)
 
 
 @contextlib.contextmanager
@@ -79,8 +85,15 @@ def emulate(
     with contextlib.ExitStack() as stack:
         stack.enter_context(emulating(chip_by_number(gpu.chip_number, sms=sms, emulated=True)))
         stack.enter_context(torch_cuda.installed(gpu.runtime, tells_devices_apart))
-        stack.enter_context(driver.installed(gpu.runtime))
-        stack.enter_context(dsl.installed(gpu.runtime, arrays, chip))
+        if _is_there("cuda", "bindings"):
+            from fa4.emulator.host import driver
+
+            stack.enter_context(driver.installed(gpu.runtime))
+        if _is_there("cutlass"):
+            from fa4.emulator.host import dsl
+
+            stack.enter_context(dsl.installed(gpu.runtime, arrays, chip))
+        stack.enter_context(triton_jit.installed(gpu.runtime))
         if tells_devices_apart:
             stack.enter_context(caches.bypassed())
         yield gpu

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fa4.emulator.arguments import packed
 from fa4.emulator.findings import Finding, Findings
 from fa4.emulator.machine import Allocation, Checks, Launch, LaunchReport, Machine, Order, interleavings, kernel_of
+from fa4.emulator.machine.arguments import packed
 from fa4.emulator.machine.chips import CHIPS
 from fa4.emulator.report import Report
 from fa4.emulator.timing.report import Timing

@@ -28,10 +28,10 @@ def compile_cuda(source: str, chip: str, *, name: str = "kernel.cu", options: Se
         CompilationError: the source does not compile.
         RuntimeError: NVRTC is not installed.
     """
-    library = _library()
+    nvrtc = library()
 
     def call(function: str, *args: Any) -> int:
-        return getattr(library, function)(*args)
+        return getattr(nvrtc, function)(*args)
 
     program = ctypes.c_void_p()
     _check(call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
@@ -74,7 +74,8 @@ def _headers() -> list[str]:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """NVRTC's library. Raises RuntimeError where it is not installed."""
     found = sorted(
         path for folder in _packages() for path in folder.glob("lib*/libnvrtc.so.*") if "alt" not in path.name
     )

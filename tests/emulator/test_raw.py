@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from fa4.emulator import Emulated
 from fa4.emulator.__main__ import main
-from fa4.emulator.arguments import written
 from fa4.emulator.errors import DataRace, LaunchRefused, OutOfBounds
+from fa4.emulator.machine.arguments import written
 
 # y[i] = x[i] * factor + offset for i < n; warps read what others wrote to shared memory, reversed.
 SCALE = """.version 8.8
@@ -174,7 +174,7 @@ def nvrtc():
     from fa4.emulator import nvrtc
 
     try:
-        nvrtc._library()
+        nvrtc.library()
     except (RuntimeError, OSError) as error:
         pytest.skip(str(error))
     return nvrtc

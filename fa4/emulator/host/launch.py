@@ -160,8 +160,11 @@ class Runtime:
         self._launch(self.modules.kernel(args[0]), args[7], tuple(args[1:4]), tuple(args[4:7]), (1, 1, 1), args[8])
 
     def _launch(self, kernel: Kernel, params: int, *shape: Any) -> None:
-        self._check_target(kernel.ptx)
-        launch = Launch(kernel.ptx, kernel.entry, _read_parameters(kernel, params), *shape)
+        self.launch(Launch(kernel.ptx, kernel.entry, _read_parameters(kernel, params), *shape))
+
+    def launch(self, launch: Launch) -> None:
+        """Run a kernel, in stream order. Raises EmulationError, also for PTX of another chip."""
+        self._check_target(launch.ptx)
         self._submit(lambda: self.run(launch))
 
     def _check_target(self, ptx: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fa4.emulator.machine import Allocation
+from fa4.emulator.machine.machine import Allocation
 from fa4.emulator.machine.ptx import Param
 
 _FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d"}

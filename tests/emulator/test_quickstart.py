@@ -1,0 +1,65 @@
+"""docs/emulator-quickstart.md: what it shows is what its commands print, and the repair that it shows repairs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fa4.emulator import nvrtc
+from fa4.emulator.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "emulator-quickstart.md").read_text()
+EXAMPLE = ROOT / "examples" / "emulator" / "scale.cu"
+
+
+def shown(comment: str, language: str) -> str:
+    return re.search(rf"<!-- {comment} -->\n```{language}\n(.*?)```", PAGE, re.S)[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def has_nvrtc():
+    try:
+        nvrtc.library()
+    except (RuntimeError, OSError) as error:
+        pytest.skip(str(error))
+
+
+def comparable(text: str) -> str:
+    """Without the folder, and the lines and counts that another compiler may change."""
+    text = re.sub(r"\S*examples/emulator/", "examples/emulator/", text)
+    text = re.sub(r"ptx line \d+: .*?, (?=\S+\.cu:)", "", text)
+    return re.sub(r"[\d,]+ (?=warp-instructions|times)", "N ", text).strip()
+
+
+def test_the_kernel_of_the_page_is_the_example():
+    assert EXAMPLE.read_text().endswith(shown("kernel", "cuda"))
+
+
+@pytest.mark.parametrize("state", ["mistake", "repaired"])
+def test_the_road(state: str, tmp_path, monkeypatch):
+    text = EXAMPLE.read_text()
+    lines = shown("repair", "diff").splitlines()
+    before = "\n".join(line[1:] for line in lines if not line.startswith("+"))
+    assert text.count(before) == 1
+    if state == "repaired":
+        text = text.replace(before, "\n".join(line[1:] for line in lines))
+    script = tmp_path / "examples" / "emulator" / "scale.cu"
+    script.parent.mkdir(parents=True)
+    script.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    command, _, told = shown(f"road: {state}", "text").partition("\n")
+    words = [word.strip("'") for word in command.removeprefix("$ python -m fa4.emulator ").split()]
+    result = CliRunner().invoke(main, words)
+    print(result.output)
+    assert comparable(result.output) == comparable(told)
+    assert result.exit_code == (state == "mistake")
+
+
+def test_the_program_of_the_page(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names: dict = {}
+    exec(re.search(r"```python\n(.*?)```", PAGE, re.S)[1], names)
+    assert [finding.kind for finding in names["gpu"].findings] == ["proxy-fence"]
+    assert (names["y"] == 3 * names["x"]).all()
