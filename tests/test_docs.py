@@ -5,6 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+
+import fa4
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,3 +32,33 @@ def test_the_site_lists_every_page():
     listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
     pages = (path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
     assert sorted(listed) == sorted(pages)
+
+
+@pytest.mark.parametrize("page", ["index", "training"])
+def test_code_of_a_guide_runs(page, seed):
+    """All of a page's Python, in its order."""
+    torch.manual_seed(seed)
+    there = dict(attention_mask=torch.arange(256) < torch.tensor([[256], [100]]))
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), flags=re.DOTALL):
+        exec(compile(code, f"{page}.md", "exec"), there)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: fa4.flash_attn_func(x, x, x, 0.0, None, True),
+        lambda x: fa4.flash_attn_func(x, x, x, dropout_p=0.0),
+        lambda x: fa4.flash_attn_func(x, x, x, alibi_slopes=None),
+        lambda x: fa4.flash_attn_func(x, x, x, return_attn_probs=True),
+        lambda x: fa4.flash_attn_func(x, x, x, attn_mask=None),
+        lambda x: fa4.flash_attn_func(x, x, x, is_causal=True),
+        lambda x: fa4.flash_attn_func(x, torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8)),
+    ],
+    ids=["positions", "dropout_p", "alibi_slopes", "return_attn_probs", "attn_mask", "is_causal", "heads_first"],
+)
+def test_errors_of_a_migration_are_on_the_page(call):
+    """A text in bold there is part of what is said."""
+    texts = re.findall(r"\*\*`(.*?)`\*\*", (ROOT / "docs" / "troubleshooting.md").read_text())
+    with pytest.raises((TypeError, ValueError)) as said:
+        call(torch.zeros(1, 4, 2, 8))
+    assert any(text in str(said.value) for text in texts), said.value
