@@ -313,13 +313,25 @@ def _accumulator(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+class _Part(NamedTuple):
+    """What one rank holds of a problem."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sink: Tensor | None
+    lengths: _Lengths
+    flags: Flags
+    place: _Place
+
+
 class _ContextParallel(torch.autograd.Function):
     """Packed q, k, v of this rank to its out and lse."""
 
     @staticmethod
     def forward(ctx: Any, q, k, v, sink, lengths: _Lengths, flags: Flags, place: _Place, method: str):  # type: ignore[override]
         run = _ring_forward if method == "ring" else _gather_forward
-        out, lse = run(q, k, v, sink, lengths, flags, place)
+        out, lse = run(_Part(q, k, v, sink, lengths, flags, place))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(out, lse, q, k, v, sink, lengths.whole)
         ctx.others = lengths.max_part, flags, place, method
@@ -332,47 +344,38 @@ class _ContextParallel(torch.autograd.Function):
         max_part, flags, place, method = ctx.others
         saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
         run = _ring_backward if method == "ring" else _gather_backward
-        dq, dk, dv, dsink = run(saved, q, k, v, sink, _Lengths(whole, max_part), flags, place)
+        dq, dk, dv, dsink = run(saved, _Part(q, k, v, sink, _Lengths(whole, max_part), flags, place))
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsink, None, None, None, None
 
 
-def _ring_forward(
-    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, lengths: _Lengths, flags: Flags, place: _Place
-) -> tuple[Tensor, Tensor]:
-    kv, states = (k, v), None
+def _ring_forward(part: _Part) -> tuple[Tensor, Tensor]:
+    q, k, v, sink, lengths, flags, place = part
+    states = None
     for step in range(place.world):
-        passing = _Passing(kv, place) if step + 1 < place.world else None
+        passing = _Passing((k, v), place) if step + 1 < place.world else None
         # The sink is one logit of each row: the first state alone has it.
         out, lse = _ring_call(lengths, flags, place, (place.rank - step) % place.world).forward(
-            q, *kv, sink if step == 0 else None
+            q, k, v, sink if step == 0 else None
         )
         out = out.to(_accumulator(q))
         states = (out, lse) if states is None else merge_states((states[0], out), (states[1], lse))
         if passing is not None:
-            kv = passing.wait()  # type: ignore[assignment]
+            k, v = passing.wait()
     assert states is not None
     return states[0].to(q.dtype), states[1]
 
 
-def _ring_backward(
-    saved: Saved,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    lengths: _Lengths,
-    flags: Flags,
-    place: _Place,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    kv, dtype = (k, v), _accumulator(q)
+def _ring_backward(saved: Saved, part: _Part) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    q, k, v, sink, lengths, flags, place = part
+    dtype = _accumulator(q)
     dq = torch.zeros(q.shape, dtype=dtype, device=q.device)
-    dkv: tuple[Tensor, ...] = tuple(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in kv)
+    dkv: tuple[Tensor, ...] = tuple(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (k, v))
     dsink, of_others = None, None
     for step in range(place.world):
-        passing = _Passing(kv, place) if step + 1 < place.world else None
+        passing = _Passing((k, v), place) if step + 1 < place.world else None
         with_sink = sink if step == 0 else None
         call = _ring_call(lengths, flags, place, (place.rank - step) % place.world)
-        dq_part, *dkv_part, dsink_part = call.backward(saved, q, *kv, with_sink)
+        dq_part, *dkv_part, dsink_part = call.backward(saved, q, k, v, with_sink)
         dq += dq_part
         dsink = dsink_part if with_sink is not None else dsink
         if of_others is not None:  # what the ranks before have added to these keys' gradients
@@ -380,15 +383,14 @@ def _ring_backward(
         dkv = tuple(total + part for total, part in zip(dkv, dkv_part))
         of_others = _Passing(dkv, place) if place.world > 1 else None
         if passing is not None:
-            kv = passing.wait()  # type: ignore[assignment]
+            k, v = passing.wait()
     if of_others is not None:
         dkv = of_others.wait()
     return dq, dkv[0], dkv[1], dsink
 
 
-def _gather_forward(
-    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, lengths: _Lengths, flags: Flags, place: _Place
-) -> tuple[Tensor, Tensor]:
+def _gather_forward(part: _Part) -> tuple[Tensor, Tensor]:
+    q, k, v, sink, lengths, flags, place = part
     order = _order(lengths.whole, place, place.world * q.shape[0])
     k, v = (_gather(x, place)[order] for x in (k, v))
     states = [call.forward(q, k, v, sink) for call in _gather_calls(lengths, flags, place)]
@@ -398,16 +400,8 @@ def _gather_forward(
     return merge_states(*zip(*states))  # type: ignore[arg-type]
 
 
-def _gather_backward(
-    saved: Saved,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    lengths: _Lengths,
-    flags: Flags,
-    place: _Place,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _gather_backward(saved: Saved, part: _Part) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    q, k, v, sink, lengths, flags, place = part
     order = _order(lengths.whole, place, place.world * q.shape[0])
     k, v = (_gather(x, place)[order] for x in (k, v))
     calls = _gather_calls(lengths, flags, place)

@@ -48,8 +48,9 @@ def test_a_right_kernel_leaves_the_same_bits_in_every_order(tmp_path, seed: int)
     assert outcome.instructions > 0
 
 
-def test_sums_by_atomics_are_checked_again_in_every_order(tmp_path, seed: int) -> None:
-    outcome = run(tmp_path, SUM, seed, printed_error=r"difference: (\S+)")
+def test_sums_by_atomics_are_checked_again_in_every_order(tmp_path) -> None:
+    """Of fixed numbers, whose sum tells these orders apart; of drawn ones it does not in 1 of some 500 cases."""
+    outcome = run(tmp_path, SUM, 0, printed_error=r"difference: (\S+)")
     assert not outcome.failure and outcome.repeated
     assert outcome.runs == 2 * len(SCHEDULES) and outcome.absolute and outcome.error < 1e-3
 

@@ -28,8 +28,21 @@ from tests.emulated import (
 from tests.sm100.named import CASES
 
 KERNELS = Kernels("sm100", "sm_100a", Plan)
-# The launch that makes maps of it is Hopper's too, and is tested there.
-LIKE_OTHERS = {"seqused_keys_only"}
+# These have kernels to themselves, of parts that others show together or that Hopper's share and show; the soak runs
+# them. Half precision is in `test_one_q_tile_a_cta`, unequal lengths and head dims in other cases and pairs, one side's
+# used lengths in the launch that is Hopper's too, packed heads in the group of twelve, heads apart in that of three.
+LIKE_OTHERS = {
+    "few_queries_many_keys_varlen",
+    "fp16",
+    "fp16_large_logits",
+    "gqa",
+    "gqa_packed_short_queries",
+    "head_dim_v_larger",
+    "mqa",
+    "seqused_keys_only",
+    "seqused_queries_only",
+    "varlen_different_k",
+}
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - SOAK_ONLY - LIKE_OTHERS))
@@ -61,37 +74,33 @@ def test_schedules_and_thresholds_agree(seed):
         assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1])
 
 
-def test_polynomial_share_is_as_accurate_as_the_special_function_unit(seed):
-    """Also where the FMA units take all elements; none, with one Q tile, below; some, everywhere else."""
-    problem = cases.make(Case("shares", seqlen_q=130, seqlen_k=260, head_dim=128, dtype=torch.float16), seed)
-    out, lse = KERNELS.forward(problem, seed, "round_robin", ForwardTiles("test", 16, Schedule.SINGLE, "test"))
-    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
-
-
 PAIRS = ForwardTiles("test", 2, Schedule.SINGLE, "test", ctas=2)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        # Ends in the first CTA, in the second, in the first tile and in the second; packed heads; one key.
-        Case("varlen", heads_q=4, heads_kv=2, head_dim=128, lengths=((300, 390), (0, 5), (9, 1), (7, 0), (520, 130))),
-        Case("seqused", batch=2, seqlen_q=300, seqlen_k=290, head_dim=128, seqused=((300, 257), (3, 0))),
-    ],
-    ids=lambda case: case.name,
+# Ends in the first CTA, in the second, in the first tile and in the second; rows not in use; packed heads; one key.
+PACKED = Case(
+    "packed",
+    heads_q=4,
+    heads_kv=2,
+    head_dim=128,
+    lengths=((300, 390), (0, 5), (9, 1), (7, 0), (520, 140)),
+    seqused=((300, 257), (0, 5), (3, 1), (7, 0), (520, 130)),
 )
-def test_a_pair_serves_sequences_of_any_length(case, seed):
-    problem = poison_unused(cases.make(case, seed))
+
+
+def test_a_pair_serves_sequences_of_any_length(seed):
+    problem = poison_unused(cases.make(PACKED, seed))
     for schedule in ("round_robin", "adversarial"):
         out, lse = KERNELS.forward(problem, seed, schedule, PAIRS)
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{schedule}, seed {seed}")
 
 
 def test_one_q_tile_a_cta(seed):
-    """How many Q tiles take turns is the configuration's: roles, channels and memory follow."""
+    """How many Q tiles take turns is the configuration's: roles, channels and memory follow. All exponentials are
+    polynomials here; none is with head dims of 192 and 128, some are everywhere else."""
     case = Case("one", seqlen_q=150, seqlen_k=260, head_dim=128, dtype=torch.float16, causal=True)
     problem = cases.make(case, seed)
-    out, lse = KERNELS.forward(problem, seed, "random", ForwardTiles("test", 0, Schedule.SINGLE, "test", q_tiles=1))
+    out, lse = KERNELS.forward(problem, seed, "random", ForwardTiles("test", 16, Schedule.SINGLE, "test", q_tiles=1))
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
 

@@ -16,13 +16,12 @@ from fa4.sm80.plan import Plan
 from fa4.sm80.tiles import ForwardTiles
 
 # Small, and each with a part of the kernels that the others leave out; the soak and a GPU run all cases.
-FORWARD = ("few_queries_many_keys_varlen", "gqa_packed_short_queries", "split_keys_sink")
+FORWARD = ("gqa_packed_short_queries", "split_keys_sink")  # split keys of packed sequences: tests/test_run.py
 BOTH = (
     "ragged_one_past_tile",
     "heads_of_several_sections",
     "head_dim_v_larger",
     "seqused_queries_only",
-    "seqused_keys_only",
     "packed_rows_past_the_end",
     "batch_and_scale",
     "deterministic_groups_of_three",

@@ -24,7 +24,7 @@ WIDE = ("010" * 3, 3 * 3)  # each warpgroup's own step, that of dV twice
 # Each is compiled anew; the soak does the others of its kind of steps.
 CODE = [
     pytest.param(64, {"window_right": 0}, *STEPS, id="d64", marks=pytest.mark.soak),
-    pytest.param(96, {}, *ONE_HAS_DQ, id="d96"),
+    pytest.param(96, {}, *ONE_HAS_DQ, id="d96", marks=pytest.mark.soak),
     pytest.param(128, {"window_right": 0}, *STEPS, id="d128"),
     pytest.param(128, {"deterministic": True}, *STEPS, id="deterministic", marks=pytest.mark.soak),
     pytest.param(128, {"softcap": 20.0, "window_right": 0}, *STEPS, id="softcap", marks=pytest.mark.soak),
@@ -52,7 +52,7 @@ def test_products_overlap_and_nothing_spills(head_dim, flags, waits, fences, tmp
     try:
         nvdisasm()
     except FileNotFoundError:
-        pytest.skip("nvdisasm is not installed")
+        pytest.skip("reads machine code by nvdisasm, of the package nvidia-cuda-nvdisasm")
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, 16, 16, 0.1, needs_backward=True, **flags)
     code = machine_code(spec, tmp_path)
     assert not re.search(r"\b(LDL|STL)\b", code), "registers are spilled"

@@ -30,17 +30,23 @@ from tests.emulated import (
 from tests.sm90.named import CASES
 
 KERNELS = Kernels("sm90", "sm_90a", Plan)
-# Here these have kernels to themselves, too: other tile widths of what other cases show, and flags that are read by
-# code which the Blackwell kernels share and are tested with.
+# Here these have kernels to themselves, too: other tile widths of what other cases show, flags that are read by code
+# which the Blackwell kernels share and are tested with, and few queries, which test_splits.py shows.
 LIKE_OTHERS = {
+    "few_queries_many_keys_varlen",
     "gqa",
+    "gqa_packed_short_queries",
     "group_of_twelve_is_packed_by_four",
     "head_dim_192",
     "head_dim_256_many",
+    "head_dim_v_200",
     "head_dim_v_larger",
     "mqa",
+    "one_by_one",
+    "seqused_keys_only",
     "seqused_queries_only",
     "varlen_different_k",
+    "varlen_with_empty",
 }
 
 
@@ -60,12 +66,13 @@ def test_schedules_turns_and_thresholds_agree(seed):
     """Who works when changes nothing; rescaling at every growth and other blocks change roundings only."""
     case = Case("long", seqlen_q=300, seqlen_k=400, head_dim=128, causal=True)
     problem = cases.make(case, seed)
+    usual = tiles_for(problem.spec, problem.inputs.extent)
+    assert usual.ping_pong and usual.teams == 2 and usual.tile_n == 64
     rows = (
-        USUAL,
-        replace(USUAL, schedule=Schedule.SINGLE),
-        replace(USUAL, ping_pong=False),
-        replace(USUAL, rescale_threshold=0.0, tile_n=80),
-        replace(USUAL, teams=3, tile_n=64),
+        usual,
+        replace(usual, schedule=Schedule.SINGLE),
+        replace(usual, ping_pong=False),
+        replace(usual, rescale_threshold=0.0, tile_n=80, teams=3),
     )
     results = [KERNELS.forward(problem, seed, "random", row) for row in rows]
     for out, lse in results:
