@@ -160,6 +160,18 @@ def test_pinned_memory_is_the_hosts(chip) -> None:
     torch.ones(1, device="cuda").record_stream(torch.cuda.current_stream())
 
 
+def test_extensions_see_the_device_through_dlpack(chip) -> None:
+    """tvm-ffi reads torch's tensors by the C exchange, as other extensions do."""
+    import tvm_ffi
+
+    on_gpu, on_host = torch.arange(3.0, device="cuda"), torch.arange(3.0)
+    seen, there = tvm_ffi.from_dlpack(on_gpu), tvm_ffi.from_dlpack(on_host)
+    assert str(seen.device) == "cuda:0" and str(there.device) == "cpu:0"
+    back = torch.from_dlpack(seen)
+    assert back.device == GPU and back.data_ptr() == on_gpu.data_ptr()
+    assert tvm_ffi.convert(lambda x: x)(on_gpu).data_ptr() == on_gpu.data_ptr()
+
+
 def test_packages_keep_no_emulated_kernels(monkeypatch) -> None:
     monkeypatch.setenv("QUACK_CACHE_ENABLED", "1")
     monkeypatch.delenv("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", raising=False)

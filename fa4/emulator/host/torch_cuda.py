@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from fa4.emulator.host import exchange
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.memory import CUDA_ALIGNMENT, POISON, aligned_buffer
 from fa4.emulator.host.placement import Placement, goes_to_host, on_host, real_device
@@ -352,6 +353,7 @@ def installed(runtime: Runtime, tells_devices_apart: bool = False) -> Iterator[N
             **{name: _poisoned(getattr(torch.Tensor, name)) for name in _FRESH_LIKE_TENSOR},
         ),
         placement.installed() if placement is not None else contextlib.nullcontext(),
+        exchange.installed(lambda tensor: tensor.is_cuda) if placement is not None else contextlib.nullcontext(),
         _seen_in_called_python(mode),
         mode,
     ):

@@ -167,3 +167,15 @@ def by_formula(
         against(name, value, exact, rounded.to(value.dtype))
         for name, value, exact, rounded in zip(names, got, at(torch.float64), at(torch.float32), strict=True)
     ]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """softmax(q k / sqrt(d)) v by formula: (batch, rows, heads, dim), few key heads shared, causal bottom-right."""
+    group = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    if causal:
+        rows, columns = scores.shape[-2:]
+        seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)

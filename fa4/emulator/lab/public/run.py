@@ -23,9 +23,9 @@ EXAMPLES: dict[str, str] = {}
 
 def all_rows() -> list[Row]:
     """The rows of every package, installed or not."""
-    from fa4.emulator.lab.public import flash_attn_4, quack_kernels
+    from fa4.emulator.lab.public import cudnn_frontend, flash_attn_4, flashinfer_python, quack_kernels
 
-    return [*flash_attn_4.ROWS, *quack_kernels.ROWS]
+    return [*flash_attn_4.ROWS, *quack_kernels.ROWS, *cudnn_frontend.ROWS, *flashinfer_python.ROWS]
 
 
 def installed(rows: Iterable[Row]) -> tuple[list[Row], list[str]]:
