@@ -1,0 +1,51 @@
+"""Every error that was found in a public kernel, in a few lines: what is found in them, where, and that the repair that
+they show leaves nothing to find."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from fa4.emulator.lab.public import page, run
+from fa4.emulator.machine import interleavings
+from fa4.emulator.scripts import run_script
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "emulator"
+KIND_OF = {
+    "two_register_counts.py": "illegal-instruction",
+    "unpublished_barrier.py": "barrier-init-fence",
+    "exchange_in_a_loop.py": "race",
+}
+
+
+def marked(script: str) -> set[int]:
+    lines = (FOLDER / script).read_text().splitlines()
+    return {number for number, line in enumerate(lines, 1) if line.endswith(("# found here", "# and here"))}
+
+
+@pytest.mark.parametrize("script", KIND_OF)
+def test_what_is_found_and_its_repair(script: str, capsys) -> None:
+    found = run_script([str(FOLDER / script)], "sm_100a", interleavings(0, 3))
+    print(found.findings)
+    assert found.exit_code == 0 and capsys.readouterr().out.startswith("right"), "the mistake does not show in values"
+    assert {finding.kind for finding in found.findings} == {KIND_OF[script]}
+    for finding in found.findings:
+        places = [finding.place, *(place for _, place in finding.others)]
+        assert {place.line for place in places if place} <= marked(script)
+    repaired = run_script([str(FOLDER / script), "--repaired"], "sm_100a", interleavings(0, 3))
+    assert repaired.exit_code == 0 and not repaired.findings, str(repaired.findings)
+
+
+def test_every_error_of_the_catalogue_has_a_script() -> None:
+    errors = {
+        page.example_key(finding): outcome.key
+        for outcome in page.load(ROOT / "docs" / "results")
+        for finding in outcome.findings
+        if finding["severity"] == "error"
+    }
+    assert not {key: call for key, call in errors.items() if run.EXAMPLES.get(key) not in KIND_OF}
+    assert set(run.EXAMPLES.values()) <= set(KIND_OF)
+    for key, script in run.EXAMPLES.items():
+        assert key.split()[0] == KIND_OF[script]
