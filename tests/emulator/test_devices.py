@@ -1,6 +1,8 @@
 """One story about devices for host code that asks: what a machine with a GPU would say, on a machine without."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from cutlass.cute.runtime import from_dlpack
 
 from fa4.emulator import emulate
-from fa4.emulator.host.caches import SWITCHES
+from fa4.emulator.host.caches import PLACES, SWITCHES
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -172,12 +174,24 @@ def test_extensions_see_the_device_through_dlpack(chip) -> None:
     assert tvm_ffi.convert(lambda x: x)(on_gpu).data_ptr() == on_gpu.data_ptr()
 
 
-def test_packages_keep_no_emulated_kernels(monkeypatch) -> None:
+def test_packages_keep_no_emulated_kernels(monkeypatch, tmp_path) -> None:
+    """Neither where they are told to keep none, nor in the usual places; weights and data stay where they are."""
     monkeypatch.setenv("QUACK_CACHE_ENABLED", "1")
     monkeypatch.delenv("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "huggingface").mkdir()
+    (tmp_path / "huggingface" / "weights").write_text("weights")
+    before = {name: os.environ.get(name) for name in (*SWITCHES, *PLACES)}
     with emulate("sm_90a", tells_devices_apart=True):
         assert {os.environ[name] for name in SWITCHES} == {"0"}
-    assert os.environ["QUACK_CACHE_ENABLED"] == "1" and "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED" not in os.environ
+        kept = [Path(tempfile.gettempdir(), "kernel.o"), *(Path(os.environ[name], "kernel.o") for name in PLACES)]
+        for path in kept:
+            path.write_text("emulated")
+        assert Path(os.environ["XDG_CACHE_HOME"], "huggingface", "weights").read_text() == "weights"
+    assert before == {name: os.environ.get(name) for name in (*SWITCHES, *PLACES)}
+    assert not any(path.exists() for path in kept) and not (tmp_path / "kernel.o").exists()
+    assert not Path(tempfile.gettempdir(), "kernel.o").exists()
+    assert (tmp_path / "huggingface" / "weights").exists()
 
 
 def test_nothing_of_it_stays() -> None:

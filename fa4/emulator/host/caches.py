@@ -4,22 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 # What a package reads when it is imported, and the value that leaves its files alone.
 SWITCHES = {"QUACK_CACHE_ENABLED": "0", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0"}
+# Where whoever follows a convention keeps files, and below which folder of a scratch directory it does so inside.
+PLACES = {
+    "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "CUDA_CACHE_PATH": "cuda", "FLASHINFER_WORKSPACE_BASE": "home",
+}  # fmt: skip
+# Folders of the user's cache that hold no kernels, or, fa4's, tell emulated ones apart.
+KEPT = ("fa4", "huggingface", "torch")
 
 
 @contextlib.contextmanager
 def bypassed() -> Iterator[None]:
-    """Inside, packages that are imported keep no kernels on disk. fa4's own cache tells emulated kernels apart."""
-    before = {name: os.environ.get(name) for name in SWITCHES}
-    os.environ.update(SWITCHES)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    """Inside, what packages keep in the usual places of caches and temporary files goes to a directory that is removed
+    in the end, so that no later process finds it. Packages that look for a place of their own are named in SWITCHES."""
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    with tempfile.TemporaryDirectory(prefix="fa4-emulator-", ignore_cleanup_errors=True) as scratch:
+        places = {name: str(Path(scratch, folder)) for name, folder in PLACES.items()}
+        for place in places.values():
+            Path(place).mkdir()
+        for name in KEPT:
+            with contextlib.suppress(OSError):  # a home that cannot be written to
+                (user / name).mkdir(parents=True, exist_ok=True)
+                Path(places["XDG_CACHE_HOME"], name).symlink_to(user / name)
+        inside = SWITCHES | places
+        before, directory = {name: os.environ.get(name) for name in inside}, tempfile.tempdir
+        os.environ.update(inside)
+        tempfile.tempdir = places["TMPDIR"]
+        try:
+            yield
+        finally:
+            tempfile.tempdir = directory
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

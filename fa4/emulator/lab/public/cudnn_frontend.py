@@ -82,7 +82,7 @@ def _causal_convolution(seed: int) -> list[Judgement]:
 
     def formula(x: Tensor, weight: Tensor) -> Tensor:
         padded = functional.pad(x.transpose(1, 2), (3, 0))
-        return functional.conv1d(padded, weight[:, None], groups=256).transpose(1, 2)
+        return functional.silu(functional.conv1d(padded, weight[:, None], groups=256)).transpose(1, 2)
 
     return by_formula(["out"], [out], formula, x, weight)
 

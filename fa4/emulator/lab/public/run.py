@@ -18,7 +18,21 @@ from fa4.emulator.lab.public.rows import Outcome, Row, run_row, version_of
 from fa4.emulator.machine import Order, interleavings
 
 # Scripts of examples/emulator that show the same as an error which is found, by its kind and file.
-EXAMPLES: dict[str, str] = {}
+EXAMPLES = {
+    f"{kind} {file}": script
+    for script, kind, files in (
+        ("two_register_counts.py", "illegal-instruction", (
+            "flash_attn/cute/flash_bwd_sm100.py", "flash_attn/cute/flash_fwd_mla_sm100.py",
+            "cudnn/flex_attention/kernels/sm100/bwd/backward.py", "flashinfer/cute_dsl/attention/prefill.py",
+        )),
+        ("unpublished_barrier.py", "barrier-init-fence", ("flashinfer/cute_dsl/attention/gqa_decode.py",)),
+        ("exchange_in_a_loop.py", "race", ("flashinfer/cute_dsl/attention/roles/mla_compute.py",)),
+        ("cluster_arrive_twice.py", "barrier-misuse", ("flash_attn/cute/flash_fwd_mla_sm100.py",)),
+        ("cluster_arrive_twice.py", "race", ("flash_attn/cute/tile_scheduler.py",)),
+        ("cluster_arrive_twice.py", "barrier-init-fence", ("flash_attn/cute/tile_scheduler.py",)),
+    )
+    for file in files
+}  # fmt: skip
 
 
 def all_rows() -> list[Row]:
