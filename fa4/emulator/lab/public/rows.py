@@ -169,7 +169,7 @@ def by_formula(
     ]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     """softmax(q k / sqrt(d)) v by formula: (batch, rows, heads, dim), few key heads shared, causal bottom-right."""
     group = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
