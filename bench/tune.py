@@ -81,7 +81,7 @@ def _sm100() -> Sweep:
     from fa4.sm100.plan import Plan
 
     def forward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
-        row = forward.tiles_for(spec, chip, extent.max_seqlen_q)
+        row = forward.tiles_for(spec, chip, extent)
         return _changed(row, schedule=tuple(Schedule), polynomial=(0, 2, 4), sawtooth=(True,))
 
     def backward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
