@@ -149,6 +149,32 @@ def _table(rows: list[dict], providers: list[str], gemm: float, copy: float, by_
     return table
 
 
+def _predict(suite: str, cases: list[BenchCase], output: Path | None, chip: str = "sm_100a") -> int:
+    """Append what the emulator's clock says of fa4 on a chip; the exit code."""
+    from .predicted import facts, predicted_row
+
+    now = datetime.datetime.now(datetime.timezone.utc)
+    where = facts(chip)
+    output = output or RESULTS / f"{now:%Y-%m-%d}_predicted_{chip}_{suite}.jsonl"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    table = Table("case", "ms, predicted", "TFLOP/s", "bound", title=f"{where['device']}, {where['clock_ghz']} GHz")
+    rows = []
+    for case in cases:
+        rows.append(predicted_row(case, chip))
+        row = rows[-1]
+        if "median_ms" in row:
+            table.add_row(case.label, f"{row['median_ms']:.3f}", f"{row['tflops']:.4g}", row["bound"])
+        else:
+            table.add_row(case.label, "-", "-", row.get("skipped") or row["error"])
+    with output.open("a") as file:
+        for row in rows:
+            common = {"suite": suite, "time": now.isoformat(timespec="seconds"), "machine": where}
+            file.write(json.dumps({**common, **row}) + "\n")
+    Console(width=140).print(table)
+    console.print(f"{len(rows)} rows, predicted, not measured, appended to {output}")
+    return int(any("error" in row for row in rows))
+
+
 @contextlib.contextmanager
 def _kept_on_interrupt() -> Iterator[None]:
     """Ctrl-C inside ends the measuring, not the program: what was measured is still written."""
@@ -171,8 +197,9 @@ def _kept_on_interrupt() -> Iterator[None]:
 @click.option(
     "--output", type=click.Path(path_type=Path), default=None, help="Default: bench/results/<date>_<gpu>_<suite>.jsonl"
 )
+@click.option("--predict", is_flag=True, help="Predict fa4's rows of a B200 by the emulator's clock; time nothing.")
 @click.option("--dry-run", "chip", type=int, default=None, help="Only compile fa4's kernels for this chip, e.g. 100.")
-def main(suite, providers, device, seed, seconds, check, pattern, output, chip) -> None:
+def main(suite, providers, device, seed, seconds, check, pattern, output, predict, chip) -> None:
     """Check and time a suite; rows go to a JSONL file, a table to the terminal."""
     names = [name.strip() for name in providers.split(",")]
     unknown = [name for name in names if name not in PROVIDERS]
@@ -192,6 +219,8 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, chip) 
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--dry-run") from None
         raise SystemExit(1 if dry_run(cases, chip) else 0)
+    if predict:
+        raise SystemExit(_predict(suite, cases, output))
     where = device_named(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     for name in names:
         reason = PROVIDERS[name].unavailable(where)

@@ -64,6 +64,21 @@ class CtaCost:
         found = np.linalg.lstsq(np.stack(columns, 1), np.array([s.cycles for s in samples]), rcond=None)[0]
         return cls(float(found[0]), float(found[2]) if by_tiles else 0.0, float(flops.max() / found[1]))
 
+    @classmethod
+    def of_each(cls, samples: Sequence[Sample], replace: float) -> CtaCost:
+        """From samples in which one SM ran a CTA for every tile, each `replace` cycles after the one before.
+
+        Raises:
+            ValueError: the samples have the same FLOPs a tile.
+        """
+        if len({s.flops / s.tiles for s in samples}) < 2:
+            raise ValueError("the samples have the same FLOPs a tile: nothing can be said about the time of one")
+        most = max(s.flops for s in samples)
+        columns = np.array([[s.tiles, s.flops / most] for s in samples])
+        cycles = np.array([s.cycles + replace for s in samples])  # nobody comes after the last
+        found = np.linalg.lstsq(columns, cycles, rcond=None)[0]
+        return cls(float(found[0]) - replace, 0.0, float(most / found[1]))
+
     def cycles(self, tiles: int, flops: float) -> float:
         return self.start + self.tile * tiles + flops / self.rate
 

@@ -1,0 +1,75 @@
+"""Predictions of whole grids: a few are held, so that a change that would slow a B200 is seen without one."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from bench.compare import load
+from bench.predicted import predicted_row
+from bench.run import main as bench
+from bench.suites import square
+from fa4.emulator.lab.predict import predict_forward
+from fa4.emulator.timing.__main__ import main
+from fa4.emulator.timing.code import assembler
+from fa4.emulator.timing.sass.code import nvdisasm
+
+
+def machine_code_is_readable():
+    try:
+        return assembler() is not None and bool(nvdisasm())
+    except FileNotFoundError:
+        return False
+
+
+needs_machine_code = pytest.mark.skipif(
+    not machine_code_is_readable(), reason="the numbers held here are from machine code: ptxas and nvdisasm"
+)
+D64 = {"batch": 2, "seqlen": 16384, "heads": 32, "head_dim": 64, "causal": False}
+
+
+@needs_machine_code
+def test_a_predicted_forward_stays_what_it_was():
+    found = predict_forward("sm_100a", **D64)
+    assert found.cycles == pytest.approx(8.864e6, rel=0.02)
+    assert found.times[0].untied == (0, 0, 0)
+
+
+@needs_machine_code
+def test_the_rate_of_a_long_sequence_is_that_of_a_short_one():
+    short, long = (predict_forward("sm_100a", **{**D64, "seqlen": s, "batch": 32768 // s}) for s in (4096, 32768))
+    assert short.tflops < long.tflops < 1.1 * short.tflops
+    assert long.clock == short.clock and long.cost == short.cost
+
+
+def test_rows_are_marked_and_compared(tmp_path):
+    rows = [predicted_row(square(direction, 16384, 64, False), "sm_100a") for direction in ("fwd", "bwd")]
+    assert all(row["predicted"] for row in rows) and "skipped" in rows[1]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"machine": {"device": "B200, predicted"}, **row}) + "\n" for row in rows))
+    assert load(path)["fa4", rows[0]["label"]]["median_ms"] > 0
+
+
+def test_the_suite_can_be_predicted(tmp_path):
+    output = tmp_path / "rows.jsonl"
+    done = CliRunner().invoke(
+        bench, ["--suite", "smoke", "--filter", "bwd d64 full", "--predict", "--output", str(output)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "predicted, not measured" in done.output
+    assert all(json.loads(line)["predicted"] for line in output.read_text().splitlines())
+
+
+def test_the_command_says_predicted_and_draws(tmp_path):
+    drawing = tmp_path / "t.json"
+    arguments = ["fwd", "--seqlen", "4096", "--head-dim", "64", "--timeline", str(drawing)]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert "predicted" in done.output and "TFLOP/s at 1.756 GHz" in done.output
+    assert json.loads(drawing.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("arguments", [["--head-dim", "80"], ["--chip", "sm_90a", "--causal"]])
+def test_what_is_not_predicted_is_refused(arguments):
+    done = CliRunner().invoke(main, ["fwd", *arguments])
+    assert done.exit_code == 2 and "not predicted" in done.output
