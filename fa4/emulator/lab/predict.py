@@ -80,12 +80,12 @@ def predict_forward(
     each = len(runs[-1][0].ends) > ctas  # the run with several tiles had a CTA for each
     cost = CtaCost.of_each(samples, replace) if each else CtaCost.fitted(samples)
     of_head = [_blocks(tile, rows, seqlen, causal) for tile in reversed(range(math.ceil(seqlen / rows)))]
-    tiles = [per_block * blocks for blocks in of_head for _ in range(batch * heads)]
+    work = [per_block * blocks for blocks in of_head for _ in range(batch * heads)]
     handing = Handing.EACH if each else Handing.STATIC
-    cycles = makespan(tiles, table.sms // ctas, cost, handing, replace)
+    cycles = makespan(work, table.sms // ctas, cost, handing, replace)
     pairs = seqlen * (seqlen + 1) / 2 if causal else seqlen * seqlen
     return Prediction(
-        cycles, 4.0 * batch * heads * pairs * head_dim, clock or table.clock.value, cost, len(tiles), handing,
+        cycles, 4.0 * batch * heads * pairs * head_dim, clock or table.clock.value, cost, len(work), handing,
         _steady(runs[0][0], runs[1][0]), tuple(times for times, _, _ in runs),
     )  # fmt: skip
 
