@@ -10,6 +10,7 @@ from fa4.emulator.timing.sass import Slot, code, cycles_alone, issue_model
 from fa4.emulator.timing.sass.blocks import machine_blocks
 from fa4.emulator.timing.sass.control import Control
 from fa4.emulator.timing.sass.pipes import rate
+from fa4.emulator.timing.sass.stalls import distances
 from fa4.emulator.timing.sass.walk import walk
 from tests.timing import small_kernels
 
@@ -117,6 +118,18 @@ def test_what_a_run_is_charged_is_a_path_of_the_machine_code(compiled):
     assert there.instructions > 40 and there.joined == there.instructions
     back = walk(model, reversed(starts))
     assert back.joined < back.instructions / 2
+
+
+@needs_nvdisasm
+def test_no_latency_of_the_table_is_more_than_the_compiler_leaves(compiled):
+    chip, _, cubin, entry = compiled
+    found = distances(code.functions(cubin)[entry])
+    assert len(found) >= 8
+    for opcode, clocks in found.items():
+        row = rate(opcode, chip)
+        # A load of a constant may be known to hit; of exponentials only the last sets a scoreboard.
+        if row.pipe not in ("constant", "xu"):
+            assert min(clocks) >= row.latency, f"{opcode}: a reader comes after {min(clocks)} clocks"
 
 
 def code_of(ptx, entry):

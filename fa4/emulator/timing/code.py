@@ -65,6 +65,20 @@ def _best(record: Record) -> Issue:
     try:
         from fa4.emulator.timing.sass import issue_model
 
-        return from_machine_code(record.kernel, issue_model(launch.ptx, cubin(launch.ptx, launch.chip), launch.entry))
+        binary = _compiled(launch.ptx) or cubin(launch.ptx, launch.chip)
+        return from_machine_code(record.kernel, issue_model(launch.ptx, binary, launch.entry))
     except (ImportError, FileNotFoundError):
         return from_ptx(record.kernel)
+
+
+def _compiled(ptx: str) -> bytes | None:
+    """What CuTe DSL's own ptxas made of a text, which is not the version installed here; None where it was not seen or
+    names no lines."""
+    from fa4.emulator.host.modules import machine_code
+    from fa4.emulator.timing.sass.code import cubin_in, embedded_ptx
+
+    binary = machine_code(ptx)
+    try:
+        return binary if binary is not None and embedded_ptx(cubin_in(binary)) else None
+    except ValueError:  # compressed
+        return None

@@ -6,9 +6,10 @@ be used; 0 where the unit behind the pipe decides (memory, barriers, tensor core
 schedulers of an SM, or, with `shared`, to the SM.
 
 Sources. "stalls": the fewest clocks that ptxas leaves between such an instruction and the first reader of its result,
-over our kernels of sm_90a and sm_100a. "guide": the table of arithmetic throughputs in the CUDA C++ Programming Guide,
-for 9.0 and 10.0. The rest was published by others. sure: A raw data or several sources that agree, B one credible
-source, C a guess between its neighbours. `bench/calibrate` is there to measure what is B and C.
+over our kernels of sm_90a and sm_100a (`python -m fa4.emulator.timing.sass`). "guide": the table of arithmetic
+throughputs in the CUDA C++ Programming Guide, for 9.0 and 10.0. The rest was published by others. sure: A raw data or
+several sources that agree, B one credible source, C a guess between its neighbours. `bench/calibrate` is there to
+measure what is B and C.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _ALU = """
     ICMP SEL SHF SHL SHR LEA PRMT PLOP3 MOV MOV32I BMSK SGXT BREV FLO POPC R2P P2R CS2R I2FP I2IP VABSDIFF
 """
 _UNIFORM = """
-    UMOV UIADD3 ULOP3 UISETP USEL ULEA USHF UIMAD UPRMT UPLOP3 UFLO UPOPC UBREV UBMSK USGXT UIABS UVIADD UVIMNMX UFADD
+    UIADD3 ULOP3 UISETP USEL ULEA USHF UIMAD UPRMT UPLOP3 UFLO UPOPC UBREV UBMSK USGXT UIABS UVIADD UVIMNMX UFADD
     UFMUL UFFMA UFMNMX UFSEL UFSETP UF2FP UI2FP UF2I UI2F UP2UR UR2UP UCS2UR ULOP UFRND UI2I UF2F
 """
 _WIDE_SHARED = "LDS.128 STS.128 LDSM.16.M88.4 LDSM.16.MT88.4 STSM.16.M88.4 STSM.16.MT88.4"
@@ -60,7 +61,7 @@ TABLE = (
     _row("FFMA2 FMUL2 FADD2", "fma", 2, 4, "A", "2 an SM and clock on B200 and on B300; stalls"),
     _row("HFMA2 HADD2 HMUL2 HMNMX2 HSETP2 HSET2", "fma", 1, 4, "B", "guide: 256 results, two an instruction"),
     _row("IMAD IMUL IDP", "fma", 2, 4, "B", "guide: 64 results of integer multiply and add"),
-    _row("IMAD.WIDE IMAD.HI", "fma", 4, 5, "C", "twice IMAD: two registers of result"),
+    _row("IMAD.WIDE IMAD.HI", "fma", 4, 4, "C", "twice IMAD: two registers of result; stalls"),
     # 64 lanes an SM.
     _row(_ALU, "alu", 2, 4, "B", "guide: 64 results of compare, minimum, logic, shift, integer add; stalls"),
     _row("F2FP", "alu", 4, 4, "B", "guide: 64 conversions, two elements an instruction: 32 lanes"),
@@ -69,10 +70,12 @@ TABLE = (
     _row("MUFU.EX2", "xu", 4, 18, "B", "exponentials are twice as fast on B300", chips=("sm_103a", "sm_103f")),
     _row("F2I I2F F2F FRND I2I", "xu", 8, 18, "C", "same unit as MUFU"),
     # One scalar for a warp.
-    _row(_UNIFORM, "uniform", 2, 6, "C", "16 lanes of a scheduler take two clocks for a warp on any pipe; stalls"),
-    _row("R2UR", "uniform", 2, 10, "C", "stalls"),
+    _row(_UNIFORM, "uniform", 2, 4, "C", "occupancy: as 16 lanes take for a warp; stalls"),
+    _row("UMOV", "uniform", 2, 2, "C", "stalls"),
+    _row("R2UR", "uniform", 2, 13, "B", "stalls"),
     _row("S2UR S2R", "uniform", 2, 24, "C", "as a load of shared memory"),
-    _row("VOTE VOTEU MATCH ELECT", "alu", 2, 6, "C", "stalls"),
+    _row("ELECT", "alu", 2, 13, "B", "stalls"),
+    _row("VOTE VOTEU MATCH", "alu", 2, 5, "C", "stalls"),
     # Queue of memory and of exchange between lanes: one instruction of 32 lanes of 4 bytes an SM and clock.
     _row("LDS STS ATOMS LDSM STSM", "lsu", 1, 28, "A", "128 B an SM and clock; latency 24-29", shared=True),
     _row("LDS.64 STS.64", "lsu", 2, 29, "A", "256 B", shared=True),
