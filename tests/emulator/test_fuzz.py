@@ -6,7 +6,7 @@ import secrets
 import pytest
 
 from fa4.emulator.lab.fuzz import CHIP, Tally, judge
-from fa4.emulator.lab.pipelines import FILLS, PEER_FILLS, drawn, written
+from fa4.emulator.lab.pipelines import FILLS, PEER_FILLS, Pipeline, Ring, Writer, drawn, written
 
 COUNT = 45  # seeds 0 to 44, fixed: they draw every way to fill a ring
 
@@ -41,6 +41,11 @@ def test_the_seeds_draw_every_kind():
         assert {getattr(ring, flag) for ring in rings} == {True, False}, flag
     assert {pipeline.cluster for pipeline in pipelines} == {1, 2}
     assert {pipeline.stage > 0 for pipeline in pipelines} == {True, False}
+
+
+def test_the_largest_pipeline_has_named_barriers_enough():
+    rings = tuple(Ring(fill, depth=2, named=True) for fill in ("cp_async", "generic", "generic"))
+    assert Writer(Pipeline(rings, warps=(2, 2, 2, 2), tiles=6, stage=3), CHIP).last_group <= 15
 
 
 def test_an_omission_takes_one_instruction_out():

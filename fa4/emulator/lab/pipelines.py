@@ -152,7 +152,7 @@ class Writer:
                 self.full.append(offset)
                 self.empty.append(offset + 8 * ring.depth)
                 offset += 16 * ring.depth
-        self.group_barriers = [next(self._named) for _ in pipeline.warps]
+        self.last_group = next(self._named)  # the named barrier of those who store; 15 is the largest there is
         self._module(target)
 
     def line(self, *lines: str) -> None:
@@ -396,7 +396,7 @@ class Writer:
                 self.line(f"st.global.b32 [%d4], %v{k};")
             return
         warps = pipeline.warps[group]
-        together = "bar.warp.sync -1;" if warps == 1 else f"bar.sync {self.group_barriers[group]}, {32 * warps};"
+        together = "bar.warp.sync -1;" if warps == 1 else f"bar.sync {self.last_group}, {32 * warps};"
         start = self.staged + tile % pipeline.stage * BYTES
         if tile >= pipeline.stage:
             pending = pipeline.stage - 1
