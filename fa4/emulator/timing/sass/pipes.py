@@ -6,10 +6,10 @@ be used; 0 where the unit behind the pipe decides (memory, barriers, tensor core
 schedulers of an SM, or, with `shared`, to the SM.
 
 Sources. "stalls": the fewest clocks that ptxas leaves between such an instruction and the first reader of its result,
-over our kernels of sm_90a and sm_100a (`python -m fa4.emulator.timing.sass`). "guide": the table of arithmetic
-throughputs in the CUDA C++ Programming Guide, for 9.0 and 10.0. The rest was published by others. sure: A raw data or
-several sources that agree, B one credible source, C a guess between its neighbours. `bench/calibrate` is there to
-measure what is B and C.
+over our kernels of sm_90a and sm_100a and flash-attn-4's forward (`python -m fa4.emulator.timing.sass`). "guide": the
+table of arithmetic throughputs in the CUDA C++ Programming Guide, for 9.0 and 10.0. The rest was published by others.
+sure: A raw data or several sources that agree, B one credible source, C a guess between its neighbours, which
+`bench.calibrate` is there to measure, like B.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ TABLE = (
     _row("UMOV", "uniform", 2, 2, "C", "stalls"),
     _row("R2UR", "uniform", 2, 13, "B", "stalls"),
     _row("S2UR S2R", "uniform", 2, 24, "C", "as a load of shared memory"),
-    _row("ELECT", "alu", 2, 13, "B", "stalls"),
-    _row("VOTE VOTEU MATCH", "alu", 2, 5, "C", "stalls"),
+    _row("VOTE VOTEU MATCH ELECT", "alu", 2, 4, "C", "stalls"),
     # Queue of memory and of exchange between lanes: one instruction of 32 lanes of 4 bytes an SM and clock.
     _row("LDS STS ATOMS LDSM STSM", "lsu", 1, 28, "A", "128 B an SM and clock; latency 24-29", shared=True),
     _row("LDS.64 STS.64", "lsu", 2, 29, "A", "256 B", shared=True),
