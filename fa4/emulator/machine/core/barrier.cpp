@@ -298,7 +298,7 @@ Next Engine::barrier(Exec& x) {
         const uint64_t v = x.value(1, l);
         if (arrival && m.strong && &cta != x.w.cta && races_.enabled) {
             const uint32_t slot = x.w.clock.slot;
-            cta.races.arrivals[uint64_t(slot) << 5 | uint32_t(l)] = {
+            cta.arrivals[uint64_t(slot) << 5 | uint32_t(l)] = {
                 slot, epoch, current_.row, int32_t(x.w.cta->linear), int16_t(x.w.index), 0xF, kWrite | kAtomic, int8_t(l)};
         }
         switch (in.op) {

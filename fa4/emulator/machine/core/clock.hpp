@@ -127,30 +127,4 @@ struct WarpClock {
     }
 };
 
-enum AccessKind : uint8_t { kWrite = 1, kAsync = 2, kAtomic = 4, kCopy = 8 };     // kCopy: by cp.async
-
-struct Access {
-    uint32_t slot = 0, epoch = 0;   // epoch 0: none
-    int32_t row = -1, cta = -1;
-    int16_t warp = -1;
-    uint16_t bytes = 0;             // which bytes of the cell
-    uint8_t kind = 0;
-    int8_t lane = -1;               // -1: the whole warp, or an asynchronous operation
-};
-
-// The last accesses of a few bytes. Two writes, because a word's neighbours may come from somebody else.
-template <int Readers>
-struct Cell {
-    static constexpr int readers = Readers;
-    Access writes[2];
-    Access reads[Readers];
-};
-
-// Shared memory, 4 bytes a cell; and of each lane of other CTAs the last arrival at a barrier here.
-struct CtaShadow {
-    std::vector<Cell<4>> cells;
-    std::unordered_map<uint64_t, Access> arrivals;
-};
-struct TmemShadow { std::vector<Cell<4>> cells; };     // TMEM, one 32-bit cell each
-
 }  // namespace fa4

@@ -104,6 +104,7 @@ void Engine::tma(Exec& x) {
                     std::memset(t.cta->shadow.data() + first, Cta::kValid, last - first);
                 }
             });
+            if (races_.enabled) races_.arrives(op->slot, op->epoch, bar_offset);
             op->steps.push_back([this, self, targets, bar_offset, bytes] {
                 for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, *self);
             });
@@ -214,6 +215,7 @@ void Engine::bulk(Exec& x) {
                     std::memset(s.shadow, Cta::kValid, bytes);
                 }
             });
+            if (races_.enabled) races_.arrives(op->slot, op->epoch, bar_offset);
             op->steps.push_back([this, self, targets, bar_offset, bytes] {
                 for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, *self);
             });

@@ -296,7 +296,7 @@ private:
     const Program& program_;
     Config config_;
     Findings findings_;
-    Races races_{findings_};
+    Races races_{findings_, program_};
     std::unique_ptr<Scheduler> scheduler_;
     std::vector<std::unique_ptr<Sm>> sms_;
     std::vector<std::unique_ptr<Cluster>> clusters_;    // resident

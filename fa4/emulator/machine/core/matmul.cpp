@@ -16,8 +16,8 @@ namespace fa4 {
 namespace {
 
 // Exponents stand for three kinds of numbers: finite ones; zeros, which never decide the alignment; infinity and NaN,
-// whose sum with anything is beyond kLargest.
-constexpr int kZero = -400, kSpecial = 2000;
+// whose sum with anything is beyond kLargest. A product with a zero is below kNothing, any other above it.
+constexpr int kZero = -900, kSpecial = 2000, kNothing = -600;
 // The fast path holds for alignments in this range: factors 2^(F - e) and all results are normal binary32 numbers.
 constexpr int kSmallest = -100, kLargest = 126;
 constexpr int kLeastExponent = -126;    // of binary32, and what a zero accumulator counts as
@@ -79,12 +79,16 @@ __attribute__((target("avx2"))) bool sum_block_avx2(const Summation& how, uint32
                                                     const float* b, size_t ldb, const int* b_exponent, float* c) {
     const __m256 old = _mm256_loadu_ps(c);
     const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(old), _mm256_set1_epi32(0x7FFFFFFF));
-    __m256i top = _mm256_sub_epi32(_mm256_srli_epi32(magnitude, 23), _mm256_set1_epi32(127));
-    top = _mm256_max_epi32(top, _mm256_set1_epi32(kLeastExponent));
+    __m256i products = _mm256_set1_epi32(2 * kZero);
     for (uint32_t p = 0; p < count; ++p) {
         const __m256i e = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b_exponent + p * ldb));
-        top = _mm256_max_epi32(top, _mm256_add_epi32(e, _mm256_set1_epi32(a_exponent[p])));
+        products = _mm256_max_epi32(products, _mm256_add_epi32(e, _mm256_set1_epi32(a_exponent[p])));
     }
+    __m256i top = _mm256_sub_epi32(_mm256_srli_epi32(magnitude, 23), _mm256_set1_epi32(127));
+    top = _mm256_max_epi32(_mm256_max_epi32(top, products), _mm256_set1_epi32(kLeastExponent));
+    // Nothing but zeros sums to +0 at any alignment: masked rows and padding are full of them.
+    const __m256i zeros = _mm256_and_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(kNothing), products), _mm256_cmpeq_epi32(magnitude, _mm256_setzero_si256()));
+    top = _mm256_blendv_epi8(top, _mm256_setzero_si256(), zeros);
     const __m256i outside = _mm256_or_si256(_mm256_cmpgt_epi32(top, _mm256_set1_epi32(kLargest)),
                                             _mm256_cmpgt_epi32(_mm256_set1_epi32(kSmallest), top));
     if (!_mm256_testz_si256(outside, outside)) return false;

@@ -1,5 +1,7 @@
 #include "races.hpp"
 
+#include <cstring>
+
 #include "state.hpp"
 
 namespace fa4 {
@@ -227,7 +229,13 @@ bool Races::changes_nothing(uint16_t bytes) const {
     return true;
 }
 
+std::string Races::barrier_of(uint32_t slot, uint32_t epoch) const {
+    if (slot >= arrivals_.size() || !epoch || arrivals_[slot].epoch != epoch) return "";
+    return program_.barrier(arrivals_[slot].offset);
+}
+
 void Races::report(Check check, const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing, bool equal) {
+    ++reports_;
     if (!findings_.told(equal ? Check::EqualWrites : check) || findings_.again(check, agent.row, prior.row, equal)) return;
     const auto name = [](uint8_t k) {
         return std::string(k & kAsync ? "asynchronous " : "") + (k & kAtomic ? "atomic " : "") + (k & kWrite ? "write" : "read");
@@ -239,6 +247,8 @@ void Races::report(Check check, const Access& prior, const Agent& agent, uint8_t
     error.place = {agent.row, agent.cta, agent.warp, agent.lane < 0 ? 0 : 1u << agent.lane};
     error.others.push_back({"the other access (" + name(prior.kind) + ")",
                             {prior.row, prior.cta, prior.warp, prior.lane < 0 ? 0 : 1u << prior.lane}});
+    error.barrier = barrier_of(agent.slot, agent.epoch);
+    if (error.barrier.empty()) error.barrier = barrier_of(prior.slot, prior.epoch);
     findings_.note(std::move(error), equal);
 }
 
@@ -287,8 +297,13 @@ void Races::barrier_use(const Agent& agent, const Access& init, bool remote) {
 
 void Races::end_of_shared(const Cta& cta, bool sources) {
     if (!enabled) return;
+    uint64_t before_line = reports_;        // an even line without a report is read once
     const Agent end{&cta.last, ~0u, 0, 1, -1, int32_t(cta.linear), -1, false};
-    for (const Cell<4>& cell : cta.races.cells) {
+    for (size_t i = 0; i < cta.races.size(); ++i) {
+        const Shadow::Line line = cta.races.line(i);
+        if (line == Shadow::Line::Untouched || (line == Shadow::Line::Even && i % Shadow::kLine && reports_ == before_line)) continue;
+        if (i % Shadow::kLine == 0) before_line = reports_;
+        const Word& cell = cta.races.at(i);
         const auto check = [&](const Access& prior) {
             const bool source = (prior.kind & (kAsync | kWrite)) == kAsync;
             if (prior.epoch && (sources || !source) && !seen(prior, cta.last))
@@ -297,30 +312,39 @@ void Races::end_of_shared(const Cta& cta, bool sources) {
         for (const Access& write : cell.writes) check(write);
         for (const Access& read : cell.reads) check(read);
     }
-    for (const auto& [who, arrival] : cta.races.arrivals) {
+    for (const auto& [who, arrival] : cta.arrivals) {
         if (seen(arrival, cta.last)) continue;
         report(Check::CtaEnd, arrival, end, kWrite, 1, "nothing orders the arrival before the end of the CTA");
         break;
     }
 }
 
-template <class C>
-void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, int space) {
+// Nearly every pair is plainly ordered: the accessor has seen the other, and no fence is in question.
+template <int space>
+inline bool Races::clear(const Access& prior, const Agent& agent) const {
+    if (prior.epoch > agent.order->seen[prior.slot]) return false;
+    return space == 2 ? !by_letter : !agent.async || prior.kind & kAsync || !(prior.kind & kWrite);
+}
+
+template <int space, class C>
+inline void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind) {
     const Access now{agent.slot, agent.epoch, agent.row, agent.cta, agent.warp, bytes, kind, agent.lane};
-    for (const Access& write : cell.writes) compare(write, agent, bytes, kind, space);
+    for (const Access& write : cell.writes)
+        if (write.epoch && !clear<space>(write, agent)) compare(write, agent, bytes, kind, space);
     if (kind & kWrite) {
         for (Access& read : cell.reads) {
-            compare(read, agent, bytes, kind, space);
-            if (!(read.bytes & ~bytes)) read.epoch = 0;
+            if (!read.epoch) continue;
+            if (!clear<space>(read, agent)) compare(read, agent, bytes, kind, space);
+            if (!(read.bytes & ~bytes)) read = {};
         }
         for (Access& write : cell.writes)
-            if (!(write.bytes & ~bytes)) write.epoch = 0;
+            if (!(write.bytes & ~bytes)) write = {};
         cell.writes[cell.writes[0].epoch && !cell.writes[1].epoch] = now;
         return;
     }
     // A read replaces an earlier one that it is ordered after; the last slot takes the rest.
     for (Access& read : cell.reads) {
-        if (!read.epoch || (ordered(read, agent, space) && !(read.bytes & ~bytes))) {
+        if (!read.epoch || (!(read.bytes & ~bytes) && (clear<space>(read, agent) || ordered(read, agent, space)))) {
             read = now;
             return;
         }
@@ -328,13 +352,57 @@ void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, int
     cell.reads[(agent.slot + agent.epoch) % C::readers] = now;
 }
 
+// What touch() does depends on the cell and the access alone, so that equal cells become equal. Where something was
+// reported, each cell is judged by itself: findings count them.
+template <int space, class C>
+inline void Races::repeat(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, Repeats<C>& repeats) {
+    if (repeats.known && bytes == repeats.bytes && std::memcmp(&cell, &repeats.before, sizeof cell) == 0) {
+        cell = repeats.after;
+        return;
+    }
+    const uint64_t reports = reports_;
+    repeats.before = cell;
+    touch<space>(cell, agent, bytes, kind);
+    repeats.after = cell;
+    repeats.bytes = bytes;
+    repeats.known = reports == reports_;
+}
+
+// A whole line. `agent`: its column, in tensor memory, is that of the line's first cell.
+template <int space>
+inline void Races::touch_line(Shadow& shadow, size_t first, Agent& agent, uint16_t bytes, uint8_t kind) {
+    const int32_t column = agent.column;
+    size_t next = 0;
+    if (shadow.line(first) != Shadow::Line::Spread) {
+        const uint64_t reports = reports_;
+        repeat<space>(shadow.first(first), agent, bytes, kind, words_);
+        if (reports == reports_) return;
+        std::swap(shadow.first(first), words_.before);     // the rest of the line is as it was, to be reported too
+        shadow.spread(first);
+        std::swap(shadow.cell(first), words_.before);
+        next = 1;
+    }
+    for (; next < Shadow::kLine; ++next) {
+        if (space == 2) agent.column = column + int32_t(next);
+        repeat<space>(shadow.cell(first + next), agent, bytes, kind, words_);
+    }
+    agent.column = column;
+    if (kind & kWrite) shadow.join(first);
+}
+
 void Races::global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t kind, Change change) {
     if (!enabled) return;
     if (agent.async) kind |= kAsync;
+    const bool many = bytes > 4 * kGlobalCell;
+    pieces_.known = false;
     while (bytes) {
         const uint64_t page = address / kGlobalPage;
-        auto& cells = pages_[page];
-        if (cells.empty()) cells.resize(kGlobalPage / kGlobalCell);
+        if (!last_page_ || last_page_number_ != page) {
+            last_page_ = &pages_[page];
+            last_page_number_ = page;
+            if (last_page_->empty()) last_page_->resize(kGlobalPage / kGlobalCell);
+        }
+        auto& cells = *last_page_;
         const uint32_t in_page = uint32_t(address % kGlobalPage);
         uint32_t part = std::min<uint32_t>(bytes, kGlobalPage - in_page), at = in_page;
         address += part;
@@ -347,7 +415,8 @@ void Races::global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t
                 change_ = {change.before - first, change.after - first};
                 change.before += n, change.after += n;
             }
-            touch(cells[at / kGlobalCell], agent, touched, kind, 0);
+            if (many) repeat<0>(cells[at / kGlobalCell], agent, touched, kind, pieces_);
+            else touch<0>(cells[at / kGlobalCell], agent, touched, kind);
             at += n;
             part -= n;
         }
@@ -355,32 +424,64 @@ void Races::global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t
     change_ = {};
 }
 
-void Races::shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change) {
-    if (!enabled) return;
-    if (agent.async) kind |= kAsync;
-    auto& cells = cta.races.cells;
-    if (cells.empty()) cells.resize(cta.shared.size() / 4 + 1);
+void Races::shared_range(Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change) {
+    constexpr uint32_t kLineBytes = 4 * Shadow::kLine;
+    Shadow& shadow = cta.races;
+    if (shadow.empty()) shadow.resize(cta.shared.size() / 4 + 1);
     while (bytes) {
+        if (offset % kLineBytes == 0 && bytes >= kLineBytes && !change.after) {
+            touch_line<1>(shadow, offset / 4, agent, 0xF, kind);
+            offset += kLineBytes;
+            bytes -= kLineBytes;
+            continue;
+        }
         const uint32_t first = offset % 4, n = std::min(bytes, 4 - first);
         if (change.after) {
             change_ = {change.before - first, change.after - first};
             change.before += n, change.after += n;
         }
-        touch(cells[offset / 4], agent, uint16_t(((1u << n) - 1) << first), kind, 1);
+        touch<1>(shadow.cell(offset / 4), agent, uint16_t(((1u << n) - 1) << first), kind);
         offset += n;
         bytes -= n;
     }
     change_ = {};
 }
 
+void Races::shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change) {
+    if (!enabled) return;
+    Agent who = agent;
+    words_.known = false;
+    shared_range(who, cta, offset, bytes, uint8_t(kind | (agent.async ? kAsync : 0)), change);
+}
+
+void Races::shared(const Agent& agent, Cta* const* ctas, const std::vector<SharedRange>& ranges, bool write) {
+    if (!enabled) return;
+    const auto kind = uint8_t((write ? kWrite : 0) | (agent.async ? kAsync : 0));
+    Agent who = agent;
+    words_.known = false;
+    for (const SharedRange& r : ranges)
+        if (r.write == write) shared_range(who, *ctas[r.cta], r.offset, r.bytes, kind, {});
+}
+
 void Races::tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind) {
     if (!enabled) return;
-    auto& cells = sm.races.cells;
-    if (cells.empty()) cells.resize(kTmemLanes * kTmemColumns);
+    Shadow& shadow = sm.races;
+    if (shadow.empty()) shadow.resize(kTmemLanes * kTmemColumns);
     Agent who = agent;
+    words_.known = false;
+    const uint32_t end = rect.column + rect.columns;
     for (uint32_t lane = rect.lane; lane < uint32_t(rect.lane + rect.lanes); ++lane)
-        for (uint32_t column = rect.column; column < uint32_t(rect.column + rect.columns); ++column)
-            who.column = int32_t(column), touch(cells[lane * kTmemColumns + column], who, 1, kind, 2);
+        for (uint32_t column = rect.column; column < end;) {
+            const size_t i = lane * kTmemColumns + column;
+            who.column = int32_t(column);
+            if (column % Shadow::kLine == 0 && column + Shadow::kLine <= end) {
+                touch_line<2>(shadow, i, who, 1, kind);
+                column += Shadow::kLine;
+            } else {
+                repeat<2>(shadow.cell(i), who, 1, kind, words_);
+                ++column;
+            }
+        }
 }
 
 void Races::end_of_tmem(const Agent& agent, Sm& sm, const TmemRect& rect) {
@@ -437,8 +538,8 @@ std::shared_ptr<Touched> Races::touched() const {
 }
 
 void Races::forget_shared(Cta& cta, uint32_t offset, uint32_t bytes) {
-    if (!enabled || cta.races.cells.empty()) return;
-    for (uint32_t i = offset / 4; i < (offset + bytes + 3) / 4; ++i) cta.races.cells[i] = {};
+    if (!enabled || cta.races.empty()) return;
+    cta.races.forget(offset / 4, (offset + bytes + 3) / 4 - offset / 4);
 }
 
 }  // namespace fa4

@@ -14,9 +14,11 @@
 #include "clock.hpp"
 #include "finding.hpp"
 #include "footprint.hpp"
+#include "shadow.hpp"
 
 namespace fa4 {
 
+struct Program;
 struct Warp;
 struct AsyncOp;
 struct Cta;
@@ -49,9 +51,17 @@ struct Touched {
     std::unordered_map<uint64_t, std::array<Bytes, kGlobalPage / kGlobalCell>> pages;
 };
 
+// An operation touches many cells, and most look alike: what became of the last cell becomes of each like it.
+template <class C>
+struct Repeats {
+    bool known = false;
+    uint16_t bytes = 0;
+    C before, after;
+};
+
 class Races {
 public:
-    explicit Races(Findings& findings) : findings_(findings) {}
+    Races(Findings& findings, const Program& program) : findings_(findings), program_(program) {}
     bool enabled = false;
     bool by_letter = false;     // tensor memory is handed over by wait and fence only, as ISA 9.7.16.6 says
 
@@ -87,6 +97,8 @@ public:
 
     void global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t kind, Change change = {});
     void shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change = {});
+    // All that one operation reads, or writes, of the shared memory of `ctas`.
+    void shared(const Agent& agent, Cta* const* ctas, const std::vector<SharedRange>& ranges, bool write);
     void tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind);
     // Columns are given back: all uses must be over.
     void end_of_tmem(const Agent& agent, Sm& sm, const TmemRect& rect);
@@ -104,6 +116,12 @@ public:
     // What this grid has touched, and, if it did not wait, the grid before.
     std::shared_ptr<Touched> touched() const;
 
+    // The operation of this slot and epoch arrives at the mbarrier at `offset`, which findings about it name.
+    void arrives(uint32_t slot, uint32_t epoch, uint32_t offset) {
+        if (slot >= arrivals_.size()) arrivals_.resize(slot + 1);
+        arrivals_[slot] = {epoch, offset};
+    }
+
     // By the letter: `slot` is of tcgen05 operations that `thread` issues, which in practice execute in order.
     void same_issuer(uint32_t slot, uint64_t thread) { issuers_[slot] = thread; }
 
@@ -111,8 +129,15 @@ public:
     void forget_shared(Cta& cta, uint32_t offset, uint32_t bytes);
 
 private:
-    template <class C>
-    void touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, int space);
+    template <int space, class C>
+    void touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind);
+    template <int space>
+    bool clear(const Access& prior, const Agent& agent) const;
+    template <int space>
+    void touch_line(Shadow& shadow, size_t first, Agent& agent, uint16_t bytes, uint8_t kind);
+    template <int space, class C>
+    void repeat(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, Repeats<C>& repeats);
+    void shared_range(Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change);
     void compare(const Access& prior, const Agent& agent, uint16_t bytes, uint8_t kind, int space);
     bool ordered(const Access& prior, const Agent& agent, int space) const;
     void report(Check check, const Access& prior, const Agent& agent, uint8_t kind, int space, const char* missing, bool equal = false);
@@ -122,16 +147,25 @@ private:
     void compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t cell, uint16_t bytes, uint8_t kind);
 
     Findings& findings_;
+    const Program& program_;
     bool ends_ = false;  // columns are being given back
+    uint64_t reports_ = 0;
+    Repeats<Word> words_;        // of the operation at hand
+    Repeats<Cell<2>> pieces_;
     Change change_;     // of the cell being compared, from its byte 0; null where it is not known
     std::vector<uint32_t> epochs_;
     std::deque<uint32_t> free_;         // of operations
     std::deque<uint32_t> ended_;        // of warps
     std::unordered_map<uint64_t, std::vector<Cell<2>>> pages_;
+    std::vector<Cell<2>>* last_page_ = nullptr;     // where the last access was
+    uint64_t last_page_number_ = 0;
     std::map<std::tuple<uint64_t, int, uint32_t>, Order> flags_;     // by location, reach and domain
     std::shared_ptr<const Touched> before_;
     int64_t before_slot_ = -1;          // of the grid before, if it may still run; it ends in epoch 1
     bool has_waited_ = false;
+    struct Arrival { uint32_t epoch = 0, offset = 0; };
+    std::vector<Arrival> arrivals_;     // by slot, of the last operation that has one
+    std::string barrier_of(uint32_t slot, uint32_t epoch) const;
     std::unordered_map<uint32_t, uint64_t> issuers_;    // by the letter: of tcgen05 operations, by slot
 };
 

@@ -13,6 +13,7 @@
 #include "footprint.hpp"
 #include "place.hpp"
 #include "program.hpp"
+#include "shadow.hpp"
 #include "recorder.hpp"
 
 namespace fa4 {
@@ -145,7 +146,8 @@ struct Cta {
     std::map<uint32_t, uint32_t> tmem_allocations;      // column -> columns
     uint32_t tmem_request = 0;          // columns of a collective tcgen05.alloc that waits for the peer CTA
     int32_t tmem_granted = -1;          // its first column, once the peer has come
-    CtaShadow races;
+    Shadow races;               // of shared memory, a cell for 4 bytes
+    std::unordered_map<uint64_t, Access> arrivals;      // of each lane of other CTAs the last one at a barrier here
     Order last;                 // what its warps had seen and done when they ended
     uint32_t pool_registers = 0;        // setmaxnreg pool, registers
     std::map<uint32_t, std::vector<RegisterChange>> register_changes;      // by warpgroup
@@ -172,7 +174,7 @@ struct Sm {
     std::array<Cta*, kTmemColumns> tmem_owner{};
     std::array<bool, kTmemColumns> tmem_taken{};
     uint32_t shared_used = 0, threads_used = 0, registers_used = 0, ctas = 0;
-    TmemShadow races;
+    Shadow races;               // of tensor memory, lane by lane
 };
 
 }  // namespace fa4

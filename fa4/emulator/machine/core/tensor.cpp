@@ -20,7 +20,6 @@ void Engine::check_operands(const AsyncOp& op, Cta* const* ctas, const Footprint
         Cta& cta = *ctas[r.cta];
         if (r.offset < kSharedReserved || r.offset + r.bytes > cta.shared.size())
             fail(Check::OutOfBounds, "a matrix operand covers shared bytes " + hex(r.offset) + "+" + hex(r.bytes) + ", outside the CTA's shared memory");
-        races_.shared(agent(op, r.write), cta, r.offset, r.bytes, r.write ? kWrite : 0);
         if (!poison || r.write || !config_.check_poison) continue;
         const uint8_t* v = cta.shadow.data() + r.offset;
         for (uint32_t i = 0; i < r.bytes; ++i)
@@ -29,6 +28,7 @@ void Engine::check_operands(const AsyncOp& op, Cta* const* ctas, const Footprint
                 break;
             }
     }
+    for (const bool write : {false, true}) races_.shared(agent(op, write), ctas, footprint.shared, write);
     for (const TmemRect& r : footprint.tmem) {
         Cta& cta = *ctas[r.cta];
         check_tmem(cta, r);

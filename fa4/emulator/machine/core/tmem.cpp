@@ -31,7 +31,7 @@ void take_columns(Cta& cta, uint32_t start, uint32_t columns) {
         const size_t first = lane * kTmemColumns + start;
         std::fill_n(sm.tmem.begin() + long(first), columns, 0xFFFFFFFFu);
         std::fill_n(sm.tmem_valid.begin() + long(first), columns, 0);
-        if (!sm.races.cells.empty()) std::fill_n(sm.races.cells.begin() + long(first), columns, Cell<4>());
+        if (!sm.races.empty()) sm.races.forget(first, columns);
     }
 }
 
