@@ -52,25 +52,25 @@ def _guards(*tensors: Tensor) -> Any:
     return _TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
 
 
-class _Last:
+class Last:
     """A call without gradients, sink and seqused, and how to tell another one like it: its options are the same
     objects."""
 
     __slots__ = "_bounds", "_grad_mode", "_guards", "_max_seqlens", "_options", "_packed", "_stage", "known"
 
-    def __init__(self, packed: bool, arguments: tuple, options: tuple, known: _Known) -> None:
+    def __init__(self, packed: bool, arguments: tuple, options: tuple, known: Any) -> None:
         self.known, self._packed, self._options, self._max_seqlens = known, packed, options, arguments[8:]
         self._grad_mode, self._stage = torch.is_grad_enabled(), stage.get()
         self._guards = _guards(*arguments[:3])
         self._bounds: Any = _guards(arguments[4]) if packed else None
 
     @staticmethod
-    def of(packed: bool, arguments: tuple, options: tuple, known: _Known) -> _Last | None:
-        """None where it cannot be told so."""
+    def of(packed: bool, arguments: tuple, options: tuple, known: Any) -> Last | None:
+        """None where it cannot be told so. known: what came of it, among it flags."""
         q, k, v = arguments[:3]
         if _TensorGuards is None or known.flags.needs_backward or q is k or k is v or q is v:
             return None
-        last = _Last(packed, arguments, options, known)
+        last = Last(packed, arguments, options, known)
         return last if last.is_like(packed, arguments, options) else None
 
     def is_like(self, packed: bool, arguments: tuple, options: tuple) -> bool:
@@ -104,7 +104,7 @@ def _same_number(x: Any, y: Any) -> bool:
     return type(x) in _NUMBERS and x == y
 
 
-_last: _Last | None = None
+_last: Last | None = None
 _before: _Known | None = None  # of the call before: what comes twice is likely to come again
 
 
@@ -137,7 +137,7 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
         else:
             inputs = AttentionInputs._make(arguments[:8] + known.max_seqlens)
             if known is _before:
-                _last = _Last.of(packed, arguments, options, known)
+                _last = Last.of(packed, arguments, options, known)
             _before = known
     if packed or inputs.seqused_k is not None:
         checks.lengths(inputs)
