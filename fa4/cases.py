@@ -204,6 +204,7 @@ References = Callable[[Any, bool], Sequence["Tensor | None"]]
 # largest of 64 in about 1 of 10^6 problems. Under logits of 1e4 tails are longer: one exceeded twice a single draw in
 # 8 of 100 problems and twice the largest of 16 in 1 of 1000.
 DRAWS, _ORDERS = 64, 6
+_ENOUGH_ELEMENTS = 256
 _LARGE_LOGITS, _LARGE_LOGITS_DRAWS = 100.0, 256
 # After so many draws, what errs this much more than allowed will not be allowed by others.
 _ENOUGH_DRAWS, _HOPELESS = 16, 4.0
@@ -225,10 +226,15 @@ def other_draws(problem: Problem) -> Iterator[Problem]:
 
 
 def judge_by_draws(
-    results: Mapping[str, Tensor | None], references: References, problem: Any, others: Iterable[Any]
+    results: Mapping[str, Tensor | None],
+    references: References,
+    problem: Any,
+    others: Iterable[Any],
+    long_tails: bool = False,
 ) -> list[Judgement]:
     """Judge results by name; `references(problem, precise)` gives the oracle's and the same-precision reference's in
-    the same order, of this problem and, while a verdict hangs, of `others`. None is not judged."""
+    the same order, of this problem and, while a verdict hangs, of `others`. None is not judged. Without `long_tails`
+    one draw tells what many elements of 16 bits may err."""
     oracle, floor = references(problem, True), references(problem, False)
 
     def judgements(usual: Sequence[float]) -> list[Judgement]:
@@ -245,15 +251,19 @@ def judge_by_draws(
         reach = _HOPELESS if drawn >= _ENOUGH_DRAWS else float("inf")
         if all(one.right for one in verdict) or not all(isfinite(one.error) and one.within(reach) for one in verdict):
             break
-        for i, (exact, low) in enumerate(zip(references(other, True), references(other, False))):
-            if exact is not None and low is not None:
+        drawn_results = zip(results.values(), references(other, True), references(other, False))
+        for i, (x, exact, low) in enumerate(drawn_results):
+            if x is None or exact is None or low is None:
+                continue
+            if long_tails or x.element_size() > 2 or x.numel() < _ENOUGH_ELEMENTS:
                 usual[i] = max(usual[i], _max_difference(low, exact))
         verdict = judgements(usual)
     return verdict
 
 
 def _judge_all(problem: Problem, results: Mapping[str, Tensor | None], references: References) -> list[Judgement]:
-    verdict = judge_by_draws(results, references, problem, other_draws(problem))
+    long_tails = problem.case.logits >= _LARGE_LOGITS
+    verdict = judge_by_draws(results, references, problem, other_draws(problem), long_tails)
     queries, keys = reference.unreached(problem.inputs, problem.spec)
     rows = {"out": queries, "dq": queries, "dk": keys, "dv": keys}
     return [replace(one, stray=_stray(results[one.name], rows.get(one.name))) for one in verdict]
