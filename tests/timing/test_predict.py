@@ -31,7 +31,7 @@ D64 = {"batch": 2, "seqlen": 16384, "heads": 32, "head_dim": 64, "causal": False
 @needs_machine_code
 def test_a_predicted_forward_stays_what_it_was():
     found = predict_forward("sm_100a", **D64)
-    assert found.cycles == pytest.approx(8.864e6, rel=0.02)
+    assert found.cycles == pytest.approx(9.547e6, rel=0.02)
     assert found.times[0].untied == (0, 0, 0)
 
 
