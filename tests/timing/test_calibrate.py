@@ -34,8 +34,9 @@ CASES = [
 @pytest.mark.parametrize(("number", "bench"), CASES)
 def test_data_are_right_and_every_section_is_timed(number, bench):
     chip = chip_by_number(number)
-    with emulate(chip.target, sms=2):
-        outcome = run.launch_bench(bench, chip, torch.device("cpu"), 2)
+    sms = max(2, bench.cluster)
+    with emulate(chip.target, sms=sms):
+        outcome = run.launch_bench(bench, chip, torch.device("cpu"), sms)
     rows = list(run.rows(bench, outcome))
     assert len(rows) == len(bench.sections) or bench in launch.BENCHES
     if bench not in launch.BENCHES:
@@ -72,5 +73,6 @@ def test_between_two_clocks_stand_the_instructions_that_are_counted(name, tmp_pa
     (function,) = code.functions(code.cubin_in(binary)).values()
     listing = "\n".join(f"{i.opcode} {i.operands}" for i in function.instructions)
     stretches = re.split(r"SR_CLOCK\w+", listing)
-    counts = [n for stretch in stretches if (n := stretch.count(f"\n{operation.machine}"))]
+    # A few make addresses.
+    counts = [n for stretch in stretches if (n := stretch.count(f"\n{operation.machine}")) > issue.CHAIN // 8]
     assert counts == [issue.CHAIN] + [issue.CHAINS * issue.STEPS] * len(issue.WARPS)
