@@ -8,7 +8,9 @@ Fences follow from what a channel carries:
   ASYNC_SMEM   fence.proxy.async before an arrival of threads: written by them, read by TMA or MMA (or the other way
                round)
   SMEM         none: mbarrier arrivals release and waits acquire
-  TMEM         the chip's own (`Signals`)
+  TMEM         the chip's own (`Signals`), and across CTAs nothing else: they order what tensor memory carries even with
+               relaxed arrivals and waits (PTX ISA 9.7.16.6.4), where a release.cluster waits for the whole GPU's memory
+               (MEMBAR.ALL.GPU) and an acquire.cluster empties the first-level cache
 A payload in two memories (dS: tensor memory for one product, shared memory for another) takes the fences of both.
 
 CTAs of a cluster share a channel in one of two ways:
@@ -144,6 +146,11 @@ class Channel:
     @property
     def is_pair(self) -> bool:
         return self.across is Across.PAIR
+
+    @property
+    def is_relaxed(self) -> bool:
+        """Whether fences of tensor memory alone order the payload, so that arrivals and waits need not."""
+        return self.is_pair and self.carries is Carries.TMEM
 
 
 def _role_of(side: Side) -> str:
@@ -378,13 +385,16 @@ class End(Constant):
         targets = range(channel.ctas) if is_shared else [LEADER] if channel.is_pair else []
         with cute.arch.elect_one():
             for rank in targets:
-                cute.arch.mbarrier_arrive(barrier, rank, scope=nvvm.MemScopeKind.CLUSTER)
+                if channel.is_relaxed:
+                    arrive_relaxed(barrier, rank)
+                else:
+                    cute.arch.mbarrier_arrive(barrier, rank, scope=nvvm.MemScopeKind.CLUSTER)
             if not targets:
                 cute.arch.mbarrier_arrive(barrier)
 
     def _wait(self, barrier: cute.Pointer, phase, by: By | Implied | None) -> None:
         if self.channel.ctas > 1 and by not in (By.TMA, By.UMMA):
-            wait_for_cluster(barrier, phase)
+            wait_for_cluster(barrier, phase, "relaxed" if self.channel.is_relaxed else "acquire")
         else:
             cute.arch.mbarrier_wait(barrier, phase)
         self._signals.after_wait(self.channel.carries)
@@ -401,14 +411,27 @@ def _first_warp_only(end: cutlass.Constexpr[End], stage):
         end._signal(end.free(stage))
 
 
-def wait_for_cluster(barrier: cute.Pointer, phase) -> None:
-    """Like `mbarrier_wait`, and what other CTAs wrote before they arrived is visible afterwards."""
+def arrive_relaxed(barrier: cute.Pointer, rank: int) -> None:
+    """On the same barrier of the CTA of that rank in the cluster, ordering no memory: for what fences of tensor memory
+    order."""
     cute.arch.inline_ptx(
         """{
+        .reg .b32 theirs;
+        mapa.shared::cluster.u32 theirs, {$r0}, {$r1};
+        mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [theirs];
+        }""",
+        read_only_args=[barrier.toint(), Int32(rank)],
+    )
+
+
+def wait_for_cluster(barrier: cute.Pointer, phase, semantics: str = "acquire") -> None:
+    """Like `mbarrier_wait`, and after an acquire what other CTAs wrote before they arrived is visible."""
+    cute.arch.inline_ptx(
+        f"""{{
         .reg .pred done;
         again:
-        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1};
+        mbarrier.try_wait.parity.{semantics}.cluster.shared::cta.b64 done, [{{$r0}}], {{$r1}};
         @!done bra again;
-        }""",
+        }}""",
         read_only_args=[barrier.toint(), Int32(phase)],
     )

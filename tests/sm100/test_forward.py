@@ -9,6 +9,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4 import cases, device
 from fa4.cases import Case
+from fa4.emulator import emulate
+from fa4.run import forward
 from fa4.sm100.fwd import plan
 from fa4.sm100.fwd.config import Schedule
 from fa4.sm100.fwd.kernel import channels, smem_map
@@ -93,6 +95,16 @@ def test_a_pair_serves_sequences_of_any_length(seed):
     for schedule in ("round_robin", "adversarial"):
         out, lse = KERNELS.forward(problem, seed, schedule, PAIRS)
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{schedule}, seed {seed}")
+
+
+def test_a_pair_hands_tensor_memory_over_without_a_release(seed):
+    """mbarrier.arrive.release.cluster compiles to a MEMBAR.ALL.GPU, and stood twice in each step of softmax."""
+    problem = cases.make(CASES["pair"], seed)
+    with emulate("sm_100a", sms=2, timing=True) as gpu:
+        forward(problem.inputs, problem.spec, KERNELS.made(problem.spec, problem.inputs, forward_tiles=PAIRS))
+    arrivals = {i.opcode for i in gpu.launches[-1].record.kernel.instructions if "mbarrier.arrive" in i.opcode}
+    assert any(".relaxed.cluster" in opcode for opcode in arrivals)
+    assert not any(".release.cluster" in opcode for opcode in arrivals), arrivals
 
 
 def test_one_q_tile_a_cta(seed):

@@ -3,7 +3,7 @@
 Per key block: read S, find the row's maximum, tell correction by how much O must shrink, write P = exp2(S - max) over
 S in 16 bits, in two parts. At the end: the row's log-sum-exp to global memory, and 1 / sum to correction.
 
-Waits:   mma_softmax_S.full, softmax_correction_norm.free
+Waits:   mma_softmax_S.full, softmax_correction_scale.free (of a pair), softmax_correction_norm.free
 Signals: softmax_correction_scale.full, mma_softmax_S.free, softmax_mma_Ptail.full, softmax_correction_norm.full
 """
 
@@ -150,6 +150,9 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
     s_address = tmem.lane_address(spans.S, warp) + tile * cfg.tile_n
     p_address = tmem.lane_address(spans.P, warp) + tile * cfg.tile_n
 
+    scales = cursor.in_step(produce(ends.softmax_correction_scale, tile))
+    if cutlass.const_expr(scales.end.channel.has_free_barriers):
+        scales.wait()  # long since free: asked here, where S is waited for anyway
     cursor.wait()
     s = []
     for column in range(0, cfg.tile_n, LOAD_COLUMNS):
@@ -173,7 +176,7 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
     reference = Float32(cutlass.select_(grows, candidate, reference))
     factor = Float32(factor)
     rows_in_smem(context, "scale")[thread] = factor
-    ends.softmax_correction_scale.arrive_full(tile)
+    scales.arrive()
 
     subtract = reference
     if is_masked or cfg.mods is not None:
