@@ -26,7 +26,7 @@ LAYERS = (
     ("api", "masks", "scores", "states"),
     ("distributed", "kvcache"),
     ("ahead", "cases", "compat", "demo", "flex", "integrations"),
-    ("emulator.errors",),
+    ("emulator.errors", "emulator.toolkit"),
     ("emulator.findings",),
     ("emulator.machine",),
     ("emulator.host",),
@@ -38,7 +38,7 @@ LAYERS = (
 )
 CHIPS = ("sm80", "sm90", "sm100")
 SHARED = ("core", "fwd", "bwd", "pipeline")
-ROOMS = ("errors", "findings", "machine", "host", "lab", "timing")
+ROOMS = ("errors", "findings", "machine", "host", "lab", "timing", "toolkit")
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 
 

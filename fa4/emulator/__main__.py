@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,39 @@ from fa4.emulator.options import CHIP, COUNT, NEW_FILE, choosing_checks
 _SEVERITIES = click.Choice([severity.value for severity in Severity])
 
 
+@dataclass(frozen=True)
+class Telling:
+    """What becomes of findings: where they are written, and which severities of them make the exit code 1."""
+
+    fail_on: tuple[str, ...]
+    json_path: str | None
+    sarif_path: str | None
+
+    def tell(self, findings: Findings, launches: Sequence[LaunchReport], chip: str, seeds: int) -> int:
+        """Write and print them; the exit code."""
+        for path, text in ((self.json_path, findings.to_json), (self.sarif_path, findings.to_sarif)):
+            if path is not None:
+                Path(path).write_text(text() + "\n")
+        click.echo()
+        _tell(findings, launches, chip, seeds)
+        return int(bool(findings.of(*self.fail_on)))
+
+
+def telling(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options that say what becomes of findings; it gets them as `telling`."""
+
+    @click.option("--fail-on", type=_SEVERITIES, multiple=True, default=["error"], show_default=True,
+                  help="Severities of findings that make the exit code 1; may be repeated.")  # fmt: skip
+    @click.option("--json", "json_path", type=NEW_FILE, help="Write the findings as JSON.")
+    @click.option("--sarif", "sarif_path", type=NEW_FILE, help="Write the findings as SARIF, for code hosts.")
+    @functools.wraps(command)
+    def with_telling(*args: Any, fail_on: tuple[str, ...], json_path: str | None, sarif_path: str | None,
+                     **kwargs: Any) -> Any:  # fmt: skip
+        return command(*args, telling=Telling(fail_on, json_path, sarif_path), **kwargs)
+
+    return with_telling
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def main() -> None:
     """A GPU in software: run CuTe DSL kernels without a GPU, and find what a GPU would not show."""
@@ -33,14 +68,11 @@ def main() -> None:
               help="In how many orders every launch is run, each with the next schedule.")  # fmt: skip
 @click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
 @choosing_checks
-@click.option("--fail-on", type=_SEVERITIES, multiple=True, default=["error"], show_default=True,
-              help="Severities of findings that make the exit code 1; may be repeated.")  # fmt: skip
-@click.option("--json", "json_path", type=NEW_FILE, help="Write the findings as JSON.")
-@click.option("--sarif", "sarif_path", type=NEW_FILE, help="Write the findings as SARIF, for code hosts.")
+@telling
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGUMENTS]...")
 def run(
-    chip: str, sms: int, seed: int, seeds: int, schedule: str | None, checks: Checks, fail_on: tuple[str, ...],
-    json_path: str | None, sarif_path: str | None, script: tuple[str, ...],
+    chip: str, sms: int, seed: int, seeds: int, schedule: str | None, checks: Checks, telling: Telling,
+    script: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a script that launches CuTe DSL kernels, unmodified, as `python SCRIPT.py ARGUMENTS` would (or `-m MODULE`).
 
@@ -55,18 +87,10 @@ def run(
     elif not Path(script[0]).is_file():
         raise click.BadParameter(f"there is no file {script[0]!r}", param_hint="SCRIPT")
     outcome = run_script(script, chip, interleavings(seed, seeds, schedule), sms=sms, checks=checks)
-    _write(outcome.findings, json_path, sarif_path)
-    click.echo()
-    _tell(outcome.findings, outcome.launches, chip, seeds)
+    found = telling.tell(outcome.findings, outcome.launches, chip, seeds)
     if not outcome.launches:
         click.echo("the script launched no kernel", err=True)
-    raise SystemExit(outcome.exit_code or int(bool(outcome.findings.of(*fail_on)) or not outcome.launches))
-
-
-def _write(findings: Findings, json_path: str | None, sarif_path: str | None) -> None:
-    for path, text in ((json_path, findings.to_json), (sarif_path, findings.to_sarif)):
-        if path is not None:
-            Path(path).write_text(text() + "\n")
+    raise SystemExit(outcome.exit_code or found or int(not outcome.launches))
 
 
 def _tell(findings: Findings, launches: Sequence[LaunchReport], chip: str, seeds: int) -> None:
@@ -112,13 +136,10 @@ class _Extents(click.ParamType):
 @click.option("--seed", default=0, show_default=True)
 @click.option("--seeds", type=COUNT, default=10, show_default=True, help="In how many orders the launch is run.")
 @choosing_checks
-@click.option("--fail-on", type=_SEVERITIES, multiple=True, default=["error"], show_default=True,
-              help="Severities of findings that make the exit code 1; may be repeated.")  # fmt: skip
-@click.option("--json", "json_path", type=NEW_FILE, help="Write the findings as JSON.")
-@click.option("--sarif", "sarif_path", type=NEW_FILE, help="Write the findings as SARIF, for code hosts.")
+@telling
 def ptx(
     source: Path, entry: str | None, args: tuple[str, ...], save: Path | None, chip: str | None, sms: int, seed: int,
-    seeds: int, checks: Checks, fail_on: tuple[str, ...], json_path: str | None, sarif_path: str | None, **shape: Any,
+    seeds: int, checks: Checks, telling: Telling, **shape: Any,
 ) -> None:  # fmt: skip
     """Run one kernel of a PTX file, or of a CUDA C++ file (.cu, through NVRTC), in several orders.
 
@@ -144,10 +165,7 @@ def ptx(
             click.echo(f"argument {index}, {args[index]}: {first}{', ...' if value.size > 4 else ''}")
             if save is not None:
                 np.save(save / f"{index}.npy", value)
-    click.echo()
-    _write(emulated.findings, json_path, sarif_path)
-    _tell(emulated.findings, emulated.launches, chip, seeds)
-    raise SystemExit(int(bool(emulated.findings.of(*fail_on))))
+    raise SystemExit(telling.tell(emulated.findings, emulated.launches, chip, seeds))
 
 
 @main.command("kinds")

@@ -14,9 +14,20 @@ from dataclasses import replace
 from typing import Any
 
 from fa4.emulator.findings import Finding, Findings
-from fa4.emulator.machine import Allocation, Checks, Launch, LaunchReport, Machine, Order, interleavings, kernel_of
+from fa4.emulator.machine import (
+    Allocation,
+    Checks,
+    Launch,
+    LaunchReport,
+    Machine,
+    Order,
+    interleavings,
+    kernel_of,
+    three,
+)
 from fa4.emulator.machine.arguments import packed
 from fa4.emulator.machine.chips import CHIPS
+from fa4.emulator.machine.ptx import entries
 from fa4.emulator.report import Report
 from fa4.emulator.timing.report import Timing
 
@@ -200,7 +211,7 @@ class Emulated:
 
 def entry_named(ptx: str, entry: str | None) -> str:
     """The full name of an entry of a PTX text. Raises ValueError unless exactly one fits."""
-    names = re.findall(r"\.entry\s+([\w$]+)", ptx)
+    names = entries(ptx)
     fitting = [entry] if entry in names else [name for name in names if (entry or "") in name]
     if len(fitting) == 1:
         return str(fitting[0])
@@ -231,8 +242,7 @@ def _extent(name: str, extent: Extent) -> tuple[int, int, int]:
     extents = (extent,) if isinstance(extent, int) else tuple(int(x) for x in extent)
     if not 1 <= len(extents) <= 3 or min(extents) < 1:
         raise ValueError(f"{name} is {extent!r}, expected one to three numbers from 1 on")
-    x, y, z = (*extents, 1, 1)[:3]
-    return x, y, z
+    return three(extents)
 
 
 @contextlib.contextmanager

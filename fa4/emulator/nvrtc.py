@@ -6,9 +6,9 @@ import ctypes
 import ctypes.util
 import functools
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
+
+from fa4.emulator.toolkit import packages
 
 
 class CompilationError(RuntimeError):
@@ -61,23 +61,15 @@ def _check(status: int) -> None:
         raise RuntimeError(f"NVRTC's error {status}")
 
 
-def _packages() -> list[Path]:
-    """Folders of NVIDIA's installed CUDA packages."""
-    spec = find_spec("nvidia")
-    return [
-        folder for root in (spec.submodule_search_locations if spec else None) or () for folder in Path(root).iterdir()
-    ]
-
-
 def _headers() -> list[str]:
-    return [f"-I{folder / 'include'}" for folder in _packages() if (folder / "include").is_dir()]
+    return [f"-I{folder / 'include'}" for folder in packages() if (folder / "include").is_dir()]
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
     """NVRTC's library. Raises RuntimeError where it is not installed."""
     found = sorted(
-        path for folder in _packages() for path in folder.glob("lib*/libnvrtc.so.*") if "alt" not in path.name
+        path for folder in packages() for path in folder.glob("lib*/libnvrtc.so.*") if "alt" not in path.name
     )
     path = str(found[-1]) if found else ctypes.util.find_library("nvrtc")
     if path is None:

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from .. import calls, checks, dispatch, ops
 from ..checks import Options
-from ..device import chip_of, stage
+from ..device import chip_of
 from ..memory import empty
+from ..remembered import Remembered
 from ..spec import AttentionInputs, AttentionSpec, Flags, Saved
 
 NAME = "fa4"
@@ -153,8 +154,7 @@ class _Way(NamedTuple):
     max_seqlens: tuple[int, int]
 
 
-_ways: dict[tuple, tuple[Any, _Way | str]] = {}  # with the stage where it holds; a text is the reason of a refusal
-_MOST_WAYS = 4096
+_ways: Remembered[_Way | str] = Remembered()  # a text is the reason of a refusal
 _last: calls.Last | None = None  # a call like the one before is told from others by less than a key
 
 
@@ -163,22 +163,21 @@ def _way(inputs: AttentionInputs, options: Options) -> tuple[AttentionInputs, Fl
     global _last
     if _last is not None and _last.is_like(inputs.varlen, inputs, options):
         return _with_lengths(inputs, _last.known)
-    key, here = calls.key_of(inputs.varlen, inputs, options), stage.get()
-    known: Any
-    where, known = (None, None) if key is None else _ways.get(key, (None, None))
-    found = known is not None and where is here
-    if not found:
+    key = calls.key_of(inputs.varlen, inputs, options)
+    before = None if key is None else _ways.find(key)
+    known: _Way | str
+    if before is not None:
+        known = before
+    else:
         try:
             known = _find(inputs, options)
         except (_Refusal, TypeError, ValueError) as error:
             known = str(error)
-        if len(_ways) >= _MOST_WAYS:
-            _ways.clear()
         if key is not None:
-            _ways[key] = here, known
+            _ways.keep(key, known)
     if isinstance(known, str):
         raise _Refusal(known)
-    if found:  # what comes twice is likely to come again
+    if before is not None:  # what comes twice is likely to come again
         _last = calls.Last.of(inputs.varlen, inputs, options, known)
     return _with_lengths(inputs, known)
 

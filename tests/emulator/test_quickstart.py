@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fa4.emulator import nvrtc
 from fa4.emulator.__main__ import main
 
+pytestmark = pytest.mark.usefixtures("nvrtc")
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "emulator-quickstart.md").read_text()
 EXAMPLE = ROOT / "examples" / "emulator" / "scale.cu"
@@ -16,14 +16,6 @@ EXAMPLE = ROOT / "examples" / "emulator" / "scale.cu"
 
 def shown(comment: str, language: str) -> str:
     return re.search(rf"<!-- {comment} -->\n```{language}\n(.*?)```", PAGE, re.S)[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def has_nvrtc():
-    try:
-        nvrtc.library()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(str(error))
 
 
 def comparable(text: str) -> str:

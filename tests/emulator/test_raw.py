@@ -169,17 +169,6 @@ CUDA = """extern "C" __global__ void reverse(const float* x, float* y, int n) {
 """
 
 
-@pytest.fixture
-def nvrtc():
-    from fa4.emulator import nvrtc
-
-    try:
-        nvrtc.library()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(str(error))
-    return nvrtc
-
-
 def test_cuda_runs_and_findings_name_its_lines(nvrtc, rng):
     x, y = rng.normal(size=64).astype(np.float32), np.zeros(64, np.float32)
     ptx = nvrtc.compile_cuda(CUDA.replace("BARRIER", "__syncthreads();"), "sm_90a")

@@ -21,9 +21,10 @@ from typing import Any
 from fa4.emulator.host import stored
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.memory import Arrays
-from fa4.emulator.host.modules import Modules, entries, fatbins_in
+from fa4.emulator.host.modules import Modules, fatbins_in
 from fa4.emulator.host.replaced import replaced
 from fa4.emulator.machine.names import with_names
+from fa4.emulator.machine.ptx import entries
 
 _KDL_CUDA = 2  # DLDeviceType
 _ERROR_KIND = "EmulatedCudaError"  # intercept.c raises tvm-ffi errors by this name

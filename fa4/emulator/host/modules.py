@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from fa4.emulator.errors import EmulationError
+from fa4.emulator.machine.ptx import entries
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PARAMETER = re.compile(
@@ -50,11 +51,6 @@ def fatbins_in(data: bytes) -> list[bytes]:
         found.append(data[start : start + size])
         start = data.find(magic, start + size)
     return found
-
-
-def entries(ptx: str) -> list[str]:
-    """Names of the kernels of a PTX text, in order."""
-    return re.findall(r"\.entry\s+([\w$]+)", ptx)
 
 
 def parameter_bytes(ptx: str, entry: str) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.replaced import replaced
 from fa4.emulator.host.tensor_map import TiledMap
-from fa4.emulator.machine import Launch, kernel_of
+from fa4.emulator.machine import Launch, kernel_of, three
 from fa4.emulator.machine.arguments import packed
 
 _DRIVER = "triton.runtime.driver"
@@ -217,7 +217,7 @@ class _Launcher:
         cluster = kernel.directives.get("reqnctapercluster", (getattr(self.metadata, "num_ctas", 1),))
         x, y, z = grid
         launch = Launch(
-            ptx, entry, params, (x * cluster[0], y, z), _three(threads), _three(cluster), self.metadata.shared,
+            ptx, entry, params, (x * cluster[0], y, z), three(threads), three(cluster), self.metadata.shared,
             bool(getattr(self.metadata, "launch_pdl", False)),
         )  # fmt: skip
         self.runtime.launch(launch)
@@ -229,11 +229,6 @@ class _Launcher:
         ctas = grid[0] * grid[1] * grid[2] * getattr(self.metadata, "num_ctas", 1)
         sizes = (self.metadata.global_scratch_size, self.metadata.profile_scratch_size)
         return [torch.empty(ctas * size + 128, dtype=torch.int8) if size else None for size in sizes]
-
-
-def _three(extents: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = (*extents, 1, 1)[:3]
-    return x, y, z
 
 
 def _flattened(type_: Any, arg: Any, maps: Iterator[Any]) -> list[Any]:

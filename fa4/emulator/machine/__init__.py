@@ -16,6 +16,7 @@ from fa4.emulator.machine.machine import (
     interleavings,
     kernel_of,
     load_core,
+    three,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "interleavings",
     "kernel_of",
     "load_core",
+    "three",
 ]

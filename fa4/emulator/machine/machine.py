@@ -39,6 +39,12 @@ class Allocation:
     name: str = ""
 
 
+def three(extents: Sequence[int]) -> tuple[int, int, int]:
+    """Extents of a grid, CTA or cluster, of which the last ones may be left out."""
+    x, y, z = (*extents, 1, 1)[:3]
+    return x, y, z
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch as the host code asked for it; `params` holds each parameter's bytes."""
@@ -272,7 +278,7 @@ def _check_directives(kernel: Kernel, block: tuple[int, ...], cluster: tuple[int
 
     def declared(name: str) -> tuple[int, ...] | None:
         extents = kernel.directives.get(name)
-        return None if extents is None else (*extents, 1, 1)[:3]
+        return None if extents is None else three(extents)
 
     for name, came in (("reqntid", block), ("reqnctapercluster", cluster)):
         if declared(name) not in (None, came):

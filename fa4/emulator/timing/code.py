@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from fa4.emulator.machine.record import Record
 from fa4.emulator.timing.issue import Issue, from_machine_code, from_ptx
+from fa4.emulator.toolkit import program
 
 _issues: dict[tuple[str, str, bool], Issue] = {}
 
@@ -19,11 +19,7 @@ _issues: dict[tuple[str, str, bool], Issue] = {}
 @functools.cache
 def assembler() -> str | None:
     """Path of ptxas: from PyPI's nvidia-cuda-nvcc, or on the search path. None where it is not installed."""
-    spec = importlib.util.find_spec("nvidia")
-    for root in spec.submodule_search_locations if spec and spec.submodule_search_locations else ():
-        for path in Path(root).glob("*/bin/ptxas"):
-            return str(path)
-    return shutil.which("ptxas")
+    return program("ptxas") or shutil.which("ptxas")
 
 
 @functools.lru_cache(maxsize=32)
@@ -34,12 +30,12 @@ def cubin(ptx: str, chip: str) -> bytes:
         FileNotFoundError: there is no assembler.
         RuntimeError: the assembler refuses the text.
     """
-    program = assembler()
-    if program is None:
+    ptxas = assembler()
+    if ptxas is None:
         raise FileNotFoundError("ptxas is missing: pip install nvidia-cuda-nvcc")
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        command = [program, "-arch", chip, "-lineinfo", "-O3", "-o", str(target), str(source)]
+        command = [ptxas, "-arch", chip, "-lineinfo", "-O3", "-o", str(target), str(source)]
         source.write_text(ptx)
         done = subprocess.run(command, capture_output=True, text=True)
         if newest := re.search(r"Unsupported \.version [\d.]+; current version is '([\d.]+)'", done.stderr):

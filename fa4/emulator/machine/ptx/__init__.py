@@ -18,6 +18,7 @@ from fa4.emulator.machine.ptx.records import (
     Variable,
     Vector,
 )  # fmt: skip
+from fa4.emulator.machine.ptx.text import entries
 
 __all__ = [
     "TYPE_BITS",
@@ -35,5 +36,6 @@ __all__ = [
     "Symbol",
     "Variable",
     "Vector",
+    "entries",
     "parse",
 ]  # fmt: skip

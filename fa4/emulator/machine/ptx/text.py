@@ -1,4 +1,4 @@
-"""Pieces of PTX text: lists with brackets, and literals (ISA 4.5)."""
+"""Pieces of PTX text: names of entries, lists with brackets, and literals (ISA 4.5)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from fa4.emulator.machine.ptx.records import Imm
 _BRACKET = re.compile(r"[{}()\[\]]")
 _INT = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$")
+
+
+def entries(ptx: str) -> list[str]:
+    """Names of the kernels of a PTX text, in order."""
+    return re.findall(r"\.entry\s+([\w$]+)", ptx)
 
 
 def split_top(text: str, separator: str = ",") -> list[str]:

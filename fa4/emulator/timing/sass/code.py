@@ -8,7 +8,6 @@ is.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 import struct
 import subprocess
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fa4.emulator.timing.sass.control import Control
+from fa4.emulator.toolkit import program
 
 _ELF = b"\x7fELF"
 _INSTRUCTION = re.compile(
@@ -67,11 +67,10 @@ def nvdisasm() -> str:
     Raises:
         FileNotFoundError: the package is not installed.
     """
-    spec = importlib.util.find_spec("nvidia")
-    for root in spec.submodule_search_locations if spec and spec.submodule_search_locations else ():
-        for path in Path(root).glob("*/bin/nvdisasm"):
-            return str(path)
-    raise FileNotFoundError("nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
+    path = program("nvdisasm")
+    if path is None:
+        raise FileNotFoundError("nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
+    return path
 
 
 def disassemble(cubin: Path, *options: str) -> str:
