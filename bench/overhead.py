@@ -1,19 +1,20 @@
 """python -m bench.overhead: what one call costs on the host, on shapes too small to keep a GPU busy.
 
 Rows of host time per call, forward without gradients: the public calls, the part of the dense one behind checks and
-choice, its kernel launch alone (inputs prepared, outputs allocated), and torch's own flash attention. They take turns,
-for the clock of a host changes from second to second. Then the first call of a fresh process, with an empty and with a
-filled disk cache.
+choice, its kernel launch alone (inputs prepared, outputs allocated), and torch's scaled_dot_product_attention, on its
+own flash attention and on fa4. They take turns, for the clock of a host changes from second to second. Then the first
+call of a fresh process, with an empty and with a filled disk cache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import click
 import torch
@@ -39,21 +40,43 @@ print(imported - start, time.perf_counter() - imported)
 """
 
 
-def host_times(rows: dict[str, Callable[[], object]], calls: int = 200, rounds: int = 30) -> dict[str, Timing]:
+_Context = Callable[[], contextlib.AbstractContextManager]
+
+
+def host_times(
+    rows: dict[str, Callable[[], object]],
+    calls: int = 200,
+    rounds: int = 30,
+    within: dict[str, _Context] | None = None,
+) -> dict[str, Timing]:
     """Milliseconds per call until the host is free again, of rows that take turns; each turn begins with an idle
-    device."""
+    device, and for rows in `within` inside that context, a few calls old."""
+    contexts = {name: (within or {}).get(name, contextlib.nullcontext) for name in rows}
     samples: dict[str, list[float]] = {name: [] for name in rows}
-    for function in rows.values():
-        for _ in range(calls):
-            function()
-    for _ in range(rounds):
-        for name, function in rows.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
+    for name, function in rows.items():
+        with contexts[name]():
             for _ in range(calls):
                 function()
-            samples[name].append(1000 * (time.perf_counter() - start) / calls)
+    for _ in range(rounds):
+        for name, function in rows.items():
+            with contexts[name]():
+                for _ in range(5):
+                    function()
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(calls):
+                    function()
+                samples[name].append(1000 * (time.perf_counter() - start) / calls)
     return {name: Timing.of(of_row) for name, of_row in samples.items()}
+
+
+@contextlib.contextmanager
+def _fa4_beneath_torch() -> Iterator[None]:
+    torch.nn.attention.activate_flash_attention_impl("fa4")
+    try:
+        yield
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
 
 
 def _launch_alone(inputs: AttentionInputs, plan: Plan) -> Callable[[], object]:
@@ -102,7 +125,12 @@ def main() -> None:
             "fa4.flash_attn_varlen_func": varlen,
             "scaled_dot_product_attention (flash)": torch_flash,
         }
-        for name, t in host_times(rows).items():
+        within: dict[str, _Context] = {}
+        if hasattr(torch.nn.attention, "register_flash_attention_impl"):
+            fa4.register_sdpa()
+            rows["scaled_dot_product_attention (fa4)"] = torch_flash
+            within = {"scaled_dot_product_attention (fa4)": _fa4_beneath_torch}
+        for name, t in host_times(rows, within=within).items():
             table.add_row(name, f"{1000 * t.median_ms:.1f}", f"{1000 * t.q25_ms:.1f} to {1000 * t.q75_ms:.1f}")
     console = Console(width=100)
     console.print(table)
