@@ -89,8 +89,12 @@ KINDS = {
         Kind("tensor-fence", _L, errors.DataRace, "9.7.16.6", "tensor memory handed over without its fences",
              "tcgen05.wait, then tcgen05.fence::before_thread_sync, the synchronisation, and "
              "tcgen05.fence::after_thread_sync", "letter"),
+        Kind("tmem-quarter", _L, errors.TmemMisuse, "9.7.16.8.1", "an address of tensor memory lacks the warp's lanes",
+             "the warp's number in its warpgroup, times 32, in bits 16 to 31 of the address"),
         Kind("mma-order", _L, errors.DataRace, "9.7.16.6.2", "products of one thread that need not execute in order",
              "tcgen05.commit and a wait for its mbarrier between the two", 'order="letter"'),
+        Kind("setmaxnreg-count", _L, errors.IllegalInstruction, "9.7.19.5", "one warpgroup, two counts of registers",
+             "one setmaxnreg that all warps of the warpgroup execute"),
         Kind("setmaxnreg-place", _L, errors.IllegalInstruction, "9.7.19.5", "one warpgroup, several setmaxnreg",
              "one setmaxnreg that all warps of the warpgroup execute", "letter"),
         Kind("equal-writes", _R, errors.DataRace, "8.7.1", "unordered writes of the same bytes",

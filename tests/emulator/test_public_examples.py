@@ -14,7 +14,7 @@ from fa4.emulator.scripts import run_script
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "emulator"
 KINDS_OF = {
-    "two_register_counts.py": {"illegal-instruction"},
+    "two_register_counts.py": {"setmaxnreg-count"},
     "unpublished_barrier.py": {"barrier-init-fence"},
     "exchange_in_a_loop.py": {"race"},
     "cluster_arrive_twice.py": {"barrier-misuse", "race", "barrier-init-fence"},

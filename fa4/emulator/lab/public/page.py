@@ -34,10 +34,6 @@ python -m fa4.emulator.lab.foreign --packages --write docs/results
 
 makes this page again; it installs nothing, and leaves out what is not installed. Warp-instructions and seconds are of
 one order; seconds are those of the launches, with all checks on, on a busy machine of two cores.
-
-Not decided, and therefore not listed: `sdpa_fwd_wrapper_dsl_sm100` of cuDNN. Its addresses of tensor memory name the
-lanes of the first warp, where chips take those of the warp that loads or stores; ISA 9.7.16.8.1, and the emulator with
-it, give a warp its own lanes only.
 """
 
 

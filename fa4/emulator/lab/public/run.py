@@ -17,11 +17,11 @@ from itertools import groupby
 from fa4.emulator.lab.public.rows import Outcome, Row, run_row, version_of
 from fa4.emulator.machine import Order, interleavings
 
-# Scripts of examples/emulator that show the same as an error which is found, by its kind and file.
+# Scripts of examples/emulator that show the same as what is found, by its kind and file; every error has one.
 EXAMPLES = {
     f"{kind} {file}": script
     for script, kind, files in (
-        ("two_register_counts.py", "illegal-instruction", (
+        ("two_register_counts.py", "setmaxnreg-count", (
             "flash_attn/cute/flash_bwd_sm100.py", "flash_attn/cute/flash_fwd_mla_sm100.py",
             "cudnn/flex_attention/kernels/sm100/bwd/backward.py", "flashinfer/cute_dsl/attention/prefill.py",
         )),

@@ -221,7 +221,8 @@ void Engine::warp_op(Exec& x) {
 }
 
 // setmaxnreg moves registers between the warp and its CTA's pool (ISA 9.7.19.5). All warps of a warpgroup must execute the
-// same instruction: with another count it is an error in any reading, at another place by the letter.
+// same instruction. Packages that run right on chips have other counts in one warpgroup (told), and other places (told by the
+// letter): a chip moves each warp's registers by themselves.
 Next Engine::set_registers(Exec& x) {
     Warp& w = x.w;
     Cta& cta = *w.cta;
@@ -240,7 +241,7 @@ Next Engine::set_registers(Exec& x) {
     RegisterChange& change = changes[w.register_changes++];
     ++change.warps;
     if (change.registers != wanted || (config_.check_letter && change.row != current_.row)) {
-        SimError error(change.registers != wanted ? Check::IllegalInstruction : Check::RegisterPlace, text + (change.registers != wanted
+        SimError error(change.registers != wanted ? Check::RegisterCount : Check::RegisterPlace, text + (change.registers != wanted
                            ? " but another warp of the warpgroup set " + std::to_string(change.registers)
                            : " at another instruction than another warp of the warpgroup; by the letter all must execute the same one"));
         error.others.push_back({"the other warp", change.first});

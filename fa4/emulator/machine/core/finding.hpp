@@ -25,7 +25,7 @@ namespace fa4 {
     X(BarrierInitFence, "barrier-init-fence") X(WgmmaFence, "wgmma-fence") X(WgmmaWait, "wgmma-wait") \
     X(GridDependency, "grid-dependency") X(CtaEnd, "cta-end") \
     X(CpAsyncProxy, "cp-async-proxy") X(BarrierInitLanes, "barrier-init-lanes") X(TensorFence, "tensor-fence") \
-    X(MmaOrder, "mma-order") X(RegisterPlace, "setmaxnreg-place") \
+    X(TmemQuarter, "tmem-quarter") X(MmaOrder, "mma-order") X(RegisterCount, "setmaxnreg-count") X(RegisterPlace, "setmaxnreg-place") \
     X(EqualWrites, "equal-writes") \
     X(BarrierLeftover, "barrier-leftover") X(StoreLeftover, "store-leftover") X(TmemLeftover, "tmem-leftover")
 // clang-format on

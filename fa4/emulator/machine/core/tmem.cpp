@@ -121,11 +121,17 @@ void Engine::tmem_ld_st(Exec& x) {
     for_lanes(x.mask, [&](int l) {
         if (x.value(0, l) != x.value(0, x.first_lane())) fail(Check::IllegalInstruction, "the TMEM address differs among the lanes of the warp");
     });
+    const uint32_t quarter = w.index % 4 * 32;
+    if (quarter && TmemAddress(access.taddr).lane < 32) {   // chips take the quarter from the warp
+        if (config_.check_tmem)
+            note(Check::TmemQuarter, "the address names TMEM lanes of warp 0 of the warpgroup, of which this is warp " +
+                                         std::to_string(w.index % 4));
+        access.taddr += quarter << 16;
+    }
     auto rects = std::make_shared<std::vector<TmemRect>>();
     tmem_footprint(access, !is_load, *rects);
     for (const TmemRect& r : *rects) {
         check_tmem(*w.cta, r);
-        const uint32_t quarter = w.index % 4 * 32;
         if (config_.check_tmem && (r.lane < quarter || r.lane + r.lanes > quarter + 32))
             note(Check::TmemMisuse, "warp " + std::to_string(w.index) + " may access TMEM lanes " + std::to_string(quarter) + ".." +
                                    std::to_string(quarter + 31) + ", not " + std::to_string(r.lane) + ".." + std::to_string(r.lane + r.lanes - 1));
