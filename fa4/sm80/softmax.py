@@ -53,7 +53,8 @@ class OnlineSoftmax(Constant):
                 reference = Float32(0.0) if biggest == -Float32.inf else biggest
             shift = reference * self.scale_log2
             weights = cute.math.exp2(row * self.scale_log2 - shift, fastmath=True)
-            factor = cute.math.exp2(before * self.scale_log2 - shift, fastmath=True)
+            # The difference first: of equal maxima it is 0 however it is compiled, and the factor 1.
+            factor = cute.math.exp2((before - reference) * self.scale_log2, fastmath=True)
             # The block's sum first: adding each weight to the running total would round it hundreds of times.
             self.total[r] = self.total[r] * factor + weights.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
             scores[r, None].store(weights)
