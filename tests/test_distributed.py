@@ -15,6 +15,7 @@ import fa4
 import fa4.distributed as cp
 from fa4 import cases
 from fa4.cases import Case
+from fa4.distributed import place
 from fa4.integrations.dtensor import register_dtensor
 
 CASES = [
@@ -137,8 +138,8 @@ def test_without_a_process_group_it_says_so():
 def test_zigzag_parts_hold_each_row_once_and_see_as_many_pairs(world):
     """From the first and last chunk inwards: the sum of positions, so of visible keys, is the same on every rank."""
     lengths = torch.tensor([0, 12, 36], dtype=torch.int32)
-    held = [cp._held(lengths, cp._Place(rank, world, None), 36 // world) for rank in range(world)]
+    held = [place.held(lengths, place.Place(rank, world, None), 36 // world) for rank in range(world)]
     assert sorted(torch.cat(held).tolist()) == list(range(36))
     assert len({int(rows.sum()) for rows in held}) == 1
-    order = cp._order(lengths, cp._Place(0, world, None), 36)
+    order = place.order(lengths, place.Place(0, world, None), 36)
     assert torch.equal(torch.cat(held)[order], torch.arange(36, dtype=torch.int32))

@@ -143,7 +143,7 @@ AREAS = (
     Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
     Area("neighbours", ("fa4/compat/*", "fa4/integrations/*"), ("tests/test_compat.py", *_INTEGRATIONS)),
     Area("cache", ("fa4/kvcache/*",), ("tests/kvcache/test_api.py", "tests/kvcache/test_torch.py")),
-    Area("states", ("fa4/states.py", "fa4/distributed.py"), ("tests/test_states.py", "tests/test_distributed.py")),
+    Area("states", ("fa4/states.py", "fa4/distributed/*"), ("tests/test_states.py", "tests/test_distributed.py")),
     Area(
         "command line",
         ("fa4/cli.py", "fa4/ahead.py", "fa4/demo.py", "fa4/__main__.py"),
