@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -149,23 +150,26 @@ def _table(rows: list[dict], providers: list[str], gemm: float, copy: float, by_
     return table
 
 
-def _predict(suite: str, cases: list[BenchCase], output: Path | None, chip: str = "sm_100a") -> int:
-    """Append what the emulator's clock says of fa4 on a chip; the exit code."""
+def _predict(
+    suite: str, cases: list[BenchCase], providers: list[str], output: Path | None, chip: str = "sm_100a"
+) -> int:
+    """Append what the emulator's clock says of providers on a chip; the exit code."""
     from .predicted import facts, predicted_row
 
     now = datetime.datetime.now(datetime.timezone.utc)
     where = facts(chip)
     output = output or RESULTS / f"{now:%Y-%m-%d}_predicted_{chip}_{suite}.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
-    table = Table("case", "ms, predicted", "TFLOP/s", "bound", title=f"{where['device']}, {where['clock_ghz']} GHz")
+    columns = ("case", "provider", "ms, predicted", "TFLOP/s", "bound")
+    table = Table(*columns, title=f"{where['device']}, {where['clock_ghz']} GHz")
     rows = []
-    for case in cases:
-        rows.append(predicted_row(case, chip))
+    for case, name in itertools.product(cases, providers):
+        rows.append(predicted_row(case, chip, name))
         row = rows[-1]
         if "median_ms" in row:
-            table.add_row(case.label, f"{row['median_ms']:.3f}", f"{row['tflops']:.4g}", row["bound"])
+            table.add_row(case.label, name, f"{row['median_ms']:.3f}", f"{row['tflops']:.4g}", row["bound"])
         else:
-            table.add_row(case.label, "-", "-", row.get("skipped") or row["error"])
+            table.add_row(case.label, name, "-", "-", row.get("skipped") or row["error"])
     with output.open("a") as file:
         for row in rows:
             common = {"suite": suite, "time": now.isoformat(timespec="seconds"), "machine": where}
@@ -197,7 +201,7 @@ def _kept_on_interrupt() -> Iterator[None]:
 @click.option(
     "--output", type=click.Path(path_type=Path), default=None, help="Default: bench/results/<date>_<gpu>_<suite>.jsonl"
 )
-@click.option("--predict", is_flag=True, help="Predict fa4's rows of a B200 by the emulator's clock; time nothing.")
+@click.option("--predict", is_flag=True, help="Predict rows of a B200 by the emulator's clock; time nothing.")
 @click.option("--dry-run", "chip", type=int, default=None, help="Only compile fa4's kernels for this chip, e.g. 100.")
 def main(suite, providers, device, seed, seconds, check, pattern, output, predict, chip) -> None:
     """Check and time a suite; rows go to a JSONL file, a table to the terminal."""
@@ -220,7 +224,9 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, predic
             raise click.BadParameter(str(error), param_hint="--dry-run") from None
         raise SystemExit(1 if dry_run(cases, chip) else 0)
     if predict:
-        raise SystemExit(_predict(suite, cases, output))
+        from .predicted import PREDICTED
+
+        raise SystemExit(_predict(suite, cases, [name for name in names if name in PREDICTED], output))
     where = device_named(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     for name in names:
         reason = PROVIDERS[name].unavailable(where)

@@ -1,6 +1,7 @@
 """Predictions of whole grids: a few are held, so that a change that would slow a B200 is seen without one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -9,7 +10,8 @@ from bench.compare import load
 from bench.predicted import predicted_row
 from bench.run import main as bench
 from bench.suites import square
-from fa4.emulator.lab.predict import predict_forward
+from fa4.emulator.lab.attention import Problem
+from fa4.emulator.lab.predict import predict
 from fa4.emulator.timing.__main__ import main
 from fa4.emulator.timing.code import assembler
 from fa4.emulator.timing.sass.code import nvdisasm
@@ -25,25 +27,26 @@ def machine_code_is_readable():
 needs_machine_code = pytest.mark.skipif(
     not machine_code_is_readable(), reason="the numbers held here are from machine code: ptxas and nvdisasm"
 )
-D64 = {"batch": 2, "seqlen": 16384, "heads": 32, "head_dim": 64, "causal": False}
+D64 = Problem("fwd", batch=2, seqlen=16384, heads=32, head_dim=64, head_dim_v=64, causal=False)
 
 
 @needs_machine_code
 def test_a_predicted_forward_stays_what_it_was():
-    found = predict_forward("sm_100a", **D64)
+    found = predict(D64)
     assert found.cycles == pytest.approx(9.547e6, rel=0.02)
     assert found.times[0].untied == (0, 0, 0)
 
 
 @needs_machine_code
 def test_the_rate_of_a_long_sequence_is_that_of_a_short_one():
-    short, long = (predict_forward("sm_100a", **{**D64, "seqlen": s, "batch": 32768 // s}) for s in (4096, 32768))
+    short, long = (predict(replace(D64, seqlen=s, batch=32768 // s)) for s in (4096, 32768))
     assert short.tflops < long.tflops < 1.1 * short.tflops
     assert long.clock == short.clock and long.cost == short.cost
 
 
 def test_rows_are_marked_and_compared(tmp_path):
-    rows = [predicted_row(square(direction, 16384, 64, False), "sm_100a") for direction in ("fwd", "bwd")]
+    cases = (square("fwd", 16384, 64, False), square("fwd", 16384, 80, False))
+    rows = [predicted_row(case, "sm_100a") for case in cases]
     assert all(row["predicted"] for row in rows) and "skipped" in rows[1]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"machine": {"device": "B200, predicted"}, **row}) + "\n" for row in rows))
@@ -53,7 +56,7 @@ def test_rows_are_marked_and_compared(tmp_path):
 def test_the_suite_can_be_predicted(tmp_path):
     output = tmp_path / "rows.jsonl"
     done = CliRunner().invoke(
-        bench, ["--suite", "smoke", "--filter", "bwd d64 full", "--predict", "--output", str(output)]
+        bench, ["--suite", "smoke", "--filter", "fwd d64 full", "--predict", "--output", str(output)]
     )
     assert done.exit_code == 0, done.output
     assert "predicted, not measured" in done.output

@@ -8,7 +8,7 @@ from fa4.emulator.machine import Checks
 from fa4.emulator.timing import timeline
 from fa4.emulator.timing.chips import TABLES, chip_table
 from fa4.emulator.timing.code import issue_of
-from fa4.emulator.timing.grid import CtaCost, Handing, Sample, makespan
+from fa4.emulator.timing.grid import CtaCost, Handing, Sample, chain, makespan
 from fa4.emulator.timing.replay import replay
 from tests.emulator.handwritten import entry, launch
 from tests.emulator.test_engine_async import ROUND_TRIP, WAIT
@@ -137,3 +137,16 @@ def test_tiles_are_handed_out_as_they_are_on_a_chip():
     assert makespan(tiles, 2, cost, Handing.STATIC, 0) == 10 + 8 + 4
     assert makespan(tiles, 2, cost, Handing.TAKEN, 0) == 10 + 8
     assert makespan([8, 8, 8], 2, cost, Handing.EACH, 5) == 2 * 18 + 5
+
+
+def test_tiles_that_add_in_turn_by_hand():
+    cost = CtaCost(start=10, tile=0, rate=1)
+    rows = range(3)
+    # One after the other: two starts, six rows of 100 cycles, and 5 between them.
+    assert chain([(0, rows), (0, rows)], 1, cost, 100, 20, 5) == 10 + 300 + 5 + 10 + 300
+    # Side by side on one sum the second is a turn behind the first, and no further: 20 < 100.
+    assert chain([(0, rows), (0, rows)], 2, cost, 100, 20, 5) == 10 + 300 + 20
+    # A turn that takes longer than a row's cycles: the second stays one turn behind.
+    assert chain([(0, rows), (0, rows)], 2, cost, 100, 150, 5) == 10 + 300 + 150
+    # Different sums do not wait for each other.
+    assert chain([(0, rows), (1, rows)], 2, cost, 100, 20, 5) == 310

@@ -1,32 +1,36 @@
-"""How long would a forward of ours take on a whole chip? From replays of problems that a laptop emulates in seconds.
+"""How long would an attention take on a whole chip? From replays of problems that a laptop emulates in seconds.
 
-The steady state of a long sequence is that of a short one: two lengths of keys give the rate of a CTA, two tiles
-against one what a tile costs besides, and the grid is handed out over all multiprocessors as the kernel hands it out.
+The steady state of a long sequence is that of a short one: two lengths give the rate of a CTA, several tiles against
+one what a tile costs besides, and the grid is handed out over all multiprocessors as the kernel hands it out. Small
+kernels around the one with the products move memory: they take what their bytes take, and a start.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import replace as but
 
-import torch
-
-from fa4.emulator.context import emulate
-from fa4.emulator.machine import Checks
+from fa4.emulator.lab.attention import Problem, Shape, recorded
 from fa4.emulator.timing.chips import ChipTable, chip_table
-from fa4.emulator.timing.grid import CtaCost, Handing, Sample, makespan
+from fa4.emulator.timing.grid import CtaCost, Handing, Sample, chain, makespan
 from fa4.emulator.timing.replay import Times, replay
 
-_KEYS = 128  # of a block, where a diagonal cuts the work
-# Query rows of a CTA's tile by chip and head dim; held against the FLOPs of what was run.
-_ROWS = {("sm_100a", 64): 256, ("sm_100a", 128): 256, ("sm_90a", 128): 128}
+_KEYS = 128  # of a block of the forward, where a diagonal cuts the work
+_SPAN = 128  # keys of a CTA of the backward
+_SMS = {"sm_100a": 2, "sm_90a": 1}  # that are emulated: a pair of CTAs has two
+_ROWS = {("sm_100a", 64): 256, ("sm_100a", 128): 256, ("sm_100a", 192): 256, ("sm_90a", 128): 128}  # of a CTA's tile
+_QUERIES = {64: 128, 128: 128, 192: 64}  # of a step of our backward by head dim; flash-attn-4's have 128
+_AROUND = Shape(1024, 256, 1)  # in which the kernels around the main one are replayed
+_SECTION_BYTES = 50 << 20  # of what heads that advance together share
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """cycles: of the kernel on the whole chip. flops: over the visible pairs. clock: GHz. cost: of one CTA. busy:
-    unit -> share of the steady state, the busiest first. times: the replays behind it."""
+    """cycles: of all kernels on the whole chip, one after the other. flops: over the visible pairs. clock: GHz. cost:
+    of one CTA of the kernel with the products. around: cycles of the kernels before and after it. busy: unit -> share
+    of the steady state, the busiest first. times: the replays behind it."""
 
     cycles: float
     flops: float
@@ -34,6 +38,7 @@ class Prediction:
     cost: CtaCost
     tiles: int
     handing: Handing
+    around: float
     busy: dict[str, float]
     times: tuple[Times, ...]
 
@@ -51,84 +56,188 @@ class Prediction:
         return f"{name} {share:.0%}"
 
 
-def predict_forward(
-    chip: str, *, batch: int, seqlen: int, heads: int, head_dim: int, causal: bool, clock: float | None = None,
-    timeline: bool = False,
-) -> Prediction:  # fmt: skip
-    """Self-attention forward of fa4 with as many key/value heads as query heads, bfloat16.
+@dataclass(frozen=True)
+class _Replayed:
+    """times: launches of the kernel with the products. blocks: of the other side of the products, all tiles of a
+    multiprocessor together. around: the kernels before and after one of them."""
 
-    clock: GHz [default: the chip table's]. timeline: keep what each unit did in the replays.
+    times: tuple[Times, ...]
+    blocks: tuple[int, ...]
+    around: tuple[Times, ...]
+
+    @property
+    def ctas(self) -> int:
+        return math.prod(self.times[0].record.launch.cluster)
+
+    def tiles(self, times: Times) -> int:
+        """Of a multiprocessor (or pair), if each has a CTA."""
+        return math.prod(times.record.launch.grid) // times.sms
+
+    def flops_a_block(self) -> float:
+        """Of a multiprocessor.
+
+        Raises:
+            RuntimeError: the kernel's tiles are not what this takes them for.
+        """
+        a_block = [times.flops / times.sms / blocks for times, blocks in zip(self.times, self.blocks)]
+        if not math.isclose(min(a_block), max(a_block), rel_tol=0.01):
+            raise RuntimeError(f"the tiles are other ones: {', '.join(f'{f:.4e}' for f in a_block)} FLOPs a block")
+        return a_block[0]
+
+
+def predict(
+    problem: Problem, chip: str = "sm_100a", package: str = "fa4", clock: float | None = None, *,
+    timeline: bool = False, table: ChipTable | None = None,
+) -> Prediction:  # fmt: skip
+    """Self-attention with as many key/value heads as query heads, bfloat16.
+
+    package: of `attention.PACKAGES`. clock: GHz [default: the table's]. timeline: keep what each unit did in the
+    replays. table: [default: the chip's].
 
     Raises:
         ValueError: a chip or head dim whose tiles this does not know.
         RuntimeError: the kernel's tiles are not what this takes them for.
     """
-    if causal and chip != "sm_100a":
-        raise ValueError(f"causal forwards on {chip} are not predicted: the kernel changes its tiles with the length")
-    if (chip, head_dim) not in _ROWS:
-        raise ValueError(f"head_dim {head_dim} on {chip} is not predicted, only {', '.join(map(str, _ROWS))}")
-    table = chip_table(chip)
-    ctas, runs = _replays(chip, head_dim, causal, timeline)
-    rows = _ROWS[chip, head_dim] * ctas
-    per_block = 4 * rows * _KEYS * head_dim / ctas  # FLOPs of a tile and block of keys on each SM
-    samples, replace = [], table.numbers["replace"].value
-    for times, tiles, blocks in runs:
-        if not math.isclose(times.flops / ctas, per_block * blocks, rel_tol=0.01):
-            expected = per_block * blocks
-            raise RuntimeError(f"{times.flops / ctas:.3e} FLOPs an SM where tiles of {rows} rows take {expected:.3e}")
-        samples.append(Sample.of(times, tiles))
-    each = len(runs[-1][0].ends) > ctas  # the run with several tiles had a CTA for each
-    cost = CtaCost.of_each(samples, replace) if each else CtaCost.fitted(samples)
-    of_head = [_blocks(tile, rows, seqlen, causal) for tile in reversed(range(math.ceil(seqlen / rows)))]
-    work = [per_block * blocks for blocks in of_head for _ in range(batch * heads)]
-    handing = Handing.EACH if each else Handing.STATIC
-    cycles = makespan(work, table.sms // ctas, cost, handing, replace)
-    pairs = seqlen * (seqlen + 1) / 2 if causal else seqlen * seqlen
+    table = table or chip_table(chip)
+    if chip == "sm_90a" and (problem.causal or problem.direction == "bwd"):
+        raise ValueError(f"causal forwards and backwards on {chip} are not predicted: tiles change with the length")
+    if (chip, problem.head_dim) not in _ROWS:
+        raise ValueError(f"head_dim {problem.head_dim} on {chip} is not predicted, only {', '.join(map(str, _ROWS))}")
+    directed = _forward if problem.direction == "fwd" else _backward
+    replayed = directed(table, package, but(problem, batch=1, seqlen=0, heads=1), timeline)
+    return _whole(problem, table, package, replayed, clock or table.clock.value)
+
+
+def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed, clock: float) -> Prediction:
+    wait = table.numbers["replace"].value
+    each = len(replayed.times[-1].ends) > replayed.times[-1].sms  # the run with several tiles had a CTA for each
+    a_block = replayed.flops_a_block()
+    if problem.causal:
+        samples = [Sample.of(times, replayed.tiles(times)) for times in replayed.times]
+    else:
+        samples = [Sample.of(times, 1 + (i == 2)) for i, times in enumerate(replayed.times)]
+    cost = CtaCost.of_each(samples, wait) if each else CtaCost.fitted(samples)
+    handing = Handing.EACH if each or problem.direction == "bwd" else Handing.STATIC
+    if not each and problem.causal:
+        handing = Handing.TAKEN
+    places = table.sms // replayed.ctas
+    if problem.direction == "fwd":
+        of_head = _blocks_of_rows(problem, _ROWS[table.chip, problem.head_dim] * replayed.ctas)
+    else:
+        of_head = _blocks_of_keys(problem, _SPAN * replayed.ctas, _queries(package, problem.head_dim))
+    work = [a_block * blocks for blocks in _in_sections(of_head, problem, package)]
+    if problem.direction == "bwd" and problem.deterministic:
+        every = max(of_head)
+        rows = [range(every - blocks, every) for blocks in of_head]
+        tiles = (
+            (sequence * problem.heads + head, of_tile)
+            for sequence in range(problem.batch) for of_tile in rows for head in range(problem.heads)
+        )  # fmt: skip
+        cycles = chain(tiles, places, cost, a_block, _turn(problem, replayed.ctas, table), wait)
+    else:
+        cycles = makespan(work, places, cost, handing, wait)
+    around = sum(_by_bytes(times, problem, table) for times in replayed.around)
     return Prediction(
-        cycles, 4.0 * batch * heads * pairs * head_dim, clock or table.clock.value, cost, len(work), handing,
-        _steady(runs[0][0], runs[1][0]), tuple(times for times, _, _ in runs),
+        cycles + around, problem.flops, clock, cost, len(work), handing, around,
+        _steady(replayed.times[0], replayed.times[1]), replayed.times,
     )  # fmt: skip
 
 
-def _blocks(tile: int, rows: int, seqlen: int, causal: bool) -> int:
-    return math.ceil(min(seqlen, (tile + 1) * rows if causal else seqlen) / _KEYS)
+def _turn(problem: Problem, ctas: int, table: ChipTable) -> float:
+    """Cycles from when an addition to a block of dQ begins to when the next CTA's may: its bytes, and a flag."""
+    numbers = {name: number.value for name, number in table.numbers.items()}
+    added = 4 * problem.head_dim * 128 / ctas / numbers["reduce_bytes"] + numbers["tma_store_latency"]
+    return added + numbers["atomic_latency"] + numbers["l2_latency"]
 
 
-@lru_cache(maxsize=8)
-def _replays(chip: str, head_dim: int, causal: bool, timeline: bool) -> tuple[int, list[tuple[Times, int, int]]]:
-    """CTAs of a cluster, and launches with the tiles and blocks of keys that they ran."""
-    table = chip_table(chip)
-    rows = _ROWS[chip, head_dim]
-    if causal:
-        shapes = [(n * rows, n * rows, 1) for n in (2, 4, 6)]
-        return 1, [_run(table, 1, head_dim, shape, causal, timeline) for shape in shapes]
-    ctas = 2 if chip == "sm_100a" and head_dim == 128 else 1
-    shapes = [(ctas * rows, 1024, 1), (ctas * rows, 2048, 1), (ctas * rows, 1024, 2)]
-    return ctas, [_run(table, ctas, head_dim, shape, causal, timeline) for shape in shapes]
+def _queries(package: str, head_dim: int) -> int:
+    return _QUERIES[head_dim] if package == "fa4" else 128
 
 
-def _run(
-    table: ChipTable, sms: int, head_dim: int, shape: tuple[int, int, int], causal: bool, timeline: bool
-) -> tuple[Times, int, int]:
-    import fa4
+def _blocks_of_rows(problem: Problem, rows: int) -> list[int]:
+    """Blocks of keys of a head's tiles, in the order in which they are handed out."""
+    tiles, keys = math.ceil(problem.seqlen / rows), math.ceil(problem.seqlen / _KEYS)
+    return [
+        min(keys, math.ceil((tile + 1) * rows / _KEYS)) if problem.causal else keys for tile in reversed(range(tiles))
+    ]
 
-    rows, keys, heads = shape
-    generator = torch.Generator().manual_seed(0)
 
-    def normal(seqlen: int) -> torch.Tensor:
-        return torch.randn(1, seqlen, heads, head_dim, generator=generator).to(torch.bfloat16)
+def _blocks_of_keys(problem: Problem, span: int, queries: int) -> list[int]:
+    """Blocks of queries of a head's tiles, likewise: the longest first, but for turns that are taken up a diagonal."""
+    every = math.ceil(problem.seqlen / queries)
+    found = [every - (n * span // queries if problem.causal else 0) for n in range(math.ceil(problem.seqlen / span))]
+    return found[::-1] if problem.deterministic else found
 
-    with emulate(table.chip, sms=sms, timing=True, checks=Checks(races=False, poison=False)) as gpu:
-        fa4.flash_attn_func(normal(rows), normal(keys), normal(keys), causal=causal)
-    record = gpu.launches[-1].record
-    assert record is not None
-    size = math.prod(record.launch.cluster)
-    if size != sms:
-        raise RuntimeError(f"the kernel runs in clusters of {size}, expected {sms}")
-    step = _ROWS[table.chip, head_dim] * size
-    tiles = rows // step * heads
-    blocks = heads * sum(_blocks(tile, step, keys, causal) for tile in range(rows // step))
-    return replay(record, chip=table, timeline=timeline), tiles, blocks
+
+def _in_sections(of_head: list[int], problem: Problem, package: str) -> Iterable[int]:
+    """The tiles of all heads: those of a section advance together."""
+    pairs = problem.batch * problem.heads
+    section = min(pairs, _section(problem, package))
+    for first in range(0, pairs, section):
+        for blocks in of_head:
+            yield from [blocks] * min(section, pairs - first)
+
+
+def _section(problem: Problem, package: str) -> int:
+    """Heads whose tiles advance together, as the packages choose them: what they share fits in L2."""
+    if package == "fa4" and problem.direction == "bwd":
+        return problem.heads
+    a_head = 2 * problem.seqlen * (problem.head_dim + problem.head_dim_v)
+    if problem.direction == "bwd":
+        if not problem.deterministic:
+            return 1
+        a_head += 4 * problem.seqlen * problem.head_dim
+    fit = max(1, _SECTION_BYTES // a_head)
+    return min(fit, problem.heads) if package == "fa4" else 1 << (fit.bit_length() - 1)
+
+
+def _by_bytes(times: Times, problem: Problem, table: ChipTable) -> float:
+    """Cycles of a kernel that moves memory: its latency, and its bytes at what DRAM gives."""
+    rows = problem.batch * problem.heads * problem.seqlen
+    moved = times.global_bytes * rows / _AROUND.queries / table.sms
+    numbers = table.numbers
+    return numbers["launch"].value + times.cycles + moved / numbers["dram_bytes"].value
+
+
+def _forward(table: ChipTable, package: str, problem: Problem, timeline: bool) -> _Replayed:
+    sms = _SMS[table.chip]
+    rows = _ROWS[table.chip, problem.head_dim]
+    if problem.causal:
+        shapes = [Shape(n * rows, n * rows, sms) for n in (2, 4, 6)]
+        blocks = [sum(_blocks_of_rows(but(problem, seqlen=s.queries), rows)) for s in shapes]
+    else:
+        shapes = [Shape(sms * rows, keys, heads) for keys, heads in ((1024, 1), (2048, 1), (1024, 2))]
+        blocks = [s.heads * s.keys // _KEYS for s in shapes]
+    launched = [_replay(table, package, problem, shape, timeline) for shape in shapes]
+    return _Replayed(tuple(main for (main,) in launched), tuple(blocks), ())
+
+
+def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) -> _Replayed:
+    sms = _SMS[table.chip]
+    queries = _queries(package, problem.head_dim)
+    around = _replay(table, package, problem, _AROUND, timeline)
+    if problem.causal:
+        shapes = [Shape(n * sms * _SPAN, n * sms * _SPAN, sms) for n in (2, 4)]
+    else:
+        shapes = [Shape(512, sms * _SPAN, 1)]
+    launched = [_replay(table, package, problem, shape, timeline) for shape in shapes]
+    if not problem.causal:
+        launched, shapes = [*launched, around], [*shapes, _AROUND]
+    mains = [next(times for times in found if times.flops) for found in launched]
+    ctas = math.prod(mains[0].record.launch.cluster)
+    if problem.causal:
+        blocks = [
+            sum(_blocks_of_keys(but(problem, seqlen=s.keys), _SPAN * ctas, queries)) * s.heads * ctas // sms
+            for s in shapes
+        ]
+    else:
+        blocks = [s.queries // queries for s in shapes]
+    return _Replayed(tuple(mains), tuple(blocks), tuple(times for times in around if not times.flops))
+
+
+def _replay(table: ChipTable, package: str, problem: Problem, shape: Shape, timeline: bool) -> list[Times]:
+    records = recorded(table.chip, package, problem, _SMS[table.chip], shape)
+    return [replay(record, chip=table, timeline=timeline) for record in records]
 
 
 def _steady(short: Times, long: Times) -> dict[str, float]:

@@ -104,3 +104,31 @@ def makespan(tiles: Iterable[float], places: int, cost: CtaCost, handing: Handin
         last = max(last, end)
         heapq.heappush(free, end)
     return last
+
+
+def chain(
+    tiles: Iterable[tuple[int, range]], places: int, cost: CtaCost, step: float, turn: float, replace: float
+) -> float:
+    """Cycles of a grid with a CTA a tile, whose tiles add to rows of sums in turn.
+
+    tiles: the sum (a head's) and its rows that each adds to, in the order in which they start and in which they take
+    turns at a row. step: FLOPs of a tile at one row, per SM. turn: cycles from when an addition may begin until the
+    next tile's may. A tile works on one row while it waits for its turn at the one before.
+    """
+    cycles = step / cost.rate
+    open_from: dict[tuple[int, int], float] = {}
+    free = [0.0] * places
+    heapq.heapify(free)
+    last = 0.0
+    for number, (head, rows) in enumerate(tiles):
+        time = heapq.heappop(free) + (replace if number >= places else 0.0)
+        end = time + cost.start + cost.tile
+        added = 0.0
+        for row in rows:
+            end = max(end + cycles, added)
+            added = max(end, open_from.get((head, row), 0.0))
+            open_from[head, row] = added + turn
+        end = max(end, added)
+        last = max(last, end)
+        heapq.heappush(free, end)
+    return last

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fa4.emulator.machine.record import Record
+from fa4.emulator.machine.record import KINDS, Record
 from fa4.emulator.timing.chips import ChipTable, chip_table
 from fa4.emulator.timing.code import issue_of
 from fa4.emulator.timing.issue import Issue
@@ -50,6 +50,16 @@ class Times:
     @property
     def flops(self) -> float:
         return float(self.products[:, 2].sum())
+
+    @property
+    def global_bytes(self) -> int:
+        """That its threads and copies move between multiprocessors and global memory."""
+        moved = 0
+        for warp in self.record.warps:
+            kinds, values = warp.events[:, 1], warp.events[:, 2:]
+            moved += 32 * int(values[kinds == KINDS["global"], 1].sum())
+            moved += int(values[kinds == KINDS["load"], 3].sum() + values[kinds == KINDS["store"], 2].sum())
+        return moved
 
     def shares(self) -> dict[str, float]:
         """Unit -> share of the time that it worked, the busiest first."""
