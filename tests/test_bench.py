@@ -9,10 +9,12 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner
+from torch.distributed.device_mesh import init_device_mesh
 
 import fa4
-from bench import compare, plot, providers, run, suites, summary, timing, train, tune
+from bench import compare, context_parallel, plot, providers, run, suites, summary, timing, train, tune
 from bench.suites import BenchCase, square
 
 TINY = (
@@ -207,3 +209,22 @@ def test_training_takes_turns_and_all_providers_learn_the_same():
     options = "--layers 1 --heads 2 1 --head-dim 16 --batch 1 --seqlen 20 --steps 1 --dtype float32 --device cpu"
     text = invoke(train.main, "--providers", "fa4,cudnn", *options.split(), "--vocabulary", 20)
     assert "cudnn is skipped: needs a CUDA device" in text and "tokens/s" in text
+
+
+def test_sequences_cut_among_ranks_are_checked_and_beside_one_gpu(tmp_path):
+    """In a group of one process, where every way is there."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        cpu = torch.device("cpu")
+        offered = context_parallel.providers(init_device_mesh("cpu", (1,)), deterministic=True)[:3]
+        for case in context_parallel._cases("64", "4/2", 16):
+            right, said = context_parallel.right_ones(case, offered, cpu, 0)
+            assert right == offered and all(row["checked"] for row in said.values())
+            rows = context_parallel.measured(case, offered, said, cpu, rounds=2, seed=0)
+            assert [row["provider"] for row in rows] == ["fa4, one GPU", "fa4 ring", "fa4 all-gather"]
+            assert all(row["median_ms"] > 0 and row["differs"] < 0.02 for row in rows[1:])
+        wrong = offered[1]._replace(attend=lambda q, k, v: fa4.flash_attn_func(q, k, v))
+        right, said = context_parallel.right_ones(case, [wrong], cpu, 0)
+        assert not right and said["fa4 ring"]["error"].startswith("ArithmeticError: wrong result")
+    finally:
+        dist.destroy_process_group()

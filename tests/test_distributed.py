@@ -31,9 +31,9 @@ RUNS = [*itertools.product(CASES, cp.METHODS), (WINDOW, "all-gather")]
 FOUR_RANKS = [run for run in RUNS if run[0].name in ("causal", "varlen", "window")]  # where who holds what matters
 
 
-def attend(case, seed, method):
+def attend(case, seed, method, device="cpu"):
     """(out, lse, gradients) of the whole, gathered from every rank."""
-    problem = cases.make(case, seed)
+    problem = cases.make(case, seed, device)
     i = problem.inputs
     packed = dict(cu_seqlens=i.cu_seqlens_q)
     axis = 1 if case.lengths is None else 0
