@@ -70,9 +70,9 @@ def providers(mesh: DeviceMesh, deterministic: bool) -> list[Provider]:
     return [
         Provider("fa4, one GPU", alone, whole=True),
         *(of_fa4(method) for method in cp.METHODS),
-        Provider("torch, flash", of_torch, lambda: _in_torchs(mesh, SDPBackend.FLASH_ATTENTION)),
-        Provider("torch, cuDNN", of_torch, lambda: _in_torchs(mesh, SDPBackend.CUDNN_ATTENTION)),
-        Provider("torch, fa4", of_torch, lambda: _in_torchs(mesh, SDPBackend.FLASH_ATTENTION, "fa4")),
+        Provider("torch flash", of_torch, lambda: _in_torchs(mesh, SDPBackend.FLASH_ATTENTION)),
+        Provider("torch cuDNN", of_torch, lambda: _in_torchs(mesh, SDPBackend.CUDNN_ATTENTION)),
+        Provider("torch on fa4", of_torch, lambda: _in_torchs(mesh, SDPBackend.FLASH_ATTENTION, "fa4")),
     ]
 
 
