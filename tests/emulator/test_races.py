@@ -84,6 +84,12 @@ TENSOR = f"""{ALLOCATE} @%p4 bra LATER; and.b32 %r21, %r0, 96; shl.b32 %r21, %r2
     tcgen05.st.sync.aligned.32x32b.x1.b32 [%r21], {{%r0}}; STORED bar.sync 1, 160; bra JOIN;
     LATER: bar.sync 1, 160; LOAD tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%r22}}, [%r20]; LOADED
     JOIN: END {FREE}"""
+# The same, handed over by an arrival that releases nothing.
+RELAXED = (
+    TENSOR.replace(ALLOCATE, ALLOCATE + BARRIER.format(count=128))
+    .replace("bar.sync 1, 160; bra JOIN;", "mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+2048]; bra JOIN;")
+    .replace("LATER: bar.sync 1, 160;", f"LATER: {wait()}")
+)
 WAIT_ST, WAIT_LD = "tcgen05.wait::st.sync.aligned;", "tcgen05.wait::ld.sync.aligned;"
 BEFORE, AFTER = "tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;"
 # A 128 x 64 x 16 product of zeros: A at 1024, B at 1024 + 4096.
@@ -185,8 +191,8 @@ PAIRS = [
 ]  # fmt: skip
 
 
-def tensor(stored=WAIT_ST + BEFORE, load=AFTER, loaded=WAIT_LD + BEFORE, end="bar.sync 0;") -> str:
-    return TENSOR.replace("STORED", stored).replace("LOADED", loaded).replace("LOAD", load).replace("END", end)
+def tensor(stored=WAIT_ST + BEFORE, load=AFTER, loaded=WAIT_LD + BEFORE, end="bar.sync 0;", body=TENSOR) -> str:
+    return body.replace("STORED", stored).replace("LOADED", loaded).replace("LOAD", load).replace("END", end)
 
 
 def product(proxy="fence.proxy.async.shared::cta;", waits=None) -> str:
@@ -199,6 +205,9 @@ LETTER = Checks(letter=True)
 FENCE = r"needs tcgen05\.wait or tcgen05\.fence"
 TENSOR_PAIRS = [
     Pair("tcgen05.wait::st", tensor(stored="EDGE"), WAIT_ST, options=FIVE),
+    Pair("tcgen05.wait::st before a relaxed arrival", tensor(stored="EDGE", body=RELAXED), WAIT_ST, options=FIVE),
+    Pair("fence::before_thread_sync before a relaxed arrival", tensor(stored=WAIT_ST + "EDGE", body=RELAXED),
+         BEFORE, match=FENCE, options=FIVE, checks=LETTER),
     Pair("tcgen05.wait::ld", tensor(loaded="EDGE"), WAIT_LD, options=FIVE, checks=Checks(leftovers=True)),
     Pair("barrier before tcgen05.dealloc", tensor(end="EDGE"), "bar.sync 0;", options=FIVE,
          checks=Checks(leftovers=True)),

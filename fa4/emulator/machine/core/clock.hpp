@@ -32,6 +32,7 @@ enum Via : uint8_t {
     kBarrierInit,                   // mbarrier.init -> other CTAs and the async proxy
     kMapReleased,                   // generic accesses to tensor maps, released to the tensormap proxy
     kTensorReleased,                // tcgen05 operations handed over by a commit or tcgen05.fence::before_thread_sync
+    kTensorWaited,                  // and those that a thread waited for before it arrived, with no fence: in practice over
     kCarried,                       // those above pass from thread to thread, those below take effect where their fence is
     kMap = kCarried, kTensor, kVias
 };

@@ -55,8 +55,10 @@ bool Races::ordered(const Access& prior, const Agent& agent, int space) const {
             return true;
     }
     // tcgen05.dealloc, alone, is no asynchronous operation: what is over before it needs no fence.
-    if (space == 2 && agent.async && (by_letter || prior.epoch <= agent.order->via[kTensor][prior.slot]))
-        return prior.epoch <= agent.order->via[kTensor][prior.slot];
+    if (space == 2 && agent.async) {
+        if (by_letter || prior.epoch <= agent.order->via[kTensor][prior.slot]) return prior.epoch <= agent.order->via[kTensor][prior.slot];
+        if (prior.epoch <= agent.order->via[kTensorWaited][prior.slot]) return true;
+    }
     return seen_by(prior, agent);
 }
 
@@ -114,15 +116,18 @@ void Races::acquire_copy(WarpClock& clock, uint32_t slot, uint32_t epoch, uint32
     if (enabled) clock.copied.push_back({slot, epoch, lanes});
 }
 
+// An arrival without a release publishes no accesses, but what is over by itself: tcgen05 operations that were waited for.
+// By the letter these need a fence before it; NVIDIA's cuDNN hands P and the statistics over without one.
 void Races::release_relaxed(WarpClock& clock, Order& to) {
     if (!enabled) return;
-    for (const Via via : {kBarrierInit, kTensorReleased}) to.via[via].join(clock.order.via[via]);
+    for (const Via via : {kBarrierInit, kTensorReleased, kTensorWaited}) to.via[via].join(clock.order.via[via]);
+    to.via[kTensorWaited].join(clock.order.via[kTensor]);
     if (clock.has_fenced) to.join(clock.fenced[0]);
 }
 
 void Races::acquire_relaxed(WarpClock& clock, const Order& from) {
     if (!enabled) return;
-    for (const Via via : {kBarrierInit, kTensorReleased}) clock.order.via[via].join(from.via[via]);
+    for (const Via via : {kBarrierInit, kTensorReleased, kTensorWaited}) clock.order.via[via].join(from.via[via]);
     clock.observed[0].join(from);
     clock.has_observed = true;
 }
@@ -264,7 +269,7 @@ void Races::compare(const Access& prior, const Agent& agent, uint16_t bytes, uin
         } else if (prior.slot == agent.slot && prior.lane >= 0 && agent.lane >= 0) {
             check = Check::LaneRace;
             missing = "needs bar.warp.sync between the lanes";
-        } else if (space == 2 && seen(prior, *agent.order)) {
+        } else if (space == 2 && (seen(prior, *agent.order) || prior.epoch <= agent.order->via[kTensorWaited][prior.slot])) {
             check = Check::TensorFence;
             missing = "needs tcgen05.wait or tcgen05.fence beside the synchronisation";
         }
