@@ -118,8 +118,6 @@ def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
     lacks = []
     if any(size % 128 for size in spec.mods.block):
         lacks.append(f"lacks block_mask with blocks of {spec.mods.block} (has multiples of 128)")
-    if spec.needs_backward and spec.deterministic:
-        lacks.append("lacks a deterministic backward with block_mask")
     if spec.needs_backward and spec.group > 1 and spec.mods.heads_differ:
         lacks.append("lacks a backward with blocks of their own for the query heads of a group")
     return lacks

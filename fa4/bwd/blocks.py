@@ -22,6 +22,7 @@ from ..core.arguments import Inputs
 from ..core.constant import Constant
 from ..core.order import Order
 from ..core.sequence import Lengths, as_columns, as_matrices, modes_reversed
+from ..core.traced import BlockTensors, ModTensors
 from ..spec import Extent, Saved
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class RowBlocks(Constant):
     """What the code of statistics and finish depends on.
 
     packed: heads that are rows of one block. turns: counters of a block, for the order of additions in a deterministic
-    run; 0 for none. pdl: the three kernels overlap by programmatic launch.
+    run; 0 for none. list_rows: rows of a block mask's block, if its lists say that order; else 0. pdl: the three
+    kernels overlap by programmatic launch.
     """
 
     dtype: type[cutlass.Numeric]
@@ -70,6 +72,7 @@ class RowBlocks(Constant):
     has_dlse: bool
     packed: int = 1
     turns: int = 0
+    list_rows: int = 0
     pdl: bool = False
 
     def arranged(self, statistics: cute.Tensor) -> cute.Tensor:
@@ -85,7 +88,8 @@ class RowTensors:
     out, dout, dq: `core.sequence.as_matrices`, lse, dlse, dsink: `as_columns`, of `packed` heads. sink: (heads_q,).
     dsink: each row's term of dsink, whose sum over a head's rows is the gradient.
     statistics: (tile_m, 2, blocks, heads). dq_sum: (elements, blocks, heads). turns: (blocks * turns, heads) int32.
-    order: a tile for each row block of each sequence.
+    ranks: (key blocks, blocks, heads) int32, see `ranks`. of_queries: see `core.traced.ModTensors`. order: a tile for
+    each row block of each sequence.
     """
 
     out: cute.Tensor
@@ -98,6 +102,8 @@ class RowTensors:
     statistics: cute.Tensor
     dq_sum: cute.Tensor
     turns: cute.Tensor | None
+    ranks: cute.Tensor | None
+    of_queries: BlockTensors | None
     lengths: Lengths
     order: Order
     scale: Float32
@@ -110,15 +116,18 @@ class RowTensors:
         workspace: Workspace,
         scale: Float32,
         sizes: Extent,
+        mods: ModTensors | None,
         cfg: RowBlocks,
     ) -> RowTensors:
         """From what a launch gets."""
         out, dout, dq = (as_matrices(x, cfg.packed) for x in (saved.out, saved.dout, dq))
         of_rows = (saved.lse, saved.dlse, workspace.dsink)
         lse, dlse, dsink = (None if x is None else as_columns(x, cfg.packed) for x in of_rows)
-        statistics, dq_sum, turns = (None if x is None else modes_reversed(x) for x in workspace[:3])
+        statistics, dq_sum, turns, ranks = (None if x is None else modes_reversed(x) for x in workspace[:4])
+        of_queries = None if mods is None else mods.of_queries
         m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tile_m)
         order = Order(m_blocks, cute.size(dq, mode=[2]), sizes.batch)
         return RowTensors(
-            out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, turns, inputs.lengths, order, scale
-        )
+            out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, turns, ranks, of_queries, inputs.lengths,
+            order, scale,
+        )  # fmt: skip

@@ -35,6 +35,7 @@ class Arguments:
     statistics: cute.Tensor  # (tile_m, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
     dq_sum: cute.Tensor  # (elements, blocks, heads_q): a block's dQ; see the chip's `placement`
     turns: cute.Tensor | None  # (blocks * turns, heads_q): how many key blocks have added to (a share of) dQ
+    ranks: cute.Tensor | None  # (key blocks, blocks, heads_q): see `ranks`
     lengths: Lengths
     seqlen_q: Int32
     seqlen_k: Int32
@@ -65,6 +66,6 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
         maps = [TmaTile.load(x, tile, cfg.ctas).map for x, tile in zip(loaded, tiles)]
         maps += [TmaTile.store(x, tile).map for x, tile in zip(stored, tiles[4:])]
-        sums = rows.statistics, rows.dq_sum, rows.turns
+        sums = rows.statistics, rows.dq_sum, rows.turns, rows.ranks
         args = Arguments(Maps(*maps), *sums, rows.lengths, *seqlens, order, *call.scalars, call.mods)
         self.start(args, cfg, order.ctas, stream)

@@ -61,6 +61,6 @@ class Backward:
             self._compiled[has_dlse] = cfg.row_blocks, self.kernel.launcher(cfg, self.chip)
         row_blocks, launcher = self._compiled[has_dlse]
         workspace = Workspace.allocate(inputs, self.spec, row_blocks)
-        given = filled(mods, queries=True)
+        given = filled(mods, backward=True, in_turn=row_blocks.list_rows > 0)
         launcher(inputs[:8], saved, grads, workspace, self.scalars, self.extent, given)
         return workspace.dsink_terms()

@@ -65,10 +65,11 @@ class BackwardProgram(Program):
         blocks = cfg.row_blocks
         q = as_matrices(inputs.q, blocks.packed)
         k, v, dk, dv = (as_matrices(x) for x in (inputs.k, inputs.v, grads.dk, grads.dv))
-        rows = RowTensors.of(inputs, saved, grads.dq, workspace, scalars.scale, sizes, blocks)
+        filled = ModTensors.of(mods)
+        rows = RowTensors.of(inputs, saved, grads.dq, workspace, scalars.scale, sizes, filled, blocks)
         rows = replace(rows, statistics=blocks.arranged(rows.statistics))
         launch_statistics(rows, blocks, stream)
-        self.begin(Call(q, k, v, dk, dv, rows, scalars, sizes, ModTensors.of(mods)), cfg, stream)
+        self.begin(Call(q, k, v, dk, dv, rows, scalars, sizes, filled), cfg, stream)
         launch_finish(rows, blocks, stream)
 
     def begin(self, call: Call, cfg: Any, stream: Any) -> None:
@@ -79,4 +80,5 @@ class BackwardProgram(Program):
         out, dout, *grads = fake_matrices(cfg, 5)
         saved = Saved(out, fake_rows(cfg), dout, fake_rows(cfg, cfg.has_dlse))
         workspace, numbers = Workspace.fake(cfg.row_blocks), (fake_numbers(Scalars), Extent(*[Int32(0)] * 3))
-        return Inputs.fake(cfg), saved, Gradients(*grads), workspace, *numbers, ModTensors.fake(cfg.mods)
+        mods = ModTensors.fake(cfg.mods, cfg.turns_by_lists)
+        return Inputs.fake(cfg), saved, Gradients(*grads), workspace, *numbers, mods

@@ -16,6 +16,7 @@ from ..core.sequence import extent, sequence_matrix
 from ..core.softmax import LOG2_E
 from ..core.words import load_halves, store_words
 from .blocks import THREADS, RowBlocks, RowTensors
+from .ranks import rank_key_blocks
 
 LANES = 8
 VECTOR = 8  # columns of a lane at a time
@@ -43,6 +44,9 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
         if cutlass.const_expr(cfg.turns > 0):  # noqa: SIM102  one is decided at compile time
             if thread < cfg.turns:
                 args.turns[block * cfg.turns + thread, head] = Int32(0)
+        if cutlass.const_expr(cfg.list_rows > 0):
+            row = m_block * cfg.tile_m // cfg.list_rows
+            rank_key_blocks(args.of_queries, args.ranks[None, block, head], batch, head, row)
 
         def of_sequence(x):
             return None if x is None else sequence_matrix(x, head, batch, place, cfg.varlen)

@@ -52,3 +52,9 @@ def turn(mask: Band, m_block: Int32, n_block: Int32, descending: bool) -> Int32:
     """How many key blocks add to dQ of a query block before this one; all that the query block meets do, in order."""
     met = mask.key_blocks(m_block)
     return met.stop - 1 - n_block if descending else n_block - met.first
+
+
+def turn_by_lists(args, cfg, block: Int32, head: Int32, n_block: Int32) -> Int32:
+    """The same where a block mask's lists say which key blocks meet. block: the query block in the row workspaces."""
+    tiles = cfg.mods.block[1] // cfg.span
+    return args.ranks[n_block // tiles, block, head] * tiles + n_block % tiles

@@ -17,7 +17,8 @@ from .blocks import RowBlocks
 
 class Workspace(NamedTuple):
     """statistics (heads, blocks, 2, tile_m), dq_sum (heads, blocks, elements) and dsink, like lse, are float32; turns
-    (heads, blocks * turns) is int32. `heads` are query heads, or groups of packed ones; see `blocks`.
+    (heads, blocks * turns) and ranks (heads, blocks, blocks of keys of a block mask) are int32. `heads` are query
+    heads, or groups of packed ones; see `blocks` and `ranks`.
 
     dsink holds the terms of a sum over each head's rows, 0 for rows that no sequence has.
     """
@@ -25,6 +26,7 @@ class Workspace(NamedTuple):
     statistics: Tensor
     dq_sum: Tensor
     turns: Tensor | None
+    ranks: Tensor | None
     dsink: Tensor | None
 
     @staticmethod
@@ -37,6 +39,7 @@ class Workspace(NamedTuple):
             empty((heads, blocks, 2, cfg.tile_m), torch.float32, device),
             empty((heads, blocks, cfg.placement.elements), torch.float32, device),
             empty((heads, blocks * cfg.turns), torch.int32, device) if cfg.turns else None,
+            empty((heads, blocks, _key_blocks(inputs, spec)), torch.int32, device) if cfg.list_rows else None,
             torch.zeros(of_rows, dtype=torch.float32, device=device) if cfg.has_sink else None,
         )
 
@@ -47,9 +50,16 @@ class Workspace(NamedTuple):
             jit.fake_tensor(Float32, 4, contiguous=True),
             jit.fake_tensor(Float32, 3, contiguous=True),
             jit.fake_tensor(Int32, 2, contiguous=True) if cfg.turns else None,
+            jit.fake_tensor(Int32, 3, contiguous=True, align=4) if cfg.list_rows else None,
             jit.fake_tensor(Float32, 2 if cfg.varlen else 3, contiguous=True, align=4) if cfg.has_sink else None,
         )
 
     def dsink_terms(self) -> Tensor | None:
         """(heads_q, ...)."""
         return self.dsink if self.dsink is None or self.dsink.ndim == 2 else self.dsink.transpose(0, 1)
+
+
+def _key_blocks(inputs: AttentionInputs, spec: AttentionSpec) -> int:
+    """Blocks of keys of a block mask."""
+    assert spec.mods is not None and spec.mods.block is not None
+    return -(-inputs.k.shape[1] // spec.mods.block[1])

@@ -58,6 +58,9 @@ class Descending(Constant):
     def start(self) -> Int32:
         return self.blocks.stop - 1
 
+    def last(self) -> Int32:
+        return self.blocks.first
+
     def turn(self, place: Int32) -> Int32:
         """How many places were before."""
         return self.blocks.stop - 1 - place
@@ -112,6 +115,9 @@ class Listed(Constant):
 
     def start(self) -> Int32:
         return Int32(0)
+
+    def last(self) -> Int32:
+        return self.count - 1
 
     def turn(self, place: Int32) -> Int32:
         return place

@@ -29,30 +29,39 @@ class BlockTensors(NamedTuple):
 
 
 class ModTensors(NamedTuple):
-    """What fills a call's graphs: captured tensors and numbers, the score's first; and the block mask's lists."""
+    """What fills a call's graphs: captured tensors and numbers, the score's first; and the block mask's lists.
+
+    blocks: the lists that loops walk. of_queries: where additions to blocks of queries take turns, the blocks of keys
+    of each.
+    """
 
     tensors: tuple
     numbers: tuple
     blocks: BlockTensors | None
+    of_queries: BlockTensors | None = None
 
     @staticmethod
     def of(given: tuple | None) -> ModTensors | None:
         """The record of a caller's plain tuple."""
         if given is None:
             return None
-        tensors, numbers, blocks = given
-        return ModTensors(tuple(tensors or ()), tuple(numbers or ()), None if blocks is None else BlockTensors(*blocks))
+        tensors, numbers, *lists = given
+        sides = (None if side is None else BlockTensors(*side) for side in lists)
+        return ModTensors(tuple(tensors or ()), tuple(numbers or ()), *sides)
 
     @staticmethod
-    def fake(mods: ModSpec | None) -> ModTensors | None:
-        """Stand-ins for compilation."""
+    def fake(mods: ModSpec | None, both_sides: bool = False) -> ModTensors | None:
+        """Stand-ins for compilation. both_sides: there is `of_queries`."""
         if mods is None:
             return None
         graphs = [graph for graph in (mods.score, mods.mask) if graph is not None]
         tensors = tuple(_fake_captured(tensor.dtype, tensor.rank) for graph in graphs for tensor in graph.tensors)
         numbers = tuple(KINDS[kind](0) for graph in graphs for kind in graph.numbers)
-        lists = [jit.fake_tensor(Int32, rank, align=4) for rank in (3, 4, 3, 4)]
-        return ModTensors(tensors or None, numbers or None, None if mods.block is None else BlockTensors(*lists))
+
+        def lists(there: bool) -> BlockTensors | None:
+            return BlockTensors(*(jit.fake_tensor(Int32, rank, align=4) for rank in (3, 4, 3, 4))) if there else None
+
+        return ModTensors(tensors or None, numbers or None, lists(mods.block is not None), lists(both_sides))
 
 
 # How `mods.device.captured` hands tensors over: those of other dtypes are converted.

@@ -71,5 +71,10 @@ class Variant(Constant):
         return self.mods is not None and self.mods.block is not None
 
     @property
+    def turns_by_lists(self) -> bool:
+        """Whether a block mask's lists say whose turn it is to add to a block of queries."""
+        return self.deterministic and self.has_blocks
+
+    @property
     def masked(self) -> bool:
         return self.has_left or self.has_right

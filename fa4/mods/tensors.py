@@ -76,13 +76,14 @@ def for_kernels(x: Tensor) -> Tensor:
     return x.contiguous().view(1) if x.ndim == 0 else x.contiguous()
 
 
-def filled(mods: Mods | None, queries: bool = False) -> tuple | None:
+def filled(mods: Mods | None, backward: bool = False, in_turn: bool = False) -> tuple | None:
     """What kernels take for a call's mods, as `core.traced.ModTensors`: of the block mask the lists of each block of
-    queries, or of keys if they are for `queries`."""
+    queries, in a backward those of keys; `in_turn` both."""
     if mods is None:
         return None
-    lists = tuple(mods.blocks[4:8] if queries else mods.blocks[:4]) or None
-    return tuple(map(for_kernels, mods.tensors)) or None, mods.typed_numbers() or None, lists
+    of_queries, of_keys = tuple(mods.blocks[:4]) or None, tuple(mods.blocks[4:8]) or None
+    lists = (of_keys, of_queries if in_turn else None) if backward else (of_queries, None)
+    return tuple(map(for_kernels, mods.tensors)) or None, mods.typed_numbers() or None, *lists
 
 
 def add_gradients(done: Evaluation, shape: torch.Size, gradients: Sequence[Tensor | None]) -> None:

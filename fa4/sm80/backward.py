@@ -39,6 +39,7 @@ class Arguments:
     statistics: cute.Tensor
     dq_sum: cute.Tensor
     turns: cute.Tensor | None
+    ranks: cute.Tensor | None
     lengths: Lengths
     order: Order
     window: Window
@@ -58,8 +59,8 @@ class BackwardKernel(BackwardProgram):
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.tiles.tile_n)
         order = Order(n_blocks, cute.size(call.k, mode=[2]), sizes.batch, backward_section(cfg, sizes.max_seqlen_q))
         args = Arguments(
-            call.q, call.k, call.v, rows.dout, call.dk, call.dv, rows.statistics, rows.dq_sum, rows.turns, rows.lengths,
-            order, cfg.window(scalars.left, scalars.right), score, scalars.scale,
+            call.q, call.k, call.v, rows.dout, call.dk, call.dv, rows.statistics, rows.dq_sum, rows.turns, rows.ranks,
+            rows.lengths, order, cfg.window(scalars.left, scalars.right), score, scalars.scale,
             scalars.scale_log2, call.mods,
         )  # fmt: skip
         kernel(args, cfg).launch(**cfg.launch(order.ctas), stream=stream)

@@ -20,6 +20,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from ..bwd.turns import counter, pass_turn_on, wait_for_turn
+from ..bwd.work import turn_by_lists
 from ..core.constant import Constant
 from ..core.mask import Band, Blocks, Descending, Listed
 from ..core.places import lines_of, store_lines
@@ -182,7 +183,7 @@ def tile_of_keys(work):
     cute.arch.barrier()  # everyone is done with K and V: their memory carries dK and dV out
     if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
         if walk.any():
-            pass_turn(work, walk.blocks.first)
+            pass_turn(work, walk.block(walk.last()))
     begin = work.n_block * tiles.tile_n
     for acc, staged, x, columns in (
         (products.dk, memory.k, work.dk, cfg.head_dim),
@@ -257,7 +258,7 @@ def step(work, memory, products, place, turn, masked: cutlass.Constexpr[bool]):
     if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
         # Not right behind the additions: by now they have long arrived, and the release waits for nothing.
         if turn > 0:
-            pass_turn(work, m_block + 1)
+            pass_turn(work, walk.block(walk.ahead(place, -1)))
     if cutlass.const_expr(stages > 1):  # noqa: SIM102  one is decided at compile time
         if walk.exists(following):
             load_queries(work, memory, walk.block(following), (turn + 1) % stages)
@@ -333,7 +334,10 @@ def add_dq(work, dq, m_block):
     block = work.row_block + m_block
     if cutlass.const_expr(cfg.deterministic):
         # All blocks of earlier keys that meet these rows add first. One thread looks, the barrier tells the others.
-        mine = work.n_block - work.mask.key_blocks(m_block).first
+        if cutlass.const_expr(cfg.has_blocks):
+            mine = turn_by_lists(args, cfg, block, work.head, work.n_block)
+        else:
+            mine = work.n_block - work.mask.key_blocks(m_block).first
         count = counter(args.turns, block, work.head)
         if work.thread == 0:
             wait_for_turn(count, mine)

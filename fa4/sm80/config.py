@@ -95,4 +95,10 @@ class BackwardConfig(Config):
             self.has_dlse,
             packed=self.group,
             turns=1 if self.deterministic else 0,
+            list_rows=self.mods.block[0] * self.group if self.turns_by_lists else 0,
         )
+
+    @property
+    def span(self) -> int:
+        """Keys of a CTA."""
+        return self.tiles.tile_n

@@ -16,9 +16,9 @@ def divides(b, h, q_idx, kv_idx):
     return ((distance // 8) % 3 != 1) & ((distance % 5 < 4) | ~(kv_idx & 1 == 0))
 
 
-def by_head(b, h, q_idx, kv_idx):
+def by_head(width):
     """Another window for each head; rows of blocks that see nothing."""
-    return (q_idx - kv_idx <= 40 * (h + 1)) & (q_idx >= kv_idx)
+    return lambda b, h, q_idx, kv_idx: (q_idx - kv_idx <= width * (h + 1)) & (q_idx >= kv_idx)
 
 
 @functools.cache
@@ -41,13 +41,14 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
     def alibi_in_documents(length, **options):
         same = fa4.masks.documents(document[0, :length].contiguous())
         mask = fa4.masks.both(fa4.masks.causal, same)
-        call = dict(block_mask=blocks(mask, None, length, length))
+        call = dict(block_mask=blocks(mask, None, length, length), deterministic=True)
         slopes = fa4.scores.alibi(table[:, 0].abs())
         return Problem("alibi_in_documents", length, length, score_mod=slopes, mask_mod=mask, call=call, **options)
 
-    def of_heads(queries, keys, score_mod=None, **options):
-        call = dict(block_mask=blocks(by_head, 2, queries, keys))
-        return Problem("heads", queries, keys, score_mod=score_mod, mask_mod=by_head, call=call, **options)
+    def of_heads(queries, keys, score_mod=None, deterministic=False, width=40, **options):
+        mask = by_head(width)
+        call = dict(block_mask=blocks(mask, 2, queries, keys), deterministic=deterministic)
+        return Problem("heads", queries, keys, score_mod=score_mod, mask_mod=mask, call=call, **options)
 
     temperature = fa4.scores.temperature(table[:, 0].abs())
     kinds = dict(score_mod=many_kinds, mask_mod=fa4.masks.documents(document))
@@ -59,12 +60,13 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
             "many_kinds_in_order", *(70, 90, 6, 2, 2), **kinds, call=dict(causal=True, deterministic=True)
         ),
         # A causal document mask, whose words of bits and loads meet, and a score that grows evenly along keys. Lists
-        # with both kinds of blocks in them, a last block that keys end in.
+        # with both kinds of blocks in them, which say the order of additions; a last block that keys end in.
         "documents": alibi_in_documents(400, head_dim=64),
         "documents_short": alibi_in_documents(150),
         # Blocks that each head has of its own, rows of blocks without a key; with a score, or a mask alone.
         "heads": of_heads(300, 260, temperature),
-        "heads_short": of_heads(150, 150, temperature),
+        # Added in order, several blocks of keys to a block of queries.
+        "heads_far": of_heads(450, 450, temperature, deterministic=True, width=400),
         "heads_wide": of_heads(300, 260, head_dim=128),
         # A mask without a block mask.
         "divides": Problem("divides", *(140, 200, 4, 2), head_dim=128, mask_mod=divides, call=dict(deterministic=True)),

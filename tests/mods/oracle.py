@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from torch import Tensor
 
 import fa4
+from fa4.bwd.workspace import Workspace
 from fa4.cases import DRAWS, assert_right, judge_by_draws
+from fa4.emulator import emulate
 from fa4.spec import Gradients
 
 
@@ -82,10 +85,8 @@ def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, 
     return [out, lse, dq, dk, dv]
 
 
-def assert_kernel_is_right(
-    problem: Problem, seed: int, backend: str, gradients: bool = True, device: str = "cpu"
-) -> None:
-    """Run the public function and judge all that it gives."""
+def results_of(problem: Problem, seed: int, backend: str, gradients: bool = True, device: str = "cpu") -> list[Tensor]:
+    """out, lse and the gradients of q, k, v that the public function gives."""
     (q, k, v), dout = problem.make(seed, device)
     leaves = [x.clone().requires_grad_(gradients) for x in (q, k, v)]
     mods = dict(score_mod=problem.score_mod)
@@ -93,11 +94,38 @@ def assert_kernel_is_right(
         mods["mask_mod"] = problem.mask_mod
     out, lse = fa4.flash_attn_func(*leaves, backend=backend, return_lse=True, **mods, **problem.call)
     grads = torch.autograd.grad(out, leaves, dout) if gradients else ()
+    return [x.detach() for x in (out, lse, *grads)]
+
+
+def assert_kernel_is_right(
+    problem: Problem, seed: int, backend: str, gradients: bool = True, device: str = "cpu"
+) -> None:
+    """Judge all that the public function gives."""
+    given = results_of(problem, seed, backend, gradients, device)
 
     def references(of: int, precise: bool) -> list[Tensor]:
         (q, k, v), dout = problem.make(of, device)
         return by_formula(problem, q, k, v, dout, precise)
 
-    results = {name: x.detach() for name, x in zip(("out", "lse", *Gradients._fields[:3]), (out, lse, *grads))}
+    results = dict(zip(("out", "lse", *Gradients._fields[:3]), given))
     judged = judge_by_draws(results, references, seed, range(seed + 1, seed + DRAWS))
     assert_right(judged, f"{problem.name}, seed {seed}")
+
+
+SCHEDULES = "round_robin", "random", "adversarial"
+
+
+def sums_of_dq(problem: Problem, seed: int, backend: str, chip: str, **options) -> set[bytes]:
+    """Different float32 sums of dQ, to the bit, that orders of events on the emulated chip give: few last bits of them
+    outlive the rounding to bfloat16."""
+    allocate, kept = Workspace.allocate, list[Workspace]()
+
+    def keep(*given):
+        kept.append(allocate(*given))
+        return kept[-1]
+
+    for schedule in SCHEDULES:
+        with pytest.MonkeyPatch.context() as patch, emulate(chip, seed=seed, schedule=schedule, **options):
+            patch.setattr(Workspace, "allocate", keep)
+            results_of(problem, seed, backend)
+    return {of_run.dq_sum.numpy().tobytes() for of_run in kept}

@@ -7,12 +7,12 @@ pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is
 
 from fa4.emulator import emulate
 from tests.mods.kernels import problems
-from tests.mods.oracle import assert_kernel_is_right
+from tests.mods.oracle import assert_kernel_is_right, sums_of_dq
 
 
 # Lists of blocks, of each head its own; documents in lists are the other chips', and the soak's here.
 @pytest.mark.parametrize(
-    "name", ["many_kinds_in_order", "heads_short", pytest.param("documents_short", marks=pytest.mark.soak)]
+    "name", ["many_kinds_in_order", "heads_far", pytest.param("documents_short", marks=pytest.mark.soak)]
 )
 def test_forward_and_gradients(name, seed):
     problem = problems()[name]
@@ -24,3 +24,7 @@ def test_forward_of_packed_heads_and_split_keys(seed):
     problem = problems()["packed_and_split"]
     with emulate("sm_80", seed=seed):
         assert_kernel_is_right(problem, seed, "sm80", gradients=False)
+
+
+def test_blocks_of_keys_add_in_the_order_of_their_numbers(seed):
+    assert len(sums_of_dq(problems()["heads_far"], seed, "sm80", "sm_80")) == 1, f"seed {seed}"

@@ -150,6 +150,7 @@ class Config(Variant):
         return RowBlocks(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
             self.has_dlse, turns=self.ctas if self.deterministic else 0,
+            list_rows=self.mods.block[0] if self.turns_by_lists else 0,
         )  # fmt: skip
 
     @property

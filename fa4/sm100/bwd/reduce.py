@@ -42,7 +42,7 @@ def reduce(context):
             if cutlass.const_expr(cfg.deterministic):
                 own = block * cfg.ctas + work.rank
                 if issues:
-                    wait_for_bulk_turn(counter(args.turns, own, head), work.turn(m_block, cfg.descending))
+                    wait_for_bulk_turn(counter(args.turns, own, head), work.turn(m_block, head, context))
             target = args.dq_sum[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
             stage = add_to_accumulator(context, products, target, issues, stage)
             if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time

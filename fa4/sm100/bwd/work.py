@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cutlass import Boolean, Int32
 
-from ...bwd.work import keys_here, turn
+from ...bwd.work import keys_here, turn, turn_by_lists
 from ...core.mask import Band, Listed
 from ...core.sequence import Rows
 from .config import TILE_N
@@ -44,9 +44,12 @@ class Work(NamedTuple):
         """Whether some query of a block misses some of this CTA's keys."""
         return replace(self.mask, tile_n=TILE_N).cuts(m_block, self.own_block)
 
-    def turn(self, m_block: Int32, descending: bool) -> Int32:
+    def turn(self, m_block: Int32, head: Int32, context) -> Int32:
         """How many key blocks add to dQ of a query block before this one."""
-        return turn(self.mask, m_block, self.n_block, descending)
+        cfg = context.cfg
+        if cfg.has_blocks:
+            return turn_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
+        return turn(self.mask, m_block, self.n_block, cfg.descending)
 
 
 def work_tile(context) -> Work:

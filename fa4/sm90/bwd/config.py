@@ -207,7 +207,8 @@ class Config(Steps):
             placement = ByQueries(self.tile_m, self.columns)
         return ByThread(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, turns=1 if self.deterministic else 0, pdl=True,
+            self.has_dlse, turns=1 if self.deterministic else 0,
+            list_rows=self.mods.block[0] if self.turns_by_lists else 0, pdl=True,
         )  # fmt: skip
 
     @property

@@ -58,7 +58,7 @@ def add_in_turn(context, own: Int32):
         head = work.head_kv * cfg.group + i // work.blocks
         m_block = work.block(work.first + i % work.blocks, cfg.shifted)
         count = counter(args.turns, work.row_block + m_block, head)
-        wait_for_bulk_turn(count, work.turn(m_block, cfg))
+        wait_for_bulk_turn(count, work.turn(m_block, head, context))
         for team in cutlass.range_constexpr(cfg.dq_teams):
             dq.wait_full(own * cfg.dq_teams + team, i // cfg.reducers & 1)
             cute.arch.fence_proxy("async.shared", space="cta")

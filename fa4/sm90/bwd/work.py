@@ -7,7 +7,7 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32
 
-from ...bwd.work import keys_here, turn
+from ...bwd.work import keys_here, turn, turn_by_lists
 from ...core.mask import Band, Listed
 from ...core.sequence import Rows
 
@@ -54,8 +54,11 @@ class Work(NamedTuple):
         m_block = i + self.neighbours.place * self.blocks // self.neighbours.count
         return Int32(cutlass.select_(m_block < self.stop, m_block, m_block - self.blocks))
 
-    def turn(self, m_block: Int32, cfg) -> Int32:
+    def turn(self, m_block: Int32, head: Int32, context) -> Int32:
         """How many key blocks add to dQ of a query block before this one; all that the query block meets do."""
+        cfg = context.cfg
+        if cfg.has_blocks:
+            return turn_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
         if cfg.shifted:
             # Of the neighbours, the last that begins at or before the query block is first there, then the one before.
             place, count = self.neighbours
