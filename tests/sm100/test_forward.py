@@ -121,15 +121,22 @@ def test_a_nan_in_a_query_shows_in_its_row_alone(seed):
 
 
 @pytest.mark.parametrize(
+    ("fit", "pairs", "section"), [(6, 32, 4), (100, 512, 64), (25, 16, 16), (3, 16, 2), (5, 7, 5), (0, 8, 1)]
+)
+def test_sections_are_as_many_as_fit_and_of_one_size_where_that_is_near(fit, pairs, section):
+    assert plan.even_section(fit, pairs) == section
+
+
+@pytest.mark.parametrize(
     "number, changes, polynomial, schedule, ctas",
     [
         (100, dict(), 2, Schedule.PERSISTENT, 2),
         (100, dict(varlen=True), 2, Schedule.SINGLE, 2),
-        (100, dict(window_right=0), 2, Schedule.SINGLE, 1),
+        (100, dict(window_right=0), 2, Schedule.DYNAMIC, 1),
         (100, dict(window_left=100, window_right=0), 2, Schedule.PERSISTENT, 1),
         (100, dict(head_dim=64, head_dim_v=64, varlen=True), 4, Schedule.SINGLE, 1),
         (103, dict(varlen=True), 0, Schedule.SINGLE, 2),  # the chip decides about exp2 alone
-        (103, dict(window_right=0), 0, Schedule.SINGLE, 1),
+        (103, dict(window_right=0), 0, Schedule.DYNAMIC, 1),
     ],
 )
 def test_chip_and_problem_decide_about_different_columns(number, changes, polynomial, schedule, ctas):

@@ -188,7 +188,11 @@ def _section(problem: Problem, package: str) -> int:
             return 1
         a_head += 4 * problem.seqlen * problem.head_dim
     fit = max(1, _SECTION_BYTES // a_head)
-    return min(fit, problem.heads) if package == "fa4" else 1 << (fit.bit_length() - 1)
+    if package == "fa4":
+        from fa4.sm100.fwd.plan import even_section
+
+        return even_section(fit, problem.batch * problem.heads)
+    return 1 << (fit.bit_length() - 1)
 
 
 def _by_bytes(times: Times, problem: Problem, table: ChipTable) -> float:

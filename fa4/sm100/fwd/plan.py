@@ -31,7 +31,7 @@ class Forward(plan.Forward):
         self.tiles, self.splits = _in_parts(spec, extent, chip, tiles or tiles_for(spec, chip, extent))
         cfg = configure(spec, chip, self.tiles, self.splits)
         part_blocks = -(-extent.max_seqlen_k // (cfg.tile_n * self.splits))
-        section = _section(spec, extent.max_seqlen_k)
+        section = _section(spec, extent, cfg.packed)
         sizes = Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
@@ -99,9 +99,17 @@ def _in_parts(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTil
     return (tiles if splits == 1 else replace(tiles, ctas=1, schedule=Schedule.SINGLE)), splits
 
 
-def _section(spec: AttentionSpec, seqlen_k: int) -> int:
-    """Key/value heads worked on together: as many as fit in L2 when tiles differ in length, else one at a time."""
+def _section(spec: AttentionSpec, extent: Extent, packed: int) -> int:
+    """Pairs of head and sequence worked on together: what fits in L2 where tiles differ in length, else one."""
     if spec.window_left is None and spec.window_right is None:
         return 1
-    per_head = max(seqlen_k, 1) * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
-    return max(1, min(SECTION_BYTES // per_head, spec.heads_q))
+    per_pair = max(extent.max_seqlen_k, 1) * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
+    heads = spec.heads_q // packed
+    return even_section(SECTION_BYTES // per_pair, heads if spec.varlen else heads * extent.batch)
+
+
+def even_section(fit: int, pairs: int) -> int:
+    """How many of all pairs advance together if so many fit: a divisor where one is near. A last section of few pairs
+    would begin with long tiles, fewer than the chip has places, when nothing is left to do beside them."""
+    fit = max(1, min(fit, pairs))
+    return next((size for size in range(fit, fit // 2, -1) if pairs % size == 0), fit)
