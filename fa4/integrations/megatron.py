@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..api import flash_attn_func, flash_attn_varlen_func
+from ..api import flash_attn_func
 from ..distributed import context_parallel_attention
+from .core_attention import METHODS, Rows, attend_packed, unmasked
 
-_METHODS = {None: "ring", "p2p": "ring", "all_gather": "all-gather"}
 _CAUSAL = {
     "no_mask": False,
     "padding": False,
@@ -72,12 +72,13 @@ class CoreAttention(nn.Module):
         self.window_size = _window(config, layer_number)
         self.deterministic = True if getattr(config, "deterministic_mode", False) else None
         self.group: Any = None
+        self.method = "ring"
         if config.context_parallel_size > 1:
-            if cp_comm_type not in _METHODS:
-                raise NotImplementedError(f"cp_comm_type is {cp_comm_type!r}, expected one of {list(_METHODS)}")
+            if cp_comm_type not in METHODS:
+                raise NotImplementedError(f"cp_comm_type is {cp_comm_type!r}, expected one of {list(METHODS)}")
             if pg_collection is None or pg_collection.cp is None:
                 raise ValueError("pg_collection has no cp, expected the group of context parallelism")
-            self.group, self.method = pg_collection.cp, _METHODS[cp_comm_type]
+            self.group, self.method = pg_collection.cp, METHODS[cp_comm_type]
         self.softmax_offset = self._sink(config, pg_collection)
 
     def _sink(self, config: Any, pg_collection: Any) -> Tensor | nn.Parameter | None:
@@ -144,7 +145,7 @@ class CoreAttention(nn.Module):
         q, k, v = (x.transpose(0, 1) for x in (query, key, value))
         masked = attention_mask if kind in ("padding", "padding_causal", "arbitrary") else None
         if self.group is None:
-            out = flash_attn_func(q, k, v, mask_mod=None if masked is None else _unmasked(masked), **options)
+            out = flash_attn_func(q, k, v, mask_mod=None if masked is None else unmasked(masked), **options)
         elif masked is None:
             out = context_parallel_attention(q, k, v, group=self.group, method=self.method, **options)
         else:
@@ -152,33 +153,9 @@ class CoreAttention(nn.Module):
         return out.transpose(0, 1).flatten(2)
 
     def _packed(self, q: Tensor, k: Tensor, v: Tensor, packed: Any, options: dict[str, Any]) -> Any:
-        starts_q, lengths_q = _bounds(packed.cu_seqlens_q, packed.cu_seqlens_q_padded)
-        starts_k, lengths_k = _bounds(packed.cu_seqlens_kv, packed.cu_seqlens_kv_padded)
-        if self.group is None:
-            return flash_attn_varlen_func(
-                q,
-                k,
-                v,
-                cu_seqlens_q=starts_q,
-                cu_seqlens_k=starts_k,
-                max_seqlen_q=packed.max_seqlen_q,
-                max_seqlen_k=packed.max_seqlen_kv,
-                seqused_q=lengths_q,
-                seqused_k=lengths_k,
-                **options,
-            )
-        if lengths_q is not None or lengths_k is not None:
-            raise NotImplementedError("packed sequences with padding between them under context parallelism")
-        return context_parallel_attention(
-            q,
-            k,
-            v,
-            group=self.group,
-            method=self.method,
-            cu_seqlens=starts_q,
-            max_seqlen=packed.max_seqlen_q,
-            **options,
-        )
+        of_q = Rows.of(packed.cu_seqlens_q, packed.cu_seqlens_q_padded, packed.max_seqlen_q)
+        of_k = Rows.of(packed.cu_seqlens_kv, packed.cu_seqlens_kv_padded, packed.max_seqlen_kv)
+        return attend_packed(q, k, v, of_q, of_k, self.group, self.method, options)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
         """Of a learnable sink, which tensor parallelism cuts by heads; for Megatron's distributed checkpoints."""
@@ -198,20 +175,3 @@ def _window(config: Any, layer_number: int) -> tuple[int | None, int | None]:
     if isinstance(skip, (list, tuple)) and not skip[layer_number - 1]:
         return None, None
     return tuple(window)
-
-
-def _bounds(starts: Tensor, padded: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Where sequences start, and how many of their rows count, if not all."""
-    if padded is None or padded is starts:
-        return starts, None
-    return padded, starts.diff()
-
-
-def _unmasked(mask: Tensor) -> Any:
-    """The mask_mod of a bool tensor that is True where a pair is masked."""
-    batch, _, rows, _ = mask.shape
-
-    def seen(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return ~mask[b if batch > 1 else 0, 0, q_idx if rows > 1 else 0, kv_idx]
-
-    return seen
