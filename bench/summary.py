@@ -10,12 +10,35 @@ import click
 from .compare import read_rows
 
 
+def among_gpus(rows: list[dict]) -> list[str]:
+    """Lines of a table: milliseconds of `bench.context_parallel`, and efficiency against one GPU where there is one."""
+    kinds: dict[tuple, dict[str, str]] = {}
+    for row in rows:
+        if "median_ms" not in row:
+            continue
+        kind = row["direction"], row["heads_q"], row["heads_kv"], row["seqlen_q"], row["deterministic"]
+        efficiency = f" ({100 * row['efficiency']:.0f} %)" if "efficiency" in row else ""
+        kinds.setdefault(kind, {})[row["provider"]] = f"{row['median_ms']:.4g}{efficiency}"
+    names = list(dict.fromkeys(row["provider"] for row in rows))
+    lines = [f"| direction | heads | tokens | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
+    for (direction, heads_q, heads_kv, tokens, deterministic), of in sorted(
+        kinds.items(), key=lambda kind: kind[0][:4]
+    ):
+        order = "" if deterministic or direction == "fwd" else ", unordered"
+        cells = (of.get(name, "-") for name in names)
+        lines.append(f"| {direction}{order} | {heads_q}/{heads_kv} | {tokens // 1024}k | {' | '.join(cells)} |")
+    return lines
+
+
 @click.command()
 @click.argument("results", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--of", "subject", default="fa4", show_default=True, help="Provider whose ratios are told.")
 def main(results: Path, subject: str) -> None:
     """TFLOP/s by case and provider, then geometric means of the subject's rate over each other provider's."""
     rows = read_rows(results)
+    if any(row["suite"] == "context_parallel" for row in rows):
+        click.echo("\n".join(among_gpus(rows)))
+        return
     providers = list(dict.fromkeys(row["provider"] for row in rows))
     if subject not in providers:
         has = ", ".join(providers)
