@@ -130,19 +130,7 @@ def _sm80_lacks_of_cache(spec: AttentionSpec) -> list[str]:
     return []
 
 
-def _sm90_lacks_of_cache(spec: AttentionSpec) -> list[str]:
-    assert spec.cache is not None
-    if spec.cache.page_size is None:
-        return []
-    lacks = []
-    if spec.cache.page_size % 128:
-        lacks.append(f"lacks pages of {spec.cache.page_size} rows (has multiples of 128)")
-    if spec.cache.has_leftpad:
-        lacks.append("lacks cache_leftpad in pages")
-    return lacks
-
-
-def _sm100_lacks_of_cache(spec: AttentionSpec) -> list[str]:
+def _lacks_of_pages_by_tma(spec: AttentionSpec) -> list[str]:
     assert spec.cache is not None
     if spec.cache.page_size is None:
         return []
@@ -179,7 +167,7 @@ _SM90 = Backend(
     module="fa4.sm90.plan",
     requires=_CUTE,
     lacks_of_blocks=_lacks_of_blocks,
-    lacks_of_cache=_sm90_lacks_of_cache,
+    lacks_of_cache=_lacks_of_pages_by_tma,
 )
 _SM100 = Backend(
     name="sm100",
@@ -192,7 +180,7 @@ _SM100 = Backend(
     module="fa4.sm100.plan",
     requires=_CUTE,
     lacks_of_blocks=_lacks_of_blocks,
-    lacks_of_cache=_sm100_lacks_of_cache,
+    lacks_of_cache=_lacks_of_pages_by_tma,
 )
 
 # Order is preference.

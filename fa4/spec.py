@@ -8,6 +8,7 @@ neither may enter a compile key.
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -53,6 +54,10 @@ class CacheSpec:
     has_batch_idx: bool = False
     has_leftpad: bool = False
     is_fp8: bool = False
+
+    def pieces(self, tile_n: int) -> int:
+        """Stretches of a block of `tile_n` keys that pages hold whole: 1 where they hold whole blocks."""
+        return 1 if self.page_size is None else tile_n // math.gcd(tile_n, self.page_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Where the key rows of a sequence lie: one after the other, or in pages of a cache.
 
-A kernel asks `Keys.of` for its sequence. One that loads by TMA takes blocks by `block_of`, from pages that hold whole
-blocks, or in pieces that pages hold whole. Others get of k and of v a `Strided` or a `Paged`, by `of_head`. Where
+A kernel asks `Keys.of` for its sequence. One that loads by TMA takes blocks by `pieces_of`, whole where pages hold
+them whole, else in pieces that they do. Others get of k and of v a `Strided` or a `Paged`, by `of_head`. Where
 blocks of keys lie evenly in memory (`lies_evenly`), as they do in pages that hold whole blocks, it takes them by
 `block`; else it takes rows one by one, by `rows_from`. Rows of no key have no place: entries of a page table that are
 past the sequence's end are not looked at, and lengths or page numbers beyond the cache are cut to what there is.
@@ -142,12 +142,21 @@ class Keys(Constant):
     def count(self) -> Int32:
         return self.rows.count
 
-    def block_of(
+    def pieces_of(
+        self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, pieces: int, is_ragged: bool
+    ) -> list[tuple[cute.Tensor, Int32]]:
+        """Of each of `pieces` equal stretches of the n-th block of keys, the (rows, columns) of k or v that hold it,
+        and which stretch of these it is; x: matrices, or TMA coordinates of some that may be `ragged`."""
+        if pieces == 1:
+            return [self._stretch(x, head, n, tile_n, is_ragged)]
+        first, rows = n * pieces, tile_n // pieces
+        return [self._stretch(x, head, first + i, rows, is_ragged, in_pieces=True) for i in range(pieces)]
+
+    def _stretch(
         self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, is_ragged: bool, in_pieces: bool = False
     ) -> tuple[cute.Tensor, Int32]:
-        """The (rows, columns) of k or v that the n-th block of keys lies evenly in, and which block of these it is; x:
-        matrices, or TMA coordinates of some that may be `ragged`. `in_pieces`: it may begin past the sequence's end, as
-        pieces of the last block do, and is then an empty stretch of the last page."""
+        """One that a page holds whole. `in_pieces`: it may begin past the sequence's end, as pieces of the last block
+        do, and is then an empty stretch of the last page."""
         if self.table is None:
             return sequence_matrix(x, head, self.sequence, self.rows, self.varlen, is_ragged), n
         size = self.spec.page_size

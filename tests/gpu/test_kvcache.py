@@ -38,6 +38,7 @@ def test_a_captured_graph_is_replayed_with_other_lengths(seed):
     built = build(case, seed, "cuda")
     a = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in built.arguments.items()}
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())  # for the tensors above
     with torch.cuda.stream(side):  # compile outside of the capture
         fa4.flash_attn_with_kvcache(**a)
     side.synchronize()

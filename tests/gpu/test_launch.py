@@ -44,6 +44,7 @@ def test_a_captured_graph_replays_forward_and_backward(backend):
         return torch.autograd.grad(out, (q, k, v), dout)
 
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())  # for the tensors above
     with torch.cuda.stream(side):  # compile outside of the capture
         expected = step()
     side.synchronize()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -113,10 +112,8 @@ class Config(Variant):
 
     @property
     def pieces(self) -> int:
-        """Stretches of a key block that pages of the cache hold whole: 1 where they hold whole blocks."""
-        if self.cache is None or self.cache.page_size is None:
-            return 1
-        return self.tile_n // math.gcd(self.tile_n, self.cache.page_size)
+        """Stretches of a key block that are loaded by themselves."""
+        return 1 if self.cache is None else self.cache.pieces(self.tile_n)
 
     @property
     def o_tile(self) -> Tile:

@@ -55,7 +55,7 @@ def load_q(context, work, tile: int, cursor: Cursor):
 def load_k(context, work, block: Int32, kv: Cursor):
     """This CTA's keys of a block."""
     cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
-    pieces = pieces_of(context, tma, work, block)
+    pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.ragged_k)
     kv.wait()
     kv.announce(tma.tile.nbytes, rank)
     for i, (k, own) in enumerate(pieces):
@@ -65,7 +65,7 @@ def load_k(context, work, block: Int32, kv: Cursor):
 def load_v(context, work, block: Int32, kv: Cursor):
     """This CTA's columns of a block."""
     cfg, tma, rank = context.cfg, context.tma("v"), context.args.order.rank
-    pieces = pieces_of(context, tma, work, block)
+    pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.ragged_k)
     kv.wait()
     kv.announce(tma.tile.nbytes, rank)
     for i, (v, own) in enumerate(pieces):
@@ -73,15 +73,6 @@ def load_v(context, work, block: Int32, kv: Cursor):
             tma_load_panel(tma, v, own, rank, kv_place(context, kv.stage), kv.barrier())
         else:
             tma_load(tma, v, own, kv_place(context, kv.stage), kv.barrier(), i)
-
-
-def pieces_of(context, tma, work, block: Int32) -> list[tuple[cute.Tensor, Int32]]:
-    """Of each piece of a key block, the matrix that holds it, and which of that one's stretches it is."""
-    cfg, x, head = context.cfg, tma.tensor, work.head_kv
-    if cfg.pieces == 1:
-        return [work.keys.block_of(x, head, block, cfg.tile_n, cfg.ragged_k)]
-    rows, first = cfg.tile_n // cfg.pieces, block * cfg.pieces
-    return [work.keys.block_of(x, head, first + i, rows, cfg.ragged_k, in_pieces=True) for i in range(cfg.pieces)]
 
 
 def kv_place(context, stage: Int32) -> cute.Pointer:
