@@ -136,21 +136,30 @@ def _sample(work: Work, device: torch.device) -> float:
         return start.elapsed_time(stop)
 
 
-def timed(works: list[Work], device: torch.device, rounds: int) -> dict[str, Timing]:
-    """In turns, after one run that does not count; equal on all ranks."""
-    samples: dict[str, list[float]] = {work.provider.name: [] for work in works}
-    for i in range(rounds + 1):
+def timed(works: list[Work], device: torch.device, seconds: float) -> dict[str, Timing]:
+    """In turns, for about `seconds`, after one run that does not count; 3 to 20 rounds. Equal on all ranks."""
+
+    def round_of_all() -> list[float]:
+        times = []
         for work in works:
             taken = torch.tensor(_sample(work, device), device=device)
             dist.all_reduce(taken, dist.ReduceOp.MIN if work.provider.whole else dist.ReduceOp.MAX)
-            if i:
-                samples[work.provider.name].append(float(taken))
-    return {name: Timing.of(times) for name, times in samples.items()}
+            times.append(float(taken))
+        return times
+
+    round_of_all()
+    first = round_of_all()
+    rounds = min(20, max(3, int(1000 * seconds / sum(first))))
+    samples = zip(first, *(round_of_all() for _ in range(rounds - 1)))
+    return {work.provider.name: Timing.of(list(times)) for work, times in zip(works, samples)}
 
 
-def passing_gbps(device: torch.device, megabytes: int) -> float:
+def passing_gbps(device: torch.device, megabytes: int) -> float | None:
     """GB/s of every rank's sending to the next one and receiving from the one before at once, one direction."""
     from fa4.distributed.place import Passing, Place
+
+    if dist.get_world_size() == 1:
+        return None
 
     x = torch.zeros(megabytes << 20, dtype=torch.uint8, device=device)
     work = Work(Provider("", lambda *_: x), lambda: Passing((x,), Place.of(None)).wait(), {})
@@ -225,13 +234,13 @@ def differences(works: list[Work], device: torch.device) -> dict[str, float]:
 
 
 def measured(
-    case: BenchCase, offered: list[Provider], said: dict[str, dict], device: torch.device, rounds: int, seed: int
+    case: BenchCase, offered: list[Provider], said: dict[str, dict], device: torch.device, seconds: float, seed: int
 ) -> list[dict]:
     """A row for each provider that is offered, and for those that `said` has an error of."""
     works, errors = works_that_run(case, offered, made_tensors(case, device, seed), device, False)
     said = said | {name: {**said.get(name, {}), **what} for name, what in errors.items()}
     apart = differences(works, device)
-    times, world = timed(works, device, rounds), dist.get_world_size()
+    times, world = timed(works, device, seconds), dist.get_world_size()
     alone = next((times[p.name].median_ms for p in offered if p.whole and p.name in times), None)
     rows = []
     for name, what in said.items():
@@ -304,11 +313,12 @@ def _join_group() -> torch.device:
 @click.option("--head-dim", default=128, show_default=True)
 @click.option("--deterministic/--unordered", default=True, show_default=True, help="fa4's backward.")
 @click.option("--only", default="", help="Comma-separated names of providers; one GPU is always there.")
-@click.option("--rounds", default=5, show_default=True)
+@click.option("--seconds", default=1.0, show_default=True, help="Time spent on each case, of all providers together.")
+@click.option("--torch-to", default=131072, show_default=True, help="The most tokens that torch's providers get.")
 @click.option("--check/--no-check", default=True, show_default=True)
 @click.option("--profile", is_flag=True, help="List what ran on the first GPU after the rows, by each provider.")
 @click.option("--output", type=click.Path(path_type=Path), default=None)
-def main(seqlens, heads, head_dim, deterministic, only, rounds, check, profile, output) -> None:
+def main(seqlens, heads, head_dim, deterministic, only, seconds, torch_to, check, profile, output) -> None:
     device = _join_group()
     world, first = dist.get_world_size(), dist.get_rank() == 0
     mesh = init_device_mesh(device.type, (world,))
@@ -326,7 +336,11 @@ def main(seqlens, heads, head_dim, deterministic, only, rounds, check, profile, 
         kind = case.direction, case.heads_q, case.heads_kv
         if kind not in right:
             right[kind] = right_ones(case, offered, device, 0) if check else (offered, {})
-        rows += measured(case, *right[kind], device, rounds, 0)
+        offered_here, said = right[kind]
+        if case.seqlen_q > torch_to:
+            offered_here = [p for p in offered_here if not p.name.startswith("torch")]
+            said = {name: what for name, what in said.items() if not name.startswith("torch")}
+        rows += measured(case, offered_here, said, device, seconds, 0)
         if device.type == "cuda":
             torch.cuda.empty_cache()
     if first:
@@ -337,7 +351,7 @@ def main(seqlens, heads, head_dim, deterministic, only, rounds, check, profile, 
         with output.open("a") as file:
             for row in rows:
                 file.write(json.dumps({**common, "deterministic": deterministic, **row}) + "\n")
-        title = f"{world} x {facts['device']}, {gbps:.4g} GB/s to the next, deterministic {deterministic}"
+        title = f"{world} x {facts['device']}, {gbps or 0:.4g} GB/s to the next, deterministic {deterministic}"
         Console(width=150).print(_table(rows, title))
         for problem in dict.fromkeys(f"{row['provider']}: {row['error']}" for row in rows if "error" in row):
             print(problem)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..spec import Saved
-from .parts import Parts, Sums
+from .parts import Parts
 from .place import Gathering, Summing
 
 _MOST_GROUPS = 4
@@ -72,19 +72,20 @@ def backward(
     saved: Saved, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """dq, dk, dv and dsink."""
-    calls = parts.with_all_keys()
+    calls, axis = parts.with_all_keys(), q.ndim - 3
     dqs, dsinks, on_their_way = [], [], []
     for heads, k_whole, v_whole in _groups(q, k, v, parts):
-        sums = Sums.like(heads.of(q), k_whole, v_whole)
         of_sink = None if sink is None else sink[heads.queries]
         dlse = None if saved.dlse is None else heads.statistics(saved.dlse)
         theirs = Saved(heads.of(saved.out), heads.statistics(saved.lse), heads.of(saved.dout), dlse)
-        dsink = [call.backward(theirs, heads.of(q), k_whole, v_whole, sums, of_sink) for call in calls]
-        dsinks.append(sum(dsink[1:], dsink[0]))
-        dqs.append(sums.dq.to(q.dtype))
-        on_their_way.append([Summing(parts.by_rank(x), parts.place) for x in (sums.dk, sums.dv)])
+        grads = [call.backward(theirs, heads.of(q), k_whole, v_whole, of_sink) for call in calls]
+        for_owners = parts.by_rank([of.dk for of in grads]), parts.by_rank([of.dv for of in grads])
+        on_their_way.append([Summing(x, parts.place) for x in for_owners])
+        dqs.append(grads[0].dq if len(grads) == 1 else parts.join(grads[0].dq, grads[1].dq, axis))
+        dsinks.append([of.dsink for of in grads if of.dsink is not None])
     dk, dv = (
         torch.cat([parts.received(group[i].wait()).to(x.dtype) for group in on_their_way], -2)
         for i, x in ((0, k), (1, v))
     )
-    return torch.cat(dqs, -2), dk, dv, None if sink is None else torch.cat(dsinks)
+    dsink = None if sink is None else torch.cat([torch.stack(of).sum(0) for of in dsinks])
+    return torch.cat(dqs, -2), dk, dv, dsink

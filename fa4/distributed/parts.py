@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..spec import AttentionInputs, Flags, Saved
+from ..spec import AttentionInputs, Flags, Gradients, Saved
 from .place import Place, order
 
 
@@ -28,18 +28,6 @@ class Chunks(enum.Enum):
 
 
 _ALL = slice(None)
-
-
-class Sums(NamedTuple):
-    """Gradients that calls add to, in float32 or float64."""
-
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-
-    @staticmethod
-    def like(*tensors: Tensor) -> Sums:
-        return Sums(*(torch.zeros(x.shape, dtype=accumulator(x), device=x.device) for x in tensors))
 
 
 def accumulator(x: Tensor) -> torch.dtype:
@@ -63,11 +51,12 @@ class Call(NamedTuple):
         """The queries' rows of (batch, heads, rows)."""
         return x if self.queries is _ALL else x[:, :, self.queries]
 
-    def _keys(self, x: Tensor) -> Tensor:
+    def keys_of(self, x: Tensor) -> Tensor:
+        """The keys' rows of (batch, rows, heads, ...)."""
         return x if self.keys is _ALL else x[:, self.keys]
 
     def _inputs(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> AttentionInputs:
-        q, k, v = self.rows(q), self._keys(k), self._keys(v)
+        q, k, v = self.rows(q), self.keys_of(k), self.keys_of(v)
         lengths = self.lengths or (None, None, None, None, q.shape[1], k.shape[1])
         return AttentionInputs(q, k, v, sink, *lengths)
 
@@ -75,15 +64,13 @@ class Call(NamedTuple):
         """out and lse of the queries that it gets."""
         return torch.ops.fa4.forward(*self._inputs(q, k, v, sink), *self.flags)
 
-    def backward(self, saved: Saved, q: Tensor, k: Tensor, v: Tensor, sums: Sums, sink: Tensor | None = None) -> Tensor:
-        """Adds the gradients of these pairs, through the lse of all keys; returns the sink's, float32 or float64."""
+    def backward(self, saved: Saved, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> Gradients:
+        """Of the rows that it gets, what these pairs add, through the lse of all keys."""
         dlse = None if saved.dlse is None else self.statistics(saved.dlse)
         saved = Saved(self.rows(saved.out), self.statistics(saved.lse), self.rows(saved.dout), dlse)
-        dq, dk, dv, dsink = torch.ops.fa4.backward(*saved, *self._inputs(q, k, v, sink), *self.flags)
-        self.rows(sums.dq).add_(dq)
-        self._keys(sums.dk).add_(dk)
-        self._keys(sums.dv).add_(dv)
-        return dsink.to(accumulator(q))
+        grads = Gradients(*torch.ops.fa4.backward(*saved, *self._inputs(q, k, v, sink), *self.flags))
+        dsink = grads.dsink
+        return grads._replace(dsink=None if sink is None or dsink is None else dsink.to(accumulator(q)))
 
 
 class Parts(abc.ABC):
@@ -111,8 +98,8 @@ class Parts(abc.ABC):
         """All rows in their order, of what all ranks sent."""
 
     @abc.abstractmethod
-    def by_rank(self, whole: Tensor) -> Tensor:
-        """The rows of all ranks, one behind the other: the inverse of `whole`."""
+    def by_rank(self, parts: list[Tensor]) -> Tensor:
+        """The sum, in float32 or float64, of tensors of the first so many rows of all, as all ranks would send it."""
 
     @abc.abstractmethod
     def received(self, x: Tensor) -> Tensor:
@@ -174,10 +161,19 @@ class Padded(Parts):
     def whole(self, gathered: Tensor) -> Tensor:
         return torch.cat((*gathered[::2], *gathered[1::2].unbind()[::-1]), 1)
 
-    def by_rank(self, whole: Tensor) -> Tensor:
-        chunks = whole.split(self._chunk, 1)
-        world = self.place.world
-        return torch.stack([chunks[i] for rank in range(world) for i in (rank, 2 * world - 1 - rank)])
+    def by_rank(self, parts: list[Tensor]) -> Tensor:
+        world, (batch, _, *rest) = self.place.world, parts[0].shape
+        sums = parts[0].new_empty((2 * world, batch, self._chunk, *rest), dtype=accumulator(parts[0]))
+        for place, i in enumerate(i for rank in range(world) for i in (rank, 2 * world - 1 - rank)):
+            first = i * self._chunk
+            those, total = [x[:, first : first + self._chunk] for x in parts if x.shape[1] > first], sums[place]
+            if those:
+                total.copy_(those[0])
+            else:
+                total.zero_()
+            for x in those[1:]:
+                total.add_(x)
+        return sums
 
     def received(self, x: Tensor) -> Tensor:
         return x.transpose(0, 1).flatten(1, 2)
@@ -214,8 +210,9 @@ class Packed(Parts):
     def whole(self, gathered: Tensor) -> Tensor:
         return gathered[self._order]
 
-    def by_rank(self, whole: Tensor) -> Tensor:
-        return torch.empty_like(whole).index_copy_(0, self._order.long(), whole)
+    def by_rank(self, parts: list[Tensor]) -> Tensor:
+        total: Tensor = sum(parts[1:], parts[0].to(accumulator(parts[0])))
+        return torch.empty_like(total).index_copy_(0, self._order.long(), total)
 
     def received(self, x: Tensor) -> Tensor:
         return x

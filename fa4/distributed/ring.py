@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ..spec import Saved
-from .parts import Parts, Sums, accumulator
+from .parts import Parts, accumulator
 from .place import Passing
 
 
@@ -47,23 +49,42 @@ def backward(
     rank, world, _ = parts.place
     passing = Passing((k, v), parts.place) if world > 1 else None
     first, *last = parts.own()
-    sums = Sums.like(q, k, v)
-    dsink = first.backward(saved, q, k, v, sums, sink)
+    grads = first.backward(saved, q, k, v, sink)
+    dq, dsink = _widened(grads.dq, first.rows, q), grads.dsink
+    own = tuple(_widened(grad, first.keys_of, x) for grad, x in ((grads.dk, k), (grads.dv, v)))
     home = None
     for step in range(1, world):
         assert passing is not None
         k_here, v_here = passing.wait()
         if step + 1 < world:
             passing = Passing((k_here, v_here), parts.place)
-        theirs = Sums.like(q[:0], k_here, v_here)._replace(dq=sums.dq)
-        parts.with_keys_of((rank - step) % world).backward(saved, q, k_here, v_here, theirs)
+        call = parts.with_keys_of((rank - step) % world)
+        grads = call.backward(saved, q, k_here, v_here)
+        call.rows(dq).add_(grads.dq)
+        theirs = tuple(_widened(grad, call.keys_of, x) for grad, x in ((grads.dk, k), (grads.dv, v)))
         if home is not None:  # what the ranks before have added to these keys' gradients
-            for total, before in zip(theirs[1:], home.wait()):
-                total += before
-        home = Passing(theirs[1:], parts.place)
+            _add(theirs, home.wait())
+        home = Passing(theirs, parts.place)
     for call in last:
-        dsink += call.backward(saved, q, k, v, sums, sink)
+        grads = call.backward(saved, q, k, v, sink)
+        call.rows(dq).add_(grads.dq)
+        _add(tuple(call.keys_of(x) for x in own), (grads.dk, grads.dv))
+        dsink = None if dsink is None or grads.dsink is None else dsink + grads.dsink
     if home is not None:
-        for total, of_others in zip(sums[1:], home.wait()):
-            total += of_others
-    return *sums, None if sink is None else dsink
+        _add(own, home.wait())
+    dk, dv = own
+    return dq, dk, dv, dsink
+
+
+def _widened(part: Tensor, rows: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """The gradient of some rows of a tensor, as that of all, to be added to."""
+    if part.shape == like.shape:
+        return part.to(accumulator(part))
+    total = torch.zeros(like.shape, dtype=accumulator(part), device=part.device)
+    rows(total).copy_(part)
+    return total
+
+
+def _add(totals: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> None:
+    for total, part in zip(totals, parts):
+        total.add_(part)
