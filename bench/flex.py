@@ -51,7 +51,20 @@ def causal(tokens: int) -> Made:
     return None, fa4.masks.causal
 
 
-PROBLEMS = {f.__name__: f for f in (documents, window, alibi, causal)}
+def slopes(tokens: int) -> Made:
+    """ALiBi whose slopes are learned."""
+    learned = fa4.scores.alibi_slopes(HEADS, _DEVICE).requires_grad_()
+    return fa4.scores.alibi(learned), fa4.masks.causal
+
+
+def bias(tokens: int) -> Made:
+    """A learned number for each pair of each head: as large as the scores, no problem for many tokens."""
+    learned = torch.zeros(1, HEADS, tokens, tokens, device=_DEVICE, requires_grad=True)
+    return fa4.scores.bias(learned), fa4.masks.causal
+
+
+PROBLEMS = {f.__name__: f for f in (documents, window, alibi, causal, slopes, bias)}
+_USUAL = "documents,window,alibi,causal"
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
@@ -76,7 +89,7 @@ def _rows(name: str, tokens: int, seconds: float, backend: str, compiled: Callab
     apart = _difference(ours(), theirs())
     yield "forward", measure_in_turns({"fa4": ours, "torch": theirs}, q.device, seconds=seconds), apart
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    outs = {"fa4": ours(), "torch": theirs()}
+    outs = {"fa4": ours(), "torch": theirs()}  # gradients of what is captured are computed as well
     backwards = {
         who: lambda out=out: torch.autograd.grad(out, leaves, dout, retain_graph=True) for who, out in outs.items()
     }
@@ -86,7 +99,7 @@ def _rows(name: str, tokens: int, seconds: float, backend: str, compiled: Callab
 
 @click.command(help=__doc__)
 @click.option("--tokens", default="4096,16384,32768", show_default=True)
-@click.option("--problems", default=",".join(PROBLEMS), show_default=True)
+@click.option("--problems", default=_USUAL, show_default=True, help=f"Of {', '.join(PROBLEMS)}.")
 @click.option("--seconds", default=0.3, show_default=True, help="For each time.")
 @click.option("--backend", default="auto", show_default=True)
 def main(tokens: str, problems: str, seconds: float, backend: str) -> None:

@@ -25,6 +25,7 @@ from .spec import AttentionSpec, Extent, Feature
 
 _HALF = (torch.float16, torch.bfloat16)
 ALL_FEATURES = frozenset(Feature)
+_OF_BACKWARDS = frozenset((Feature.BACKWARD, Feature.DETERMINISTIC, Feature.CAPTURED_GRADIENTS))
 MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Feature.CAPTURED_GRADIENTS))
 
 
@@ -85,6 +86,7 @@ class Backend:
     sizes: Sizes | None = None
     lacks_of_blocks: Callable[[AttentionSpec], list[str]] | None = None  # of a block_mask: what is missing
     lacks_of_cache: Callable[[AttentionSpec], list[str]] | None = None  # likewise of a cache
+    lacks_of_captured: Callable[[AttentionSpec], list[str]] | None = None  # and of captured tensors with gradients
 
     def refusals(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> list[str]:
         """Every reason why this backend cannot serve the problem on `chip`; empty when it can."""
@@ -104,6 +106,8 @@ class Backend:
             reasons.append(f"lacks head_dim ({spec.head_dim}, {spec.head_dim_v}) (has {self.head_dims})")
         if self.lacks_of_blocks is not None and spec.mods is not None and spec.mods.block is not None:
             reasons += self.lacks_of_blocks(spec)
+        if self.lacks_of_captured is not None and Feature.CAPTURED_GRADIENTS in spec.features():
+            reasons += self.lacks_of_captured(spec)
         if self.lacks_of_cache is not None and spec.cache is not None:
             reasons += self.lacks_of_cache(spec)
         reasons += [f"lacks {feature.value}" for feature in Feature if feature in spec.features() - self.features]
@@ -121,6 +125,18 @@ def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
     if spec.needs_backward and spec.group > 1 and spec.mods.heads_differ:
         lacks.append("lacks a backward with blocks of their own for the query heads of a group")
     return lacks
+
+
+def _lacks_of_captured(spec: AttentionSpec) -> list[str]:
+    assert spec.mods is not None and spec.mods.score is not None
+    graph, lacks = spec.mods.score, list[str]()
+    for scatter in graph.scatters:
+        if not graph.is_of_heads(scatter):
+            if spec.deterministic and not graph.is_alone(scatter):
+                lacks.append("lacks deterministic gradients of captured tensors to whose elements several pairs add")
+        elif spec.varlen and "b" in graph.inputs_of(*scatter.indices):
+            lacks.append("lacks gradients of captured tensors that are chosen by packed sequences")
+    return list(dict.fromkeys(lacks))
 
 
 def _sm80_lacks_of_cache(spec: AttentionSpec) -> list[str]:
@@ -150,9 +166,10 @@ _SM80 = Backend(
     on=lambda chip: chip.number >= 80,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=256),
-    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS},
+    features=ALL_FEATURES,
     module="fa4.sm80.plan",
     requires=_CUTE,
+    lacks_of_captured=_lacks_of_captured,
     lacks_of_blocks=_lacks_of_blocks,
     lacks_of_cache=_sm80_lacks_of_cache,
 )
@@ -163,9 +180,10 @@ _SM90 = Backend(
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128),
-    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS, Feature.CACHE_FP8, Feature.BATCH_INVARIANT},
+    features=ALL_FEATURES - {Feature.CACHE_FP8, Feature.BATCH_INVARIANT},
     module="fa4.sm90.plan",
     requires=_CUTE,
+    lacks_of_captured=_lacks_of_captured,
     lacks_of_blocks=_lacks_of_blocks,
     lacks_of_cache=_lacks_of_pages_by_tma,
 )
@@ -176,9 +194,10 @@ _SM100 = Backend(
     on=lambda chip: chip.number in (100, 103),
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
-    features=ALL_FEATURES - {Feature.CAPTURED_GRADIENTS, Feature.CACHE_FP8},
+    features=ALL_FEATURES - {Feature.CACHE_FP8},
     module="fa4.sm100.plan",
     requires=_CUTE,
+    lacks_of_captured=_lacks_of_captured,
     lacks_of_blocks=_lacks_of_blocks,
     lacks_of_cache=_lacks_of_pages_by_tma,
 )
@@ -190,7 +209,7 @@ BACKENDS: tuple[Backend, ...] = (
         _SM100,
         summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
-        features=_SM100.features - {Feature.BACKWARD, Feature.DETERMINISTIC, Feature.BLOCK_MASK},
+        features=_SM100.features - _OF_BACKWARDS - {Feature.BLOCK_MASK},
         sizes=FEW_QUERIES,
     ),
     _SM90,
@@ -198,7 +217,7 @@ BACKENDS: tuple[Backend, ...] = (
         _SM90,
         summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
-        features=_SM90.features - {Feature.BACKWARD, Feature.DETERMINISTIC},
+        features=_SM90.features - _OF_BACKWARDS,
     ),
     replace(
         _SM90,

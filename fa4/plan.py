@@ -103,4 +103,4 @@ class Directions(Plan):
         mods: Mods | None = None,
         captured: Sequence[Tensor | None] = (),
     ) -> Tensor | None:
-        return self._backward.launch(inputs, saved, grads, *(() if mods is None else (mods,)))
+        return self._backward.launch(inputs, saved, grads, *(() if mods is None else (mods, captured)))

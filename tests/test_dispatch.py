@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import fa4
 from fa4 import device, dispatch, env
 from fa4.cases import Case, make
 from fa4.chips import CHIPS
 from fa4.device import Chip, NoTarget, chip_by_number, chip_of, emulating, target_for
 from fa4.dispatch import Backend, HeadDims, NoBackend
 from fa4.mods.record import ModSpec
+from fa4.mods.trace import trace_score
 from fa4.spec import CacheSpec, Extent, Feature
 
 PICKY = Backend(
@@ -228,6 +230,31 @@ def test_functions_of_a_pair_are_features():
         assert replace(spec(), mods=mods).features() == features
     trained = replace(spec(), mods=ModSpec(score=graph, trained=(0,)), needs_backward=True)
     assert trained.features() == {Feature.BACKWARD, Feature.SCORE_MOD, Feature.CAPTURED_GRADIENTS}
+
+
+def test_gradients_of_captured_tensors_that_kernels_lack():
+    leaves = {"table": (4, 9), "pairs": (2, 4, 8, 8), "shared": (2, 1, 8, 8), "sequences": (2,)}
+    table, pairs, shared, sequences = (torch.ones(shape, requires_grad=True) for shape in leaves.values())
+    scores = {
+        "heads": lambda score, b, h, q_idx, kv_idx: score + table[h, 0] * kv_idx,
+        "distances": fa4.scores.relative_bias(table),
+        "pairs": fa4.scores.bias(pairs),
+        "shared": fa4.scores.bias(shared),
+        "twice": lambda score, b, h, q_idx, kv_idx: score + pairs[b, h, q_idx, kv_idx] + pairs[b, h, kv_idx, q_idx],
+        "sequences": lambda score, b, h, q_idx, kv_idx: score * sequences[b],
+    }
+    in_order, of_packed = "to whose elements several pairs add", "that are chosen by packed sequences"
+    lacks = {"distances": in_order, "shared": in_order, "twice": in_order, "sequences": of_packed}
+    backend = next(row for row in dispatch.BACKENDS if row.name == "sm80")
+    for name, score in scores.items():
+        mods = ModSpec(score=trace_score(score).graph, trained=(0,))
+        for options in (dict(deterministic=True), dict(varlen=True), dict()):
+            asked = replace(spec(), mods=mods, needs_backward=True, **options)
+            missing = lacks.get(name, "nothing")
+            is_lacking = missing == (in_order if asked.deterministic else of_packed if asked.varlen else None)
+            told = "; ".join(backend.refusals(asked, MANY, chip_by_number(80)))
+            assert (missing in told) == is_lacking, (name, options)
+            assert is_lacking or "captured" not in told, (name, options)
 
 
 # Which backend `auto` takes where nothing speaks against it.

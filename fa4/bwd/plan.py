@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cutlass import Float32, Int32
@@ -15,6 +16,7 @@ from ..device import Chip
 from ..mods.record import Mods
 from ..mods.tensors import filled
 from ..spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
+from . import captured as gradients
 from .blocks import RowBlocks
 from .workspace import Workspace
 
@@ -45,22 +47,30 @@ class Backward:
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
         self.scalars = jit.fixed(Scalars.of(spec))
-        self._compiled: dict[bool, tuple[RowBlocks, jit.Launcher]] = {}  # by whether there is a dlse
+        self._compiled: dict[bool, tuple[Any, RowBlocks, jit.Launcher]] = {}  # by whether there is a dlse
 
     def config(self, has_dlse: bool) -> Any:
         """The kernel's configuration, a `Variant` with `row_blocks`."""
         raise NotImplementedError
 
     def launch(
-        self, inputs: AttentionInputs, saved: Saved, grads: Gradients, mods: Mods | None = None
+        self,
+        inputs: AttentionInputs,
+        saved: Saved,
+        grads: Gradients,
+        mods: Mods | None = None,
+        captured: Sequence[Tensor | None] = (),
     ) -> Tensor | None:
-        """Fill dq, dk, dv; returns the terms of dsink, (heads_q, ...), if there is a sink."""
+        """Fill dq, dk, dv, and add to the gradients of captured tensors; returns the terms of dsink, (heads_q, ...), if
+        there is a sink."""
         has_dlse = saved.dlse is not None
         if has_dlse not in self._compiled:
             cfg = self.config(has_dlse)
-            self._compiled[has_dlse] = cfg.row_blocks, self.kernel.launcher(cfg, self.chip)
-        row_blocks, launcher = self._compiled[has_dlse]
+            self._compiled[has_dlse] = cfg, cfg.row_blocks, self.kernel.launcher(cfg, self.chip)
+        cfg, row_blocks, launcher = self._compiled[has_dlse]
         workspace = Workspace.allocate(inputs, self.spec, row_blocks)
-        given = filled(mods, backward=True, in_turn=row_blocks.list_rows > 0)
+        targets = gradients.targets(inputs, mods, captured, cfg)
+        given = filled(mods, backward=True, in_turn=row_blocks.list_rows > 0, captured=targets)
         launcher(inputs[:8], saved, grads, workspace, self.scalars, self.extent, given)
+        gradients.finish(inputs, mods, captured, targets)
         return workspace.dsink_terms()

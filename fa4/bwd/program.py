@@ -80,5 +80,5 @@ class BackwardProgram(Program):
         out, dout, *grads = fake_matrices(cfg, 5)
         saved = Saved(out, fake_rows(cfg), dout, fake_rows(cfg, cfg.has_dlse))
         workspace, numbers = Workspace.fake(cfg.row_blocks), (fake_numbers(Scalars), Extent(*[Int32(0)] * 3))
-        mods = ModTensors.fake(cfg.mods, cfg.turns_by_lists)
+        mods = ModTensors.fake(cfg.mods, backward=True, in_turn=cfg.turns_by_lists)
         return Inputs.fake(cfg), saved, Gradients(*grads), workspace, *numbers, mods

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cutlass import Int32
 
@@ -13,6 +14,9 @@ from ..core import variant
 class Variant(variant.Variant):
     """A kind of problem and how a backward works on it: `tile_m` queries a step, `span` keys of a CTA (or of `ctas`
     that work as a pair), tiles of q, k, v, do, dk and dv, and `row_blocks`."""
+
+    own_span: ClassVar[int] = 128  # keys of a CTA, of a pair too
+    score_threads: ClassVar[int] = 256  # that have scores of these: eight warps, the CTA's first
 
     @property
     def rows_bytes(self) -> int:

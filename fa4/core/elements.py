@@ -119,6 +119,28 @@ class Elements:
                 hidden[r].append(Float32(cutlass.select_(keep, line[c], -Float32.inf)))
         return hidden
 
+    def value_at(self, i: int, r: int, c: int) -> Any:
+        """Of a node, at line r and place c across."""
+        self._at = r, c
+        return self.value(i)
+
+    def index_varies(self, nodes: tuple[int, ...]) -> tuple[bool, bool]:
+        """Whether any of these nodes is another number along lines, and along the places across."""
+        varies = frozenset[str]().union(*(self._varies[i] for i in nodes))
+        return _LINE in varies, _ACROSS in varies
+
+    def indices_at(self, nodes: tuple[int, ...], tensor: cute.Tensor, r: int, c: int) -> tuple:
+        """Where these nodes point in a captured tensor; of rows and keys that do not exist, somewhere in it."""
+        before, self._clamped, self._at = self._clamped, True, (r, c)
+        indices = []
+        for axis, i in enumerate(nodes):
+            index = self.value(i)
+            if self.nodes[i].op not in ("input", "const"):  # counted from the end, as torch does
+                index = Int32(cutlass.select_(index < 0, index + tensor.shape[axis], index))
+            indices.append(index)
+        self._clamped = before
+        return tuple(indices)
+
     def value(self, i: int) -> Any:
         x, factor = self._scaled(i)
         if factor is None:
@@ -205,15 +227,9 @@ class Elements:
         return (cutlass.min(query, of.seqlen_q - 1) if self._clamped else query), None
 
     def _load(self, node: Node) -> Any:
-        tensor, before, self._clamped = self.of.tensors[node.value], self._clamped, True
-        indices = []
-        for axis, i in enumerate(node.args):
-            index = self.value(i)
-            if self.nodes[i].op not in ("input", "const"):  # counted from the end, as torch does
-                index = Int32(cutlass.select_(index < 0, index + tensor.shape[axis], index))
-            indices.append(index)
-        self._clamped = before
-        x = tensor[tuple(indices) if len(indices) > 1 else indices[0] if indices else 0]
+        tensor = self.of.tensors[node.value]
+        indices = self.indices_at(node.args, tensor, *self._at)
+        x = tensor[indices if len(indices) > 1 else indices[0] if indices else 0]
         return x != 0 if tensor.element_type is cutlass.Uint8 else KINDS[node.kind](x)
 
     # What grows evenly across.

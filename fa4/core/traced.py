@@ -32,26 +32,27 @@ class ModTensors(NamedTuple):
     """What fills a call's graphs: captured tensors and numbers, the score's first; and the block mask's lists.
 
     blocks: the lists that loops walk. of_queries: where additions to blocks of queries take turns, the blocks of keys
-    of each.
+    of each. captured: what gradients of captured tensors are added to, see `captured`.
     """
 
     tensors: tuple
     numbers: tuple
     blocks: BlockTensors | None
     of_queries: BlockTensors | None = None
+    captured: tuple | None = None
 
     @staticmethod
     def of(given: tuple | None) -> ModTensors | None:
         """The record of a caller's plain tuple."""
         if given is None:
             return None
-        tensors, numbers, *lists = given
+        tensors, numbers, *lists, captured = given
         sides = (None if side is None else BlockTensors(*side) for side in lists)
-        return ModTensors(tuple(tensors or ()), tuple(numbers or ()), *sides)
+        return ModTensors(tuple(tensors or ()), tuple(numbers or ()), *sides, captured)
 
     @staticmethod
-    def fake(mods: ModSpec | None, both_sides: bool = False) -> ModTensors | None:
-        """Stand-ins for compilation. both_sides: there is `of_queries`."""
+    def fake(mods: ModSpec | None, backward: bool = False, in_turn: bool = False) -> ModTensors | None:
+        """Stand-ins for compilation; in_turn: there is `of_queries`."""
         if mods is None:
             return None
         graphs = [graph for graph in (mods.score, mods.mask) if graph is not None]
@@ -61,7 +62,8 @@ class ModTensors(NamedTuple):
         def lists(there: bool) -> BlockTensors | None:
             return BlockTensors(*(jit.fake_tensor(Int32, rank, align=4) for rank in (3, 4, 3, 4))) if there else None
 
-        return ModTensors(tensors or None, numbers or None, lists(mods.block is not None), lists(both_sides))
+        captured = _fake_gradients(mods) if backward and mods.trained else None
+        return ModTensors(tensors or None, numbers or None, lists(mods.block is not None), lists(in_turn), captured)
 
 
 # How `mods.device.captured` hands tensors over: those of other dtypes are converted.
@@ -74,6 +76,13 @@ _STORED = {
 def _fake_captured(dtype: str, rank: int) -> cute.Tensor:
     stored = _STORED.get(dtype, Int32)
     return jit.fake_tensor(stored, max(rank, 1), contiguous=True, align=stored.width // 8)
+
+
+def _fake_gradients(mods: ModSpec) -> tuple:
+    graph = mods.score
+    assert graph is not None
+    ranks = (3 if graph.is_of_heads(scatter) else len(scatter.indices) for scatter in graph.scatters)
+    return tuple(jit.fake_tensor(Float32, rank, contiguous=True, align=4) for rank in ranks)
 
 
 def bind(
@@ -127,7 +136,8 @@ class Traced(Constant):
     @property
     def is_harmless(self) -> bool:
         """Whether gradients are finite on whatever rows and keys that do not exist may hold."""
-        return _HARMLESS.issuperset(self.graph.nodes[i].op for i in self.graph.needed(self.graph.dscore))
+        gradients = self.graph.dscore, *(scatter.value for scatter in self.graph.scatters)
+        return _HARMLESS.issuperset(self.graph.nodes[i].op for i in self.graph.needed(*gradients))
 
 
 # Operators that give finite results on whatever a row or key that does not exist may hold.

@@ -37,6 +37,18 @@ def add_floats(pointer: cute.Pointer, values: list[Float32]) -> None:
     )
 
 
+def add_unless_zero(pointer: cute.Pointer, value: Float32) -> None:
+    """Add to a float at a global address by an atomic addition; of 0 the address may be anything."""
+    cute.arch.inline_ptx(
+        """{
+        .reg .pred there;
+        setp.neu.f32 there, {$r1}, 0f00000000;
+        @there red.relaxed.gpu.global.add.f32 [{$r0}], {$r1};
+        }""",
+        read_only_args=[pointer.toint(), value],
+    )
+
+
 def load_halves(pointer: cute.Pointer, dtype: type[cutlass.Numeric]) -> list[Float32]:
     """8 numbers of 16 bits by one load, as floats."""
     loaded = llvm.load(ir.VectorType.get([8], dtype.mlir_type), pointer.llvm_ptr, alignment=16)

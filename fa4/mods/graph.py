@@ -94,6 +94,20 @@ class Graph:
         """Whether any of these inputs has a part in the result."""
         return any(self.nodes[i].op == "input" and self.nodes[i].value in names for i in self.needed(self.result))
 
+    def is_of_heads(self, scatter: Scatter) -> bool:
+        """Whether sequence and query head alone choose the element."""
+        return self.inputs_of(*scatter.indices) <= {"b", "h"}
+
+    def inputs_of(self, *nodes: int) -> frozenset[str]:
+        """The inputs that these are computed from."""
+        return frozenset(str(self.nodes[i].value) for i in self.needed(*nodes) if self.nodes[i].op == "input")
+
+    def is_alone(self, scatter: Scatter) -> bool:
+        """Whether each element of the tensor gets its gradient from one pair of one head at most."""
+        nodes = [self.nodes[i] for i in scatter.indices]
+        chosen = {str(node.value) for node in nodes if node.op == "input"}
+        return chosen == {"b", "h", "q_idx", "kv_idx"} and [s.tensor for s in self.scatters].count(scatter.tensor) == 1
+
     def needed(self, *outputs: int) -> set[int]:
         """The nodes that these are computed from, themselves included."""
         found: set[int] = set()

@@ -69,6 +69,8 @@ _KEPT = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 def for_kernels(x: Tensor) -> Tensor:
     """A captured tensor as device code reads it (`core.traced`): contiguous, of at least one axis, of few dtypes."""
     x = x.detach()
+    if x.numel() >= 1 << 31:
+        raise ValueError(f"a captured tensor of shape {tuple(x.shape)} has 2^31 elements or more, expected fewer")
     if x.dtype == torch.bool:
         x = x.contiguous().view(torch.uint8)
     elif x.dtype not in _KEPT:
@@ -76,14 +78,16 @@ def for_kernels(x: Tensor) -> Tensor:
     return x.contiguous().view(1) if x.ndim == 0 else x.contiguous()
 
 
-def filled(mods: Mods | None, backward: bool = False, in_turn: bool = False) -> tuple | None:
+def filled(
+    mods: Mods | None, backward: bool = False, in_turn: bool = False, captured: tuple | None = None
+) -> tuple | None:
     """What kernels take for a call's mods, as `core.traced.ModTensors`: of the block mask the lists of each block of
     queries, in a backward those of keys; `in_turn` both."""
     if mods is None:
         return None
     of_queries, of_keys = tuple(mods.blocks[:4]) or None, tuple(mods.blocks[4:8]) or None
     lists = (of_keys, of_queries if in_turn else None) if backward else (of_queries, None)
-    return tuple(map(for_kernels, mods.tensors)) or None, mods.typed_numbers() or None, *lists
+    return tuple(map(for_kernels, mods.tensors)) or None, mods.typed_numbers() or None, *lists, captured
 
 
 def add_gradients(done: Evaluation, shape: torch.Size, gradients: Sequence[Tensor | None]) -> None:
@@ -100,11 +104,16 @@ def add_gradients(done: Evaluation, shape: torch.Size, gradients: Sequence[Tenso
         summed = [axis for axis, extent in enumerate(along) if extent == 1]
         if summed:
             value = value.sum(dim=summed, keepdim=True)
-        if not indices:
-            target.add_(value.reshape(()))
-            continue
-        with _deterministic():
-            target.index_put_(tuple(torch.broadcast_to(i, along) for i in indices), value, accumulate=True)
+        add_where(target, indices, value)
+
+
+def add_where(target: Tensor, indices: Sequence[Tensor], value: Tensor) -> None:
+    """Add a value for each place that indices, broadcast to its shape, name; in an order that does not change."""
+    if not indices:
+        target.add_(value.sum())
+        return
+    with _deterministic():
+        target.index_put_(tuple(torch.broadcast_to(i, value.shape) for i in indices), value, accumulate=True)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from cutlass.memory import SmemAllocator
 
 from ..bwd.turns import counter, pass_turn_on, wait_for_turn
 from ..bwd.work import turn_by_lists
+from ..core.captured import Captured
 from ..core.constant import Constant
 from ..core.mask import Band, Blocks, Descending, Listed
 from ..core.places import lines_of, store_lines
@@ -60,6 +61,7 @@ class Work(Constant):
     mask: Band
     score_mod: Traced | None
     mask_mod: Traced | None
+    captured: Captured | None
     walk: Descending | Listed  # over the blocks of query rows
     q: cute.Tensor
     dout: cute.Tensor
@@ -126,6 +128,9 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
     mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, *args.window, cfg.group)
     lengths = rows_q.count, rows_k.count
     score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.group, lengths, cfg.group)
+    captured = None
+    if cutlass.const_expr(cfg.mods is not None):
+        captured = Captured.of(args.mods.captured, cfg, sequence, rows_k, extent(args.k), n_block)
     if cutlass.const_expr(cfg.has_blocks):
         block_q, block_k = cfg.mods.block
         column, ratio = n_block // (block_k // tiles.tile_n), block_q * cfg.group // tiles.tile_m
@@ -147,6 +152,7 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
         mask=mask,
         score_mod=score_mod,
         mask_mod=mask_mod,
+        captured=captured,
         walk=walk,
         q=q,
         dout=dout,
@@ -319,6 +325,8 @@ def weights(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[
             for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
                 # Of pairs that do not exist P is 0, which makes no 0 of a NaN.
                 grads[r, c] = Float32(cutlass.select_(scores[r, c] == 0.0, Float32(0.0), grads[r, c]))
+    if cutlass.const_expr(work.captured is not None):
+        work.captured.add(at, lines_of(scores), by_weight=True)
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cfg.dtype, num_bits_per_copy=32)
     to_smem = cute.make_tiled_copy_C(atom, mma).get_slice(work.thread)
     for acc, staged in ((s, memory.p), (dp, memory.ds)):

@@ -102,3 +102,12 @@ class BackwardConfig(Config):
     def span(self) -> int:
         """Keys of a CTA."""
         return self.tiles.tile_n
+
+    @property
+    def own_span(self) -> int:
+        return self.span
+
+    @property
+    def score_threads(self) -> int:
+        """Threads that have scores."""
+        return self.threads

@@ -29,11 +29,16 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
     table = torch.randn(6, 21, generator=generator).to(device)
     rows = torch.randn(LONGEST, generator=generator).to(device, torch.bfloat16)
     is_text = (torch.rand(LONGEST, generator=generator) < 0.7).to(device)
+    slopes = (torch.rand(6, generator=generator) * 0.1).to(device).requires_grad_()
 
-    def many_kinds(score, b, h, q_idx, kv_idx):
-        near = table[h, (kv_idx - q_idx).clamp(-10, 10)]
-        text = torch.where(is_text[kv_idx], rows[q_idx], 0.0)
-        return torch.tanh(score / 2.5) * 2.5 + near + text + score.abs().sqrt()
+    def many_kinds(table, rows):
+        def score_mod(score, b, h, q_idx, kv_idx):
+            near = table[h, (kv_idx - q_idx).clamp(-10, 10)]
+            text = torch.where(is_text[kv_idx], rows[q_idx], 0.0)
+            far = slopes[h] * (kv_idx - q_idx)
+            return torch.tanh(score / 2.5) * 2.5 + near + text + score.abs().sqrt() + far
+
+        return dict(score_mod=score_mod, trained=tuple(x for x in (table, rows, slopes) if x.requires_grad))
 
     def blocks(mask_mod, heads, queries, keys):
         return fa4.create_block_mask(mask_mod, 1, heads, queries, keys, device=device)
@@ -42,31 +47,50 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
         same = fa4.masks.documents(document[0, :length].contiguous())
         mask = fa4.masks.both(fa4.masks.causal, same)
         call = dict(block_mask=blocks(mask, None, length, length), deterministic=True)
-        slopes = fa4.scores.alibi(table[:, 0].abs())
-        return Problem("alibi_in_documents", length, length, score_mod=slopes, mask_mod=mask, call=call, **options)
+        alibi = dict(score_mod=fa4.scores.alibi(slopes), trained=(slopes,))
+        return Problem("alibi_in_documents", length, length, **alibi, mask_mod=mask, call=call, **options)
 
-    def of_heads(queries, keys, score_mod=None, deterministic=False, width=40, **options):
+    def of_heads(queries, keys, deterministic=False, width=40, **options):
         mask = by_head(width)
         call = dict(block_mask=blocks(mask, 2, queries, keys), deterministic=deterministic)
-        return Problem("heads", queries, keys, score_mod=score_mod, mask_mod=mask, call=call, **options)
+        return Problem("heads", queries, keys, mask_mod=mask, call=call, **options)
 
-    temperature = fa4.scores.temperature(table[:, 0].abs())
-    kinds = dict(score_mod=many_kinds, mask_mod=fa4.masks.documents(document))
+    def leaf(x):
+        return x.clone().requires_grad_()
+
+    factors = leaf(table[:, 0].abs())
+    temperature = dict(score_mod=fa4.scores.temperature(factors), trained=(factors,))
+    of_pairs = leaf(torch.randn(2, 3, 70, 150, generator=generator).to(device))
+    same_document = dict(mask_mod=fa4.masks.documents(document))
+    trained, fixed = many_kinds(leaf(table), leaf(rows)), many_kinds(table, rows)
     return {
         # Loads of several dtypes and of computed places, counted from the end too; what does not exist has no root.
-        # Causal as well; heads of a group.
-        "many_kinds": Problem("many_kinds", *(150, 190, 6, 2, 2), **kinds, call=dict(causal=True)),
+        # Gradients of what heads, rows and distances choose. Causal as well; heads of a group.
+        "many_kinds": Problem("many_kinds", *(150, 190, 6, 2, 2), **trained, **same_document, call=dict(causal=True)),
+        # Those that are added in order: of what heads choose.
         "many_kinds_in_order": Problem(
-            "many_kinds_in_order", *(70, 90, 6, 2, 2), **kinds, call=dict(causal=True, deterministic=True)
+            "many_kinds_in_order",
+            *(70, 90, 6, 2, 2),
+            **fixed,
+            **same_document,
+            call=dict(causal=True, deterministic=True),
+        ),
+        # Each pair of each head has an element of its own; in order.
+        "bias": Problem(
+            "bias",
+            *(70, 150, 3, 3, 2),
+            score_mod=fa4.scores.bias(of_pairs),
+            trained=(of_pairs,),
+            call=dict(deterministic=True),
         ),
         # A causal document mask, whose words of bits and loads meet, and a score that grows evenly along keys. Lists
         # with both kinds of blocks in them, which say the order of additions; a last block that keys end in.
         "documents": alibi_in_documents(400, head_dim=64),
         "documents_short": alibi_in_documents(150),
         # Blocks that each head has of its own, rows of blocks without a key; with a score, or a mask alone.
-        "heads": of_heads(300, 260, temperature),
+        "heads": of_heads(300, 260, **temperature),
         # Added in order, several blocks of keys to a block of queries.
-        "heads_far": of_heads(450, 450, temperature, deterministic=True, width=400),
+        "heads_far": of_heads(450, 450, deterministic=True, width=400, **temperature),
         "heads_wide": of_heads(300, 260, head_dim=128),
         # A mask without a block mask.
         "divides": Problem("divides", *(140, 200, 4, 2), head_dim=128, mask_mod=divides, call=dict(deterministic=True)),

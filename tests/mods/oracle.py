@@ -29,6 +29,7 @@ class Problem:
     head_dim: int = 32
     score_mod: Callable | None = None
     mask_mod: Callable | None = None
+    trained: tuple[Tensor, ...] = ()  # that the score_mod captured
     call: dict = field(default_factory=dict)
 
     def make(self, seed: int, device: str = "cpu") -> tuple[list[Tensor], Tensor]:
@@ -42,7 +43,7 @@ class Problem:
 
 
 def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, precise: bool) -> list[Tensor]:
-    """out, lse, dq, dk, dv. The functions are called once, on all pairs."""
+    """out, lse, dq, dk, dv and gradients of `trained`. The functions are called once, on all pairs."""
     dtype = torch.float64 if precise else torch.float32
     group, scale = problem.heads // problem.heads_kv, problem.head_dim**-0.5
 
@@ -71,7 +72,7 @@ def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, 
     out = rounded(weights) @ vs / weights.sum(3, keepdim=True).clamp(min=1e-300 if precise else 1e-30)
     p = torch.exp(s.detach() - lse.nan_to_num(neginf=torch.inf)[..., None])
     ds = p * (do @ vs.transpose(2, 3) - (do * rounded(out)).sum(3, keepdim=True))
-    (dx,) = torch.autograd.grad(s, x, ds)
+    dx, *of_trained = torch.autograd.grad(s, [x, *problem.trained], ds)
     dx = rounded(dx)
 
     def per_kv_head(x: Tensor) -> Tensor:
@@ -82,18 +83,18 @@ def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, 
     out, dq, dk, dv = (
         x.detach().transpose(1, 2) if precise else x.detach().transpose(1, 2).bfloat16() for x in results
     )
-    return [out, lse, dq, dk, dv]
+    return [out, lse, dq, dk, dv, *of_trained]
 
 
 def results_of(problem: Problem, seed: int, backend: str, gradients: bool = True, device: str = "cpu") -> list[Tensor]:
-    """out, lse and the gradients of q, k, v that the public function gives."""
+    """out, lse and the gradients of q, k, v and `trained` that the public function gives."""
     (q, k, v), dout = problem.make(seed, device)
     leaves = [x.clone().requires_grad_(gradients) for x in (q, k, v)]
     mods = dict(score_mod=problem.score_mod)
     if "block_mask" not in problem.call:
         mods["mask_mod"] = problem.mask_mod
     out, lse = fa4.flash_attn_func(*leaves, backend=backend, return_lse=True, **mods, **problem.call)
-    grads = torch.autograd.grad(out, leaves, dout) if gradients else ()
+    grads = torch.autograd.grad(out, [*leaves, *problem.trained], dout) if gradients else ()
     return [x.detach() for x in (out, lse, *grads)]
 
 
@@ -107,7 +108,8 @@ def assert_kernel_is_right(
         (q, k, v), dout = problem.make(of, device)
         return by_formula(problem, q, k, v, dout, precise)
 
-    results = dict(zip(("out", "lse", *Gradients._fields[:3]), given))
+    names = "out", "lse", *Gradients._fields[:3], *(f"captured {tuple(x.shape)}" for x in problem.trained)
+    results = dict(zip(names, given))
     judged = judge_by_draws(results, references, seed, range(seed + 1, seed + DRAWS))
     assert_right(judged, f"{problem.name}, seed {seed}")
 

@@ -16,6 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...core.captured import Captured
 from ...core.elements import Elements
 from ...core.places import Places
 from ...core.score import Softcap
@@ -171,6 +172,9 @@ def step(
         if cutlass.const_expr(not score.of.is_harmless):  # where P is 0, whatever came of what does not exist
             grads = [Float32(cutlass.select_(x == 0.0, Float32(0.0), dx)) for x, dx in zip(p, grads)]
         words = [pack_half(grads[i], grads[i + 1], cfg.dtype) for i in range(0, cfg.half, 2)]
+        captured = Captured.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.own_block)
+        if cutlass.const_expr(captured is not None):
+            captured.add(score, [p])
     tmem.wait_loads()  # dS goes over dP; a register that a load fills waits for its own value
     tmem.store(dp_address + packed, words)
     if cutlass.const_expr(cfg.ctas == 2):

@@ -10,6 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
+from ...core.captured import Captured
 from ...core.constant import Constant
 from ...core.elements import Elements
 from ...core.places import Places
@@ -68,13 +69,15 @@ class At(Constant):
     """What a step's scores go through.
 
     bounds: see `seen_by_key`; None where no query misses a key. score, mask: a thread's elements as a score_mod and a
-    mask_mod see them. listed: the work whose blocks come from lists.
+    mask_mod see them. listed: the work whose blocks come from lists. captured: where gradients of captured tensors are
+    added.
     """
 
     bounds: list[tuple[Int32, Int32]] | None = None
     score: Elements | None = None
     mask: Elements | None = None
     listed: Any = None
+    captured: Captured | None = None
 
 
 def where(context, work, place: tuple[Int32, Int32], is_cut: bool) -> At:
@@ -97,7 +100,8 @@ def where(context, work, place: tuple[Int32, Int32], is_cut: bool) -> At:
         score.ask_ahead()
     if mask is not None:
         mask.see_ahead()  # hardly a register is left
-    return At(bounds, score, mask, work if cfg.has_blocks else None)
+    captured = Captured.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.n_block)
+    return At(bounds, score, mask, work if cfg.has_blocks else None, captured)
 
 
 def by_key(s: Any, queries: int) -> list[list]:
@@ -154,6 +158,8 @@ def slopes(context, s: cute.Tensor, p: list[Float32], minus_delta: Statistic, dp
         ds = in_order(at.score.slopes(by_key(ds, context.cfg.tile_m)))
         if not at.score.of.is_harmless:  # of pairs that are not seen P is 0, which makes no 0 of a NaN
             ds = [Float32(cutlass.select_(x == 0.0, Float32(0.0), dx)) for x, dx in zip(p, ds)]
+    if at.captured is not None:
+        at.captured.add(at.score, by_key(p, context.cfg.tile_m))
     return rounded(ds, context.cfg.dtype)
 
 
