@@ -1,14 +1,16 @@
 """Traced scores and masks, and block masks, on the chip that is here, by every backend that takes them."""
 
 import pytest
+import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4 import dispatch
 from fa4.spec import Feature
 from tests.gpu.offered import needs_gpu, offered
-from tests.mods.kernels import problems
-from tests.mods.oracle import assert_kernel_is_right
+from tests.mods.kernels import problems, published_problems
+from tests.mods.oracle import assert_kernel_is_right, results_of
+from tests.mods.published import NAMES
 
 pytestmark = needs_gpu
 
@@ -28,3 +30,18 @@ def test_forward_and_gradients(backend, name, seed):
 @pytest.mark.parametrize("backend", _taking_mods())
 def test_forward_of_packed_heads_and_split_keys(backend, seed):
     assert_kernel_is_right(problems("cuda")["packed_and_split"], seed, backend, gradients=False, device="cuda")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", _taking_mods())
+def test_what_attention_gym_publishes(backend, name, seed):
+    assert_kernel_is_right(published_problems("cuda")[name], seed, backend, device="cuda")
+
+
+@pytest.mark.parametrize("name", [name for name, problem in problems().items() if problem.call.get("deterministic")])
+@pytest.mark.parametrize("backend", _taking_mods())
+def test_deterministic_results_repeat_bit_for_bit(backend, name, seed):
+    """Of captured tensors too."""
+    problem = problems("cuda")[name]
+    first, *others = (results_of(problem, seed, backend, device="cuda") for _ in range(20))
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other)), f"seed {seed}"

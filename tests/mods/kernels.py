@@ -5,6 +5,7 @@ import functools
 import torch
 
 import fa4
+from tests.mods import published
 from tests.mods.oracle import Problem
 
 LONGEST = 700
@@ -99,3 +100,16 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
             "packed_and_split", *(3, 600, 6, 2), score_mod=fa4.scores.relative_bias(table), mask_mod=divides
         ),
     }
+
+
+def published_problems(device: str = "cpu") -> dict[str, Problem]:
+    """What attention-gym publishes: masks by blocks, scores under a causal mask."""
+    length, heads = published.LENGTH, published.HEADS
+
+    def problem(name, mask_mod, score_mod=None):
+        block_mask = fa4.create_block_mask(mask_mod, None, None, length, length, device=device)
+        call = dict(block_mask=block_mask)
+        return Problem(name, length, length, heads, heads, score_mod=score_mod, mask_mod=mask_mod, call=call)
+
+    made = {name: problem(name, mask_mod) for name, mask_mod in published.make_masks(device).items()}
+    return made | {name: problem(name, fa4.masks.causal, score) for name, score in published.SCORES.items()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_mask
 
 import fa4
 from fa4.bwd.workspace import Workspace
@@ -43,7 +44,7 @@ class Problem:
 
 
 def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, precise: bool) -> list[Tensor]:
-    """out, lse, dq, dk, dv and gradients of `trained`. The functions are called once, on all pairs."""
+    """out, lse, dq, dk, dv and gradients of `trained`. A score_mod is called once, on all pairs."""
     dtype = torch.float64 if precise else torch.float32
     group, scale = problem.heads // problem.heads_kv, problem.head_dim**-0.5
 
@@ -62,7 +63,8 @@ def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, 
     s = x * 1 if problem.score_mod is None else problem.score_mod(x, *pair)
     seen = torch.ones_like(x, dtype=torch.bool)
     if problem.mask_mod is not None:
-        seen &= problem.mask_mod(*pair)
+        sizes = problem.batch, problem.heads, problem.queries, problem.keys
+        seen &= create_mask(problem.mask_mod, *sizes, device=q.device)
     if problem.call.get("causal"):
         seen &= key <= row + problem.keys - problem.queries
     s = s.masked_fill(~seen, -torch.inf)

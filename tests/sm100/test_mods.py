@@ -6,8 +6,9 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
 from fa4.emulator import emulate
-from tests.mods.kernels import problems
+from tests.mods.kernels import problems, published_problems
 from tests.mods.oracle import assert_kernel_is_right
+from tests.mods.published import NAMES
 
 
 # Scores that are kept; by lists; a pair of CTAs, whose order of additions is held; keys in parts, and rows of a tile
@@ -20,3 +21,10 @@ def test_forward_and_gradients(name, seed):
     problem = problems()[name]
     with emulate("sm_100a", sms=4, seed=seed):
         assert_kernel_is_right(problem, seed, "sm100")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", NAMES)
+def test_what_attention_gym_publishes(name, seed):
+    with emulate("sm_100a", seed=seed, sms=2):
+        assert_kernel_is_right(published_problems()[name], seed, "sm100")

@@ -6,8 +6,9 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
 from fa4.emulator import emulate
-from tests.mods.kernels import problems
+from tests.mods.kernels import problems, published_problems
 from tests.mods.oracle import assert_kernel_is_right, sums_of_dq
+from tests.mods.published import NAMES
 
 
 # Lists of blocks, of each head its own; documents in lists are the other chips', and the soak's here.
@@ -28,3 +29,10 @@ def test_forward_of_packed_heads_and_split_keys(seed):
 
 def test_blocks_of_keys_add_in_the_order_of_their_numbers(seed):
     assert len(sums_of_dq(problems()["heads_far"], seed, "sm80", "sm_80")) == 1, f"seed {seed}"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", NAMES)
+def test_what_attention_gym_publishes(name, seed):
+    with emulate("sm_80", seed=seed):
+        assert_kernel_is_right(published_problems()[name], seed, "sm80")
