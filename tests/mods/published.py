@@ -1,7 +1,7 @@
 """Masks and scores as attention-gym publishes them for torch's flex_attention, written anew; each for LENGTH tokens.
 
-Source: https://github.com/meta-pytorch/attention-gym, attn_gym/masks and attn_gym/mods. Two of its scores are refused, as
-no graphs of numbers: that of latent attention, a product of rows (below), and softcap by a Triton operator of its own.
+Source: https://github.com/meta-pytorch/attention-gym, attn_gym/masks and attn_gym/mods. Two of its scores are refused,
+being no graphs of numbers: that of latent attention, a product of rows (below), and softcap by a Triton operator.
 """
 
 from __future__ import annotations

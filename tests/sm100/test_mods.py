@@ -26,5 +26,6 @@ def test_forward_and_gradients(name, seed):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 def test_what_attention_gym_publishes(name, seed):
+    problem = published_problems()[name]
     with emulate("sm_100a", seed=seed, sms=2):
-        assert_kernel_is_right(published_problems()[name], seed, "sm100")
+        assert_kernel_is_right(problem, seed, "sm100")

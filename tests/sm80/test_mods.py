@@ -34,5 +34,6 @@ def test_blocks_of_keys_add_in_the_order_of_their_numbers(seed):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 def test_what_attention_gym_publishes(name, seed):
+    problem = published_problems()[name]
     with emulate("sm_80", seed=seed):
-        assert_kernel_is_right(published_problems()[name], seed, "sm80")
+        assert_kernel_is_right(problem, seed, "sm80")
