@@ -67,9 +67,10 @@ def test_demo_stops_where_the_named_backend_cannot_run():
     assert "not sm100: needs sm_100 or sm_103 (this is cpu)" in text
 
 
-def test_support_table_in_the_readme_is_the_dispatchers():
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    assert support_table() in readme, "run `python -m fa4 explain --table` and paste it into README.md"
+@pytest.mark.parametrize("page", ["README.md", "docs/support.md"])
+def test_support_table_of_a_page_is_the_dispatchers(page):
+    text = (Path(__file__).parents[1] / page).read_text()
+    assert support_table() in text, f"run `python -m fa4 explain --table` and paste it into {page}"
     assert run("explain", "--table").strip() == support_table()
 
 
