@@ -64,7 +64,7 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         if cfg.ragged:
             loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
-        maps = [TmaTile.load(x, tile, cfg.ctas).map for x, tile in zip(loaded, tiles)]
+        maps = [TmaTile.load(x, tile, cfg.tma_ctas).map for x, tile in zip(loaded, tiles)]
         maps += [TmaTile.store(x, tile).map for x, tile in zip(stored, tiles[4:])]
         sums = rows.statistics, rows.dq_sum, rows.turns, rows.ranks
         args = Arguments(Maps(*maps), *sums, rows.lengths, *seqlens, order, *call.scalars, call.mods)

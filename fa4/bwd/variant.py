@@ -19,6 +19,11 @@ class Variant(variant.Variant):
     score_threads: ClassVar[int] = 256  # that have scores of these: eight warps, the CTA's first
 
     @property
+    def tma_ctas(self) -> int:
+        """CTAs whose loads are counted together."""
+        return self.ctas
+
+    @property
     def rows_bytes(self) -> int:
         """A step's row statistics: two floats for each query."""
         return 2 * 4 * self.tile_m

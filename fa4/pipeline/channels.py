@@ -149,8 +149,14 @@ class Channel:
 
     @property
     def is_relaxed(self) -> bool:
-        """Whether fences of tensor memory alone order the payload, so that arrivals and waits need not."""
-        return self.is_pair and self.carries is Carries.TMEM
+        """Whether fences alone order the payload, so that arrivals and waits across CTAs need not."""
+        return self.is_of_copies or (self.is_pair and self.carries is Carries.TMEM)
+
+    @property
+    def is_of_copies(self) -> bool:
+        """Whether stages that copies fill in several CTAs are let go of by products alone: to fence shared memory is
+        then enough, which takes no wait for the whole GPU's memory."""
+        return self.across is Across.MULTICAST and self.filled is By.TMA and self.freed is By.WGMMA
 
 
 def _role_of(side: Side) -> str:
@@ -384,6 +390,8 @@ class End(Constant):
         is_shared = channel.across is Across.MULTICAST and self.frees
         targets = range(channel.ctas) if is_shared else [LEADER] if channel.is_pair else []
         with cute.arch.elect_one():
+            if channel.is_of_copies:
+                cute.arch.inline_ptx("fence.release.sync_restrict::shared::cta.cluster;")
             for rank in targets:
                 if channel.is_relaxed:
                     arrive_relaxed(barrier, rank)
@@ -395,6 +403,8 @@ class End(Constant):
     def _wait(self, barrier: cute.Pointer, phase, by: By | Implied | None) -> None:
         if self.channel.ctas > 1 and by not in (By.TMA, By.UMMA):
             wait_for_cluster(barrier, phase, "relaxed" if self.channel.is_relaxed else "acquire")
+            if self.channel.is_of_copies:
+                cute.arch.inline_ptx("fence.acquire.sync_restrict::shared::cluster.cluster;")
         else:
             cute.arch.mbarrier_wait(barrier, phase)
         self._signals.after_wait(self.channel.carries)

@@ -154,3 +154,18 @@ def bulk_add(place: cute.Pointer, target: cute.Pointer, nbytes: int) -> None:
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};",
         read_only_args=[target.toint(), place.toint(), Int32(nbytes)],
     )
+
+
+def bulk_copy_to(rank: Int32, source: Int32, place: Int32, nbytes: int, barrier: cute.Pointer) -> None:
+    """One thread: start copying `nbytes` (a multiple of 16) of this CTA's shared memory, from the address `source`, to
+    the address `place` of the CTA of that rank in the cluster; they are counted on its barrier at the address of
+    `barrier`."""
+    cute.arch.inline_ptx(
+        """{
+        .reg .b32 place, barrier;
+        mapa.shared::cluster.u32 place, {$r0}, {$r3};
+        mapa.shared::cluster.u32 barrier, {$r2}, {$r3};
+        cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [place], [{$r1}], {$r4}, [barrier];
+        }""",
+        read_only_args=[place, source, barrier.toint(), rank, Int32(nbytes)],
+    )
