@@ -215,6 +215,12 @@ BACKENDS: tuple[Backend, ...] = (
     _SM90,
     replace(
         _SM90,
+        summary="the same, without mods",
+        head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
+        features=_SM90.features - MODS,
+    ),
+    replace(
+        _SM90,
         summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
         features=_SM90.features - _OF_BACKWARDS,

@@ -12,10 +12,11 @@ from fa4 import cases
 from fa4.cases import Case
 from fa4.device import chip_by_number
 from fa4.emulator.machine import SCHEDULES
+from fa4.sm90.bwd.config import TILE_N
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
-from fa4.sm90.bwd.plan import configure, is_wide
-from fa4.sm90.bwd.tiles import D64, D96, D128, D128_CUT, SOFTCAP, BackwardTiles, tiles_for
+from fa4.sm90.bwd.plan import configure
+from fa4.sm90.bwd.tiles import D64, D96, D128, D128_CUT, D192, D192_SOFTCAP, SOFTCAP, BackwardTiles, tiles_for
 from fa4.sm90.bwd.wide import kernel as wide
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec
@@ -35,18 +36,29 @@ EXTRA = (
     Case("head_dim_104_120", seqlen_q=129, seqlen_k=257, head_dim=104, head_dim_v=120, dtype=torch.float16),
     Case("softcap_d128", seqlen_q=150, seqlen_k=140, head_dim=128, softcap=15.0, logits=4.0),
     Case("head_dim_40_128", seqlen_q=130, seqlen_k=150, head_dim=40, head_dim_v=128),
+    Case("softcap_d192", seqlen_q=150, seqlen_k=140, head_dim=192, head_dim_v=128, softcap=15.0, logits=4.0),
+    Case("head_dim_64_256", seqlen_q=90, seqlen_k=150, head_dim=64, head_dim_v=256),
     Case("wide_causal_gqa", seqlen_q=170, seqlen_k=150, heads_q=2, heads_kv=1, head_dim=256, causal=True),
+    Case("wide_window", seqlen_q=150, seqlen_k=260, head_dim=208, head_dim_v=160, window_size=(70, 20)),
+    Case(
+        "wide_varlen",
+        heads_q=2,
+        head_dim=256,
+        lengths=((70, 140), (60, 190), (7, 9), (0, 5), (9, 0)),
+        seqused=((65, 130), (50, 130), (7, 3), (0, 2), (3, 0)),
+        causal=True,
+    ),
     Case(
         "wide_window_softcap",
         seqlen_q=130,
         seqlen_k=200,
         heads_kv=1,
         head_dim=192,
-        head_dim_v=128,
+        head_dim_v=192,
         window_size=(90, 30),
         softcap=9.0,
     ),
-    Case("wide_values", seqlen_q=70, seqlen_k=100, head_dim=64, head_dim_v=200, dtype=torch.float16),
+    Case("wide_values", seqlen_q=70, seqlen_k=100, head_dim=136, head_dim_v=256, dtype=torch.float16),
     Case(
         "varlen_sink",
         heads_q=4,
@@ -59,8 +71,8 @@ EXTRA = (
 )
 SERVED = {case.name: replace(case, heads_q=4) if case.sink else case for case in (*CASES.values(), *EXTRA)}
 # Compiling takes most of a case's time; the soak runs the others.
-QUICK = ("wide_window_softcap", "softcap_d128", "head_dim_40_128", "window_gqa", "varlen_sink")
-ROWS = (D64, D96, D128, D128_CUT, SOFTCAP)
+QUICK = ("wide_window_softcap", "wide_causal_gqa", "softcap_d128", "head_dim_40_128", "window_gqa", "varlen_sink")
+ROWS = (D64, D96, D128, D128_CUT, SOFTCAP, D192, D192_SOFTCAP)
 KERNELS = Kernels("sm90", "sm_90a", Plan)
 
 
@@ -72,8 +84,9 @@ def test_gradients_of_named_case(name, seed):
 
 @pytest.mark.parametrize("tiles", ROWS, ids=NAME)
 def test_every_tile_row_is_right_in_any_order(tiles, seed):
-    head_dim = {D64: 64, D96: 96}.get(tiles, 128)
-    case = Case(tiles.name, seqlen_q=170, seqlen_k=200, heads_q=2, heads_kv=2, head_dim=head_dim)
+    head_dim = {D64: 64, D96: 96, D192: 192, D192_SOFTCAP: 192}.get(tiles, 128)
+    shape = dict(heads_q=2, heads_kv=2, head_dim=head_dim, head_dim_v=min(head_dim, 128))
+    case = Case(tiles.name, seqlen_q=170, seqlen_k=200, **shape)
     problem = cases.make(replace(case, causal=tiles is not D96), seed)
     for schedule in SCHEDULES:
         check_gradients(KERNELS, problem, seed, schedule, tiles)
@@ -81,12 +94,12 @@ def test_every_tile_row_is_right_in_any_order(tiles, seed):
 
 @pytest.mark.parametrize(
     ("causal", "window", "head_dim"),
-    [(False, None, 128), (True, None, 128), (False, (150, 60), 64)],
+    [(False, None, 128), (True, None, 192), (False, (150, 60), 64)],
     ids=["shifted", "descending", "ascending"],
 )
 def test_deterministic_gradients_are_equal_whatever_the_order_of_events(causal, window, head_dim, seed):
     """More key blocks than CTAs run at a time, so that groups of them follow each other."""
-    shape = dict(seqlen_q=220, seqlen_k=420, heads_q=2, heads_kv=1, head_dim=head_dim)
+    shape = dict(seqlen_q=220, seqlen_k=420, heads_q=2, heads_kv=1, head_dim=head_dim, head_dim_v=min(head_dim, 128))
     case = Case("ordered", causal=causal, window_size=window or (None, None), deterministic=True, **shape)
     problem = cases.make(case, seed)
     results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=2)) for schedule in SCHEDULES}
@@ -102,17 +115,22 @@ def test_gradients_through_autograd(seed):
 @pytest.mark.parametrize("name", SERVED)
 def test_gradients_under_many_interleavings(name, seed):
     plain = cases.make(SERVED[name], seed)
-    ordered = [] if is_wide(plain.spec) else [cases.make(replace(SERVED[name], deterministic=True), seed)]
+    has_order = tiles_for(plain.spec, chip_by_number(90)).tile_n == TILE_N
+    ordered = [cases.make(replace(SERVED[name], deterministic=True), seed)] if has_order else []
     problems = [plain, *ordered]
     check_gradients_under_many_interleavings(KERNELS, problems, seed)
 
 
 def config(head_dim: int, tiles: BackwardTiles):
-    spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, 16, 16, head_dim**-0.5, needs_backward=True)
+    head_dim_v = min(head_dim, 128)
+    spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, head_dim**-0.5, needs_backward=True)
     return configure(spec, chip_by_number(90), has_dlse=False, tiles=tiles)
 
 
-@pytest.mark.parametrize(("head_dim", "tiles"), [(64, D64), (96, D96), (128, D128), (128, D128_CUT), (128, SOFTCAP)])
+@pytest.mark.parametrize(
+    ("head_dim", "tiles"),
+    [(64, D64), (96, D96), (128, D128), (128, D128_CUT), (128, SOFTCAP), (192, D192), (192, D192_SOFTCAP)],
+)
 def test_tables_fit_the_chip(head_dim, tiles):
     cfg = config(head_dim, tiles)
     table = channels(cfg)
@@ -120,13 +138,24 @@ def test_tables_fit_the_chip(head_dim, tiles):
     assert ROLES.threads == 384
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(256, 256), (192, 128), (136, 256), (64, 256), (192, 192)])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(256, 256), (136, 256), (256, 136), (192, 192)])
 def test_tables_of_wide_heads_fit_the_chip(head_dim, head_dim_v):
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, needs_backward=True)
     cfg = configure(spec, chip_by_number(90), has_dlse=False)
     assert wide.smem_map(cfg, wide.channels(cfg)).nbytes <= cfg.held_bytes <= 227 * 1024
     panels = [panel for team in range(2) for panel in cfg.dq_panels(team)]
-    assert panels == list(range(-(-head_dim // 64)))
+    assert panels == list(range(-(-head_dim // 64) // cfg.ctas))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v"), [(192, 128), (136, 128), (128, 192), (64, 256), (256, 64), (8, 256)]
+)
+def test_tables_of_128_keys_fit_the_chip_where_registers_do(head_dim, head_dim_v):
+    spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, needs_backward=True)
+    for softcap in (0.0, 9.0):
+        cfg = configure(replace(spec, softcap=softcap), chip_by_number(90), has_dlse=False)
+        assert smem_map(cfg, channels(cfg)).nbytes <= cfg.held_bytes <= 227 * 1024
+        assert cfg.row_blocks.placement.elements * 4 == 2 * cfg.dq_bytes
 
 
 def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
@@ -136,10 +165,10 @@ def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
     assert tiles_for(replace(spec, softcap=15.0), chip_by_number(90)) is SOFTCAP
 
 
-@pytest.mark.parametrize("tile_m", [64, 80])
-def test_dq_in_columns_has_a_place_for_every_element(tile_m):
-    placement = ByColumns(tile_m, 128)
-    places = {placement.offset(row, c // 64 * 64, c % 64) for row in range(tile_m) for c in range(128)}
+@pytest.mark.parametrize(("tile_m", "columns"), [(64, 128), (80, 128), (48, 192), (80, 64), (48, 256)])
+def test_dq_in_columns_has_a_place_for_every_element(tile_m, columns):
+    placement = ByColumns(tile_m, columns)
+    places = {placement.offset(row, c // 64 * 64, c % 64) for row in range(tile_m) for c in range(columns)}
     assert places == set(range(placement.elements))
 
 
@@ -147,6 +176,12 @@ def test_dq_in_queries_has_a_place_for_every_element():
     placement = ByQueries(128, 48)
     places = {placement.offset(row, c // 32 * 32, c % 32) for row in range(128) for c in range(48)}
     assert places == set(range(placement.elements))
+
+
+def test_one_tile_of_ds_is_refused():
+    """Its step would wait for dQ of the step before, which is computed after it."""
+    with pytest.raises(ValueError, match="ds_stages is 1"):
+        config(128, BackwardTiles("single", 64, 2, 2, 1, ""))
 
 
 def test_tiles_that_do_not_fit_are_refused():

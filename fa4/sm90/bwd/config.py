@@ -19,9 +19,8 @@ from ...bwd.blocks import RowBlocks
 from ...bwd.variant import Variant
 from ...pipeline.smem import Tile
 from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
-from .placement import ByColumns, ByQueries
+from .placement import TEAMS, ByColumns, ByQueries
 
-TEAMS = 2  # warpgroups that compute
 TILE_N = TEAMS * ROWS  # keys of a CTA
 REDUCERS = 3  # warps that may add dQ to its sum
 PANEL_COLUMNS = Tile(TILE_N, 1).panel_columns
@@ -33,7 +32,7 @@ class Division(enum.Enum):
     """How two warpgroups divide a step's dQ."""
 
     QUERIES = "dQ = dS K of 64 queries each"
-    COLUMNS = "dQ^T = K^T dS^T of a panel of columns each"
+    COLUMNS = "dQ^T = K^T dS^T of as many panels of columns each, an odd one by halves of its queries"
     NONE = "dQ = dS K by the first of them"
 
 
@@ -55,7 +54,7 @@ class Steps(Variant):
     tile_m, q_stages, stages, ds_stages: see `tiles`. sms: CTAs that the chip runs at a time.
 
     Raises:
-        ValueError: the tiles do not fit the shared memory.
+        ValueError: the tiles do not fit the shared memory, or there is one of dS, which is read a step late.
     """
 
     tile_m: int
@@ -67,6 +66,8 @@ class Steps(Variant):
     ctas: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        if self.ds_stages < 2:
+            raise ValueError("ds_stages is 1, expected 2 at least: dQ is computed a step after dS")
         if self.held_bytes > self.smem_bytes:
             raise ValueError(
                 f"{self.tile_m} x {self.span} tiles hold {self.held_bytes} bytes, there are {self.smem_bytes}"
@@ -165,9 +166,7 @@ class Config(Steps):
 
     @property
     def k_tile(self) -> Tile:
-        """A panel for each warpgroup where dQ is divided by columns, if need be one of zeros."""
-        least = TEAMS * PANEL_COLUMNS if self.division is Division.COLUMNS else 0
-        return Tile(TILE_N, max(self.head_dim, least))
+        return Tile(TILE_N, self.head_dim)
 
     @property
     def ds_tile(self) -> Tile:
@@ -176,7 +175,7 @@ class Config(Steps):
 
     @property
     def division(self) -> Division:
-        """A panel of columns each is possible with any number of queries, and half of the second one may be padding."""
+        """Columns can be divided with any number of queries, and half of the second panel may be padding."""
         if self.tile_m == TEAMS * ROWS:
             return Division.QUERIES
         is_padded = PANEL_COLUMNS < self.columns < TEAMS * PANEL_COLUMNS
@@ -188,9 +187,21 @@ class Config(Steps):
         return 1 if self.division is Division.NONE else TEAMS
 
     @property
+    def dq(self) -> tuple[Wgmma, ...]:
+        """A warpgroup's products: dQ = dS K of 64 queries, or dQ^T = K^T dS^T of each of its panels of columns and, of
+        an odd one, for half of the queries."""
+        k = SmemOperand(self.k_tile, Major.MN)
+        ds = SmemOperand(self.ds_tile, Major.K, self.ds_stages, self.ds_tile.nbytes)
+        if self.division is not Division.COLUMNS:
+            return (Wgmma(self.dtype, n=self.columns, k=TILE_N, b=k, a=ds),)
+        whole, odd = divmod(self.k_tile.panels, TEAMS)
+        queries = [self.tile_m] * whole + [self.tile_m // TEAMS] * odd
+        return tuple(Wgmma(self.dtype, n=n, k=TILE_N, b=ds, a=k) for n in queries)
+
+    @property
     def dq_bytes(self) -> int:
         """What a warpgroup has of a step's dQ, in float32."""
-        return 4 * ROWS * self.dq.n
+        return 4 * ROWS * sum(product.n for product in self.dq)
 
     @property
     def held_bytes(self) -> int:
@@ -202,7 +213,7 @@ class Config(Steps):
     @property
     def row_blocks(self) -> RowBlocks:
         """What the kernels around the main one depend on."""
-        placement = ByColumns(self.tile_m, TEAMS * ROWS)
+        placement = ByColumns(self.tile_m, self.k_tile.panels * PANEL_COLUMNS)
         if self.division is not Division.COLUMNS:
             placement = ByQueries(self.tile_m, self.columns)
         return ByThread(
@@ -214,19 +225,11 @@ class Config(Steps):
     @property
     def statistics_ahead(self) -> bool:
         """Whether registers hold a statistic of all of a thread's queries beside its accumulators."""
-        return not (self.has_softcap or self.has_score_mod) and self.tile_m < TEAMS * ROWS
+        has_room = self.tile_m < TEAMS * ROWS and self.columns + self.columns_v <= 256
+        return has_room and not (self.has_softcap or self.has_score_mod)
 
     @property
     def reducers(self) -> int:
         """Warps that add a warpgroup's dQ to its sum. In a deterministic run several, which take the steps in turn: to
         wait for a turn, to add and to pass the turn on takes longer than a step."""
         return REDUCERS if self.deterministic else 1
-
-    @property
-    def dq(self) -> Wgmma:
-        """dQ = dS K of 64 queries, or dQ^T = K^T dS^T of a panel of columns."""
-        k = SmemOperand(self.k_tile, Major.MN)
-        ds = SmemOperand(self.ds_tile, Major.K, self.ds_stages, self.ds_tile.nbytes)
-        if self.division is not Division.COLUMNS:
-            return Wgmma(self.dtype, n=self.columns, k=TILE_N, b=k, a=ds)
-        return Wgmma(self.dtype, n=self.tile_m, k=TILE_N, b=ds, a=k)

@@ -12,7 +12,7 @@ from cutlass import Float32, Int32
 
 from ...core.sequence import sequence_matrix
 from ...pipeline.cursor import Cursor, produce
-from ...pipeline.tma import bulk_load, tma_load
+from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
 from .work import work_tile
 
 
@@ -24,6 +24,8 @@ def load(context):
     q, do = produce(ends.load_compute_Q), produce(ends.load_compute_dO)
     if work.blocks > 0:
         load_keys(context, produce(ends.load_compute_K), work, "k")
+        if cutlass.const_expr(cfg.ctas == 2):
+            load_others_keys(context, produce(ends.load_compute_Kother), work)
     cute.arch.griddepcontrol_wait()  # the statistics are another kernel's
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
@@ -47,6 +49,16 @@ def load_keys(context, cursor: Cursor, work, name: str) -> None:
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged)
     cursor.announce(tma.tile.nbytes)
     tma_load(tma, matrix, work.n_block, context.smem.pointer(name.upper(), cfg.dtype), cursor.barrier())
+
+
+def load_others_keys(context, cursor: Cursor, work) -> None:
+    """Of a pair, the other CTA's keys in the columns of dQ that this one computes."""
+    cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
+    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged)
+    cursor.announce(cfg.others_k_bytes)
+    for i in range(cfg.cta_panels):
+        place = context.smem.pointer("Kother", cfg.dtype) + i * (tma.tile.panel_bytes // 2)
+        tma_load_panel(tma, matrix, work.n_block ^ 1, rank * cfg.cta_panels + i, place, cursor.barrier())
 
 
 def load_queries(context, cursor: Cursor, work, name: str, region: str, at: tuple[Int32, Int32]) -> None:

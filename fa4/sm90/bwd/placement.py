@@ -15,6 +15,7 @@ from ...bwd.blocks import Placement
 from ..wgmma import ROWS
 
 WARPGROUP = 128  # threads
+TEAMS = 2  # warpgroups that compute
 
 
 def place(row: Int32 | int, column: Int32 | int) -> Int32 | int:
@@ -25,12 +26,19 @@ def place(row: Int32 | int, column: Int32 | int) -> Int32 | int:
 
 @dataclass(frozen=True, slots=True)
 class ByColumns(Placement):
-    """dQ^T: a warpgroup has a panel of 64 columns as rows, and the block's queries as columns."""
+    """dQ^T: a warpgroup has panels of 64 columns as rows, and the block's queries as columns; of an odd panel, which
+    comes last in each warpgroup's share, half of the queries."""
 
     rows: ClassVar[int] = 2
 
     def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
-        return first // ROWS * (ROWS * self.tile_m) + place(within, row)
+        panel, of_panel, each = first // ROWS, ROWS * self.tile_m, self.columns // ROWS // TEAMS
+        if panel < TEAMS * each:
+            team, at = panel // each, panel % each
+        else:
+            half = self.tile_m // TEAMS
+            team, at, row = row // half, each, row % half
+        return team * (self.elements // TEAMS) + at * of_panel + place(within, row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...bwd import plan
 from ...core.variant import Variant
 from ...device import Chip
 from ...spec import AttentionSpec, Extent
+from ..wgmma import ROWS
 from .config import Config, Steps
 from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for
@@ -20,9 +23,9 @@ class Backward(plan.Backward):
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
         super().__init__(spec, extent, chip)
-        if is_wide(spec):
-            self.kernel = WIDE
         self.tiles = tiles or tiles_for(spec, chip)
+        if self.tiles.tile_n == ROWS:
+            self.kernel = WIDE
 
     def __str__(self) -> str:
         tiles, cfg = self.tiles, self.config(has_dlse=False)
@@ -33,15 +36,11 @@ class Backward(plan.Backward):
         return configure(self.spec, self.chip, has_dlse, self.tiles)
 
 
-def is_wide(spec: AttentionSpec) -> bool:
-    """Whether dV and dK of 64 keys take the registers of a warpgroup each."""
-    return max(spec.head_dim, spec.head_dim_v) > 128
-
-
 def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None) -> Steps:
     """The compile-time side of a problem."""
     tiles = tiles or tiles_for(spec, chip)
-    return (WideConfig if is_wide(spec) else Config)(
+    made = partial(WideConfig, ctas=tiles.ctas) if tiles.tile_n == ROWS else Config
+    return made(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         tile_m=tiles.tile_m,
         q_stages=tiles.q_stages,

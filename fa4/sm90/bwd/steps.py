@@ -98,7 +98,7 @@ def step(
     is_cut: some query misses some key. has_dq: the last step's dQ is to be computed here.
     """
     cfg, (q, do, ds, last_ds, last_dq) = context.cfg, at
-    s, dp, dq = cfg.scores.accumulator(), cfg.dp.accumulator(), cfg.dq.accumulator()
+    s, dp = cfg.scores.accumulator(), cfg.dp.accumulator()
     q.wait()
     team.start_scores(s, q)
     if cutlass.const_expr(is_first):
@@ -124,9 +124,10 @@ def step(
     ds.arrive()
     if cutlass.const_expr(has_dq):
         last_ds.wait()
-        team.start_dq(dq, last_ds)
+        dq = team.start_dq(last_ds, slice(1))
         wait(1)
         do.arrive()
+        dq += team.start_dq(last_ds, slice(1, None))  # not before: they take the registers that P had
         team.add_dk(ds_operand, q)
         wait(1)
         last_ds.arrive()
@@ -143,9 +144,8 @@ def step(
 @cute.jit
 def finish(context, team: cutlass.Constexpr[Team], at: Cursors):
     """dQ of the last step."""
-    dq = context.cfg.dq.accumulator()
     at.last_ds.wait()
-    team.start_dq(dq, at.last_ds)
+    dq = team.start_dq(at.last_ds, slice(None))
     wait(0)
     at.last_dq.give(context, team.index, dq)
     at.last_dq.next().announce(team.index)

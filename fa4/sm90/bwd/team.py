@@ -13,7 +13,7 @@ from ...pipeline.cursor import Cursor
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..wgmma import ROWS
-from .config import Config, Division
+from .config import TEAMS, Config, Division
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Team(Constant):
     do: cute.Tensor
     q_columns: cute.Tensor
     do_columns: cute.Tensor
-    dq_a: cute.Tensor
-    dq_b: cute.Tensor
+    dq_a: list[cute.Tensor]
+    dq_b: list[cute.Tensor]
     dv: cute.Tensor
     dk: cute.Tensor
 
@@ -50,10 +50,13 @@ class Team(Constant):
         """Start dK += dS^T Q."""
         self.cfg.dk.issue(self.dk, ds, self.q_columns[None, None, None, q.stage], True)
 
-    def start_dq(self, dq: cute.Tensor, ds: Cursor) -> None:
-        """Start this warpgroup's share of dQ."""
+    def start_dq(self, ds: Cursor, products: slice) -> list[cute.Tensor]:
+        """Start some products of this warpgroup's share of dQ; returns their accumulators."""
         of_a, of_b = (0, ds.stage) if self.cfg.division is Division.COLUMNS else (ds.stage, 0)
-        self.cfg.dq.issue(dq, self.dq_a[None, None, None, of_a], self.dq_b[None, None, None, of_b], False)
+        dq = [product.accumulator() for product in self.cfg.dq[products]]
+        for product, d, a, b in zip(self.cfg.dq[products], dq, self.dq_a[products], self.dq_b[products]):
+            product.issue(d, a[None, None, None, of_a], b[None, None, None, of_b], False)
+        return dq
 
 
 def team_of(context) -> Team:
@@ -66,9 +69,13 @@ def team_of(context) -> Team:
 
     own_rows = index * (ROWS * PANEL_ROW_BYTES // 2)
     if cfg.division is Division.COLUMNS:
-        dq_a, dq_b = cfg.dq.a_at(place("K", index * (cfg.k_tile.panel_bytes // 2))), cfg.dq.b_at(place("dS"))
+        panel, queries = cfg.k_tile.panel_bytes // 2, cfg.tile_m // TEAMS * (PANEL_ROW_BYTES // 2)
+        each, odd = divmod(cfg.k_tile.panels, TEAMS)
+        panels = [index * (each * panel) + i * panel for i in range(each)] + [TEAMS * each * panel] * odd
+        dq_a = [product.a_at(place("K", at)) for product, at in zip(cfg.dq, panels)]
+        dq_b = [product.b_at(place("dS", at)) for product, at in zip(cfg.dq, [0] * each + [index * queries] * odd)]
     else:
-        dq_a, dq_b = cfg.dq.a_at(place("dS", own_rows)), cfg.dq.b_at(place("K"))
+        dq_a, dq_b = [cfg.dq[0].a_at(place("dS", own_rows))], [cfg.dq[0].b_at(place("K"))]
     return Team(
         cfg=cfg,
         ends=context.ends("compute"),

@@ -11,7 +11,8 @@ from ...spec import AttentionSpec
 @dataclass(frozen=True, slots=True)
 class BackwardTiles:
     """A tuned row. tile_m: query rows of a step. q_stages, stages: tiles of Q and of dO in shared memory. ds_stages: of
-    dS, and of P where that goes there."""
+    dS, and of P where that goes there. tile_n: keys of a CTA; 64 are `wide`'s. ctas: 2 for a pair that shares a
+    `wide` step's dQ."""
 
     name: str
     tile_m: int
@@ -19,6 +20,8 @@ class BackwardTiles:
     stages: int
     ds_stages: int
     evidence: str
+    tile_n: int = 128
+    ctas: int = 1
 
 
 D64 = BackwardTiles("d64", 128, 2, 2, 2, "full, causal 4k on an H100: 502, 453 TFLOP/s; 3 tiles of dS: 493, 445")
@@ -27,8 +30,13 @@ D128 = BackwardTiles("d128", 80, 2, 2, 2, "full 1k, 4k, 16k on an H100: 417, 590
 D128_CUT = BackwardTiles("d128_cut", 64, 2, 2, 2, "causal 1k, 4k on an H100: 309, 506 TFLOP/s; 80 queries: 295, 476")
 SOFTCAP = BackwardTiles("softcap", 64, 2, 2, 2, "its slope needs the scores beside P, and these the registers")
 
-D192 = BackwardTiles("d192", 64, 3, 3, 2, "(192, 128) full, causal 4k on an H100: 366, 322; portable 249, 238")
-D256 = BackwardTiles("d256", 64, 2, 2, 2, "full, causal 4k on an H100: 397, 355 TFLOP/s; portable 260, 252")
+D192 = BackwardTiles(
+    "d192", 48, 2, 2, 2, "main kernel, full 4k, H100 at 1.43 GHz: 507 TFLOP/s; with 64 keys 375 at most"
+)
+D192_SOFTCAP = BackwardTiles("d192_softcap", 32, 2, 2, 2, "its slope needs the scores, and these the registers")
+WIDE = BackwardTiles("wide", 64, 3, 3, 2, "(192, 128) full, causal 4k on an H100: 366, 322; portable 249, 238", 64)
+WIDEST = BackwardTiles("widest", 64, 2, 2, 2, "d256 full, causal 4k on an H100: 397, 355; portable 260, 252", 64)
+D256 = BackwardTiles("d256", 64, 2, 1, 2, "main kernel, full 4k, H100 at 1.43 GHz: 467 TFLOP/s; no pair: 397", 64, 2)
 
 
 def _panels(columns: int) -> int:
@@ -39,7 +47,12 @@ def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
     """The row for a problem on a chip."""
     largest = max(spec.head_dim, spec.head_dim_v)
     if largest > 128:
-        return D192 if _panels(spec.head_dim) + _panels(spec.head_dim_v) <= 6 else D256
+        panels = _panels(spec.head_dim) + _panels(spec.head_dim_v)
+        if panels <= 5:
+            return D192_SOFTCAP if spec.softcap > 0 else D192
+        if panels <= 6:
+            return WIDE
+        return D256 if _panels(spec.head_dim) == 4 else WIDEST
     if largest <= 64:
         return D64
     if spec.softcap > 0 or (spec.mods is not None and spec.mods.score is not None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import cutlass
@@ -71,6 +72,10 @@ class Work(NamedTuple):
 def work_tile(context) -> Work:
     """This CTA's work."""
     cfg, keys = context.cfg, keys_here(context)
+    if cfg.ctas == 2:
+        # The pair walks together; each CTA's own keys are a block of half as many.
+        mask = replace(keys.mask, tile_n=cfg.span // 2)
+        keys = keys._replace(n_block=keys.n_block * 2 + context.args.order.rank, mask=mask)
     full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
     if keys.walk is not None:
         full = keys.walk.masked, keys.stop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ....bwd.blocks import RowBlocks
 from ....pipeline.smem import Tile
@@ -18,16 +17,39 @@ P_BYTES = 2  # of an element of P as it is handed over
 class WideConfig(Steps):
     """A step has 64 queries, so that a warpgroup computes dQ of all of them, for its panels of columns."""
 
-    span: ClassVar[int] = ROWS
+    ctas: int = 1
+
+    @property
+    def span(self) -> int:
+        return self.ctas * ROWS
+
+    @property
+    def tma_ctas(self) -> int:
+        """Each CTA of a pair loads for itself."""
+        return 1
 
     @property
     def k_tile(self) -> Tile:
         return Tile(ROWS, self.head_dim)
 
     @property
+    def v_tile(self) -> Tile:
+        return Tile(ROWS, self.head_dim_v)
+
+    @property
+    def cta_panels(self) -> int:
+        """Panels of columns of dQ that a CTA computes."""
+        return self.k_tile.panels // self.ctas
+
+    @property
+    def others_k_bytes(self) -> int:
+        """Of a pair, the other CTA's keys in this one's columns of dQ."""
+        return self.cta_panels * self.k_tile.panel_bytes if self.ctas == 2 else 0
+
+    @property
     def ds_tile(self) -> Tile:
-        """dS, a row per query."""
-        return Tile(ROWS, ROWS)
+        """dS, a row per query: a panel for each CTA's keys, one's own first."""
+        return Tile(ROWS, self.span)
 
     @property
     def p_bytes(self) -> int:
@@ -37,7 +59,8 @@ class WideConfig(Steps):
     @property
     def held_bytes(self) -> int:
         """Shared memory in use."""
-        held = self.k_tile.nbytes + self.v_tile.nbytes + self.ds_stages * (self.p_bytes + self.ds_tile.nbytes)
+        held = self.k_tile.nbytes + self.others_k_bytes + self.v_tile.nbytes
+        held += self.ds_stages * (self.p_bytes + self.ds_tile.nbytes)
         of_q = self.q_tile.nbytes + self.rows_bytes
         return held + self.q_stages * of_q + self.stages * self.do_tile.nbytes + BARRIER_BYTES
 
@@ -55,12 +78,12 @@ class WideConfig(Steps):
         return False
 
     def dq_panels(self, team: int) -> range:
-        """Panels of columns of dQ that a warpgroup computes."""
-        first = -(-self.k_tile.panels // 2)
-        return range(first) if team == 0 else range(first, self.k_tile.panels)
+        """Of the CTA's panels of columns of dQ, those that a warpgroup computes."""
+        first = -(-self.cta_panels // 2)
+        return range(first) if team == 0 else range(first, self.cta_panels)
 
     def dq(self, team: int) -> Wgmma:
-        """dQ = dS K, a warpgroup's panels of columns."""
+        """dQ = dS K of one CTA's keys, a warpgroup's panels of columns."""
         k = SmemOperand(self.k_tile, Major.MN)
         ds = SmemOperand(self.ds_tile, Major.K, self.ds_stages, self.ds_tile.nbytes)
         return Wgmma(self.dtype, n=len(self.dq_panels(team)) * PANEL_COLUMNS, k=ROWS, b=k, a=ds)

@@ -6,68 +6,68 @@ Signals: dV_dK_P.free, load_compute_{Q,dO}.free, dK_compute_dS.{full,free}
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ....core.constant import Constant
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
 from ..epilogue import store_gradient
 from ..pointwise import Statistic, fill, query_of, rounded, rows_of, store_ds
 from ..work import work_tile
-from .handing import Cursors, handed_over
+from .handing import handed_over, send_ds
 from .share import Share
+from .steps import Cursors, all_steps
 
 
 @cute.jit
 def dk(context):
-    cfg, ends = context.cfg, context.ends("dK")
-    work = work_tile(context)
-    total = cfg.dk.accumulator()
-    total.fill(0.0)
+    work, side = work_tile(context), Side(context)
+    side.total.fill(0.0)
     if work.blocks > 0:
-        consume(ends.load_compute_K).wait()
-        consume(ends.load_compute_V).wait()
-    cute.arch.griddepcontrol_wait()  # the sums of dQ are cleared by another kernel
-    operands = Operands(context)
-    at = Cursors(consume(ends.load_compute_Q), consume(ends.load_compute_dO), consume(ends.dV_dK_P))
-    for member in cutlass.range(cfg.group, unroll=1):
-        head = work.head_kv * cfg.group + member
-        for m_block in cutlass.range(work.first, work.stop, unroll=1):
-            step(context, operands, total, work, m_block, head, at)
-            at = at.next()
-    store_gradient(context, work, "K", "dk", total, context.args.scale, 1)
+        consume(side.ends.load_compute_K).wait()
+        side.share.wait_for_keys()
+        consume(side.ends.load_compute_V).wait()
+        cute.arch.griddepcontrol_wait()  # the sums of dQ are cleared by another kernel
+        all_steps(context, side, work, consume(side.ends.dV_dK_P))
+    store_gradient(context, work, "K", "dk", side.total, context.args.scale, 1)
 
 
-class Operands:
-    """Left and right operands of the products, made once."""
+class Side(Constant):
+    """What this warpgroup works with at every step: operands of the products, made once, and the sum of dK."""
+
+    compares: ClassVar[bool] = False
 
     def __init__(self, context):
         cfg, place = context.cfg, context.smem.pointer
+        self.ends, self.step = context.ends("dK"), step
         self.v, self.do = cfg.dp.a_at(place("V", cfg.dtype)), cfg.dp.b_at(place("dO", cfg.dtype))
         self.q_columns = cfg.dk.b_at(place("Q", cfg.dtype))
-        self.share = Share(context, 1)
+        self.share = Share(context, 1, self.ends)
+        self.total = cfg.dk.accumulator()
 
 
 @cute.jit
 def step(
     context,
-    operands: cutlass.Constexpr[Operands],
-    total: cute.Tensor,
+    side: cutlass.Constexpr[Side],
     work,
     m_block: Int32,
-    head: Int32,
     at: Cursors,
+    is_cut: cutlass.Constexpr[bool],
+    has_dq: cutlass.Constexpr[bool],
 ):
-    """One block of queries."""
-    cfg, ends = context.cfg, context.ends("dK")
+    """One block of queries; where a mask cuts it, P says."""
+    cfg, ends, share = context.cfg, side.ends, side.share
     dp = cfg.dp.accumulator()
     at.do.wait()
-    cfg.dp.issue(dp, operands.v[None, None, None, 0], operands.do[None, None, None, at.do.stage], False)
+    cfg.dp.issue(dp, side.v[None, None, None, 0], side.do[None, None, None, at.do.stage], False)
     at.q.wait()
     minus_delta = Statistic(rows_of(context, at.q.stage) + cfg.tile_m, cfg)
-    ds_full = at.p.in_step(consume(ends.dK_compute_dS))
-    ds = at.p.in_step(produce(ends.dK_compute_dS))
+    ds = at.p.in_step(produce(ends.dK_compute_dSother if cfg.ctas == 2 else ends.dK_compute_dS))
     at.p.wait()
     p = handed_over(context, at.p.stage, cute.size(dp))
     ds.wait()
@@ -78,17 +78,17 @@ def step(
     store_ds(context, ds.stage, 0, words)
     ds_operand = cfg.dk.a_registers()
     fill(ds_operand, words)
-    cfg.dk.issue(total, ds_operand, operands.q_columns[None, None, None, at.q.stage], True)
-    ds.arrive()
-    if cutlass.const_expr(len(operands.share.panels) > 0):
-        ds_full.wait()
-        dq = operands.share.start(ds_full)
-        wait(1)
+    cfg.dk.issue(side.total, ds_operand, side.q_columns[None, None, None, at.q.stage], True)
+    at.p.in_step(produce(ends.dK_compute_dS)).arrive()
+    if cutlass.const_expr(cfg.ctas == 2):
+        send_ds(context, ds)
+    if cutlass.const_expr(has_dq):
+        dq = share.start(at.last_ds)
+        wait(share.products)
         at.q.arrive()
         wait(0)
-        ds_full.arrive()
-        operands.share.add(context, work, m_block, head, dq)
+        share.arrive(at.last_ds)
+        share.add(context, work, at.last_block, at.last_head, dq)
     else:
         wait(0)
         at.q.arrive()
-        ds_full.arrive()

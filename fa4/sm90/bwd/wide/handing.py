@@ -1,31 +1,20 @@
-"""What both warpgroups walk through together, and how P gets from one to the other through shared memory.
+"""How P gets from one warpgroup to the other, and dS to the other CTA of a pair.
 
-P lies there as float16, in the order in which threads hold it: eight numbers of every thread, then the next eight.
+P lies in shared memory as float16, in the order in which threads hold it: eight numbers of every thread, then the next
+eight. dS of a pair's other CTA lies behind a CTA's own, brought there by a bulk copy between their shared memories.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
 from ....core.words import load_halves, store_words
 from ....pipeline.cursor import Cursor
+from ....pipeline.roles import WARPS_PER_WARPGROUP
+from ....pipeline.tma import bulk_copy_to
 from ..placement import WARPGROUP
 from ..pointwise import rounded
-
-
-class Cursors(NamedTuple):
-    """A step's place in the channels that each step of a warpgroup takes one turn of."""
-
-    q: Cursor
-    do: Cursor
-    p: Cursor
-
-    def next(self) -> Cursors:
-        """Those of the step that follows."""
-        return Cursors(*(cursor.next() for cursor in self))
 
 
 def hand_over(context, stage: Int32, p: list[Float32]) -> None:
@@ -44,3 +33,18 @@ def _places(context, stage: Int32, count: int) -> list[cute.Pointer]:
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     first = context.smem.pointer("P", Float16) + stage * (context.cfg.p_bytes // 2) + 8 * thread
     return [first + i * WARPGROUP for i in range(0, count, 8)]
+
+
+@cute.jit
+def send_ds(context, others: Cursor):
+    """Whole warpgroup, which has written and announced its dS: send it to the pair's other CTA. others: the place
+    there."""
+    panel = context.cfg.ds_tile.panel_bytes
+    # All threads have fenced what they wrote; see `Channel.carries` of dS.
+    cute.arch.barrier(barrier_id=context.ds_written, number_of_threads=WARPGROUP)
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
+        others.announce(panel)
+        source = context.smem.address("dS") + others.stage * (2 * panel)
+        rank = context.args.order.rank ^ 1
+        with cute.arch.elect_one():
+            bulk_copy_to(rank, source, source + panel, panel, others.barrier())

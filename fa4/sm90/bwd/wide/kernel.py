@@ -1,10 +1,12 @@
-"""The Hopper backward of head dims above 128: who does what, who hands what to whom, and where things lie.
+"""The Hopper backward of the largest head dims: who does what, who hands what to whom, and where things lie.
 
 dV and dK of 64 keys fill the registers of two warpgroups. So a CTA owns 64 keys, and its warpgroups divide the work by
 products: one has S^T = K Q^T and dV += P^T dO, the other dP^T = V dO^T and dK += dS^T Q. The left operands of both sums
 stay in registers; P is handed over through shared memory, in the order in which threads hold it, and dS goes there for
 dQ = dS K, of which each warpgroup has some columns and adds them to the float32 sum straight from its registers.
 The warpgroups wait for each other only through the channels, so one computes weights while the other multiplies.
+CTAs of a pair (`ctas` = 2) walk through the same queries and send each other dS, so that each has half of dQ's columns
+for the keys of both, and dQ is added to the sum once for 128 keys.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 
 from ....bwd.launch import BackwardKernel
 from ....pipeline import kernel as kernels
-from ....pipeline.channels import ONCE, By, Carries, Channel, ChannelTable
+from ....pipeline.channels import ONCE, Across, By, Carries, Channel, ChannelTable, Implied
 from ....pipeline.roles import Role, RoleTable
 from ....pipeline.smem import Region, SmemMap
 from ..load import load
@@ -33,6 +35,14 @@ ROLES = RoleTable(
 def channels(cfg: WideConfig) -> ChannelTable:
     """<producer>_<consumer>_<payload>; "compute" are both warpgroups."""
     both, memory = ("dV", "dK"), Carries.ASYNC_SMEM
+    of_pair: tuple[Channel, ...] = ()
+    ds_freed: By | Implied = By.WGMMA
+    if cfg.ctas == 2:
+        other = Channel(
+            "dK_compute_dSother", "dK", both, By.TMA, By.WGMMA, cfg.ds_stages, memory, cfg.ctas, Across.MULTICAST
+        )
+        of_pair = Channel("load_compute_Kother", "load", both, By.TMA, ONCE, 1, memory), other
+        ds_freed = Implied(other.name, "free")
     return ChannelTable(
         (
             Channel("load_compute_K", "load", both, By.TMA, ONCE, 1, memory),
@@ -40,7 +50,8 @@ def channels(cfg: WideConfig) -> ChannelTable:
             Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory),
             Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory),
             Channel("dV_dK_P", "dV", "dK", By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM),
-            Channel("dK_compute_dS", "dK", both, By.WARP, By.WGMMA, cfg.ds_stages, memory),
+            Channel("dK_compute_dS", "dK", both, By.WARP, ds_freed, cfg.ds_stages, memory),
+            *of_pair,
         ),
         ROLES,
     )
@@ -49,6 +60,7 @@ def channels(cfg: WideConfig) -> ChannelTable:
 def smem_map(cfg: WideConfig, table: ChannelTable) -> SmemMap:
     return SmemMap(
         Region("K", cfg.k_tile.nbytes, align=1024),
+        Region("Kother", cfg.others_k_bytes, align=1024),
         Region("V", cfg.v_tile.nbytes, align=1024),
         Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
         Region("dO", cfg.stages * cfg.do_tile.nbytes, align=1024),
@@ -65,6 +77,11 @@ class Context(kernels.Context):
 
     last_dq: int = 1  # named barriers; 0 is the CTA's
     gradients_staged: int = 2  # and 3: one for each warpgroup
+    ds_written: int = 4
 
 
-KERNEL = BackwardKernel("sm90.backward_wide", channels, smem_map, Context, overlap=kernels.Overlap.ROLES)
+def context(args, cfg: WideConfig, table: ChannelTable, smem: SmemMap) -> Context:
+    return Context(args, cfg, table, smem, cluster=cfg.ctas)
+
+
+KERNEL = BackwardKernel("sm90.backward_wide", channels, smem_map, context, clusters=True, overlap=kernels.Overlap.ROLES)

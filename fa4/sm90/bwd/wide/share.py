@@ -1,4 +1,4 @@
-"""A warpgroup's columns of dQ: from the product to the float32 sum in global memory."""
+"""A warpgroup's columns of dQ: from the products to the float32 sum in global memory."""
 
 from __future__ import annotations
 
@@ -7,32 +7,63 @@ from cutlass import Int32
 
 from ....core.constant import Constant
 from ....core.words import add_floats
-from ....pipeline.cursor import Cursor
+from ....pipeline.cursor import Cursor, consume
 from ...wgmma import ROWS
 from ..config import PANEL_COLUMNS
 from ..placement import WARPGROUP
 
 
 class Share(Constant):
-    """The operands of a warpgroup's columns of dQ, made once."""
+    """The operands of a warpgroup's columns of dQ, made once. Of a pair, each CTA has half of the columns."""
 
-    def __init__(self, context, team: int):
-        cfg = context.cfg
+    def __init__(self, context, team: int, ends):
+        cfg, place = context.cfg, context.smem.pointer
+        self.cfg, self.ends = cfg, ends
         self.product, self.panels = cfg.dq(team), cfg.dq_panels(team)
-        self.first = self.panels.start * PANEL_COLUMNS * ROWS  # of the block's sum
+        of_cta = context.args.order.rank * cfg.cta_panels
+        self.first = (of_cta + self.panels.start) * (PANEL_COLUMNS * ROWS)  # of the block's sum
         if self.panels:
-            keys = context.smem.pointer("K", cfg.dtype) + self.panels.start * (cfg.k_tile.panel_bytes // 2)
-            self.ds = self.product.a_at(context.smem.pointer("dS", cfg.dtype))
-            self.k = self.product.b_at(keys)
+            panel = cfg.k_tile.panel_bytes // 2
+            self.ds = self.product.a_at(place("dS", cfg.dtype))
+            self.k = self.product.b_at(place("K", cfg.dtype) + (of_cta + self.panels.start) * panel)
+            if cfg.ctas == 2:
+                self.others_ds = self.product.a_at(place("dS", cfg.dtype) + cfg.ds_tile.panel_bytes // 2)
+                self.others_k = self.product.b_at(place("Kother", cfg.dtype) + self.panels.start * panel)
 
-    def start(self, ds: Cursor) -> cute.Tensor:
-        """Start dQ = dS K; returns its accumulator."""
-        dq = self.product.accumulator()
-        self.product.issue(dq, self.ds[None, None, None, ds.stage], self.k[None, None, None, 0], False)
+    @property
+    def products(self) -> int:
+        """That `start` starts."""
+        return self.cfg.ctas if self.panels else 0
+
+    def wait_for_keys(self) -> None:
+        """Until the other CTA's keys are there."""
+        if self.cfg.ctas == 2:
+            consume(self.ends.load_compute_Kother).wait()
+
+    def start(self, ds: Cursor) -> cute.Tensor | None:
+        """When dS of a step is there, start dQ = dS K; returns its accumulator."""
+        dq = None
+        if self.panels:
+            ds.wait()
+            dq = self.product.accumulator()
+            self.product.issue(dq, self.ds[None, None, None, ds.stage], self.k[None, None, None, 0], False)
+            if self.cfg.ctas == 2:
+                ds.in_step(consume(self.ends.dK_compute_dSother)).wait()
+                others = self.others_ds[None, None, None, ds.stage]
+                self.product.issue(dq, others, self.others_k[None, None, None, 0], True)
         return dq
 
-    def add(self, context, work, m_block: Int32, head: Int32, dq: cute.Tensor) -> None:
+    def arrive(self, ds: Cursor) -> None:
+        """The products have read dS."""
+        if self.cfg.ctas == 2:
+            ds.in_step(consume(self.ends.dK_compute_dSother)).arrive()
+        else:
+            ds.arrive()
+
+    def add(self, context, work, m_block: Int32, head: Int32, dq: cute.Tensor | None) -> None:
         """Add a finished product to the sum of a query block: four elements of a thread lie side by side."""
+        if dq is None:
+            return
         block = context.args.dq_sum[None, work.row_block + m_block, head].iterator
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         place = block + (self.first + 4 * thread)

@@ -1,0 +1,64 @@
+"""The steps of a block of keys, as both warpgroups take them: dQ is computed one step late, when everybody's dS of that
+step is there."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ....pipeline.cursor import Cursor, consume
+from ...wgmma import wait
+
+
+class Cursors(NamedTuple):
+    """Where a warpgroup stands before a step. p: P, handed from one to the other. last_...: of the step before."""
+
+    q: Cursor
+    do: Cursor
+    p: Cursor
+    last_ds: Cursor
+    last_head: Int32
+    last_block: Int32
+
+    def after_first(self, head: Int32, m_block: Int32) -> Cursors:
+        """Those of the second step; the first was at (head, m_block)."""
+        return Cursors(self.q.next(), self.do.next(), self.p.next(), self.last_ds, head, m_block)
+
+    def next(self, head: Int32, m_block: Int32) -> Cursors:
+        """Those of the step after that at (head, m_block)."""
+        return Cursors(self.q.next(), self.do.next(), self.p.next(), self.last_ds.next(), head, m_block)
+
+
+@cute.jit
+def all_steps(context, side: cutlass.Constexpr[Any], work, p: Cursor):
+    """All steps of a block of keys; there is one at least. side: what a warpgroup works with, and its `step`."""
+    cfg, ends, step = context.cfg, side.ends, side.step
+    q, do = consume(ends.load_compute_Q), consume(ends.load_compute_dO)
+    head = work.head_kv * cfg.group
+    at = Cursors(q, do, p, consume(ends.dK_compute_dS), head, work.first)
+    step(context, side, work, work.first, at, side.compares, False)
+    at = at.after_first(head, work.first)
+    for member in cutlass.range(cfg.group, unroll=1):
+        head = work.head_kv * cfg.group + member
+        first = work.first + cutlass.select_(member == 0, Int32(1), Int32(0))
+        if cutlass.const_expr(side.compares):
+            for m_block in cutlass.range(first, work.full_first, unroll=1):
+                step(context, side, work, m_block, at, True, True)
+                at = at.next(head, m_block)
+            for m_block in cutlass.range(cutlass.max(first, work.full_first), work.full_stop, unroll=1):
+                step(context, side, work, m_block, at, False, True)
+                at = at.next(head, m_block)
+            if cutlass.const_expr(cfg.has_left):
+                for m_block in cutlass.range(cutlass.max(first, work.full_stop), work.stop, unroll=1):
+                    step(context, side, work, m_block, at, True, True)
+                    at = at.next(head, m_block)
+        else:
+            for m_block in cutlass.range(first, work.stop, unroll=1):
+                step(context, side, work, m_block, at, False, True)
+                at = at.next(head, m_block)
+    dq = side.share.start(at.last_ds)
+    wait(0)
+    side.share.add(context, work, at.last_block, at.last_head, dq)
