@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import ops, run
-from .mods import blocks, remember
+from .device import chip_of
+from .mods import blocks, coarse, remember
 from .mods.call import MaskMod, Problem, ScoreMod, gather
 from .mods.record import Mods
 from .run.allocate import rows_dtype
@@ -47,6 +48,9 @@ def prepare(
     seqlen_q, seqlen_k = (None, None) if inputs.q.ndim == 3 else (inputs.q.shape[1], inputs.k.shape[1])
     problem = Problem(inputs.batch, inputs.q.shape[-2], seqlen_q, seqlen_k, inputs.q.device)
     mods = gather(problem, score_mod, mask_mod, block_mask, flags.needs_backward)
+    if mods.blocks and coarse.takes((mods.block_q, mods.block_k)) and flags.backend != "torch":  # noqa: SIM102
+        if chip_of(inputs.q.device).compiles:
+            mods = coarse.in_tiles(mods, (inputs.q.shape[1], inputs.k.shape[1]))
     return mods, flags._replace(needs_backward=flags.needs_backward or bool(mods.trained))
 
 
@@ -59,7 +63,7 @@ def keep(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) 
     """Begin to keep what comes of calls with these three, if a change of them would be seen."""
     if block_mask is not None:
         mask_mod = blocks.mask_mod_of(block_mask)
-        if not blocks.are_lists_its_own(block_mask):
+        if not blocks.are_lists_its_own(block_mask) or coarse.takes(block_mask.BLOCK_SIZE):
             return None
     functions = [function for function in (score_mod, mask_mod) if function is not None]
     return remember.keep(score_mod, None if block_mask is not None else mask_mod, block_mask, functions)

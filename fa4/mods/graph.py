@@ -198,6 +198,14 @@ class Builder:
         self.numbers: list[tuple[str, Number]] = []
         self._known: dict[tuple, int] = {}
 
+    @staticmethod
+    def of(graph: Graph | None) -> Builder:
+        """To go on with the nodes of a graph, which keep their places. No numbers can be added to its own."""
+        builder = Builder()
+        for node in () if graph is None else graph.nodes:
+            builder._node(node)
+        return builder
+
     def _node(self, node: Node) -> int:
         known = (*node, type(node.value), math.copysign(1, node.value) if isinstance(node.value, float) else 0)
         if known not in self._known:

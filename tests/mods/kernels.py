@@ -41,8 +41,8 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
 
         return dict(score_mod=score_mod, trained=tuple(x for x in (table, rows, slopes) if x.requires_grad))
 
-    def blocks(mask_mod, heads, queries, keys):
-        return fa4.create_block_mask(mask_mod, 1, heads, queries, keys, device=device)
+    def blocks(mask_mod, heads, queries, keys, size=128):
+        return fa4.create_block_mask(mask_mod, 1, heads, queries, keys, device=device, BLOCK_SIZE=size)
 
     def alibi_in_documents(length, **options):
         same = fa4.masks.documents(document[0, :length].contiguous())
@@ -51,16 +51,18 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
         alibi = dict(score_mod=fa4.scores.alibi(slopes), trained=(slopes,))
         return Problem("alibi_in_documents", length, length, **alibi, mask_mod=mask, call=call, **options)
 
-    def of_heads(queries, keys, deterministic=False, width=40, **options):
+    def of_heads(queries, keys, deterministic=False, width=40, size=128, **options):
         mask = by_head(width)
-        call = dict(block_mask=blocks(mask, 2, queries, keys), deterministic=deterministic)
+        call = dict(block_mask=blocks(mask, 2, queries, keys, size), deterministic=deterministic)
         return Problem("heads", queries, keys, mask_mod=mask, call=call, **options)
 
     def leaf(x):
         return x.clone().requires_grad_()
 
-    factors = leaf(table[:, 0].abs())
-    temperature = dict(score_mod=fa4.scores.temperature(factors), trained=(factors,))
+    def temperature_of(factors):
+        return dict(score_mod=fa4.scores.temperature(factors), trained=(factors,))
+
+    temperature = temperature_of(leaf(table[:, 0].abs()))
     of_pairs = leaf(torch.randn(2, 3, 70, 150, generator=generator).to(device))
     same_document = dict(mask_mod=fa4.masks.documents(document))
     trained, fixed = many_kinds(leaf(table), leaf(rows)), many_kinds(table, rows)
@@ -92,6 +94,10 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
         "heads": of_heads(300, 260, **temperature),
         # Added in order, several blocks of keys to a block of queries.
         "heads_far": of_heads(450, 450, deterministic=True, width=400, **temperature),
+        # The same kernels: other lengths, lists, a number and a tensor that were captured.
+        "heads_near": of_heads(200, 330, deterministic=True, width=90, **temperature_of(leaf(table[:3, 1].abs()))),
+        # Blocks that are no tiles: kernels walk larger ones, and look up which of the caller's a pair is in.
+        "other_blocks": of_heads(300, 260, size=(48, 16)),
         "heads_wide": of_heads(300, 260, head_dim=128),
         # A mask without a block mask.
         "divides": Problem("divides", *(140, 200, 4, 2), head_dim=128, mask_mod=divides, call=dict(deterministic=True)),

@@ -1,0 +1,52 @@
+"""Block masks of other block sizes, as kernels walk them: the same pairs are seen."""
+
+import pytest
+import torch
+
+import fa4
+from fa4.mods import coarse
+from fa4.mods.blocks import FULL, NONE, PARTIAL, ordered, table_of
+from fa4.mods.graph import parse
+from fa4.mods.record import Mods
+from fa4.mods.tensors import evaluation
+from fa4.mods.trace import trace_mask
+
+ROWS, KEYS = 300, 410
+
+
+def seen_by(mods: Mods) -> torch.Tensor:
+    """(batch, heads, ROWS, KEYS)."""
+    table = table_of(mods.blocks[:4], -(-KEYS // mods.block_k))
+    state = table.repeat_interleave(mods.block_q, 2).repeat_interleave(mods.block_k, 3)[:, :, :ROWS, :KEYS]
+    if not mods.mask:
+        return state != NONE
+    b, h, row, key = (torch.arange(n) for n in (2, 3, ROWS, KEYS))
+    inputs = {"b": b.view(-1, 1, 1, 1), "h": h.view(-1, 1, 1), "q_idx": row[:, None], "kv_idx": key}
+    done = evaluation(parse(mods.mask), *mods.of_mask(), inputs, torch.float32)
+    return (state == FULL) | ((state == PARTIAL) & done.value(done.graph.result))
+
+
+@pytest.mark.parametrize("block", [(16, 16), (48, 16), (32, 64), (192, 128), (256, 320), (16, 416)], ids=str)
+@pytest.mark.parametrize("heads", [(1, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize("mask", [None, fa4.masks.sliding_window(50)], ids=["lists alone", "with a mask_mod"])
+def test_the_same_pairs_are_seen(block, heads, mask, seed):
+    """Of lists that no mask_mod made: each block is there by chance, whole or not."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = *heads, -(-ROWS // block[0]), -(-KEYS // block[1])
+    table = torch.randint(0, 3, shape, generator=generator, dtype=torch.uint8)
+    table[:, :, :9, :9] = FULL
+    lists = [x for t in (table, table.transpose(2, 3)) for state in (PARTIAL, FULL) for x in ordered(t == state)]
+    traced = None if mask is None else trace_mask(mask)
+    text, numbers = ("", []) if traced is None else (traced.graph.text, [float(x) for x in traced.numbers])
+    mods = Mods([], lists, "", text, numbers, *block, [])
+    assert coarse.takes(block)
+    made = coarse.in_tiles(mods, (ROWS, KEYS))
+    assert made.block_q % 128 == 0 and made.block_k % 128 == 0
+    assert torch.equal(seen_by(made), seen_by(mods)), f"seed {seed}"
+    of_keys = table_of(made.blocks[:4], made.blocks[1].shape[3])
+    assert torch.equal(table_of(made.blocks[4:], made.blocks[5].shape[3]), of_keys.transpose(2, 3))
+
+
+@pytest.mark.parametrize("block", [(128, 128), (256, 384), (100, 128), (128, 8)], ids=str)
+def test_sizes_that_are_left_alone(block):
+    assert not coarse.takes(block)
