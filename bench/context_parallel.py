@@ -1,8 +1,9 @@
 """torchrun --nproc-per-node 2 -m bench.context_parallel: attention over a sequence that is cut among GPUs.
 
 Beside it the whole sequence on one GPU, and torch's own context_parallel: on its flash attention, on cuDNN's, and on
-fa4 beneath scaled_dot_product_attention. All take turns in one run. A time of several GPUs is that of the last one to
-be ready, a time of one GPU that of the fastest; efficiency is the latter over the former times their number. Results
+fa4 beneath scaled_dot_product_attention. All take turns in one run, another one first in each round, after a pause: a
+chip that has just worked hard has a lower clock. A time of several GPUs is that of the last one to be ready, a time of
+one GPU that of the fastest; efficiency is the latter over the former times their number. Results
 are checked at a short length before anything is timed, against float64 and by the oracle's rule, and where they are
 timed compared with one GPU's: "differs" is the largest difference over the largest value.
 """
@@ -39,6 +40,7 @@ from .run import RESULTS, made_tensors
 from .suites import BenchCase
 from .timing import Timing
 
+_PAUSE = 0.05  # seconds before each sample
 _CHECKED_AT = 4096  # tokens; the reference's score matrices fit there
 
 
@@ -136,22 +138,29 @@ def _sample(work: Work, device: torch.device) -> float:
         return start.elapsed_time(stop)
 
 
-def timed(works: list[Work], device: torch.device, seconds: float) -> dict[str, Timing]:
-    """In turns, for about `seconds`, after one run that does not count; 3 to 20 rounds. Equal on all ranks."""
+def timed(works: list[Work], device: torch.device, seconds: float) -> dict[str, list[list[float]]]:
+    """Milliseconds of each rank, in rounds: in turns, for about `seconds`, after one that does not count; 3 to 8."""
+    samples: dict[str, list[list[float]]] = {work.provider.name: [] for work in works}
 
-    def round_of_all() -> list[float]:
-        times = []
-        for work in works:
-            taken = torch.tensor(_sample(work, device), device=device)
-            dist.all_reduce(taken, dist.ReduceOp.MIN if work.provider.whole else dist.ReduceOp.MAX)
-            times.append(float(taken))
-        return times
+    def one_round(first: int) -> float:
+        """Milliseconds of the slowest ranks, summed."""
+        whole = 0.0
+        for work in works[first:] + works[:first]:
+            if device.type == "cuda":
+                time.sleep(_PAUSE)
+            times: list[float] = [0.0] * dist.get_world_size()
+            dist.all_gather_object(times, _sample(work, device))
+            samples[work.provider.name].append(times)
+            whole += max(times)
+        return whole
 
-    round_of_all()
-    first = round_of_all()
-    rounds = min(20, max(3, int(1000 * seconds / sum(first))))
-    samples = zip(first, *(round_of_all() for _ in range(rounds - 1)))
-    return {work.provider.name: Timing.of(list(times)) for work, times in zip(works, samples)}
+    if not works:
+        return samples
+    one_round(0)
+    rounds = min(8, max(3, int(1000 * seconds / one_round(0))))
+    for i in range(1, rounds):
+        one_round(i % len(works))
+    return {name: times[1:] for name, times in samples.items()}
 
 
 def passing_gbps(device: torch.device, megabytes: int) -> float | None:
@@ -240,14 +249,20 @@ def measured(
     works, errors = works_that_run(case, offered, made_tensors(case, device, seed), device, False)
     said = said | {name: {**said.get(name, {}), **what} for name, what in errors.items()}
     apart = differences(works, device)
-    times, world = timed(works, device, seconds), dist.get_world_size()
-    alone = next((times[p.name].median_ms for p in offered if p.whole and p.name in times), None)
+    of_ranks, world = timed(works, device, seconds), dist.get_world_size()
+    wholes = {p.name for p in offered if p.whole}
+    times = {
+        name: Timing.of([(min if name in wholes else max)(ranks) for ranks in rounds])
+        for name, rounds in of_ranks.items()
+    }
+    alone = next((times[name].median_ms for name in wholes if name in times), None)
     rows = []
     for name, what in said.items():
         row = {"provider": name, "label": case.label, **dataclasses.asdict(case), "seed": seed, **what}
         if name in times:
-            ranks = 1 if any(p.whole for p in offered if p.name == name) else world
+            ranks = 1 if name in wholes else world
             row |= {**dataclasses.asdict(times[name]), "ranks": ranks}
+            row["median_ms_of_ranks"] = [statistics.median(rank) for rank in zip(*of_ranks[name])]
             row["tflops"] = case.flops / times[name].median_ms / 1e9 / ranks
             if alone is not None and name in apart:
                 row |= {"efficiency": alone / (ranks * times[name].median_ms), "differs": apart[name]}
@@ -330,6 +345,9 @@ def main(seqlens, heads, head_dim, deterministic, only, seconds, torch_to, check
     gbps = passing_gbps(device, 256 if device.type == "cuda" else 1)
     facts = {**machine.facts(device), "world": world, "passing_gbps": gbps, "nccl": _nccl()}
     now = datetime.datetime.now(datetime.timezone.utc)
+    common = {"suite": "context_parallel", "time": now.isoformat(timespec="seconds"), "machine": facts}
+    slug = "-".join(facts["device"].lower().split())
+    output = output or RESULTS / f"{now:%Y-%m-%d}_{world}x-{slug}_context_parallel.jsonl"
     rows: list[dict] = []
     right: dict[tuple, tuple[list[Provider], dict]] = {}
     for case in _cases(seqlens, heads, head_dim):
@@ -340,17 +358,16 @@ def main(seqlens, heads, head_dim, deterministic, only, seconds, torch_to, check
         if case.seqlen_q > torch_to:
             offered_here = [p for p in offered_here if not p.name.startswith("torch")]
             said = {name: what for name, what in said.items() if not name.startswith("torch")}
-        rows += measured(case, offered_here, said, device, seconds, 0)
+        these = measured(case, offered_here, said, device, seconds, 0)
+        if first:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            with output.open("a") as file:
+                for row in these:
+                    file.write(json.dumps({**common, "deterministic": deterministic, **row}) + "\n")
+        rows += these
         if device.type == "cuda":
             torch.cuda.empty_cache()
     if first:
-        slug = "-".join(facts["device"].lower().split())
-        output = output or RESULTS / f"{now:%Y-%m-%d}_{world}x-{slug}_context_parallel.jsonl"
-        output.parent.mkdir(parents=True, exist_ok=True)
-        common = {"suite": "context_parallel", "time": now.isoformat(timespec="seconds"), "machine": facts}
-        with output.open("a") as file:
-            for row in rows:
-                file.write(json.dumps({**common, "deterministic": deterministic, **row}) + "\n")
         title = f"{world} x {facts['device']}, {gbps or 0:.4g} GB/s to the next, deterministic {deterministic}"
         Console(width=150).print(_table(rows, title))
         for problem in dict.fromkeys(f"{row['provider']}: {row['error']}" for row in rows if "error" in row):

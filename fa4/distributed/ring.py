@@ -19,7 +19,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) 
     out, lse = parts.own_at_once().forward(q, k, v, sink)  # the sink is one logit of each row: this call has it
     if passing is None:
         return out, lse
-    out = out.to(accumulator(q))
+    if world > 2:  # joined more than once
+        out = out.to(accumulator(q))
     for step in range(1, world):
         k, v = passing.wait()
         if step + 1 < world:
@@ -30,14 +31,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) 
 
 
 def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """In place, `fa4.merge_states` of two, the second of which has idle rows of zeros: four passes over memory."""
+    """In place, `fa4.merge_states` of two, the second of which has idle rows of zeros; fewer passes over memory."""
     total = torch.logaddexp(lse, more_lse)
 
     def weight(of: Tensor) -> Tensor:
         weights = torch.exp(of - total).masked_fill_(total == -torch.inf, 0.0)
         return weights.transpose(-1, -2)[..., None]
 
-    out.mul_(weight(lse)).addcmul_(more, weight(more_lse))
+    if out.dtype == lse.dtype:
+        out.mul_(weight(lse)).addcmul_(more, weight(more_lse))
+    else:
+        out.copy_((out * weight(lse)).addcmul_(more, weight(more_lse)))
     lse.copy_(total)
 
 
