@@ -58,6 +58,11 @@ STORE = f"""{SLOT} st.shared.b32 [%r4], %r0; BEFORE bar.sync 0; {FIRST} @%p0 bra
     cp.async.bulk.commit_group; AFTER
     st.shared.b32 [%r2], 7;
     DONE:"""
+WRITTEN = f"""{SLOT} st.shared.b32 [%r4], %r0; fence.proxy.async.shared::cta; bar.sync 0; {FIRST} @%p0 bra DONE;
+    cp.async.bulk.global.shared::cta.bulk_group [%a0], [%r2], 128; cp.async.bulk.commit_group;
+    mov.u32 %r5, 0; BUSY: add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 50; @%p2 bra BUSY;
+    cp.async.bulk.wait_group.read 0; EDGE ld.global.b32 %r6, [%a0];
+    DONE:"""
 LOAD = f"""{BARRIER.format(count=1)} @%p0 bra READ; mbarrier.arrive.expect_tx.shared.b64 _, [%r2+2048], 128;
     cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%a0], 128, [%r2+2048];
     READ: EDGE ld.shared.b32 %r6, [%r2+4];"""
@@ -181,6 +186,7 @@ PAIRS = [
          match=r"needs fence\.proxy\.async"),
     Pair("bulk group", STORE.replace("BEFORE", "fence.proxy.async.shared::cta;").replace("AFTER", "EDGE"),
          "cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group.read 1;"),
+    Pair("bulk group, once read", WRITTEN, "cp.async.bulk.wait_group 0;", "cp.async.bulk.wait_group.read 0;"),
     Pair("bytes of a bulk copy", LOAD, wait()),
     Pair("bytes from a neighbour", REMOTE_COPY, wait(), options=PEERS),
     Pair("cp.async group", GROUPS, "cp.async.wait_group 0;", "cp.async.wait_group 1;", options={"target": "sm_80"}),

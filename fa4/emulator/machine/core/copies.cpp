@@ -374,9 +374,11 @@ Next Engine::async_copy(Exec& x) {
                     }
                 if (!read)
                     while (groups.size() > keep) groups.pop_front();
-                while (!groups.empty() && std::all_of(groups.front().begin(), groups.front().end(), [](const AsyncPtr& op) { return op->done(); }) &&
-                       groups.size() > keep)
-                    groups.pop_front();
+                // A later wait for what was written needs the last group that is done; it has what came before it.
+                const auto done = [](const std::vector<AsyncPtr>& group) {
+                    return std::all_of(group.begin(), group.end(), [](const AsyncPtr& op) { return op->done(); });
+                };
+                while (groups.size() > keep + 1 && done(groups[0]) && done(groups[1])) groups.pop_front();
             });
             break;
         case Op::cp_async: cp_async(x); break;
