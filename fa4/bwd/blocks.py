@@ -58,8 +58,9 @@ class RowBlocks(Constant):
     """What the code of statistics and finish depends on.
 
     packed: heads that are rows of one block. turns: counters of a block, for the order of additions in a deterministic
-    run; 0 for none. list_rows: rows of a block mask's block, if its lists say that order; else 0. pdl: the three
-    kernels overlap by programmatic launch.
+    run; 0 for none. first_stores: whoever is first in that order stores what others add to, so that sums need not be
+    cleared; no sum is read whose counter is 0. list_rows: rows of a block mask's block, if its lists say that order;
+    else 0. pdl: the three kernels overlap by programmatic launch.
     """
 
     dtype: type[cutlass.Numeric]
@@ -72,6 +73,7 @@ class RowBlocks(Constant):
     has_dlse: bool
     packed: int = 1
     turns: int = 0
+    first_stores: bool = False
     list_rows: int = 0
     pdl: bool = False
 

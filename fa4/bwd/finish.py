@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
 from ..core.rows import first_row_block
 from ..core.sequence import extent, sequence_matrix
@@ -35,6 +35,9 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
     rows = cutlass.min(place.count * cfg.packed - begin, cfg.tile_m)
     if rows > 0:
         source = args.dq_sum[None, block, head].iterator
+        is_met = Boolean(True)
+        if cutlass.const_expr(cfg.first_stores):
+            is_met = args.turns[block * cfg.turns, head] > 0
         dq = sequence_matrix(args.dq, head, batch, place, cfg.varlen)
         placement, thread = cfg.placement, cute.arch.thread_idx()[0]
         chunk = 32 * placement.rows  # columns at a time
@@ -46,6 +49,8 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
                 row = top + thread // across * placement.rows
                 if row < rows and column < cfg.head_dim:
                     x = piece(source + placement.offset(row, left, within), placement)
+                    if cutlass.const_expr(cfg.first_stores):
+                        x = [[Float32(cutlass.select_(is_met, y, Float32(0.0))) for y in of_row] for of_row in x]
                     for i in cutlass.range_constexpr(placement.rows):
                         if placement.rows == 1 or row + i < rows:
                             target = dq.iterator + cute.crd2idx((begin + row + i, column), dq.layout)

@@ -59,7 +59,7 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.span)
         heads = cute.size(call.k, mode=[2])
         section = cfg.section(n_blocks, sizes.max_seqlen_q, heads * sizes.batch)
-        order = Order(n_blocks, heads, sizes.batch, section, cfg.descending, cfg.ctas)
+        order = Order(n_blocks, heads, sizes.batch, section, cfg.descending, cfg.ctas, cfg.wave(section))
         loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)
         if cfg.ragged:
             loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)

@@ -38,9 +38,10 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
     data = args.lengths.queries(batch, extent(args.out))
     if m_block * cfg.tile_m < place.count * cfg.packed:
         block = first_row_block(batch, place, extent(args.out), cfg.tile_m, cfg.packed, cfg.varlen) + m_block
-        dq = args.dq_sum[None, block, head]
-        for i in cutlass.range(thread, cfg.placement.elements // 4, THREADS, unroll=4):
-            store_words(dq.iterator + 4 * i, [Int32(0)] * 4)
+        if cutlass.const_expr(not cfg.first_stores):
+            dq = args.dq_sum[None, block, head]
+            for i in cutlass.range(thread, cfg.placement.elements // 4, THREADS, unroll=4):
+                store_words(dq.iterator + 4 * i, [Int32(0)] * 4)
         if cutlass.const_expr(cfg.turns > 0):  # noqa: SIM102  one is decided at compile time
             if thread < cfg.turns:
                 args.turns[block * cfg.turns + thread, head] = Int32(0)

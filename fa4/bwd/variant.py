@@ -43,3 +43,7 @@ class Variant(variant.Variant):
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32 | None:
         """How many of all pairs of head and sequence advance together, see `core.order`; None for a sequence's."""
         return None
+
+    def wave(self, section: Int32 | None) -> Int32 | None:
+        """How many blocks of each pair of a section run at the same time, if the order tells, see `core.order`."""
+        return None

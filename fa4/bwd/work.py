@@ -8,6 +8,7 @@ import cutlass
 from cutlass import Int32
 
 from ..core.mask import Band, Listed
+from ..core.order import Order
 from ..core.rows import first_row_block
 from ..core.sequence import Rows
 
@@ -48,10 +49,10 @@ def keys_here(context) -> Keys:
     return Keys(n_block, head_kv, batch, q, k, mask, first, stop, row_block, walk)
 
 
-def turn(mask: Band, m_block: Int32, n_block: Int32, descending: bool) -> Int32:
+def turn(order: Order, mask: Band, m_block: Int32, n_block: Int32) -> Int32:
     """How many key blocks add to dQ of a query block before this one; all that the query block meets do, in order."""
     met = mask.key_blocks(m_block)
-    return met.stop - 1 - n_block if descending else n_block - met.first
+    return order.turn(n_block, met.first, met.stop)
 
 
 def turn_by_lists(args, cfg, block: Int32, head: Int32, n_block: Int32) -> Int32:

@@ -26,7 +26,8 @@ class Order:
     """All tiles of a grid, numbered in the order of work.
 
     section: pairs that advance together; None takes the heads of a sequence, which is a section of `heads`.
-    descending: from the last block to the first. cluster: CTAs that share a tile.
+    descending: from the last block to the first. cluster: CTAs that share a tile. wave: blocks of a pair that run at
+    the same time; waves then descend, in each the blocks ascend.
     """
 
     blocks: Int32
@@ -35,6 +36,7 @@ class Order:
     section: Int32 | None = None
     descending: cutlass.Constexpr[bool] = False
     cluster: cutlass.Constexpr[int] = 1
+    wave: Int32 | None = None
 
     @property
     def tiles(self) -> Int32:
@@ -71,9 +73,33 @@ class Order:
             within = index - first_pair * self.blocks
             block, pair = within // pairs, first_pair + within % pairs
             head, sequence = pair % self.heads, pair // self.heads
-        if self.descending:
+        if self.wave is not None:
+            first, _ = self._wave(block // self.wave)
+            block = first + block % self.wave
+        elif self.descending:
             block = self.blocks - 1 - block
         return Tile(block, head, sequence)
+
+    def turn(self, block: Int32, first: Int32, stop: Int32) -> Int32:
+        """How many of a pair's blocks first <= b < stop, of which `block` is one, are to add to the same rows before
+        it.
+
+        Waves: those before have had their turn. The first, third, ... wave's blocks start at the same time, each at its
+        diagonal: the last block, there first, leads, and ends first. Then the longest block of the wave after may
+        begin, so that its blocks start one after the other, in ascending order, and end at the same time.
+        """
+        if self.wave is None:
+            return stop - 1 - block if self.descending else block - first
+        index = (self.blocks - 1 - block) // self.wave
+        begin, end = self._wave(index)
+        begin, end = cutlass.max(begin, first), cutlass.min(end, stop)
+        descending, ascending = end - 1 - block, block - begin
+        return stop - end + descending + index % 2 * (ascending - descending)
+
+    def _wave(self, index: Int32) -> tuple[Int32, Int32]:
+        """[first, stop): the blocks of a wave."""
+        stop = self.blocks - index * self.wave
+        return cutlass.max(stop - self.wave, 0), stop
 
 
 _NONE = 1 << 20  # a block that no sequence has

@@ -148,6 +148,14 @@ def bulk_load(source: cute.Pointer, place: cute.Pointer, nbytes: int, barrier: c
     )
 
 
+def bulk_store(place: cute.Pointer, target: cute.Pointer, nbytes: int) -> None:
+    """One thread: start copying bytes of shared memory to global memory; a bulk group commits and waits."""
+    cute.arch.inline_ptx(
+        "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};",
+        read_only_args=[target.toint(), place.toint(), Int32(nbytes)],
+    )
+
+
 def bulk_add(place: cute.Pointer, target: cute.Pointer, nbytes: int) -> None:
     """One thread: start adding float32 numbers in shared memory to global ones; a bulk group commits and waits."""
     cute.arch.inline_ptx(

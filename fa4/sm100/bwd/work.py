@@ -49,7 +49,7 @@ class Work(NamedTuple):
         cfg = context.cfg
         if cfg.has_blocks:
             return turn_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
-        return turn(self.mask, m_block, self.n_block, cfg.descending)
+        return turn(context.args.order, self.mask, m_block, self.n_block)
 
 
 def work_tile(context) -> Work:

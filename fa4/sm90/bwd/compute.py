@@ -10,7 +10,7 @@ from __future__ import annotations
 import cutlass.cute as cute
 
 from ...pipeline.cursor import consume
-from .epilogue import store_gradients
+from .epilogue import stage_gradients, store_gradients
 from .steps import all_steps
 from .team import team_of
 from .work import work_tile
@@ -24,4 +24,6 @@ def compute(context):
     if work.blocks > 0:
         consume(team.ends.load_compute_K).wait()
         all_steps(context, team, work)
-    store_gradients(context, work, team.dv, team.dk, team.index)
+    else:
+        stage_gradients(context, work, team)
+    store_gradients(context, work, team)

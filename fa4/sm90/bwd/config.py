@@ -25,6 +25,7 @@ TILE_N = TEAMS * ROWS  # keys of a CTA
 REDUCERS = 3  # warps that may add dQ to its sum
 PANEL_COLUMNS = Tile(TILE_N, 1).panel_columns
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
+WAVES = 2  # of a pair: of more, fewer blocks share what they read; of one, all begin at once and end far apart
 SECTION_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads that advance together read and add to
 
 
@@ -159,10 +160,40 @@ class Config(Steps):
     span: ClassVar[int] = TILE_N
 
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
-        """One without a GQA group: a pair's CTAs then run at the same time and find its queries in the L2 cache."""
-        if self.group == 1 and not self.descending:
-            return Int32(1)
-        return Steps.section(self, n_blocks, seqlen_q, pairs)
+        """A pair's CTAs run at the same time and find its queries in the L2 cache.
+
+        One without a mask or a GQA group. Causal, where a pair's blocks have work of all lengths: the pairs that run at
+        a time, or twice as many with a group, so that the chip is not left with a pair's longest work.
+        """
+        if not self.has_right:
+            return Int32(1) if self.group == 1 else Steps.section(self, n_blocks, seqlen_q, pairs)
+        n_blocks, pairs = cutlass.max(n_blocks, 1), cutlass.max(pairs, 1)
+        if self.in_waves:
+            together = self.sms // cutlass.max((n_blocks + 1) // WAVES, self.sms // pairs)
+        else:
+            together = (1 if self.group == 1 else 2) * self.sms // n_blocks
+        together = cutlass.max(together, 1)
+        sections = (pairs + together - 1) // together  # of the same size, or nearly
+        return (pairs + sections - 1) // sections
+
+    @property
+    def in_waves(self) -> bool:
+        """Whether a deterministic causal problem's blocks run in waves. Among descending blocks the longest work comes
+        last, and with a GQA group takes so long that the chip would wait for it half empty."""
+        return self.descending and self.group > 1 and not self.has_blocks
+
+    def wave(self, section: Int32) -> Int32 | None:
+        return cutlass.max(self.sms // section, 1) if self.in_waves else None
+
+    @property
+    def trims(self) -> bool:
+        """Whether the first queries that see a CTA's keys may see none of the second warpgroup's."""
+        return self.has_right and not self.has_blocks and self.tile_m == ROWS
+
+    @property
+    def has_place_for_dk(self) -> bool:
+        """Whether stages of Q and dO hold a warpgroup's dK."""
+        return min(self.q_tile.nbytes, self.do_tile.nbytes) >= self.dk_tile.nbytes
 
     @property
     def k_tile(self) -> Tile:
@@ -218,7 +249,7 @@ class Config(Steps):
             placement = ByQueries(self.tile_m, self.columns)
         return ByThread(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, turns=1 if self.deterministic else 0,
+            self.has_dlse, turns=1 if self.deterministic else 0, first_stores=self.deterministic,
             list_rows=self.mods.block[0] if self.turns_by_lists else 0, pdl=True,
         )  # fmt: skip
 

@@ -8,26 +8,47 @@ from cutlass import Float32, Int32
 
 from ...core.sequence import sequence_matrix
 from ...pipeline.roles import WARPS_PER_WARPGROUP
-from ...pipeline.smem import PANEL_ROW_BYTES
+from ...pipeline.smem import PANEL_ROW_BYTES, Tile
 from ...pipeline.tma import tma_start_store, wait_read
 from ..fragment import ROWS_PER_WARP, store_matrices, to_words
 from .config import TEAMS
 from .placement import WARPGROUP
 
 
+def stage_gradients(context, work, team) -> None:
+    """Whole warpgroup, when both have written dS of their last step: its dV and, if there is a place, dK to shared
+    memory. Nobody reads V any more, nor the stages of Q and dO after those of the last step."""
+    cfg, scale = context.cfg, context.args.scale
+    stage(cfg, context.smem.address("V") + team.index * cfg.dv_tile.nbytes, cfg.dv_tile, team.dv, Float32(1.0))
+    if cfg.has_place_for_dk:
+        stage(cfg, context.smem.address("K") + dk_place(context, work, team.index), cfg.dk_tile, team.dk, scale)
+
+
+def dk_place(context, work, team: Int32) -> Int32:
+    """Where a warpgroup's dK goes, in bytes from K: of the two warpgroups, to Q and to dO; or to K."""
+    cfg, at, steps = context.cfg, context.smem.offsets, work.blocks * context.cfg.group
+    if not cfg.has_place_for_dk:
+        return team * cfg.dk_tile.nbytes
+    q = at["Q"] - at["K"] + steps % cfg.q_stages * cfg.q_tile.nbytes
+    do = at["dO"] - at["K"] + steps % cfg.stages * cfg.do_tile.nbytes
+    return Int32(cutlass.select_(team == 0, q, do))
+
+
 @cute.jit
-def store_gradients(context, work, dv: cute.Tensor, dk: cute.Tensor, team: Int32):
-    """dV and dK from registers to global memory; zeros if no query sees a key of the block."""
-    # Both places may still be read by the other warpgroup's last products.
-    cute.arch.barrier(barrier_id=context.last_dq, number_of_threads=TEAMS * WARPGROUP)
-    stage(context, "V", "dv", dv, team, Float32(1.0))
-    stage(context, "K", "dk", dk, team, context.args.scale)
+def store_gradients(context, work, team: cutlass.Constexpr):
+    """dV and dK of a warpgroup from shared to global memory; zeros if no query sees a key of the block."""
+    cfg, index = context.cfg, team.index
+    if cutlass.const_expr(not cfg.has_place_for_dk):
+        # K may still be read by the other warpgroup's last product.
+        cute.arch.barrier(barrier_id=context.last_dq, number_of_threads=TEAMS * WARPGROUP)
+        own = context.smem.address("K") + dk_place(context, work, index)
+        stage(cfg, own, cfg.dk_tile, team.dk, context.args.scale)
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.barrier(barrier_id=context.gradients_staged + team, number_of_threads=WARPGROUP)
+    cute.arch.barrier(barrier_id=context.gradients_staged + index, number_of_threads=WARPGROUP)
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
-        block = work.n_block * TEAMS + team
-        store(context, work, "V", "dv", block, team)
-        store(context, work, "K", "dk", block, team)
+        block = work.n_block * TEAMS + index
+        store(context, work, "dv", block, context.smem.pointer("V", cfg.dtype) + index * (cfg.dv_tile.nbytes // 2))
+        store(context, work, "dk", block, context.smem.pointer("K", cfg.dtype) + dk_place(context, work, index) // 2)
         wait_read()
 
 
@@ -44,25 +65,24 @@ def store_gradient(
     """The one gradient that a warpgroup has of a CTA with 64 keys, to its global memory through the place `region`."""
     # What lies there may still be read by the other warpgroup's last products.
     cute.arch.barrier(barrier_id=context.last_dq, number_of_threads=TEAMS * WARPGROUP)
-    stage(context, region, name, gradient, 0, scale)
+    cfg, tile = context.cfg, getattr(context.cfg, f"{name}_tile")
+    stage(cfg, context.smem.address(region), tile, gradient, scale)
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=context.gradients_staged + team, number_of_threads=WARPGROUP)
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
-        store(context, work, region, name, work.n_block, 0)
+        store(context, work, name, work.n_block, context.smem.pointer(region, cfg.dtype))
         wait_read()
 
 
-def stage(context, region: str, name: str, gradient: cute.Tensor, team: Int32 | int, scale: Float32) -> None:
-    """A warpgroup's accumulator, times `scale`, to its share of `region`."""
-    tile = getattr(context.cfg, f"{name}_tile")
+def stage(cfg, place: Int32, tile: Tile, gradient: cute.Tensor, scale: Float32) -> None:
+    """A warpgroup's accumulator, times `scale`, to shared memory."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
-    own = context.smem.address(region) + team * tile.nbytes + warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
-    store_matrices(own, tile, to_words(gradient, [scale, scale], context.cfg.dtype))
+    own = place + warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
+    store_matrices(own, tile, to_words(gradient, [scale, scale], cfg.dtype))
 
 
-def store(context, work, region: str, name: str, block: Int32, team: Int32 | int) -> None:
-    """One warp: start storing a warpgroup's share, which is a block of 64 keys."""
+def store(context, work, name: str, block: Int32, place: cute.Pointer) -> None:
+    """One warp: start storing a warpgroup's gradient, which is a block of 64 keys."""
     tma = context.tma(name)
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.ragged)
-    place = context.smem.pointer(region, context.cfg.dtype) + team * (tma.tile.nbytes // 2)
     tma_start_store(tma, matrix, block, place)

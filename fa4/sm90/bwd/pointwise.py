@@ -16,10 +16,11 @@ from ...core.elements import Elements
 from ...core.places import Places
 from ...core.score import Softcap
 from ...core.traced import bind
-from ...core.words import load_floats, pack_half
+from ...core.words import load_floats, pack_half, store_words
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..fragment import LANES_PER_ROW, ROWS_PER_WARP, first_column, row_elements, row_in_warp
+from .placement import WARPGROUP
 
 
 def own_keys(work) -> tuple[Int32, Int32]:
@@ -197,3 +198,12 @@ def store_ds(context, stage: Int32, panel: Int32 | int, words: list[Int32]) -> N
             "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
             read_only_args=[place + i // 4 * (16 * PANEL_ROW_BYTES), *words[i : i + 4]],
         )
+
+
+def clear_ds(context, stage: Int32, panel: Int32 | int) -> None:
+    """A warpgroup's dS, all zero, to its panel in shared memory."""
+    tile = context.cfg.ds_tile
+    thread = cute.arch.thread_idx()[0] % WARPGROUP
+    place = context.smem.pointer("dS", Int32) + (stage * tile.nbytes + panel * tile.panel_bytes) // 4 + 4 * thread
+    for i in range(tile.panel_bytes // (16 * WARPGROUP)):
+        store_words(place + i * (4 * WARPGROUP), [Int32(0)] * 4)

@@ -3,7 +3,8 @@ share: the sum keeps the order in which threads hold dQ.
 
 Deterministic: the key blocks that a query block meets take turns (`bwd.turns`). To wait for one, to add and to pass it
 on takes longer than a step, so several warps take the steps in turn. Nobody waits for a CTA that may not run
-yet: CTAs that come earlier in the order were launched earlier, or (`Config.shifted`) run at the same time.
+yet: CTAs that come earlier in the order were launched earlier, or (`Config.shifted`, `in_waves`) run at the same time.
+The first in turn stores what others add to.
 
 Waits:   compute_reduce_dQ.full
 Signals: compute_reduce_dQ.free
@@ -11,13 +12,15 @@ Signals: compute_reduce_dQ.free
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...bwd.turns import counter, pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
 from ...pipeline.cursor import consume
-from ...pipeline.tma import bulk_add, wait_read
+from ...pipeline.tma import bulk_add, bulk_store, wait_read
 from .work import work_tile
 
 
@@ -42,7 +45,7 @@ def add_share(context, team: Int32):
         m_block = work.block(work.first + i % work.blocks, cfg.shifted)
         dq.wait()
         cute.arch.fence_proxy("async.shared", space="cta")  # here, where no product waits for it
-        start_adding(context, work.row_block + m_block, head, team)
+        start(bulk_add, context, work.row_block + m_block, head, team)
         wait_read()
         dq.arrive()
         dq = dq.next()
@@ -58,11 +61,15 @@ def add_in_turn(context, own: Int32):
         head = work.head_kv * cfg.group + i // work.blocks
         m_block = work.block(work.first + i % work.blocks, cfg.shifted)
         count = counter(args.turns, work.row_block + m_block, head)
-        wait_for_bulk_turn(count, work.turn(m_block, head, context))
+        turn = work.turn(m_block, head, context)
+        wait_for_bulk_turn(count, turn)
         for team in cutlass.range_constexpr(cfg.dq_teams):
             dq.wait_full(own * cfg.dq_teams + team, i // cfg.reducers & 1)
             cute.arch.fence_proxy("async.shared", space="cta")
-            start_adding(context, work.row_block + m_block, head, team)
+            if turn == 0:
+                start(bulk_store, context, work.row_block + m_block, head, team)
+            else:
+                start(bulk_add, context, work.row_block + m_block, head, team)
         for team in cutlass.range_constexpr(cfg.dq_teams):
             with cute.arch.elect_one():
                 cute.arch.cp_async_bulk_wait_group(cfg.dq_teams - 1 - team, read=True)
@@ -72,10 +79,10 @@ def add_in_turn(context, own: Int32):
             pass_turn_on(count)
 
 
-def start_adding(context, block: Int32, head: Int32, team: Int32) -> None:
-    """Add a warpgroup's share of dQ to that of a block's sum, as a bulk group of its own."""
+def start(copy: Callable[..., None], context, block: Int32, head: Int32, team: Int32) -> None:
+    """Add a warpgroup's share of dQ to that of a block's sum, or store it there, as a bulk group of its own."""
     share = context.cfg.dq_bytes // 4
     target = context.args.dq_sum[None, block, head].iterator
     with cute.arch.elect_one():
-        bulk_add(context.smem.pointer("dQ", Float32) + team * share, target + team * share, context.cfg.dq_bytes)
+        copy(context.smem.pointer("dQ", Float32) + team * share, target + team * share, context.cfg.dq_bytes)
         cute.arch.cp_async_bulk_commit_group()

@@ -16,9 +16,11 @@ from cutlass import Int32
 from ...pipeline.cursor import Cursor, consume, produce
 from ..wgmma import wait
 from .config import Division
+from .epilogue import stage_gradients
 from .handing import Handing
-from .pointwise import Statistic, fill, rounded, rows_of, slopes, store_ds, weights, where
+from .pointwise import Statistic, clear_ds, fill, rounded, rows_of, slopes, store_ds, weights, where
 from .team import Team
+from .work import own_steps
 
 
 class Cursors(NamedTuple):
@@ -58,7 +60,13 @@ def steps(context, team: cutlass.Constexpr[Team], work, has_dq: cutlass.Constexp
     q, do, ds = consume(ends.load_compute_Q), consume(ends.load_compute_dO), produce(ends.compute_compute_dS)
     last_dq = Handing.before_first(ends.compute_reduce_dQ, cfg)
     at = Cursors(q, do, ds, consume(ends.compute_compute_dS), last_dq)
-    if cutlass.const_expr(cfg.has_blocks):
+    own = own_steps(work, team.index, cfg)
+    if cutlass.const_expr(cfg.trims):
+        if own.first > work.first:
+            skip(context, team, at, False)
+        else:
+            step(context, team, work, (Int32(0), work.first), at, True, False, True)
+    elif cutlass.const_expr(cfg.has_blocks):
         if work.full_first > work.first:
             step(context, team, work, (Int32(0), work.first), at, True, False, True)
         else:
@@ -68,18 +76,26 @@ def steps(context, team: cutlass.Constexpr[Team], work, has_dq: cutlass.Constexp
     at = at.after_first()
     for member in cutlass.range(cfg.group, unroll=1):
         first = work.first + cutlass.select_(member == 0, Int32(1), Int32(0))
-        for i in cutlass.range(first, work.full_first, unroll=1):
+        if cutlass.const_expr(cfg.trims and cfg.group > 1):
+            for _ in cutlass.range(first, own.first, unroll=1):
+                skip(context, team, at, has_dq)
+                at = at.next()
+            first = cutlass.max(first, own.first)
+        for i in cutlass.range(first, own.full_first, unroll=1):
             step(context, team, work, (member, i), at, True, has_dq, False)
             at = at.next()
-        for i in cutlass.range(cutlass.max(first, work.full_first), work.full_stop, unroll=1):
+        for i in cutlass.range(cutlass.max(first, own.full_first), own.full_stop, unroll=1):
             step(context, team, work, (member, i), at, False, has_dq, False)
             at = at.next()
         if cutlass.const_expr(cfg.has_left):
-            for i in cutlass.range(cutlass.max(first, work.full_stop), work.stop, unroll=1):
+            for i in cutlass.range(cutlass.max(first, own.full_stop), work.stop, unroll=1):
                 step(context, team, work, (member, i), at, True, has_dq, False)
                 at = at.next()
     if cutlass.const_expr(has_dq):
-        finish(context, team, at)
+        finish(context, team, work, at)
+    else:
+        at.last_ds.wait()
+        stage_gradients(context, work, team)
 
 
 @cute.jit
@@ -142,10 +158,33 @@ def step(
 
 
 @cute.jit
-def finish(context, team: cutlass.Constexpr[Team], at: Cursors):
-    """dQ of the last step."""
+def skip(context, team: cutlass.Constexpr[Team], at: Cursors, has_dq: cutlass.Constexpr[bool]):
+    """One block of queries that see none of this warpgroup's keys: its dS is zero. has_dq: see `step`."""
+    q, do, ds, last_ds, last_dq = at
+    q.wait()
+    if cutlass.const_expr(not has_dq):
+        consume(team.ends.load_compute_V).wait()
+    do.wait()
+    ds.wait()
+    clear_ds(context, ds.stage, team.index)
+    ds.arrive()
+    if cutlass.const_expr(has_dq):
+        last_ds.wait()
+        dq = team.start_dq(last_ds, slice(None))
+        wait(0)
+        last_ds.arrive()
+        last_dq.give(context, team.index, dq)
+        last_dq.next().announce(team.index)
+    do.arrive()
+    q.arrive()
+
+
+@cute.jit
+def finish(context, team: cutlass.Constexpr[Team], work, at: Cursors):
+    """dQ of the last step, beside which dV and dK leave the registers."""
     at.last_ds.wait()
     dq = team.start_dq(at.last_ds, slice(None))
+    stage_gradients(context, work, team)
     wait(0)
     at.last_dq.give(context, team.index, dq)
     at.last_dq.next().announce(team.index)

@@ -11,6 +11,8 @@ from cutlass import Int32
 from ...bwd.work import keys_here, turn, turn_by_lists
 from ...core.mask import Band, Listed
 from ...core.sequence import Rows
+from ..wgmma import ROWS
+from .config import TEAMS
 
 
 class Neighbours(NamedTuple):
@@ -66,7 +68,7 @@ class Work(NamedTuple):
             nearest = ((m_block + 1) * count - 1) // self.blocks
             behind = nearest - place
             return self.n_block - place + Int32(cutlass.select_(behind < 0, behind + count, behind))
-        return turn(self.mask, m_block, self.n_block, cfg.descending)
+        return turn(context.args.order, self.mask, m_block, self.n_block)
 
 
 def work_tile(context) -> Work:
@@ -82,6 +84,24 @@ def work_tile(context) -> Work:
     place = keys.n_block % cfg.sms
     together = cutlass.min((keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place), cfg.sms)
     return Work(*keys, *full, Neighbours(place, together))
+
+
+class OwnSteps(NamedTuple):
+    """Of a CTA's steps, those of one warpgroup: its keys are seen by none before `first`; see `Work`."""
+
+    first: Int32
+    full_first: Int32
+    full_stop: Int32
+
+
+def own_steps(work: Work, team: Int32, cfg) -> OwnSteps:
+    """A warpgroup's."""
+    if not cfg.trims:
+        return OwnSteps(work.first, work.full_first, work.full_stop)
+    mask, block = replace(work.mask, tile_n=ROWS), work.n_block * TEAMS + team
+    first, _ = mask.query_blocks(block)
+    first = cutlass.min(cutlass.max(first, work.first), work.stop)
+    return OwnSteps(first, *whole_blocks(mask, block, first, work.stop))
 
 
 def whole_blocks(mask: Band, n_block: Int32, first: Int32, stop: Int32) -> tuple[Int32, Int32]:
