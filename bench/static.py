@@ -58,6 +58,8 @@ SM90_CASES = {  # name: (head_dim, head_dim_v, causal, direction)
     "sm90_d256_full": (256, 256, False, "fwd"),
     "sm90_few": (128, 128, True, "few"),
     **{f"sm90_{name}_bwd": (*CASES[name], "bwd") for name in ("d128_full", "d128_causal", "d64_causal")},
+    "sm90_d192_128_causal_bwd": (192, 128, True, "bwd"),
+    "sm90_d256_full_bwd": (256, 256, False, "bwd"),
 }
 
 

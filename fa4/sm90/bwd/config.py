@@ -256,8 +256,7 @@ class Config(Steps):
     @property
     def statistics_ahead(self) -> bool:
         """Whether registers hold a statistic of all of a thread's queries beside its accumulators."""
-        has_room = self.tile_m < TEAMS * ROWS and self.columns + self.columns_v <= 256
-        return has_room and not (self.has_softcap or self.has_score_mod)
+        return not (self.has_softcap or self.has_score_mod) and self.tile_m < TEAMS * ROWS
 
     @property
     def reducers(self) -> int:
