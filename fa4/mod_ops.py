@@ -48,8 +48,9 @@ def prepare(
     seqlen_q, seqlen_k = (None, None) if inputs.q.ndim == 3 else (inputs.q.shape[1], inputs.k.shape[1])
     problem = Problem(inputs.batch, inputs.q.shape[-2], seqlen_q, seqlen_k, inputs.q.device)
     mods = gather(problem, score_mod, mask_mod, block_mask, flags.needs_backward)
-    if mods.blocks and coarse.takes((mods.block_q, mods.block_k)) and flags.backend != "torch":  # noqa: SIM102
-        if chip_of(inputs.q.device).compiles:
+    # (Compiled code has no graphs to add to: there such blocks stay as they are.)
+    if mods.blocks and not torch.compiler.is_compiling() and coarse.takes((mods.block_q, mods.block_k)):  # noqa: SIM102
+        if flags.backend != "torch" and chip_of(inputs.q.device).compiles:
             mods = coarse.in_tiles(mods, (inputs.q.shape[1], inputs.k.shape[1]))
     return mods, flags._replace(needs_backward=flags.needs_backward or bool(mods.trained))
 

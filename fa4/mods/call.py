@@ -35,24 +35,18 @@ def gather(
     Raises:
         TypeError, ValueError: an argument does not fit the problem. ModError: a function cannot be traced.
     """
-    lists: list[Tensor] = []
-    if torch.compiler.is_compiling():
-        if block_mask is not None:
-            raise NotImplementedError("block_mask is given inside torch.compile, expected mask_mod there")
-        return _as_constants(score_mod, mask_mod)
-    score = None if score_mod is None else remembered(trace_score, score_mod)
-    mask = None if mask_mod is None else remembered(trace_mask, mask_mod)
-    block = 0, 0
     if block_mask is not None:
         if mask_mod is not None:
             raise ValueError("mask_mod and block_mask are both given, expected one: a block_mask has its mask_mod")
         if problem.seqlen_q is None or problem.seqlen_k is None:
             raise NotImplementedError("block_mask is given for packed sequences, expected mask_mod there")
         blocks.check(block_mask, problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k, problem.device)
-        function = blocks.mask_mod_of(block_mask)
-        mask = None if function is None else remembered(trace_mask, function)
-        block, trains = block_mask.BLOCK_SIZE, needs_backward or (score is not None and bool(score.graph.scatters))
-        lists = list(blocks.lists_of(block_mask, both_sides=trains))
+        mask_mod = blocks.mask_mod_of(block_mask)
+    if torch.compiler.is_compiling():
+        mods = _as_constants(score_mod, mask_mod)
+        return mods if block_mask is None else _with_blocks(mods, block_mask, needs_backward)
+    score = None if score_mod is None else remembered(trace_score, score_mod)
+    mask = None if mask_mod is None else remembered(trace_mask, mask_mod)
     for role, traced in (("score_mod", score), ("mask_mod", mask)):
         if traced is not None:
             _check_fit(role, traced, problem)
@@ -64,7 +58,14 @@ def gather(
             numbers += map(float, traced.numbers)
     texts = ["" if traced is None else traced.graph.text for traced in (score, mask)]
     trained = [] if score is None else sorted({scatter.tensor for scatter in score.graph.scatters})
-    return Mods(tensors, lists, texts[0], texts[1], numbers, *block, trained)
+    mods = Mods(tensors, [], texts[0], texts[1], numbers, 0, 0, trained)
+    return mods if block_mask is None else _with_blocks(mods, block_mask, needs_backward)
+
+
+def _with_blocks(mods: Mods, block_mask: Any, needs_backward: bool) -> Mods:
+    lists = list(blocks.lists_of(block_mask, both_sides=needs_backward or bool(mods.trained)))
+    block_q, block_k = block_mask.BLOCK_SIZE
+    return mods._replace(blocks=lists, block_q=block_q, block_k=block_k)
 
 
 def _as_constants(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> Mods:
@@ -78,6 +79,7 @@ def _as_constants(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> Mods:
         if function is None:
             texts.append("")
             continue
+        id(function)  # a guard of the compiled code: what is constant holds for this very function
         text, own_numbers, own_trained = _constants(function, is_score)
         texts.append(text)
         numbers += own_numbers

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch._dynamo.backends.registry import lookup_backend
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -81,3 +83,36 @@ def test_fullgraph_compile_with_gradients_of_captured_tensors():
         assert all(torch.equal(a, b) for a, b in pairs)
         with torch.no_grad():
             slopes.mul_(2)
+
+
+def test_fullgraph_compile_with_other_functions_and_block_masks():
+    """What was compiled holds for one function: another one's numbers were taken for the first one's. Lists and values
+    may change."""
+    q = torch.randn(1, 40, 2, 8, requires_grad=True)
+    softcap, graphs = fa4.scores.softcap(3.0), []
+
+    def attend(q, mask_mod, block_mask):
+        return fa4.flash_attn_func(q, q, q, score_mod=softcap, mask_mod=mask_mod, block_mask=block_mask)
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend=count)
+    windows = [fa4.masks.sliding_window(width) for width in (5, 20)]
+    masks = [fa4.create_block_mask(window, None, None, 40, 40, "cpu", BLOCK_SIZE=8) for window in windows]
+    narrow = fa4.create_block_mask(fa4.masks.sliding_window(3), None, None, 40, 40, "cpu", BLOCK_SIZE=8)
+    lists = narrow.kv_num_blocks, narrow.kv_indices, narrow.full_kv_num_blocks, narrow.full_kv_indices
+    fewer = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=8, mask_mod=windows[0], seq_lengths=(40, 40))
+    for given, compiles in (
+        *(((window, None), 1) for window in windows),
+        *(((None, block_mask), 1) for block_mask in masks),
+        ((None, fewer), 0),
+        ((windows[0], None), 0),
+    ):
+        before = len(graphs)
+        expected, got = (f(q, *given) for f in (attend, compiled))
+        assert torch.equal(got, expected)
+        assert torch.equal(*(torch.autograd.grad(out.sum(), q)[0] for out in (got, expected)))
+        assert len(graphs) == before + compiles
