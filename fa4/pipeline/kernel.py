@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +73,9 @@ class RoleKernel(Program):
     """A kernel of warp roles: its tables, as functions of its configuration. `name` also begins its PTX entry.
 
     context: makes what roles get of (arguments, configuration, channels, shared memory). clusters: CTAs are launched in
-    clusters of `cfg.ctas`.
+    clusters of `cfg.ctas`. is_cutlass: the entry's name keeps the DSL's "cutlass", by which ptxas chooses how to
+    schedule (seen with those of CUDA 12.9 to 13.5): with it the forward's exponentials are 10 cycles apart in a warp
+    instead of the special-function unit's 8, but its mma loop of a key block has 149 instructions instead of 216.
     """
 
     channels: Callable[[Any], ChannelTable]
@@ -80,6 +83,7 @@ class RoleKernel(Program):
     context: Callable[[Any, Any, ChannelTable, SmemMap], Context] = Context
     clusters: bool = False
     overlap: Overlap = Overlap.SET_UP
+    is_cutlass: bool = True
 
     def entry_name(self, cfg: Any) -> str:
         """What the kernel is called in profiles and reports; afterwards `describe` knows it."""
@@ -94,7 +98,7 @@ class RoleKernel(Program):
     def start(self, args: Any, cfg: Any, ctas: Int32, stream: Any) -> None:
         """Inside a `cute.jit` host function: launch `ctas` CTAs."""
         table = self.channels(cfg)
-        set_entry_name(kernel, self.entry_name(cfg))
+        set_entry_name(kernel, self.entry_name(cfg), self.is_cutlass)
         kernel(args, cfg, self).launch(
             grid=(ctas, 1, 1),
             block=(table.roles.threads, 1, 1),
@@ -168,7 +172,7 @@ _described: dict[str, Description] = {}
 
 def describe(entry: str) -> Description | None:
     """What is known about the kernel with the PTX entry `entry`, if `entry_name` was asked for its name."""
-    return _described.get(entry.partition("_cutlass")[0])
+    return _described.get(re.sub(r"(_cutlass)?_\d+$", "", entry))
 
 
 def entry_name(name: str, cfg: Any, table: ChannelTable, smem: SmemMap) -> str:
@@ -179,10 +183,6 @@ def entry_name(name: str, cfg: Any, table: ChannelTable, smem: SmemMap) -> str:
     return entry
 
 
-def set_entry_name(kernel: Any, entry: str) -> None:
-    """Before a launch is traced: let the kernel's entry begin with `entry`.
-
-    The DSL's "cutlass" stays in the name: ptxas compiles kernels without it otherwise, the forward's mma loop of a key
-    block to 213 instructions instead of 163 (the ptxas in CuTe DSL 4.8.1).
-    """
-    kernel.set_name_prefix(entry, keep_mangled_name=False)
+def set_entry_name(kernel: Any, entry: str, is_cutlass: bool = True) -> None:
+    """Before a launch is traced: let the kernel's entry begin with `entry`; is_cutlass: and have "cutlass" in it."""
+    kernel.set_name_prefix(entry, keep_mangled_name=False, remove_cutlass_symbol=not is_cutlass)

@@ -2,7 +2,7 @@
 epilogue stores it, or correction itself does where it goes `directly`.
 
 Waits:   softmax_correction_scale.full, softmax_correction_norm.full, mma_correction_O.full, correction_epilogue_O.free
-Signals: mma_softmax_S.free (O may be added to), softmax_correction_scale.free (of a pair),
+Signals: mma_softmax_S.free (O may be added to), softmax_correction_scale.free,
          softmax_correction_norm.free, correction_epilogue_O.full
 
 O of a tile is complete up to the previous key block when its scale arrives: softmax saw this block's S, which was
@@ -45,8 +45,7 @@ def correction(context):
                     scales.wait(tile)
                     factor = scale_of[tile * cfg.tile_m + lane]
                     shrinks = cute.arch.vote_any_sync(factor < 1.0)
-                    if cutlass.const_expr(scales.end.channel.has_free_barriers):
-                        scales.arrive(tile)
+                    scales.arrive(tile)
                     if shrinks and i > 0:
                         rescale(context, tile, factor)
                     ends.mma_softmax_S.arrive_free(tile)

@@ -83,7 +83,6 @@ def channels(cfg: Config) -> ChannelTable:
     def shared(name, producer, consumer, filled, freed, stages, carries) -> Channel:
         return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, across)
 
-    read = By.WARP if cfg.ctas == 2 else NEXT_S
     if cfg.o_over_q:  # a Q tile's place is free when the O staged there has been stored
         q = Channel("load_mma_Q", "load", "mma", By.TMA, By.WARP, cfg.q_tiles, Carries.ASYNC_SMEM, freer="epilogue")
     else:
@@ -94,10 +93,9 @@ def channels(cfg: Config) -> ChannelTable:
         # Free again = P's head is written over S, and O is ready to be added to. The next S needs no wait of
         # its own: the matrix unit works in order, and the product before it waited for this.
         shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, cfg.q_tiles, Carries.TMEM),
-        # The next S comes after the product that reads P, and after correction has read the factor.
+        # The next S comes after the product that reads P.
         shared("softmax_mma_Ptail", "softmax", "mma", By.WARP, NEXT_S, cfg.q_tiles, Carries.TMEM),
-        # A pair's S orders tensor memory alone, so there a factor that has been read says so itself.
-        Channel("softmax_correction_scale", "softmax", "correction", By.WARP, read, cfg.q_tiles, Carries.SMEM),
+        Channel("softmax_correction_scale", "softmax", "correction", By.WARP, By.WARP, cfg.q_tiles, Carries.SMEM),
         Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, cfg.q_tiles, Carries.SMEM),
         # Correction has read O when it frees the next work tile's first S.
         shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, cfg.q_tiles, Carries.TMEM),
@@ -142,4 +140,4 @@ def context(args: Arguments, cfg: Config, table: ChannelTable, smem: SmemMap) ->
     return Context(args, cfg, table, smem, memory, cfg.ctas, tmem_map(cfg))
 
 
-KERNEL = ForwardKernel("sm100.forward", channels, smem_map, context, clusters=True)
+KERNEL = ForwardKernel("sm100.forward", channels, smem_map, context, clusters=True, is_cutlass=False)

@@ -3,7 +3,7 @@
 Per key block: read S, find the row's maximum, tell correction by how much O must shrink, write P = exp2(S - max) over
 S in 16 bits, in two parts. At the end: the row's log-sum-exp to global memory, and 1 / sum to correction.
 
-Waits:   mma_softmax_S.full, softmax_correction_scale.free (of a pair), softmax_correction_norm.free
+Waits:   mma_softmax_S.full, softmax_correction_scale.free, softmax_correction_norm.free
 Signals: softmax_correction_scale.full, mma_softmax_S.free, softmax_mma_Ptail.full, softmax_correction_norm.full
 """
 
@@ -30,6 +30,7 @@ from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
 from .work import Queue, key_block, row_tile
 
 LOAD_COLUMNS = 32
+STORED_KEYS = 32  # whose P goes to tensor memory by one instruction
 
 
 @cute.jit
@@ -150,14 +151,10 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
     s_address = tmem.lane_address(spans.S, warp) + tile * cfg.tile_n
     p_address = tmem.lane_address(spans.P, warp) + tile * cfg.tile_n
 
-    scales = cursor.in_step(produce(ends.softmax_correction_scale, tile))
-    if cutlass.const_expr(scales.end.channel.has_free_barriers):
-        scales.wait()  # long since free: asked here, where S is waited for anyway
     cursor.wait()
     s = []
     for column in range(0, cfg.tile_n, LOAD_COLUMNS):
-        s += tmem.load(s_address + column, LOAD_COLUMNS)
-    tmem.wait_loads()
+        s += tmem.load(s_address + column, LOAD_COLUMNS)  # registers wait for their own values
     if cfg.has_softcap:
         cap = Softcap(args.scale_over_cap)
         s = [cap.apply(x) for x in s]
@@ -175,35 +172,51 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
     factor = cutlass.select_(grows, cute.math.exp2(shrink, fastmath=True), Float32(1.0))
     reference = Float32(cutlass.select_(grows, candidate, reference))
     factor = Float32(factor)
+    factors = cursor.in_step(produce(ends.softmax_correction_scale, tile))
     rows_in_smem(context, "scale")[thread] = factor
-    scales.arrive()
+    factors.arrive()
 
     subtract = reference
     if is_masked or cfg.mods is not None:
         subtract = Float32(cutlass.select_(reference == -Float32.inf, Float32(0.0), reference))
     minus = (-subtract, -subtract)
     scales = (scale, scale)
-    sums = None  # of this block alone: each addition rounds less than it would to the total
-    words = []
+    # The compiler moves what it likes within a stretch without a loop, and would take nearly all exponentials before it
+    # hands over P's head, and the sums between them. A wait is a loop, so two of them keep three stretches apart.
+    words, weights = [], []
     for pair in range(cfg.tile_n // 2):
         x, y = cute.arch.fma_packed_f32x2((s[2 * pair], s[2 * pair + 1]), scales, minus)
         if is_polynomial(pair, cfg.polynomial):
             p = exp2_polynomial(x, y)
         else:
             p = exp2_mufu(x), exp2_mufu(y)
-        sums = p if sums is None else cute.arch.add_packed_f32x2(sums, p)
+        weights.append(p)
         words.append(pack_half(p[0], p[1], cfg.dtype))
         keys = 2 * pair + 2
-        if keys == cfg.tile_n // 2:
-            tmem.store(p_address, words)
+        if keys == STORED_KEYS:
+            tmem.wait_loads()  # P goes over S
+        if keys % STORED_KEYS == 0 or keys == cfg.p_head:
+            tmem.store(p_address + keys // 2 - len(words), words)
+            words = []
         if keys == cfg.p_head:
-            tmem.store(p_address + cfg.tile_n // 4, words[cfg.tile_n // 4 :])
             tmem.wait_stores()
             cursor.arrive()
-    tmem.store(p_address + cfg.p_head // 2, words[cfg.p_head // 2 :])
+            cursor.wait()  # for this S again, which is over: the next comes after P's tail
     tmem.wait_stores()
     ends.softmax_mma_Ptail.arrive_full(tile)
+    factors.next().wait()
+    sums = packed_sum(weights)  # of this block alone: each addition rounds less than it would to the total
     return reference, total * factor + (sums[0] + sums[1])
+
+
+def packed_sum(pairs: list[tuple[Float32, Float32]], chains: int = 4) -> tuple[Float32, Float32]:
+    """Sums of the first and of the second of all pairs, as chains that do not wait for each other."""
+    tops = list(pairs[:chains])
+    for i in range(chains, len(pairs)):
+        tops[i % chains] = cute.arch.add_packed_f32x2(tops[i % chains], pairs[i])
+    while len(tops) > 1:
+        tops = [cute.arch.add_packed_f32x2(*two) for two in zip(tops[::2], tops[1::2])]
+    return tops[0]
 
 
 def row_maximum(s: list[Float32]) -> Float32:
