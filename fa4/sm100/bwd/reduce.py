@@ -13,6 +13,8 @@ Signals: mma_reduce_dQ.free
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
@@ -39,24 +41,37 @@ def reduce(context):
             m_block = work.block(i)
             products.wait()
             block = work.row_block + m_block
-            if cutlass.const_expr(cfg.deterministic):
-                own = block * cfg.ctas + work.rank
-                if issues:
-                    wait_for_bulk_turn(counter(args.turns, own, head), work.turn(m_block, head, context))
+            turn = Turn.at(context, work, m_block, head)
             target = args.dq_sum[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
-            stage = add_to_accumulator(context, products, target, issues, stage)
+            stage = add_to_accumulator(context, products, target, issues, stage, turn)
             if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
                 if issues:
                     wait_for_bulk_additions()
                     with cute.arch.elect_one():
-                        pass_turn_on(counter(args.turns, own, head))
+                        pass_turn_on(turn.count)
             products = products.next()
     if issues:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
+class Turn(NamedTuple):
+    """The counter of a query block (of a pair, of a half of it), and what it must have reached before this CTA adds."""
+
+    count: cute.Pointer
+    place: Int32
+
+    @staticmethod
+    def at(context, work, m_block: Int32, head: Int32) -> Turn | None:
+        """None where additions have no order."""
+        cfg = context.cfg
+        if not cfg.deterministic:
+            return None
+        own = (work.row_block + m_block) * cfg.ctas + work.rank
+        return Turn(counter(context.args.turns, own, head), work.turn(m_block, head, context))
+
+
 @cute.jit
-def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: Boolean, stage: Int32):
+def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: Boolean, stage: Int32, turn):
     """Add one step's dQ, DQ_STAGES chunks at a time; returns the stage after the last one used.
 
     Args:
@@ -64,6 +79,7 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
         target: the block's accumulator (of a pair, this CTA's half), chunk after chunk.
         issues: whether this warp is the one that issues (and waits for) the additions.
         stage: the next stage of shared memory.
+        turn: waited for once dQ has left tensor memory, if additions have an order, else None.
     """
     cfg = context.cfg
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -76,6 +92,9 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
         tmem.wait_loads()
         if cutlass.const_expr(batch[-1] == chunks - 1 and not cfg.dq_transposed):
             products.arrive()
+        if cutlass.const_expr(cfg.deterministic and first == 0):  # noqa: SIM102  one is decided at compile time
+            if issues:
+                wait_for_bulk_turn(turn.count, turn.place)
         for i in cutlass.range_constexpr(len(loaded)):
             part = target + batch[i] * (CHUNK_BYTES // 4)
             add_chunk(context, loaded[i], lane, LANES, part, issues, stage)
