@@ -1,8 +1,15 @@
-"""Rows of a suite as the emulator's clock predicts them, in the form of measured ones: `bench.compare` reads both."""
+"""Rows of a suite as the emulator's clock predicts them, in the form of measured ones: `bench.compare` reads both.
+
+python -m bench.predicted FILE prints the tables of docs/timing.md.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
 
 from fa4.emulator.lab.attention import Problem
 from fa4.emulator.lab.predict import predict
@@ -14,7 +21,8 @@ from .suites import BenchCase
 def facts(chip: str) -> dict:
     """Stands where a measured row says which machine it was taken on."""
     table = chip_table(chip)
-    return {"device": f"{table.gpu}, predicted", "chip": chip, "clock_ghz": table.clock.value}
+    return {"device": f"{table.gpu}, predicted", "chip": chip, "clock_ghz": table.clock.value,
+            "clock_ghz_backward": table.clock_of("bwd")}  # fmt: skip
 
 
 PREDICTED = {  # provider: package of `fa4.emulator.lab.attention`, and whether its backward is deterministic
@@ -56,3 +64,84 @@ def _beyond(case: BenchCase) -> str:
     if case.page_size is not None or case.dtype != "bfloat16":
         return "only bfloat16 without pages is predicted"
     return ""
+
+
+# TFLOP/s of flash-attn-4 on a B200 by its paper (arXiv 2603.05451): (direction, head dim, causal) -> by length.
+PUBLISHED = {
+    ("fwd", 128, False): {1024: 1355, 4096: 1532, 16384: 1601, 32768: 1613},
+    ("fwd", 128, True): {1024: 744, 4096: 1279, 16384: 1526, 32768: 1576},
+    ("fwd", 64, False): {16384: 878},
+    ("fwd", 64, True): {16384: 856},
+    ("bwd", 128, False): {1024: 936, 4096: 1331, 16384: 1457, 32768: 1412},
+    ("bwd", 128, True): {1024: 614, 4096: 1102, 16384: 1402, 32768: 1446},
+}
+FITTED = {(direction, 128, False, seqlen) for direction in ("fwd", "bwd") for seqlen in (4096, 16384)}
+
+
+def tables(rows: list[dict]) -> str:
+    """The tables of docs/timing.md: flash-attn-4 beside what was published, and ours beside flash-attn-4."""
+    return f"{_against_published(rows)}\n\n{_side_by_side(rows)}\n"
+
+
+def _against_published(rows: list[dict]) -> str:
+    found = {_key(row): row["tflops"] for row in rows if row["provider"] == "flash-attn-4" and "tflops" in row}
+    lines = ["| flash-attn-4 | published | predicted | error |", "|---|--:|--:|--:|"]
+    errors = []
+    for (direction, dim, causal), by_length in PUBLISHED.items():
+        for seqlen, tflops in by_length.items():
+            key = direction, dim, causal, seqlen
+            error = found[key] / tflops - 1
+            if key not in FITTED:
+                errors.append(abs(error))
+            marked = " (fitted)" if key in FITTED else ""
+            lines.append(f"| {_name(*key)}{marked} | {tflops} | {found[key]:.0f} | {error:+.1%} |")
+    mean = sum(errors) / len(errors)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Mean error of the {len(errors)} that were not fitted: {mean:.1%}, the largest {max(errors):.1%}.",
+        ]
+    )
+
+
+def _side_by_side(rows: list[dict]) -> str:
+    by_key: dict[tuple, dict[str, dict]] = {}
+    for row in rows:
+        if "tflops" in row:
+            by_key.setdefault(_key(row), {})[row["provider"]] = row
+    lines = ["| TFLOP/s | ours | flash-attn-4 | ratio | bound of ours | deterministic |", "|---|--:|--:|--:|---|--:|"]
+    ratios: dict[str, list[float]] = {"fwd": [], "bwd": []}
+    for key, of in by_key.items():
+        ours, peer, ordered = (of.get(name) for name in ("fa4", "flash-attn-4", "fa4-deterministic"))
+        if ours is None:
+            continue
+        ratio = ours["tflops"] / peer["tflops"] if peer else None
+        if ratio:
+            ratios[key[0]].append(ratio)
+        cells = (
+            _name(*key), f"{ours['tflops']:.0f}", f"{peer['tflops']:.0f}" if peer else "",
+            f"{ratio:.2f}" if ratio else "", ours["bound"],
+            f"{ordered['tflops']:.0f} ({ordered['tflops'] / ours['tflops']:.2f})" if ordered else "",
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    means = [
+        f"{name} {math.prod(found) ** (1 / len(found)):.2f} (least {min(found):.2f})"
+        for name, found in ratios.items()
+        if found
+    ]
+    return "\n".join([*lines, "", f"Geometric means of the ratios: {', '.join(means)}."])
+
+
+def _key(row: dict) -> tuple[str, int, bool, int]:
+    return row["direction"], row["head_dim"], row["causal"], row["seqlen_q"]
+
+
+def _name(direction: str, head_dim: int, causal: bool, seqlen: int) -> str:
+    dim = "(192, 128)" if head_dim == 192 else str(head_dim)
+    length = f"{seqlen // 1024}k" if seqlen >= 1024 else str(seqlen)
+    return f"{direction} d{dim} {'causal' if causal else 'full'} {length}"
+
+
+if __name__ == "__main__":
+    print(tables([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]), end="")

@@ -161,7 +161,7 @@ def _predict(
     output = output or RESULTS / f"{now:%Y-%m-%d}_predicted_{chip}_{suite}.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
     columns = ("case", "provider", "ms, predicted", "TFLOP/s", "bound")
-    table = Table(*columns, title=f"{where['device']}, {where['clock_ghz']} GHz")
+    table = Table(*columns, title=f"{where['device']}, {where['clock_ghz']} and {where['clock_ghz_backward']} GHz")
     rows = []
     for case, name in itertools.product(cases, providers):
         rows.append(predicted_row(case, chip, name))

@@ -30,11 +30,21 @@ needs_machine_code = pytest.mark.skipif(
 D64 = Problem("fwd", batch=2, seqlen=16384, heads=32, head_dim=64, head_dim_v=64, causal=False)
 
 
+HELD = [  # cycles
+    (D64, 8.426e6),
+    (Problem("fwd", batch=8, seqlen=4096, heads=16, head_dim=128, head_dim_v=128, causal=True), 6.90e5),
+    (Problem("bwd", batch=8, seqlen=4096, heads=16, head_dim=128, head_dim_v=128, causal=False), 3.372e6),
+]
+
+
 @needs_machine_code
-def test_a_predicted_forward_stays_what_it_was():
-    found = predict(D64)
-    assert found.cycles == pytest.approx(9.547e6, rel=0.02)
-    assert found.times[0].untied == (0, 0, 0)
+@pytest.mark.parametrize(("problem", "cycles"), HELD, ids=["fwd d64", "fwd d128 causal", "bwd d128"])
+def test_a_predicted_row_stays_what_it_was(problem, cycles):
+    found = predict(problem)
+    assert found.cycles == pytest.approx(cycles, rel=0.02)
+    events, instructions, lost = found.times[0].untied
+    # An elected lane's arrivals that the compiler for CUDA 12 moves to where no slot is tied to them.
+    assert instructions == lost == 0 and events <= 128
 
 
 @needs_machine_code
@@ -68,7 +78,7 @@ def test_the_command_says_predicted_and_draws(tmp_path):
     arguments = ["fwd", "--seqlen", "4096", "--head-dim", "64", "--timeline", str(drawing)]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
-    assert "predicted" in done.output and "TFLOP/s at 1.756 GHz" in done.output
+    assert "predicted" in done.output and "TFLOP/s at 1.732 GHz" in done.output
     assert json.loads(drawing.read_text())["traceEvents"]
 
 

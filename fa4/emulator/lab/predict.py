@@ -105,7 +105,7 @@ def predict(
         raise ValueError(f"head_dim {problem.head_dim} on {chip} is not predicted, only {', '.join(map(str, _ROWS))}")
     directed = _forward if problem.direction == "fwd" else _backward
     replayed = directed(table, package, but(problem, batch=1, seqlen=0, heads=1), timeline)
-    return _whole(problem, table, package, replayed, clock or table.clock.value)
+    return _whole(problem, table, package, replayed, clock or table.clock_of(problem.direction))
 
 
 def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed, clock: float) -> Prediction:

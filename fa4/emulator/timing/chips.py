@@ -50,14 +50,19 @@ def _fit(value: float, source: str) -> Number:
 
 @dataclass(frozen=True)
 class ChipTable:
-    """clock: GHz at which cycles become time when nobody says otherwise, and where that was seen. sms: of the chip.
-    numbers: by the names of `_replay.CHIP_NUMBERS`."""
+    """clock: GHz at which cycles become time when nobody says otherwise, and where that was seen; clock_backward: of
+    backwards, if another. sms: of the chip. numbers: by the names of `_replay.CHIP_NUMBERS`."""
 
     chip: str
     gpu: str
     sms: int
     clock: Number
     numbers: dict[str, Number]
+    clock_backward: Number | None = None
+
+    def clock_of(self, direction: str) -> float:
+        """direction: "fwd" or "bwd"."""
+        return (self.clock_backward if direction == "bwd" and self.clock_backward else self.clock).value
 
     def values(self) -> dict[str, float]:
         return {name: number.value for name, number in self.numbers.items()}
@@ -76,7 +81,7 @@ class ChipTable:
 
 
 _B200 = ChipTable(
-    "sm_100a", "B200", 148, _fit(1.756, "fitted: flash-attn-4, full, d 128, 4k and 16k; 1.82 seen (TK)"),
+    "sm_100a", "B200", 148, _fit(1.732, "fitted: flash-attn-4's forward, full, d 128, 4k and 16k; 1.82 seen (TK)"),
     {
         "launch": _C(1000, "start of a grid; not part of what a profiler calls the kernel's time"),
         "replace": _B(1000, "QRC: one CTA per 1000 cycles and SM; FGS 1200"),
@@ -115,6 +120,7 @@ _B200 = ChipTable(
         "atomic_latency": _C(320, "as a load from L2"),
         "cancel_latency": _C(1900, "a comment in quack: about 1 us"),
     },
+    _fit(1.882, "fitted: flash-attn-4's backward, full, d 128, 4k and 16k; 1.965 is the most"),
 )  # fmt: skip
 
 _H100 = ChipTable(
