@@ -93,14 +93,20 @@ def test_every_tile_row_is_right_in_any_order(tiles, seed):
 
 
 @pytest.mark.parametrize(
-    ("causal", "window", "head_dim"),
-    [(False, None, 128), (True, None, 192), (False, (150, 60), 64)],
-    ids=["shifted", "descending", "ascending"],
+    ("window", "head_dim", "heads_kv", "seqlen_q"),
+    [
+        ((None, None), 128, 1, 220),
+        ((None, 0), 192, 1, 220),
+        ((None, 0), 64, 2, 220),
+        ((150, None), 64, 1, 220),
+        ((None, -150), 128, 1, 360),
+    ],
+    ids=["shifted", "waves", "descending", "ascending", "queries_that_meet_no_keys"],
 )
-def test_deterministic_gradients_are_equal_whatever_the_order_of_events(causal, window, head_dim, seed):
+def test_deterministic_gradients_are_equal_whatever_the_order_of_events(window, head_dim, heads_kv, seqlen_q, seed):
     """More key blocks than CTAs run at a time, so that groups of them follow each other."""
-    shape = dict(seqlen_q=220, seqlen_k=420, heads_q=2, heads_kv=1, head_dim=head_dim, head_dim_v=min(head_dim, 128))
-    case = Case("ordered", causal=causal, window_size=window or (None, None), deterministic=True, **shape)
+    heads = dict(heads_q=2, heads_kv=heads_kv, head_dim=head_dim, head_dim_v=min(head_dim, 128))
+    case = Case("ordered", seqlen_q=seqlen_q, seqlen_k=420, window_size=window, deterministic=True, **heads)
     problem = cases.make(case, seed)
     results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=2)) for schedule in SCHEDULES}
     assert len(results) == 1, f"seed {seed}"
