@@ -17,12 +17,12 @@ def among_gpus(rows: list[dict]) -> list[str]:
         if "median_ms" not in row:
             continue
         kind = row["direction"], row["heads_q"], row["heads_kv"], row["seqlen_q"], row["deterministic"]
-        efficiency = f" ({100 * row['efficiency']:.0f} %)" if "efficiency" in row else ""
+        efficiency = f" ({100 * row['efficiency']:.0f}%)" if "efficiency" in row else ""
         kinds.setdefault(kind, {})[row["provider"]] = f"{row['median_ms']:.4g}{efficiency}"
     names = list(dict.fromkeys(row["provider"] for row in rows))
     lines = [f"| direction | heads | tokens | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
     for (direction, heads_q, heads_kv, tokens, deterministic), of in sorted(
-        kinds.items(), key=lambda kind: kind[0][:4]
+        kinds.items(), key=lambda kind: (kind[0][0] != "fwd", *kind[0])
     ):
         order = "" if deterministic or direction == "fwd" else ", unordered"
         cells = (of.get(name, "-") for name in names)

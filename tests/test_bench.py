@@ -225,7 +225,7 @@ def test_sequences_cut_among_ranks_are_checked_and_beside_one_gpu(tmp_path):
             assert all(row["median_ms"] > 0 and row["differs"] < 0.02 for row in rows[1:])
             lines = summary.among_gpus([dict(row, suite="context_parallel", deterministic=True) for row in rows])
             assert lines[0] == "| direction | heads | tokens | fa4, one GPU | fa4 ring | fa4 all-gather |"
-            assert lines[2].startswith(f"| {case.direction} | 4/2 | 0k | ") and lines[2].count(" %)") == 2
+            assert lines[2].startswith(f"| {case.direction} | 4/2 | 0k | ") and lines[2].count("%)") == 2
         wrong = offered[1]._replace(attend=lambda q, k, v: fa4.flash_attn_func(q, k, v))
         right, said = context_parallel.right_ones(case, [wrong], cpu, 0)
         assert not right and said["fa4 ring"]["error"].startswith("ArithmeticError: wrong result")
