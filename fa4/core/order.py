@@ -158,3 +158,10 @@ def _last_not_after(order: PackedOrder, block: Int32) -> Int32:
         found = Int32(cutlass.select_(is_after, found, middle))
         stop = Int32(cutlass.select_(is_after, middle, stop))
     return found
+
+
+def even_section(fit: int, pairs: int) -> int:
+    """How many of all pairs advance together if so many fit: a divisor where one is near. A last section of few pairs
+    would begin with long tiles, fewer than the chip has places, when nothing is left to do beside them."""
+    fit = max(1, min(fit, pairs))
+    return next((size for size in range(fit, fit // 2, -1) if pairs % size == 0), fit)

@@ -9,6 +9,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4 import cases, device
 from fa4.cases import Case
+from fa4.core.order import even_section
 from fa4.emulator import emulate
 from fa4.run import forward
 from fa4.sm100.fwd import plan
@@ -124,7 +125,7 @@ def test_a_nan_in_a_query_shows_in_its_row_alone(seed):
     ("fit", "pairs", "section"), [(6, 32, 4), (100, 512, 64), (25, 16, 16), (3, 16, 2), (5, 7, 5), (0, 8, 1)]
 )
 def test_sections_are_as_many_as_fit_and_of_one_size_where_that_is_near(fit, pairs, section):
-    assert plan.even_section(fit, pairs) == section
+    assert even_section(fit, pairs) == section
 
 
 @pytest.mark.parametrize(

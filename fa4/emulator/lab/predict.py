@@ -189,7 +189,7 @@ def _section(problem: Problem, package: str) -> int:
         a_head += 4 * problem.seqlen * problem.head_dim
     fit = max(1, _SECTION_BYTES // a_head)
     if package == "fa4":
-        from fa4.sm100.fwd.plan import even_section
+        from fa4.core.order import even_section
 
         return even_section(fit, problem.batch * problem.heads)
     return 1 << (fit.bit_length() - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from ...core.order import even_section
 from ...core.variant import Variant
 from ...device import Chip
 from ...fwd import plan
@@ -106,10 +107,3 @@ def _section(spec: AttentionSpec, extent: Extent, packed: int) -> int:
     per_pair = max(extent.max_seqlen_k, 1) * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     heads = spec.heads_q // packed
     return even_section(SECTION_BYTES // per_pair, heads if spec.varlen else heads * extent.batch)
-
-
-def even_section(fit: int, pairs: int) -> int:
-    """How many of all pairs advance together if so many fit: a divisor where one is near. A last section of few pairs
-    would begin with long tiles, fewer than the chip has places, when nothing is left to do beside them."""
-    fit = max(1, min(fit, pairs))
-    return next((size for size in range(fit, fit // 2, -1) if pairs % size == 0), fit)
