@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from bench.compare import load
-from bench.predicted import predicted_row
+from bench.compare import load, read_rows
+from bench.predicted import predicted_row, tables
 from bench.run import main as bench
 from bench.suites import square
 from fa4.emulator.lab.attention import Problem
@@ -27,6 +28,7 @@ def machine_code_is_readable():
 needs_machine_code = pytest.mark.skipif(
     not machine_code_is_readable(), reason="the numbers held here are from machine code: ptxas and nvdisasm"
 )
+ROOT = Path(__file__).parents[2]
 D64 = Problem("fwd", batch=2, seqlen=16384, heads=32, head_dim=64, head_dim_v=64, causal=False)
 
 
@@ -86,3 +88,10 @@ def test_the_command_says_predicted_and_draws(tmp_path):
 def test_what_is_not_predicted_is_refused(arguments):
     done = CliRunner().invoke(main, ["fwd", *arguments])
     assert done.exit_code == 2 and "not predicted" in done.output
+
+
+def test_the_page_shows_the_rows():
+    rows = read_rows(ROOT / "bench/results/2026-11-22_predicted_sm_100a_sm100.jsonl")
+    page = (ROOT / "docs/timing.md").read_text()
+    for table in tables(rows).split("\n\n"):
+        assert table.strip() in page, "run `python -m bench.predicted` on the rows and paste its tables into the page"

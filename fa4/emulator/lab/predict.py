@@ -220,13 +220,14 @@ def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) 
     sms = _SMS[table.chip]
     queries = _queries(package, problem.head_dim)
     around = _replay(table, package, problem, _AROUND, timeline)
+    is_pair = math.prod(next(times for times in around if times.flops).record.launch.cluster) > 1
     if problem.causal:
         shapes = [Shape(n * sms * _SPAN, n * sms * _SPAN, sms) for n in (2, 4)]
-    else:
-        shapes = [Shape(512, sms * _SPAN, 1)]
+    elif is_pair:
+        shapes = [Shape(512, sms * _SPAN, 1), _AROUND]
+    else:  # of heads of their own: CTAs of one head wait for each other where their order is fixed
+        shapes = [Shape(queries, _SPAN, sms) for queries in (512, 1024)]
     launched = [_replay(table, package, problem, shape, timeline) for shape in shapes]
-    if not problem.causal:
-        launched, shapes = [*launched, around], [*shapes, _AROUND]
     mains = [next(times for times in found if times.flops) for found in launched]
     ctas = math.prod(mains[0].record.launch.cluster)
     if problem.causal:
