@@ -1,6 +1,7 @@
 """python -m bench.calibrate --out FILE: run every microbenchmark on this GPU and write its rows, about a minute.
 
     python -m bench.calibrate --out rows.jsonl                  # on a GPU of sm_90 or sm_100
+    python -m bench.calibrate --compile 0/8                     # fill the cache with every eighth benchmark's kernel
     python -m bench.calibrate --emulate sm_90a [--only REGEX]   # check what they compute, without a GPU; no rows
 
 The first line of the file says where it ran, each other one is a `run.Row`. The emulator's clock counts what it does
@@ -22,12 +23,14 @@ from bench import machine
 from fa4.device import Chip, chip_by_number, chip_of
 
 from . import run
+from .frame import compile_bench
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--out", type=Path, help="file of JSON lines; runs on the first GPU")
+    where.add_argument("--compile", metavar="PART/PARTS", help="for the first GPU, fill the cache of kernels only")
     where.add_argument("--emulate", choices=("sm_90a", "sm_100a"), help="run on the emulated chip instead")
     parser.add_argument("--only", default="", metavar="REGEX", help="benchmarks whose names it is found in")
     parser.add_argument("--sms", type=int, default=4, help="of the emulated chip")
@@ -43,6 +46,11 @@ def main() -> None:
         return
     device = torch.device("cuda", 0)
     chip, sms = chip_of(device), torch.cuda.get_device_properties(device).multi_processor_count
+    if args.compile:
+        part, parts = map(int, args.compile.split("/"))
+        for bench in _chosen(chip, args.only)[part::parts]:
+            compile_bench(bench, chip, sms)
+        return
     begin = time.perf_counter()
     with args.out.open("w") as file:
         file.write(json.dumps({"machine": machine.facts(device), "sms": sms, "clocks": machine.clocks()}) + "\n")

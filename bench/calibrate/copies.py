@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .frame import Bench, Section, init, timed, wait
+from .frame import SCRATCH, Bench, Section, init, timed, wait
 
 SIZES = (1024, 4096, 16384, 32768)
 STAGES, LOADS = 4, 64  # of a stream
@@ -45,8 +45,9 @@ def _loads() -> Bench:
     )  # fmt: skip
 
 
-def _stream(size: int, everywhere: bool) -> Bench:
-    """STAGES loads in flight, from an L2-resident megabyte; a grid of one CTA, or one for each SM."""
+def _stream(size: int, everywhere: bool, own: bool = False) -> Bench:
+    """STAGES loads in flight, from an L2-resident megabyte; a grid of one CTA, or one for each SM. own: each CTA from
+    bytes that no other reads."""
     span = STAGES * size
     body = timed(0, f"""
     @!first bra OTHERS;
@@ -78,10 +79,13 @@ def _stream(size: int, everywhere: bool) -> Bench:
     OTHERS:
     """) + f"xor.b32 again, again, {LOADS // STAGES & 1};"  # fmt: skip
     return Bench(
-        f"bulk loads, {STAGES} of {size} bytes in flight, {'all SMs' if everywhere else 'one SM'}",
-        (Section("stream", LOADS * size / 1024, "KiB"),), body, lambda: _words(span // 4),
+        f"bulk loads, {STAGES} of {size} bytes in flight, {'all SMs' if everywhere else 'one SM'}"
+        f"{', each its own' if own else ''}",
+        (Section("stream", LOADS * size / 1024, "KiB"),), body, lambda: _words(SCRATCH // 4 if own else span // 4),
         lambda before, rounds: before, declared=".reg .b32 again, load, stage, barrier, to, parity; .reg .b64 source;",
-        before="mov.b32 again, 0;" + init(*[1] * STAGES), ctas=-1 if everywhere else 1, smem_bytes=span,
+        before="mov.b32 again, 0;" + init(*[1] * STAGES)
+               + (f"mad.wide.u32 data, cta, {span}, data; add.u64 data, data, {SCRATCH};" if own else ""),
+        scratch=span if own else 0, ctas=-1 if everywhere else 1, smem_bytes=span,
     )  # fmt: skip
 
 
@@ -120,6 +124,31 @@ def _stores() -> Bench:
     )  # fmt: skip
 
 
+_BULK_ADDS, _ADD_BYTES = 16, 16384
+
+
+def _stream_of_adds(shared: bool) -> Bench:
+    """Bulk additions of all SMs, one after the other as soon as shared memory has been read: each CTA's to bytes of its
+    own, or all to the same."""
+    target = "data" if shared else "own"
+    one = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{target}+{{}}], [room], {_ADD_BYTES};"
+    one += "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;\n"
+    adds = "".join(one.format((SCRATCH if shared else 0) + _ADD_BYTES * (i % 4)) for i in range(_BULK_ADDS))
+    return Bench(
+        f"bulk additions, all SMs, {'to the same bytes' if shared else 'each to its own'}",
+        (Section("stream", _BULK_ADDS * _ADD_BYTES / 1024, "KiB"),),
+        timed(0, f"@!first bra OTHERS;\n{adds} cp.async.bulk.wait_group 0;\nOTHERS:"), lambda: torch.zeros(1),
+        lambda before, rounds: torch.ones_like(before), declared=".reg .f32 one; .reg .b64 own; .reg .b32 place;",
+        before=f"""
+        mov.f32 one, 0f3F800000; mad.wide.u32 own, cta, {4 * _ADD_BYTES}, data; add.u64 own, own, {SCRATCH};
+        shl.b32 place, thread, 2; FILL: add.u32 lane, room, place; st.shared.f32 [lane], one; add.u32 place, place, 512;
+        setp.lt.u32 p, place, {_ADD_BYTES}; @p bra FILL; fence.proxy.async.shared::cta; bar.sync 0;
+        """,
+        after="setp.eq.and.u32 p, cta, 0, first; @p st.global.f32 [data], one;", ctas=-1, smem_bytes=_ADD_BYTES,
+        scratch=4 * _ADD_BYTES,
+    )  # fmt: skip
+
+
 def _atomics() -> Bench:
     """Adds of float32: a chain of one thread's, and a CTA's to one word and to a word each."""
     steps = 16
@@ -145,6 +174,7 @@ def _atomics() -> Bench:
 
 
 BENCHES = (
-    _loads(), *(_stream(size, everywhere) for size in (8192, 16384, 32768) for everywhere in (False, True)), _stores(),
+    _loads(), *(_stream(size, everywhere) for size in (8192, 16384, 32768) for everywhere in (False, True)),
+    _stream(16384, True, own=True), _stores(), *(_stream_of_adds(shared) for shared in (False, True)),
     _atomics(),
 )  # fmt: skip

@@ -10,11 +10,12 @@ import torch
 
 from fa4.device import Chip
 
-from . import copies, handoff, issue, launch, pairs, tensor
-from .frame import CLOCKS, Bench, compile_bench
+from . import copies, handoff, issue, launch, pairs, portable, tensor
+from .frame import CLOCKS, SCRATCH, Bench, compile_bench
 
 BENCHES: tuple[Bench, ...] = (
-    *issue.BENCHES, *handoff.BENCHES, *tensor.BENCHES, *copies.BENCHES, *pairs.BENCHES, *launch.BENCHES,
+    *issue.BENCHES, *handoff.BENCHES, *tensor.BENCHES, *copies.BENCHES, *pairs.BENCHES, *portable.BENCHES,
+    *launch.BENCHES,
 )  # fmt: skip
 
 
@@ -53,8 +54,12 @@ def launch_bench(bench: Bench, chip: Chip, device: torch.device, sms: int) -> Ou
         AssertionError: the data are not what the benchmark must leave.
     """
     launcher, ctas = compile_bench(bench, chip, sms)
-    data = bench.initial().to(device)
-    expected = data.cpu().clone()
+    expected = bench.initial()
+    data = torch.zeros(
+        expected.numel() if not bench.scratch else (SCRATCH + (ctas + 1) * bench.scratch) // 4, dtype=expected.dtype
+    )
+    data[: expected.numel()] = expected
+    data = data.to(device)
     shape = (bench.launches, ctas, bench.rounds, len(bench.sections))
     times = torch.zeros(shape, dtype=torch.int64, device=device)
     ends = torch.zeros(bench.launches, ctas, CLOCKS, dtype=torch.int64, device=device)
@@ -63,8 +68,9 @@ def launch_bench(bench: Bench, chip: Chip, device: torch.device, sms: int) -> Ou
         expected = bench.expected(expected, bench.rounds)
     if bench in launch.BENCHES:
         expected[1] = ctas * bench.launches  # each CTA counts itself
+    left = data[: expected.numel()].cpu()
     torch.testing.assert_close(
-        data.cpu(), expected, rtol=0.0, atol=0.0, msg=lambda text: f"{bench.name} left wrong data: {text}"
+        left, expected, rtol=0.0, atol=0.0, msg=lambda text: f"{bench.name} left wrong data: {text}"
     )  # fmt: skip
     return Outcome(times.cpu(), ends.cpu())
 

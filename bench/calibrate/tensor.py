@@ -18,7 +18,7 @@ def _operands(columns: int) -> str:
     """Registers of D, and descriptors of operands without swizzle: 8 x 8 elements lie together, 128 bytes apart along
     the reduction and 256 along the rows."""
     sums = ", ".join(f"d{i}" for i in range(columns // 2))
-    return f".reg .f32 {sums}; .reg .b32 one, place, c; .reg .b64 a, b, wide, out; .reg .pred on;"
+    return f".reg .f32 {sums}; .reg .b32 one, place, c, a0, a1, a2, a3; .reg .b64 a, b, wide, out; .reg .pred on;"
 
 
 def _descriptor(name: str, address: str) -> str:
@@ -36,7 +36,7 @@ def _prepare(columns: int) -> str:
     mov.b32 one, {_ONE}; shl.b32 c, thread, 4; add.u32 place, room, c;
     FILL: st.shared.v4.b32 [place], {{one, one, one, one}};
     add.u32 place, place, 2048; add.u32 c, c, 2048; setp.lt.u32 p, c, {_A_BYTES + _B_BYTES}; @p bra FILL;
-    fence.proxy.async.shared::cta; bar.sync 0; setp.ne.b32 on, one, 0;
+    fence.proxy.async.shared::cta; bar.sync 0; setp.ne.b32 on, one, 0; ld.shared.v4.b32 {{a0, a1, a2, a3}}, [room];
     {_descriptor("a", "room")} add.u32 place, room, {_A_BYTES}; {_descriptor("b", "place")} {zeros}
     """
 
@@ -44,7 +44,7 @@ def _prepare(columns: int) -> str:
 def _products(columns: int, n: int, registers: bool = False) -> str:
     """PTX of n products in a group of their own."""
     sums = ", ".join(f"d{i}" for i in range(columns // 2))
-    first, flags = ("{one, one, one, one}", "on, 1, 1, 0") if registers else ("a", "on, 1, 1, 0, 0")
+    first, flags = ("{a0, a1, a2, a3}", "on, 1, 1, 0") if registers else ("a", "on, 1, 1, 0, 0")
     shape = f"m64n{columns}k16.f32.bf16.bf16"
     product = f"wgmma.mma_async.sync.aligned.{shape} {{{sums}}}, {first}, b, {flags};\n"
     return f"wgmma.fence.sync.aligned;\n{product * n}wgmma.commit_group.sync.aligned;\n"
@@ -132,6 +132,73 @@ def _beside(columns: int) -> Bench:
     )  # fmt: skip
 
 
+def _together(columns: int, registers: bool) -> Bench:
+    """Two warpgroups multiply at the same time."""
+    groups = 2
+    return Bench(
+        f"wgmma m64n{columns}k16 of two warpgroups, A from {'registers' if registers else 'shared memory'}",
+        (Section("products", groups * _STEPS, "product"),), timed(0, _products(columns, _STEPS, registers) + _DRAIN),
+        lambda: torch.zeros(128 * groups), lambda before, rounds: torch.full_like(before, _DEPTH * _STEPS * rounds),
+        declared=_operands(columns), before=_prepare(columns).replace("2048", "4096"), after=_keep(columns),
+        threads=128 * groups, smem_bytes=_A_BYTES + _B_BYTES, chips=CHIPS,
+    )  # fmt: skip
+
+
+_CHAINS = 8
+_ARITHMETIC = {"fma": ("fma.rn.f32 {x}, {x}, by, by;", 128), "ex2": ("ex2.approx.ftz.f32 {x}, {x};", 24)}
+
+
+def _beside_arithmetic(columns: int, registers: bool, name: str) -> Bench:
+    """One warpgroup multiplies while another computes with its own registers: alone and at once."""
+    text, steps = _ARITHMETIC[name]
+    names = [f"x{i}" for i in range(_CHAINS)]
+    many = "\n".join(text.format(x=x) for _ in range(steps) for x in names)
+    body, parts = "", (("products", _products(columns, _STEPS, registers) + _DRAIN), (name, many))
+    for phase, running in enumerate(((0,), (1,), (0, 1))):
+        code = [parts[i][1] if i in running else "" for i in (0, 1)]
+        slots = [2 * (phase == 2) + i for i in (0, 1)]
+        body += f"""
+        bar.sync 0; mov.u64 start, %clock64;
+        @second bra SECOND{phase};
+        {code[0]}
+        mov.u64 stop, %clock64; sub.u64 t, stop, start;
+        {f"@first st.global.b64 [row+{8 * slots[0]}], t;" if 0 in running else ""}
+        bra JOIN{phase};
+        SECOND{phase}:
+        {code[1]}
+        mov.u64 stop, %clock64; sub.u64 t, stop, start;
+        {f"@alone st.global.b64 [row+{8 * slots[1]}], t;" if 1 in running else ""}
+        JOIN{phase}:
+        bar.sync 0;
+        """
+    counts = ((_STEPS, "product"), (_CHAINS * steps, "instruction"))
+    sections = tuple(
+        Section(f"{parts[i][0]} {how}", *counts[i]) for how in ("alone", "beside the other") for i in (0, 1)
+    )  # fmt: skip
+
+    def expected(before: torch.Tensor, rounds: int) -> torch.Tensor:
+        return torch.full((128,), _DEPTH * _STEPS * 2 * rounds)
+
+    total = "".join(f"add.f32 by, by, {x};" for x in names)
+    start = "".join(
+        f"cvt.rn.f32.u32 {x}, thread; add.f32 {x}, {x}, 0f{torch.tensor(float(i)).view(torch.int32).item():08X};"
+        for i, x in enumerate(names)
+    )
+    return Bench(
+        f"wgmma m64n{columns}k16, A from {'registers' if registers else 'shared memory'}, beside {name}", sections,
+        body, lambda: torch.zeros(128), expected,
+        declared=_operands(columns) + f".reg .f32 by, {', '.join(names)}; .reg .pred second, alone;",
+        before="setp.ge.u32 second, thread, 128; setp.eq.u32 alone, thread, 128;"
+               + _prepare(columns).replace("2048", "4096") + "ld.global.f32 by, [data];" + start,
+        # Their sum is never this one, which the compiler cannot know.
+        after=f"{total} setp.eq.f32 p, by, 0fBF800000; @p st.global.f32 [data], by; @second bra DONE; {_keep(columns)}"
+              "DONE:",
+        threads=256, smem_bytes=_A_BYTES + _B_BYTES, chips=CHIPS,
+    )  # fmt: skip
+
+
 BENCHES = (
     *(_law(columns, registers) for columns in COLUMNS for registers in (False, True)), _beside(128), _beside(256),
+    *(_together(columns, registers) for columns in (64, 128, 256) for registers in (False, True)),
+    *(_beside_arithmetic(128, registers, name) for registers in (False, True) for name in _ARITHMETIC),
 )  # fmt: skip

@@ -1,0 +1,171 @@
+"""Which of our kernels' cycles are measured and predicted: shapes, tiles, and the calls that launch them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.run import made_tensors
+from bench.suites import BenchCase, square
+from fa4 import run
+from fa4.device import Chip
+from fa4.spec import AttentionInputs, AttentionSpec, Saved
+
+BACKENDS = ("sm80", "sm90")
+SHAPES = (  # sequence, head dim, causal
+    (1024, 128, False), (4096, 128, False), (16384, 128, False), (1024, 128, True), (4096, 128, True),
+    (16384, 128, True), (4096, 64, False), (4096, 64, True),
+)  # fmt: skip
+STEADY = (2048, 4096)  # rows that CTAs go through, of a grid with as many as run at a time
+TABLE = "table"  # the tiles that the table names
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. variant: what its tiles are. changes: of the row that the table names. is_alone: a CTA with no other on
+    the chip, or one for each place there is, rather than a problem of the field."""
+
+    backend: str
+    shape: BenchCase
+    variant: str = TABLE
+    changes: tuple[tuple[str, Any], ...] = ()
+    deterministic: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.backend} {self.shape.label}, {self.variant}"
+
+
+def _steady(direction: str, length: int, heads: int) -> BenchCase:
+    """128 rows of one side and `length` of the other, which each CTA goes through."""
+    rows, keys = (128, length) if direction == "fwd" else (length, 128)
+    return BenchCase(direction, 1, rows, keys, heads, heads, 128, 128, False)
+
+
+def _variants(backend: str, direction: str, head_dim: int, causal: bool) -> dict[str, dict[str, Any]]:
+    """Changes of the table's row, by what they are called: most for head dim 128 without a mask."""
+    found = (_portable if backend == "sm80" else _hopper)(direction, head_dim, causal)
+    return {", ".join(f"{name} {getattr(value, 'name', value)}".lower() for name, value in changes.items()): changes
+            for changes in found}  # fmt: skip
+
+
+def _hopper(direction: str, head_dim: int, causal: bool) -> list[dict[str, Any]]:
+    from fa4.sm90.fwd.config import Schedule
+
+    usual = head_dim == 128 and not causal
+    if direction == "fwd":
+        found: list[dict[str, Any]] = [{"tile_n": n} for n in ((64, 80, 96, 112, 160) if usual else (64, 96))]
+        found += [{"ping_pong": False}, {"schedule": Schedule.SINGLE}]
+        if head_dim == 64:
+            return [*found, {"teams": 2}, {"teams": 2, "ping_pong": False}]
+        return (
+            [*found, {"most_stages": 1}, {"tile_n": 64, "ping_pong": False}, {"teams": 3, "tile_n": 64}]
+            if usual
+            else found
+        )
+    if head_dim == 64:
+        return [{"tile_m": 64}, {"tile_m": 96}, {"ds_stages": 1}]
+    if causal:
+        return [{"tile_m": 80}, {"ds_stages": 1}]
+    heights = [{"tile_m": 64}, {"tile_m": 96, "ds_stages": 1}, {"ds_stages": 1}]
+    return heights + [{"tile_m": 64, name: n} for name in ("q_stages", "stages", "ds_stages") for n in (1, 3)]
+
+
+def _portable(direction: str, head_dim: int, causal: bool) -> list[dict[str, Any]]:
+    if direction == "fwd":
+        columns = ("tile_m", "tile_n", "warps", "stages", "blocks_per_sm")
+        rows = [(128, 64, 4, 2, 1), (64, 64, 4, 1, 2)]
+        if head_dim == 64:
+            rows = [(128, 128, 4, 1, 2), (64, 64, 4, 1, 4), (128, 128, 8, 1, 2)]
+        elif not causal:
+            rows += [
+                (128, 64, 8, 1, 1),
+                (128, 128, 8, 1, 1),
+                (256, 64, 8, 1, 1),
+                (128, 32, 4, 1, 2),
+                (64, 128, 4, 1, 2),
+            ]
+    else:
+        columns = ("tile_m", "tile_n", "stages", "blocks_per_sm", "warps_s", "warps_kv", "warps_q")
+        rows = [(64, 64, 1, 2, *[(2, 2)] * 3)]
+        if not causal:
+            rows += [(64, 64, 2, 1, *[(2, 4)] * 3), (64, 128, 1, 1, (2, 4), (4, 2), (2, 4))]
+    return [dict(zip(columns, row)) for row in rows]
+
+
+def cases() -> Iterator[Case]:
+    """All of them: the shapes with the table's tiles, CTAs alone and side by side, then variants of three shapes."""
+    for backend in BACKENDS:
+        for direction in ("fwd", "bwd"):
+            for seqlen, head_dim, causal in SHAPES:
+                yield Case(backend, square(direction, seqlen, head_dim, causal))
+            for length in STEADY:
+                for heads in (1, 132):
+                    yield Case(backend, _steady(direction, length, heads))
+            yield (
+                Case(backend, _steady("fwd", 4096, 264))
+                if direction == "fwd" and backend == "sm80"
+                else Case(backend, square("bwd", 4096, 128, False), "deterministic", deterministic=True)
+            )
+            for head_dim, causal in ((128, False), (128, True), (64, False)):
+                for name, changes in _variants(backend, direction, head_dim, causal).items():
+                    yield Case(backend, square(direction, 4096, head_dim, causal), name, tuple(changes.items()))
+
+
+def _plan(case: Case, chip: Chip, spec: AttentionSpec, inputs: AttentionInputs) -> Any:
+    """The backend's plan with the case's tiles; None where the table's row is that already, or does not allow it."""
+    import fa4.sm80.plan as portable
+    import fa4.sm80.tiles as portable_tiles
+    import fa4.sm90.bwd.tiles as backward
+    import fa4.sm90.fwd.tiles as forward
+    import fa4.sm90.plan as hopper
+
+    is_forward = case.shape.direction == "fwd"
+    dims = case.shape.head_dim, case.shape.head_dim_v
+    if case.backend == "sm80":
+        row: Any = (
+            portable_tiles.forward_tiles(*dims, chip, case.shape.seqlen_q)
+            if is_forward
+            else portable_tiles.backward_tiles(*dims, chip)
+        )
+        make = portable.Plan
+    else:
+        row = forward.tiles_for(spec, inputs.extent) if is_forward else backward.tiles_for(spec, chip)
+        make = hopper.Plan
+    tiles = dataclasses.replace(row, **dict(case.changes))
+    if case.changes and tiles == row:
+        return None
+    return make(spec, inputs.extent, chip, **{"forward_tiles" if is_forward else "backward_tiles": tiles})
+
+
+def call(case: Case, chip: Chip, tensors: tuple[torch.Tensor, ...]) -> Callable[[], object] | None:
+    """The case on q, k, v, dout of its shape; a backward after a forward that ran once. None where the variant is what
+    the table names.
+
+    Raises:
+        Exception: the tiles do not fit, or the compiler refuses them.
+    """
+    q, k, v, dout = (x.detach() for x in tensors)
+    shape = case.shape
+    inputs = AttentionInputs(q, k, v, max_seqlen_q=shape.seqlen_q, max_seqlen_k=shape.seqlen_k)
+    spec = AttentionSpec(
+        q.dtype, shape.head_dim, shape.head_dim_v, shape.heads_q, shape.heads_kv, shape.head_dim**-0.5,
+        window_right=0 if shape.causal else None, needs_backward=shape.direction == "bwd",
+        deterministic=case.deterministic, num_splits=1,
+    )  # fmt: skip
+    plan = _plan(case, chip, spec, inputs)
+    if plan is None:
+        return None
+    if shape.direction == "fwd":
+        return lambda: run.forward(inputs, spec, plan)
+    saved = Saved(*run.forward(inputs, spec, plan), dout)
+    return lambda: run.backward(inputs, spec, plan, saved)
+
+
+def tensors(case: Case, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """q, k, v and dout, random."""
+    return tuple(x.detach() for x in made_tensors(case.shape, device, seed=0))

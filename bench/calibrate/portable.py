@@ -1,0 +1,154 @@
+"""What chips before Hopper have too, as an sm_90 runs it: mma.sync, ldmatrix, cp.async, loads from L2, red, fences."""
+
+from __future__ import annotations
+
+import torch
+
+from .frame import SCRATCH, Bench, Section, timed
+
+SUMS, STEPS = 8, 16  # independent accumulators of a warp, and products into each, where the rate is taken
+CHAIN = 32
+WARPS = (1, 2, 4)  # a scheduler
+_DEPTH = 16.0  # what a product of ones adds
+
+
+def _mma(i: int) -> str:
+    sums = ", ".join(f"c{i}_{j}" for j in range(4))
+    shape = "m16n8k16.row.col.f32.bf16.bf16.f32"
+    return f"mma.sync.aligned.{shape} {{{sums}}}, {{h0, h1, h2, h3}}, {{h4, h5}}, {{{sums}}};\n"
+
+
+def _by_warps(chain: str, many: str, count: int) -> tuple[str, tuple[Section, ...]]:
+    """PTX and sections: a chain by warp 0 alone, then `count` instructions by 1, 2 and 4 warps a scheduler."""
+    body = "setp.eq.u32 p, warp, 0;\n" + timed(0, f"@!p bra ALONE;\n{chain}\nALONE:")
+    sections = [Section("latency", CHAIN)]
+    for i, warps in enumerate(WARPS, start=1):
+        sections.append(Section(f"rate, {warps} warps a scheduler", count * warps))
+        body += f"setp.lt.u32 p, warp, {4 * warps};\n" + timed(i, f"@!p bra MANY{i};\n{many}\nMANY{i}:")
+    return body, tuple(sections)
+
+
+def _products() -> Bench:
+    sums = [f"c{i}_{j}" for i in range(SUMS) for j in range(4)]
+    body, sections = _by_warps(_mma(0) * CHAIN, "".join(_mma(i) for i in range(SUMS)) * STEPS, SUMS * STEPS)
+    total = "".join(f"add.f32 all, all, {name};" for name in sums[1:])
+
+    def initial() -> torch.Tensor:
+        ones = torch.tensor([0x3F803F80], dtype=torch.int32).view(torch.float32)  # two of bf16
+        return torch.cat([torch.arange(float(SUMS)), ones.expand(6)])
+
+    def expected(before: torch.Tensor, rounds: int) -> torch.Tensor:
+        after = before.clone()
+        after[0] = _DEPTH * rounds * (CHAIN + STEPS * len(WARPS))
+        return after
+
+    return Bench(
+        "mma.sync m16n8k16", sections, body, initial, expected,
+        declared=f".reg .f32 all, {', '.join(sums)}; .reg .b32 h0, h1, h2, h3, h4, h5;",
+        # From words of their own: of equal sums, and of equal operands, the compiler makes one.
+        before="".join(f"ld.global.f32 c{i}_{j}, [data+{4 * i}];" for i in range(SUMS) for j in range(4))
+               + "".join(f"ld.global.b32 h{i}, [data+{4 * (SUMS + i)}];" for i in range(6)),
+        # The others' sums are used where the first sum is no number, which it is.
+        after=f"mov.f32 all, c0_0; {total} testp.notanumber.f32 p, c0_0; @p mov.f32 c0_0, all;"
+              "@first st.global.f32 [data], c0_0;",
+        threads=32 * 4 * max(WARPS),
+    )  # fmt: skip
+
+
+def _matrices() -> Bench:
+    """ldmatrix.x4, each warp from 512 bytes that its lanes cover once: no bank is asked twice in a pass."""
+    names = "uvxyz"
+    # What is loaded is 0, so that the next address depends on it and stays what it was.
+    load = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{0}0, {0}1, {0}2, {0}3}}, [{0}];\nadd.u32 {0}, {0}, {0}3;\n"
+    many = "".join(map(load.format, names)) * STEPS
+    body, sections = _by_warps(load.format("x") * CHAIN, many, len(names) * STEPS)
+    registers = ", ".join(f"{name}, {name}0, {name}1, {name}2, {name}3" for name in names)
+    fold = "".join(f"or.b32 any, any, {name}{i};" for name in names for i in range(4))
+    return Bench(
+        "ldmatrix.x4", sections, body, lambda: torch.ones(1, dtype=torch.int32),
+        lambda before, rounds: torch.zeros_like(before), declared=f".reg .b32 place, any, nil, {registers};",
+        before="mov.b32 nil, 0; mov.b32 any, 0; shl.b32 place, thread, 4; add.u32 place, place, room;"
+               "st.shared.v4.b32 [place], {nil, nil, nil, nil}; bar.sync 0;"
+               + "".join(f"ld.shared.b32 {name}0, [room+{4 * i}]; xor.b32 {name}, place, {name}0;"
+                         for i, name in enumerate(names)),
+        after=f"{fold} @first st.global.b32 [data], any;", threads=32 * 4 * max(WARPS),
+        smem_bytes=16 * 32 * 4 * max(WARPS),
+    )  # fmt: skip
+
+
+ROWS = (1, 4, 16)  # of 16 bytes a thread
+
+
+def _copies(everywhere: bool) -> Bench:
+    """cp.async of 16 bytes a thread, waited for as one group: from L2, which holds what a warm-up left there."""
+    threads, most = 128, max(ROWS)
+    body, sections = "", []
+    for i, rows in enumerate(ROWS):
+        copies = "".join(
+            f"cp.async.cg.shared.global [place+{16 * threads * row}], [source+{16 * threads * row}], 16;\n"
+            for row in range(rows)
+        )
+        body += timed(i, copies + "cp.async.commit_group;\ncp.async.wait_group 0;")
+        sections.append(Section(f"{rows} copies a thread", 1, "group"))
+    return Bench(
+        f"cp.async of 128 threads, {'all SMs' if everywhere else 'one SM'}", tuple(sections), body,
+        lambda: torch.arange(4 * threads * most, dtype=torch.int32), lambda before, rounds: before,
+        declared=".reg .b32 place, word; .reg .b64 source;",
+        before="shl.b32 word, thread, 4; add.u32 place, room, word; mad.wide.u32 source, thread, 16, data;",
+        # The last copy of each thread, which spoils the source where it is wrong.
+        after=f"ld.shared.b32 word, [place+{16 * threads * (most - 1)}]; mad.lo.u32 place, thread, 4,"
+              f"{4 * threads * (most - 1)}; setp.ne.u32 p, word, place; @p st.global.b32 [data], word;",
+        ctas=-1 if everywhere else 1, threads=threads, smem_bytes=16 * threads * most,
+    )  # fmt: skip
+
+
+def _chain_of_loads() -> Bench:
+    """Loads from L2, past L1, each from where the one before pointed to; and fences of what was stored before them."""
+    chain = "ld.relaxed.gpu.global.b64 hop, [hop];\n" * CHAIN
+    body = timed(0, f"@!first bra OTHERS;\n{chain}OTHERS:")
+    fences = ("fence.proxy.async.shared::cta;", "fence.acq_rel.cta;", "fence.acq_rel.gpu;")
+    for i, fence in enumerate(fences, start=1):
+        body += timed(i, f"st.shared.b32 [mine], thread;\n{fence}\n" * CHAIN)
+    return Bench(
+        "loads from L2, fences",
+        (Section("load", CHAIN), *(Section(f"store to shared memory and {fence[:-1]}", CHAIN) for fence in fences)),
+        body, lambda: torch.zeros(2, dtype=torch.int32),
+        lambda before, rounds: torch.tensor([1, 0], dtype=torch.int32),
+        declared=".reg .b64 hop, low; .reg .b32 mine, same;",
+        before="@first st.global.b64 [data], data; shl.b32 mine, thread, 2; add.u32 mine, mine, room;"
+               "mov.b64 hop, data; bar.sync 0;",
+        after="setp.eq.u64 p, hop, data; selp.b32 same, 1, 0, p; @first st.global.b32 [data], same;"
+              "@first st.global.b32 [data+4], 0;",
+        smem_bytes=512,
+    )  # fmt: skip
+
+
+_ADDS = 16
+
+
+def _adds(vector: bool) -> Bench:
+    """Adds of float32 by all SMs, a warp's side by side: each CTA to bytes of its own, then all to the same."""
+    wide = 4 if vector else 1
+    add = "red.global.add.v4.f32 [{}], {{one, one, one, one}};\n" if vector else "red.global.add.f32 [{}], one;\n"
+    step = 128 * 4 * wide  # bytes of a CTA's instruction
+    body = ""
+    for i, place in enumerate(("own", "all")):
+        # An add is done where a load of the same thread sees it.
+        done = f"ld.relaxed.gpu.global.f32 back, [{place}+{step * (_ADDS - 1)}];"
+        body += timed(i, "".join(add.format(f"{place}+{step * k}") for k in range(_ADDS)) + done)
+    kib = _ADDS * step / 1024
+    return Bench(
+        f"adds of {4 * wide} bytes a thread, all SMs", (Section("own", kib, "KiB"), Section("same", kib, "KiB")), body,
+        lambda: torch.zeros(1), lambda before, rounds: torch.ones_like(before),
+        declared=".reg .f32 one, back; .reg .b64 own, all; .reg .b32 offset;",
+        before=f"mov.f32 one, 0f3F800000; mul.lo.u32 offset, thread, {4 * wide}; cvt.u64.u32 all, offset;"
+               f"add.u64 all, all, data; add.u64 all, all, {SCRATCH}; mad.wide.u32 own, cta, {_ADDS * step}, all;"
+               f"add.u64 own, own, {_ADDS * step};",
+        after="setp.eq.and.u32 p, cta, 0, first; @p st.global.f32 [data], one;", ctas=-1, scratch=_ADDS * step,
+        chips=("sm_90a", "sm_100a") if vector else (),
+    )  # fmt: skip
+
+
+BENCHES = (
+    _products(), _matrices(), _copies(False), _copies(True), _chain_of_loads(), _adds(False), _adds(True),
+)  # fmt: skip
