@@ -25,28 +25,11 @@ from fa4.jit import compile_only
 from . import machine
 from .check import judge_case
 from .providers import PROVIDERS, Provider
-from .suites import SUITES, BenchCase
+from .suites import SUITES, BenchCase, made_tensors
 from .timing import measure, peak_extra_bytes
 
 RESULTS = Path("bench/results")  # below the current directory, which is the root of a checkout
 console = Console(highlight=False)
-
-
-def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v with gradients wanted in the backward, and dout."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    dtype = getattr(torch, case.dtype)
-
-    def normal(seqlen: int, heads: int, dim: int) -> Tensor:
-        return torch.randn(case.batch, seqlen, heads, dim, device=device, generator=generator).to(dtype)
-
-    q = normal(case.seqlen_q, case.heads_q, case.head_dim)
-    k = normal(case.seqlen_k, case.heads_kv, case.head_dim)
-    v = normal(case.seqlen_k, case.heads_kv, case.head_dim_v)
-    dout = normal(case.seqlen_q, case.heads_q, case.head_dim_v)
-    if case.direction == "bwd":
-        q, k, v = (x.requires_grad_() for x in (q, k, v))
-    return q, k, v, dout
 
 
 def _work(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from fa4.ops import visible_pairs
 
 HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
@@ -54,6 +57,23 @@ class BenchCase:
     def reads_memory(self) -> bool:
         """Whether memory, not products, is what takes a forward's time on any chip so far."""
         return self.direction == "fwd" and self.flops < 64 * self.nbytes
+
+
+def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v with gradients wanted in the backward, and dout."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    dtype = getattr(torch, case.dtype)
+
+    def normal(seqlen: int, heads: int, dim: int) -> Tensor:
+        return torch.randn(case.batch, seqlen, heads, dim, device=device, generator=generator).to(dtype)
+
+    q = normal(case.seqlen_q, case.heads_q, case.head_dim)
+    k = normal(case.seqlen_k, case.heads_kv, case.head_dim)
+    v = normal(case.seqlen_k, case.heads_kv, case.head_dim_v)
+    dout = normal(case.seqlen_q, case.heads_q, case.head_dim_v)
+    if case.direction == "bwd":
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+    return q, k, v, dout
 
 
 def square(direction: str, seqlen: int, head_dim: int, causal: bool, *, tokens: int = 16384, **rest) -> BenchCase:

@@ -28,8 +28,8 @@ from fa4.jit import compile_only
 from fa4.spec import AttentionInputs, AttentionSpec, Extent, Saved
 
 from . import machine
-from .run import RESULTS, made_tensors
-from .suites import SUITES, BenchCase
+from .run import RESULTS
+from .suites import SUITES, BenchCase, made_tensors
 from .timing import measure_in_turns
 
 console = Console(highlight=False)

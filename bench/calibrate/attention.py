@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.run import made_tensors
-from bench.suites import BenchCase, square
+from bench.suites import BenchCase, made_tensors, square
 from fa4 import run
 from fa4.device import Chip
 from fa4.spec import AttentionInputs, AttentionSpec, Saved
