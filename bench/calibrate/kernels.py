@@ -161,6 +161,11 @@ def _rows(launches: list[tuple[float, float, str]], stretches: list[_Stretch]) -
     readings = [i for i, launch in enumerate(launches) if launch[2] == reading][1:]
     if len(readings) != 2 * len(stretches):
         raise RuntimeError(f"{len(readings)} readings of clocks, expected {2 * len(stretches)}")
+    least = 1e3 * statistics.median(launches[i][1] - launches[i][0] for i in readings)
+    rate = statistics.median(1e3 * stretch.cycles / stretch.nanoseconds for stretch in stretches)
+    yield Row(
+        _TICK.name, "none", "none", "", 0, 1, reading[:120], least, least, least * rate / 1e3, 0.0, rate, len(readings)
+    )  # fmt: skip
     for number, stretch in enumerate(stretches):
         inside = launches[readings[2 * number] + 1 : readings[2 * number + 1]]
         kernels = len(inside) // stretch.repetitions
