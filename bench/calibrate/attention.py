@@ -12,21 +12,20 @@ import torch
 from bench.suites import BenchCase, made_tensors, square
 from fa4 import run
 from fa4.device import Chip
-from fa4.spec import AttentionInputs, AttentionSpec, Saved
+from fa4.spec import AttentionInputs, AttentionSpec, Extent, Saved
 
 BACKENDS = ("sm80", "sm90")
 SHAPES = (  # sequence, head dim, causal
     (1024, 128, False), (4096, 128, False), (16384, 128, False), (1024, 128, True), (4096, 128, True),
     (16384, 128, True), (4096, 64, False), (4096, 64, True),
 )  # fmt: skip
-STEADY = (2048, 4096)  # rows that CTAs go through, of a grid with as many as run at a time
+STEADY = (2048, 4096)  # rows that one CTA goes through
 TABLE = "table"  # the tiles that the table names
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call. variant: what its tiles are. changes: of the row that the table names. is_alone: a CTA with no other on
-    the chip, or one for each place there is, rather than a problem of the field."""
+    """One call. variant: what its tiles are. changes: of the row that the table names."""
 
     backend: str
     shape: BenchCase
@@ -39,10 +38,10 @@ class Case:
         return f"{self.backend} {self.shape.label}, {self.variant}"
 
 
-def _steady(direction: str, length: int, heads: int) -> BenchCase:
-    """128 rows of one side and `length` of the other, which each CTA goes through."""
+def _steady(direction: str, length: int) -> BenchCase:
+    """128 rows of one side and `length` of the other: one CTA, alone on the chip."""
     rows, keys = (128, length) if direction == "fwd" else (length, 128)
-    return BenchCase(direction, 1, rows, keys, heads, heads, 128, 128, False)
+    return BenchCase(direction, 1, rows, keys, 1, 1, 128, 128, False)
 
 
 def _variants(backend: str, direction: str, head_dim: int, causal: bool) -> dict[str, dict[str, Any]]:
@@ -97,7 +96,7 @@ def _portable(direction: str, head_dim: int, causal: bool) -> list[dict[str, Any
 
 
 def cases() -> Iterator[Case]:
-    """All of them: the shapes with the table's tiles, CTAs alone and side by side, then variants of three shapes."""
+    """All of them: the shapes with the table's tiles, CTAs alone, then variants of three shapes."""
     for backend in BACKENDS:
         for direction in ("fwd", "bwd"):
             for seqlen, head_dim, causal in SHAPES:
@@ -115,30 +114,42 @@ def cases() -> Iterator[Case]:
                     yield Case(backend, square(direction, 4096, head_dim, causal), name, tuple(changes.items()))
 
 
-def _plan(case: Case, chip: Chip, spec: AttentionSpec, inputs: AttentionInputs) -> Any:
-    """The backend's plan with the case's tiles; None where the table's row is that already, or does not allow it."""
-    import fa4.sm80.plan as portable
-    import fa4.sm80.tiles as portable_tiles
+def inputs_of(shape: BenchCase, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionInputs:
+    return AttentionInputs(q, k, v, max_seqlen_q=shape.seqlen_q, max_seqlen_k=shape.seqlen_k)
+
+
+def spec_of(case: Case) -> AttentionSpec:
+    shape = case.shape
+    return AttentionSpec(
+        torch.bfloat16, shape.head_dim, shape.head_dim_v, shape.heads_q, shape.heads_kv, shape.head_dim**-0.5,
+        window_right=0 if shape.causal else None, needs_backward=shape.direction == "bwd",
+        deterministic=case.deterministic, num_splits=1,
+    )  # fmt: skip
+
+
+def tiles_of(case: Case, chip: Chip, extent: Extent) -> Any:
+    """The row of tiles: the table's, with the case's changes."""
+    import fa4.sm80.tiles as portable
     import fa4.sm90.bwd.tiles as backward
     import fa4.sm90.fwd.tiles as forward
+
+    is_forward, dims = case.shape.direction == "fwd", (case.shape.head_dim, case.shape.head_dim_v)
+    if case.backend == "sm80":
+        rows = case.shape.seqlen_q
+        row: Any = portable.forward_tiles(*dims, chip, rows) if is_forward else portable.backward_tiles(*dims, chip)
+    else:
+        row = forward.tiles_for(spec_of(case), extent) if is_forward else backward.tiles_for(spec_of(case), chip)
+    return dataclasses.replace(row, **dict(case.changes))
+
+
+def plan_of(case: Case, chip: Chip, extent: Extent, tiles: Any) -> Any:
+    """The backend's plan with these tiles."""
+    import fa4.sm80.plan as portable
     import fa4.sm90.plan as hopper
 
-    is_forward = case.shape.direction == "fwd"
-    dims = case.shape.head_dim, case.shape.head_dim_v
-    if case.backend == "sm80":
-        row: Any = (
-            portable_tiles.forward_tiles(*dims, chip, case.shape.seqlen_q)
-            if is_forward
-            else portable_tiles.backward_tiles(*dims, chip)
-        )
-        make = portable.Plan
-    else:
-        row = forward.tiles_for(spec, inputs.extent) if is_forward else backward.tiles_for(spec, chip)
-        make = hopper.Plan
-    tiles = dataclasses.replace(row, **dict(case.changes))
-    if case.changes and tiles == row:
-        return None
-    return make(spec, inputs.extent, chip, **{"forward_tiles" if is_forward else "backward_tiles": tiles})
+    make = portable.Plan if case.backend == "sm80" else hopper.Plan
+    name = "forward_tiles" if case.shape.direction == "fwd" else "backward_tiles"
+    return make(spec_of(case), extent, chip, **{name: tiles})
 
 
 def call(case: Case, chip: Chip, tensors: tuple[torch.Tensor, ...]) -> Callable[[], object] | None:
@@ -148,18 +159,13 @@ def call(case: Case, chip: Chip, tensors: tuple[torch.Tensor, ...]) -> Callable[
     Raises:
         Exception: the tiles do not fit, or the compiler refuses them.
     """
-    q, k, v, dout = (x.detach() for x in tensors)
-    shape = case.shape
-    inputs = AttentionInputs(q, k, v, max_seqlen_q=shape.seqlen_q, max_seqlen_k=shape.seqlen_k)
-    spec = AttentionSpec(
-        q.dtype, shape.head_dim, shape.head_dim_v, shape.heads_q, shape.heads_kv, shape.head_dim**-0.5,
-        window_right=0 if shape.causal else None, needs_backward=shape.direction == "bwd",
-        deterministic=case.deterministic, num_splits=1,
-    )  # fmt: skip
-    plan = _plan(case, chip, spec, inputs)
-    if plan is None:
+    q, k, v, dout = tensors
+    inputs, spec = inputs_of(case.shape, q, k, v), spec_of(case)
+    tiles = tiles_of(case, chip, inputs.extent)
+    if case.changes and tiles == tiles_of(dataclasses.replace(case, changes=()), chip, inputs.extent):
         return None
-    if shape.direction == "fwd":
+    plan = plan_of(case, chip, inputs.extent, tiles)
+    if case.shape.direction == "fwd":
         return lambda: run.forward(inputs, spec, plan)
     saved = Saved(*run.forward(inputs, spec, plan), dout)
     return lambda: run.backward(inputs, spec, plan, saved)

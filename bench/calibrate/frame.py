@@ -28,7 +28,7 @@ CLOCKS = 4  # clock64 and globaltimer before the first repetition, and after the
 
 # Names of the frame, as bodies may use them. p, q: predicates that a body may set; first: thread 0 of the CTA.
 _DECLARED = """
-    .reg .b64 times, ends, data, row, start, stop, t; .reg .b32 smem, room, thread, warp, lane, cta, rank, round;
+    .reg .b64 times, ends, data, row, start, stop, t; .reg .b32 smem, room, thread, warp, lane, cta, rank, round, pass;
     .reg .pred p, q, first, more;
     mov.b64 times, $0; mov.b64 ends, $1; mov.b64 data, $2; mov.b32 smem, $3;
     add.u32 room, smem, 1024; mov.u32 thread, %tid.x; shr.u32 warp, thread, 5; and.b32 lane, thread, 31;
@@ -88,6 +88,18 @@ def timed(section: int, text: str, *, together: bool = True) -> str:
     mov.u64 stop, %clock64;
     sub.u64 t, stop, start;
     @first st.global.b64 [row+{8 * section}], t;
+    """
+
+
+def twice(text: str, label: str) -> str:
+    """PTX: the text two times. In a loop, so that the compiler makes no conditional moves of it and has warps run it
+    that are to go past."""
+    return f"""
+    mov.b32 pass, 0;
+    {label}:
+    {text}
+    add.u32 pass, pass, 1; setp.lt.u32 more, pass, 2;
+    @more bra {label};
     """
 
 

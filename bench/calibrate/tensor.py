@@ -145,7 +145,20 @@ def _together(columns: int, registers: bool) -> Bench:
 
 
 _CHAINS = 8
-_ARITHMETIC = {"fma": ("fma.rn.f32 {x}, {x}, by, by;", 128), "ex2": ("ex2.approx.ftz.f32 {x}, {x};", 24)}
+_ARITHMETIC = {
+    "fma": ("fma.rn.f32 {x}, {x}, by, by;", 128),
+    "fma of three registers": ("fma.rn.f32 {x}, {x}, by, of;", 128),
+    "mul by a constant": ("mul.rn.f32 {x}, {x}, 0f3F8147AE;", 128),
+    "add": ("add.rn.f32 {x}, {x}, by;", 128),
+    "max": ("max.f32 {x}, {x}, by;", 64),
+    "cvt": ("cvt.rn.bf16x2.f32 packed, {x}, by; mov.b32 {x}, packed;", 64),
+    "ex2": ("ex2.approx.ftz.f32 {x}, {x};", 24),
+    "fma and ex2": ("fma.rn.f32 {x}, {x}, by, of; ex2.approx.ftz.f32 {x}, {x};", 20),
+    "softmax": (
+        "max.f32 {x}, {x}, by; fma.rn.f32 {x}, {x}, by, of; ex2.approx.ftz.f32 {x}, {x}; add.rn.f32 {x}, {x}, by;"
+        "cvt.rn.bf16x2.f32 packed, {x}, by; mov.b32 {x}, packed;", 20,
+    ),
+}  # fmt: skip
 
 
 def _beside_arithmetic(columns: int, registers: bool, name: str) -> Bench:
@@ -187,9 +200,11 @@ def _beside_arithmetic(columns: int, registers: bool, name: str) -> Bench:
     return Bench(
         f"wgmma m64n{columns}k16, A from {'registers' if registers else 'shared memory'}, beside {name}", sections,
         body, lambda: torch.zeros(128), expected,
-        declared=_operands(columns) + f".reg .f32 by, {', '.join(names)}; .reg .pred second, alone;",
+        declared=_operands(columns)
+                 + f".reg .b32 packed; .reg .f32 by, of, {', '.join(names)}; .reg .pred second, alone;",
         before="setp.ge.u32 second, thread, 128; setp.eq.u32 alone, thread, 128;"
-               + _prepare(columns).replace("2048", "4096") + "ld.global.f32 by, [data];" + start,
+               + _prepare(columns).replace("2048", "4096") + start
+               + "ld.global.f32 by, [data]; ld.global.f32 of, [data+4];",
         # Their sum is never this one, which the compiler cannot know.
         after=f"{total} setp.eq.f32 p, by, 0fBF800000; @p st.global.f32 [data], by; @second bra DONE; {_keep(columns)}"
               "DONE:",
@@ -200,5 +215,6 @@ def _beside_arithmetic(columns: int, registers: bool, name: str) -> Bench:
 BENCHES = (
     *(_law(columns, registers) for columns in COLUMNS for registers in (False, True)), _beside(128), _beside(256),
     *(_together(columns, registers) for columns in (64, 128, 256) for registers in (False, True)),
-    *(_beside_arithmetic(128, registers, name) for registers in (False, True) for name in _ARITHMETIC),
+    *(_beside_arithmetic(128, False, name) for name in _ARITHMETIC),
+    *(_beside_arithmetic(128, True, name) for name in ("fma", "softmax")), _beside_arithmetic(256, True, "softmax"),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from fa4.emulator.machine.ptx import Imm, Instruction, Kernel, Vector
+from fa4.emulator.machine.ptx import Imm, Instruction, Kernel, Special, Vector
 
 
 class Action(IntEnum):
@@ -33,6 +33,7 @@ class Action(IntEnum):
     NAMED_ARRIVE = 17
     TENSOR_SYNC = 18
     EXIT = 19
+    CLOCK = 20
 
 
 Effect = tuple[int, int, int]  # action and its two values
@@ -101,6 +102,8 @@ def effect(instruction: Instruction) -> Effect:
         return (Action.TENSOR_SYNC, _flops(parts), 0)
     elif root in ("exit", "ret"):
         return (Action.EXIT, 0, 0)
+    elif root == "mov" and instruction.operands[1:] == (Special("clock64"),):
+        return (Action.CLOCK, 0, 0)
     return _NOTHING
 
 

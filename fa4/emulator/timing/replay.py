@@ -23,7 +23,8 @@ class Times:
     """What one launch would take on the SMs that it was recorded on. All times in cycles.
 
     ends: CTA -> (start, end). busy: unit -> cycles that it worked, over all SMs. pipes: pipe -> cycles, over all
-    schedulers. products: (n, 3) start, end and FLOPs. waited: (warp, PTX instruction) -> cycles. untied: events, and
+    schedulers. products: (n, 3) start, end and FLOPs. waited: (warp, PTX instruction) -> cycles. clocks: (n, 3) CTA, warp and time of each reading of an SM's
+    clock. untied: events, and
     instructions, that no slot of the issue model carries, which were given one slot each; and events that were left
     out because the slot that carries them was never passed.
     """
@@ -39,6 +40,7 @@ class Times:
     products: np.ndarray
     waited: dict[tuple[int, int], float]
     intervals: list[tuple]
+    clocks: np.ndarray
     untied: tuple[int, int, int]
     misses: float
     source: str
@@ -114,6 +116,7 @@ def replay(
         record, chip, result["end"] - min(start for start, _ in ends.values()), ends, result["busy"],
         dict(zip(issue.pipes, result["pipe_busy"])), result["issued"], result["instructions"],
         np.array(result["products"]).reshape(-1, 3), _waited(result["waited"]), result["intervals"],
+        np.array(result["clocks"]).reshape(-1, 3),
         (result["untied_events"], result["untied_instructions"], result["lost_events"]),
         result["misses"] / max(1, result["loads"]), issue.source,
     )  # fmt: skip

@@ -74,6 +74,7 @@ py::dict run(const std::map<std::string, double>& numbers, int64_t pipes, const 
     py::list intervals;
     for (const Interval& i : r.intervals) intervals.append(py::make_tuple(i.track, i.sm, i.index, i.what, i.start, i.end));
     result["intervals"] = intervals;
+    result["clocks"] = r.clocks;
     result["issued"] = r.issued;
     result["instructions"] = r.instructions;
     result["untied_events"] = r.untied_events;

@@ -453,6 +453,7 @@ private:
                 }
                 break;
             }
+            case Action::Clock: result_.clocks.push_back({Cycles(cta.input.number), Cycles(w.input->warp), t}); break;
             default: break;
         }
     }

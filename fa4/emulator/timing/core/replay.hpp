@@ -24,7 +24,7 @@ constexpr int kScoreboards = 64;
 // the events of the record.
 enum class Action : int64_t {
     None, TmemLoad, TmemStore, TmemWaitLoad, TmemWaitStore, BulkCommit, BulkWait, BulkWaitRead, Wgmma, WgmmaCommit, WgmmaWait,
-    CopyCommit, CopyWait, CopyArrive, ClusterArrive, ClusterWait, NamedSync, NamedArrive, TensorSync, Exit,
+    CopyCommit, CopyWait, CopyArrive, ClusterArrive, ClusterWait, NamedSync, NamedArrive, TensorSync, Exit, Clock,
 };
 
 // One machine instruction of the issue model.
@@ -92,6 +92,7 @@ struct Result {
     std::map<std::string, Cycles> waited;           // by warp and place: "warp instruction"
     std::vector<std::array<Cycles, 3>> products;    // start, end, FLOPs
     std::vector<Interval> intervals;
+    std::vector<std::array<Cycles, 3>> clocks;      // CTA, warp, time: where a warp read its SM's clock
     int64_t issued = 0, untied_events = 0, untied_instructions = 0, lost_events = 0, instructions = 0, misses = 0, loads = 0;
     Cycles end = 0;
     std::string stuck;

@@ -12,6 +12,7 @@ import re
 import struct
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,28 @@ def cubin_in(binary: bytes) -> bytes:
 
 def embedded_ptx(cubin: bytes) -> str | None:
     """The PTX text that ptxas keeps in a cubin with line information; comments and `.loc` are blank lines in it."""
+    for name, offset, size in _sections(cubin):
+        if name == ".nv_debug_ptx_txt":
+            return cubin[offset : offset + size].decode(errors="replace").replace("\0", "\n")
+    return None
+
+
+_REGISTER_COUNT = bytes((4, 0x2F, 8, 0))  # of .nv.info: that a number follows, of which kind, in 8 bytes
+
+
+def registers(cubin: bytes) -> int:
+    """How many a thread has, in the kernel that takes most. Raises ValueError where the cubin does not say."""
+    for name, offset, size in _sections(cubin):
+        info = cubin[offset : offset + size]
+        if name == ".nv.info":
+            at = [i for i in range(0, size, 4) if info[i : i + 4] == _REGISTER_COUNT]
+            if at:
+                return max(struct.unpack_from("<I", info, i + 8)[0] for i in at)
+    raise ValueError("the cubin does not say how many registers its kernels have")
+
+
+def _sections(cubin: bytes) -> Iterator[tuple[str, int, int]]:
+    """Name, offset and bytes of the sections of an ELF file."""
     at, entry_bytes, count, names_index = (
         struct.unpack_from("<Q", cubin, 0x28)[0],
         *struct.unpack_from("<HHH", cubin, 0x3A),
@@ -100,9 +123,7 @@ def embedded_ptx(cubin: bytes) -> str | None:
     names = sections[names_index][4]
     for name, _, _, _, offset, size, *_ in sections:
         first = names + name
-        if cubin[first : cubin.index(b"\0", first)] == b".nv_debug_ptx_txt":
-            return cubin[offset : offset + size].decode(errors="replace").replace("\0", "\n")
-    return None
+        yield cubin[first : cubin.index(b"\0", first)].decode(), offset, size
 
 
 @functools.lru_cache(maxsize=16)

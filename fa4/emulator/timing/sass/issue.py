@@ -146,20 +146,27 @@ def _lines(kernel: Kernel, cubin: bytes) -> dict[int, list[int]]:
     if text is None:
         raise ValueError("the cubin has no PTX lines: compile with --generate-line-info (ptxas: -lineinfo)")
     written = text.split("\n")
-    found = defaultdict(list)
-    for index, instruction in enumerate(kernel.instructions):
-        found[instruction.line].append(index)
+    for instruction in kernel.instructions:
         if instruction.opcode not in "".join(written[instruction.line - 1 : instruction.line + 2]):
             break
     else:
-        return found
+        return _by_line(kernel, written)
     # Numbered differently, as where comments were added or taken out.
     inside = parse(text).kernels.get(kernel.name)
     if inside is None or [i.opcode for i in inside.instructions] != [i.opcode for i in kernel.instructions]:
         raise ValueError(f"the cubin was not made from this PTX: {kernel.name} has other instructions in it")
+    return _by_line(inside, written)
+
+
+def _by_line(kernel: Kernel, written: Sequence[str]) -> dict[int, list[int]]:
+    """An instruction of several lines, as mma.sync, is known by each of them: ptxas names the last."""
     found = defaultdict(list)
-    for index, instruction in enumerate(inside.instructions):
-        found[instruction.line].append(index)
+    for index, instruction in enumerate(kernel.instructions):
+        line = instruction.line
+        found[line].append(index)
+        while ";" not in written[line - 1] and line < len(written):
+            line += 1
+            found[line].append(index)
     return found
 
 

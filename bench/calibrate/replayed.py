@@ -1,0 +1,101 @@
+"""What the emulator's clock says of the microbenchmarks: their sections' clocks, as a replay gives them.
+
+    python -m bench.calibrate.replayed --rows h100.jsonl [--only REGEX] [--set wgmma_tail=60 ...]
+
+prints them beside those that were measured. Numbers of a chip's table are chosen by this, and by nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import re
+import statistics
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fa4.device import chip_by_number
+from fa4.emulator import emulate
+from fa4.emulator.host.modules import machine_code
+from fa4.emulator.machine import Checks
+from fa4.emulator.timing.chips import ChipTable, chip_table
+from fa4.emulator.timing.code import cubin
+from fa4.emulator.timing.issue import from_machine_code
+from fa4.emulator.timing.replay import replay
+from fa4.emulator.timing.sass import issue_model
+from fa4.emulator.timing.sass.code import cubin_in
+
+from . import launch, run
+from .frame import Bench
+
+CHIP = "sm_90a"
+KEPT = Path("build/calibrate")  # records, by benchmark
+
+
+def record_of(bench: Bench, folder: Path) -> tuple:
+    """The record of a launch on few SMs, and its machine code."""
+    path = folder / (re.sub(r"\W+", "-", bench.name) + ".pickle")
+    if path.exists():
+        return pickle.loads(path.read_bytes())
+    sms = max(1, bench.cluster)
+    with emulate(CHIP, sms=sms, timing=True, checks=Checks(races=False, poison=False)) as gpu:
+        run.launch_bench(bench, chip_by_number(90), torch.device("cpu"), sms)
+    record = gpu.launches[-1].record
+    assert record is not None
+    found = (record, cubin_in(machine_code(record.launch.ptx) or cubin(record.launch.ptx, CHIP)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps(found))
+    return found
+
+
+def sections(bench: Bench, table: ChipTable, folder: Path) -> dict[str, float]:
+    """Section -> clocks a unit, the median of the repetitions after the first."""
+    record, binary = record_of(bench, folder)
+    issue = from_machine_code(record.kernel, issue_model(record.launch.ptx, binary, record.launch.entry))
+    clocks = replay(record, issue, table).clocks
+    own = [clocks[(clocks[:, 0] == 0) & (clocks[:, 1] == warp), 2] for warp in (0, 4)]
+    count = len(bench.sections)
+    if "beside" in bench.name:  # three phases, each timed by both warps
+        phases = [_rounds(warp[1:-1], 3) for warp in own]
+        found = [phases[0][:, 0], phases[1][:, 1], phases[0][:, 2], phases[1][:, 2]]
+    else:
+        found = list(_rounds(own[0][1:-1], count).T)
+    return {
+        section.name: statistics.median(clock[1:].tolist()) / section.count
+        for section, clock in zip(bench.sections, found)
+    }
+
+
+def _rounds(clocks: np.ndarray, pairs: int) -> np.ndarray:
+    """(rounds, pairs) clocks between the two readings of each pair."""
+    stops = clocks.reshape(-1, pairs, 2)
+    return stops[..., 1] - stops[..., 0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, help="what bench.calibrate wrote")
+    parser.add_argument("--only", default="", metavar="REGEX", help="benchmarks whose names it is found in")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another number of the table")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="folder of records [default: %(default)s]")
+    args = parser.parse_args()
+    values = dict(one.split("=") for one in args.set)
+    table = chip_table(CHIP).but(**{name: float(value) for name, value in values.items()})
+    measured = {}
+    for line in args.rows.read_text().splitlines()[1:] if args.rows else ():
+        row = json.loads(line)
+        measured[row["bench"], row["section"]] = row
+    for bench in run.offered(chip_by_number(90)):
+        if bench in launch.BENCHES or not re.search(args.only, bench.name):
+            continue
+        for name, clocks in sections(bench, table, args.kept).items():
+            row = measured.get((bench.name, name))
+            beside = f"{row['median']:9.1f} measured, {100 * (clocks / row['median'] - 1):+6.1f} %" if row else ""
+            print(f"{bench.name}, {name}: {clocks:9.1f} {beside}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
