@@ -5,9 +5,10 @@
         python -m bench.calibrate.kernels --launch > counters.csv
     python -m bench.calibrate.kernels --read counters.csv --out rows.jsonl
 
-METRICS is what `--metrics` prints. Nsight Compute runs one kernel at a time and reads the SMs' own counters: cycles and time are of the same run and nobody has to know a clock. `active` is what the comparison uses: from a CTA's
-start to the last one's end on the SM that has most to do; launching is not in it. GPCs have clocks of their own, so that
-`elapsed`, the most of any SM, may be another one's.
+METRICS is what `--metrics` prints. Nsight Compute runs one kernel at a time and reads the SMs' own counters: cycles and
+time are of the same run, and nobody has to know a clock. `active` is what the comparison uses: cycles in which the SM
+that has most to do holds a CTA; launching is not in it. GPCs have clocks of their own, so that `elapsed`, the most of
+any SM, may be another one's.
 """
 
 from __future__ import annotations
