@@ -118,9 +118,9 @@ def init(*counts: int) -> str:
 
 
 def text(bench: Bench) -> str:
-    """The whole PTX of a benchmark."""
+    """The whole PTX of a benchmark, a statement a line: machine code is tied to it by lines."""
     row_bytes, rounds = 8 * len(bench.sections), bench.rounds
-    return f"""{{
+    whole = f"""{{
     {_DECLARED}
     {bench.declared}
     {bench.before}
@@ -130,6 +130,7 @@ def text(bench: Bench) -> str:
     @first st.global.b64 [ends], start; @first st.global.b64 [ends+8], stop;
     mov.b32 round, 0;
     AGAIN:
+    .pragma "nounroll";
     {bench.body}
     add.u64 row, row, {row_bytes};
     add.u32 round, round, 1;
@@ -139,6 +140,7 @@ def text(bench: Bench) -> str:
     @first st.global.b64 [ends+16], start; @first st.global.b64 [ends+24], stop;
     {bench.after}
     }}"""
+    return whole.replace(";", ";\n")
 
 
 @cute.kernel

@@ -77,7 +77,7 @@ _NAMED = _bench(
 def _meet(warps: int) -> Bench:
     return Bench(
         f"barrier of {warps} warps", (Section("meet", TRIPS, "barrier"),),
-        timed(0, "bar.sync 0;" * TRIPS, together=False), lambda: torch.zeros(1, dtype=torch.int32),
+        timed(0, "bar.sync 0;\n" * TRIPS, together=False), lambda: torch.zeros(1, dtype=torch.int32),
         lambda before, rounds: before + rounds, after="@first st.global.b32 [data], round;", threads=32 * warps,
     )  # fmt: skip
 

@@ -59,19 +59,20 @@ def sections(bench: Bench, table: ChipTable, folder: Path) -> dict[str, float]:
     own = [clocks[(clocks[:, 0] == 0) & (clocks[:, 1] == warp), 2] for warp in (0, 4)]
     count = len(bench.sections)
     if "beside" in bench.name:  # three phases, each timed by both warps
-        phases = [_rounds(warp[1:-1], 3) for warp in own]
+        phases = [_rounds(warp, bench.rounds, 3) for warp in own]
         found = [phases[0][:, 0], phases[1][:, 1], phases[0][:, 2], phases[1][:, 2]]
     else:
-        found = list(_rounds(own[0][1:-1], count).T)
+        found = list(_rounds(own[0], bench.rounds, count).T)
     return {
         section.name: statistics.median(clock[1:].tolist()) / section.count
         for section, clock in zip(bench.sections, found)
     }
 
 
-def _rounds(clocks: np.ndarray, pairs: int) -> np.ndarray:
-    """(rounds, pairs) clocks between the two readings of each pair."""
-    stops = clocks.reshape(-1, pairs, 2)
+def _rounds(clocks: np.ndarray, rounds: int, pairs: int) -> np.ndarray:
+    """(rounds, pairs) clocks between the two readings of each pair. One reading comes after the last of them, and at
+    most one before the first."""
+    stops = clocks[-1 - 2 * rounds * pairs : -1].reshape(rounds, pairs, 2)
     return stops[..., 1] - stops[..., 0]
 
 

@@ -95,7 +95,8 @@ def _beside(columns: int) -> Bench:
     for phase, (multiply, load) in enumerate(((True, False), (False, True), (True, True))):
         slots = {0: (0, None), 1: (None, 1), 2: (2, 3)}[phase]
         body += f"""
-        bar.sync 0; mov.u64 start, %clock64;
+        bar.sync 0;
+        mov.u64 start, %clock64;
         @loader bra LOADER{phase};
         {products if multiply else ""}
         mov.u64 stop, %clock64; sub.u64 t, stop, start;
@@ -171,7 +172,8 @@ def _beside_arithmetic(columns: int, registers: bool, name: str) -> Bench:
         code = [parts[i][1] if i in running else "" for i in (0, 1)]
         slots = [2 * (phase == 2) + i for i in (0, 1)]
         body += f"""
-        bar.sync 0; mov.u64 start, %clock64;
+        bar.sync 0;
+        mov.u64 start, %clock64;
         @second bra SECOND{phase};
         {code[0]}
         mov.u64 stop, %clock64; sub.u64 t, stop, start;

@@ -46,6 +46,7 @@ struct Partition {
     std::vector<size_t> warps;
     std::vector<Cycles> pipe_free;
     Cycles next = 0, tmem_read = 0, tmem_write = 0, tensor = 0;
+    Cycles taken = 0;           // of the wgmma that runs, by instructions issued beside it
     size_t last = 0;
     bool stale = true;
     Cycles candidate_time = kNever;
@@ -64,7 +65,8 @@ struct Sm {
     std::array<Partition, kPartitions> parts;
     Cycles smem_free = 0, lsu_free = 0, tma_free = 0, link_free = 0, store_free = 0, dsmem_free = 0;
     std::deque<Tensor> tensor;
-    Cycles tensor_free = 0;
+    Cycles tensor_free = 0, tensor_begin = 0, given = 0;    // given: what the wgmma that runs was made longer by
+    Tensor running;
     bool tensor_armed = false;
 };
 
@@ -82,7 +84,7 @@ struct Cta {
 
 struct Cluster { int64_t arrived = 0, phase = 0, threads = 0; std::vector<size_t> waiters; };
 
-enum class What : uint8_t { Start, Arrive, Fill, Tensor };
+enum class What : uint8_t { Start, Arrive, Fill, Tensor, Ends };
 struct Async {
     Cycles time;
     uint64_t order;
@@ -333,8 +335,13 @@ private:
         const Slot& s = model_.slots[at.slot];
         ++result_.issued;
         p.next = t + 1;
-        p.pipe_free[size_t(s.pipe)] = t + Cycles(s.occupancy);
-        result_.pipe_busy[size_t(s.pipe)] += Cycles(s.occupancy);
+        Cycles occupancy = Cycles(s.occupancy);
+        if (sm.running.group >= 0 && sm.tensor_free > t) {
+            p.taken += Cycles(s.takes) / 1000;
+            occupancy += Cycles(s.slowed) / 1000;
+        }
+        p.pipe_free[size_t(s.pipe)] = t + occupancy;
+        result_.pipe_busy[size_t(s.pipe)] += occupancy;
         const auto place = std::find(p.warps.begin(), p.warps.end(), i);
         p.last = size_t(place - p.warps.begin());
         p.stale = true;
@@ -419,7 +426,7 @@ private:
                     e.smem = n / 4 + (in.second & 1 ? 16 : 0);
                     e.mma = std::max(n / 2, Cycles(0)) + chip_.wgmma_overhead;
                     e.flops = 2 * 64 * n * 16;
-                    e.earliest = t + chip_.wgmma_start;
+                    e.earliest = t + (in.second & 1 ? chip_.wgmma_start_ss : chip_.wgmma_start);
                     e.cta = cta.input.number;
                     e.group = group;
                     enqueue(sm, e);
@@ -627,9 +634,13 @@ private:
     }
 
     void tensor(Sm& sm) {
-        sm.tensor_armed = false;
         const Tensor e = sm.tensor.front();
         sm.tensor.pop_front();
+        if (e.group >= 0) {
+            begin(sm, e);
+            return;
+        }
+        sm.tensor_armed = false;
         if (e.commit) {
             push(now_ + chip_.commit, What::Arrive, e.cta, e.barrier, 1, 0);
         } else {
@@ -651,12 +662,40 @@ private:
             sm.tensor_free = end;
             result_.products.push_back({now_, end, e.flops});
             if (options_.timeline) result_.intervals.push_back({kTensorTrack, &sm - sms_.data(), e.group, int64_t(e.flops), now_, end});
-            if (e.group >= 0) {
-                Cta& cta = cta_of(e.cta);
-                push(end + chip_.wgmma_tail, What::Arrive, e.cta, -1 - e.group, 1, 0);
-                (void)cta;
-            }
         }
+        arm(sm);
+    }
+
+    // A wgmma begins. It ends when its products are done, its operands read, and what other warps' instructions took of its
+    // time meanwhile (they and the sums share the registers' ports) is made up for.
+    void begin(Sm& sm, const Tensor& e) {
+        sm.running = e;
+        sm.tensor_begin = now_;
+        sm.given = 0;
+        for (Partition& p : sm.parts) p.taken = 0;
+        sm.smem_free = std::max(sm.smem_free, now_) + e.smem;
+        result_.busy["smem"] += e.smem;
+        result_.busy["smem operands"] += e.smem;
+        result_.busy["tensor"] += e.mma;
+        sm.tensor_free = std::max(now_ + e.mma, sm.smem_free);
+        push(sm.tensor_free, What::Ends, &sm - sms_.data());
+    }
+
+    void ends(Sm& sm) {
+        Cycles taken = 0;
+        for (const Partition& p : sm.parts) taken = std::max(taken, p.taken);
+        if (taken - sm.given >= 1) {
+            sm.tensor_free = now_ + taken - sm.given;
+            sm.given = taken;
+            push(sm.tensor_free, What::Ends, &sm - sms_.data());
+            return;
+        }
+        const Tensor& e = sm.running;
+        result_.products.push_back({sm.tensor_begin, now_, e.flops});
+        if (options_.timeline) result_.intervals.push_back({kTensorTrack, &sm - sms_.data(), e.group, int64_t(e.flops), sm.tensor_begin, now_});
+        push(now_ + chip_.wgmma_tail, What::Arrive, e.cta, -1 - e.group, 1, 0);
+        sm.running.group = -1;
+        sm.tensor_armed = false;
         arm(sm);
     }
 
@@ -686,6 +725,7 @@ private:
                 break;
             }
             case What::Tensor: tensor(sms_[size_t(e.a)]); break;
+            case What::Ends: ends(sms_[size_t(e.a)]); break;
             case What::Arrive: {
                 Cta& cta = cta_of(e.a);
                 if (e.b < 0) {      // a wgmma is done

@@ -36,6 +36,8 @@ struct Slot {
     int64_t latency;            // cycles from issue to result, unless a unit says otherwise
     int64_t instruction;        // the PTX instruction it is tied to, -1 for none
     int64_t carries;            // 1: does what that instruction does (action and events)
+    // Beside a wgmma, in 1/1000 cycles: what it takes of the product's time, and how much longer its own pipe is busy.
+    int64_t takes, slowed;
 };
 
 struct Instruction { int64_t action, first, second; };
@@ -72,7 +74,7 @@ struct CtaInput {
 struct Chip {
 #define FA4_CHIP_NUMBERS(X) \
     X(launch) X(replace) X(mbarrier_arrive) X(mbarrier_wake) X(mbarrier_try) X(named_barrier) X(cluster_barrier) \
-    X(mma_flops) X(mma_start_ss) X(mma_start_ts) X(mma_start_pair) X(mma_residual_pair) X(commit) X(wgmma_start) X(wgmma_tail) X(wgmma_overhead) \
+    X(mma_flops) X(mma_start_ss) X(mma_start_ts) X(mma_start_pair) X(mma_residual_pair) X(commit) X(wgmma_start) X(wgmma_start_ss) X(wgmma_tail) X(wgmma_overhead) \
     X(smem_bytes) X(smem_latency) X(tma_share) \
     X(tmem_bytes) X(tmem_load_latency) X(tmem_store_latency) X(tmem_stretch) \
     X(tma_latency) X(tma_bytes) X(tma_store_latency) X(tma_store_bytes) X(reduce_bytes) \

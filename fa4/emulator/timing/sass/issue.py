@@ -42,7 +42,7 @@ _PADDING = frozenset({"NOP", "BRA"})
 class Slot:
     """One issue of a warp.
 
-    pipe, occupancy, latency: see `pipes`. stall: clocks until this warp may issue its next. wait: mask of scoreboards
+    pipe, occupancy, latency, takes, slowed: see `pipes`. stall: clocks until this warp may issue its next. wait: mask of scoreboards
     that must be zero first. written, read: the scoreboard that counts down when results are there, when operands were
     read. until: (scoreboard, count) of a wait for a count above zero. ptx: index of the PTX instruction this is part
     of, None where no line says. guarded: under a predicate, so perhaps without effect.
@@ -59,6 +59,8 @@ class Slot:
     yields: bool
     occupancy: float
     latency: float
+    takes: float = 0
+    slowed: float = 0
     until: tuple[int, int] | None = None
     guarded: bool = False
 
@@ -269,7 +271,7 @@ def _slot(instruction: MachineInstruction, ptx: int | None, chip: str) -> Slot:
         until = int(board[2:]), int(count.strip() or "0", 16)
     return Slot(
         row.pipe, control.stall, control.wait, control.written, control.read, ptx, instruction.opcode, control.reuse,
-        control.yields, row.occupancy, row.latency, until, bool(instruction.guard),
+        control.yields, row.occupancy, row.latency, row.takes, row.slowed, until, bool(instruction.guard),
     )  # fmt: skip
 
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One row. opcodes: as nvdisasm writes them; each stands for itself with any modifiers, and the longest one wins.
+    """One row. takes, slowed: beside a wgmma, clocks of the product's time that it takes, and clocks by which its own pipe
+    is busy longer. opcodes: as nvdisasm writes them; each stands for itself with any modifiers, and the longest one wins.
     chips: where the row holds, () for all."""
 
     opcodes: tuple[str, ...]
@@ -32,6 +33,8 @@ class Rate:
     issue: int = 1
     shared: bool = False
     chips: tuple[str, ...] = ()
+    takes: float = 0
+    slowed: float = 0
 
 
 def _row(opcodes: str, pipe: str, occupancy: float, latency: float, sure: str, source: str, **more) -> Rate:
@@ -57,7 +60,7 @@ _BRANCHES = """
 
 TABLE = (
     # 128 lanes of float32 an SM, 32 a scheduler; an instruction of two results keeps them busy twice.
-    _row("FFMA FMUL FADD FHFMA FHADD FSWZADD", "fma", 1, 4, "A", "guide: 128 results; stalls"),
+    _row("FFMA FMUL FADD FHFMA FHADD FSWZADD", "fma", 1, 4, "A", "guide: 128 results; stalls", takes=0.86, slowed=0.5),
     _row("FFMA2 FMUL2 FADD2", "fma", 2, 4, "A", "2 an SM and clock on B200 and on B300; stalls"),
     _row("HFMA2 HADD2 HMUL2 HMNMX2 HSETP2 HSET2", "fma", 1, 4, "B", "guide: 256 results, two an instruction"),
     _row("IMAD IMUL IDP", "fma", 2, 4, "B", "guide: 64 results of integer multiply and add"),
