@@ -164,10 +164,11 @@ def _issue(one: Recorded) -> Issue:
 
 @dataclass(frozen=True)
 class Prediction:
-    """cycles: of the kernel that multiplies, on the whole chip. cost: of a CTA. busy: unit -> share of the longer of
+    """cycles: of the kernel that multiplies, on the whole chip. mean_active: in which an SM has work. cost: of a CTA. busy: unit -> share of the longer of
     the runs through one tile."""
 
     cycles: float
+    mean_active: float
     cost: CtaCost
     tiles: int
     busy: dict[str, float]
@@ -193,7 +194,9 @@ def predict(case: attention.Case, chip: Chip, table: ChipTable, folder: Path) ->
     cost = CtaCost.fitted(samples)
     work = [of_step * n + of_tile if n else 0.0 for n in _ordered(case, chip, walk)]
     cycles = makespan(work, chip.sms * walk.resident, cost, walk.handing, 0.0) + table.numbers["launch"].value
-    return Prediction(cycles, cost, len(work), times[1].shares())
+    places = min(len(work), chip.sms * walk.resident)
+    mean = (places * cost.start + sum(cost.tile + flops / cost.rate for flops in work)) / places
+    return Prediction(cycles, mean, cost, len(work), times[1].shares())
 
 
 def _steps(direction: str, shape: BenchCase, walk: Walk) -> list[int]:
