@@ -35,7 +35,7 @@ METRICS = {
     "active": "sm__cycles_active.max", "active_mean": "sm__cycles_active.avg", "elapsed": "sm__cycles_elapsed.max",
     "elapsed_mean": "sm__cycles_elapsed.avg", "nanoseconds": "gpu__time_duration.sum",
 }  # fmt: skip
-_CALLS = 2  # of a case; rows are of the last
+_CALLS = 1  # of a case
 _MARK_THREADS = 32
 # Stands before each case in the profile; nothing of ours has so few threads.
 _MARK = Bench(
@@ -143,7 +143,7 @@ def _compile(pattern: str, part: int, parts: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--launch", action="store_true", help="each case's call twice, under a profiler")
+    what.add_argument("--launch", action="store_true", help="each case's call, under a profiler")
     what.add_argument("--read", type=Path, metavar="CSV", help="make rows of a profile")
     what.add_argument("--compile", metavar="PART/PARTS", help="fill the cache only")
     what.add_argument("--metrics", action="store_true", help="print the counters to ask for")

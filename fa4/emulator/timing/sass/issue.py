@@ -59,10 +59,10 @@ class Slot:
     yields: bool
     occupancy: float
     latency: float
-    takes: float = 0
-    slowed: float = 0
     until: tuple[int, int] | None = None
     guarded: bool = False
+    takes: float = 0
+    slowed: float = 0
 
     @property
     def sets(self) -> tuple[int, ...]:
@@ -271,7 +271,7 @@ def _slot(instruction: MachineInstruction, ptx: int | None, chip: str) -> Slot:
         until = int(board[2:]), int(count.strip() or "0", 16)
     return Slot(
         row.pipe, control.stall, control.wait, control.written, control.read, ptx, instruction.opcode, control.reuse,
-        control.yields, row.occupancy, row.latency, row.takes, row.slowed, until, bool(instruction.guard),
+        control.yields, row.occupancy, row.latency, until, bool(instruction.guard), row.takes, row.slowed,
     )  # fmt: skip
 
 
