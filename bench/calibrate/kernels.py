@@ -109,7 +109,8 @@ def read(counters: str) -> Iterator[Row]:
         raise ValueError(f"{len(parts)} marks in the profile of {len(labels)} cases")
     by_label = {case.label: case for case in attention.cases()}
     for label, part in zip(labels, parts):
-        case, kernels = by_label[label], len(part) // _CALLS
+        case = by_label[label]
+        kernels = (len(part) - (case.shape.direction == "bwd")) // _CALLS  # a backward's forward comes first
         for number, launched in enumerate(part[-kernels:]):
             numbers = {name: float(launched[metric].replace(",", "")) for name, metric in METRICS.items()}
             shape = case.shape

@@ -164,11 +164,11 @@ def _issue(one: Recorded) -> Issue:
 
 @dataclass(frozen=True)
 class Prediction:
-    """cycles: of the kernel that multiplies, on the whole chip. mean_active: in which an SM has work. cost: of a CTA. busy: unit -> share of the longer of
-    the runs through one tile."""
+    """cycles: of the kernel that multiplies, on the SM that has most to do. mean: over all SMs. cost: of a CTA. busy:
+    unit -> share of the longer of the runs through one tile."""
 
     cycles: float
-    mean_active: float
+    mean: float
     cost: CtaCost
     tiles: int
     busy: dict[str, float]
@@ -193,7 +193,7 @@ def predict(case: attention.Case, chip: Chip, table: ChipTable, folder: Path) ->
     samples = [Sample(one.tiles, t.flops / walk.resident, t.cycles) for one, t in zip(found, times)]
     cost = CtaCost.fitted(samples)
     work = [of_step * n + of_tile if n else 0.0 for n in _ordered(case, chip, walk)]
-    cycles = makespan(work, chip.sms * walk.resident, cost, walk.handing, 0.0) + table.numbers["launch"].value
+    cycles = makespan(work, chip.sms * walk.resident, cost, walk.handing, 0.0)
     places = min(len(work), chip.sms * walk.resident)
     mean = (places * cost.start + sum(cost.tile + flops / cost.rate for flops in work)) / places
     return Prediction(cycles, mean, cost, len(work), times[1].shares())
@@ -214,7 +214,7 @@ def _ordered(case: attention.Case, chip: Chip, walk: Walk) -> list[int]:
     shape = case.shape
     pairs = shape.batch * shape.heads_q
     of_head = sorted(_steps(shape.direction, shape, walk), reverse=True)
-    section = pairs
+    section = 4 if case.backend == "sm80" and shape.causal else 1
     if shape.direction == "fwd":
         extent = Extent(shape.batch, shape.seqlen_q, shape.seqlen_k)
         plan = attention.plan_of(case, chip, extent, attention.tiles_of(case, chip, extent))

@@ -340,6 +340,7 @@ private:
             p.taken += Cycles(s.takes) / 1000;
             occupancy += Cycles(s.slowed) / 1000;
         }
+        if (s.takes && p.tensor > t) p.tensor += Cycles(s.takes) / 1000;    // likewise of an mma.sync
         p.pipe_free[size_t(s.pipe)] = t + occupancy;
         result_.pipe_busy[size_t(s.pipe)] += occupancy;
         const auto place = std::find(p.warps.begin(), p.warps.end(), i);

@@ -36,7 +36,7 @@ struct Slot {
     int64_t latency;            // cycles from issue to result, unless a unit says otherwise
     int64_t instruction;        // the PTX instruction it is tied to, -1 for none
     int64_t carries;            // 1: does what that instruction does (action and events)
-    // Beside a wgmma, in 1/1000 cycles: what it takes of the product's time, and how much longer its own pipe is busy.
+    // Beside a wgmma or mma.sync, in 1/1000 cycles: what it takes of the product's time, and how much longer its own pipe is busy.
     int64_t takes, slowed;
 };
 
