@@ -23,10 +23,10 @@ class Times:
     """What one launch would take on the SMs that it was recorded on. All times in cycles.
 
     ends: CTA -> (start, end). busy: unit -> cycles that it worked, over all SMs. pipes: pipe -> cycles, over all
-    schedulers. products: (n, 3) start, end and FLOPs. waited: (warp, PTX instruction) -> cycles. clocks: (n, 3) CTA, warp and time of each reading of an SM's
-    clock. untied: events, and
-    instructions, that no slot of the issue model carries, which were given one slot each; and events that were left
-    out because the slot that carries them was never passed.
+    schedulers. products: (n, 3) start, end and FLOPs. waited: (warp, PTX instruction) -> cycles. clocks: (n, 3)
+    CTA, warp and time of each reading of an SM's clock. untied: events, and instructions, that no slot of the issue
+    model carries, which were given one slot each; and events that were left out because the slot that carries them was
+    never passed.
     """
 
     record: Record

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One row. takes, slowed: beside a wgmma, clocks of the product's time that it takes, and clocks by which its own pipe
-    is busy longer. opcodes: as nvdisasm writes them; each stands for itself with any modifiers, and the longest one wins.
-    chips: where the row holds, () for all."""
+    """One row. opcodes: as nvdisasm writes them; each stands for itself with any modifiers, and the longest one wins.
+    chips: where the row holds, () for all. takes, slowed: beside a wgmma, clocks of the product's time that it takes, and
+    clocks by which its own pipe is busy longer."""
 
     opcodes: tuple[str, ...]
     pipe: str
@@ -58,8 +58,8 @@ _BRANCHES = """
     BRA BRX BRXU JMP JMX EXIT RET CALL BSSY BSYNC BREAK BMOV KILL YIELD NOP NANOSLEEP BPT PMTRIG RPCMOV LEPC
 """
 
-# Beside a wgmma. Measured on an H100 with FFMA: 16 products of N = 128 take 119 clocks each instead of 69 beside FFMA, and
-# an FFMA 1.86 instead of 1.30; MUFU 9.4 instead of 8.1, which slows no product. For integer and conversion pipes it is
+# Beside a wgmma. Measured on an H100 with FFMA: products of N = 128 take 119 clocks each instead of 69 beside FFMA, an
+# FFMA 1.86 instead of 1.30; MUFU 9.4 instead of 8.1, which slows no product. For integer and conversion pipes it is
 # taken to be the same (C), and beside mma.sync likewise.
 _SHARED = {"takes": 0.86, "slowed": 0.5}
 
