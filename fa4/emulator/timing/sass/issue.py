@@ -42,10 +42,10 @@ _PADDING = frozenset({"NOP", "BRA"})
 class Slot:
     """One issue of a warp.
 
-    pipe, occupancy, latency, takes, slowed: see `pipes`. stall: clocks until this warp may issue its next. wait: mask of
-    scoreboards that must be zero first. written, read: the scoreboard that counts down when results are there, when operands were
-    read. until: (scoreboard, count) of a wait for a count above zero. ptx: index of the PTX instruction this is part
-    of, None where no line says. guarded: under a predicate, so perhaps without effect.
+    pipe, occupancy, latency, takes, slowed: see `pipes`. stall: clocks until this warp may issue its next. wait: mask
+    of scoreboards that must be zero first. written, read: the scoreboard that counts down when results are there, when
+    operands were read. until: (scoreboard, count) of a wait for a count above zero. ptx: index of the PTX instruction
+    this is part of, None where no line says. guarded: under a predicate, so perhaps without effect.
     """
 
     pipe: str

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Rate:
     """One row. opcodes: as nvdisasm writes them; each stands for itself with any modifiers, and the longest one wins.
-    chips: where the row holds, () for all. takes, slowed: beside a wgmma, clocks of the product's time that it takes, and
-    clocks by which its own pipe is busy longer."""
+    chips: where the row holds, () for all. takes, slowed: beside a wgmma, clocks of the product's time that it takes,
+    and clocks by which its own pipe is busy longer."""
 
     opcodes: tuple[str, ...]
     pipe: str
@@ -61,19 +61,19 @@ _BRANCHES = """
 # Beside a wgmma. Measured on an H100 with FFMA: products of N = 128 take 119 clocks each instead of 69 beside FFMA, an
 # FFMA 1.86 instead of 1.30; MUFU 9.4 instead of 8.1, which slows no product. For integer and conversion pipes it is
 # taken to be the same (C), and beside mma.sync likewise.
-_SHARED = {"takes": 0.86, "slowed": 0.5}
+_PORTS = {"takes": 0.86, "slowed": 0.5}
 
 TABLE = (
     # 128 lanes of float32 an SM, 32 a scheduler; an instruction of two results keeps them busy twice.
-    _row("FFMA FMUL FADD FHFMA FHADD FSWZADD", "fma", 1, 4, "A", "guide: 128 results; stalls", **_SHARED),
+    _row("FFMA FMUL FADD FHFMA FHADD FSWZADD", "fma", 1, 4, "A", "guide: 128 results; stalls", **_PORTS),
     _row("FFMA2 FMUL2 FADD2", "fma", 2, 4, "A", "2 an SM and clock on B200 and on B300; stalls"),
     _row("HFMA2 HADD2 HMUL2 HMNMX2 HSETP2 HSET2", "fma", 1, 4, "B", "guide: 256 results, two an instruction"),
     _row("IMAD IMUL IDP", "fma", 2, 4, "B", "guide: 64 results of integer multiply and add"),
     _row("IMAD.WIDE IMAD.HI", "fma", 4, 4, "C", "twice IMAD: two registers of result; stalls"),
     # 64 lanes an SM.
-    _row(_ALU, "alu", 2, 4, "B", "guide: 64 results of compare, minimum, logic, shift, integer add; stalls", **_SHARED),
-    _row("F2FP", "alu", 2, 4, "A", "2.05 on an H100 (the guide: 64 conversions)", chips=("sm_90a",), **_SHARED),
-    _row("F2FP", "alu", 4, 4, "B", "guide: 64 conversions, two elements an instruction: 32 lanes", **_SHARED),
+    _row(_ALU, "alu", 2, 4, "B", "guide: 64 results of compare, minimum, logic, shift, integer add; stalls", **_PORTS),
+    _row("F2FP", "alu", 2, 4, "A", "2.05 on an H100 (the guide: 64 conversions)", chips=("sm_90a",), **_PORTS),
+    _row("F2FP", "alu", 4, 4, "B", "guide: 64 conversions, two elements an instruction: 32 lanes", **_PORTS),
     # 16 lanes an SM.
     _row("MUFU", "xu", 8, 18, "A", "guide: 16 results; latency 14-18 by three lists; 17.3 on an H100", slowed=2.3),
     _row("MUFU.EX2", "xu", 4, 18, "B", "exponentials are twice as fast on B300", chips=("sm_103a", "sm_103f")),
