@@ -49,10 +49,11 @@ def _lines(path: Path) -> Iterator[dict]:
 
 def pairs(measured: Path = MEASURED, predicted: Path = PREDICTED) -> list[Pair]:
     """Of the kernel of each call that multiplies; calls without a prediction are left out."""
-    active: dict[Key, float] = {}
-    for row in _lines(measured):
-        key = row["backend"], row["label"], row["variant"]
-        active[key] = max(active.get(key, 0.0), row["active"])
+    active = {
+        (row["backend"], row["label"], row["variant"]): row["active"]
+        for row in _lines(measured)
+        if row["number"] == row["kernels"] // 2  # between a backward's statistics and its finish
+    }
     found = {(row["backend"], row["label"], row["variant"]): row["cycles"] for row in _lines(predicted)}
     return [Pair(key, active[key], found[key]) for key in active if key in found]
 
@@ -115,7 +116,9 @@ def _predict(pattern: str, kept: Path) -> None:
     from .predicted import CHIP, predict
 
     chip, table = chip_by_number(90), chip_table(CHIP)
-    lines = [json.dumps({"predicted": True, "chip": CHIP, "sms": chip.sms, "numbers": table.values()})]
+    head = json.dumps({"predicted": True, "chip": CHIP, "sms": chip.sms, "numbers": table.values()})
+    same = PREDICTED.exists() and PREDICTED.read_text().startswith(head + "\n")
+    rows = {(row["backend"], row["label"], row["variant"]): row for row in (_lines(PREDICTED) if same else ())}
     for case in attention.cases():
         if case.deterministic or not re.search(pattern, case.label):
             continue
@@ -126,9 +129,9 @@ def _predict(pattern: str, kept: Path) -> None:
             continue
         row = {"label": case.shape.label, "backend": case.backend, "variant": case.variant, "predicted": True}
         row |= {"cycles": round(found.cycles), "mean": round(found.mean), "busy": list(found.busy.items())[:3]}
-        lines.append(json.dumps(row))
+        rows[case.backend, case.shape.label, case.variant] = row
         print(f"{case.label}: {found.cycles:,.0f}", flush=True)
-    PREDICTED.write_text("\n".join(lines) + "\n")
+    PREDICTED.write_text("\n".join([head, *map(json.dumps, rows.values())]) + "\n")
 
 
 def main() -> None:

@@ -136,14 +136,17 @@ def recorded(case: attention.Case, chip: Chip, folder: Path) -> tuple[Walk, list
     """The launches behind a prediction, from `folder` if they are there."""
     shape = case.shape
     tiles = attention.tiles_of(case, chip, Extent(shape.batch, shape.seqlen_q, shape.seqlen_k))
+    walk = walk_of(case, tiles)
+    is_alone = len(_steps(shape.direction, shape, walk)) * shape.heads_q * shape.batch <= chip.sms
     key = (case.backend, shape.direction, shape.head_dim, shape.causal, repr(tiles))
+    key += ("alone",) if is_alone and getattr(tiles, "blocks_per_sm", 1) > 1 else ()
     path = folder / (hashlib.sha256(repr(key).encode()).hexdigest()[:24] + ".pickle")
     if path.exists():
         walk, found = pickle.loads(path.read_bytes())
         return walk, [dataclasses.replace(one, issue=_issue(one)) for one in found]
-    walk = walk_of(case, tiles)
     first, _ = shapes_of(case, walk)[0]
-    walk = dataclasses.replace(walk, resident=_resident(_main(case, first, tiles)))
+    if not is_alone:
+        walk = dataclasses.replace(walk, resident=_resident(_main(case, first, tiles)))
     found = [dataclasses.replace(_main(case, small, tiles), tiles=n) for small, n in shapes_of(case, walk)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps((walk, found)))

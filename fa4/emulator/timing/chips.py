@@ -125,7 +125,7 @@ _B200 = ChipTable(
 )  # fmt: skip
 
 _H100 = ChipTable(
-    "sm_90a", "H100", 132, _B(1.45, "attention at 698 W: 1.41 to 1.50"),
+    "sm_90a", "H100", 132, _B(1.71, "cycles over time of single forwards, Nsight Compute: 1.71 to 1.8"),
     {
         "launch": _C(1000, "start of a grid; not part of what a profiler calls the kernel's time"),
         "replace": _B(1200, "FGS"),
