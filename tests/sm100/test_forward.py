@@ -91,11 +91,21 @@ PACKED = Case(
 )
 
 
-def test_a_pair_serves_sequences_of_any_length(seed):
-    problem = poison_unused(cases.make(PACKED, seed))
+@pytest.mark.parametrize("head_dim", [128, 192])
+def test_a_pair_serves_sequences_of_any_length(head_dim, seed):
+    problem = poison_unused(cases.make(replace(PACKED, head_dim=head_dim, head_dim_v=128), seed))
     for schedule in ("round_robin", "adversarial"):
         out, lse = KERNELS.forward(problem, seed, schedule, PAIRS)
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{schedule}, seed {seed}")
+
+
+def test_a_pair_of_wide_heads_under_many_interleavings(seed):
+    """Two stages of K and V are all that Q of 192 columns leaves."""
+    check_forward_under_many_interleavings(
+        KERNELS,
+        Case("wide pair", seqlen_q=300, seqlen_k=520, heads_q=2, heads_kv=1, head_dim=192, head_dim_v=128),
+        seed,
+    )
 
 
 def test_a_pair_hands_tensor_memory_over_without_a_release(seed):
@@ -156,7 +166,8 @@ def test_chip_and_problem_decide_about_different_columns(number, changes, polyno
         (dict(varlen=True), 2048, 1),
         (dict(window_left=5), 4096, 1),
         (dict(window_right=5), 4096, 1),
-        (dict(head_dim=192), 4096, 1),
+        (dict(head_dim=192), 4096, 2),
+        (dict(head_dim=192, head_dim_v=192), 4096, 1),
         (dict(head_dim_v=120), 4096, 1),
         (dict(cache=CacheSpec()), 4096, 1),
     ],

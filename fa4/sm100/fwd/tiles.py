@@ -89,7 +89,7 @@ def _polynomial(spec: AttentionSpec, chip: Chip) -> int:
 def _schedule(spec: AttentionSpec) -> tuple[str, Schedule]:
     """Causal tiles differ in length as packed sequences do. For 32k tokens on 148 multiprocessors a simulation of this
     order of tiles puts the last CTA's end 6 to 20% past the ideal when each strides through the tiles, and 1 to 3%
-    when they are handed out one by one; a CTA that stays then takes 4,100 cycles a tile where a new one takes 9,900
+    when they are handed out one by one; a CTA that stays then takes 3,800 cycles a tile where a new one takes 9,900
     (`python -m fa4.emulator.timing fwd --causal`). Packed tiles, some of which are empty, are left to new CTAs."""
     if spec.varlen:
         return "varlen", Schedule.SINGLE
@@ -105,4 +105,4 @@ def _fills_pairs(spec: AttentionSpec, rows: int | None) -> bool:
     must fill several."""
     is_full = spec.window_left is None and spec.window_right is None and spec.cache is None
     least = (16 if spec.varlen else 2) * LANES
-    return is_full and spec.head_dim == spec.head_dim_v == 128 and (rows is None or rows > least)
+    return is_full and spec.head_dim in (128, 192) and spec.head_dim_v == 128 and (rows is None or rows > least)
