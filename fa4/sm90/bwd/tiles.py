@@ -31,12 +31,12 @@ D128_CUT = BackwardTiles("d128_cut", 64, 2, 2, 2, "causal 1k, 4k on an H100: 309
 SOFTCAP = BackwardTiles("softcap", 64, 2, 2, 2, "its slope needs the scores beside P, and these the registers")
 
 D192 = BackwardTiles(
-    "d192", 48, 2, 2, 2, "main kernel, full 4k, H100 at 1.43 GHz: 507 TFLOP/s; with 64 keys 375 at most"
+    "d192", 48, 2, 2, 2, "full, causal 4k on an H100: 562, 484; 3 tiles of Q: 552, 484; 64 keys: 371, 336"
 )
 D192_SOFTCAP = BackwardTiles("d192_softcap", 32, 2, 2, 2, "its slope needs the scores, and these the registers")
-WIDE = BackwardTiles("wide", 64, 3, 3, 2, "(192, 128) full, causal 4k on an H100: 366, 322; portable 249, 238", 64)
-WIDEST = BackwardTiles("widest", 64, 2, 2, 2, "d256 full, causal 4k on an H100: 397, 355; portable 260, 252", 64)
-D256 = BackwardTiles("d256", 64, 2, 1, 2, "main kernel, full 4k, H100 at 1.43 GHz: 467 TFLOP/s; no pair: 397", 64, 2)
+WIDE = BackwardTiles("wide", 64, 3, 3, 2, "(192, 128) full, causal 4k on an H100: 371, 336; portable 249, 238", 64)
+WIDEST = BackwardTiles("widest", 64, 2, 2, 2, "d256 full, causal 4k on an H100: 419, 376; portable 260, 252", 64)
+D256 = BackwardTiles("d256", 64, 2, 1, 2, "full, causal 4k on an H100: 528, 462 TFLOP/s; no pair: 419, 376", 64, 2)
 
 
 def _panels(columns: int) -> int:
