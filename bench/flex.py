@@ -68,7 +68,8 @@ _USUAL = "documents,window,alibi,causal"
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    return float((a.float() - b.float()).abs().max() / b.float().abs().max())
+    a, b = a.detach().float(), b.detach().float()
+    return float((a - b).abs().max() / b.abs().max())
 
 
 def _rows(name: str, tokens: int, seconds: float, backend: str, compiled: Callable) -> Iterator:
