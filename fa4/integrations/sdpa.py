@@ -161,6 +161,7 @@ _last: calls.Last | None = None  # a call like the one before is told from other
 def _way(inputs: AttentionInputs, options: Options) -> tuple[AttentionInputs, Flags, ops.Route]:
     """The arguments of fa4's operators and the road to a kernel, if there is one."""
     global _last
+    options = options._replace(softmax_scale=_interned(options.softmax_scale))
     if _last is not None and _last.is_like(inputs.varlen, inputs, options):
         return _with_lengths(inputs, _last.known)
     key = calls.key_of(inputs.varlen, inputs, options)
@@ -180,6 +181,21 @@ def _way(inputs: AttentionInputs, options: Options) -> tuple[AttentionInputs, Fl
     if before is not None:  # what comes twice is likely to come again
         _last = calls.Last.of(inputs.varlen, inputs, options, known)
     return _with_lengths(inputs, known)
+
+
+_scales: dict[float, float] = {}
+
+
+def _interned(scale: float | None) -> float | None:
+    """One object for one number: torch makes a new one for each call, and calls are told by their options' objects."""
+    if scale is None:
+        return None
+    if len(_scales) >= _MOST_SCALES:
+        _scales.clear()
+    return _scales.setdefault(scale, scale)
+
+
+_MOST_SCALES = 1024
 
 
 def _with_lengths(inputs: AttentionInputs, known: _Way) -> tuple[AttentionInputs, Flags, ops.Route]:

@@ -242,3 +242,14 @@ def test_a_torch_without_the_registry_is_told(monkeypatch):
 def test_unknown_devices_are_refused():
     with pytest.raises(ValueError, match=r"devices is \('mps',\), expected some of"):
         fa4.register_sdpa(devices=("mps",))
+
+
+def test_a_call_like_the_one_before_is_told_though_torch_makes_its_scale_anew(active, monkeypatch):
+    """From the third call on, without a look at calls remembered: torch hands over a new float each time."""
+    q, k, v = (torch.randn(1, 2, 8, 16) for _ in range(3))
+    looks, find = [], sdpa._ways.find
+    monkeypatch.setattr(sdpa._ways, "find", lambda key: looks.append(key) or find(key))
+    with torch.no_grad():
+        for _ in range(6):
+            F.scaled_dot_product_attention(q, k, v, scale=0.37)
+    assert len(looks) <= 2
