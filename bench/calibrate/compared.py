@@ -32,11 +32,12 @@ Key = tuple[str, str, str]  # backend, label, variant
 
 @dataclass(frozen=True)
 class Pair:
-    """Cycles of one kernel."""
+    """Cycles of one kernel. busy: error of the mean over all SMs of the cycles in which they held a CTA."""
 
     key: Key
     measured: float
     predicted: float
+    busy: float = 0.0
 
     @property
     def error(self) -> float:
@@ -50,12 +51,21 @@ def _lines(path: Path) -> Iterator[dict]:
 def pairs(measured: Path = MEASURED, predicted: Path = PREDICTED) -> list[Pair]:
     """Of the kernel of each call that multiplies; calls without a prediction are left out."""
     active = {
-        (row["backend"], row["label"], row["variant"]): row["active"]
+        (row["backend"], row["label"], row["variant"]): row
         for row in _lines(measured)
         if row["number"] == row["kernels"] // 2  # between a backward's statistics and its finish
     }
-    found = {(row["backend"], row["label"], row["variant"]): row["cycles"] for row in _lines(predicted)}
-    return [Pair(key, active[key], found[key]) for key in active if key in found]
+    found = {(row["backend"], row["label"], row["variant"]): row for row in _lines(predicted)}
+    return [
+        Pair(key, row["active"], found[key]["cycles"], found[key]["mean"] / _mean(row) - 1)
+        for key, row in active.items()
+        if key in found
+    ]
+
+
+def _mean(row: dict) -> float:
+    """Over the SMs that had a CTA: where `active` is of a grid of one, that one."""
+    return max(row["active_mean"], row["active"] if row["active"] > 2 * row["active_mean"] else 0.0)
 
 
 def orders(found: list[Pair]) -> list[tuple[Pair, Pair, bool]]:
@@ -74,11 +84,11 @@ def orders(found: list[Pair]) -> list[tuple[Pair, Pair, bool]]:
 
 def text(found: list[Pair]) -> str:
     """The page's part."""
-    lines = ["| kernel | measured, cycles | predicted | error |", "|---|--:|--:|--:|"]
+    lines = ["| kernel | measured, cycles | predicted | error | of a busy SM |", "|---|--:|--:|--:|--:|"]
     rows = [pair for pair in found if pair.key[2] == attention.TABLE]
     for pair in rows:
         label = pair.key[1].removesuffix(" bfloat16")
-        numbers = f"{pair.measured:,.0f} | {pair.predicted:,.0f} | {100 * pair.error:+.1f} %"
+        numbers = f"{pair.measured:,.0f} | {pair.predicted:,.0f} | {100 * pair.error:+.1f} % | {100 * pair.busy:+.1f} %"
         lines.append(f"| {pair.key[0]} {label} | {numbers} |")
     lines += ["", _summary("These", rows)]
     variants = [pair for pair in found if pair.key[2] != attention.TABLE]
@@ -96,10 +106,11 @@ def text(found: list[Pair]) -> str:
 def _summary(what: str, rows: list[Pair]) -> str:
     worst = max(rows, key=lambda pair: abs(pair.error))
     absolute, mean = (sum(map(of, (pair.error for pair in rows))) / len(rows) for of in (abs, float))
+    busy = sum(abs(pair.busy) for pair in rows) / len(rows)
     place = f"{worst.key[0]} {worst.key[1].removesuffix(' bfloat16')}, {worst.key[2]}"
     return (
         f"{what} ({len(rows)}): mean absolute error {100 * absolute:.1f} %, mean {100 * mean:+.1f} %, "
-        f"the largest {100 * worst.error:+.1f} % ({place})."
+        f"the largest {100 * worst.error:+.1f} % ({place}); of a busy SM {100 * busy:.1f} %."
     )
 
 

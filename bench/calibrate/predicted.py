@@ -197,6 +197,8 @@ def predict(case: attention.Case, chip: Chip, table: ChipTable, folder: Path) ->
     cost = CtaCost.fitted(samples)
     work = [of_step * n + of_tile if n else 0.0 for n in _ordered(case, chip, walk)]
     cycles = makespan(work, chip.sms * walk.resident, cost, walk.handing, 0.0)
+    if len(work) > 1:  # one CTA's cycles are measured without
+        cycles += table.numbers["launch"].value
     places = min(len(work), chip.sms * walk.resident)
     mean = (places * cost.start + sum(cost.tile + flops / cost.rate for flops in work)) / places
     return Prediction(cycles, mean, cost, len(work), times[1].shares())

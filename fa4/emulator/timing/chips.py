@@ -127,14 +127,14 @@ _B200 = ChipTable(
 _H100 = ChipTable(
     "sm_90a", "H100", 132, _B(1.71, "cycles over time of single forwards, Nsight Compute: 1.71 to 1.8"),
     {
-        "launch": _C(1000, "start of a grid; not part of what a profiler calls the kernel's time"),
+        "launch": _B(4400, "of kernels with 64 short CTAs: elapsed cycles less those with a CTA, Nsight Compute"),
         "replace": _B(1200, "FGS"),
         "mbarrier_arrive": _A(19, "bench.calibrate: 69 one way, code around it included; 29 to 43 as FGS has it"),
         "mbarrier_wake": _A(29, "as there"),
         "mbarrier_try": _B(36, "FGS: until the predicate is there"),
         "named_barrier": _A(30, "bench.calibrate: 49 one way with the code around it; FGS 30"),
         "cluster_barrier": _C(320, "180-190 ns; bench.calibrate 755 for arrival and wait, with their fences"),
-        "mma_flops": _A(4096 * 4 / 6.06, "bench.calibrate: m16n8k16 takes 6.06 cycles of a scheduler; HOP 6.36"),
+        "mma_flops": _A(4096 * 4 / 6.06, "bench.calibrate: m16n8k16 with 4 warps a scheduler 6.06 cycles; HOP 6.36"),
         "mma_start_ss": _C(0, "no tcgen05 on this chip"),
         "mma_start_ts": _C(0, "no tcgen05 on this chip"),
         "mma_start_pair": _C(0, "no tcgen05 on this chip"),

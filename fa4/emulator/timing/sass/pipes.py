@@ -58,24 +58,25 @@ _BRANCHES = """
     BRA BRX BRXU JMP JMX EXIT RET CALL BSSY BSYNC BREAK BMOV KILL YIELD NOP NANOSLEEP BPT PMTRIG RPCMOV LEPC
 """
 
-# Beside a wgmma. Measured on an H100 with FFMA: products of N = 128 take 119 clocks each instead of 69 beside FFMA, an
-# FFMA 1.86 instead of 1.30; MUFU 9.4 instead of 8.1, which slows no product. For integer and conversion pipes it is
-# taken to be the same (C), and beside mma.sync likewise.
-_PORTS = {"takes": 0.86, "slowed": 0.5}
+# Beside a wgmma, on an H100 (`bench.calibrate`): products of N = 128 take 119 clocks each instead of 69 beside FFMA or
+# FADD, and an FFMA 1.86 instead of 1.30. FMNMX, F2FP and MUFU slow no product, but while one runs they take 4.0 instead
+# of 2.06 and 10.5 instead of 8.1. Of mma.sync the floating-point pipe is taken to take as much (C).
+_FLOAT = {"takes": 0.86, "slowed": 0.5}
+_OTHERS = {"slowed": 1.92}
 
 TABLE = (
     # 128 lanes of float32 an SM, 32 a scheduler; an instruction of two results keeps them busy twice.
-    _row("FFMA FMUL FADD FHFMA FHADD FSWZADD", "fma", 1, 4, "A", "guide: 128 results; stalls", **_PORTS),
+    _row("FFMA FMUL FADD FHFMA FHADD FSWZADD", "fma", 1, 4, "A", "guide: 128 results; stalls", **_FLOAT),
     _row("FFMA2 FMUL2 FADD2", "fma", 2, 4, "A", "2 an SM and clock on B200 and on B300; stalls"),
     _row("HFMA2 HADD2 HMUL2 HMNMX2 HSETP2 HSET2", "fma", 1, 4, "B", "guide: 256 results, two an instruction"),
     _row("IMAD IMUL IDP", "fma", 2, 4, "B", "guide: 64 results of integer multiply and add"),
     _row("IMAD.WIDE IMAD.HI", "fma", 4, 4, "C", "twice IMAD: two registers of result; stalls"),
     # 64 lanes an SM.
-    _row(_ALU, "alu", 2, 4, "B", "guide: 64 results of compare, minimum, logic, shift, integer add; stalls", **_PORTS),
-    _row("F2FP", "alu", 2, 4, "A", "2.05 on an H100 (the guide: 64 conversions)", chips=("sm_90a",), **_PORTS),
-    _row("F2FP", "alu", 4, 4, "B", "guide: 64 conversions, two elements an instruction: 32 lanes", **_PORTS),
+    _row(_ALU, "alu", 2, 4, "B", "guide: 64 results of compare, minimum, logic, shift, integer add; stalls", **_OTHERS),
+    _row("F2FP", "alu", 2, 4, "A", "2.05 on an H100 (the guide: 64 conversions)", chips=("sm_90a",), **_OTHERS),
+    _row("F2FP", "alu", 4, 4, "B", "guide: 64 conversions, two elements an instruction: 32 lanes", **_OTHERS),
     # 16 lanes an SM.
-    _row("MUFU", "xu", 8, 18, "A", "guide: 16 results; latency 14-18 by three lists; 17.3 on an H100", slowed=2.3),
+    _row("MUFU", "xu", 8, 18, "A", "guide: 16 results; latency 14-18 by three lists; 17.3 on an H100", slowed=2.4),
     _row("MUFU.EX2", "xu", 4, 18, "B", "exponentials are twice as fast on B300", chips=("sm_103a", "sm_103f")),
     _row("F2I I2F F2F FRND I2I", "xu", 8, 18, "C", "same unit as MUFU"),
     # One scalar for a warp.
