@@ -92,8 +92,7 @@ def timed(section: int, text: str, *, together: bool = True) -> str:
 
 
 def twice(text: str, label: str) -> str:
-    """PTX: the text two times. In a loop, so that the compiler makes no conditional moves of it and has warps run it
-    that are to go past."""
+    """PTX: the text two times, as a loop; ptxas may unroll it."""
     return f"""
     mov.b32 pass, 0;
     {label}:
