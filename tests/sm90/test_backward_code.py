@@ -29,6 +29,7 @@ CODE = [
     pytest.param(64, {"window_right": 0}, *STEPS, id="d64", marks=pytest.mark.soak),
     pytest.param(96, {}, *ONE_HAS_DQ, id="d96", marks=pytest.mark.soak),
     pytest.param(128, {"window_right": 0}, *STEPS, id="d128"),
+    pytest.param(128, {}, *STEPS, id="d128_full", marks=pytest.mark.soak),
     pytest.param(128, {"deterministic": True}, *STEPS, id="deterministic", marks=pytest.mark.soak),
     pytest.param(128, {"softcap": 20.0, "window_right": 0}, *STEPS, id="softcap", marks=pytest.mark.soak),
     pytest.param(192, {"head_dim_v": 128, "window_right": 0}, *ODD_PANEL, id="d192_128"),

@@ -191,9 +191,14 @@ class Config(Steps):
         return self.has_right and not self.has_blocks and self.tile_m == ROWS
 
     @property
+    def leaves_early(self) -> bool:
+        """Whether dV and dK leave the registers beside the last dQ. With steps of 80 queries that spills others."""
+        return self.tile_m != 80
+
+    @property
     def has_place_for_dk(self) -> bool:
         """Whether stages of Q and dO hold a warpgroup's dK."""
-        return min(self.q_tile.nbytes, self.do_tile.nbytes) >= self.dk_tile.nbytes
+        return self.leaves_early and min(self.q_tile.nbytes, self.do_tile.nbytes) >= self.dk_tile.nbytes
 
     @property
     def k_tile(self) -> Tile:

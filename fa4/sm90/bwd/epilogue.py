@@ -19,9 +19,15 @@ def stage_gradients(context, work, team) -> None:
     """Whole warpgroup, when both have written dS of their last step: its dV and, if there is a place, dK to shared
     memory. Nobody reads V any more, nor the stages of Q and dO after those of the last step."""
     cfg, scale = context.cfg, context.args.scale
-    stage(cfg, context.smem.address("V") + team.index * cfg.dv_tile.nbytes, cfg.dv_tile, team.dv, Float32(1.0))
+    if cfg.leaves_early:
+        stage_dv(context, team)
     if cfg.has_place_for_dk:
         stage(cfg, context.smem.address("K") + dk_place(context, work, team.index), cfg.dk_tile, team.dk, scale)
+
+
+def stage_dv(context, team) -> None:
+    cfg, place = context.cfg, context.smem.address("V")
+    stage(cfg, place + team.index * cfg.dv_tile.nbytes, cfg.dv_tile, team.dv, Float32(1.0))
 
 
 def dk_place(context, work, team: Int32) -> Int32:
@@ -39,8 +45,10 @@ def store_gradients(context, work, team: cutlass.Constexpr):
     """dV and dK of a warpgroup from shared to global memory; zeros if no query sees a key of the block."""
     cfg, index = context.cfg, team.index
     if cutlass.const_expr(not cfg.has_place_for_dk):
-        # K may still be read by the other warpgroup's last product.
+        # K (and V) may still be read by the other warpgroup's last product.
         cute.arch.barrier(barrier_id=context.last_dq, number_of_threads=TEAMS * WARPGROUP)
+        if cutlass.const_expr(not cfg.leaves_early):
+            stage_dv(context, team)
         own = context.smem.address("K") + dk_place(context, work, index)
         stage(cfg, own, cfg.dk_tile, team.dk, context.args.scale)
     cute.arch.fence_proxy("async.shared", space="cta")
