@@ -180,7 +180,7 @@ _SM90 = Backend(
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128),
-    features=ALL_FEATURES - {Feature.CACHE_FP8},
+    features=ALL_FEATURES - {Feature.CACHE_FP8, Feature.BATCH_INVARIANT},
     module="fa4.sm90.plan",
     requires=_CUTE,
     lacks_of_captured=_lacks_of_captured,

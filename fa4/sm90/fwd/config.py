@@ -32,11 +32,10 @@ class Config(Variant):
 
     packed: query heads packed as neighbouring rows of a tile, 1 for none; divides 16 unless O is stored `directly`.
     split: the keys of a work tile are shared among CTAs; out and lse have a leading axis of parts and are float32, and
-    there is no sink. fixed_parts: each of a number of key blocks that is the same for all tiles. teams: warpgroups that
-    compute, each 64 rows of the work tile. tile_n: keys of one block. most_stages: of K, and of V, where there is room
-    for more. ping_pong: teams take turns on the matrix unit, so that one's softmax meets another's products.
-    rescale_threshold: growth of a row's maximum, in powers of two, that O tolerates before it is rescaled; 0 rescales
-    at every growth.
+    there is no sink. teams: warpgroups that compute, each 64 rows of the work tile. tile_n: keys of one block.
+    most_stages: of K, and of V, where there is room for more. ping_pong: teams take turns on the matrix unit, so that
+    one's softmax meets another's products. rescale_threshold: growth of a row's maximum, in powers of two, that O
+    tolerates before it is rescaled; 0 rescales at every growth.
 
     Raises:
         ValueError: the tiles do not fit the shared memory.
@@ -44,7 +43,6 @@ class Config(Variant):
 
     packed: int
     split: bool
-    fixed_parts: bool
     teams: int
     tile_n: int
     most_stages: int
@@ -53,6 +51,7 @@ class Config(Variant):
     rescale_threshold: float
     smem_bytes: int
     ctas: ClassVar[int] = 1
+    fixed_parts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.stages < 1:

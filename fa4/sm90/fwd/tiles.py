@@ -44,9 +44,8 @@ FEW_WIDE = ForwardTiles("few queries, head_dim <= 256", tile_n=32, **_FEW)
 
 
 def are_few(spec: AttentionSpec, extent: Extent) -> bool:
-    """Whether one team has room for all query rows of a key/value head; or, where results must not depend on the batch,
-    is to work on them whatever their number."""
-    return spec.batch_invariant or extent.max_seqlen_q * slots_of(spec.group) <= ROWS
+    """Whether one team has room for all query rows of a key/value head."""
+    return extent.max_seqlen_q * slots_of(spec.group) <= ROWS
 
 
 def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
