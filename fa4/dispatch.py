@@ -146,13 +146,13 @@ def _sm80_lacks_of_cache(spec: AttentionSpec) -> list[str]:
     return []
 
 
-def _lacks_of_pages_by_tma(spec: AttentionSpec) -> list[str]:
+def _lacks_of_pages_by_tma(spec: AttentionSpec, multiple: int) -> list[str]:
     assert spec.cache is not None
     if spec.cache.page_size is None:
         return []
     lacks = []
-    if spec.cache.page_size % 8:  # rows after which a swizzle repeats
-        lacks.append(f"lacks pages of {spec.cache.page_size} rows (has multiples of 8)")
+    if spec.cache.page_size % multiple:
+        lacks.append(f"lacks pages of {spec.cache.page_size} rows (has multiples of {multiple})")
     if spec.cache.has_leftpad:
         lacks.append("lacks cache_leftpad in pages")
     return lacks
@@ -185,7 +185,7 @@ _SM90 = Backend(
     requires=_CUTE,
     lacks_of_captured=_lacks_of_captured,
     lacks_of_blocks=_lacks_of_blocks,
-    lacks_of_cache=_lacks_of_pages_by_tma,
+    lacks_of_cache=functools.partial(_lacks_of_pages_by_tma, multiple=128),
 )
 _SM100 = Backend(
     name="sm100",
@@ -199,7 +199,7 @@ _SM100 = Backend(
     requires=_CUTE,
     lacks_of_captured=_lacks_of_captured,
     lacks_of_blocks=_lacks_of_blocks,
-    lacks_of_cache=_lacks_of_pages_by_tma,
+    lacks_of_cache=functools.partial(_lacks_of_pages_by_tma, multiple=8),  # rows after which a swizzle repeats
 )
 
 # Order is preference.

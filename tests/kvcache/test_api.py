@@ -278,6 +278,6 @@ def test_explain_tells_who_serves_a_cache():
             *(torch.empty(*x.shape[:3], 72, dtype=x.dtype) for x in (q, k.to(FP8), k.to(FP8))), page_table=table
         )
     assert told.chosen == "sm80" and told.extent == (2, 1, 320)
-    assert "not sm90: lacks batch_invariant" in str(told)
+    assert "not sm90: lacks pages of 16 rows (has multiples of 128); lacks batch_invariant" in str(told)
     assert dense.chosen == "sm90" and fp8.chosen == "sm80" and odd.chosen == "torch"
     assert "lacks an fp8 cache of head_dim (72, 72) (has multiples of 16)" in str(odd)

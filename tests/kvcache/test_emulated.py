@@ -47,8 +47,8 @@ SM80 = (
 )
 
 
-# Blocks whole and in pieces.
-SM90 = ("chunk_in_large_pages", "chunked_prefill", "pages_of_16", "leftpad_and_batch_idx", "packed_queries_dense_cache")
+# Pages that hold whole blocks of keys.
+SM90 = ("chunk_in_large_pages", "leftpad_and_batch_idx", "packed_queries_dense_cache")
 
 
 # Blocks in pieces and whole, by one Q tile and by two; wide heads.

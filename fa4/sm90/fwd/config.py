@@ -79,16 +79,11 @@ class Config(Variant):
 
     @property
     def k_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim, pieces=self.pieces)
+        return Tile(self.tile_n, self.head_dim)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim_v, pieces=self.pieces)
-
-    @property
-    def pieces(self) -> int:
-        """Stretches of a key block that are loaded by themselves."""
-        return 1 if self.cache is None else self.cache.pieces(self.tile_n)
+        return Tile(self.tile_n, self.head_dim_v)
 
     @property
     def o_tile(self) -> Tile:

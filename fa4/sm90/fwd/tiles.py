@@ -51,7 +51,7 @@ def are_few(spec: AttentionSpec, extent: Extent) -> bool:
 def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     """The row for a problem."""
     row = _of_few(spec) if are_few(spec, extent) else _of_many(spec, extent)
-    if spec.cache is not None and spec.cache.pieces(row.tile_n) > 1 and spec.cache.pieces(USUAL.tile_n) == 1:
+    if spec.cache is not None and spec.cache.page_size is not None and spec.cache.page_size % row.tile_n:
         row = replace(USUAL if max(spec.head_dim, spec.head_dim_v) <= 128 else WIDEST, name="whole blocks in a page")
     if not spec.varlen:
         return row
