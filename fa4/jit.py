@@ -41,7 +41,7 @@ _PACKAGE = Path(__file__).parent
 # that no device code imports one of these.
 HOST_ONLY = (
     "__init__.py", "__main__.py", "ahead.py", "api.py", "autograd.py", "calls.py", "cases.py", "checks.py", "cli.py",
-    "compat", "demo.py", "dispatch.py", "distributed.py", "emulator", "fallback.py", "flex.py", "integrations",
+    "compat", "demo.py", "dispatch.py", "distributed", "emulator", "fallback.py", "flex.py", "integrations",
     "kvcache", "masks.py", "mod_ops.py", "ops.py", "plan.py", "reference.py", "run", "scores.py", "sequences.py",
     "states.py",
 )  # fmt: skip
