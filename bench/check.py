@@ -13,6 +13,11 @@ from fa4.spec import AttentionInputs, AttentionSpec, Flags
 from .suites import BenchCase
 
 
+def what_failed(error: Exception) -> str:
+    """The first line of an error, as rows and terminals tell it; of one without a message its type."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+
+
 def _one_head(case: BenchCase, x: Tensor, of_query: bool) -> Tensor:
     """The first sequence's first key/value head, or the query heads that share it: (1, seqlen, heads, dim)."""
     return x[:1, :, : case.heads_q // case.heads_kv if of_query else 1]

@@ -35,9 +35,9 @@ import fa4
 from fa4 import distributed as cp
 
 from . import machine
-from .check import judge_case
-from .run import RESULTS, made_tensors
-from .suites import BenchCase
+from .check import judge_case, what_failed
+from .run import RESULTS
+from .suites import BenchCase, made_tensors
 from .timing import Timing
 
 _PAUSE = 0.05  # seconds before each sample
@@ -210,7 +210,7 @@ def works_that_run(
             if check:
                 of_check = checked(work, case, tensors)
         except Exception as problem:  # the row carries it
-            error = f"{type(problem).__name__}: {problem}".strip().splitlines()[0][:300]
+            error = what_failed(problem)
         error = _agreed(error, device)
         said[provider.name] = {"error": error} if error else {"checked": of_check} if of_check else {}
         if not error:
@@ -346,8 +346,7 @@ def main(seqlens, heads, head_dim, deterministic, only, seconds, torch_to, check
     facts = {**machine.facts(device), "world": world, "passing_gbps": gbps, "nccl": _nccl()}
     now = datetime.datetime.now(datetime.timezone.utc)
     common = {"suite": "context_parallel", "time": now.isoformat(timespec="seconds"), "machine": facts}
-    slug = "-".join(facts["device"].lower().split())
-    output = output or RESULTS / f"{now:%Y-%m-%d}_{world}x-{slug}_context_parallel.jsonl"
+    output = output or RESULTS / f"{now:%Y-%m-%d}_{world}x-{machine.slug(facts['device'])}_context_parallel.jsonl"
     rows: list[dict] = []
     right: dict[tuple, tuple[list[Provider], dict]] = {}
     for case in _cases(seqlens, heads, head_dim):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 import subprocess
 
 import torch
@@ -12,6 +13,11 @@ import fa4
 from fa4.device import chip_of
 
 from .timing import measure
+
+
+def slug(device: str) -> str:
+    """A device's name as names of files have it."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def _version(distribution: str) -> str | None:

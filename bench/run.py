@@ -23,7 +23,7 @@ from fa4.device import chip_by_number, emulating
 from fa4.jit import compile_only
 
 from . import machine
-from .check import judge_case
+from .check import judge_case, what_failed
 from .providers import PROVIDERS, Provider
 from .suites import SUITES, BenchCase, made_tensors
 from .timing import measure, peak_extra_bytes
@@ -69,7 +69,7 @@ def run_case(case: BenchCase, provider: Provider, device: torch.device, seed: in
             extra = peak_extra_bytes(work, device)
             timing = measure(work, device, seconds=seconds)
     except Exception as error:  # one provider's failure must not end the run; the row carries it
-        return {**row, "error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        return {**row, "error": what_failed(error)}
     finally:
         if device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # after an illegal access every call fails; the rows must not
@@ -235,8 +235,7 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, predic
         after = f"none after ({str(error).splitlines()[0]})"
     now = datetime.datetime.now(datetime.timezone.utc)
     if output is None:
-        slug = re.sub(r"[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
-        output = RESULTS / f"{now:%Y-%m-%d}_{slug}_{suite}.jsonl"
+        output = RESULTS / f"{now:%Y-%m-%d}_{machine.slug(facts['device'])}_{suite}.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("a") as file:
         for row in rows:

@@ -28,6 +28,7 @@ from fa4.jit import compile_only
 from fa4.spec import AttentionInputs, AttentionSpec, Extent, Saved
 
 from . import machine
+from .check import what_failed
 from .run import RESULTS
 from .suites import SUITES, BenchCase, made_tensors
 from .timing import measure_in_turns
@@ -116,7 +117,7 @@ def works(case: BenchCase, sweep: Sweep, chip: Chip, device: torch.device) -> di
 
             work()
         except Exception as error:  # tiles that do not fit, or that the compiler refuses, end no sweep
-            console.print(f"{case.label}: {name}: {type(error).__name__}: {str(error).splitlines()[0]}")
+            console.print(f"{case.label}: {name}: {what_failed(error)}")
             continue
         found[name] = work
     return found
@@ -146,8 +147,7 @@ def main(number: str, suite: str, pattern: str, seconds: float, output: Path | N
         raise click.ClickException(f"needs an sm_{number}; --dry-run compiles the rows without one")
     facts = machine.facts(device)
     now = datetime.datetime.now(datetime.timezone.utc)
-    slug = re.sub(r"[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
-    output = output or RESULTS / f"{now:%Y-%m-%d}_{slug}_tune.jsonl"
+    output = output or RESULTS / f"{now:%Y-%m-%d}_{machine.slug(facts['device'])}_tune.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
     for case in cases:
         timings = measure_in_turns(works(case, sweep, chip_of(device), device), device, seconds=seconds)

@@ -48,14 +48,18 @@ def _lines(path: Path) -> Iterator[dict]:
     return (json.loads(line) for line in path.read_text().splitlines()[1:])
 
 
+def _key(row: dict) -> Key:
+    return row["backend"], row["label"], row["variant"]
+
+
 def pairs(measured: Path = MEASURED, predicted: Path = PREDICTED) -> list[Pair]:
     """Of the kernel of each call that multiplies; calls without a prediction are left out."""
     active = {
-        (row["backend"], row["label"], row["variant"]): row
+        _key(row): row
         for row in _lines(measured)
         if row["number"] == row["kernels"] // 2  # between a backward's statistics and its finish
     }
-    found = {(row["backend"], row["label"], row["variant"]): row for row in _lines(predicted)}
+    found = {_key(row): row for row in _lines(predicted)}
     return [
         Pair(key, row["active"], found[key]["cycles"], found[key]["mean"] / _mean(row) - 1)
         for key, row in active.items()
@@ -129,7 +133,7 @@ def _predict(pattern: str, kept: Path) -> None:
     chip, table = chip_by_number(90), chip_table(CHIP)
     head = json.dumps({"predicted": True, "chip": CHIP, "sms": chip.sms, "numbers": table.values()})
     same = PREDICTED.exists() and PREDICTED.read_text().startswith(head + "\n")
-    rows = {(row["backend"], row["label"], row["variant"]): row for row in (_lines(PREDICTED) if same else ())}
+    rows = {_key(row): row for row in (_lines(PREDICTED) if same else ())}
     for case in attention.cases():
         if case.deterministic or not re.search(pattern, case.label):
             continue
@@ -140,7 +144,7 @@ def _predict(pattern: str, kept: Path) -> None:
             continue
         row = {"label": case.shape.label, "backend": case.backend, "variant": case.variant, "predicted": True}
         row |= {"cycles": round(found.cycles), "mean": round(found.mean), "busy": list(found.busy.items())[:3]}
-        rows[case.backend, case.shape.label, case.variant] = row
+        rows[_key(row)] = row
         print(f"{case.label}: {found.cycles:,.0f}", flush=True)
     PREDICTED.write_text("\n".join([head, *map(json.dumps, rows.values())]) + "\n")
 

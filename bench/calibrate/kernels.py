@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from bench import machine
+from bench.check import what_failed
 from fa4 import jit
 from fa4.device import chip_by_number, chip_of, emulating
 
@@ -35,7 +36,6 @@ METRICS = {
     "active": "sm__cycles_active.max", "active_mean": "sm__cycles_active.avg", "elapsed": "sm__cycles_elapsed.max",
     "elapsed_mean": "sm__cycles_elapsed.avg", "nanoseconds": "gpu__time_duration.sum",
 }  # fmt: skip
-_CALLS = 1  # of a case
 _MARK_THREADS = 32
 # Stands before each case in the profile; nothing of ours has so few threads.
 _MARK = Bench(
@@ -76,13 +76,12 @@ def launch(pattern: str, device: torch.device) -> None:
         try:
             work = attention.call(case, chip, attention.tensors(case, device))
         except Exception as error:  # tiles that do not fit end no run
-            print(f"left out {case.label}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+            print(f"left out {case.label}: {what_failed(error)}", flush=True)
             continue
         if work is not None:
             print(f"case {case.label}", flush=True)
             mark(times, ends, torch.zeros(1, dtype=torch.int32, device=device))
-            for _ in range(_CALLS):
-                work()
+            work()
             torch.cuda.synchronize()
 
 
@@ -110,7 +109,7 @@ def read(counters: str) -> Iterator[Row]:
     by_label = {case.label: case for case in attention.cases()}
     for label, part in zip(labels, parts):
         case = by_label[label]
-        kernels = (len(part) - (case.shape.direction == "bwd")) // _CALLS  # a backward's forward comes first
+        kernels = len(part) - (case.shape.direction == "bwd")  # a backward's forward comes first
         for number, launched in enumerate(part[-kernels:]):
             numbers = {name: float(launched[metric].replace(",", "")) for name, metric in METRICS.items()}
             shape = case.shape
@@ -137,7 +136,7 @@ def _compile(pattern: str, part: int, parts: int) -> None:
                 if work is not None:
                     work()
             except Exception as error:
-                print(f"{case.label}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+                print(f"{case.label}: {what_failed(error)}", flush=True)
     print(f"part {part}: {len(compiled.seconds)} kernels in {sum(compiled.seconds.values()):.0f} s")
 
 

@@ -22,17 +22,15 @@ from bench.suites import BenchCase
 from fa4 import run
 from fa4.device import Chip, chip_of
 from fa4.emulator import emulate
-from fa4.emulator.host.modules import machine_code
 from fa4.emulator.machine import Checks
 from fa4.emulator.machine.chips import RESERVED_SHARED, chip_facts
 from fa4.emulator.machine.record import Record
 from fa4.emulator.timing.chips import ChipTable
-from fa4.emulator.timing.code import cubin, issue_of
+from fa4.emulator.timing.code import binary_of, issue_of, issue_with
 from fa4.emulator.timing.grid import CtaCost, Handing, Sample, makespan
-from fa4.emulator.timing.issue import Issue, from_machine_code
+from fa4.emulator.timing.issue import Issue
 from fa4.emulator.timing.replay import replay
-from fa4.emulator.timing.sass import issue_model
-from fa4.emulator.timing.sass.code import cubin_in, registers
+from fa4.emulator.timing.sass.code import registers
 from fa4.spec import Extent, Saved
 
 from . import attention
@@ -114,8 +112,7 @@ def _main(case: attention.Case, shape: BenchCase, tiles: Any) -> Recorded:
             run.backward(inputs, spec, plan, Saved(out, lse, normal(shape.seqlen_q, shape.heads_q)))
     records = [launch.record for launch in gpu.launches if launch.record is not None]
     record = max(records, key=lambda record: sum(warp.executed for warp in record.warps))
-    binary = cubin_in(machine_code(record.launch.ptx) or cubin(record.launch.ptx, CHIP))
-    return Recorded(record, binary, issue_of(record), 1)
+    return Recorded(record, binary_of(record), issue_of(record), 1)
 
 
 _REGISTERS, _REGISTER_STEP = 65536, 8  # of an SM; those of a thread come in steps
@@ -158,10 +155,9 @@ _issues: dict[bytes, Issue] = {}
 
 def _issue(one: Recorded) -> Issue:
     """Not from the disk: what is known of instructions changes."""
-    launch = one.record.launch
-    key = hashlib.sha256(one.binary + launch.ptx.encode()).digest()
+    key = hashlib.sha256(one.binary + one.record.launch.ptx.encode()).digest()
     if key not in _issues:
-        _issues[key] = from_machine_code(one.record.kernel, issue_model(launch.ptx, one.binary, launch.entry))
+        _issues[key] = issue_with(one.record, one.binary)
     return _issues[key]
 
 

@@ -19,14 +19,10 @@ import torch
 
 from fa4.device import chip_by_number
 from fa4.emulator import emulate
-from fa4.emulator.host.modules import machine_code
 from fa4.emulator.machine import Checks
 from fa4.emulator.timing.chips import ChipTable, chip_table
-from fa4.emulator.timing.code import cubin
-from fa4.emulator.timing.issue import from_machine_code
+from fa4.emulator.timing.code import binary_of, issue_with
 from fa4.emulator.timing.replay import replay
-from fa4.emulator.timing.sass import issue_model
-from fa4.emulator.timing.sass.code import cubin_in
 
 from . import launch, run
 from .frame import Bench
@@ -45,7 +41,7 @@ def record_of(bench: Bench, folder: Path) -> tuple:
         run.launch_bench(bench, chip_by_number(90), torch.device("cpu"), sms)
     record = gpu.launches[-1].record
     assert record is not None
-    found = (record, cubin_in(machine_code(record.launch.ptx) or cubin(record.launch.ptx, CHIP)))
+    found = (record, binary_of(record))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps(found))
     return found
@@ -54,8 +50,7 @@ def record_of(bench: Bench, folder: Path) -> tuple:
 def sections(bench: Bench, table: ChipTable, folder: Path) -> dict[str, float]:
     """Section -> clocks a unit, the median of the repetitions after the first."""
     record, binary = record_of(bench, folder)
-    issue = from_machine_code(record.kernel, issue_model(record.launch.ptx, binary, record.launch.entry))
-    clocks = replay(record, issue, table).clocks
+    clocks = replay(record, issue_with(record, binary), table).clocks
     own = [clocks[(clocks[:, 0] == 0) & (clocks[:, 1] == warp), 2] for warp in (0, 4)]
     count = len(bench.sections)
     if "beside" in bench.name:  # three phases, each timed by both warps

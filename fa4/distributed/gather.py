@@ -23,11 +23,7 @@ class _Heads(NamedTuple):
     coming: tuple[Gathering, Gathering]
 
     def of(self, x: Tensor) -> Tensor:
-        """Theirs of (..., heads, head_dim)."""
-        return x[..., self.queries, :]
-
-    def statistics(self, x: Tensor) -> Tensor:
-        """Theirs of (..., heads, rows)."""
+        """Theirs of (..., heads, head_dim), or of statistics, (..., heads, rows)."""
         return x[..., self.queries, :]
 
 
@@ -76,8 +72,8 @@ def backward(
     dqs, dsinks, on_their_way = [], [], []
     for heads, k_whole, v_whole in _groups(q, k, v, parts):
         of_sink = None if sink is None else sink[heads.queries]
-        dlse = None if saved.dlse is None else heads.statistics(saved.dlse)
-        theirs = Saved(heads.of(saved.out), heads.statistics(saved.lse), heads.of(saved.dout), dlse)
+        dlse = None if saved.dlse is None else heads.of(saved.dlse)
+        theirs = Saved(heads.of(saved.out), heads.of(saved.lse), heads.of(saved.dout), dlse)
         grads = [call.backward(theirs, heads.of(q), k_whole, v_whole, of_sink) for call in calls]
         for_owners = parts.by_rank([of.dk for of in grads]), parts.by_rank([of.dv for of in grads])
         on_their_way.append([Summing(x, parts.place) for x in for_owners])

@@ -57,14 +57,27 @@ def issue_of(record: Record, *, guess: bool = False) -> Issue:
 
 
 def _best(record: Record) -> Issue:
-    launch = record.launch
     try:
-        from fa4.emulator.timing.sass import issue_model
-
-        binary = _compiled(launch.ptx) or cubin(launch.ptx, launch.chip)
-        return from_machine_code(record.kernel, issue_model(launch.ptx, binary, launch.entry))
+        return issue_with(record, binary_of(record))
     except (ImportError, FileNotFoundError):
         return from_ptx(record.kernel)
+
+
+def issue_with(record: Record, binary: bytes) -> Issue:
+    """What its warps issue by this machine code."""
+    from fa4.emulator.timing.sass import issue_model
+
+    launch = record.launch
+    return from_machine_code(record.kernel, issue_model(launch.ptx, binary, launch.entry))
+
+
+def binary_of(record: Record) -> bytes:
+    """The cubin of a recorded launch: CuTe DSL's own where it was seen, else as `cubin` makes it.
+
+    Raises:
+        FileNotFoundError, RuntimeError: as `cubin`.
+    """
+    return _compiled(record.launch.ptx) or cubin(record.launch.ptx, record.launch.chip)
 
 
 def _compiled(ptx: str) -> bytes | None:
@@ -75,6 +88,7 @@ def _compiled(ptx: str) -> bytes | None:
 
     binary = machine_code(ptx)
     try:
-        return binary if binary is not None and embedded_ptx(cubin_in(binary)) else None
+        found = None if binary is None else cubin_in(binary)
+        return found if found is not None and embedded_ptx(found) else None
     except ValueError:  # compressed
         return None
