@@ -60,8 +60,8 @@ def _hopper(direction: str) -> list[dict[str, Any]]:
         heights: list[dict[str, Any]] = [{"tile_n": n} for n in (64, 80, 96, 112, 160)]
         others = [{"ping_pong": False}, {"schedule": Schedule.SINGLE}, {"most_stages": 1}]
         return [*heights, *others, {"tile_n": 64, "ping_pong": False}, {"teams": 3, "tile_n": 64}]
-    rings = [{"tile_m": 64, name: n} for name in ("q_stages", "stages", "ds_stages") for n in (1, 3)]
-    return [{"tile_m": 64}, {"ds_stages": 1}, *rings]
+    rings = [{"tile_m": 64, name: n} for name in ("q_stages", "stages") for n in (1, 3)]
+    return [{"tile_m": 64}, *rings, {"tile_m": 64, "ds_stages": 3}]
 
 
 def _portable(direction: str) -> list[dict[str, Any]]:
