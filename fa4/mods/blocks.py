@@ -63,8 +63,7 @@ def create_block_mask(
     if device is None:
         device = traced.tensors[0].device if traced.tensors else torch.get_default_device()
     table = _states(traced, B or 1, H or 1, Q_LEN, KV_LEN, block, torch.device(device))
-    lists = (*ordered(table == PARTIAL), *ordered(table == FULL))
-    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN))
+    return BlockMask.from_kv_blocks(*listed(table), BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN))
 
 
 def _states(traced: Traced, batch: int, heads: int, rows: int, keys: int, block: Any, device: torch.device) -> Tensor:
@@ -90,7 +89,13 @@ def _states(traced: Traced, batch: int, heads: int, rows: int, keys: int, block:
     return table
 
 
-def ordered(there: Tensor) -> tuple[Tensor, Tensor]:
+def listed(table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Counts and lists of the partial blocks of a table of states, then of the full ones: of each row, over the last
+    axis."""
+    return *_ordered(table == PARTIAL), *_ordered(table == FULL)
+
+
+def _ordered(there: Tensor) -> tuple[Tensor, Tensor]:
     """Counts and lists, ascending, of the blocks that are there; behind those the others."""
     order = torch.argsort((~there).to(torch.uint8), dim=-1, stable=True)
     return there.sum(-1).to(torch.int32).contiguous(), order.to(torch.int32).contiguous()
@@ -106,8 +111,7 @@ def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
     ):
         return BlockLists(*of_keys, *_side(block_mask, "q"))
     across = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
-    other = table_of(of_keys, across).transpose(2, 3)
-    of_queries: tuple[Tensor, ...] = *ordered(other == PARTIAL), *ordered(other == FULL)
+    of_queries: tuple[Tensor, ...] = listed(table_of(of_keys, across).transpose(2, 3))
     return BlockLists(*of_keys, *of_queries)
 
 

@@ -5,7 +5,7 @@ import torch
 
 import fa4
 from fa4.mods import coarse
-from fa4.mods.blocks import FULL, NONE, PARTIAL, ordered, table_of
+from fa4.mods.blocks import FULL, NONE, PARTIAL, listed, table_of
 from fa4.mods.graph import parse
 from fa4.mods.record import Mods
 from fa4.mods.tensors import evaluation
@@ -35,7 +35,7 @@ def test_the_same_pairs_are_seen(block, heads, mask, seed):
     shape = *heads, -(-ROWS // block[0]), -(-KEYS // block[1])
     table = torch.randint(0, 3, shape, generator=generator, dtype=torch.uint8)
     table[:, :, :9, :9] = FULL
-    lists = [x for t in (table, table.transpose(2, 3)) for state in (PARTIAL, FULL) for x in ordered(t == state)]
+    lists = [*listed(table), *listed(table.transpose(2, 3))]
     traced = None if mask is None else trace_mask(mask)
     text, numbers = ("", []) if traced is None else (traced.graph.text, [float(x) for x in traced.numbers])
     mods = Mods([], lists, "", text, numbers, *block, [])
