@@ -8,6 +8,7 @@ if TYPE_CHECKING or _find_spec("torch") is not None:
     from . import masks, scores
     from .api import explain, flash_attn_func, flash_attn_varlen_func
     from .dispatch import NoBackend
+    from .dropout import dropout_mask
     from .flex import flex_attention
     from .integrations.sdpa import register_sdpa
     from .integrations.transformers import register_transformers
@@ -22,6 +23,7 @@ __all__ = [
     "NoBackend",
     "__version__",
     "create_block_mask",
+    "dropout_mask",
     "explain",
     "flash_attn_func",
     "flash_attn_varlen_func",

@@ -28,6 +28,8 @@ class _Keywords(TypedDict, total=False):
     score_mod: ScoreMod | None
     mask_mod: MaskMod | None
     learnable_sink: Tensor | None
+    dropout_p: float
+    dropout_seed: checks.Seed | None
     deterministic: bool | None
     backend: str
 
@@ -78,6 +80,8 @@ def flash_attn_func(
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
     learnable_sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: checks.Seed | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
     backend: str = "auto",
@@ -108,6 +112,13 @@ def flash_attn_func(
         block_mask: what `fa4.create_block_mask` or torch's function of that name returns, in place of mask_mod: only
             the blocks of its lists are visited.
         learnable_sink: (heads_q,) an extra logit per query head that takes probability but has no value.
+        dropout_p: each normalised probability is 0 with this probability, and what is kept grows to the same mean; lse
+            is that of all keys. Rounded to a multiple of 1 / 256, of which it is at least one and at most 255 unless
+            it is 0 or 1. Pass 0 in evaluation.
+        dropout_seed: decides with the places of query and key what is dropped, see `fa4.dropout_mask`: the same in
+            every backend and in the backward. An int, a pair of ints (seed, offset), or an int64 tensor (2,) of both on
+            q's device, which a captured graph reads anew at each replay. None draws both from the generator of q's
+            device, which torch.manual_seed sets.
         deterministic: gradients are bitwise reproducible; None follows
             `torch.are_deterministic_algorithms_enabled()`. The forward always is.
         return_lse: also return the log-sum-exp of each row's logits (with the sink's), which is differentiable.
@@ -130,10 +141,11 @@ def flash_attn_func(
         q, k, v = _autocast(q, k, v)
     arguments = (q, k, v, learnable_sink, None, None, None, seqused_k, None, None)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
-    if score_mod is None and mask_mod is None and block_mask is None:
+    dropout = checks.Dropout(dropout_p, dropout_seed)
+    if score_mod is None and mask_mod is None and block_mask is None and dropout.is_none:
         out, lse = calls.attend(False, arguments, options)
     else:
-        out, lse = calls.attend_with_mods(False, arguments, options, (score_mod, mask_mod, block_mask))
+        out, lse = calls.attend_with_mods(False, arguments, options, (score_mod, mask_mod, block_mask), dropout)
     return (out, lse) if return_lse else out
 
 
@@ -173,6 +185,8 @@ def flash_attn_varlen_func(
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     learnable_sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: checks.Seed | None = None,
     deterministic: bool | None = None,
     return_lse: bool = False,
     backend: str = "auto",
@@ -204,11 +218,12 @@ def flash_attn_varlen_func(
         q, k, v = _autocast(q, k, v)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
-    if score_mod is None and mask_mod is None:
+    dropout = checks.Dropout(dropout_p, dropout_seed)
+    if score_mod is None and mask_mod is None and dropout.is_none:
         out, lse = calls.attend(True, (q, k, v, learnable_sink, *lengths), options)
     else:
         mods = score_mod, mask_mod, None
-        out, lse = calls.attend_with_mods(True, (q, k, v, learnable_sink, *lengths), options, mods)
+        out, lse = calls.attend_with_mods(True, (q, k, v, learnable_sink, *lengths), options, mods, dropout)
     return (out, lse) if return_lse else out
 
 
@@ -231,6 +246,7 @@ def explain(
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
     learnable_sink: Tensor | None = None,
+    dropout_p: float = 0.0,
     deterministic: bool | None = None,
     cache_seqlens: int | Tensor | None = None,
     cache_batch_idx: Tensor | None = None,
@@ -242,10 +258,10 @@ def explain(
 ) -> dispatch.Explanation:
     """Which backend and tiles a call with these arguments gets, and why not the backends preferred to it.
 
-    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func` but `return_lse`, which changes nothing here,
-    or those of `flash_attn_with_kvcache` that have a part in the choice, with the caches as k and v. For packed q, k, v
-    without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor, and returns a record that prints as
-    text. Tensors on the "meta" device will do if only shapes are at hand.
+    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func` but `return_lse` and `dropout_seed`, which change
+    nothing here, or those of `flash_attn_with_kvcache` that have a part in the choice, with the caches as k and v. For
+    packed q, k, v without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor, and returns a record
+    that prints as text. Tensors on the "meta" device will do if only shapes are at hand.
     """
     if _autocast_anywhere():
         q, k, v = _autocast(q, k, v)
@@ -272,8 +288,13 @@ def explain(
     if cache is not None or cache_seqlens is not None:
         inputs = inputs._replace(seqused_k=q)  # only its presence matters
     mods = None
-    if score_mod is not None or mask_mod is not None or block_mask is not None:
-        mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask)
+    dropout = checks.Dropout(dropout_p)
+    if score_mod is not None or mask_mod is not None or block_mask is not None or not dropout.is_none:
+        if cache is not None and not dropout.is_none:
+            raise ValueError(f"dropout_p is {dropout_p}, expected 0: attention on a cache has no dropout")
+        dropout_p = checks.probability("dropout_p", dropout_p)
+        random = dropout_p, q if dropout_p else None  # only its presence matters
+        mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask, random)
     return dispatch.explain(AttentionSpec.of(inputs, flags, mods, cache), extent, chip_of(q.device), backend)
 
 

@@ -147,26 +147,32 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
     return known.route.forward(inputs)
 
 
-def attend_with_mods(packed: bool, arguments: tuple, options: tuple, mods: tuple) -> tuple[Tensor, Tensor]:
-    """The same of a call with a score_mod, mask_mod or block_mask: these three, or None. What came of earlier calls
-    holds as long as the three and what they captured are the same."""
+def attend_with_mods(
+    packed: bool, arguments: tuple, options: tuple, mods: tuple[Any, Any, Any], dropout: checks.Dropout
+) -> tuple[Tensor, Tensor]:
+    """The same of a call with a score_mod, mask_mod or block_mask (these three, or None) or with dropout. What came of
+    earlier calls holds as long as the three and what they captured are the same; each call has its own seed."""
     if functional.scaled_dot_product_attention is not _sdpa:
         _refuse_parts_of_sequences()
     watched = ops.watched(arguments)
     key = None if watched else key_of(packed, arguments, options)
     before = None if key is None else mod_ops.known(*mods)
-    way = None if before is None else before.way((key, torch.is_grad_enabled()))
+    key = key, torch.is_grad_enabled(), dropout.p
+    way = None if before is None else before.way(key)
     if way is None:
         inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
-        gathered, flags = mod_ops.prepare(inputs, flags, *mods)
+        random = dropout.checked(inputs.q.device)
+        gathered, flags = mod_ops.prepare(inputs, flags, *mods, random)
         if watched or inputs.q.is_meta:
             return mod_ops.forward(True, inputs, gathered, flags)
         way = _WithMods(flags, gathered, inputs[8:])
         before = before or mod_ops.keep(*mods)
-        if before is not None and key is not None:
-            before.keep((key, torch.is_grad_enabled()), way)
+        if before is not None and key[0] is not None:
+            before.keep(key, way._replace(mods=gathered._replace(dropout_seed=None)))
     else:
         inputs = AttentionInputs._make(arguments[:8] + way.max_seqlens)
+        _, seed = dropout.checked(inputs.q.device)
+        way = way._replace(mods=way.mods._replace(dropout_seed=seed))
     if packed or inputs.seqused_k is not None:
         checks.lengths(inputs)
     return mod_ops.forward(False, inputs, way.mods, way.flags)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .dropout import dropout_mask
+from .mods.dropout import Rate
 from .spec import AttentionInputs, AttentionSpec, Flags, Gradients
 
 
@@ -46,6 +48,7 @@ class Case:
     padding: int = 0
     logits: float = 1.0
     deterministic: bool = False
+    dropout_p: float = 0.0
 
     def __str__(self) -> str:
         return self.name
@@ -55,13 +58,17 @@ class Case:
 
     def flags(self) -> dict[str, Any]:
         """Keyword arguments of `flash_attn_func` other than tensors."""
-        return dict(
+        dropout = {"dropout_p": self.dropout_p, "dropout_seed": _DROPOUT_SEED} if self.dropout_p else {}
+        return dropout | dict(
             softmax_scale=self.softmax_scale,
             causal=self.causal,
             window_size=self.window_size,
             softcap=self.softcap,
             deterministic=self.deterministic,
         )
+
+
+_DROPOUT_SEED = 0x0123456789ABCDEF, 7  # one for all: the places of pairs tell cases apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,14 @@ class Problem:
         """The tensors that have gradients, by name."""
         named = {"q": self.inputs.q, "k": self.inputs.k, "v": self.inputs.v, "learnable_sink": self.inputs.sink}
         return {name: x for name, x in named.items() if x is not None}
+
+    def kept(self) -> Tensor | None:
+        """What the oracle takes for dropout."""
+        if not self.case.dropout_p:
+            return None
+        i, p = self.inputs, self.case.dropout_p
+        sizes = dict(batch=i.batch, heads=self.case.heads_q, seqlen_q=i.max_seqlen_q, seqlen_k=i.max_seqlen_k)
+        return dropout_mask(p, _DROPOUT_SEED, **sizes, device=i.q.device).double() * Rate.of(p).scale
 
     def call(self, **overrides) -> tuple[Tensor, Tensor]:
         """Run the public function on this problem; returns (out, lse)."""
@@ -276,18 +291,20 @@ def _stray(x: Any, rows: Tensor | None) -> int:
 
 def judge_forward(problem: Problem, out: Tensor, lse: Tensor) -> list[Judgement]:
     """Judge out and lse of a problem."""
+    kept = problem.kept()
 
     def references(of: Problem, precise: bool) -> Sequence[Tensor | None]:
-        return reference.forward(of.inputs, of.spec, precise=precise)
+        return reference.forward(of.inputs, of.spec, precise=precise, kept=kept)
 
     return _judge_all(problem, {"out": out, "lse": lse}, references)
 
 
 def judge_backward(problem: Problem, grads: Gradients) -> list[Judgement]:
     """Judge dq, dk, dv and, where there is a sink, dsink of a problem."""
+    kept = problem.kept()
 
     def references(of: Problem, precise: bool) -> Sequence[Tensor | None]:
-        return reference.backward(of.inputs, of.spec, of.dout, of.dlse, precise=precise)
+        return reference.backward(of.inputs, of.spec, of.dout, of.dlse, precise=precise, kept=kept)
 
     return _judge_all(problem, grads._asdict(), references)
 

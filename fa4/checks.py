@@ -148,6 +148,59 @@ def _number(name: str, value: float) -> float:
     return float(value) if isinstance(value, int) else value
 
 
+def probability(name: str, value: float) -> float:
+    """A number from 0 to 1."""
+    value = _number(name, value)
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} is {value}, expected a number from 0 to 1")
+    return value
+
+
+Seed = int | tuple[int, int] | Tensor
+
+
+def seed(name: str, value: Seed, device: torch.device) -> Tensor:
+    """A seed and an offset, (2,) int64 on the device."""
+    if isinstance(value, Tensor):
+        if value.dtype != torch.int64 or value.shape != (2,):
+            raise ValueError(
+                f"{name} is a tensor of shape {shown(value)}, {value.dtype}, expected (2,), torch.int64: a seed and an "
+                "offset"
+            )
+        if value.device != device:
+            raise ValueError(f"{name} is on {value.device}, expected {device} like q")
+        return value.contiguous()
+    given = value if isinstance(value, (tuple, list)) else (value, 0)
+    both = [x if isinstance(x, int) else _unwrapped(x) for x in given]
+    if len(both) != 2 or any(isinstance(x, bool) or not isinstance(x, int) for x in both):
+        raise TypeError(f"{name} is {value!r}, expected an int, a pair of ints, or an int64 torch.Tensor of both")
+    if not all(-(1 << 63) <= x < 1 << 64 for x in both):
+        raise ValueError(f"{name} is {value!r}, expected ints of 64 bits")
+    return torch.tensor([x if x < 1 << 63 else x - (1 << 64) for x in both], dtype=torch.int64, device=device)
+
+
+class Dropout(NamedTuple):
+    """What a call says of dropout, as the caller wrote it."""
+
+    p: float = 0.0
+    seed: Seed | None = None
+
+    @property
+    def is_none(self) -> bool:
+        """Whether there is none, and nothing to refuse."""
+        return isinstance(self.p, (float, int)) and self.p == 0
+
+    def checked(self, device: torch.device) -> tuple[float, Tensor | None]:
+        """The probability, and seed and offset, drawn from the device's generator if none are given; None where there
+        is nothing to drop."""
+        p = probability("dropout_p", self.p)
+        if not p:
+            return p, None
+        if self.seed is None:
+            return p, torch.randint(1 << 62, (2,), dtype=torch.int64, device=device)
+        return p, seed("dropout_seed", self.seed, device)
+
+
 def count(name: str, value: int) -> int:
     """A number of things."""
     if not isinstance(value, (int, torch.SymInt)):

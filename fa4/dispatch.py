@@ -26,7 +26,7 @@ from .spec import AttentionSpec, Extent, Feature
 _HALF = (torch.float16, torch.bfloat16)
 ALL_FEATURES = frozenset(Feature)
 _OF_BACKWARDS = frozenset((Feature.BACKWARD, Feature.DETERMINISTIC, Feature.CAPTURED_GRADIENTS))
-MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Feature.CAPTURED_GRADIENTS))
+MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Feature.CAPTURED_GRADIENTS, Feature.DROPOUT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ _SM90 = Backend(
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128),
-    features=ALL_FEATURES - {Feature.CACHE_FP8, Feature.BATCH_INVARIANT},
+    features=ALL_FEATURES - {Feature.CACHE_FP8, Feature.BATCH_INVARIANT, Feature.DROPOUT},
     module="fa4.sm90.plan",
     requires=_CUTE,
     lacks_of_captured=_lacks_of_captured,
@@ -194,7 +194,7 @@ _SM100 = Backend(
     on=lambda chip: chip.number in (100, 103),
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
-    features=ALL_FEATURES - {Feature.CACHE_FP8},
+    features=ALL_FEATURES - {Feature.CACHE_FP8, Feature.DROPOUT},
     module="fa4.sm100.plan",
     requires=_CUTE,
     lacks_of_captured=_lacks_of_captured,

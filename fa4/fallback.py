@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from . import plan
+from .mods import dropout
 from .mods.blocks import FULL, NONE, table_of
 from .mods.graph import Evaluation, parse
 from .mods.record import Mods
@@ -263,6 +264,15 @@ class _Modified:
         inputs = part.indices(q_rows, k_rows, s.device) | {"score": part.by_head(s)}
         return evaluation(graph, tensors, numbers, inputs, s.dtype)
 
+    def kept(self, part: _Pass, s: Tensor, q_rows: range, k_rows: range) -> Tensor | None:
+        """What the probabilities of a tile of S are multiplied by, if some are dropped: 0 or 1 / (1 - p)."""
+        if self.mods.dropout_seed is None:
+            return None
+        at, p = part.indices(q_rows, k_rows, s.device), self.mods.dropout_p
+        pair, query = (at["b"] * self.spec.heads_q + at["h"])[..., 0], at["q_idx"][..., 0]
+        kept = dropout.keep(p, self.mods.dropout_seed, pair, query, k_rows)
+        return kept.reshape(s.shape).to(s.dtype).mul_(dropout.Rate.of(p).scale)
+
 
 @dataclass(frozen=True, slots=True)
 class _Masked:
@@ -426,7 +436,8 @@ def _forward_pass(part: _Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor
             p = s.sub_(origin).exp_()
             shrink = torch.exp(old_peak - origin)
             total.mul_(shrink).add_(p.sum(dim=2, keepdim=True))
-            acc.mul_(shrink).baddbmm_(p, v)
+            kept = None if modified is None else modified.kept(part, p, q_rows, k_rows)
+            acc.mul_(shrink).baddbmm_(p if kept is None else p.mul_(kept), v)
         row_lse = peak + total.log()
         if inputs.sink is not None:
             sink = part.sink_view(inputs.sink).expand(*lse_view.shape[:3], len(q_rows)).reshape(row_lse.shape)
@@ -483,8 +494,10 @@ def _backward_pass(
             if spec.softcap > 0:
                 slope = 1 - (_finite_or_zero(s) / spec.softcap).square_()
             p = s.sub_(_load_rows(row_lse, q_rows)).exp_()
-            dv_tile.baddbmm_(p.transpose(1, 2), do)
-            ds = torch.bmm(do, v.transpose(1, 2)).sub_(_load_rows(row_term, q_rows)).mul_(p)
+            kept = None if modified is None else modified.kept(part, p, q_rows, k_rows)
+            dv_tile.baddbmm_((p if kept is None else p * kept).transpose(1, 2), do)
+            dp = torch.bmm(do, v.transpose(1, 2))
+            ds = (dp if kept is None else dp.mul_(kept)).sub_(_load_rows(row_term, q_rows)).mul_(p)
             if slope is not None:
                 ds.mul_(slope)
             if done is not None and done.graph.dscore is not None:

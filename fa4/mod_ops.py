@@ -1,4 +1,4 @@
-"""torch operators of calls with a score_mod, mask_mod or block_mask: `fa4::{forward,backward}_with_mods`.
+"""torch operators of calls with a score_mod, mask_mod, block_mask or dropout: `fa4::{forward,backward}_with_mods`.
 
 Beside the arguments of `fa4::forward` they take a call's `Mods`: graphs as texts, which say all that shapes code, and
 the tensors and numbers that fill them. So torch.compile, export and checkpointing see plain arguments here too.
@@ -31,16 +31,23 @@ ops.library.define(
 
 
 def prepare(
-    inputs: AttentionInputs, flags: Flags, score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any
+    inputs: AttentionInputs,
+    flags: Flags,
+    score_mod: ScoreMod | None,
+    mask_mod: MaskMod | None,
+    block_mask: Any,
+    dropout: tuple[float, Tensor | None] = (0.0, None),
 ) -> tuple[Mods, Flags]:
-    """A call's functions and block mask as its `Mods`, and the flags that go with them.
+    """A call's functions, block mask and dropout (p, seed and offset) as its `Mods`, and the flags that go with them.
 
     Raises:
         TypeError, ValueError: they do not fit the call, or cannot be traced.
         NotImplementedError: inside a transform of torch.func.
     """
     if not torch.compiler.is_compiling() and ops.transformed():
-        raise NotImplementedError("score_mod, mask_mod and block_mask do not work inside transforms of torch.func")
+        raise NotImplementedError(
+            "score_mod, mask_mod, block_mask and dropout_p do not work inside transforms of torch.func"
+        )
     if score_mod is not None and flags.softcap:
         raise ValueError("softcap and score_mod are both given, expected one: fa4.scores.softcap is a score_mod")
     if block_mask is not None and (flags.window_left is not None or flags.window_right is not None):
@@ -48,6 +55,7 @@ def prepare(
     seqlen_q, seqlen_k = (None, None) if inputs.q.ndim == 3 else (inputs.q.shape[1], inputs.k.shape[1])
     problem = Problem(inputs.batch, inputs.q.shape[-2], seqlen_q, seqlen_k, inputs.q.device)
     mods = gather(problem, score_mod, mask_mod, block_mask, flags.needs_backward)
+    mods = mods._replace(dropout_p=dropout[0], dropout_seed=dropout[1])
     # (Compiled code has no graphs to add to: there such blocks stay as they are.)
     if mods.blocks and not torch.compiler.is_compiling() and coarse.takes((mods.block_q, mods.block_k)):  # noqa: SIM102
         if flags.backend != "torch" and chip_of(inputs.q.device).compiles:
@@ -77,7 +85,7 @@ def forward(watched: bool, inputs: AttentionInputs, mods: Mods, flags: Flags) ->
         return torch.ops.fa4.forward_with_mods(*inputs, *mods, *ops.with_scales(flags))
     route = ops.route(inputs, flags, mods)
     if flags.needs_backward:
-        return _Differentiable.apply(route, flags, mods, inputs[8:], *inputs[:8], *mods.tensors)
+        return _Differentiable.apply(route, flags, mods, inputs[8:], mods.dropout_seed, *inputs[:8], *mods.tensors)
     return route.forward(inputs, mods)
 
 
@@ -123,8 +131,8 @@ def _setup_context(ctx, inputs, output):
     given, mods, flags = ops.split(inputs, FORWARD)
     ctx.flags = flags._replace(scales=None)
     ctx.max_seqlens, ctx.counts = given[8:], (len(mods.tensors), len(mods.blocks))
-    ctx.mods = mods._replace(tensors=[], blocks=[])
-    ctx.save_for_backward(*output, *given[:8], *mods.tensors, *mods.blocks, flags.scales)
+    ctx.mods = mods._replace(tensors=[], blocks=[], dropout_seed=None)
+    ctx.save_for_backward(*output, *given[:8], *mods.tensors, *mods.blocks, mods.dropout_seed, flags.scales)
 
 
 def _gradients(ctx, dout, dlse):
@@ -135,10 +143,11 @@ def _gradients(ctx, dout, dlse):
     grads.update({name: [] for name in ("numbers", "trained") if not getattr(ctx.mods, name)})
     if dout is None and dlse is None:
         return tuple(grads.values())
-    out, lse, *tensors, scales = ctx.saved_tensors
+    out, lse, *tensors, seed, scales = ctx.saved_tensors
     flags = ctx.flags._replace(scales=scales)
     inputs = AttentionInputs(*tensors[:8], *ctx.max_seqlens)
-    mods = ctx.mods._replace(tensors=tensors[8 : 8 + captured], blocks=tensors[8 + captured :])
+    of_functions, blocks = tensors[8 : 8 + captured], tensors[8 + captured :]
+    mods = ctx.mods._replace(tensors=of_functions, blocks=blocks, dropout_seed=seed)
     saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
     dq, dk, dv, dsink, of_captured = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
     grads.update(q=dq, k=dk, v=dv, sink=None if inputs.sink is None else dsink)
@@ -151,29 +160,30 @@ class _Differentiable(torch.autograd.Function):
     longer than a short kernel."""
 
     @staticmethod
-    def forward(ctx, route, flags, mods, max_seqlens, *tensors):
+    def forward(ctx, route, flags, mods, max_seqlens, seed, *tensors):
         out, lse = route.forward(AttentionInputs(*tensors[:8], *max_seqlens), mods)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(out, lse, *tensors)
-        ctx.given = flags, mods._replace(tensors=[]), max_seqlens
+        ctx.save_for_backward(out, lse, seed, *tensors)
+        ctx.given = flags, mods._replace(tensors=[], dropout_seed=None), max_seqlens
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
         flags, mods, max_seqlens = ctx.given
-        out, lse, *tensors = ctx.saved_tensors
-        nothing = [None] * (4 + len(tensors))
+        out, lse, seed, *tensors = ctx.saved_tensors
+        nothing = [None] * (5 + len(tensors))
         if dout is None and dlse is None:
             return tuple(nothing)
-        inputs, mods = AttentionInputs(*tensors[:8], *max_seqlens), mods._replace(tensors=tensors[8:])
+        inputs = AttentionInputs(*tensors[:8], *max_seqlens)
+        mods = mods._replace(tensors=tensors[8:], dropout_seed=seed)
         saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
         # Whoever looks now, or differentiates again, sees the operator.
         watched = torch.is_grad_enabled() or ops.watched(inputs)
         operator = torch.ops.fa4.backward_with_mods if watched else _backward
         dq, dk, dv, dsink, of_captured = operator(*saved, *inputs, *mods, *flags)
         of_captured = [dx if i in mods.trained else None for i, dx in enumerate(of_captured)]
-        nothing[4:8] = dq, dk, dv, None if inputs.sink is None else dsink
-        return *nothing[:12], *of_captured
+        nothing[5:9] = dq, dk, dv, None if inputs.sink is None else dsink
+        return *nothing[:13], *of_captured
 
 
 def _second_derivative(ctx, *grads):

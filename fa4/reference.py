@@ -16,6 +16,9 @@ and, for upstream gradients do and dlse,
     dv_j   = sum_i P_ij do_i,   dP_ij = do_i . v_j,   D_i = do_i . o_i - dlse_i
     dS_ij  = P_ij (dP_ij - D_i),   dX_ij = dS_ij (1 - (S_ij / c)^2) if c > 0 else dS_ij
     dq_i   = t sum_j dX_ij k_j,   dk_j = t sum_i dX_ij q_i,   dz = -sum_i exp(z - lse_i) D_i
+
+With dropout, K_ij being 0 for pairs that are dropped and 1 / (1 - p) for others, o_i = sum_j K_ij P_ij v_j,
+dv_j = sum_i K_ij P_ij do_i and dP_ij = K_ij do_i . v_j; the rest is the same.
 """
 
 from __future__ import annotations
@@ -112,6 +115,10 @@ def _exp(s: Tensor, row: Tensor) -> Tensor:
     return torch.where(s == -torch.inf, 0.0, torch.exp(s - row))
 
 
+def _of_sequence(kept: Tensor, index: int, s: Tensor) -> Tensor:
+    return kept[index, :, : s.shape[1], : s.shape[2]].to(s.dtype)
+
+
 def unreached(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """Which queries see no key, and which keys no query sees: bool, shaped like the leading axes of q and of k.
 
@@ -125,8 +132,10 @@ def unreached(inputs: AttentionInputs, spec: AttentionSpec) -> tuple[Tensor, Ten
     return alone_q, alone_k
 
 
-def forward(inputs: AttentionInputs, spec: AttentionSpec, *, precise: bool = True) -> tuple[Tensor, Tensor]:
-    """Attention by formula.
+def forward(
+    inputs: AttentionInputs, spec: AttentionSpec, *, precise: bool = True, kept: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention by formula. kept: K of dropout, (batch, heads_q, longest seqlen_q, longest seqlen_k).
 
     Returns:
         out, shaped like q with last axis head_dim_v, and lse (batch, heads_q, seqlen_q) or (heads_q, total_q):
@@ -145,7 +154,8 @@ def forward(inputs: AttentionInputs, spec: AttentionSpec, *, precise: bool = Tru
         row_lse = _lse(s, inputs.sink, math.dtype)
         # The same-precision reference rounds exp(S - max) and divides afterwards, as every flash kernel does.
         peak = s.amax(dim=2) if s.shape[2] else row_lse
-        p = math.round(_exp(s, peak)) @ math.round(vs)
+        weights = math.round(_exp(s, peak))
+        p = (weights if kept is None else weights * _of_sequence(kept, seq.index, s)) @ math.round(vs)
         o = p * torch.exp(peak - row_lse).nan_to_num(0.0)[..., None]
         seq.select(out, seq.q_rows, varlen).copy_(o.transpose(0, 1))
         seq.select_lse(lse, varlen).copy_(row_lse)
@@ -161,8 +171,9 @@ def backward(
     dlse: Tensor | None = None,
     *,
     precise: bool = True,
+    kept: Tensor | None = None,
 ) -> Gradients:
-    """Gradients by formula, for `dout` shaped like out and `dlse` shaped like lse (None: zero).
+    """Gradients by formula, for `dout` shaped like out and `dlse` shaped like lse (None: zero). kept: as in `forward`.
 
     Returns float64 gradients when `precise`, else in the dtypes of the inputs.
     """
@@ -178,11 +189,13 @@ def backward(
         s = _scores(spec, math, qs, ks)
         lse = _lse(s, inputs.sink, math.dtype)
         p = _exp(s, lse)
-        o = math.round(math.matmul(p, vs))
+        k = 1 if kept is None else _of_sequence(kept, seq.index, s)
+        dropped = p * k
+        o = math.round(math.matmul(dropped, vs))
         d = (math.round(dos) * o).sum(dim=2)
         if dlse is not None:
             d = d - seq.select_lse(dlse, varlen).to(math.dtype)
-        dx = p * (math.matmul(dos, vs.transpose(1, 2)) - d[..., None])
+        dx = p * (math.matmul(dos, vs.transpose(1, 2)) * k - d[..., None])
         if spec.softcap > 0:
             dx = dx * (1 - (s.masked_fill(s == -torch.inf, 0.0) / spec.softcap) ** 2)
 
@@ -193,7 +206,7 @@ def backward(
         seq.select(dq, seq.q_rows, varlen).copy_((math.matmul(dx, ks) * spec.softmax_scale).transpose(0, 1))
         dk_heads = math.matmul(per_kv_head(dx).transpose(1, 2), per_kv_head(qs)) * spec.softmax_scale
         seq.select(dk, seq.k_rows, varlen).copy_(dk_heads.transpose(0, 1))
-        dv_heads = math.matmul(per_kv_head(p).transpose(1, 2), per_kv_head(dos))
+        dv_heads = math.matmul(per_kv_head(dropped).transpose(1, 2), per_kv_head(dos))
         seq.select(dv, seq.k_rows, varlen).copy_(dv_heads.transpose(0, 1))
         if dsink is not None and inputs.sink is not None:
             weight = _exp(inputs.sink.to(math.dtype)[:, None, None].expand(-1, lse.shape[1], 1), lse)

@@ -35,6 +35,7 @@ class Feature(enum.Enum):
     MASK_MOD = "mask_mod"
     BLOCK_MASK = "block_mask"
     CAPTURED_GRADIENTS = "gradients of captured tensors"
+    DROPOUT = "dropout_p"
     PAGES = "page_table"
     CACHE_ROWS = "cache_batch_idx and cache_leftpad"
     CACHE_VARLEN = "packed queries on a cache"
@@ -159,6 +160,7 @@ class AttentionSpec:
                 Feature.MASK_MOD: self.mods.mask is not None,
                 Feature.BLOCK_MASK: self.mods.block is not None,
                 Feature.CAPTURED_GRADIENTS: self.needs_backward and bool(self.mods.trained),
+                Feature.DROPOUT: self.mods.dropout,
             }
         return frozenset(feature for feature, is_asked in asked.items() if is_asked)
 

@@ -87,9 +87,17 @@ def test_alibi_is_flash_attns(per_sequence, softcap, seed):
         assert (dense[0] - exact).abs().max() < 1e-6
 
 
+def test_dropout_draws_from_the_generator():
+    q, k, v = torch.randn(3, 1, 9, 2, 8).unbind()
+    torch.manual_seed(1)
+    out = flash_attn.flash_attn_func(q, k, v, 0.3)
+    torch.manual_seed(1)
+    assert torch.equal(out, fa4.flash_attn_func(q, k, v, dropout_p=0.3))
+
+
 x, bounds = torch.zeros(1, 4, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
 REFUSALS = {
-    "dropout": (NotImplementedError, "dropout_p is 0.1", lambda: flash_attn.flash_attn_func(x, x, x, 0.1)),
+    "dropout": (ValueError, "dropout_p is 1.5", lambda: flash_attn.flash_attn_func(x, x, x, 1.5)),
     "block_table": (
         NotImplementedError,
         "block_table is given",

@@ -47,14 +47,13 @@ def test_code_of_a_guide_runs(page, seed):
     "call",
     [
         lambda x: fa4.flash_attn_func(x, x, x, 0.0, None, True),
-        lambda x: fa4.flash_attn_func(x, x, x, dropout_p=0.0),
         lambda x: fa4.flash_attn_func(x, x, x, alibi_slopes=None),
         lambda x: fa4.flash_attn_func(x, x, x, return_attn_probs=True),
         lambda x: fa4.flash_attn_func(x, x, x, attn_mask=None),
         lambda x: fa4.flash_attn_func(x, x, x, is_causal=True),
         lambda x: fa4.flash_attn_func(x, torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8)),
     ],
-    ids=["positions", "dropout_p", "alibi_slopes", "return_attn_probs", "attn_mask", "is_causal", "heads_first"],
+    ids=["positions", "alibi_slopes", "return_attn_probs", "attn_mask", "is_causal", "heads_first"],
 )
 def test_errors_of_a_migration_are_on_the_page(call):
     """A text in bold there is part of what is said."""

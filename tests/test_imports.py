@@ -23,7 +23,7 @@ LAYERS = (
     ("checks", "ops", "remembered"),
     ("autograd", "mod_ops"),
     ("calls",),
-    ("api", "masks", "scores", "states"),
+    ("api", "dropout", "masks", "scores", "states"),
     ("distributed", "kvcache"),
     ("ahead", "cases", "compat", "demo", "flex", "integrations"),
     ("emulator.errors", "emulator.toolkit"),

@@ -2,10 +2,10 @@
 
 Positional order and defaults are flash-attn's. Arguments mean here what they mean there, except:
 
-    dropout_p          0 only; else NotImplementedError
+    dropout_p          other pairs are dropped than flash-attn drops; seeds come from torch's generator, too
     alibi_slopes       (heads_q,) or (batch, heads_q), a score_mod here
     deterministic      False follows torch.use_deterministic_algorithms
-    return_attn_probs  gives (out, lse, None): probabilities are never in memory, as in flash-attn without dropout
+    return_attn_probs  gives (out, lse, None): probabilities are never in memory; see `fa4.dropout_mask`
     block_table        None only; `flash_attn_with_kvcache` reads pages
 
 What `fa4.flash_attn_func` serves besides (float32, float64, any head dim, CPUs) is served; errors are its own.
@@ -177,9 +177,8 @@ def _options(
     softcap: float,
     deterministic: bool,
 ) -> dict[str, Any]:
-    if dropout_p:
-        raise NotImplementedError(f"dropout_p is {dropout_p}, expected 0.0: fa4 has no dropout")
     return {
+        "dropout_p": dropout_p,
         "softmax_scale": softmax_scale,
         "causal": causal,
         "window_size": window_size,

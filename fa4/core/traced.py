@@ -14,6 +14,7 @@ from ..mods.graph import Graph
 from ..mods.record import ModSpec
 from .arithmetic import KINDS
 from .constant import Constant
+from .dropout import DropoutTensors
 from .elements import Elements
 from .places import Places
 
@@ -32,7 +33,7 @@ class ModTensors(NamedTuple):
     """What fills a call's graphs: captured tensors and numbers, the score's first; and the block mask's lists.
 
     blocks: the lists that loops walk. of_queries: where additions to blocks of queries take turns, the blocks of keys
-    of each. captured: what gradients of captured tensors are added to, see `captured`.
+    of each. captured: what gradients of captured tensors are added to, see `captured`. dropout: there if there is any.
     """
 
     tensors: tuple
@@ -40,15 +41,17 @@ class ModTensors(NamedTuple):
     blocks: BlockTensors | None
     of_queries: BlockTensors | None = None
     captured: tuple | None = None
+    dropout: DropoutTensors | None = None
 
     @staticmethod
     def of(given: tuple | None) -> ModTensors | None:
         """The record of a caller's plain tuple."""
         if given is None:
             return None
-        tensors, numbers, *lists, captured = given
+        tensors, numbers, *lists, captured, dropout = given
         sides = (None if side is None else BlockTensors(*side) for side in lists)
-        return ModTensors(tuple(tensors or ()), tuple(numbers or ()), *sides, captured)
+        dropout = None if dropout is None else DropoutTensors(*dropout)
+        return ModTensors(tuple(tensors or ()), tuple(numbers or ()), *sides, captured, dropout)
 
     @staticmethod
     def fake(mods: ModSpec | None, backward: bool = False, in_turn: bool = False) -> ModTensors | None:
@@ -63,7 +66,9 @@ class ModTensors(NamedTuple):
             return BlockTensors(*(jit.fake_tensor(Int32, rank, align=4) for rank in (3, 4, 3, 4))) if there else None
 
         captured = _fake_gradients(mods) if backward and mods.trained else None
-        return ModTensors(tensors or None, numbers or None, lists(mods.block is not None), lists(in_turn), captured)
+        dropout = DropoutTensors.fake() if mods.dropout else None
+        blocks = lists(mods.block is not None), lists(in_turn)
+        return ModTensors(tensors or None, numbers or None, *blocks, captured, dropout)
 
 
 # How `mods.device.captured` hands tensors over: those of other dtypes are converted.

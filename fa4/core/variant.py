@@ -66,6 +66,10 @@ class Variant(Constant):
         return self.mods is not None and self.mods.score is not None
 
     @property
+    def has_dropout(self) -> bool:
+        return self.mods is not None and self.mods.dropout
+
+    @property
     def has_blocks(self) -> bool:
         """Whether a block mask lists the blocks to visit."""
         return self.mods is not None and self.mods.block is not None

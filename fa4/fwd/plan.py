@@ -74,7 +74,8 @@ class Forward:
     ) -> None:
         if cache is not None and self.cfg.cache.is_fp8:
             inputs = inputs._replace(k=inputs.k.view(torch.uint8), v=inputs.v.view(torch.uint8))
-        self._launcher(inputs[:8], out, lse, *self._numbers, filled(mods), None if cache is None else tuple(cache))
+        given = filled(mods, inputs.q.shape[-2])
+        self._launcher(inputs[:8], out, lse, *self._numbers, given, None if cache is None else tuple(cache))
 
     @functools.cached_property
     def _launcher(self) -> jit.Launcher:

@@ -64,7 +64,9 @@ class CoreAttention(nn.Module):
         super().__init__()
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         if dropout:
-            raise NotImplementedError(f"attention dropout is {dropout}, and fa4 has none: set attention_dropout=0.0")
+            raise NotImplementedError(
+                f"attention dropout is {dropout}, and this module has none: set attention_dropout=0.0"
+            )
         for name in ("qk_clip", "log_max_attention_logit"):
             if getattr(config, name, False):
                 raise NotImplementedError(f"config.{name} is set, and fa4 tells no largest logit")

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from .. import calls, checks, dispatch, ops
-from ..checks import Options
+from ..checks import Dropout, Options
 from ..device import chip_of
 from ..memory import empty
+from ..mods.record import Mods
 from ..remembered import Remembered
 from ..spec import AttentionInputs, AttentionSpec, Flags, Saved
 
@@ -221,17 +222,27 @@ def _find(inputs: AttentionInputs, options: Options) -> _Way:
     return _Way(flags, ops.route(inputs, flags), inputs[8:])
 
 
-def _forward(inputs: AttentionInputs, options: Options, num_splits: int | None = None) -> tuple[Tensor, Tensor]:
-    inputs, _, route = _way(inputs, options)
+def _forward(
+    inputs: AttentionInputs, options: Options, mods: Mods | None = None, num_splits: int | None = None
+) -> tuple[Tensor, Tensor]:
+    inputs, flags, route = _way(inputs, options)
+    if mods is not None:
+        return ops.route(inputs, flags, mods).forward(inputs, mods)
     if num_splits is not None and num_splits != route.plan.splits:
         raise _Refusal(f"num_splits is {num_splits}, and fa4 chose {route.plan.splits}")
     return route.forward(inputs)
 
 
-def _backward(saved: Saved, inputs: AttentionInputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(
+    saved: Saved, inputs: AttentionInputs, options: Options, mods: Mods | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     inputs, flags, _ = _way(inputs, options._replace(deterministic=deterministic))
-    dq, dk, dv, _ = torch.ops.fa4.backward(*saved, *inputs, *flags._replace(needs_backward=True))
+    flags = flags._replace(needs_backward=True)
+    if mods is None:
+        dq, dk, dv, _ = torch.ops.fa4.backward(*saved, *inputs, *flags)
+    else:
+        dq, dk, dv, *_ = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
     return dq, dk, dv
 
 
@@ -248,16 +259,26 @@ def _rows_first(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.transpose(1, 2) for x in tensors)
 
 
-def _no_random_numbers(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What torch's operators return for dropout: seed, offset and mask. Without dropout nobody reads them, and they are
-    not set: that would be two kernels a call."""
-    seed, offset = (empty(shape, torch.uint64, query.device) for shape in ((2,), ()))
-    return seed, offset, empty((0,), query.dtype, query.device)
+def _random_numbers(query: Tensor, mods: Mods | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What torch's operators return for dropout: seed and offset together, an offset that nobody reads, and a mask.
+    Without dropout nobody reads any, and they are not set: that would be two kernels a call."""
+    offset, no_mask = empty((), torch.uint64, query.device), empty((0,), query.dtype, query.device)
+    if mods is None or mods.dropout_seed is None:
+        return empty((2,), torch.uint64, query.device), offset, no_mask
+    return mods.dropout_seed.view(torch.uint64), offset, no_mask
 
 
-def _refuse_dropout(dropout_p: float, return_debug_mask: bool = False) -> None:
-    if dropout_p or return_debug_mask:
-        raise _Refusal("fa4 has no dropout")
+def _dropout(
+    query: Tensor, dropout_p: float, seed: Tensor | None = None, return_debug_mask: bool = False
+) -> Mods | None:
+    """A call's dropout, if it has any, by a new seed or that of the forward."""
+    if return_debug_mask:
+        raise _Refusal("return_debug_mask is asked for, and fa4 has none")
+    if not dropout_p:
+        return None
+    if seed is None:
+        dropout_p, seed = Dropout(dropout_p).checked(query.device)
+    return Mods([], [], "", "", [], 0, 0, [], dropout_p, None if seed is None else seed.view(torch.int64))
 
 
 # The operators, with torch's arguments --------------------------------------------------------------------------------
@@ -283,7 +304,7 @@ def _flash_attention_forward(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> tuple[Tensor, ...]:
-    _refuse_dropout(dropout_p, return_debug_mask)
+    mods = _dropout(query, dropout_p, return_debug_mask=return_debug_mask)
     for name, x in (("alibi_slopes", alibi_slopes), ("block_table", block_table)):
         if x is not None:
             raise _Refusal(f"{name} is given")
@@ -291,8 +312,8 @@ def _flash_attention_forward(
         raise _Refusal("seqused_k is given without cumulative lengths")
     inputs = AttentionInputs(query, key, value, None, cum_seq_q, cum_seq_k, None, seqused_k, max_q, max_k)
     options = Options(scale, is_causal, (window_size_left, window_size_right))
-    out, lse = _forward(inputs, options, num_splits)
-    return out, lse, *_no_random_numbers(query)
+    out, lse = _forward(inputs, options, mods, num_splits)
+    return out, lse, *_random_numbers(query, mods)
 
 
 def _flash_attention_forward_inplace(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -321,10 +342,9 @@ def _flash_attention_backward(
     window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> tuple[Tensor, ...]:
-    _refuse_dropout(dropout_p)
     inputs = AttentionInputs(query, key, value, None, cum_seq_q, cum_seq_k, None, None, max_q, max_k)
     options = Options(scale, is_causal, (window_size_left, window_size_right))
-    return _backward(Saved(out, logsumexp, grad_out), inputs, options)
+    return _backward(Saved(out, logsumexp, grad_out), inputs, options, _dropout(query, dropout_p, rng_state))
 
 
 def _sdpa_forward(
@@ -337,12 +357,12 @@ def _sdpa_forward(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    _refuse_dropout(dropout_p, return_debug_mask)
+    mods = _dropout(query, dropout_p, return_debug_mask=return_debug_mask)
     q, k, v = _rows_first(query, key, value)
-    out, lse = _forward(AttentionInputs(q, k, v), Options(scale, is_causal))
+    out, lse = _forward(AttentionInputs(q, k, v), Options(scale, is_causal), mods)
     (out,) = _rows_first(out)
     sizes = None, None, query.shape[2], key.shape[2]
-    return _in_layout_of(out, query), lse, *sizes, *_no_random_numbers(query)
+    return _in_layout_of(out, query), lse, *sizes, *_random_numbers(query, mods)
 
 
 def _sdpa_backward(
@@ -363,14 +383,15 @@ def _sdpa_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    _refuse_dropout(dropout_p)
+    mods = _dropout(query, dropout_p, philox_seed)
     q, k, v, out, grad_out = _rows_first(query, key, value, out, grad_out)
-    grads = _backward(Saved(out, logsumexp, grad_out), AttentionInputs(q, k, v), Options(scale, is_causal))
+    grads = _backward(Saved(out, logsumexp, grad_out), AttentionInputs(q, k, v), Options(scale, is_causal), mods)
     return tuple(_in_layout_of(grad, x) for grad, x in zip(_rows_first(*grads), (query, key, value)))
 
 
 def _refuse_on_a_cpu(query: Tensor, key: Tensor, dropout_p: float, is_causal: bool, attn_mask: Tensor | None) -> None:
-    _refuse_dropout(dropout_p)
+    if dropout_p:
+        raise _Refusal("dropout_p is given, and torch's operator for CPUs has no place for a seed")
     if attn_mask is not None:
         raise _Refusal("attn_mask is given")
     if is_causal and query.shape[2] != key.shape[2]:

@@ -90,7 +90,7 @@ class DotProductAttention(nn.Module):
     ) -> None:
         super().__init__()
         if attention_dropout:
-            raise NotImplementedError(f"attention_dropout is {attention_dropout}, and fa4 has none: expected 0.0")
+            raise NotImplementedError(f"attention_dropout is {attention_dropout}, expected 0.0: this module has none")
         if return_max_logit:
             raise NotImplementedError("return_max_logit is set, and fa4 tells no largest logit")
         self.qkv_format, self.attn_mask_type = _known(qkv_format, FORMATS, "qkv_format"), _kind(attn_mask_type)

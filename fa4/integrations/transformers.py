@@ -76,6 +76,7 @@ def attention(
         query: (batch, heads_q, seqlen_q, head_dim); key and value likewise, with their own heads and lengths.
         attention_mask: what `mask` returned, or a mask of the caller: (batch, seqlen_k) of keys that are no padding, or
             one for (batch or 1, heads or 1, seqlen_q, seqlen_k), bool (True is seen) or added to the scores.
+        dropout: config.attention_dropout in training, else 0; seeds come from torch's generator.
         sliding_window: keys that a query sees, its own among them.
         s_aux: (heads_q,) the sinks.
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: of sequences packed into one row.
@@ -84,19 +85,15 @@ def attention(
         (batch, seqlen_q, heads_q, head_dim_v), and None for the weights, which are never there.
 
     Raises:
-        NotImplementedError: dropout, a position bias, or a paged cache.
+        NotImplementedError: a position bias, or a paged cache.
     """
-    if dropout:
-        raise NotImplementedError(
-            f"attention dropout is {dropout}, and fa4 has none: set config.attention_dropout = 0.0, or use another "
-            "attn_implementation"
-        )
     for name, given in (("position_bias", position_bias), ("cache (of continuous batching)", cache)):
         if given is not None:
             raise NotImplementedError(f'{name} is given, and attn_implementation="fa4" has none')
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     options: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap or 0.0, "learnable_sink": s_aux}
+    options["dropout_p"] = dropout
     window: dict[str, Any] = {"causal": causal, "window_size": _window(sliding_window, causal)}
     if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
         place = q.shape[1], k.shape[1], k.shape[1] - q.shape[1], 0, _band(sliding_window, causal)

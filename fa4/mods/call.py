@@ -30,7 +30,7 @@ class Problem(NamedTuple):
 def gather(
     problem: Problem, score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any, needs_backward: bool
 ) -> Mods:
-    """The record of a call that has at least one of the three.
+    """The record of a call without its dropout.
 
     Raises:
         TypeError, ValueError: an argument does not fit the problem. ModError: a function cannot be traced.

@@ -1,4 +1,4 @@
-"""A call's mods: what of them shapes code, and what fills it."""
+"""A call's mods, dropout among them: what of them shapes code, and what fills it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .graph import Graph, parse
 
 @dataclass(frozen=True, slots=True)
 class ModSpec:
-    """What of score_mod, mask_mod and block_mask shapes code.
+    """What of score_mod, mask_mod, block_mask and dropout shapes code.
 
     block: query rows and keys of a block, if there are blocks. trained: positions of captured tensors of `score` whose
     gradients are asked for.
@@ -23,18 +23,20 @@ class ModSpec:
     block: tuple[int, int] | None = None
     trained: tuple[int, ...] = ()
     heads_differ: bool = False  # in their blocks
+    dropout: bool = False
 
     def key(self) -> tuple:
         """Plain values that say all of it, for a compile key."""
-        return *(None if graph is None else graph.text for graph in (self.score, self.mask)), self.block, self.trained
+        texts = (None if graph is None else graph.text for graph in (self.score, self.mask))
+        return *texts, self.block, self.trained, self.dropout
 
 
 class Mods(NamedTuple):
-    """A call's score_mod and mask_mod as graphs' texts ("" for none), and what fills them.
+    """A call's score_mod and mask_mod as graphs' texts ("" for none), what fills them, and its dropout.
 
     tensors, numbers: those that the functions captured, the score's first. blocks: the tensors of
     `fa4.mods.blocks.BlockLists`, or none; block_q, block_k: a block's query rows and keys. trained: positions of
-    captured tensors that get gradients.
+    captured tensors that get gradients. dropout_p, dropout_seed: see `dropout`; no dropout without a seed.
     """
 
     tensors: list[Tensor]
@@ -45,6 +47,8 @@ class Mods(NamedTuple):
     block_q: int
     block_k: int
     trained: list[int]
+    dropout_p: float = 0.0
+    dropout_seed: Tensor | None = None
 
     def spec(self) -> ModSpec:
         return ModSpec(
@@ -53,12 +57,14 @@ class Mods(NamedTuple):
             (self.block_q, self.block_k) if self.blocks else None,
             tuple(self.trained),
             bool(self.blocks) and self.blocks[0].shape[1] > 1,
+            self.dropout_seed is not None,
         )
 
     def shaping(self) -> tuple:
         """What `spec` depends on, quick to find."""
         heads = self.blocks[0].shape[1] if self.blocks else None
-        return self.score, self.mask, self.block_q, self.block_k, tuple(self.trained), heads
+        is_dropped = self.dropout_seed is not None
+        return self.score, self.mask, self.block_q, self.block_k, tuple(self.trained), heads, is_dropped
 
     def typed_numbers(self) -> tuple[int | float, ...]:
         """The numbers in the kinds that the graphs have them in."""

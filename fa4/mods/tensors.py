@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .dropout import Rate
 from .graph import Evaluation, Graph, Node, Number
 from .record import Mods
 
@@ -79,15 +80,19 @@ def for_kernels(x: Tensor) -> Tensor:
 
 
 def filled(
-    mods: Mods | None, backward: bool = False, in_turn: bool = False, captured: tuple | None = None
+    mods: Mods | None, heads: int, backward: bool = False, in_turn: bool = False, captured: tuple | None = None
 ) -> tuple | None:
     """What kernels take for a call's mods, as `core.traced.ModTensors`: of the block mask the lists of each block of
-    queries, in a backward those of keys; `in_turn` both."""
+    queries, in a backward those of keys; `in_turn` both. heads: of queries."""
     if mods is None:
         return None
     of_queries, of_keys = tuple(mods.blocks[:4]) or None, tuple(mods.blocks[4:8]) or None
     lists = (of_keys, of_queries if in_turn else None) if backward else (of_queries, None)
-    return tuple(map(for_kernels, mods.tensors)) or None, mods.typed_numbers() or None, *lists, captured
+    dropout = None
+    if mods.dropout_seed is not None:
+        rate = Rate.of(mods.dropout_p)
+        dropout = mods.dropout_seed, rate.bits(), rate.scale, heads
+    return tuple(map(for_kernels, mods.tensors)) or None, mods.typed_numbers() or None, *lists, captured, dropout
 
 
 def add_gradients(done: Evaluation, shape: torch.Size, gradients: Sequence[Tensor | None]) -> None:

@@ -23,12 +23,14 @@ from ..bwd.turns import counter, pass_turn_on, wait_for_turn
 from ..bwd.work import turn_by_lists
 from ..core.captured import Captured
 from ..core.constant import Constant
+from ..core.dropout import Dropout
 from ..core.mask import Band, Blocks, Descending, Listed
 from ..core.places import lines_of, store_lines
 from ..core.rows import first_row_block
 from ..core.score import apply
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
+from .dropout import factors, share_words
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
 from .tensor_core import (
     Operand,
@@ -62,6 +64,7 @@ class Work(Constant):
     score_mod: Traced | None
     mask_mod: Traced | None
     captured: Captured | None
+    dropout: Dropout | None
     walk: Descending | Listed  # over the blocks of query rows
     q: cute.Tensor
     dout: cute.Tensor
@@ -103,6 +106,7 @@ class Memory(Constant):
     p: cute.Tensor
     ds: cute.Tensor
     statistics: cute.Tensor  # (tile_m, 2, stages)
+    words: cute.Tensor | None  # of keep bits, (tile_m, words of a row); written before a step's first barrier
 
     @staticmethod
     def allocate(cfg) -> Memory:
@@ -113,7 +117,10 @@ class Memory(Constant):
 
         k, v, q, do = tile(n, cfg.dim), tile(n, cfg.dim_v), tile(m, cfg.dim, stages), tile(m, cfg.dim_v, stages)
         p, ds = tile(m, n), tile(m, n)
-        return Memory(k, v, q, do, p, ds, smem.allocate_tensor(Float32, cute.make_layout((m, 2, stages)), 128))
+        statistics, words = smem.allocate_tensor(Float32, cute.make_layout((m, 2, stages)), 128), None
+        if cfg.has_dropout:
+            words = smem.allocate_tensor(Int32, cute.make_layout((m, cfg.tiles.words_per_row)), 128)
+        return Memory(k, v, q, do, p, ds, statistics, words)
 
 
 @cute.jit
@@ -128,6 +135,7 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
     mask = Band(tiles.tile_m, tiles.tile_n, rows_q.count, rows_k.count, *args.window, cfg.group)
     lengths = rows_q.count, rows_k.count
     score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.group, lengths, cfg.group)
+    dropout = Dropout.of(cfg.mods, args.mods, sequence, head * cfg.group, cfg.group)
     captured = None
     if cutlass.const_expr(cfg.mods is not None):
         captured = Captured.of(args.mods.captured, cfg, sequence, rows_k, extent(args.k), n_block)
@@ -153,6 +161,7 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
         score_mod=score_mod,
         mask_mod=mask_mod,
         captured=captured,
+        dropout=dropout,
         walk=walk,
         q=q,
         dout=dout,
@@ -259,6 +268,8 @@ def step(work, memory, products, place, turn, masked: cutlass.Constexpr[bool]):
     m_block, following = walk.block(place), walk.ahead(place, 1)
     stage = turn % stages if cutlass.const_expr(stages > 1) else 0
     m, n = cfg.tiles.tile_m, cfg.tiles.tile_n
+    if cutlass.const_expr(work.dropout is not None):
+        share_words(work, memory, m_block)  # those of the step before have been read: a barrier lies between
     cute.arch.cp_async_wait_group(0)
     cute.arch.barrier()
     if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
@@ -300,6 +311,10 @@ def weights(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[
     apply(score, s)
     scores, grads = rows_by_columns(s), rows_by_columns(dp)
     rows = cute.size(scores, mode=[0])
+    kept = None
+    if cutlass.const_expr(work.dropout is not None):
+        kept = factors(work, memory, own, first)
+        store_lines(grads, _products(lines_of(grads), kept))
     for r in cutlass.range_constexpr(rows):
         row = grads[r, None].load() + memory.statistics[own[r, 0][0], 1, stage]
         if cutlass.const_expr(score is not None):
@@ -327,12 +342,18 @@ def weights(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[
                 grads[r, c] = Float32(cutlass.select_(scores[r, c] == 0.0, Float32(0.0), grads[r, c]))
     if cutlass.const_expr(work.captured is not None):
         work.captured.add(at, lines_of(scores), by_weight=True)
+    if cutlass.const_expr(kept is not None):
+        store_lines(scores, _products(lines_of(scores), kept))
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cfg.dtype, num_bits_per_copy=32)
     to_smem = cute.make_tiled_copy_C(atom, mma).get_slice(work.thread)
     for acc, staged in ((s, memory.p), (dp, memory.ds)):
         half = cute.make_fragment_like(acc, cfg.dtype)
         half.store(acc.load().to(cfg.dtype))
         cute.copy(to_smem, to_smem.retile(half), to_smem.partition_D(staged))
+
+
+def _products(x: list[list[Float32]], y: list[list[Float32]]) -> list[list[Float32]]:
+    return [[a * b for a, b in zip(*lines)] for lines in zip(x, y)]
 
 
 @cute.jit

@@ -35,12 +35,16 @@ class Config(Variant):
     def threads(self) -> int:
         return 32 * self.tiles.warps
 
+    @property
+    def smem_bytes(self) -> int:
+        return self.tiles.smem_bytes(self.head_dim, self.head_dim_v)
+
     def launch(self, ctas: Int32) -> dict:
         """The shape of a launch of `ctas` blocks."""
         return dict(
             grid=[ctas, 1, 1],
             block=[self.threads, 1, 1],
-            smem=self.tiles.smem_bytes(self.head_dim, self.head_dim_v),
+            smem=self.smem_bytes,
             min_blocks_per_mp=self.tiles.blocks_per_sm,
             preferred_smem_carveout=100,
         )
@@ -97,6 +101,11 @@ class BackwardConfig(Config):
             turns=1 if self.deterministic else 0,
             list_rows=self.mods.block[0] * self.group if self.turns_by_lists else 0,
         )
+
+    @property
+    def smem_bytes(self) -> int:
+        words = self.tiles.words_bytes if self.has_dropout else 0
+        return self.tiles.smem_bytes(self.head_dim, self.head_dim_v) + words
 
     @property
     def span(self) -> int:

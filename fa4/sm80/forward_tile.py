@@ -17,11 +17,13 @@ from cutlass.memory import SmemAllocator
 
 from ..core.cache import Keys, Paged, Strided
 from ..core.constant import Constant
+from ..core.dropout import Dropout
 from ..core.mask import Band, Descending, Listed
 from ..core.places import lines_of, store_lines
 from ..core.score import Softcap, apply
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
+from .dropout import drop
 from .fp8 import ConvertingCopy
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
 from .softmax import OnlineSoftmax
@@ -56,6 +58,7 @@ class Work(Constant):
     v_descale: Float32 | None  # what O is multiplied by at the end
     score_mod: Traced | None
     mask_mod: Traced | None
+    dropout: Dropout | None
     walk: Descending | Listed  # over the blocks of keys, this block's share of them if they are split
     q: cute.Tensor
     k: Strided | Paged
@@ -131,6 +134,7 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
     if m_block * tiles.tile_m < rows_q.count * cfg.packed:
         lengths = rows_q.count, keys.count
         score_mod, mask_mod = bind(cfg.mods, args.mods, sequence, head * cfg.packed, lengths, cfg.packed)
+        dropout = Dropout.of(cfg.mods, args.mods, sequence, head * cfg.packed, cfg.packed)
         if cutlass.const_expr(cfg.has_blocks):
             block_q, block_k = cfg.mods.block
             row, ratio = m_block // (block_q // tiles.tile_m), block_k // tiles.tile_n
@@ -161,6 +165,7 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
                 v_descale=v_descale,
                 score_mod=score_mod,
                 mask_mod=mask_mod,
+                dropout=dropout,
                 walk=walk,
                 q=q,
                 k=keys.of_head(args.k, head_kv),
@@ -253,6 +258,10 @@ def step(work, tile, place, masked: cutlass.Constexpr[bool]):
     modify(work, mma, scores, walk.block(place), masked)
     may_be_empty = masked or work.score_mod is not None or work.mask_mod is not None
     tile.softmax.update(scores, rows_by_columns(tile.o), may_be_empty)
+    if cutlass.const_expr(work.dropout is not None):
+        own = coordinates(mma, work.thread, m, n_keys)
+        rows = [work.first_row + own[r, 0][0] for r in range(cute.size(own, mode=[0]))]
+        store_lines(scores, drop(work.dropout, lines_of(scores), rows, walk.block(place) * n_keys))
     weights = cute.make_fragment_like(s, cfg.dtype)
     weights.store(s.load().to(cfg.dtype))
     product(mma, tile.o, as_operand_a(weights), tile.v.at(stage))
@@ -295,6 +304,8 @@ def finish(work, tile):
             row = work.first_row + own[r, 0][0]
             sinks[r] = Float32(sink[work.head * cfg.packed + row % cfg.packed])
     tile.softmax.finish(rows_by_columns(tile.o), row_lse, sinks)
+    if cutlass.const_expr(work.dropout is not None):
+        tile.o.store(tile.o.load() * work.dropout.scale)
     if cutlass.const_expr(work.v_descale is not None):
         tile.o.store(tile.o.load() * work.v_descale)
     for r in cutlass.range_constexpr(rows):

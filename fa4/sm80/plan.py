@@ -56,7 +56,8 @@ class Backward(BackwardPlan):
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
         super().__init__(spec, extent, chip)
-        self.tiles = tiles or backward_tiles(spec.head_dim, spec.head_dim_v, chip)
+        has_dropout = spec.mods is not None and spec.mods.dropout
+        self.tiles = tiles or backward_tiles(spec.head_dim, spec.head_dim_v, chip, has_dropout)
 
     def __str__(self) -> str:
         return f"backward {self.tiles}"

@@ -9,6 +9,7 @@ from cutlass import Int32
 
 from ..core.variant import Variant
 from ..device import Chip
+from ..mods.dropout import KEYS
 from ..spec import AttentionSpec
 
 
@@ -88,12 +89,22 @@ class BackwardTiles:
         d, dv, m, n = padded(head_dim), padded(head_dim_v), self.tile_m, self.tile_n
         return 2 * ((n + self.stages * m) * (d + dv) + 2 * m * n) + 8 * self.stages * m
 
-    def fits(self, head_dim: int, head_dim_v: int, chip: Chip) -> bool:
+    @property
+    def words_per_row(self) -> int:
+        """Of keep bits, where there is dropout."""
+        return -(-self.tile_n // KEYS)
+
+    @property
+    def words_bytes(self) -> int:
+        return 4 * self.tile_m * self.words_per_row
+
+    def fits(self, head_dim: int, head_dim_v: int, chip: Chip, has_dropout: bool = False) -> bool:
         """Whether 16-column groups divide evenly among the warps, and the tiles fit the chip's shared memory."""
         d, dv = padded(head_dim), padded(head_dim_v)
         across_kv, across_q = 16 * self.warps_kv[1], 16 * self.warps_q[1]
         even = d % across_kv == 0 and dv % across_kv == 0 and d % across_q == 0
-        return even and self.smem_bytes(head_dim, head_dim_v) <= chip.smem_per_block
+        smem_bytes = self.smem_bytes(head_dim, head_dim_v) + (self.words_bytes if has_dropout else 0)
+        return even and smem_bytes <= chip.smem_per_block
 
 
 # (largest padded head dim, tiles), the first whose warps divide the head dims and that fits the shared memory.
@@ -111,11 +122,11 @@ _BACKWARD = (
 )
 
 
-def backward_tiles(head_dim: int, head_dim_v: int, chip: Chip) -> BackwardTiles:
+def backward_tiles(head_dim: int, head_dim_v: int, chip: Chip, has_dropout: bool = False) -> BackwardTiles:
     """The backward's tiles for a head dim on a chip."""
     largest = max(padded(head_dim), padded(head_dim_v))
     for limit, tiles in _BACKWARD:
-        if largest <= limit and tiles.fits(head_dim, head_dim_v, chip):
+        if largest <= limit and tiles.fits(head_dim, head_dim_v, chip, has_dropout):
             return tiles
     raise ValueError(f"head_dim ({head_dim}, {head_dim_v}) has no backward tiles on {chip}")
 

@@ -112,14 +112,29 @@ def test_nested_tensors(layout, served, seed):
     assert_attention(problem, out, *torch.autograd.grad(out, tensors, problem.dout))
 
 
-def test_dropout_goes_to_torch_and_the_reason_is_said_once(served):
-    x = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        with pytest.warns(UserWarning, match="fa4 has no dropout"):
-            F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).sum().backward()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).sum().backward()
+def test_dropout_and_its_gradients(served):
+    x = torch.randn(1, 64, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    results = []
+    for call in (F.scaled_dot_product_attention, None):
+        torch.manual_seed(5)
+        if call is None:
+            out = fa4.flash_attn_func(x, x, x, dropout_p=0.5)
+        else:
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                out = call(*[x.transpose(1, 2)] * 3, dropout_p=0.5).transpose(1, 2)
+        results.append((out, *torch.autograd.grad(out.square().sum(), x)))
+    assert torch.equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1])  # dQ is added up in any order
+
+
+def test_what_fa4_lacks_goes_to_torch_and_the_reason_is_said_once(served):
+    x = torch.randn(1, 64, 2, 64, device="cuda", dtype=torch.bfloat16)
+    lengths = None, None, 64, 64, 0.5, False, True  # return_debug_mask
+    with pytest.warns(UserWarning, match="return_debug_mask is asked for"):
+        torch.ops.aten._flash_attention_forward(x, x, x, *lengths)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.ops.aten._flash_attention_forward(x, x, x, *lengths)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])

@@ -218,11 +218,26 @@ def test_lengths_of_a_collator(seed):
     assert torch.equal(out[0], problem.call()[0])
 
 
+def test_attention_dropout_is_for_training_alone():
+    """In training logits differ from call to call unless the seed is the same; gradients are those of that seed."""
+    model = MODELS["llama"]
+    extra = SIZES | model.extra | dict(attention_dropout=0.5, attn_implementation="fa4")
+    llama = transformers.LlamaForCausalLM(getattr(transformers, model.config)(**extra))
+    tokens = torch.arange(LENGTH)[None]
+
+    def logits(seed):
+        torch.manual_seed(seed)
+        return llama(tokens).logits
+
+    assert torch.equal(llama.train() and logits(1), logits(1))
+    assert not torch.equal(logits(1), logits(2))
+    logits(1).square().sum().backward()
+    assert torch.equal(llama.eval() and logits(1), logits(2))
+
+
 def test_what_fa4_lacks_is_refused():
     x = torch.zeros(1, 1, 4, 8)
     attention = fa4.integrations.transformers.attention
-    with pytest.raises(NotImplementedError, match=r"set config\.attention_dropout = 0\.0"):
-        attention(torch.nn.Module(), x, x, x, None, dropout=0.1)
     for name in ("position_bias", "cache"):
         with pytest.raises(NotImplementedError, match=name):
             attention(torch.nn.Module(), x, x, x, None, **{name: x})
