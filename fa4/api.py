@@ -258,10 +258,10 @@ def explain(
 ) -> dispatch.Explanation:
     """Which backend and tiles a call with these arguments gets, and why not the backends preferred to it.
 
-    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func` but `return_lse` and `dropout_seed`, which change
-    nothing here, or those of `flash_attn_with_kvcache` that have a part in the choice, with the caches as k and v. For
-    packed q, k, v without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor, and returns a record
-    that prints as text. Tensors on the "meta" device will do if only shapes are at hand.
+    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func` but `return_lse` and `dropout_seed`, which
+    change nothing here, or those of `flash_attn_with_kvcache` that have a part in the choice, with the caches as k and
+    v. For packed q, k, v without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor, and returns a
+    record that prints as text. Tensors on the "meta" device will do if only shapes are at hand.
     """
     if _autocast_anywhere():
         q, k, v = _autocast(q, k, v)

@@ -17,6 +17,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...core.captured import Captured
+from ...core.dropout import Dropout, dropped
 from ...core.elements import Elements
 from ...core.places import Places
 from ...core.score import Softcap
@@ -86,6 +87,15 @@ def mods_at(context, work, at: At, asks_mask: bool) -> tuple[Elements | None, El
     return score, mask
 
 
+def kept_at(context, work, at: At) -> list[Int32] | None:
+    """Words of keep bits of this thread's elements of a step, if there is dropout."""
+    cfg, warp = context.cfg, cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, work.head_kv * cfg.group + at.member)
+    if dropout is None:
+        return None
+    return dropout.by_keys(at.begin, cfg.half, work.own_block * TILE_N + warp % 4 * 32)
+
+
 def half_of_warp() -> Int32:
     """Which half of the queries this warp has."""
     return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
@@ -106,6 +116,7 @@ def step(
     """One block of queries. is_cut: the band may hide the key from some of them; asks_mask: a mask_mod may."""
     cfg, args, spans = context.cfg, context.args, context.tmem
     score, mask = mods_at(context, work, at, asks_mask)
+    kept = kept_at(context, work, at)
     half = half_of_warp()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = cute.arch.thread_idx()[0] % TILE_N
@@ -146,7 +157,11 @@ def step(
             weights = exp2_polynomial(*x)
         else:
             weights = exp2_mufu(x[0]), exp2_mufu(x[1])
-        words.append(pack_half(weights[0], weights[1], cfg.dtype))
+        factors = factors_at(context, kept, 2 * pair)
+        for_dv = weights
+        if cutlass.const_expr(factors is not None):
+            for_dv = cute.arch.mul_packed_f32x2(tuple(weights), factors)
+        words.append(pack_half(for_dv[0], for_dv[1], cfg.dtype))
         if cutlass.const_expr(cfg.has_softcap):
             weights = [w * cap.slope(t) for w, t in zip(weights, both)]
         p += weights
@@ -162,7 +177,11 @@ def step(
             delta = load_floats(minus_delta + (column + i), 4)
             for j in cutlass.range_constexpr(0, 4, 2):
                 place = column + i + j
-                ds = cute.arch.add_packed_f32x2((dp[i + j], dp[i + j + 1]), tuple(delta[j : j + 2]))
+                factors = factors_at(context, kept, place)
+                if cutlass.const_expr(factors is None):
+                    ds = cute.arch.add_packed_f32x2((dp[i + j], dp[i + j + 1]), tuple(delta[j : j + 2]))
+                else:
+                    ds = cute.arch.fma_packed_f32x2((dp[i + j], dp[i + j + 1]), factors, tuple(delta[j : j + 2]))
                 ds = cute.arch.mul_packed_f32x2((p[place], p[place + 1]), ds)
                 grads += ds
                 if cutlass.const_expr(score is None):
@@ -185,6 +204,14 @@ def step(
                 store_row(context.smem.address("dS"), cfg.ds_tile, lane, own * cfg.half, words)
     tmem.wait_stores()
     ends.compute_mma_dS.arrive_full(0)
+
+
+def factors_at(context, kept: list[Int32] | None, i: int) -> tuple[Float32, Float32] | None:
+    """What P and dP of elements i and i + 1 are multiplied by: 1 / (1 - p), or 0 where dropped."""
+    if kept is None:
+        return None
+    scale = context.args.mods.dropout.scale
+    return dropped(kept, i, scale), dropped(kept, i + 1, scale)
 
 
 @cute.jit

@@ -17,6 +17,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...core.constant import Constant
+from ...core.dropout import Dropout, dropped
 from ...core.elements import Elements
 from ...core.places import Places
 from ...core.score import Softcap
@@ -83,6 +84,8 @@ def softmax(context):
         norm, lse = normalise(context, work, row, query, reference, total)
         if work.count > 0:
             norms.wait()
+            if cutlass.const_expr(cfg.has_dropout):
+                norm = norm * context.args.mods.dropout.scale
             norm_of[thread] = norm
             norms.arrive()
             norms = norms.next()
@@ -100,17 +103,18 @@ def rows_in_smem(context, name: str) -> cute.Tensor:
 @dataclass(frozen=True)
 class At(Constant):
     """A row's scores of a key block: it sees columns first <= column < stop, if the band cuts the block; score, mask:
-    the elements as a score_mod and a mask_mod see them."""
+    the elements as a score_mod and a mask_mod see them; kept: words of keep bits."""
 
     first: Int32
     stop: Int32
     score: Elements | None
     mask: Elements | None
+    kept: list[Int32] | None
 
 
 @dataclass(frozen=True)
 class Seen(Constant):
-    """What a row sees: keys first <= key < stop, and what a mask_mod shows of them."""
+    """What a row sees: keys first <= key < stop, what a mask_mod shows of them, and what dropout keeps."""
 
     context: Any
     row: Int32
@@ -118,13 +122,15 @@ class Seen(Constant):
     stop: Int32
     score_mod: Traced | None
     mask_mod: Traced | None
+    dropout: Dropout | None
 
     @staticmethod
     def by(context, work, row: Int32, query: Int32) -> Seen:
         cfg, lengths = context.cfg, (work.q.count, work.k.count)
         head = work.head * cfg.packed
         mods = bind(cfg.mods, context.args.mods, work.batch, head, lengths, cfg.packed, rows_per_query=cfg.slots)
-        return Seen(context, row, *work.mask.keys(query), *mods)
+        dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, head, cfg.packed, cfg.slots)
+        return Seen(context, row, *work.mask.keys(query), *mods, dropout)
 
     def at(self, block: Int32, asks_mask: bool = True) -> At:
         """In a key block. asks_mask: whether a mask_mod may hide something there."""
@@ -135,7 +141,8 @@ class Seen(Constant):
         mask = None if self.mask_mod is None or not asks_mask else self.mask_mod.at(places)
         if mask is not None:
             mask.see_ahead()  # there are no registers for all that is loaded
-        return At(self.first - begin, self.stop - begin, score, mask)
+        kept = None if self.dropout is None else self.dropout.words(self.row, begin, cfg.tile_n)
+        return At(self.first - begin, self.stop - begin, score, mask, kept)
 
 
 def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: Float32, at: At, is_masked: bool):
@@ -191,6 +198,8 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
         else:
             p = exp2_mufu(x), exp2_mufu(y)
         weights.append(p)
+        if at.kept is not None:
+            p = [dropped(at.kept, 2 * pair + i, x) for i, x in enumerate(p)]
         words.append(pack_half(p[0], p[1], cfg.dtype))
         keys = 2 * pair + 2
         if keys == STORED_KEYS:

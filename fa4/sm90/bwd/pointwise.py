@@ -12,6 +12,7 @@ from cutlass import Boolean, Float32, Int32
 
 from ...core.captured import Captured
 from ...core.constant import Constant
+from ...core.dropout import Dropout
 from ...core.elements import Elements
 from ...core.places import Places
 from ...core.score import Softcap
@@ -20,6 +21,7 @@ from ...core.words import load_floats, pack_half, store_words
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..fragment import LANES_PER_ROW, ROWS_PER_WARP, first_column, row_elements, row_in_warp
+from .dropout import Kept
 from .placement import WARPGROUP
 
 
@@ -71,7 +73,7 @@ class At(Constant):
 
     bounds: see `seen_by_key`; None where no query misses a key. score, mask: a thread's elements as a score_mod and a
     mask_mod see them. listed: the work whose blocks come from lists. captured: where gradients of captured tensors are
-    added.
+    added. kept: what dropout leaves.
     """
 
     bounds: list[tuple[Int32, Int32]] | None = None
@@ -79,6 +81,7 @@ class At(Constant):
     mask: Elements | None = None
     listed: Any = None
     captured: Captured | None = None
+    kept: Kept | None = None
 
 
 def where(context, work, place: tuple[Int32, Int32], is_cut: bool) -> At:
@@ -102,7 +105,9 @@ def where(context, work, place: tuple[Int32, Int32], is_cut: bool) -> At:
     if mask is not None:
         mask.see_ahead()  # hardly a register is left
     captured = Captured.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.n_block)
-    return At(bounds, score, mask, work if cfg.has_blocks else None, captured)
+    dropout = Dropout.of(cfg.mods, args.mods, work.batch, head)
+    kept = None if dropout is None else Kept.of(dropout, m_block * cfg.tile_m, cfg.tile_m, own_keys(work)[0])
+    return At(bounds, score, mask, work if cfg.has_blocks else None, captured, kept)
 
 
 def by_key(s: Any, queries: int) -> list[list]:
@@ -154,7 +159,8 @@ def slopes(context, s: cute.Tensor, p: list[Float32], minus_delta: Statistic, dp
     """dS^T, rounded, two to a word. s: of `weights`."""
     if context.cfg.has_softcap:
         p = [x * Softcap(context.args.scale_over_cap).slope(s[i]) for i, x in enumerate(p)]
-    ds = [x * (dp[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)]
+    grads = [dp[i] if at.kept is None else dp[i] * at.kept.factor(i) for i in range(len(p))]
+    ds = [x * (grads[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)]
     if at.score is not None:
         ds = in_order(at.score.slopes(by_key(ds, context.cfg.tile_m)))
         if not at.score.of.is_harmless:  # of pairs that are not seen P is 0, which makes no 0 of a NaN
@@ -162,6 +168,12 @@ def slopes(context, s: cute.Tensor, p: list[Float32], minus_delta: Statistic, dp
     if at.captured is not None:
         at.captured.add(at.score, by_key(p, context.cfg.tile_m))
     return rounded(ds, context.cfg.dtype)
+
+
+def for_dv(context, p: list[Float32], at: At) -> list[Int32]:
+    """P^T as dV takes it, rounded, two to a word."""
+    p = p if at.kept is None else [x * at.kept.factor(i) for i, x in enumerate(p)]
+    return rounded(p, context.cfg.dtype)
 
 
 def is_seen(cfg, i: int, first: Int32, stop: Int32) -> Boolean:

@@ -18,7 +18,7 @@ from ..wgmma import wait
 from .config import Division
 from .epilogue import stage_gradients
 from .handing import Handing
-from .pointwise import Statistic, clear_ds, fill, rounded, rows_of, slopes, store_ds, weights, where
+from .pointwise import Statistic, clear_ds, fill, for_dv, rows_of, slopes, store_ds, weights, where
 from .team import Team
 from .work import own_steps
 
@@ -131,7 +131,7 @@ def step(
     ds.wait()  # here, so that the compiler does not move exp2 behind the wait for dP
     wait(0)
     p_operand, ds_operand = cfg.dv.a_registers(), cfg.dk.a_registers()
-    fill(p_operand, rounded(p, cfg.dtype))
+    fill(p_operand, for_dv(context, p, scores_at))
     ds_words = slopes(context, s, p, minus_delta, dp, scores_at)
     fill(ds_operand, ds_words)
 

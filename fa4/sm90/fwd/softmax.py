@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from ...core.constant import Constant
+from ...core.dropout import Dropout, dropped
 from ...core.elements import Elements
 from ...core.places import Places
 from ...core.score import Softcap
@@ -36,6 +37,7 @@ class At(Constant):
     block: Int32
     score: Elements | None
     mask: Elements | None
+    kept: list[list[Int32]] | None  # of each row, see `core.dropout.Dropout.by_quads`
 
 
 class Softmax(Constant):
@@ -51,7 +53,7 @@ class Softmax(Constant):
         self.context = context
         self.reference, self.total, self.factor = (cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(3))
         self.first, self.stop = (cute.make_rmem_tensor(ROWS_PER_THREAD, Int32) for _ in range(2))
-        self.score_mod, self.mask_mod, self.lines = None, None, ()
+        self.score_mod, self.mask_mod, self.dropout, self.lines = None, None, None, ()
 
     def reset(self, work, first_row: Int32) -> None:
         """Before a work tile; first_row: of this warp, in the sequence."""
@@ -66,6 +68,7 @@ class Softmax(Constant):
             self.score_mod, self.mask_mod = bind(
                 cfg.mods, args.mods, work.batch, head, lengths, cfg.packed, rows_per_query=cfg.slots
             )
+            self.dropout = Dropout.of(cfg.mods, args.mods, work.batch, head, cfg.packed, cfg.slots)
             self.lines = tuple(first_row + row_in_warp(r) for r in range(ROWS_PER_THREAD))
 
     def at(self, s: cute.Tensor, block: Int32) -> At:
@@ -77,7 +80,10 @@ class Softmax(Constant):
         for elements in (score, mask):
             if elements is not None:
                 elements.ask_ahead()
-        return At(block, score, mask)
+        kept = None
+        if self.dropout is not None:
+            kept = self.dropout.by_quads(list(self.lines), block * cfg.tile_n, 2 * cute.size(s))
+        return At(block, score, mask, kept)
 
     def weigh(self, s: cute.Tensor, at: At, is_masked: bool) -> Boolean:
         """S -> P in place, for one key block; returns whether O must be multiplied by `factor`, row by row: the same
@@ -94,8 +100,8 @@ class Softmax(Constant):
             if is_masked or cfg.mods is not None:
                 reference = Float32(cutlass.select_(reference == -Float32.inf, Float32(0.0), reference))
             weights = [cute.math.exp2(value * args.scale_log2 - reference, fastmath=True) for value in x]
-            for i, weight in zip(row_elements(2 * cute.size(s), r), weights):
-                s[i] = weight
+            for c, (i, weight) in enumerate(zip(row_elements(2 * cute.size(s), r), weights)):
+                s[i] = weight if at.kept is None else dropped(at.kept[r], c // 2 * 8 + c % 2, weight)
             # The block's sum first: adding each weight to the running total would round it hundreds of times.
             self.total[r] = self.total[r] + in_chains(weights, lambda a, b: a + b)
         return has_grown
@@ -133,7 +139,7 @@ class Softmax(Constant):
             total = across_row(self.total[r], lambda a, b: a + b)
             norm, lse = normalise(self.context, work, row, query_of(self.context.cfg, row), self.reference[r], total)
             write_lse(self.context, work, row, lse)
-            norms.append(norm)
+            norms.append(norm if self.dropout is None else norm * self.dropout.scale)
         return norms
 
     def finish_empty(self, work, first_row: Int32) -> None:

@@ -78,6 +78,7 @@ def _of_many(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
         return USUAL if extent.max_seqlen_q <= 1024 else MIDDLE
     if spec.head_dim <= 192 and spec.head_dim_v <= 128:
         return USUAL_SHORT if is_masked and keys <= 512 and spec.head_dim <= 128 else USUAL
-    if widest <= 192:
+    has_dropout = spec.mods is not None and spec.mods.dropout  # whose words are those of 32 keys
+    if widest <= 192 and not has_dropout:
         return WIDE
     return WIDEST

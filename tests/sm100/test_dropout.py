@@ -1,0 +1,20 @@
+"""Dropout in the Blackwell kernels on the emulated chip."""
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
+
+from fa4.emulator import emulate
+from tests.dropout import DENSE, PACKED, assert_bits, assert_right_with_dropout
+
+
+def test_bits(seed):
+    with emulate("sm_100a", sms=4, seed=seed):
+        assert_bits(seed, "sm100")
+
+
+@pytest.mark.parametrize("case", [PACKED, pytest.param(DENSE, marks=pytest.mark.soak)], ids=str)
+def test_results(case, seed):
+    with emulate("sm_100a", sms=4, seed=seed):
+        assert_right_with_dropout(case, seed, "sm100")
