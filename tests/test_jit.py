@@ -31,28 +31,24 @@ _CHIP = chip_by_number(80)
 
 # A process that compiles a kernel for a real chip and one for an emulated chip, and prints what it had to build.
 _PROCESS = """
-import torch, fa4
+import torch
 from fa4 import jit
-from fa4.device import chip_by_number
+from fa4.device import chip_by_number, chip_of
 from fa4.emulator import emulate
 from tests.compiled_for import scale_kernel
 
-chip, built, compile_kernel = chip_by_number(80), [], jit.compile_kernel
-def build():
-    built.append("real")
-    return scale_kernel(chip)
-first = jit.compiled(("scale",), build, chip)
-assert jit.compiled(("scale",), build, chip) is first
-
-def recorded(*args, **kwargs):
-    built.append("emulated")
-    return compile_kernel(*args, **kwargs)
-jit.compile_kernel = recorded
-x = torch.randn(1, 40, 1, 32, dtype=torch.bfloat16)
+built = []
+def compiled(chip):
+    def build():
+        built.append("emulated" if chip.emulated else "real")
+        return scale_kernel(chip)
+    return jit.compiled(("scale",), build, chip)
+chip = chip_by_number(80)
+assert compiled(chip) is compiled(chip)
+x = torch.ones(20, 1)
 with emulate("sm_80") as gpu:
-    out = fa4.flash_attn_func(x, x, x)
-torch.testing.assert_close(out, fa4.flash_attn_func(x, x, x, backend="torch"), atol=0.02, rtol=0.02)
-assert len(gpu.launches) == 1
+    compiled(chip_of(x.device))(x, 3.0)
+assert (x == 3).all() and len(gpu.launches) == 1
 print(*built)
 """
 
@@ -339,7 +335,7 @@ def test_host_only_names_exist():
 
 def _qkv(seed: int):
     generator = torch.Generator().manual_seed(seed)
-    shape = (1, 40, 2, 64)
+    shape = (1, 20, 2, 64)
     return [torch.randn(shape, generator=generator).to(torch.bfloat16).requires_grad_() for _ in range(3)]
 
 
@@ -349,7 +345,7 @@ def test_a_dry_run_leaves_nothing_behind(monkeypatch, seed):
     with emulate("sm_80"):
         with jit.compile_only() as dry, monkeypatch.context() as patch:
             patch.setattr(jit, "compile_kernel", lambda *args, chip: None)
-            fa4.flash_attn_func(q, k, v, causal=True).sum().backward()
+            fa4.flash_attn_func(q, k, v, causal=True, deterministic=True).sum().backward()
         assert [(target, key[0]) for target, key in dry.seconds] == [
             ("sm_80", "sm80.forward"),
             ("sm_80", "sm80.backward"),
@@ -358,7 +354,8 @@ def test_a_dry_run_leaves_nothing_behind(monkeypatch, seed):
         for backend in ("sm80", "torch"):
             for x in (q, k, v):
                 x.grad = None
-            out = fa4.flash_attn_func(q, k, v, causal=True, backend=backend)
+            # In order, as in the tests of layouts, whose kernels these are.
+            out = fa4.flash_attn_func(q, k, v, causal=True, deterministic=True, backend=backend)
             out.sum().backward()
             grads.append([out.detach().float(), *(x.grad.float() for x in (q, k, v))])
     for ours, torchs in zip(*grads):

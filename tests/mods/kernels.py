@@ -17,6 +17,11 @@ def divides(b, h, q_idx, kv_idx):
     return ((distance // 8) % 3 != 1) & ((distance % 5 < 4) | ~(kv_idx & 1 == 0))
 
 
+def stripes(b, h, q_idx, kv_idx):
+    """Twelve of each sixteen diagonals; a few operations, for kernels that are long without."""
+    return (q_idx - kv_idx) & 12 != 4
+
+
 def by_head(width):
     """Another window for each head; rows of blocks that see nothing."""
     return lambda b, h, q_idx, kv_idx: (q_idx - kv_idx <= width * (h + 1)) & (q_idx >= kv_idx)
@@ -59,6 +64,9 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
     def leaf(x):
         return x.clone().requires_grad_()
 
+    def temperature_of_rows(rows):
+        return dict(score_mod=lambda score, b, h, q_idx, kv_idx: score * rows[q_idx], trained=(rows,))
+
     def temperature_of(factors):
         return dict(score_mod=fa4.scores.temperature(factors), trained=(factors,))
 
@@ -70,6 +78,10 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
         # Loads of several dtypes and of computed places, counted from the end too; what does not exist has no root.
         # Gradients of what heads, rows and distances choose. Causal as well; heads of a group.
         "many_kinds": Problem("many_kinds", *(150, 190, 6, 2, 2), **trained, **same_document, call=dict(causal=True)),
+        # What a chip's kernels have of their own in the above, without the operations, which take long to compile.
+        "few_kinds": Problem(
+            "few_kinds", *(150, 190, 6, 2, 2), **temperature_of_rows(leaf(rows)), call=dict(causal=True)
+        ),
         # Those that are added in order: of what heads choose.
         "many_kinds_in_order": Problem(
             "many_kinds_in_order",
@@ -101,9 +113,17 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
         "heads_wide": of_heads(300, 260, head_dim=128),
         # A mask without a block mask.
         "divides": Problem("divides", *(140, 200, 4, 2), head_dim=128, mask_mod=divides, call=dict(deterministic=True)),
+        "stripes": Problem("stripes", *(140, 200, 4, 2), head_dim=128, mask_mod=stripes, call=dict(deterministic=True)),
         # Heads are rows of a tile, and the keys are split.
         "packed_and_split": Problem(
-            "packed_and_split", *(3, 600, 6, 2), score_mod=fa4.scores.relative_bias(table), mask_mod=divides
+            "packed_and_split", *(3, 1400, 6, 2), score_mod=fa4.scores.relative_bias(table), mask_mod=divides
+        ),
+        # The same with few operations; most parts see nothing of most heads.
+        "packed_by_head": Problem(
+            "packed_by_head",
+            *(3, 1400, 6, 2),
+            score_mod=lambda score, b, h, q_idx, kv_idx: score + table[h, q_idx],
+            mask_mod=lambda b, h, q_idx, kv_idx: kv_idx < 210 * (h + 1) + q_idx,
         ),
     }
 

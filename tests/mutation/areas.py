@@ -70,8 +70,8 @@ _SM90_FORWARD = (
     "tests/sm90/test_splits.py -k 'parts_of_a_problem or share_a_tile'",
     *_cases(
         "tests/sm90/test_forward.py::test_case",
-        *("causal", "window_both_sides", "sink_varlen_gqa", "seqused_dense", "half_block_alone"),
-        *("softcap", "packed_rows_past_the_end", "head_dim_192_128_many"),
+        *("causal", "window_both_sides", "packed_with_all", "seqused_dense", "half_block_alone"),
+        "head_dim_192_128_many",
     ),
     "tests/sm90/test_splits.py::test_parts_are_joined[group_of_five_whole]",
 )
@@ -83,7 +83,7 @@ _SM100_FORWARD = (
     "tests/sm100/test_forward.py::test_a_pair_refuses",
     *_cases(
         "tests/sm100/test_forward.py::test_case",
-        *("causal", "window_both_sides", "sink_varlen_gqa", "seqused_dense", "pair_one_key", "softcap"),
+        *("causal", "window_both_sides", "packed_with_all", "seqused_dense", "pair_one_key"),
         *("group_of_twelve_is_packed_by_four", "varlen_with_empty", "head_dim_192_128_many"),
     ),
     "tests/sm100/test_forward.py::test_a_pair_serves_sequences_of_any_length",
@@ -96,7 +96,7 @@ _SM100_BACKWARD = (
     "tests/sm100/test_backward.py::test_every_head_dim_fits_the_chip",
     *_cases(
         "tests/sm100/test_backward.py::test_gradients_of_named_case",
-        *("softcap", "head_dim_40_padded", "varlen_with_empty", "pair_window_gqa", "pair_varlen", "head_dim_192_128"),
+        *("head_dim_40_padded", "varlen_with_empty", "pair_window_softcap_gqa", "pair_varlen", "head_dim_192_128"),
     ),
     *_cases(
         "tests/sm100/test_backward.py::test_deterministic_gradients_are_bitwise_equal", "gqa-pair", "varlen-single"
@@ -167,8 +167,8 @@ AREAS = (
         (),
         (
             *(*_SM80_TABLES, *_SM80_SPLIT, *_SM80_BOTH),
-            "tests/sm80/test_mods.py::test_other_values_numbers_lengths_and_lists_compile_nothing",
-            "tests/sm90/test_mods.py::test_forward_and_gradients[documents]",
+            "tests/mods/test_emulated.py::test_other_values_numbers_lengths_and_lists_compile_nothing",
+            "tests/mods/test_emulated.py::test_forward_and_gradients[sm90-documents]",
             # What the chips share: launches, rows and work of forwards, steps that no round of threads divides.
             *_cases("tests/sm90/test_forward.py::test_case", "seqused_dense"),
             "tests/sm90/test_splits.py::test_parts_are_joined[group_of_five_whole]",

@@ -5,6 +5,18 @@ import torch
 from fa4 import cases
 from fa4.cases import Case
 
+# Sequences of no query and of no key, rows behind the last one, groups, a sink and a softcap: what packed kernels have,
+# in one of them.
+PACKED_WITH_ALL = Case(
+    "packed_with_all",
+    lengths=((30, 90), (0, 5), (9, 0), (140, 140)),
+    padding=20,
+    heads_q=4,
+    sink=True,
+    softcap=15.0,
+    logits=4.0,
+    causal=True,
+)
 # Beside those of every backend. Cases that share dtype, head dims, grouping and flags share one compiled kernel, which
 # is most of a case's time.
 EXTRA = (
@@ -15,6 +27,7 @@ EXTRA = (
     Case("group_of_twelve_is_packed_by_four", seqlen_q=70, seqlen_k=200, heads_q=12, heads_kv=1, causal=True),
     Case("fp16_large_logits", seqlen_q=150, seqlen_k=300, dtype=torch.float16, logits=100.0),
     Case("sink_varlen_gqa", lengths=((30, 90), (0, 5), (140, 140)), heads_q=4, sink=True, causal=True),
+    PACKED_WITH_ALL,
     Case("seqused_dense", batch=2, seqlen_q=150, seqlen_k=290, seqused=((150, 257), (3, 0)), sink=True),
     Case("head_dim_192_128_many", batch=2, seqlen_q=300, seqlen_k=300, head_dim=192, head_dim_v=128, causal=True),
     Case("head_dim_8", seqlen_q=130, seqlen_k=130, head_dim=8),

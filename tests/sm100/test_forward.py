@@ -11,6 +11,7 @@ from fa4 import cases, device
 from fa4.cases import Case
 from fa4.core.order import even_section
 from fa4.emulator import emulate
+from fa4.emulator.machine import SCHEDULES
 from fa4.run import forward
 from fa4.sm100.fwd import plan
 from fa4.sm100.fwd.config import Schedule
@@ -33,7 +34,8 @@ from tests.sm100.named import CASES
 KERNELS = Kernels("sm100", "sm_100a", Plan)
 # These have kernels to themselves, of parts that others show together or that Hopper's share and show; the soak runs
 # them. Half precision is in `test_one_q_tile_a_cta`, unequal lengths and head dims in other cases and pairs, one side's
-# used lengths in the launch that is Hopper's too, packed heads in the group of twelve, heads apart in that of three.
+# used lengths in the launch that is Hopper's too, packed heads in the group of twelve, heads apart in that of three,
+# one query of head_dim 128 and many keys in test_few.py, many blocks of keys in the laps of CTAs that stay.
 LIKE_OTHERS = {
     "few_queries_many_keys_varlen",
     "fp16",
@@ -41,7 +43,9 @@ LIKE_OTHERS = {
     "gqa",
     "gqa_packed_short_queries",
     "head_dim_v_larger",
+    "many_blocks",
     "mqa",
+    "one_by_512",
     "seqused_keys_only",
     "seqused_queries_only",
     "varlen_different_k",
@@ -63,18 +67,16 @@ def test_every_case_under_many_interleavings(name, seed):
 def test_schedules_and_thresholds_agree(seed):
     """Work order changes nothing; rescaling at every growth and the order of key blocks change roundings only."""
     problem = cases.make(Case("long", seqlen_q=300, seqlen_k=400, causal=True), seed)
-    persistent = ForwardTiles("test", 4, Schedule.PERSISTENT, "test")
+    dynamic = ForwardTiles("test", 4, Schedule.DYNAMIC, "test")
     rows = (
-        persistent,
-        replace(persistent, schedule=Schedule.SINGLE),
-        replace(persistent, schedule=Schedule.DYNAMIC),
-        replace(persistent, rescale_threshold=0.0, sawtooth=True),
+        dynamic,
+        replace(dynamic, schedule=Schedule.SINGLE),
+        replace(dynamic, schedule=Schedule.PERSISTENT, rescale_threshold=0.0, sawtooth=True),
     )
-    results = [KERNELS.forward(problem, seed, "random", row) for row in rows]
-    for out, lse in results:
+    first, second, third = (KERNELS.forward(problem, seed, "random", row) for row in rows)
+    for out, lse in (first, third):
         cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
-    for out, lse in results[1:3]:
-        assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1])
+    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
 
 
 PAIRS = ForwardTiles("test", 2, Schedule.SINGLE, "test", ctas=2)
@@ -101,18 +103,19 @@ def test_a_pair_serves_sequences_of_any_length(head_dim, seed):
 
 def test_a_pair_of_wide_heads_under_many_interleavings(seed):
     """Two stages of K and V are all that Q of 192 columns leaves."""
-    check_forward_under_many_interleavings(
-        KERNELS,
-        Case("wide pair", seqlen_q=300, seqlen_k=520, heads_q=2, heads_kv=1, head_dim=192, head_dim_v=128),
-        seed,
-    )
+    one = dict(heads_q=2, heads_kv=1, lengths=((300, 520),), seqused=((300, 520),))
+    problem = cases.make(replace(PACKED, head_dim=192, head_dim_v=128, **one), seed)
+    results = [KERNELS.forward(problem, seed + i, schedule, PAIRS) for i in range(2) for schedule in SCHEDULES]
+    cases.assert_right(cases.judge_forward(problem, *results[0]), f"seed {seed}")
+    for out, lse in results:
+        assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1]), f"seed {seed}"
 
 
 def test_a_pair_hands_tensor_memory_over_without_a_release(seed):
     """mbarrier.arrive.release.cluster compiles to a MEMBAR.ALL.GPU, and stood twice in each step of softmax."""
     problem = cases.make(CASES["pair"], seed)
     with emulate("sm_100a", sms=2, timing=True) as gpu:
-        forward(problem.inputs, problem.spec, KERNELS.made(problem.spec, problem.inputs, forward_tiles=PAIRS))
+        forward(problem.inputs, problem.spec, KERNELS.made(problem.spec, problem.inputs))
     arrivals = {i.opcode for i in gpu.launches[-1].record.kernel.instructions if "mbarrier.arrive" in i.opcode}
     assert any(".relaxed.cluster" in opcode for opcode in arrivals)
     assert not any(".release.cluster" in opcode for opcode in arrivals), arrivals

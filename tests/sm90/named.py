@@ -4,6 +4,7 @@ import torch
 
 from fa4 import cases
 from fa4.cases import Case
+from tests.sm100.named import PACKED_WITH_ALL
 
 # Cases that share dtype, head dims, grouping and flags share one compiled kernel, which is most of a case's time.
 EXTRA = (
@@ -17,6 +18,7 @@ EXTRA = (
     Case("narrow_many", seqlen_q=400, seqlen_k=520),
     Case("fp16_large_logits", seqlen_q=150, seqlen_k=300, dtype=torch.float16, logits=100.0),
     Case("sink_varlen_gqa", lengths=((30, 90), (0, 5), (140, 140)), heads_q=4, sink=True, causal=True),
+    PACKED_WITH_ALL,
     Case("seqused_dense", batch=2, seqlen_q=150, seqlen_k=290, seqused=((150, 257), (3, 0)), sink=True),
     Case("head_dim_192", seqlen_q=130, seqlen_k=250, head_dim=192),
     Case("head_dim_192_128_many", batch=2, seqlen_q=300, seqlen_k=300, head_dim=192, head_dim_v=128, causal=True),

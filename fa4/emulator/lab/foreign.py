@@ -26,6 +26,7 @@ from typing import Any
 
 import click
 
+from fa4.emulator.findings import Severity
 from fa4.emulator.lab.examples import EXAMPLES, Example
 from fa4.emulator.machine import SCHEDULES, Order
 from fa4.emulator.options import COUNT, PATTERN
@@ -189,7 +190,7 @@ def _run_packages(only: str, seeds: int, timeout: float, folder: Path | None) ->
 
     def tell(outcome: rows.Outcome) -> None:
         outcomes.append(outcome)
-        found = {severity: 0 for severity in ("error", "letter", "redundant", "leftover")}
+        found = {severity.value: 0 for severity in Severity}
         for finding in outcome.findings:
             found[finding["severity"]] += 1
         told = ", ".join(f"{count} {severity}" for severity, count in found.items() if count)

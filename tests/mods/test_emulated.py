@@ -1,0 +1,75 @@
+"""Traced scores and masks, and block masks, in the kernels of three chips, each on the emulated one."""
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
+
+from fa4 import jit
+from fa4.emulator import emulate
+from tests.mods.kernels import problems, published_problems
+from tests.mods.oracle import assert_kernel_is_right, sums_of_dq
+from tests.mods.published import NAMES
+
+CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
+# Each shows a part of its chip's kernels. Functions with many operations take half a minute to compile for a chip, and
+# what traces them is the same for all: the portable kernels show it, forward and backward.
+SOME = {
+    # Lists of blocks, of each head its own, are below; documents in lists are the other chips'.
+    "sm80": ("many_kinds_in_order",),
+    # Steps in order, which keep scores; the same by lists; steps that overlap, by lists.
+    "sm90": ("few_kinds", "documents", "heads_wide"),
+    # Scores that are kept; by lists; a pair of CTAs, whose order of additions is held. Each head's own lists, and rows
+    # of blocks without a key, are walked by code that the others show.
+    "sm100": ("few_kinds", "documents", "stripes"),
+}
+# Scores by lists are in "documents", each head's own lists in "heads_wide".
+SOME_FORWARD = {"sm80": ("packed_and_split", "other_blocks"), "sm90": ("packed_by_head",), "sm100": ("packed_by_head",)}
+# The soak runs these too.
+MORE = {
+    "sm80": ("documents_short",),
+    "sm90": ("many_kinds", "divides", "packed_and_split", "heads"),
+    "sm100": ("many_kinds", "divides", "packed_and_split", "heads"),
+}
+
+
+def listed(table: dict[str, tuple[str, ...]], *marks) -> list:
+    return [pytest.param(backend, name, marks=marks) for backend, names in table.items() for name in names]
+
+
+@pytest.mark.parametrize("backend, name", listed(SOME) + listed(MORE, pytest.mark.soak))
+def test_forward_and_gradients(backend, name, seed):
+    problem = problems()[name]
+    with emulate(CHIPS[backend], seed=seed):
+        assert_kernel_is_right(problem, seed, backend)
+
+
+@pytest.mark.parametrize("backend, name", listed(SOME_FORWARD))
+def test_forward(backend, name, seed):
+    problem = problems()[name]
+    with emulate(CHIPS[backend], sms=8, seed=seed) as gpu:
+        assert_kernel_is_right(problem, seed, backend, gradients=False)
+    # With so many multiprocessors keys are cut into parts, which a second kernel joins.
+    assert len(gpu.launches) == (2 if name.startswith("packed") else 1)
+
+
+def test_other_values_numbers_lengths_and_lists_compile_nothing(seed):
+    far, near = (problems()[name] for name in ("heads_far", "heads_near"))
+    with emulate("sm_80", seed=seed):
+        assert_kernel_is_right(far, seed, "sm80")
+        compiled = set(jit._launchers)
+        assert_kernel_is_right(near, seed, "sm80")
+    assert set(jit._launchers) == compiled
+
+
+def test_blocks_of_keys_add_in_the_order_of_their_numbers(seed):
+    assert len(sums_of_dq(problems()["heads_far"], seed, "sm80", "sm_80")) == 1, f"seed {seed}"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", CHIPS)
+def test_what_attention_gym_publishes(backend, name, seed):
+    problem = published_problems()[name]
+    with emulate(CHIPS[backend], seed=seed):
+        assert_kernel_is_right(problem, seed, backend)
