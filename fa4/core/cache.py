@@ -20,7 +20,7 @@ from cutlass import Boolean, Float32, Int32
 from .. import jit
 from ..spec import CacheSpec
 from .constant import Constant
-from .sequence import Lengths, Rows, extent, sequence_matrix
+from .sequence import Lengths, Rows, extent, held_tile, sequence_matrix
 
 
 class CacheTensors(NamedTuple):
@@ -146,28 +146,27 @@ class Keys(Constant):
         self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, pieces: int, is_ragged: bool
     ) -> list[tuple[cute.Tensor, Int32]]:
         """Of each of `pieces` equal stretches of the n-th block of keys, the (rows, columns) of k or v that hold it,
-        and which stretch of these it is; x: matrices, or TMA coordinates of some that may be `ragged`."""
+        and which stretch of these it is; x: matrices, or TMA coordinates of some that may be `ragged`.
+
+        For stretches past the last key that one's stands in (`held_tile`), whose rows nobody takes for theirs.
+        """
         if pieces == 1:
             return [self._stretch(x, head, n, tile_n, is_ragged)]
-        first, rows = n * pieces, tile_n // pieces
-        return [self._stretch(x, head, first + i, rows, is_ragged, in_pieces=True) for i in range(pieces)]
+        rows = tile_n // pieces
+        numbers = [held_tile(n * pieces + i, self.rows, rows) for i in range(pieces)]
+        return [self._stretch(x, head, number, rows, is_ragged) for number in numbers]
 
     def _stretch(
-        self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, is_ragged: bool, in_pieces: bool = False
+        self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, is_ragged: bool
     ) -> tuple[cute.Tensor, Int32]:
-        """One that a page holds whole. `in_pieces`: it may begin past the sequence's end, as pieces of the last block
-        do, and is then an empty stretch of the last page."""
+        """One that a page holds whole."""
         if self.table is None:
             return sequence_matrix(x, head, self.sequence, self.rows, self.varlen, is_ragged), n
         size = self.spec.page_size
         place, of_page = n // (size // tile_n), n % (size // tile_n)
         held = Rows(Int32(0), cutlass.min(self.count - place * size, size))
-        if in_pieces:
-            held = Rows(Int32(0), cutlass.max(held.count, 0))
-            place = cutlass.min(place, cutlass.max(self.count - 1, 0) // size)
-        return sequence_matrix(
-            x, head, page_at(self.table, place, cute.size(x, mode=[3])), held, False, is_ragged
-        ), of_page
+        page = page_at(self.table, place, cute.size(x, mode=[3]))
+        return sequence_matrix(x, head, page, held, False, is_ragged), of_page
 
     def of_head(self, x: cute.Tensor, head: Int32) -> Strided | Paged:
         """One head's rows in k or v."""

@@ -6,7 +6,7 @@ layouts of the rows make loops simpler, and cost nothing where they are not used
 - with `group` heads packed, row r of a matrix is query r // group of head r % group of the group, so that a short
   query sequence fills a tile and each key is loaded once for the whole group;
 - a `ragged` matrix ends where a sequence's data ends: TMA fills what comes after with zeros, and leaves it alone in a
-  store;
+  store; a tile that a load takes from one must hold some of the data (`held_tile`);
 - the log-sum-exp of rows is a matrix with one column.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
@@ -145,6 +146,13 @@ def sequence_matrix(
     if not (varlen or is_ragged):
         return matrix
     return cute.domain_offset(((0, skipped) if isinstance(x.shape[0], tuple) else skipped, 0), matrix)
+
+
+def held_tile(tile: Int32, rows: Rows, size: int) -> Int32:
+    """The tile of `size` rows, or if it holds none of `rows` the last one that does, for a load that takes part in
+    what is nobody's result. TMA fills a box outside of a `ragged` matrix, but touches the place where the map begins,
+    which may be outside of all memory: an H100 faults."""
+    return cutlass.min(tile, (rows.count - 1) // size)
 
 
 def modes_reversed(x: cute.Tensor) -> cute.Tensor:

@@ -48,7 +48,7 @@ EXTRA = (
     Case("head_dim_40_128", seqlen_q=130, seqlen_k=150, head_dim=40, head_dim_v=128),
     Case("softcap_d192", seqlen_q=150, seqlen_k=140, head_dim=192, head_dim_v=128, softcap=15.0, logits=4.0),
     Case("head_dim_64_256", seqlen_q=90, seqlen_k=150, head_dim=64, head_dim_v=256),
-    Case("wide_causal_gqa", seqlen_q=170, seqlen_k=150, heads_q=2, heads_kv=1, head_dim=256, causal=True),
+    Case("wide_causal_gqa", lengths=((170, 150), (20, 40)), heads_q=2, heads_kv=1, head_dim=256, causal=True),
     Case("wide_window", seqlen_q=150, seqlen_k=260, head_dim=208, head_dim_v=160, window_size=(70, 20)),
     Case(
         "wide_varlen",

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
-from ...core.sequence import sequence_matrix
+from ...core.sequence import held_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
 from .work import work_tile
@@ -65,7 +65,10 @@ def load_keys(context, cursor: Cursor, work, name: cutlass.Constexpr[str], regio
     tma = context.tma(name)
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.ragged)
     cursor.announce(tma.tile.nbytes, work.rank)
-    tma_load(tma, matrix, work.own_block, context.smem.pointer(region, context.cfg.dtype), cursor.barrier())
+    own = work.own_block
+    if cutlass.const_expr(context.cfg.ragged):
+        own = held_tile(own, work.k, tma.tile.rows)
+    tma_load(tma, matrix, own, context.smem.pointer(region, context.cfg.dtype), cursor.barrier())
 
 
 @cute.jit
@@ -76,7 +79,10 @@ def load_queries(context, cursor: Cursor, work, name: cutlass.Constexpr[str], re
     matrix = sequence_matrix(tma.tensor, head, work.batch, work.q, cfg.varlen, cfg.ragged)
     place = context.smem.pointer(region, cfg.dtype) + cursor.stage * cfg.elements(tma.tile.nbytes)
     cursor.announce(tma.tile.nbytes, work.rank)
-    tma_load(tma, matrix, m_block * cfg.ctas + work.rank, place, cursor.barrier())
+    own = m_block * cfg.ctas + work.rank
+    if cutlass.const_expr(cfg.ragged):
+        own = held_tile(own, work.q, tma.tile.rows)
+    tma_load(tma, matrix, own, place, cursor.barrier())
 
 
 @cute.jit
@@ -88,7 +94,10 @@ def load_columns(context, cursor: Cursor, work, name: cutlass.Constexpr[str], re
     cursor.announce(2 * tma.tile.panel_bytes, work.rank)
     for i in cutlass.range_constexpr(2):
         place = context.smem.pointer(region, cfg.dtype) + i * cfg.elements(tma.tile.panel_bytes)
-        tma_load_panel(tma, matrix, 2 * block + i, work.rank, place, cursor.barrier())
+        number = 2 * block + i
+        if cutlass.const_expr(cfg.ragged):
+            number = held_tile(number, rows, tma.tile.rows)
+        tma_load_panel(tma, matrix, number, work.rank, place, cursor.barrier())
 
 
 @cute.jit

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...core.sequence import sequence_matrix
+from ...core.sequence import Rows, held_tile, sequence_matrix
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.tma import tma_load, tma_load_panel
 from .work import Queue, key_block, row_tile
@@ -49,7 +49,10 @@ def load_q(context, work, tile: int, cursor: Cursor):
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.ragged_q)
     place = context.smem.pointer("Q", cfg.dtype) + tile * cfg.elements(cfg.q_tile.nbytes)
     cursor.announce(tma.tile.nbytes, context.args.order.rank, tile)
-    tma_load(tma, q, row_tile(context, work, tile), place, cursor.barrier(tile))
+    number = row_tile(context, work, tile)
+    if cfg.ragged_q:
+        number = held_tile(number, work.place, tma.tile.rows // cfg.slots)
+    tma_load(tma, q, number, place, cursor.barrier(tile))
 
 
 def load_k(context, work, block: Int32, kv: Cursor):
@@ -58,6 +61,8 @@ def load_k(context, work, block: Int32, kv: Cursor):
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.ragged_k)
     kv.wait()
     kv.announce(tma.tile.nbytes, rank)
+    if cfg.ctas == 2 and cfg.ragged_k:
+        rank = held_tile(rank, Rows(Int32(0), work.k.count - block * cfg.tile_n), tma.tile.rows)
     for i, (k, own) in enumerate(pieces):
         tma_load(tma, k, own * cfg.ctas + rank, kv_place(context, kv.stage), kv.barrier(), i)
 

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...core.sequence import sequence_matrix
+from ...core.sequence import held_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
 from .work import work_tile
@@ -48,7 +48,10 @@ def load_keys(context, cursor: Cursor, work, name: str) -> None:
     cfg, tma = context.cfg, context.tma(name)
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged)
     cursor.announce(tma.tile.nbytes)
-    tma_load(tma, matrix, work.n_block, context.smem.pointer(name.upper(), cfg.dtype), cursor.barrier())
+    own = work.n_block
+    if cfg.ctas == 2 and cfg.ragged:
+        own = held_tile(own, work.k, tma.tile.rows)
+    tma_load(tma, matrix, own, context.smem.pointer(name.upper(), cfg.dtype), cursor.barrier())
 
 
 def load_others_keys(context, cursor: Cursor, work) -> None:
@@ -56,9 +59,12 @@ def load_others_keys(context, cursor: Cursor, work) -> None:
     cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged)
     cursor.announce(cfg.others_k_bytes)
+    other = work.n_block ^ 1
+    if cfg.ragged:
+        other = held_tile(other, work.k, tma.tile.rows)
     for i in range(cfg.cta_panels):
         place = context.smem.pointer("Kother", cfg.dtype) + i * (tma.tile.panel_bytes // 2)
-        tma_load_panel(tma, matrix, work.n_block ^ 1, rank * cfg.cta_panels + i, place, cursor.barrier())
+        tma_load_panel(tma, matrix, other, rank * cfg.cta_panels + i, place, cursor.barrier())
 
 
 def load_queries(context, cursor: Cursor, work, name: str, region: str, at: tuple[Int32, Int32]) -> None:
