@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fa4.emulator.errors import BarrierMisuse, DataRace, Deadlock, Misaligned, OutOfBounds, TmemMisuse
+from fa4.emulator.machine import load_core
 from tests.emulator.handwritten import launch
 
 SCHEDULES = ("round_robin", "random", "adversarial")
@@ -90,6 +91,36 @@ def test_unaligned_and_outside():
         launch("ld.global.b32 %r3, [%a0+32];", [data])
     with pytest.raises(OutOfBounds):
         launch("ld.shared.b32 %r3, [%r2+4096];", smem=4096)
+
+
+OUTSIDE = f"""
+    setp.ne.u32 %p0, %r0, 0; @!%p0 mbarrier.init.shared.b64 [%r2], 1;
+    fence.mbarrier_init.release.cluster; bar.sync 0; @%p0 bra WAIT;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 128; mov.b32 %r6, {{place}};
+    cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r2+128], [%a0, {{{{%r6}}}}], [%r2];
+    WAIT: {WAIT} mul.wide.u32 %d0, %r0, 4; add.s64 %d1, %a1, %d0; shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3;
+    ld.shared.b32 %r7, [%r4+128]; st.global.b32 [%d1], %r7;"""
+
+
+def load_a_box(place: int, below: int) -> np.ndarray:
+    """What a copy of 32 words from `place` on gives, of a tensor of 64 that begins `below` words before 128 ones."""
+    ones, result = np.ones(128, np.uint32), np.full(32, 7, np.uint32)
+    fields = dict(base=ones.ctypes.data - 4 * below, type=2, extent=[64], stride=[4], box=[32])
+    buffer = np.zeros(192, np.uint8)
+    first = -buffer.ctypes.data % 64
+    buffer[first : first + 128] = np.frombuffer(load_core().units.encode_tensormap(fields), np.uint8)
+    launch(OUTSIDE.format(place=place), [buffer[first : first + 128], result, ones], target="sm_90a")
+    return result
+
+
+def test_a_box_outside_its_tensor_touches_where_the_tensor_begins():
+    """An H100 lost its context by such boxes of a map that began below all memory. A box that crosses the end is told
+    by ISA 5.5.3.3 to be filled, and touches what it holds only."""
+    assert not load_a_box(64, below=0).any()
+    crossing = load_a_box(48, below=32)
+    assert crossing[:16].all() and not crossing[16:].any()
+    with pytest.raises(OutOfBounds, match="wholly outside its tensor"):
+        load_a_box(64, below=1 << 20)
 
 
 EXCHANGE = """shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; st.shared.b32 [%r4], %r0; {barrier}

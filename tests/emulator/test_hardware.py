@@ -37,6 +37,7 @@ class StandIn:
 
     def free(self, address: int) -> None:
         self.heap.free(address)
+        del self.sizes[address]
 
     def launch(self, ptx, entry, **shape) -> None:
         allocations = [Allocation(address, nbytes) for address, nbytes in self.sizes.items() if nbytes]

@@ -37,6 +37,15 @@ TensorMap Engine::tensor_map(Exec& x, uint64_t address) {
     return decode_tensormap(s.data);
 }
 
+// ISA 5.5.3.3 has boxes that cross the tensor's boundary filled. An H100 fills one that lies wholly beyond it too, but
+// touches the tensor's first bytes: it faulted where a map began below all memory.
+void Engine::check_outside(const TensorMap& map, const std::vector<TmaPiece>& pieces) const {
+    const bool outside = std::all_of(pieces.begin(), pieces.end(), [](const TmaPiece& p) { return p.fill; });
+    if (config_.check_bounds && outside && !is_allocated(map.base, 16))
+        fail(Check::OutOfBounds, "the box of a tensor copy lies wholly outside its tensor, which begins at " + hex(map.base) +
+                                     ", outside every allocation: a chip touches that place");
+}
+
 void Engine::tma(Exec& x) {
     const Instr& in = x.in;
     const bool is_load = in.op == Op::tma_load, reduce = in.op == Op::tma_red;
@@ -87,6 +96,7 @@ void Engine::tma(Exec& x) {
                     x.w.timed->note(Timed::Load, t.cta->linear, t.bar_cta->linear, bar_offset, bytes, int64_t(first_address(*pieces)),
                                     &t == &targets[0] ? int64_t(pieces->size()) : -int64_t(pieces->size()));
             op->steps.push_back([this, self, map, pieces, targets, first, last] {
+                check_outside(map, *pieces);
                 for (const TmaPiece& p : *pieces)
                     if (!p.fill) {
                         global_span(p.global, p.bytes);

@@ -10,6 +10,8 @@
 
 namespace fa4 {
 
+struct TmaPiece;
+
 struct Region {
     uint64_t base, bytes;
     std::string name;
@@ -221,7 +223,10 @@ private:
     // memory.cpp
     Span resolve(const Warp& w, Space space, uint64_t address, uint32_t bytes, int lane) const;
     Span shared_span(Cluster& cluster, const Cta& own, uint64_t address, uint32_t bytes, bool own_only) const;
+    const Region* region_below(uint64_t address) const;
+    bool is_allocated(uint64_t address, uint32_t bytes) const;
     uint8_t* global_span(uint64_t address, uint32_t bytes) const;
+    void check_outside(const TensorMap& map, const std::vector<TmaPiece>& pieces) const;
     Next memory(Exec& x);
     void load(Exec& x);
     void store(Exec& x);

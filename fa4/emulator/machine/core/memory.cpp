@@ -64,19 +64,24 @@ Agent agent_of(const Warp& w, int32_t row) {
     return {&w.clock.order, w.clock.slot, w.clock.epoch, w.clock.self_from, row, int32_t(w.cta->linear), int16_t(w.index), false, kAnyLane, w.clock.synced, -1, &w.clock};
 }
 
+const Region* Engine::region_below(uint64_t address) const {
+    auto it = std::upper_bound(config_.regions.begin(), config_.regions.end(), address,
+                               [](uint64_t a, const Region& r) { return a < r.base; });
+    return it == config_.regions.begin() ? nullptr : &*(it - 1);
+}
+
+bool Engine::is_allocated(uint64_t address, uint32_t bytes) const {
+    const Region* below = region_below(address);
+    return below && address + bytes <= below->base + below->bytes;
+}
+
 uint8_t* Engine::global_span(uint64_t address, uint32_t bytes) const {
-    if (config_.check_bounds) {
-        auto it = std::upper_bound(config_.regions.begin(), config_.regions.end(), address,
-                                   [](uint64_t a, const Region& r) { return a < r.base; });
-        if (it == config_.regions.begin() || address + bytes > (it - 1)->base + (it - 1)->bytes) {
-            std::string text = "global address " + hex(address) + " (" + std::to_string(bytes) + " bytes) is outside every allocation";
-            if (it != config_.regions.begin()) {
-                const Region& r = *(it - 1);
-                text += "; the nearest below is " + (r.name.empty() ? hex(r.base) : r.name) + ", " + std::to_string(r.bytes) +
-                        " bytes, overrun by " + std::to_string(address + bytes - r.base - r.bytes);
-            }
-            fail(Check::OutOfBounds, text);
-        }
+    if (config_.check_bounds && !is_allocated(address, bytes)) {
+        std::string text = "global address " + hex(address) + " (" + std::to_string(bytes) + " bytes) is outside every allocation";
+        if (const Region* r = region_below(address))
+            text += "; the nearest below is " + (r->name.empty() ? hex(r->base) : r->name) + ", " + std::to_string(r->bytes) +
+                    " bytes, overrun by " + std::to_string(address + bytes - r->base - r->bytes);
+        fail(Check::OutOfBounds, text);
     }
     return reinterpret_cast<uint8_t*>(address);
 }
