@@ -128,8 +128,6 @@ def flash_attn_with_kvcache(
             backend,
         )  # fmt: skip
         q, seqlens = append_rows(watched, new)
-    elif isinstance(seqlens, Tensor) and t.is_plain and (watched or not checks.checks_lengths(q.device.type)):
-        seqlens = seqlens.clamp(0, t.capacity)
     sizes = known.max_seqlens
     inputs = AttentionInputs(q, k_cache, v_cache, learnable_sink, cu_seqlens_q, None, None, seqlens, *sizes)
     if score_mod is not None or mask_mod is not None:

@@ -41,12 +41,6 @@ class Tensors(NamedTuple):
     def capacity(self) -> int:
         return Cache(self.page_table).capacity(self.k_cache)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the cache is no more than padded sequences: of any other, kernels cut lengths to it themselves."""
-        placed = (self.page_table, self.cache_batch_idx, self.cache_leftpad, self.cu_seqlens_q)
-        return all(x is None for x in placed)
-
 
 def check(t: Tensors) -> None:
     """Shapes, dtypes and devices."""

@@ -1,7 +1,6 @@
 """torch operators of calls with a cache: `fa4::append_to_cache`, which changes it, and `fa4::forward_with_cache`.
 
-What a cache call leaves out of these is an ordinary one: a dense cache in its own order is a batch of padded sequences
-of which only the first rows are used, and goes the way of `fa4::forward`.
+A dense cache in its own order whose rows are all in use is an ordinary batch, and goes the way of `fa4::forward`.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ def route(inputs: AttentionInputs, cache: Cache | None, mods: Mods | None, flags
 
 
 def is_plain(inputs: AttentionInputs, cache: Cache) -> bool:
-    """Whether the cache is no more than padded sequences."""
-    return cache.spec(inputs) == CacheSpec() and not inputs.varlen
+    """Whether the cache is no more than a batch of sequences. Lengths are cut to a cache by those that know of one."""
+    return cache.spec(inputs) == CacheSpec() and not inputs.varlen and inputs.seqused_k is None
 
 
 def forward(
