@@ -115,6 +115,40 @@ def _flash_attn_4_in_pages(case: BenchCase) -> Attention:
     return attend
 
 
+_FLASHINFER_PAGE, _FLASHINFER_WORKSPACE = 16, 256 << 20  # rows; bytes
+
+
+def _flashinfer(case: BenchCase) -> Attention:
+    """Its batched attention on pages, which it always has; the plan is made once, at the first call."""
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+    if case.direction != "fwd":
+        raise ValueError("flashinfer has no backward")
+    size = case.page_size or _FLASHINFER_PAGE
+    planned: list[Callable[[Tensor], Tensor]] = []
+
+    def plan(q: Tensor, k: Tensor, v: Tensor) -> Callable[[Tensor], Tensor]:
+        k_pages, v_pages, table, _ = paged(k, v, size)
+        batch, rows, heads_q, head_dim = q.shape
+        per_sequence, sequences = table.shape[1], torch.arange(batch + 1, dtype=torch.int32, device=q.device)
+        of_last = torch.full_like(sequences[1:], k.shape[1] - (per_sequence - 1) * size)
+        wrapper = BatchPrefillWithPagedKVCacheWrapper(
+            torch.empty(_FLASHINFER_WORKSPACE, dtype=torch.uint8, device=q.device), "NHD"
+        )
+        wrapper.plan(
+            sequences * rows, sequences * per_sequence, table.flatten(), of_last, heads_q, k.shape[2], head_dim, size,
+            head_dim_vo=v.shape[3], causal=case.causal, q_data_type=q.dtype,
+        )  # fmt: skip
+        return lambda q: wrapper.run(q.flatten(0, 1), (k_pages, v_pages)).view(batch, rows, heads_q, -1)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not planned:
+            planned.append(plan(q, k, v))
+        return planned[0](q)
+
+    return attend
+
+
 def _flex(case: BenchCase) -> Attention:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -162,6 +196,7 @@ PROVIDERS = {
         Provider("fa2", _sdpa(SDPBackend.FLASH_ATTENTION), _on_cuda),
         Provider("cudnn", _sdpa(SDPBackend.CUDNN_ATTENTION), _on_cuda),
         Provider("flash-attn-4", _flash_attn_4, _with_module("flash_attn.cute")),
+        Provider("flashinfer", _flashinfer, _with_module("flashinfer")),
         Provider("flex", _flex, _with_module("triton")),
     )
 }

@@ -6,6 +6,8 @@ import itertools
 import json
 import random
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,6 +61,41 @@ def test_a_wrong_result_is_not_timed(tiny, tmp_path, monkeypatch):
 def test_a_provider_that_is_not_here_is_skipped_by_name(tiny, tmp_path):
     rows = measured(tmp_path / "rows.jsonl", names="cudnn")
     assert all(row["skipped"] == "needs a CUDA device" for row in rows)
+
+
+class PagedAttention:
+    """FlashInfer's wrapper by its documentation: sequences are pages indices[indptr[b]:indptr[b + 1]], of the last of
+    which last_page_len[b] rows are in use."""
+
+    def __init__(self, workspace, layout):
+        assert workspace.dtype == torch.uint8 and layout == "NHD"
+
+    def plan(
+        self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
+        head_dim_qk, page_size, *, head_dim_vo, causal, q_data_type,
+    ):  # fmt: skip
+        self.queries, self.pages, self.indices = qo_indptr, paged_kv_indptr, paged_kv_indices
+        self.last, self.size, self.causal = paged_kv_last_page_len, page_size, causal
+
+    def run(self, q, cache):
+        parts = []
+        for b, last in enumerate(self.last):
+            of_b = self.indices[self.pages[b] : self.pages[b + 1]].long()
+            rows = (len(of_b) - 1) * self.size + last
+            k, v = (x[of_b].flatten(0, 1)[None, :rows] for x in cache)
+            parts.append(
+                fa4.flash_attn_func(q[None, self.queries[b] : self.queries[b + 1]], k, v, causal=self.causal)[0]
+            )
+        return torch.cat(parts)
+
+
+@pytest.mark.parametrize("page_size", [None, 7])
+def test_flashinfer_is_planned_in_its_terms(page_size, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=PagedAttention))
+    case = BenchCase("fwd", 2, 3, 40, 4, 2, 16, 8, True, "float32", page_size)
+    q, k, v = torch.randn(2, 3, 4, 16), torch.randn(2, 40, 2, 16), torch.randn(2, 40, 2, 8)
+    attend = providers.PROVIDERS["flashinfer"].build(case)
+    torch.testing.assert_close(attend(q, k, v), fa4.flash_attn_func(q, k, v, causal=True))
 
 
 def test_unknown_provider_and_empty_filter_are_refused(tiny):
