@@ -180,12 +180,12 @@ _SM90 = Backend(
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128),
-    features=ALL_FEATURES - {Feature.CACHE_FP8, Feature.BATCH_INVARIANT},
+    features=ALL_FEATURES - {Feature.CACHE_FP8},
     module="fa4.sm90.plan",
     requires=_CUTE,
     lacks_of_captured=_lacks_of_captured,
     lacks_of_blocks=_lacks_of_blocks,
-    lacks_of_cache=functools.partial(_lacks_of_pages_by_tma, multiple=128),
+    lacks_of_cache=functools.partial(_lacks_of_pages_by_tma, multiple=8),  # rows after which a swizzle repeats
 )
 _SM100 = Backend(
     name="sm100",

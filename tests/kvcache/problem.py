@@ -114,8 +114,7 @@ def serves(backend: str, case: CacheCase) -> bool:
     """Whether a backend that has kernels takes a case; what it lacks is refused by name."""
     if backend == "sm80":
         return True
-    rows = {"sm90": 128, "sm100": 8}[backend]
-    return not case.fp8 and (case.page_size is None or (case.page_size % rows == 0 and case.leftpad is None))
+    return not case.fp8 and (case.page_size is None or (case.page_size % 8 == 0 and case.leftpad is None))
 
 
 def turned(x: Tensor, position: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

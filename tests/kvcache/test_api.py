@@ -269,15 +269,16 @@ def test_padded_keys_without_a_cache(seed):
 
 def test_explain_tells_who_serves_a_cache():
     q, k = torch.empty(2, 1, 8, 64, dtype=torch.bfloat16), torch.empty(40, 16, 2, 64, dtype=torch.bfloat16)
-    table = torch.zeros(2, 20, dtype=torch.int32)
+    table, small = torch.zeros(2, 20, dtype=torch.int32), k.view(160, 4, 2, 64)
     with emulating(chip_by_number(90)):
+        pages_of_4 = fa4.explain(q, small, small, page_table=table, cache_seqlens=i32(5, 6))
         told = fa4.explain(q, k, k, page_table=table, cache_seqlens=i32(5, 6), batch_invariant=True)
         dense = fa4.explain(q, k[:2], k[:2], cache_seqlens=i32(5, 6))
         fp8 = fa4.explain(q, k.to(FP8), k.to(FP8), page_table=table)
         odd = fa4.explain(
             *(torch.empty(*x.shape[:3], 72, dtype=x.dtype) for x in (q, k.to(FP8), k.to(FP8))), page_table=table
         )
-    assert told.chosen == "sm80" and told.extent == (2, 1, 320)
-    assert "not sm90: lacks pages of 16 rows (has multiples of 128); lacks batch_invariant" in str(told)
+    assert told.chosen == "sm90" and told.extent == (2, 1, 320) and pages_of_4.chosen == "sm80"
+    assert "not sm90: lacks pages of 4 rows (has multiples of 8)" in str(pages_of_4)
     assert dense.chosen == "sm90" and fp8.chosen == "sm80" and odd.chosen == "torch"
     assert "lacks an fp8 cache of head_dim (72, 72) (has multiples of 16)" in str(odd)

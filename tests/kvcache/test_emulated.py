@@ -47,8 +47,8 @@ SM80 = (
 )
 
 
-# Pages that hold whole blocks of keys.
-SM90 = ("chunk_in_large_pages", "leftpad_and_batch_idx", "packed_queries_dense_cache")
+# Pages that hold whole blocks of keys, and others.
+SM90 = ("chunk_in_large_pages", "leftpad_and_batch_idx", "packed_queries_dense_cache", "chunked_prefill", "pages_of_16")
 
 
 # Blocks in pieces and whole, by one Q tile and by two; wide heads.
@@ -69,7 +69,7 @@ def test_named_case(backend, name, seed):
     judge(backend, name, seed, [(schedule, seed) for schedule in random.Random(seed).sample(SCHEDULES, 2)])
 
 
-@pytest.mark.parametrize("backend, page_size", [("sm80", 44), ("sm100", 40)])
+@pytest.mark.parametrize("backend, page_size", [("sm80", 44), ("sm90", 40), ("sm100", 40)])
 def test_a_sequence_alone_gives_the_same_bits(backend, page_size, seed):
     """batch_invariant, with keys in parts: where parts begin must not follow from what is in the batch, nor tiles from
     how many queries others have."""

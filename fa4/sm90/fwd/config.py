@@ -14,8 +14,10 @@ from ..fragment import ROWS_PER_WARP
 from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
 
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
-COMPUTE_REGS = {1: 256, 2: 240, 3: 160}  # a thread's, by how many warpgroups compute; one has enough as it starts
-LOAD_REGS = {1: 256, 2: 24, 3: 32}
+# A thread's registers, of those that compute and of those that load, by how many warpgroups compute; one has enough as
+# it starts. With 24 a loader of pieces of keys spills; with 152 a third warpgroup that computes would.
+REGS = {1: (256, 256), 2: (240, 24), 3: (160, 32)}
+REGS_OF_PIECES = REGS | {2: (232, 40)}
 
 
 class Schedule(enum.Enum):
@@ -32,10 +34,11 @@ class Config(Variant):
 
     packed: query heads packed as neighbouring rows of a tile, 1 for none; divides 16 unless O is stored `directly`.
     split: the keys of a work tile are shared among CTAs; out and lse have a leading axis of parts and are float32, and
-    there is no sink. teams: warpgroups that compute, each 64 rows of the work tile. tile_n: keys of one block.
-    most_stages: of K, and of V, where there is room for more. ping_pong: teams take turns on the matrix unit, so that
-    one's softmax meets another's products. rescale_threshold: growth of a row's maximum, in powers of two, that O
-    tolerates before it is rescaled; 0 rescales at every growth.
+    there is no sink. fixed_parts: each of a number of key blocks that is the same for all tiles. teams: warpgroups that
+    compute, each 64 rows of the work tile. tile_n: keys of one block. most_stages: of K, and of V, where there is room
+    for more. ping_pong: teams take turns on the matrix unit, so that one's softmax meets another's products.
+    rescale_threshold: growth of a row's maximum, in powers of two, that O tolerates before it is rescaled; 0 rescales
+    at every growth.
 
     Raises:
         ValueError: the tiles do not fit the shared memory.
@@ -43,6 +46,7 @@ class Config(Variant):
 
     packed: int
     split: bool
+    fixed_parts: bool
     teams: int
     tile_n: int
     most_stages: int
@@ -51,7 +55,6 @@ class Config(Variant):
     rescale_threshold: float
     smem_bytes: int
     ctas: ClassVar[int] = 1
-    fixed_parts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.stages < 1:
@@ -79,11 +82,21 @@ class Config(Variant):
 
     @property
     def k_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim)
+        return Tile(self.tile_n, self.head_dim, pieces=self.pieces)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim_v)
+        return Tile(self.tile_n, self.head_dim_v, pieces=self.pieces)
+
+    @property
+    def pieces(self) -> int:
+        """Stretches of a key block that are loaded by themselves."""
+        return 1 if self.cache is None else self.cache.pieces(self.tile_n)
+
+    @property
+    def regs(self) -> tuple[int, int]:
+        """A thread's, of those that compute and of those that load."""
+        return (REGS if self.pieces == 1 else REGS_OF_PIECES)[self.teams]
 
     @property
     def o_tile(self) -> Tile:

@@ -13,16 +13,17 @@ from ...pipeline.channels import By, Carries, Channel, ChannelTable, Every
 from ...pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .compute import compute
-from .config import COMPUTE_REGS, LOAD_REGS, Config
+from .config import Config
 from .load import load
 
 
 def roles(cfg: Config) -> RoleTable:
     end = cfg.teams * WARPS_PER_WARPGROUP
+    compute_regs, load_regs = cfg.regs
     return RoleTable(
         (
-            Role("compute", warps=(0, end), regs=COMPUTE_REGS[cfg.teams], body=compute, teams=cfg.teams),
-            Role("load", warps=(end, end + 1), regs=LOAD_REGS[cfg.teams], body=load),
+            Role("compute", warps=(0, end), regs=compute_regs, body=compute, teams=cfg.teams),
+            Role("load", warps=(end, end + 1), regs=load_regs, body=load),
         )
     )
 

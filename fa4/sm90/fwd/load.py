@@ -60,8 +60,9 @@ def load_q(context, work, team: int, cursor: Cursor):
 def load_block(context, name: str, work, block: Int32, cursor: Cursor):
     """A block of keys ("k") or values ("v")."""
     cfg, tma = context.cfg, context.tma(name)
-    [(x, block)] = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, 1, cfg.ragged_k)
+    pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.ragged_k)
     place = context.smem.pointer(name.upper(), cfg.dtype) + cursor.stage * (tma.tile.nbytes // 2)
     cursor.wait()
     cursor.announce(tma.tile.nbytes)
-    tma_load(tma, x, block, place, cursor.barrier())
+    for i, (x, own) in enumerate(pieces):
+        tma_load(tma, x, own, place, cursor.barrier(), i)

@@ -31,7 +31,8 @@ class Forward(plan.Forward):
         cfg = configure(spec, extent, chip, self.tiles)
         self.splits = splits_for(spec, extent, chip, self.tiles)
         section = _section(spec, extent, chip, cfg, self.tiles)
-        sizes = Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, chip.sms)
+        part_blocks = -(-extent.max_seqlen_k // (cfg.tile_n * self.splits))
+        sizes = Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
     def __str__(self) -> str:
@@ -54,6 +55,7 @@ def configure(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTil
         **fields,
         packed=packed_heads(spec, extent, tiles),
         split=split,
+        fixed_parts=split and spec.batch_invariant,
         teams=tiles.teams,
         tile_n=tiles.tile_n,
         most_stages=tiles.most_stages,

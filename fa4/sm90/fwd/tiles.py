@@ -44,14 +44,15 @@ FEW_WIDE = ForwardTiles("few queries, head_dim <= 256", tile_n=32, **_FEW)
 
 
 def are_few(spec: AttentionSpec, extent: Extent) -> bool:
-    """Whether one team has room for all query rows of a key/value head."""
-    return extent.max_seqlen_q * slots_of(spec.group) <= ROWS
+    """Whether one team has room for all query rows of a key/value head; or, where results must not depend on the batch,
+    is to work on them whatever their number."""
+    return spec.batch_invariant or extent.max_seqlen_q * slots_of(spec.group) <= ROWS
 
 
 def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     """The row for a problem."""
     row = _of_few(spec) if are_few(spec, extent) else _of_many(spec, extent)
-    if spec.cache is not None and spec.cache.page_size is not None and spec.cache.page_size % row.tile_n:
+    if spec.cache is not None and spec.cache.pieces(row.tile_n) > 1 and spec.cache.pieces(USUAL.tile_n) == 1:
         row = replace(USUAL if max(spec.head_dim, spec.head_dim_v) <= 128 else WIDEST, name="whole blocks in a page")
     if not spec.varlen:
         return row
