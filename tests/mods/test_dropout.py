@@ -1,5 +1,7 @@
 """Attention dropout: the definition of its bits, tiled torch against the oracle, arguments, what torch does with it."""
 
+import importlib
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -7,9 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fa4
 from fa4.cases import Case, assert_right, judge_backward, judge_forward, make
-from fa4.mods.dropout import Rate, philox
-from fa4.mods.record import Mods
-from fa4.spec import AttentionInputs, Flags
+from fa4.device import chip_by_number
+from fa4.dispatch import BACKENDS
+from fa4.mods.dropout import KEYS, Rate, philox
+from fa4.mods.record import Mods, ModSpec
+from fa4.spec import AttentionInputs, AttentionSpec, Extent, Flags
 
 SIZES = dict(batch=2, heads=3, seqlen_q=70, seqlen_k=100)
 
@@ -231,3 +235,21 @@ def test_transforms_of_functions_are_refused():
     q, k, v = tensors(requires_grad=False)
     with pytest.raises(NotImplementedError, match="dropout_p do not work inside transforms"):
         torch.vmap(lambda x: fa4.flash_attn_func(x, k, v, dropout_p=0.5, dropout_seed=1))(q[None])
+
+
+@pytest.mark.parametrize("backend, number", [("sm80", 80), ("sm90", 90), ("sm100", 100)])
+def test_tiles_are_made_of_whole_words(backend, number):
+    """Kernels take the words of a block of keys from its first key on."""
+    pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+    plans = importlib.import_module(f"fa4.{backend}.plan")
+    for head_dim in (64, 96, 128, 192, 256):
+        for extent in (Extent(1, 1, 4096), Extent(2, 4096, 4096)):
+            for right in (None, 0):
+                spec = AttentionSpec(
+                    torch.bfloat16, head_dim, head_dim, 4, 4, 1.0, window_right=right, mods=ModSpec(dropout=True)
+                )
+                chip = chip_by_number(number)
+                if any(row.name == backend and not row.refusals(spec, extent, chip) for row in BACKENDS):
+                    cfg = plans.Plan(spec, extent, chip)._forward.cfg
+                    tile_n = cfg.tiles.tile_n if backend == "sm80" else cfg.tile_n
+                    assert tile_n % KEYS == 0, (head_dim, extent, right)
