@@ -31,7 +31,8 @@ _API, _CHOICE = "tests/test_api.py", "tests/test_dispatch.py"
 _OPS_AT_ONCE = "tests/test_ops.py tests/test_autograd.py tests/test_repeated_calls.py -k 'not opcheck'"
 _OPS_COMPILED = "tests/test_compile.py tests/test_ops.py -k 'opcheck or compile'"
 _CHOICE_AT_ONCE = f"{_CHOICE} -k 'not what_compiles'"
-_MODS = ("tests/mods/test_trace.py", "tests/mods/test_flex.py")
+_DROPOUT = "tests/mods/test_dropout.py -k 'not compile'"
+_MODS = ("tests/mods/test_trace.py", "tests/mods/test_flex.py", _DROPOUT)
 _JIT = "tests/test_jit.py"
 _INTEGRATIONS = ("tests/integrations/test_sdpa.py", "tests/integrations/test_transformers.py")
 _FALLBACK, _RUN, _LAYOUTS = "tests/test_fallback.py", "tests/test_run.py", "tests/test_layouts.py"
@@ -134,7 +135,13 @@ AREAS = (
         (),
         (f"{_JIT} -k 'not process and not dry_run and not forked'", f"{_JIT} -k 'process or dry_run or forked'"),
     ),
-    Area("fallback", ("fa4/fallback.py", "fa4/sequences.py"), (_FALLBACK,)),
+    Area("fallback", ("fa4/fallback.py", "fa4/sequences.py"), (_FALLBACK, _DROPOUT)),
+    Area(
+        "dropout",
+        ("fa4/dropout.py", "fa4/*/dropout.py"),
+        (),
+        (_DROPOUT, *(f"tests/{chip}/test_dropout.py::test_bits" for chip in ("sm80", "sm90", "sm100"))),
+    ),
     Area(
         "mods",
         ("fa4/flex.py", "fa4/masks.py", "fa4/scores.py", "fa4/mod_ops.py", "fa4/mods/*"),
