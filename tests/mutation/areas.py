@@ -219,7 +219,7 @@ class NoMistake:
 
 NO_MISTAKES = (
     NoMistake("fa4/dispatch.py", r"keyword dropped: .*summary=", "words for people"),
-    NoMistake("fa4/device.py", r": ChipFacts\(", "facts of chips, which nothing here can check"),
+    NoMistake("fa4/chips.py", r": ChipFacts\(", "facts of chips, which nothing here can check"),
     NoMistake("fa4/*", r"(AttentionSpec|Chip): constant", "defaults of fields that every call gives"),
     NoMistake("fa4/api.py", r"checks\.flags\(.* -> (k, q|v, k)$", "q, k and v are only asked who wants a gradient"),
     NoMistake("fa4/ops.py", r"(is is is not|is not is is): present = ", "a key may say what is there or what is not"),
