@@ -1,11 +1,13 @@
 """Asynchronous operations, their barriers, and data races, on hand-written PTX."""
 
+import struct
+
 import numpy as np
 import pytest
 
 from fa4.emulator.errors import BarrierMisuse, DataRace, Deadlock, Misaligned, OutOfBounds, TmemMisuse
-from fa4.emulator.machine import load_core
-from tests.emulator.handwritten import launch
+from fa4.emulator.machine import Allocation, Machine, load_core
+from tests.emulator.handwritten import entry, launch
 
 SCHEDULES = ("round_robin", "random", "adversarial")
 ROUND_TRIP = """
@@ -173,3 +175,40 @@ def test_tensor_memory_round_trip_and_leak():
         launch(TMEM.format(body=body.replace("tcgen05.wait::st.sync.aligned;", ""), free=FREE), [out], block=128)
     with pytest.raises(TmemMisuse, match="not allocated"):
         launch(TMEM.format(body=body.replace("[%r5]", "[%r5+40]"), free=FREE), [out], block=128)
+
+
+CANCEL = """
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 16;
+    clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r2+16], [%r2];
+LOOP{turn}: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], {parity}; @!%p1 bra LOOP{turn};
+    ld.shared.v4.b32 {{%r10, %r11, %r12, %r13}}, [%r2+16];
+    ld.shared.v2.b64 {{%d1, %d2}}, [%r2+16]; mov.b128 %q, {{%d1, %d2}};
+    clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q;
+    clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {{%r20, %r21, %r22, _}}, %q;
+    selp.u32 %r23, 1, 0, %p2; and.b32 %r12, %r12, 1;
+    st.global.v4.b32 [%a0+{at}], {{%r20, %r21, %r22, %r23}};
+    and.b32 %r14, %r11, 65535; shr.u32 %r15, %r11, 16;
+    st.global.v4.b32 [%a0+{further}], {{%r10, %r14, %r15, %r12}};
+    fence.proxy.async.shared::cta;
+"""
+
+
+def test_the_response_to_a_cancellation_is_as_chips_have_it():
+    """x in word 0, y and z in the halves of word 1, bit 0 of word 2: ptxas decodes it so, and cuDNN reads it itself."""
+    places = [{"turn": turn, "parity": turn % 2, "at": 32 * turn, "further": 32 * turn + 16} for turn in range(6)]
+    turns = "".join(CANCEL.format(**place) for place in places)
+    body = f"""
+        .reg .b128 %q;
+        setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE;
+        mbarrier.init.shared.b64 [%r2], 1; fence.proxy.async.shared::cta;
+        {turns}
+    DONE:
+    """
+    out = np.zeros((6, 2, 4), np.uint32)
+    Machine("sm_100a", sms=1).launch(
+        entry(body, 1), "test", grid=(1, 2, 3), block=(32, 1, 1), smem_bytes=200_000,
+        params=[struct.pack("<Q", out.ctypes.data)], allocations=[Allocation(out.ctypes.data, out.nbytes, "out")],
+    )  # fmt: skip
+    want = [(0, y, z, 1) for z in range(3) for y in range(2)][1:]
+    np.testing.assert_array_equal(out[:5], np.repeat(np.array(want)[:, None], 2, 1))
+    assert not out[5, :, 3].any()

@@ -5,7 +5,7 @@ import secrets
 
 import pytest
 
-from fa4.emulator.lab.fuzz import CHIP, Tally, judge
+from fa4.emulator.lab.fuzz import CHIP, Tally, judge, orders, run
 from fa4.emulator.lab.pipelines import FILLS, PEER_FILLS, Pipeline, Ring, Writer, drawn, written
 
 COUNT = 45  # seeds 0 to 44, fixed: they draw every way to fill a ring
@@ -52,6 +52,25 @@ def test_an_omission_takes_one_instruction_out():
     program = written(drawn(random.Random(3)), CHIP)
     index, site = next(iter(program.sites.items()))
     assert program.ptx.replace(site.code, "", 1) == program.without(index, "removed")
+
+
+@pytest.mark.parametrize(
+    "rings, needed",
+    [
+        ((Ring("remote", 2, tail=True),), True),
+        ((Ring("remote", 2, tail=True), Ring("generic", 2)), True),
+        ((Ring("remote", 2, tail=True), Ring("remote", 2)), False),  # its tile comes after the place
+        ((Ring("st_async", 2, tail=True), Ring("generic", 2), Ring("st_async", 2)), False),
+        ((Ring("generic", 2), Ring("remote", 2, tail=True)), True),
+    ],
+    ids=["last", "then in the CTA", "then remote", "then in the CTA and st_async", "last of two"],
+)
+def test_the_barrier_before_the_end_is_needed_where_a_place_is_given_back_last(rings, needed):
+    program = written(Pipeline(rings, warps=(1,) * (len(rings) + 1), tiles=3, stage=0, cluster=2), CHIP)
+    index, site = next((i, site) for i, site in program.sites.items() if site.what == "cluster barrier before the end")
+    assert bool(site.redundant) is not needed
+    told = [run(program.pipeline, program.without(index, "removed"), order).kind for order in orders(0, 6)]
+    assert any(told) is needed, told
 
 
 @pytest.mark.soak

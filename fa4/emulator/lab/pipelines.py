@@ -185,9 +185,15 @@ class Writer:
             self.line("bra END;", f"AFTER{group}:")
         self.line("END:")
         if self.pipeline.cluster == 2:
-            tail = any(ring.remote and ring.tail for ring in self.pipeline.rings)
-            self._cluster_barrier("before the end", "" if tail else "every remote arrival was waited for")
+            needed = any(self._outlives(r) for r in range(len(self.pipeline.rings)))
+            waited = "every remote arrival was waited for, or one that comes after it"
+            self._cluster_barrier("before the end", "" if needed else waited)
         self.line("ret;", "}", "")
+
+    def _outlives(self, r: int) -> bool:
+        """May ring r give a place back to a CTA that has ended? Not if its consumers then hand a tile to that CTA."""
+        ring, later = self.pipeline.rings[r], self.pipeline.rings[r + 1 :]
+        return ring.remote and ring.tail and not any(other.remote for other in later)
 
     def _initialise(self) -> None:
         """One thread initialises; a fence and a barrier show it to the others."""

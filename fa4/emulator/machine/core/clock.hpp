@@ -6,23 +6,66 @@
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace fa4 {
 
-// Component s: accesses of agent s with an epoch up to it are ordered before the owner of the clock.
-struct Clock {
-    std::vector<uint32_t> at;
+// Component s: accesses of agent s with an epoch up to it are ordered before the owner of the clock. Copies share their
+// components until one of them learns more: most orders that are passed on hold what the receiver has already.
+class Clock {
+public:
+    Clock() = default;
+    Clock(const Clock& other) : shared_(other.shared_) { if (shared_) ++shared_->owners; }
+    Clock(Clock&& other) noexcept : shared_(std::exchange(other.shared_, nullptr)) {}
+    Clock& operator=(Clock other) noexcept {
+        std::swap(shared_, other.shared_);
+        return *this;
+    }
+    ~Clock() { if (shared_ && !--shared_->owners) delete shared_; }
 
-    uint32_t operator[](uint32_t slot) const { return slot < at.size() ? at[slot] : 0; }
+    uint32_t size() const { return shared_ ? uint32_t(shared_->at.size()) : 0; }
+    uint32_t operator[](uint32_t slot) const { return slot < size() ? shared_->at[slot] : 0; }
     void set(uint32_t slot, uint32_t value) {
-        if (slot >= at.size()) at.resize(slot + 1, 0);
-        at[slot] = std::max(at[slot], value);
+        if (value <= (*this)[slot]) return;
+        own(slot + 1);
+        shared_->at[slot] = value;
     }
     void join(const Clock& other) {
-        if (at.size() < other.at.size()) at.resize(other.at.size(), 0);
-        for (size_t i = 0; i < other.at.size(); ++i) at[i] = std::max(at[i], other.at[i]);
+        if (shared_ == other.shared_ || covers(other)) return;
+        if (other.covers(*this)) {
+            *this = other;
+            return;
+        }
+        own(other.size());
+        for (uint32_t i = 0; i < other.size(); ++i) shared_->at[i] = std::max(shared_->at[i], other.shared_->at[i]);
     }
+    bool covers(const Clock& other) const {
+        const uint32_t both = std::min(size(), other.size());
+        for (uint32_t i = 0; i < both; ++i)
+            if (other.shared_->at[i] > shared_->at[i]) return false;
+        for (uint32_t i = both; i < other.size(); ++i)
+            if (other.shared_->at[i]) return false;
+        return true;
+    }
+
+private:
+    struct Shared {
+        uint32_t owners;
+        std::vector<uint32_t> at;
+    };
+    // Components of its own, `count` at least.
+    void own(uint32_t count) {
+        if (!shared_) {
+            shared_ = new Shared{1, {}};
+        } else if (shared_->owners > 1) {
+            --shared_->owners;
+            shared_ = new Shared{1, shared_->at};
+        }
+        if (shared_->at.size() < count) shared_->at.resize(count, 0);
+    }
+
+    Shared* shared_ = nullptr;
 };
 
 // Orders that travel beside plain happens-before: accesses that a fence has made visible to somebody who does not see

@@ -142,7 +142,10 @@ void pack(Exec& x) {
     uint32_t* d = x.dst();
     uint32_t valid = ~0u;
     for (uint32_t i = 0; i < n; ++i) valid &= x.valid(i);
-    if (part == 64) {
+    if (part == 32 && n == 2) {
+        const uint32_t *low = x.src(0), *high = x.src(1);
+        for_lanes(x.mask, [&](int l) { put<uint64_t>(d, l, low[l] | uint64_t(high[l]) << 32); });
+    } else if (part == 64) {
         for_lanes(x.mask, [&](int l) {
             for (uint32_t i = 0; i < 2; ++i) put<uint64_t>(d + 64 * i, l, get<uint64_t>(x.src(i), l));
         });
@@ -169,7 +172,9 @@ void unpack(Exec& x) {
         if (!x.has_dst(i)) continue;
         uint32_t* d = x.dst(i);
         const uint8_t bits = x.op(i).bits;
-        for_lanes(x.mask, [&](int l) {
+        if (total == 64 && part == 32) {
+            for_lanes(x.mask, [&](int l) { d[l] = s[2 * l + i]; });
+        } else for_lanes(x.mask, [&](int l) {
             if (total == 128) {
                 const uint64_t v = get<uint64_t>(s + 64 * (i * part / 64), l);
                 write(d, l, bits, part == 64 ? v : v >> (32 * (i & 1)) & 0xFFFFFFFFu);
@@ -187,7 +192,13 @@ void pack_converted(Exec& x) {
     const Cvt& c = x.in.as<mod::Convert>();
     const int bits = bits_of(x.in.type);
     const uint32_t n = x.sources();
-    const Type from = x.in.type2;
+    const Type from = x.in.type2, to = x.in.type;
+    if (from == Type::f32 && n == 2 && (to == Type::bf16 || to == Type::f16) && !(c.relu || c.sat || c.ftz || c.satfinite)) {
+        const uint32_t *high = x.src(0), *low = x.src(1);
+        const auto narrow = [&](float v) { return uint32_t(to == Type::bf16 ? float_to_bf16(v, c.rounding, false) : float_to_f16(v, c.rounding, false)); };
+        for_lanes(x.mask, [&](int l) { x.dst()[l] = narrow(get<float>(low, l)) | narrow(get<float>(high, l)) << 16; });
+        return;
+    }
     for_lanes(x.mask, [&](int l) {
         uint64_t r = 0;
         for (uint32_t i = 0; i < n; ++i) {

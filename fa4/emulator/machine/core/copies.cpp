@@ -284,8 +284,9 @@ void Engine::cp_async(Exec& x) {
     submit(op);
 }
 
-// clusterlaunchcontrol.try_cancel: takes a cluster that has not started yet. The response holds the first CTA's
-// coordinates in words 0 - 2 and, in word 3, whether there was one.
+// clusterlaunchcontrol.try_cancel: takes a cluster that has not started yet. The ISA calls the response opaque; it is as
+// chips have it, and as the assembler decodes it, because kernels read it themselves: the first CTA's x in word 0, y in
+// the lower and z in the upper half of word 1, and in bit 0 of word 2 whether there was one.
 void Engine::try_cancel(Exec& x) {
     const mod::TryCancel& m = x.in.as<mod::TryCancel>();
     const int l = x.first_lane();
@@ -309,8 +310,8 @@ void Engine::try_cancel(Exec& x) {
             const uint64_t n = next_cluster_++;
             words[0] = uint32_t(n % cluster_grid_[0]) * config_.cluster[0];
             words[1] = uint32_t(n / cluster_grid_[0] % cluster_grid_[1]) * config_.cluster[1];
-            words[2] = uint32_t(n / cluster_grid_[0] / cluster_grid_[1]) * config_.cluster[2];
-            words[3] = 1;
+            words[1] |= uint32_t(n / cluster_grid_[0] / cluster_grid_[1]) * config_.cluster[2] << 16;
+            words[2] = 1;
         }
         for (const Target& t : targets) {
             races_.shared(agent(*self, true), *t.cta, offset, 16, kWrite);
@@ -439,7 +440,7 @@ Next Engine::async_copy(Exec& x) {
         case Op::clc_try_cancel: try_cancel(x); break;
         case Op::clc_is_canceled: {
             uint32_t r = 0;
-            for_lanes(x.mask, [&](int l) { r |= uint32_t(get<uint64_t>(x.src(0) + 64, l) >> 32 & 1) << l; });
+            for_lanes(x.mask, [&](int l) { r |= uint32_t(get<uint64_t>(x.src(0) + 64, l) & 1) << l; });
             *x.dst() = (*x.dst() & ~x.mask) | r;
             x.set_valid(0, x.valid(0));
             break;
@@ -449,7 +450,10 @@ Next Engine::async_copy(Exec& x) {
                 if (!x.has_dst(i)) continue;
                 const int first = in.as<mod::FirstCtaid>().axis;
                 const uint32_t axis = first < 0 ? i : uint32_t(first);
-                for_lanes(x.mask, [&](int l) { x.dst(i)[l] = uint32_t(get<uint64_t>(x.src(0) + (axis / 2) * 64, l) >> (32 * (axis & 1))); });
+                for_lanes(x.mask, [&](int l) {
+                    const uint64_t first_words = get<uint64_t>(x.src(0), l);
+                    x.dst(i)[l] = axis == 0 ? uint32_t(first_words) : axis < 3 ? uint32_t(first_words >> (axis == 1 ? 32 : 48) & 0xFFFF) : 0;
+                });
                 x.set_valid(i, x.valid(0));
             }
             break;

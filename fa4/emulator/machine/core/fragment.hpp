@@ -21,15 +21,14 @@ template <class T>
 inline void unpack_fragment(MmaType type, Packing packing, uint32_t registers, uint32_t row_groups, uint32_t k,
                             const uint32_t* const* regs, bool negate, T* out) {
     const uint32_t per_word = word_elements(type, packing);
-    T values[32];
+    T values[32 * 32];
     for (uint32_t r = 0; r < registers; ++r) {
+        unpack_elements(type, packing, reinterpret_cast<const uint8_t*>(regs[r]), 32 * per_word, values);
         for (uint32_t thread = 0; thread < 32; ++thread) {
             const uint32_t row = thread / 4 + 8 * (r % row_groups);
             const uint32_t word = thread % 4 + 4 * (r / row_groups);
-            uint8_t bytes[8] = {};      // one byte of slack for bit fields that straddle
-            std::memcpy(bytes, &regs[r][thread], 4);
-            unpack_elements(type, packing, bytes, per_word, values);
-            for (uint32_t i = 0; i < per_word; ++i) out[row * k + word * per_word + i] = negate ? -values[i] : values[i];
+            const T* mine = values + thread * per_word;
+            for (uint32_t i = 0; i < per_word; ++i) out[row * k + word * per_word + i] = negate ? -mine[i] : mine[i];
         }
     }
 }

@@ -130,7 +130,9 @@ __attribute__((target("avx2"))) bool sum_block_avx2(const Summation& how, uint32
 
 void matmul(const Summation& how, uint32_t m, uint32_t n, uint32_t k, const float* a, size_t lda, const float* b, size_t ldb,
             float* const* d, bool accumulate) {
-    std::vector<int> a_exponents(k), b_exponents(k * ldb);
+    static thread_local std::vector<int> a_exponents, b_exponents;
+    if (a_exponents.size() < k) a_exponents.resize(k);
+    if (b_exponents.size() < k * ldb) b_exponents.resize(k * ldb);
     for (uint32_t p = 0; p < k; ++p)
         for (uint32_t j = 0; j < n; ++j)
             b_exponents[p * ldb + j] = exponent_of(b[p * ldb + j], how.min_exponent_b + (how.scale_exponents_b ? how.scale_exponents_b[j] : 0));

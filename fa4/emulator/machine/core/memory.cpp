@@ -209,12 +209,7 @@ void Engine::load(Exec& x) {
         for (uint32_t i = 0; i < n; ++i) {
             if (!x.has_dst(i)) continue;
             const uint8_t* p = s.data + i * size;
-            if (s.shadow) {
-                for (uint32_t b = 0; b < size; ++b) {
-                    const uint8_t v = s.shadow[i * size + b];
-                    if (!(v & Cta::kValid)) valid[i] &= ~(1u << l);
-                }
-            }
+            if (s.shadow && !Cta::defined(s.shadow + i * size, size)) valid[i] &= ~(1u << l);
             if (size == 16) {
                 std::memcpy(x.dst(i) + 2 * l, p, 8);
                 std::memcpy(x.dst(i) + 64 + 2 * l, p + 8, 8);
@@ -363,18 +358,26 @@ void Engine::matrix_fragment(Exec& x) {
     const bool write = in.op == Op::stmatrix;
     Agent agent = agent_of(x.w, current_.row);
     agent.lane = kAllLanes;
+    std::vector<SharedRange> ranges;
+    Cta* home = nullptr;
+    const auto touch = [&] {
+        if (home) races_.shared(agent, &home, ranges, write);
+        ranges.clear();
+    };
     for (uint32_t t = 0; t < rows; ++t) {
         const uint64_t address = x.value(0, int(t)) + uint64_t(m.offset);
         if (address % kMatrixRowBytes) fail(Check::Misaligned, "row address " + hex(address) + " of thread " + std::to_string(t) + " is not a multiple of 16");
         const Span s = resolve(x.w, m.space, address, kMatrixRowBytes, int(t));
         if (!s.cta) fail(Check::OutOfBounds, "ldmatrix and stmatrix work on shared memory");
         if (write) shared_write_check(s, kMatrixRowBytes);
-        races_.shared(agent, *s.cta, s.offset, kMatrixRowBytes, write ? kWrite : 0);
+        if (s.cta != home) touch();
+        home = s.cta;
+        ranges.push_back({s.offset, kMatrixRowBytes, 0, write});
         pointers[t] = s.data;
-        for (uint32_t b = 0; b < kMatrixRowBytes && !write; ++b)
-            if (!(s.shadow[b] & Cta::kValid)) row_valid &= ~(1u << t);
+        if (!write && !Cta::defined(s.shadow, kMatrixRowBytes)) row_valid &= ~(1u << t);
         if (write) std::memset(s.shadow, Cta::kValid, kMatrixRowBytes);
     }
+    touch();
     counters.bytes[write ? "shared_store" : "shared_load"] += rows * kMatrixRowBytes;
     uint32_t* regs[16];
     if (write) {

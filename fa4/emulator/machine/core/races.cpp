@@ -33,9 +33,7 @@ bool seen_by(const Access& prior, const Agent& agent) {
 
 // Is everything that `order` has in `whole` already?
 bool covered(const Order& order, const Order& whole) {
-    for (uint32_t slot = 0; slot < order.seen.at.size(); ++slot)
-        if (order.seen.at[slot] > whole.seen[slot]) return false;
-    return true;
+    return whole.seen.covers(order.seen);
 }
 
 // What an instruction does to the order of its warp, if all lanes execute it, or to that of some of them.
@@ -302,20 +300,21 @@ void Races::barrier_use(const Agent& agent, const Access& init, bool remote) {
 
 void Races::end_of_shared(const Cta& cta, bool sources) {
     if (!enabled) return;
-    uint64_t before_line = reports_;        // an even line without a report is read once
     const Agent end{&cta.last, ~0u, 0, 1, -1, int32_t(cta.linear), -1, false};
-    for (size_t i = 0; i < cta.races.size(); ++i) {
-        const Shadow::Line line = cta.races.line(i);
-        if (line == Shadow::Line::Untouched || (line == Shadow::Line::Even && i % Shadow::kLine && reports_ == before_line)) continue;
-        if (i % Shadow::kLine == 0) before_line = reports_;
-        const Word& cell = cta.races.at(i);
-        const auto check = [&](const Access& prior) {
-            const bool source = (prior.kind & (kAsync | kWrite)) == kAsync;
-            if (prior.epoch && (sources || !source) && !seen(prior, cta.last))
-                report(source ? Check::StoreLeftover : Check::CtaEnd, prior, end, kWrite, 1, "nothing orders it before the end of the CTA");
-        };
-        for (const Access& write : cell.writes) check(write);
-        for (const Access& read : cell.reads) check(read);
+    const auto check = [&](const Access& prior) {
+        const bool source = (prior.kind & (kAsync | kWrite)) == kAsync;
+        if (prior.epoch && (sources || !source) && !seen(prior, cta.last))
+            report(source ? Check::StoreLeftover : Check::CtaEnd, prior, end, kWrite, 1, "nothing orders it before the end of the CTA");
+    };
+    for (size_t i = 0, n; i < cta.races.size(); i += n) {
+        n = alike(cta.races.at(i), cta.races.size() - i);
+        const Word& word = words_[*cta.races.at(i)];
+        const uint64_t reports = reports_;
+        size_t k = 0;
+        do {
+            for (const Access& write : word.writes) check(write);
+            for (const Access& read : word.reads) check(read);
+        } while (++k < n && reports_ != reports);
     }
     for (const auto& [who, arrival] : cta.arrivals) {
         if (seen(arrival, cta.last)) continue;
@@ -357,8 +356,7 @@ inline void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t ki
     cell.reads[(agent.slot + agent.epoch) % C::readers] = now;
 }
 
-// What touch() does depends on the cell and the access alone, so that equal cells become equal. Where something was
-// reported, each cell is judged by itself: findings count them.
+// The same for a cell of global memory, of which neighbours are often equal.
 template <int space, class C>
 inline void Races::repeat(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, Repeats<C>& repeats) {
     if (repeats.known && bytes == repeats.bytes && std::memcmp(&cell, &repeats.before, sizeof cell) == 0) {
@@ -373,26 +371,55 @@ inline void Races::repeat(C& cell, const Agent& agent, uint16_t bytes, uint8_t k
     repeats.known = reports == reports_;
 }
 
-// A whole line. `agent`: its column, in tensor memory, is that of the line's first cell.
+void Races::begin_operation() {
+    ++operation_;
+    made_count_ = 0;
+    change_ = {};
+    words_.collect();
+}
+
+// The number of a word that the operation at hand has made.
+uint32_t Races::number_of(const Word& word) {
+    for (size_t i = 0; i < std::min(made_count_, made_.size()); ++i)
+        if (std::memcmp(&words_[made_[i]], &word, sizeof word) == 0) return made_[i];
+    return made_[made_count_++ % made_.size()] = words_.add(word);
+}
+
+// Neighbouring words, of which an operation touches the same bytes; the agent's column, in tensor memory, is that of the
+// first. What becomes of a word depends on it and on the access alone. Where something is reported, each word is judged by
+// itself: findings count them.
 template <int space>
-inline void Races::touch_line(Shadow& shadow, size_t first, Agent& agent, uint16_t bytes, uint8_t kind) {
+void Races::touch_words(uint32_t* numbers, size_t count, Agent& agent, uint16_t bytes, uint8_t kind) {
     const int32_t column = agent.column;
-    size_t next = 0;
-    if (shadow.line(first) != Shadow::Line::Spread) {
-        const uint64_t reports = reports_;
-        repeat<space>(shadow.first(first), agent, bytes, kind, words_);
-        if (reports == reports_) return;
-        std::swap(shadow.first(first), words_.before);     // the rest of the line is as it was, to be reported too
-        shadow.spread(first);
-        std::swap(shadow.cell(first), words_.before);
-        next = 1;
-    }
-    for (; next < Shadow::kLine; ++next) {
-        if (space == 2) agent.column = column + int32_t(next);
-        repeat<space>(shadow.cell(first + next), agent, bytes, kind, words_);
+    const Change change = change_;
+    for (size_t i = 0, n; i < count; i += n) {
+        n = alike(numbers + i, count - i);
+        const uint32_t before = numbers[i];
+        Known& known = known_[before % known_.size()];
+        uint32_t after = known.after;
+        if (known.operation != operation_ || known.before != before || known.bytes != bytes) {
+            const uint64_t reports = reports_;
+            Word word;
+            size_t k = 0;
+            do {
+                if (space == 2) agent.column = column + int32_t(i + k);
+                if (change.after) change_ = {change.before + 4 * (i + k), change.after + 4 * (i + k)};
+                word = words_[before];
+                touch<space>(word, agent, bytes, kind);
+            } while (++k < n && reports_ != reports);
+            // A lane's words are like no other's, and words that are read stay apart; what is written becomes equal.
+            const bool apart = agent.lane >= 0 || !(kind & kWrite);
+            if (Word* const own = apart ? words_.only(before, n) : nullptr) {
+                *own = word;
+                continue;
+            }
+            after = apart ? words_.add(word) : number_of(word);
+            if (reports_ == reports) known = {operation_, before, after, bytes};
+        }
+        words_.move(before, after, n);
+        std::fill_n(numbers + i, n, after);
     }
     agent.column = column;
-    if (kind & kWrite) shadow.join(first);
 }
 
 void Races::global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t kind, Change change) {
@@ -430,32 +457,26 @@ void Races::global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t
 }
 
 void Races::shared_range(Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change) {
-    constexpr uint32_t kLineBytes = 4 * Shadow::kLine;
-    Shadow& shadow = cta.races;
-    if (shadow.empty()) shadow.resize(cta.shared.size() / 4 + 1);
+    if (cta.races.empty()) cta.races.resize(words_, cta.shared.size() / 4 + 1);
     while (bytes) {
-        if (offset % kLineBytes == 0 && bytes >= kLineBytes && !change.after) {
-            touch_line<1>(shadow, offset / 4, agent, 0xF, kind);
-            offset += kLineBytes;
-            bytes -= kLineBytes;
-            continue;
-        }
-        const uint32_t first = offset % 4, n = std::min(bytes, 4 - first);
+        const uint32_t first = offset % 4;
+        const bool whole = !first && bytes >= 4;
+        const uint32_t n = whole ? bytes / 4 * 4 : std::min(bytes, 4 - first);
         if (change.after) {
             change_ = {change.before - first, change.after - first};
             change.before += n, change.after += n;
         }
-        touch<1>(shadow.cell(offset / 4), agent, uint16_t(((1u << n) - 1) << first), kind);
+        const auto touched = uint16_t(whole ? 0xF : ((1u << n) - 1) << first);
+        touch_words<1>(cta.races.at(offset / 4), whole ? n / 4 : 1, agent, touched, kind);
         offset += n;
         bytes -= n;
     }
-    change_ = {};
 }
 
 void Races::shared(const Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change) {
     if (!enabled) return;
     Agent who = agent;
-    words_.known = false;
+    begin_operation();
     shared_range(who, cta, offset, bytes, uint8_t(kind | (agent.async ? kAsync : 0)), change);
 }
 
@@ -463,30 +484,19 @@ void Races::shared(const Agent& agent, Cta* const* ctas, const std::vector<Share
     if (!enabled) return;
     const auto kind = uint8_t((write ? kWrite : 0) | (agent.async ? kAsync : 0));
     Agent who = agent;
-    words_.known = false;
+    begin_operation();
     for (const SharedRange& r : ranges)
         if (r.write == write) shared_range(who, *ctas[r.cta], r.offset, r.bytes, kind, {});
 }
 
 void Races::tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind) {
     if (!enabled) return;
-    Shadow& shadow = sm.races;
-    if (shadow.empty()) shadow.resize(kTmemLanes * kTmemColumns);
+    if (sm.races.empty()) sm.races.resize(words_, kTmemLanes * kTmemColumns);
     Agent who = agent;
-    words_.known = false;
-    const uint32_t end = rect.column + rect.columns;
+    who.column = int32_t(rect.column);
+    begin_operation();
     for (uint32_t lane = rect.lane; lane < uint32_t(rect.lane + rect.lanes); ++lane)
-        for (uint32_t column = rect.column; column < end;) {
-            const size_t i = lane * kTmemColumns + column;
-            who.column = int32_t(column);
-            if (column % Shadow::kLine == 0 && column + Shadow::kLine <= end) {
-                touch_line<2>(shadow, i, who, 1, kind);
-                column += Shadow::kLine;
-            } else {
-                repeat<2>(shadow.cell(i), who, 1, kind, words_);
-                ++column;
-            }
-        }
+        touch_words<2>(sm.races.at(lane * kTmemColumns + rect.column), rect.columns, who, 1, kind);
 }
 
 void Races::end_of_tmem(const Agent& agent, Sm& sm, const TmemRect& rect) {

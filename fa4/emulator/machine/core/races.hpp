@@ -134,7 +134,7 @@ private:
     template <int space>
     bool clear(const Access& prior, const Agent& agent) const;
     template <int space>
-    void touch_line(Shadow& shadow, size_t first, Agent& agent, uint16_t bytes, uint8_t kind);
+    void touch_words(uint32_t* numbers, size_t count, Agent& agent, uint16_t bytes, uint8_t kind);
     template <int space, class C>
     void repeat(C& cell, const Agent& agent, uint16_t bytes, uint8_t kind, Repeats<C>& repeats);
     void shared_range(Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change);
@@ -150,7 +150,15 @@ private:
     const Program& program_;
     bool ends_ = false;  // columns are being given back
     uint64_t reports_ = 0;
-    Repeats<Word> words_;        // of the operation at hand
+    // What became of the words that the operation at hand has touched, and which words it made last.
+    struct Known { uint64_t operation = 0; uint32_t before = 0, after = 0; uint16_t bytes = 0; };
+    void begin_operation();
+    uint32_t number_of(const Word& word);
+    Words words_;
+    uint64_t operation_ = 0;
+    std::array<Known, 64> known_;
+    std::array<uint32_t, 8> made_{};
+    size_t made_count_ = 0;
     Repeats<Cell<2>> pieces_;
     Change change_;     // of the cell being compared, from its byte 0; null where it is not known
     std::vector<uint32_t> epochs_;

@@ -3,10 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
+#include <vector>
 
 namespace fa4 {
 
@@ -34,71 +32,87 @@ struct Cell {
 // A word of shared or tensor memory. Two warpgroups of four warps may read it at once; of more readers, some are lost.
 using Word = Cell<8>;
 
-// Words, in lines of eight. What fills a line at once is kept in its first cell alone, for all eight; an
-// access to a part of the line spreads it. Memory that nobody has touched costs none here: the system gives pages of
-// zeros when they are first written.
+// The different words there are, by number; 0 is one that nobody has touched. Memory holds numbers, because what one
+// operation touches mostly looks alike. A number that nobody uses any more is given again after the operation at hand.
+class Words {
+public:
+    static constexpr uint32_t kUntouched = 0;
+
+    const Word& operator[](uint32_t number) const { return words_[number]; }
+    // For a change that concerns all `count` users of the word; null where there are others.
+    Word* only(uint32_t number, size_t count) { return number != kUntouched && uses_[number] == count ? &words_[number] : nullptr; }
+    uint32_t add(const Word& word) {
+        if (free_.empty()) {
+            words_.push_back(word);
+            uses_.push_back(0);
+            return uint32_t(words_.size() - 1);
+        }
+        const uint32_t number = free_.back();
+        free_.pop_back();
+        words_[number] = word;
+        uses_[number] = 0;
+        return number;
+    }
+    void move(uint32_t from, uint32_t to, size_t count) {
+        if (to != kUntouched) uses_[to] += uint32_t(count);
+        drop(from, count);
+    }
+    void drop(uint32_t number, size_t count) {
+        if (number == kUntouched) return;
+        uses_[number] -= uint32_t(count);
+        if (!uses_[number]) dropped_.push_back(number);
+    }
+    void collect() {
+        for (const uint32_t number : dropped_)
+            if (!uses_[number]) {
+                uses_[number] = kFree;
+                free_.push_back(number);
+            }
+        dropped_.clear();
+    }
+
+private:
+    static constexpr uint32_t kFree = ~0u;
+    std::vector<Word> words_{1};
+    std::vector<uint32_t> uses_{0};
+    std::vector<uint32_t> free_, dropped_;
+};
+
+// How many of `count` numbers from the first on are equal.
+inline size_t alike(const uint32_t* numbers, size_t count) {
+    if (std::memcmp(numbers, numbers + 1, (count - 1) * sizeof *numbers) == 0) return count;
+    size_t n = 1;
+    while (numbers[n] == numbers[0]) ++n;
+    return n;
+}
+
+// The words of one memory, by number.
 class Shadow {
 public:
-    static constexpr size_t kLine = 8;
-    enum class Line : uint8_t { Untouched, Even, Spread };
+    Shadow() = default;
+    Shadow(const Shadow&) = delete;
+    Shadow& operator=(const Shadow&) = delete;
+    ~Shadow() { forget(0, numbers_.size()); }
 
-    bool empty() const { return !count_; }
-    size_t size() const { return count_; }
-    void resize(size_t cells) {
-        count_ = (cells + kLine - 1) / kLine * kLine;
-        cells_ = zeros<Word>(count_);
-        lines_ = zeros<Line>(count_ / kLine);
+    bool empty() const { return numbers_.empty(); }
+    size_t size() const { return numbers_.size(); }
+    void resize(Words& words, size_t count) {
+        words_ = &words;
+        numbers_.resize(count, Words::kUntouched);
     }
-    Line line(size_t i) const { return lines_.get()[i / kLine]; }
-    // A cell of its own.
-    Word& cell(size_t i) {
-        spread(i);
-        return cells_.get()[i];
-    }
-    // The first cell of the line that begins at `i`: of an even line, the only one that is meant.
-    Word& first(size_t i) {
-        Line& line = lines_.get()[i / kLine];
-        if (line == Line::Untouched) line = Line::Even;
-        return cells_.get()[i];
-    }
-    const Word& at(size_t i) const { return cells_.get()[line(i) == Line::Even ? i / kLine * kLine : i]; }
-    void spread(size_t i) {
-        Line& line = lines_.get()[i / kLine];
-        if (line == Line::Spread) return;
-        Word* cells = cells_.get() + i / kLine * kLine;
-        if (line == Line::Even) std::fill(cells + 1, cells + kLine, cells[0]);
-        line = Line::Spread;
-    }
-    // Makes a line even again if its cells are equal.
-    void join(size_t i) {
-        const Word* cells = cells_.get() + i / kLine * kLine;
-        for (size_t k = kLine - 1; k; --k)
-            if (std::memcmp(cells, cells + k, sizeof *cells) != 0) return;
-        lines_.get()[i / kLine] = Line::Even;
-    }
-    void forget(size_t first, size_t cells) {
-        for (size_t i = first; i < first + cells;) {
-            if (i % kLine == 0 && i + kLine <= first + cells) {
-                if (line(i) != Line::Untouched) cells_.get()[i] = {}, lines_.get()[i / kLine] = Line::Even;
-                i += kLine;
-            } else {
-                cell(i++) = {};
-            }
+    uint32_t* at(size_t i) { return numbers_.data() + i; }
+    const uint32_t* at(size_t i) const { return numbers_.data() + i; }
+    void forget(size_t first, size_t count) {
+        for (size_t i = first, n; i < first + count; i += n) {
+            n = alike(at(i), first + count - i);
+            words_->drop(numbers_[i], n);
+            std::fill_n(at(i), n, Words::kUntouched);
         }
     }
 
 private:
-    struct Free { void operator()(void* p) const { std::free(p); } };
-    template <class T>
-    static std::unique_ptr<T, Free> zeros(size_t count) {
-        std::unique_ptr<T, Free> all(static_cast<T*>(std::calloc(count, sizeof(T))));
-        if (!all) throw std::bad_alloc();
-        return all;
-    }
-
-    std::unique_ptr<Word, Free> cells_;
-    std::unique_ptr<Line, Free> lines_;
-    size_t count_ = 0;
+    Words* words_ = nullptr;
+    std::vector<uint32_t> numbers_;
 };
 
 }  // namespace fa4

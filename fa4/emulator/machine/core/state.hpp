@@ -153,6 +153,17 @@ struct Cta {
     std::map<uint32_t, std::vector<RegisterChange>> register_changes;      // by warpgroup
 
     static constexpr uint8_t kValid = 1, kBarrier = 2;
+    // Do all of these bytes hold a defined value?
+    static bool defined(const uint8_t* shadow, size_t bytes) {
+        for (; bytes >= 8; shadow += 8, bytes -= 8) {
+            uint64_t eight;
+            std::memcpy(&eight, shadow, 8);
+            if (~eight & kValid * 0x0101010101010101ull) return false;
+        }
+        for (; bytes; ++shadow, --bytes)
+            if (!(*shadow & kValid)) return false;
+        return true;
+    }
 };
 
 struct Cluster {

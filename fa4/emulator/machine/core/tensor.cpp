@@ -21,12 +21,7 @@ void Engine::check_operands(const AsyncOp& op, Cta* const* ctas, const Footprint
         if (r.offset < kSharedReserved || r.offset + r.bytes > cta.shared.size())
             fail(Check::OutOfBounds, "a matrix operand covers shared bytes " + hex(r.offset) + "+" + hex(r.bytes) + ", outside the CTA's shared memory");
         if (!poison || r.write || !config_.check_poison) continue;
-        const uint8_t* v = cta.shadow.data() + r.offset;
-        for (uint32_t i = 0; i < r.bytes; ++i)
-            if (!(v[i] & Cta::kValid)) {
-                (*poison)[0] = 1;
-                break;
-            }
+        if (!Cta::defined(cta.shadow.data() + r.offset, r.bytes)) (*poison)[0] = 1;
     }
     for (const bool write : {false, true}) races_.shared(agent(op, write), ctas, footprint.shared, write);
     for (const TmemRect& r : footprint.tmem) {
@@ -86,8 +81,7 @@ void Engine::umma(Exec& x) {
                 for (const TmemRect& d : results) accumulator |= d.cta == r.cta && d.column == r.column && d.lane == r.lane && d.columns == r.columns;
                 if (accumulator) continue;
                 for (uint32_t lane = r.lane; lane < uint32_t(r.lane + r.lanes); ++lane)
-                    for (uint32_t c = r.column; c < uint32_t(r.column + r.columns); ++c)
-                        if (!ctas[r.cta]->sm->tmem_valid[lane * kTmemColumns + c]) poison[1 + lane + 128 * r.cta] = 1;
+                    if (std::memchr(ctas[r.cta]->sm->tmem_valid.data() + lane * kTmemColumns + r.column, 0, r.columns)) poison[1 + lane + 128 * r.cta] = 1;
             }
             const CtaMemory memories[2] = {memory_of(*ctas[0]), memory_of(*ctas[1])};
             umma_execute(u, memories);
@@ -96,7 +90,7 @@ void Engine::umma(Exec& x) {
                     if (u.disable_lane[r.cta * 4 + lane / 32] >> (lane % 32) & 1) continue;
                     const bool bad = poison[0] || poison[1 + lane + 128 * r.cta];
                     uint8_t* v = ctas[r.cta]->sm->tmem_valid.data() + lane * kTmemColumns + r.column;
-                    for (uint32_t c = 0; c < r.columns; ++c) v[c] = !bad && (!u.accumulate || v[c]);
+                    if (bad || !u.accumulate) std::memset(v, !bad, r.columns);
                 }
         });
         submit(op);

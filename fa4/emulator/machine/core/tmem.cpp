@@ -156,7 +156,7 @@ void Engine::tmem_ld_st(Exec& x) {
             for (const TmemRect& r : *rects) {
                 races_.tmem(agent(*self, false), sm, r, 0);
                 for (uint32_t lane = r.lane; lane < uint32_t(r.lane + r.lanes); ++lane)
-                    for (uint32_t c = r.column; c < uint32_t(r.column + r.columns); ++c) all &= sm.tmem_valid[lane * kTmemColumns + c] != 0;
+                    all &= !std::memchr(sm.tmem_valid.data() + lane * kTmemColumns + r.column, 0, r.columns);
             }
             std::vector<uint32_t> sink(32);
             std::vector<uint32_t*> pointers;
