@@ -46,7 +46,10 @@ def _cases(test: str, *names: str) -> tuple[str, ...]:
 
 
 # Of the tests of kernels those that differ in what they run, each on few tiles.
-_SM80_SPLIT = _cases("tests/sm80/test_emulated.py::test_forward", "gqa_packed_short_queries", "split_keys_sink")
+_SM80_SPLIT = (
+    *_cases("tests/sm80/test_emulated.py::test_forward", "gqa_packed_short_queries"),
+    *_cases("tests/mods/test_emulated.py::test_forward", "sm80-packed_and_split"),
+)
 _SM80_RUN = (
     f"{_RUN}::test_rows_past_the_last_sequence_are_zero[sm80-few_queries]",
     f"{_RUN}::test_padding_leaves_the_gradient_of_a_projection_finite[sm80-sequences]",
@@ -54,9 +57,12 @@ _SM80_RUN = (
     *_cases(f"{_LAYOUTS}::test_a_layout_changes_no_bit", "sm80-views", "sm80-odd"),
     f"{_LAYOUTS}::test_a_shared_head_and_a_shared_gradient_have_stride_0[sm80]",
 )
-_SM80_BOTH = _cases(
-    "tests/sm80/test_emulated.py::test_forward_and_gradients",
-    *("everything", "batch_and_scale", "deterministic_groups_of_three", "packed_rows_past_the_end"),
+_SM80_BOTH = (
+    *_cases(
+        "tests/sm80/test_emulated.py::test_forward_and_gradients",
+        *("everything", "batch_and_scale", "packed_rows_past_the_end"),
+    ),
+    "tests/sm80/test_emulated.py::test_gradients",
 )
 _SM80_TABLES = (
     "tests/sm80/test_forward.py::test_the_row_of_a_head_dim",

@@ -92,8 +92,11 @@ def test_gradients_of_named_case(name, seed):
     check_gradients(KERNELS, problem, seed, SCHEDULES[seed % len(SCHEDULES)])
 
 
-# The row of "d192" is judged by the test below too, additions in order.
-@pytest.mark.parametrize("tiles", [pytest.param(x, marks=[pytest.mark.soak] * (x is D192)) for x in ROWS], ids=NAME)
+# The row of "d192" is judged by the test below too, additions in order; that of "d128" there and by "head_dim_40_128".
+SHOWN = (D128, D192)
+
+
+@pytest.mark.parametrize("tiles", [pytest.param(x, marks=[pytest.mark.soak] * (x in SHOWN)) for x in ROWS], ids=NAME)
 def test_every_tile_row_is_right_in_any_order(tiles, seed):
     head_dim = {D64: 64, D96: 96, D192: 192, D192_SOFTCAP: 192}.get(tiles, 128)
     shape = dict(heads_q=2, heads_kv=2, head_dim=head_dim, head_dim_v=min(head_dim, 128))
