@@ -22,7 +22,6 @@ from ..core.sequence import Lengths
 from ..core.traced import ModTensors
 from .backward_tile import work_on_keys
 from .config import BackwardConfig
-from .tiles import backward_section
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,9 @@ class BackwardKernel(BackwardProgram):
         score = Softcap(scalars.scale_over_cap) if cfg.has_softcap else None
         # First keys first: under a causal mask they take longest, and in a deterministic run their turn is first.
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.tiles.tile_n)
-        order = Order(n_blocks, cute.size(call.k, mode=[2]), sizes.batch, backward_section(cfg, sizes.max_seqlen_q))
+        heads = cute.size(call.k, mode=[2])
+        section = cfg.section(n_blocks, sizes.max_seqlen_q, heads * sizes.batch)
+        order = Order(n_blocks, heads, sizes.batch, section)
         args = Arguments(
             call.q, call.k, call.v, rows.dout, call.dk, call.dv, rows.statistics, rows.dq_sum, rows.turns, rows.ranks,
             rows.lengths, order, cfg.window(scalars.left, scalars.right), score, scalars.scale,

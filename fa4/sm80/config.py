@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+import cutlass
 from cutlass import Int32
 
 from ..bwd.blocks import Placement, RowBlocks
 from ..core.mask import Window
 from ..core.variant import Variant
-from .tiles import BackwardTiles, ForwardTiles, padded
+from .tiles import LARGEST_SECTION, SHARED_BYTES, BackwardTiles, ForwardTiles, padded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +61,21 @@ class ForwardConfig(Config):
     out and lse have a leading axis of parts and are float32, and there is no sink. fixed_parts: each of a number of
     blocks that is the same for all tiles."""
 
+    ctas: ClassVar[int] = 1
+    persistent: ClassVar[bool] = False
+
     packed: int = 1
     split: bool = False
     fixed_parts: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Of a work tile."""
+        return self.tiles.tile_m
+
+    @property
+    def tile_n(self) -> int:
+        return self.tiles.tile_n
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,9 @@ class Fragments(Placement):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardConfig(Config):
     """The rows of a tile are those of all heads of a group."""
+
+    ctas: ClassVar[int] = 1
+    descending: ClassVar[bool] = False
 
     @property
     def row_blocks(self) -> RowBlocks:
@@ -108,9 +125,20 @@ class BackwardConfig(Config):
         return self.tiles.smem_bytes(self.head_dim, self.head_dim_v) + words
 
     @property
+    def tile_m(self) -> int:
+        return self.tiles.tile_m
+
+    @property
     def span(self) -> int:
         """Keys of a CTA."""
         return self.tiles.tile_n
+
+    def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
+        """Pairs that advance together; in a deterministic problem their sums of dQ stay in L2."""
+        if not self.deterministic:
+            return Int32(4 if self.masked else 1)
+        rows = SHARED_BYTES // (4 * padded(self.head_dim) * self.group)
+        return cutlass.max(cutlass.min(rows // cutlass.max(seqlen_q, 1), LARGEST_SECTION), 1)
 
     @property
     def own_span(self) -> int:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cutlass
-from cutlass import Int32
-
-from ..core.variant import Variant
 from ..device import Chip
 from ..mods.dropout import KEYS
 from ..spec import AttentionSpec
@@ -135,8 +131,8 @@ def backward_tiles(head_dim: int, head_dim_v: int, chip: Chip, has_dropout: bool
 # an H100, d=128, TFLOP/s for sections of 1 / 4 / 16: causal forward 4k 315 / 326 / 344, 16k 350 / 369 / 362; causal
 # backward 4k 298 / 322 / 308; deterministic 4k 298 / 306 / 307, causal 254 / 279 / 291, 16k 315 / 319 / 306.
 # Without a mask 1 is as good as any.
-_LARGEST_SECTION = 16
-_SHARED_BYTES = 32 * 2**20  # what a section's pairs may keep in L2 for each other
+LARGEST_SECTION = 16
+SHARED_BYTES = 32 * 2**20  # what a section's pairs may keep in L2 for each other
 
 
 def forward_section(spec: AttentionSpec, seqlen_k: int) -> int:
@@ -144,12 +140,4 @@ def forward_section(spec: AttentionSpec, seqlen_k: int) -> int:
     if spec.window_left is None and spec.window_right is None:
         return 1
     per_pair = 2 * seqlen_k * (spec.head_dim + spec.head_dim_v) // spec.group
-    return max(1, min(_LARGEST_SECTION, _SHARED_BYTES // max(per_pair, 1)))
-
-
-def backward_section(variant: Variant, seqlen_q: Int32) -> Int32:
-    """Pairs that advance together in the backward; their sums of dQ stay in L2. Inside a `cute.jit` host function."""
-    if not variant.deterministic:
-        return Int32(4 if variant.masked else 1)
-    rows = _SHARED_BYTES // (4 * padded(variant.head_dim) * variant.group)
-    return cutlass.max(cutlass.min(rows // cutlass.max(seqlen_q, 1), _LARGEST_SECTION), 1)
+    return max(1, min(LARGEST_SECTION, SHARED_BYTES // max(per_pair, 1)))

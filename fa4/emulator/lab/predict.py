@@ -8,22 +8,25 @@ kernels around the one with the products move memory: they take what their bytes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import replace as but
 
-from fa4.emulator.lab.attention import Problem, Shape, recorded
-from fa4.emulator.timing.chips import ChipTable, chip_table
-from fa4.emulator.timing.grid import CtaCost, Handing, Sample, chain, makespan
-from fa4.emulator.timing.replay import Times, replay
+import torch
 
-_KEYS = 128  # of a block of the forward, where a diagonal cuts the work
+from fa4 import dispatch
+from fa4.device import chip_by_number
+from fa4.emulator.lab.attention import Problem, Shape, recorded
+from fa4.emulator.lab.walk import Walk, walk_of
+from fa4.emulator.timing.chips import ChipTable, chip_table
+from fa4.emulator.timing.grid import CtaCost, Handing, Sample, chain
+from fa4.emulator.timing.replay import Times, replay
+from fa4.spec import AttentionSpec, Extent
+
 _SPAN = 128  # keys of a CTA of the backward
 _SMS = {"sm_100a": 2, "sm_90a": 1}  # that are emulated: a pair of CTAs has two
 _ROWS = {("sm_100a", 64): 256, ("sm_100a", 128): 256, ("sm_100a", 192): 256, ("sm_90a", 128): 128}  # of a CTA's tile
-_QUERIES = {64: 128, 128: 128, 192: 64}  # of a step of our backward by head dim; flash-attn-4's have 128
 _AROUND = Shape(1024, 256, 1)  # in which the kernels around the main one are replayed
-_SECTION_BYTES = 50 << 20  # of what heads that advance together share
+_SECTION_BYTES = 50 << 20  # of what heads of flash-attn-4 that advance together share
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Replayed:
-    """times: launches of the kernel with the products. blocks: of the other side of the products, all tiles of a
-    multiprocessor together. around: the kernels before and after one of them."""
+    """times: launches of the kernel with the products, on each of the shapes. around: the kernels before and after one
+    of them."""
 
     times: tuple[Times, ...]
-    blocks: tuple[int, ...]
+    shapes: tuple[Shape, ...]
     around: tuple[Times, ...]
 
     @property
@@ -73,16 +76,19 @@ class _Replayed:
         """Of a multiprocessor (or pair), if each has a CTA."""
         return math.prod(times.record.launch.grid) // times.sms
 
-    def flops_a_block(self) -> float:
+    def flops_a_step(self, walk: Walk, problem: Problem) -> float:
         """Of a multiprocessor.
 
         Raises:
-            RuntimeError: the kernel's tiles are not what this takes them for.
+            RuntimeError: the kernel's tiles are not those of the walk.
         """
-        a_block = [times.flops / times.sms / blocks for times, blocks in zip(self.times, self.blocks)]
-        if not math.isclose(min(a_block), max(a_block), rel_tol=0.01):
-            raise RuntimeError(f"the tiles are other ones: {', '.join(f'{f:.4e}' for f in a_block)} FLOPs a block")
-        return a_block[0]
+        found = []
+        for times, shape in zip(self.times, self.shapes):
+            steps = sum(walk.steps(problem.direction, shape.queries, shape.keys, problem.causal))
+            found.append(times.flops / (steps * shape.heads * walk.ctas))
+        if not math.isclose(min(found), max(found), rel_tol=0.01):
+            raise RuntimeError(f"the tiles are other ones: {', '.join(f'{f:.4e}' for f in found)} FLOPs a step")
+        return found[0]
 
 
 def predict(
@@ -108,10 +114,28 @@ def predict(
     return _whole(problem, table, package, replayed, clock or table.clock_of(problem.direction))
 
 
+def _walk(problem: Problem, chip: str, package: str, ctas: int) -> Walk:
+    """Of our kernels as their plan has it; of flash-attn-4's as its tables say. ctas: of a cluster."""
+    if package == "fa4":
+        spec = AttentionSpec(
+            torch.bfloat16, problem.head_dim, problem.head_dim_v, problem.heads, problem.heads, problem.head_dim**-0.5,
+            window_right=0 if problem.causal else None, deterministic=problem.deterministic,
+            needs_backward=problem.direction == "bwd",
+        )  # fmt: skip
+        number = int(chip.removeprefix("sm_").removesuffix("a"))
+        extent = Extent(problem.batch, problem.seqlen, problem.seqlen)
+        return walk_of(dispatch.plan(spec, extent, chip_by_number(number)), problem.direction)
+    rows = _SPAN if problem.direction == "bwd" else _ROWS[chip, problem.head_dim]
+    descending = problem.direction == "fwd" or problem.deterministic
+    section = min(problem.batch * problem.heads, _section(problem))
+    return Walk(rows * ctas, 128, Handing.STATIC, section, descending, ctas)
+
+
 def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed, clock: float) -> Prediction:
     wait = table.numbers["replace"].value
     each = len(replayed.times[-1].ends) > replayed.times[-1].sms  # the run with several tiles had a CTA for each
-    a_block = replayed.flops_a_block()
+    walk = _walk(problem, table.chip, package, replayed.ctas)
+    a_step = replayed.flops_a_step(walk, problem)
     if problem.causal:
         samples = [Sample.of(times, replayed.tiles(times)) for times in replayed.times]
     else:
@@ -120,22 +144,19 @@ def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed
     handing = Handing.EACH if each or problem.direction == "bwd" else Handing.STATIC
     if not each and problem.causal:
         handing = Handing.TAKEN
-    places = table.sms // replayed.ctas
-    if problem.direction == "fwd":
-        of_head = _blocks_of_rows(problem, _ROWS[table.chip, problem.head_dim] * replayed.ctas)
-    else:
-        of_head = _blocks_of_keys(problem, _SPAN * replayed.ctas, _queries(package, problem.head_dim))
-    work = [a_block * blocks for blocks in _in_sections(of_head, problem, package)]
+    walk = but(walk, handing=handing)
+    of_head = walk.steps(problem.direction, problem.seqlen, problem.seqlen, problem.causal)
+    work = [a_step * steps for steps in walk.handed_out(of_head, problem.batch * problem.heads)]
     if problem.direction == "bwd" and problem.deterministic:
         every = max(of_head)
-        rows = [range(every - blocks, every) for blocks in of_head]
+        rows = [range(every - steps, every) for steps in of_head]
         tiles = (
             (sequence * problem.heads + head, of_tile)
             for sequence in range(problem.batch) for of_tile in rows for head in range(problem.heads)
         )  # fmt: skip
-        cycles = chain(tiles, places, cost, a_block, _turn(problem, replayed.ctas, table), wait)
+        cycles = chain(tiles, walk.places(table.sms), cost, a_step, _turn(problem, walk.ctas, table), wait)
     else:
-        cycles = makespan(work, places, cost, handing, wait)
+        cycles = walk.cycles(work, table.sms, cost, wait)
     around = sum(_by_bytes(times, problem, table) for times in replayed.around)
     return Prediction(
         cycles + around, problem.flops, clock, cost, len(work), handing, around,
@@ -150,49 +171,14 @@ def _turn(problem: Problem, ctas: int, table: ChipTable) -> float:
     return added + numbers["atomic_latency"] + numbers["l2_latency"]
 
 
-def _queries(package: str, head_dim: int) -> int:
-    return _QUERIES[head_dim] if package == "fa4" else 128
-
-
-def _blocks_of_rows(problem: Problem, rows: int) -> list[int]:
-    """Blocks of keys of a head's tiles, in the order in which they are handed out."""
-    tiles, keys = math.ceil(problem.seqlen / rows), math.ceil(problem.seqlen / _KEYS)
-    return [
-        min(keys, math.ceil((tile + 1) * rows / _KEYS)) if problem.causal else keys for tile in reversed(range(tiles))
-    ]
-
-
-def _blocks_of_keys(problem: Problem, span: int, queries: int) -> list[int]:
-    """Blocks of queries of a head's tiles, likewise: the longest first, but for turns that are taken up a diagonal."""
-    every = math.ceil(problem.seqlen / queries)
-    found = [every - (n * span // queries if problem.causal else 0) for n in range(math.ceil(problem.seqlen / span))]
-    return found[::-1] if problem.deterministic else found
-
-
-def _in_sections(of_head: list[int], problem: Problem, package: str) -> Iterable[int]:
-    """The tiles of all heads: those of a section advance together."""
-    pairs = problem.batch * problem.heads
-    section = min(pairs, _section(problem, package))
-    for first in range(0, pairs, section):
-        for blocks in of_head:
-            yield from [blocks] * min(section, pairs - first)
-
-
-def _section(problem: Problem, package: str) -> int:
-    """Heads whose tiles advance together, as the packages choose them: what they share fits in L2."""
-    if package == "fa4" and problem.direction == "bwd":
-        return problem.heads
+def _section(problem: Problem) -> int:
+    """Heads of flash-attn-4 whose tiles advance together: what they share fits in L2."""
     a_head = 2 * problem.seqlen * (problem.head_dim + problem.head_dim_v)
     if problem.direction == "bwd":
         if not problem.deterministic:
             return 1
         a_head += 4 * problem.seqlen * problem.head_dim
-    fit = max(1, _SECTION_BYTES // a_head)
-    if package == "fa4":
-        from fa4.core.order import even_section
-
-        return even_section(fit, problem.batch * problem.heads)
-    return 1 << (fit.bit_length() - 1)
+    return 1 << (max(1, _SECTION_BYTES // a_head).bit_length() - 1)
 
 
 def _by_bytes(times: Times, problem: Problem, table: ChipTable) -> float:
@@ -208,17 +194,14 @@ def _forward(table: ChipTable, package: str, problem: Problem, timeline: bool) -
     rows = _ROWS[table.chip, problem.head_dim]
     if problem.causal:
         shapes = [Shape(n * rows, n * rows, sms) for n in (2, 4, 6)]
-        blocks = [sum(_blocks_of_rows(but(problem, seqlen=s.queries), rows)) for s in shapes]
     else:
         shapes = [Shape(sms * rows, keys, heads) for keys, heads in ((1024, 1), (2048, 1), (1024, 2))]
-        blocks = [s.heads * s.keys // _KEYS for s in shapes]
     launched = [_replay(table, package, problem, shape, timeline) for shape in shapes]
-    return _Replayed(tuple(main for (main,) in launched), tuple(blocks), ())
+    return _Replayed(tuple(main for (main,) in launched), tuple(shapes), ())
 
 
 def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) -> _Replayed:
     sms = _SMS[table.chip]
-    queries = _queries(package, problem.head_dim)
     around = _replay(table, package, problem, _AROUND, timeline)
     is_pair = math.prod(next(times for times in around if times.flops).record.launch.cluster) > 1
     if problem.causal:
@@ -228,16 +211,8 @@ def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) 
     else:  # of heads of their own: CTAs of one head wait for each other where their order is fixed
         shapes = [Shape(queries, _SPAN, sms) for queries in (512, 1024)]
     launched = [_replay(table, package, problem, shape, timeline) for shape in shapes]
-    mains = [next(times for times in found if times.flops) for found in launched]
-    ctas = math.prod(mains[0].record.launch.cluster)
-    if problem.causal:
-        blocks = [
-            sum(_blocks_of_keys(but(problem, seqlen=s.keys), _SPAN * ctas, queries)) * s.heads * ctas // sms
-            for s in shapes
-        ]
-    else:
-        blocks = [s.queries // queries for s in shapes]
-    return _Replayed(tuple(mains), tuple(blocks), tuple(times for times in around if not times.flops))
+    mains = tuple(next(times for times in found if times.flops) for found in launched)
+    return _Replayed(mains, tuple(shapes), tuple(times for times in around if not times.flops))
 
 
 def _replay(table: ChipTable, package: str, problem: Problem, shape: Shape, timeline: bool) -> list[Times]:

@@ -1,0 +1,75 @@
+"""How a kernel goes through attention: its tiles, their steps, and the order in which they are handed out.
+
+What replays of a few tiles say of one CTA becomes a whole grid by this. Of our kernels the plan says it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fa4.emulator.timing.grid import CtaCost, Handing, makespan
+
+
+@dataclass(frozen=True)
+class Walk:
+    """rows: of a work tile (forward: queries, backward: keys), over all `ctas` of a cluster. step: of the other side.
+    section: pairs of head and sequence that advance together. descending: from the last tile of a head to its first.
+    resident: CTAs that a multiprocessor has at a time. to_and_fro: laps of a persistent grid turn round."""
+
+    rows: int
+    step: int
+    handing: Handing
+    section: int = 1
+    descending: bool = False
+    ctas: int = 1
+    resident: int = 1
+    to_and_fro: bool = False
+
+    def steps(self, direction: str, queries: int, keys: int, causal: bool) -> list[int]:
+        """Of each tile of a head, in the order in which they are handed out. A mask ends where both sides do."""
+        if direction == "fwd":
+            ends = [keys] * math.ceil(queries / self.rows)
+            if causal:
+                ends = [min(keys, keys - queries + (i + 1) * self.rows) for i in range(len(ends))]
+            found = [math.ceil(end / self.step) for end in ends]
+        else:
+            every = math.ceil(queries / self.step)
+            firsts = [max(0, i * self.rows + queries - keys) for i in range(math.ceil(keys / self.rows))]
+            found = [every - (first // self.step if causal else 0) for first in firsts]
+        return found[::-1] if self.descending else found
+
+    def handed_out(self, of_head: Sequence[int], pairs: int) -> list[int]:
+        """Steps of all tiles in their order: those of a section's pairs come in turn."""
+        return [
+            steps
+            for first in range(0, pairs, self.section)
+            for steps in of_head
+            for _ in range(min(self.section, pairs - first))
+        ]
+
+    def places(self, sms: int) -> int:
+        """Where tiles are worked on at a time."""
+        return sms * self.resident // self.ctas
+
+    def cycles(self, tiles: Sequence[float], sms: int, cost: CtaCost, replace: float) -> float:
+        """Until all tiles, given as FLOPs per multiprocessor in the order of `handed_out`, are done."""
+        return makespan(tiles, self.places(sms), cost, self.handing, replace, to_and_fro=self.to_and_fro)
+
+
+def walk_of(plan: Any, direction: str) -> Walk:
+    """Of a plan of one of our backends, whose CTAs have a multiprocessor each."""
+    spec, extent = plan.spec, plan.extent
+    if direction == "fwd":
+        cfg = plan._forward.cfg
+        handing = Handing.STATIC if cfg.persistent else Handing.TAKEN
+        turns = cfg.persistent and plan.chip.number // 10 == 9  # Blackwell's stride in one direction
+        section = plan._forward.sizes.section
+        return Walk(cfg.rows, cfg.tile_n, handing, section, True, cfg.ctas, to_and_fro=turns)
+    cfg = plan._backward.config(False)
+    pairs = spec.heads_kv * extent.batch
+    section = cfg.section(math.ceil(extent.max_seqlen_k / cfg.span), extent.max_seqlen_q, pairs)
+    together = spec.heads_kv if section is None else int(getattr(section, "value", section))
+    return Walk(cfg.span, cfg.tile_m, Handing.TAKEN, together, cfg.descending, cfg.ctas)
