@@ -24,7 +24,7 @@ _SCOREBOARDS = 60
 
 @dataclass(frozen=True)
 class Issue:
-    """pipes: names by number. slots (s, 11), instructions (i, 3), blocks (b, 4): see core/replay.hpp. The last slot
+    """pipes: names by number. slots (s, 13), instructions (i, 3), blocks (b, 4): see core/replay.hpp. The last slot
     stands for what nothing is tied to. source: "machine code" or "PTX"."""
 
     pipes: tuple[str, ...]
@@ -117,7 +117,8 @@ def from_ptx(kernel: Kernel) -> Issue:
             if cost.waits:
                 sets = 1 << written % _SCOREBOARDS
                 written += 1
-            slots.append((pipes.index(cost.pipe), cost.occupancy, cost.stall, wait, sets, 0, cost.latency, i, 1, 0, 0))
+            times = pipes.index(cost.pipe), cost.occupancy, cost.stall
+            slots.append((*times, wait, sets, 0, cost.latency, i, 1, 0, 0, 0, 0))
         blocks.append((start, stop, first, len(slots)))
     return _issue(pipes, slots, kernel, blocks, "PTX")
 
@@ -153,9 +154,9 @@ def from_machine_code(kernel: Kernel, model: IssueModel) -> Issue:
             sets = 0 if slot.written is None else 1 << slot.written
             reads = 0 if slot.read is None else 1 << slot.read
             occupancy = 1 if slot.pipe in _SHARED else slot.occupancy
+            beside = [round(1000 * cost) for cost in (slot.takes, slot.slowed, slot.takes_sync, slot.slowed_sync)]
             slots.append((pipes.index(slot.pipe), round(occupancy), slot.stall, slot.wait, sets, reads,
-                          round(slot.latency) or 12, ptx, int(carrier.get(ptx) == number), round(1000 * slot.takes),
-                          round(1000 * slot.slowed)))  # fmt: skip
+                          round(slot.latency) or 12, ptx, int(carrier.get(ptx) == number), *beside))  # fmt: skip
         blocks.append((block.start, block.stop, first, len(slots)))
     return _issue(tuple(pipes), slots, kernel, blocks, "machine code")
 
@@ -168,7 +169,7 @@ _SHARED = frozenset({"lsu"})  # of the whole SM: the replay's units have them
 
 
 def _issue(pipes: tuple[str, ...], slots: list, kernel: Kernel, blocks: list, source: str) -> Issue:
-    slots = [*slots, (0, 0, 1, 0, 0, 0, 1, -1, 1, 0, 0)]
+    slots = [*slots, (0, 0, 1, 0, 0, 0, 1, -1, 1, 0, 0, 0, 0)]
     return Issue(
         pipes, np.array(slots, dtype=np.int64), np.array(effects(kernel), dtype=np.int64).reshape(-1, 3),
         np.array(blocks, dtype=np.int64), source,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,11 +89,14 @@ def replay(
     *,
     timeline: bool = False,
     cold: bool = False,
+    ranges: Sequence[tuple[int, int, float]] = (),
 ) -> Times:
     """Give a recorded launch its schedule on the SMs it was recorded on.
 
     issue: what warps issue [default: `issue_of` the record]. chip: [default: the table of the record's chip]. cold: the
-    first touch of an address comes from DRAM; on few SMs nearly all are first touches, on a whole chip few.
+    first touch of an address comes from DRAM; on few SMs nearly all are first touches, on a whole chip few. ranges:
+    addresses of which the first touch comes from DRAM: begin, end, and how many SMs of the whole chip read the same at
+    about the same time.
 
     Raises:
         RuntimeError: the replay got stuck, which means that model and record do not fit each other.
@@ -105,7 +108,7 @@ def replay(
     warps = [(w.cta, w.warp, w.sm, w.runs.tobytes(), w.events.tobytes()) for w in record.warps]
     result = _replay.run(
         chip.values(), len(issue.pipes), issue.slots, issue.instructions, issue.blocks, record.instructions.tolist(),
-        warps, np.array(list(_places(record)), dtype=np.int64), timeline, cold, 0.0,
+        warps, np.array(list(_places(record)), dtype=np.int64), timeline, cold, list(ranges), 0.0,
     )  # fmt: skip
     if result["stuck"]:
         raise RuntimeError(f"the replay got stuck: {result['stuck']}")

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kPartitions = 4;
 constexpr Cycles kPiece = 2048;     // bytes of a copy that fill shared memory at a time
+constexpr size_t kLine = 8;         // instructions of a line of the instruction cache
 
 struct Warp {
     const WarpInput* input = nullptr;
@@ -68,6 +69,7 @@ struct Sm {
     Cycles tensor_free = 0, tensor_begin = 0, given = 0;    // given: what the wgmma that runs was made longer by
     Tensor running;
     bool tensor_armed = false;
+    std::vector<bool> fetched;      // lines of machine code
 };
 
 struct Cta {
@@ -114,8 +116,10 @@ public:
         carried_.assign(model.instructions.size(), false);
         for (const Slot& slot : model.slots)
             if (slot.carries && slot.instruction >= 0) carried_[size_t(slot.instruction)] = true;
-        for (Sm& sm : sms_)
+        for (Sm& sm : sms_) {
+            sm.fetched.assign(model.slots.size() / kLine + 1, false);
             for (Partition& p : sm.parts) p.pipe_free.assign(size_t(model.pipes), 0);
+        }
         result_.pipe_busy.assign(size_t(model.pipes), 0);
         result_.cta_start.assign(ctas_.size(), 0);
         result_.cta_end.assign(ctas_.size(), 0);
@@ -340,7 +344,10 @@ private:
             p.taken += Cycles(s.takes) / 1000;
             occupancy += Cycles(s.slowed) / 1000;
         }
-        if (s.takes && p.tensor > t) p.tensor += Cycles(s.takes) / 1000;    // likewise of an mma.sync
+        if (p.tensor > t) {
+            p.tensor += Cycles(s.takes_sync) / 1000;
+            occupancy += Cycles(s.slowed_sync) / 1000;
+        }
         p.pipe_free[size_t(s.pipe)] = t + occupancy;
         result_.pipe_busy[size_t(s.pipe)] += occupancy;
         const auto place = std::find(p.warps.begin(), p.warps.end(), i);
@@ -351,6 +358,11 @@ private:
         if (s.carries || at.events) {
             if (s.instruction >= 0) act(sm, p, i, s, t, done, read);
             for (uint32_t e = at.event; e < at.event + at.events; ++e) event(sm, i, s, w.input->events[e], t, done, read);
+        }
+        if (w.next < w.steps.size()) {      // the first of an SM's warps to come there waits for the instructions
+            const size_t line = w.steps[w.next].slot / kLine;
+            if (!sm.fetched[line]) w.ready = std::max(w.ready, t + chip_.code_miss);
+            sm.fetched[line] = true;
         }
         for (uint64_t m = uint64_t(s.sets); m; m &= m - 1) {
             Cycles& b = w.scoreboard[size_t(__builtin_ctzll(m))];
@@ -553,8 +565,8 @@ private:
                 const Cycles begin = std::max(sm.store_free, t);
                 sm.store_free = begin + bytes / rate;
                 result_.busy["tma store"] += bytes / rate;
-                fill(cta.input.sm, begin, sm.store_free, bytes);
-                w.bulk_open.first = std::max(w.bulk_open.first, begin + bytes / chip_.tma_bytes + chip_.tma_store_latency / 2);
+                fill(cta.input.sm, begin, sm.store_free, bytes * chip_.store_share);
+                w.bulk_open.first = std::max(w.bulk_open.first, begin + bytes / std::min(rate, chip_.store_read_bytes) + chip_.tma_store_latency / 2);
                 w.bulk_open.second = std::max(w.bulk_open.second, sm.store_free + chip_.tma_store_latency);
                 if (options_.timeline) result_.intervals.push_back({kStoreTrack, cta.input.sm, 0, v[2], begin, sm.store_free});
                 break;
@@ -572,10 +584,12 @@ private:
                 break;
             }
             case Timed::Global: {
-                const bool miss = options_.cold && first_touch(uint64_t(v[2]) >> 7);
-                sm.link_free = std::max(sm.link_free, t) + Cycles(v[1]) * 32 / chip_.l2_bytes;
-                result_.busy["l2 link"] += Cycles(v[1]) * 32 / chip_.l2_bytes;
-                done = sm.link_free + (v[3] == 2 ? chip_.atomic_latency : chip_.l2_latency) + (miss && v[3] == 0 ? chip_.dram_latency - chip_.l2_latency : 0);
+                const Memory memory = v[3] == 0 ? memory_of(v[2]) : Memory{0, chip_.l2_bytes, false};
+                const Cycles bytes = Cycles(v[1]) * 32;
+                sm.link_free = std::max(sm.link_free, t) + bytes / memory.link;
+                result_.busy["l2 link"] += bytes / memory.link;
+                done = sm.link_free + (v[3] == 2 ? chip_.atomic_latency : chip_.l2_latency);
+                if (memory.miss) done = std::max(done, from_dram(bytes, memory.sharers, t) + chip_.dram_latency);
                 if (v[3] == 1) read = t + 8;
                 copy_done_ = done;
                 break;
@@ -595,17 +609,13 @@ private:
             const Cycles begin = std::max(sm.tma_free, t);
             sm.tma_free = begin + bytes / chip_.tma_bytes;
             result_.busy["tma load"] += bytes / chip_.tma_bytes;
-            const bool miss = options_.cold && first_touch(uint64_t(v[4]) >> 7);
+            const Memory memory = memory_of(v[4]);
             ++result_.loads;
-            result_.misses += miss;
-            sm.link_free = std::max(sm.link_free, begin) + bytes / chip_.l2_bytes;
-            result_.busy["l2 link"] += bytes / chip_.l2_bytes;
+            result_.misses += memory.miss;
+            sm.link_free = std::max(sm.link_free, begin) + bytes / memory.link;
+            result_.busy["l2 link"] += bytes / memory.link;
             Cycles end = sm.link_free;
-            if (miss) {
-                dram_free_ = std::max(dram_free_, begin) + bytes / chip_.dram_bytes;
-                result_.busy["dram"] += bytes / chip_.dram_bytes;
-                end = std::max(end, dram_free_ + chip_.dram_latency - chip_.l2_latency);
-            }
+            if (memory.miss) end = std::max(end, from_dram(bytes, memory.sharers, begin) + chip_.dram_latency - chip_.l2_latency);
             load_end_ = std::max(sm.tma_free, end) + chip_.tma_latency;
             load_begin_ = std::min(load_end_, begin + chip_.tma_latency);
             if (options_.timeline) result_.intervals.push_back({kLoadTrack, cta.input.sm, int64_t(i), v[3], begin, load_end_});
@@ -613,6 +623,24 @@ private:
         copied_from_ = &e;
         fill(target.input.sm, load_begin_, load_end_, bytes * chip_.tma_share);
         push(load_end_, What::Arrive, v[1], v[2], 0, -v[3]);
+    }
+
+    struct Memory { double sharers; Cycles link; bool miss; };      // link: bytes a cycle of this SM's way to L2
+
+    // What a read of an address finds: with `ranges` those that nobody else reads come slower from L2 too.
+    Memory memory_of(int64_t address) {
+        for (const Range& r : options_.ranges)
+            if (address >= r.begin && address < r.end)
+                return {r.sharers, std::min(chip_.l2_bytes, chip_.l2_own_bytes * r.sharers), first_touch(uint64_t(address) >> 7)};
+        return {1, chip_.l2_bytes, options_.cold && first_touch(uint64_t(address) >> 7)};
+    }
+
+    // When bytes that so many SMs ask for together have left DRAM.
+    Cycles from_dram(Cycles bytes, double sharers, Cycles t) {
+        const Cycles takes = bytes / (chip_.dram_bytes * sharers);
+        dram_free_ = std::max(dram_free_, t) + takes;
+        result_.busy["dram"] += takes;
+        return dram_free_;
     }
 
     bool first_touch(uint64_t line) { return touched_.insert(line).second; }

@@ -36,8 +36,9 @@ struct Slot {
     int64_t latency;            // cycles from issue to result, unless a unit says otherwise
     int64_t instruction;        // the PTX instruction it is tied to, -1 for none
     int64_t carries;            // 1: does what that instruction does (action and events)
-    // Beside a wgmma or mma.sync, in 1/1000 cycles: what it takes of the product's time, and how much longer its own pipe is busy.
-    int64_t takes, slowed;
+    // Beside a wgmma, in 1/1000 cycles: what it takes of the product's time, and how much longer its own pipe is busy. Then
+    // the same beside an mma.sync.
+    int64_t takes, slowed, takes_sync, slowed_sync;
 };
 
 struct Instruction { int64_t action, first, second; };
@@ -77,8 +78,8 @@ struct Chip {
     X(mma_flops) X(mma_start_ss) X(mma_start_ts) X(mma_start_pair) X(mma_residual_pair) X(commit) X(wgmma_start) X(wgmma_start_ss) X(wgmma_tail) X(wgmma_overhead) \
     X(smem_bytes) X(smem_latency) X(tma_share) \
     X(tmem_bytes) X(tmem_load_latency) X(tmem_store_latency) X(tmem_stretch) \
-    X(tma_latency) X(tma_bytes) X(tma_store_latency) X(tma_store_bytes) X(reduce_bytes) \
-    X(l2_bytes) X(l2_latency) X(dram_bytes) X(dram_latency) X(dsmem_latency) X(dsmem_bytes) X(atomic_latency) X(cancel_latency)
+    X(tma_latency) X(tma_bytes) X(tma_store_latency) X(tma_store_bytes) X(reduce_bytes) X(store_read_bytes) X(store_share) \
+    X(code_miss) X(l2_bytes) X(l2_own_bytes) X(l2_latency) X(dram_bytes) X(dram_latency) X(dsmem_latency) X(dsmem_bytes) X(atomic_latency) X(cancel_latency)
 #define X(name) double name = 0;
     FA4_CHIP_NUMBERS(X)
 #undef X
@@ -100,9 +101,13 @@ struct Result {
     std::string stuck;
 };
 
+// Global addresses from `begin` to `end`: how many SMs of the whole chip read them at about the same time.
+struct Range { int64_t begin, end; double sharers; };
+
 struct Options {
     bool timeline = false;
     bool cold = true;       // the first touch of an address comes from DRAM
+    std::vector<Range> ranges;      // likewise, of these addresses
     Cycles limit = 0;
 };
 

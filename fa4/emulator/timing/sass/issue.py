@@ -42,10 +42,11 @@ _PADDING = frozenset({"NOP", "BRA"})
 class Slot:
     """One issue of a warp.
 
-    pipe, occupancy, latency, takes, slowed: see `pipes`. stall: clocks until this warp may issue its next. wait: mask
-    of scoreboards that must be zero first. written, read: the scoreboard that counts down when results are there, when
-    operands were read. until: (scoreboard, count) of a wait for a count above zero. ptx: index of the PTX instruction
-    this is part of, None where no line says. guarded: under a predicate, so perhaps without effect.
+    pipe, occupancy, latency, takes, slowed, takes_sync, slowed_sync: see `pipes`. stall: clocks until this warp may
+    issue its next. wait: mask of scoreboards that must be zero first. written, read: the scoreboard that counts down
+    when results are there, when operands were read. until: (scoreboard, count) of a wait for a count above zero. ptx:
+    index of the PTX instruction this is part of, None where no line says. guarded: under a predicate, so perhaps
+    without effect.
     """
 
     pipe: str
@@ -63,6 +64,8 @@ class Slot:
     guarded: bool = False
     takes: float = 0
     slowed: float = 0
+    takes_sync: float = 0
+    slowed_sync: float = 0
 
     @property
     def sets(self) -> tuple[int, ...]:
@@ -272,6 +275,7 @@ def _slot(instruction: MachineInstruction, ptx: int | None, chip: str) -> Slot:
     return Slot(
         row.pipe, control.stall, control.wait, control.written, control.read, ptx, instruction.opcode, control.reuse,
         control.yields, row.occupancy, row.latency, until, bool(instruction.guard), row.takes, row.slowed,
+        row.takes_sync, row.slowed_sync,
     )  # fmt: skip
 
 

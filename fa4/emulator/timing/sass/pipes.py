@@ -22,7 +22,7 @@ from dataclasses import dataclass
 class Rate:
     """One row. opcodes: as nvdisasm writes them; each stands for itself with any modifiers, and the longest one wins.
     chips: where the row holds, () for all. takes, slowed: beside a wgmma, clocks of the product's time that it takes,
-    and clocks by which its own pipe is busy longer."""
+    and clocks by which its own pipe is busy longer; takes_sync, slowed_sync: the same beside an mma.sync."""
 
     opcodes: tuple[str, ...]
     pipe: str
@@ -35,6 +35,8 @@ class Rate:
     chips: tuple[str, ...] = ()
     takes: float = 0
     slowed: float = 0
+    takes_sync: float = 0
+    slowed_sync: float = 0
 
 
 def _row(opcodes: str, pipe: str, occupancy: float, latency: float, sure: str, source: str, **more) -> Rate:
@@ -61,7 +63,7 @@ _BRANCHES = """
 # Beside a wgmma, on an H100 (`bench.calibrate`): products of N = 128 take 119 clocks each instead of 69 beside FFMA or
 # FADD, and an FFMA 1.86 instead of 1.30. FMNMX, F2FP and MUFU slow no product, but while one runs they take 4.0 instead
 # of 2.06 and 10.5 instead of 8.1. Of mma.sync the floating-point pipe is taken to take as much (C).
-_FLOAT = {"takes": 0.86, "slowed": 0.5}
+_FLOAT = {"takes": 0.86, "slowed": 0.5, "takes_sync": 0.86}
 _OTHERS = {"slowed": 1.92}
 
 TABLE = (
