@@ -61,15 +61,10 @@ def pairs(measured: Path = MEASURED, predicted: Path = PREDICTED) -> list[Pair]:
     }
     found = {_key(row): row for row in _lines(predicted)}
     return [
-        Pair(key, row["active"], found[key]["cycles"], found[key]["mean"] / _mean(row) - 1)
+        Pair(key, row["active"], found[key]["cycles"], found[key]["mean"] / row["active_mean"] - 1)
         for key, row in active.items()
         if key in found
     ]
-
-
-def _mean(row: dict) -> float:
-    """Over the SMs that had a CTA: where `active` is of a grid of one, that one."""
-    return max(row["active_mean"], row["active"] if row["active"] > 2 * row["active_mean"] else 0.0)
 
 
 def orders(found: list[Pair]) -> list[tuple[Pair, Pair, bool]]:

@@ -89,6 +89,25 @@ def _stream(size: int, everywhere: bool, own: bool = False) -> Bench:
     )  # fmt: skip
 
 
+_FAR = 2 << 20  # bytes of each CTA: more than L2 holds, of all SMs together
+
+
+def _from_dram(everywhere: bool, size: int = 16384) -> Bench:
+    """One load at a time from where nobody has been since the memory was cleared, a grid of one CTA or one for each
+    SM. L2 may still hold what was cleared last."""
+    one = _EXPECT.format(barrier="smem", bytes=size)
+    one += _LOAD.format(to="room", source="source", bytes=size, barrier="smem") + wait("smem", "parity", "HERE")
+    apart = _FAR // 16
+    body = f"mad.wide.u32 source, round, {apart}, far;" + timed(0, f"@!first bra OTHERS;\n{one}\nOTHERS:")
+    return Bench(
+        f"bulk load from DRAM, {'all SMs' if everywhere else 'one SM'}", (Section(f"{size} bytes", 1, "load"),),
+        body + "xor.b32 parity, parity, 1;", lambda: torch.zeros(SCRATCH // 4, dtype=torch.int32),
+        lambda before, rounds: before, declared=".reg .b32 parity; .reg .b64 source, far;",
+        before=f"mov.b32 parity, 0; mad.wide.u32 far, cta, {_FAR}, data; add.u64 far, far, {SCRATCH};" + init(1),
+        scratch=_FAR if everywhere else 64 * _FAR, ctas=-1 if everywhere else 1, smem_bytes=size,
+    )  # fmt: skip
+
+
 def _stores() -> Bench:
     """Stores and reductions until they are complete, and until shared memory may be written again."""
     most = max(SIZES)
@@ -175,6 +194,6 @@ def _atomics() -> Bench:
 
 BENCHES = (
     _loads(), *(_stream(size, everywhere) for size in (8192, 16384, 32768) for everywhere in (False, True)),
-    _stream(16384, True, own=True), _stores(), *(_stream_of_adds(shared) for shared in (False, True)),
-    _atomics(),
+    _stream(16384, True, own=True), _from_dram(False), _from_dram(True), _stores(),
+    *(_stream_of_adds(shared) for shared in (False, True)), _atomics(),
 )  # fmt: skip

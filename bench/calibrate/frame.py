@@ -102,6 +102,20 @@ def twice(text: str, label: str) -> str:
     """
 
 
+def looped(text: str, passes: int, label: str) -> str:
+    """PTX: the text as often, as a loop that stays one."""
+    if not passes:
+        return ""
+    return f"""
+    mov.b32 pass, 0;
+    {label}:
+    .pragma "nounroll";
+    {text}
+    add.u32 pass, pass, 1; setp.lt.u32 more, pass, {passes};
+    @more bra {label};
+    """
+
+
 def wait(barrier: str, parity: str, label: str) -> str:
     """PTX: block until the phase of that parity of an mbarrier is over. label: of the loop, once per body."""
     return f"""

@@ -107,10 +107,11 @@ def read(counters: str) -> Iterator[Row]:
     if len(parts) != len(labels):
         raise ValueError(f"{len(parts)} marks in the profile of {len(labels)} cases")
     by_label = {case.label: case for case in attention.cases()}
-    for label, part in zip(labels, parts):
-        case = by_label[label]
-        kernels = len(part) - (case.shape.direction == "bwd")  # a backward's forward comes first
-        for number, launched in enumerate(part[-kernels:]):
+    called = [by_label[label] for label in labels]
+    for case, part, after in zip(called, parts, [*called[1:], None]):
+        # A backward's forward comes before its mark.
+        kernels = len(part) - (after is not None and after.shape.direction == "bwd")
+        for number, launched in enumerate(part[:kernels]):
             numbers = {name: float(launched[metric].replace(",", "")) for name, metric in METRICS.items()}
             shape = case.shape
             name = launched["name"][:60]

@@ -10,10 +10,10 @@ MEETINGS, LOADS = 16, 32
 SIZES = (1024, 4096, 16384)
 
 
-def _barrier(cluster: int) -> Bench:
-    meet = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+def _barrier(cluster: int, order: str = "") -> Bench:
+    meet = f"barrier.cluster.arrive{order}.aligned; barrier.cluster.wait.aligned;"
     return Bench(
-        f"barrier of a cluster of {cluster}", (Section("meet", MEETINGS, "barrier"),),
+        f"barrier of a cluster of {cluster}{', relaxed' if order else ''}", (Section("meet", MEETINGS, "barrier"),),
         timed(0, meet * MEETINGS, together=False), lambda: torch.zeros(cluster, dtype=torch.int32),
         lambda before, rounds: before + rounds, declared=".reg .b64 mine;",
         after="mad.wide.u32 mine, cta, 4, data; @first st.global.b32 [mine], round;", ctas=cluster, cluster=cluster,
@@ -87,4 +87,4 @@ def _copies() -> Bench:
     )  # fmt: skip
 
 
-BENCHES = (_barrier(2), _barrier(4), _remote_loads(), _copies())
+BENCHES = (_barrier(2), _barrier(4), _barrier(2, ".relaxed"), _remote_loads(), _copies())

@@ -10,12 +10,12 @@ import torch
 
 from fa4.device import Chip
 
-from . import copies, handoff, issue, launch, pairs, portable, tensor
+from . import beside, copies, handoff, issue, launch, pairs, portable, tensor
 from .frame import CLOCKS, SCRATCH, Bench, compile_bench
 
 BENCHES: tuple[Bench, ...] = (
     *issue.BENCHES, *handoff.BENCHES, *tensor.BENCHES, *copies.BENCHES, *pairs.BENCHES, *portable.BENCHES,
-    *launch.BENCHES,
+    *launch.BENCHES, *beside.BENCHES,
 )  # fmt: skip
 
 
@@ -87,6 +87,9 @@ def rows(bench: Bench, outcome: Outcome) -> Iterator[Row]:
     for i, section in enumerate(bench.sections):
         samples = (warm[..., i].flatten().double() / section.count).tolist()
         yield _row(bench, section.name, f"clocks a {section.unit}", samples, mhz)
+        if bench.notes.get("first"):
+            samples = (outcome.times[0, :, 0, i].double() / section.count).tolist()
+            yield _row(bench, f"first {section.name}", f"clocks a {section.unit}", samples, mhz)
 
 
 def _row(bench: Bench, section: str, unit: str, samples: list[float], mhz: float) -> Row:

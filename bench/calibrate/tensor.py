@@ -159,6 +159,8 @@ _ARITHMETIC = {
         "max.f32 {x}, {x}, by; fma.rn.f32 {x}, {x}, by, of; ex2.approx.ftz.f32 {x}, {x}; add.rn.f32 {x}, {x}, by;"
         "cvt.rn.bf16x2.f32 packed, {x}, by; mov.b32 {x}, packed;", 20,
     ),
+    "stores of 16 bytes": ("st.volatile.shared.v4.f32 [spot], {{{x}, {x}, {x}, {x}}};", 16),
+    "loads of 16 bytes": ("ld.volatile.shared.v4.f32 {{{x}, m0, m1, m2}}, [spot];", 16),
 }  # fmt: skip
 
 
@@ -203,14 +205,17 @@ def _beside_arithmetic(columns: int, registers: bool, name: str) -> Bench:
         f"wgmma m64n{columns}k16, A from {'registers' if registers else 'shared memory'}, beside {name}", sections,
         body, lambda: torch.zeros(128), expected,
         declared=_operands(columns)
-                 + f".reg .b32 packed; .reg .f32 by, of, {', '.join(names)}; .reg .pred second, alone;",
+                 + f".reg .b32 packed, spot; .reg .f32 by, of, m0, m1, m2, {', '.join(names)};"
+                 ".reg .pred second, alone;",
         before="setp.ge.u32 second, thread, 128; setp.eq.u32 alone, thread, 128;"
                + _prepare(columns).replace("2048", "4096") + start
-               + "ld.global.f32 by, [data]; ld.global.f32 of, [data+4];",
+               + "ld.global.f32 by, [data]; ld.global.f32 of, [data+4];"
+               + "shl.b32 spot, thread, 4; add.u32 spot, spot, room;"
+               + f"add.u32 spot, spot, {_A_BYTES + _B_BYTES}; st.shared.v4.f32 [spot], {{of, of, of, of}}; bar.sync 0;",
         # Their sum is never this one, which the compiler cannot know.
         after=f"{total} setp.eq.f32 p, by, 0fBF800000; @p st.global.f32 [data], by; @second bra DONE; {_keep(columns)}"
               "DONE:",
-        threads=256, smem_bytes=_A_BYTES + _B_BYTES, chips=CHIPS,
+        threads=256, smem_bytes=_A_BYTES + _B_BYTES + 4096, chips=CHIPS,
     )  # fmt: skip
 
 

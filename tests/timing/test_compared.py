@@ -23,7 +23,8 @@ def test_a_batch_of_wgmma_takes_what_was_measured(name, tmp_path):
 
 
 def profile(cases):
-    """As Nsight Compute writes it around the output of `kernels.launch`. cases: label -> cycles of its launches."""
+    """As Nsight Compute writes it around the output of `kernels.launch`. cases: label -> cycles of its launches, and of
+    the forward that is there for the backward after it."""
     header = ("ID", "Kernel Name", "Block Size", "Metric Name", "Metric Value")
     lines = [*(f"case {label}" for label in cases), ",".join(f'"{name}"' for name in header)]
     number = 0
@@ -37,7 +38,7 @@ def profile(cases):
 
 def test_a_profile_becomes_rows_of_each_call():
     forward, backward = (f"sm90 {way} d128 full b4 h16 4096 bfloat16, table" for way in ("fwd", "bwd"))
-    rows = list(kernels.read(profile({forward: [1500], backward: [7, 100, 4000, 200]})))
+    rows = list(kernels.read(profile({forward: [1500, 7], backward: [100, 4000, 200]})))
     assert [(row.direction, row.number, row.kernels, row.active) for row in rows] == [
         ("fwd", 0, 1, 1500), ("bwd", 0, 3, 100), ("bwd", 1, 3, 4000), ("bwd", 2, 3, 200),
     ]  # fmt: skip
