@@ -51,7 +51,7 @@ _UNIFORM = """
     UIADD3 ULOP3 UISETP USEL ULEA USHF UIMAD UPRMT UPLOP3 UFLO UPOPC UBREV UBMSK USGXT UIABS UVIADD UVIMNMX UFADD
     UFMUL UFFMA UFMNMX UFSEL UFSETP UF2FP UI2FP UF2I UI2F UP2UR UR2UP UCS2UR ULOP UFRND UI2I UF2F
 """
-_WIDE_SHARED = "LDS.128 STS.128 LDSM.16.M88.4 LDSM.16.MT88.4 STSM.16.M88.4 STSM.16.MT88.4"
+_WIDE_SHARED = "LDS.128 LDSM.16.M88.4 LDSM.16.MT88.4 STSM.16.M88.4 STSM.16.MT88.4"
 _GLOBAL = "LDG LD LDL STG ST STL RED ATOMG ATOM LDGSTS REDG CCTL CCTLL QSPC"
 _TCGEN05 = "UTCHMMA UTCIMMA UTCQMMA UTCOMMA UTCMXQMMA UTCBAR UTCCP UTCSHIFT UTCATOMSWS"
 _TMA = "UTMALDG UTMASTG UTMAREDG UTMAPF UTMACCTL UTMACMDFLUSH UBLKCP UBLKRED UBLKPF"
@@ -62,9 +62,12 @@ _BRANCHES = """
 
 # Beside a wgmma, on an H100 (`bench.calibrate`): products of N = 128 take 119 clocks each instead of 69 beside FFMA or
 # FADD, and an FFMA 1.86 instead of 1.30. FMNMX, F2FP and MUFU slow no product, but while one runs they take 4.0 instead
-# of 2.06 and 10.5 instead of 8.1. Of mma.sync the floating-point pipe is taken to take as much (C).
-_FLOAT = {"takes": 0.86, "slowed": 0.5, "takes_sync": 0.86}
-_OTHERS = {"slowed": 1.92}
+# of 2.06 and 10.5 instead of 8.1. Products of mma.sync take 8.02 clocks instead of 6.3 beside FMNMX or F2FP, which take
+# 2.74 instead of 2.15; 6.69 beside MUFU, which takes 9.15 instead of 8.32; 24.6 beside FFMA, which does not wait; 7.06
+# beside STS.128.
+_FLOAT = {"takes": 0.86, "slowed": 0.5, "takes_sync": 0.83}
+_EXPONENTIAL = {"slowed": 2.4, "takes_sync": 0.63, "slowed_sync": 0.83}
+_OTHERS = {"slowed": 1.92, "takes_sync": 0.59, "slowed_sync": 0.59}
 
 TABLE = (
     # 128 lanes of float32 an SM, 32 a scheduler; an instruction of two results keeps them busy twice.
@@ -78,7 +81,7 @@ TABLE = (
     _row("F2FP", "alu", 2, 4, "A", "2.05 on an H100 (the guide: 64 conversions)", chips=("sm_90a",), **_OTHERS),
     _row("F2FP", "alu", 4, 4, "B", "guide: 64 conversions, two elements an instruction: 32 lanes", **_OTHERS),
     # 16 lanes an SM.
-    _row("MUFU", "xu", 8, 18, "A", "guide: 16 results; latency 14-18 by three lists; 17.3 on an H100", slowed=2.4),
+    _row("MUFU", "xu", 8, 18, "A", "guide: 16 results; latency 14-18 by three lists; 17.3 on an H100", **_EXPONENTIAL),
     _row("MUFU.EX2", "xu", 4, 18, "B", "exponentials are twice as fast on B300", chips=("sm_103a", "sm_103f")),
     _row("F2I I2F F2F FRND I2I", "xu", 8, 18, "C", "same unit as MUFU"),
     # One scalar for a warp.
@@ -92,6 +95,7 @@ TABLE = (
     _row("LDS.64 STS.64", "lsu", 2, 29, "A", "256 B", shared=True),
     _row(_WIDE_SHARED, "lsu", 4, 33, "A", "512 B", shared=True),
     _row("LDSM.16.M88.2 LDSM.16.MT88.2 STSM.16.M88.2 STSM.16.MT88.2", "lsu", 2, 30, "A", "256 B", shared=True),
+    _row("STS.128", "lsu", 4, 33, "A", "512 B", shared=True, takes_sync=3.1),
     _row("STAS", "lsu", 1, 0, "C", "as STS; the other CTA's memory decides", shared=True),
     _row("SHFL", "lsu", 1, 24, "A", "guide: 32 lanes", shared=True),
     _row("REDUX CREDUX", "lsu", 2, 44, "C", "B300: half an instruction a clock", shared=True),
@@ -99,7 +103,7 @@ TABLE = (
     _row(_GLOBAL, "lsu", 4, 0, "C", "caches and memory decide", shared=True),
     # Units with laws of their own, which the replay has.
     _row("HMMA IMMA DMMA BMMA QMMA OMMA", "tensor", 8, 33, "B", "m16n8k16 on an A100: 512 FLOP a scheduler and clock"),
-    _row("HMMA", "tensor", 6, 27, "A", "6.06 with 4 warps a scheduler, a chain 27, on an H100", chips=("sm_90a",)),
+    _row("HMMA", "tensor", 6, 19, "A", "6.05 a scheduler, a chain 24.7, on an H100", chips=("sm_90a",)),
     _row("HGMMA IGMMA QGMMA BGMMA", "tensor", 0, 0, "A", "law of wgmma"),
     _row(_TCGEN05, "tensor", 0, 0, "A", "law of tcgen05"),
     _row("LDTM STTM LDT STT", "tmem", 0, 0, "A", "ports of tensor memory"),
