@@ -140,7 +140,7 @@ def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed
         samples = [Sample.of(times, replayed.tiles(times)) for times in replayed.times]
     else:
         samples = [Sample.of(times, 1 + (i == 2)) for i, times in enumerate(replayed.times)]
-    cost = CtaCost.of_each(samples, wait) if each else CtaCost.fitted(samples)
+    cost = CtaCost.of_each(samples) if each else CtaCost.fitted(samples)
     handing = Handing.EACH if each or problem.direction == "bwd" else Handing.STATIC
     if not each and problem.causal:
         handing = Handing.TAKEN

@@ -27,7 +27,7 @@ class Handing(Enum):
 
 @dataclass(frozen=True)
 class Sample:
-    """One replayed CTA, or pair of CTAs: tiles, FLOPs of its products per SM, cycles."""
+    """One replayed SM, or what SMs did on average: tiles, FLOPs of its products, cycles in which it held a CTA."""
 
     tiles: int
     flops: float
@@ -35,8 +35,10 @@ class Sample:
 
     @classmethod
     def of(cls, times: Times, tiles: int) -> Sample:
-        """Of a launch whose SMs did the same work, one CTA after the other or one CTA for all of it."""
-        return cls(tiles, times.flops / times.sms, times.cycles)
+        """Of a launch whose SMs had this many tiles each on average, one CTA after the other or one for all. Who got
+        which tile, and how long an SM then waited for the others' end, is no part of what a tile takes."""
+        held = sum(end - start for start, end in times.ends.values())
+        return cls(tiles, times.flops / times.sms, held / times.sms)
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class CtaCost:
         return cls(float(found[0]), float(found[2]) if by_tiles else 0.0, float(flops.max() / found[1]))
 
     @classmethod
-    def of_each(cls, samples: Sequence[Sample], replace: float) -> CtaCost:
-        """From samples in which one SM ran a CTA for every tile, each `replace` cycles after the one before.
+    def of_each(cls, samples: Sequence[Sample]) -> CtaCost:
+        """From samples in which an SM ran a CTA for every tile.
 
         Raises:
             ValueError: the samples have the same FLOPs a tile.
@@ -75,9 +77,8 @@ class CtaCost:
             raise ValueError("the samples have the same FLOPs a tile: nothing can be said about the time of one")
         most = max(s.flops for s in samples)
         columns = np.array([[s.tiles, s.flops / most] for s in samples])
-        cycles = np.array([s.cycles + replace for s in samples])  # nobody comes after the last
-        found = np.linalg.lstsq(columns, cycles, rcond=None)[0]
-        return cls(float(found[0]) - replace, 0.0, float(most / found[1]))
+        found = np.linalg.lstsq(columns, np.array([s.cycles for s in samples]), rcond=None)[0]
+        return cls(float(found[0]), 0.0, float(most / found[1]))
 
     def cycles(self, tiles: int, flops: float) -> float:
         return self.start + self.tile * tiles + flops / self.rate
