@@ -143,6 +143,11 @@ class Config(Variant):
         return self.tile_m < LANES
 
     @property
+    def dq_parts(self) -> int:
+        """Stages of dQ's channel: what lies over dP is handed over by itself, for the next dP waits for its place."""
+        return 2 if self.dq_transposed else 1
+
+    @property
     def row_blocks(self) -> RowBlocks:
         """What the kernels around the main one depend on."""
         transposed = Columns(self.tile_m, self.columns)

@@ -92,7 +92,7 @@ def channels(cfg: Config) -> ChannelTable:
             # P has been read when the next S is full, dS when the next dP is: dQ, which reads it, was issued before.
             channel("compute_mma_P", "compute", "mma", By.WARP, Implied("mma_compute_S"), 1, Carries.TMEM),
             channel("compute_mma_dS", "compute", "mma", By.WARP, Implied("mma_compute_dP"), 1, TMEM_AND_SMEM),
-            channel("mma_reduce_dQ", "mma", "reduce", By.UMMA, By.WARP, 1, Carries.TMEM),
+            channel("mma_reduce_dQ", "mma", "reduce", By.UMMA, By.WARP, cfg.dq_parts, Carries.TMEM),
             channel("mma_compute_dV", "mma", "compute", By.UMMA, ONCE, 1, Carries.TMEM),
             channel("mma_compute_dK", "mma", "compute", By.UMMA, ONCE, 1, Carries.TMEM),
         ),

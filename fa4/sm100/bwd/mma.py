@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...pipeline.channels import LEADER
-from ...pipeline.cursor import Cursor, consume, produce
+from ...pipeline.cursor import ALL, Cursor, consume, produce
 from .. import tmem
 from .config import HALVES, LANES
 from .work import work_tile
@@ -37,7 +37,7 @@ def issue(context, ends, steps: Int32):
     zero = opaque_zero(context) if cutlass.const_expr(is_pair) else 0
     q, do = consume(ends.load_mma_Q), consume(ends.load_mma_dO)
     # One turn a step: what all of these channels go by.
-    p, ds, dq = consume(ends.compute_mma_P), consume(ends.compute_mma_dS), produce(ends.mma_reduce_dQ)
+    p, ds, dq = consume(ends.compute_mma_P), consume(ends.compute_mma_dS), produce(ends.mma_reduce_dQ, ALL)
     if cutlass.const_expr(is_pair):
         q_columns, do_columns = consume(ends.load_mma_Qcolumns), consume(ends.load_mma_dOcolumns)
     consume(ends.load_mma_K).wait()
@@ -49,7 +49,7 @@ def issue(context, ends, steps: Int32):
             zero = read_zero(context)  # again, see `place`
         do.wait()
         if cutlass.const_expr(cfg.dq_over_dp):
-            p.in_step(dq).wait()
+            p.in_step(dq).wait(0)
         do_place = place(context, zero, "dO") + do.stage * cfg.do_tile.nbytes
         with cute.arch.elect_one():
             cfg.dp.issue(base + spans.dP, cfg.dp.a.at(place(context, zero, "V")), cfg.dp.b.at(do_place), False)
@@ -89,8 +89,11 @@ def issue(context, ends, steps: Int32):
             q_place = place(context, zero, "Q") + read.stage * cfg.q_tile.nbytes
             issue_dk(context, base, read, q_place, i > 0)
             if cutlass.const_expr(not cfg.dq_over_dp):
-                p.in_step(dq).wait()
-            issue_dq(context, ends, base, zero)
+                p.in_step(dq).wait(0)
+            if cutlass.const_expr(cfg.dq_transposed):
+                issue_dq_transposed(context, base, p.in_step(dq))
+            else:
+                issue_dq(context, ends, base, zero)
         p = p.next()
     with cute.arch.elect_one():
         ends.mma_compute_dK.commit_full(0)
@@ -145,16 +148,24 @@ def issue_by_halves(umma, d, a, b, accumulate):
 
 
 def issue_dq(context, ends, base, zero):
-    """dQ, or dQ^T: its first LANES rows, then the rest over dP."""
-    cfg, spans, smem = context.cfg, context.tmem, context.smem
+    """dQ."""
+    cfg = context.cfg
     with cute.arch.elect_one():
-        if cfg.dq_transposed:
-            low, high = cfg.dq_transpose(LANES), cfg.dq_transpose(cfg.columns - LANES)
-            ds = low.b.at(smem.address("dS"))
-            low.issue(base + spans.dQ, low.a.at(smem.address("K")), ds, False)
-            high_columns = smem.address("K") + LANES // cfg.k_tile.panel_columns * cfg.k_tile.panel_bytes
-            high.issue(base + spans.dQ_high, high.a.at(high_columns), ds, False)
-        else:
-            keys = place(context, zero, "Kcolumns" if cfg.ctas == 2 else "K")
-            cfg.dq.issue(base + spans.dQ, cfg.dq.a.at(place(context, zero, "dS")), cfg.dq.b.at(keys), False)
+        keys = place(context, zero, "Kcolumns" if cfg.ctas == 2 else "K")
+        cfg.dq.issue(base + context.tmem.dQ, cfg.dq.a.at(place(context, zero, "dS")), cfg.dq.b.at(keys), False)
         ends.mma_reduce_dQ.commit_full(0)
+
+
+def issue_dq_transposed(context, base, dq: Cursor):
+    """dQ^T: its last rows over dP, whose place was waited for before dP; then its first LANES rows."""
+    cfg, spans, smem = context.cfg, context.tmem, context.smem
+    low, high = cfg.dq_transpose(LANES), cfg.dq_transpose(cfg.columns - LANES)
+    ds = low.b.at(smem.address("dS"))
+    with cute.arch.elect_one():
+        high_columns = smem.address("K") + LANES // cfg.k_tile.panel_columns * cfg.k_tile.panel_bytes
+        high.issue(base + spans.dQ_high, high.a.at(high_columns), ds, False)
+        dq.commit(0)
+    dq.wait(1)
+    with cute.arch.elect_one():
+        low.issue(base + spans.dQ, low.a.at(smem.address("K")), ds, False)
+        dq.commit(1)

@@ -21,7 +21,7 @@ from cutlass import Boolean, Float32, Int32
 
 from ...bwd.turns import counter, pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
 from ...core.words import bits, store_words
-from ...pipeline.cursor import Cursor, consume
+from ...pipeline.cursor import ALL, Cursor, consume
 from ...pipeline.tma import bulk_add
 from .. import tmem
 from .config import CHUNK, CHUNK_BYTES, DQ_STAGES, LANES
@@ -34,12 +34,12 @@ def reduce(context):
     ends = context.ends("reduce")
     issues = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == context.first_reduce_warp
     work = work_tile(context)
-    products, stage = consume(ends.mma_reduce_dQ), Int32(0)
+    products, stage = consume(ends.mma_reduce_dQ, ALL), Int32(0)
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
         for i in cutlass.range(work.first, work.stop, unroll=1):
             m_block = work.block(i)
-            products.wait()
+            products.wait(0)
             block = work.row_block + m_block
             turn = Turn.at(context, work, m_block, head)
             target = args.dq_sum[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
@@ -75,7 +75,7 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
     """Add one step's dQ, DQ_STAGES chunks at a time; returns the stage after the last one used.
 
     Args:
-        products: this step's dQ in tensor memory.
+        products: this step's dQ in tensor memory, whose first part is there.
         target: the block's accumulator (of a pair, this CTA's half), chunk after chunk.
         issues: whether this warp is the one that issues (and waits for) the additions.
         stage: the next stage of shared memory.
@@ -85,29 +85,33 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     address = tmem.lane_address(context.tmem.dQ, warp)
     lane = cute.arch.thread_idx()[0] % LANES
-    chunks = cfg.dq_columns // CHUNK
+    chunks, last = cfg.dq_columns // CHUNK, cfg.dq_parts - 1
+    if cutlass.const_expr(cfg.dq_transposed):
+        # The next dP waits for the place of these 64 rows. They lie in the first 16 lanes of each warp.
+        high = tmem.load(tmem.lane_address(context.tmem.dQ_high, warp), cfg.tile_m)
+        tmem.wait_loads()
+        products.arrive(0)
+        if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
+            if issues:
+                wait_for_bulk_turn(turn.count, turn.place)
+        row = lane // 32 * 16 + lane % 32
+        part = target + chunks * (CHUNK_BYTES // 4)
+        add_chunk(context, high, row, cfg.columns - LANES, part, issues, stage, lane % 32 < 16)
+        stage = (stage + 1) % DQ_STAGES
+        products.wait(last)
     for first in cutlass.range_constexpr(0, chunks, DQ_STAGES):
         batch = range(first, min(first + DQ_STAGES, chunks))
         loaded = [tmem.load(address + chunk * CHUNK, CHUNK) for chunk in batch]
         tmem.wait_loads()
-        if cutlass.const_expr(batch[-1] == chunks - 1 and not cfg.dq_transposed):
-            products.arrive()
-        if cutlass.const_expr(cfg.deterministic and first == 0):  # noqa: SIM102  one is decided at compile time
+        if cutlass.const_expr(batch[-1] == chunks - 1):
+            products.arrive(last)
+        if cutlass.const_expr(cfg.deterministic and first == 0 and not cfg.dq_transposed):  # noqa: SIM102  as above
             if issues:
                 wait_for_bulk_turn(turn.count, turn.place)
         for i in cutlass.range_constexpr(len(loaded)):
             part = target + batch[i] * (CHUNK_BYTES // 4)
             add_chunk(context, loaded[i], lane, LANES, part, issues, stage)
             stage = (stage + 1) % DQ_STAGES
-    if cutlass.const_expr(cfg.dq_transposed):
-        # 64 rows of a product lie in the first 16 lanes of each warp.
-        high = tmem.load(tmem.lane_address(context.tmem.dQ_high, warp), cfg.tile_m)
-        tmem.wait_loads()
-        products.arrive()
-        row = lane // 32 * 16 + lane % 32
-        part = target + chunks * (CHUNK_BYTES // 4)
-        add_chunk(context, high, row, cfg.columns - LANES, part, issues, stage, lane % 32 < 16)
-        stage = (stage + 1) % DQ_STAGES
     return stage
 
 
