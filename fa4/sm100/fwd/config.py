@@ -34,8 +34,9 @@ class Config(Variant):
     q_tiles: Q tiles of one CTA, which take turns. tile_n: keys of one block.
 
     directly: O goes from tensor memory through registers to global memory, where few rows of a tile are written, or
-    they are float32. split: the keys of a work tile are shared among CTAs; out and lse have a leading axis of parts and
-    are float32, and there is no sink. fixed_parts: each of a number of key blocks that is the same for all tiles.
+    they are float32, or shared memory is better spent on K and V. split: the keys of a work tile are shared among CTAs;
+    out and lse have a leading axis of parts and are float32, and there is no sink. fixed_parts: each of a number of key
+    blocks that is the same for all tiles.
     per_sm: CTAs that share a multiprocessor, so that the softmax of one meets the products of the other.
 
     ctas: 1, or 2 that work as a pair. A Q tile of a pair has 256 rows, 128 in each CTA's tensor memory, and every

@@ -5,7 +5,8 @@ other tile's products run: per key block and Q tile, S = Q K^T goes to tensor me
 a row) reads it and writes P = exp2(S - max) over it in 16 bits, O += P V accumulates in tensor memory. When a row's
 maximum has grown, the correction warpgroup scales O before the next product; at the end it normalises O.
 
-Two CTAs may work as a pair (`cfg.ctas`, see `config`): their Q tiles side by side, one of them issuing for both.
+Two CTAs may work as a pair (`cfg.ctas`, see `config`): their Q tiles side by side, one of them issuing for both. Of
+(192, 128) correction stores a pair's O by itself, because Q and staged O would leave K and V two stages.
 
 Where queries are few, memory is what takes time. Then a CTA owns one Q tile, a query's heads being neighbouring rows,
 and part of the keys; its K/V ring holds all the memory that is left, two CTAs share a multiprocessor, and correction

@@ -79,11 +79,12 @@ def _smem_share(chip: Chip, per_sm: int, left: int) -> int:
 
 
 def _packed_heads(spec: AttentionSpec, tiles: ForwardTiles) -> int:
-    """Query heads packed as neighbouring rows of a tile: a divisor of its 128 rows, or where O is stored row by row as
-    many as there are; 1 where they may have blocks of their own."""
+    """Query heads packed as neighbouring rows of a tile: a divisor of its 128 rows, or of few queries, whose O is
+    stored row by row, as many as there are; 1 where they may have blocks of their own."""
     if spec.mods is not None and spec.mods.block is not None:
         return 1
-    return spec.group if tiles.directly and spec.group <= LANES else math.gcd(spec.group, LANES)
+    of_few = tiles.directly and tiles.q_tiles == 1
+    return spec.group if of_few and spec.group <= LANES else math.gcd(spec.group, LANES)
 
 
 def _in_parts(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles) -> tuple[ForwardTiles, int]:
