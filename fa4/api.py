@@ -141,10 +141,10 @@ def flash_attn_func(
         q, k, v = _autocast(q, k, v)
     arguments = (q, k, v, learnable_sink, None, None, None, seqused_k, None, None)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
-    dropout = checks.Dropout(dropout_p, dropout_seed)
-    if score_mod is None and mask_mod is None and block_mask is None and dropout.is_none:
+    if score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p):
         out, lse = calls.attend(False, arguments, options)
     else:
+        dropout = checks.Dropout(dropout_p, dropout_seed)
         out, lse = calls.attend_with_mods(False, arguments, options, (score_mod, mask_mod, block_mask), dropout)
     return (out, lse) if return_lse else out
 
@@ -218,11 +218,10 @@ def flash_attn_varlen_func(
         q, k, v = _autocast(q, k, v)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
-    dropout = checks.Dropout(dropout_p, dropout_seed)
-    if score_mod is None and mask_mod is None and dropout.is_none:
+    if score_mod is None and mask_mod is None and checks.drops_nothing(dropout_p):
         out, lse = calls.attend(True, (q, k, v, learnable_sink, *lengths), options)
     else:
-        mods = score_mod, mask_mod, None
+        mods, dropout = (score_mod, mask_mod, None), checks.Dropout(dropout_p, dropout_seed)
         out, lse = calls.attend_with_mods(True, (q, k, v, learnable_sink, *lengths), options, mods, dropout)
     return (out, lse) if return_lse else out
 
@@ -288,9 +287,9 @@ def explain(
     if cache is not None or cache_seqlens is not None:
         inputs = inputs._replace(seqused_k=q)  # only its presence matters
     mods = None
-    dropout = checks.Dropout(dropout_p)
-    if score_mod is not None or mask_mod is not None or block_mask is not None or not dropout.is_none:
-        if cache is not None and not dropout.is_none:
+    is_dropped = not checks.drops_nothing(dropout_p)
+    if score_mod is not None or mask_mod is not None or block_mask is not None or is_dropped:
+        if cache is not None and is_dropped:
             raise ValueError(f"dropout_p is {dropout_p}, expected 0: attention on a cache has no dropout")
         dropout_p = checks.probability("dropout_p", dropout_p)
         random = dropout_p, q if dropout_p else None  # only its presence matters

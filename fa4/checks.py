@@ -179,16 +179,16 @@ def seed(name: str, value: Seed, device: torch.device) -> Tensor:
     return torch.tensor([x if x < 1 << 63 else x - (1 << 64) for x in both], dtype=torch.int64, device=device)
 
 
+def drops_nothing(p: float) -> bool:
+    """Whether there is no dropout, and nothing to refuse."""
+    return isinstance(p, (float, int)) and p == 0
+
+
 class Dropout(NamedTuple):
     """What a call says of dropout, as the caller wrote it."""
 
     p: float = 0.0
     seed: Seed | None = None
-
-    @property
-    def is_none(self) -> bool:
-        """Whether there is none, and nothing to refuse."""
-        return isinstance(self.p, (float, int)) and self.p == 0
 
     def checked(self, device: torch.device) -> tuple[float, Tensor | None]:
         """The probability, and seed and offset, drawn from the device's generator if none are given; None where there
