@@ -158,6 +158,28 @@ def _packed(seed: int) -> list[Judgement]:
     return by_formula(["out"], [out], formula, a, b)
 
 
+def _block_scaled(format: str) -> Callable:
+    """Operands of 4 or 8 bits with a factor for each 16 or 32 of them.
+
+    They are quantised on the host, where the package would compile its quantiser; the product of what they stand for is
+    the oracle's.
+    """
+
+    def run(seed: int) -> list[Judgement]:
+        from quack.blockscaled import BlockScaledOperand
+        from quack.gemm_interface import gemm
+
+        a, b = draw(seed, (384, 256), (256, 256))
+        with torch.compiler.set_stance("force_eager"):
+            operands = [BlockScaledOperand.quantize(x.cpu(), format) for x in (a, b)]
+            exact = [x.dequantize(torch.float32) for x in operands]
+        left, right = (x.to("cuda") for x in operands)
+        out = gemm(left, right.mT, tuned=False)
+        return by_formula(["out"], [out], lambda a, b: a @ b.T, *exact)
+
+    return run
+
+
 def _gated(a: Tensor, b: Tensor) -> list[Tensor]:
     before = a @ b
     return [before, functional.silu(before[..., ::2]) * before[..., 1::2]]
@@ -193,7 +215,12 @@ def _rows() -> list[Row]:
         ),
         "gemm_symmetric 256 x 192": _symmetric,
     }
-    return [Row(PACKAGE, name, chip, run) for chip in ("sm_100a", "sm_90a") for name, run in (norms | products).items()]
+    rows = [Row(PACKAGE, name, chip, run) for chip in ("sm_100a", "sm_90a") for name, run in (norms | products).items()]
+    rows += [
+        Row(PACKAGE, f"gemm {format} 384 x 256 x 256", "sm_100a", _block_scaled(format))
+        for format in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4")
+    ]
+    return rows
 
 
 ROWS = _rows()

@@ -27,6 +27,8 @@ EXAMPLES = {
         )),
         ("unpublished_barrier.py", "barrier-init-fence", ("flashinfer/cute_dsl/attention/gqa_decode.py",)),
         ("exchange_in_a_loop.py", "race", ("flashinfer/cute_dsl/attention/roles/mla_compute.py",)),
+        ("relaxed_hand_back.py", "race", ("cudnn/frost/tile_dsl/tma.py",)),
+        ("relaxed_hand_back.py", "proxy-fence", ("cudnn/frost/tile_dsl/tma.py",)),
         ("cluster_arrive_twice.py", "barrier-misuse", ("flash_attn/cute/flash_fwd_mla_sm100.py",)),
         ("cluster_arrive_twice.py", "race", ("flash_attn/cute/tile_scheduler.py",)),
         ("cluster_arrive_twice.py", "barrier-init-fence", ("flash_attn/cute/tile_scheduler.py",)),
