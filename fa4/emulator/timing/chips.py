@@ -112,7 +112,7 @@ _B200 = ChipTable(
         "tma_store_latency": _B(130, "META: 130 + 52 a KB"),
         "tma_store_bytes": _B(20, "META: 52 cycles a KB"),
         "reduce_bytes": _fit(20, "cp.reduce.async.bulk; as a store"),
-        "store_read_bytes": _C(170, "as tma_bytes; an H100 reads what it stores no faster than it stores it"),
+        "store_read_bytes": _C(20, "no faster than it stores, as an H100; not measured"),
         "store_share": _C(1, "what a store reads of shared memory's port; not measured"),
         "code_miss": _C(0, "the first passage through code; not measured"),
         "l2_bytes": _A(70, "TK: 20.45 TB/s over 148 SMs at 1.965 GHz"),
