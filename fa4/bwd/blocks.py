@@ -57,9 +57,9 @@ class Placement(Constant):
 class RowBlocks(Constant):
     """What the code of statistics and finish depends on.
 
-    packed: heads that are rows of one block. turns: counters of a block, for the order of additions in a deterministic
-    run; 0 for none. first_stores: whoever is first in that order stores what others add to, so that sums need not be
-    cleared; no sum is read whose counter is 0. list_rows: rows of a block mask's block, if its lists say that order;
+    packed: heads that are rows of one block. turns: counters of a block, see `turns`; 0 for none. first_stores: whoever
+    is first, in the order of additions or by chance, stores what others add to, so that sums need not be cleared; no
+    sum is read whose (first) counter is 0. list_rows: rows of a block mask's block, if its lists say that order;
     else 0. pdl: the three kernels overlap by programmatic launch.
     """
 

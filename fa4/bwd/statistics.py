@@ -1,4 +1,5 @@
-"""Before the backward's main kernel: the statistics of rows (see `blocks`), and zeros where the main kernel will add.
+"""Before the backward's main kernel: the statistics of rows (see `blocks`), and zeros where the main kernel will add or
+count.
 
 One CTA has one block of rows, LANES neighbouring threads share a row. Rows without data or without a visible key get
 -inf and 0, which makes their P and dS zero whatever the scores are; a row whose lse is NaN keeps it, and so do its

@@ -1,13 +1,20 @@
-"""Whose turn it is, in a deterministic run, to add to the dQ of a block of rows.
+"""Whose turn it is to add to the dQ of a block of rows.
 
-The key blocks that a block of rows meets add to it one after the other. A counter for each block of rows says how many
-have; whoever adds waits until it reaches his place in the order, and counts up when his additions are done.
+In a deterministic run the key blocks that a block of rows meets add to it one after the other. A counter for each block
+of rows says how many have; whoever adds waits until it reaches his place in the order, and counts up when his additions
+are done.
+
+Without an order the counter says whether anybody has: the first to come claims it and stores his share where others add
+theirs, so that nobody clears sums. Those who come before that is done wait for it; the one they wait for runs, and does
+not wait.
 """
 
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
+
+NOBODY, CLAIMED, STORED = 0, 1, 2  # what a counter says where additions have no order
 
 
 def counter(turns: cute.Tensor, block: Int32, head: Int32) -> cute.Pointer:
@@ -40,3 +47,24 @@ def wait_for_bulk_additions():
     """Before a turn is passed on."""
     cute.arch.cp_async_bulk_wait_group(0)
     cute.arch.fence_proxy("async.global")
+
+
+def asked(count: cute.Pointer) -> Int32:
+    """Whole warp: what the counter says, asked ahead of `claim`."""
+    return cute.arch.load(count, Int32, sem="acquire", scope="gpu")
+
+
+@cute.jit
+def claim(count: cute.Pointer, known: Int32) -> Boolean:
+    """Whole warp, before a bulk store or addition: whether nobody has stored, so that this warp is to, and then to
+    `pass_turn_on`; if not, somebody has. known: what the counter said before."""
+    known = cute.arch.shuffle_sync(known, 0)
+    if known != STORED:
+        if cute.arch.lane_idx() == 0:
+            known = cute.arch.atomic_cas(count, cmp=Int32(NOBODY), val=Int32(CLAIMED), sem="acquire", scope="gpu")
+        known = cute.arch.shuffle_sync(known, 0)
+        if known == CLAIMED:
+            wait_for_turn(count, Int32(STORED))
+    cute.arch.sync_warp()  # what the first lane saw has happened for the elected one, too
+    cute.arch.fence_proxy("async.global")
+    return Boolean(known == NOBODY)

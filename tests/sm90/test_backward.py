@@ -16,7 +16,7 @@ from fa4.sm90.bwd.config import TILE_N
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
 from fa4.sm90.bwd.plan import configure
-from fa4.sm90.bwd.tiles import D64, D96, D128, D128_CUT, D192, D192_SOFTCAP, SOFTCAP, BackwardTiles, tiles_for
+from fa4.sm90.bwd.tiles import D64, D96, D128, D128_CUT, D192, D192_CUT, D192_SOFTCAP, SOFTCAP, BackwardTiles, tiles_for
 from fa4.sm90.bwd.wide import kernel as wide
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec
@@ -82,7 +82,7 @@ EXTRA = (
 SERVED = {case.name: replace(case, heads_q=4) if case.sink else case for case in (*CASES.values(), *EXTRA)}
 # Compiling takes most of a case's time; the soak runs the others.
 QUICK = ("wide_window_softcap", "wide_causal_gqa", "head_dim_40_128", "window_softcap_gqa", "varlen_sink")
-ROWS = (D64, D96, D128, D128_CUT, SOFTCAP, D192, D192_SOFTCAP)
+ROWS = (D64, D96, D128, D128_CUT, SOFTCAP, D192, D192_CUT, D192_SOFTCAP)
 KERNELS = Kernels("sm90", "sm_90a", Plan)
 
 
@@ -92,13 +92,13 @@ def test_gradients_of_named_case(name, seed):
     check_gradients(KERNELS, problem, seed, SCHEDULES[seed % len(SCHEDULES)])
 
 
-# The row of "d192" is judged by the test below too, additions in order; that of "d128" there and by "head_dim_40_128".
-SHOWN = (D128, D192)
+# Rows of "d192" are judged by the test below too, additions in order; that of "d128" there and by "head_dim_40_128".
+SHOWN = (D128, D192, D192_CUT)
 
 
 @pytest.mark.parametrize("tiles", [pytest.param(x, marks=[pytest.mark.soak] * (x in SHOWN)) for x in ROWS], ids=NAME)
 def test_every_tile_row_is_right_in_any_order(tiles, seed):
-    head_dim = {D64: 64, D96: 96, D192: 192, D192_SOFTCAP: 192}.get(tiles, 128)
+    head_dim = {D64: 64, D96: 96, D192: 192, D192_CUT: 192, D192_SOFTCAP: 192}.get(tiles, 128)
     shape = dict(heads_q=2, heads_kv=2, head_dim=head_dim, head_dim_v=min(head_dim, 128))
     case = Case(tiles.name, seqlen_q=170, seqlen_k=200, **shape)
     problem = cases.make(replace(case, causal=tiles is not D96), seed)
@@ -124,6 +124,19 @@ def test_deterministic_gradients_are_equal_whatever_the_order_of_events(window, 
     problem = cases.make(case, seed)
     results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=2)) for schedule in SCHEDULES}
     assert len(results) == 1, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("window", "heads_kv"),
+    [((None, None), 1), ((None, -150), 2)],
+    ids=["neighbours_begin_apart", "queries_that_meet_no_keys"],
+)
+def test_whoever_comes_first_stores_and_others_add(window, heads_kv, seed):
+    """More key blocks than CTAs run at a time; what nobody has stored would be read as it was allocated."""
+    shape = dict(heads_q=2, heads_kv=heads_kv, head_dim=128, window_size=window)
+    problem = cases.make(Case("unordered", seqlen_q=360, seqlen_k=420, **shape), seed)
+    for schedule in SCHEDULES:
+        check_gradients(KERNELS, problem, seed, schedule, sms=3)
 
 
 def test_gradients_through_autograd(seed):

@@ -65,6 +65,7 @@ class Steps(Variant):
     sms: int
     smem_bytes: int
     ctas: ClassVar[int] = 1
+    claims: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.ds_stages < 2:
@@ -111,9 +112,10 @@ class Steps(Variant):
 
     @property
     def shifted(self) -> bool:
-        """Whether CTAs that run at the same time begin at different query blocks and go round. In a deterministic
-        problem without a mask each then finds what it adds to free: the CTA that was there before is a step ahead."""
-        return self.deterministic and not self.masked and not self.has_blocks
+        """Whether CTAs that run at the same time begin at different query blocks and go round. Where they take turns or
+        the first stores, each then finds what it adds to free, or stored: the CTA that was there before is a step
+        ahead. With a mask they do so anyhow, each beginning at its diagonal."""
+        return (self.deterministic or self.claims) and not self.masked and not self.has_blocks
 
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
         """As many as the L2 cache serves.
@@ -155,8 +157,9 @@ class Steps(Variant):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Steps):
-    """Two warpgroups with 64 keys each, which divide a step's dQ."""
+    """Two warpgroups with 64 keys each, which divide a step's dQ. claims: see `tiles`."""
 
+    claims: bool
     span: ClassVar[int] = TILE_N
 
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
@@ -247,6 +250,12 @@ class Config(Steps):
         return held + self.dq_teams * self.dq_bytes + BARRIER_BYTES
 
     @property
+    def turns(self) -> int:
+        """Counters of a block of queries: one that orders additions, or one for each warpgroup's share of dQ that says
+        whether anybody has stored it."""
+        return 1 if self.deterministic else self.dq_teams if self.claims else 0
+
+    @property
     def row_blocks(self) -> RowBlocks:
         """What the kernels around the main one depend on."""
         placement = ByColumns(self.tile_m, self.k_tile.panels * PANEL_COLUMNS)
@@ -254,7 +263,7 @@ class Config(Steps):
             placement = ByQueries(self.tile_m, self.columns)
         return ByThread(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, turns=1 if self.deterministic else 0, first_stores=self.deterministic,
+            self.has_dlse, turns=self.turns, first_stores=self.turns > 0,
             list_rows=self.mods.block[0] if self.turns_by_lists else 0, pdl=True,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ A CTA owns a block of 128 keys and walks the query blocks that see it, for each 
 that dK and dV grow in registers and are written once. Two warpgroups have 64 keys each. Per step, on transposed scores:
 S^T = K Q^T and dP^T = V dO^T; P^T and dS^T stay in registers as left operands of dV += P^T dO and dK += dS^T Q; dS goes
 to shared memory too, for dQ = dS K, which leaves through shared memory as an addition to a float32 sum. Two small
-kernels go around it: row statistics and cleared sums before, the sums' conversion to dQ after. The main kernel and the
+kernels go around it: row statistics before, the sums' conversion to dQ after. The main kernel and the
 last one are launched while the one before still runs, and wait for it where they need its results.
 """
 

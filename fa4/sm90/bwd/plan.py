@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from ...bwd import plan
@@ -39,7 +40,10 @@ class Backward(plan.Backward):
 def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None) -> Steps:
     """The compile-time side of a problem."""
     tiles = tiles or tiles_for(spec, chip)
-    made = partial(WideConfig, ctas=tiles.ctas) if tiles.tile_n == ROWS else Config
+    has_lists = spec.mods is not None and spec.mods.block is not None  # not measured with claims
+    made: Callable[..., Steps] = partial(Config, claims=tiles.claims and not has_lists)
+    if tiles.tile_n == ROWS:
+        made = partial(WideConfig, ctas=tiles.ctas)
     return made(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         tile_m=tiles.tile_m,

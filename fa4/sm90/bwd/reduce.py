@@ -4,7 +4,8 @@ share: the sum keeps the order in which threads hold dQ.
 Deterministic: the key blocks that a query block meets take turns (`bwd.turns`). To wait for one, to add and to pass it
 on takes longer than a step, so several warps take the steps in turn. Nobody waits for a CTA that may not run
 yet: CTAs that come earlier in the order were launched earlier, or (`Config.shifted`, `in_waves`) run at the same time.
-The first in turn stores what others add to.
+
+The first in turn, or without an order (`Config.claims`) the first to come, stores what others add to.
 
 Waits:   compute_reduce_dQ.full
 Signals: compute_reduce_dQ.free
@@ -16,9 +17,9 @@ from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
-from ...bwd.turns import counter, pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
+from ...bwd.turns import asked, claim, counter, pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
 from ...pipeline.cursor import consume
 from ...pipeline.tma import bulk_add, bulk_store, wait_read
 from .work import work_tile
@@ -39,15 +40,30 @@ def add_share(context, team: Int32):
     """One warp for each warpgroup: its share of every step."""
     cfg, work = context.cfg, work_tile(context)
     dq = consume(context.ends("reduce").compute_reduce_dQ, team)
-    cute.arch.griddepcontrol_wait()  # the sums are cleared by the statistics kernel
+    cute.arch.griddepcontrol_wait()  # the sums or their counters are cleared by the statistics kernel
     for i in cutlass.range(work.blocks * cfg.group, unroll=1):
         head = work.head_kv * cfg.group + i // work.blocks
         m_block = work.block(work.first + i % work.blocks, cfg.shifted)
+        block, is_first = work.row_block + m_block, Boolean(False)
+        count, known = None, None
+        if cutlass.const_expr(cfg.claims):
+            count = counter(context.args.turns, block * cfg.turns + team, head)
+            known = asked(count)
         dq.wait()
         cute.arch.fence_proxy("async.shared", space="cta")  # here, where no product waits for it
-        start(bulk_add, context, work.row_block + m_block, head, team)
+        if cutlass.const_expr(cfg.claims):
+            is_first = claim(count, known)
+        if is_first:
+            start(bulk_store, context, block, head, team)
+        else:
+            start(bulk_add, context, block, head, team)
         wait_read()
         dq.arrive()
+        if cutlass.const_expr(cfg.claims):  # noqa: SIM102  one is decided at compile time
+            if is_first:
+                with cute.arch.elect_one():
+                    wait_for_bulk_additions()
+                    pass_turn_on(count)
         dq = dq.next()
 
 
@@ -56,7 +72,7 @@ def add_in_turn(context, own: Int32):
     """Every `reducers`-th step, both warpgroups' shares, when it is this CTA's turn."""
     cfg, args = context.cfg, context.args
     dq, work = context.ends("reduce").compute_reduce_dQ, work_tile(context)
-    cute.arch.griddepcontrol_wait()  # the sums and the turns are cleared by the statistics kernel
+    cute.arch.griddepcontrol_wait()  # the turns are cleared by the statistics kernel
     for i in cutlass.range(own, work.blocks * cfg.group, cfg.reducers, unroll=1):
         head = work.head_kv * cfg.group + i // work.blocks
         m_block = work.block(work.first + i % work.blocks, cfg.shifted)
