@@ -94,6 +94,11 @@ ERRORS = {
         "page_table has dtype torch.int64",
         dict(PAGES, page_table=PAGES["page_table"].long()),
     ),
+    "no_heads": (
+        ValueError,
+        "q has 4 heads, expected a positive multiple of k_cache's 0",
+        dict(k_cache=torch.zeros(2, 24, 0, 16), v_cache=torch.zeros(2, 24, 0, 16)),
+    ),
     "page_table_axes": (ValueError, "page_table has 1 dimensions", dict(PAGES, page_table=i32(0, 1))),
     "page_table_batch": (
         ValueError,

@@ -132,7 +132,7 @@ def score_as_it_is(score, b, h, q_idx, kv_idx):
 def torchs_answer(q, k, v, score_mod=None, mask_mod=None, scale=None) -> tuple[Tensor, Tensor]:
     """(out, lse) of torch's flex_attention as it runs without a compiler; (batch, heads, rows, dim). Differentiable."""
     arguments = score_mod or score_as_it_is, (mask_mod or everything_visible,), scale or q.shape[-1] ** -0.5
-    out, lse_log2, _ = math_attention(q, k, v, *arguments, {})
+    out, lse_log2, *_ = math_attention(q, k, v, *arguments, {})
     return out, lse_log2 * torch.log(torch.tensor(2.0, dtype=lse_log2.dtype))
 
 

@@ -132,6 +132,7 @@ AREAS = (
             "tests/test_cli.py::test_explain_answers_for_chips_that_are_not_here",
             "tests/test_docs.py",
             f"{_CHOICE} -k what_compiles",
+            "tests/test_ahead.py",  # what is recorded of choices
             _API,
         ),
     ),
@@ -155,7 +156,12 @@ AREAS = (
     ),
     Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
     Area("neighbours", ("fa4/compat/*", "fa4/integrations/*"), ("tests/test_compat.py", *_INTEGRATIONS)),
-    Area("cache", ("fa4/kvcache/*",), ("tests/kvcache/test_api.py", "tests/kvcache/test_torch.py")),
+    Area(
+        "cache",
+        ("fa4/kvcache/*",),
+        ("tests/kvcache/test_api.py", "tests/kvcache/test_torch.py"),
+        ("tests/kvcache/test_emulated.py",),
+    ),
     Area("states", ("fa4/states.py", "fa4/distributed/*"), ("tests/test_states.py", "tests/test_distributed.py")),
     Area(
         "command line",
