@@ -99,15 +99,16 @@ class Problem:
         from . import api
 
         i = self.inputs
+        varlen = i.cu_seqlens_q is not None  # torch.compile knows properties of named tuples from torch 2.11 on
         arguments: dict[str, Any] = {"q": i.q, "k": i.k, "v": i.v, "learnable_sink": i.sink}
-        if i.varlen:
+        if varlen:
             names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k")
             arguments |= {name: getattr(i, name) for name in names}
         elif i.seqused_k is not None:
             arguments["seqused_k"] = i.seqused_k
         arguments |= self.case.flags() | overrides
         q, k, v = (arguments.pop(name) for name in "qkv")
-        function: Any = api.flash_attn_varlen_func if i.varlen else api.flash_attn_func
+        function: Any = api.flash_attn_varlen_func if varlen else api.flash_attn_func
         return function(q, k, v, return_lse=True, **arguments)
 
     def call_with_gradients(self, **overrides) -> tuple[Tensor, Tensor, Gradients]:

@@ -39,10 +39,11 @@ def relative_bias(table: Tensor) -> ScoreMod:
 def bias(values: Tensor) -> ScoreMod:
     """A bias for each pair. values: (batch, heads_q, seqlen_q, seqlen_k); an axis of 1 is shared."""
     shared = [extent == 1 for extent in values.shape]
+    own = values[tuple(0 if one else slice(None) for one in shared)]
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        indices = (0 if one else i for one, i in zip(shared, (b, h, q_idx, kv_idx)))
-        return score + values[tuple(indices)]
+        indices = tuple(i for one, i in zip(shared, (b, h, q_idx, kv_idx)) if not one)
+        return score + own[indices] if indices else score + own
 
     return score_mod
 

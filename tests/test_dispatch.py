@@ -16,7 +16,7 @@ from fa4.device import Chip, NoTarget, chip_by_number, chip_of, emulating, targe
 from fa4.dispatch import Backend, HeadDims, NoBackend
 from fa4.mods.record import ModSpec
 from fa4.mods.trace import trace_score
-from fa4.spec import CacheSpec, Extent, Feature
+from fa4.spec import AttentionSpec, CacheSpec, Extent, Feature, Flags
 
 PICKY = Backend(
     name="picky",
@@ -217,6 +217,13 @@ def test_spec_features_are_those_in_use():
     assert trained.features() == {Feature.BACKWARD}
     assert replace(trained, deterministic=True).features() == {Feature.BACKWARD, Feature.DETERMINISTIC}
     assert not replace(spec(), deterministic=True).features()  # the forward always is
+
+
+def test_what_a_call_asks_for_is_in_the_spec():
+    asked = dict(deterministic=True, needs_backward=True, num_splits=3, batch_invariant=True)
+    made = AttentionSpec.of(make(Case("x"), 0).inputs, Flags(0.5, 7, 0, 2.0, **asked))
+    asked |= dict(softmax_scale=0.5, window_left=7, window_right=0, softcap=2.0)
+    assert {name: getattr(made, name) for name in asked} == asked
 
 
 def test_functions_of_a_pair_are_features():

@@ -12,6 +12,7 @@ cutlass = pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux 
 import cutlass.cute as cute
 from cuda.bindings import driver, runtime
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream
+from torch.nn.attention import flex_attention
 
 from fa4.emulator import emulate
 from fa4.emulator.context import Gpu
@@ -137,6 +138,17 @@ def test_torch_cuda_is_the_emulated_chip() -> None:
         start.record(), end.record()
         assert start.elapsed_time(end) > 0
     assert not host.is_cuda and not torch.cuda.is_available()
+
+
+def test_memory_made_inside_of_a_transform() -> None:
+    """It is aligned as other memory is, and nobody there may ask for gradients. torch makes block masks so."""
+    with emulate("sm_80"):
+        halves = torch.arange(40) // 20
+        mask = flex_attention.create_block_mask(
+            lambda b, h, q_idx, kv_idx: halves[q_idx] == halves[kv_idx], None, None, 40, 40, device="cpu", BLOCK_SIZE=20
+        )
+        sums = torch.vmap(lambda row: torch.ones(3).cumsum(0) * row.sum())(torch.ones(4, 33, requires_grad=True))
+    assert mask.to_dense().squeeze().equal(torch.eye(2, dtype=torch.int32)) and sums.requires_grad
 
 
 def test_fresh_memory_is_poison() -> None:

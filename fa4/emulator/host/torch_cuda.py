@@ -192,7 +192,7 @@ def _aligned(result: torch.Tensor, args: tuple) -> torch.Tensor:
     copy.copy_(torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,)))
     moved = torch.empty(0, dtype=result.dtype)
     moved.set_(copy.untyped_storage(), result.storage_offset(), result.size(), result.stride())
-    return moved.requires_grad_(result.requires_grad)
+    return moved.requires_grad_() if result.requires_grad else moved  # inside of transforms nobody may ask
 
 
 def _poisoned(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
