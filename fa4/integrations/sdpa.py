@@ -51,16 +51,15 @@ def register_sdpa(*, devices: Iterable[str] = ("cuda",), activate: bool = False)
     """
     import torch.nn.attention
 
-    register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
-    if register is None:
+    if not hasattr(torch.nn.attention, "restore_flash_attention_impl"):  # 2.10 registers, and never gives back
         raise RuntimeError(
-            f"torch {torch.__version__} has no torch.nn.attention.register_flash_attention_impl (2.11 has): call "
+            f"torch {torch.__version__} has no torch.nn.attention.restore_flash_attention_impl (2.11 has): call "
             "fa4.flash_attn_func instead, or update torch"
         )
     devices = tuple(devices)
     if not devices or not set(devices) <= set(DEVICES):
         raise ValueError(f"devices is {devices!r}, expected some of {DEVICES}")
-    register(NAME, register_fn=functools.partial(_activate, devices))
+    torch.nn.attention.register_flash_attention_impl(NAME, register_fn=functools.partial(_activate, devices))
     if activate:
         torch.nn.attention.activate_flash_attention_impl(NAME)
 

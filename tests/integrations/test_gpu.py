@@ -34,8 +34,8 @@ CASES = {
 @pytest.fixture
 def served(monkeypatch):
     """fa4 serves CUDA tensors; the list grows with each forward that it serves."""
-    if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
-        pytest.skip("needs torch.nn.attention.register_flash_attention_impl, which torch has from 2.11 on")
+    if not hasattr(torch.nn.attention, "restore_flash_attention_impl"):
+        pytest.skip("needs torch.nn.attention.restore_flash_attention_impl, which torch has from 2.11 on")
     calls, forward = [], sdpa._forward
     monkeypatch.setattr(sdpa, "_forward", lambda *a: calls.append(a) or forward(*a))
     monkeypatch.setattr(sdpa, "_told", set())

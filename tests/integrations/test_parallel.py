@@ -195,7 +195,8 @@ def on_every_rank(rank, file, seed):
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=WORLD)
     try:
         mesh = init_device_mesh("cpu", (WORLD,))
-        in_torchs_context_parallel(mesh, seed)
+        if hasattr(torch.nn.attention, "restore_flash_attention_impl"):  # torch 2.11 and newer
+            in_torchs_context_parallel(mesh, seed)
         fully_sharded(mesh, seed)
         megatrons_context_parallel(mesh, seed)
         tensor_parallel(mesh, seed, heads_kv=2, local=True)

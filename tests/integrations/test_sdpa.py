@@ -18,7 +18,7 @@ from fa4.spec import Flags
 from tests.integrations.oracle import assert_attention, leaves
 
 attention = torch.nn.attention
-if not hasattr(attention, "register_flash_attention_impl"):
+if not hasattr(attention, "restore_flash_attention_impl"):
     pytest.skip("torch has the registry from 2.11 on", allow_module_level=True)
 varlen_attn = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
 CASES = {
@@ -236,8 +236,8 @@ def test_an_interpreter_may_end_while_it_is_active():
 
 
 def test_a_torch_without_the_registry_is_told(monkeypatch):
-    monkeypatch.delattr(attention, "register_flash_attention_impl")
-    with pytest.raises(RuntimeError, match=r"has no torch.nn.attention.register_flash_attention_impl \(2.11 has\)"):
+    monkeypatch.delattr(attention, "restore_flash_attention_impl")
+    with pytest.raises(RuntimeError, match=r"has no torch.nn.attention.restore_flash_attention_impl \(2.11 has\)"):
         fa4.register_sdpa()
 
 
