@@ -104,7 +104,7 @@ class Backend:
             reasons.append(f"lacks dtype {_dtype_name(spec.dtype)} (has {', '.join(map(_dtype_name, self.dtypes))})")
         if not self.head_dims.takes(spec.head_dim, spec.head_dim_v):
             reasons.append(f"lacks head_dim ({spec.head_dim}, {spec.head_dim_v}) (has {self.head_dims})")
-        if self.lacks_of_blocks is not None and spec.mods is not None and spec.mods.block is not None:
+        if self.lacks_of_blocks is not None and spec.has_blocks:
             reasons += self.lacks_of_blocks(spec)
         if self.lacks_of_captured is not None and Feature.CAPTURED_GRADIENTS in spec.features():
             reasons += self.lacks_of_captured(spec)

@@ -132,6 +132,15 @@ class AttentionSpec:
         scores. A scale of 0 becomes one that acts as 0 on any finite score, and keeps 0 * -inf out of kernels."""
         return self if self.softmax_scale > 0 else replace(self, softmax_scale=-self.softmax_scale or 1e-30)
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a block mask lists the blocks to visit."""
+        return self.mods is not None and self.mods.block is not None
+
+    @property
+    def has_dropout(self) -> bool:
+        return self.mods is not None and self.mods.dropout
+
     def features(self) -> frozenset[Feature]:
         """The features a backend must have to serve this spec."""
         asked = {

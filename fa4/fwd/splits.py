@@ -40,3 +40,8 @@ def choose_splits(spec: AttentionSpec, tiles: int, seqlen_k: int, tile_n: int, s
     most = min(slots // max(tiles, 1), blocks, MOST_SPLITS)
     splits = min(range(1, max(most, 1) + 1), key=time)
     return splits if time(splits) < _WORTH_IT * time(1) else 1
+
+
+def blocks_of_part(seqlen_k: int, tile_n: int, splits: int) -> int:
+    """Key blocks of tile_n that each of `splits` parts of the longest sequence has at most."""
+    return -(-seqlen_k // (tile_n * splits))

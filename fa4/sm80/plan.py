@@ -7,7 +7,7 @@ from ..bwd.plan import Backward as BackwardPlan
 from ..core.arguments import windows
 from ..device import Chip
 from ..fwd.plan import Forward as ForwardPlan
-from ..fwd.splits import choose_splits
+from ..fwd.splits import blocks_of_part, choose_splits
 from ..spec import AttentionSpec, Extent
 from . import backward, forward
 from .config import BackwardConfig, ForwardConfig
@@ -25,14 +25,13 @@ class Forward(ForwardPlan):
         own = tiles or forward_tiles(*dims, chip, 1 if spec.batch_invariant else rows)
         # Packing pays as soon as the query rows of one head leave half of a tile empty.
         packed = spec.group if 2 * rows <= own.tile_m or spec.batch_invariant else 1
-        has_blocks = spec.mods is not None and spec.mods.block is not None
-        packed = 1 if has_blocks else packed  # query heads may have blocks of their own
+        packed = 1 if spec.has_blocks else packed  # query heads may have blocks of their own
         if packed > 1:
             rows, heads = rows * packed, spec.heads_kv
             own = own if spec.batch_invariant else tiles or forward_tiles(*dims, chip, rows)
         count = -(-rows // own.tile_m) * heads * extent.batch
         slots = chip.sms * own.blocks_per_sm
-        if not has_blocks:
+        if not spec.has_blocks:
             self.splits = choose_splits(spec, count, extent.max_seqlen_k, own.tile_n, slots, busy=0.5)
         fields = ForwardConfig.fields(spec)
         fields["has_sink"] &= self.splits == 1  # whoever joins the parts adds it
@@ -40,7 +39,7 @@ class Forward(ForwardPlan):
         fixed = is_split and spec.batch_invariant
         cfg = ForwardConfig(**fields, tiles=own, packed=packed, split=is_split, fixed_parts=fixed)
         section = forward_section(spec, extent.max_seqlen_k)
-        part_blocks = -(-extent.max_seqlen_k // (own.tile_n * self.splits))
+        part_blocks = blocks_of_part(extent.max_seqlen_k, own.tile_n, self.splits)
         sizes = forward.Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, part_blocks)
         super().__init__(chip, cfg, forward.Scalars(spec.softmax_scale, spec.softcap, *windows(spec)), sizes)
 
@@ -56,8 +55,7 @@ class Backward(BackwardPlan):
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
         super().__init__(spec, extent, chip)
-        has_dropout = spec.mods is not None and spec.mods.dropout
-        self.tiles = tiles or backward_tiles(spec.head_dim, spec.head_dim_v, chip, has_dropout)
+        self.tiles = tiles or backward_tiles(spec.head_dim, spec.head_dim_v, chip, spec.has_dropout)
 
     def __str__(self) -> str:
         return f"backward {self.tiles}"

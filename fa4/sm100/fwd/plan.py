@@ -11,7 +11,7 @@ from ...device import Chip
 from ...fwd import plan
 from ...fwd.plan import Scalars, Sizes
 from ...fwd.rows import slots_of
-from ...fwd.splits import JOINING_BYTES, choose_splits
+from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...pipeline.smem import SWIZZLE_ALIGN
 from ...spec import AttentionSpec, Extent
 from ..tmem import LANES
@@ -31,7 +31,7 @@ class Forward(plan.Forward):
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         self.tiles, self.splits = _in_parts(spec, extent, chip, tiles or tiles_for(spec, chip, extent))
         cfg = configure(spec, chip, self.tiles, self.splits)
-        part_blocks = -(-extent.max_seqlen_k // (cfg.tile_n * self.splits))
+        part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
         section = _section(spec, extent, cfg.packed)
         sizes = Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
@@ -81,7 +81,7 @@ def _smem_share(chip: Chip, per_sm: int, left: int) -> int:
 def _packed_heads(spec: AttentionSpec, tiles: ForwardTiles) -> int:
     """Query heads packed as neighbouring rows of a tile: a divisor of its 128 rows, or of few queries, whose O is
     stored row by row, as many as there are; 1 where they may have blocks of their own."""
-    if spec.mods is not None and spec.mods.block is not None:
+    if spec.has_blocks:
         return 1
     of_few = tiles.directly and tiles.q_tiles == 1
     return spec.group if of_few and spec.group <= LANES else math.gcd(spec.group, LANES)
@@ -90,7 +90,7 @@ def _packed_heads(spec: AttentionSpec, tiles: ForwardTiles) -> int:
 def _in_parts(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles) -> tuple[ForwardTiles, int]:
     """The row, and the parts that the keys of a work tile are cut into. Nothing pairs up where CTAs are too few.
     Training steps of many queries are not cut: what that would give them was not even predicted."""
-    if (spec.mods is not None and spec.mods.block is not None) or (spec.needs_backward and not are_few(spec, extent)):
+    if spec.has_blocks or (spec.needs_backward and not are_few(spec, extent)):
         return tiles, 1
     if tiles.splits is not None:
         return tiles, tiles.splits

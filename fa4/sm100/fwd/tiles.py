@@ -52,7 +52,7 @@ _SCHEDULES = {
 def are_few(spec: AttentionSpec, extent: Extent) -> bool:
     """Whether one Q tile has room for all query rows of a key/value head, or has to be taken, because what a sequence's
     sums are made of must not depend on how many queries others have."""
-    if spec.mods is not None and spec.mods.block is not None:
+    if spec.has_blocks:
         return False
     return spec.batch_invariant or extent.max_seqlen_q * slots_of(spec.group) <= LANES
 

@@ -40,8 +40,8 @@ class Backward(plan.Backward):
 def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None) -> Steps:
     """The compile-time side of a problem."""
     tiles = tiles or tiles_for(spec, chip)
-    has_lists = spec.mods is not None and spec.mods.block is not None  # not measured with claims
-    made: Callable[..., Steps] = partial(Config, claims=tiles.claims and not has_lists)
+    claims = tiles.claims and not spec.has_blocks  # not measured with lists
+    made: Callable[..., Steps] = partial(Config, claims=claims)
     if tiles.tile_n == ROWS:
         made = partial(WideConfig, ctas=tiles.ctas)
     return made(

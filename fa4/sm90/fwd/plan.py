@@ -9,7 +9,7 @@ from ...device import Chip
 from ...fwd import plan
 from ...fwd.plan import Scalars, Sizes
 from ...fwd.rows import slots_of
-from ...fwd.splits import JOINING_BYTES, choose_splits
+from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...spec import AttentionSpec, Extent
 from ..fragment import ROWS_PER_WARP
 from ..wgmma import ROWS
@@ -31,7 +31,7 @@ class Forward(plan.Forward):
         cfg = configure(spec, extent, chip, self.tiles)
         self.splits = splits_for(spec, extent, chip, self.tiles)
         section = _section(spec, extent, chip, cfg, self.tiles)
-        part_blocks = -(-extent.max_seqlen_k // (cfg.tile_n * self.splits))
+        part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
         sizes = Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
@@ -68,7 +68,7 @@ def configure(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTil
 
 def packed_heads(spec: AttentionSpec, extent: Extent, tiles: ForwardTiles) -> int:
     """Heads of a group that are rows of one tile. It pays where one head's rows would leave half of a tile empty."""
-    if spec.mods is not None and spec.mods.block is not None:
+    if spec.has_blocks:
         return 1  # query heads may have blocks of their own
     if tiles.teams == 1:
         return spec.group if spec.group <= ROWS else math.gcd(spec.group, ROWS)
@@ -80,7 +80,7 @@ def splits_for(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTi
     """Parts that the keys of a work tile are cut into."""
     if tiles.splits is not None:
         return tiles.splits
-    if spec.mods is not None and spec.mods.block is not None:
+    if spec.has_blocks:
         return 1
     packed = packed_heads(spec, extent, tiles)
     m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.teams * ROWS))

@@ -69,7 +69,7 @@ def _of_few(spec: AttentionSpec) -> ForwardTiles:
 def _of_many(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     """Where few keys lie left of the diagonal, what a tile computes beyond it counts: smaller tiles waste less."""
     widest, keys = max(spec.head_dim, spec.head_dim_v), extent.max_seqlen_k
-    if spec.mods is not None and spec.mods.block is not None:
+    if spec.has_blocks:
         fits = widest <= 128 or (spec.head_dim <= 192 and spec.head_dim_v <= 128)
         return replace(USUAL if fits else WIDEST, schedule=Schedule.SINGLE, name="lists of blocks")
     is_masked = spec.window_right is not None
@@ -79,7 +79,6 @@ def _of_many(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
         return USUAL if extent.max_seqlen_q <= 1024 else MIDDLE
     if spec.head_dim <= 192 and spec.head_dim_v <= 128:
         return USUAL_SHORT if is_masked and keys <= 512 and spec.head_dim <= 128 else USUAL
-    has_dropout = spec.mods is not None and spec.mods.dropout  # whose words are those of 32 keys
-    if widest <= 192 and not has_dropout:
+    if widest <= 192 and not spec.has_dropout:  # its words are those of 32 keys
         return WIDE
     return WIDEST
