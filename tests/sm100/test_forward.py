@@ -112,6 +112,17 @@ def test_a_pair_of_wide_heads_under_many_interleavings(seed):
         assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1]), f"seed {seed}"
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seqlen_k", [300, 900])
+def test_a_pair_of_wide_heads_ends_at_the_diagonal(schedule, seqlen_k, seed):
+    """The diagonal crosses all four row blocks of a work tile; of short keys the first rows see none."""
+    case = Case("causal", seqlen_q=700, seqlen_k=seqlen_k, head_dim=192, head_dim_v=128, heads_q=2, causal=True)
+    problem = cases.make(case, seed)
+    tiles = replace(PAIRS, directly=True)
+    out, lse = KERNELS.forward(problem, seed, schedule, tiles)
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"{schedule}, seed {seed}")
+
+
 def test_a_pair_hands_tensor_memory_over_without_a_release(seed):
     """mbarrier.arrive.release.cluster compiles to a MEMBAR.ALL.GPU, and stood twice in each step of softmax."""
     problem = cases.make(CASES["pair"], seed)
@@ -152,6 +163,7 @@ def test_sections_are_as_many_as_fit_and_of_one_size_where_that_is_near(fit, pai
         (100, dict(head_dim=64, head_dim_v=64, varlen=True), 5, Schedule.SINGLE, 1),
         (103, dict(varlen=True), 0, Schedule.SINGLE, 2),  # the chip decides about exp2 alone
         (103, dict(window_right=0), 0, Schedule.DYNAMIC, 1),
+        (100, dict(window_right=0, head_dim=192), 4, Schedule.SINGLE, 2),
     ],
 )
 def test_chip_and_problem_decide_about_different_columns(number, changes, polynomial, schedule, ctas):
@@ -170,7 +182,13 @@ def test_chip_and_problem_decide_about_different_columns(number, changes, polyno
         (dict(varlen=True), 2048, 1),
         (dict(window_left=5), 4096, 1),
         (dict(window_right=5), 4096, 1),
+        (dict(window_right=0), 4096, 1),
         (dict(head_dim=192), 4096, 2),
+        (dict(head_dim=192, window_right=0), 2049, 2),
+        (dict(head_dim=192, window_right=0), 2048, 1),
+        (dict(head_dim=192, window_right=5), 4096, 1),
+        (dict(head_dim=192, window_right=0, window_left=99), 4096, 1),
+        (dict(head_dim=192, window_right=0, varlen=True), 4096, 1),
         (dict(head_dim=192, head_dim_v=192), 4096, 1),
         (dict(head_dim_v=120), 4096, 1),
         (dict(cache=CacheSpec()), 4096, 1),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fa4 import dispatch, run
+from fa4.device import chip_of
 from fa4.emulator.context import emulate
 from fa4.emulator.machine import Checks
 from fa4.emulator.machine.record import Record
+from fa4.spec import AttentionInputs, AttentionSpec, Extent
+
+Attend = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Shape(NamedTuple):
 class Package:
     """attend: q, k, v, causal, deterministic -> out. options: of `emulate`."""
 
-    attend: Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
+    attend: Attend
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -74,10 +79,38 @@ PACKAGES = {
 }
 
 
+def spec_of(problem: Problem) -> AttentionSpec:
+    """What our kernels are asked for."""
+    return AttentionSpec(
+        torch.bfloat16, problem.head_dim, problem.head_dim_v, problem.heads, problem.heads, problem.head_dim**-0.5,
+        window_right=0 if problem.causal else None, deterministic=problem.deterministic,
+        needs_backward=problem.direction == "bwd",
+    )  # fmt: skip
+
+
+def _with_tiles(problem: Problem, tiles: Any) -> Attend:
+    """Our forward with a row of its table that another extent would not get."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
+        spec = spec_of(replace(problem, heads=q.shape[2]))
+        what = spec, Extent(1, q.shape[1], k.shape[1]), chip_of(q.device)
+        made: Any = type(dispatch.plan(*what))
+        plan = made(*what, forward_tiles=tiles)
+        inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
+        return run.forward(inputs, spec, plan)[0]
+
+    return attend
+
+
 @lru_cache(maxsize=64)
-def recorded(chip: str, package: str, problem: Problem, sms: int, shape: Shape) -> tuple[Record, ...]:
-    """Each launch of the problem's direction. Of `problem` its batch, seqlen and heads do not matter."""
+def recorded(
+    chip: str, package: str, problem: Problem, sms: int, shape: Shape, tiles: Any = None
+) -> tuple[Record, ...]:
+    """Each launch of the problem's direction. Of `problem` its batch, seqlen and heads do not matter. tiles: of our
+    forward [default: the shape's]."""
     attend, extra = PACKAGES[package].attend, PACKAGES[package].options
+    if tiles is not None:
+        attend = _with_tiles(problem, tiles)
     generator = torch.Generator().manual_seed(0)
     is_backward = problem.direction == "bwd"
     options = {"sms": sms, "checks": Checks(races=False, poison=False), **extra}

@@ -10,17 +10,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from dataclasses import replace as but
-
-import torch
+from typing import Any
 
 from fa4 import dispatch
 from fa4.device import chip_by_number
-from fa4.emulator.lab.attention import Problem, Shape, recorded
+from fa4.emulator.lab.attention import Problem, Shape, recorded, spec_of
 from fa4.emulator.lab.walk import Walk, walk_of
 from fa4.emulator.timing.chips import ChipTable, chip_table
 from fa4.emulator.timing.grid import CtaCost, Handing, Sample, chain
 from fa4.emulator.timing.replay import Times, replay
-from fa4.spec import AttentionSpec, Extent
+from fa4.spec import Extent
 
 _SPAN = 128  # keys of a CTA of the backward
 _SMS = {"sm_100a": 2, "sm_90a": 1}  # that are emulated: a pair of CTAs has two
@@ -109,22 +108,28 @@ def predict(
         raise ValueError(f"causal forwards and backwards on {chip} are not predicted: tiles change with the length")
     if (chip, problem.head_dim) not in _ROWS:
         raise ValueError(f"head_dim {problem.head_dim} on {chip} is not predicted, only {', '.join(map(str, _ROWS))}")
-    directed = _forward if problem.direction == "fwd" else _backward
-    replayed = directed(table, package, but(problem, batch=1, seqlen=0, heads=1), timeline)
+    small = but(problem, batch=1, seqlen=0, heads=1)
+    if problem.direction == "bwd":
+        replayed = _backward(table, package, small, timeline)
+    elif package == "fa4":
+        forward = _plan(problem, chip)._forward
+        replayed = _forward(table, package, small, timeline, forward.cfg.rows, forward.tiles)
+    else:
+        replayed = _forward(table, package, small, timeline, _ROWS[chip, problem.head_dim])
     return _whole(problem, table, package, replayed, clock or table.clock_of(problem.direction))
+
+
+def _plan(problem: Problem, chip: str) -> Any:
+    """Of our kernels."""
+    extent = Extent(problem.batch, problem.seqlen, problem.seqlen)
+    number = int(chip.removeprefix("sm_").removesuffix("a"))
+    return dispatch.plan(spec_of(problem), extent, chip_by_number(number))
 
 
 def _walk(problem: Problem, chip: str, package: str, ctas: int) -> Walk:
     """Of our kernels as their plan has it; of flash-attn-4's as its tables say. ctas: of a cluster."""
     if package == "fa4":
-        spec = AttentionSpec(
-            torch.bfloat16, problem.head_dim, problem.head_dim_v, problem.heads, problem.heads, problem.head_dim**-0.5,
-            window_right=0 if problem.causal else None, deterministic=problem.deterministic,
-            needs_backward=problem.direction == "bwd",
-        )  # fmt: skip
-        number = int(chip.removeprefix("sm_").removesuffix("a"))
-        extent = Extent(problem.batch, problem.seqlen, problem.seqlen)
-        return walk_of(dispatch.plan(spec, extent, chip_by_number(number)), problem.direction)
+        return walk_of(_plan(problem, chip), problem.direction)
     rows = _SPAN if problem.direction == "bwd" else _ROWS[chip, problem.head_dim]
     descending = problem.direction == "fwd" or problem.deterministic
     section = min(problem.batch * problem.heads, _section(problem))
@@ -189,14 +194,17 @@ def _by_bytes(times: Times, problem: Problem, table: ChipTable) -> float:
     return numbers["launch"].value + times.cycles + moved / numbers["dram_bytes"].value
 
 
-def _forward(table: ChipTable, package: str, problem: Problem, timeline: bool) -> _Replayed:
+def _forward(
+    table: ChipTable, package: str, problem: Problem, timeline: bool, rows: int, tiles: Any = None
+) -> _Replayed:
+    """rows: of a work tile. tiles: of ours."""
     sms = _SMS[table.chip]
-    rows = _ROWS[table.chip, problem.head_dim]
     if problem.causal:
         shapes = [Shape(n * rows, n * rows, sms) for n in (2, 4, 6)]
     else:
-        shapes = [Shape(sms * rows, keys, heads) for keys, heads in ((1024, 1), (2048, 1), (1024, 2))]
-    launched = [_replay(table, package, problem, shape, timeline) for shape in shapes]
+        every = sms * _ROWS[table.chip, problem.head_dim]
+        shapes = [Shape(every, keys, heads) for keys, heads in ((1024, 1), (2048, 1), (1024, 2))]
+    launched = [_replay(table, package, problem, shape, timeline, tiles) for shape in shapes]
     return _Replayed(tuple(main for (main,) in launched), tuple(shapes), ())
 
 
@@ -215,8 +223,10 @@ def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) 
     return _Replayed(mains, tuple(shapes), tuple(times for times in around if not times.flops))
 
 
-def _replay(table: ChipTable, package: str, problem: Problem, shape: Shape, timeline: bool) -> list[Times]:
-    records = recorded(table.chip, package, problem, _SMS[table.chip], shape)
+def _replay(
+    table: ChipTable, package: str, problem: Problem, shape: Shape, timeline: bool, tiles: Any = None
+) -> list[Times]:
+    records = recorded(table.chip, package, problem, _SMS[table.chip], shape, tiles)
     return [replay(record, chip=table, timeline=timeline) for record in records]
 
 

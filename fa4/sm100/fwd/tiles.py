@@ -44,7 +44,8 @@ _EXP2 = {  # polynomial -> why, by which unit of which chip bounds the loop
 }
 _SCHEDULES = {
     Schedule.PERSISTENT: "tiles of one length",
-    Schedule.SINGLE: "packed tiles of many lengths: the hardware hands out the next, longest first, as CTAs retire",
+    Schedule.SINGLE: "tiles of many lengths, packed or of pairs: the hardware hands out the next, longest first, as "
+    "CTAs retire",
     Schedule.DYNAMIC: "tiles of many lengths: a CTA that stays takes the next, longest first, while its last one ends",
 }
 
@@ -65,15 +66,15 @@ def tiles_for(spec: AttentionSpec, chip: Chip, extent: Extent | None = None) -> 
     """
     if extent is not None and are_few(spec, extent):
         return FEW if spec.head_dim <= 128 and spec.head_dim_v <= 128 else FEW_WIDE
-    name, schedule = _schedule(spec)
+    rows = None if extent is None else extent.max_seqlen_q * math.gcd(spec.group, LANES)
+    ctas = 2 if _fills_pairs(spec, rows) else 1
+    name, schedule = _schedule(spec, ctas)
     polynomial = _polynomial(spec, chip)
     if spec.mods is not None and spec.mods.block is not None:
         # A work tile is one block of queries, or part of one.
         evidence = f"exp2: {_EXP2[polynomial]}; schedule: {_SCHEDULES[Schedule.SINGLE]}; predicted, not measured"
         q_tiles = 1 if spec.mods.block[0] % (2 * LANES) else 2
         return ForwardTiles("lists of blocks", polynomial, Schedule.SINGLE, evidence, q_tiles=q_tiles)
-    rows = None if extent is None else extent.max_seqlen_q * math.gcd(spec.group, LANES)
-    ctas = 2 if _fills_pairs(spec, rows) else 1
     # Beside Q of 192 columns staged O would leave a pair two stages of K and V; without it there are five.
     directly = ctas == 2 and spec.head_dim > 128
     evidence = f"exp2: {_EXP2[polynomial]}; schedule: {_SCHEDULES[schedule]}; predicted, not measured"
@@ -90,23 +91,33 @@ def _polynomial(spec: AttentionSpec, chip: Chip) -> int:
     return 5 if spec.head_dim_v <= 64 else 4
 
 
-def _schedule(spec: AttentionSpec) -> tuple[str, Schedule]:
+def _schedule(spec: AttentionSpec, ctas: int) -> tuple[str, Schedule]:
     """Causal tiles differ in length as packed sequences do. For 32k tokens on 148 multiprocessors a simulation of this
     order of tiles puts the last CTA's end 6 to 20% past the ideal when each strides through the tiles, and 1 to 3%
     when they are handed out one by one; a CTA that stays then takes 3,800 cycles a tile where a new one takes 9,900
-    (`python -m fa4.emulator.timing fwd --causal`). Packed tiles, some of which are empty, are left to new CTAs."""
+    (`python -m fa4.emulator.timing fwd --causal`). Packed tiles, some of which are empty, are left to new CTAs, and so
+    are tiles of pairs, which do not take over work."""
     if spec.varlen:
         return "varlen", Schedule.SINGLE
     if spec.window_left is None and spec.window_right is None:
         return "full", Schedule.PERSISTENT
     # A window bounded on both sides gives all tiles but the first and last the same length.
-    return ("window", Schedule.PERSISTENT) if spec.window_left is not None else ("causal", Schedule.DYNAMIC)
+    if spec.window_left is not None:
+        return "window", Schedule.PERSISTENT
+    return "causal", Schedule.DYNAMIC if ctas == 1 else Schedule.SINGLE
 
 
 def _fills_pairs(spec: AttentionSpec, rows: int | None) -> bool:
     """Whether two CTAs share a tile: where nothing is masked but ends of sequences, head dims are whole panels for
-    each, and there are rows for both. Of packed sequences each leaves half a tile idle at its end, so that the longest
-    must fill several."""
-    is_full = spec.window_left is None and spec.window_right is None and spec.cache is None
-    least = (16 if spec.varlen else 2) * LANES
-    return is_full and spec.head_dim in (128, 192) and spec.head_dim_v == 128 and (rows is None or rows > least)
+    each, and there are rows for both. Of packed sequences each leaves half a tile idle at its end, and a causal tile
+    of two half a tile more above the diagonal, so that the longest must fill several. Causal ones of (192, 128) alone:
+    one CTA has room for two stages of K and V (predicted at 4k and 16k: 1312 and 1466 TFLOP/s by one CTA, 1386 and
+    1768 by pairs; of d128 at 16k 1637 and 1555)."""
+    masked = spec.window_left is not None or spec.window_right is not None
+    is_causal = spec.window_left is None and spec.window_right == 0
+    if spec.cache is not None or spec.head_dim not in (128, 192) or spec.head_dim_v != 128:
+        return False
+    if masked and not (is_causal and spec.head_dim == 192 and not spec.varlen):
+        return False
+    least = (16 if spec.varlen or masked else 2) * LANES
+    return rows is None or rows > least
