@@ -229,7 +229,7 @@ BACKENDS: tuple[Backend, ...] = (
         _SM90,
         summary="the same, with gradients that are added in any order",
         head_dims=HeadDims(multiple=8, largest=256),
-        features=_SM90.features - MODS - {Feature.DETERMINISTIC},
+        features=_SM90.features - MODS - {Feature.DETERMINISTIC} | {Feature.DROPOUT},
     ),
     _SM80,
     Backend(

@@ -10,6 +10,12 @@ from fa4.mods.dropout import Rate
 PACKED = Case(
     "packed", lengths=((130, 300), (37, 37), (0, 20), (60, 1)), heads_q=4, head_dim_v=128, dropout_p=0.3
 )  # fmt: skip
+# Hopper's backward of wide heads: pairs of CTAs, the sign of whose P is dropout's verdict, under a softcap and a mask.
+WIDE = Case(
+    "wide", lengths=((70, 150), (9, 90)), head_dim=256, heads_q=2, heads_kv=1, causal=True, softcap=9.0, dropout_p=0.2
+)
+# Without pairs; columns of dQ that one of the warpgroups has alone.
+WIDE_KEYS = Case("wide_keys", seqlen_q=90, seqlen_k=170, head_dim=192, head_dim_v=128, dropout_p=0.5)
 DENSE = Case("dense", batch=2, seqlen_q=200, seqlen_k=333, heads_q=4, head_dim=128, causal=True, dropout_p=0.1)
 
 

@@ -11,6 +11,7 @@ from bench import static
 from fa4.device import chip_by_number
 from fa4.emulator.host.modules import fatbins_in
 from fa4.emulator.timing.sass.code import nvdisasm
+from fa4.mods.record import ModSpec
 from fa4.sm90.bwd.plan import Backward
 from fa4.spec import AttentionSpec, Extent
 
@@ -36,6 +37,7 @@ CODE = [
     pytest.param(192, {"head_dim_v": 128, "softcap": 9.0}, *ODD_PANEL, id="d192_128_softcap", marks=pytest.mark.soak),
     pytest.param(192, {}, *WIDE, id="d192", marks=pytest.mark.soak),
     pytest.param(256, {"window_right": 0}, *PAIR, id="d256"),
+    pytest.param(256, {"mods": ModSpec(dropout=True)}, *PAIR, id="d256_dropout", marks=pytest.mark.soak),
 ]
 
 

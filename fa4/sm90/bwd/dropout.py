@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from ...core.constant import Constant
-from ...core.dropout import Dropout, dropped
+from ...core.dropout import Dropout, dropped, keeps
 from ...mods.dropout import KEYS
 from ..fragment import LANES_PER_ROW, first_column, row_in_warp
 
@@ -43,6 +44,18 @@ class Kept(Constant):
 
     def factor(self, i: int) -> Float32:
         """What P and dP of element i of an accumulator are multiplied by: 1 / (1 - p), or 0 where dropped."""
+        return dropped(*self._bit(i), self.scale)
+
+    def only(self, p: list[Float32]) -> list[Float32]:
+        """The elements, 0 where they are dropped."""
+        return [dropped(*self._bit(i), x) for i, x in enumerate(p)]
+
+    def by_sign(self, p: list[Float32]) -> list[Float32]:
+        """The elements, none of them negative, with a minus where they are dropped."""
+        return [Float32(cutlass.select_(keeps(*self._bit(i)), x, -x)) for i, x in enumerate(p)]
+
+    def _bit(self, i: int) -> tuple[list[Int32], int]:
+        """The word of element i of an accumulator, and its bit there."""
         group, of_pair = divmod(i // 4, PAIR // 8)  # of the query's 8
         group = group * (KEYS // 8) + of_pair % (KEYS // 8)
-        return dropped([self.words[2 * group + i % 2]], 16 * (of_pair // (KEYS // 8)) + 8 * (i // 2 % 2), self.scale)
+        return [self.words[2 * group + i % 2]], 16 * (of_pair // (KEYS // 8)) + 8 * (i // 2 % 2)

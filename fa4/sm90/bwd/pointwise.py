@@ -105,9 +105,15 @@ def where(context, work, place: tuple[Int32, Int32], is_cut: bool) -> At:
     if mask is not None:
         mask.see_ahead()  # hardly a register is left
     captured = Captured.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.n_block)
-    dropout = Dropout.of(cfg.mods, args.mods, work.batch, head)
-    kept = None if dropout is None else Kept.of(dropout, m_block * cfg.tile_m, cfg.tile_m, own_keys(work)[0])
+    kept = kept_at(context, work, head, m_block)
     return At(bounds, score, mask, work if cfg.has_blocks else None, captured, kept)
+
+
+def kept_at(context, work, head: Int32, m_block: Int32) -> Kept | None:
+    """What dropout leaves of a step, if there is any."""
+    cfg = context.cfg
+    dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, head)
+    return None if dropout is None else Kept.of(dropout, m_block * cfg.tile_m, cfg.tile_m, own_keys(work)[0])
 
 
 def by_key(s: Any, queries: int) -> list[list]:

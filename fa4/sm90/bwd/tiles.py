@@ -48,7 +48,7 @@ def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
     largest = max(spec.head_dim, spec.head_dim_v)
     if largest > 128:
         panels = _panels(spec.head_dim) + _panels(spec.head_dim_v)
-        if panels <= 5:
+        if panels <= 5 and not spec.has_dropout:  # its words spill registers beside 128 keys
             if spec.softcap > 0:
                 return D192_SOFTCAP
             return D192 if spec.window_left is None and spec.window_right is None else D192_CUT

@@ -18,7 +18,7 @@ from ...wgmma import wait
 from ..epilogue import store_gradient
 from ..pointwise import Statistic, fill, query_of, rounded, rows_of, store_ds
 from ..work import work_tile
-from .handing import handed_over, send_ds
+from .handing import factors_by_sign, handed_over, send_ds
 from .share import Share
 from .steps import Cursors, all_steps
 
@@ -55,13 +55,14 @@ def step(
     context,
     side: cutlass.Constexpr[Side],
     work,
-    m_block: Int32,
+    place: tuple[Int32, Int32],
     at: Cursors,
     is_cut: cutlass.Constexpr[bool],
     has_dq: cutlass.Constexpr[bool],
 ):
-    """One block of queries; where a mask cuts it, P says."""
-    cfg, ends, share = context.cfg, side.ends, side.share
+    """One block of queries, at a `place` (query head, query block), for which P says what a mask hides and what is
+    dropped."""
+    cfg, args, ends, share = context.cfg, context.args, side.ends, side.share
     dp = cfg.dp.accumulator()
     at.do.wait()
     cfg.dp.issue(dp, side.v[None, None, None, 0], side.do[None, None, None, at.do.stage], False)
@@ -72,7 +73,13 @@ def step(
     p = handed_over(context, at.p.stage, cute.size(dp))
     ds.wait()
     wait(0)
-    words = rounded([x * (dp[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)], cfg.dtype)
+    if cutlass.const_expr(cfg.has_dropout):
+        factors = factors_by_sign(p, args.mods.dropout.scale)
+        grads = [dp[i] * factor for i, factor in enumerate(factors)]
+        p = [cute.arch.fmax(x, -x) for x in p]
+    else:
+        grads = [dp[i] for i in range(len(p))]
+    words = rounded([x * (grads[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)], cfg.dtype)
     at.do.arrive()
     at.p.arrive()
     store_ds(context, ds.stage, 0, words)

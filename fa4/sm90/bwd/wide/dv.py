@@ -17,7 +17,7 @@ from ....core.score import Softcap
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
 from ..epilogue import store_gradient
-from ..pointwise import At, Statistic, fill, rounded, rows_of, seen_by_key, weights
+from ..pointwise import At, Statistic, fill, kept_at, rounded, rows_of, seen_by_key, weights
 from ..work import work_tile
 from .handing import hand_over
 from .share import Share
@@ -33,7 +33,8 @@ def dv(context):
         side.share.wait_for_keys()
         cute.arch.griddepcontrol_wait()  # the sums of dQ are cleared by another kernel
         all_steps(context, side, work, produce(side.ends.dV_dK_P))
-    store_gradient(context, work, "V", "dv", side.total, Float32(1.0), 0)
+    scale = context.args.mods.dropout.scale if cutlass.const_expr(context.cfg.has_dropout) else Float32(1.0)
+    store_gradient(context, work, "V", "dv", side.total, scale, 0)
 
 
 class Side(Constant):
@@ -55,17 +56,18 @@ def step(
     context,
     side: cutlass.Constexpr[Side],
     work,
-    m_block: Int32,
+    place: tuple[Int32, Int32],
     at: Cursors,
     is_cut: cutlass.Constexpr[bool],
     has_dq: cutlass.Constexpr[bool],
 ):
-    """One block of queries."""
-    cfg, args, share = context.cfg, context.args, side.share
+    """One block of queries, at a `place` (query head, query block)."""
+    cfg, args, share, (head, m_block) = context.cfg, context.args, side.share, place
     s = cfg.scores.accumulator()
     at.q.wait()
     cfg.scores.issue(s, side.k[None, None, None, 0], side.q[None, None, None, at.q.stage], False)
     scores_at = At(seen_by_key(work, m_block) if cutlass.const_expr(is_cut) else None)
+    kept = kept_at(context, work, head, m_block)
     at.p.wait()
     wait(0)
     p = weights(context, s, Statistic(rows_of(context, at.q.stage), cfg), scores_at)
@@ -73,6 +75,8 @@ def step(
     if cutlass.const_expr(cfg.has_softcap):
         # s holds what the softcap made of the scores.
         handed = [x * Softcap(args.scale_over_cap).slope(s[i]) for i, x in enumerate(p)]
+    if cutlass.const_expr(kept is not None):
+        handed, p = kept.by_sign(handed), kept.only(p)
     hand_over(context, at.p.stage, handed)
     at.p.arrive()
     p_operand = cfg.dv.a_registers()

@@ -1,11 +1,13 @@
 """How P gets from one warpgroup to the other, and dS to the other CTA of a pair.
 
 P lies in shared memory as float16, in the order in which threads hold it: eight numbers of every thread, then the next
-eight. dS of a pair's other CTA lies behind a CTA's own, brought there by a bulk copy between their shared memories.
+eight. Dropout's verdict goes with it as the sign, so that one warpgroup alone computes it: negative is dropped. dS of a
+pair's other CTA lies behind a CTA's own, brought there by a bulk copy between their shared memories.
 """
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
@@ -27,6 +29,11 @@ def hand_over(context, stage: Int32, p: list[Float32]) -> None:
 def handed_over(context, stage: Int32, count: int) -> list[Float32]:
     """This thread's P, from there."""
     return [x for place in _places(context, stage, count) for x in load_halves(place, Float16)]
+
+
+def factors_by_sign(p: list[Float32], scale: Float32) -> list[Float32]:
+    """What dP is multiplied by: `scale`, or 0 where P says that the pair is dropped."""
+    return [Float32(cutlass.select_(x < 0.0, Float32(0.0), scale)) for x in p]
 
 
 def _places(context, stage: Int32, count: int) -> list[cute.Pointer]:

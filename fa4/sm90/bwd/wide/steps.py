@@ -39,25 +39,25 @@ def all_steps(context, side: cutlass.Constexpr[Any], work, p: Cursor):
     q, do = consume(ends.load_compute_Q), consume(ends.load_compute_dO)
     head = work.head_kv * cfg.group
     at = Cursors(q, do, p, consume(ends.dK_compute_dS), head, work.first)
-    step(context, side, work, work.first, at, side.compares, False)
+    step(context, side, work, (head, work.first), at, side.compares, False)
     at = at.after_first(head, work.first)
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
         first = work.first + cutlass.select_(member == 0, Int32(1), Int32(0))
         if cutlass.const_expr(side.compares):
             for m_block in cutlass.range(first, work.full_first, unroll=1):
-                step(context, side, work, m_block, at, True, True)
+                step(context, side, work, (head, m_block), at, True, True)
                 at = at.next(head, m_block)
             for m_block in cutlass.range(cutlass.max(first, work.full_first), work.full_stop, unroll=1):
-                step(context, side, work, m_block, at, False, True)
+                step(context, side, work, (head, m_block), at, False, True)
                 at = at.next(head, m_block)
             if cutlass.const_expr(cfg.has_left):
                 for m_block in cutlass.range(cutlass.max(first, work.full_stop), work.stop, unroll=1):
-                    step(context, side, work, m_block, at, True, True)
+                    step(context, side, work, (head, m_block), at, True, True)
                     at = at.next(head, m_block)
         else:
             for m_block in cutlass.range(first, work.stop, unroll=1):
-                step(context, side, work, m_block, at, False, True)
+                step(context, side, work, (head, m_block), at, False, True)
                 at = at.next(head, m_block)
     dq = side.share.start(at.last_ds)
     wait(0)
