@@ -139,18 +139,18 @@ def _lacks_of_captured(spec: AttentionSpec) -> list[str]:
     return list(dict.fromkeys(lacks))
 
 
-def _sm80_lacks_of_cache(spec: AttentionSpec) -> list[str]:
+def _lacks_of_bytes(spec: AttentionSpec) -> list[str]:
     assert spec.cache is not None
     if spec.cache.is_fp8 and (spec.head_dim % 16 or spec.head_dim_v % 16):
         return [f"lacks an fp8 cache of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"]
     return []
 
 
-def _lacks_of_pages_by_tma(spec: AttentionSpec, multiple: int) -> list[str]:
+def _lacks_of_cache_by_tma(spec: AttentionSpec, multiple: int) -> list[str]:
     assert spec.cache is not None
+    lacks = _lacks_of_bytes(spec)
     if spec.cache.page_size is None:
-        return []
-    lacks = []
+        return lacks
     if spec.cache.page_size % multiple:
         lacks.append(f"lacks pages of {spec.cache.page_size} rows (has multiples of {multiple})")
     if spec.cache.has_leftpad:
@@ -171,7 +171,7 @@ _SM80 = Backend(
     requires=_CUTE,
     lacks_of_captured=_lacks_of_captured,
     lacks_of_blocks=_lacks_of_blocks,
-    lacks_of_cache=_sm80_lacks_of_cache,
+    lacks_of_cache=_lacks_of_bytes,
 )
 _SM90 = Backend(
     name="sm90",
@@ -180,12 +180,12 @@ _SM90 = Backend(
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128),
-    features=ALL_FEATURES - {Feature.CACHE_FP8},
+    features=ALL_FEATURES,
     module="fa4.sm90.plan",
     requires=_CUTE,
     lacks_of_captured=_lacks_of_captured,
     lacks_of_blocks=_lacks_of_blocks,
-    lacks_of_cache=functools.partial(_lacks_of_pages_by_tma, multiple=8),  # rows after which a swizzle repeats
+    lacks_of_cache=functools.partial(_lacks_of_cache_by_tma, multiple=8),  # rows after which a swizzle repeats
 )
 _SM100 = Backend(
     name="sm100",
@@ -199,7 +199,7 @@ _SM100 = Backend(
     requires=_CUTE,
     lacks_of_captured=_lacks_of_captured,
     lacks_of_blocks=_lacks_of_blocks,
-    lacks_of_cache=functools.partial(_lacks_of_pages_by_tma, multiple=8),  # rows after which a swizzle repeats
+    lacks_of_cache=functools.partial(_lacks_of_cache_by_tma, multiple=8),  # rows after which a swizzle repeats
 )
 
 # Order is preference.

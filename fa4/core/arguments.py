@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
     def fake(cfg: Any) -> Inputs:
         """Stand-ins for compilation; None for what a `Variant` is without."""
         (q,) = fake_matrices(cfg, 1)
-        of_k = Uint8 if cfg.cache is not None and cfg.cache.is_fp8 else cfg.dtype
+        of_k = Uint8 if cfg.is_fp8 else cfg.dtype
         k, v = (jit.fake_tensor(of_k, 3 if cfg.varlen_k else 4, align=ALIGNMENT) for _ in range(2))
         sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
         present = (cfg.varlen, cfg.varlen_k, cfg.has_seqused_q, cfg.has_seqused_k)

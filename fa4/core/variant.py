@@ -62,6 +62,11 @@ class Variant(Constant):
         return self.varlen and self.cache is None
 
     @property
+    def is_fp8(self) -> bool:
+        """Whether k and v hold 8-bit numbers."""
+        return self.cache is not None and self.cache.is_fp8
+
+    @property
     def has_score_mod(self) -> bool:
         return self.mods is not None and self.mods.score is not None
 

@@ -29,6 +29,12 @@ def store_words(pointer: cute.Pointer, words: list[Int32]) -> None:
     llvm.store(values, pointer.llvm_ptr, alignment=4 * len(words))
 
 
+def load_words(pointer: cute.Pointer, count: int) -> list[Int32]:
+    """`count` words from an address that their size divides, by one load."""
+    loaded = llvm.load(ir.VectorType.get([count], Int32.mlir_type), pointer.llvm_ptr, alignment=4 * count)
+    return [Int32(vector.extract(loaded, [], [i])) for i in range(count)]
+
+
 def add_floats(pointer: cute.Pointer, values: list[Float32]) -> None:
     """Add four floats to those at a global address that their size divides; each addition is atomic (sm_90)."""
     cute.arch.inline_ptx(

@@ -21,11 +21,6 @@ class Config(Variant):
     tiles: ForwardTiles | BackwardTiles
 
     @property
-    def is_fp8(self) -> bool:
-        """Whether k and v hold 8-bit numbers."""
-        return self.cache is not None and self.cache.is_fp8
-
-    @property
     def dim(self) -> int:
         return padded(self.head_dim)
 

@@ -14,8 +14,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass._mlir import ir
-from cutlass._mlir.dialects import arith, llvm, vector
+from cutlass._mlir.dialects import arith, llvm
 
+from ..core.words import load_words
 from .loader import TileCopy, plain_copy
 
 _BYTES = 8  # numbers that a thread takes at a time: 16 bytes of the tile
@@ -40,7 +41,7 @@ class ConvertingCopy(TileCopy):
                 column = own[0, 0, k][1]
                 is_there = column < self.columns
                 first = cutlass.select_(is_there, Int32(column), Int32(0))
-                words = _load_two(address + first)
+                words = load_words(address + first, _BYTES // 4)
                 loaded.append([Int32(cutlass.select_(exists & is_there, word, Int32(0))) for word in words])
         store = plain_copy(self.dtype)
         for i, words in enumerate(loaded):
@@ -50,12 +51,6 @@ class ConvertingCopy(TileCopy):
                 for k in range(2):
                     halves[2 * j + k] = _pair(word, k, self.dtype)
             cute.copy(store, registers, smem[None, i // chunks, i % chunks])
-
-
-def _load_two(pointer: cute.Pointer) -> list[Int32]:
-    """Two words from an address that 8 divides."""
-    loaded = llvm.load(ir.VectorType.get([2], Int32.mlir_type), pointer.llvm_ptr, alignment=_BYTES)
-    return [Int32(vector.extract(loaded, [], [i])) for i in range(2)]
 
 
 def _pair(word: Int32, place: int, dtype: type[cutlass.Numeric]) -> Int32:

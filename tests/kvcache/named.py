@@ -47,5 +47,9 @@ _ALL = (
     CacheCase("fp8_append", (31, 16), new=3, queries=3, page_size=16, fp8="both", heads_kv=2),
     CacheCase("fp8_float16", (90, 33), fp8="both", dtype=torch.float16, head_dim=48, head_dim_v=32, sink=True),
     CacheCase("fp8_softcap", (90, 33), page_size=64, capacity=192, fp8="both", softcap=5.0, head_dim=128),
+    CacheCase("fp8_chunk", (200, 90), new=70, queries=70, page_size=64, capacity=320, heads_q=4, fp8="heads"),
+    CacheCase("fp8_wide", (90, 200), page_size=128, capacity=256, fp8="both", head_dim=256, queries=2),
+    CacheCase("fp8_rows_elsewhere", (50, 30, 0), leftpad=(7, 30, 0), batch_idx=True, fp8="heads", queries=(1, 5, 2)),
+    CacheCase("fp8_window_and_sink", (300, 60), page_size=8, capacity=320, window_size=(130, 0), fp8="both", sink=True),
 )
 CASES = {case.name: case for case in _ALL}

@@ -114,7 +114,9 @@ def serves(backend: str, case: CacheCase) -> bool:
     """Whether a backend that has kernels takes a case; what it lacks is refused by name."""
     if backend == "sm80":
         return True
-    return not case.fp8 and (case.page_size is None or (case.page_size % 8 == 0 and case.leftpad is None))
+    if case.fp8 and backend == "sm100":
+        return False
+    return case.page_size is None or (case.page_size % 8 == 0 and case.leftpad is None)
 
 
 def turned(x: Tensor, position: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -285,5 +285,5 @@ def test_explain_tells_who_serves_a_cache():
         )
     assert told.chosen == "sm90" and told.extent == (2, 1, 320) and pages_of_4.chosen == "sm80"
     assert "not sm90: lacks pages of 4 rows (has multiples of 8)" in str(pages_of_4)
-    assert dense.chosen == "sm90" and fp8.chosen == "sm80" and odd.chosen == "torch"
+    assert dense.chosen == "sm90" and fp8.chosen == "sm90" and odd.chosen == "torch"
     assert "lacks an fp8 cache of head_dim (72, 72) (has multiples of 16)" in str(odd)

@@ -48,7 +48,17 @@ SM80 = (
 
 
 # Pages that hold whole blocks of keys, and others.
-SM90 = ("chunk_in_large_pages", "leftpad_and_batch_idx", "packed_queries_dense_cache", "chunked_prefill", "pages_of_16")
+SM90 = (
+    "chunk_in_large_pages",
+    "leftpad_and_batch_idx",
+    "packed_queries_dense_cache",
+    "chunked_prefill",
+    "pages_of_16",
+    "fp8_heads_in_pages",
+    "fp8_softcap",
+    "fp8_chunk",
+    "fp8_float16",
+)
 
 
 # Blocks in pieces and whole, by one Q tile and by two; wide heads.

@@ -4,8 +4,10 @@ Per key block: S = Q K^T of this block and O += P V of the one before are starte
 runs, softmax turns S into the next P. A team's O leaves through shared memory, each warp storing its own 16 rows; the
 warp waits until they have left only when it needs the place again, and at its end.
 
-Waits:   load_compute_Q.full, load_compute_K.full, load_compute_V.full
-Signals: load_compute_Q.free, load_compute_K.free, load_compute_V.free
+Waits:   load_compute_Q.full, load_compute_K.full, load_compute_V.full; of 8-bit numbers
+         convert_compute_K.full, convert_compute_V.full
+Signals: load_compute_Q.free, load_compute_K.free, load_compute_V.free; of 8-bit numbers
+         convert_compute_K.free, convert_compute_V.free
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def compute(context):
     team = Team(context, warp // WARPS_PER_WARPGROUP)
     softmax = Softmax(context)
     q = consume(ends.load_compute_Q, Lane(team.index, cfg.teams))
-    k, v = consume(ends.load_compute_K), consume(ends.load_compute_V)
+    if cutlass.const_expr(cfg.is_fp8):
+        k, v = consume(ends.convert_compute_K), consume(ends.convert_compute_V)
+    else:
+        k, v = consume(ends.load_compute_K), consume(ends.load_compute_V)
     team.turns.start()
     team.o.fill(0.0)
 
@@ -131,7 +136,7 @@ class Team(Constant):
         self.qk, self.pv = cfg.qk, cfg.pv
         self.half_qk = replace(self.qk, n=cfg.half_n)
         self.q = self.qk.a_at(smem.pointer("Q", cfg.dtype))
-        self.k, self.v = self.qk.b_at(smem.pointer("K", cfg.dtype)), self.pv.b_at(smem.pointer("V", cfg.dtype))
+        self.k, self.v = self.qk.b_at(smem.pointer("K", cfg.dtype)), self.pv.b_at(smem.pointer("V", cfg.v_dtype))
         self.o, self.p = self.pv.accumulator(), self.pv.a_registers()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
         if not cfg.directly:

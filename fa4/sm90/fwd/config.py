@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cutlass import Float16
+
 from ...core.variant import Variant
 from ...fwd.rows import slots_of
 from ...pipeline.roles import WARPS_PER_WARPGROUP
@@ -18,6 +20,7 @@ BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 # it starts. With 24 a loader of pieces of keys spills; with 152 a third warpgroup that computes would.
 REGS = {1: (256, 256), 2: (240, 24), 3: (160, 32)}
 REGS_OF_PIECES = REGS | {2: (232, 40)}
+REGS_OF_BYTES = {1: (240, 40, 120), 2: (200, 40, 72)}  # and of those that convert
 
 
 class Schedule(enum.Enum):
@@ -36,7 +39,8 @@ class Config(Variant):
     split: the keys of a work tile are shared among CTAs; out and lse have a leading axis of parts and are float32, and
     there is no sink. fixed_parts: each of a number of key blocks that is the same for all tiles. teams: warpgroups that
     compute, each 64 rows of the work tile. tile_n: keys of one block. most_stages: of K, and of V, where there is room
-    for more. ping_pong: teams take turns on the matrix unit, so that one's softmax meets another's products.
+    for more. byte_stages: of K, and of V, as 8-bit numbers; 0 where they are not. ping_pong: teams take turns on the
+    matrix unit, so that one's softmax meets another's products.
     rescale_threshold: growth of a row's maximum, in powers of two, that O tolerates before it is rescaled; 0 rescales
     at every growth.
 
@@ -50,6 +54,7 @@ class Config(Variant):
     teams: int
     tile_n: int
     most_stages: int
+    byte_stages: int
     schedule: Schedule
     ping_pong: bool
     rescale_threshold: float
@@ -82,11 +87,27 @@ class Config(Variant):
 
     @property
     def k_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim, pieces=self.pieces)
+        """As it is loaded."""
+        return Tile(self.tile_n, self.head_dim, bits=8 if self.is_fp8 else 16, pieces=self.pieces)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim_v, pieces=self.pieces)
+        return Tile(self.tile_n, self.head_dim_v, bits=8 if self.is_fp8 else 16, pieces=self.pieces)
+
+    @property
+    def k_operand(self) -> Tile:
+        """As the product reads it."""
+        return Tile(self.tile_n, self.head_dim)
+
+    @property
+    def v_operand(self) -> Tile:
+        return Tile(self.tile_n, self.head_dim_v)
+
+    @property
+    def v_dtype(self) -> type:
+        """Of P and V as operands. Those of 8 bits are converted to float16 in half as many instructions as to bfloat16,
+        and P, at most 2^rescale_threshold, keeps three bits more of each weight that it has from 2^-14 on."""
+        return Float16 if self.is_fp8 else self.dtype
 
     @property
     def pieces(self) -> int:
@@ -94,9 +115,9 @@ class Config(Variant):
         return 1 if self.cache is None else self.cache.pieces(self.tile_n)
 
     @property
-    def regs(self) -> tuple[int, int]:
-        """A thread's, of those that compute and of those that load."""
-        return (REGS if self.pieces == 1 else REGS_OF_PIECES)[self.teams]
+    def regs(self) -> tuple[int, ...]:
+        """A thread's, of those that compute, of those that load and of those that convert, if any."""
+        return (REGS_OF_BYTES if self.is_fp8 else REGS if self.pieces == 1 else REGS_OF_PIECES)[self.teams]
 
     @property
     def o_tile(self) -> Tile:
@@ -136,13 +157,14 @@ class Config(Variant):
 
     def _stages(self, held: int) -> int:
         """With `held` bytes a team for Q and O."""
-        return (self.smem_bytes - self.teams * held - BARRIER_BYTES) // (self.k_tile.nbytes + self.v_tile.nbytes)
+        held = self.teams * held + self.byte_stages * (self.k_tile.nbytes + self.v_tile.nbytes) + BARRIER_BYTES
+        return (self.smem_bytes - held) // (self.k_operand.nbytes + self.v_operand.nbytes)
 
     @property
     def qk(self) -> Wgmma:
         """S = Q K^T."""
         q = SmemOperand(self.q_tile, Major.K, self.q_buffers * self.teams, self.q_step)
-        k = SmemOperand(self.k_tile, Major.K, self.stages, self.k_tile.nbytes)
+        k = SmemOperand(self.k_operand, Major.K, self.stages, self.k_operand.nbytes)
         return Wgmma(self.dtype, n=self.tile_n, k=self.head_dim, b=k, a=q)
 
     @property
@@ -153,8 +175,8 @@ class Config(Variant):
     @property
     def pv(self) -> Wgmma:
         """O += P V, P from registers."""
-        v = SmemOperand(self.v_tile, Major.MN, self.stages, self.v_tile.nbytes)
-        return Wgmma(self.dtype, n=self.head_dim_v, k=self.tile_n, b=v)
+        v = SmemOperand(self.v_operand, Major.MN, self.stages, self.v_operand.nbytes)
+        return Wgmma(self.v_dtype, n=self.head_dim_v, k=self.tile_n, b=v)
 
     @property
     def persistent(self) -> bool:

@@ -3,7 +3,8 @@
 A CTA owns a tile of query rows, 64 for each warpgroup that computes, and walks the key blocks from last to first. Each
 of these teams does all of its rows' work: S = Q K^T, softmax in the registers where S arrives, O += P V with P from
 registers. They take turns on the matrix unit, so that the softmax of one meets the products of the others. One warp of
-another warpgroup loads, a work tile ahead.
+another warpgroup loads, a work tile ahead. K and V of 8-bit numbers are loaded as bytes, and one more warpgroup makes
+of them the tiles that products read.
 """
 
 from __future__ import annotations
@@ -14,38 +15,56 @@ from ...pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .compute import compute
 from .config import Config
+from .convert import convert
 from .load import load
 
 
 def roles(cfg: Config) -> RoleTable:
     end = cfg.teams * WARPS_PER_WARPGROUP
-    compute_regs, load_regs = cfg.regs
-    return RoleTable(
-        (
-            Role("compute", warps=(0, end), regs=compute_regs, body=compute, teams=cfg.teams),
-            Role("load", warps=(end, end + 1), regs=load_regs, body=load),
-        )
-    )
+    compute_regs, load_regs, *convert_regs = cfg.regs
+    table = [Role("compute", warps=(0, end), regs=compute_regs, body=compute, teams=cfg.teams)]
+    for regs in convert_regs:
+        table.append(Role("convert", warps=(end, end + WARPS_PER_WARPGROUP), regs=regs, body=convert))
+        end += WARPS_PER_WARPGROUP
+    return RoleTable((*table, Role("load", warps=(end, end + 1), regs=load_regs, body=load)))
 
 
 def channels(cfg: Config) -> ChannelTable:
-    """<producer>_<consumer>_<payload>; a stage of Q per team and buffer, rings of K and V that all teams read."""
+    """<producer>_<consumer>_<payload>; a stage of Q per team and buffer, rings of K and V that all teams read, and of
+    bytes, if they come as such."""
     memory, teams = Carries.ASYNC_SMEM, Every("compute")
     q_freed = By.WARP if cfg.o_over_q else By.WGMMA  # by the stores of the O staged there, or by the products
-    rows = (
-        Channel("load_compute_Q", "load", "compute", By.TMA, q_freed, cfg.q_buffers * cfg.teams, memory),
-        Channel("load_compute_K", "load", teams, By.TMA, By.WGMMA, cfg.stages, memory),
-        Channel("load_compute_V", "load", teams, By.TMA, By.WGMMA, cfg.stages, memory),
-    )
-    return ChannelTable(rows, roles(cfg))
+    queries = Channel("load_compute_Q", "load", "compute", By.TMA, q_freed, cfg.q_buffers * cfg.teams, memory)
+    if cfg.is_fp8:
+        keys = (
+            Channel("load_convert_K", "load", "convert", By.TMA, By.WARP, cfg.byte_stages, memory),
+            Channel("load_convert_V", "load", "convert", By.TMA, By.WARP, cfg.byte_stages, memory),
+            Channel("convert_compute_K", "convert", teams, By.WARP, By.WGMMA, cfg.stages, memory),
+            Channel("convert_compute_V", "convert", teams, By.WARP, By.WGMMA, cfg.stages, memory),
+        )
+    else:
+        keys = (
+            Channel("load_compute_K", "load", teams, By.TMA, By.WGMMA, cfg.stages, memory),
+            Channel("load_compute_V", "load", teams, By.TMA, By.WGMMA, cfg.stages, memory),
+        )
+    return ChannelTable((queries, *keys), roles(cfg))
 
 
 def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
     out = Region("O", (cfg.teams - 1) * cfg.o_step + cfg.o_bytes, align=1024, over="Q" if cfg.o_over_q else None)
+    bytes_of_keys = (
+        (
+            Region("K bytes", cfg.byte_stages * cfg.k_tile.nbytes, align=1024),
+            Region("V bytes", cfg.byte_stages * cfg.v_tile.nbytes, align=1024),
+        )
+        if cfg.is_fp8
+        else ()
+    )
     return SmemMap(
         Region("Q", cfg.q_buffers * cfg.teams * cfg.q_step, align=1024),
-        Region("K", cfg.stages * cfg.k_tile.nbytes, align=1024),
-        Region("V", cfg.stages * cfg.v_tile.nbytes, align=1024),
+        Region("K", cfg.stages * cfg.k_operand.nbytes, align=1024),
+        Region("V", cfg.stages * cfg.v_operand.nbytes, align=1024),
+        *bytes_of_keys,
         *(() if cfg.directly else (out,)),
         Region("barriers", table.nbytes, align=8),
     )

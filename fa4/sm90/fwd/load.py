@@ -1,7 +1,9 @@
 """Load role, one warp: brings Q, K and V from global to shared memory by TMA, in the order the products take them.
 
-Waits:   load_compute_Q.free, load_compute_K.free, load_compute_V.free
-Signals: load_compute_Q.full, load_compute_K.full, load_compute_V.full
+Waits:   load_compute_Q.free, load_compute_K.free, load_compute_V.free; of 8-bit numbers
+         load_convert_K.free, load_convert_V.free
+Signals: load_compute_Q.full, load_compute_K.full, load_compute_V.full; of 8-bit numbers
+         load_convert_K.full, load_convert_V.full
 
 Per work tile: the first K, each team's Q, then a K and the V before it, and the last V. Nothing waits for the end of a
 work tile: the next one's K and Q are on their way while its O is still being worked on.
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Uint8
 
 from ...core.sequence import sequence_matrix
 from ...pipeline.cursor import Cursor, Lane, produce
@@ -23,7 +25,10 @@ from .work import Queue
 def load(context):
     cfg, ends = context.cfg, context.ends("load")
     q = [produce(ends.load_compute_Q, Lane(team, cfg.teams)) for team in range(cfg.teams)]
-    k, v = produce(ends.load_compute_K), produce(ends.load_compute_V)
+    if cutlass.const_expr(cfg.is_fp8):
+        k, v = produce(ends.load_convert_K), produce(ends.load_convert_V)
+    else:
+        k, v = produce(ends.load_compute_K), produce(ends.load_compute_V)
 
     queue = Queue.first(context)
     while queue.has_tile():
@@ -61,7 +66,8 @@ def load_block(context, name: str, work, block: Int32, cursor: Cursor):
     """A block of keys ("k") or values ("v")."""
     cfg, tma = context.cfg, context.tma(name)
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.ragged_k)
-    place = context.smem.pointer(name.upper(), cfg.dtype) + cursor.stage * (tma.tile.nbytes // 2)
+    region, dtype = (f"{name.upper()} bytes", Uint8) if cfg.is_fp8 else (name.upper(), cfg.dtype)
+    place = context.smem.pointer(region, dtype) + cursor.stage * (8 * tma.tile.nbytes // tma.tile.bits)
     cursor.wait()
     cursor.announce(tma.tile.nbytes)
     for i, (x, own) in enumerate(pieces):

@@ -59,6 +59,7 @@ def configure(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTil
         teams=tiles.teams,
         tile_n=tiles.tile_n,
         most_stages=tiles.most_stages,
+        byte_stages=tiles.byte_stages,
         schedule=tiles.schedule,
         ping_pong=tiles.ping_pong,
         rescale_threshold=tiles.rescale_threshold,

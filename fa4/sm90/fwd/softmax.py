@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import cutlass
@@ -17,6 +18,7 @@ from ...core.traced import bind
 from ...core.visible import hide
 from ...core.words import pack_half
 from ...fwd.rows import is_written, normalise, place_of, query_of, result
+from ...fwd.scales import Scales
 from ..fragment import (
     LANES_PER_ROW,
     ROWS_PER_THREAD,
@@ -53,7 +55,7 @@ class Softmax(Constant):
         self.context = context
         self.reference, self.total, self.factor = (cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(3))
         self.first, self.stop = (cute.make_rmem_tensor(ROWS_PER_THREAD, Int32) for _ in range(2))
-        self.score_mod, self.mask_mod, self.dropout, self.lines = None, None, None, ()
+        self.score_mod, self.mask_mod, self.dropout, self.lines, self.scales = None, None, None, (), None
 
     def reset(self, work, first_row: Int32) -> None:
         """Before a work tile; first_row: of this warp, in the sequence."""
@@ -63,6 +65,7 @@ class Softmax(Constant):
             query = query_of(self.context.cfg, first_row + row_in_warp(r))
             self.first[r], self.stop[r] = work.mask.keys(query)
         cfg, args = self.context.cfg, self.context.args
+        self.scales = Scales.of(self.context, work)
         if cfg.mods is not None:
             lengths, head = (work.q.count, work.k.count), work.head * cfg.packed
             self.score_mod, self.mask_mod = bind(
@@ -73,9 +76,9 @@ class Softmax(Constant):
 
     def at(self, s: cute.Tensor, block: Int32) -> At:
         """Where S of a key block is, and what of traced functions may be known before S is."""
-        cfg, args = self.context.cfg, self.context.args
+        cfg = self.context.cfg
         places = Places(self.lines, block * cfg.tile_n + first_column(), cute.size(s) // ROWS_PER_THREAD)
-        score = None if self.score_mod is None else self.score_mod.at(places, args.scale_over_cap)
+        score = None if self.score_mod is None else self.score_mod.at(places, self.scales.over_cap)
         mask = None if self.mask_mod is None else self.mask_mod.at(places)
         for elements in (score, mask):
             if elements is not None:
@@ -88,18 +91,18 @@ class Softmax(Constant):
     def weigh(self, s: cute.Tensor, at: At, is_masked: bool) -> Boolean:
         """S -> P in place, for one key block; returns whether O must be multiplied by `factor`, row by row: the same
         for all rows of a warp."""
-        cfg, args = self.context.cfg, self.context.args
+        cfg, scale = self.context.cfg, self.scales.log2
         rows = self.visible(s, at, is_masked)
         tops = [in_chains(x, cute.arch.fmax) for x in rows]
         # Not so while a row has seen no key: -inf - -inf.
-        grows = [top * args.scale_log2 - self.reference[r] > cfg.rescale_threshold for r, top in enumerate(tops)]
+        grows = [top * scale - self.reference[r] > cfg.rescale_threshold for r, top in enumerate(tops)]
         has_grown = cute.arch.vote_any_sync(grows[0] | grows[1])
         follow(self, tops, has_grown)
         for r, x in enumerate(rows):
             reference = self.reference[r]
             if is_masked or cfg.mods is not None:
                 reference = Float32(cutlass.select_(reference == -Float32.inf, Float32(0.0), reference))
-            weights = [cute.math.exp2(value * args.scale_log2 - reference, fastmath=True) for value in x]
+            weights = [cute.math.exp2(value * scale - reference, fastmath=True) for value in x]
             for c, (i, weight) in enumerate(zip(row_elements(2 * cute.size(s), r), weights)):
                 s[i] = weight if at.kept is None else dropped(at.kept[r], c // 2 * 8 + c % 2, weight)
             # The block's sum first: adding each weight to the running total would round it hundreds of times.
@@ -112,7 +115,7 @@ class Softmax(Constant):
         places = [row_elements(2 * cute.size(s), r) for r in range(ROWS_PER_THREAD)]
         rows = [[s[i] for i in row] for row in places]
         if cfg.has_softcap:
-            cap = Softcap(self.context.args.scale_over_cap)
+            cap = Softcap(self.scales.over_cap)
             rows = [[cap.apply(x) for x in row] for row in rows]
         if at.score is not None:
             rows = at.score.logits(rows)
@@ -139,7 +142,8 @@ class Softmax(Constant):
             total = across_row(self.total[r], lambda a, b: a + b)
             norm, lse = normalise(self.context, work, row, query_of(self.context.cfg, row), self.reference[r], total)
             write_lse(self.context, work, row, lse)
-            norms.append(norm if self.dropout is None else norm * self.dropout.scale)
+            factors = (None if self.dropout is None else self.dropout.scale, self.scales.of_v)
+            norms.append(functools.reduce(lambda a, b: a if b is None else a * b, factors, norm))
         return norms
 
     def finish_empty(self, work, first_row: Int32) -> None:
@@ -168,7 +172,7 @@ def follow(softmax, tops, has_grown: Boolean):
     if has_grown:
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
             before = softmax.reference[r]
-            candidate = across_row(tops[r], cute.arch.fmax) * softmax.context.args.scale_log2
+            candidate = across_row(tops[r], cute.arch.fmax) * softmax.scales.log2
             shrink = before - candidate
             grows = shrink < -softmax.context.cfg.rescale_threshold
             factor = cutlass.select_(grows, cute.math.exp2(shrink, fastmath=True), Float32(1.0))

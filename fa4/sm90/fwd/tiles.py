@@ -21,6 +21,7 @@ class ForwardTiles:
     tile_n: int
     evidence: str
     most_stages: int = 4
+    byte_stages: int = 0
     schedule: Schedule = Schedule.PERSISTENT
     ping_pong: bool = True
     rescale_threshold: float = 8.0
@@ -41,6 +42,11 @@ _FEW = {"teams": 1, "most_stages": 2, "ping_pong": False, "evidence": _MEASURED}
 FEW_NARROW = ForwardTiles("few queries, head_dim <= 64", tile_n=128, **_FEW)
 FEW = ForwardTiles("few queries, head_dim <= 128", tile_n=64, **_FEW)
 FEW_WIDE = ForwardTiles("few queries, head_dim <= 256", tile_n=32, **_FEW)
+# K and V of 8 bits: a warpgroup that converts takes registers, and bytes a place beside what is made of them.
+BYTES = ForwardTiles("8-bit keys, head_dim <= 128", 2, 64, "by reasoning", byte_stages=2)
+BYTES_FEW_NARROW = ForwardTiles("few queries, 8-bit keys, head_dim <= 64", tile_n=128, byte_stages=4, **_FEW)
+BYTES_FEW = ForwardTiles("few queries, 8-bit keys, head_dim <= 128", tile_n=64, byte_stages=4, **_FEW)
+BYTES_WIDE = ForwardTiles("8-bit keys, head_dim <= 256", tile_n=32, byte_stages=4, **_FEW)
 
 
 def are_few(spec: AttentionSpec, extent: Extent) -> bool:
@@ -51,8 +57,11 @@ def are_few(spec: AttentionSpec, extent: Extent) -> bool:
 
 def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     """The row for a problem."""
-    row = _of_few(spec) if are_few(spec, extent) else _of_many(spec, extent)
-    if spec.cache is not None and spec.cache.pieces(row.tile_n) > 1 and spec.cache.pieces(USUAL.tile_n) == 1:
+    is_fp8 = spec.cache is not None and spec.cache.is_fp8
+    of = _of_bytes if is_fp8 else _of_few if are_few(spec, extent) else _of_many
+    row = of(spec, extent)
+    in_pieces = spec.cache is not None and spec.cache.pieces(row.tile_n) > 1 and spec.cache.pieces(USUAL.tile_n) == 1
+    if in_pieces and not is_fp8:
         row = replace(USUAL if max(spec.head_dim, spec.head_dim_v) <= 128 else WIDEST, name="whole blocks in a page")
     if not spec.varlen:
         return row
@@ -61,7 +70,14 @@ def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     return replace(row, schedule=Schedule.PACKED if several else Schedule.SINGLE)
 
 
-def _of_few(spec: AttentionSpec) -> ForwardTiles:
+def _of_bytes(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
+    widest = max(spec.head_dim, spec.head_dim_v)
+    if widest > 128:
+        return BYTES_WIDE
+    return BYTES if not are_few(spec, extent) else BYTES_FEW_NARROW if widest <= 64 else BYTES_FEW
+
+
+def _of_few(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     widest = max(spec.head_dim, spec.head_dim_v)
     return FEW_NARROW if widest <= 64 else FEW if widest <= 128 else FEW_WIDE
 

@@ -1,0 +1,31 @@
+"""What scores and outputs of a work tile are multiplied by: the call's scale, and an fp8 cache's descales."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32
+
+# A descale of 0 in its place would meet the -inf of hidden keys; any finite score times this acts as 0.
+LEAST_DESCALE = 1e-30
+
+
+class Scales(NamedTuple):
+    """log2, over_cap: `plan.Scalars.scale_log2` and `scale_over_cap` for this tile. of_v: None without descales."""
+
+    log2: Float32
+    over_cap: Float32
+    of_v: Float32 | None
+
+    @staticmethod
+    def of(context: Any, work: Any) -> Scales:
+        cfg, args = context.cfg, context.args
+        log2, over_cap = args.scale_log2, args.scale_over_cap
+        if not cfg.is_fp8:
+            return Scales(log2, over_cap, None)
+        place = work.batch, work.head_kv
+        of_k, of_v = cutlass.max(args.cache.k_descale[place], LEAST_DESCALE), args.cache.v_descale[place]
+        if cfg.has_softcap or cfg.has_score_mod:
+            return Scales(log2, over_cap * of_k, of_v)
+        return Scales(log2 * of_k, over_cap, of_v)

@@ -1,0 +1,115 @@
+"""Tiles of 8-bit numbers (e4m3) in shared memory, as the tiles of 16-bit numbers that products read.
+
+Exact: float16 and bfloat16 have every number of e4m3. A chip of sm_89 or newer converts two at a time to float16; to
+bfloat16 they go on by way of float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..core.constant import Constant
+from ..core.words import load_words, store_words
+from .cursor import Cursor
+from .roles import WARPS_PER_WARPGROUP
+from .smem import PANEL_ROW_BYTES, Tile
+
+ROWS = 8  # of a tile that a warp takes at a time, and after which the swizzle repeats
+COLUMNS = 64  # likewise: a panel of 16-bit numbers, half a panel of bytes
+_CHUNK = 16  # bytes that a thread loads at a time
+
+
+@dataclass(frozen=True)
+class Widening(Constant):
+    """A warpgroup's share of a ring of tiles of bytes and of the ring they are converted into.
+
+    raw, wide: addresses of the rings' first stages. Both tiles have the same rows, a multiple of 32, and columns.
+    """
+
+    raw: Int32
+    wide: Int32
+    raw_tile: cutlass.Constexpr[Tile]
+    wide_tile: cutlass.Constexpr[Tile]
+    dtype: cutlass.Constexpr[type[cutlass.Numeric]]
+
+    def tile(self, raw: Cursor, wide: Cursor) -> tuple[Cursor, Cursor]:
+        """Whole warpgroup: wait for a tile of bytes, let go of it, and hand its numbers on."""
+        raw.wait()
+        loaded = self._load(self.raw + raw.stage * self.raw_tile.nbytes)
+        raw.arrive()
+        wide.wait()
+        self._store(self.wide + wide.stage * self.wide_tile.nbytes, loaded)
+        wide.arrive()
+        return raw.next(), wide.next()
+
+    def _shares(self) -> list[tuple[int, int]]:
+        """(group of rows, panel of 16-bit numbers) that a warp takes, of the rows of its own."""
+        per_warp = self.wide_tile.rows // (ROWS * WARPS_PER_WARPGROUP)
+        return [(group, panel) for group in range(per_warp) for panel in range(self.wide_tile.panels)]
+
+    def _row_in_group(self) -> Int32:
+        """Of this thread. Eight threads, whose accesses go together, have four chunks each of two rows. Of rows whose
+        numbers differ in bits 0 and 2 these meet no bank twice: chunks 0 to 3 as loaded, even or odd ones as stored."""
+        lane = cute.arch.lane_idx()
+        return lane // 8 ^ (lane // 4 % 2 * 5)
+
+    def _first_row(self, group: int) -> Int32:
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
+        return (group * WARPS_PER_WARPGROUP + warp) * ROWS
+
+    def _load(self, tile: Int32) -> list[list[Int32]]:
+        """16 bytes of each share."""
+        row, chunk = self._row_in_group(), cute.arch.lane_idx() % 4
+        own = tile + row * PANEL_ROW_BYTES + (chunk ^ row) * _CHUNK
+        loaded = []
+        for group, panel in self._shares():
+            place = own + self._first_row(group) * PANEL_ROW_BYTES + panel // 2 * self.raw_tile.panel_bytes
+            loaded.append(load_words(_at(place ^ (panel % 2 * COLUMNS)), 4))
+        return loaded
+
+    def _store(self, tile: Int32, loaded: list[list[Int32]]) -> None:
+        row, chunk = self._row_in_group(), cute.arch.lane_idx() % 4
+        own = tile + row * PANEL_ROW_BYTES + (2 * chunk ^ row) * _CHUNK
+        for (group, panel), words in zip(self._shares(), loaded):
+            place = own + self._first_row(group) * PANEL_ROW_BYTES + panel * self.wide_tile.panel_bytes
+            for half in range(2):
+                wide = [pair for word in words[2 * half : 2 * half + 2] for pair in widened(word, self.dtype)]
+                store_words(_at(place ^ (half * _CHUNK)), wide)
+
+
+def widened(word: Int32, dtype: type[cutlass.Numeric]) -> list[Int32]:
+    """Four numbers of e4m3 as two words of two numbers of `dtype`."""
+    pairs = cute.arch.inline_ptx(
+        """{
+        .reg .b16 low, high;
+        mov.b32 {low, high}, {$r0};
+        cvt.rn.f16x2.e4m3x2 {$w0}, low;
+        cvt.rn.f16x2.e4m3x2 {$w1}, high;
+        }""",
+        write_only_types=[Int32, Int32],
+        read_only_args=[word],
+    )
+    return [pair if dtype is cutlass.Float16 else _to_bfloat16(pair) for pair in pairs]
+
+
+def _to_bfloat16(pair: Int32) -> Int32:
+    return cute.arch.inline_ptx(
+        """{
+        .reg .b16 low, high;
+        .reg .f32 a, b;
+        mov.b32 {low, high}, {$r0};
+        cvt.f32.f16 a, low;
+        cvt.f32.f16 b, high;
+        cvt.rn.bf16x2.f32 {$w0}, b, a;
+        }""",
+        write_only_types=[Int32],
+        read_only_args=[pair],
+    )
+
+
+def _at(address: Int32) -> cute.Pointer:
+    return cute.make_ptr(Int32, address, cute.AddressSpace.smem, assumed_align=_CHUNK)
