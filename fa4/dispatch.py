@@ -194,7 +194,7 @@ _SM100 = Backend(
     on=lambda chip: chip.number in (100, 103),
     dtypes=_HALF,
     head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
-    features=ALL_FEATURES - {Feature.CACHE_FP8},
+    features=ALL_FEATURES,
     module="fa4.sm100.plan",
     requires=_CUTE,
     lacks_of_captured=_lacks_of_captured,

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import cutlass
+import cutlass.cute as cute
 from cutlass import Float32
-
-# A descale of 0 in its place would meet the -inf of hidden keys; any finite score times this acts as 0.
-LEAST_DESCALE = 1e-30
 
 
 class Scales(NamedTuple):
@@ -25,7 +22,12 @@ class Scales(NamedTuple):
         if not cfg.is_fp8:
             return Scales(log2, over_cap, None)
         place = work.batch, work.head_kv
-        of_k, of_v = cutlass.max(args.cache.k_descale[place], LEAST_DESCALE), args.cache.v_descale[place]
+        of_k, of_v = at_least(args.cache.k_descale[place]), args.cache.v_descale[place]
         if cfg.has_softcap or cfg.has_score_mod:
             return Scales(log2, over_cap * of_k, of_v)
         return Scales(log2 * of_k, over_cap, of_v)
+
+
+def at_least(descale: Float32) -> Float32:
+    """A descale that may meet the -inf of hidden keys: instead of 0 one that acts as 0 on any finite score."""
+    return cute.arch.fmax(descale, Float32(1e-30))

@@ -27,11 +27,14 @@ _CHUNK = 16  # bytes that a thread loads at a time
 class Widening(Constant):
     """A warpgroup's share of a ring of tiles of bytes and of the ring they are converted into.
 
-    raw, wide: addresses of the rings' first stages. Both tiles have the same rows, a multiple of 32, and columns.
+    raw, wide: addresses of the rings' first stages, which lie raw_step and wide_step bytes apart. Both tiles have the
+    same rows, a multiple of 32, and columns.
     """
 
     raw: Int32
     wide: Int32
+    raw_step: cutlass.Constexpr[int]
+    wide_step: cutlass.Constexpr[int]
     raw_tile: cutlass.Constexpr[Tile]
     wide_tile: cutlass.Constexpr[Tile]
     dtype: cutlass.Constexpr[type[cutlass.Numeric]]
@@ -39,10 +42,10 @@ class Widening(Constant):
     def tile(self, raw: Cursor, wide: Cursor) -> tuple[Cursor, Cursor]:
         """Whole warpgroup: wait for a tile of bytes, let go of it, and hand its numbers on."""
         raw.wait()
-        loaded = self._load(self.raw + raw.stage * self.raw_tile.nbytes)
+        loaded = self._load(self.raw + raw.stage * self.raw_step)
         raw.arrive()
         wide.wait()
-        self._store(self.wide + wide.stage * self.wide_tile.nbytes, loaded)
+        self._store(self.wide + wide.stage * self.wide_step, loaded)
         wide.arrive()
         return raw.next(), wide.next()
 

@@ -23,6 +23,7 @@ from ..core.places import lines_of, store_lines
 from ..core.score import Softcap, apply
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
+from ..fwd.scales import at_least
 from .dropout import drop
 from .fp8 import ConvertingCopy
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
@@ -146,7 +147,8 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
             walk = Descending(blocks)
         score, raw_scale, v_descale = args.score, args.scale, None
         if cutlass.const_expr(cfg.is_fp8):
-            k_descale, v_descale = (x[sequence, head_kv] for x in (args.cache.k_descale, args.cache.v_descale))
+            k_descale = at_least(args.cache.k_descale[sequence, head_kv])
+            v_descale = args.cache.v_descale[sequence, head_kv]
             if cutlass.const_expr(score is not None):
                 score = Softcap(score.scale_over_cap * k_descale)
             else:

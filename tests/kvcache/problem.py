@@ -49,7 +49,7 @@ class CacheCase:
     rotary_dim: int = 32
     rotary_seqlens: tuple[int, ...] | None = None
     shared: int = 0  # pages at the front that all sequences share
-    fp8: str | None = None  # descales: "tensor", "heads" or "both" (of sequences and heads)
+    fp8: str | None = None  # descales: "tensor", "heads", "a head of zeros" or "both" (of sequences and heads)
 
     def __str__(self) -> str:
         return self.name
@@ -114,8 +114,6 @@ def serves(backend: str, case: CacheCase) -> bool:
     """Whether a backend that has kernels takes a case; what it lacks is refused by name."""
     if backend == "sm80":
         return True
-    if case.fp8 and backend == "sm100":
-        return False
     return case.page_size is None or (case.page_size % 8 == 0 and case.leftpad is None)
 
 
@@ -162,11 +160,13 @@ def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:
 
     stored_k, stored_v = k, v
     if case.fp8:
-        shape = {"tensor": (), "heads": (case.heads_kv,), "both": (case.batch, case.heads_kv)}[case.fp8]
+        shape = {"tensor": (), "both": (case.batch, case.heads_kv)}.get(case.fp8, (case.heads_kv,))
         rows = torch.repeat_interleave(torch.arange(case.batch), torch.tensor(of_k).diff())
         scaled = []
         for name, x in (("k_descale", k), ("v_descale", v)):
             descale = torch.rand(shape, generator=generator) * 0.1 + 0.01
+            if case.fp8 == "a head of zeros":
+                descale[0] = 0.0
             arguments[name] = descale
             by_row = descale.expand(case.batch, case.heads_kv)[rows][..., None]
             stored = (x.float() / by_row).clamp(-448, 448).to(FP8)

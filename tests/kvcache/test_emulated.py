@@ -70,6 +70,8 @@ SM100 = (
     "packed_append",
     "softcap_and_sink_in_pages",
     "head_dim_256",
+    "fp8_heads_in_pages",
+    "fp8_chunk",
 )
 SOME = {"sm80": SM80, "sm90": SM90, "sm100": SM100}
 

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cutlass import Float16
+
 from ...core.variant import Variant
 from ...fwd.rows import slots_of
 from ...pipeline.smem import Tile
@@ -13,6 +15,8 @@ from ..mma import Major, SmemOperand, Umma
 from ..tmem import LANES
 
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
+
+STAGES_OF_WIDENED = 3  # tiles that products read, of keys and values that come as 8-bit numbers
 
 
 class Schedule(enum.Enum):
@@ -65,9 +69,11 @@ class Config(Variant):
     def __post_init__(self) -> None:
         if self.slots != self.packed and not self.directly:
             raise ValueError(f"{self.packed} packed heads do not divide {LANES}, and O is not stored directly")
+        if self.is_fp8 and not (self.directly and self.q_tiles == self.per_sm == 1):
+            raise ValueError("of keys of 8 bits one Q tile is worked on at a time, and stored directly")
         if self.split and not self.directly:
             raise ValueError("parts are float32, which is stored directly only")
-        if self.ctas == 2 and self.head_dim_v != 2 * self.v_tile.panel_columns:
+        if self.ctas == 2 and self.head_dim_v != 2 * self.v_operand.panel_columns:
             raise ValueError(f"a pair of CTAs takes head_dim_v = 128, not {self.head_dim_v}")
         if self.ctas == 2 and self.schedule is Schedule.DYNAMIC:
             raise ValueError("a pair of CTAs takes the single or the persistent schedule, not the dynamic one")
@@ -103,13 +109,31 @@ class Config(Variant):
 
     @property
     def k_tile(self) -> Tile:
-        """This CTA's keys of a block."""
-        return self._tile(self.tile_n // self.ctas, self.head_dim, pieces=self.pieces)
+        """This CTA's keys of a block, as they are loaded."""
+        return Tile(self.tile_n // self.ctas, self.head_dim, self.bits_of_keys, pieces=self.pieces)
 
     @property
     def v_tile(self) -> Tile:
-        """This CTA's columns of a block."""
-        return self._tile(self.tile_n, self.head_dim_v // self.ctas, pieces=self.pieces)
+        """This CTA's columns of a block, as they are loaded."""
+        return Tile(self.tile_n, self.head_dim_v // self.ctas, self.bits_of_keys, pieces=self.pieces)
+
+    @property
+    def bits_of_keys(self) -> int:
+        return 8 if self.is_fp8 else self.dtype.width
+
+    @property
+    def k_operand(self) -> Tile:
+        """As the product reads it."""
+        return self._tile(self.tile_n // self.ctas, self.head_dim)
+
+    @property
+    def v_operand(self) -> Tile:
+        return self._tile(self.tile_n, self.head_dim_v // self.ctas)
+
+    @property
+    def v_dtype(self) -> type:
+        """Of P and V as operands: float16 where V is made of 8-bit numbers, as on sm_90."""
+        return Float16 if self.is_fp8 else self.dtype
 
     @property
     def pieces(self) -> int:
@@ -125,7 +149,21 @@ class Config(Variant):
 
     @property
     def kv_stage_bytes(self) -> int:
+        """Of a tile that a product reads."""
+        return max(self.k_operand.nbytes, self.v_operand.nbytes)
+
+    @property
+    def byte_stage_bytes(self) -> int:
+        """Of a tile of 8-bit numbers."""
         return max(self.k_tile.nbytes, self.v_tile.nbytes)
+
+    @property
+    def byte_stages(self) -> int:
+        """Of the ring of 8-bit numbers: all the memory that the one that products read leaves."""
+        if not self.is_fp8:
+            return 0
+        held = self.q_tiles * self.q_tile.nbytes + self.kv_stages * self.kv_stage_bytes
+        return min(self._left(held) // self.byte_stage_bytes, 16)
 
     @property
     def rows_bytes(self) -> int:
@@ -145,6 +183,8 @@ class Config(Variant):
     @property
     def kv_stages(self) -> int:
         """Of the ring that K and V share."""
+        if self.is_fp8:
+            return STAGES_OF_WIDENED
         if self.directly:
             return min(self._kv_stages(self.q_tiles * self.q_tile.nbytes), 16)
         held = self.q_tiles * max(self.q_tile.nbytes, self.o_tile.nbytes)
@@ -153,7 +193,10 @@ class Config(Variant):
         return min(self._kv_stages(held), 8)
 
     def _kv_stages(self, held: int) -> int:
-        return (self.smem_bytes - held - 2 * self.rows_bytes - BARRIER_BYTES) // self.kv_stage_bytes
+        return self._left(held) // self.kv_stage_bytes
+
+    def _left(self, held: int) -> int:
+        return self.smem_bytes - held - 2 * self.rows_bytes - BARRIER_BYTES
 
     def elements(self, nbytes: int) -> int:
         """How many elements of q, k, v or out they are."""
@@ -162,7 +205,7 @@ class Config(Variant):
     @property
     def o_columns(self) -> int:
         """Columns of tensor memory that O of one Q tile takes."""
-        return self.ctas * self.v_tile.panels * self.v_tile.panel_columns
+        return self.ctas * self.v_operand.panels * self.v_operand.panel_columns
 
     @property
     def head_dim_v_padded(self) -> int:
@@ -172,14 +215,14 @@ class Config(Variant):
     @property
     def qk(self) -> Umma:
         """S = Q K^T."""
-        q, k = SmemOperand(self.q_tile, Major.K), SmemOperand(self.k_tile, Major.K)
+        q, k = SmemOperand(self.q_tile, Major.K), SmemOperand(self.k_operand, Major.K)
         return Umma(self.dtype, n=self.tile_n, k=self.head_dim, b=k, a=q, m=self.ctas * self.tile_m, ctas=self.ctas)
 
     @property
     def pv(self) -> Umma:
         """O += P V, P from tensor memory."""
-        v, m = SmemOperand(self.v_tile, Major.MN), self.ctas * self.tile_m
-        return Umma(self.dtype, n=self.head_dim_v_padded, k=self.tile_n, b=v, m=m, ctas=self.ctas)
+        v, m = SmemOperand(self.v_operand, Major.MN), self.ctas * self.tile_m
+        return Umma(self.v_dtype, n=self.head_dim_v_padded, k=self.tile_n, b=v, m=m, ctas=self.ctas)
 
     @property
     def persistent(self) -> bool:

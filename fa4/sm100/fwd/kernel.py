@@ -10,7 +10,8 @@ Two CTAs may work as a pair (`cfg.ctas`, see `config`): their Q tiles side by si
 
 Where queries are few, memory is what takes time. Then a CTA owns one Q tile, a query's heads being neighbouring rows,
 and part of the keys; its K/V ring holds all the memory that is left, two CTAs share a multiprocessor, and correction
-stores O by itself.
+stores O by itself. So it is with keys of 8-bit numbers, however many queries there are: a warpgroup makes of the
+bytes that are loaded the tiles that products read.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ...pipeline.smem import Region, SmemMap
 from .. import tmem
 from ..signals import SIGNALS
 from .config import Config, Schedule
+from .convert import convert
 from .correction import correction
 from .epilogue import epilogue
 from .load import load
@@ -42,21 +44,26 @@ from .softmax import softmax
 
 SOFTMAX_REGS = {1: 192, 2: 120}  # a thread's, by how many CTAs share a multiprocessor
 CORRECTION_REGS = {1: 72, 2: 64}
+CONVERT_REGS = 96
 
 
 def roles(cfg: Config) -> RoleTable:
-    """A softmax warpgroup for each Q tile, and two warpgroups for the rest."""
+    """A softmax warpgroup for each Q tile, and two warpgroups for the rest; one more converts 8-bit numbers."""
     first = 4 * cfg.q_tiles
+    correcting = Role("correction", warps=(first, first + 4), regs=CORRECTION_REGS[cfg.per_sm], body=correction)
+    converting = Role("convert", warps=(first + 4, first + 8), regs=CONVERT_REGS, body=convert)
+    warpgroups = (correcting, converting) if cfg.is_fp8 else (correcting,)
     single = [("mma", mma), ("load", load), ("epilogue", epilogue), ("schedule", schedule)]
     if cfg.directly:
         single.remove(("epilogue", epilogue))
+    after = warpgroups[-1].warps[1]
     singles = (
-        Role(name, warps=(warp, warp + 1), regs=56, body=body) for warp, (name, body) in enumerate(single, first + 4)
+        Role(name, warps=(warp, warp + 1), regs=56, body=body) for warp, (name, body) in enumerate(single, after)
     )
     return RoleTable(
         (
             Role("softmax", warps=(0, first), regs=SOFTMAX_REGS[cfg.per_sm], body=softmax, teams=cfg.q_tiles),
-            Role("correction", warps=(first, first + 4), regs=CORRECTION_REGS[cfg.per_sm], body=correction),
+            *warpgroups,
             *singles,
         ),
         cfg.per_sm,
@@ -88,9 +95,16 @@ def channels(cfg: Config) -> ChannelTable:
         q = Channel("load_mma_Q", "load", "mma", By.TMA, By.WARP, cfg.q_tiles, Carries.ASYNC_SMEM, freer="epilogue")
     else:
         q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_tiles, Carries.ASYNC_SMEM)
+    if cfg.is_fp8:
+        kv = (
+            Channel("load_convert_KV", "load", "convert", By.TMA, By.WARP, cfg.byte_stages, Carries.ASYNC_SMEM),
+            Channel("convert_mma_KV", "convert", "mma", By.WARP, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
+        )
+    else:
+        kv = (shared("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),)
     rows = (
         q,
-        shared("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
+        *kv,
         # Free again = P's head is written over S, and O is ready to be added to. The next S needs no wait of
         # its own: the matrix unit works in order, and the product before it waited for this.
         shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, cfg.q_tiles, Carries.TMEM),
@@ -116,6 +130,7 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
     return SmemMap(
         Region("Q", cfg.q_tiles * cfg.q_tile.nbytes, align=1024),
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
+        *((Region("KV bytes", cfg.byte_stages * cfg.byte_stage_bytes, align=1024),) if cfg.is_fp8 else ()),
         *(() if cfg.directly else (out,)),
         Region("scale", cfg.rows_bytes),
         Region("norm", cfg.rows_bytes),

@@ -1,15 +1,16 @@
 """Load role, one warp: brings Q, K and V from global to shared memory by TMA. A pair of CTAs shares every block of keys
 and values: each loads half of K's rows and half of V's columns.
 
-Waits:   load_mma_Q.free, load_mma_KV.free
-Signals: load_mma_Q.full, load_mma_KV.full in the order the products consume them: Q0 K Q1 V, then K V per block.
+Waits:   load_mma_Q.free, load_mma_KV.free; of 8-bit numbers load_convert_KV.free
+Signals: load_mma_Q.full, load_mma_KV.full (of 8-bit numbers load_convert_KV.full) in the order the products consume
+         them: Q0 K Q1 V, then K V per block.
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Uint8
 
 from ...core.sequence import Rows, held_tile, sequence_matrix
 from ...pipeline.cursor import ALL, Cursor, produce
@@ -20,7 +21,8 @@ from .work import Queue, key_block, row_tile
 @cute.jit
 def load(context):
     ends = context.ends("load")
-    q, kv = produce(ends.load_mma_Q, ALL), produce(ends.load_mma_KV)
+    q = produce(ends.load_mma_Q, ALL)
+    kv = produce(ends.load_convert_KV if context.cfg.is_fp8 else ends.load_mma_KV)
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -82,4 +84,6 @@ def load_v(context, work, block: Int32, kv: Cursor):
 
 def kv_place(context, stage: Int32) -> cute.Pointer:
     cfg = context.cfg
+    if cfg.is_fp8:
+        return context.smem.pointer("KV bytes", Uint8) + stage * cfg.byte_stage_bytes
     return context.smem.pointer("KV", cfg.dtype) + stage * cfg.elements(cfg.kv_stage_bytes)

@@ -4,8 +4,9 @@ Per work tile: S0 = Q0 K, S1 = Q1 K of the last key block; then per block and Q 
 block before. The matrix unit works in order, so S may be overwritten as soon as the product that reads P (which lies
 over S) has been issued.
 
-Waits:   load_mma_Q.full, load_mma_KV.full, mma_softmax_S.free, softmax_mma_Ptail.full
-Signals: mma_softmax_S.full, mma_correction_O.full, load_mma_Q.free, load_mma_KV.free
+Waits:   load_mma_Q.full, load_mma_KV.full (of 8-bit numbers convert_mma_KV.full), mma_softmax_S.free,
+         softmax_mma_Ptail.full
+Signals: mma_softmax_S.full, mma_correction_O.full, load_mma_Q.free, load_mma_KV.free (convert_mma_KV.free)
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def issue(context):
     spans = Spans(context)
     q_address, kv_address = context.smem.address("Q"), context.smem.address("KV")
     q_places = [qk.a.at(q_address + tile * cfg.q_tile.nbytes) for tile in range(cfg.q_tiles)]
-    q, kv = consume(ends.load_mma_Q, ALL), consume(ends.load_mma_KV)
+    q, kv = consume(ends.load_mma_Q, ALL), consume(ends.convert_mma_KV if cfg.is_fp8 else ends.load_mma_KV)
     # What S.free tells, that P's head is there and O may be added to, is waited for after S is committed and before the
     # S after it. So the first S of the kernel is not waited for.
     s = produce(ends.mma_softmax_S, ALL, ahead=1)

@@ -25,6 +25,7 @@ from ...core.traced import Traced, bind
 from ...core.visible import hide
 from ...core.words import pack_half
 from ...fwd.rows import is_written, normalise, place_of, query_of, result
+from ...fwd.scales import Scales
 from ...pipeline.cursor import Cursor, consume, produce
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial
@@ -86,6 +87,8 @@ def softmax(context):
             norms.wait()
             if cutlass.const_expr(cfg.has_dropout):
                 norm = norm * context.args.mods.dropout.scale
+            if cutlass.const_expr(cfg.is_fp8):
+                norm = norm * context.args.cache.v_descale[work.batch, work.head_kv]
             norm_of[thread] = norm
             norms.arrive()
             norms = norms.next()
@@ -107,6 +110,7 @@ class At(Constant):
 
     first: Int32
     stop: Int32
+    scales: Scales
     score: Elements | None
     mask: Elements | None
     kept: list[Int32] | None
@@ -120,6 +124,7 @@ class Seen(Constant):
     row: Int32
     first: Int32
     stop: Int32
+    scales: Scales
     score_mod: Traced | None
     mask_mod: Traced | None
     dropout: Dropout | None
@@ -130,19 +135,19 @@ class Seen(Constant):
         head = work.head * cfg.packed
         mods = bind(cfg.mods, context.args.mods, work.batch, head, lengths, cfg.packed, rows_per_query=cfg.slots)
         dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, head, cfg.packed, cfg.slots)
-        return Seen(context, row, *work.mask.keys(query), *mods, dropout)
+        return Seen(context, row, *work.mask.keys(query), Scales.of(context, work), *mods, dropout)
 
     def at(self, block: Int32, asks_mask: bool = True) -> At:
         """In a key block. asks_mask: whether a mask_mod may hide something there."""
-        cfg, args = self.context.cfg, self.context.args
+        cfg = self.context.cfg
         begin = block * cfg.tile_n
         places = Places((self.row,), begin, cfg.tile_n, run=1, period=1)
-        score = None if self.score_mod is None else self.score_mod.at(places, args.scale_over_cap)
+        score = None if self.score_mod is None else self.score_mod.at(places, self.scales.over_cap)
         mask = None if self.mask_mod is None or not asks_mask else self.mask_mod.at(places)
         if mask is not None:
             mask.see_ahead()  # there are no registers for all that is loaded
         kept = None if self.dropout is None else self.dropout.words(self.row, begin, cfg.tile_n)
-        return At(self.first - begin, self.stop - begin, score, mask, kept)
+        return At(self.first - begin, self.stop - begin, self.scales, score, mask, kept)
 
 
 def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: Float32, at: At, is_masked: bool):
@@ -152,7 +157,7 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
     `rescale_threshold` below it; -inf before the row has seen a key. `total` is the sum of P at that reference.
     is_masked: the band may cut the block.
     """
-    cfg, args, spans = context.cfg, context.args, context.tmem
+    cfg, spans = context.cfg, context.tmem
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     s_address = tmem.lane_address(spans.S, warp) + tile * cfg.tile_n
@@ -163,7 +168,7 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
     for column in range(0, cfg.tile_n, LOAD_COLUMNS):
         s += tmem.load(s_address + column, LOAD_COLUMNS)  # registers wait for their own values
     if cfg.has_softcap:
-        cap = Softcap(args.scale_over_cap)
+        cap = Softcap(at.scales.over_cap)
         s = [cap.apply(x) for x in s]
     if at.score is not None:
         (s,) = at.score.logits([s])
@@ -172,7 +177,7 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
     if is_masked:
         s = hide(s, at.first if cfg.has_left else None, at.stop)
 
-    scale = args.scale_log2
+    scale = at.scales.log2
     candidate = row_maximum(s) * scale
     shrink = reference - candidate
     grows = shrink < -cfg.rescale_threshold  # false while the row has seen no key: -inf - -inf
@@ -200,7 +205,7 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
         weights.append(p)
         if at.kept is not None:
             p = [dropped(at.kept, 2 * pair + i, x) for i, x in enumerate(p)]
-        words.append(pack_half(p[0], p[1], cfg.dtype))
+        words.append(pack_half(p[0], p[1], cfg.v_dtype))
         keys = 2 * pair + 2
         if keys == STORED_KEYS:
             tmem.wait_loads()  # P goes over S

@@ -20,8 +20,13 @@ def convert(context):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
     raw_k, raw_v = consume(ends.load_convert_K), consume(ends.load_convert_V)
     k, v = produce(ends.convert_compute_K), produce(ends.convert_compute_V)
-    of_k = Widening(smem.address("K bytes"), smem.address("K"), cfg.k_tile, cfg.k_operand, cfg.dtype)
-    of_v = Widening(smem.address("V bytes"), smem.address("V"), cfg.v_tile, cfg.v_operand, cfg.v_dtype)
+    of_k, of_v = (
+        Widening(smem.address(f"{name} bytes"), smem.address(name), raw.nbytes, operand.nbytes, raw, operand, dtype)
+        for name, raw, operand, dtype in (
+            ("K", cfg.k_tile, cfg.k_operand, cfg.dtype),
+            ("V", cfg.v_tile, cfg.v_operand, cfg.v_dtype),
+        )
+    )
 
     queue = Queue.first(context)
     while queue.has_tile():

@@ -1,0 +1,32 @@
+"""Convert role, one warpgroup, where K and V are 8-bit numbers: of the bytes that were loaded it makes the tiles that
+products read, in their order.
+
+Waits:   load_convert_KV.full, convert_mma_KV.free
+Signals: load_convert_KV.free, convert_mma_KV.full
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+
+from ...pipeline.cursor import consume, produce
+from ...pipeline.widen import Widening
+from .work import Queue
+
+
+@cute.jit
+def convert(context):
+    cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
+    raw, wide = consume(ends.load_convert_KV), produce(ends.convert_mma_KV)
+    places = smem.address("KV bytes"), smem.address("KV"), cfg.byte_stage_bytes, cfg.kv_stage_bytes
+    of_k = Widening(*places, cfg.k_tile, cfg.k_operand, cfg.dtype)
+    of_v = Widening(*places, cfg.v_tile, cfg.v_operand, cfg.v_dtype)
+
+    queue = Queue.first(context, ends)
+    while queue.has_tile():
+        work = queue.tile()
+        for _ in cutlass.range(work.count, unroll=1):
+            raw, wide = of_k.tile(raw, wide)
+            raw, wide = of_v.tile(raw, wide)
+        queue = queue.next()
