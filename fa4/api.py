@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, overload
 import torch
 from torch import Tensor
 
-from . import calls, checks, dispatch, mod_ops
+from . import calls, checks, dispatch, jagged, mod_ops
 from .checks import WindowSize
 from .device import chip_of
 from .mods.call import MaskMod, ScoreMod
@@ -123,6 +123,10 @@ def flash_attn_func(
             `torch.are_deterministic_algorithms_enabled()`. The forward always is.
         return_lse: also return the log-sum-exp of each row's logits (with the sink's), which is differentiable.
         backend: "auto", or the name of a backend, which then obeys or raises.
+
+    q, k and v may be nested tensors of torch's jagged layout, (batch, lengths, heads, head_dim): then so are out, and
+    lse (batch, heads_q, lengths), and the call is the packed one, without block_mask. `torch.func.vmap` maps calls
+    without mods and dropout by one launch, unless each has lengths of its own in packed tensors or beside a sink.
 
     Under `torch.autocast`, q, k and v (but not the sink) are taken in autocast's dtype, float64 excepted.
 
@@ -264,6 +268,9 @@ def explain(
     """
     if _autocast_anywhere():
         q, k, v = _autocast(q, k, v)
+    if jagged.is_jagged((q, k, v)):
+        made = jagged.packed((q, k, v, learnable_sink, None, None, None, seqused_k, None, None))
+        q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = made
     packed = isinstance(q, Tensor) and q.ndim == 3
     cache = _cache(q, k, Cache(page_table, cache_batch_idx, cache_leftpad))
     if cache is None:

@@ -10,7 +10,7 @@ from typing import get_type_hints
 import torch
 from torch import Tensor
 
-from . import ops
+from . import batching, ops
 from .spec import AttentionInputs, Flags, Saved
 
 _HINTS = {name: hint for record in ops.FORWARD for name, hint in get_type_hints(record).items()}
@@ -70,6 +70,10 @@ class _Forward(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         return _gradients(ctx, dout, dlse, _Backward.apply)
 
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        return batching.rule(_Forward.apply, ops.names(ops.FORWARD))(info, in_dims, *arguments)
+
 
 class _Backward(torch.autograd.Function):
     """`fa4::backward` likewise."""
@@ -83,3 +87,7 @@ class _Backward(torch.autograd.Function):
         pass
 
     backward = staticmethod(_second_derivative)
+
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        return batching.rule(_Backward.apply, ops.names(ops.BACKWARD))(info, in_dims, *arguments)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from . import autograd, checks, mod_ops, ops
+from . import autograd, checks, jagged, mod_ops, ops
 from .checks import Options
 from .device import stage
 from .mods.record import Mods
@@ -125,6 +125,8 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
         inputs = _record(AttentionInputs, arguments[:8] + known.max_seqlens)
     else:
         watched = ops.watched(arguments)
+        if watched and not packed and jagged.is_jagged(arguments):
+            return jagged.nested(*attend(True, jagged.packed(arguments), options), arguments[0])
         key = None if watched else key_of(packed, arguments, options)
         known = None if key is None else _known.find(key)
         if known is None:
@@ -155,6 +157,10 @@ def attend_with_mods(
     if functional.scaled_dot_product_attention is not _sdpa:
         _refuse_parts_of_sequences()
     watched = ops.watched(arguments)
+    if watched and not packed and jagged.is_jagged(arguments):
+        if mods[2] is not None:
+            raise NotImplementedError("block_mask came with nested tensors, expected None: a mask_mod serves them")
+        return jagged.nested(*attend_with_mods(True, jagged.packed(arguments), options, mods, dropout), arguments[0])
     key = None if watched else key_of(packed, arguments, options)
     before = None if key is None else mod_ops.known(*mods)
     key = key, torch.is_grad_enabled(), dropout.p

@@ -322,7 +322,8 @@ def _judge(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> _Ve
             reasons.insert(0, f"backend={backend!r} was asked for")
         if not reasons:
             return _Verdict(row, tuple(refused))
-        refused.append((row.name, tuple(reasons)))
+        if (row.name, tuple(reasons)) not in refused:  # several rows of a backend may lack the same
+            refused.append((row.name, tuple(reasons)))
     return _Verdict(None, tuple(refused))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import dispatch, run
+from . import batching, dispatch, run
 from .device import Stage, chip_of, stage
 from .mods.record import Mods
 from .plan import Plan
@@ -33,6 +33,10 @@ _SCHEMA_TYPES = {
 def schema(records: tuple) -> str:
     hints = (item for record in records for item in get_type_hints(record).items())
     return ", ".join(f"{_SCHEMA_TYPES[hint]} {name}" for name, hint in hints)
+
+
+def names(records: tuple) -> list[str]:
+    return [name for record in records for name in record._fields]
 
 
 def split(arguments: tuple, records: tuple) -> Iterator[Any]:
@@ -171,6 +175,9 @@ library.impl("forward", _forward, "CompositeExplicitAutograd")
 library.impl("backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("fa4::forward", _forward_fake, lib=library)
 torch.library.register_fake("fa4::backward", _backward_fake, lib=library)
+for _name, _records in (("forward", FORWARD), ("backward", BACKWARD)):
+    _rule = batching.rule(getattr(torch.ops.fa4, _name), names(_records))
+    torch.library.register_vmap(f"fa4::{_name}", _rule, lib=library)
 
 
 def visible_pairs(seqlen_q: int, seqlen_k: int, window_left: int | None, window_right: int | None) -> int:

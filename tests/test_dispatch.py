@@ -390,3 +390,10 @@ def test_another_package_called_cutlass_is_not_the_dsl(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     assert not dispatch._installed.__wrapped__("cutlass.cute")
     assert not dispatch._installed.__wrapped__("no_such_package.part")
+
+
+def test_what_several_rows_of_a_backend_lack_is_told_once():
+    """Hopper's backend has four rows, all of which a CPU refuses for one reason."""
+    lines = str(fa4.explain(*(torch.empty(1, 8, 1, 16, dtype=torch.float16) for _ in range(3)))).splitlines()
+    assert "not sm90: needs sm_90 (this is cpu)" in lines
+    assert len(lines) == len(set(lines))

@@ -28,7 +28,10 @@ class Area:
 
 
 _API, _CHOICE = "tests/test_api.py", "tests/test_dispatch.py"
-_OPS_AT_ONCE = "tests/test_ops.py tests/test_autograd.py tests/test_repeated_calls.py -k 'not opcheck'"
+_OPS_AT_ONCE = (
+    " ".join(f"tests/test_{name}.py" for name in ("ops", "autograd", "repeated_calls", "batching", "jagged"))
+    + " -k 'not opcheck'"
+)
 _OPS_COMPILED = "tests/test_compile.py tests/test_ops.py -k 'opcheck or compile'"
 _CHOICE_AT_ONCE = f"{_CHOICE} -k 'not what_compiles'"
 _DROPOUT = "tests/mods/test_dropout.py -k 'not compile'"
@@ -119,7 +122,15 @@ AREAS = (
     Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (), (_API, _OPS_AT_ONCE, _OPS_COMPILED, *_MODS)),
     Area(
         "operators",
-        ("fa4/calls.py", "fa4/remembered.py", "fa4/ops.py", "fa4/autograd.py", "fa4/spec.py"),
+        (
+            "fa4/calls.py",
+            "fa4/remembered.py",
+            "fa4/ops.py",
+            "fa4/autograd.py",
+            "fa4/spec.py",
+            "fa4/batching.py",
+            "fa4/jagged.py",
+        ),
         (),
         ("tests/test_calls.py", _OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED, *_MODS),
     ),
