@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import re
 import time
 from pathlib import Path
 
@@ -26,6 +27,20 @@ from .spec import AttentionInputs, AttentionSpec, Extent, Feature, Flags
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 _POSITIVE = click.IntRange(min=1)
+
+
+class _ChipNumber(click.ParamType):
+    """A chip by its target or by 10 * major + minor of its compute capability."""
+
+    name = "chip"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(?:sm_)?(\d+)[af]?", str(value))
+        if match is None:
+            self.fail(f"{value!r} is not a chip, expected a target such as sm_90a, or its number, 90", param, ctx)
+        return int(match[1])
+
+
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -112,7 +127,9 @@ def env(as_json: bool) -> None:
 
 _PROBLEM = (
     click.option("--batch", default=1, type=_POSITIVE, show_default=True),
-    click.option("--seqlen-q", default=4096, type=_POSITIVE, show_default=True, help="Of varlen, the longest."),
+    click.option(
+        "--seqlen-q", "--seqlen", default=4096, type=_POSITIVE, show_default=True, help="Of varlen, the longest."
+    ),
     click.option("--seqlen-k", default=None, type=_POSITIVE, help="Default: seqlen_q."),
     click.option("--heads-q", default=16, type=_POSITIVE, show_default=True),
     click.option("--heads-kv", default=None, type=_POSITIVE, help="Default: as many as query heads."),
@@ -180,7 +197,10 @@ def _problem(shape: dict) -> tuple[AttentionSpec, Extent]:
 @main.command()
 @_asks_for_a_problem
 @click.option(
-    "--chip", type=int, default=None, help="Ask for another chip, e.g. 100 for B200, 90 for H100, 0 for no GPU."
+    "--chip",
+    type=_ChipNumber(),
+    default=None,
+    help="Ask for another chip: sm_100a or 100 for B200, sm_90a or 90 for H100, 0 for no GPU.",
 )
 @click.option("--table", is_flag=True, help="Print the whole support table instead.")
 def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
@@ -204,7 +224,7 @@ def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
 
 @main.command("compile")
 @_asks_for_a_problem
-@click.option("--chip", type=int, default=100, show_default=True, help="10 * major + minor: 100 for B200, 90 for H100.")
+@click.option("--chip", type=_ChipNumber(), default="sm_100a", show_default=True, help="Or its number: 100, 90.")
 @click.option("--record", type=click.Path(exists=True, dir_okay=False), help="Compile what FA4_RECORD wrote instead.")
 @click.option("--out", required=True, type=click.Path(file_okay=False), help="Directory for FA4_CACHE_DIR.")
 def compile_command(chip: int, record: str | None, out: str, backend: str, **shape) -> None:

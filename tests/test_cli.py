@@ -30,11 +30,19 @@ def test_explain_answers_for_chips_that_are_not_here():
     assert "backend  torch" in run("explain", "--chip", "0", "--varlen", "--sink", "--softcap", "20")
 
 
+@pytest.mark.parametrize("name", ["sm_90a", "sm_90", "90"])
+def test_a_chip_is_known_by_its_target_or_its_number(name):
+    lines = run("explain", "--chip", name, "--seqlen", "512", "--causal").splitlines()
+    assert lines[0].startswith("chip     sm_90") and lines[1] == "backend  sm90"
+
+
 def test_explain_refuses_a_backend_that_does_not_exist():
     assert "backend is 'nope', expected one of 'auto'" in " ".join(run("explain", "--backend", "nope", code=2).split())
 
 
 REFUSALS = {
+    "no_chip": ("'hopper' is not a chip, expected a target such as sm_90a", ["explain", "--chip", "hopper"]),
+    "unknown_target": ("chip number 77 is not known", ["explain", "--chip", "sm_77a"]),
     "unknown_chip": ("chip number 77 is not known", ["explain", "--chip", "77"]),
     "no_head_dim": ("--head-dim", ["explain", "--head-dim", "0"]),
     "heads_do_not_divide": ("2 does not divide 3 query heads", ["explain", "--heads-q", "3", "--heads-kv", "2"]),
