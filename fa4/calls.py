@@ -42,14 +42,14 @@ class _WithMods(NamedTuple):
 _known: Remembered[_Known] = Remembered()
 
 _record: Any = tuple.__new__  # what AttentionInputs._make does after a check of the length
-_TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
+TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 
 
-def _guards(*tensors: Tensor) -> Any:
+def guards(*tensors: Tensor) -> Any:
     """What torch's compiled graphs tell their inputs by: types and dispatch keys (so also a transform at work),
     dtypes, devices, shapes, strides and who requires a gradient. It takes different tensors only."""
     shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-    return _TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+    return TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
 
 
 class Last:
@@ -61,14 +61,14 @@ class Last:
     def __init__(self, packed: bool, arguments: tuple, options: tuple, known: Any) -> None:
         self.known, self._packed, self._options, self._max_seqlens = known, packed, options, arguments[8:]
         self._grad_mode, self._stage = torch.is_grad_enabled(), stage.get()
-        self._guards = _guards(*arguments[:3])
-        self._bounds: Any = _guards(arguments[4]) if packed else None
+        self._guards = guards(*arguments[:3])
+        self._bounds: Any = guards(arguments[4]) if packed else None
 
     @staticmethod
     def of(packed: bool, arguments: tuple, options: tuple, known: Any) -> Last | None:
         """None where it cannot be told so. known: what came of it, among it flags."""
         q, k, v = arguments[:3]
-        if _TensorGuards is None or known.flags.needs_backward or q is k or k is v or q is v:
+        if TensorGuards is None or known.flags.needs_backward or q is k or k is v or q is v:
             return None
         last = Last(packed, arguments, options, known)
         return last if last.is_like(packed, arguments, options) else None

@@ -1,9 +1,10 @@
 """New keys and values into their rows of a cache, rotated, and q rotated: one small kernel before attention.
 
 A warp takes one head of one row: of q first, then of the new keys and, with it, of the new values. Rotary embedding
-turns the pair of columns (a, b) at position p by the angle of p: (a cos - b sin, a sin + b cos), in float32. Positions,
-rows and pages are read on the device. Rows that the cache has no room for are left out; page numbers, indices and
-positions beyond what there is are cut to it.
+turns the pair of columns (a, b) at position p by the angle of p: (a cos - b sin, a sin + b cos), in float32. What goes
+to an fp8 cache is divided by its descale, and limited to what e4m3 holds. Positions, rows and pages are read on the
+device. Rows that the cache has no room for are left out; page numbers, indices and positions beyond what there is are
+cut to it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Uint8
 
 from .. import jit
 from ..core.program import Program
@@ -25,7 +26,8 @@ _WARP, _WARPS = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """rotary: dtype of cos and sin, or None. See `kvcache.record.Appended` for the rest."""
+    """rotary: dtype of cos and sin, or None. is_fp8: caches hold e4m3, and come as bytes.
+    See `kvcache.record.Appended` for the rest."""
 
     dtype: torch.dtype
     rotary: torch.dtype | None
@@ -36,6 +38,7 @@ class Config:
     has_rotary_seqlens: bool
     interleaved: bool
     same_position: bool
+    is_fp8: bool
 
 
 class Tensors(NamedTuple):
@@ -56,6 +59,8 @@ class Tensors(NamedTuple):
     rotary_seqlens: cute.Tensor | None
     page_table: cute.Tensor | None
     batch_idx: cute.Tensor | None
+    k_descale: cute.Tensor | None
+    v_descale: cute.Tensor | None
 
     @property
     def capacity(self) -> Int32:
@@ -107,9 +112,9 @@ class _Append(Program):
             position += step
         source, target = (_line(tensor, x.cu_seqlens_q, sequence, step, row, head) for tensor in (x.q, x.turned))
         if exists:
-            turn(source, target, x.cos, x.sin, position, lane, cfg.interleaved)
+            turn(source, target, x.cos, x.sin, position, lane, cfg.interleaved, None)
         else:
-            copy(source, target, lane)
+            copy(source, target, lane, None)
 
     @cute.jit
     def append(self, x, row, head, lane, cfg: cutlass.Constexpr):
@@ -124,17 +129,25 @@ class _Append(Program):
             first = cutlass.max(cutlass.min(first, x.k_cache.shape[0] - 1), 0)
             k, v = (_line(tensor, x.cu_seqlens_k, sequence, step, row, head) for tensor in (x.k, x.v))
             to_k, to_v = (cache[(first, second, head, None)] for cache in (x.k_cache, x.v_cache))
+            of_k = x.k_descale[sequence, head] if cutlass.const_expr(cfg.is_fp8) else None
+            of_v = x.v_descale[sequence, head] if cutlass.const_expr(cfg.is_fp8) else None
             if cutlass.const_expr(cfg.rotary is not None):
-                turn(k, to_k, x.cos, x.sin, x.position(sequence) + step, lane, cfg.interleaved)
+                turn(k, to_k, x.cos, x.sin, x.position(sequence) + step, lane, cfg.interleaved, of_k)
             else:
-                copy(k, to_k, lane)
-            copy(v, to_v, lane)
+                copy(k, to_k, lane, of_k)
+            copy(v, to_v, lane, of_v)
 
     def stand_ins(self, cfg: Config) -> tuple:
         dtype = jit.dsl_dtype(cfg.dtype)
 
         def matrices(varlen: bool) -> cute.Tensor:
             return jit.fake_tensor(dtype, 3 if varlen else 4, align=2)
+
+        def cache() -> cute.Tensor:
+            return jit.fake_tensor(Uint8, 4, align=1) if cfg.is_fp8 else matrices(False)
+
+        def descale() -> cute.Tensor | None:
+            return jit.fake_tensor(Float32, 2, align=4) if cfg.is_fp8 else None
 
         def numbers(there: bool, rank: int = 1) -> cute.Tensor | None:
             return jit.fake_tensor(Int32, rank, align=4) if there else None
@@ -143,9 +156,10 @@ class _Append(Program):
         angles = [jit.fake_tensor(jit.dsl_dtype(cfg.rotary), 2, align=2) if has_rotary else None for _ in range(2)]
         queries = [matrices(cfg.varlen_q) if has_rotary else None for _ in range(2)]
         tensors = Tensors(
-            *queries, *(matrices(cfg.varlen_k) for _ in range(2)), *(matrices(False) for _ in range(2)), numbers(True),
+            *queries, *(matrices(cfg.varlen_k) for _ in range(2)), cache(), cache(), numbers(True),
             numbers(True), numbers(has_rotary and cfg.varlen_q), numbers(cfg.varlen_k), *angles,
             numbers(cfg.has_rotary_seqlens), numbers(cfg.page_size is not None, 2), numbers(cfg.has_batch_idx),
+            descale(), descale(),
         )  # fmt: skip
         return (tensors,)
 
@@ -181,7 +195,7 @@ def _sequence_of(cu_seqlens: cute.Tensor, row: Int32):
 
 
 @cute.jit
-def turn(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool]):
+def turn(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool], descale):
     """A row, its first 2 * cos.shape[1] columns turned by the angles of a position."""
     half = cos.shape[1]
     at = cutlass.max(cutlass.min(position, cos.shape[0] - 1), 0)
@@ -194,13 +208,30 @@ def turn(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool]):
             other = Float32(x[column + apart - 2 * apart * is_second])
             other = Float32(cutlass.select_(Boolean(is_second != 0), other, -other))
             value = value * Float32(cos[at, pair]) + other * Float32(sin[at, pair])
-        to[column] = value.to(to.element_type)
+        put(to, column, value.to(x.element_type), descale)
 
 
 @cute.jit
-def copy(x, to, lane):
+def copy(x, to, lane, descale):
     for column in cutlass.range(lane, cute.size(x), _WARP):
-        to[column] = x[column]
+        put(to, column, x[column], descale)
+
+
+def put(to: cute.Tensor, column: Int32, value, descale: Float32 | None) -> None:
+    """A number of a row; of e4m3 the nearest to it over the descale, or the largest there is."""
+    if descale is None:
+        to[column] = value
+        return
+    code = cute.arch.inline_ptx(
+        """{
+        .reg .b16 pair;
+        cvt.rn.satfinite.e4m3x2.f32 pair, {$r0}, {$r0};
+        cvt.u32.u16 {$w0}, pair;
+        }""",
+        write_only_types=[Int32],
+        read_only_args=[Float32(value) / descale],
+    )
+    to[column] = code.to(Uint8)
 
 
 _APPEND = _Append("append")

@@ -11,8 +11,9 @@ from .. import checks as common
 from .. import mod_ops, ops
 from ..checks import Options, WindowSize
 from ..spec import AttentionInputs, Cache
-from . import checks
-from .ops import Given, Known, append_rows, calls, forward, key_of
+from . import calls, checks
+from .calls import Given, Known
+from .ops import append_by_operator, forward
 from .record import Appended
 
 if TYPE_CHECKING:
@@ -97,9 +98,10 @@ def flash_attn_with_kvcache(
             page numbers are checked on a CPU; elsewhere with FA4_CHECK_LENGTHS=1, which stalls.
         NotImplementedError: a gradient may be asked for.
     """
-    if page_table is not None and block_table is not None:
+    if page_table is None:
+        page_table = block_table
+    elif block_table is not None:
         raise ValueError("page_table and block_table are both given, expected one: they are names of the same")
-    page_table = block_table if page_table is None else page_table
     t = checks.Tensors(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx,
         cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, k_descale, v_descale,
@@ -108,13 +110,16 @@ def flash_attn_with_kvcache(
         softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved,
         max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
-    watched = ops.watched((q, k_cache, v_cache, *(x for x in t[3:] if isinstance(x, Tensor)), learnable_sink))
-    key = None if watched else key_of(t, learnable_sink, given)
-    known = None if key is None else calls.find(key)
+    tensors, watched = (*t, learnable_sink), False
+    known = calls.like_the_last(tensors, given)
     if known is None:
-        known = _checked(t, learnable_sink, given)
-        if key is not None:
+        watched = ops.watched((q, k_cache, v_cache, *(x for x in tensors[3:] if isinstance(x, Tensor))))
+        key = None if watched else calls.key_of(tensors, given)
+        known = calls.find(key, tensors, given)
+        if known is None:
+            known = _checked(t, learnable_sink, given)
             calls.keep(key, known)
+        checks.check_number(t)
     if not (watched or q.is_meta):
         checks.check_values(t)
 
@@ -127,7 +132,7 @@ def flash_attn_with_kvcache(
             page_table, cache_batch_idx, place.k_descale, place.v_descale, bool(rotary_interleaved), same_position,
             backend,
         )  # fmt: skip
-        q, seqlens = append_rows(watched, new)
+        q, seqlens = append_by_operator(new) if watched or q.is_meta else known.append(new)
     sizes = known.max_seqlens
     inputs = AttentionInputs(q, k_cache, v_cache, learnable_sink, cu_seqlens_q, None, None, seqlens, *sizes)
     if score_mod is not None or mask_mod is not None:
@@ -170,9 +175,10 @@ def _seqlens(t: checks.Tensors) -> Tensor | None:
 
 
 def _descale(t: checks.Tensors, x: Tensor | None) -> Tensor | None:
-    """(batch, heads_kv)."""
+    """(batch, heads_kv), heads one after the other."""
     if t.k_cache.dtype != checks.FP8:
         return None
     if x is None:
         x = torch.ones((), dtype=torch.float32, device=t.q.device)
-    return x.expand(t.batch, t.k_cache.shape[2]).contiguous()
+    x = x.expand(t.batch, t.k_cache.shape[2])
+    return x if x.stride(1) == 1 else x.contiguous()

@@ -1,19 +1,18 @@
 """New keys and values into their rows of the cache, rotated, and q rotated: by a kernel where there is one, else torch.
 
-The kernel (`fwd.append`) runs on every NVIDIA GPU since Ampere, for float16 and bfloat16; fp8 caches, other dtypes and
-devices, and backend="torch" are torch's.
+The kernel (`fwd.append`) runs on every NVIDIA GPU since Ampere, for float16 and bfloat16, and for fp8 caches on those
+that convert to e4m3 (sm_89 and newer); other dtypes and devices, and backend="torch" are torch's.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..device import Chip, chip_of
+from ..memory import maker
 from ..run.prepare import is_elsewhere
 from .record import Appended
 
@@ -21,45 +20,53 @@ _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 
 
-def append(a: Appended) -> tuple[Tensor, Tensor]:
-    """(q rotated, rows of each sequence in the cache after it); changes a.k_cache and a.v_cache.
+class Append:
+    """How new rows get into a cache, for all calls with the shapes, dtypes, device and options of one."""
 
-    Rows that the cache has no room for are left out.
-    """
-    chip = chip_of(a.q.device)
-    if a.backend == "torch" or a.is_fp8 or a.q.dtype not in _HALF or not (chip.number >= 80 and chip.compiles):
-        return append_in_torch(a)
-    if a.q.device.type == "cuda" and is_elsewhere(a.q.device.index):
-        with torch.cuda.device(a.q.device):
-            return _launch(a, chip)
-    return _launch(a, chip)
+    def __init__(self, a: Appended) -> None:
+        chip, least = chip_of(a.q.device), 89 if a.is_fp8 else 80
+        by_kernel = a.backend != "torch" and a.q.dtype in _HALF and chip.number >= least and chip.compiles
+        self._launch = _launcher(a, chip) if by_kernel else None
+        device = a.q.device
+        self._device = device.index if device.type == "cuda" else None
+        self._seqlens = maker(a.cache_seqlens.shape, torch.int32, device)
+        self._turned = None if a.cos is None else maker(a.q.shape, a.q.dtype, device)
+
+    def __call__(self, a: Appended) -> tuple[Tensor | None, Tensor]:
+        """(q rotated or None, rows of each sequence in the cache after it); changes a.k_cache and a.v_cache.
+
+        Rows that the cache has no room for are left out.
+        """
+        if self._launch is None:
+            return append_in_torch(a)
+        if self._device is not None and is_elsewhere(self._device):
+            with torch.cuda.device(self._device):
+                return self(a)
+        seqlens, turned = self._seqlens(), None if self._turned is None else self._turned()
+        caches = a.k_cache, a.v_cache
+        if a.is_fp8:
+            caches = a.k_cache.view(torch.uint8), a.v_cache.view(torch.uint8)
+        rotates = turned is not None
+        queries = (a.q, turned, a.cu_seqlens_q) if rotates else (None, None, None)
+        self._launch(
+            (*queries[:2], a.k, a.v, *caches, a.cache_seqlens, seqlens, queries[2], a.cu_seqlens_k_new, a.cos, a.sin,
+             a.rotary_seqlens if rotates else None, a.page_table, a.batch_idx, a.k_descale, a.v_descale)
+        )  # fmt: skip
+        return turned, seqlens
 
 
-def _launch(a: Appended, chip: Chip) -> tuple[Tensor, Tensor]:
-    said = (
-        a.q.dtype, None if a.cos is None else a.cos.dtype, a.cu_seqlens_q is not None, a.cu_seqlens_k_new is not None,
-        None if a.page_table is None else a.k_cache.shape[1], a.batch_idx is not None, a.rotary_seqlens is not None,
-        a.interleaved, a.same_position,
-    )  # fmt: skip
-    launch = _launcher(chip, *said)
-    seqlens = torch.empty_like(a.cache_seqlens)
-    turned = a.q.new_empty(0) if a.cos is None else torch.empty_like(a.q, memory_format=torch.contiguous_format)
-    queries = (None, None, None) if a.cos is None else (a.q, turned, a.cu_seqlens_q)
-    launch(
-        (*queries[:2], a.k, a.v, a.k_cache, a.v_cache, a.cache_seqlens, seqlens, queries[2], a.cu_seqlens_k_new, a.cos,
-         a.sin, a.rotary_seqlens if a.cos is not None else None, a.page_table, a.batch_idx)
-    )  # fmt: skip
-    return turned, seqlens
-
-
-@functools.lru_cache(maxsize=1024)
-def _launcher(chip: Chip, *said: Any) -> Callable[..., None]:
+def _launcher(a: Appended, chip: Chip) -> Callable[..., None]:
     from ..fwd.append import Config, launcher  # needs CuTe DSL
 
-    return launcher(Config(*said), chip)
+    cfg = Config(
+        a.q.dtype, None if a.cos is None else a.cos.dtype, a.cu_seqlens_q is not None, a.cu_seqlens_k_new is not None,
+        None if a.page_table is None else a.k_cache.shape[1], a.batch_idx is not None, a.rotary_seqlens is not None,
+        a.interleaved, a.same_position, a.is_fp8,
+    )  # fmt: skip
+    return launcher(cfg, chip)
 
 
-def append_in_torch(a: Appended) -> tuple[Tensor, Tensor]:
+def append_in_torch(a: Appended) -> tuple[Tensor | None, Tensor]:
     """The same on any device. Waits for it: which rows there is room for decides what is written."""
     sequence, step, exists = rows_of(a.k, a.batch, a.cu_seqlens_k_new)
     row = a.cache_seqlens[sequence] + step
@@ -98,9 +105,9 @@ def _new_rows(a: Appended) -> Tensor | int:
     return a.k.shape[1] if a.cu_seqlens_k_new is None else a.cu_seqlens_k_new.diff()
 
 
-def _rotated_queries(a: Appended) -> Tensor:
+def _rotated_queries(a: Appended) -> Tensor | None:
     if a.cos is None or a.sin is None:
-        return a.q.new_empty(0)
+        return None
     sequence, step, _ = rows_of(a.q, a.batch, a.cu_seqlens_q)
     position = a.positions[sequence] + (0 if a.same_position else step)
     return rotate(a.q.reshape(-1, *a.q.shape[-2:]), a.cos, a.sin, position, a.interleaved).view(a.q.shape)

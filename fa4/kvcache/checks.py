@@ -107,7 +107,13 @@ def _check_seqlens(t: Tensors) -> None:
         check_int32("cache_seqlens", n, t.q, t.batch)
     elif n is not None and (isinstance(n, bool) or not isinstance(n, (int, torch.SymInt))):
         raise TypeError(f"cache_seqlens is a {type(n).__name__}, expected an int or an int32 torch.Tensor")
-    elif n is not None and not 0 <= n <= t.capacity:
+    check_number(t)
+
+
+def check_number(t: Tensors) -> None:
+    """What calls with another number for all sequences have in common does not say that this one is right."""
+    n = t.cache_seqlens
+    if n is not None and not isinstance(n, Tensor) and not 0 <= n <= t.capacity:
         raise ValueError(f"cache_seqlens is {n}, expected 0 to the {t.capacity} rows of the cache")
 
 

@@ -5,19 +5,15 @@ A dense cache in its own order whose rows are all in use is an ordinary batch, a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .. import dispatch, mod_ops, ops, run
 from ..device import chip_of
 from ..mods.record import Mods
 from ..plan import Plan
-from ..remembered import Remembered
 from ..spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags
-from .append import append
+from .append import Append
 from .record import Appended
 
 FORWARD = (AttentionInputs, Cache, Mods, Flags)
@@ -56,64 +52,9 @@ def forward(
     return _run(*arguments)
 
 
-class Given(NamedTuple):
-    """What a call says besides its tensors, as the caller wrote it."""
-
-    softmax_scale: Any
-    causal: Any
-    window_size: Any
-    softcap: Any
-    backend: Any
-    num_splits: Any
-    batch_invariant: Any
-    rotary_interleaved: Any
-    max_seqlen_q: Any
-    max_seqlen_k: Any
-
-
-class Known:
-    """What came of a call's checks, and its way to a kernel: the same whenever a call of such shapes comes again."""
-
-    def __init__(self, flags: Flags, max_seqlens: tuple[int, int]) -> None:
-        self.flags, self.max_seqlens = flags, max_seqlens
-        self._forward: run.Forward | None = None
-        self._is_plain = False
-
-    def run(self, inputs: AttentionInputs, cache: Cache) -> tuple[Tensor, Tensor]:
-        """(out, lse) of a call without mods."""
-        if self._forward is None:
-            self._is_plain = is_plain(inputs, cache)
-            if self._is_plain:
-                self._forward = ops.route(inputs, self.flags).forward
-            else:
-                self._forward = run.Forward(inputs, *route(inputs, cache, None, self.flags))
-        return self._forward(inputs) if self._is_plain else self._forward(inputs, None, cache)
-
-
-calls: Remembered[Known] = Remembered()
-
-
-def key_of(tensors: tuple, sink: Tensor | None, given: Given) -> tuple | None:
-    """What tells a call from those with other flags or another way; None where that is more than can be told."""
-    if forward_ad._current_level >= 0 or isinstance(given.max_seqlen_q, Tensor):  # to be refused, or without a value
-        return None
-    grad = torch.is_grad_enabled()
-    try:
-        layouts = [
-            x
-            if x is None or type(x) is int
-            else (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device, grad and x.requires_grad)
-            for x in (*tensors, sink)
-        ]
-        # True equals 1, and is none.
-        return *layouts, *given, *map(type, given), *map(type, given.window_size)
-    except (RuntimeError, TypeError, AttributeError):  # no tensor, one without strides, or no window, to be refused
-        return None
-
-
-def append_rows(watched: bool, appended: Appended) -> tuple[Tensor, Tensor]:
+def append_by_operator(appended: Appended) -> tuple[Tensor, Tensor]:
     """(q, rotated if that was asked for, and the rows of each sequence then in the cache)."""
-    q, seqlens = torch.ops.fa4.append_to_cache(*appended) if watched else append(appended)
+    q, seqlens = torch.ops.fa4.append_to_cache(*appended)
     return (appended.q if appended.cos is None else q), seqlens
 
 
@@ -132,7 +73,9 @@ def _forward_fake(*arguments):
 
 
 def _append(*arguments):
-    return append(Appended(*arguments))
+    appended = Appended(*arguments)
+    turned, seqlens = Append(appended)(appended)
+    return appended.q.new_empty(0) if turned is None else turned, seqlens
 
 
 def _append_fake(*arguments):

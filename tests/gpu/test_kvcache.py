@@ -19,6 +19,10 @@ LONG = (
     CacheCase("long", (100_000, 31_337), capacity=100_352, page_size=64, heads_q=8, heads_kv=2, head_dim=128),
     CacheCase("long_dense", (100_000, 777), capacity=100_352, heads_q=8, heads_kv=2, head_dim=128, new=1),
     CacheCase("long_chunk", (30_000, 9), capacity=32_768, page_size=256, queries=512, new=512, head_dim=128),
+    CacheCase(
+        "long_fp8", (100_000, 777), capacity=100_352, page_size=64, heads_q=8, heads_kv=2, head_dim=128, fp8="both"
+    ),
+    CacheCase("many_fp8", tuple(range(0, 2560, 20)), capacity=2560, page_size=16, heads_q=8, head_dim=128, fp8="heads"),
     CacheCase("many", tuple(range(0, 2560, 20)), capacity=2560, page_size=16, heads_q=8, heads_kv=1, head_dim=128),
 )
 
@@ -32,9 +36,11 @@ def test_named_case(case, backend, seed):
     built.assert_right(built.call(backend=backend), f"{backend}, seed {seed}")
 
 
-def test_a_captured_graph_is_replayed_with_other_lengths(seed):
-    """Lengths, pages, queries and new rows change in place; the plan and the launches stay."""
-    case = CacheCase("graph", (0, 100, 1000, 33), new=2, queries=2, capacity=1024, page_size=16, rotary="halves")
+@pytest.mark.parametrize("fp8", [None, "both"])
+def test_a_captured_graph_is_replayed_with_other_lengths(fp8, seed):
+    """Lengths, pages, queries, new rows and descales change in place; the plan and the launches stay."""
+    lengths = (0, 100, 1000, 33)
+    case = CacheCase("graph", lengths, new=2, queries=2, capacity=1024, page_size=16, rotary="halves", fp8=fp8)
     built = build(case, seed, "cuda")
     a = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in built.arguments.items()}
     side = torch.cuda.Stream()
@@ -55,11 +61,12 @@ def test_a_captured_graph_is_replayed_with_other_lengths(seed):
         built.assert_right((out.flatten(0, 1), lse.transpose(0, 1).flatten(1)), f"{lengths}, seed {seed}")
 
 
+@pytest.mark.parametrize("fp8", [None, "heads"])
 @pytest.mark.parametrize("page_size", [None, 16, 128], ids=str)
-def test_a_sequence_gives_the_same_bits_in_every_batch(page_size, seed):
+def test_a_sequence_gives_the_same_bits_in_every_batch(page_size, fp8, seed):
     """batch_invariant: alone, among others, and among so many that no block would split its keys."""
     lengths = tuple(torch.randint(1, 4000, (200,), generator=torch.Generator().manual_seed(seed)).tolist())
-    case = CacheCase("batch", lengths, capacity=4096, page_size=page_size, heads_q=4, head_dim=128)
+    case = CacheCase("batch", lengths, capacity=4096, page_size=page_size, heads_q=4, head_dim=128, fp8=fp8)
     built = build(case, seed, "cuda")
     out, lse = built.call(batch_invariant=True)
     for rows in (slice(0, 1), slice(7, 8), slice(100, 117)):
@@ -70,8 +77,9 @@ def test_a_sequence_gives_the_same_bits_in_every_batch(page_size, seed):
         assert torch.equal(got[0], out[rows]) and torch.equal(got[1], lse[:, rows]), f"seed {seed}"
 
 
-def test_nothing_waits_for_the_device(seed):
-    built = build(CASES["append_and_rotate_in_pages"], seed, "cuda")
+@pytest.mark.parametrize("name", ["append_and_rotate_in_pages", "fp8_append_and_rotate"])
+def test_nothing_waits_for_the_device(name, seed):
+    built = build(CASES[name], seed, "cuda")
     built.call()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -46,6 +46,7 @@ _ALL = (
     CacheCase("fp8_heads_in_pages", (90, 0, 33), page_size=16, fp8="heads", heads_q=8, heads_kv=2),
     CacheCase("fp8_zeros", (90, 0, 33), page_size=16, fp8="a head of zeros", heads_q=8, heads_kv=2),
     CacheCase("fp8_append", (31, 16), new=3, queries=3, page_size=16, fp8="both", heads_kv=2),
+    CacheCase("fp8_append_and_rotate", (15, 40), new=3, queries=3, page_size=16, fp8="heads", rotary="halves"),
     CacheCase("fp8_float16", (90, 33), fp8="both", dtype=torch.float16, head_dim=48, head_dim_v=32, sink=True),
     CacheCase("fp8_softcap", (90, 33), page_size=64, capacity=192, fp8="both", softcap=5.0, head_dim=128),
     CacheCase("fp8_chunk", (200, 90), new=70, queries=70, page_size=64, capacity=320, heads_q=4, fp8="heads"),

@@ -58,6 +58,7 @@ SM90 = (
     "fp8_softcap",
     "fp8_chunk",
     "fp8_float16",
+    "fp8_append_and_rotate",
 )
 
 
