@@ -124,12 +124,14 @@ def flash_attn_with_kvcache(
         checks.check_values(t)
 
     flags, seqlens = known.flags, _seqlens(t)
-    place = Cache(page_table, cache_batch_idx, cache_leftpad, *(_descale(t, x) for x in (k_descale, v_descale)))
+    if k_cache.dtype is checks.FP8:
+        k_descale, v_descale = _descale(t, k_descale), _descale(t, v_descale)
+    place = Cache(page_table, cache_batch_idx, cache_leftpad, k_descale, v_descale)
     if k is not None and v is not None and seqlens is not None:
         same_position = flags.window_left is None and flags.window_right is None
         new = Appended(
             q, k_cache, v_cache, k, v, seqlens, cu_seqlens_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,
-            page_table, cache_batch_idx, place.k_descale, place.v_descale, bool(rotary_interleaved), same_position,
+            page_table, cache_batch_idx, k_descale, v_descale, bool(rotary_interleaved), same_position,
             backend,
         )  # fmt: skip
         q, seqlens = append_by_operator(new) if watched or q.is_meta else known.append(new)
@@ -174,10 +176,8 @@ def _seqlens(t: checks.Tensors) -> Tensor | None:
     return torch.full((t.batch,), t.capacity if n is None else n, dtype=torch.int32, device=t.q.device)
 
 
-def _descale(t: checks.Tensors, x: Tensor | None) -> Tensor | None:
+def _descale(t: checks.Tensors, x: Tensor | None) -> Tensor:
     """(batch, heads_kv), heads one after the other."""
-    if t.k_cache.dtype != checks.FP8:
-        return None
     if x is None:
         x = torch.ones((), dtype=torch.float32, device=t.q.device)
     x = x.expand(t.batch, t.k_cache.shape[2])

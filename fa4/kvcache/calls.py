@@ -69,11 +69,13 @@ class Known:
 class Last:
     """The tensors of the last call with some options, and how to tell others like them."""
 
-    __slots__ = "_absent", "_grad_mode", "_guards", "_nones", "_present", "_stage", "_types", "known"
+    __slots__ = "_absent", "_grad_mode", "_guards", "_nones", "_present", "_stage", "_twins", "_types", "known"
 
     def __init__(self, tensors: tuple, given: Given, known: Known) -> None:
-        present = [i for i, x in enumerate(tensors) if x is not None]
-        absent = [i for i in range(len(tensors)) if i not in present]
+        first = {id(x): i for i, x in reversed([*enumerate(tensors)])}  # where each is for the first time
+        present = [i for i, x in enumerate(tensors) if x is not None and first[id(x)] == i]
+        absent = [i for i, x in enumerate(tensors) if x is None]
+        self._twins = [(i, first[id(x)]) for i, x in enumerate(tensors) if x is not None and first[id(x)] < i]
         self._present, self._absent = operator.itemgetter(*present), operator.itemgetter(*absent)
         self._nones, self._types = (None,) * len(absent), tuple(map(type, given))
         self._guards, self.known = guards(*self._present(tensors)), known
@@ -81,11 +83,9 @@ class Last:
 
     @staticmethod
     def of(tensors: tuple, given: Given, known: Known) -> Last | None:
-        """None where they cannot be told so: of them, one is a number or comes twice."""
+        """None where they cannot be told so: one is a number."""
         there = [x for x in tensors if x is not None]
-        if TensorGuards is None or not all(isinstance(x, Tensor) for x in there):
-            return None
-        if len(set(map(id, there))) < len(there) or len(there) > len(tensors) - 2:
+        if TensorGuards is None or not all(isinstance(x, Tensor) for x in there) or len(there) > len(tensors) - 2:
             return None
         last = Last(tensors, given, known)
         return last if last.is_like(tensors, given) else None
@@ -100,6 +100,7 @@ class Last:
             and not ops.watched_beside_tensors()
             and all(map(operator.is_, self._absent(tensors), self._nones))
             and self._guards.check(*self._present(tensors))
+            and all(tensors[i] is tensors[j] for i, j in self._twins)
         )
 
 

@@ -87,6 +87,17 @@ def test_a_number_for_all_sequences_is_checked_at_each_call(seed, wrong):
     assert len(calls._known._values) == 1
 
 
+def test_a_tensor_that_comes_twice_is_known_as_such(known):
+    """Two of one shape in its places are another call, but one that is as good."""
+    twice = known | dict(v_cache=known["k_cache"])
+    for _ in range(3):
+        fa4.flash_attn_with_kvcache(**twice)
+    assert look(twice) is not None and look(known) is None
+    out = fa4.flash_attn_with_kvcache(**known)
+    calls.clear()
+    assert torch.equal(out, fa4.flash_attn_with_kvcache(**known))
+
+
 def test_layers_that_alternate_are_both_known(known):
     """As in models whose layers have a window by turns."""
     other = known | dict(window_size=(4, 0))
