@@ -189,7 +189,7 @@ OPERATORS: dict[str, Record] = {
     **dict.fromkeys(("bitwise_left_shift", "__lshift__"), _binary("shl", keep=True)),
     **dict.fromkeys(("bitwise_right_shift", "__rshift__"), _binary("shr", keep=True)),
     **dict.fromkeys(("alias", "clone", "detach", "expand", "_to_copy", "lift_fresh", "lift_fresh_copy", "view", "sum",
-                     "_unsafe_view", "squeeze", "any", "all"), _same),
+                     "_unsafe_view", "squeeze", "unsqueeze", "any", "all", "amax", "amin"), _same),
     "bitwise_not": _bitwise_not, "add": _binary("add", "or"), "sub": _binary("sub"), "mul": _binary("mul", "and"),
     "rsub": _rsub, "div": _divide, "floor_divide": _floor_divide, "remainder": _remainder, "pow": _pow,
     "maximum": _binary("max", "or"), "minimum": _binary("min", "and"), "clamp": _clamp, "clamp_min": _clamp,
@@ -199,4 +199,26 @@ OPERATORS: dict[str, Record] = {
     "sgn": _sign,
     "sign": _sign,
     "isnan": _is_nan, "isinf": _is_inf,
+}  # fmt: skip
+
+
+Reduce = Callable[[Any, str, list[int]], int]  # (builder, kind of the result, nodes of a row's elements) -> node
+
+
+def _folded(op: str, of: str | None = None) -> Reduce:
+    """of: the kind in which elements are taken, None for the result's."""
+
+    def reduce(builder, kind, nodes):
+        first, *others = (builder.to(of or kind, node) for node in nodes)
+        for node in others:
+            first = builder.op(op, first, node)
+        return first
+
+    return reduce
+
+
+# Of rows: their elements, in order.
+REDUCTIONS: dict[str, Reduce] = {
+    "any": _folded("or", "bool"), "all": _folded("and", "bool"), "sum": _folded("add"), "amax": _folded("max"),
+    "amin": _folded("min"),
 }  # fmt: skip

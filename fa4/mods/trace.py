@@ -3,7 +3,8 @@
 Two modes of torch watch it. `_Functions` sees what the caller wrote: it turns indexing of captured tensors into loads
 and refuses what would need values. `_Operators` sees the aten operators beneath, and those of autograd, by which the
 derivative of a score_mod is taken. Operators that `fa4.mods.aten` does not know are decomposed by torch, or refused by
-name, with the line of the caller's function.
+name, with the line of the caller's function. A row, a tensor of one axis, is its elements: what is computed on one is
+recorded for each of them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .aten import LIKE_CONSTANTS, OPERATORS, kind_of
+from .aten import LIKE_CONSTANTS, OPERATORS, REDUCTIONS, kind_of
 from .graph import Builder, Graph, Number, Scatter, TensorType
 
 
@@ -59,7 +60,7 @@ def _trace(role: str, function: Callable[..., Tensor], names: tuple[str, ...]) -
                 out = function(*arguments)
                 result = _result(recorder, out, is_score)
             except ModError as error:
-                raise ModError(f"{role} {_name(function)}: {error}{_where(error)}") from error
+                raise ModError(f"{role} {_name(function)}: {error}{_where(error, function)}") from error
         dscore: int | None = None
         scatters: list[Scatter] = []
         if is_score:
@@ -90,7 +91,7 @@ def _result(recorder: _Recorder, out: Any, is_score: bool) -> int:
     if not isinstance(out, Tensor):
         raise ModError(f"returned a {type(out).__name__}, expected a 0-dim tensor")
     if out.ndim:
-        raise ModError(f"returned a tensor of shape {tuple(out.shape)}, expected a 0-dim one")
+        raise ModError(f"returned a tensor of shape {tuple(out.shape)}, expected a 0-dim one (reduce or index it)")
     if is_score and not out.dtype.is_floating_point:
         raise ModError(f"returned {out.dtype}, expected a floating dtype")
     if not is_score and out.dtype != torch.bool:
@@ -107,9 +108,10 @@ def _derivative(recorder: _Recorder, out: Tensor, score: Tensor) -> tuple[int, l
     leaves = [leaf for leaf, _, _ in recorder.leaves]
     dscore, *others = torch.autograd.grad(out, [score, *leaves], upstream, allow_unused=True)
     scatters = [
-        Scatter(position, indices, recorder.node(x))
-        for (_, position, indices), x in zip(recorder.leaves, others)
+        Scatter(position, indices, node)
+        for (_, position, places), x in zip(recorder.leaves, others)
         if x is not None
+        for indices, node in zip(places, recorder.elements(x))
     ]
     return zero if dscore is None else recorder.node(dscore), scatters
 
@@ -133,9 +135,10 @@ class _Recorder:
     def __init__(self) -> None:
         self.builder = Builder()
         self.tensors: list[Tensor] = []
-        self.leaves: list[tuple[Tensor, int, tuple[int, ...]]] = []  # elements that have a gradient
-        self._nodes: dict[int, int] = {}  # by id of tensors, which `_kept` keeps alive
-        self._rows: dict[int, tuple[int, tuple[int, ...]]] = {}  # captured tensors indexed in part: position, indices
+        # Elements, or rows of them, that have a gradient: position of the captured tensor, indices of each element.
+        self.leaves: list[tuple[Tensor, int, list[tuple[int, ...]]]] = []
+        self._nodes: dict[int, list[int]] = {}  # of the elements, by id of tensors, which `_kept` keeps alive
+        self._parts: dict[int, tuple[int, tuple[int, ...]]] = {}  # captured tensors indexed in part: position, indices
         self._kept: list[Tensor] = []
 
     def input(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -143,19 +146,33 @@ class _Recorder:
         self.set(x, self.builder.input(name))
         return x
 
-    def set(self, x: Tensor, node: int) -> None:
+    def set(self, x: Tensor, *nodes: int) -> None:
         self._kept.append(x)
-        self._nodes[id(x)] = node
+        self._nodes[id(x)] = list(nodes)
 
     def knows(self, x: Tensor) -> bool:
         return id(x) in self._nodes
 
-    def node(self, x: Tensor) -> int:
+    def elements(self, x: Tensor) -> list[int]:
+        """Nodes: one of a 0-dim tensor, else as many as the row has elements."""
         if id(x) not in self._nodes:
             if x.ndim or x.is_meta:
                 raise ModError(f"uses a tensor of shape {tuple(x.shape)} as a whole, expected numbers")
-            return self.builder.number(x.item(), kind_of(x.dtype))  # made by torch itself, or by the function
+            return [self.builder.number(x.item(), kind_of(x.dtype))]  # made by torch itself, or by the function
         return self._nodes[id(x)]
+
+    def node(self, x: Tensor) -> int:
+        (node,) = self.elements(x)
+        return node
+
+    def element(self, x: Tensor, i: int) -> Tensor:
+        """The i-th element of a row, one of 1 element standing for any; of a 0-dim tensor itself."""
+        if not x.ndim:
+            return x
+        nodes = self.elements(x)
+        out = _without_values((), x.dtype)
+        self.set(out, nodes[i if len(nodes) > 1 else 0])
+        return out
 
     def made_here(self, x: Tensor) -> None:
         """x is no captured tensor: the function made it of a number."""
@@ -163,27 +180,46 @@ class _Recorder:
 
     def load(self, x: Tensor, indices: tuple[Any, ...]) -> Tensor:
         """x[indices], of a captured tensor or of what such an access gave before."""
-        if id(x) in self._rows:
-            position, before = self._rows[id(x)]
-            whole = self.tensors[position]
-        else:
-            known = [i for i, tensor in enumerate(self.tensors) if tensor is x]
-            if not known:
-                self.tensors.append(x)
-            position, before, whole = (known or [len(self.tensors) - 1])[0], (), x
+        position, before = self._part(x)
+        whole = self.tensors[position]
         if len(indices) > x.ndim:
             raise ModError(f"indexes a tensor of shape {tuple(x.shape)} by {len(indices)} indices")
         nodes = before + tuple(self._index(i, extent) for i, extent in zip(indices, x.shape))
         left = whole.shape[len(nodes) :]
-        trains = not left and whole.dtype.is_floating_point and whole.requires_grad and torch.is_grad_enabled()
-        out = _without_values(left, whole.dtype, trains)
         if left:
+            out = _without_values(left, whole.dtype)
             self._kept.append(out)
-            self._rows[id(out)] = position, nodes
+            self._parts[id(out)] = position, nodes
             return out
-        self.set(out, self.builder.load(position, nodes, kind_of(whole.dtype)))
+        return self._loaded((), position, [nodes])
+
+    def row(self, x: Tensor) -> Tensor:
+        """All elements of a captured tensor of one axis, or of what is left of one that was indexed in part."""
+        if x.shape[0] > LONGEST_ROW:
+            raise ModError(
+                f"uses a tensor of shape {tuple(x.shape)} as a whole, expected at most {LONGEST_ROW} elements: it is "
+                "computed with one by one"
+            )
+        position, before = self._part(x)
+        places = [(*before, self.builder.const(i, "int")) for i in range(x.shape[0])]
+        return self._loaded(tuple(x.shape), position, places)
+
+    def _part(self, x: Tensor) -> tuple[int, tuple[int, ...]]:
+        """Position of a captured tensor, and the indices that made x of it."""
+        if id(x) in self._parts:
+            return self._parts[id(x)]
+        known = [i for i, tensor in enumerate(self.tensors) if tensor is x]
+        if not known:
+            self.tensors.append(x)
+        return (known or [len(self.tensors) - 1])[0], ()
+
+    def _loaded(self, shape: tuple[int, ...], position: int, places: list[tuple[int, ...]]) -> Tensor:
+        whole = self.tensors[position]
+        trains = whole.dtype.is_floating_point and whole.requires_grad and torch.is_grad_enabled()
+        out = _without_values(shape, whole.dtype, trains)
+        self.set(out, *(self.builder.load(position, nodes, kind_of(whole.dtype)) for nodes in places))
         if trains:
-            self.leaves.append((out, position, nodes))
+            self.leaves.append((out, position, places))
         return out
 
     def _index(self, i: Any, extent: int) -> int:
@@ -198,6 +234,9 @@ class _Recorder:
                 f"indexes a tensor by a tensor of shape {tuple(i.shape)}, {i.dtype}, expected 0-dim integers"
             )
         return self.node(i if self.knows(i) else self.load(i, ()))
+
+
+LONGEST_ROW = 256
 
 
 def _without_values(shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool = False) -> Tensor:
@@ -234,6 +273,8 @@ class _Functions(TorchFunctionMode):
         if name in _NEED_VALUES and args and isinstance(args[0], Tensor):
             raise ModError(f"{_NEED_VALUES[name]}; a traced function has none")
         if func is Tensor.__getitem__:
+            if self.recorder.knows(args[0]):
+                raise ModError(f"indexes a computed tensor of shape {tuple(args[0].shape)}")
             return self.recorder.load(args[0], args[1] if isinstance(args[1], tuple) else (args[1],))
         if name in _QUESTIONS:
             return func(*args, **kwargs)
@@ -246,12 +287,12 @@ class _Functions(TorchFunctionMode):
         return out
 
     def _number(self, x: Tensor) -> Tensor:
-        """A captured 0-dim tensor as an element; others are indexed first."""
+        """A captured 0-dim tensor as an element, a row as its elements; others are indexed first."""
         if self.recorder.knows(x):
             return x
-        if x.ndim:
+        if x.ndim > 1:
             raise ModError(f"uses a tensor of shape {tuple(x.shape)} as a whole, expected it indexed down to a number")
-        return self.recorder.load(x, ())
+        return self.recorder.row(x) if x.ndim else self.recorder.load(x, ())
 
 
 class _Operators(TorchDispatchMode):
@@ -281,19 +322,42 @@ class _Operators(TorchDispatchMode):
             on_meta = tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
             with _disable_current_modes():
                 out = func(*on_meta[0], **on_meta[1])
-        if out.ndim:
-            raise ModError(f"{name} makes a tensor of shape {tuple(out.shape)}, expected numbers only")
+        if out.ndim > 1:
+            raise ModError(f"{name} makes a tensor of shape {tuple(out.shape)}, expected numbers or rows of them")
         if not out.is_meta:
             return out
-        node = record(recorder, kind_of(out.dtype), *args, **kwargs)
-        recorder.set(args[0] if in_place else out, node)
-        return args[0] if in_place else out
+        out = args[0] if in_place else out
+        recorder.set(out, *self._nodes(name, record, out, args, kwargs))
+        return out
+
+    def _nodes(self, name: str, record: Callable[..., int], out: Tensor, args: tuple, kwargs: dict) -> list[int]:
+        """Of what an operator gives: for each element those of the arguments' elements."""
+        recorder, kind = self.recorder, kind_of(out.dtype)
+        lengths = {x.shape[0] for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.ndim}
+        if name in REDUCTIONS and lengths:
+            return [REDUCTIONS[name](recorder.builder, kind, recorder.elements(args[0]))]
+        count = out.shape[0] if out.ndim else 1
+        if not lengths <= {1, count}:
+            raise ModError(f"uses {name} on rows of {lengths} elements, which has no counterpart in kernels")
+
+        def at(i: int) -> tuple[tuple, dict]:
+            return (
+                tree_map_only(Tensor, lambda x: recorder.element(x, i), (args, kwargs)) if lengths else (args, kwargs)
+            )
+
+        each = map(at, range(count))
+        return [record(recorder, kind, *of_args, **of_kwargs) for of_args, of_kwargs in each]
 
     def _decompose(self, func, args, kwargs):
-        """What torch says that the operator is in terms of others."""
+        """What torch, or who registered it, says that the operator is in terms of others."""
         if func in torch._decomp.decomposition_table:
             return torch._decomp.decomposition_table[func](*args, **kwargs)
+        if func.has_kernel_for_dispatch_key(_COMPOSITE):
+            return func._op_dk(_COMPOSITE, *args, **kwargs)
         return func.decompose(*args, **kwargs)
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
 def _name(function: Callable) -> str:
@@ -303,7 +367,10 @@ def _name(function: Callable) -> str:
 _NOT_THE_CALLERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
-def _where(error: BaseException) -> str:
-    """The innermost line of the caller's own code on the way to the error."""
+def _where(error: BaseException, function: Callable) -> str:
+    """The innermost line of the caller's own code on the way to the error, else where the function begins."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_CALLERS)]
-    return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    if frames:
+        return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})"
+    code = getattr(function, "__code__", None)
+    return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""

@@ -8,38 +8,31 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from fa4 import dispatch
 from fa4.spec import Feature
 from tests.gpu.offered import needs_gpu, offered
-from tests.mods.kernels import problems, published_problems
+from tests.mods.kernels import problems
 from tests.mods.oracle import assert_kernel_is_right, results_of
-from tests.mods.published import NAMES
 
 pytestmark = needs_gpu
 
 
-def _taking_mods() -> list[str]:
+def taking_mods() -> list[str]:
     rows = [row for row in dispatch.BACKENDS if row.name in offered() and Feature.BLOCK_MASK in row.features]
     return list(dict.fromkeys(row.name for row in rows if Feature.BACKWARD in row.features))
 
 
 @pytest.mark.parametrize("name", [name for name in problems() if name != "packed_and_split"])
-@pytest.mark.parametrize("backend", _taking_mods())
+@pytest.mark.parametrize("backend", taking_mods())
 def test_forward_and_gradients(backend, name, seed):
     problem = problems("cuda")[name]
     assert_kernel_is_right(problem, seed, backend, device="cuda")
 
 
-@pytest.mark.parametrize("backend", _taking_mods())
+@pytest.mark.parametrize("backend", taking_mods())
 def test_forward_of_packed_heads_and_split_keys(backend, seed):
     assert_kernel_is_right(problems("cuda")["packed_and_split"], seed, backend, gradients=False, device="cuda")
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", _taking_mods())
-def test_what_attention_gym_publishes(backend, name, seed):
-    assert_kernel_is_right(published_problems("cuda")[name], seed, backend, device="cuda")
-
-
 @pytest.mark.parametrize("name", [name for name, problem in problems().items() if problem.call.get("deterministic")])
-@pytest.mark.parametrize("backend", _taking_mods())
+@pytest.mark.parametrize("backend", taking_mods())
 def test_deterministic_results_repeat_bit_for_bit(backend, name, seed):
     """Of captured tensors too."""
     problem = problems("cuda")[name]

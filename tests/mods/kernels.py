@@ -5,7 +5,6 @@ import functools
 import torch
 
 import fa4
-from tests.mods import published
 from tests.mods.oracle import Problem
 
 LONGEST = 700
@@ -126,16 +125,3 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
             mask_mod=lambda b, h, q_idx, kv_idx: kv_idx < 210 * (h + 1) + q_idx,
         ),
     }
-
-
-def published_problems(device: str = "cpu") -> dict[str, Problem]:
-    """What attention-gym publishes: masks by blocks, scores under a causal mask."""
-    length, heads = published.LENGTH, published.HEADS
-
-    def problem(name, mask_mod, score_mod=None):
-        block_mask = fa4.create_block_mask(mask_mod, None, None, length, length, device=device)
-        call = dict(block_mask=block_mask)
-        return Problem(name, length, length, heads, heads, score_mod=score_mod, mask_mod=mask_mod, call=call)
-
-    made = {name: problem(name, mask_mod) for name, mask_mod in published.make_masks(device).items()}
-    return made | {name: problem(name, fa4.masks.causal, score) for name, score in published.SCORES.items()}

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_mask
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch.nn.attention.flex_attention import _vmap_for_bhqkv, create_mask
 
 import fa4
 from fa4.bwd.workspace import Workspace
@@ -44,7 +45,7 @@ class Problem:
 
 
 def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, precise: bool) -> list[Tensor]:
-    """out, lse, dq, dk, dv and gradients of `trained`. A score_mod is called once, on all pairs."""
+    """out, lse, dq, dk, dv and gradients of `trained`."""
     dtype = torch.float64 if precise else torch.float32
     group, scale = problem.heads // problem.heads_kv, problem.head_dim**-0.5
 
@@ -58,15 +59,16 @@ def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, 
         torch.arange(extent, device=q.device)
         for extent in (problem.batch, problem.heads, problem.queries, problem.keys)
     )
-    row = row[:, None]
-    pair = b.view(-1, 1, 1, 1), h.view(-1, 1, 1), row, key
-    s = x * 1 if problem.score_mod is None else problem.score_mod(x, *pair)
+    s = x * 1
+    if problem.score_mod is not None:
+        with TransformGetItemToIndex():
+            s = _vmap_for_bhqkv(problem.score_mod, prefix=(0,))(x, b, h, row, key)
     seen = torch.ones_like(x, dtype=torch.bool)
     if problem.mask_mod is not None:
         sizes = problem.batch, problem.heads, problem.queries, problem.keys
         seen &= create_mask(problem.mask_mod, *sizes, device=q.device)
     if problem.call.get("causal"):
-        seen &= key <= row + problem.keys - problem.queries
+        seen &= key <= row[:, None] + problem.keys - problem.queries
     s = s.masked_fill(~seen, -torch.inf)
     lse = torch.logsumexp(s.detach(), dim=3)
     peak = s.detach().amax(dim=3, keepdim=True).nan_to_num(neginf=0.0)

@@ -1,163 +1,128 @@
-"""Masks and scores as attention-gym publishes them for torch's flex_attention, written anew; each for LENGTH tokens.
+"""The masks and scores that attention-gym publishes for torch's flex_attention, called as they come; small.
 
-Source: https://github.com/meta-pytorch/attention-gym, attn_gym/masks and attn_gym/mods. Two of its scores are refused,
-being no graphs of numbers: that of latent attention, a product of rows (below), and softcap by a Triton operator.
+Source: https://github.com/meta-pytorch/attention-gym, the package attn-gym.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import functools
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+from attn_gym import masks, mods
 from torch import Tensor
 
-from fa4 import masks, scores
+import fa4
+
+from .oracle import Problem
 
 LENGTH, HEADS, SIDE = 144, 2, 12  # a canvas is SIDE x SIDE
 
 
-def of_documents(starts: Tensor, inner: Callable) -> Callable:
-    """Each document by itself under a mask whose places count from its start. starts: (documents + 1,)."""
-    document = torch.bucketize(torch.arange(LENGTH), starts.cpu()[1:], right=True).to(starts)
+@dataclass
+class Published:
+    """A mask_mod, or a score_mod with what it is trained on, for LENGTH queries and keys unless it says else."""
 
-    def mask(b, h, q_idx, kv_idx):
-        query, key = q_idx - starts[document[q_idx]], kv_idx - starts[document[kv_idx]]
-        return (document[q_idx] == document[kv_idx]) & inner(b, h, query, key)
+    mask_mod: object = None
+    score_mod: object = None
+    trained: tuple[Tensor, ...] = ()
+    sizes: tuple[int, int] = (LENGTH, LENGTH)
+    heads: int | None = None  # if each has a mask of its own
 
-    return mask
-
-
-def of_stacked(length: int, inner: Callable) -> Callable:
-    """Sequences of one length, one behind the other."""
-
-    def mask(b, h, q_idx, kv_idx):
-        return (q_idx // length == kv_idx // length) & inner(b, h, q_idx % length, kv_idx % length)
-
-    return mask
+    def by_blocks(self, create, device: str, size: int = 128):
+        """Its block mask; a score's is causal."""
+        mask_mod = self.mask_mod or fa4.masks.causal
+        return create(mask_mod, None, self.heads, *self.sizes, device=device, BLOCK_SIZE=size)
 
 
-def _near(place: Callable, reach: tuple[int, int]) -> Callable:
-    """Neighbours on a canvas. A window that would leave it is moved back. place: of a token, its (column, row)."""
+def make(device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, Published]:
+    """By name. dtype: of tensors that are trained."""
+    generator = torch.Generator().manual_seed(11)
 
-    def mask(b, h, q_idx, kv_idx):
-        seen = kv_idx >= 0
-        for query, key, half in zip(place(q_idx), place(kv_idx), reach):
-            middle = query.clamp(half, SIDE - 1 - half)
-            seen = seen & ((middle - key).abs() <= half)
-        return seen
-
-    return mask
-
-
-def by_rows(i):
-    return i // SIDE, i % SIDE
-
-
-def by_tiles(width: int, height: int) -> Callable:
-    """Tokens of a tile follow each other."""
-
-    def place(i):
-        tile, within = i // (width * height), i % (width * height)
-        row, column = tile // (SIDE // width), tile % (SIDE // width)
-        return column * width + within % width, row * height + within // width
-
-    return place
-
-
-def by_bits(i):
-    """Along a Z-shaped curve: every other bit of a token's number."""
-
-    def every_other(x):
-        x = x & 0x55555555
-        for shift, kept in ((1, 0x33333333), (2, 0x0F0F0F0F), (4, 0x00FF00FF), (8, 0x0000FFFF)):
-            x = (x | (x >> shift)) & kept
-        return x
-
-    return every_other(i), every_other(i >> 1)
-
-
-def of_tiles(canvas: tuple[int, ...], kernel: tuple[int, ...], tile: tuple[int, ...], text: int) -> Callable:
-    """Sliding tiles on a canvas of any number of axes (arXiv 2502.04507), and tokens of text behind it."""
-    tiles = [size // own for size, own in zip(canvas, tile)]
-    spans = [size // own for size, own in zip(kernel, tile)]
-    picture = math.prod(canvas)
-
-    def places(i):
-        number = i // math.prod(tile)
-        return [number // math.prod(tiles[axis + 1 :]) % count for axis, count in enumerate(tiles)]
-
-    def mask(b, h, q_idx, kv_idx):
-        near = (q_idx < picture) & (kv_idx < picture)
-        for query, key, count, span in zip(places(q_idx), places(kv_idx), tiles, spans):
-            before, after = span // 2, span // 2 + span % 2 - 1
-            middle = query.clamp(before, count - 1 - after)
-            near = near & (key >= middle - before) & (key <= middle + after)
-        is_text = (kv_idx < picture + text) & ((q_idx >= picture) | (kv_idx >= picture))
-        return near | is_text
-
-    return mask
-
-
-def of_frames(prompt: int, frame: int, width: int, is_temporal: bool) -> Callable:
-    """Heads of a video model that look at near frames, or at one place in all of them (arXiv 2502.01776); all look at
-    the prompt, which looks at all."""
-
-    def mask(b, h, q_idx, kv_idx):
-        query, key = ((q_idx - prompt) % frame, (kv_idx - prompt) % frame) if is_temporal else (q_idx, kv_idx)
-        return (kv_idx < prompt) | (q_idx < prompt) | (torch.abs(query - key) < width)
-
-    return mask
-
-
-def of_images(intervals: Tensor, tokens: int) -> Callable:
-    """Text looks at the images of its interval (arXiv 2204.14198). intervals: (images, 2)."""
-    image = torch.arange(len(intervals), device=intervals.device).repeat_interleave(tokens)
-
-    def mask(b, h, q_idx, kv_idx):
-        interval = intervals[image[kv_idx]]
-        return (q_idx >= interval[0]) & (q_idx < interval[1])
-
-    return mask
-
-
-def sink_and_window(sink: int, window: int) -> Callable:
-    return masks.both(masks.either(masks.sliding_window(window), lambda b, h, q, kv: kv < sink), masks.causal)
-
-
-def make_masks(device: str = "cpu") -> dict[str, Callable]:
-    """By the name that the source has."""
-
-    def ints(*values):
+    def ints(*values) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    def leaf(*shape: int) -> Tensor:
+        return normal(*shape).requires_grad_()
+
+    of_masks = {
+        "causal": masks.causal_mask,
+        "sliding_window": masks.generate_sliding_window(30),
+        "global_sliding_window": masks.generate_global_sliding_window(
+            11, torch.arange(LENGTH, device=device) % 50 == 17
+        ),
+        "prefix_lm": masks.generate_prefix_lm_mask(50),
+        "document": masks.generate_doc_mask_mod(masks.causal_mask, ints(0, 20, 21, 100, LENGTH)),
+        "packed_causal_document": masks.generate_packed_causal_doc_mask_mod(ints(0, 20, 21, 100, LENGTH)),
+        "shared_prefix": masks.generate_shared_prefix_mask_mod(ints(0, 40, 60, 99, 120, LENGTH), ints(0, 0, 0, 3, 3)),
+        "dilated_sliding_window": masks.generate_dilated_sliding_window(36, 3),
+        "block_diffusion": masks.generate_block_diffusion_mask(LENGTH // 2, 12),
+        "batchify": masks.batchify_mask_mod(masks.generate_sliding_window(20), 48),
+        "natten": masks.generate_natten(SIDE, SIDE, 5, 3),
+        "tiled_natten": masks.generate_tiled_natten(SIDE, SIDE, 5, 7, 4, 3),
+        "morton_natten": masks.generate_morton_natten(SIDE, SIDE, 5, 5),
+        "sta_2d": masks.generate_sta_mask_mod_2d((12, 8), (6, 6), (3, 2), 40),
+        "sta_3d": masks.generate_sta_mask_mod_3d((4, 4, 6), (2, 4, 6), (2, 2, 2), 30),
+        "svg_spatial": masks.generate_spatial_head_mask_mod(14, 5, 26, 2, attn_sink=True, round_width=8),
+        "svg_temporal": masks.generate_temporal_head_mask_mod(14, 5, 26, 2),
+        "vision_cross_attention": masks.generate_vision_cross_attention_mask_mod(
+            ints([0, 70], [20, 90], [90, LENGTH]), LENGTH // 3
+        ),
+        "jetspec_training": masks.generate_jetspec_training_mask_mod(0, 12),
+    }
+    made = {name: Published(mask_mod) for name, mask_mod in of_masks.items()}
+    # Fewer queries than keys.
+    ancestors = masks.build_tree_ancestor_matrix([-1, *((i - 1) // 2 for i in range(1, 44))], device)
+    tree = masks.generate_jetspec_tree_causal_mask_mod(100, ancestors)
+    # Each tile of queries has a row of the tiles that it sees.
+    tiles = torch.randint(0, 9, (1, HEADS, 9, 4), generator=generator).to(device)
+    made["vsa"] = Published(masks.generate_vsa_mask_mod(tiles, 16, ints(*[16] * 8, 11)), heads=HEADS)
+    made["jetspec_tree"] = Published(tree, sizes=(44, LENGTH))
+
+    near = torch.rand(1, LENGTH, LENGTH, generator=generator) < 0.02
+    near = (near | near.mT).to(device)
+    distances = mods.shortest_path_distances(near, 4)
+    kinds = torch.randint(0, 4, near.shape, generator=generator).to(device)
+    spatial, edges = leaf(HEADS, 6), leaf(HEADS, 3, 4)
+    rope = normal(1, HEADS, LENGTH, 8), normal(1, 1, LENGTH, 8)
+    of_scores = {
+        "alibi": (mods.generate_alibi_bias(HEADS),),
+        "tanh_softcap": (mods.generate_tanh_softcap(2),),
+        "tanh_softcap_approx": (mods.generate_tanh_softcap(2, approx=True),),
+        "sandwich": (mods.generate_sandwich_bias(HEADS, LENGTH, device=device),),
+        "activation_gelu": (mods.generate_activation_score_mod(),),
+        "activation_relu": (mods.generate_activation_score_mod(F.relu),),
+        "graphormer_spatial": (mods.generate_graphormer_spatial_bias(spatial, distances), spatial),
+        # Each place on a path has a table of its own, which is a part of the one that is trained.
+        "graphormer_edges": (
+            mods.generate_graphormer_edge_bias(edges, *mods.shortest_path_edge_types(near, kinds, 3)),
+            edges,
+        ),
+        "mla_rope": (mods.generate_mla_rope_score_mod(*rope, HEADS),),
+    }
+    return made | {name: Published(None, *score[:1], score[1:]) for name, score in of_scores.items()}
+
+
+@functools.cache
+def problems(device: str = "cpu") -> dict[str, Problem]:
+    """For kernels, with blocks of 128."""
     return {
-        "causal": masks.causal,
-        "sliding_window": masks.sliding_window(30),
-        "prefix_lm": masks.prefix(ints(50, 50)),
-        "document": of_documents(ints(0, 20, 21, 100, LENGTH), masks.causal),
-        "dilated_sliding_window": masks.dilated(12, 3),
-        "sink_window": sink_and_window(4, 25),
-        "natten": _near(by_rows, (2, 1)),
-        "tiled_natten": _near(by_tiles(4, 3), (2, 3)),
-        "morton_natten": _near(by_bits, (2, 2)),
-        "sta_2d": of_tiles((12, 8), (6, 6), (3, 2), text=40),
-        "sta_3d": of_tiles((4, 4, 6), (2, 4, 6), (2, 2, 2), text=30),
-        "svg_spatial": of_frames(14, 26, 40, is_temporal=False),
-        "svg_temporal": of_frames(14, 26, 5, is_temporal=True),
-        "vision_cross_attention": of_images(ints([0, 70], [20, 90], [90, LENGTH]), LENGTH // 3),
-        "batchify": of_stacked(48, masks.sliding_window(20)),
+        name: Problem(
+            name,
+            *one.sizes,
+            HEADS,
+            HEADS,
+            score_mod=one.score_mod,
+            mask_mod=one.mask_mod or fa4.masks.causal,
+            trained=one.trained,
+            call=dict(block_mask=one.by_blocks(fa4.create_block_mask, device)),
+        )
+        for name, one in make(device).items()
     }
 
 
-def alibi(heads: int) -> Callable:
-    """With the slopes computed where they are used."""
-    return lambda score, b, h, q_idx, kv_idx: score + (kv_idx - q_idx) * torch.exp2(-((h + 1) * 8.0 / heads))
-
-
-SCORES: dict[str, Callable] = {"alibi": alibi(HEADS), "tanh_softcap": scores.softcap(2)}
-NAMES = (*make_masks(), *SCORES)
-
-
-def latent_attention(query: Tensor, key: Tensor) -> Callable:
-    return lambda score, b, h, q_idx, kv_idx: score + torch.dot(query[b, h, q_idx], key[b, h // HEADS, kv_idx])
+NAMES = tuple(make())

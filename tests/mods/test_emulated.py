@@ -7,9 +7,8 @@ pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is
 
 from fa4 import jit
 from fa4.emulator import emulate
-from tests.mods.kernels import problems, published_problems
+from tests.mods.kernels import problems
 from tests.mods.oracle import assert_kernel_is_right, sums_of_dq
-from tests.mods.published import NAMES
 
 CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
 # Each shows a part of its chip's kernels. Functions with many operations take half a minute to compile for a chip, and
@@ -64,12 +63,3 @@ def test_other_values_numbers_lengths_and_lists_compile_nothing(seed):
 
 def test_blocks_of_keys_add_in_the_order_of_their_numbers(seed):
     assert len(sums_of_dq(problems()["heads_far"], seed, "sm80", "sm_80")) == 1, f"seed {seed}"
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("backend", CHIPS)
-def test_what_attention_gym_publishes(backend, name, seed):
-    problem = published_problems()[name]
-    with emulate(CHIPS[backend], seed=seed):
-        assert_kernel_is_right(problem, seed, backend)

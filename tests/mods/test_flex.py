@@ -7,7 +7,7 @@ from torch.nn.attention import flex_attention as torchs
 import fa4
 from fa4 import fallback
 
-from .programs import BATCH, HEADS, KEYS, MASKS, QUERIES, SCORES, torchs_answer
+from .programs import BATCH, HEADS, KEYS, MASKS, QUERIES, SCORES, normal, torchs_answer
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +182,28 @@ def test_gradients_repeat_bit_for_bit(seed):
         runs.append(torch.autograd.grad(out, [*leaves, *captured], dout))
     assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other))
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_rows_are_their_elements(seed):
+    """A product of captured rows, which torch's own flex_attention cannot differentiate, is that of wider heads."""
+    leaves, dout = problem(seed, heads_kv=HEADS)
+    q, k, v = leaves
+    of_queries, of_keys = normal(BATCH, HEADS, QUERIES, 4).requires_grad_(), normal(2, KEYS, 4).requires_grad_()
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        row = of_queries[b, h, q_idx]
+        near = (row > kv_idx - q_idx).any().to(score.dtype)
+        return score + torch.dot(row, of_keys[h // 2, kv_idx]) * 0.5 + near + (row * 2).sum(-1)
+
+    out, lse = fa4.flex_attention(*leaves, score_mod, return_lse=True)
+    distance = torch.arange(KEYS) - torch.arange(QUERIES)[:, None]
+    near = (of_queries[..., None, :] > distance[..., None]).any(-1)
+    products = of_queries @ of_keys.repeat_interleave(2, 0).transpose(1, 2)
+    scores = q @ k.transpose(2, 3) / 4 + products * 0.5 + near + (of_queries * 2).sum(-1, keepdim=True)
+    expected = scores.softmax(3) @ v, scores.logsumexp(3)
+    captured = of_queries, of_keys
+    got, wanted = ((*pair, *gradients(*pair, [*leaves, *captured], dout)) for pair in ((out, lse), expected))
+    assert_same(got, wanted, f"seed {seed}")
 
 
 def test_captured_tensors_alone_may_be_trained(seed):

@@ -1,58 +1,62 @@
-"""What attention-gym publishes, on the torch backend, against torch's flex_attention in float64."""
+"""What attention-gym publishes: on the torch backend against torch's flex_attention in float64, and in the kernels."""
 
 import pytest
 import torch
 from torch.nn.attention import flex_attention as torchs
 
-import fa4
-from fa4.mods.trace import ModError
+pytest.importorskip("attn_gym", reason="attn-gym is among the packages for development")
 
+import fa4
+from fa4.emulator import emulate
+
+from . import published
+from .oracle import assert_kernel_is_right
 from .programs import torchs_answer
-from .published import HEADS, LENGTH, SCORES, latent_attention, make_masks
+from .published import HEADS, NAMES
 from .test_flex import assert_same, gradients
 
-MASKS = make_masks()
+CASES = published.make(dtype=torch.float64)
 
 
-def problem(seed):
-    generator = torch.Generator().manual_seed(seed)
-    q, k, v, dout = (torch.randn(1, HEADS, LENGTH, 8, dtype=torch.float64, generator=generator) for _ in range(4))
-    return [x.requires_grad_() for x in (q, k, v)], dout
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_masks(name, seed):
-    """One for both heads, as whole and partial blocks; some are more rows of a block than a tile of ours."""
-    leaves, dout = problem(seed)
-    ours, theirs = (
-        create(MASKS[name], None, None, LENGTH, LENGTH, BLOCK_SIZE=16, device="cpu")
-        for create in (fa4.create_block_mask, torchs.create_block_mask)
+@pytest.mark.parametrize("name", NAMES)
+def test_as_torchs_flex_attention(name, seed):
+    """In float64, with gradients of what scores captured. Masks are one for both heads, as whole and partial blocks;
+    some are more rows of a block than a tile of ours."""
+    case, generator = CASES[name], torch.Generator().manual_seed(seed)
+    queries, keys = case.sizes
+    q, k, v, dout = (
+        torch.randn(1, HEADS, rows, 8, dtype=torch.float64, generator=generator)
+        for rows in (queries, keys, keys, queries)
     )
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    ours, theirs = (case.by_blocks(create, "cpu", 16) for create in (fa4.create_block_mask, torchs.create_block_mask))
     assert torch.equal(ours.to_dense(), theirs.to_dense())
     results = []
     for attend in (
-        lambda: fa4.flex_attention(*leaves, None, ours, return_lse=True),
-        lambda: torchs_answer(*leaves, mask_mod=MASKS[name]),
+        lambda: fa4.flex_attention(*leaves, case.score_mod, ours, return_lse=True),
+        lambda: torchs_answer(*leaves, case.score_mod, case.mask_mod or fa4.masks.causal),
     ):
         out, lse = attend()
-        results.append((out, lse, *gradients(out, lse, leaves, dout)))
+        results.append((out, lse, *gradients(out, lse, [*leaves, *case.trained], dout)))
     assert_same(*results, f"{name}, seed {seed}")
 
 
-@pytest.mark.parametrize("name", SCORES)
-def test_scores(name, seed):
-    leaves, dout = problem(seed)
-    results = []
-    for attend in (
-        lambda: fa4.flex_attention(*leaves, SCORES[name], return_lse=True),
-        lambda: torchs_answer(*leaves, SCORES[name]),
-    ):
-        out, lse = attend()
-        results.append((out, lse, *gradients(out, lse, leaves, dout)))
-    assert_same(*results, f"{name}, seed {seed}")
+CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
+IN_SHORT = (("sm80", "mla_rope"),)  # rows of captured numbers; the soak runs all
 
 
-def test_products_of_rows_are_refused():
-    (q, k, v), _ = problem(0)
-    with pytest.raises(ModError, match="expected it indexed down to a number"):
-        fa4.flex_attention(q, k, v, latent_attention(q.detach(), k.detach()))
+@pytest.mark.parametrize(
+    "backend, name",
+    [
+        pytest.param(backend, name, marks=() if (backend, name) in IN_SHORT else pytest.mark.soak)
+        for backend in CHIPS
+        for name in NAMES
+    ],
+)
+def test_kernels(backend, name, seed):
+    pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+    pytest.importorskip(
+        "fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler"
+    )
+    with emulate(CHIPS[backend], seed=seed):
+        assert_kernel_is_right(published.problems()[name], seed, backend)
