@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from . import jit, ops
+from . import jit, mod_ops, ops  # noqa: F401  mod_ops: its operators
 from .device import chip_by_number, emulating
+from .mods.record import Mods, ModSpec
 from .spec import AttentionInputs, AttentionSpec, Extent, Flags, Saved
 
 
@@ -33,7 +35,10 @@ def recorded(file: Path) -> Iterator[Problem]:
     for number, line in enumerate(lines, start=1):
         try:
             given = json.loads(line)
-            spec = AttentionSpec(**given["spec"] | {"dtype": getattr(torch, given["spec"]["dtype"])})
+            of_spec = given["spec"] | {"dtype": getattr(torch, given["spec"]["dtype"])}
+            if "mods" in of_spec:
+                of_spec["mods"] = ModSpec.of_plain(of_spec["mods"])
+            spec = AttentionSpec(**of_spec)
             yield Problem(given["chip"], spec, Extent(*given["extent"]), given["backend"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file}, line {number} is no problem that FA4_RECORD wrote: {error}") from error
@@ -54,11 +59,41 @@ def compile_into(directory: Path, problem: Problem) -> dict[tuple, float]:
     below.mkdir(mode=0o700, parents=True, exist_ok=True)
     with emulating(chip), jit.compile_only(below) as compiled, torch.no_grad():
         inputs, flags = _inputs(problem)
-        route = ops.route(inputs, flags)
-        out, lse = route.forward(inputs)
+        mods = None if problem.spec.mods is None else _mods(problem.spec.mods, problem)
+        out, lse = ops.route(inputs, flags, mods).forward(inputs, mods)
         if flags.needs_backward:
-            torch.ops.fa4.backward(*Saved(out, lse, out), *inputs, *flags)
+            saved = Saved(out, lse, out)
+            if mods is None:
+                torch.ops.fa4.backward(*saved, *inputs, *flags)
+            else:
+                torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
     return compiled.seconds
+
+
+def _mods(spec: ModSpec, problem: Problem) -> Mods:
+    """What fills a call's functions and lists of blocks, with numbers that nobody reads."""
+    graphs = [graph for graph in (spec.score, spec.mask) if graph is not None]
+    types = [tensor for graph in graphs for tensor in graph.tensors]
+    tensors = [torch.empty((1,) * tensor.rank, dtype=getattr(torch, tensor.dtype)) for tensor in types]
+    blocks: list[Tensor] = []
+    block_q, block_k = spec.block or (0, 0)
+    if spec.block is not None:
+        heads = problem.spec.heads_q if spec.heads_differ else 1
+        rows, keys = -(-problem.extent.max_seqlen_q // block_q), -(-problem.extent.max_seqlen_k // block_k)
+        for along, across in ((rows, keys), (rows, keys), (keys, rows), (keys, rows)):
+            blocks += [torch.empty(1, heads, *shape, dtype=torch.int32) for shape in ((along,), (along, across))]
+    return Mods(
+        tensors,
+        blocks,
+        "" if spec.score is None else spec.score.text,
+        "" if spec.mask is None else spec.mask.text,
+        [0.0] * sum(len(graph.numbers) for graph in graphs),
+        block_q,
+        block_k,
+        list(spec.trained),
+        0.5 if spec.dropout else 0.0,
+        torch.empty(2, dtype=torch.int64) if spec.dropout else None,
+    )
 
 
 def _inputs(problem: Problem) -> tuple[AttentionInputs, Flags]:

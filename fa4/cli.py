@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -11,6 +13,7 @@ import os
 import platform
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -23,6 +26,9 @@ from . import __version__, dispatch
 from .device import Chip, chip_by_number, chip_of
 from .emulator import cli as emulator_cli
 from .env import VARIABLES
+from .mods.graph import Graph
+from .mods.record import ModSpec
+from .mods.trace import Traced, trace_mask, trace_score
 from .spec import AttentionInputs, AttentionSpec, Extent, Feature, Flags
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
@@ -151,6 +157,10 @@ _PROBLEM = (
     click.option("--seqused", is_flag=True, help="With seqused_q and seqused_k (varlen)."),
     click.option("--backward", is_flag=True, help="Gradients are needed."),
     click.option("--deterministic", is_flag=True),
+    click.option("--score-mod", help="MODULE:NAME of a function, or of one that makes it: fa4.scores:softcap(20.0)."),
+    click.option("--mask-mod", help="Likewise: fa4.masks:causal."),
+    click.option("--block-size", type=_POSITIVE, help="The mask_mod comes with a block_mask of such blocks."),
+    click.option("--dropout", default=0.0, type=click.FloatRange(0, 1), show_default=True),
     click.option("--backend", default="auto", show_default=True),
 )
 
@@ -173,6 +183,7 @@ def _problem(shape: dict) -> tuple[AttentionSpec, Extent]:
     heads_q, heads_kv = shape["heads_q"], shape["heads_kv"] or shape["heads_q"]
     if heads_q % heads_kv:
         raise click.BadParameter(f"{heads_kv} does not divide {heads_q} query heads", param_hint="--heads-kv")
+    mods = _mods(shape)
     left, right = (None if side == -1 else side for side in shape["window_size"])
     spec = AttentionSpec(
         dtype=_DTYPES[shape["dtype"]],
@@ -189,9 +200,48 @@ def _problem(shape: dict) -> tuple[AttentionSpec, Extent]:
         has_seqused_q=shape["seqused"],
         has_seqused_k=shape["seqused"],
         deterministic=shape["deterministic"],
-        needs_backward=shape["backward"],
+        needs_backward=shape["backward"] or bool(mods and mods.trained),
+        mods=mods,
     )
     return spec, Extent(shape["batch"], shape["seqlen_q"], shape["seqlen_k"] or shape["seqlen_q"])
+
+
+def _mods(shape: dict) -> ModSpec | None:
+    """The functions, blocks and dropout that options name.
+
+    Raises:
+        click.BadParameter: a function is not there or cannot be traced, or they do not go together.
+    """
+    if shape["score_mod"] and shape["softcap"]:
+        raise click.BadParameter("--softcap is given too, expected one of both", param_hint="--score-mod")
+    if shape["block_size"] and not shape["mask_mod"]:
+        raise click.BadParameter("is given without --mask-mod", param_hint="--block-size")
+    if shape["block_size"] and (shape["causal"] or shape["window_size"] != (-1, -1)):
+        raise click.BadParameter(
+            "--causal or --window-size is given too: the mask_mod says it", param_hint="--block-size"
+        )
+    score = _graph("--score-mod", shape["score_mod"], trace_score)
+    mask = _graph("--mask-mod", shape["mask_mod"], trace_mask)
+    block = (shape["block_size"],) * 2 if shape["block_size"] else None
+    trained = () if score is None else tuple(sorted({scatter.tensor for scatter in score.scatters}))
+    mods = ModSpec(score, mask, block, trained=trained, dropout=shape["dropout"] > 0)
+    return None if mods == ModSpec() else mods
+
+
+def _graph(option: str, named: str | None, trace: Callable[[Callable], Traced]) -> Graph | None:
+    """Of the function that MODULE:NAME or MODULE:NAME(numbers) says."""
+    if named is None:
+        return None
+    module, _, expression = named.partition(":")
+    try:
+        asked = ast.parse(expression, mode="eval").body
+        name = asked.func if isinstance(asked, ast.Call) else asked
+        function = getattr(importlib.import_module(module), ast.unparse(name))
+        if isinstance(asked, ast.Call):
+            function = function(*map(ast.literal_eval, asked.args))
+        return trace(function).graph
+    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
+        raise click.BadParameter(f"{named!r}: {error}", param_hint=option) from None
 
 
 @main.command()

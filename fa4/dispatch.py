@@ -84,9 +84,7 @@ class Backend:
     module: str
     requires: tuple[str, ...] = ()
     sizes: Sizes | None = None
-    lacks_of_blocks: Callable[[AttentionSpec], list[str]] | None = None  # of a block_mask: what is missing
-    lacks_of_cache: Callable[[AttentionSpec], list[str]] | None = None  # likewise of a cache
-    lacks_of_captured: Callable[[AttentionSpec], list[str]] | None = None  # and of captured tensors with gradients
+    lacks: tuple[Callable[[AttentionSpec], list[str]], ...] = ()  # what is missing of features that it has in part
 
     def refusals(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> list[str]:
         """Every reason why this backend cannot serve the problem on `chip`; empty when it can."""
@@ -104,12 +102,8 @@ class Backend:
             reasons.append(f"lacks dtype {_dtype_name(spec.dtype)} (has {', '.join(map(_dtype_name, self.dtypes))})")
         if not self.head_dims.takes(spec.head_dim, spec.head_dim_v):
             reasons.append(f"lacks head_dim ({spec.head_dim}, {spec.head_dim_v}) (has {self.head_dims})")
-        if self.lacks_of_blocks is not None and spec.has_blocks:
-            reasons += self.lacks_of_blocks(spec)
-        if self.lacks_of_captured is not None and Feature.CAPTURED_GRADIENTS in spec.features():
-            reasons += self.lacks_of_captured(spec)
-        if self.lacks_of_cache is not None and spec.cache is not None:
-            reasons += self.lacks_of_cache(spec)
+        for lacks in self.lacks:
+            reasons += lacks(spec)
         reasons += [f"lacks {feature.value}" for feature in Feature if feature in spec.features() - self.features]
         return reasons
 
@@ -117,8 +111,24 @@ class Backend:
         return importlib.import_module(self.module)
 
 
+_MOST_LOADS = 64  # of captured tensors, by a function: each is an instruction or more for every element, all in a row
+
+
+def _lacks_of_functions(spec: AttentionSpec) -> list[str]:
+    if spec.mods is None:
+        return []
+    graphs = {"score_mod": spec.mods.score, "mask_mod": spec.mods.mask}
+    loads = {role: len(graph.loads()) for role, graph in graphs.items() if graph is not None}
+    return [
+        f"lacks a {role} that reads {count} captured numbers for each pair (has up to {_MOST_LOADS})"
+        for role, count in loads.items()
+        if count > _MOST_LOADS
+    ]
+
+
 def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
-    assert spec.mods is not None and spec.mods.block is not None
+    if spec.mods is None or spec.mods.block is None:
+        return []
     lacks = []
     if any(size % 128 for size in spec.mods.block):
         lacks.append(f"lacks block_mask with blocks of {spec.mods.block} (has multiples of 128)")
@@ -128,7 +138,8 @@ def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
 
 
 def _lacks_of_captured(spec: AttentionSpec) -> list[str]:
-    assert spec.mods is not None and spec.mods.score is not None
+    if spec.mods is None or spec.mods.score is None or Feature.CAPTURED_GRADIENTS not in spec.features():
+        return []
     graph, lacks = spec.mods.score, list[str]()
     for scatter in graph.scatters:
         if not graph.is_of_heads(scatter):
@@ -140,16 +151,14 @@ def _lacks_of_captured(spec: AttentionSpec) -> list[str]:
 
 
 def _lacks_of_bytes(spec: AttentionSpec) -> list[str]:
-    assert spec.cache is not None
-    if spec.cache.is_fp8 and (spec.head_dim % 16 or spec.head_dim_v % 16):
+    if spec.cache is not None and spec.cache.is_fp8 and (spec.head_dim % 16 or spec.head_dim_v % 16):
         return [f"lacks an fp8 cache of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"]
     return []
 
 
 def _lacks_of_cache_by_tma(spec: AttentionSpec, multiple: int) -> list[str]:
-    assert spec.cache is not None
     lacks = _lacks_of_bytes(spec)
-    if spec.cache.page_size is None:
+    if spec.cache is None or spec.cache.page_size is None:
         return lacks
     if spec.cache.page_size % multiple:
         lacks.append(f"lacks pages of {spec.cache.page_size} rows (has multiples of {multiple})")
@@ -158,6 +167,7 @@ def _lacks_of_cache_by_tma(spec: AttentionSpec, multiple: int) -> list[str]:
     return lacks
 
 
+_LACKS_OF_MODS = _lacks_of_functions, _lacks_of_blocks, _lacks_of_captured
 _CUTE = ("cutlass.cute", "tvm_ffi")
 _SM80 = Backend(
     name="sm80",
@@ -169,9 +179,7 @@ _SM80 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm80.plan",
     requires=_CUTE,
-    lacks_of_captured=_lacks_of_captured,
-    lacks_of_blocks=_lacks_of_blocks,
-    lacks_of_cache=_lacks_of_bytes,
+    lacks=(*_LACKS_OF_MODS, _lacks_of_bytes),
 )
 _SM90 = Backend(
     name="sm90",
@@ -183,9 +191,7 @@ _SM90 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm90.plan",
     requires=_CUTE,
-    lacks_of_captured=_lacks_of_captured,
-    lacks_of_blocks=_lacks_of_blocks,
-    lacks_of_cache=functools.partial(_lacks_of_cache_by_tma, multiple=8),  # rows after which a swizzle repeats
+    lacks=(*_LACKS_OF_MODS, functools.partial(_lacks_of_cache_by_tma, multiple=8)),  # rows: a swizzle repeats
 )
 _SM100 = Backend(
     name="sm100",
@@ -197,9 +203,7 @@ _SM100 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm100.plan",
     requires=_CUTE,
-    lacks_of_captured=_lacks_of_captured,
-    lacks_of_blocks=_lacks_of_blocks,
-    lacks_of_cache=functools.partial(_lacks_of_cache_by_tma, multiple=8),  # rows after which a swizzle repeats
+    lacks=(*_LACKS_OF_MODS, functools.partial(_lacks_of_cache_by_tma, multiple=8)),  # rows: a swizzle repeats
 )
 
 # Order is preference.
@@ -298,12 +302,14 @@ def plan(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto")
 
 
 def _record(file: str, spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> None:
-    """Add the problem to a file of lines of JSON, which `fa4.ahead` reads; none with functions of the caller, or with a
-    key/value cache."""
-    if spec.mods is not None or spec.cache is not None:
+    """Add the problem to a file of lines of JSON, which `fa4.ahead` reads; none with a key/value cache."""
+    if spec.cache is not None:
         return
-    problem = {name: value for name, value in dataclasses.asdict(spec).items() if value is not None}
+    problem = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    problem = {name: value for name, value in problem.items() if value is not None}
     problem |= {"dtype": _dtype_name(spec.dtype)}
+    if spec.mods is not None:
+        problem |= {"mods": spec.mods.plain()}
     line = json.dumps({"chip": chip.number, "backend": backend, "extent": list(extent), "spec": problem})
     try:
         with open(file, "a") as lines:

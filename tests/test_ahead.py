@@ -52,12 +52,43 @@ def test_a_recorded_run_compiles_what_it_asked_for(asked, monkeypatch, tmp_path,
     assert f"{len(asked)} kernels for sm_80" in result.output
 
 
-def test_what_is_not_plain_data_is_not_recorded(asked, monkeypatch, tmp_path):
+@pytest.mark.parametrize("options", [["--dropout", "0.25"], ["--score-mod", "tests.test_ahead:by_table"]])
+def test_functions_and_dropout_are_compiled_too(asked, monkeypatch, tmp_path, seed, options):
+    """From a record and from options, forward and backward; of learned tensors and blocks too."""
+    record = tmp_path / "record.jsonl"
+    monkeypatch.setenv("FA4_RECORD", str(record))
+    problem = make(CASE, seed)
+    mask = fa4.create_block_mask(fa4.masks.sliding_window(5), None, None, 64, 64, device="cpu")
+    call = dict(dropout_p=0.25) if "--dropout" in options else dict(score_mod=by_table, block_mask=mask)
+    with emulating(chip_by_number(80)):
+        tensors = leaves(problem)
+        torch.autograd.grad(fa4.flash_attn_func(*tensors, **call), [*tensors], problem.dout)
+    monkeypatch.delenv("FA4_RECORD")
+    shape = ["--seqlen", "64", "--heads-q", "4", "--heads-kv", str(problem.inputs.k.shape[2]), "--backward"]
+    shape += ["--chip", "80", "--dtype", "bf16", "--batch", str(problem.inputs.q.shape[0])]
+    shape += ["--head-dim", str(problem.inputs.q.shape[3])]
+    if "--score-mod" in options:
+        options = [*options, "--mask-mod", "fa4.masks:sliding_window(9)", "--block-size", "128"]
+    for given in (["--record", str(record)], shape + options):
+        out = tmp_path / given[0].strip("-")
+        result = CliRunner().invoke(main, ["compile", *given, "--out", str(out)])
+        assert result.exit_code == 0, result.output
+        assert {path.name for path in (out / jit.fingerprint()).iterdir()} == set(asked)
+
+
+TABLE = torch.rand(4, 3, requires_grad=True)
+
+
+def by_table(score, b, h, q_idx, kv_idx):
+    return score * TABLE[h, q_idx % 3]
+
+
+def test_caches_are_not_recorded(asked, monkeypatch, tmp_path):
     record = tmp_path / "record.jsonl"
     monkeypatch.setenv("FA4_RECORD", str(record))
     q = torch.zeros(1, 8, 2, 16, dtype=torch.bfloat16)
     with emulating(chip_by_number(80)):
-        fa4.flash_attn_func(q, q, q, score_mod=lambda score, b, h, i, j: score + 1)
+        fa4.flash_attn_with_kvcache(q, q, q, cache_seqlens=8)
     fa4.flash_attn_func(q, q, q)  # in plain torch, which compiles nothing
     assert not record.exists()
 

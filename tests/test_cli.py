@@ -40,7 +40,28 @@ def test_explain_refuses_a_backend_that_does_not_exist():
     assert "backend is 'nope', expected one of 'auto'" in " ".join(run("explain", "--backend", "nope", code=2).split())
 
 
+def test_explain_knows_functions_blocks_and_dropout():
+    asked = ["explain", "--chip", "90", "--backward"]
+    assert "backend  sm90" in run(*asked, "--dropout", "0.1", "--score-mod", "fa4.scores:softcap(20.0)")
+    assert "backend  sm90" in run(*asked, "--mask-mod", "fa4.masks:causal", "--block-size", "128")
+    other_blocks = run(*asked, "--mask-mod", "fa4.masks:sliding_window(100)", "--block-size", "100")
+    assert "not sm90: " in other_blocks and "lacks block_mask with blocks of (100, 100)" in other_blocks
+    many = run(*asked, "--mask-mod", "tests.test_cli:in_a_long_row")
+    assert "backend  torch" in many and "lacks a mask_mod that reads 65 captured numbers for each pair" in many
+
+
+def in_a_long_row(b, h, q_idx, kv_idx):
+    return (kv_idx == ROW).any()
+
+
+ROW = torch.arange(65)
+
+
 REFUSALS = {
+    "no_such_function": ("has no attribute 'nope'", ["explain", "--mask-mod", "fa4.masks:nope"]),
+    "no_function": ("expected a function of (b, h, q_idx, kv_idx)", ["explain", "--mask-mod", "math:pi"]),
+    "blocks_of_nothing": ("is given without --mask-mod", ["explain", "--block-size", "128"]),
+    "more_than_all_dropped": ("--dropout", ["explain", "--dropout", "1.5"]),
     "no_chip": ("'hopper' is not a chip, expected a target such as sm_90a", ["explain", "--chip", "hopper"]),
     "unknown_target": ("chip number 77 is not known", ["explain", "--chip", "sm_77a"]),
     "unknown_chip": ("chip number 77 is not known", ["explain", "--chip", "77"]),

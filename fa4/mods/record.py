@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -29,6 +29,20 @@ class ModSpec:
         """Plain values that say all of it, for a compile key."""
         texts = (None if graph is None else graph.text for graph in (self.score, self.mask))
         return *texts, self.block, self.trained, self.dropout
+
+    def plain(self) -> dict[str, Any]:
+        """What JSON can hold, for `of_plain`."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return own | {name: own[name] and own[name].text for name in _GRAPHS}
+
+    @staticmethod
+    def of_plain(given: dict[str, Any]) -> ModSpec:
+        graphs = {name: given[name] and parse(given[name]) for name in _GRAPHS}
+        block = given["block"] and tuple(given["block"])
+        return ModSpec(**given | graphs | {"block": block, "trained": tuple(given["trained"])})
+
+
+_GRAPHS = "score", "mask"
 
 
 class Mods(NamedTuple):
