@@ -26,7 +26,7 @@ from . import machine
 from .check import judge_case, what_failed
 from .providers import PROVIDERS, Provider
 from .suites import SUITES, BenchCase, made_tensors
-from .timing import measure, peak_extra_bytes
+from .timing import Timing, measure_in_turns, peak_extra_bytes
 
 RESULTS = Path("bench/results")  # below the current directory, which is the root of a checkout
 console = Console(highlight=False)
@@ -48,38 +48,60 @@ def _work(
     return backward, dict(zip(("dq", "dk", "dv"), backward()))
 
 
-def run_case(case: BenchCase, provider: Provider, device: torch.device, seed: int, check: bool, seconds: float) -> dict:
-    """One row: the case, whether the result was right, and, if it was, the time. Errors become the row's "error"."""
+def _begun(
+    case: BenchCase, provider: Provider, device: torch.device, seed: int, check: bool
+) -> tuple[dict, Callable[[], object] | None]:
+    """A row with the case and whether the result was right, and, if it was, what is to be timed. Errors become the
+    row's "error"."""
     row: dict = {"provider": provider.name, "label": case.label, **dataclasses.asdict(case), "seed": seed}
     reason = provider.unavailable(device)
     if reason:
-        return {**row, "skipped": reason}
+        return {**row, "skipped": reason}, None
     try:
         tensors = made_tensors(case, device, seed)
-        with torch.set_grad_enabled(case.direction == "bwd"):
-            work, got = _work(case, provider, tensors)
+        work, got = _work(case, provider, tensors)
         if check:
             judgements = judge_case(case, *tensors, got)
             row["checked"] = {j.name: {"error": j.error, "allowed": j.allowed} for j in judgements}
             wrong = [str(j) for j in judgements if not j.right]
             if wrong:
-                return {**row, "error": "wrong result: " + "; ".join(wrong)}
+                return {**row, "error": "wrong result: " + "; ".join(wrong)}, None
         del got
-        with torch.set_grad_enabled(case.direction == "bwd"):
-            extra = peak_extra_bytes(work, device)
-            timing = measure(work, device, seconds=seconds)
+        row["peak_extra_bytes"] = peak_extra_bytes(work, device)
+        return row, work
     except Exception as error:  # one provider's failure must not end the run; the row carries it
-        return {**row, "error": what_failed(error)}
-    finally:
-        if device.type == "cuda":
-            with contextlib.suppress(RuntimeError):  # after an illegal access every call fails; the rows must not
-                torch.cuda.empty_cache()
+        return {**row, "error": what_failed(error)}, None
+
+
+def run_case(
+    case: BenchCase, providers: list[Provider], device: torch.device, seed: int, check: bool, seconds: float
+) -> list[dict]:
+    """A row for each provider: the case, whether the result was right, and, if it was, the time. Providers take turns,
+    so that what drifts meets them all."""
+    with torch.set_grad_enabled(case.direction == "bwd"):
+        begun = {provider.name: _begun(case, provider, device, seed, check) for provider in providers}
+        works = {name: work for name, (_, work) in begun.items() if work is not None}
+        try:
+            measured: dict[str, dict] = {
+                name: _measured(case, timing, device)
+                for name, timing in measure_in_turns(works, device, seconds=seconds).items()
+            }
+        except Exception as error:  # whoever broke the device broke it for all
+            measured = {name: {"error": what_failed(error)} for name in works}
+    del works
+    rows = [{**row, **measured.get(name, {})} for name, (row, _) in begun.items()]
+    begun.clear()
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):  # after an illegal access every call fails; the rows must not
+            torch.cuda.empty_cache()
+    return rows
+
+
+def _measured(case: BenchCase, timing: Timing, device: torch.device) -> dict:
     return {
-        **row,
         **dataclasses.asdict(timing),
         "tflops": case.flops / timing.median_ms / 1e9,
         **({"gbps": case.nbytes / timing.median_ms / 1e6} if case.direction == "fwd" else {}),
-        "peak_extra_bytes": extra,
         "clocks": machine.clocks() if device.type == "cuda" else {},
     }
 
@@ -220,14 +242,14 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, predic
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows = []
     with Progress(*columns, console=console) as progress, _kept_on_interrupt():
-        task = progress.add_task(suite, total=len(cases) * len(names))
+        task = progress.add_task(suite, total=len(cases))
         for case in cases:
-            for name in names:
-                progress.update(task, description=f"{name}: {case.label}")
-                rows.append(run_case(case, PROVIDERS[name], where, seed, check, seconds))
-                if "error" in rows[-1]:
-                    progress.console.print(f"{name}: {case.label}: {rows[-1]['error']}")
-                progress.advance(task)
+            progress.update(task, description=case.label)
+            rows += run_case(case, [PROVIDERS[name] for name in names], where, seed, check, seconds)
+            for row in rows[-len(names) :]:
+                if "error" in row:
+                    progress.console.print(f"{row['provider']}: {case.label}: {row['error']}")
+            progress.advance(task)
     try:
         gemm.append(machine.gemm_tflops(where))
         after = f"{gemm[1]:.3g} after"

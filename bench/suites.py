@@ -121,6 +121,20 @@ def _squares(seqlens, head_dims, **rest) -> tuple[BenchCase, ...]:
     )
 
 
+def _hopper() -> tuple[BenchCase, ...]:
+    """The paper's shapes, shorter and longer, more head dims, and grouped heads."""
+    lengths = (512, 1024, 2048, 4096, 8192, 16384)
+    grouped = dict(heads=32, heads_kv=8)
+    return (
+        *_squares(lengths, (64, 128)),
+        *_squares((1024, 4096, 16384), (96,), heads=21),
+        *_squares((1024, 4096, 16384), (192,), heads=8, head_dim_v=128),
+        *_squares((1024, 4096, 16384), (256,)),
+        *_squares((2048, 4096, 8192), (128,), tokens=8192, **grouped),
+        *_squares((16384,), (128,), **grouped),
+    )
+
+
 _CPU = tuple(
     BenchCase(direction, 1, seqlen, seqlen, heads, heads, 64, 64, causal, "float32")
     for direction in ("fwd", "bwd")
@@ -153,5 +167,6 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
             for seqlen in (4096, 16384)
         ),
     ),
+    "hopper": _hopper(),
     "cpu": _CPU,
 }

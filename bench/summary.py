@@ -1,4 +1,4 @@
-"""python -m bench.summary FILE: a result file as a Markdown table of TFLOP/s, and ratios to one provider."""
+"""python -m bench.summary FILE: a result file as Markdown tables of TFLOP/s, and of ratios to the best and to each."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from .compare import read_rows
+from .lines import standing
 
 
 def among_gpus(rows: list[dict]) -> list[str]:
@@ -34,7 +35,8 @@ def among_gpus(rows: list[dict]) -> list[str]:
 @click.argument("results", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--of", "subject", default="fa4", show_default=True, help="Provider whose ratios are told.")
 def main(results: Path, subject: str) -> None:
-    """TFLOP/s by case and provider, then geometric means of the subject's rate over each other provider's."""
+    """TFLOP/s by case and provider; how the subject stands to the best of the others, by kinds of cases; then geometric
+    means of its rate over each other provider's."""
     rows = read_rows(results)
     if any(row["suite"] == "context_parallel" for row in rows):
         click.echo("\n".join(among_gpus(rows)))
@@ -54,6 +56,7 @@ def main(results: Path, subject: str) -> None:
         cells = (f"{of[name]:.3g}" if name in of else "-" for name in providers)
         click.echo(f"| {label} | {' | '.join(cells)} |")
     click.echo()
+    click.echo("\n".join(standing(rows, subject)) + "\n")
     for name in providers:
         if name == subject:
             continue

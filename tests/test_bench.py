@@ -144,8 +144,8 @@ def test_rows_measured_before_the_end_of_a_run_are_kept(tiny, tmp_path, monkeypa
     if end is None:
         monkeypatch.setattr(run.machine, "gemm_tflops", gemm)
     monkeypatch.setitem(providers.PROVIDERS, "fa4", providers.Provider("fa4", build, lambda device: ""))
-    rows = measured(tmp_path / "rows.jsonl", names="fa4-torch,fa4")
-    assert [row["provider"] for row in rows] == ["fa4-torch", "fa4", "fa4-torch", "fa4"][: 4 if end is None else 3]
+    rows = measured(tmp_path / "rows.jsonl", names="fa4-torch,fa4")  # a case's are measured together
+    assert [row["provider"] for row in rows] == ["fa4-torch", "fa4", "fa4-torch", "fa4"][: 4 if end is None else 2]
     assert len(rows[0]["gemm_tflops"]) == (1 if end is None else 2) and rows[0]["median_ms"] > 0
 
 
@@ -179,6 +179,25 @@ def test_summary_tells_rates_and_their_ratio(tiny, tmp_path):
     assert f"| {rows[0]['label']} | 3 | 2 |" in text
     assert "fwd: fa4 / sdpa = 1.500 (geometric mean of 1)" in text
     assert "'fa5' has no rows" in invoke(summary.main, "--of", "fa5", tmp_path / "rows.jsonl", code=2)
+
+
+def test_summary_tells_how_it_stands_to_the_best_of_the_others(tmp_path):
+    rates = {"fa4": 4.0, "fa4-deterministic": 3.0, "cudnn": 2.0, "flash-attn-4": 5.0}
+    cases = (square("bwd", 1024, 128, True), square("bwd", 4096, 256, False), square("fwd", 1024, 64, True))
+    rows = [
+        {"suite": "hopper", "machine": {}, "provider": name, "label": case.label, "tflops": rate}
+        | dataclasses.asdict(case)
+        for case in cases
+        for name, rate in rates.items()
+        if not (case.head_dim == 256 and name == "flash-attn-4")
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = invoke(summary.main, tmp_path / "rows.jsonl")
+    assert f"| forward, d64 causal 1k | 1 | 0.800 | 0.800 | {cases[2].label} |" in text
+    assert f"| backward to d128 | 1 | 0.800 | 0.800 | {cases[0].label} |" in text
+    assert f"| backward, d256 | 1 | 2.000 | 2.000 | {cases[1].label} |" in text
+    assert f"| deterministic backward, causal | 1 | 0.750 | 0.750 | {cases[0].label} |" in text
+    assert "decode" not in text
 
 
 def test_flops_follow_the_fields_convention():
