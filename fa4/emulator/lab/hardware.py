@@ -32,6 +32,22 @@ from fa4.emulator.lab.opcodes.run import expected_of, output_for, run_emulated
 from fa4.emulator.lab.recording import Recorder, Recording
 from fa4.emulator.options import CHIP, COUNT, PATTERN
 
+_NAMES = "^(hopper|ampere|fwd|bwd)"  # of what is recorded; fa4's own calls begin with their direction
+OWN = (  # none with packed sequences: their tensor maps begin where no recorded memory lies
+    problems.Case("fwd", seqlen_q=200, seqlen_k=200, causal=True),
+    problems.Case("fwd_d128_gqa", seqlen_q=130, seqlen_k=260, head_dim=128, causal=True, heads_kv=1),
+    problems.Case("fwd_d256", seqlen_q=130, seqlen_k=150, head_dim=256),
+    problems.Case("fwd_decode", seqlen_q=1, seqlen_k=1300, heads_q=8, heads_kv=2, head_dim=128, causal=True),
+    problems.Case("bwd_d64", seqlen_q=150, seqlen_k=200),
+    problems.Case("bwd_d128_causal", seqlen_q=200, seqlen_k=300, head_dim=128, causal=True),
+    problems.Case(
+        "bwd_d128_ordered", seqlen_q=200, seqlen_k=300, head_dim=128, causal=True, deterministic=True, heads_kv=1
+    ),
+    problems.Case("bwd_d128_ordered_full", seqlen_q=250, seqlen_k=300, head_dim=128, deterministic=True),
+    problems.Case("bwd_d192_128", seqlen_q=150, seqlen_k=200, head_dim=192, head_dim_v=128, causal=True),
+    problems.Case("bwd_d256", seqlen_q=150, seqlen_k=200, head_dim=256, causal=True, heads_kv=1),
+)
+
 
 @click.group(help=__doc__)
 def main() -> None: ...
@@ -197,11 +213,11 @@ def _rows(device: Device, folder: Path | None, seeds: int, only: str) -> Iterato
 @main.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--cutlass", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--only", type=PATTERN, default="^(hopper|ampere|fwd)", show_default=True,
+@click.option("--only", type=PATTERN, default=_NAMES, show_default=True,
               help="Regular expression on the names of examples.")  # fmt: skip
 @click.option("--chip", type=CHIP, default="sm_90a", show_default=True, help="Chip to record for.")
 def record(folder: Path, cutlass: Path, only: str, chip: str) -> None:
-    """Run foreign examples, and fa4's own forward (as "fwd"), emulated, and write their launches."""
+    """Run foreign examples, and fa4's own forwards and backwards, emulated, and write their launches."""
     from fa4.emulator import emulate
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -211,12 +227,13 @@ def record(folder: Path, cutlass: Path, only: str, chip: str) -> None:
                 recorder = Recorder(gpu, folder, example.name)
                 example.run(cutlass)
             click.echo(f"{example.name}: {recorder.count} launches")
-    if re.search(only, "fwd"):
-        case = problems.Case("fwd", seqlen_q=200, seqlen_k=200, causal=True)
-        with emulate(chip) as gpu:
-            recorder = Recorder(gpu, folder, case.name)
-            problems.make(case, seed=0).call()
-        click.echo(f"fwd: {recorder.count} launches")
+    for case in OWN:
+        if re.search(only, case.name):
+            with emulate(chip) as gpu:
+                recorder = Recorder(gpu, folder, case.name)
+                problem = problems.make(case, seed=0)
+                problem.call_with_gradients() if case.name.startswith("bwd") else problem.call()
+            click.echo(f"{case.name}: {recorder.count} launches")
 
 
 if __name__ == "__main__":
