@@ -26,6 +26,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,6 +54,7 @@ _PLAIN = (str, int, float, bool, type(None), torch.dtype, enum.Enum)
 
 _launchers: dict[tuple, Launcher] = {}
 _lock = threading.RLock()
+_to_be_exported: ContextVar[bool] = ContextVar("fa4_to_be_exported", default=False)
 
 
 def _after_fork_in_child() -> None:
@@ -75,7 +77,8 @@ class DryRun:
         target, _, key = full_key
         if (target, key) not in self.seconds:
             started = time.perf_counter()
-            kernel = build()
+            with _for_export():
+                kernel = build()
             if self._directory is not None:
                 _export(kernel, _entry(self._directory, full_key))
             self.seconds[target, key] = time.perf_counter() - started
@@ -102,7 +105,7 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
     Args:
         key: plain values (str, int, float, bool, None, dtype, enum, tuples of these) that determine the code.
         build: returns what `compile_kernel` returned; called at most once per key and process, and once
-            per key among the processes that share a disk cache.
+            per key among the processes that share a disk cache. Where that disk cannot be written it is called twice.
         chip: where it will run. Entries of emulated chips are their own: they call another runtime.
 
     Raises:
@@ -130,13 +133,25 @@ def compile_kernel(function: Callable, *args: Any, chip: Chip) -> Any:
     """Compile a `cute.jit` host function for `chip` with tvm-ffi calling convention.
 
     `args` are fake tensors, scalars of the DSL's types, compile-time values, and last `current_stream()`.
+
+    What is compiled to be exported cannot be called itself: its host code is made for the object file alone, not also
+    (twice) for this process, which is a tenth of the time of a compilation.
     """
     import cutlass.cute as cute
 
     options = f"--enable-tvm-ffi --gpu-arch {chip.target}"
     if chip.emulated:
         options += " --keep-ptx --generate-line-info"
-    return cute.compile(function, *args, options=options)
+    return cute.compile(function, *args, options=options, no_jit_engine=_to_be_exported.get())
+
+
+@contextlib.contextmanager
+def _for_export() -> Iterator[None]:
+    token = _to_be_exported.set(True)
+    try:
+        yield
+    finally:
+        _to_be_exported.reset(token)
 
 
 def fixed(numbers: tuple) -> Any:
@@ -232,13 +247,14 @@ def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any]) ->
         with contextlib.suppress(Exception):  # an entry that is missing or does not load is a miss, replaced below
             if entry.exists():
                 return _load(entry)
-        kernel = build()
+        with _for_export():
+            kernel = build()
         try:
             _export(kernel, entry)
             return _load(entry)  # the same road as a warm start, and a launcher with less Python around it
-        except Exception as error:  # a full disk must not stop a kernel that is already compiled
+        except Exception as error:  # a full disk must not stop a call
             warnings.warn(f"fa4 could not keep a compiled kernel in {directory}: {error}", stacklevel=2)
-        return kernel
+        return build()  # again, now for this process
 
 
 def _load(entry: Path) -> Launcher:

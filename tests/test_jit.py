@@ -156,10 +156,37 @@ def test_what_the_compiler_is_told(monkeypatch, emulated):
     """An emulated chip runs PTX, so it is kept; nobody else pays for it."""
     from cutlass import cute
 
-    monkeypatch.setattr(cute, "compile", lambda *arguments, options: (arguments, options.split()))
-    arguments, options = jit.compile_kernel(print, 1, 2, chip=chip_by_number(90, emulated=emulated))
+    monkeypatch.setattr(cute, "compile", lambda *arguments, options, **control: (arguments, options.split(), control))
+    arguments, options, control = jit.compile_kernel(print, 1, 2, chip=chip_by_number(90, emulated=emulated))
     more = ["--keep-ptx", "--generate-line-info"] if emulated else []
     assert arguments == (print, 1, 2) and options == ["--enable-tvm-ffi", "--gpu-arch", "sm_90a", *more]
+    assert control == dict(no_jit_engine=False)
+
+
+def test_host_code_is_made_for_the_object_file_alone(monkeypatch, tmp_path, loaded):
+    """What goes to the disk is not made callable in this process as well; what could not be kept is."""
+    from cutlass import cute
+
+    asked = []
+
+    def compile_one(*arguments, no_jit_engine, **named):
+        asked.append(no_jit_engine)
+        return Kernel(OSError("full") if len(asked) == 2 else None)
+
+    monkeypatch.setattr(cute, "compile", compile_one)
+
+    def build():
+        return jit.compile_kernel(print, chip=chip_by_number(90))
+
+    jit._through_disk(tmp_path, ("kept",), build)
+    assert asked == [True]
+    with pytest.warns(UserWarning, match="full"):
+        jit._through_disk(tmp_path, ("not kept",), build)
+    assert asked == [True, True, False]
+    jit.DryRun(tmp_path).compile(("sm_90a", False, ("dry",)), build)
+    assert asked == [True, True, False, True]
+    build()
+    assert asked == [True, True, False, True, False]
 
 
 def test_what_stands_for_a_tensor_at_compile_time(monkeypatch):

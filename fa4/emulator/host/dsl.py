@@ -106,20 +106,54 @@ def _live_dsls(meta: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _places() -> Iterator[None]:
-    """Line and column of an operation's source are looked up once per place, not once per operation: CuTe DSL walks
-    the table of the whole function each time, which is a third of the time that tracing takes."""
+    """Where an operation stands in the source is found once per place, not once per operation.
+
+    For each operation CuTe DSL asks of every frame of the stack whose code it is, walks the table of lines of the whole
+    function, and makes a location: half of the time that tracing takes.
+    """
+    from cutlass._mlir import ir
     from cutlass._mlir_helpers import op
 
-    look_up = op._fast_frameinfo
-    known: dict[tuple[types.CodeType, int], Any] = {}
+    look_up, make_location = op._fast_frameinfo, op._get_location_from_frame_info
+    # By the identity of code objects, whose hash is slow; `codes` keeps them alive.
+    codes: dict[int, types.CodeType] = {}
+    library: dict[int, bool] = {}
+    known: dict[tuple[int, int], Any] = {}
+    context: Any = None
+    locations: dict[int, Any] = {}  # in that context, by the identity of what `known` holds
+
+    def find_user_frame(start: types.FrameType | None) -> types.FrameType | None:
+        frame = start
+        while frame is not None and not op._INCLUDE_LIB_FRAME:
+            code = id(frame.f_code)
+            if code not in codes:
+                codes[code] = frame.f_code
+                library[code] = op._is_framework_stack_frame(frame)
+            if not library[code]:
+                return frame
+            frame = frame.f_back
+        return start
 
     def frame_info(frame: types.FrameType) -> Any:
-        place = frame.f_code, frame.f_lasti
+        code = id(frame.f_code)
+        codes.setdefault(code, frame.f_code)
+        place = code, frame.f_lasti
         if place not in known:
             known[place] = look_up(frame)
         return known[place]
 
-    with replaced(op, _fast_frameinfo=frame_info):
+    def location(info: Any) -> Any:
+        nonlocal context, locations
+        if ir.Context.current is not context:
+            context, locations = ir.Context.current, {}
+        found = locations.get(id(info))
+        if found is None:
+            found = locations[id(info)] = make_location(info)
+        return found
+
+    with replaced(
+        op, _find_user_frame=find_user_frame, _fast_frameinfo=frame_info, _get_location_from_frame_info=location
+    ):
         yield
 
 
