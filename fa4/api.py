@@ -10,6 +10,7 @@ from torch import Tensor
 from . import calls, checks, dispatch, jagged, mod_ops
 from .checks import WindowSize
 from .device import chip_of
+from .mods import blocks
 from .mods.call import MaskMod, ScoreMod
 from .spec import AttentionInputs, AttentionSpec, Cache, Extent
 
@@ -46,6 +47,7 @@ class _PackedKeywords(_Keywords, total=False):
     max_seqlen_k: int | Tensor | None
     seqused_q: Tensor | None
     seqused_k: Tensor | None
+    block_mask: BlockMask | None
 
 
 @overload
@@ -188,6 +190,7 @@ def flash_attn_varlen_func(
     softcap: float = 0.0,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     learnable_sink: Tensor | None = None,
     dropout_p: float = 0.0,
     dropout_seed: checks.Seed | None = None,
@@ -211,6 +214,10 @@ def flash_attn_varlen_func(
             Lengths are checked on a CPU; elsewhere with FA4_CHECK_LENGTHS=1, which stalls.
         seqused_q, seqused_k: (batch,) int32: only the first so many rows of each sequence are used; masks align to
             these lengths, and the other rows of out are 0, of lse -inf, and have gradients 0.
+        block_mask: made for (batch or None, heads_q or None, max_seqlen_q, max_seqlen_k), or for longer sequences. Its
+            blocks, and the indices of its mask_mod, count from each sequence's first query and first key, and b is the
+            sequence; of blocks past a sequence's end, or past what is used of it, none is visited. Where max_seqlen is
+            None, no sequence may be longer than what the mask was made for.
 
     Returns:
         out (total_q, heads_q, head_dim_v) in q's dtype and, if asked, lse (heads_q, total_q).
@@ -222,10 +229,10 @@ def flash_attn_varlen_func(
         q, k, v = _autocast(q, k, v)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
-    if score_mod is None and mask_mod is None and checks.drops_nothing(dropout_p):
+    if score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p):
         out, lse = calls.attend(True, (q, k, v, learnable_sink, *lengths), options)
     else:
-        mods, dropout = (score_mod, mask_mod, None), checks.Dropout(dropout_p, dropout_seed)
+        mods, dropout = (score_mod, mask_mod, block_mask), checks.Dropout(dropout_p, dropout_seed)
         out, lse = calls.attend_with_mods(True, (q, k, v, learnable_sink, *lengths), options, mods, dropout)
     return (out, lse) if return_lse else out
 
@@ -284,13 +291,18 @@ def explain(
         extent = Extent(batch, longest, cache.capacity(k))
     elif packed:
         batch = 1 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-        max_seqlen_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
-        max_seqlen_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
-        extent = Extent(batch, max_seqlen_q, max_seqlen_k)
-        cu_seqlens_q = q if cu_seqlens_q is None else cu_seqlens_q  # only its presence matters from here
+        longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
+        longest_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
+        extent = Extent(batch, longest_q, longest_k)
+        if cu_seqlens_q is None:
+            cu_seqlens_q = torch.empty(2, dtype=torch.int32, device="meta")  # (only its shape matters from here)
     else:
         extent = Extent(q.shape[0], q.shape[1], k.shape[1])
-    inputs = AttentionInputs(q, k, v, learnable_sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *extent[1:]
+    inputs = AttentionInputs(q, k, v, learnable_sink, *lengths)
+    if packed and block_mask is not None:
+        inputs = blocks.bounded(block_mask, inputs, (max_seqlen_q, max_seqlen_k))
+        extent = inputs.extent
     if cache is not None or cache_seqlens is not None:
         inputs = inputs._replace(seqused_k=q)  # only its presence matters
     mods = None

@@ -18,6 +18,7 @@ from torch.nn import functional
 from . import autograd, checks, jagged, mod_ops, ops
 from .checks import Options
 from .device import stage
+from .mods import blocks
 from .mods.record import Mods
 from .remembered import Remembered
 from .spec import AttentionInputs, Flags
@@ -167,6 +168,8 @@ def attend_with_mods(
     way = None if before is None else before.way(key)
     if way is None:
         inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
+        if packed and mods[2] is not None:
+            inputs = blocks.bounded(mods[2], inputs, arguments[8:])
         random = dropout.checked(inputs.q.device)
         gathered, flags = mod_ops.prepare(inputs, flags, *mods, random)
         if watched or inputs.q.is_meta:

@@ -16,9 +16,11 @@ from torch.utils.flop_counter import register_flop_formula
 from . import ops, run
 from .device import chip_of
 from .mods import blocks, coarse, remember
-from .mods.call import MaskMod, Problem, ScoreMod, gather
+from .mods.blocks import Problem
+from .mods.call import MaskMod, ScoreMod, gather
 from .mods.record import Mods
 from .run.allocate import rows_dtype
+from .sequences import sequences
 from .spec import AttentionInputs, Flags, Saved
 
 FORWARD = (AttentionInputs, Mods, Flags)
@@ -52,14 +54,14 @@ def prepare(
         raise ValueError("softcap and score_mod are both given, expected one: fa4.scores.softcap is a score_mod")
     if block_mask is not None and (flags.window_left is not None or flags.window_right is not None):
         raise ValueError("block_mask is given with causal or window_size, expected these in its mask_mod")
-    seqlen_q, seqlen_k = (None, None) if inputs.q.ndim == 3 else (inputs.q.shape[1], inputs.k.shape[1])
-    problem = Problem(inputs.batch, inputs.q.shape[-2], seqlen_q, seqlen_k, inputs.q.device)
+    heads, lengths, packed = inputs.q.shape[-2], inputs.extent[1:], inputs.q.ndim == 3
+    problem = Problem(inputs.batch, heads, *lengths, inputs.q.device, packed)
     mods = gather(problem, score_mod, mask_mod, block_mask, flags.needs_backward)
     mods = mods._replace(dropout_p=dropout[0], dropout_seed=dropout[1])
     # (Compiled code has no graphs to add to: there such blocks stay as they are.)
     if mods.blocks and not torch.compiler.is_compiling() and coarse.takes((mods.block_q, mods.block_k)):  # noqa: SIM102
         if flags.backend != "torch" and chip_of(inputs.q.device).compiles:
-            mods = coarse.in_tiles(mods, (inputs.q.shape[1], inputs.k.shape[1]))
+            mods = coarse.in_tiles(mods, block_mask.seq_lengths)
     return mods, flags._replace(needs_backward=flags.needs_backward or bool(mods.trained))
 
 
@@ -200,8 +202,22 @@ def _flops(inputs: AttentionInputs, mods: Mods, flags: Flags, matmuls_qk: int, m
     if not counts or any(x.is_meta or isinstance(x, FakeTensor) for x in counts):
         return ops.flops(inputs, flags, matmuls_qk, matmuls_v)
     q, v = inputs.q, inputs.v
-    visited = sum(int(x.expand(q.shape[0], q.shape[2], -1).sum()) for x in counts)
+    if inputs.varlen:
+        visited = _visited_in_sequences(inputs, mods)
+    else:
+        visited = sum(int(x.expand(q.shape[0], q.shape[2], -1).sum()) for x in counts)
     return 2 * visited * mods.block_q * mods.block_k * (matmuls_qk * q.shape[-1] + matmuls_v * v.shape[-1])
+
+
+def _visited_in_sequences(inputs: AttentionInputs, mods: Mods) -> int:
+    """Blocks that the heads of all packed sequences visit: those past a sequence's end are not."""
+    met = blocks.table_of(mods.blocks[:4], -(-inputs.max_seqlen_k // mods.block_k)) != blocks.NONE
+    met = met.expand(inputs.batch, inputs.q.shape[-2], -1, -1)
+    total = 0
+    for sequence in sequences(inputs):
+        rows, keys = (side.stop - side.start for side in (sequence.q_rows, sequence.k_rows))
+        total += int(met[sequence.index, :, : -(-rows // mods.block_q), : -(-keys // mods.block_k)].sum())
+    return total
 
 
 @register_flop_formula(torch.ops.fa4.forward_with_mods, get_raw=True)

@@ -68,7 +68,7 @@ class Backward:
             cfg = self.config(has_dlse)
             self._compiled[has_dlse] = cfg, cfg.row_blocks, self.kernel.launcher(cfg, self.chip)
         cfg, row_blocks, launcher = self._compiled[has_dlse]
-        workspace = Workspace.allocate(inputs, self.spec, row_blocks)
+        workspace = Workspace.allocate(inputs, self.spec, row_blocks, mods)
         targets = gradients.targets(inputs, mods, captured, cfg)
         given = filled(mods, inputs.q.shape[-2], backward=True, in_turn=row_blocks.list_rows > 0, captured=targets)
         launcher(inputs[:8], saved, grads, workspace, self.scalars, self.extent, given)

@@ -27,12 +27,12 @@ def rank_key_blocks(blocks: BlockTensors, ranks: cute.Tensor, batch: Int32, head
     full = blocks.full_lists[(*at, None)], blocks.full_counts[at]
     for (own, count), (other, others) in ((partial, full), (full, partial)):
         for i in cutlass.range(cute.arch.thread_idx()[0], count, THREADS, unroll=1):
-            ranks[own[i]] = i + entries_below(own[i], other, others)
+            ranks[own[i]] = i + _entries_below(own[i], other, others)
 
 
 @cute.jit
-def entries_below(bound: Int32, entries: cute.Tensor, count: Int32) -> Int32:
-    """How many of the first `count` ascending entries are less than a bound."""
+def _entries_below(bound: Int32, entries: cute.Tensor, count: Int32) -> Int32:
+    """How many of the first `count` ascending entries are less than a bound, by a thread."""
     first, stop = Int32(0), count
     while first < stop:
         middle = (first + stop) // 2

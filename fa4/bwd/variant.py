@@ -31,7 +31,7 @@ class Variant(variant.Variant):
     @property
     def ragged(self) -> bool:
         """A sequence's data may end before its tensor's rows do; see `core.sequence.ragged`."""
-        return self.varlen or self.has_seqused_q or self.has_seqused_k
+        return self.lengths_vary
 
     @property
     def descending(self) -> bool:

@@ -44,7 +44,8 @@ def keys_here(context) -> Keys:
     if cfg.has_blocks:
         block_q, block_k = cfg.mods.block
         column, ratio = n_block // (block_k // cfg.span), block_q // cfg.tile_m
-        walk = Listed.of(args.mods.blocks, batch, head_kv, column, ratio, q.count, cfg.tile_m)
+        exists = n_block * cfg.span < k.count if cfg.lengths_vary else None
+        walk = Listed.of(args.mods.blocks, batch, head_kv, column, ratio, q.count, cfg.tile_m, exists)
         first, stop = Int32(0), walk.count
     return Keys(n_block, head_kv, batch, q, k, mask, first, stop, row_block, walk)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import jit
 from ..core.rows import row_blocks
 from ..memory import empty
+from ..mods.record import Mods
 from ..spec import AttentionInputs, AttentionSpec
 from .blocks import RowBlocks
 
@@ -30,7 +31,7 @@ class Workspace(NamedTuple):
     dsink: Tensor | None
 
     @staticmethod
-    def allocate(inputs: AttentionInputs, spec: AttentionSpec, cfg: RowBlocks) -> Workspace:
+    def allocate(inputs: AttentionInputs, spec: AttentionSpec, cfg: RowBlocks, mods: Mods | None = None) -> Workspace:
         heads, device = spec.heads_q // cfg.packed, inputs.q.device
         rows = inputs.q.shape[0] if inputs.varlen else inputs.q.shape[1]
         blocks = row_blocks(rows, inputs.batch, cfg.tile_m, cfg.packed, cfg.varlen)
@@ -39,7 +40,7 @@ class Workspace(NamedTuple):
             empty((heads, blocks, 2, cfg.tile_m), torch.float32, device),
             empty((heads, blocks, cfg.placement.elements), torch.float32, device),
             empty((heads, blocks * cfg.turns), torch.int32, device) if cfg.turns else None,
-            empty((heads, blocks, _key_blocks(inputs, spec)), torch.int32, device) if cfg.list_rows else None,
+            empty((heads, blocks, mods.key_blocks), torch.int32, device) if mods and cfg.list_rows else None,
             torch.zeros(of_rows, dtype=torch.float32, device=device) if cfg.has_sink else None,
         )
 
@@ -57,9 +58,3 @@ class Workspace(NamedTuple):
     def dsink_terms(self) -> Tensor | None:
         """(heads_q, ...)."""
         return self.dsink if self.dsink is None or self.dsink.ndim == 2 else self.dsink.transpose(0, 1)
-
-
-def _key_blocks(inputs: AttentionInputs, spec: AttentionSpec) -> int:
-    """Blocks of keys of a block mask."""
-    assert spec.mods is not None and spec.mods.block is not None
-    return -(-inputs.k.shape[1] // spec.mods.block[1])

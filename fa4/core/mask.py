@@ -92,18 +92,32 @@ class Listed(Constant):
     ratio: cutlass.Constexpr[int]
 
     @staticmethod
-    def of(blocks: Any, sequence: Int32, head: Int32, row: Int32, ratio: int, extent: Int32, tile: int) -> Listed:
+    def of(
+        blocks: Any,
+        sequence: Int32,
+        head: Int32,
+        row: Int32,
+        ratio: int,
+        extent: Int32,
+        tile: int,
+        exists: Boolean | None = None,
+    ) -> Listed:
         """The lists of a `core.traced.BlockTensors` for a sequence, a query head and a block of the listing side.
 
         extent, tile: the listed side's rows, and those of a tile of it. Its last block may have fewer tiles than
-        others; in its list, ascending, it is the last.
+        others; in its list, ascending, it is the last. exists: where sequences may end before the lists do, whether the
+        listing side has rows in this block; whole warps then look for the entries that the listed side has rows in.
         """
         tiles = (extent + tile - 1) // tile
         shape, last = blocks.counts.shape, (tiles + ratio - 1) // ratio - 1
+        row = row if exists is None else cutlass.min(row, shape[2] - 1)
         at = cutlass.min(sequence, shape[0] - 1), cutlass.min(head, shape[1] - 1), row
         places = []
         for counts, lists in ((blocks.counts, blocks.lists), (blocks.full_counts, blocks.full_lists)):
             count = counts[at]
+            if exists is not None:
+                count = Int32(cutlass.select_(exists, count, Int32(0)))
+                count = entries_below(last + 1, lists[(*at, None)], count)
             ends = (count > 0) & (lists[(*at, cutlass.max(count - 1, 0))] == last)
             places.append(count * ratio - Int32(cutlass.select_(ends, (last + 1) * ratio - tiles, Int32(0))))
         masked, full = places
@@ -137,6 +151,20 @@ class Listed(Constant):
         own = cutlass.select_(of_full < 0, Int64(within // self.ratio), between + of_full // self.ratio)
         entry = (self.lists.iterator + Int64(own)).load()
         return entry * self.ratio + within % self.ratio
+
+
+@cute.jit
+def entries_below(bound: Int32, entries: cute.Tensor, count: Int32) -> Int32:
+    """How many of the first `count` ascending entries are less than a bound, by a whole warp."""
+    lane, found, left = cute.arch.lane_idx(), Int32(0), count
+    while left > 0:
+        # Each lane looks at the last entry of a share; the first share whose last is too large is looked at again.
+        share = (left + 31) // 32
+        place = (lane + 1) * share - 1
+        is_below = (place < left) & (entries[found + cutlass.min(place, left - 1)] < bound)
+        below = cute.arch.popc(cute.arch.vote_ballot_sync(is_below)) * share
+        found, left = found + below, cutlass.min(share - 1, left - below)
+    return found
 
 
 class Mask(Protocol):

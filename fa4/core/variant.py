@@ -80,6 +80,11 @@ class Variant(Constant):
         return self.mods is not None and self.mods.block is not None
 
     @property
+    def lengths_vary(self) -> bool:
+        """Whether a sequence may have fewer rows than the launch was sized for."""
+        return self.varlen or self.has_seqused_q or self.has_seqused_k
+
+    @property
     def turns_by_lists(self) -> bool:
         """Whether a block mask's lists say whose turn it is to add to a block of queries."""
         return self.deterministic and self.has_blocks

@@ -55,7 +55,8 @@ def work_tile(context, index: Int32) -> Work:
     if cfg.has_blocks:
         block_q, block_k = cfg.mods.block
         row, ratio = m_block // (block_q // cfg.rows), block_k // cfg.tile_n
-        walk = Listed.of(args.mods.blocks, batch, head, row, ratio, k.count, cfg.tile_n)
+        exists = m_block * cfg.rows < q.count * cfg.slots if cfg.lengths_vary else None
+        walk = Listed.of(args.mods.blocks, batch, head, row, ratio, k.count, cfg.tile_n, exists)
         return Work(index, part, m_block, head, head_kv, batch, place, q, k, keys, mask, walk)
     blocks = mask.key_blocks(m_block)
     if cfg.split:

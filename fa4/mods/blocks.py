@@ -7,13 +7,16 @@ Here the blocks of a mask_mod are found a row of blocks at a time: memory is O(N
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .tensors import evaluation
 from .trace import ModError, Traced, trace_mask
+
+if TYPE_CHECKING:
+    from ..spec import AttentionInputs
 
 
 class BlockLists(NamedTuple):
@@ -138,34 +141,65 @@ def _side(block_mask: Any, side: str) -> tuple[Tensor, ...]:
 
 
 def table_of(of_keys: Sequence[Tensor], across: int) -> Tensor:
-    """What each block is, from the first four of `BlockLists`: (batch or 1, heads or 1, blocks of queries, `across`
-    blocks of keys) uint8."""
+    """What each block is, from the first four of `BlockLists`: (batch or 1, heads or 1, blocks of queries, the first
+    `across` blocks of keys) uint8."""
     counts, lists, full_counts, full_lists = of_keys
     table = torch.zeros(*counts.shape, across + 1, dtype=torch.uint8, device=counts.device)
     for count, of, state in ((counts, lists, PARTIAL), (full_counts, full_lists, FULL)):
-        listed = torch.arange(of.shape[-1], device=of.device) < count[..., None]
+        listed = (torch.arange(of.shape[-1], device=of.device) < count[..., None]) & (of < across)
         table.scatter_(3, torch.where(listed, of, across).long(), state)
     return table[..., :across]
 
 
-def check(block_mask: Any, batch: int, heads: int, seqlen_q: int, seqlen_k: int, device: torch.device) -> None:
-    """Raise unless the block mask is one, and is for this problem."""
+class Problem(NamedTuple):
+    """What mods are checked against: sizes, of packed sequences upper bounds, and the device."""
+
+    batch: int
+    heads: int
+    seqlen_q: int
+    seqlen_k: int
+    device: torch.device
+    packed: bool = False
+
+
+def bounded(block_mask: Any, inputs: AttentionInputs, given: Sequence[Any]) -> AttentionInputs:
+    """Packed sequences are no longer than the lengths that their block mask is for; given: the caller's max_seqlen_q
+    and max_seqlen_k, which say so themselves if the host can read them."""
+    check_type(block_mask)
+
+    def bound(said: Any, most: int, length: int) -> int:
+        is_unknown = said is None or (isinstance(said, Tensor) and said.device.type != "cpu")
+        return min(most, length) if is_unknown else most
+
+    both = zip(given, (inputs.max_seqlen_q, inputs.max_seqlen_k), block_mask.seq_lengths)
+    max_seqlen_q, max_seqlen_k = (bound(*of_side) for of_side in both)
+    return inputs._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+
+
+def check_type(block_mask: Any) -> None:
+    """Raise unless it is a block mask."""
     names = ("kv_num_blocks", "kv_indices", "BLOCK_SIZE", "mask_mod", "seq_lengths")
     if not all(hasattr(block_mask, name) for name in names):
         raise TypeError(f"block_mask is a {type(block_mask).__name__}, expected what create_block_mask returns")
+
+
+def check(block_mask: Any, problem: Problem) -> None:
+    """Raise unless the block mask is one, and is for this problem."""
+    check_type(block_mask)
+    seqlens, device = (problem.seqlen_q, problem.seqlen_k), problem.device
     counts, lists = block_mask.kv_num_blocks, block_mask.kv_indices
     if counts.ndim != 3 or lists.ndim != 4:
         raise ValueError(
             f"block_mask has kv_indices of {lists.ndim} dimensions, expected 4: (batch, heads, rows, blocks)"
         )
-    for axis, (name, size) in enumerate((("batch", batch), ("query heads", heads))):
+    for axis, (name, size) in enumerate((("batch", problem.batch), ("query heads", problem.heads))):
         if counts.shape[axis] not in (1, size):
             raise ValueError(f"block_mask is for {name} {counts.shape[axis]}, expected 1 or {size}")
-    if tuple(block_mask.seq_lengths) != (seqlen_q, seqlen_k):
-        raise ValueError(
-            f"block_mask is for {block_mask.seq_lengths[0]} queries and {block_mask.seq_lengths[1]} keys, expected "
-            f"{seqlen_q} and {seqlen_k}"
-        )
+    lengths = tuple(block_mask.seq_lengths)
+    is_long_enough = all(length >= most for length, most in zip(lengths, seqlens))
+    if not is_long_enough or (lengths != seqlens and not problem.packed):
+        expected = f"{seqlens[0]} and {seqlens[1]}{' at least, like max_seqlen' if problem.packed else ''}"
+        raise ValueError(f"block_mask is for {lengths[0]} queries and {lengths[1]} keys, expected {expected}")
     if counts.device != device:
         raise ValueError(f"block_mask is on {counts.device}, expected {device} like q: call block_mask.to(q.device)")
 

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import blocks
+from .blocks import Problem
 from .record import Mods
 from .remember import remembered
 from .trace import ModError, Traced, trace_mask, trace_score
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-class Problem(NamedTuple):
-    """What mods are checked against: sizes, where None is not known, and the device."""
-
-    batch: int
-    heads: int
-    seqlen_q: int | None
-    seqlen_k: int | None
-    device: torch.device
 
 
 def gather(
@@ -38,9 +29,7 @@ def gather(
     if block_mask is not None:
         if mask_mod is not None:
             raise ValueError("mask_mod and block_mask are both given, expected one: a block_mask has its mask_mod")
-        if problem.seqlen_q is None or problem.seqlen_k is None:
-            raise NotImplementedError("block_mask is given for packed sequences, expected mask_mod there")
-        blocks.check(block_mask, problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k, problem.device)
+        blocks.check(block_mask, problem)
         mask_mod = blocks.mask_mod_of(block_mask)
     if torch.compiler.is_compiling():
         mods = _as_constants(score_mod, mask_mod)
@@ -108,7 +97,9 @@ def _captured(function: Callable, is_score: bool) -> list[Tensor]:
 
 def _check_fit(role: str, traced: Traced, problem: Problem) -> None:
     """Captured tensors are on the device, and large enough where they are indexed by an argument itself."""
-    extents = {"b": problem.batch, "h": problem.heads, "q_idx": problem.seqlen_q, "kv_idx": problem.seqlen_k}
+    extents = {"b": problem.batch, "h": problem.heads}
+    if not problem.packed:  # (an upper bound may be far above the lengths)
+        extents |= {"q_idx": problem.seqlen_q, "kv_idx": problem.seqlen_k}
     for x in traced.tensors:
         if x.device != problem.device:
             raise ValueError(f"{role} captured a tensor on {x.device}, expected {problem.device} like q")

@@ -74,6 +74,11 @@ class Mods(NamedTuple):
             self.dropout_seed is not None,
         )
 
+    @property
+    def key_blocks(self) -> int:
+        """Blocks of keys of a block mask whose lists of both sides are here."""
+        return self.blocks[4].shape[-1]
+
     def shaping(self) -> tuple:
         """What `spec` depends on, quick to find."""
         heads = self.blocks[0].shape[1] if self.blocks else None

@@ -143,7 +143,8 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
         block_q, block_k = cfg.mods.block
         column, ratio = n_block // (block_k // tiles.tile_n), block_q * cfg.group // tiles.tile_m
         rows = rows_q.count * cfg.group
-        walk = Listed.of(args.mods.blocks, sequence, head, column, ratio, rows, tiles.tile_m)
+        exists = n_block * tiles.tile_n < rows_k.count if cfg.lengths_vary else None
+        walk = Listed.of(args.mods.blocks, sequence, head, column, ratio, rows, tiles.tile_m, exists)
     else:
         first, stop = mask.query_blocks(n_block)
         # Last rows first: there all blocks of a head meet, so their turns in a deterministic run follow closely.

@@ -12,7 +12,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.memory import SmemAllocator
 
 from ..core.cache import Keys, Paged, Strided
@@ -139,7 +139,8 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
         if cutlass.const_expr(cfg.has_blocks):
             block_q, block_k = cfg.mods.block
             row, ratio = m_block // (block_q // tiles.tile_m), block_k // tiles.tile_n
-            walk = Listed.of(args.mods.blocks, sequence, head, row, ratio, keys.count, tiles.tile_n)
+            exists = Boolean(True) if cfg.lengths_vary else None
+            walk = Listed.of(args.mods.blocks, sequence, head, row, ratio, keys.count, tiles.tile_n, exists)
         else:
             blocks = mask.key_blocks(m_block)
             if cutlass.const_expr(cfg.split):
