@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fa4
 from fa4.cases import Case, make
 from fa4.integrations import sdpa
+from fa4.integrations.sdpa import operators
 from tests.integrations.oracle import assert_attention, leaves
 
 pytestmark = [
@@ -36,8 +37,8 @@ def served(monkeypatch):
     """fa4 serves CUDA tensors; the list grows with each forward that it serves."""
     if not hasattr(torch.nn.attention, "restore_flash_attention_impl"):
         pytest.skip("needs torch.nn.attention.restore_flash_attention_impl, which torch has from 2.11 on")
-    calls, forward = [], sdpa._forward
-    monkeypatch.setattr(sdpa, "_forward", lambda *a: calls.append(a) or forward(*a))
+    calls, way = [], operators.way
+    monkeypatch.setattr(operators, "way", lambda *a: calls.append(a) or way(*a))
     monkeypatch.setattr(sdpa, "_told", set())
     fa4.register_sdpa(activate=True)
     yield calls
@@ -54,9 +55,9 @@ def test_the_first_call_of_a_process_is_served():
     """torch settles its own order of preference at its first choice."""
     code = """
 import torch, fa4
-from fa4.integrations import sdpa
-calls, forward = [], sdpa._forward
-sdpa._forward = lambda *a: calls.append(a) or forward(*a)
+from fa4.integrations.sdpa import operators
+calls, way = [], operators.way
+operators.way = lambda *a: calls.append(a) or way(*a)
 fa4.register_sdpa(activate=True)
 x = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16)
 torch.nn.functional.scaled_dot_product_attention(x, x, x)

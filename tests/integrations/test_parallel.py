@@ -42,7 +42,7 @@ def in_torchs_context_parallel(mesh, seed):
     served = []
     operators = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward")
     for name in operators:
-        sdpa._OPERATORS[name] = counted(served, name, sdpa._OPERATORS[name])
+        sdpa.OPERATORS[name] = counted(served, name, sdpa.OPERATORS[name])
     fa4.register_sdpa(devices=("cpu",), activate=True)
     plain, F.scaled_dot_product_attention = F.scaled_dot_product_attention, flash_attention_of_cuda
     try:

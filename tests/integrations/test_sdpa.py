@@ -11,10 +11,11 @@ from torch.nested._internal import sdpa as nested_sdpa
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa4
+from fa4 import run
 from fa4.cases import Case, make
 from fa4.emulator import emulate
 from fa4.integrations import sdpa
-from fa4.spec import Flags
+from fa4.integrations.sdpa import ways
 from tests.integrations.oracle import assert_attention, leaves
 
 attention = torch.nn.attention
@@ -148,21 +149,17 @@ def test_results_lie_in_memory_as_torch_compile_expects(contiguous, active, seed
 
 def test_torchs_deterministic_flag_is_asked_at_each_backward(active, seed, monkeypatch):
     """It may change between calls that are alike otherwise."""
-    asked = []
-    backward = torch.ops.fa4.backward
-    monkeypatch.setattr(
-        torch.ops.fa4,
-        "backward",
-        lambda *a: asked.append(Flags(*a[-len(Flags._fields) :]).deterministic) or backward(*a),
-    )
+    asked, backward = [], run.backward
+    monkeypatch.setattr(run, "backward", lambda i, spec, *a: asked.append(spec.deterministic) or backward(i, spec, *a))
     q, k, v = leaves(make(CASES["full"], seed))
-    for deterministic in (False, True, False):
+    flags = [False, True, False, False, False, True, True, True, False]
+    for deterministic in flags:
         torch.use_deterministic_algorithms(deterministic)
         try:
             sdpa_of(CASES["full"], q, k, v).sum().backward()
         finally:
             torch.use_deterministic_algorithms(False)
-    assert asked == [False, True, False]
+    assert asked == flags
 
 
 def test_a_compiled_model_runs_on_it(active, seed):
@@ -246,12 +243,54 @@ def test_unknown_devices_are_refused():
         fa4.register_sdpa(devices=("mps",))
 
 
-def test_a_call_like_the_one_before_is_told_though_torch_makes_its_scale_anew(active, monkeypatch):
-    """From the third call on, without a look at calls remembered: torch hands over a new float each time."""
-    q, k, v = (torch.randn(1, 2, 8, 16) for _ in range(3))
-    looks, find = [], sdpa._ways.find
-    monkeypatch.setattr(sdpa._ways, "find", lambda key: looks.append(key) or find(key))
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_a_call_like_the_one_before_is_told_by_one_look(grad, active, monkeypatch):
+    """From the third call on, without a key, though torch makes a new float for the scale each time."""
+    q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=grad) for _ in range(3))
+    looks, find = [], ways._ways.find
+    monkeypatch.setattr(ways._ways, "find", lambda key: looks.append(key) or find(key))
+    for _ in range(6):
+        out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, scale=0.37)[0]
+        if grad:
+            out.backward(torch.ones_like(out))
+    assert len(looks) <= (4 if grad else 2)
+
+
+CHANGES = {
+    "nothing": {},
+    "strides": {"turned": True},
+    "causal": {"is_causal": True},
+    "scale": {"scale": 0.5},
+    "length": {"rows": 24},
+    "one tensor thrice": {"same": True},
+}
+
+
+@pytest.mark.parametrize("operator", ["cpu", "cuda"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_call_unlike_the_one_before_gets_what_it_asks(change, operator, active, seed):
+    """After three alike, so that the one before is remembered; forward and backward, in both layouts."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def call(is_causal=False, scale=None, rows=20, turned=False, same=False):
+        shape = (2, rows, 3, 16) if turned else (2, 3, rows, 16)
+        made = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)]
+        q, k, v = (x.transpose(1, 2) if turned else x for x in ([made[0]] * 3 if same else made))
+        if operator == "cpu":
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+        else:
+            out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
+        with sdpa_kernel(SDPBackend.MATH):
+            expected = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+        leaves = made[:1] if same else made
+        torch.testing.assert_close(out, expected)
+        for a, b in zip(*(torch.autograd.grad(x.square().sum(), leaves) for x in (out, expected))):
+            torch.testing.assert_close(a, b)
+
+    for _ in range(3):
+        call()
+    call(**change)
+    call()
     with torch.no_grad():
-        for _ in range(6):
-            F.scaled_dot_product_attention(q, k, v, scale=0.37)
-    assert len(looks) <= 2
+        q = torch.randn(2, 3, 20, 16)
+        assert not F.scaled_dot_product_attention(q, q.clone(), q.clone()).requires_grad

@@ -1,0 +1,337 @@
+"""aten's operators of flash attention on fa4: their arguments and results are torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import ops, run
+from ...checks import Dropout, Options
+from ...memory import empty, maker
+from ...mods.record import Mods
+from ...spec import AttentionInputs, Saved
+from .ways import Refusal, Repeats, Way, way
+
+
+def _forward(
+    inputs: AttentionInputs, options: Options, mods: Mods | None = None, num_splits: int | None = None
+) -> tuple[Tensor, Tensor]:
+    known = way(inputs, options)
+    inputs = known.with_lengths(inputs)
+    if mods is not None:
+        return ops.route(inputs, known.flags, mods).forward(inputs, mods)
+    if num_splits is not None and num_splits != known.route.plan.splits:
+        raise Refusal(f"num_splits is {num_splits}, and fa4 chose {known.route.plan.splits}")
+    return known.route.forward(inputs)
+
+
+def _backward(
+    saved: Saved, inputs: AttentionInputs, options: Options, mods: Mods | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    known = way(inputs, options._replace(deterministic=torch.are_deterministic_algorithms_enabled()))
+    inputs, flags = known.with_lengths(inputs), known.flags._replace(needs_backward=True)
+    if mods is None:
+        _, spec, plan, _ = ops.route(inputs, flags)
+        dq, dk, dv, _ = run.backward(inputs, spec, plan, saved)
+    else:
+        dq, dk, dv, *_ = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
+    return dq, dk, dv
+
+
+_reinterpret_tensor: Any = getattr(getattr(torch._C._dynamo, "guards", None), "_reinterpret_tensor", None)
+
+
+def _turned(x: Tensor) -> Callable[[Tensor], Tensor]:
+    """What transposes axes 1 and 2 of tensors with the sizes and strides of x, as compiled code makes its views, where
+    this torch has that: in half of the time of `transpose`, which a short call notices. Autograd does not see it."""
+    if _reinterpret_tensor is None:
+        return lambda x: x.transpose(1, 2)
+    turned = x.transpose(1, 2)
+    shape, strides = tuple(turned.shape), turned.stride()
+    return lambda x: _reinterpret_tensor(x, shape, strides)
+
+
+class _Dense:
+    """The forward of calls like one: what is not the tensors' is decided."""
+
+    def __init__(self, known: Way, query: Tensor, key: Tensor, value: Tensor) -> None:
+        self._forward, self._lengths = known.route.forward, known.max_seqlens
+        self._q, self._k, self._v = _turned(query), _turned(key), _turned(value)
+        made = torch.empty(query.transpose(1, 2).shape, dtype=query.dtype, device="meta")
+        self._out = _turned(made)
+        self._copies = not _lies_like(made.transpose(1, 2), query)
+        none = ((2,), torch.uint64), ((), torch.uint64), ((0,), query.dtype)
+        self._seed, self._offset, self._mask = (maker(shape, dtype, query.device) for shape, dtype in none)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
+        inputs = self._q(query), self._k(key), self._v(value), None, None, None, None, None, *self._lengths
+        out, lse = self._forward(AttentionInputs._make(inputs))
+        out = self._out(out)
+        if self._copies:
+            out = torch.empty_like(query).copy_(out)
+        return out, lse, None, None, *self._lengths, self._seed(), self._offset(), self._mask()
+
+
+class _DenseBackward:
+    """The backward of calls like one."""
+
+    def __init__(self, known: Way, saved: Saved, inputs: AttentionInputs) -> None:
+        """Of tensors whose heads come first, as they do in a call."""
+        tensors = inputs[:3]
+        self._lengths, self._turns = known.max_seqlens, [_turned(x) for x in (*tensors, saved.out, saved.dout)]
+        flags = known.flags._replace(needs_backward=True)
+        of_rows = known.with_lengths(_inputs(*tensors))
+        _, self._spec, self._plan, _ = ops.route(of_rows, flags)
+        made = [torch.empty(x.transpose(1, 2).shape, dtype=x.dtype, device="meta") for x in tensors]
+        self._heads_first = [_turned(x) for x in made]
+        self._copies = [not _lies_like(x.transpose(1, 2), like) for x, like in zip(made, tensors)]
+
+    def __call__(self, saved: Saved, inputs: AttentionInputs) -> tuple[Tensor, ...]:
+        tensors = inputs[:3]
+        q, k, v, out, dout = (turn(x) for turn, x in zip(self._turns, (*tensors, saved.out, saved.dout)))
+        of_rows = AttentionInputs._make((q, k, v, None, None, None, None, None, *self._lengths))
+        *grads, _ = run.backward(of_rows, self._spec, self._plan, Saved(out, saved.lse, dout))
+        return tuple(
+            torch.empty_like(x).copy_(turn(grad)) if copies else turn(grad)
+            for turn, grad, x, copies in zip(self._heads_first, grads, tensors, self._copies)
+        )
+
+
+_packed: Repeats[Way] = Repeats()
+_dense: Repeats[_Dense] = Repeats()
+_dense_backward: Repeats[_DenseBackward] = Repeats()
+
+
+def _lies_like(x: Tensor, model: Tensor) -> bool:
+    """Whether x, dense, has the strides of torch.empty_like(model), which torch.compile relies on."""
+    return x.stride() == model.stride() or x.stride() == torch.empty_like(model, device="meta").stride()
+
+
+def _in_layout_of(x: Tensor, model: Tensor) -> Tensor:
+    """x with the strides of torch.empty_like(model)."""
+    return x if _lies_like(x, model) else torch.empty_like(model).copy_(x)
+
+
+def _inputs(query: Tensor, key: Tensor, value: Tensor) -> AttentionInputs:
+    """Of tensors whose heads come first."""
+    return AttentionInputs(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+
+
+def _rows_first(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """(batch, heads, seqlen, head_dim) as (batch, seqlen, heads, head_dim), and back."""
+    return tuple(x.transpose(1, 2) for x in tensors)
+
+
+def _random_numbers(query: Tensor, mods: Mods | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What torch's operators return for dropout: seed and offset together, an offset that nobody reads, and a mask.
+    Without dropout nobody reads any, and they are not set: that would be two kernels a call."""
+    offset, no_mask = empty((), torch.uint64, query.device), empty((0,), query.dtype, query.device)
+    if mods is None or mods.dropout_seed is None:
+        return empty((2,), torch.uint64, query.device), offset, no_mask
+    return mods.dropout_seed.view(torch.uint64), offset, no_mask
+
+
+def _dropout(
+    query: Tensor, dropout_p: float, seed: Tensor | None = None, return_debug_mask: bool = False
+) -> Mods | None:
+    """A call's dropout, if it has any, by a new seed or that of the forward."""
+    if return_debug_mask:
+        raise Refusal("return_debug_mask is asked for, and fa4 has none")
+    if not dropout_p:
+        return None
+    if seed is None:
+        dropout_p, seed = Dropout(dropout_p).checked(query.device)
+    return Mods([], [], "", "", [], 0, 0, [], dropout_p, None if seed is None else seed.view(torch.int64))
+
+
+def _flash_attention_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    seqused_k: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> tuple[Tensor, ...]:
+    mods = _dropout(query, dropout_p, return_debug_mask=return_debug_mask)
+    for name, x in (("alibi_slopes", alibi_slopes), ("block_table", block_table)):
+        if x is not None:
+            raise Refusal(f"{name} is given")
+    if seqused_k is not None and cum_seq_q is None:
+        raise Refusal("seqused_k is given without cumulative lengths")
+    inputs = AttentionInputs(query, key, value, None, cum_seq_q, cum_seq_k, None, seqused_k, max_q, max_k)
+    options = Options(scale, is_causal, (window_size_left, window_size_right))
+    if mods is not None or cum_seq_q is None or cum_seq_k is None or seqused_k is not None:
+        out, lse = _forward(inputs, options, mods, num_splits)
+        return out, lse, *_random_numbers(query, mods)
+    bounds = (cum_seq_q,) if cum_seq_k is cum_seq_q else (cum_seq_q, cum_seq_k)
+    tensors, plain = (query, key, value, *bounds), (max_q, max_k, num_splits, *options)
+    known = _packed.find(tensors, plain)
+    if known is None:
+        known = way(inputs, options)
+        if num_splits is not None and num_splits != known.route.plan.splits:
+            raise Refusal(f"num_splits is {num_splits}, and fa4 chose {known.route.plan.splits}")
+        _packed.keep(tensors, plain, known, known)
+    out, lse = known.route.forward(known.with_lengths(inputs))
+    return out, lse, *_random_numbers(query, None)
+
+
+def _flash_attention_forward_inplace(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    result, lse, *_ = _flash_attention_forward(*args, **kwargs)
+    out.copy_(result)
+    return lse
+
+
+def _flash_attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    rng_state: Tensor,
+    unused: Tensor,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+) -> tuple[Tensor, ...]:
+    inputs = AttentionInputs(query, key, value, None, cum_seq_q, cum_seq_k, None, None, max_q, max_k)
+    options = Options(scale, is_causal, (window_size_left, window_size_right))
+    return _backward(Saved(out, logsumexp, grad_out), inputs, options, _dropout(query, dropout_p, rng_state))
+
+
+def _sdpa_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    if dropout_p or return_debug_mask:
+        mods = _dropout(query, dropout_p, return_debug_mask=return_debug_mask)
+        q, k, v = _rows_first(query, key, value)
+        out, lse = _forward(AttentionInputs(q, k, v), Options(scale, is_causal), mods)
+        sizes = None, None, query.shape[2], key.shape[2]
+        return _in_layout_of(out.transpose(1, 2), query), lse, *sizes, *_random_numbers(query, mods)
+    tensors, plain = (query, key, value), (is_causal, scale)
+    attend = _dense.find(tensors, plain)
+    if attend is None:
+        known = way(_inputs(query, key, value), Options(scale, is_causal))
+        attend = _Dense(known, query, key, value)
+        _dense.keep(tensors, plain, known, attend)
+    return attend(query, key, value)
+
+
+def _sdpa_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    options = Options(scale, is_causal, deterministic=deterministic)
+    if dropout_p:
+        mods = _dropout(query, dropout_p, philox_seed)
+        q, k, v, out, grad_out = _rows_first(query, key, value, out, grad_out)
+        grads = _backward(Saved(out, logsumexp, grad_out), AttentionInputs(q, k, v), options, mods)
+        return tuple(_in_layout_of(grad, x) for grad, x in zip(_rows_first(*grads), (query, key, value)))
+    saved, inputs = Saved(out, logsumexp, grad_out), AttentionInputs(query, key, value)
+    tensors, plain = (query, key, value, out, grad_out), (is_causal, scale, deterministic)
+    attend = _dense_backward.find(tensors, plain)
+    if attend is None:
+        known = way(_inputs(query, key, value), options)
+        attend = _DenseBackward(known, saved, inputs)
+        _dense_backward.keep(tensors, plain, known, attend)
+    return attend(saved, inputs)
+
+
+def _refuse_on_a_cpu(query: Tensor, key: Tensor, dropout_p: float, is_causal: bool, attn_mask: Tensor | None) -> None:
+    if dropout_p:
+        raise Refusal("dropout_p is given, and torch's operator for CPUs has no place for a seed")
+    if attn_mask is not None:
+        raise Refusal("attn_mask is given")
+    if is_causal and query.shape[2] != key.shape[2]:
+        raise Refusal("is_causal with other numbers of keys than queries, which torch aligns at the first key")
+
+
+def _cpu_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    _refuse_on_a_cpu(query, key, dropout_p, is_causal, attn_mask)
+    out, lse, *_ = _sdpa_forward(query, key, value, dropout_p, is_causal, scale=scale)
+    return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _cpu_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    _refuse_on_a_cpu(query, key, dropout_p, is_causal, attn_mask)
+    q, k, v, out, grad_out = _rows_first(query, key, value, out, grad_out)
+    saved = Saved(out, logsumexp.contiguous(), grad_out)
+    return _rows_first(*_backward(saved, AttentionInputs(q, k, v), Options(scale, is_causal)))
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "_flash_attention_forward": _flash_attention_forward,
+    "_flash_attention_forward_no_dropout_inplace": _flash_attention_forward_inplace,
+    "_flash_attention_backward": _flash_attention_backward,
+    "_scaled_dot_product_flash_attention": _sdpa_forward,
+    "_scaled_dot_product_flash_attention_backward": _sdpa_backward,
+}
+CPU_OPERATORS: dict[str, Callable[..., Any]] = {
+    "_scaled_dot_product_flash_attention_for_cpu": _cpu_forward,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _cpu_backward,
+}
