@@ -270,8 +270,9 @@ def explain(
 
     Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func` but `return_lse` and `dropout_seed`, which
     change nothing here, or those of `flash_attn_with_kvcache` that have a part in the choice, with the caches as k and
-    v. For packed q, k, v without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor, and returns a
-    record that prints as text. Tensors on the "meta" device will do if only shapes are at hand.
+    v. For packed q, k, v without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor but a block
+    mask's counts, to tell what share of its blocks is visited, and returns a record that prints as text. Tensors on the
+    "meta" device will do if only shapes are at hand.
     """
     if _autocast_anywhere():
         q, k, v = _autocast(q, k, v)
@@ -313,7 +314,8 @@ def explain(
         dropout_p = checks.probability("dropout_p", dropout_p)
         random = dropout_p, q if dropout_p else None  # only its presence matters
         mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask, random)
-    return dispatch.explain(AttentionSpec.of(inputs, flags, mods, cache), extent, chip_of(q.device), backend)
+    visited = None if mods is None else mod_ops.visited(mods)
+    return dispatch.explain(AttentionSpec.of(inputs, flags, mods, cache), extent, chip_of(q.device), backend, visited)
 
 
 def _cache(q: Tensor, k: Tensor, cache: Cache) -> Cache | None:

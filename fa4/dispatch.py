@@ -369,17 +369,24 @@ class Explanation:
     chosen: str | None
     tiles: str
     refused: tuple[tuple[str, tuple[str, ...]], ...]
+    visited: float | None = None  # the share of its blocks that a block mask lists
 
     def __str__(self) -> str:
         lines = [f"chip     {self.chip}", f"backend  {self.chosen or 'none'}"]
         if self.tiles:
             lines.append(f"tiles    {self.tiles}")
+        if self.spec.mods is not None:
+            share = "" if self.visited is None else f"; {self.visited:.1%} of the blocks are visited"
+            lines.append(f"mods     {self.spec.mods}{share}")
         lines += [f"not {name}: {'; '.join(reasons)}" for name, reasons in self.refused]
         return "\n".join(lines)
 
 
-def explain(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto") -> Explanation:
-    """Which backend serves the problem, with which tiles, and why not those preferred to it.
+def explain(
+    spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto", visited: float | None = None
+) -> Explanation:
+    """Which backend serves the problem, with which tiles, and why not those preferred to it. visited: see
+    `Explanation`.
 
     Raises:
         ValueError: no backend has that name.
@@ -387,4 +394,4 @@ def explain(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "aut
     check_backend_name(backend)
     row, refused = _judge(spec, extent, chip, backend)
     tiles = plan(spec, extent, chip, backend).describe() if row is not None else ""
-    return Explanation(spec, extent, chip, None if row is None else row.name, tiles, refused)
+    return Explanation(spec, extent, chip, None if row is None else row.name, tiles, refused, visited)

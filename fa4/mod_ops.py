@@ -65,6 +65,14 @@ def prepare(
     return mods, flags._replace(needs_backward=flags.needs_backward or bool(mods.trained))
 
 
+def visited(mods: Mods) -> float | None:
+    """The share of the blocks that a block mask lists; None without one, or without its values."""
+    if not mods.blocks or mods.blocks[0].is_meta:
+        return None
+    counts, lists, full_counts = mods.blocks[:3]
+    return blocks.visited(counts, full_counts, lists.shape[-1])
+
+
 def known(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> remember.Known | None:
     """What was kept of calls with these three."""
     return remember.known(score_mod, mask_mod, block_mask)

@@ -77,3 +77,26 @@ def seed(request) -> int:
     value = random.SystemRandom().randrange(2**31) if given is None else given
     print(f"seed = {value}")
     return value
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path) -> list[str]:
+    """The entries of kernels that calls ask the disk for, none of which is there; what is launched does nothing."""
+    from fa4 import dispatch, jit, ops
+
+    entries = []
+
+    def through_disk(directory, full_key, build):
+        entries.append(jit._entry(directory, full_key).name)
+        return lambda *arguments: None
+
+    def forget():
+        dispatch.plan.cache_clear()
+        ops._routes.clear()
+
+    forget()
+    monkeypatch.setattr(jit, "_through_disk", through_disk)
+    monkeypatch.setattr(jit, "_launchers", {})
+    monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path)
+    yield entries
+    forget()

@@ -7,30 +7,13 @@ import torch
 from click.testing import CliRunner
 
 import fa4
-from fa4 import ahead, dispatch, jit
+from fa4 import ahead, jit
 from fa4.cases import Case, make
 from fa4.cli import main
 from fa4.device import chip_by_number, emulating
 from tests.integrations.oracle import leaves
 
 CASE = Case("dense", seqlen_q=64, seqlen_k=64, heads_q=4, causal=True)
-
-
-@pytest.fixture
-def asked(monkeypatch, tmp_path):
-    """The entries that calls ask the disk for, none of which is there: what is launched does nothing."""
-    entries = []
-
-    def through_disk(directory, full_key, build):
-        entries.append(jit._entry(directory, full_key).name)
-        return lambda *arguments: None
-
-    dispatch.plan.cache_clear()
-    monkeypatch.setattr(jit, "_through_disk", through_disk)
-    monkeypatch.setattr(jit, "_launchers", {})
-    monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path)
-    yield entries
-    dispatch.plan.cache_clear()
 
 
 def test_a_recorded_run_compiles_what_it_asked_for(asked, monkeypatch, tmp_path, seed):

@@ -118,6 +118,11 @@ def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
     return BlockLists(*of_keys, *of_queries)
 
 
+def visited(counts: Tensor, full_counts: Tensor, across: int) -> float:
+    """The share of blocks that the first and third of `BlockLists` list, of rows of `across`."""
+    return int((counts + full_counts).sum()) / (counts.numel() * across)
+
+
 def are_lists_its_own(block_mask: Any) -> bool:
     """Whether `lists_of` gives the block mask's own tensors: what is made of their values may change with them."""
     if block_mask.q_num_blocks is None or (block_mask.full_q_num_blocks is None) != (

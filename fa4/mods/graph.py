@@ -90,6 +90,10 @@ class Graph:
     def loads(self) -> list[Node]:
         return [node for node in self.nodes if node.op == "load"]
 
+    def computed(self) -> list[Node]:
+        """What the result is computed from, without derivatives."""
+        return [self.nodes[i] for i in sorted(self.needed(self.result))]
+
     def reads(self, *names: str) -> bool:
         """Whether any of these inputs has a part in the result."""
         return any(self.nodes[i].op == "input" and self.nodes[i].value in names for i in self.needed(self.result))

@@ -30,6 +30,18 @@ class ModSpec:
         texts = (None if graph is None else graph.text for graph in (self.score, self.mask))
         return *texts, self.block, self.trained, self.dropout
 
+    def __str__(self) -> str:
+        parts = []
+        for role, graph in (("score_mod", self.score), ("mask_mod", self.mask)):
+            if graph is not None:
+                operators = sum(node.op not in ("input", "const", "number") for node in graph.computed())
+                parts.append(f"{role} of {operators} operators and {len(graph.tensors)} captured tensors")
+        if self.trained:
+            parts[0] += f" ({len(self.trained)} with gradients)"
+        if self.block is not None:
+            parts.append("block_mask of {} x {}".format(*self.block))
+        return ", ".join(parts + ["dropout"] * self.dropout)
+
     def plain(self) -> dict[str, Any]:
         """What JSON can hold, for `of_plain`."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}

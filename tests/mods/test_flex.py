@@ -215,7 +215,17 @@ def test_captured_tensors_alone_may_be_trained(seed):
     assert_same(got, expected, f"seed {seed}")
 
 
-def test_explain_says_which_backends_lack_mods():
-    q = torch.empty(1, 64, 2, 64, dtype=torch.bfloat16, device="meta")
+def test_explain_tells_mods_and_sparsity():
+    q = torch.empty(1, 512, 2, 64, dtype=torch.bfloat16, device="meta")
     explanation = fa4.explain(q, q, q, score_mod=fa4.scores.softcap(3.0))
     assert explanation.chosen == "torch" and explanation.spec.mods.score is not None
+    q = torch.empty(1, 512, 2, 64)
+    block_mask = fa4.create_block_mask(fa4.masks.sliding_window(15), None, None, 512, 512, "cpu", BLOCK_SIZE=16)
+    alibi = fa4.scores.alibi(torch.rand(2, requires_grad=True))
+    explanation = fa4.explain(q, q, q, score_mod=alibi, block_mask=block_mask, dropout_p=0.5)
+    assert explanation.visited == (2 * 32 - 1) / 32**2
+    assert str(explanation.spec.mods) == (
+        "score_mod of 5 operators and 1 captured tensors (1 with gradients), "
+        "mask_mod of 4 operators and 0 captured tensors, block_mask of 16 x 16, dropout"
+    )
+    assert "; 6.2% of the blocks are visited" in str(explanation)
