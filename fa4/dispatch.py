@@ -132,9 +132,13 @@ def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
     lacks = []
     if any(size % 128 for size in spec.mods.block):
         lacks.append(f"lacks block_mask with blocks of {spec.mods.block} (has multiples of 128)")
-    if spec.needs_backward and spec.group > 1 and spec.mods.heads_differ:
-        lacks.append("lacks a backward with blocks of their own for the query heads of a group")
     return lacks
+
+
+def _lacks_of_group_blocks(spec: AttentionSpec) -> list[str]:
+    if spec.mods is None or not (spec.needs_backward and spec.group > 1 and spec.mods.heads_differ):
+        return []
+    return ["lacks a backward with blocks of their own for the query heads of a group"]
 
 
 def _lacks_of_captured(spec: AttentionSpec) -> list[str]:
@@ -179,7 +183,7 @@ _SM80 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm80.plan",
     requires=_CUTE,
-    lacks=(*_LACKS_OF_MODS, _lacks_of_bytes),
+    lacks=(*_LACKS_OF_MODS, _lacks_of_group_blocks, _lacks_of_bytes),
 )
 _SM90 = Backend(
     name="sm90",

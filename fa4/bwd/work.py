@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Int32
 
 from ..core.mask import Band, Listed
@@ -26,6 +27,7 @@ class Keys(NamedTuple):
     stop: Int32
     row_block: Int32  # where the sequence's query blocks begin in the row workspaces
     walk: Listed | None  # if a block mask lists the query blocks: `first` and `stop` are places of the walk
+    steps: Int32  # query blocks of all heads of the group
 
 
 def keys_here(context) -> Keys:
@@ -40,14 +42,45 @@ def keys_here(context) -> Keys:
     first, stop = mask.query_blocks(n_block)
     stop = Int32(cutlass.select_(n_block * cfg.span < k.count, stop, first))
     row_block = first_row_block(batch, q, args.seqlen_q, cfg.tile_m, 1, cfg.varlen)
-    walk = None
-    if cfg.has_blocks:
-        block_q, block_k = cfg.mods.block
-        column, ratio = n_block // (block_k // cfg.span), block_q // cfg.tile_m
-        exists = n_block * cfg.span < k.count if cfg.lengths_vary else None
-        walk = Listed.of(args.mods.blocks, batch, head_kv, column, ratio, q.count, cfg.tile_m, exists)
-        first, stop = Int32(0), walk.count
-    return Keys(n_block, head_kv, batch, q, k, mask, first, stop, row_block, walk)
+    keys = Keys(n_block, head_kv, batch, q, k, mask, first, stop, row_block, None, (stop - first) * cfg.group)
+    if not cfg.has_blocks:
+        return keys
+    if not cfg.lists_by_head:
+        walk = lists_of(context, keys, head_kv)
+        return keys._replace(first=Int32(0), stop=walk.count, walk=walk, steps=walk.count * cfg.group)
+    walk = lists_of(context, keys, head_kv * cfg.group)
+    return keys._replace(first=Int32(0), stop=walk.count, walk=walk, steps=steps_of_group(context, keys))
+
+
+def lists_of(context, keys, head: Int32) -> Listed:
+    """The query blocks that see a block of keys, by the lists of a query head. keys: `Keys`, or a record of a chip's
+    that begins with its fields and is for `cfg.span` keys."""
+    args, cfg = context.args, context.cfg
+    block_q, block_k = cfg.mods.block
+    column, ratio = keys.n_block // (block_k // cfg.span), block_q // cfg.tile_m
+    exists = keys.n_block * cfg.span < keys.k.count if cfg.lengths_vary else None
+    return Listed.of(args.mods.blocks, keys.batch, head, column, ratio, keys.q.count, cfg.tile_m, exists)
+
+
+@cute.jit
+def steps_of_group(context, keys) -> Int32:
+    """Query blocks in the lists of all heads of a group."""
+    total = Int32(0)
+    for member in cutlass.range(context.cfg.group, unroll=1):
+        total = total + lists_of(context, keys, keys.head_kv * context.cfg.group + member).count
+    return total
+
+
+@cute.jit
+def first_member(context, keys) -> Int32:
+    """The first query head of the group whose lists hold something, counted within it; 0 if all have the same lists."""
+    first = Int32(0)
+    if cutlass.const_expr(context.cfg.lists_by_head):
+        for i in cutlass.range(context.cfg.group, unroll=1):
+            member = context.cfg.group - 1 - i
+            count = lists_of(context, keys, keys.head_kv * context.cfg.group + member).count
+            first = Int32(cutlass.select_(count > 0, member, first))
+    return first
 
 
 def turn(order: Order, mask: Band, m_block: Int32, n_block: Int32) -> Int32:

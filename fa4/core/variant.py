@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import jit
@@ -38,6 +38,9 @@ class Variant(Constant):
     @staticmethod
     def fields(spec: AttentionSpec, *, backward: bool = False, has_dlse: bool = False) -> dict[str, Any]:
         """The fields by name, for a record that extends this one."""
+        mods = spec.mods
+        if mods is not None and mods.heads_differ and not (backward and spec.group > 1):
+            mods = replace(mods, heads_differ=False)  # here it is one head after the other, or one alone
         return dict(
             dtype=jit.dsl_dtype(spec.dtype),
             head_dim=spec.head_dim,
@@ -52,7 +55,7 @@ class Variant(Constant):
             has_seqused_k=spec.has_seqused_k,
             has_dlse=has_dlse,
             deterministic=backward and spec.deterministic,
-            mods=spec.mods,
+            mods=mods,
             cache=spec.cache,
         )
 
@@ -78,6 +81,11 @@ class Variant(Constant):
     def has_blocks(self) -> bool:
         """Whether a block mask lists the blocks to visit."""
         return self.mods is not None and self.mods.block is not None
+
+    @property
+    def lists_by_head(self) -> bool:
+        """Whether a backward goes through other lists for each query head of a group."""
+        return self.mods is not None and self.mods.heads_differ
 
     @property
     def lengths_vary(self) -> bool:

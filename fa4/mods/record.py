@@ -15,20 +15,20 @@ class ModSpec:
     """What of score_mod, mask_mod, block_mask and dropout shapes code.
 
     block: query rows and keys of a block, if there are blocks. trained: positions of captured tensors of `score` whose
-    gradients are asked for.
+    gradients are asked for. heads_differ: in their blocks.
     """
 
     score: Graph | None = None
     mask: Graph | None = None
     block: tuple[int, int] | None = None
     trained: tuple[int, ...] = ()
-    heads_differ: bool = False  # in their blocks
+    heads_differ: bool = False
     dropout: bool = False
 
     def key(self) -> tuple:
         """Plain values that say all of it, for a compile key."""
         texts = (None if graph is None else graph.text for graph in (self.score, self.mask))
-        return *texts, self.block, self.trained, self.dropout
+        return *texts, self.block, self.trained, self.heads_differ, self.dropout
 
     def __str__(self) -> str:
         parts = []

@@ -26,6 +26,13 @@ def by_head(width):
     return lambda b, h, q_idx, kv_idx: (q_idx - kv_idx <= width * (h + 1)) & (q_idx >= kv_idx)
 
 
+def shifted_by_head(shift):
+    """Of every two heads the first sees keys far behind a query, the last of them in no block; the second near ones."""
+    return lambda b, h, q_idx, kv_idx: (
+        (q_idx - kv_idx >= shift * ((h + 1) % 2) - 20) & (q_idx - kv_idx < shift * (h + 1))
+    )
+
+
 @functools.cache
 def problems(device: str = "cpu") -> dict[str, Problem]:
     """By name; what functions captured lies on the device."""
@@ -55,9 +62,10 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
         alibi = dict(score_mod=fa4.scores.alibi(slopes), trained=(slopes,))
         return Problem("alibi_in_documents", length, length, **alibi, mask_mod=mask, call=call, **options)
 
-    def of_heads(queries, keys, deterministic=False, width=40, size=128, **options):
-        mask = by_head(width)
-        call = dict(block_mask=blocks(mask, 2, queries, keys, size), deterministic=deterministic)
+    def of_heads(queries, keys, deterministic=False, width=40, size=128, shift=None, heads=2, **options):
+        mask = by_head(width) if shift is None else shifted_by_head(shift)
+        call = dict(block_mask=blocks(mask, heads, queries, keys, size), deterministic=deterministic)
+        options["heads"] = heads
         return Problem("heads", queries, keys, mask_mod=mask, call=call, **options)
 
     def leaf(x):
@@ -110,6 +118,9 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
         # Blocks that are no tiles: kernels walk larger ones, and look up which of the caller's a pair is in.
         "other_blocks": of_heads(300, 260, size=(48, 16)),
         "heads_wide": of_heads(300, 260, head_dim=128),
+        # Heads of a group have lists of their own, the first none in some columns; in any order, and in order.
+        "heads_of_group": of_heads(300, 260, heads=4, heads_kv=2, head_dim=128, shift=150),
+        "heads_of_group_in_order": of_heads(300, 330, heads=4, heads_kv=2, shift=150, deterministic=True),
         # A mask without a block mask.
         "divides": Problem("divides", *(140, 200, 4, 2), head_dim=128, mask_mod=divides, call=dict(deterministic=True)),
         "stripes": Problem("stripes", *(140, 200, 4, 2), head_dim=128, mask_mod=stripes, call=dict(deterministic=True)),

@@ -17,18 +17,18 @@ SOME = {
     # Lists of blocks, of each head its own, are below; documents in lists are the other chips'.
     "sm80": ("many_kinds_in_order",),
     # Steps in order, which keep scores; the same by lists; steps that overlap, by lists.
-    "sm90": ("few_kinds", "documents", "heads_wide"),
+    "sm90": ("few_kinds", "documents", "heads_of_group"),
     # Scores that are kept; by lists; a pair of CTAs, whose order of additions is held. Each head's own lists, and rows
     # of blocks without a key, are walked by code that the others show.
-    "sm100": ("few_kinds", "documents", "stripes"),
+    "sm100": ("few_kinds", "documents", "stripes", "heads_of_group"),
 }
 # Scores by lists are in "documents", each head's own lists in "heads_wide".
 SOME_FORWARD = {"sm80": ("packed_and_split", "other_blocks"), "sm90": ("packed_by_head",), "sm100": ("packed_by_head",)}
 # The soak runs these too.
 MORE = {
     "sm80": ("documents_short",),
-    "sm90": ("many_kinds", "divides", "packed_and_split", "heads"),
-    "sm100": ("many_kinds", "divides", "packed_and_split", "heads"),
+    "sm90": ("many_kinds", "divides", "packed_and_split", "heads", "heads_wide", "heads_of_group_in_order"),
+    "sm100": ("many_kinds", "divides", "packed_and_split", "heads", "heads_of_group_in_order"),
 }
 
 

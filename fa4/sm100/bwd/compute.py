@@ -44,12 +44,13 @@ def compute(context):
     s, dp = consume(ends.mma_compute_S), consume(ends.mma_compute_dP)
 
     for member in cutlass.range(cfg.group, unroll=1):
-        for i in cutlass.range(work.first, work.stop, unroll=1):
-            m_block = work.block(i)
+        of_head = work.of_head(context, member)
+        for i in cutlass.range(of_head.first, of_head.stop, unroll=1):
+            m_block = of_head.block(i)
             begin = m_block * cfg.tile_m + half_of_warp() * cfg.half
             at = At(member, begin, first - begin, stop - begin)
             if cutlass.const_expr(cfg.has_blocks):
-                if i < work.walk.masked:
+                if i < of_head.walk.masked:
                     step(context, ends, rows, s, s.in_step(dp), work, at, True, True)
                 elif (work.own_block + 1) * TILE_N > work.k.count:
                     step(context, ends, rows, s, s.in_step(dp), work, at, True, False)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 
 from ...core.sequence import held_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
-from .work import work_tile
+from .work import Place, following, work_tile
 
 
 @cute.jit
@@ -27,7 +27,10 @@ def load(context):
     q, do, rows = produce(ends.load_mma_Q), produce(ends.load_mma_dO), produce(ends.load_compute_rows)
     if cutlass.const_expr(is_pair):
         q_columns, do_columns = produce(ends.load_mma_Qcolumns), produce(ends.load_mma_dOcolumns)
-    at = (work.head_kv * cfg.group, work.block(work.first))
+    at, listed = (work.head_kv * cfg.group, work.block(work.first)), Place(Int32(0), Int32(0))
+    if cutlass.const_expr(cfg.lists_by_head):
+        listed = Place.first(context, work)
+        at = listed.at(context, work)
     if work.steps > 0:
         load_keys(context, produce(ends.load_mma_K), work, "k", "K")
         load_queries(context, q, work, "q", "Q", at)
@@ -38,7 +41,12 @@ def load(context):
             load_columns(context, produce(ends.load_mma_Kcolumns), work, "k", "Kcolumns", place, work.k)
     q, rows = q.next(), rows.next()
     for i in cutlass.range(work.steps, unroll=1):
-        at, coming = work.step(i, cfg.group), work.step(i + 1, cfg.group)
+        if cutlass.const_expr(cfg.lists_by_head):
+            at = listed.at(context, work)
+            listed = following(context, work, listed)
+            coming = listed.at(context, work)
+        else:
+            at, coming = work.step(i, cfg.group), work.step(i + 1, cfg.group)
         do.wait()
         load_queries(context, do, work, "do", "dO", at)
         do = do.next()

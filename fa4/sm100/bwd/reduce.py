@@ -37,8 +37,9 @@ def reduce(context):
     products, stage = consume(ends.mma_reduce_dQ, ALL), Int32(0)
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
-        for i in cutlass.range(work.first, work.stop, unroll=1):
-            m_block = work.block(i)
+        of_head = work.of_head(context, member)
+        for i in cutlass.range(of_head.first, of_head.stop, unroll=1):
+            m_block = of_head.block(i)
             products.wait(0)
             block = work.row_block + m_block
             turn = Turn.at(context, work, m_block, head)

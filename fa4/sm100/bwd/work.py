@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ...bwd.work import keys_here, turn, turn_by_lists
+from ...bwd.work import first_member, keys_here, lists_of, turn, turn_by_lists
 from ...core.mask import Band, Listed
 from ...core.sequence import Rows
 from .config import TILE_N
@@ -17,7 +18,7 @@ class Work(NamedTuple):
     """A block of keys, of a CTA or of a pair, and its steps: for each query head of the group, the query blocks
     first <= m < stop."""
 
-    n_block: Int32  # down to `row_block`: see `Keys`
+    n_block: Int32  # down to `steps`: see `Keys`
     head_kv: Int32
     batch: Int32
     q: Rows
@@ -27,12 +28,19 @@ class Work(NamedTuple):
     stop: Int32
     row_block: Int32
     walk: Listed | None
+    steps: Int32
     rank: Int32  # of this CTA in its pair
     own_block: Int32  # this CTA's block of TILE_N keys
-    steps: Int32
+
+    def of_head(self, context, member: Int32) -> Work:
+        """The same for a query head of the group, whose lists may be others."""
+        if not context.cfg.lists_by_head:
+            return self
+        walk = lists_of(context, self, self.head_kv * context.cfg.group + member)
+        return self._replace(walk=walk, stop=walk.count)
 
     def step(self, index: Int32, group: int) -> tuple[Int32, Int32]:
-        """(query head, query block) of a step."""
+        """(query head, query block) of a step, where all heads of the group have the same."""
         blocks = self.stop - self.first
         return self.head_kv * group + index // blocks, self.block(self.first + index % blocks)
 
@@ -55,5 +63,30 @@ class Work(NamedTuple):
 def work_tile(context) -> Work:
     """This CTA's work; `steps` is 0 if no query sees a key of the block."""
     cfg, keys, rank = context.cfg, keys_here(context), context.args.order.rank
-    own_block, steps = keys.n_block * cfg.ctas + rank, (keys.stop - keys.first) * cfg.group
-    return Work(*keys, rank, own_block, steps)
+    return Work(*keys, rank, keys.n_block * cfg.ctas + rank)
+
+
+class Place(NamedTuple):
+    """A step where query heads have lists of their own: a place in those of a head of the group."""
+
+    member: Int32
+    place: Int32
+
+    @staticmethod
+    def first(context, work: Work) -> Place:
+        return Place(first_member(context, work), Int32(0))
+
+    def at(self, context, work: Work) -> tuple[Int32, Int32]:
+        """(query head, query block)."""
+        return work.head_kv * context.cfg.group + self.member, work.of_head(context, self.member).block(self.place)
+
+
+@cute.jit
+def following(context, work: Work, place: Place) -> Place:
+    """The next step; there may be none."""
+    member, i, last = place.member, place.place + 1, context.cfg.group - 1
+    count = work.of_head(context, member).stop
+    while (i >= count) & (member < last):
+        member, i = member + 1, Int32(0)
+        count = work.of_head(context, member).stop
+    return Place(member, i)

@@ -21,7 +21,7 @@ def compute(context):
     work, team = work_tile(context), team_of(context)
     team.dv.fill(0.0)
     team.dk.fill(0.0)
-    if work.blocks > 0:
+    if work.steps > 0:
         consume(team.ends.load_compute_K).wait()
         all_steps(context, team, work)
     else:

@@ -32,7 +32,7 @@ def stage_dv(context, team) -> None:
 
 def dk_place(context, work, team: Int32) -> Int32:
     """Where a warpgroup's dK goes, in bytes from K: of the two warpgroups, to Q and to dO; or to K."""
-    cfg, at, steps = context.cfg, context.smem.offsets, work.blocks * context.cfg.group
+    cfg, at, steps = context.cfg, context.smem.offsets, work.steps
     if not cfg.has_place_for_dk:
         return team * cfg.dk_tile.nbytes
     q = at["Q"] - at["K"] + steps % cfg.q_stages * cfg.q_tile.nbytes

@@ -10,6 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...bwd.work import first_member
 from ...core.sequence import held_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
@@ -22,20 +23,21 @@ def load(context):
     cfg, ends = context.cfg, context.ends("load")
     work = work_tile(context)
     q, do = produce(ends.load_compute_Q), produce(ends.load_compute_dO)
-    if work.blocks > 0:
+    if work.steps > 0:
         load_keys(context, produce(ends.load_compute_K), work, "k")
         if cutlass.const_expr(cfg.ctas == 2):
             load_others_keys(context, produce(ends.load_compute_Kother), work)
     cute.arch.griddepcontrol_wait()  # the statistics are another kernel's
+    first = first_member(context, work)
     for member in cutlass.range(cfg.group, unroll=1):
-        head = work.head_kv * cfg.group + member
-        for i in cutlass.range(work.first, work.stop, unroll=1):
-            at = (head, work.block(i, cfg.shifted))
+        head, own = work.head_kv * cfg.group + member, work.of_head(context, member)
+        for i in cutlass.range(own.first, own.stop, unroll=1):
+            at = (head, own.block(i, cfg.shifted))
             q.wait()
             q.announce(cfg.q_tile.nbytes + cfg.rows_bytes)
             load_queries(context, q, work, "q", "Q", at)
             load_statistics(context, q, work, at)
-            if (member == 0) & (i == work.first):
+            if (member == first) & (i == own.first):
                 load_keys(context, produce(ends.load_compute_V), work, "v")
             do.wait()
             do.announce(cfg.do_tile.nbytes)

@@ -20,7 +20,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from ...bwd.turns import asked, claim, counter, pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
-from ...pipeline.cursor import consume
+from ...pipeline.cursor import Cursor, consume
 from ...pipeline.tma import bulk_add, bulk_store, wait_read
 from .work import work_tile
 
@@ -41,58 +41,87 @@ def add_share(context, team: Int32):
     cfg, work = context.cfg, work_tile(context)
     dq = consume(context.ends("reduce").compute_reduce_dQ, team)
     cute.arch.griddepcontrol_wait()  # the sums or their counters are cleared by the statistics kernel
-    for i in cutlass.range(work.blocks * cfg.group, unroll=1):
-        head = work.head_kv * cfg.group + i // work.blocks
-        m_block = work.block(work.first + i % work.blocks, cfg.shifted)
-        block, is_first = work.row_block + m_block, Boolean(False)
-        count, known = None, None
-        if cutlass.const_expr(cfg.claims):
-            count = counter(context.args.turns, block * cfg.turns + team, head)
-            known = asked(count)
-        dq.wait()
-        cute.arch.fence_proxy("async.shared", space="cta")  # here, where no product waits for it
-        if cutlass.const_expr(cfg.claims):
-            is_first = claim(count, known)
+    if cutlass.const_expr(cfg.lists_by_head):
+        for member in cutlass.range(cfg.group, unroll=1):
+            of_head = work.of_head(context, member)
+            for i in cutlass.range(of_head.first, of_head.stop, unroll=1):
+                add_step(context, team, work, dq, work.head_kv * cfg.group + member, of_head.block(i, False))
+                dq = dq.next()
+    else:
+        for i in cutlass.range(work.blocks * cfg.group, unroll=1):
+            head = work.head_kv * cfg.group + i // work.blocks
+            add_step(context, team, work, dq, head, work.block(work.first + i % work.blocks, cfg.shifted))
+            dq = dq.next()
+
+
+@cute.jit
+def add_step(context, team: Int32, work, dq: Cursor, head: Int32, m_block: Int32):
+    """A warpgroup's share of a step."""
+    cfg = context.cfg
+    block, is_first = work.row_block + m_block, Boolean(False)
+    count, known = None, None
+    if cutlass.const_expr(cfg.claims):
+        count = counter(context.args.turns, block * cfg.turns + team, head)
+        known = asked(count)
+    dq.wait()
+    cute.arch.fence_proxy("async.shared", space="cta")  # here, where no product waits for it
+    if cutlass.const_expr(cfg.claims):
+        is_first = claim(count, known)
+    if is_first:
+        start(bulk_store, context, block, head, team)
+    else:
+        start(bulk_add, context, block, head, team)
+    wait_read()
+    dq.arrive()
+    if cutlass.const_expr(cfg.claims):  # noqa: SIM102  one is decided at compile time
         if is_first:
-            start(bulk_store, context, block, head, team)
-        else:
-            start(bulk_add, context, block, head, team)
-        wait_read()
-        dq.arrive()
-        if cutlass.const_expr(cfg.claims):  # noqa: SIM102  one is decided at compile time
-            if is_first:
-                with cute.arch.elect_one():
-                    wait_for_bulk_additions()
-                    pass_turn_on(count)
-        dq = dq.next()
+            with cute.arch.elect_one():
+                wait_for_bulk_additions()
+                pass_turn_on(count)
 
 
 @cute.jit
 def add_in_turn(context, own: Int32):
     """Every `reducers`-th step, both warpgroups' shares, when it is this CTA's turn."""
-    cfg, args = context.cfg, context.args
-    dq, work = context.ends("reduce").compute_reduce_dQ, work_tile(context)
+    cfg, work = context.cfg, work_tile(context)
     cute.arch.griddepcontrol_wait()  # the turns are cleared by the statistics kernel
-    for i in cutlass.range(own, work.blocks * cfg.group, cfg.reducers, unroll=1):
-        head = work.head_kv * cfg.group + i // work.blocks
-        m_block = work.block(work.first + i % work.blocks, cfg.shifted)
-        count = counter(args.turns, work.row_block + m_block, head)
-        turn = work.turn(m_block, head, context)
-        wait_for_bulk_turn(count, turn)
-        for team in cutlass.range_constexpr(cfg.dq_teams):
-            dq.wait_full(own * cfg.dq_teams + team, i // cfg.reducers & 1)
-            cute.arch.fence_proxy("async.shared", space="cta")
-            if turn == 0:
-                start(bulk_store, context, work.row_block + m_block, head, team)
-            else:
-                start(bulk_add, context, work.row_block + m_block, head, team)
-        for team in cutlass.range_constexpr(cfg.dq_teams):
-            with cute.arch.elect_one():
-                cute.arch.cp_async_bulk_wait_group(cfg.dq_teams - 1 - team, read=True)
-            dq.arrive_read(own * cfg.dq_teams + team)
+    if cutlass.const_expr(cfg.lists_by_head):
+        before = Int32(0)
+        for member in cutlass.range(cfg.group, unroll=1):
+            of_head = work.of_head(context, member)
+            first = (own + cfg.reducers - before % cfg.reducers) % cfg.reducers
+            for i in cutlass.range(first, of_head.blocks, cfg.reducers, unroll=1):
+                head = work.head_kv * cfg.group + member
+                add_step_in_turn(context, own, work, before + i, head, of_head.block(i, False))
+            before = before + of_head.blocks
+    else:
+        for i in cutlass.range(own, work.blocks * cfg.group, cfg.reducers, unroll=1):
+            head = work.head_kv * cfg.group + i // work.blocks
+            m_block = work.block(work.first + i % work.blocks, cfg.shifted)
+            add_step_in_turn(context, own, work, i, head, m_block)
+
+
+@cute.jit
+def add_step_in_turn(context, own: Int32, work, i: Int32, head: Int32, m_block: Int32):
+    """Step i of a CTA."""
+    cfg, dq = context.cfg, context.ends("reduce").compute_reduce_dQ
+    count = counter(context.args.turns, work.row_block + m_block, head)
+    turn = work.turn(m_block, head, context)
+    wait_for_bulk_turn(count, turn)
+    for team in cutlass.range_constexpr(cfg.dq_teams):
+        dq.wait_full(own * cfg.dq_teams + team, i // cfg.reducers & 1)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        if turn == 0:
+            start(bulk_store, context, work.row_block + m_block, head, team)
+        else:
+            start(bulk_add, context, work.row_block + m_block, head, team)
+    for team in cutlass.range_constexpr(cfg.dq_teams):
         with cute.arch.elect_one():
-            wait_for_bulk_additions()
-            pass_turn_on(count)
+            cute.arch.cp_async_bulk_wait_group(cfg.dq_teams - 1 - team, read=True)
+        dq.arrive_read(own * cfg.dq_teams + team)
+    with cute.arch.elect_one():
+        wait_for_bulk_additions()
+        pass_turn_on(count)
 
 
 def start(copy: Callable[..., None], context, block: Int32, head: Int32, team: Int32) -> None:

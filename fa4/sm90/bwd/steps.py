@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...bwd.work import first_member
 from ...pipeline.cursor import Cursor, consume, produce
 from ..wgmma import wait
 from .config import Division
@@ -60,36 +61,41 @@ def steps(context, team: cutlass.Constexpr[Team], work, has_dq: cutlass.Constexp
     q, do, ds = consume(ends.load_compute_Q), consume(ends.load_compute_dO), produce(ends.compute_compute_dS)
     last_dq = Handing.before_first(ends.compute_reduce_dQ, cfg)
     at = Cursors(q, do, ds, consume(ends.compute_compute_dS), last_dq)
-    own = own_steps(work, team.index, cfg)
+    own, begin = own_steps(work, team.index, cfg), first_member(context, work)
     if cutlass.const_expr(cfg.trims):
         if own.first > work.first:
             skip(context, team, at, False)
         else:
             step(context, team, work, (Int32(0), work.first), at, True, False, True)
     elif cutlass.const_expr(cfg.has_blocks):
-        if work.full_first > work.first:
-            step(context, team, work, (Int32(0), work.first), at, True, False, True)
+        of_first = work.of_head(context, begin)
+        if of_first.full_first > of_first.first:
+            step(context, team, of_first, (begin, of_first.first), at, True, False, True)
         else:
-            step(context, team, work, (Int32(0), work.first), at, False, False, True)
+            step(context, team, of_first, (begin, of_first.first), at, False, False, True)
     else:
         step(context, team, work, (Int32(0), work.first), at, True, False, True)
     at = at.after_first()
     for member in cutlass.range(cfg.group, unroll=1):
-        first = work.first + cutlass.select_(member == 0, Int32(1), Int32(0))
+        of_head, own_of_head = work, own
+        if cutlass.const_expr(cfg.lists_by_head):
+            of_head = work.of_head(context, member)
+            own_of_head = own_steps(of_head, team.index, cfg)
+        first = of_head.first + cutlass.select_(member == begin, Int32(1), Int32(0))
         if cutlass.const_expr(cfg.trims and cfg.group > 1):
-            for _ in cutlass.range(first, own.first, unroll=1):
+            for _ in cutlass.range(first, own_of_head.first, unroll=1):
                 skip(context, team, at, has_dq)
                 at = at.next()
-            first = cutlass.max(first, own.first)
-        for i in cutlass.range(first, own.full_first, unroll=1):
-            step(context, team, work, (member, i), at, True, has_dq, False)
+            first = cutlass.max(first, own_of_head.first)
+        for i in cutlass.range(first, own_of_head.full_first, unroll=1):
+            step(context, team, of_head, (member, i), at, True, has_dq, False)
             at = at.next()
-        for i in cutlass.range(cutlass.max(first, own.full_first), own.full_stop, unroll=1):
-            step(context, team, work, (member, i), at, False, has_dq, False)
+        for i in cutlass.range(cutlass.max(first, own_of_head.full_first), own_of_head.full_stop, unroll=1):
+            step(context, team, of_head, (member, i), at, False, has_dq, False)
             at = at.next()
         if cutlass.const_expr(cfg.has_left):
-            for i in cutlass.range(cutlass.max(first, own.full_stop), work.stop, unroll=1):
-                step(context, team, work, (member, i), at, True, has_dq, False)
+            for i in cutlass.range(cutlass.max(first, own_of_head.full_stop), of_head.stop, unroll=1):
+                step(context, team, of_head, (member, i), at, True, has_dq, False)
                 at = at.next()
     if cutlass.const_expr(has_dq):
         finish(context, team, work, at)

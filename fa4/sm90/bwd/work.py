@@ -8,7 +8,7 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32
 
-from ...bwd.work import keys_here, turn, turn_by_lists
+from ...bwd.work import keys_here, lists_of, turn, turn_by_lists
 from ...core.mask import Band, Listed
 from ...core.sequence import Rows
 from ..wgmma import ROWS
@@ -28,7 +28,7 @@ class Work(NamedTuple):
     The mask hides nothing in those full_first <= m < full_stop.
     """
 
-    n_block: Int32  # down to `row_block`: see `Keys`
+    n_block: Int32  # down to `steps`: see `Keys`
     head_kv: Int32
     batch: Int32
     q: Rows
@@ -38,6 +38,7 @@ class Work(NamedTuple):
     stop: Int32
     row_block: Int32
     walk: Listed | None
+    steps: Int32
     full_first: Int32
     full_stop: Int32
     neighbours: Neighbours
@@ -46,6 +47,13 @@ class Work(NamedTuple):
     def blocks(self) -> Int32:
         """Query blocks of one head; 0 if no query sees a key."""
         return self.stop - self.first
+
+    def of_head(self, context, member: Int32) -> Work:
+        """The same for a query head of the group, whose lists may be others."""
+        if not context.cfg.lists_by_head:
+            return self
+        walk = lists_of(context, self, self.head_kv * context.cfg.group + member)
+        return self._replace(walk=walk, stop=walk.count, full_first=walk.masked, full_stop=walk.count)
 
     def block(self, i: Int32, shifted: bool) -> Int32:
         """The query block of step first <= i < stop: i itself, or that at a place of the lists; or, `shifted`, so that
