@@ -82,6 +82,7 @@ def _mods(spec: ModSpec, problem: Problem) -> Mods:
         rows, keys = -(-problem.extent.max_seqlen_q // block_q), -(-problem.extent.max_seqlen_k // block_k)
         for along, across in ((rows, keys), (rows, keys), (keys, rows), (keys, rows)):
             blocks += [torch.empty(1, heads, *shape, dtype=torch.int32) for shape in ((along,), (along, across))]
+        blocks += [torch.empty(1, heads, along, dtype=torch.int32) for along in (rows, keys)]
     return Mods(
         tensors,
         blocks,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..core.order import Order
+from ..core.order import Order, listed_order
 from ..core.sequence import Lengths, ragged
 from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
@@ -59,7 +59,8 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.span)
         heads = cute.size(call.k, mode=[2])
         section = cfg.section(n_blocks, sizes.max_seqlen_q, heads * sizes.batch)
-        order = Order(n_blocks, heads, sizes.batch, section, cfg.descending, cfg.ctas, cfg.wave(section))
+        listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.span) if cfg.has_blocks else None
+        order = Order(n_blocks, heads, sizes.batch, section, cfg.descending, cfg.ctas, cfg.wave(section), listed)
         loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)
         if cfg.ragged:
             loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)

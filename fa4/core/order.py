@@ -8,7 +8,7 @@ spread over time. A section that fits the L2 cache keeps what its pairs share th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -27,7 +27,8 @@ class Order:
 
     section: pairs that advance together; None takes the heads of a sequence, which is a section of `heads`.
     descending: from the last block to the first. cluster: CTAs that share a tile. wave: blocks of a pair that run at
-    the same time; waves then descend, in each the blocks ascend.
+    the same time; waves then descend, in each the blocks ascend. listed: (batch or 1, heads or 1, blocks), each pair's
+    blocks in their order, in place of descending.
     """
 
     blocks: Int32
@@ -37,6 +38,7 @@ class Order:
     descending: cutlass.Constexpr[bool] = False
     cluster: cutlass.Constexpr[int] = 1
     wave: Int32 | None = None
+    listed: cute.Tensor | None = None
 
     @property
     def tiles(self) -> Int32:
@@ -73,7 +75,10 @@ class Order:
             within = index - first_pair * self.blocks
             block, pair = within // pairs, first_pair + within % pairs
             head, sequence = pair % self.heads, pair // self.heads
-        if self.wave is not None:
+        if self.listed is not None:
+            shape = self.listed.shape
+            block = self.listed[cutlass.min(sequence, shape[0] - 1), cutlass.min(head, shape[1] - 1), block]
+        elif self.wave is not None:
             first, _ = self._wave(block // self.wave)
             block = first + block % self.wave
         elif self.descending:
@@ -100,6 +105,17 @@ class Order:
         """[first, stop): the blocks of a wave."""
         stop = self.blocks - index * self.wave
         return cutlass.max(stop - self.wave, 0), stop
+
+
+def listed_order(cfg: Any, blocks: Any, rows: int, tile: int) -> cute.Tensor | None:
+    """The order of a block mask's listing blocks of `rows`, if tiles of a grid are such blocks.
+
+    Not of packed sequences, which have fewer, nor where blocks take turns in the order of their numbers.
+
+    blocks: `core.traced.BlockTensors`.
+    """
+    is_fixed = cfg.varlen or cfg.deterministic or cfg.lists_by_head
+    return None if is_fixed or rows != tile else blocks.order
 
 
 _NONE = 1 << 20  # a block that no sequence has

@@ -21,12 +21,13 @@ from .places import Places
 
 class BlockTensors(NamedTuple):
     """The lists of one side of a block mask, as `mods.blocks.BlockLists` has them: counts (batch or 1, heads or 1,
-    blocks) and lists, one axis more, int32."""
+    blocks) and lists, one axis more, int32. order: of the listing blocks, like counts."""
 
     counts: cute.Tensor
     lists: cute.Tensor
     full_counts: cute.Tensor
     full_lists: cute.Tensor
+    order: cute.Tensor
 
 
 class ModTensors(NamedTuple):
@@ -63,7 +64,7 @@ class ModTensors(NamedTuple):
         numbers = tuple(KINDS[kind](0) for graph in graphs for kind in graph.numbers)
 
         def lists(there: bool) -> BlockTensors | None:
-            return BlockTensors(*(jit.fake_tensor(Int32, rank, align=4) for rank in (3, 4, 3, 4))) if there else None
+            return BlockTensors(*(jit.fake_tensor(Int32, rank, align=4) for rank in (3, 4, 3, 4, 3))) if there else None
 
         captured = _fake_gradients(mods) if backward and mods.trained else None
         dropout = DropoutTensors.fake() if mods.dropout else None

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..core.cache import CacheTensors
-from ..core.order import Order, PackedOrder
+from ..core.order import Order, PackedOrder, listed_order
 from ..core.sequence import Lengths, extent, ragged
 from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
@@ -87,7 +87,8 @@ class ForwardKernel(ForwardProgram, RoleKernel):
             order = PackedOrder(cfg.rows, cfg.slots, cu_seqlens, rows, heads, sizes.section)
         else:
             m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
-            order = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, cluster=cfg.ctas)
+            listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows) if cfg.has_blocks else None
+            order = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, cluster=cfg.ctas, listed=listed)
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = Arguments(
             maps, call.out, call.lse, call.sink, call.lengths, call.cache, order, splits, part_blocks, *call.scalars,

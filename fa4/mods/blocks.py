@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 class BlockLists(NamedTuple):
     """A block mask's tensors, int32: of each block of queries the key blocks to mask and those seen whole, and of each
-    block of keys the query blocks. counts: (batch or 1, heads or 1, blocks); lists: one axis more."""
+    block of keys the query blocks. counts: (batch or 1, heads or 1, blocks); lists: one axis more. orders: like counts,
+    the blocks of queries and those of keys, the one with most in its lists first."""
 
     counts: Tensor
     lists: Tensor
@@ -31,6 +32,8 @@ class BlockLists(NamedTuple):
     query_lists: Tensor
     full_query_counts: Tensor
     full_query_lists: Tensor
+    query_order: Tensor
+    key_order: Tensor
 
 
 NONE, PARTIAL, FULL = 0, 1, 2
@@ -107,15 +110,31 @@ def _ordered(there: Tensor) -> tuple[Tensor, Tensor]:
 def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
     """The tensors of a BlockMask; those of the query side are left empty unless `both_sides`."""
     of_keys = _side(block_mask, "kv")
-    if not both_sides:
-        return BlockLists(*of_keys, *(x.new_zeros(0) for x in of_keys))
+    of_queries = _side_of_queries(block_mask, of_keys) if both_sides else tuple(x.new_zeros(0) for x in of_keys)
+    lists: list[Tensor] = [*of_keys, *of_queries, *orders(of_keys, of_queries)]
+    return BlockLists(*lists)
+
+
+def orders(of_keys: Sequence[Tensor], of_queries: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The last two of `BlockLists`. What is as long comes from the last to the first in queries, and the other way in
+    keys: of a causal mask these are longest first."""
+    (counts, _, full_counts, _), (query_counts, _, full_query_counts, _) = of_keys, of_queries
+    if torch.compiler.is_compiling():  # a sort in each call, which finds none that was made before
+        across = torch.arange(counts.shape[-1], dtype=torch.int32, device=counts.device)
+        along = torch.arange(query_counts.shape[-1], dtype=torch.int32, device=counts.device)
+        return across.flip(0).expand(counts.shape), along.expand(query_counts.shape)
+    reversed_order = torch.argsort((counts + full_counts).flip(-1), dim=-1, descending=True, stable=True)
+    order = torch.argsort(query_counts + full_query_counts, dim=-1, descending=True, stable=True)
+    return (counts.shape[-1] - 1 - reversed_order).to(torch.int32), order.to(torch.int32)
+
+
+def _side_of_queries(block_mask: Any, of_keys: Sequence[Tensor]) -> tuple[Tensor, ...]:
     if block_mask.q_num_blocks is not None and (block_mask.full_q_num_blocks is None) == (
         block_mask.full_kv_num_blocks is None
     ):
-        return BlockLists(*of_keys, *_side(block_mask, "q"))
+        return _side(block_mask, "q")
     across = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
-    of_queries: tuple[Tensor, ...] = listed(table_of(of_keys, across).transpose(2, 3))
-    return BlockLists(*of_keys, *of_queries)
+    return listed(table_of(of_keys, across).transpose(2, 3))
 
 
 def visited(counts: Tensor, full_counts: Tensor, across: int) -> float:

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .blocks import FULL, NONE, PARTIAL, listed, table_of
+from .blocks import FULL, NONE, PARTIAL, listed, orders, table_of
 from .graph import Builder, Graph, TensorType, parse
 from .record import Mods
 
@@ -34,11 +34,12 @@ def in_tiles(mods: Mods, seqlens: tuple[int, int]) -> Mods:
     for axis in range(2):
         pooled = _pooled(pooled, 2 + axis, block[axis], sizes[axis], seqlens[axis])
     has_other_side = mods.blocks[4].numel() > 0
+    of_keys = listed(pooled)
     of_queries = listed(pooled.transpose(2, 3)) if has_other_side else mods.blocks[4:8]
     graph = _with_states(parse(mods.mask) if mods.mask else None, block, table.shape)
     return mods._replace(
         tensors=[*mods.tensors, table.to(torch.int32)],
-        blocks=[*listed(pooled), *of_queries],
+        blocks=[*of_keys, *of_queries, *orders(of_keys, of_queries)],
         mask=graph.text,
         block_q=sizes[0],
         block_k=sizes[1],

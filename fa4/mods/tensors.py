@@ -86,8 +86,12 @@ def filled(
     queries, in a backward those of keys; `in_turn` both. heads: of queries."""
     if mods is None:
         return None
-    of_queries, of_keys = tuple(mods.blocks[:4]) or None, tuple(mods.blocks[4:8]) or None
-    lists = (of_keys, of_queries if in_turn else None) if backward else (of_queries, None)
+    lists: tuple = (None, None)
+    if mods.blocks:
+        *sides, query_order, key_order = mods.blocks
+        of_queries, of_keys = tuple(sides[:4]), tuple(sides[4:])
+        walked = (*of_keys, key_order) if backward else (*of_queries, query_order)
+        lists = walked, (*of_queries, query_order) if in_turn else None
     dropout = None
     if mods.dropout_seed is not None:
         rate = Rate.of(mods.dropout_p)

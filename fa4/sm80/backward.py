@@ -16,7 +16,7 @@ from cutlass import Float32
 
 from ..bwd.program import BackwardProgram, Call
 from ..core.mask import Window
-from ..core.order import Order
+from ..core.order import Order, listed_order
 from ..core.score import Softcap
 from ..core.sequence import Lengths
 from ..core.traced import ModTensors
@@ -58,7 +58,8 @@ class BackwardKernel(BackwardProgram):
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.tiles.tile_n)
         heads = cute.size(call.k, mode=[2])
         section = cfg.section(n_blocks, sizes.max_seqlen_q, heads * sizes.batch)
-        order = Order(n_blocks, heads, sizes.batch, section)
+        listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.span) if cfg.has_blocks else None
+        order = Order(n_blocks, heads, sizes.batch, section, listed=listed)
         args = Arguments(
             call.q, call.k, call.v, rows.dout, call.dk, call.dv, rows.statistics, rows.dq_sum, rows.turns, rows.ranks,
             rows.lengths, order, cfg.window(scalars.left, scalars.right), score, scalars.scale,

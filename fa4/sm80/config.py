@@ -131,7 +131,7 @@ class BackwardConfig(Config):
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
         """Pairs that advance together; in a deterministic problem their sums of dQ stay in L2."""
         if not self.deterministic:
-            return Int32(4 if self.masked else 1)
+            return Int32(4 if self.masked or self.has_blocks else 1)
         rows = SHARED_BYTES // (4 * padded(self.head_dim) * self.group)
         return cutlass.max(cutlass.min(rows // cutlass.max(seqlen_q, 1), LARGEST_SECTION), 1)
 

@@ -15,7 +15,7 @@ from cutlass import Float32, Int32
 
 from ..core.cache import CacheTensors
 from ..core.mask import Window
-from ..core.order import Order
+from ..core.order import Order, listed_order
 from ..core.score import Softcap
 from ..core.sequence import Lengths
 from ..core.traced import ModTensors
@@ -76,7 +76,10 @@ class ForwardKernel(ForwardProgram):
         window = cfg.window(scalars.left, scalars.right)
         # Last query rows first: under a causal mask they take longest.
         m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tiles.tile_m)
-        order = Order(m_blocks, cute.size(call.q, mode=[2]), sizes.batch, sizes.section, descending=True)
+        heads, listed = cute.size(call.q, mode=[2]), None
+        if cfg.has_blocks:
+            listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows)
+        order = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, listed=listed)
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = Arguments(
             *call[:7], order, sizes.splits, part_blocks, window, score, scale, call.mods, call.cache

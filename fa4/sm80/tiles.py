@@ -137,7 +137,7 @@ SHARED_BYTES = 32 * 2**20  # what a section's pairs may keep in L2 for each othe
 
 def forward_section(spec: AttentionSpec, seqlen_k: int) -> int:
     """Pairs that advance together in the forward; their keys and values stay in L2."""
-    if spec.window_left is None and spec.window_right is None:
+    if spec.window_left is None and spec.window_right is None and not spec.has_blocks:
         return 1
     per_pair = 2 * seqlen_k * (spec.head_dim + spec.head_dim_v) // spec.group
     return max(1, min(LARGEST_SECTION, SHARED_BYTES // max(per_pair, 1)))

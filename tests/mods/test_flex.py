@@ -6,6 +6,7 @@ from torch.nn.attention import flex_attention as torchs
 
 import fa4
 from fa4 import fallback
+from fa4.mods.blocks import lists_of
 
 from .programs import BATCH, HEADS, KEYS, MASKS, QUERIES, SCORES, normal, torchs_answer
 
@@ -111,6 +112,19 @@ def test_only_blocks_of_the_lists_are_visited(monkeypatch, seed):
     block_mask = fa4.create_block_mask(fa4.masks.sliding_window(15), None, None, 512, 512, "cpu", BLOCK_SIZE=16)
     fa4.flash_attn_func(q, k, v, block_mask=block_mask)
     assert sum(products) == (2 * 32 - 1) * 16 * 16
+
+
+def test_blocks_with_the_longest_lists_come_first(seed):
+    """Each once, on both sides; those that are as long in the order of a causal mask."""
+    generator = torch.Generator().manual_seed(seed)
+    seen = torch.rand(3, 9, 11, generator=generator) < torch.rand(3, 9, 1, generator=generator)
+    block_mask = fa4.create_block_mask(
+        lambda b, h, q_idx, kv_idx: seen[h, q_idx // 16, kv_idx // 16], None, 3, 9 * 16, 11 * 16, "cpu", BLOCK_SIZE=16
+    )
+    lists = lists_of(block_mask, both_sides=True)
+    for order, lengths, sign in ((lists.query_order, seen.sum(2), -1), (lists.key_order, seen.sum(1), 1)):
+        for own, of_head in zip(order[0].tolist(), lengths.tolist()):
+            assert own == sorted(range(len(of_head)), key=lambda i: (-of_head[i], sign * i)), f"seed {seed}"
 
 
 def test_blocks_that_are_seen_whole_are_not_masked(seed):

@@ -103,7 +103,7 @@ def _in_parts(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTil
 
 def _section(spec: AttentionSpec, extent: Extent, packed: int) -> int:
     """Pairs of head and sequence worked on together: what fits in L2 where tiles differ in length, else one."""
-    if spec.window_left is None and spec.window_right is None:
+    if spec.window_left is None and spec.window_right is None and not spec.has_blocks:
         return 1
     per_pair = max(extent.max_seqlen_k, 1) * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     heads = spec.heads_q // packed

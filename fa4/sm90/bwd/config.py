@@ -165,10 +165,10 @@ class Config(Steps):
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
         """A pair's CTAs run at the same time and find its queries in the L2 cache.
 
-        One without a mask or a GQA group. Causal, where a pair's blocks have work of all lengths: the pairs that run at
-        a time, or twice as many with a group, so that the chip is not left with a pair's longest work.
+        One without a mask or a GQA group. Causal or by lists, where a pair's blocks have work of all lengths: the pairs
+        that run at a time, or twice as many with a group, so that the chip is not left with a pair's longest work.
         """
-        if not self.has_right:
+        if not (self.has_right or self.has_blocks):
             return Int32(1) if self.group == 1 else Steps.section(self, n_blocks, seqlen_q, pairs)
         n_blocks, pairs = cutlass.max(n_blocks, 1), cutlass.max(pairs, 1)
         if self.in_waves:

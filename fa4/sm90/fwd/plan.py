@@ -91,14 +91,15 @@ def splits_for(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTi
 
 
 def _section(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config, tiles: ForwardTiles) -> int:
-    """Pairs of head and sequence that advance together, longest tiles first; one where all tiles are equally long.
+    """Pairs of head and sequence that advance together, longest tiles first (those of lists of blocks too); one where
+    all tiles are equally long.
 
     Where each tile has its CTA, as many pairs as L2 holds, in sections of the same size. A persistent grid goes to and
     fro in whole rounds, so that every CTA gets the same share of each section: as few as there can be, so that CTAs
     read K and V that are new at different times.
     """
     pairs = spec.heads_q // cfg.packed * (1 if cfg.counts_rows else extent.batch)
-    if spec.window_right is None or spec.window_left is not None:
+    if not spec.has_blocks and (spec.window_right is None or spec.window_left is not None):
         return 1
     keys = extent.max_seqlen_k * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     per_pair = max(keys * cfg.packed // spec.group, 1)
