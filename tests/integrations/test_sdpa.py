@@ -294,3 +294,15 @@ def test_a_call_unlike_the_one_before_gets_what_it_asks(change, operator, active
     with torch.no_grad():
         q = torch.randn(2, 3, 20, 16)
         assert not F.scaled_dot_product_attention(q, q.clone(), q.clone()).requires_grad
+
+
+def test_packed_calls_whose_bounds_are_one_tensor_or_two(active, seed):
+    """Torch compares tensors as many as there were; a call with two bounds came after some with one."""
+    problem = make(Case("varlen", lengths=((20, 20), (7, 7)), heads_q=2), seed)
+    i = problem.inputs
+    one = i.cu_seqlens_q
+    two = one, one.clone()
+    for bounds in ((one, one), (one, one), (one, one), two, two, two, (one, one)):
+        q, k, v = leaves(problem)
+        out = varlen_attn(q, k, v, *bounds, i.max_seqlen_q, i.max_seqlen_k)
+        assert_attention(problem, out, *torch.autograd.grad(out, (q, k, v), problem.dout))

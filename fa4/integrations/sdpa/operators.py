@@ -179,7 +179,7 @@ def _flash_attention_forward(
         out, lse = _forward(inputs, options, mods, num_splits)
         return out, lse, *_random_numbers(query, mods)
     bounds = (cum_seq_q,) if cum_seq_k is cum_seq_q else (cum_seq_q, cum_seq_k)
-    tensors, plain = (query, key, value, *bounds), (max_q, max_k, num_splits, *options)
+    tensors, plain = (query, key, value, *bounds), (len(bounds), max_q, max_k, num_splits, *options)
     known = _packed.find(tensors, plain)
     if known is None:
         known = way(inputs, options)

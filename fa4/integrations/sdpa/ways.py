@@ -94,7 +94,8 @@ class Repeats(Generic[T]):
         self._last: _Last | None = None
 
     def find(self, tensors: tuple[Tensor, ...], plain: tuple) -> T | None:
-        """What was kept of a call with tensors and other arguments like these, if that was the last one kept."""
+        """What was kept of a call with tensors and other arguments like these, if that was the last one kept. Where
+        `plain` is equal there are as many tensors."""
         last = self._last
         if (
             last is None
