@@ -17,7 +17,7 @@ from .append import Append
 from .record import Appended
 
 FORWARD = (AttentionInputs, Cache, Mods, Flags)
-NO_MODS = Mods([], [], "", "", [], 0, 0, [])
+NO_MODS = Mods.without_functions()
 
 _APPEND_SCHEMA = ops.schema((Appended,))
 for _number, _name in enumerate(("k_cache", "v_cache")):

@@ -76,6 +76,14 @@ class Mods(NamedTuple):
     dropout_p: float = 0.0
     dropout_seed: Tensor | None = None
 
+    @classmethod
+    def without_functions(cls, dropout_p: float = 0.0, dropout_seed: Tensor | None = None) -> Mods:
+        """Of a call that has dropout or nothing."""
+        return cls(
+            tensors=[], blocks=[], score="", mask="", numbers=[], block_q=0, block_k=0, trained=[],
+            dropout_p=dropout_p, dropout_seed=dropout_seed,
+        )  # fmt: skip
+
     def spec(self) -> ModSpec:
         return ModSpec(
             parse(self.score) if self.score else None,

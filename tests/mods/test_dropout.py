@@ -210,7 +210,7 @@ def test_checkpointing_drops_the_same_again():
 
 def test_opcheck():
     inputs = AttentionInputs(*tensors(), max_seqlen_q=40, max_seqlen_k=40)
-    mods = Mods([], [], "", "", [], 0, 0, [], 0.5, torch.tensor([1, 2]))
+    mods = Mods.without_functions(0.5, torch.tensor([1, 2]))
     flags = Flags(0.25, needs_backward=True)
     torch.library.opcheck(torch.ops.fa4.forward_with_mods.default, (*inputs, *mods, *flags))
 

@@ -1,4 +1,4 @@
-"""The named cases that the Blackwell kernels serve, the forward's and the backward's alike."""
+"""The named cases that the Blackwell kernels serve, the forward's and the backward's alike; Hopper's too."""
 
 import torch
 
@@ -35,6 +35,22 @@ EXTRA = (
     Case("pair_rows_end_in_the_first_cta", seqlen_q=300, seqlen_k=90, head_dim=128),
     Case("pair_one_key", seqlen_q=513, seqlen_k=1, head_dim=128),
     Case("negative_scale", seqlen_q=130, seqlen_k=130, softmax_scale=-0.2, causal=True),
+)
+# Beside those, of the backwards of Hopper and Blackwell, where heads of 128 have tiles of their own.
+BACKWARD = (
+    Case("logits_1e4", seqlen_q=192, seqlen_k=192, head_dim=128, logits=1e4, causal=True),
+    Case("window_gqa", seqlen_q=300, seqlen_k=600, heads_q=2, heads_kv=1, head_dim=128, window_size=(150, 60)),
+    Case(
+        "window_softcap_gqa",
+        seqlen_q=300,
+        seqlen_k=600,
+        heads_kv=1,
+        head_dim=128,
+        window_size=(150, 60),
+        softcap=15.0,
+        logits=4.0,
+    ),
+    Case("head_dim_104_120", seqlen_q=129, seqlen_k=257, head_dim=104, head_dim_v=120, dtype=torch.float16),
 )
 CASES = {
     name: case

@@ -29,28 +29,16 @@ from tests.emulated import (
     given,
     judge_gradients,
 )
-from tests.sm100.named import CASES
+from tests.sm100.named import BACKWARD, CASES
 
 NAME = attrgetter("name")
 # The error of dsink is judged by the largest over the heads; with two heads that is too few draws to be a bound.
 HEADS_FOR_SINK = 4
 # The two tile rows: one CTA for a block of keys, and a pair of CTAs for two. Head dims of 128 get the pair by default.
 EXTRA = (
+    *BACKWARD,
     Case("wide", head_dim=192, head_dim_v=128, heads_q=4, lengths=((70, 200), (129, 129), (3, 7)), window_size=(99, 5)),
-    Case("logits_1e4", seqlen_q=192, seqlen_k=192, head_dim=128, logits=1e4, causal=True),
-    Case("pair_window_gqa", seqlen_q=300, seqlen_k=600, heads_q=2, heads_kv=1, head_dim=128, window_size=(150, 60)),
-    Case(
-        "pair_window_softcap_gqa",
-        seqlen_q=300,
-        seqlen_k=600,
-        heads_kv=1,
-        head_dim=128,
-        window_size=(150, 60),
-        softcap=15.0,
-        logits=4.0,
-    ),
     Case("pair_softcap", seqlen_q=200, seqlen_k=129, head_dim=128, softcap=15.0, logits=4.0, causal=True),
-    Case("pair_padded", seqlen_q=129, seqlen_k=257, head_dim=104, head_dim_v=120, dtype=torch.float16),
     Case(
         "pair_varlen",
         heads_q=4,
@@ -66,7 +54,7 @@ KERNELS = Kernels("sm100", "sm_100a", Plan)
 # Compiling takes most of a case's time; the soak runs the others.
 QUICK = (
     "window_masks_rows", "head_dim_40_padded", "head_dim_192_128", "varlen_with_empty",
-    "logits_1e4", "pair_window_softcap_gqa", "pair_varlen",
+    "logits_1e4", "window_softcap_gqa", "pair_varlen",
 )  # fmt: skip
 
 

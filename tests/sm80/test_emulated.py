@@ -18,8 +18,8 @@ from fa4.sm80.tiles import ForwardTiles
 from tests.emulated import Kernels, bits, check_gradients
 
 # Small, and each with a part of the kernels that the others leave out; a GPU runs all cases. Compiling takes most of a
-# case's time: keys in parts are in tests/test_run.py and, dense, in tests/mods; more columns of v than of k in
-# test_dropout.py; lengths in use of keys alone, forward, in tests/kvcache; groups of heads, forward, in "everything".
+# case's time: keys in parts are in tests/test_run.py and, dense, in tests/mods; more columns of v than of k with
+# dropout, there; lengths in use of keys alone, forward, in tests/kvcache; groups of heads, forward, in "everything".
 FORWARD = ("gqa_packed_short_queries", pytest.param("split_keys_sink", marks=pytest.mark.soak))
 BOTH = (
     "ragged_one_past_tile",

@@ -27,23 +27,11 @@ from tests.emulated import (
     check_gradients_through_autograd,
     check_gradients_under_many_interleavings,
 )
-from tests.sm100.named import CASES
+from tests.sm100.named import BACKWARD, CASES
 
 NAME = attrgetter("name")
 EXTRA = (
-    Case("logits_1e4", seqlen_q=192, seqlen_k=192, head_dim=128, logits=1e4, causal=True),
-    Case("window_gqa", seqlen_q=300, seqlen_k=600, heads_q=2, heads_kv=1, head_dim=128, window_size=(150, 60)),
-    Case(
-        "window_softcap_gqa",
-        seqlen_q=300,
-        seqlen_k=600,
-        heads_kv=1,
-        head_dim=128,
-        window_size=(150, 60),
-        softcap=15.0,
-        logits=4.0,
-    ),
-    Case("head_dim_104_120", seqlen_q=129, seqlen_k=257, head_dim=104, head_dim_v=120, dtype=torch.float16),
+    *BACKWARD,
     Case("softcap_d128", seqlen_q=150, seqlen_k=140, head_dim=128, softcap=15.0, logits=4.0),
     Case("head_dim_40_128", seqlen_q=130, seqlen_k=150, head_dim=40, head_dim_v=128),
     Case("softcap_d192", seqlen_q=150, seqlen_k=140, head_dim=192, head_dim_v=128, softcap=15.0, logits=4.0),

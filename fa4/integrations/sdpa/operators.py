@@ -144,7 +144,7 @@ def _dropout(
         return None
     if seed is None:
         dropout_p, seed = Dropout(dropout_p).checked(query.device)
-    return Mods([], [], "", "", [], 0, 0, [], dropout_p, None if seed is None else seed.view(torch.int64))
+    return Mods.without_functions(dropout_p, None if seed is None else seed.view(torch.int64))
 
 
 def _flash_attention_forward(
