@@ -135,12 +135,6 @@ def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
     return lacks
 
 
-def _lacks_of_group_blocks(spec: AttentionSpec) -> list[str]:
-    if spec.mods is None or not (spec.needs_backward and spec.group > 1 and spec.mods.heads_differ):
-        return []
-    return ["lacks a backward with blocks of their own for the query heads of a group"]
-
-
 def _lacks_of_captured(spec: AttentionSpec) -> list[str]:
     if spec.mods is None or spec.mods.score is None or Feature.CAPTURED_GRADIENTS not in spec.features():
         return []
@@ -183,7 +177,7 @@ _SM80 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm80.plan",
     requires=_CUTE,
-    lacks=(*_LACKS_OF_MODS, _lacks_of_group_blocks, _lacks_of_bytes),
+    lacks=(*_LACKS_OF_MODS, _lacks_of_bytes),
 )
 _SM90 = Backend(
     name="sm90",

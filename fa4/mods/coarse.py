@@ -1,4 +1,4 @@
-"""Block masks of other block sizes as ones of the blocks that kernels walk.
+"""Block masks of other block sizes as ones of the blocks that kernels walk, and those of each head as ones of groups.
 
 A kernel's block is partial if some of the caller's blocks in it are listed and not all of them whole, and full if all
 are. What the caller's lists say of a pair then becomes a part of the mask_mod, which looks up the state of the pair's
@@ -8,13 +8,14 @@ block.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .blocks import FULL, NONE, PARTIAL, listed, orders, table_of
 from .graph import Builder, Graph, TensorType, parse
-from .record import Mods
+from .record import Mods, ModSpec
 
 TILE = 128  # kernels walk blocks of multiples of it
 _LEAST = 16  # that block sizes must have in common with it: tables of smaller blocks are large
@@ -46,6 +47,25 @@ def in_tiles(mods: Mods, seqlens: tuple[int, int]) -> Mods:
     )
 
 
+def of_groups(mods: Mods, batch: int, heads: int, group: int) -> Mods:
+    """The same mask by lists that all query heads of a group share; of all blocks that one of them lists."""
+    table = table_of(mods.blocks[:4], mods.key_blocks).expand(batch, heads, -1, -1)
+    parts = table.unflatten(1, (heads // group, group))
+    pooled = (parts != NONE).any(2).to(torch.uint8) + (parts == FULL).all(2).to(torch.uint8)
+    of_keys, of_queries = listed(pooled), listed(pooled.transpose(2, 3))
+    return mods._replace(
+        tensors=[*mods.tensors, table.to(torch.int32)],
+        blocks=[*of_keys, *of_queries, *orders(of_keys, of_queries)],
+        mask=mask_of_groups(mods.spec()).text,
+    )
+
+
+def mask_of_groups(mods: ModSpec) -> Graph:
+    """The mask_mod that goes with `of_groups`: its table has all sequences and heads."""
+    assert mods.block is not None
+    return _with_states(mods.mask, mods.block, (2, 2))
+
+
 def _pooled(table: Tensor, axis: int, block: int, size: int, rows: int) -> Tensor:
     """The table with blocks of `size` instead of `block` along an axis of `rows`."""
     if block == size:
@@ -60,8 +80,9 @@ def _pooled(table: Tensor, axis: int, block: int, size: int, rows: int) -> Tenso
     return some.to(torch.uint8) + whole.to(torch.uint8)
 
 
-def _with_states(mask: Graph | None, block: tuple[int, int], shape: torch.Size) -> Graph:
-    """A mask_mod's graph that asks a table of states too, a tensor behind those it has. shape: the table's."""
+def _with_states(mask: Graph | None, block: tuple[int, int], shape: Sequence[int]) -> Graph:
+    """A mask_mod's graph that asks a table of states too, a tensor behind those it has. shape: the table's, whose first
+    two sizes are 1 where sequences or heads share it."""
     builder = Builder.of(mask)
     tensors = () if mask is None else mask.tensors
     batch, head = (builder.input(x) if extent > 1 else builder.const(0, "int") for x, extent in zip("bh", shape))

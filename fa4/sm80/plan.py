@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
 from .. import plan
 from ..bwd.plan import Backward as BackwardPlan
 from ..core.arguments import windows
 from ..device import Chip
 from ..fwd.plan import Forward as ForwardPlan
 from ..fwd.splits import blocks_of_part, choose_splits
-from ..spec import AttentionSpec, Extent
+from ..mods.coarse import mask_of_groups, of_groups
+from ..mods.record import Mods
+from ..spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
 from . import backward, forward
 from .config import BackwardConfig, ForwardConfig
 from .tiles import BackwardTiles, ForwardTiles, backward_tiles, forward_section, forward_tiles
@@ -49,16 +56,33 @@ class Forward(ForwardPlan):
 
 
 class Backward(BackwardPlan):
-    """A backward on any chip with cp.async and mma.sync."""
+    """A backward on any chip with cp.async and mma.sync. The heads of a group are rows of one tile: where a block mask
+    has lists for each of them (`by_head`), it walks all that one of them has, and asks a table which are whose."""
 
     kernel = backward.KERNEL
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
+        self.by_head = spec.mods if spec.group > 1 and spec.mods is not None and spec.mods.heads_differ else None
+        if self.by_head is not None:
+            spec = replace(spec, mods=replace(self.by_head, mask=mask_of_groups(self.by_head), heads_differ=False))
         super().__init__(spec, extent, chip)
         self.tiles = tiles or backward_tiles(spec.head_dim, spec.head_dim_v, chip, spec.has_dropout)
 
     def __str__(self) -> str:
         return f"backward {self.tiles}"
+
+    def launch(
+        self,
+        inputs: AttentionInputs,
+        saved: Saved,
+        grads: Gradients,
+        mods: Mods | None = None,
+        captured: Sequence[Tensor | None] = (),
+    ) -> Tensor | None:
+        if self.by_head is not None and mods is not None:
+            mods = of_groups(mods, inputs.batch, self.spec.heads_q, self.spec.group)
+            captured = [*captured, None]
+        return super().launch(inputs, saved, grads, mods, captured)
 
     def config(self, has_dlse: bool) -> BackwardConfig:
         fields = BackwardConfig.fields(self.spec, backward=True, has_dlse=has_dlse)

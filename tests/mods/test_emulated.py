@@ -27,7 +27,7 @@ SOME = {
 SOME_FORWARD = {"sm80": ("packed_and_split", "other_blocks"), "sm90": ("packed_by_head",), "sm100": ("packed_by_head",)}
 # The soak runs these too.
 MORE = {
-    "sm80": ("documents_short",),
+    "sm80": ("documents_short", "heads_of_group_in_order"),
     "sm90": ("many_kinds", "divides", "packed_and_split", "heads", "heads_of_group_in_order"),
     "sm100": ("many_kinds", "divides", "packed_and_split", "heads", "heads_of_group_in_order"),
 }
