@@ -194,10 +194,8 @@ def main(tokens: str, problems: str, seconds: float, backend: str, flash: bool, 
                             file.write(json.dumps(row._asdict() | about) + "\n")
     Console(width=120).print(table)
     for direction in ("forward", "backward"):
-        print(
-            f"{direction}: geometric mean of torch's best / fa4 {_mean([r for r in rows if r.direction == direction])}"
-        )
-    print(f"geometric mean of torch's best / fa4: {_mean(rows)}")
+        print(f"{direction}: {_mean([row for row in rows if row.direction == direction])}")
+    print(f"both: {_mean(rows)}")
 
 
 def _mean(rows: list[Row]) -> str:
