@@ -1,18 +1,34 @@
 """Ready-made mask_mods: functions of (b, h, q_idx, kv_idx), for `create_block_mask` or mask_mod=.
 
 Queries and keys are counted from the start, as in torch's flex_attention (causal=True aligns them at the end).
+
+`causal`, `sliding_window`, `columns`, and what `both` and `either` make of such, have `of_ranges` (`fa4.mods.blocks`):
+their block masks are made without asking for every pair.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
+from .mods.blocks import OfRanges
 from .mods.call import MaskMod
+
+
+def _with_ranges(mask: Any, of_ranges: OfRanges) -> MaskMod:
+    mask.of_ranges = of_ranges
+    return mask
 
 
 def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     """A query sees the keys up to its own place."""
     return q_idx >= kv_idx
+
+
+_with_ranges(causal, lambda b, h, first, stop, kv_idx: (kv_idx < stop, kv_idx <= first))
 
 
 def sliding_window(window: int) -> MaskMod:
@@ -21,7 +37,11 @@ def sliding_window(window: int) -> MaskMod:
     def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (q_idx >= kv_idx) & (q_idx - kv_idx <= window)
 
-    return mask
+    def of_ranges(b: Tensor, h: Tensor, first: int, stop: int, kv_idx: Tensor) -> tuple[Tensor, Tensor]:
+        some = (kv_idx < stop) & (kv_idx >= first - window)
+        return some, (kv_idx <= first) & (kv_idx >= stop - 1 - window)
+
+    return _with_ranges(mask, of_ranges)
 
 
 def prefix(lengths: Tensor) -> MaskMod:
@@ -79,7 +99,12 @@ def columns(start: Tensor, stop: Tensor) -> MaskMod:
     def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (q_idx < start[b, h, kv_idx]) | (q_idx >= stop[b, h, kv_idx])
 
-    return mask
+    def of_ranges(b: Tensor, h: Tensor, first: int, last: int, kv_idx: Tensor) -> tuple[Tensor, Tensor]:
+        hidden_from, hidden_to = start[b, h, kv_idx], stop[b, h, kv_idx]
+        whole = (hidden_from >= last) | (hidden_to <= first) | (hidden_from >= hidden_to)
+        return (hidden_from > first) | (hidden_to < last) | whole, whole
+
+    return _with_ranges(mask, of_ranges)
 
 
 def both(*masks: MaskMod) -> MaskMod:
@@ -91,7 +116,7 @@ def both(*masks: MaskMod) -> MaskMod:
             seen = seen & other(b, h, q_idx, kv_idx)
         return seen
 
-    return mask
+    return _combined(mask, masks, lambda x, y: x & y)
 
 
 def either(*masks: MaskMod) -> MaskMod:
@@ -103,4 +128,16 @@ def either(*masks: MaskMod) -> MaskMod:
             seen = seen | other(b, h, q_idx, kv_idx)
         return seen
 
-    return mask
+    return _combined(mask, masks, lambda x, y: x | y)
+
+
+def _combined(mask: MaskMod, masks: tuple[MaskMod, ...], combine: Callable[[Tensor, Tensor], Tensor]) -> MaskMod:
+    parts: list[OfRanges] = [part.of_ranges for part in masks if hasattr(part, "of_ranges")]
+    if len(parts) < len(masks):
+        return mask
+
+    def of_ranges(*given: Any) -> tuple[Tensor, Tensor]:
+        some, whole = zip(*(part(*given) for part in parts))
+        return functools.reduce(combine, some), functools.reduce(combine, whole)
+
+    return _with_ranges(mask, of_ranges)

@@ -37,6 +37,10 @@ class BlockLists(NamedTuple):
 
 
 NONE, PARTIAL, FULL = 0, 1, 2
+OfRanges = Callable[..., tuple[Tensor, Tensor]]
+"""of_ranges(b, h, first, stop, kv_idx): which keys some of the queries from `first` to `stop` - 1 see, and which keys
+all of them see; of the former there may be too many, of the latter too few. b (batch, 1, 1), h (heads, 1) and kv_idx
+(keys,) are int64, and so results broadcast to (batch, heads, keys)."""
 
 
 def create_block_mask(
@@ -51,7 +55,8 @@ def create_block_mask(
     """torch's `BlockMask` of a mask_mod, as torch's own create_block_mask makes it, in O(N) memory.
 
     Args:
-        mask_mod: mask_mod(b, h, q_idx, kv_idx), see `flash_attn_func`.
+        mask_mod: mask_mod(b, h, q_idx, kv_idx), see `flash_attn_func`. One that has an attribute `of_ranges`
+            (`fa4.masks`) is asked once for each block of queries and key, others once for each pair.
         B, H: batch and query heads; None for a mask that is the same for all of them.
         device: where its lists will lie; None for that of the first captured tensor, else torch's default.
 
@@ -68,30 +73,43 @@ def create_block_mask(
     traced = trace_mask(mask_mod)
     if device is None:
         device = traced.tensors[0].device if traced.tensors else torch.get_default_device()
-    table = _states(traced, B or 1, H or 1, Q_LEN, KV_LEN, block, torch.device(device))
+    of_ranges = getattr(mask_mod, "of_ranges", None)
+    table = _states(traced, of_ranges, B or 1, H or 1, Q_LEN, KV_LEN, block, torch.device(device))
     return BlockMask.from_kv_blocks(*listed(table), BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN))
 
 
-def _states(traced: Traced, batch: int, heads: int, rows: int, keys: int, block: Any, device: torch.device) -> Tensor:
+def _states(
+    traced: Traced,
+    of_ranges: OfRanges | None,
+    batch: int,
+    heads: int,
+    rows: int,
+    keys: int,
+    block: tuple[int, int],
+    device: torch.device,
+) -> Tensor:
     """What each block is: (batch, heads, blocks of queries, blocks of keys) uint8."""
     m, n = block
     across = -(-keys // n)
     table = torch.empty(batch, heads, -(-rows // m), across, dtype=torch.uint8, device=device)
     key = torch.arange(keys, device=device)
-    inputs = {
-        "b": torch.arange(batch, device=device).view(-1, 1, 1, 1),
-        "h": torch.arange(heads, device=device).view(-1, 1, 1),
-    }
+    b, h = torch.arange(batch, device=device).view(-1, 1, 1), torch.arange(heads, device=device).view(-1, 1)
     for i in range(table.shape[2]):
-        row = torch.arange(i * m, min((i + 1) * m, rows), device=device)
-        done = evaluation(
-            traced.graph, traced.tensors, traced.numbers, inputs | {"q_idx": row[:, None], "kv_idx": key}, torch.float32
-        )
-        seen = torch.broadcast_to(done.value(traced.graph.result), (batch, heads, len(row), keys))
+        first, stop = i * m, min((i + 1) * m, rows)
+        if of_ranges is not None:
+            some, whole = of_ranges(b, h, first, stop, key)
+        else:
+            row = torch.arange(first, stop, device=device)[:, None]
+            inputs = {"b": b[..., None], "h": h[..., None], "q_idx": row, "kv_idx": key}
+            done = evaluation(traced.graph, traced.tensors, traced.numbers, inputs, torch.float32)
+            seen = torch.broadcast_to(done.value(traced.graph.result), (batch, heads, stop - first, keys))
+            some, whole = seen.any(2), seen.all(2)
         # A block that the last row or key cuts counts as masked, as torch has it.
-        seen = torch.nn.functional.pad(seen, (0, across * n - keys)).unflatten(3, (across, n))
-        whole = seen.all(4).all(2) & (len(row) == m)
-        table[:, :, i] = seen.any(4).any(2).to(torch.uint8) + whole.to(torch.uint8)
+        some, whole = (
+            torch.nn.functional.pad(x.expand(batch, heads, keys), (0, across * n - keys)).unflatten(2, (across, n))
+            for x in (some, whole)
+        )
+        table[:, :, i] = some.any(3).to(torch.uint8) + (whole.all(3) & (stop - first == m)).to(torch.uint8)
     return table
 
 

@@ -5,7 +5,8 @@ import torch
 from torch.nn.attention import flex_attention as torchs
 
 import fa4
-from fa4 import fallback
+from fa4 import fallback, masks
+from fa4.mods import blocks
 from fa4.mods.blocks import lists_of
 
 from .programs import BATCH, HEADS, KEYS, MASKS, QUERIES, SCORES, normal, torchs_answer
@@ -76,6 +77,30 @@ def test_masks_by_blocks_and_by_element(name, seed):
     out, lse = fa4.flash_attn_func(q, k, v, mask_mod=mask_mod, return_lse=True)
     got = (out.transpose(1, 2), lse, *gradients(out.transpose(1, 2), lse, leaves, dout))
     assert_same(got, expected, f"{name} without blocks, seed {seed}")
+
+
+def test_ranges_of_queries_tell_blocks_without_asking_for_every_pair(monkeypatch, seed):
+    """As torch finds them pair by pair; of masks that are put together some that are seen whole or not at all may count
+    as partial, and no result changes. A document mask in columns: a key is hidden from queries beyond its document."""
+    ends = torch.tensor([30, 47, 48, 90])[torch.bucketize(torch.arange(KEYS), torch.tensor([30, 47, 48]), right=True)]
+    forever = torch.full((BATCH, HEADS, KEYS), KEYS)
+    in_documents = masks.columns(ends.expand(BATCH, HEADS, KEYS), forever)
+    empty = masks.columns(forever - 40, forever - 50)
+    exact = {"causal": masks.causal, "window": masks.sliding_window(17), "columns": in_documents, "nothing": empty}
+    combined = {"both": masks.both(masks.causal, in_documents), "either": masks.either(masks.sliding_window(3), empty)}
+    theirs = {
+        name: torchs.create_block_mask(mask, 1, 1, QUERIES, KEYS, BLOCK_SIZE=16, device="cpu")
+        for name, mask in (exact | combined).items()
+    }
+    monkeypatch.setattr(blocks, "evaluation", None)
+    leaves, _ = problem(seed)
+    for name, mask in (exact | combined).items():
+        ours = fa4.create_block_mask(mask, 1, 1, QUERIES, KEYS, "cpu", BLOCK_SIZE=16)
+        if name in exact:
+            assert torch.equal(ours.full_kv_num_blocks, theirs[name].full_kv_num_blocks), name
+            assert torch.equal(ours.to_dense(), theirs[name].to_dense()), name
+        got, expected = (fa4.flex_attention(*leaves, None, x, enable_gqa=True) for x in (ours, theirs[name]))
+        assert_same([got], [expected], f"{name}, seed {seed}")
 
 
 def test_score_and_mask_together_with_blocks_for_all_heads(seed):
