@@ -61,7 +61,7 @@ def predicted_row(case: BenchCase, chip: str, provider: str = "fa4") -> dict:
 def _beyond(case: BenchCase) -> str:
     if case.heads_q != case.heads_kv or case.seqlen_q != case.seqlen_k:
         return "only self-attention with as many key/value heads is predicted"
-    if case.page_size is not None or case.dtype != "bfloat16":
+    if case.fp8 or case.page_size is not None or case.dtype != "bfloat16":
         return "only bfloat16 without pages is predicted"
     return ""
 

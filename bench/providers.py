@@ -30,23 +30,30 @@ class Provider:
 
 def _fa4(**flags) -> Callable[[BenchCase], Attention]:
     def build(case: BenchCase) -> Attention:
-        if case.page_size is not None:
-            return _in_pages(case, **flags)
+        if case.page_size is not None or case.fp8:
+            return _in_cache(case, **flags)
         return functools.partial(fa4.flash_attn_func, causal=case.causal, **flags)
 
     return build
 
 
-def _in_pages(case: BenchCase, **flags) -> Attention:
-    """k and v are put into pages, in a random order, at the first call."""
-    pages: list[Tensor] = []
+def _in_cache(case: BenchCase, **flags) -> Attention:
+    """k and v are put into a cache at the first call: pages in a random order, numbers of 8 bits."""
+    made: list = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if not pages:
-            pages.extend(paged(k, v, case.page_size or 1))
-        k_pages, v_pages, table, seqlens = pages
-        call = dict(page_table=table, cache_seqlens=seqlens, causal=case.causal, **flags)
-        return fa4.flash_attn_with_kvcache(q, k_pages, v_pages, **call)
+        if not made:
+            table, seqlens = None, torch.full((case.batch,), case.seqlen_k, dtype=torch.int32, device=k.device)
+            if case.page_size is not None:
+                k, v, table, seqlens = paged(k, v, case.page_size)
+            descales = None, None
+            if case.fp8:
+                k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
+                descales = tuple(torch.ones(case.heads_kv, device=k.device) for _ in range(2))
+            made.extend((k, v, table, seqlens, *descales))
+        k_cache, v_cache, table, seqlens, k_descale, v_descale = made
+        call = dict(page_table=table, cache_seqlens=seqlens, causal=case.causal, k_descale=k_descale, **flags)
+        return fa4.flash_attn_with_kvcache(q, k_cache, v_cache, v_descale=v_descale, **call)
 
     return attend
 
@@ -167,6 +174,15 @@ def _flex(case: BenchCase) -> Attention:
     return attend
 
 
+def _of_16_bits(build: Callable[[BenchCase], Attention]) -> Callable[[BenchCase], Attention]:
+    def build_unless_fp8(case: BenchCase) -> Attention:
+        if case.fp8:
+            raise ValueError("is not given caches of 8-bit numbers here")
+        return build(case)
+
+    return build_unless_fp8
+
+
 def _anywhere(device: torch.device) -> str:
     return ""
 
@@ -192,11 +208,11 @@ PROVIDERS = {
         Provider("fa4", _fa4(), _anywhere),
         Provider("fa4-deterministic", _fa4(deterministic=True), _anywhere),
         Provider("fa4-torch", _fa4(backend="torch"), _anywhere),
-        Provider("sdpa", _sdpa(None), _anywhere),
-        Provider("fa2", _sdpa(SDPBackend.FLASH_ATTENTION), _on_cuda),
-        Provider("cudnn", _sdpa(SDPBackend.CUDNN_ATTENTION), _on_cuda),
-        Provider("flash-attn-4", _flash_attn_4, _with_module("flash_attn.cute")),
-        Provider("flashinfer", _flashinfer, _with_module("flashinfer")),
-        Provider("flex", _flex, _with_module("triton")),
+        Provider("sdpa", _of_16_bits(_sdpa(None)), _anywhere),
+        Provider("fa2", _of_16_bits(_sdpa(SDPBackend.FLASH_ATTENTION)), _on_cuda),
+        Provider("cudnn", _of_16_bits(_sdpa(SDPBackend.CUDNN_ATTENTION)), _on_cuda),
+        Provider("flash-attn-4", _of_16_bits(_flash_attn_4), _with_module("flash_attn.cute")),
+        Provider("flashinfer", _of_16_bits(_flashinfer), _with_module("flashinfer")),
+        Provider("flex", _of_16_bits(_flex), _with_module("triton")),
     )
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 
 @dataclass(frozen=True, slots=True)
 class BenchCase:
-    """One shape in one direction ("fwd" or "bwd"). page_size: rows of a page, if keys and values lie in pages."""
+    """One shape in one direction ("fwd" or "bwd"). page_size: rows of a page, if keys and values lie in pages. fp8:
+    these are a cache of 8-bit numbers."""
 
     direction: str
     batch: int
@@ -27,6 +28,7 @@ class BenchCase:
     causal: bool
     dtype: str = "bfloat16"
     page_size: int | None = None
+    fp8: bool = False
 
     @property
     def label(self) -> str:
@@ -35,7 +37,8 @@ class BenchCase:
         heads = str(self.heads_q) if self.heads_q == self.heads_kv else f"{self.heads_q}/{self.heads_kv}"
         mask = "causal" if self.causal else "full"
         pages = "" if self.page_size is None else f" pages of {self.page_size}"
-        return f"{self.direction} d{d} {mask} b{self.batch} h{heads} {lengths} {self.dtype}{pages}"
+        cache = " fp8 cache" if self.fp8 else ""
+        return f"{self.direction} d{d} {mask} b{self.batch} h{heads} {lengths} {self.dtype}{cache}{pages}"
 
     @property
     def flops(self) -> int:
@@ -50,8 +53,9 @@ class BenchCase:
     def nbytes(self) -> int:
         """Of a forward's q, k, v and out, each once."""
         columns = self.head_dim + self.head_dim_v
-        elements = self.seqlen_q * self.heads_q * columns + self.seqlen_k * self.heads_kv * columns
-        return 2 * self.batch * elements if self.dtype == "bfloat16" else 4 * self.batch * elements
+        size = 2 if self.dtype == "bfloat16" else 4
+        of_cache = 1 if self.fp8 else size
+        return self.batch * columns * (size * self.seqlen_q * self.heads_q + of_cache * self.seqlen_k * self.heads_kv)
 
     @property
     def reads_memory(self) -> bool:
@@ -60,7 +64,7 @@ class BenchCase:
 
 
 def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v with gradients wanted in the backward, and dout."""
+    """q, k, v with gradients wanted in the backward, and dout. k and v of an fp8 cache hold numbers of e4m3."""
     generator = torch.Generator(device=device).manual_seed(seed)
     dtype = getattr(torch, case.dtype)
 
@@ -70,6 +74,8 @@ def made_tensors(case: BenchCase, device: torch.device, seed: int) -> tuple[Tens
     q = normal(case.seqlen_q, case.heads_q, case.head_dim)
     k = normal(case.seqlen_k, case.heads_kv, case.head_dim)
     v = normal(case.seqlen_k, case.heads_kv, case.head_dim_v)
+    if case.fp8:
+        k, v = (x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v))
     dout = normal(case.seqlen_q, case.heads_q, case.head_dim_v)
     if case.direction == "bwd":
         q, k, v = (x.requires_grad_() for x in (q, k, v))
@@ -151,6 +157,20 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
         _decode(seqlen_k, batch, page_size=page_size)
         for page_size in (1, 16, 64, 128, 256)
         for batch, seqlen_k in ((1, 32768), (16, 8192), (128, 1024))
+    ),
+    "fp8-cache": tuple(
+        replace(case, fp8=fp8)
+        for case in (
+            *(
+                _decode(seqlen_k, batch, page_size=page_size)
+                for page_size in (None, 16, 128)
+                for batch, seqlen_k in ((1, 32768), (1, 131072), (16, 8192), (128, 1024))
+            ),
+            _decode(8192, 16, 64),
+            _decode(8192, 16, head_dim=64),
+            BenchCase("fwd", 1, 512, 32768, 32, 8, 128, 128, True),
+        )
+        for fp8 in (True, False)
     ),
     "prefill-chunk": tuple(
         BenchCase("fwd", 1, rows, seqlen_k, 32, 8, 128, 128, True, page_size=page_size)

@@ -154,14 +154,10 @@ def _lacks_of_bytes(spec: AttentionSpec) -> list[str]:
     return []
 
 
-def _lacks_of_cache_by_tma(spec: AttentionSpec, multiple: int) -> list[str]:
-    lacks = _lacks_of_bytes(spec)
-    if spec.cache is None or spec.cache.page_size is None:
-        return lacks
-    if spec.cache.page_size % multiple:
-        lacks.append(f"lacks pages of {spec.cache.page_size} rows (has multiples of {multiple})")
-    if spec.cache.has_leftpad:
-        lacks.append("lacks cache_leftpad in pages")
+def _sm100_lacks_of_cache(spec: AttentionSpec) -> list[str]:
+    lacks, widest = _lacks_of_bytes(spec), max(spec.head_dim, spec.head_dim_v)
+    if spec.cache is not None and spec.cache.is_scattered and widest > 192:
+        lacks.append(f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)")
     return lacks
 
 
@@ -189,7 +185,7 @@ _SM90 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm90.plan",
     requires=_CUTE,
-    lacks=(*_LACKS_OF_MODS, functools.partial(_lacks_of_cache_by_tma, multiple=8)),  # rows: a swizzle repeats
+    lacks=(*_LACKS_OF_MODS, _lacks_of_bytes),
 )
 _SM100 = Backend(
     name="sm100",
@@ -201,7 +197,7 @@ _SM100 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm100.plan",
     requires=_CUTE,
-    lacks=(*_LACKS_OF_MODS, functools.partial(_lacks_of_cache_by_tma, multiple=8)),  # rows: a swizzle repeats
+    lacks=(*_LACKS_OF_MODS, _sm100_lacks_of_cache),
 )
 
 # Order is preference.

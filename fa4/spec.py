@@ -56,6 +56,12 @@ class CacheSpec:
     has_leftpad: bool = False
     is_fp8: bool = False
 
+    @property
+    def is_scattered(self) -> bool:
+        """Whether rows of a sequence may begin anywhere in a page, or pages are too small for boxes of 8 rows, after
+        which the swizzle of shared memory repeats: TMA does not bring them."""
+        return self.page_size is not None and (self.page_size % 8 > 0 or self.has_leftpad)
+
     def pieces(self, tile_n: int) -> int:
         """Stretches of a block of `tile_n` keys that pages hold whole: 1 where they hold whole blocks."""
         return 1 if self.page_size is None else tile_n // math.gcd(tile_n, self.page_size)

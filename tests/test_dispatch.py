@@ -183,17 +183,27 @@ def test_blackwell_takes_wide_heads_of_few_queries_without_gradients():
         (CacheSpec(page_size=16), None),
         (CacheSpec(page_size=384), None),
         (CacheSpec(has_batch_idx=True, has_leftpad=True), None),
-        (CacheSpec(page_size=1), "lacks pages of 1 rows (has multiples of 8)"),
-        (CacheSpec(page_size=20), "lacks pages of 20 rows (has multiples of 8)"),
-        (CacheSpec(page_size=16, has_leftpad=True), "lacks cache_leftpad in pages"),
+        (CacheSpec(page_size=1), None),
+        (CacheSpec(page_size=20), None),
+        (CacheSpec(page_size=16, has_leftpad=True), None),
+        (CacheSpec(page_size=1, is_fp8=True), None),
         (CacheSpec(is_fp8=True), None),
     ],
     ids=str,
 )
 def test_what_blackwell_takes_of_caches(cache, why):
     """The portable kernels serve the rest, and `explain` says why."""
+    _assert_blackwell_takes(cache, 128, why)
+
+
+@pytest.mark.parametrize("cache", [CacheSpec(page_size=4), CacheSpec(page_size=16, has_leftpad=True)], ids=str)
+def test_blackwell_has_no_room_for_single_rows_of_wide_heads(cache):
+    _assert_blackwell_takes(cache, 256, "lacks single rows of pages of head_dim 256")
+
+
+def _assert_blackwell_takes(cache, head_dim, why):
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-    problem = replace(spec(head_dim=128, heads_q=8, heads_kv=2), cache=cache, has_seqused_k=True)
+    problem = replace(spec(head_dim=head_dim, heads_q=8, heads_kv=2), cache=cache, has_seqused_k=True)
     explanation = dispatch.explain(problem, Extent(1, 1, 4096), chip_by_number(100))
     assert explanation.chosen == ("sm100" if why is None else "sm80")
     assert why is None or why in str(explanation)

@@ -70,6 +70,11 @@ class Variant(Constant):
         return self.cache is not None and self.cache.is_fp8
 
     @property
+    def gathers(self) -> bool:
+        """Whether rows of k and v are copied one by one, where others get them by TMA."""
+        return self.cache is not None and self.cache.is_scattered
+
+    @property
     def has_score_mod(self) -> bool:
         return self.mods is not None and self.mods.score is not None
 

@@ -63,8 +63,8 @@ class RoleTable(Constant):
         total = sum(self.warpgroup_regs(group) * WARPS_PER_WARPGROUP * WARP for group in range(self.warpgroups))
         if total > REGISTERS_PER_SM:
             raise ValueError(f"the roles ask for {total} registers, the SM has {REGISTERS_PER_SM}")
-        if self.per_sm > 1 and total > self.launch_regs() * self.threads:
-            given = self.launch_regs() * self.threads
+        given = self.launch_regs() * self.threads  # what CTAs leave of an SM's, setmaxnreg does not give to one
+        if total > given:
             raise ValueError(f"the roles ask for {total} registers, each of {self.per_sm} CTAs of an SM has {given}")
 
     def __getitem__(self, name: str) -> Role:

@@ -114,7 +114,8 @@ def serves(backend: str, case: CacheCase) -> bool:
     """Whether a backend that has kernels takes a case; what it lacks is refused by name."""
     if backend == "sm80":
         return True
-    return case.page_size is None or (case.page_size % 8 == 0 and case.leftpad is None)
+    is_scattered = case.page_size is not None and (case.page_size % 8 > 0 or case.leftpad is not None)
+    return not (backend == "sm100" and is_scattered and case.head_dim > 192)
 
 
 def turned(x: Tensor, position: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
+import fa4
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
 from fa4.kvcache import checks
@@ -59,6 +60,10 @@ SM90 = (
     "fp8_chunk",
     "fp8_float16",
     "fp8_append_and_rotate",
+    "pages_of_1",
+    "leftpad_in_pages",
+    "chunk_in_pages_of_5",
+    "fp8_pages_of_1",
 )
 
 
@@ -73,6 +78,9 @@ SM100 = (
     "head_dim_256",
     "fp8_heads_in_pages",
     "fp8_chunk",
+    "pages_of_1",
+    "leftpad_in_pages",
+    "fp8_pages_of_1",
 )
 SOME = {"sm80": SM80, "sm90": SM90, "sm100": SM100}
 
@@ -141,6 +149,28 @@ def test_unchecked_rows_beyond_the_cache_are_not_appended(page_size, seed, monke
     changed = (before != held["k_cache"]).flatten(2).any(-1)
     place = (1, 31) if page_size is None else (int(built.arguments["page_table"][1, 1]), 15)
     assert changed[place] and changed.sum() == 1, f"seed {seed}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", CHIPS)
+def test_every_number_of_e4m3_is_taken_exactly(backend, dtype, seed):
+    """One key a sequence, of all codes in two heads: of V as weights of 1 give them, of K as logits."""
+    codes = torch.arange(256, dtype=torch.uint8).view(1, 1, 2, 128).view(torch.float8_e4m3fn)
+    ones = torch.eye(128, dtype=dtype).view(1, 2, 64, 128).repeat(1, 1, 2, 1)  # query i, head h: column 64 i + h % 64
+    without_nan = torch.where(codes.float().isnan(), 0.0, codes.float()).to(torch.float8_e4m3fn)  # it spoils any sum
+    descale = torch.tensor([1.0, 0.5])
+    with emulate(CHIPS[backend], seed=seed, schedule="random"):
+        out, lse = fa4.flash_attn_with_kvcache(
+            ones, without_nan, codes, cache_seqlens=torch.ones(1, dtype=torch.int32), k_descale=descale,
+            v_descale=descale, softmax_scale=1.0, return_lse=True, backend=backend,
+        )  # fmt: skip
+    values = codes.float()[0, 0] * descale[:, None]
+    for head in range(2):
+        of_rows = lse[0, 64 * head : 64 * head + 64].T.flatten()
+        assert torch.allclose(of_rows, values[head].nan_to_num(0.0), rtol=1e-6, atol=0)
+        numbers = values[head].isfinite()
+        got = out[0, 0, 64 * head + 1].float()  # (row 1 of the lot: code 1 or 129, finite)
+        assert torch.equal(got[numbers], values[head][numbers].to(dtype).float()) and got[~numbers].isnan().all()
 
 
 @pytest.mark.soak

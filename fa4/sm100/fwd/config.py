@@ -69,8 +69,10 @@ class Config(Variant):
     def __post_init__(self) -> None:
         if self.slots != self.packed and not self.directly:
             raise ValueError(f"{self.packed} packed heads do not divide {LANES}, and O is not stored directly")
-        if self.is_fp8 and not (self.directly and self.q_tiles == self.per_sm == 1):
-            raise ValueError("of keys of 8 bits one Q tile is worked on at a time, and stored directly")
+        if (self.is_fp8 or self.gathers) and not (self.directly and self.q_tiles == self.per_sm == 1):
+            raise ValueError("of keys that warps convert or gather a CTA has one Q tile, which it stores directly")
+        if self.gathers and (self.byte_stages or self.kv_stages) < 6:
+            raise ValueError("the blocks that are waited for and copied take six stages, see the gather role")
         if self.split and not self.directly:
             raise ValueError("parts are float32, which is stored directly only")
         if self.ctas == 2 and self.head_dim_v != 2 * self.v_operand.panel_columns:
@@ -138,7 +140,7 @@ class Config(Variant):
     @property
     def pieces(self) -> int:
         """Stretches of a key block that are loaded by themselves."""
-        return 1 if self.cache is None else self.cache.pieces(self.tile_n)
+        return 1 if self.cache is None or self.gathers else self.cache.pieces(self.tile_n)
 
     @property
     def o_tile(self) -> Tile:

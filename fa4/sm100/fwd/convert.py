@@ -18,7 +18,8 @@ from .work import Queue
 @cute.jit
 def convert(context):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
-    raw, wide = consume(ends.load_convert_KV), produce(ends.convert_mma_KV)
+    raw = consume(ends.gather_convert_KV if cfg.gathers else ends.load_convert_KV)
+    wide = produce(ends.convert_mma_KV)
     places = smem.address("KV bytes"), smem.address("KV"), cfg.byte_stage_bytes, cfg.kv_stage_bytes
     of_k = Widening(*places, cfg.k_tile, cfg.k_operand, cfg.dtype)
     of_v = Widening(*places, cfg.v_tile, cfg.v_operand, cfg.v_dtype)

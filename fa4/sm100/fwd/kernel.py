@@ -11,7 +11,8 @@ Two CTAs may work as a pair (`cfg.ctas`, see `config`): their Q tiles side by si
 Where queries are few, memory is what takes time. Then a CTA owns one Q tile, a query's heads being neighbouring rows,
 and part of the keys; its K/V ring holds all the memory that is left, two CTAs share a multiprocessor, and correction
 stores O by itself. So it is with keys of 8-bit numbers, however many queries there are: a warpgroup makes of the
-bytes that are loaded the tiles that products read.
+bytes that are loaded the tiles that products read. And so it is with rows that TMA does not bring, which a warpgroup
+copies.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from .config import Config, Schedule
 from .convert import convert
 from .correction import correction
 from .epilogue import epilogue
+from .gather import gather
 from .load import load
 from .mma import mma
 from .schedule import schedule
@@ -44,15 +46,18 @@ from .softmax import softmax
 
 SOFTMAX_REGS = {1: 192, 2: 120}  # a thread's, by how many CTAs share a multiprocessor
 CORRECTION_REGS = {1: 72, 2: 64}
-CONVERT_REGS = 96
+HELPER_REGS = 80  # of those that convert or gather
 
 
 def roles(cfg: Config) -> RoleTable:
-    """A softmax warpgroup for each Q tile, and two warpgroups for the rest; one more converts 8-bit numbers."""
+    """A softmax warpgroup for each Q tile, and two for the rest; one more converts, one gathers, if asked to."""
     first = 4 * cfg.q_tiles
     correcting = Role("correction", warps=(first, first + 4), regs=CORRECTION_REGS[cfg.per_sm], body=correction)
-    converting = Role("convert", warps=(first + 4, first + 8), regs=CONVERT_REGS, body=convert)
-    warpgroups = (correcting, converting) if cfg.is_fp8 else (correcting,)
+    warpgroups = [correcting]
+    for name, body, is_there in (("convert", convert, cfg.is_fp8), ("gather", gather, cfg.gathers)):
+        if is_there:
+            end = warpgroups[-1].warps[1]
+            warpgroups.append(Role(name, warps=(end, end + 4), regs=HELPER_REGS, body=body))
     single = [("mma", mma), ("load", load), ("epilogue", epilogue), ("schedule", schedule)]
     if cfg.directly:
         single.remove(("epilogue", epilogue))
@@ -95,13 +100,13 @@ def channels(cfg: Config) -> ChannelTable:
         q = Channel("load_mma_Q", "load", "mma", By.TMA, By.WARP, cfg.q_tiles, Carries.ASYNC_SMEM, freer="epilogue")
     else:
         q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_tiles, Carries.ASYNC_SMEM)
+    bringer, brought = ("gather", By.WARP) if cfg.gathers else ("load", By.TMA)
     if cfg.is_fp8:
-        kv = (
-            Channel("load_convert_KV", "load", "convert", By.TMA, By.WARP, cfg.byte_stages, Carries.ASYNC_SMEM),
-            Channel("convert_mma_KV", "convert", "mma", By.WARP, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),
-        )
+        raw = f"{bringer}_convert_KV", bringer, "convert", brought, By.WARP, cfg.byte_stages
+        wide = "convert_mma_KV", "convert", "mma", By.WARP, By.UMMA, cfg.kv_stages
+        kv = tuple(Channel(*row, Carries.ASYNC_SMEM) for row in (raw, wide))
     else:
-        kv = (shared("load_mma_KV", "load", "mma", By.TMA, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),)
+        kv = (shared(f"{bringer}_mma_KV", bringer, "mma", brought, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),)
     rows = (
         q,
         *kv,

@@ -22,8 +22,28 @@ from .work import Queue, key_block, row_tile
 def load(context):
     ends = context.ends("load")
     q = produce(ends.load_mma_Q, ALL)
-    kv = produce(ends.load_convert_KV if context.cfg.is_fp8 else ends.load_mma_KV)
+    if cutlass.const_expr(context.cfg.gathers):
+        queries_alone(context, ends, q)
+    else:
+        kv = produce(ends.load_convert_KV if context.cfg.is_fp8 else ends.load_mma_KV)
+        all_of_them(context, ends, q, kv)
 
+
+@cute.jit
+def queries_alone(context, ends, q: Cursor):
+    """Keys and values are another role's."""
+    queue = Queue.first(context, ends)
+    while queue.has_tile():
+        work = queue.tile()
+        if work.count > 0:
+            for tile in cutlass.range_constexpr(context.cfg.q_tiles):
+                load_q(context, work, tile, q)
+            q = q.next()
+        queue = queue.next()
+
+
+@cute.jit
+def all_of_them(context, ends, q: Cursor, kv: Cursor):
     queue = Queue.first(context, ends)
     while queue.has_tile():
         work = queue.tile()

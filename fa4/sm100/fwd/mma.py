@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean
 
 from ...core.constant import Constant
-from ...pipeline.channels import LEADER
+from ...pipeline.channels import LEADER, End, Ends
 from ...pipeline.cursor import ALL, Cursor, consume, produce
 from .. import tmem
 from ..mma import K_PER_MMA
@@ -38,7 +38,7 @@ def issue(context):
     spans = Spans(context)
     q_address, kv_address = context.smem.address("Q"), context.smem.address("KV")
     q_places = [qk.a.at(q_address + tile * cfg.q_tile.nbytes) for tile in range(cfg.q_tiles)]
-    q, kv = consume(ends.load_mma_Q, ALL), consume(ends.convert_mma_KV if cfg.is_fp8 else ends.load_mma_KV)
+    q, kv = consume(ends.load_mma_Q, ALL), consume(keys_end(cfg, ends))
     # What S.free tells, that P's head is there and O may be added to, is waited for after S is committed and before the
     # S after it. So the first S of the kernel is not waited for.
     s = produce(ends.mma_softmax_S, ALL, ahead=1)
@@ -96,6 +96,13 @@ def issue(context):
             kv = kv.next()
             s = s.next()
         queue = queue.next()
+
+
+def keys_end(cfg: Config, ends: Ends) -> End:
+    """Where K and V come from."""
+    if cfg.is_fp8:
+        return ends.convert_mma_KV
+    return ends.gather_mma_KV if cfg.gathers else ends.load_mma_KV
 
 
 class Spans(Constant):

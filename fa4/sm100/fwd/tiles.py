@@ -39,6 +39,8 @@ FEW_WIDE = ForwardTiles("few queries, wide", evidence="128 KB or more of K and V
 # Of keys of 8 bits, however many queries. A multiprocessor's shared memory is what takes time: of each byte it moves
 # six (in, to the warps that convert it, two from them, two to the product), so that a CTA more would add nothing.
 BYTES = ForwardTiles("8-bit keys", evidence="as much of K and V in flight as there is room for; predicted", **_FEW)
+# Rows that a warpgroup copies one by one, however many queries.
+GATHER = ForwardTiles("gathered rows", evidence="as those of few queries; predicted", **_FEW)
 
 _EXP2 = {  # polynomial -> why, by which unit of which chip bounds the loop
     0: "the special-function unit is no bound",
@@ -67,8 +69,8 @@ def tiles_for(spec: AttentionSpec, chip: Chip, extent: Extent | None = None) -> 
     Its columns are independent of each other: the share of exp2 follows from the chip and the head dims, the schedule
     from how much the tiles differ in length, pairs from the shape. None of it was measured.
     """
-    if spec.cache is not None and spec.cache.is_fp8:
-        return BYTES
+    if spec.cache is not None and (spec.cache.is_fp8 or spec.cache.is_scattered):
+        return BYTES if spec.cache.is_fp8 else GATHER
     if extent is not None and are_few(spec, extent):
         return FEW if spec.head_dim <= 128 and spec.head_dim_v <= 128 else FEW_WIDE
     rows = None if extent is None else extent.max_seqlen_q * math.gcd(spec.group, LANES)

@@ -51,6 +51,8 @@ def compute(context):
     q = consume(ends.load_compute_Q, Lane(team.index, cfg.teams))
     if cutlass.const_expr(cfg.is_fp8):
         k, v = consume(ends.convert_compute_K), consume(ends.convert_compute_V)
+    elif cutlass.const_expr(cfg.gathers):
+        k, v = consume(ends.gather_compute_K), consume(ends.gather_compute_V)
     else:
         k, v = consume(ends.load_compute_K), consume(ends.load_compute_V)
     team.turns.start()

@@ -20,7 +20,10 @@ BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 # it starts. With 24 a loader of pieces of keys spills; with 152 a third warpgroup that computes would.
 REGS = {1: (256, 256), 2: (240, 24), 3: (160, 32)}
 REGS_OF_PIECES = REGS | {2: (232, 40)}
-REGS_OF_BYTES = {1: (240, 40, 120), 2: (200, 40, 72)}  # and of those that convert
+# And of those that convert or gather, a warpgroup of each.
+REGS_WITH_ONE = {1: (240, 40, 120), 2: (200, 40, 72)}
+REGS_WITH_BOTH = {1: (216, 40, 120)}
+STAGES_OF_GATHERED = 3  # at least, of those that rows are gathered into; see that role
 
 
 class Schedule(enum.Enum):
@@ -64,6 +67,8 @@ class Config(Variant):
     def __post_init__(self) -> None:
         if self.stages < 1:
             raise ValueError(f"{self.rows} x {self.tile_n} tiles of head_dim {self.head_dim} exceed {self.smem_bytes}")
+        if self.gathers and (self.byte_stages or self.stages) < STAGES_OF_GATHERED:
+            raise ValueError("the blocks that are waited for and copied take three stages, see the gather role")
 
     @property
     def rows(self) -> int:
@@ -112,12 +117,14 @@ class Config(Variant):
     @property
     def pieces(self) -> int:
         """Stretches of a key block that are loaded by themselves."""
-        return 1 if self.cache is None else self.cache.pieces(self.tile_n)
+        return 1 if self.cache is None or self.gathers else self.cache.pieces(self.tile_n)
 
     @property
-    def regs(self) -> tuple[int, ...]:
-        """A thread's, of those that compute, of those that load and of those that convert, if any."""
-        return (REGS_OF_BYTES if self.is_fp8 else REGS if self.pieces == 1 else REGS_OF_PIECES)[self.teams]
+    def regs(self) -> tuple[int, int, int]:
+        """A thread's, of those that compute, of those that load and of those that convert or gather, if any."""
+        if self.is_fp8 or self.gathers:
+            return (REGS_WITH_BOTH if self.is_fp8 and self.gathers else REGS_WITH_ONE)[self.teams]
+        return (*(REGS if self.pieces == 1 else REGS_OF_PIECES)[self.teams], 0)
 
     @property
     def o_tile(self) -> Tile:
@@ -131,8 +138,9 @@ class Config(Variant):
 
     @property
     def q_buffers(self) -> int:
-        """2 where the next work tile's Q has a place of its own beside two K/V stages."""
-        return 2 if self._stages(2 * self.q_tile.nbytes + self.o_bytes) >= 2 else 1
+        """2 where the next work tile's Q has a place of its own beside as many K/V stages as are needed."""
+        least = STAGES_OF_GATHERED if self.gathers and not self.is_fp8 else 2
+        return 2 if self._stages(2 * self.q_tile.nbytes + self.o_bytes) >= least else 1
 
     @property
     def o_over_q(self) -> bool:

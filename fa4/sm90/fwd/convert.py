@@ -18,7 +18,10 @@ from .work import Queue
 @cute.jit
 def convert(context):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
-    raw_k, raw_v = consume(ends.load_convert_K), consume(ends.load_convert_V)
+    if cutlass.const_expr(cfg.gathers):
+        raw_k, raw_v = consume(ends.gather_convert_K), consume(ends.gather_convert_V)
+    else:
+        raw_k, raw_v = consume(ends.load_convert_K), consume(ends.load_convert_V)
     k, v = produce(ends.convert_compute_K), produce(ends.convert_compute_V)
     of_k, of_v = (
         Widening(smem.address(f"{name} bytes"), smem.address(name), raw.nbytes, operand.nbytes, raw, operand, dtype)

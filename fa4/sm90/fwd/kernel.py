@@ -4,7 +4,7 @@ A CTA owns a tile of query rows, 64 for each warpgroup that computes, and walks 
 of these teams does all of its rows' work: S = Q K^T, softmax in the registers where S arrives, O += P V with P from
 registers. They take turns on the matrix unit, so that the softmax of one meets the products of the others. One warp of
 another warpgroup loads, a work tile ahead. K and V of 8-bit numbers are loaded as bytes, and one more warpgroup makes
-of them the tiles that products read.
+of them the tiles that products read. Rows that TMA does not bring are copied by a warpgroup, too.
 """
 
 from __future__ import annotations
@@ -16,37 +16,36 @@ from ...pipeline.smem import Region, SmemMap
 from .compute import compute
 from .config import Config
 from .convert import convert
+from .gather import gather
 from .load import load
 
 
 def roles(cfg: Config) -> RoleTable:
     end = cfg.teams * WARPS_PER_WARPGROUP
-    compute_regs, load_regs, *convert_regs = cfg.regs
+    compute_regs, load_regs, helper_regs = cfg.regs
     table = [Role("compute", warps=(0, end), regs=compute_regs, body=compute, teams=cfg.teams)]
-    for regs in convert_regs:
-        table.append(Role("convert", warps=(end, end + WARPS_PER_WARPGROUP), regs=regs, body=convert))
-        end += WARPS_PER_WARPGROUP
+    for name, body, is_there in (("convert", convert, cfg.is_fp8), ("gather", gather, cfg.gathers)):
+        if is_there:
+            table.append(Role(name, warps=(end, end + WARPS_PER_WARPGROUP), regs=helper_regs, body=body))
+            end += WARPS_PER_WARPGROUP
     return RoleTable((*table, Role("load", warps=(end, end + 1), regs=load_regs, body=load)))
 
 
 def channels(cfg: Config) -> ChannelTable:
     """<producer>_<consumer>_<payload>; a stage of Q per team and buffer, rings of K and V that all teams read, and of
     bytes, if they come as such."""
+    bringer, brought = ("gather", By.WARP) if cfg.gathers else ("load", By.TMA)
     memory, teams = Carries.ASYNC_SMEM, Every("compute")
     q_freed = By.WARP if cfg.o_over_q else By.WGMMA  # by the stores of the O staged there, or by the products
     queries = Channel("load_compute_Q", "load", "compute", By.TMA, q_freed, cfg.q_buffers * cfg.teams, memory)
-    if cfg.is_fp8:
-        keys = (
-            Channel("load_convert_K", "load", "convert", By.TMA, By.WARP, cfg.byte_stages, memory),
-            Channel("load_convert_V", "load", "convert", By.TMA, By.WARP, cfg.byte_stages, memory),
-            Channel("convert_compute_K", "convert", teams, By.WARP, By.WGMMA, cfg.stages, memory),
-            Channel("convert_compute_V", "convert", teams, By.WARP, By.WGMMA, cfg.stages, memory),
-        )
-    else:
-        keys = (
-            Channel("load_compute_K", "load", teams, By.TMA, By.WGMMA, cfg.stages, memory),
-            Channel("load_compute_V", "load", teams, By.TMA, By.WGMMA, cfg.stages, memory),
-        )
+    keys: list[Channel] = []
+    for x in ("K", "V"):
+        if cfg.is_fp8:
+            raw = Channel(f"{bringer}_convert_{x}", bringer, "convert", brought, By.WARP, cfg.byte_stages, memory)
+            wide = Channel(f"convert_compute_{x}", "convert", teams, By.WARP, By.WGMMA, cfg.stages, memory)
+            keys += [raw, wide]
+        else:
+            keys.append(Channel(f"{bringer}_compute_{x}", bringer, teams, brought, By.WGMMA, cfg.stages, memory))
     return ChannelTable((queries, *keys), roles(cfg))
 
 

@@ -25,11 +25,30 @@ from .work import Queue
 def load(context):
     cfg, ends = context.cfg, context.ends("load")
     q = [produce(ends.load_compute_Q, Lane(team, cfg.teams)) for team in range(cfg.teams)]
-    if cutlass.const_expr(cfg.is_fp8):
-        k, v = produce(ends.load_convert_K), produce(ends.load_convert_V)
+    if cutlass.const_expr(cfg.gathers):
+        queries_alone(context, q)
+    elif cutlass.const_expr(cfg.is_fp8):
+        all_of_them(context, q, produce(ends.load_convert_K), produce(ends.load_convert_V))
     else:
-        k, v = produce(ends.load_compute_K), produce(ends.load_compute_V)
+        all_of_them(context, q, produce(ends.load_compute_K), produce(ends.load_compute_V))
 
+
+@cute.jit
+def queries_alone(context, q: list[Cursor]):
+    """Keys and values are another role's."""
+    queue = Queue.first(context)
+    while queue.has_tile():
+        work = queue.tile()
+        if work.count > 0:
+            for team in cutlass.range_constexpr(context.cfg.teams):
+                load_q(context, work, team, q[team])
+            q = [cursor.next() for cursor in q]
+        queue = queue.next()
+
+
+@cute.jit
+def all_of_them(context, q: list[Cursor], k: Cursor, v: Cursor):
+    cfg = context.cfg
     queue = Queue.first(context)
     while queue.has_tile():
         work = queue.tile()

@@ -44,9 +44,13 @@ FEW = ForwardTiles("few queries, head_dim <= 128", tile_n=64, **_FEW)
 FEW_WIDE = ForwardTiles("few queries, head_dim <= 256", tile_n=32, **_FEW)
 # K and V of 8 bits: a warpgroup that converts takes registers, and bytes a place beside what is made of them.
 BYTES = ForwardTiles("8-bit keys, head_dim <= 128", 2, 64, "by reasoning", byte_stages=2)
-BYTES_FEW_NARROW = ForwardTiles("few queries, 8-bit keys, head_dim <= 64", tile_n=128, byte_stages=4, **_FEW)
-BYTES_FEW = ForwardTiles("few queries, 8-bit keys, head_dim <= 128", tile_n=64, byte_stages=4, **_FEW)
+BYTES_FEW = ForwardTiles("few queries, 8-bit keys, head_dim <= 128", tile_n=128, byte_stages=2, **_FEW)
 BYTES_WIDE = ForwardTiles("8-bit keys, head_dim <= 256", tile_n=32, byte_stages=4, **_FEW)
+# Rows copied one by one: see `gather` for the third stage.
+_GATHERED = {"name": "gathered rows", "most_stages": 3, "evidence": "by reasoning"}
+GATHER = replace(USUAL, tile_n=64, **_GATHERED)
+GATHER_FEW = replace(FEW, tile_n=128, **_GATHERED | {"evidence": _MEASURED})
+GATHER_WIDE = replace(FEW_WIDE, **_GATHERED)
 
 
 def are_few(spec: AttentionSpec, extent: Extent) -> bool:
@@ -58,10 +62,11 @@ def are_few(spec: AttentionSpec, extent: Extent) -> bool:
 def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     """The row for a problem."""
     is_fp8 = spec.cache is not None and spec.cache.is_fp8
-    of = _of_bytes if is_fp8 else _of_few if are_few(spec, extent) else _of_many
+    gathers = spec.cache is not None and spec.cache.is_scattered
+    of = _of_bytes if is_fp8 else _of_gathered if gathers else _of_few if are_few(spec, extent) else _of_many
     row = of(spec, extent)
     in_pieces = spec.cache is not None and spec.cache.pieces(row.tile_n) > 1 and spec.cache.pieces(USUAL.tile_n) == 1
-    if in_pieces and not is_fp8:
+    if in_pieces and not (is_fp8 or gathers):
         row = replace(USUAL if max(spec.head_dim, spec.head_dim_v) <= 128 else WIDEST, name="whole blocks in a page")
     if not spec.varlen:
         return row
@@ -74,7 +79,18 @@ def _of_bytes(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     widest = max(spec.head_dim, spec.head_dim_v)
     if widest > 128:
         return BYTES_WIDE
-    return BYTES if not are_few(spec, extent) else BYTES_FEW_NARROW if widest <= 64 else BYTES_FEW
+    if spec.cache.is_scattered or are_few(
+        spec, extent
+    ):  # two warpgroups that help leave registers for one that computes
+        return replace(BYTES_FEW, tile_n=64, byte_stages=4) if spec.cache.is_scattered else BYTES_FEW
+    return BYTES
+
+
+def _of_gathered(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
+    widest = max(spec.head_dim, spec.head_dim_v)
+    if widest > 128:
+        return GATHER_WIDE
+    return GATHER_FEW if are_few(spec, extent) else GATHER
 
 
 def _of_few(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
