@@ -14,6 +14,8 @@ from fa4 import run
 from fa4.device import Chip
 from fa4.spec import AttentionInputs, AttentionSpec, Extent, Saved
 
+from . import skeletons
+
 BACKENDS = ("sm80", "sm90")
 SHAPES = (  # sequence, head dim, causal
     (1024, 128, False), (4096, 128, False), (16384, 128, False), (1024, 128, True), (4096, 128, True),
@@ -21,17 +23,23 @@ SHAPES = (  # sequence, head dim, causal
 )  # fmt: skip
 STEADY = (2048, 4096)  # rows that one CTA goes through
 TABLE = "table"  # the tiles that the table names
+HELD_OUT = "held out"  # these too, of shapes that nobody had measured when their cycles were predicted
+HELD_SHAPES = (  # sequence, head dim, causal
+    (2048, 128, False), (8192, 128, True), (8192, 64, False), (2048, 64, True), (4096, 96, False), (8192, 96, True),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call. variant: what its tiles are. changes: of the row that the table names."""
+    """One call. variant: what its tiles are. changes: of the row that the table names. lacks: of `skeletons`, what is
+    left out."""
 
     backend: str
     shape: BenchCase
     variant: str = TABLE
     changes: tuple[tuple[str, Any], ...] = ()
     deterministic: bool = False
+    lacks: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -83,7 +91,8 @@ def _portable(direction: str) -> list[dict[str, Any]]:
 
 
 def cases() -> Iterator[Case]:
-    """All of them: the shapes with the table's tiles, CTAs alone, then variants of one shape."""
+    """All of them: the shapes with the table's tiles, CTAs alone, variants of one shape, what is held out, and
+    skeletons."""
     for backend in BACKENDS:
         for direction in ("fwd", "bwd"):
             for seqlen, head_dim, causal in SHAPES:
@@ -93,6 +102,13 @@ def cases() -> Iterator[Case]:
                 yield Case(backend, square("bwd", 4096, 128, False), "deterministic", deterministic=True)
             for name, changes in _variants(backend, direction).items():
                 yield Case(backend, square(direction, 4096, 128, False), name, tuple(changes.items()))
+    for backend in BACKENDS:
+        for direction in ("fwd", "bwd"):
+            for seqlen, head_dim, causal in HELD_SHAPES:
+                yield Case(backend, square(direction, seqlen, head_dim, causal), HELD_OUT)
+    for head_dim in (128, 64):
+        for parts in skeletons.LEFT_OUT:
+            yield Case("sm90", square("fwd", 4096, head_dim, False), f"without {' and '.join(parts)}", lacks=parts)
 
 
 def inputs_of(shape: BenchCase, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionInputs:

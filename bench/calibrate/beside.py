@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .frame import Bench, Section, looped
+from .frame import SCRATCH, Bench, Section, looped
 
 SUMS, STEPS = 8, 4  # accumulators of a warp, and products into each, in one pass of the loop
 FEW, MANY = 8, 24  # passes; who is timed beside the other ends first
@@ -32,6 +32,10 @@ _OTHERS = {  # PTX of one of the chains, and how often in a pass: about as long 
     "ldmatrix.x4": (
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{m{x}0, m{x}1, m{x}2, m{x}3}}, [spot]; or.b32 any, any, m{x}0;", 2,
     ),
+    "shfl": ("shfl.sync.bfly.b32 {x}, {x}, 1, 31, -1;", 4),
+    "stores of 4 bytes": ("st.volatile.shared.f32 [word], {x};", 4),
+    "stmatrix.x4": ("stmatrix.sync.aligned.m8n8.x4.shared.b16 [spot], {{h0, h1, h2, h3}};", 2),
+    "additions of 4 bytes": ("red.relaxed.gpu.global.add.f32 [line], {x};", 4),
     "stores of 16 bytes": ("st.volatile.shared.v4.f32 [spot], {{{x}, {x}, {x}, {x}}};", 2),
 }  # fmt: skip
 
@@ -81,10 +85,11 @@ def _beside(name: str) -> Bench:
     return Bench(
         f"mma.sync m16n8k16 beside {name}", tuple(sections), body, initial, expected,
         declared=f".reg .f32 all, by, of, {', '.join(sums + chains)};"
-                 ".reg .b32 h0, h1, h2, h3, h4, h5, packed, spot, any;"
+                 ".reg .b32 h0, h1, h2, h3, h4, h5, packed, spot, word, any; .reg .b64 line;"
                  f".reg .b32 {', '.join(f'm{x}{i}' for x in chains for i in range(4))}; .reg .pred second, alone;",
         before="setp.ge.u32 second, thread, 128; setp.eq.u32 alone, thread, 128;"
-               "shl.b32 spot, thread, 4; add.u32 spot, spot, room;"
+               "shl.b32 spot, thread, 4; add.u32 spot, spot, room; shl.b32 word, thread, 2; cvt.u64.u32 line, word;"
+               f"add.u32 word, word, room; add.u64 line, line, data; add.u64 line, line, {SCRATCH};"
                "ld.global.f32 by, [data+4]; ld.global.f32 of, [data+8];"
                "mov.b32 any, 0; st.shared.v4.f32 [spot], {of, of, of, of}; bar.sync 0;"
                + "".join(f"ld.global.f32 c{i}_{j}, [data+{4 * i}];" for i in range(SUMS) for j in range(4))
@@ -92,7 +97,7 @@ def _beside(name: str) -> Bench:
         # The others' sums are used where the first one is no number, which it is.
         after=f"mov.f32 all, c0_0; {total} testp.notanumber.f32 p, c0_0; @p mov.f32 c0_0, all; @p mov.b32 c0_0, any;"
               "@first st.global.f32 [data], c0_0;",
-        threads=256, smem_bytes=16 * 256,
+        threads=256, smem_bytes=16 * 256, scratch=4 * 256,
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from fa4.emulator.timing.replay import replay
 from fa4.emulator.timing.sass.code import registers
 from fa4.spec import Extent, Saved
 
-from . import attention
+from . import attention, skeletons
 
 CHIP = "sm_90a"
 _LEAST = 640  # rows or keys of the shorter of two runs through one tile
@@ -118,6 +118,7 @@ def recorded(case: attention.Case, chip: Chip, folder: Path) -> tuple[Walk, list
     walk = walk_of(attention.plan_of(case, chip, extent, tiles), shape.direction)
     is_alone = len(_steps(shape, walk)) * shape.heads_q * shape.batch <= chip.sms
     key = (case.backend, shape.direction, shape.head_dim, shape.causal, repr(tiles))
+    key += case.lacks
     key += ("alone",) if is_alone and getattr(tiles, "blocks_per_sm", 1) > 1 else ()
     path = folder / (hashlib.sha256(repr(key).encode()).hexdigest()[:24] + ".pickle")
     if path.exists():
@@ -125,9 +126,10 @@ def recorded(case: attention.Case, chip: Chip, folder: Path) -> tuple[Walk, list
         walk = dataclasses.replace(walk, resident=resident)
         return walk, [dataclasses.replace(one, issue=_issue(one)) for one in found]
     first, _ = shapes_of(case, walk)[0]
-    if not is_alone:
-        walk = dataclasses.replace(walk, resident=_resident(_main(case, first, tiles)))
-    found = [dataclasses.replace(_main(case, small, tiles), tiles=n) for small, n in shapes_of(case, walk)]
+    with skeletons.without(case.lacks):
+        if not is_alone:
+            walk = dataclasses.replace(walk, resident=_resident(_main(case, first, tiles)))
+        found = [dataclasses.replace(_main(case, small, tiles), tiles=n) for small, n in shapes_of(case, walk)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps((walk.resident, found)))
     return walk, found

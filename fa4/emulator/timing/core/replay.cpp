@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <unordered_set>
 
 namespace fa4::timing {
@@ -64,7 +65,7 @@ struct Tensor {
 
 struct Sm {
     std::array<Partition, kPartitions> parts;
-    Cycles smem_free = 0, lsu_free = 0, tma_free = 0, link_free = 0, store_free = 0, dsmem_free = 0;
+    Cycles smem_free = 0, lsu_free = 0, tma_free = 0, link_free = 0, red_free = 0, store_free = 0, dsmem_free = 0;
     std::deque<Tensor> tensor;
     Cycles tensor_free = 0, tensor_begin = 0, given = 0;    // given: what the wgmma that runs was made longer by
     Tensor running;
@@ -114,6 +115,10 @@ public:
         }
         sms_.resize(size_t(sms));
         carried_.assign(model.instructions.size(), false);
+        std::set<size_t> slowed;
+        for (const Slot& slot : model.slots)
+            if (slot.slowed || slot.slowed_sync) slowed.insert(size_t(slot.pipe));
+        slowed_pipes_.assign(slowed.begin(), slowed.end());
         for (const Slot& slot : model.slots)
             if (slot.carries && slot.instruction >= 0) carried_[size_t(slot.instruction)] = true;
         for (Sm& sm : sms_) {
@@ -339,15 +344,18 @@ private:
         const Slot& s = model_.slots[at.slot];
         ++result_.issued;
         p.next = t + 1;
-        Cycles occupancy = Cycles(s.occupancy);
+        Cycles slowed = 0;
         if (sm.running.group >= 0 && sm.tensor_free > t) {
             p.taken += Cycles(s.takes) / 1000;
-            occupancy += Cycles(s.slowed) / 1000;
+            slowed = Cycles(s.slowed) / 1000;
         }
         if (p.tensor > t) {
             p.tensor += Cycles(s.takes_sync) / 1000;
-            occupancy += Cycles(s.slowed_sync) / 1000;
+            slowed = std::max(slowed, Cycles(s.slowed_sync) / 1000);
         }
+        if (slowed > 0)     // what one arithmetic pipe loses beside products the others lose too
+            for (size_t pipe : slowed_pipes_) p.pipe_free[pipe] = std::max(p.pipe_free[pipe], t) + slowed;
+        const Cycles occupancy = Cycles(s.occupancy) + slowed;
         p.pipe_free[size_t(s.pipe)] = t + occupancy;
         result_.pipe_busy[size_t(s.pipe)] += occupancy;
         const auto place = std::find(p.warps.begin(), p.warps.end(), i);
@@ -586,9 +594,16 @@ private:
             case Timed::Global: {
                 const Memory memory = v[3] == 0 ? memory_of(v[2]) : Memory{0, chip_.l2_bytes, false};
                 const Cycles bytes = Cycles(v[1]) * 32;
+                if (v[3] == 2) {        // its registers are free again when it has left
+                    sm.red_free = std::max(sm.red_free, t) + bytes / chip_.red_bytes;
+                    result_.busy["additions"] += bytes / chip_.red_bytes;
+                    read = sm.red_free;
+                    done = sm.red_free + chip_.atomic_latency;
+                    break;
+                }
                 sm.link_free = std::max(sm.link_free, t) + bytes / memory.link;
                 result_.busy["l2 link"] += bytes / memory.link;
-                done = sm.link_free + (v[3] == 2 ? chip_.atomic_latency : chip_.l2_latency);
+                done = sm.link_free + chip_.l2_latency;
                 if (memory.miss) done = std::max(done, from_dram(bytes, memory.sharers, t) + chip_.dram_latency);
                 if (v[3] == 1) read = t + 8;
                 copy_done_ = done;
@@ -808,6 +823,7 @@ private:
     std::unordered_map<size_t, int64_t> arrived_at_;
     std::unordered_set<uint64_t> touched_;
     std::vector<bool> carried_;         // by instruction
+    std::vector<size_t> slowed_pipes_;  // whose instructions products slow
     uint64_t order_ = 0;
     Cycles now_ = 0, dram_free_ = 0, copy_done_ = 0, load_begin_ = 0, load_end_ = 0;
     const TimedEvent* copied_from_ = nullptr;

@@ -1,0 +1,47 @@
+"""Skeletons of the Hopper forward: the kernel with its softmax or its loads left out. What it computes is of no use;
+how long it takes says whether products, arithmetic and copies are right by themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+from cutlass import Boolean
+
+from fa4 import jit
+from fa4.sm90.fwd import load, softmax
+
+SOFTMAX, LOADS = "softmax", "loads"
+LEFT_OUT = ((SOFTMAX,), (LOADS,), (SOFTMAX, LOADS))
+
+
+def _weigh(self, s, at, is_masked: bool) -> Boolean:
+    """S is taken for P."""
+    return Boolean(False)
+
+
+def _load_block(context, name: str, work, block, cursor) -> None:
+    """A stage is full when nothing has come."""
+    cursor.wait()
+    cursor.announce(0)
+
+
+@contextlib.contextmanager
+def without(parts: tuple[str, ...]) -> Iterator[None]:
+    """Kernels that are built inside lack these parts, and have a cache of their own."""
+    if not parts:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        kept = Path(tempfile.gettempdir()) / f"fa4-without-{'-'.join(parts)}"
+        stack.enter_context(mock.patch.dict(os.environ, FA4_CACHE_DIR=str(kept)))
+        stack.enter_context(mock.patch.dict(jit._launchers, clear=True))
+        if SOFTMAX in parts:
+            stack.enter_context(mock.patch.object(softmax.Softmax, "weigh", _weigh))
+        if LOADS in parts:
+            stack.enter_context(mock.patch.object(load, "load_block", _load_block))
+        yield
