@@ -5,7 +5,9 @@ two threads: lane l + 64 has the second half of the columns of lane l. Chunks of
 stages of shared memory, in the accumulator's own order, so that one bulk addition of contiguous bytes takes a chunk.
 
 Deterministic: the key blocks that a query block (of a pair, each half of it) meets take turns, see `bwd.turns`. CTAs
-that come earlier in the order were launched earlier and wait for nobody later, so every wait ends.
+that come earlier in the order were launched earlier and wait for nobody later, so every wait ends. A step's turn is
+passed on in the step after it, once that one's dQ has left tensor memory: the additions are done by then, where to wait
+for them at once would hold up the products, which need dQ's place. The CTA's next dQ depends on nobody's turn.
 
 Waits:   mma_reduce_dQ.full
 Signals: mma_reduce_dQ.free
@@ -19,7 +21,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from ...bwd.turns import counter, pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
+from ...bwd.turns import pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
 from ...core.words import bits, store_words
 from ...pipeline.cursor import ALL, Cursor, consume
 from ...pipeline.tma import bulk_add
@@ -35,6 +37,7 @@ def reduce(context):
     issues = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == context.first_reduce_warp
     work = work_tile(context)
     products, stage = consume(ends.mma_reduce_dQ, ALL), Int32(0)
+    owed = Int32(NONE)
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
         of_head = work.of_head(context, member)
@@ -42,33 +45,55 @@ def reduce(context):
             m_block = of_head.block(i)
             products.wait(0)
             block = work.row_block + m_block
-            turn = Turn.at(context, work, m_block, head)
+            turn = Turn.at(context, work, m_block, head, owed)
             target = args.dq_sum[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
             stage = add_to_accumulator(context, products, target, issues, stage, turn)
-            if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
-                if issues:
-                    wait_for_bulk_additions()
-                    with cute.arch.elect_one():
-                        pass_turn_on(turn.count)
+            if cutlass.const_expr(cfg.deterministic):
+                owed = turn.own
             products = products.next()
+    if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
+        if issues:
+            hand_on(context, owed)
     if issues:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
-class Turn(NamedTuple):
-    """The counter of a query block (of a pair, of a half of it), and what it must have reached before this CTA adds."""
+NONE = -1  # turn is owed
 
-    count: cute.Pointer
+
+class Turn(NamedTuple):
+    """Where the counter of a query block (of a pair, of a half of it) is, what it must have reached before this CTA
+    adds, and which counter is to be counted up before that: `hand_on`."""
+
+    own: Int32
     place: Int32
+    owed: Int32
 
     @staticmethod
-    def at(context, work, m_block: Int32, head: Int32) -> Turn | None:
+    def at(context, work, m_block: Int32, head: Int32, owed: Int32) -> Turn | None:
         """None where additions have no order."""
         cfg = context.cfg
         if not cfg.deterministic:
             return None
-        own = (work.row_block + m_block) * cfg.ctas + work.rank
-        return Turn(counter(context.args.turns, own, head), work.turn(m_block, head, context))
+        block = (work.row_block + m_block) * cfg.ctas + work.rank
+        own = Int32(cute.crd2idx((block, head), context.args.turns.layout))
+        return Turn(own, work.turn(m_block, head, context), owed)
+
+
+@cute.jit
+def hand_on(context, owed: Int32):
+    """The warp that issues additions: pass on the turn of the step before, if there was one."""
+    if owed != NONE:
+        wait_for_bulk_additions()
+        with cute.arch.elect_one():
+            pass_turn_on(context.args.turns.iterator + owed)
+
+
+@cute.jit
+def take_turn(context, turn: Turn):
+    """The same warp, before a step's additions."""
+    hand_on(context, turn.owed)
+    wait_for_bulk_turn(context.args.turns.iterator + turn.own, turn.place)
 
 
 @cute.jit
@@ -94,7 +119,7 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
         products.arrive(0)
         if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
             if issues:
-                wait_for_bulk_turn(turn.count, turn.place)
+                take_turn(context, turn)
         row = lane // 32 * 16 + lane % 32
         part = target + chunks * (CHUNK_BYTES // 4)
         add_chunk(context, high, row, cfg.columns - LANES, part, issues, stage, lane % 32 < 16)
@@ -108,7 +133,7 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
             products.arrive(last)
         if cutlass.const_expr(cfg.deterministic and first == 0 and not cfg.dq_transposed):  # noqa: SIM102  as above
             if issues:
-                wait_for_bulk_turn(turn.count, turn.place)
+                take_turn(context, turn)
         for i in cutlass.range_constexpr(len(loaded)):
             part = target + batch[i] * (CHUNK_BYTES // 4)
             add_chunk(context, loaded[i], lane, LANES, part, issues, stage)
