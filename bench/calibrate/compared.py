@@ -22,6 +22,10 @@ from . import attention
 
 MEASURED = RESULTS / "2026-11-22_nvidia-h100-80gb-hbm3_kernels.jsonl"
 PREDICTED = RESULTS / "2026-11-22_nvidia-h100-80gb-hbm3_kernels-predicted.jsonl"
+HELD_OUT = (  # measured after they were predicted
+    RESULTS / "2026-11-22_nvidia-h100-80gb-hbm3_held-out.jsonl",
+    RESULTS / "2026-11-22_nvidia-h100-80gb-hbm3_held-out-predicted.jsonl",
+)
 KEPT = Path("build/calibrate/attention")  # what was emulated
 PAGE = Path("docs/timing.md")
 BEGIN, END = "<!-- rows of bench.calibrate.compared -->\n", "<!-- end of rows -->\n"
@@ -81,15 +85,10 @@ def orders(found: list[Pair]) -> list[tuple[Pair, Pair, bool]]:
     ]
 
 
-def text(found: list[Pair]) -> str:
+def text(found: list[Pair], held_out: list[Pair]) -> str:
     """The page's part."""
-    lines = ["| kernel | measured, cycles | predicted | error | of a busy SM |", "|---|--:|--:|--:|--:|"]
     rows = [pair for pair in found if pair.key[2] == attention.TABLE]
-    for pair in rows:
-        label = pair.key[1].removesuffix(" bfloat16")
-        numbers = f"{pair.measured:,.0f} | {pair.predicted:,.0f} | {100 * pair.error:+.1f} % | {100 * pair.busy:+.1f} %"
-        lines.append(f"| {pair.key[0]} {label} | {numbers} |")
-    lines += ["", _summary("These", rows)]
+    lines = [*_table(rows), "", _summary("These", rows)]
     variants = [pair for pair in found if pair.key[2] != attention.TABLE]
     if variants:
         lines.append(_summary("Other tiles of d128 full 4k", variants))
@@ -99,7 +98,18 @@ def text(found: list[Pair]) -> str:
             f"Of {len(asked)} pairs of tiles of one problem that differ by more than {100 * (_DIFFER - 1):.0f} %, "
             f"the order of {right} is right, {100 * right / len(asked):.0f} %."
         )
+    if held_out:
+        lines += ["", "Held out:", "", *_table(held_out), "", _summary("What was held out", held_out)]
     return "\n".join(lines) + "\n"
+
+
+def _table(rows: list[Pair]) -> list[str]:
+    lines = ["| kernel | measured, cycles | predicted | error | of a busy SM |", "|---|--:|--:|--:|--:|"]
+    for pair in rows:
+        label = pair.key[1].removesuffix(" bfloat16")
+        numbers = f"{pair.measured:,.0f} | {pair.predicted:,.0f} | {100 * pair.error:+.1f} % | {100 * pair.busy:+.1f} %"
+        lines.append(f"| {pair.key[0]} {label} | {numbers} |")
+    return lines
 
 
 def _summary(what: str, rows: list[Pair]) -> str:
@@ -130,7 +140,8 @@ def _predict(pattern: str, kept: Path) -> None:
     same = PREDICTED.exists() and PREDICTED.read_text().startswith(head + "\n")
     rows = {_key(row): row for row in (_lines(PREDICTED) if same else ())}
     for case in attention.cases():
-        if case.deterministic or not re.search(pattern, case.label):
+        is_other = case.deterministic or case.lacks or case.variant == attention.HELD_OUT
+        if is_other or not re.search(pattern, case.label):
             continue
         try:
             found = predict(case, chip, table, kept)
@@ -153,7 +164,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.predict:
         _predict(args.only, args.kept)
-    part = text(pairs()) if MEASURED.exists() else ""
+    part = text(pairs(), pairs(*HELD_OUT)) if MEASURED.exists() else ""
     if args.write:
         PAGE.write_text(on_page(PAGE.read_text(), part))
     print(part)
