@@ -10,7 +10,6 @@ from torch import Tensor
 from . import calls, checks, dispatch, jagged, mod_ops
 from .checks import WindowSize
 from .device import chip_of
-from .mods import blocks
 from .mods.call import MaskMod, ScoreMod
 from .spec import AttentionInputs, AttentionSpec, Cache, Extent
 
@@ -302,7 +301,7 @@ def explain(
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *extent[1:]
     inputs = AttentionInputs(q, k, v, learnable_sink, *lengths)
     if packed and block_mask is not None:
-        inputs = blocks.bounded(block_mask, inputs, (max_seqlen_q, max_seqlen_k))
+        inputs = mod_ops.bounded(block_mask, inputs, (max_seqlen_q, max_seqlen_k))
         extent = inputs.extent
     if cache is not None or cache_seqlens is not None:
         inputs = inputs._replace(seqused_k=q)  # only its presence matters

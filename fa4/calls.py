@@ -18,7 +18,6 @@ from torch.nn import functional
 from . import autograd, checks, jagged, mod_ops, ops
 from .checks import Options
 from .device import stage
-from .mods import blocks
 from .mods.record import Mods
 from .remembered import Remembered
 from .spec import AttentionInputs, Flags
@@ -169,7 +168,7 @@ def attend_with_mods(
     if way is None:
         inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
         if packed and mods[2] is not None:
-            inputs = blocks.bounded(mods[2], inputs, arguments[8:])
+            inputs = mod_ops.bounded(mods[2], inputs, arguments[8:])
         random = dropout.checked(inputs.q.device)
         gathered, flags = mod_ops.prepare(inputs, flags, *mods, random)
         if watched or inputs.q.is_meta:

@@ -6,6 +6,7 @@ the tensors and numbers that fill them. So torch.compile, export and checkpointi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 import torch
@@ -71,6 +72,20 @@ def visited(mods: Mods) -> float | None:
         return None
     counts, lists, full_counts = mods.blocks[:3]
     return blocks.visited(counts, full_counts, lists.shape[-1])
+
+
+def bounded(block_mask: Any, inputs: AttentionInputs, given: Sequence[Any]) -> AttentionInputs:
+    """Packed sequences are no longer than the lengths that their block mask is for; given: the caller's max_seqlen_q
+    and max_seqlen_k, which say so themselves if the host can read them."""
+    blocks.check_type(block_mask)
+
+    def bound(said: Any, most: int, length: int) -> int:
+        is_unknown = said is None or (isinstance(said, Tensor) and said.device.type != "cpu")
+        return min(most, length) if is_unknown else most
+
+    both = zip(given, (inputs.max_seqlen_q, inputs.max_seqlen_k), block_mask.seq_lengths)
+    max_seqlen_q, max_seqlen_k = (bound(*of_side) for of_side in both)
+    return inputs._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
 
 
 def known(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> remember.Known | None:

@@ -7,16 +7,13 @@ Here the blocks of a mask_mod are found a row of blocks at a time: memory is O(N
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .tensors import evaluation
 from .trace import ModError, Traced, trace_mask
-
-if TYPE_CHECKING:
-    from ..spec import AttentionInputs
 
 
 class BlockLists(NamedTuple):
@@ -202,20 +199,6 @@ class Problem(NamedTuple):
     seqlen_k: int
     device: torch.device
     packed: bool = False
-
-
-def bounded(block_mask: Any, inputs: AttentionInputs, given: Sequence[Any]) -> AttentionInputs:
-    """Packed sequences are no longer than the lengths that their block mask is for; given: the caller's max_seqlen_q
-    and max_seqlen_k, which say so themselves if the host can read them."""
-    check_type(block_mask)
-
-    def bound(said: Any, most: int, length: int) -> int:
-        is_unknown = said is None or (isinstance(said, Tensor) and said.device.type != "cpu")
-        return min(most, length) if is_unknown else most
-
-    both = zip(given, (inputs.max_seqlen_q, inputs.max_seqlen_k), block_mask.seq_lengths)
-    max_seqlen_q, max_seqlen_k = (bound(*of_side) for of_side in both)
-    return inputs._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
 
 
 def check_type(block_mask: Any) -> None:
