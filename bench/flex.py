@@ -90,6 +90,22 @@ def _difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max())
 
 
+def table(rows: list[dict]) -> str:
+    """Rows of --out as markdown; times in milliseconds, and torch's over ours."""
+    cells = {(row["function"], row["tokens"], row["direction"], row["graphs"]): row["ms"] for row in rows}
+    lines = [
+        "| function | tokens | forward | torch | ratio | backward | torch | ratio |",
+        "|---|--:" + "|--:" * 6 + "|",
+    ]
+    for name, tokens, graphs in dict.fromkeys((name, tokens, graphs) for name, tokens, _, graphs in cells):
+        line = [f"{name}{', as a graph' if graphs else ''}", f"{tokens // 1024}k"]
+        for direction in ("forward", "backward"):
+            ms = cells[name, tokens, direction, graphs]
+            line += [f"{ms['fa4']:.3f}", f"{ms['torch']:.3f}", f"{ms['torch'] / ms['fa4']:.2f}"]
+        lines.append(f"| {' | '.join(line)} |")
+    return "\n".join(lines)
+
+
 class Row(NamedTuple):
     """Medians in milliseconds, by provider; `apart` is ours from torch's, in shares of the largest element."""
 

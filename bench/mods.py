@@ -1,9 +1,9 @@
-"""python -m bench.mods --chip sm_100a: what functions of callers cost in instructions, emulated.
+"""python -m bench.mods --backend sm100: what functions of callers cost in instructions, emulated.
 
-Each problem is a forward of one head of bf16, head_dim 128, in the chip's own kernels: a function that is built in, the
-same as a function of a caller, and where flash-attn-4 is installed (Blackwell) its kernels with its own functions.
-Counted are the executed machine instructions of all warps; predicted are the cycles of the launch, on as many
-multiprocessors as it has CTAs.
+Each problem is a forward of one head of bf16, head_dim 128, in a backend's kernels, the portable ones on a Hopper: a
+function that is built in, the same as a function of a caller, and where flash-attn-4 is installed (Blackwell) its
+kernels with its own functions. Counted are the executed machine instructions of all warps; predicted are the cycles of
+the launch, on as many multiprocessors as it has CTAs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 import fa4
-from fa4.emulator import emulate
 
 HEAD_DIM, DOCUMENT = 128, 200
-_BACKENDS = {"sm_80": "sm80", "sm_90a": "sm90", "sm_100a": "sm100"}
+_CHIPS = {"sm80": "sm_90a", "sm90": "sm_90a", "sm100": "sm_100a"}
 Attend = Callable[[Tensor, Tensor, Tensor], object]
 
 
@@ -33,12 +32,12 @@ def _documents(tokens: int) -> Tensor:
     return torch.arange(tokens, device="cuda", dtype=torch.int32) // DOCUMENT
 
 
-def ours(chip: str, tokens: int) -> dict[str, Attend]:
+def ours(backend: str, tokens: int) -> dict[str, Attend]:
     """By name; a built-in one comes before its twin."""
     of_documents = fa4.masks.both(fa4.masks.causal, fa4.masks.documents(_documents(tokens)))
 
     def calling(**call) -> Attend:
-        return lambda q, k, v: fa4.flash_attn_func(q, k, v, backend=_BACKENDS[chip], **call)
+        return lambda q, k, v: fa4.flash_attn_func(q, k, v, backend=backend, **call)
 
     def by_blocks(mask_mod: Callable) -> Attend:
         return calling(block_mask=fa4.create_block_mask(mask_mod, None, None, tokens, tokens, device="cuda"))
@@ -97,34 +96,54 @@ def flash_attn_4(tokens: int) -> dict[str, Attend]:
     }
 
 
-def rows(chip: str, tokens: int, providers: tuple[str, ...], only: tuple[str, ...]) -> Iterator[dict]:
+def rows(backend: str, tokens: int, providers: tuple[str, ...], only: tuple[str, ...]) -> Iterator[dict]:
+    from fa4.emulator import emulate  # which not every machine has
+
     for provider in providers:
-        with emulate(chip):
-            names = list(ours(chip, tokens) if provider == "fa4" else flash_attn_4(tokens))
+        with emulate(_CHIPS[backend]):
+            names = list(ours(backend, tokens) if provider == "fa4" else flash_attn_4(tokens))
         for name in names:
             if only and name not in only:
                 continue
-            with emulate(chip, timing=True) as gpu, torch.no_grad():
-                attend = (ours(chip, tokens) if provider == "fa4" else flash_attn_4(tokens))[name]
+            with emulate(_CHIPS[backend], timing=True) as gpu, torch.no_grad():
+                attend = (ours(backend, tokens) if provider == "fa4" else flash_attn_4(tokens))[name]
                 q, k, v = (torch.randn(1, tokens, 1, HEAD_DIM).to("cuda", torch.bfloat16) for _ in range(3))
                 attend(q, k, v)
             launches = gpu.timing().launches
             yield {
-                "chip": chip, "tokens": tokens, "provider": provider, "function": name,
+                "backend": backend, "tokens": tokens, "provider": provider, "function": name,
                 "instructions": sum(times.issued for times in launches),
                 "cycles": round(sum(times.cycles for times in launches)), "launches": len(launches),
             }  # fmt: skip
 
 
+def table(rows: list[dict]) -> str:
+    """Rows of --out as markdown: thousands of instructions, of a twin of what is built in also by how much more."""
+    found = {(row["backend"], row["provider"], row["function"]): row["instructions"] for row in rows}
+    columns = [(backend, "fa4") for backend in _CHIPS] + [("sm100", "flash-attn-4")]
+    lines = [
+        "| function | " + " | ".join(backend if who == "fa4" else who for backend, who in columns) + " |",
+        "|---" + "|--:" * 4 + "|",
+    ]
+    for name in dict.fromkeys(name for _, _, name in found):
+        cells = []
+        for column in columns:
+            count, built_in = found.get((*column, name)), found.get((*column, name.partition(",")[0]))
+            more = f" ({count / built_in - 1:+.0%})" if count and built_in and "," in name else ""
+            cells.append(f"{count / 1000:.1f}{more}" if count else "")
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(lines)
+
+
 @click.command(help=__doc__)
-@click.option("--chip", type=click.Choice(list(_BACKENDS)), default="sm_100a", show_default=True)
+@click.option("--backend", type=click.Choice(list(_CHIPS)), default="sm100", show_default=True)
 @click.option("--tokens", default=512, show_default=True)
 @click.option("--only", multiple=True, help="Of the functions.")
 @click.option("--provider", multiple=True, help="fa4 and, on Blackwell, flash-attn-4, if it is installed.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Add rows to a file, lines of JSON.")
-def main(chip: str, tokens: int, only: tuple[str, ...], provider: tuple[str, ...], out: str | None) -> None:
-    has_peer = chip == "sm_100a" and importlib.util.find_spec("flash_attn") is not None
-    for row in rows(chip, tokens, provider or ("fa4", *["flash-attn-4"] * has_peer), only):
+def main(backend: str, tokens: int, only: tuple[str, ...], provider: tuple[str, ...], out: str | None) -> None:
+    has_peer = backend == "sm100" and importlib.util.find_spec("flash_attn") is not None
+    for row in rows(backend, tokens, provider or ("fa4", *["flash-attn-4"] * has_peer), only):
         print(*row.values(), flush=True)
         if out is not None:
             with Path(out).open("a") as file:

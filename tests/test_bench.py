@@ -7,6 +7,7 @@ import json
 import random
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from torch.distributed.device_mesh import init_device_mesh
 
 import fa4
-from bench import compare, context_parallel, plot, providers, run, suites, summary, timing, train, tune
+from bench import compare, context_parallel, flex, mods, plot, providers, run, suites, summary, timing, train, tune
 from bench.suites import BenchCase, square
 from fa4 import jit
 
@@ -292,3 +293,10 @@ def test_sequences_cut_among_ranks_are_checked_and_beside_one_gpu(tmp_path):
         assert not right and said["fa4 ring"]["error"].startswith("ArithmeticError: wrong result")
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("table, file", [(flex.table, "nvidia-h100-80gb-hbm3_flex"), (mods.table, "emulated_mods")])
+def test_tables_of_functions_are_those_of_the_rows(table, file):
+    root = Path(__file__).parents[1]
+    rows = (root / f"bench/results/2026-11-22_{file}.jsonl").read_text().splitlines()
+    assert table(list(map(json.loads, rows))) in (root / "docs/mods.md").read_text()
