@@ -30,20 +30,28 @@ def test_pairs_of_a_section_advance_together_and_sections_follow_each_other():
     assert [t.block for t in tiles[:12]] == [0] * 4 + [1] * 4 + [2] * 4
 
 
-def test_waves_descend_and_their_blocks_ascend():
+def test_waves_descend_and_the_blocks_of_every_other_ascend():
     order = Order(blocks=7, heads=2, batch=1, section=2, wave=3)
-    assert [order.at(i).block for i in range(0, 14, 2)] == [4, 5, 6, 1, 2, 3, 0]
+    assert [order.at(i).block for i in range(0, 14, 2)] == [6, 5, 4, 1, 2, 3, 0]
     assert [order.at(i).head for i in range(14)] == [0, 1] * 7
 
 
-def test_blocks_take_turns_wave_by_wave_every_second_in_ascending_order():
-    order = Order(blocks=8, heads=1, batch=1, section=1, wave=3)
-    waves = [[5, 6, 7], [2, 3, 4], [0, 1]]
-    assert sorted(range(8), key=lambda b: order.turn(b, 0, 8)) == [7, 6, 5, 2, 3, 4, 1, 0]
-    for first, stop in ((0, 6), (3, 8), (1, 4)):  # those that a block of rows meets
-        turns = {b: order.turn(b, first, stop) for b in range(first, stop)}
-        assert sorted(turns.values()) == list(range(stop - first))
-        assert all(turns[a] < turns[b] for a in waves[0] if a in turns for b in waves[1] + waves[2] if b in turns)
+def test_sections_of_one_wave_go_there_and_back():
+    order = Order(blocks=3, heads=2, batch=2, section=1, wave=3)
+    assert [order.at(i).block for i in range(12)] == [2, 1, 0, 0, 1, 2] * 2
+    assert [order.goes_back(order.at(i)) for i in range(12)] == [0, 0, 0, 1, 1, 1] * 2
+
+
+@pytest.mark.parametrize("wave", [None, 3, 8])
+def test_blocks_take_turns_in_the_order_of_work(wave):
+    """Whoever waits for a block waits for one whose CTA was launched before."""
+    for descending in (False, True):
+        order = Order(blocks=8, heads=3, batch=1, section=1, descending=descending, wave=wave)
+        for head in range(3):
+            tiles = [order.at(8 * head + i) for i in range(8)]
+            for first, stop in ((0, 8), (0, 6), (3, 8), (1, 4)):  # those that a block of rows meets
+                met = [tile for tile in tiles if first <= tile.block < stop]
+                assert [order.turn(tile, first, stop) for tile in met] == list(range(stop - first))
 
 
 def test_no_section_is_a_section_of_the_heads_of_a_sequence():

@@ -58,14 +58,17 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         seqlens = cute.size(call.q, mode=[0]), cute.size(call.k, mode=[0])
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.span)
         heads = cute.size(call.k, mode=[2])
-        section = cfg.section(n_blocks, sizes.max_seqlen_q, heads * sizes.batch)
+        pairs = heads * sizes.batch
+        section = cfg.section(n_blocks, sizes.max_seqlen_q, pairs)
+        wave = cfg.wave(n_blocks, section, pairs)
         listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.span) if cfg.has_blocks else None
-        order = Order(n_blocks, heads, sizes.batch, section, cfg.descending, cfg.ctas, cfg.wave(section), listed)
+        order = Order(n_blocks, heads, sizes.batch, section, cfg.descending, cfg.ctas, wave, listed)
         loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)
         if cfg.ragged:
             loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
-        maps = [TmaTile.load(x, tile, cfg.tma_ctas).map for x, tile in zip(loaded, tiles)]
+        shared = [cfg.sharers(name) for name in ("q", "k", "v", "do")]
+        maps = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in zip(loaded, tiles, shared)]
         maps += [TmaTile.store(x, tile).map for x, tile in zip(stored, tiles[4:])]
         sums = rows.statistics, rows.dq_sum, rows.turns, rows.ranks
         args = Arguments(Maps(*maps), *sums, rows.lengths, *seqlens, order, *call.scalars, call.mods)

@@ -40,10 +40,14 @@ class Variant(variant.Variant):
         it follows a step behind, and nobody waits for long."""
         return self.deterministic and self.has_right
 
+    def sharers(self, name: str) -> int:
+        """CTAs of a cluster that load tiles of `name` together, each a share of the rows into all of them."""
+        return 1
+
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32 | None:
         """How many of all pairs of head and sequence advance together, see `core.order`; None for a sequence's."""
         return None
 
-    def wave(self, section: Int32 | None) -> Int32 | None:
-        """How many blocks of each pair of a section run at the same time, if the order tells, see `core.order`."""
+    def wave(self, n_blocks: Int32, section: Int32 | None, pairs: Int32) -> Int32 | None:
+        """How many blocks of each pair of a section begin together, if the order is one of waves, see `core.order`."""
         return None

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..core.mask import Band, Listed
-from ..core.order import Order
+from ..core.order import Order, Tile
 from ..core.rows import first_row_block
 from ..core.sequence import Rows
 
@@ -83,10 +83,10 @@ def first_member(context, keys) -> Int32:
     return first
 
 
-def turn(order: Order, mask: Band, m_block: Int32, n_block: Int32) -> Int32:
-    """How many key blocks add to dQ of a query block before this one; all that the query block meets do, in order."""
+def turn(order: Order, mask: Band, m_block: Int32, tile: Tile) -> Int32:
+    """How many key blocks add to dQ of a query block before a tile's; all that the query block meets do, in order."""
     met = mask.key_blocks(m_block)
-    return order.turn(n_block, met.first, met.stop)
+    return order.turn(tile, met.first, met.stop)
 
 
 def turn_by_lists(args, cfg, block: Int32, head: Int32, n_block: Int32) -> Int32:

@@ -26,9 +26,9 @@ class Order:
     """All tiles of a grid, numbered in the order of work.
 
     section: pairs that advance together; None takes the heads of a sequence, which is a section of `heads`.
-    descending: from the last block to the first. cluster: CTAs that share a tile. wave: blocks of a pair that run at
-    the same time; waves then descend, in each the blocks ascend. listed: (batch or 1, heads or 1, blocks), each pair's
-    blocks in their order, in place of descending.
+    descending: from the last block to the first. cluster: CTAs that share a tile. wave: blocks of a pair that begin
+    together; waves then descend, and of all waves, section by section, in every other one the blocks ascend. listed:
+    (batch or 1, heads or 1, blocks), each pair's blocks in their order, in place of descending.
     """
 
     blocks: Int32
@@ -79,27 +79,39 @@ class Order:
             shape = self.listed.shape
             block = self.listed[cutlass.min(sequence, shape[0] - 1), cutlass.min(head, shape[1] - 1), block]
         elif self.wave is not None:
-            first, _ = self._wave(block // self.wave)
-            block = first + block % self.wave
+            index = block // self.wave
+            first, stop = self._wave(index)
+            descending = stop - 1 - block % self.wave
+            ascending = first + block % self.wave
+            block = descending + self._ascends(index, head, sequence) * (ascending - descending)
         elif self.descending:
             block = self.blocks - 1 - block
         return Tile(block, head, sequence)
 
-    def turn(self, block: Int32, first: Int32, stop: Int32) -> Int32:
-        """How many of a pair's blocks first <= b < stop, of which `block` is one, are to add to the same rows before
-        it.
-
-        Waves: those before have had their turn. The first, third, ... wave's blocks start at the same time, each at its
-        diagonal: the last block, there first, leads, and ends first. Then the longest block of the wave after may
-        begin, so that its blocks start one after the other, in ascending order, and end at the same time.
-        """
+    def turn(self, tile: Tile, first: Int32, stop: Int32) -> Int32:
+        """How many of a pair's blocks first <= b < stop, of which the tile's is one, are to add to the same rows before
+        it: in the order of work."""
+        block = tile.block
         if self.wave is None:
             return stop - 1 - block if self.descending else block - first
         index = (self.blocks - 1 - block) // self.wave
         begin, end = self._wave(index)
         begin, end = cutlass.max(begin, first), cutlass.min(end, stop)
         descending, ascending = end - 1 - block, block - begin
-        return stop - end + descending + index % 2 * (ascending - descending)
+        return stop - end + descending + self._ascends(index, tile.head, tile.sequence) * (ascending - descending)
+
+    def goes_back(self, tile: Tile) -> Int32:
+        """1 if a causal problem's blocks of keys, of which the tile is one, are to begin at the last row; else 0.
+
+        Descending blocks, the shortest first, begin at the same time, each at its diagonal: there the last block leads
+        and ends first, and so on. Then the next section's longest may begin, so that its blocks start one after the
+        other and end at the same time; from the last row back, each finds the one before ahead.
+        """
+        return self._ascends(0, tile.head, tile.sequence)
+
+    def _ascends(self, wave: Int32 | int, head: Int32, sequence: Int32) -> Int32:
+        """1 or 0: of all waves, every other one."""
+        return ((sequence * self.heads + head) // self.section + wave) % 2
 
     def _wave(self, index: Int32) -> tuple[Int32, Int32]:
         """[first, stop): the blocks of a wave."""

@@ -74,7 +74,7 @@ def tma_panels(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointe
 
     Args:
         matrix: `tma.tensor` sliced to (rows, columns), perhaps offset to a sequence's first row.
-        row_tile: which tile along the rows; of a tile in pieces, which piece.
+        row_tile: which tile along the rows; of a tile in pieces or shares, which of these.
         pointer: where the tile lies in shared memory, typed as its elements.
     """
     panels = tma.tile.panels
@@ -85,8 +85,6 @@ def tma_panels(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointe
 def _partition(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, places: int, rank=0):
     """(shared, global) tensors of boxes: the `places` panels from `pointer`, and the panels of a row of tiles."""
     rows, columns = tma.tile.piece_rows // tma.multicast, tma.tile.panel_columns
-    if tma.multicast > 1:
-        row_tile = row_tile * tma.multicast + rank
     if tma.multicast > 1 or tma.tile.pieces > 1:
         pointer = pointer + rank * (rows * columns)
     layout = cute.make_layout((rows, columns, places), stride=(columns, 1, tma.tile.rows * columns))
@@ -103,8 +101,8 @@ def tma_load(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer,
     the tensor become zeros.
 
     With multicast, the CTA of rank `rank` loads its share into all CTAs at the same shared-memory address, and the
-    share's bytes are counted on the barrier at the same address of each. Of a tile in pieces, `rank` says which place
-    of the tile is filled, and `row_tile` counts pieces.
+    share's bytes are counted on the barrier at the same address of each; `row_tile` counts shares. Of a tile in pieces,
+    `rank` says which place of the tile is filled, and `row_tile` counts pieces.
     """
     extra = {} if tma.multicast == 1 else {"mcast_mask": Int16((1 << tma.multicast) - 1)}
     for shared, glob in tma_panels(tma, matrix, row_tile, pointer, rank):

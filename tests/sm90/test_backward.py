@@ -95,19 +95,20 @@ def test_every_tile_row_is_right_in_any_order(tiles, seed):
 
 
 @pytest.mark.parametrize(
-    ("window", "head_dim", "heads_kv", "seqlen_q"),
+    ("window", "head_dim", "heads", "seqlen_q"),
     [
-        ((None, None), 128, 1, 220),
-        ((None, 0), 192, 1, 220),
-        ((None, 0), 64, 2, 220),
-        ((150, None), 64, 1, 220),
-        ((None, -150), 128, 1, 360),
+        ((None, None), 128, (2, 1), 220),
+        ((None, 0), 192, (2, 1), 220),
+        ((None, 0), 128, (4, 2), 220),
+        ((150, 0), 64, (2, 2), 220),
+        ((150, None), 64, (2, 1), 220),
+        ((None, -150), 128, (2, 1), 360),
     ],
-    ids=["shifted", "waves", "descending", "ascending", "queries_that_meet_no_keys"],
+    ids=["shifted", "waves", "there_and_back", "descending", "ascending", "queries_that_meet_no_keys"],
 )
-def test_deterministic_gradients_are_equal_whatever_the_order_of_events(window, head_dim, heads_kv, seqlen_q, seed):
+def test_deterministic_gradients_are_equal_whatever_the_order_of_events(window, head_dim, heads, seqlen_q, seed):
     """More key blocks than CTAs run at a time, so that groups of them follow each other."""
-    heads = dict(heads_q=2, heads_kv=heads_kv, head_dim=head_dim, head_dim_v=min(head_dim, 128))
+    heads = dict(heads_q=heads[0], heads_kv=heads[1], head_dim=head_dim, head_dim_v=min(head_dim, 128))
     case = Case("ordered", seqlen_q=seqlen_q, seqlen_k=420, window_size=window, deterministic=True, **heads)
     problem = cases.make(case, seed)
     results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=2)) for schedule in SCHEDULES}

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fa4 import cases
-from fa4.emulator.errors import EmulationError
+from fa4.emulator.errors import DataRace, EmulationError
 from fa4.emulator.host.memory import aligned_buffer
 from fa4.emulator.lab.mutations import Mutant, mutants
 from fa4.emulator.lab.recording import Recorder, Recording
@@ -70,6 +70,17 @@ class Stage:
             Allocation(address, len(content), name)
             for address, content, name in zip(addresses, recording.before, recording.names)
         ]
+        self.after_unknown = recording.programmatic and self._touches_only_after_waiting()
+
+    def _touches_only_after_waiting(self) -> bool:
+        """Whether the grid before may be any: a kernel that reads its caller's tensors while that one still runs knows
+        it, and of such a one the wait for it cannot be judged alone."""
+        self.after_unknown = True
+        try:
+            self.run(self.recording.ptx, (0, SCHEDULES[0]))
+        except DataRace:
+            return False
+        return True
 
     def run(self, ptx: str, order: Order, limit: int = 0, sms: int | None = None) -> tuple[LaunchReport, list[bytes]]:
         """Run `ptx` in place of the recorded text, on `sms` multiprocessors instead of its own number; the report and
@@ -83,7 +94,7 @@ class Stage:
         report = machine.launch(
             ptx, launch.entry, grid=launch.grid, block=launch.block, cluster=launch.cluster,
             smem_bytes=launch.smem_bytes, params=self.params, allocations=self.allocations,
-            programmatic=launch.programmatic, after_unknown=launch.programmatic,
+            programmatic=launch.programmatic, after_unknown=self.after_unknown,
         )  # fmt: skip
         return report, [buffer.raw for buffer in self.buffers]
 

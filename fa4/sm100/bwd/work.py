@@ -10,6 +10,7 @@ from cutlass import Boolean, Int32
 
 from ...bwd.work import first_member, keys_here, lists_of, turn, turn_by_lists
 from ...core.mask import Band, Listed
+from ...core.order import Tile
 from ...core.sequence import Rows
 from .config import TILE_N
 
@@ -57,7 +58,7 @@ class Work(NamedTuple):
         cfg = context.cfg
         if cfg.has_blocks:
             return turn_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
-        return turn(context.args.order, self.mask, m_block, self.n_block)
+        return turn(context.args.order, self.mask, m_block, Tile(self.n_block, self.head_kv, self.batch))
 
 
 def work_tile(context) -> Work:

@@ -25,7 +25,6 @@ TILE_N = TEAMS * ROWS  # keys of a CTA
 REDUCERS = 3  # warps that may add dQ to its sum
 PANEL_COLUMNS = Tile(TILE_N, 1).panel_columns
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
-WAVES = 2  # of a pair: of more, fewer blocks share what they read; of one, all begin at once and end far apart
 SECTION_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads that advance together read and add to
 
 
@@ -66,6 +65,7 @@ class Steps(Variant):
     smem_bytes: int
     ctas: ClassVar[int] = 1
     claims: ClassVar[bool] = False
+    folds: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.ds_stages < 2:
@@ -171,22 +171,28 @@ class Config(Steps):
         if not (self.has_right or self.has_blocks):
             return Int32(1) if self.group == 1 else Steps.section(self, n_blocks, seqlen_q, pairs)
         n_blocks, pairs = cutlass.max(n_blocks, 1), cutlass.max(pairs, 1)
-        if self.in_waves:
-            together = self.sms // cutlass.max((n_blocks + 1) // WAVES, self.sms // pairs)
-        else:
-            together = (1 if self.group == 1 else 2) * self.sms // n_blocks
+        together = (1 if self.group == 1 or self.folds else 2) * self.sms // n_blocks
         together = cutlass.max(together, 1)
         sections = (pairs + together - 1) // together  # of the same size, or nearly
+        if self.folds:
+            sections += cutlass.min(sections - 1, 1) * (sections % 2)  # the last one ends evenly
         return (pairs + sections - 1) // sections
 
     @property
-    def in_waves(self) -> bool:
-        """Whether a deterministic causal problem's blocks run in waves. Among descending blocks the longest work comes
-        last, and with a GQA group takes so long that the chip would wait for it half empty."""
-        return self.descending and self.group > 1 and not self.has_blocks
+    def folds(self) -> bool:
+        """Whether a deterministic causal problem's sections have their shortest work first and last by turns. Where the
+        longest always came last, the chip would wait for it half empty."""
+        return self.descending and not self.has_left and not self.has_blocks
 
-    def wave(self, section: Int32) -> Int32 | None:
-        return cutlass.max(self.sms // section, 1) if self.in_waves else None
+    def wave(self, n_blocks: Int32, section: Int32, pairs: Int32) -> Int32 | None:
+        """All blocks of a section. A section alone, of more blocks than run at a time, has waves: else its longest work
+        would come last, a GQA group's times as long as a block."""
+        if not self.folds:
+            return None
+        if self.group == 1:
+            return n_blocks
+        own = cutlass.max(self.sms // cutlass.max(section, 1), 1)
+        return Int32(cutlass.select_(section < pairs, n_blocks, own))
 
     @property
     def trims(self) -> bool:

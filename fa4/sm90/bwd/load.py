@@ -74,7 +74,12 @@ def load_queries(context, cursor: Cursor, work, name: str, region: str, at: tupl
     cfg, tma = context.cfg, context.tma(name)
     matrix = sequence_matrix(tma.tensor, at[0], work.batch, work.q, cfg.varlen, cfg.ragged)
     place = context.smem.pointer(region, cfg.dtype) + cursor.stage * (tma.tile.nbytes // 2)
-    tma_load(tma, matrix, at[1], place, cursor.barrier())
+    block, rank = at[1], context.args.order.rank
+    if tma.multicast > 1:
+        block = block * tma.multicast + rank  # a share of the rows, of which there may be none
+        if cfg.ragged:
+            block = held_tile(block, work.q, tma.tile.rows // tma.multicast)
+    tma_load(tma, matrix, block, place, cursor.barrier(), rank)
 
 
 def load_statistics(context, cursor: Cursor, work, at: tuple[Int32, Int32]) -> None:

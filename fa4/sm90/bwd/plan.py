@@ -43,7 +43,7 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
     claims = tiles.claims and not spec.has_blocks  # not measured with lists
     made: Callable[..., Steps] = partial(Config, claims=claims)
     if tiles.tile_n == ROWS:
-        made = partial(WideConfig, ctas=tiles.ctas)
+        made = partial(WideConfig, ctas=tiles.ctas, multicast=tiles.multicast)
     return made(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         tile_m=tiles.tile_m,

@@ -3,7 +3,7 @@ share: the sum keeps the order in which threads hold dQ.
 
 Deterministic: the key blocks that a query block meets take turns (`bwd.turns`). To wait for one, to add and to pass it
 on takes longer than a step, so several warps take the steps in turn. Nobody waits for a CTA that may not run
-yet: CTAs that come earlier in the order were launched earlier, or (`Config.shifted`, `in_waves`) run at the same time.
+yet: CTAs that come earlier in the order were launched earlier, or (`Config.shifted`) run at the same time.
 
 The first in turn, or without an order (`Config.claims`) the first to come, stores what others add to.
 

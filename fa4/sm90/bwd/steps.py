@@ -63,7 +63,7 @@ def steps(context, team: cutlass.Constexpr[Team], work, has_dq: cutlass.Constexp
     at = Cursors(q, do, ds, consume(ends.compute_compute_dS), last_dq)
     own, begin = own_steps(work, team.index, cfg), first_member(context, work)
     if cutlass.const_expr(cfg.trims):
-        if own.first > work.first:
+        if (own.first > work.first) | (own.stop == work.first):
             skip(context, team, at, False)
         else:
             step(context, team, work, (Int32(0), work.first), at, True, False, True)
@@ -87,15 +87,19 @@ def steps(context, team: cutlass.Constexpr[Team], work, has_dq: cutlass.Constexp
                 skip(context, team, at, has_dq)
                 at = at.next()
             first = cutlass.max(first, own_of_head.first)
-        for i in cutlass.range(first, own_of_head.full_first, unroll=1):
-            step(context, team, of_head, (member, i), at, True, has_dq, False)
-            at = at.next()
-        for i in cutlass.range(cutlass.max(first, own_of_head.full_first), own_of_head.full_stop, unroll=1):
-            step(context, team, of_head, (member, i), at, False, has_dq, False)
-            at = at.next()
-        if cutlass.const_expr(cfg.has_left):
-            for i in cutlass.range(cutlass.max(first, own_of_head.full_stop), of_head.stop, unroll=1):
+        for half in cutlass.range(2 if cfg.has_left or cfg.folds else 1, unroll=1):  # cut blocks may come last, too
+            cut_first = cutlass.select_(half == 0, first, cutlass.max(first, own_of_head.full_stop))
+            cut_stop = cutlass.select_(half == 0, own_of_head.full_first, own_of_head.stop)
+            for i in cutlass.range(cut_first, cut_stop, unroll=1):
                 step(context, team, of_head, (member, i), at, True, has_dq, False)
+                at = at.next()
+            full_stop = cutlass.select_(half == 0, own_of_head.full_stop, of_head.first)
+            for i in cutlass.range(cutlass.max(first, own_of_head.full_first), full_stop, unroll=1):
+                step(context, team, of_head, (member, i), at, False, has_dq, False)
+                at = at.next()
+        if cutlass.const_expr(cfg.trims and cfg.folds):
+            for _ in cutlass.range(cutlass.max(first, own_of_head.stop), of_head.stop, unroll=1):
+                skip(context, team, at, has_dq)
                 at = at.next()
     if cutlass.const_expr(has_dq):
         finish(context, team, work, at)
@@ -160,6 +164,7 @@ def step(
         wait(1)
         do.arrive()
     wait(0)
+    cute.arch.sync_warp()  # every lane has read the statistics that came with Q, when one of them says so
     q.arrive()
 
 

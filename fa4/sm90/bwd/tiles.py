@@ -12,7 +12,8 @@ from ...spec import AttentionSpec
 class BackwardTiles:
     """A tuned row. tile_m: query rows of a step. q_stages, stages: tiles of Q and of dO in shared memory. ds_stages: of
     dS, and of P where that goes there. tile_n: keys of a CTA; 64 are `wide`'s. ctas: 2 for a pair that shares a
-    `wide` step's dQ. claims: where additions have no order, the first to come stores dQ, and nobody clears its sum."""
+    `wide` step's dQ. multicast: CTAs of a pair that load Q and dO together. claims: where additions have no order, the
+    first to come stores dQ, and nobody clears its sum."""
 
     name: str
     tile_m: int
@@ -22,6 +23,7 @@ class BackwardTiles:
     evidence: str
     tile_n: int = 128
     ctas: int = 1
+    multicast: int = 1
     claims: bool = False
 
 
@@ -29,14 +31,14 @@ D64 = BackwardTiles("d64", 128, 2, 2, 2, "full, causal 4k on an H100: 518, 473 T
 D96 = BackwardTiles("d96", 64, 2, 2, 2, "full, causal 4k on an H100: 538, 472 TFLOP/s; with 3, 2, 3 tiles: 493, 434")
 D128 = BackwardTiles("d128", 80, 2, 2, 2, "full 1k, 4k on an H100: 479, 619 TFLOP/s; cleared: 441, 581", claims=True)
 D128_CUT = BackwardTiles("d128_cut", 64, 2, 2, 2, "causal 1k, 4k on an H100: 349, 537; cleared: 312, 517", claims=True)
-SOFTCAP = BackwardTiles("softcap", 64, 2, 2, 2, "its slope needs the scores beside P, and these the registers")
+SOFTCAP = BackwardTiles("softcap", 64, 2, 2, 2, "full, causal 4k on an H100: 505, 468; cleared: 487, 453", claims=True)
 
-D192 = BackwardTiles("d192", 48, 2, 2, 2, "full 4k on an H100: 562 TFLOP/s; 3 tiles of Q: 552; 64 keys: 371")
+D192 = BackwardTiles("d192", 48, 2, 2, 2, "full 4k, 16k on an H100: 534, 554 TFLOP/s; cleared: 494, 540", claims=True)
 D192_CUT = BackwardTiles("d192_cut", 48, 2, 2, 2, "causal 4k, 16k on an H100: 508, 570; cleared: 482, 557", claims=True)
 D192_SOFTCAP = BackwardTiles("d192_softcap", 32, 2, 2, 2, "its slope needs the scores, and these the registers")
 WIDE = BackwardTiles("wide", 64, 3, 3, 2, "(192, 128) full, causal 4k on an H100: 371, 336; portable 249, 238", 64)
 WIDEST = BackwardTiles("widest", 64, 2, 2, 2, "d256 full, causal 4k on an H100: 419, 376; portable 260, 252", 64)
-D256 = BackwardTiles("d256", 64, 2, 1, 2, "full, causal 4k on an H100: 528, 462 TFLOP/s; no pair: 419, 376", 64, 2)
+D256 = BackwardTiles("d256", 64, 2, 1, 2, "full, causal 16k on an H100: 541, 532; no multicast: 516, 494", 64, 2, 2)
 
 
 def _panels(columns: int) -> int:

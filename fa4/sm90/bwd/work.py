@@ -10,6 +10,7 @@ from cutlass import Int32
 
 from ...bwd.work import keys_here, lists_of, turn, turn_by_lists
 from ...core.mask import Band, Listed
+from ...core.order import Tile
 from ...core.sequence import Rows
 from ..wgmma import ROWS
 from .config import TEAMS
@@ -42,6 +43,7 @@ class Work(NamedTuple):
     full_first: Int32
     full_stop: Int32
     neighbours: Neighbours
+    back: Int32 | None  # 1 if the steps go from the last query block to the first, 0 if not; None where none do
 
     @property
     def blocks(self) -> Int32:
@@ -56,10 +58,12 @@ class Work(NamedTuple):
         return self._replace(walk=walk, stop=walk.count, full_first=walk.masked, full_stop=walk.count)
 
     def block(self, i: Int32, shifted: bool) -> Int32:
-        """The query block of step first <= i < stop: i itself, or that at a place of the lists; or, `shifted`, so that
-        neighbours begin evenly apart and go round."""
+        """The query block of step first <= i < stop: i itself, or counted back from the last, or that at a place of the
+        lists; or, `shifted`, so that neighbours begin evenly apart and go round."""
         if self.walk is not None:
             return self.walk.block(i)
+        if self.back is not None:
+            return i + self.back * (self.first + self.stop - 1 - 2 * i)
         if not shifted:
             return i
         m_block = i + self.neighbours.place * self.blocks // self.neighbours.count
@@ -76,7 +80,7 @@ class Work(NamedTuple):
             nearest = ((m_block + 1) * count - 1) // self.blocks
             behind = nearest - place
             return self.n_block - place + Int32(cutlass.select_(behind < 0, behind + count, behind))
-        return turn(context.args.order, self.mask, m_block, self.n_block)
+        return turn(context.args.order, self.mask, m_block, Tile(self.n_block, self.head_kv, self.batch))
 
 
 def work_tile(context) -> Work:
@@ -91,25 +95,34 @@ def work_tile(context) -> Work:
         full = keys.walk.masked, keys.stop
     place = keys.n_block % cfg.sms
     together = cutlass.min((keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place), cfg.sms)
-    return Work(*keys, *full, Neighbours(place, together))
+    tile = Tile(keys.n_block, keys.head_kv, keys.batch)
+    back = context.args.order.goes_back(tile) if cfg.folds else None
+    return Work(*keys, *full, Neighbours(place, together), back)
 
 
 class OwnSteps(NamedTuple):
-    """Of a CTA's steps, those of one warpgroup: its keys are seen by none before `first`; see `Work`."""
+    """Of a CTA's steps, those first <= i < stop of one warpgroup, whose keys are seen by none at the others. The mask
+    hides nothing in those full_first <= i < full_stop."""
 
     first: Int32
     full_first: Int32
     full_stop: Int32
+    stop: Int32
 
 
 def own_steps(work: Work, team: Int32, cfg) -> OwnSteps:
     """A warpgroup's."""
-    if not cfg.trims:
-        return OwnSteps(work.first, work.full_first, work.full_stop)
-    mask, block = replace(work.mask, tile_n=ROWS), work.n_block * TEAMS + team
-    first, _ = mask.query_blocks(block)
-    first = cutlass.min(cutlass.max(first, work.first), work.stop)
-    return OwnSteps(first, *whole_blocks(mask, block, first, work.stop))
+    own = OwnSteps(work.first, work.full_first, work.full_stop, work.stop)
+    if cfg.trims:
+        mask, block = replace(work.mask, tile_n=ROWS), work.n_block * TEAMS + team
+        first, _ = mask.query_blocks(block)
+        first = cutlass.min(cutlass.max(first, work.first), work.stop)
+        own = OwnSteps(first, *whole_blocks(mask, block, first, work.stop), work.stop)
+    if work.back is None:
+        return own
+    last = work.first + work.stop
+    turned = OwnSteps(*(at + work.back * (last - at - other) for at, other in zip(own, reversed(own))))
+    return turned if cfg.trims else turned._replace(first=work.first, stop=work.stop)
 
 
 def whole_blocks(mask: Band, n_block: Int32, first: Int32, stop: Int32) -> tuple[Int32, Int32]:

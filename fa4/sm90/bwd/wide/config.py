@@ -18,6 +18,10 @@ class WideConfig(Steps):
     """A step has 64 queries, so that a warpgroup computes dQ of all of them, for its panels of columns."""
 
     ctas: int = 1
+    multicast: int = 1
+
+    def sharers(self, name: str) -> int:
+        return self.multicast if name in ("q", "do") else 1
 
     @property
     def span(self) -> int:

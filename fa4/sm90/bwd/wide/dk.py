@@ -92,10 +92,12 @@ def step(
     if cutlass.const_expr(has_dq):
         dq = share.start(at.last_ds)
         wait(share.products)
+        cute.arch.sync_warp()  # as in `dv`
         at.q.arrive()
         wait(0)
         share.arrive(at.last_ds)
         share.add(context, work, at.last_block, at.last_head, dq)
     else:
         wait(0)
+        cute.arch.sync_warp()
         at.q.arrive()

@@ -83,6 +83,7 @@ def step(
     fill(p_operand, rounded(p, cfg.dtype))
     at.do.wait()
     cfg.dv.issue(side.total, p_operand, side.do_columns[None, None, None, at.do.stage], True)
+    cute.arch.sync_warp()  # every lane has read the statistics that came with Q, when one of them says so
     at.q.arrive()
     if cutlass.const_expr(has_dq):
         dq = share.start(at.last_ds)

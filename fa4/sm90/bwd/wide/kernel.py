@@ -11,13 +11,14 @@ for the keys of both, and dQ is added to the sum once for 128 keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....bwd.launch import BackwardKernel
 from ....pipeline import kernel as kernels
 from ....pipeline.channels import ONCE, Across, By, Carries, Channel, ChannelTable, Implied
 from ....pipeline.roles import Role, RoleTable
 from ....pipeline.smem import Region, SmemMap
+from ....pipeline.tma import TmaTile
 from ..load import load
 from .config import WideConfig
 from .dk import dk
@@ -35,6 +36,7 @@ ROLES = RoleTable(
 def channels(cfg: WideConfig) -> ChannelTable:
     """<producer>_<consumer>_<payload>; "compute" are both warpgroups."""
     both, memory = ("dV", "dK"), Carries.ASYNC_SMEM
+    across = Across.MULTICAST if cfg.multicast > 1 else Across.NOTHING
     of_pair: tuple[Channel, ...] = ()
     ds_freed: By | Implied = By.WGMMA
     if cfg.ctas == 2:
@@ -47,8 +49,8 @@ def channels(cfg: WideConfig) -> ChannelTable:
         (
             Channel("load_compute_K", "load", both, By.TMA, ONCE, 1, memory),
             Channel("load_compute_V", "load", "dK", By.TMA, ONCE, 1, memory),
-            Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory),
-            Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory),
+            Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory, cfg.multicast, across),
+            Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory, cfg.multicast, across),
             Channel("dV_dK_P", "dV", "dK", By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM),
             Channel("dK_compute_dS", "dK", both, By.WARP, ds_freed, cfg.ds_stages, memory),
             *of_pair,
@@ -78,6 +80,9 @@ class Context(kernels.Context):
     last_dq: int = 1  # named barriers; 0 is the CTA's
     gradients_staged: int = 2  # and 3: one for each warpgroup
     ds_written: int = 4
+
+    def tma(self, name: str) -> TmaTile:
+        return replace(kernels.Context.tma(self, name), multicast=self.cfg.sharers(name))
 
 
 def context(args, cfg: WideConfig, table: ChannelTable, smem: SmemMap) -> Context:
