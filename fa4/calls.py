@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from . import autograd, checks, jagged, mod_ops, ops
+from . import autograd, checks, eager, jagged, mod_ops, ops
 from .checks import Options
 from .device import stage
 from .mods.record import Mods
@@ -53,14 +53,24 @@ def guards(*tensors: Tensor) -> Any:
 
 
 class Last:
-    """A call without gradients, sink and seqused, and how to tell another one like it: its options are the same
-    objects."""
+    """A call without sink and seqused, and how to tell another one like it: its options are the same objects."""
 
-    __slots__ = "_bounds", "_grad_mode", "_guards", "_max_seqlens", "_options", "_packed", "_stage", "known"
+    __slots__ = (
+        "_bounds",
+        "_deterministic",
+        "_grad_mode",
+        "_guards",
+        "_max_seqlens",
+        "_options",
+        "_packed",
+        "_stage",
+        "known",
+    )
 
     def __init__(self, packed: bool, arguments: tuple, options: tuple, known: Any) -> None:
         self.known, self._packed, self._options, self._max_seqlens = known, packed, options, arguments[8:]
         self._grad_mode, self._stage = torch.is_grad_enabled(), stage.get()
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
         self._guards = guards(*arguments[:3])
         self._bounds: Any = guards(arguments[4]) if packed else None
 
@@ -68,7 +78,7 @@ class Last:
     def of(packed: bool, arguments: tuple, options: tuple, known: Any) -> Last | None:
         """None where it cannot be told so. known: what came of it, among it flags."""
         q, k, v = arguments[:3]
-        if TensorGuards is None or known.flags.needs_backward or q is k or k is v or q is v:
+        if TensorGuards is None or q is k or k is v or q is v:
             return None
         last = Last(packed, arguments, options, known)
         return last if last.is_like(packed, arguments, options) else None
@@ -81,6 +91,7 @@ class Last:
             or not all(map(operator.is_, options, self._options))
             or torch.is_grad_enabled() is not self._grad_mode
             or forward_ad._current_level >= 0
+            or torch.are_deterministic_algorithms_enabled() is not self._deterministic
             or self._stage is not stage.get()
             or ops.watched_beside_tensors()
             or not self._guards.check(q, k, v)
@@ -144,7 +155,7 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
     if packed or inputs.seqused_k is not None:
         checks.lengths(inputs)
     if known.flags.needs_backward:
-        return torch.ops.fa4.forward(*inputs, *known.flags)
+        return eager.attend(known.route, known.flags, inputs)
     # Past torch's dispatcher, whose passage takes longer than a short kernel: nobody watches, and no gradient is asked.
     return known.route.forward(inputs)
 

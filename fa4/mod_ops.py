@@ -14,13 +14,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import ops, run
+from . import eager, ops
 from .device import chip_of
 from .mods import blocks, coarse, remember
 from .mods.blocks import Problem
 from .mods.call import MaskMod, ScoreMod, gather
 from .mods.record import Mods
-from .run.allocate import rows_dtype
 from .sequences import sequences
 from .spec import AttentionInputs, Flags, Saved
 
@@ -110,7 +109,7 @@ def forward(watched: bool, inputs: AttentionInputs, mods: Mods, flags: Flags) ->
         return torch.ops.fa4.forward_with_mods(*inputs, *mods, *ops.with_scales(flags))
     route = ops.route(inputs, flags, mods)
     if flags.needs_backward:
-        return _Differentiable.apply(route, flags, mods, inputs[8:], mods.dropout_seed, *inputs[:8], *mods.tensors)
+        return eager.attend(route, flags, inputs, mods)
     return route.forward(inputs, mods)
 
 
@@ -121,13 +120,8 @@ def _forward(*arguments):
 
 def _backward(*arguments):
     saved, inputs, mods, flags = ops.split(arguments, BACKWARD)
-    _, spec, plan, _ = ops.route(inputs, flags, mods)
-    captured = [
-        torch.zeros(x.shape, dtype=rows_dtype(spec), device=x.device) if i in mods.trained else None
-        for i, x in enumerate(mods.tensors)
-    ]
-    dq, dk, dv, dsink = run.backward(inputs, spec, plan, saved, mods, captured)
-    of_captured = [x.new_empty(0) if dx is None else dx.to(x.dtype) for x, dx in zip(mods.tensors, captured)]
+    dq, dk, dv, dsink, of_captured = eager.gradients(ops.route(inputs, flags, mods), saved, inputs, mods)
+    of_captured = [x.new_empty(0) if dx is None else dx for x, dx in zip(mods.tensors, of_captured)]
     return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink, of_captured
 
 
@@ -178,37 +172,6 @@ def _gradients(ctx, dout, dlse):
     grads.update(q=dq, k=dk, v=dv, sink=None if inputs.sink is None else dsink)
     grads["tensors"] = [dx if i in mods.trained else None for i, dx in enumerate(of_captured)]
     return tuple(grads.values())
-
-
-class _Differentiable(torch.autograd.Function):
-    """`fa4::forward_with_mods` for eager calls that nobody watches: the operator's own passage through autograd takes
-    longer than a short kernel."""
-
-    @staticmethod
-    def forward(ctx, route, flags, mods, max_seqlens, seed, *tensors):
-        out, lse = route.forward(AttentionInputs(*tensors[:8], *max_seqlens), mods)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(out, lse, seed, *tensors)
-        ctx.given = flags, mods._replace(tensors=[], dropout_seed=None), max_seqlens
-        return out, lse
-
-    @staticmethod
-    def backward(ctx, dout, dlse):
-        flags, mods, max_seqlens = ctx.given
-        out, lse, seed, *tensors = ctx.saved_tensors
-        nothing = [None] * (5 + len(tensors))
-        if dout is None and dlse is None:
-            return tuple(nothing)
-        inputs = AttentionInputs(*tensors[:8], *max_seqlens)
-        mods = mods._replace(tensors=tensors[8:], dropout_seed=seed)
-        saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
-        # Whoever looks now, or differentiates again, sees the operator.
-        watched = torch.is_grad_enabled() or ops.watched(inputs)
-        operator = torch.ops.fa4.backward_with_mods if watched else _backward
-        dq, dk, dv, dsink, of_captured = operator(*saved, *inputs, *mods, *flags)
-        of_captured = [dx if i in mods.trained else None for i, dx in enumerate(of_captured)]
-        nothing[5:9] = dq, dk, dv, None if inputs.sink is None else dsink
-        return *nothing[:13], *of_captured
 
 
 def _second_derivative(ctx, *grads):
