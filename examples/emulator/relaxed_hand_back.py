@@ -1,7 +1,8 @@
 """A warp stores a tile by a bulk copy, waits until the copy has read it, and gives its place back by a relaxed arrival.
 
 The next load overwrites the place. ISA 8.8: only a release pattern, here `mbarrier.arrive` with `.release`, orders what
-a thread has done or waited for before what others do after the wait; a relaxed arrival orders nothing.
+a thread has done or waited for before what others do after the wait; a relaxed arrival orders nothing. In practice the
+copy is over when its thread goes on, so that this is a letter.
 
     python -m fa4.emulator run --chip sm_100a -- examples/emulator/relaxed_hand_back.py [--repaired]
 """

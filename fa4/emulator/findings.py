@@ -84,6 +84,8 @@ KINDS = {
              "a wait for the copy, or a cluster barrier, before the CTA ends"),
         Kind("cp-async-proxy", _L, errors.DataRace, "8.6", "what cp.async wrote is read by the asynchronous proxy",
              "fence.proxy.async after the wait for cp.async, before the synchronisation that hands it over"),
+        Kind("relaxed-arrival", _L, errors.DataRace, "9.7.13.15.13", "a relaxed arrival after a wait for a copy",
+             "mbarrier.arrive with .release (the default), at the scope of the cluster if another CTA waits"),
         Kind("barrier-init-lanes", _L, errors.BarrierMisuse, "9.7.13.15.9", "an mbarrier is initialised by many lanes",
              "mbarrier.init by one elected lane"),
         Kind("tensor-fence", _L, errors.DataRace, "9.7.16.6", "tensor memory handed over without its fences",

@@ -5,7 +5,15 @@ import struct
 import numpy as np
 import pytest
 
-from fa4.emulator.errors import BarrierMisuse, DataRace, Deadlock, Misaligned, OutOfBounds, TmemMisuse
+from fa4.emulator.errors import (
+    BarrierMisuse,
+    DataRace,
+    Deadlock,
+    IllegalInstruction,
+    Misaligned,
+    OutOfBounds,
+    TmemMisuse,
+)
 from fa4.emulator.machine import Allocation, Machine, load_core
 from tests.emulator.handwritten import entry, launch
 
@@ -123,6 +131,52 @@ def test_a_box_outside_its_tensor_touches_where_the_tensor_begins():
     assert crossing[:16].all() and not crossing[16:].any()
     with pytest.raises(OutOfBounds, match="wholly outside its tensor"):
         load_a_box(64, below=1 << 20)
+
+
+STORED = """setp.ne.u32 %p0, %r0, 0; shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; st.shared.b32 [%r4+128], 5;
+    fence.proxy.async.shared::cta; bar.sync 0; @%p0 bra DONE; mov.b32 %r6, {place};
+    {copy}.global.shared::cta.{how}bulk_group [%a0, {{%r6}}], [%r2+128];
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; DONE:"""
+
+
+@pytest.mark.parametrize(
+    "copy, how", [("cp.async.bulk.tensor.1d", "tile."), ("cp.reduce.async.bulk.tensor.1d", "add.tile.")]
+)
+def test_a_store_may_cross_the_end_of_its_tensor_and_not_the_beginning(copy: str, how: str) -> None:
+    """An H100 ends such stores and additions in an illegal instruction, whether a part of the box lies in the tensor or
+    none, and leaves out what lies beyond the end."""
+
+    def store(place: int) -> np.ndarray:
+        stored = np.zeros(64, np.uint32)
+        fields = dict(base=stored.ctypes.data, type=2, extent=[64], stride=[4], box=[32])
+        buffer = np.zeros(192, np.uint8)
+        first = -buffer.ctypes.data % 64
+        buffer[first : first + 128] = np.frombuffer(load_core().units.encode_tensormap(fields), np.uint8)
+        body = STORED.format(place=place, copy=copy, how=how)
+        launch(body, [buffer[first : first + 128], stored], target="sm_90a")
+        return stored
+
+    assert store(48).nonzero()[0].tolist() == list(range(48, 64))
+    assert not store(64).any()
+    for place in (-1, -32, -1000):
+        with pytest.raises(IllegalInstruction, match=f"from coordinate {place} of dimension 0"):
+            store(place)
+
+
+@pytest.mark.parametrize(
+    "type_, packed", [(12, 64), (13, 96)], ids=["4 bits in 16 bytes of 16", "6 bits in 16 bytes of 16"]
+)
+def test_the_end_of_a_padded_load_counts_packed_bytes(type_: int, packed: int) -> None:
+    """CUTLASS expects as many bytes as the elements have bits, without the padding that the copy adds."""
+    ones, result = np.full(packed, 0xFF, np.uint8), np.zeros(32, np.uint32)
+    fields = dict(base=ones.ctypes.data, type=type_, extent=[128], stride=[0], box=[128])
+    buffer = np.zeros(192, np.uint8)
+    first = -buffer.ctypes.data % 64
+    buffer[first : first + 128] = np.frombuffer(load_core().units.encode_tensormap(fields), np.uint8)
+    body = OUTSIDE.replace("_, [%r2], 128", f"_, [%r2], {packed}").format(place=0)
+    launch(body, [buffer[first : first + 128], result, ones], target="sm_100a")
+    taken = packed // 32  # words of each four that hold elements
+    assert (result.reshape(8, 4)[:, :taken] == 0xFFFFFFFF).all()
 
 
 EXCHANGE = """shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; st.shared.b32 [%r4], %r0; {barrier}

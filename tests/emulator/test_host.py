@@ -189,6 +189,16 @@ def test_driver_answers() -> None:
         hardware = cutlass.utils.HardwareInfo()
         assert hardware.get_max_active_clusters(2) == 3
         assert hardware.get_device_multiprocessor_count() == 6
+        kernel = driver.CUfunction(0)
+        _, blocks = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel, 384, 100 * 1024)
+        assert blocks == 2, "228 KiB hold two of 101"
+        assert driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel, 1000, 0)[1] == 2, (
+            "whole warps of 2048 threads"
+        )
+        config = driver.CUlaunchConfig()
+        config.blockDimX, config.blockDimY, config.blockDimZ = 128, 1, 1
+        config.sharedMemBytes, config.numAttrs = 100 * 1024, 0
+        assert driver.cuOccupancyMaxActiveClusters(kernel, config)[1] == 12
         _, address = driver.cuMemAlloc(1000)
         driver.cuMemsetD32Async(address, 7, 250, driver.CUstream(0))
         copy = np.zeros(250, np.uint32)

@@ -17,7 +17,7 @@ KINDS_OF = {
     "two_register_counts.py": {"setmaxnreg-count"},
     "unpublished_barrier.py": {"barrier-init-fence"},
     "exchange_in_a_loop.py": {"race"},
-    "relaxed_hand_back.py": {"race", "proxy-fence"},
+    "relaxed_hand_back.py": {"relaxed-arrival"},
     "cluster_arrive_twice.py": {"barrier-misuse", "race", "barrier-init-fence"},
 }
 

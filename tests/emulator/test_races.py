@@ -70,6 +70,16 @@ TWICE = f"""{BARRIER.format(count=1)} @%p0 bra DONE; st.global.b32 [%a0], 5; EDG
     mbarrier.arrive.expect_tx.shared.b64 _, [%r2+2048], 128;
     cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%a0], 128, [%r2+2048];
     {wait()} DONE:"""
+# A copy's complete-tx orders what the copy does; what its thread did before, the arrival that comes after that.
+EXPECT = "mbarrier.arrive.expect_tx.shared.b64 _, [%r2+2048], 128;"
+BESIDE = f"""{BARRIER.format(count=1)} setp.ge.u32 %p2, %r0, 32; @%p2 bra READ; @%p0 bra DONE; EDGE
+    cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%a0], 128, [%r2+2048]; bra DONE;
+    READ: {wait()} ld.shared.b32 %r6, [%r2]; ld.shared.b32 %r7, [%r2+512]; DONE:"""
+# A place in shared memory is read by a bulk store, given back by an arrival, and written again by another warp.
+GIVEN_BACK = f"""{BARRIER.format(count=1)} setp.eq.u32 %p2, %r0, 32; @%p2 bra NEXT; @%p0 bra DONE;
+    st.shared.v4.b32 [%r2], {{%r0, %r0, %r0, %r0}}; fence.proxy.async.shared::cta;
+    cp.async.bulk.global.shared::cta.bulk_group [%a0], [%r2], 16; cp.async.bulk.commit_group; EDGE bra DONE;
+    NEXT: {wait()} st.shared.b32 [%r2], 7; DONE:"""
 REMOTE_COPY = f"""{BARRIER.format(count=1)} {SLOT} {RANK} st.shared.b32 [%r4+1024], %r0;
     fence.proxy.async.shared::cta; bar.sync 0; {CLUSTER} mapa.shared::cluster.u32 %r12, %r2, %r9; @%p0 bra READ;
     mbarrier.arrive.expect_tx.shared.b64 _, [%r2+2048], 128; add.u32 %r13, %r12, 2048; add.u32 %r14, %r2, 1024;
@@ -146,6 +156,15 @@ INIT = f"""{FIRST} {SLOT} @!%p0 mbarrier.init.shared.b64 [%r2+2048], 1; EDGE bar
 PAIRS = [
     Pair("bar.sync", EXCHANGE, "bar.sync 0;", options=WARPS),
     Pair("named barrier", EXCHANGE, "bar.sync 3, 64;", options=WARPS),
+    Pair("arrival beside a copy", BESIDE, f"st.shared.b32 [%r2+512], 1; {EXPECT}",
+         f"{EXPECT} st.shared.b32 [%r2+512], 1;", options=WARPS),
+    Pair("relaxed arrival after a copy, which is a letter", GIVEN_BACK,
+         "cp.async.bulk.wait_group.read 0; mbarrier.arrive.shared.b64 _, [%r2+2048];",
+         "cp.async.bulk.wait_group.read 0; mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+2048];",
+         match="by a relaxed arrival, which orders nothing", options=WARPS),
+    Pair("wait for a copy before a relaxed arrival", GIVEN_BACK,
+         "cp.async.bulk.wait_group.read 0; mbarrier.arrive.shared.b64 _, [%r2+2048];",
+         "mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+2048];", match="no synchronisation orders", options=WARPS),
     Pair("bar.warp.sync", LANES, "bar.warp.sync -1;", match=r"needs bar\.warp\.sync"),
     Pair("bar.warp.sync before an elected arrival", ELECTED, "bar.warp.sync -1;", options=WARPS),
     Pair("bar.warp.sync after an elected wait", ELECTED_WAIT, "bar.warp.sync -1;", options=WARPS),

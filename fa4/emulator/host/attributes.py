@@ -8,6 +8,23 @@ from fa4.chips import ChipFacts
 from fa4.emulator.machine.chips import RESERVED_SHARED
 
 _KIB = 1024
+LARGEST_CLUSTER = 16  # blocks, of a kernel that allows sizes that are not portable
+
+
+def resident_blocks(facts: ChipFacts, threads: int, smem_bytes: int) -> int:
+    """Blocks of so many threads and bytes of dynamic shared memory that a multiprocessor runs at once. Their registers
+    are unknown before the assembler, and do not count."""
+    if smem_bytes > facts.smem_per_block:
+        return 0
+    whole_warps = max(32, (threads + 31) // 32 * 32)
+    by_smem = facts.smem_per_sm // (smem_bytes + RESERVED_SHARED)
+    return min(facts.blocks_per_sm, facts.threads_per_sm // whole_warps, by_smem)
+
+
+def resident_clusters(sms: int, cluster: int, blocks: int) -> int:
+    """Clusters of so many blocks that run at once, where a multiprocessor has room for `blocks` of them. A cluster's
+    blocks lie on multiprocessors of their own here, and any of the chip's may form one."""
+    return 0 if cluster > min(sms, LARGEST_CLUSTER) else sms // cluster * blocks
 
 
 def device_attribute(facts: ChipFacts, sms: int, attribute: int) -> int:

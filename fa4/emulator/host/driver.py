@@ -10,7 +10,7 @@ from typing import Any
 from cuda.bindings import driver as cu
 from cuda.bindings import runtime as cudart
 
-from fa4.emulator.host.attributes import device_attribute
+from fa4.emulator.host.attributes import LARGEST_CLUSTER, device_attribute, resident_blocks, resident_clusters
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.replaced import replaced
 
@@ -44,9 +44,8 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
 def _driver(runtime: Runtime) -> dict[str, Callable[..., Any]]:
     facts, sms, heap, modules = runtime.facts, runtime.sms, runtime.heap, runtime.modules
 
-    def max_blocks(_kernel: Any, threads: int, smem_bytes: int) -> int:
-        by_smem = facts.smem_per_sm // (int(smem_bytes) + 1024)
-        return max(0, min(facts.blocks_per_sm, facts.threads_per_sm // max(1, int(threads)), by_smem))
+    def blocks(threads: int, smem_bytes: int) -> int:
+        return resident_blocks(facts, int(threads), int(smem_bytes))
 
     def max_clusters(_kernel: Any, config: Any) -> int:
         size = 1
@@ -54,7 +53,8 @@ def _driver(runtime: Runtime) -> dict[str, Callable[..., Any]]:
             if attribute.id == cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
                 dim = attribute.value.clusterDim
                 size = dim.x * dim.y * dim.z
-        return sms // size
+        threads = config.blockDimX * config.blockDimY * config.blockDimZ
+        return resident_clusters(sms, size, blocks(threads, config.sharedMemBytes))
 
     functions: dict[str, Callable[..., Any]] = {
         "cuInit": _nothing,
@@ -82,7 +82,11 @@ def _driver(runtime: Runtime) -> dict[str, Callable[..., Any]]:
         "cuLibraryUnload": _nothing,
         "cuKernelGetFunction": lambda kernel: cu.CUfunction(int(kernel)),
         "cuOccupancyAvailableDynamicSMemPerBlock": lambda *_args: facts.smem_per_block,
-        "cuOccupancyMaxActiveBlocksPerMultiprocessor": max_blocks,
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor": lambda _kernel, threads, smem: blocks(threads, smem),
+        "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": lambda _kernel, threads, smem, _flags: blocks(
+            threads, smem
+        ),
+        "cuOccupancyMaxPotentialClusterSize": lambda _kernel, _config: min(sms, LARGEST_CLUSTER),
         "cuOccupancyMaxActiveClusters": max_clusters,
         "cuMemAlloc": lambda nbytes: cu.CUdeviceptr(heap.allocate(int(nbytes))),
         "cuMemFree": lambda address: heap.free(int(address)),
@@ -115,6 +119,13 @@ def _runtime(runtime: Runtime) -> dict[str, Callable[..., Any]]:
         "cudaDeviceGetAttribute": lambda attribute, _device: device_attribute(facts, sms, int(attribute)),
         "cudaDeviceSynchronize": _nothing,
         "cudaLibraryUnload": _nothing,
+        "cudaOccupancyAvailableDynamicSMemPerBlock": lambda *_args: facts.smem_per_block,
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor": lambda _kernel, threads, smem: resident_blocks(
+            facts, threads, smem
+        ),
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": lambda _kernel, threads, smem, _flags: (
+            resident_blocks(facts, threads, smem)
+        ),
         "cudaStreamCreate": lambda: cudart.cudaStream_t(0),
         "cudaStreamDestroy": _nothing,
         "cudaStreamSynchronize": _nothing,

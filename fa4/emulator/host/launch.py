@@ -14,12 +14,11 @@ from typing import Any
 
 from fa4.chips import ChipFacts
 from fa4.emulator.errors import EmulationError
-from fa4.emulator.host.attributes import device_attribute
+from fa4.emulator.host.attributes import device_attribute, resident_blocks
 from fa4.emulator.host.memory import Heap
 from fa4.emulator.host.modules import Kernel, Modules, fatbin_size
 from fa4.emulator.host.tensor_map import encode_tiled
 from fa4.emulator.machine import Launch
-from fa4.emulator.machine.chips import RESERVED_SHARED
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719
 _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 4, 6  # cudaLaunchAttributeID
@@ -132,10 +131,7 @@ class Runtime:
         pass
 
     def cudaOccupancyMaxActiveBlocksPerMultiprocessor(self, args: Sequence[int]) -> None:
-        threads, smem_bytes = args[2], args[3]
-        by_threads = self.facts.threads_per_sm // max(1, threads)
-        by_smem = self.facts.smem_per_sm // (smem_bytes + RESERVED_SHARED)
-        _store32(args[0], min(self.facts.blocks_per_sm, by_threads, by_smem))
+        _store32(args[0], resident_blocks(self.facts, args[2], args[3]))
 
     # launches
 

@@ -36,8 +36,8 @@ makes this page again; it installs nothing, and leaves out what is not installed
 one order; seconds are those of the launches, with all checks on, on a busy machine of two cores.
 
 cuDNN's attention with head_dim 512 gives tiles back to another CTA by a relaxed arrival, after it has waited until its
-copies have read them: `mbarrier.arrive` orders other threads' accesses only with `.release` (ISA 8.8), so that this is
-told as an error, although nothing is left to be read there.
+copies have read them: `mbarrier.arrive` orders other threads' accesses only with `.release` (ISA 8.8). Nothing is left
+to be read there by then, so that this is told as a letter.
 """
 
 

@@ -67,40 +67,39 @@ float fused32(float a, float b, float c, const Mode& m) {
     return finish(canonical(round_float(exact, m.rounding)), exact, m);
 }
 
-constexpr int kRow = 64;        // binary32 numbers of a warp's packed operand
-
 #ifdef FA4_FMA
 bool has_fma() {
     static const bool yes = __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2");
     return yes;
 }
 
+template <int Count>
 FA4_FMA void fma_row(const float* a, const float* b, const float* c, float* r) {
-    for (int i = 0; i < kRow; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    for (int i = 0; i < Count; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
 }
 #endif
 
-// Sums, products and fused ones in the plain mode, on whole rows of binary32 numbers. False where that is not what is asked.
+// Sums, products and fused ones in the plain mode, on whole rows of `Count` binary32 numbers. False where that is not what is
+// asked.
+template <int Count>
 bool plain_rows(Exec& x, const Mode& m) {
-    const Op op = x.in.op;
     if (m.rounding || m.ftz || m.sat || m.relu || x.mask != ~0u) return false;
-    const int count = x.in.type == Type::f32x2 ? kRow : kRow / 2;
-    float v[3][kRow] = {}, r[kRow];
-    for (uint32_t i = 0; i < x.sources(); ++i) std::memcpy(v[i], x.src(i), size_t(count) * 4);
-    switch (op) {
-        case Op::fadd: for (int i = 0; i < kRow; ++i) r[i] = v[0][i] + v[1][i]; break;
-        case Op::fsub: for (int i = 0; i < kRow; ++i) r[i] = v[0][i] - v[1][i]; break;
-        case Op::fmul: for (int i = 0; i < kRow; ++i) r[i] = v[0][i] * v[1][i]; break;
+    float v[3][Count], r[Count];
+    for (uint32_t i = 0; i < x.sources(); ++i) std::memcpy(v[i], x.src(i), sizeof r);
+    switch (x.in.op) {
+        case Op::fadd: for (int i = 0; i < Count; ++i) r[i] = v[0][i] + v[1][i]; break;
+        case Op::fsub: for (int i = 0; i < Count; ++i) r[i] = v[0][i] - v[1][i]; break;
+        case Op::fmul: for (int i = 0; i < Count; ++i) r[i] = v[0][i] * v[1][i]; break;
 #ifdef FA4_FMA
         case Op::ffma:
             if (!has_fma()) return false;
-            fma_row(v[0], v[1], v[2], r);
+            fma_row<Count>(v[0], v[1], v[2], r);
             break;
 #endif
         default: return false;
     }
-    for (int i = 0; i < count; ++i) r[i] = canonical(r[i]);
-    std::memcpy(x.dst(), r, size_t(count) * 4);
+    for (int i = 0; i < Count; ++i) r[i] = canonical(r[i]);
+    std::memcpy(x.dst(), r, sizeof r);
     return true;
 }
 
@@ -226,7 +225,7 @@ bool Engine::alu_float(Exec& x) {
         return true;
     }
     const Mode m(x.in.as<mod::Float>());
-    if ((type == Type::f32 || type == Type::f32x2) && plain_rows(x, m)) return true;
+    if (type == Type::f32 ? plain_rows<32>(x, m) : type == Type::f32x2 && plain_rows<64>(x, m)) return true;
     switch (type) {
         case Type::f32:
             switch (op) {

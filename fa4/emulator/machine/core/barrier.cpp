@@ -63,9 +63,9 @@ void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& 
 }
 
 // The asynchronous arrivals.
-void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op) {
+void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op, const Order& from) {
     races_.barrier_use(agent(op, true), mbarrier(cta, offset).born, op.cta != &cta);
-    complete_tx(cta, offset, bytes, completion(op));
+    complete_tx(cta, offset, bytes, from);
 }
 
 void Engine::arrive(Cta& cta, uint32_t offset, const AsyncOp& op) {

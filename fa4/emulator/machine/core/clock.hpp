@@ -32,13 +32,7 @@ public:
         shared_->at[slot] = value;
     }
     void join(const Clock& other) {
-        if (shared_ == other.shared_ || covers(other)) return;
-        if (other.covers(*this)) {
-            *this = other;
-            return;
-        }
-        own(other.size());
-        for (uint32_t i = 0; i < other.size(); ++i) shared_->at[i] = std::max(shared_->at[i], other.shared_->at[i]);
+        if (shared_ != other.shared_ && other.shared_) learn(other);
     }
     bool covers(const Clock& other) const {
         const uint32_t both = std::min(size(), other.size());
@@ -54,6 +48,15 @@ private:
         uint32_t owners;
         std::vector<uint32_t> at;
     };
+    void learn(const Clock& other) {
+        if (covers(other)) return;
+        if (other.covers(*this)) {
+            *this = other;
+            return;
+        }
+        own(other.size());
+        for (uint32_t i = 0; i < other.size(); ++i) shared_->at[i] = std::max(shared_->at[i], other.shared_->at[i]);
+    }
     // Components of its own, `count` at least.
     void own(uint32_t count) {
         if (!shared_) {
@@ -76,6 +79,7 @@ enum Via : uint8_t {
     kMapReleased,                   // generic accesses to tensor maps, released to the tensormap proxy
     kTensorReleased,                // tcgen05 operations handed over by a commit or tcgen05.fence::before_thread_sync
     kTensorWaited,                  // and those that a thread waited for before it arrived, with no fence: in practice over
+    kCopyWaited,                    // bulk stores that a thread waited for, and what a proxy fence had shown them: the same
     kCarried,                       // those above pass from thread to thread, those below take effect where their fence is
     kMap = kCarried, kTensor, kVias
 };

@@ -187,6 +187,12 @@ void unpack(Exec& x) {
     }
 }
 
+// float_to_bf16 to nearest even, without a branch.
+uint32_t nearest_bf16(uint32_t bits) {
+    const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return (bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFF : rounded;
+}
+
 void pack_converted(Exec& x) {
     // cvt.f16x2.f32 d, a, b: a goes to the upper half.
     const Cvt& c = x.in.as<mod::Convert>();
@@ -195,6 +201,12 @@ void pack_converted(Exec& x) {
     const Type from = x.in.type2, to = x.in.type;
     if (from == Type::f32 && n == 2 && (to == Type::bf16 || to == Type::f16) && !(c.relu || c.sat || c.ftz || c.satfinite)) {
         const uint32_t *high = x.src(0), *low = x.src(1);
+        if (to == Type::bf16 && c.rounding == Round::NearestEven && x.mask == ~0u) {
+            uint32_t r[32];
+            for (int l = 0; l < 32; ++l) r[l] = nearest_bf16(low[l]) | nearest_bf16(high[l]) << 16;
+            std::memcpy(x.dst(), r, sizeof r);
+            return;
+        }
         const auto narrow = [&](float v) { return uint32_t(to == Type::bf16 ? float_to_bf16(v, c.rounding, false) : float_to_f16(v, c.rounding, false)); };
         for_lanes(x.mask, [&](int l) { x.dst()[l] = narrow(get<float>(low, l)) | narrow(get<float>(high, l)) << 16; });
         return;
@@ -248,7 +260,8 @@ void move(Exec& x) {
         });
     } else {
         const uint8_t from = x.source(0).bits == 64 ? 64 : 32, to = x.op(0).bits;
-        for_lanes(x.mask, [&](int l) { write(x.dst(), l, to, read(x.src(0), l, from)); });
+        if (x.mask == ~0u && from == to) std::memmove(x.dst(), x.src(0), size_t(from) * 4);
+        else for_lanes(x.mask, [&](int l) { write(x.dst(), l, to, read(x.src(0), l, from)); });
     }
 }
 

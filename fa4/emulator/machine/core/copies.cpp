@@ -60,6 +60,13 @@ void Engine::tma(Exec& x) {
             fail(Check::IllegalInstruction, "the tensor map has rank " + std::to_string(map.rank) + ", the instruction " + std::to_string(m.rank));
         int32_t coords[5] = {};
         for (uint32_t i = 0; i < 5; ++i) coords[i] = x.has(4 + i) ? int32_t(x.value(4 + i, l)) : 0;
+        // Of 42 boxes tried on an H100 every store and every addition from below zero on, in whichever dimension and whether
+        // all of the box lies there or a part, was an illegal instruction; loads are filled there.
+        if (!is_load && !four)
+            for (uint32_t i = 0; i < map.rank; ++i)
+                if (coords[i] < 0)
+                    fail(Check::IllegalInstruction, "a tensor copy to global memory from coordinate " + std::to_string(coords[i]) + " of dimension " +
+                                                        std::to_string(i) + " on: chips store no box that begins before its tensor");
         uint32_t offset;
         Cta& home = shared_cta(x.w, Space::SharedCluster, x.value(0, l) + uint64_t(m.offset), offset);
         if (offset % 128) fail(Check::Misaligned, "shared address " + hex(offset) + " of a tensor copy is not a multiple of 128");
@@ -70,7 +77,7 @@ void Engine::tma(Exec& x) {
         for (const TmaPiece& p : *pieces) first = std::min(first, p.shared), last = std::max(last, p.shared + p.bytes);
         if (first < kSharedReserved || last > home.shared.size())
             fail(Check::OutOfBounds, "the box of a tensor copy covers shared bytes " + hex(first) + ".." + hex(last) + ", outside the CTA's shared memory");
-        uint32_t bytes = tma_box_bytes(map);
+        uint32_t bytes = tma_delivered_bytes(map);
         if (four) {
             bytes = 0;
             for (const TmaPiece& p : *pieces) bytes += p.bytes;
@@ -116,7 +123,7 @@ void Engine::tma(Exec& x) {
             });
             if (races_.enabled) races_.arrives(op->slot, op->epoch, bar_offset);
             op->steps.push_back([this, self, targets, bar_offset, bytes] {
-                for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, *self);
+                for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, *self, own_accesses(*self));
             });
             count_bytes("tma_load", uint64_t(bytes) * targets.size());
         } else {
@@ -227,7 +234,7 @@ void Engine::bulk(Exec& x) {
             });
             if (races_.enabled) races_.arrives(op->slot, op->epoch, bar_offset);
             op->steps.push_back([this, self, targets, bar_offset, bytes] {
-                for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, *self);
+                for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, bytes, *self, own_accesses(*self));
             });
             count_bytes(from_global ? "bulk_load" : "bulk_shared", uint64_t(bytes) * targets.size());
         }
@@ -320,7 +327,7 @@ void Engine::try_cancel(Exec& x) {
         }
     });
     op->steps.push_back([this, self, targets, bar_offset] {
-        for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, 16, *self);
+        for (const Target& t : targets) complete_tx(*t.bar_cta, bar_offset, 16, *self, own_accesses(*self));
     });
     submit(op);
 }
@@ -353,7 +360,8 @@ void Engine::st_async(Exec& x) {
             }
             std::memset(to.shadow, Cta::kValid, n * size);
         });
-        op->steps.push_back([this, self, &bar_cta, bar_offset, n, size] { complete_tx(bar_cta, bar_offset, n * size, *self); });
+        // A release (ISA 9.7.9.12); 8.9.1.1, which narrows that of bulk copies, does not name these stores.
+        op->steps.push_back([this, self, &bar_cta, bar_offset, n, size] { complete_tx(bar_cta, bar_offset, n * size, *self, completion(*self)); });
         submit(op);
     });
 }
@@ -381,7 +389,7 @@ Next Engine::async_copy(Exec& x) {
                 for (size_t i = 0; i + keep < groups.size(); ++i)
                     for (AsyncPtr& op : groups[i]) {
                         force(*op, read ? 1 : ~size_t(0));
-                        join_completed(w, *op, read, 1u << l);
+                        join_store(w, *op, read, 1u << l);
                     }
                 if (!read)
                     while (groups.size() > keep) groups.pop_front();

@@ -246,7 +246,7 @@ private:
     void arrive(Cta& cta, uint32_t offset, uint32_t count, int64_t expect, const Order& from, const Place& who,
                 bool drop = false);
     void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from);
-    void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op);
+    void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op, const Order& from);
     void arrive(Cta& cta, uint32_t offset, const AsyncOp& op);
     void check_barriers_left(const Cta& cta);
     void finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar);
@@ -271,7 +271,9 @@ private:
     void fire(size_t pipe);
     Agent agent(const AsyncOp& op, bool write) const;
     Order completion(const AsyncOp& op, bool reads_only = false) const;
+    Order own_accesses(const AsyncOp& op) const;
     void join_completed(Warp& w, const AsyncOp& op, bool reads_only = false, uint32_t lanes = kWarp);
+    void join_store(Warp& w, const AsyncOp& op, bool reads_only, uint32_t lanes);
     void drain(const Cta& cta);
 
     // copies.cpp

@@ -16,54 +16,69 @@ inline uint32_t word_elements(MmaType type, Packing packing) {
     return 32 / (packing == Packing::Container8 ? 8 : element_bits(type));
 }
 
-// Unpacks a fragment whose register r lies in row (column, for B) g + 8 (r % row_groups) to out[row * k + element].
+// Unpacks a fragment whose register r lies in row (column, for B) g + 8 (r % row_groups) to
+// out[row * row_stride + element * k_stride].
 template <class T>
-inline void unpack_fragment(MmaType type, Packing packing, uint32_t registers, uint32_t row_groups, uint32_t k,
-                            const uint32_t* const* regs, bool negate, T* out) {
+inline void unpack_fragment(MmaType type, Packing packing, uint32_t registers, uint32_t row_groups, const uint32_t* const* regs,
+                            bool negate, T* out, size_t row_stride, size_t k_stride) {
     const uint32_t per_word = word_elements(type, packing);
     T values[32 * 32];
     for (uint32_t r = 0; r < registers; ++r) {
         unpack_elements(type, packing, reinterpret_cast<const uint8_t*>(regs[r]), 32 * per_word, values);
-        for (uint32_t thread = 0; thread < 32; ++thread) {
-            const uint32_t row = thread / 4 + 8 * (r % row_groups);
-            const uint32_t word = thread % 4 + 4 * (r / row_groups);
-            const T* mine = values + thread * per_word;
-            for (uint32_t i = 0; i < per_word; ++i) out[row * k + word * per_word + i] = negate ? -mine[i] : mine[i];
-        }
+        for (uint32_t i = 0; negate && i < 32 * per_word; ++i) values[i] = -values[i];
+        T* const first = out + 8 * (r % row_groups) * row_stride + 4 * (r / row_groups) * per_word * k_stride;
+        const T* from = values;
+        for (uint32_t g = 0; g < 8; ++g)
+            for (uint32_t e = 0; e < 4 * per_word; ++e) first[g * row_stride + e * k_stride] = *from++;
     }
 }
 
-// Moves an accumulator of `rows` x (8 groups) between registers and a dense matrix. T is float or int32_t; half
-// accumulators are f16 pairs.
+// Calls f(register, row, column, thread) for two neighbouring columns of an accumulator of `rows` x (8 groups) after the other:
+// two halves of the register, or it and the next.
+template <class F>
+inline void each_of_accumulator(bool half, uint32_t rows, uint32_t groups, F&& f) {
+    const uint32_t row_groups = rows / 8;
+    uint32_t r = 0;
+    for (uint32_t group = 0; group < groups; ++group)
+        for (uint32_t index = 0; index < row_groups; ++index, r += half ? 1 : 2)
+            for (uint32_t g = 0; g < 8; ++g)
+                for (uint32_t t = 0; t < 4; ++t) f(r, 8 * index + g, 8 * group + 2 * t, 4 * g + t);
+}
+
+// Moves an accumulator of `rows` x (8 groups) between registers and matrix[row * row_stride + column * column_stride]. T is
+// float or int32_t; half accumulators are f16 pairs.
 template <class T>
-inline void unpack_accumulator(bool half, uint32_t rows, uint32_t groups, const uint32_t* const* regs, T* out) {
-    const uint32_t n = 8 * groups, row_groups = rows / 8, per_group = half ? row_groups : 2 * row_groups;
-    for (uint32_t r = 0; r < groups * per_group; ++r) {
-        const uint32_t group = r / per_group, index = r % per_group;
-        for (uint32_t thread = 0; thread < 32; ++thread) {
-            T* line = out + (thread / 4 + 8 * (half ? index : index / 2)) * n + 8 * group + 2 * (thread % 4);
+inline void unpack_accumulator(bool half, uint32_t rows, uint32_t groups, const uint32_t* const* regs, T* out, size_t row_stride,
+                               size_t column_stride) {
+    if (half)
+        each_of_accumulator(true, rows, groups, [=](uint32_t r, uint32_t row, uint32_t column, uint32_t thread) {
+            T* const at = out + row * row_stride + column * column_stride;
             const uint32_t bits = regs[r][thread];
-            if (half) {
-                line[0] = T(f16_to_float(uint16_t(bits)));
-                line[1] = T(f16_to_float(uint16_t(bits >> 16)));
-            } else {
-                std::memcpy(&line[index % 2], &bits, 4);
-            }
-        }
-    }
+            at[0] = T(f16_to_float(uint16_t(bits)));
+            at[column_stride] = T(f16_to_float(uint16_t(bits >> 16)));
+        });
+    else
+        each_of_accumulator(false, rows, groups, [=](uint32_t r, uint32_t row, uint32_t column, uint32_t thread) {
+            T* const at = out + row * row_stride + column * column_stride;
+            std::memcpy(at, &regs[r][thread], 4);
+            std::memcpy(at + column_stride, &regs[r + 1][thread], 4);
+        });
 }
 
 template <class T>
-inline void pack_accumulator(bool half, uint32_t rows, uint32_t groups, const T* in, uint32_t* const* regs) {
-    const uint32_t n = 8 * groups, row_groups = rows / 8, per_group = half ? row_groups : 2 * row_groups;
-    for (uint32_t r = 0; r < groups * per_group; ++r) {
-        const uint32_t group = r / per_group, index = r % per_group;
-        for (uint32_t thread = 0; thread < 32; ++thread) {
-            const T* line = in + (thread / 4 + 8 * (half ? index : index / 2)) * n + 8 * group + 2 * (thread % 4);
-            if (half) regs[r][thread] = float_to_f16(float(line[0])) | uint32_t(float_to_f16(float(line[1]))) << 16;
-            else std::memcpy(&regs[r][thread], &line[index % 2], 4);
-        }
-    }
+inline void pack_accumulator(bool half, uint32_t rows, uint32_t groups, const T* in, size_t row_stride, size_t column_stride,
+                             uint32_t* const* regs) {
+    if (half)
+        each_of_accumulator(true, rows, groups, [=](uint32_t r, uint32_t row, uint32_t column, uint32_t thread) {
+            const T* const at = in + row * row_stride + column * column_stride;
+            regs[r][thread] = float_to_f16(float(at[0])) | uint32_t(float_to_f16(float(at[column_stride]))) << 16;
+        });
+    else
+        each_of_accumulator(false, rows, groups, [=](uint32_t r, uint32_t row, uint32_t column, uint32_t thread) {
+            const T* const at = in + row * row_stride + column * column_stride;
+            std::memcpy(&regs[r][thread], at, 4);
+            std::memcpy(&regs[r + 1][thread], at + column_stride, 4);
+        });
 }
 
 }  // namespace detail

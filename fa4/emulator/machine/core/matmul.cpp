@@ -9,6 +9,10 @@
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define FA4_MATMUL_AVX2 1
+#if defined(__GNUC__) && !defined(__clang__)    // GCC 12 warns of its own header's undefined vectors
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 #endif
 
@@ -73,6 +77,25 @@ bool has_avx2() {
     return yes;
 }
 
+bool has_avx512() {
+    static const bool yes = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
+    return yes;
+}
+
+// exponent_of for many numbers.
+__attribute__((target("avx2"))) void exponents_avx2(const float* values, uint32_t count, int least, int* out) {
+    const __m256i nothing = _mm256_setzero_si256(), last = _mm256_set1_epi32(0x7F7FFFFF);
+    uint32_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(values + i)), _mm256_set1_epi32(0x7FFFFFFF));
+        __m256i e = _mm256_max_epi32(_mm256_sub_epi32(_mm256_srli_epi32(magnitude, 23), _mm256_set1_epi32(127)), _mm256_set1_epi32(least));
+        e = _mm256_blendv_epi8(e, _mm256_set1_epi32(kZero), _mm256_cmpeq_epi32(magnitude, nothing));
+        e = _mm256_blendv_epi8(e, _mm256_set1_epi32(kSpecial), _mm256_cmpgt_epi32(magnitude, last));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), e);
+    }
+    for (; i < count; ++i) out[i] = exponent_of(values[i], least);
+}
+
 // Eight columns of one row. Returns false when a number leaves the range of the fast path.
 // A truncated product has at most 27 bits, so that eight of them fit an int32.
 __attribute__((target("avx2"))) bool sum_block_avx2(const Summation& how, uint32_t count, const float* a, const int* a_exponent,
@@ -124,6 +147,54 @@ __attribute__((target("avx2"))) bool sum_block_avx2(const Summation& how, uint32
     _mm_storeu_ps(c + 4, _mm256_cvtpd_ps(_mm256_and_pd(high, mask)));
     return true;
 }
+
+// The same for sixteen columns.
+__attribute__((target("avx512f,avx512dq"))) bool sum_block_avx512(const Summation& how, uint32_t count, const float* a, const int* a_exponent,
+                                                                  const float* b, size_t ldb, const int* b_exponent, float* c) {
+    const __m512 old = _mm512_loadu_ps(c);
+    const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(old), _mm512_set1_epi32(0x7FFFFFFF));
+    __m512i products = _mm512_set1_epi32(2 * kZero);
+#pragma GCC unroll 8
+    for (uint32_t p = 0; p < count; ++p)
+        products = _mm512_max_epi32(products, _mm512_add_epi32(_mm512_loadu_si512(b_exponent + p * ldb), _mm512_set1_epi32(a_exponent[p])));
+    __m512i top = _mm512_sub_epi32(_mm512_srli_epi32(magnitude, 23), _mm512_set1_epi32(127));
+    top = _mm512_max_epi32(_mm512_max_epi32(top, products), _mm512_set1_epi32(kLeastExponent));
+    const __mmask16 zeros = _mm512_cmplt_epi32_mask(products, _mm512_set1_epi32(kNothing)) & _mm512_testn_epi32_mask(magnitude, magnitude);
+    top = _mm512_mask_mov_epi32(top, zeros, _mm512_setzero_si512());
+    if (_mm512_cmpgt_epi32_mask(top, _mm512_set1_epi32(kLargest)) | _mm512_cmplt_epi32_mask(top, _mm512_set1_epi32(kSmallest))) return false;
+
+    const __m512i shift = _mm512_sub_epi32(_mm512_set1_epi32(how.fraction_bits), top);
+    const __m512 factor = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(shift, _mm512_set1_epi32(127)), 23));
+    const __m512 back = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(127), shift), 23));
+    __m512i part = _mm512_cvttps_epi32(_mm512_mul_ps(old, factor));
+    __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
+    for (uint32_t p = 0;; ) {
+        const uint32_t end = std::min(count, p + 8);
+#pragma GCC unroll 8
+        for (; p < end; ++p) {
+            const __m512 product = _mm512_mul_ps(_mm512_set1_ps(a[p]), _mm512_loadu_ps(b + p * ldb));
+            part = _mm512_add_epi32(part, _mm512_cvttps_epi32(_mm512_mul_ps(product, factor)));
+        }
+        low = _mm512_add_pd(low, _mm512_cvtepi32_pd(_mm512_castsi512_si256(part)));
+        high = _mm512_add_pd(high, _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(part, 1)));
+        if (p == count) break;
+        part = _mm512_setzero_si512();
+    }
+    low = _mm512_mul_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(back)));
+    high = _mm512_mul_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(back, 1)));
+    if (how.output == MatmulOutput::F16) {
+        alignas(64) double sums[16];
+        _mm512_store_pd(sums, low);
+        _mm512_store_pd(sums + 8, high);
+        for (int i = 0; i < 16; ++i) c[i] = round_to_f16(sums[i]);
+        return true;
+    }
+    const int64_t kept = how.output == MatmulOutput::F32 ? ~((int64_t(1) << 29) - 1) : ~((int64_t(1) << 39) - 1);
+    const __m512d mask = _mm512_castsi512_pd(_mm512_set1_epi64(kept));
+    _mm256_storeu_ps(c, _mm512_cvtpd_ps(_mm512_and_pd(low, mask)));
+    _mm256_storeu_ps(c + 8, _mm512_cvtpd_ps(_mm512_and_pd(high, mask)));
+    return true;
+}
 #endif
 
 }  // namespace
@@ -131,33 +202,41 @@ __attribute__((target("avx2"))) bool sum_block_avx2(const Summation& how, uint32
 void matmul(const Summation& how, uint32_t m, uint32_t n, uint32_t k, const float* a, size_t lda, const float* b, size_t ldb,
             float* const* d, bool accumulate) {
     static thread_local std::vector<int> a_exponents, b_exponents;
-    if (a_exponents.size() < k) a_exponents.resize(k);
+    if (a_exponents.size() < m * k) a_exponents.resize(m * k);
     if (b_exponents.size() < k * ldb) b_exponents.resize(k * ldb);
-    for (uint32_t p = 0; p < k; ++p)
-        for (uint32_t j = 0; j < n; ++j)
-            b_exponents[p * ldb + j] = exponent_of(b[p * ldb + j], how.min_exponent_b + (how.scale_exponents_b ? how.scale_exponents_b[j] : 0));
-    for (uint32_t i = 0; i < m; ++i) {
-        const float* row = a + i * lda;
-        const int least = how.min_exponent_a + (how.scale_exponents_a ? how.scale_exponents_a[i] : 0);
-        for (uint32_t p = 0; p < k; ++p) a_exponents[p] = exponent_of(row[p], least);
-        if (!accumulate) std::fill(d[i], d[i] + n, 0.0f);
-        for (uint32_t start = 0; start < k; start += how.block) {
-            const uint32_t count = std::min(how.block, k - start);
-            const float* b_block = b + start * ldb;
-            const int* e_block = b_exponents.data() + start * ldb;
-            uint32_t j = 0;
+    const auto exponents = [](const float* values, uint32_t count, int least, int* out) {
 #ifdef FA4_MATMUL_AVX2
-            if (has_avx2()) {
-                for (; j + 8 <= n; j += 8) {
-                    if (sum_block_avx2(how, count, row + start, &a_exponents[start], b_block + j, ldb, e_block + j, d[i] + j)) continue;
-                    for (uint32_t x = j; x < j + 8; ++x)
-                        d[i][x] = sum_block(how, count, row + start, &a_exponents[start], b_block + x, ldb, e_block + x, d[i][x]);
-                }
-            }
+        if (has_avx2()) return exponents_avx2(values, count, least, out);
 #endif
-            for (; j < n; ++j)
-                d[i][j] = sum_block(how, count, row + start, &a_exponents[start], b_block + j, ldb, e_block + j, d[i][j]);
-        }
+        for (uint32_t i = 0; i < count; ++i) out[i] = exponent_of(values[i], least);
+    };
+    for (uint32_t p = 0; p < k; ++p) {
+        int* const row = &b_exponents[p * ldb];
+        exponents(b + p * ldb, n, how.min_exponent_b, row);
+        for (uint32_t j = 0; how.scale_exponents_b && j < n; ++j) row[j] = exponent_of(b[p * ldb + j], how.min_exponent_b + how.scale_exponents_b[j]);
+    }
+    for (uint32_t i = 0; i < m; ++i) {
+        exponents(a + i * lda, k, how.min_exponent_a + (how.scale_exponents_a ? how.scale_exponents_a[i] : 0), &a_exponents[i * k]);
+        if (!accumulate) std::fill(d[i], d[i] + n, 0.0f);
+    }
+    for (uint32_t start = 0; start < k; start += how.block) {
+        const uint32_t count = std::min(how.block, k - start);
+        // Sums of row i from column j on by `sum`, which says when it cannot; then one by one.
+        const auto columns = [&](uint32_t i, uint32_t j, uint32_t width, auto sum) {
+            const float *row = a + i * lda + start, *column = b + start * ldb + j;
+            const int *row_exponents = &a_exponents[i * k + start], *column_exponents = &b_exponents[start * ldb + j];
+            if (sum(how, count, row, row_exponents, column, ldb, column_exponents, d[i] + j)) return;
+            for (uint32_t x = 0; x < width; ++x)
+                d[i][j + x] = sum_block(how, count, row, row_exponents, column + x, ldb, column_exponents + x, d[i][j + x]);
+        };
+        uint32_t j = 0;
+#ifdef FA4_MATMUL_AVX2
+        for (; has_avx512() && j + 16 <= n; j += 16)
+            for (uint32_t i = 0; i < m; ++i) columns(i, j, 16, sum_block_avx512);
+        for (; has_avx2() && j + 8 <= n; j += 8)
+            for (uint32_t i = 0; i < m; ++i) columns(i, j, 8, sum_block_avx2);
+#endif
+        for (uint32_t i = 0; i < m; ++i) columns(i, j, n - j, [](auto&&...) { return false; });
     }
 }
 

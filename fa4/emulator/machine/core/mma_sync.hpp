@@ -38,30 +38,29 @@ inline uint32_t mma_sync_registers_d(const MmaSyncOp& op) { return detail::mma_a
 
 namespace detail {
 
-// Blocks of 16 bytes of K up to sm_89, of 32 bytes since; sm_89 keeps fewer bits of 8-bit floats.
+// Of D^T. Blocks of 16 bytes of K up to sm_89, of 32 bytes since; sm_89 keeps fewer bits of 8-bit floats.
 inline Summation mma_summation(const MmaSyncOp& op) {
     const bool narrow = op.arch == 89 && element_bits(op.a_type) == 8;
     const uint32_t bytes = op.arch >= 90 ? 32 : 16, element = element_bits(op.a_type) < 8 ? 8 : element_bits(op.a_type);
     const MatmulOutput wide = narrow ? MatmulOutput::E8M13 : MatmulOutput::F32;
-    return {bytes * 8 / element, narrow ? 13 : op.arch >= 90 ? 25 : 24, least_exponent(op.a_type), least_exponent(op.b_type),
+    return {bytes * 8 / element, narrow ? 13 : op.arch >= 90 ? 25 : 24, least_exponent(op.b_type), least_exponent(op.a_type),
             op.d_type == MmaType::F16 ? MatmulOutput::F16 : wide};
 }
 
 template <class T>
 inline void mma_compute(const MmaSyncOp& op, const uint32_t* const* a_regs, const uint32_t* const* b_regs,
                         const uint32_t* const* c_regs, uint32_t* const* d_regs) {
+    // As D^T = B^T A^T: the eight columns of B lie in registers as rows do, and the rows of A fill more lanes of a host's vectors.
     constexpr uint32_t kMaxK = 256;
-    T a[16 * kMaxK], columns[8 * kMaxK], b[8 * kMaxK], d[16 * 8];
-    unpack_fragment(op.a_type, mma_packing(op, op.a_type), mma_sync_registers_a(op), op.m / 8, op.k, a_regs, false, a);
-    unpack_fragment(op.b_type, mma_packing(op, op.b_type), mma_sync_registers_b(op), 1, op.k, b_regs, false, columns);
-    for (uint32_t p = 0; p < op.k; ++p)
-        for (uint32_t j = 0; j < 8; ++j) b[p * 8 + j] = columns[j * op.k + p];
-    unpack_accumulator(op.c_type == MmaType::F16, op.m, 1, c_regs, d);
-    T* rows[16];
-    for (uint32_t i = 0; i < op.m; ++i) rows[i] = d + 8 * i;
-    if constexpr (std::is_same_v<T, float>) matmul(mma_summation(op), op.m, 8, op.k, a, op.k, b, 8, rows, true);
-    else matmul(op.m, 8, op.k, a, op.k, b, 8, rows, true, op.saturate);
-    pack_accumulator(op.d_type == MmaType::F16, op.m, 1, d, d_regs);
+    T rows[16 * kMaxK], columns[8 * kMaxK], d[8 * 16];
+    unpack_fragment(op.a_type, mma_packing(op, op.a_type), mma_sync_registers_a(op), op.m / 8, a_regs, false, rows, 1, op.m);
+    unpack_fragment(op.b_type, mma_packing(op, op.b_type), mma_sync_registers_b(op), 1, b_regs, false, columns, op.k, 1);
+    unpack_accumulator(op.c_type == MmaType::F16, op.m, 1, c_regs, d, 1, op.m);
+    T* sums[8];
+    for (uint32_t j = 0; j < 8; ++j) sums[j] = d + j * op.m;
+    if constexpr (std::is_same_v<T, float>) matmul(mma_summation(op), 8, op.m, op.k, columns, op.k, rows, op.m, sums, true);
+    else matmul(8, op.m, op.k, columns, op.k, rows, op.m, sums, true, op.saturate);
+    pack_accumulator(op.d_type == MmaType::F16, op.m, 1, d, 1, op.m, d_regs);
 }
 
 // Fragments of f64: as those of 32 bits, with 64-bit words of two registers.

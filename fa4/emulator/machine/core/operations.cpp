@@ -118,11 +118,31 @@ Order Engine::completion(const AsyncOp& op, bool reads_only) const {
     return order;
 }
 
+// What the complete-tx of a copy orders: its own accesses, and not what its thread has done or waited for before
+// (ISA 8.9.1.1). Earlier operations of its slot come with them, which hides some of what the ISA leaves open.
+Order Engine::own_accesses(const AsyncOp& op) const {
+    Order order;
+    if (!races_.enabled) return order;
+    order.seen.set(op.slot, op.epoch);
+    order.seen.set(op.write_slot, op.write_epoch);
+    return order;
+}
+
 void Engine::join_completed(Warp& w, const AsyncOp& op, bool reads_only, uint32_t lanes) {
     if (!races_.enabled) return;
     races_.acquire(w.clock, completion(op, reads_only), lanes);
     w.clock.order.via[kTensor].set(op.slot, op.epoch);
     if (!reads_only) w.clock.order.via[kTensor].set(op.write_slot, op.write_epoch);
+}
+
+// A thread has waited for a bulk store.
+void Engine::join_store(Warp& w, const AsyncOp& op, bool reads_only, uint32_t lanes) {
+    join_completed(w, op, reads_only, lanes);
+    if (!races_.enabled) return;
+    Clock& waited = w.clock.order.via[kCopyWaited];
+    waited.join(op.order.via[kAsyncShared]);
+    waited.set(op.slot, op.epoch);
+    if (!reads_only) waited.set(op.write_slot, op.write_epoch);
 }
 
 void Engine::submit(const AsyncPtr& op) {

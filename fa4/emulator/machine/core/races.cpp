@@ -31,6 +31,15 @@ bool seen_by(const Access& prior, const Agent& agent) {
     return agent.lane == kAnyLane ? have & agent.clock->alive : !(lanes & ~have);
 }
 
+// Has the agent been told that the access was waited for, by an arrival that orders nothing?
+bool told_of(const Access& prior, const Agent& agent) {
+    const auto in = [&](const Order& order) { return prior.epoch <= order.via[kCopyWaited][prior.slot]; };
+    if (in(*agent.order)) return true;
+    if (!agent.clock) return false;
+    const auto& held = agent.clock->held;
+    return std::any_of(held.begin(), held.end(), [&](const Held& h) { return (agent.lane < 0 || h.lanes >> agent.lane & 1) && in(h.order); });
+}
+
 // Is everything that `order` has in `whole` already?
 bool covered(const Order& order, const Order& whole) {
     return whole.seen.covers(order.seen);
@@ -114,18 +123,19 @@ void Races::acquire_copy(WarpClock& clock, uint32_t slot, uint32_t epoch, uint32
     if (enabled) clock.copied.push_back({slot, epoch, lanes});
 }
 
-// An arrival without a release publishes no accesses, but what is over by itself: tcgen05 operations that were waited for.
-// By the letter these need a fence before it; NVIDIA's cuDNN hands P and the statistics over without one.
+// An arrival without a release publishes no accesses, but what is over by itself: tcgen05 operations and bulk stores that
+// were waited for. By the letter the first need a fence before it, the others a release; NVIDIA's cuDNN hands P and the
+// statistics over without the one, places in shared memory without the other.
 void Races::release_relaxed(WarpClock& clock, Order& to) {
     if (!enabled) return;
-    for (const Via via : {kBarrierInit, kTensorReleased, kTensorWaited}) to.via[via].join(clock.order.via[via]);
+    for (const Via via : {kBarrierInit, kTensorReleased, kTensorWaited, kCopyWaited}) to.via[via].join(clock.order.via[via]);
     to.via[kTensorWaited].join(clock.order.via[kTensor]);
     if (clock.has_fenced) to.join(clock.fenced[0]);
 }
 
 void Races::acquire_relaxed(WarpClock& clock, const Order& from) {
     if (!enabled) return;
-    for (const Via via : {kBarrierInit, kTensorReleased, kTensorWaited}) clock.order.via[via].join(from.via[via]);
+    for (const Via via : {kBarrierInit, kTensorReleased, kTensorWaited, kCopyWaited}) clock.order.via[via].join(from.via[via]);
     clock.observed[0].join(from);
     clock.has_observed = true;
 }
@@ -270,12 +280,16 @@ void Races::compare(const Access& prior, const Agent& agent, uint16_t bytes, uin
         } else if (space == 2 && (seen(prior, *agent.order) || prior.epoch <= agent.order->via[kTensorWaited][prior.slot])) {
             check = Check::TensorFence;
             missing = "needs tcgen05.wait or tcgen05.fence beside the synchronisation";
+        } else if ((space == 1 || prior.kind & kAsync) && told_of(prior, agent)) {
+            check = Check::RelaxedArrival;
+            missing = "its thread waited for it, and says so by a relaxed arrival, which orders nothing";
         }
         if (ends_) check = Check::TmemLeftover;
         report(check, prior, agent, kind, space, missing, prior.kind & kind & kWrite && changes_nothing(prior.bytes & bytes));
     }
     // Writing by the generic proxy, then touching by the async proxy: visible only through a proxy fence.
-    if (space < 2 && agent.async && !(prior.kind & kAsync) && (prior.kind & kWrite) && prior.epoch > agent.order->via[space][prior.slot])
+    if (space < 2 && agent.async && !(prior.kind & kAsync) && (prior.kind & kWrite) && prior.epoch > agent.order->via[space][prior.slot] &&
+        !(space == 1 && told_of(prior, agent)))
         report(prior.kind & kCopy ? Check::CpAsyncProxy : Check::ProxyFence, prior, agent, kind, space,
                "needs fence.proxy.async between the generic write and the asynchronous access");
 }

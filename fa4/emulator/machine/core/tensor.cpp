@@ -10,6 +10,7 @@ namespace {
 
 // N and M in the instruction descriptor, whatever the kind.
 constexpr uint32_t kShapeBits = 0x3Fu << 17 | 0x1Fu << 24;
+constexpr uint32_t kMostRegisters = 32;     // 32-bit ones that a thread gives to mma.sync: m16n8k16 of binary64
 
 }  // namespace
 
@@ -131,30 +132,24 @@ void Engine::mma_sync(Exec& x) {
     op.arch = config_.arch;
     if (m.a_columns || m.b_rows) stop(Check::UnknownInstruction, "mma.sync with A column-major or B row-major");
     const uint32_t na = uint32_t(m.a_registers), nb = uint32_t(m.b_registers), nc = uint32_t(m.c_registers), nd = in.ndst;
-    const bool wide = op.d_type == MmaType::F64;
-    // binary64 registers are split into the two words that the unit expects.
-    std::vector<std::array<uint32_t, 32>> words;
-    words.reserve(2 * (na + nb + nc + nd));
-    auto gather = [&](uint32_t first, uint32_t n) {
-        std::vector<const uint32_t*> rows;
-        for (uint32_t i = 0; i < n; ++i) {
-            if (!wide) {
-                rows.push_back(x.src(first + i));
-                continue;
-            }
-            for (int h = 0; h < 2; ++h) {
-                words.emplace_back();
-                for (int l = 0; l < 32; ++l) words.back()[size_t(l)] = x.src(first + i)[2 * l + h];
-                rows.push_back(words.back().data());
-            }
+    const uint32_t* sources[kMostRegisters];
+    uint32_t* results[kMostRegisters] = {};
+    if (op.d_type == MmaType::F64) {
+        // binary64 registers are split into the two words that the unit expects.
+        uint32_t words[kMostRegisters][32], sums[kMostRegisters][32];
+        for (uint32_t i = 0; i < 2 * (na + nb + nc); ++i) {
+            for (int l = 0; l < 32; ++l) words[i][l] = x.src(i / 2)[2 * l + int(i % 2)];
+            sources[i] = words[i];
         }
-        return rows;
-    };
-    const auto a = gather(0, na), b = gather(na, nb), c = gather(na + nb, nc);
-    std::vector<std::array<uint32_t, 32>> results(wide ? 2 * nd : nd);
-    std::vector<uint32_t*> d;
-    for (auto& r : results) d.push_back(r.data());
-    mma_sync_execute(op, a.data(), b.data(), c.data(), d.data());
+        for (uint32_t i = 0; i < 2 * nd; ++i) results[i] = sums[i];
+        mma_sync_execute(op, sources, sources + 2 * na, sources + 2 * (na + nb), results);
+        for (uint32_t i = 0; i < 2 * nd; ++i)
+            for (int l = 0; l < 32; ++l) x.dst(i / 2)[2 * l + int(i % 2)] = sums[i][l];
+    } else {
+        for (uint32_t i = 0; i < na + nb + nc; ++i) sources[i] = x.src(i);
+        for (uint32_t i = 0; i < nd; ++i) results[i] = x.dst(i);
+        mma_sync_execute(op, sources, sources + na, sources + na + nb, results);
+    }
     counters.mma_flops += 2ull * op.m * op.n * op.k;
     // Poison: row l / 4 (and + 8) of A and C, column l / 4 of B.
     uint32_t a_bad[2] = {}, b_bad = 0;
@@ -173,8 +168,6 @@ void Engine::mma_sync(Exec& x) {
                 if ((a_bad[half] & quad) || (b_bad & columns)) valid &= ~(1u << l);
             }
         }
-        if (wide) for (int l = 0; l < 32; ++l) x.dst(i)[2 * l] = results[2 * i][size_t(l)], x.dst(i)[2 * l + 1] = results[2 * i + 1][size_t(l)];
-        else std::memcpy(x.dst(i), results[i].data(), 128);
         x.set_valid(i, valid);
     }
 }

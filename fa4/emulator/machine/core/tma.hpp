@@ -128,8 +128,7 @@ inline void emit_row(const TensorMap& map, const TmaSwizzler& swizzle, int64_t c
 
 }  // namespace detail
 
-// Bytes of shared memory that one box occupies: what complete_tx counts for a load, whole even where the box
-// leaves the tensor.
+// Bytes of shared memory that one box occupies, whole even where the box leaves the tensor.
 inline uint32_t tma_box_bytes(const TensorMap& map) {
     uint32_t bytes = detail::box_row_bytes(map);
     for (uint32_t d = 1; d < map.rank; ++d) bytes *= detail::box_count(map, d);
@@ -173,6 +172,12 @@ inline void tma_pieces_gather4(const TensorMap& map, const int32_t coords[5], ui
         detail::emit_row(map, swizzle, coords[0], map.base + uint64_t(row) * map.stride[1], inside, shared, out);
         shared += detail::box_row_bytes(map);
     }
+}
+
+// What complete_tx counts for a load of the box: of padded elements those of 4 or 6 bits, as CUTLASS expects them.
+inline uint32_t tma_delivered_bytes(const TensorMap& map) {
+    const detail::TmaUnits units = detail::tma_units(map.type);
+    return tma_box_bytes(map) / units.shared_bytes * units.global_bytes;
 }
 
 // The bytes of shared memory that the box covers, whole: one range, which a swizzle only permutes. With a padded

@@ -47,20 +47,22 @@ template <class T>
 inline void wgmma_compute(const WgmmaOp& op, const CtaMemory& memory, const uint32_t* const* a_regs, uint32_t* const* d_regs) {
     const uint32_t k = wgmma_k(op), n = op.n, per_warp = wgmma_d_registers(op);
     const bool half = op.d_type == MmaType::F16;
-    std::vector<T> a(64 * k), b(size_t(k) * n), d(64 * n);
+    static thread_local std::vector<T> a, b, d;     // kept: as large as the largest that came
+    const auto grow = [](std::vector<T>& v, size_t size) { if (v.size() < size) v.resize(size); };
+    grow(a, 64 * k), grow(b, size_t(k) * n), grow(d, 64 * n);
     wgmma_b(op).unpack(memory.shared, memory.shared_bytes, op.negate_b, b.data(), 1, n);
     if (!op.a_in_registers) wgmma_a(op).unpack(memory.shared, memory.shared_bytes, op.negate_a, a.data(), k, 1);
     T* rows[64];
     for (uint32_t i = 0; i < 64; ++i) rows[i] = d.data() + i * n;
     for (uint32_t warp = 0; warp < 4; ++warp) {
         if (op.a_in_registers)
-            unpack_fragment(op.a_type, Packing::Dense, 4, 2, k, a_regs + 4 * warp, op.negate_a, a.data() + 16 * warp * k);
-        if (op.accumulate) unpack_accumulator(half, 16, n / 8, d_regs + per_warp * warp, d.data() + 16 * warp * n);
+            unpack_fragment(op.a_type, Packing::Dense, 4, 2, a_regs + 4 * warp, op.negate_a, a.data() + 16 * warp * k, k, 1);
+        if (op.accumulate) unpack_accumulator(half, 16, n / 8, d_regs + per_warp * warp, d.data() + 16 * warp * n, n, 1);
     }
     if constexpr (std::is_same_v<T, float>) matmul(wgmma_summation(op), 64, n, k, a.data(), k, b.data(), n, rows, op.accumulate);
     else matmul(64, n, k, a.data(), k, b.data(), n, rows, op.accumulate, op.saturate);
     for (uint32_t warp = 0; warp < 4; ++warp)
-        pack_accumulator(half, 16, n / 8, d.data() + 16 * warp * n, d_regs + per_warp * warp);
+        pack_accumulator(half, 16, n / 8, d.data() + 16 * warp * n, n, 1, d_regs + per_warp * warp);
 }
 
 }  // namespace detail
