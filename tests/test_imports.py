@@ -34,12 +34,13 @@ LAYERS = (
     ("emulator.timing",),
     ("emulator",),
     ("emulator.lab",),
+    ("emulator.foreign",),
     ("cli",),
     ("__main__",),
 )
 CHIPS = ("sm80", "sm90", "sm100")
 SHARED = ("core", "fwd", "bwd", "pipeline")
-ROOMS = ("errors", "findings", "machine", "host", "lab", "timing", "toolkit")
+ROOMS = ("errors", "findings", "foreign", "machine", "host", "lab", "timing", "toolkit")
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 
 

@@ -6,7 +6,8 @@ from click.testing import CliRunner
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4.cli import main
-from fa4.emulator.lab import foreign, hardware, mutate
+from fa4.emulator import foreign
+from fa4.emulator.lab import hardware, mutate
 
 REFUSALS = {
     "unknown_chip": ("'sm_42' is not one of 'sm_80'", main, ["emulate", "fwd", "--chip", "sm_42"]),

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from fa4.emulator.foreign import Outcome, run_example, table_row
 from fa4.emulator.lab.examples import COMMIT, EXAMPLES, EXAMPLES_ROOT, Example
-from fa4.emulator.lab.foreign import Outcome, run_example, table_row
 from fa4.emulator.machine import SCHEDULES
 
 ROOT = Path(__file__).parents[2]

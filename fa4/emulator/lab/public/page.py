@@ -29,7 +29,7 @@ to give a wrong one. A *letter* is what the ISA does not grant and every chip so
 writes of equal bytes.
 
 ```
-python -m fa4.emulator.lab.foreign --packages --write docs/results
+python -m fa4.emulator.foreign --packages --write docs/results
 ```
 
 makes this page again; it installs nothing, and leaves out what is not installed. Warp-instructions and seconds are of

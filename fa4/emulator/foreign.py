@@ -1,7 +1,7 @@
 """Known-good kernels that were not written here, unmodified, on the emulator:
 
-    python -m fa4.emulator.lab.foreign --cutlass PATH [--only REGEX] [--seeds 5]
-    python -m fa4.emulator.lab.foreign --packages [--only REGEX] [--write docs/results]
+    python -m fa4.emulator.foreign --cutlass PATH [--only REGEX] [--seeds 5]
+    python -m fa4.emulator.foreign --packages [--only REGEX] [--write docs/results]
 
 The second runs public packages that are installed (lab/public). In the first, PATH is a checkout of NVIDIA/cutlass.
 Every example runs as its own script, with fresh random inputs, and checks its own results against torch; one that
@@ -146,7 +146,7 @@ def run_example(example: Example, cutlass: Path, seeds: int, inputs: int) -> Out
 
 def _in_a_process(example: Example, cutlass: Path, seeds: int, inputs: int, timeout: float) -> Outcome:
     options = ["--cutlass", str(cutlass), "--seeds", str(seeds), "--inputs", str(inputs), "--one", example.name]
-    command = [sys.executable, "-m", "fa4.emulator.lab.foreign", *options]
+    command = [sys.executable, "-m", "fa4.emulator.foreign", *options]
     start = time.perf_counter()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
