@@ -127,6 +127,7 @@ AREAS = (
             "fa4/remembered.py",
             "fa4/ops.py",
             "fa4/autograd.py",
+            "fa4/eager.py",
             "fa4/spec.py",
             "fa4/batching.py",
             "fa4/jagged.py",
