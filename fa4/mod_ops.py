@@ -7,7 +7,7 @@ the tensors and numbers that fill them. So torch.compile, export and checkpointi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,7 +142,7 @@ torch.library.register_fake("fa4::forward_with_mods", _forward_fake, lib=ops.lib
 torch.library.register_fake("fa4::backward_with_mods", _backward_fake, lib=ops.library)
 
 
-_NAMES = [name for record in FORWARD for name in get_type_hints(record)]
+_NAMES = ops.names(FORWARD)
 
 
 def _setup_context(ctx, inputs, output):

@@ -45,6 +45,8 @@ FEW_WIDE = ForwardTiles("few queries, head_dim <= 256", tile_n=32, **_FEW)
 # K and V of 8 bits: a warpgroup that converts takes registers, and bytes a place beside what is made of them.
 BYTES = ForwardTiles("8-bit keys, head_dim <= 128", 2, 64, "by reasoning", byte_stages=2)
 BYTES_FEW = ForwardTiles("few queries, 8-bit keys, head_dim <= 128", tile_n=128, byte_stages=2, **_FEW)
+# Beside a warpgroup that copies rows one by one, registers are left for one that computes, however many queries.
+BYTES_GATHERED = replace(BYTES_FEW, tile_n=64, byte_stages=4)
 BYTES_WIDE = ForwardTiles("8-bit keys, head_dim <= 256", tile_n=32, byte_stages=4, **_FEW)
 # Rows copied one by one: see `gather` for the third stage.
 _GATHERED = {"name": "gathered rows", "most_stages": 3, "evidence": "by reasoning"}
@@ -76,19 +78,15 @@ def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
 
 
 def _of_bytes(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
-    widest = max(spec.head_dim, spec.head_dim_v)
-    if widest > 128:
+    if max(spec.head_dim, spec.head_dim_v) > 128:
         return BYTES_WIDE
-    if spec.cache.is_scattered or are_few(
-        spec, extent
-    ):  # two warpgroups that help leave registers for one that computes
-        return replace(BYTES_FEW, tile_n=64, byte_stages=4) if spec.cache.is_scattered else BYTES_FEW
-    return BYTES
+    if spec.cache.is_scattered:
+        return BYTES_GATHERED
+    return BYTES_FEW if are_few(spec, extent) else BYTES
 
 
 def _of_gathered(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
-    widest = max(spec.head_dim, spec.head_dim_v)
-    if widest > 128:
+    if max(spec.head_dim, spec.head_dim_v) > 128:
         return GATHER_WIDE
     return GATHER_FEW if are_few(spec, extent) else GATHER
 
