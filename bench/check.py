@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -23,27 +25,36 @@ def _one_head(case: BenchCase, x: Tensor, of_query: bool) -> Tensor:
     return x[:1, :, : case.heads_q // case.heads_kv if of_query else 1]
 
 
-def judge_case(
-    case: BenchCase, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, got: dict[str, Tensor]
-) -> list[Judgement]:
-    """Judge "out" or "dq", "dk", "dv" in `got`.
+class Judge:
+    """Judges results of one case for given tensors; what is exact is computed once, when first asked for.
 
     Heads are independent of each other, so one tells. The oracle is the tiled float64 path (itself tested against the
     formula), since the formula's N x N matrices in float64 do not fit beside the benchmark at long lengths.
     """
-    q, k, v, dout = (_one_head(case, x.detach(), i in (0, 3)) for i, x in enumerate((q, k, v, dout)))
-    leaves = [x.double().requires_grad_() for x in (q, k, v)]
-    scale = case.head_dim**-0.5
-    out = fa4.flash_attn_func(*leaves, causal=case.causal, softmax_scale=scale, backend="torch")
-    window_right = 0 if case.causal else None
-    inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
-    spec = AttentionSpec.of(inputs, Flags(scale, window_right=window_right))
-    if case.direction == "fwd":
-        floor = reference.forward(inputs, spec, precise=False)[0]
-        return [judge("out", _one_head(case, got["out"], True), out.detach(), floor)]
-    grads = torch.autograd.grad(out, leaves, dout.double())
-    floors = reference.backward(inputs, spec, dout, precise=False)
-    return [
-        judge(name, _one_head(case, got[name], name == "dq"), exact, floor)
-        for name, exact, floor in zip(("dq", "dk", "dv"), grads, floors)
-    ]
+
+    def __init__(self, case: BenchCase, tensors: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        self.case, self._tensors = case, tensors
+
+    def judgements(self, got: dict[str, Tensor]) -> list[Judgement]:
+        """Of "out", or of "dq", "dk" and "dv"."""
+        return [
+            judge(name, _one_head(self.case, got[name], name in ("out", "dq")), exact, floor)
+            for name, (exact, floor) in self._expected.items()
+        ]
+
+    @functools.cached_property
+    def _expected(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """By name, what is exact and what a computation in the same precision gives."""
+        case = self.case
+        q, k, v, dout = (_one_head(case, x.detach(), i in (0, 3)) for i, x in enumerate(self._tensors))
+        leaves = [x.double().requires_grad_() for x in (q, k, v)]
+        scale = case.head_dim**-0.5
+        out = fa4.flash_attn_func(*leaves, causal=case.causal, softmax_scale=scale, backend="torch")
+        window_right = 0 if case.causal else None
+        inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
+        spec = AttentionSpec.of(inputs, Flags(scale, window_right=window_right))
+        if case.direction == "fwd":
+            return {"out": (out.detach(), reference.forward(inputs, spec, precise=False)[0])}
+        grads = torch.autograd.grad(out, leaves, dout.double())
+        floors = reference.backward(inputs, spec, dout, precise=False)
+        return dict(zip(("dq", "dk", "dv"), zip(grads, floors)))

@@ -35,7 +35,7 @@ import fa4
 from fa4 import distributed as cp
 
 from . import machine
-from .check import judge_case, what_failed
+from .check import Judge, what_failed
 from .run import RESULTS
 from .suites import BenchCase, made_tensors
 from .timing import Timing
@@ -183,8 +183,7 @@ def checked(work: Work, case: BenchCase, tensors: tuple[Tensor, ...]) -> dict[st
         ArithmeticError: a result is wrong.
     """
     got = {n: x.detach() if work.provider.whole else cp.unshard(x) for n, x in work.results.items()}
-    q, k, v, dout = tensors
-    judgements = judge_case(case, q, k, v, dout, got)
+    judgements = Judge(case, tensors).judgements(got)
     wrong = [str(j) for j in judgements if not j.right]
     if wrong:
         raise ArithmeticError("wrong result: " + "; ".join(wrong))

@@ -23,7 +23,7 @@ from fa4.device import chip_by_number, emulating
 from fa4.jit import compile_only
 
 from . import machine
-from .check import judge_case, what_failed
+from .check import Judge, what_failed
 from .providers import PROVIDERS, Provider
 from .suites import SUITES, BenchCase, made_tensors
 from .timing import Timing, measure_in_turns, peak_extra_bytes
@@ -49,19 +49,22 @@ def _work(
 
 
 def _begun(
-    case: BenchCase, provider: Provider, device: torch.device, seed: int, check: bool
+    case: BenchCase,
+    provider: Provider,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    judge: Judge | None,
+    device: torch.device,
 ) -> tuple[dict, Callable[[], object] | None]:
-    """A row with the case and whether the result was right, and, if it was, what is to be timed. Errors become the
-    row's "error"."""
-    row: dict = {"provider": provider.name, "label": case.label, **dataclasses.asdict(case), "seed": seed}
+    """What a row says beside the time, whether the result was right among it, and, if it was, what is to be timed.
+    Errors become the row's "error"."""
+    row: dict = {}
     reason = provider.unavailable(device)
     if reason:
-        return {**row, "skipped": reason}, None
+        return {"skipped": reason}, None
     try:
-        tensors = made_tensors(case, device, seed)
         work, got = _work(case, provider, tensors)
-        if check:
-            judgements = judge_case(case, *tensors, got)
+        if judge is not None:
+            judgements = judge.judgements(got)
             row["checked"] = {j.name: {"error": j.error, "allowed": j.allowed} for j in judgements}
             wrong = [str(j) for j in judgements if not j.right]
             if wrong:
@@ -76,10 +79,17 @@ def _begun(
 def run_case(
     case: BenchCase, providers: list[Provider], device: torch.device, seed: int, check: bool, seconds: float
 ) -> list[dict]:
-    """A row for each provider: the case, whether the result was right, and, if it was, the time. Providers take turns,
-    so that what drifts meets them all."""
+    """A row for each provider: the case, whether the result was right, and, if it was, the time. Providers are given
+    the same tensors, and take turns, so that what drifts meets them all."""
+    facts = {"label": case.label, **dataclasses.asdict(case), "seed": seed}
+    try:
+        tensors = made_tensors(case, device, seed)
+    except Exception as error:
+        return [{"provider": provider.name, **facts, "error": what_failed(error)} for provider in providers]
+    judge = Judge(case, tensors) if check else None
     with torch.set_grad_enabled(case.direction == "bwd"):
-        begun = {provider.name: _begun(case, provider, device, seed, check) for provider in providers}
+        begun = {provider.name: _begun(case, provider, tensors, judge, device) for provider in providers}
+        del judge
         works = {name: work for name, (_, work) in begun.items() if work is not None}
         try:
             measured: dict[str, dict] = {
@@ -88,8 +98,8 @@ def run_case(
             }
         except Exception as error:  # whoever broke the device broke it for all
             measured = {name: {"error": what_failed(error)} for name in works}
-    del works
-    rows = [{**row, **measured.get(name, {})} for name, (row, _) in begun.items()]
+    del works, tensors
+    rows = [{"provider": name, **facts, **row, **measured.get(name, {})} for name, (row, _) in begun.items()]
     begun.clear()
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError):  # after an illegal access every call fails; the rows must not

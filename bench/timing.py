@@ -35,53 +35,57 @@ def measure(
     function: Callable[[], object], device: torch.device, *, seconds: float = 0.5, min_repeats: int = 7
 ) -> Timing:
     """Time `function` after one warm-up, for about `seconds`, at least `min_repeats` and at most 200 times."""
-    return Timing.of(_samples(function, device, seconds, min_repeats))
-
-
-def _samples(function: Callable[[], object], device: torch.device, seconds: float, least: int) -> list[float]:
-    """Milliseconds of single runs, after one that does not count."""
-    function()
-    return (_cuda_samples if device.type == "cuda" else _cpu_samples)(function, seconds, least)
+    return Timing.of(_samples(function, device, _repeats(_estimate_ms(function, device), seconds, min_repeats)))
 
 
 def measure_in_turns(
     functions: dict[str, Callable[[], object]], device: torch.device, *, seconds: float = 0.5, rounds: int = 5
 ) -> dict[str, Timing]:
-    """Time each of the functions for about `seconds`, in rounds in which all take turns: what drifts meets them all."""
+    """Time each of the functions for about `seconds`, in rounds in which all take turns: what drifts meets them all.
+    Every round begins with a run that does not count."""
+    repeats = {
+        name: _repeats(_estimate_ms(function, device), seconds / rounds, 3) for name, function in functions.items()
+    }
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
-            samples[name] += _samples(function, device, seconds / rounds, 3)
+            samples[name] += _samples(function, device, 1 + repeats[name])[1:]
     return {name: Timing.of(times) for name, times in samples.items()}
+
+
+def _estimate_ms(function: Callable[[], object], device: torch.device) -> float:
+    """Of three runs after one that does not count."""
+    return statistics.median(_samples(function, device, 4)[1:])
 
 
 def _repeats(estimate_ms: float, seconds: float, least: int) -> int:
     return int(min(200, max(least, 1000 * seconds / max(estimate_ms, 1e-3))))
 
 
-def _cpu_samples(function: Callable[[], object], seconds: float, least: int) -> list[float]:
+def _samples(function: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Milliseconds of single runs."""
+    return (_cuda_samples if device.type == "cuda" else _cpu_samples)(function, repeats)
+
+
+def _cpu_samples(function: Callable[[], object], repeats: int) -> list[float]:
     def once() -> float:
         started = time.perf_counter()
         function()
         return 1000 * (time.perf_counter() - started)
 
-    return [once() for _ in range(_repeats(once(), seconds, least))]
+    return [once() for _ in range(repeats)]
 
 
-def _cuda_samples(function: Callable[[], object], seconds: float, least: int) -> list[float]:
+def _cuda_samples(function: Callable[[], object], repeats: int) -> list[float]:
     flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
-
-    def run(repeats: int) -> list[float]:
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-        for start, stop in events:
-            flush.zero_()
-            start.record()
-            function()
-            stop.record()
-        torch.cuda.synchronize()
-        return [start.elapsed_time(stop) for start, stop in events]
-
-    return run(_repeats(statistics.median(run(3)), seconds, least))
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for start, stop in events:
+        flush.zero_()
+        start.record()
+        function()
+        stop.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(stop) for start, stop in events]
 
 
 def peak_extra_bytes(function: Callable[[], object], device: torch.device) -> int | None:
