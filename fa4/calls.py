@@ -1,13 +1,12 @@
 """Calls like an earlier one: their checks have passed and their way to a kernel is known, found by one look.
 
 Checks, flags, the choice of backend and tiles and the shapes of results follow from a call's shapes, strides, dtypes,
-devices and options. So all of that is a key, under which the first call leaves what came of it. The call before is
-remembered besides: layers of a model ask the same again, and to compare takes less than to make a key.
+devices and options. So all of that is a key, under which the first call leaves what came of it; one like the call
+before needs none (see `remembered.Repeats`).
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +16,8 @@ from torch.nn import functional
 
 from . import autograd, checks, eager, jagged, mod_ops, ops
 from .checks import Options
-from .device import stage
 from .mods.record import Mods
-from .remembered import Remembered
+from .remembered import Remembered, Repeats
 from .spec import AttentionInputs, Flags
 
 
@@ -41,82 +39,9 @@ class _WithMods(NamedTuple):
 
 _known: Remembered[_Known] = Remembered()
 
+_dense: Repeats[_Known] = Repeats()
+_packed: Repeats[_Known] = Repeats()
 _record: Any = tuple.__new__  # what AttentionInputs._make does after a check of the length
-TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
-
-
-def guards(*tensors: Tensor) -> Any:
-    """What torch's compiled graphs tell their inputs by: types and dispatch keys (so also a transform at work),
-    dtypes, devices, shapes, strides and who requires a gradient. It takes different tensors only."""
-    shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-    return TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
-
-
-class Last:
-    """A call without sink and seqused, and how to tell another one like it: its options are the same objects."""
-
-    __slots__ = (
-        "_bounds",
-        "_deterministic",
-        "_grad_mode",
-        "_guards",
-        "_max_seqlens",
-        "_options",
-        "_packed",
-        "_stage",
-        "known",
-    )
-
-    def __init__(self, packed: bool, arguments: tuple, options: tuple, known: Any) -> None:
-        self.known, self._packed, self._options, self._max_seqlens = known, packed, options, arguments[8:]
-        self._grad_mode, self._stage = torch.is_grad_enabled(), stage.get()
-        self._deterministic = torch.are_deterministic_algorithms_enabled()
-        self._guards = guards(*arguments[:3])
-        self._bounds: Any = guards(arguments[4]) if packed else None
-
-    @staticmethod
-    def of(packed: bool, arguments: tuple, options: tuple, known: Any) -> Last | None:
-        """None where it cannot be told so. known: what came of it, among it flags."""
-        q, k, v = arguments[:3]
-        if TensorGuards is None or q is k or k is v or q is v:
-            return None
-        last = Last(packed, arguments, options, known)
-        return last if last.is_like(packed, arguments, options) else None
-
-    def is_like(self, packed: bool, arguments: tuple, options: tuple) -> bool:
-        q, k, v, sink, *lengths = arguments
-        if (
-            sink is not None
-            or packed is not self._packed
-            or not all(map(operator.is_, options, self._options))
-            or torch.is_grad_enabled() is not self._grad_mode
-            or forward_ad._current_level >= 0
-            or torch.are_deterministic_algorithms_enabled() is not self._deterministic
-            or self._stage is not stage.get()
-            or ops.watched_beside_tensors()
-            or not self._guards.check(q, k, v)
-        ):
-            return False
-        return self._has_like_lengths(*lengths) if packed else lengths[3] is None
-
-    def _has_like_lengths(
-        self, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqused_q: Tensor | None, seqused_k: Tensor | None, *most: Any
-    ) -> bool:
-        return (
-            seqused_q is None
-            and seqused_k is None
-            and all(map(_same_number, most, self._max_seqlens))
-            and self._bounds.check(cu_seqlens_q)
-            and (cu_seqlens_k is cu_seqlens_q or self._bounds.check(cu_seqlens_k))
-        )
-
-
-def _same_number(x: Any, y: Any) -> bool:
-    return type(x) in _NUMBERS and x == y
-
-
-_last: Last | None = None
-_before: _Known | None = None  # of the call before: what comes twice is likely to come again
 
 
 def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tensor]:
@@ -126,14 +51,13 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
         packed: sequences are packed, with cu_seqlens.
         arguments: the fields of `AttentionInputs`, and `options` those of `Options`, as the caller gave them.
     """
-    global _last, _before
     if functional.scaled_dot_product_attention is not _sdpa:
         _refuse_parts_of_sequences()
-    last = None if torch.compiler.is_compiling() else _last  # a graph shall not depend on it
-    known: _Known | None
-    if last is not None and last.is_like(packed, arguments, options):
-        known = last.known
-        inputs = _record(AttentionInputs, arguments[:8] + known.max_seqlens)
+    repeats, said = (_packed, options + arguments[8:]) if packed else (_dense, options)
+    tensors = arguments[:8]
+    known = None if ops.watched_beside_tensors() else repeats.find(tensors, said)
+    if known is not None:
+        inputs = _record(AttentionInputs, tensors + known.max_seqlens)
     else:
         watched = ops.watched(arguments)
         if watched and not packed and jagged.is_jagged(arguments):
@@ -148,10 +72,9 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
             if key is not None:
                 _known.keep(key, known)
         else:
-            inputs = AttentionInputs._make(arguments[:8] + known.max_seqlens)
-            if known is _before:
-                _last = Last.of(packed, arguments, options, known)
-            _before = known
+            inputs = AttentionInputs._make(tensors + known.max_seqlens)
+        if key is not None:
+            repeats.keep(tensors, said, known)
     if packed or inputs.seqused_k is not None:
         checks.lengths(inputs)
     if known.flags.needs_backward:

@@ -123,8 +123,8 @@ def watched(arguments: tuple) -> bool:
 
 
 def watched_beside_tensors() -> bool:
-    """The part of `watched`, outside of torch.compile, that tensors' types and dispatch keys do not tell."""
-    return _dispatch_modes() > 0 or _in_function_mode() or _profiled()
+    """The part of `watched` that tensors' types and dispatch keys do not tell."""
+    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or _in_function_mode() or _profiled()
 
 
 def transformed() -> bool:

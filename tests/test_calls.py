@@ -12,14 +12,24 @@ from fa4 import calls
 from fa4.device import chip_by_number, emulating
 
 
+def clear():
+    for calls_of_a_kind in (calls._known, calls._dense, calls._packed):
+        calls_of_a_kind.clear()
+
+
+def look(tensors):
+    """What one look knows of the fixture's call."""
+    return calls._dense.find((*tensors, *[None] * 5), (None, True, (None, None), 0.0, None, "auto"))
+
+
 @pytest.fixture
 def qkv(seed):
     """Of a call that has come so often that it is known by one look."""
-    calls._known.clear()
+    clear()
     tensors = [torch.randn(2, 9, 2, 8, generator=torch.Generator().manual_seed(seed + i)) for i in range(3)]
     for _ in range(4):
         fa4.flash_attn_func(*tensors, causal=True)
-    assert calls._last is not None and calls._last.is_like(False, (*tensors, *[None] * 7), calls._last._options)
+    assert look(tensors) is not None
     return tensors
 
 
@@ -41,8 +51,7 @@ CHANGES = {
 def test_a_call_that_differs_gets_its_own_result(qkv, change):
     arguments = dict(zip("qkv", qkv)) | dict(causal=True) | change(*qkv)
     got = fa4.flash_attn_func(**arguments)
-    calls._known.clear()
-    calls._last = None
+    clear()
     assert torch.equal(got, fa4.flash_attn_func(**arguments))
 
 
@@ -110,15 +119,14 @@ def test_a_transform_sees_the_operator(qkv):
 
 
 def test_another_chip_gets_its_own_plan(qkv):
-    before = calls._last.known
+    before = look(qkv)
     with emulating(chip_by_number(80)):
-        arguments = (*qkv, *[None] * 7)
-        assert not calls._last.is_like(False, arguments, calls._last._options)
-    assert calls._last.known is before and calls._last.is_like(False, arguments, calls._last._options)
+        assert look(qkv) is None
+    assert look(qkv) is before
 
 
 def test_packed_calls_are_told_by_lengths_and_bounds(seed):
-    calls._known.clear()
+    clear()
     q, k, v = (torch.randn(20, 2, 8, generator=torch.Generator().manual_seed(seed + i)) for i in range(3))
 
     def attend(bounds, **more):
@@ -127,7 +135,7 @@ def test_packed_calls_are_told_by_lengths_and_bounds(seed):
 
     for _ in range(4):
         attend((0, 12, 20), max_seqlen_q=300, max_seqlen_k=300)
-    assert calls._last is not None and calls._last._packed
+    assert calls._packed._calls and not calls._dense._calls
     for bounds, more in (((0, 5, 20), dict(max_seqlen_q=300, max_seqlen_k=300)), ((0, 3, 9, 20), {}), ((0, 20), {})):
         pieces = [fa4.flash_attn_func(*(x[None, a:b] for x in (q, k, v)))[0] for a, b in pairwise(bounds)]
         torch.testing.assert_close(attend(bounds, **more), torch.cat(pieces))

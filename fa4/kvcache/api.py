@@ -118,7 +118,7 @@ def flash_attn_with_kvcache(
         known = calls.find(key, tensors, given)
         if known is None:
             known = _checked(t, learnable_sink, given)
-            calls.keep(key, known)
+            calls.keep(key, tensors, given, known)
         checks.check_number(t)
     if not (watched or q.is_meta):
         checks.check_values(t)

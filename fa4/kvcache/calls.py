@@ -1,13 +1,11 @@
 """Calls on a cache like an earlier one: their checks have passed, and their way to a kernel is known.
 
-As in `fa4.calls`, whose way of telling tensors alike this is: what came of a call is left under a key of all that it
-follows from, and the last call with the same options, one for each layer of a model that has several kinds, is told by
-a look that takes less than to make that key.
+As in `fa4.calls`: what came of a call is left under a key of all that it follows from, and one like the last call with
+the same options needs none.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import ops, run
-from ..calls import TensorGuards, guards
-from ..device import stage
-from ..remembered import Remembered
+from ..remembered import Remembered, Repeats
 from ..spec import AttentionInputs, Cache, Flags
 from .append import Append
 from .ops import is_plain, route
@@ -66,82 +62,33 @@ class Known:
         return self._forward(inputs) if self._is_plain else self._forward(inputs, None, cache)
 
 
-class Last:
-    """The tensors of the last call with some options, and how to tell others like them."""
-
-    __slots__ = "_absent", "_grad_mode", "_guards", "_nones", "_present", "_stage", "_twins", "_types", "known"
-
-    def __init__(self, tensors: tuple, given: Given, known: Known) -> None:
-        first = {id(x): i for i, x in reversed([*enumerate(tensors)])}  # where each is for the first time
-        present = [i for i, x in enumerate(tensors) if x is not None and first[id(x)] == i]
-        absent = [i for i, x in enumerate(tensors) if x is None]
-        self._twins = [(i, first[id(x)]) for i, x in enumerate(tensors) if x is not None and first[id(x)] < i]
-        self._present, self._absent = operator.itemgetter(*present), operator.itemgetter(*absent)
-        self._nones, self._types = (None,) * len(absent), tuple(map(type, given))
-        self._guards, self.known = guards(*self._present(tensors)), known
-        self._grad_mode, self._stage = torch.is_grad_enabled(), stage.get()
-
-    @staticmethod
-    def of(tensors: tuple, given: Given, known: Known) -> Last | None:
-        """None where they cannot be told so: one is a number."""
-        there = [x for x in tensors if x is not None]
-        if TensorGuards is None or not all(isinstance(x, Tensor) for x in there) or len(there) > len(tensors) - 2:
-            return None
-        last = Last(tensors, given, known)
-        return last if last.is_like(tensors, given) else None
-
-    def is_like(self, tensors: tuple, given: Given) -> bool:
-        """Of a call with equal options."""
-        return (
-            all(map(operator.is_, map(type, given), self._types))  # True equals 1, and is none
-            and torch.is_grad_enabled() is self._grad_mode
-            and forward_ad._current_level < 0
-            and self._stage is stage.get()
-            and not ops.watched_beside_tensors()
-            and all(map(operator.is_, self._absent(tensors), self._nones))
-            and self._guards.check(*self._present(tensors))
-            and all(tensors[i] is tensors[j] for i, j in self._twins)
-        )
-
-
 _known: Remembered[Known] = Remembered()
-_lasts: dict[Given, Last] = {}
-_MOST_OPTIONS = 64
+_repeats: Repeats[Known] = Repeats()
 
 
 def like_the_last(tensors: tuple, given: Given) -> Known | None:
     """What is known of a call by one look. tensors: those of `checks.Tensors` and the sink."""
-    if torch.compiler.is_compiling():  # a graph shall not depend on it
-        return None
-    try:
-        last = _lasts.get(given)
-    except TypeError:  # no hash
-        return None
-    return last.known if last is not None and last.is_like(tensors, given) else None
+    return None if ops.watched_beside_tensors() else _repeats.find(tensors, given)
 
 
 def find(key: tuple | None, tensors: tuple, given: Given) -> Known | None:
     """What is known of a call by its key; the next one like it will be known by one look."""
     known = None if key is None else _known.find(key)
-    # (a window that is a list has no hash, one that holds True or 1.0 equals another)
-    if known is not None and {type(x) for x in given.window_size} <= {int, type(None)}:
-        last = Last.of(tensors, given, known)
-        if last is not None and isinstance(given.window_size, tuple):
-            if len(_lasts) >= _MOST_OPTIONS:
-                _lasts.clear()
-            _lasts[given] = last
+    if known is not None:
+        _repeats.keep(tensors, given, known)
     return known
 
 
-def keep(key: tuple | None, known: Known) -> None:
+def keep(key: tuple | None, tensors: tuple, given: Given, known: Known) -> None:
     if key is not None:
         _known.keep(key, known)
+        _repeats.keep(tensors, given, known)
 
 
 def clear() -> None:
     """Forget all calls."""
     _known.clear()
-    _lasts.clear()
+    _repeats.clear()
 
 
 def key_of(tensors: tuple, given: Given) -> tuple | None:

@@ -133,7 +133,7 @@ AREAS = (
             "fa4/jagged.py",
         ),
         (),
-        ("tests/test_calls.py", _OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED, *_MODS),
+        ("tests/test_remembered.py", "tests/test_calls.py", _OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED, *_MODS),
     ),
     Area(
         "choice",

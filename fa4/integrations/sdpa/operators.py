@@ -12,8 +12,9 @@ from ... import ops, run
 from ...checks import Dropout, Options
 from ...memory import empty, maker
 from ...mods.record import Mods
+from ...remembered import Repeats
 from ...spec import AttentionInputs, Saved
-from .ways import Refusal, Repeats, Way, way
+from .ways import Refusal, Way, way
 
 
 def _forward(
@@ -178,14 +179,13 @@ def _flash_attention_forward(
     if mods is not None or cum_seq_q is None or cum_seq_k is None or seqused_k is not None:
         out, lse = _forward(inputs, options, mods, num_splits)
         return out, lse, *_random_numbers(query, mods)
-    bounds = (cum_seq_q,) if cum_seq_k is cum_seq_q else (cum_seq_q, cum_seq_k)
-    tensors, plain = (query, key, value, *bounds), (len(bounds), max_q, max_k, num_splits, *options)
+    tensors, plain = (query, key, value, cum_seq_q, cum_seq_k), (max_q, max_k, num_splits, *options)
     known = _packed.find(tensors, plain)
     if known is None:
         known = way(inputs, options)
         if num_splits is not None and num_splits != known.route.plan.splits:
             raise Refusal(f"num_splits is {num_splits}, and fa4 chose {known.route.plan.splits}")
-        _packed.keep(tensors, plain, known, known)
+        _packed.keep(tensors, plain, known)
     out, lse = known.route.forward(known.with_lengths(inputs))
     return out, lse, *_random_numbers(query, None)
 
@@ -242,7 +242,7 @@ def _sdpa_forward(
     if attend is None:
         known = way(_inputs(query, key, value), Options(scale, is_causal))
         attend = _Dense(known, query, key, value)
-        _dense.keep(tensors, plain, known, attend)
+        _dense.keep(tensors, plain, attend, known)
     return attend(query, key, value)
 
 
@@ -264,20 +264,19 @@ def _sdpa_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    options = Options(scale, is_causal, deterministic=deterministic)
+    options = Options(scale, is_causal, deterministic=torch.are_deterministic_algorithms_enabled())
     if dropout_p:
         mods = _dropout(query, dropout_p, philox_seed)
         q, k, v, out, grad_out = _rows_first(query, key, value, out, grad_out)
         grads = _backward(Saved(out, logsumexp, grad_out), AttentionInputs(q, k, v), options, mods)
         return tuple(_in_layout_of(grad, x) for grad, x in zip(_rows_first(*grads), (query, key, value)))
     saved, inputs = Saved(out, logsumexp, grad_out), AttentionInputs(query, key, value)
-    tensors, plain = (query, key, value, out, grad_out), (is_causal, scale, deterministic)
+    tensors, plain = (query, key, value, out, grad_out), (is_causal, scale)
     attend = _dense_backward.find(tensors, plain)
     if attend is None:
         known = way(_inputs(query, key, value), options)
         attend = _DenseBackward(known, saved, inputs)
-        _dense_backward.keep(tensors, plain, known, attend)
+        _dense_backward.keep(tensors, plain, attend, known)
     return attend(saved, inputs)
 
 

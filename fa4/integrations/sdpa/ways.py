@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, TypeVar
-
-import torch
-from torch import Tensor
-from torch.autograd import forward_ad
+from typing import NamedTuple
 
 from ... import calls, checks, dispatch, ops
 from ...checks import Options
-from ...device import Stage, chip_of, stage
+from ...device import chip_of
 from ...remembered import Remembered
 from ...spec import AttentionInputs, AttentionSpec, Flags
-
-T = TypeVar("T")
 
 
 class Refusal(Exception):
@@ -73,45 +67,3 @@ def _find(inputs: AttentionInputs, options: Options) -> Way:
             refused = dispatch.explain(spec, inputs.extent, chip).refused
             raise Refusal("fa4 has no kernel: " + "; ".join(f"{name} {', '.join(why)}" for name, why in refused))
     return Way(flags, ops.route(inputs, flags), inputs[8:])
-
-
-class _Last(NamedTuple):
-    """A call, how to tell another one like it, and what is to be done for both."""
-
-    guards: Any
-    plain: tuple
-    grad_mode: bool
-    stage: Stage | None
-    done: Any
-
-
-class Repeats(Generic[T]):
-    """What an operator did for the call before: layers of a model ask the same again, and to compare takes less than to
-    make a key. It is below torch's modes and transforms, so that of these none has to be looked for."""
-
-    def __init__(self) -> None:
-        self._before: Way | None = None
-        self._last: _Last | None = None
-
-    def find(self, tensors: tuple[Tensor, ...], plain: tuple) -> T | None:
-        """What was kept of a call with tensors and other arguments like these, if that was the last one kept. Where
-        `plain` is equal there are as many tensors."""
-        last = self._last
-        if (
-            last is None
-            or plain != last.plain
-            or torch.is_grad_enabled() is not last.grad_mode
-            or stage.get() is not last.stage
-            or forward_ad._current_level >= 0
-            or not last.guards.check(*tensors)
-        ):
-            return None
-        return last.done
-
-    def keep(self, tensors: tuple[Tensor, ...], plain: tuple, way: Way, done: T) -> None:
-        """Keep `done`, if the call before went the same way: what comes twice is likely to come again."""
-        if way is not self._before:
-            self._before = way
-        elif calls.TensorGuards is not None and len(set(map(id, tensors))) == len(tensors):
-            last = _Last(calls.guards(*tensors), plain, torch.is_grad_enabled(), stage.get(), done)
-            self._last = last if last.guards.check(*tensors) else None
