@@ -28,7 +28,7 @@ def main(results: Path, output: Path | None) -> None:
     panels = list(frame.groupby(["direction", "head_dim", "head_dim_v", "causal"], sort=True))
     columns = min(4, len(panels))
     lines = -(-len(panels) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 3.4 * lines), squeeze=False)
+    figure, axes = plt.subplots(lines, columns, figsize=(3.2 * columns, 2.7 * lines), squeeze=False)
     for axis, ((direction, head_dim, head_dim_v, causal), panel) in zip(axes.flat, panels):
         for provider, series in panel.groupby("provider", sort=False):
             series = series.sort_values("seqlen_k")
@@ -53,7 +53,7 @@ def main(results: Path, output: Path | None) -> None:
     figure.suptitle(f"{timed[0]['machine']['device']}, GEMM {gemm[0]:.3g} TFLOP/s in the same run")
     figure.tight_layout(rect=(0, 0.05, 1, 1))
     output = output or results.with_suffix(".png")
-    figure.savefig(output, dpi=120)
+    figure.savefig(output, dpi=150)
     click.echo(output)
 
 

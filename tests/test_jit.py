@@ -61,6 +61,41 @@ def test_a_second_process_compiles_nothing(tmp_path):
         assert done.stdout.strip() == expected
 
 
+# Ranks of a job that starts, forked so that they share what is imported: each writes down what it compiled.
+_RANKS = """
+import os, sys
+from fa4 import jit
+from fa4.device import chip_by_number
+from tests.compiled_for import scale_kernel
+
+def build():
+    os.write(built, b"%d " % os.getpid())
+    return scale_kernel(chip_by_number(80))
+
+jit.fingerprint()
+built = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+come, go = os.pipe()
+ranks = []
+for _ in range(8):
+    rank = os.fork()
+    if rank == 0:
+        os.close(go)
+        os.read(come, 1)  # until all are there
+        launcher = jit.compiled(("scale",), build, chip_by_number(80))
+        os._exit(not callable(launcher))
+    ranks.append(rank)
+os.close(go)
+sys.exit(any(os.waitpid(rank, 0)[1] for rank in ranks))
+"""
+
+
+def test_of_eight_ranks_that_start_together_one_compiles(tmp_path):
+    env = {**os.environ, "FA4_CACHE_DIR": str(tmp_path / "cache"), "FA4_CACHE": "1"}
+    command, root = [sys.executable, "-c", _RANKS, str(tmp_path / "built")], Path(__file__).parents[1]
+    subprocess.run(command, env=env, cwd=root, check=True)
+    assert len((tmp_path / "built").read_text().split()) == 1
+
+
 def test_a_broken_entry_is_replaced(monkeypatch, tmp_path):
     monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path)
     monkeypatch.setattr(jit, "_launchers", {})
