@@ -15,7 +15,8 @@ import fa4
 import fa4.distributed as cp
 from fa4 import cases
 from fa4.cases import Case
-from fa4.distributed import place
+from fa4.distributed import place, ring
+from fa4.emulator import emulate
 from fa4.integrations.dtensor import register_dtensor
 
 CASES = [
@@ -127,6 +128,37 @@ def test_parts_on_ranks_are_the_whole(world, seed, tmp_path):
     """Cases by every method: out, lse and gradients; some twice, bit for bit."""
     mp.get_context("forkserver").set_forkserver_preload(["fa4.distributed", "fa4.cases", __name__])
     mp.start_processes(on_every_rank, (world, tmp_path / "store", seed), world, start_method="forkserver")
+
+
+@pytest.mark.parametrize(
+    "dtype, sums, head_dim_v",
+    [(torch.bfloat16, torch.bfloat16, 24), (torch.float16, torch.float32, 128)],
+    ids=["idle lanes", "sums of more than two"],
+)
+def test_states_are_joined_in_place_by_one_kernel(dtype, sums, head_dim_v, seed):
+    """The late half of the rows, as beside keys that lie between a rank's chunks; some have seen nothing."""
+    pytest.importorskip("cutlass", reason="compiles the kernel")
+    draw = torch.Generator().manual_seed(seed)
+    out, more = (torch.randn(2, rows, 3, head_dim_v, generator=draw) for rows in (26, 13))
+    lse, more_lse = (3 * torch.randn(2, 3, rows, generator=draw) for rows in (26, 13))
+    nothing = torch.rand(2, 2, 3, 13, generator=draw) < 0.2
+    lse[..., 13:][nothing[0]], more_lse[nothing[1]] = -torch.inf, -torch.inf
+    out[:, 13:][nothing[0].transpose(1, 2)], more[nothing[1].transpose(1, 2)] = 0, 0
+    out, more = out.to(sums), more.to(dtype)
+    exact = fa4.merge_states([out[:, 13:].double(), more.double()], [lse[..., 13:].double(), more_lse.double()])
+    by_torch, by_kernel = ((out.clone(), lse.clone()) for _ in range(2))
+
+    def joined(states):
+        ring._merge(states[0][:, 13:], states[1][..., 13:], more, more_lse)
+        assert torch.equal(states[0][:, :13], out[:, :13]) and torch.equal(states[1][..., :13], lse[..., :13])
+        errors = states[0][:, 13:] - exact[0], (states[1][..., 13:] - exact[1]).nan_to_num(nan=0.0)
+        return [float(x.abs().max()) for x in errors]
+
+    allowed = joined(by_torch)
+    with emulate("sm_90a", sms=2):
+        errors = joined(by_kernel)
+    assert errors[0] <= 2 * allowed[0] and errors[1] <= 2 * allowed[1] + 1e-6, f"seed {seed}"
+    assert torch.equal(by_kernel[1] == -torch.inf, by_torch[1] == -torch.inf)
 
 
 def test_without_a_process_group_it_says_so():

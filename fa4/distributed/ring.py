@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..device import chip_of
 from ..spec import Saved
 from .parts import Parts, accumulator
 from .place import Passing
@@ -31,7 +32,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) 
 
 
 def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """In place, `fa4.merge_states` of two, the second of which has idle rows of zeros; fewer passes over memory."""
+    """In place, `fa4.merge_states` of two, the second of which has idle rows of zeros: by a kernel in one pass over
+    memory, or where none can be compiled in a few."""
+    chip = chip_of(out.device)
+    if chip.compiles:
+        from ..fwd import join  # needs CuTe DSL
+
+        if join.takes(more):
+            kernel = join.launcher(join.Config(more.dtype, out.dtype, more.shape[-1]), chip)
+            packed = out.ndim == 3  # a batch of one
+            with torch.cuda.device_of(out):
+                kernel(tuple(x.unsqueeze(0) if packed else x for x in (out, lse, more, more_lse)))
+            return
     total = torch.logaddexp(lse, more_lse)
 
     def weight(of: Tensor) -> Tensor:
@@ -54,8 +66,9 @@ def backward(
     passing = Passing((k, v), parts.place) if world > 1 else None
     first, *last = parts.own()
     grads = first.backward(saved, q, k, v, sink)
-    dq, dsink = _widened(grads.dq, first.rows, q), grads.dsink
-    own = tuple(_widened(grad, first.keys_of, x) for grad, x in ((grads.dk, k), (grads.dv, v)))
+    wide = accumulator(q)
+    dq, dsink = _spread(grads.dq, first.rows, q, wide), grads.dsink
+    own = tuple(_spread(grad, first.keys_of, x, wide) for grad, x in ((grads.dk, k), (grads.dv, v)))
     home = None
     for step in range(1, world):
         assert passing is not None
@@ -65,7 +78,9 @@ def backward(
         call = parts.with_keys_of((rank - step) % world)
         grads = call.backward(saved, q, k_here, v_here)
         call.rows(dq).add_(grads.dq)
-        theirs = tuple(_widened(grad, call.keys_of, x) for grad, x in ((grads.dk, k), (grads.dv, v)))
+        # Added to nothing yet they travel as they are, half as long as a sum.
+        as_sums = wide if home is not None else None
+        theirs = tuple(_spread(grad, call.keys_of, x, as_sums) for grad, x in ((grads.dk, k), (grads.dv, v)))
         if home is not None:  # what the ranks before have added to these keys' gradients
             _add(theirs, home.wait())
         home = Passing(theirs, parts.place)
@@ -80,11 +95,12 @@ def backward(
     return dq, dk, dv, dsink
 
 
-def _widened(part: Tensor, rows: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """The gradient of some rows of a tensor, as that of all, to be added to."""
+def _spread(part: Tensor, rows: Callable[[Tensor], Tensor], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The gradient of some rows of a tensor, as that of all, in a dtype that may be wider."""
+    dtype = dtype or part.dtype
     if part.shape == like.shape:
-        return part.to(accumulator(part))
-    total = torch.zeros(like.shape, dtype=accumulator(part), device=part.device)
+        return part.to(dtype)
+    total = torch.zeros(like.shape, dtype=dtype, device=part.device)
     rows(total).copy_(part)
     return total
 

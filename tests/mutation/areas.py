@@ -174,7 +174,11 @@ AREAS = (
         ("tests/kvcache/test_api.py", "tests/kvcache/test_torch.py"),
         ("tests/kvcache/test_emulated.py",),
     ),
-    Area("states", ("fa4/states.py", "fa4/distributed/*"), ("tests/test_states.py", "tests/test_distributed.py")),
+    Area(
+        "states",
+        ("fa4/states.py", "fa4/distributed/*", "fa4/fwd/join.py"),
+        ("tests/test_states.py", "tests/test_distributed.py"),
+    ),
     Area(
         "command line",
         ("fa4/cli.py", "fa4/ahead.py", "fa4/demo.py", "fa4/__main__.py"),
