@@ -126,8 +126,9 @@ def flash_attn_func(
         backend: "auto", or the name of a backend, which then obeys or raises.
 
     q, k and v may be nested tensors of torch's jagged layout, (batch, lengths, heads, head_dim): then so are out, and
-    lse (batch, heads_q, lengths), and the call is the packed one, without block_mask. `torch.func.vmap` maps calls
-    without mods and dropout by one launch, unless each has lengths of its own in packed tensors or beside a sink.
+    lse (batch, heads_q, lengths), and the call is the packed one, as is what a block_mask is made for.
+    `torch.func.vmap` maps calls without mods and dropout by one launch, unless each has lengths of its own in packed
+    tensors or beside a sink.
 
     Under `torch.autocast`, q, k and v (but not the sink) are taken in autocast's dtype, float64 excepted.
 
@@ -277,6 +278,7 @@ def explain(
         q, k, v = _autocast(q, k, v)
     if jagged.is_jagged((q, k, v)):
         made = jagged.packed((q, k, v, learnable_sink, None, None, None, seqused_k, None, None))
+        score_mod, mask_mod, block_mask = jagged.packed_mods((q, k, v), (score_mod, mask_mod, block_mask))
         q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = made
     packed = isinstance(q, Tensor) and q.ndim == 3
     cache = _cache(q, k, Cache(page_table, cache_batch_idx, cache_leftpad))

@@ -92,9 +92,9 @@ def attend_with_mods(
         _refuse_parts_of_sequences()
     watched = ops.watched(arguments)
     if watched and not packed and jagged.is_jagged(arguments):
-        if mods[2] is not None:
-            raise NotImplementedError("block_mask came with nested tensors, expected None: a mask_mod serves them")
-        return jagged.nested(*attend_with_mods(True, jagged.packed(arguments), options, mods, dropout), arguments[0])
+        made = jagged.packed(arguments)
+        mods = jagged.packed_mods(arguments, mods)
+        return jagged.nested(*attend_with_mods(True, made, options, mods, dropout), arguments[0])
     key = None if watched else key_of(packed, arguments, options)
     before = None if key is None else mod_ops.known(*mods)
     key = key, torch.is_grad_enabled(), dropout.p

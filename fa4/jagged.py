@@ -5,12 +5,16 @@ What packs and unpacks them are torch's own operators on nested tensors, which a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 from torch.nn import functional
+
+from .checks import checks_lengths
+from .mods import blocks
 
 
 def is_jagged(arguments: tuple) -> bool:
@@ -37,6 +41,57 @@ def packed(arguments: tuple) -> tuple:
     has_holes = q.lengths() is not None or k.lengths() is not None
     bounds, used, longest = zip(*(_lengths(x, has_holes) for x in (q, k)))
     return (q.values(), k.values(), v.values(), sink, *bounds, *used, *longest)
+
+
+def packed_mods(arguments: tuple, mods: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    """A call's score_mod, mask_mod and block_mask for what `packed` gives: where rows are left out, sequence b is the
+    packed b + 1."""
+    q, k = arguments[:2]
+    if q.lengths() is None and k.lengths() is None:
+        return mods
+    score_mod, mask_mod, block_mask = mods
+    if block_mask is not None:
+        blocks.check_type(block_mask)
+        for name, x, length in zip(("q", "k"), (q, k), block_mask.seq_lengths):
+            _check_longest(name, x, length)
+        block_mask = _shifted_blocks(block_mask, (q.values().shape[0], k.values().shape[0]))
+    return score_mod and _shifted_score(score_mod), mask_mod and _shifted_mask(mask_mod), block_mask
+
+
+def _shifted_score(score_mod: Callable) -> Callable:
+    return lambda score, b, h, q_idx, kv_idx: score_mod(score, b - 1, h, q_idx, kv_idx)
+
+
+def _shifted_mask(mask_mod: Callable) -> Callable:
+    return lambda b, h, q_idx, kv_idx: mask_mod(b - 1, h, q_idx, kv_idx)
+
+
+def _check_longest(name: str, x: Any, length: int) -> None:
+    """Raise if a sequence has more rows than a block mask is for, where looking is free."""
+    used = x.offsets().diff() if x.lengths() is None else x.lengths()
+    if checks_lengths(x.device.type) and used.numel() and int(used.max()) > length:
+        raise ValueError(f"block_mask is for {length} rows of {name}, expected {int(used.max())}, its longest sequence")
+
+
+def _shifted_blocks(block_mask: Any, rows: tuple[int, int]) -> Any:
+    """For packed sequences of up to all `rows` of q and k: what is left out counts as theirs, but nobody sees it."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    rows_q, rows_k = map(max, rows, block_mask.seq_lengths)
+    more, across = -(-rows_q // block_mask.BLOCK_SIZE[0]), -(-rows_k // block_mask.BLOCK_SIZE[1])
+
+    def padded(x: Tensor | None) -> Any:
+        if x is None:
+            return None
+        last = (0, across - x.shape[3]) if x.ndim == 4 else ()
+        first = 1 if x.shape[0] > 1 else 0  # the sequence before all, which sees nothing
+        return functional.pad(x, (*last, 0, more - x.shape[2], 0, 0, first, 0))
+
+    counts, lists, full_counts, full_lists = (padded(getattr(block_mask, name)) for name in blocks.OF_KEYS)
+    mask_mod = blocks.mask_mod_of(block_mask)
+    sizes = {"BLOCK_SIZE": block_mask.BLOCK_SIZE, "seq_lengths": (rows_q, rows_k)}
+    shifted = block_mask.mask_mod if mask_mod is None else _shifted_mask(mask_mod)
+    return BlockMask.from_kv_blocks(counts, lists, full_counts, full_lists, mask_mod=shifted, **sizes)
 
 
 def nested(out: Tensor, lse: Tensor, q: Any) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """What the tests of every chip's own kernels share: to run them on the emulated chip, and what holds of them all."""
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -197,6 +198,28 @@ def check_the_public_function_comes_here(kernels: Kernels, case: Case, row: str,
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
     assert torch.equal(out, auto)
     assert explanation.chosen == kernels.backend and row in explanation.tiles
+
+
+def check_rows_that_one_key_rules(kernels: Kernels, seed: int) -> None:
+    """The weight of the key that rules a row is no power of two where O tolerates that the maximum has grown. Its
+    rounding must not show: neither in out as a whole nor, so, in all of a row's dS, which are from dP - rowsum(dO * O).
+
+    Of 320 keys two count, the first among the last to be visited; it weighs a little less than 32 (1 + 2^-8) times as
+    much as the other, and is rounded down to 32.
+    """
+    first, other, growth = 10, 200, 5 + math.log2(1 + 0.98 / 256)
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.zeros(2, 64, 4, 64, dtype=torch.bfloat16), torch.zeros(2, 320, 4, 64, dtype=torch.bfloat16)
+    v = torch.randn(k.shape, generator=generator).to(torch.bfloat16)
+    q[..., 0], k[..., 0] = 1, -8
+    k[:, other, :, 0], k[:, first, :, 0] = 0, 1
+    with emulate(kernels.chip, sms=2, seed=seed):
+        options = dict(causal=True, softmax_scale=growth * math.log(2), backend=kernels.backend)
+        out = fa4.flash_attn_func(q, k, v, **options).double()
+    expected = (2**growth * v[:, first].double() + v[:, other].double())[:, None] / (2**growth + 1)
+    off = float((out * expected).sum() / (expected * expected).sum().mul(64) - 1)
+    # What rounding out itself does is another for each of the 512 elements. The rounding of the weight is 2^-8.
+    assert abs(off) < 2**-11, f"out is {off:.2e} off as a whole, seed {seed}"
 
 
 def check_gradients_through_autograd(kernels: Kernels, case: Case, seed: int) -> None:

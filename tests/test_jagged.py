@@ -34,6 +34,7 @@ def _packed(q, k, v, **options):
         {"learnable_sink": torch.ones(4, dtype=torch.float64), "window_size": (2, 1)},
         {"mask_mod": lambda b, h, q, k: k <= q + b},
         {"dropout_p": 0.5, "dropout_seed": 3},
+        {"block_mask": fa4.create_block_mask(lambda b, h, q, k: k <= q + b, 3, None, 5, 6, "cpu", BLOCK_SIZE=2)},
     ],
     ids=lambda x: next(iter(x)),
 )
@@ -49,18 +50,39 @@ def test_nested_tensors_are_packed_sequences(tensors, options):
         assert a.shape == x.shape and torch.equal(a.values(), b.values())
 
 
-def test_sequences_between_which_rows_are_left_out(seed):
+_BY_BATCH = torch.tensor([0.5, -2.0, 1.0])
+_SEEN = fa4.create_block_mask(lambda b, h, q, k: k <= q + b, 3, None, 8, 8, "cpu", BLOCK_SIZE=2)
+WITH_ROWS_LEFT_OUT = {
+    "causal": {"causal": True},
+    "mask_mod": {"mask_mod": lambda b, h, q, k: k <= q + b},
+    "score_mod": {"score_mod": lambda score, b, h, q, k: score * _BY_BATCH[b]},
+    "block_mask": {"block_mask": _SEEN},
+    "block_mask_of_all": {"block_mask": fa4.create_block_mask(fa4.masks.causal, None, None, 8, 8, "cpu")},
+}
+
+
+@pytest.mark.parametrize("name", WITH_ROWS_LEFT_OUT)
+def test_sequences_between_which_rows_are_left_out(name, seed):
+    options = WITH_ROWS_LEFT_OUT[name]
+
+    def of_one(i):  # sequence i alone: it is number i to the functions
+        if name in ("mask_mod", "block_mask"):
+            return {"mask_mod": lambda b, h, q, k: k <= q + i}
+        if name == "score_mod":
+            return {"score_mod": lambda score, b, h, q, k: score * _BY_BATCH[i]}
+        return {"causal": True}
+
     x = torch.randn(3, 8, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
     starts, lengths = torch.tensor([1, 0, 2]), torch.tensor([3, 4, 6])
     nested = narrow(x, 1, starts, lengths, layout=torch.jagged)
-    out, lse = fa4.flash_attn_func(nested, nested, nested, causal=True, return_lse=True)
+    out, lse = fa4.flash_attn_func(nested, nested, nested, return_lse=True, **options)
     parts = [x[i : i + 1, s : s + n] for i, (s, n) in enumerate(zip(starts, lengths))]
-    for part, o, of_rows in zip(parts, out.unbind(), lse.unbind(), strict=True):
-        expected, expected_lse = fa4.flash_attn_func(part, part, part, causal=True, return_lse=True)
+    for i, (part, o, of_rows) in enumerate(zip(parts, out.unbind(), lse.unbind(), strict=True)):
+        expected, expected_lse = fa4.flash_attn_func(part, part, part, return_lse=True, **of_one(i))
         torch.testing.assert_close(o, expected[0])
         torch.testing.assert_close(of_rows, expected_lse[0])
     (got,) = torch.autograd.grad(sum(o.square().sum() for o in out.unbind()), x)
-    loss = sum(fa4.flash_attn_func(part, part, part, causal=True).square().sum() for part in parts)
+    loss = sum(fa4.flash_attn_func(part, part, part, **of_one(i)).square().sum() for i, part in enumerate(parts))
     torch.testing.assert_close(got, torch.autograd.grad(loss, x)[0])
 
 
@@ -85,7 +107,7 @@ REFUSED = {
     "heads_first": (lambda q, k, v: (q.transpose(1, 2), k, v), {}, ValueError, "q has shape .*expected .batch, len"),
     "other_lengths": (lambda q, k, v: (q, k, q), {}, ValueError, "v has lengths of its own"),
     "seqused_k": (lambda q, k, v: (q, k, v), {"seqused_k": torch.ones(3, dtype=torch.int32)}, TypeError, "seqused_k"),
-    "block_mask": (lambda q, k, v: (q, k, v), {"block_mask": 1}, NotImplementedError, "block_mask came with nested"),
+    "no_block_mask": (lambda q, k, v: (q, k, v), {"block_mask": 1}, TypeError, "block_mask is a int, expected what"),
 }  # fmt: skip
 
 
@@ -93,3 +115,11 @@ REFUSED = {
 def test_refused(tensors, change, options, error, message):
     with pytest.raises(error, match=message):
         fa4.flash_attn_func(*change(*tensors), **options)
+
+
+def test_a_block_mask_for_shorter_sequences_is_refused(seed):
+    x = torch.randn(2, 40, 1, 16)
+    nested = narrow(x, 1, torch.tensor([1, 0]), torch.tensor([30, 40]), layout=torch.jagged)
+    mask = fa4.create_block_mask(fa4.masks.causal, None, None, 32, 32, "cpu")
+    with pytest.raises(ValueError, match="block_mask is for 32 rows of q, expected 40"):
+        fa4.flash_attn_func(nested, nested, nested, block_mask=mask)

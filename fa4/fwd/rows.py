@@ -49,8 +49,13 @@ def is_written(cfg, work, row: Int32) -> Boolean:
 
 
 @cute.jit
-def normalise(context, work, row: Int32, query: Int32, reference: Float32, total: Float32):
-    """(factor that normalises O, log-sum-exp) of a row; (0, -inf) if it saw no key or holds no data."""
+def normalise(context, work, row: Int32, query: Int32, reference: Float32, total: Float32, largest: Float32):
+    """(factor that normalises O, log-sum-exp) of a row; (0, -inf) if it saw no key or holds no data.
+
+    largest: of the row's weights P. O is a sum of weights that are rounded, total of weights that are not. Where O
+    tolerates a grown maximum the largest is no longer 1, and in a row that one key rules O would be off by its rounding
+    as a whole. So O is divided by a total with that one rounded too.
+    """
     cfg, args = context.cfg, context.args
     numerator = Float32(1.0)
     if cutlass.const_expr(cfg.has_sink):
@@ -65,6 +70,7 @@ def normalise(context, work, row: Int32, query: Int32, reference: Float32, total
         reference = top
     holds_data = query < work.q.count
     is_seen = holds_data and total != 0.0  # a NaN is seen
-    norm = numerator * cute.arch.rcp_approx(total) if is_seen else Float32(0.0)
+    surplus = numerator * (Float32(cfg.v_dtype(largest)) - largest)
+    norm = numerator * cute.arch.rcp_approx(total + surplus) if is_seen else Float32(0.0)
     lse = reference * args.to_natural + cute.math.log(total) if is_seen else -Float32.inf
     return norm, lse

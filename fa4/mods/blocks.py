@@ -168,6 +168,7 @@ def are_lists_its_own(block_mask: Any) -> bool:
 
 
 _OF_SIDE = ("num_blocks", "indices")
+OF_KEYS = tuple(f"{kind}kv_{name}" for kind in ("", "full_") for name in _OF_SIDE)
 
 
 def _side(block_mask: Any, side: str) -> tuple[Tensor, ...]:

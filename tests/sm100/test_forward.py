@@ -25,6 +25,7 @@ from tests.emulated import (
     check_a_nan_stays_in_its_row,
     check_forward,
     check_forward_under_many_interleavings,
+    check_rows_that_one_key_rules,
     check_strided_and_expanded_inputs,
     check_the_public_function_comes_here,
     poison_unused,
@@ -210,6 +211,10 @@ def test_head_dims_decide_how_many_exponentials_are_polynomials(dims, polynomial
 
 def test_strided_and_expanded_inputs(seed):
     check_strided_and_expanded_inputs(KERNELS, seed)
+
+
+def test_rows_that_one_key_rules(seed):
+    check_rows_that_one_key_rules(KERNELS, seed)
 
 
 def test_public_function_dispatches_here(seed):

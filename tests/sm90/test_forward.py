@@ -24,6 +24,7 @@ from tests.emulated import (
     check_a_nan_stays_in_its_row,
     check_forward,
     check_forward_under_many_interleavings,
+    check_rows_that_one_key_rules,
     check_strided_and_expanded_inputs,
     check_the_public_function_comes_here,
 )
@@ -85,6 +86,10 @@ def test_a_nan_in_a_query_shows_in_its_row_alone(seed):
 
 def test_strided_and_expanded_inputs(seed):
     check_strided_and_expanded_inputs(KERNELS, seed)
+
+
+def test_rows_that_one_key_rules(seed):
+    check_rows_that_one_key_rules(KERNELS, seed)
 
 
 def test_public_function_dispatches_here(seed):

@@ -50,39 +50,41 @@ def softmax(context):
         work = queue.tile()
         row = row_tile(context, work, tile) * cfg.tile_m + thread % cfg.tile_m
         query = query_of(cfg, row)
-        reference, total = -Float32.inf, Float32(0.0)
+        state = -Float32.inf, Float32(0.0), -Float32.inf
         if work.count > 0:
             seen = Seen.by(context, work, row, query)
             if cutlass.const_expr(cfg.has_blocks):
                 walk = work.walk
                 for i in cutlass.range(walk.masked, unroll=1):
                     at = seen.at(walk.block(i))
-                    reference, total = step(context, ends, tile, s, reference, total, at, True)
+                    state = step(context, ends, tile, s, state, at, True)
                     s = s.next()
                 for i in cutlass.range(walk.masked, walk.count - walk.cut, unroll=1):
                     at = seen.at(walk.block(i), asks_mask=False)
-                    reference, total = step(context, ends, tile, s, reference, total, at, False)
+                    state = step(context, ends, tile, s, state, at, False)
                     s = s.next()
                 for i in cutlass.range(walk.count - walk.cut, walk.count, unroll=1):
                     at = seen.at(walk.block(i), asks_mask=False)
-                    reference, total = step(context, ends, tile, s, reference, total, at, True)
+                    state = step(context, ends, tile, s, state, at, True)
                     s = s.next()
             else:
                 blocks = work.blocks
                 for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
                     at = seen.at(blocks.stop - 1 - i)
-                    reference, total = step(context, ends, tile, s, reference, total, at, True)
+                    state = step(context, ends, tile, s, state, at, True)
                     s = s.next()
                 for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
                     at = seen.at(key_block(context, work, blocks.stop - blocks.full_stop + i))
-                    reference, total = step(context, ends, tile, s, reference, total, at, False)
+                    state = step(context, ends, tile, s, state, at, False)
                     s = s.next()
                 if cutlass.const_expr(cfg.has_left):
                     for i in cutlass.range(blocks.full_first - blocks.first, unroll=1):
                         at = seen.at(blocks.full_first - 1 - i)
-                        reference, total = step(context, ends, tile, s, reference, total, at, True)
+                        state = step(context, ends, tile, s, state, at, True)
                         s = s.next()
-        norm, lse = normalise(context, work, row, query, reference, total)
+        reference, total, top = state
+        largest = exp2_mufu(top * Scales.of(context, work).log2 - reference)
+        norm, lse = normalise(context, work, row, query, reference, total, largest)
         if work.count > 0:
             norms.wait()
             if cutlass.const_expr(cfg.has_dropout):
@@ -150,14 +152,15 @@ class Seen(Constant):
         return At(self.first - begin, self.stop - begin, self.scales, score, mask, kept)
 
 
-def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: Float32, at: At, is_masked: bool):
-    """One key block: S -> P. Returns the new (reference, total).
+def step(context, ends, tile: Int32, cursor: Cursor, state: tuple[Float32, Float32, Float32], at: At, is_masked: bool):
+    """One key block: S -> P. Returns the new state of the row, (reference, total, top).
 
     `reference` is what is subtracted in the exponent: a maximum of the row so far in log2 units, or something within
-    `rescale_threshold` below it; -inf before the row has seen a key. `total` is the sum of P at that reference.
-    is_masked: the band may cut the block.
+    `rescale_threshold` below it; -inf before the row has seen a key. `total` is the sum of P at that reference, `top`
+    the largest score. is_masked: the band may cut the block.
     """
     cfg, spans = context.cfg, context.tmem
+    reference, total, top = state
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     s_address = tmem.lane_address(spans.S, warp) + tile * cfg.tile_n
@@ -178,7 +181,8 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
         s = hide(s, at.first if cfg.has_left else None, at.stop)
 
     scale = at.scales.log2
-    candidate = row_maximum(s) * scale
+    highest = row_maximum(s)
+    candidate = highest * scale
     shrink = reference - candidate
     grows = shrink < -cfg.rescale_threshold  # false while the row has seen no key: -inf - -inf
     factor = cutlass.select_(grows, cute.math.exp2(shrink, fastmath=True), Float32(1.0))
@@ -220,7 +224,7 @@ def step(context, ends, tile: Int32, cursor: Cursor, reference: Float32, total: 
     ends.softmax_mma_Ptail.arrive_full(tile)
     factors.next().wait()
     sums = packed_sum(weights)  # of this block alone: each addition rounds less than it would to the total
-    return reference, total * factor + (sums[0] + sums[1])
+    return reference, total * factor + (sums[0] + sums[1]), cute.arch.fmax(top, highest)
 
 
 def packed_sum(pairs: list[tuple[Float32, Float32]], chains: int = 4) -> tuple[Float32, Float32]:

@@ -47,13 +47,15 @@ class Softmax(Constant):
 
     reference: what is subtracted in the exponent: a maximum of the row so far in log2 units, or something within
     `rescale_threshold` below it; -inf before the row has seen a key. total: this thread's part of the sum of P at that
-    reference. factor: what the last change of the reference multiplies O by. first, stop: the row sees keys
-    first <= key < stop.
+    reference. top: of this thread's scores of the row so far. factor: what the last change of the reference multiplies
+    O by. first, stop: the row sees keys first <= key < stop.
     """
 
     def __init__(self, context):
         self.context = context
-        self.reference, self.total, self.factor = (cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(3))
+        self.reference, self.total, self.top, self.factor = (
+            cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(4)
+        )
         self.first, self.stop = (cute.make_rmem_tensor(ROWS_PER_THREAD, Int32) for _ in range(2))
         self.score_mod, self.mask_mod, self.dropout, self.lines, self.scales = None, None, None, (), None
 
@@ -61,6 +63,7 @@ class Softmax(Constant):
         """Before a work tile; first_row: of this warp, in the sequence."""
         self.reference.fill(-Float32.inf)
         self.total.fill(0.0)
+        self.top.fill(-Float32.inf)
         for r in range(ROWS_PER_THREAD):
             query = query_of(self.context.cfg, first_row + row_in_warp(r))
             self.first[r], self.stop[r] = work.mask.keys(query)
@@ -107,6 +110,7 @@ class Softmax(Constant):
                 s[i] = weight if at.kept is None else dropped(at.kept[r], c // 2 * 8 + c % 2, weight)
             # The block's sum first: adding each weight to the running total would round it hundreds of times.
             self.total[r] = self.total[r] + in_chains(weights, lambda a, b: a + b)
+            self.top[r] = cute.arch.fmax(self.top[r], tops[r])
         return has_grown
 
     def visible(self, s: cute.Tensor, at: At, is_masked: bool) -> list[list[Float32]]:
@@ -140,7 +144,10 @@ class Softmax(Constant):
         for r in range(ROWS_PER_THREAD):
             row = first_row + row_in_warp(r)
             total = across_row(self.total[r], lambda a, b: a + b)
-            norm, lse = normalise(self.context, work, row, query_of(self.context.cfg, row), self.reference[r], total)
+            top = across_row(self.top[r], cute.arch.fmax)
+            largest = cute.math.exp2(top * self.scales.log2 - self.reference[r], fastmath=True)
+            query = query_of(self.context.cfg, row)
+            norm, lse = normalise(self.context, work, row, query, self.reference[r], total, largest)
             write_lse(self.context, work, row, lse)
             factors = (None if self.dropout is None else self.dropout.scale, self.scales.of_v)
             norms.append(functools.reduce(lambda a, b: a if b is None else a * b, factors, norm))
@@ -151,7 +158,7 @@ class Softmax(Constant):
         for r in range(ROWS_PER_THREAD):
             row = first_row + row_in_warp(r)
             query = query_of(self.context.cfg, row)
-            _, lse = normalise(self.context, work, row, query, -Float32.inf, Float32(0.0))
+            _, lse = normalise(self.context, work, row, query, -Float32.inf, Float32(0.0), Float32(0.0))
             write_lse(self.context, work, row, lse)
 
 
