@@ -38,16 +38,21 @@ def launch(source: cute.Tensor, target: cute.Tensor, steps: Int32):
     _kernel(source, target, steps).launch(grid=(1, 1, 1), block=(128, 1, 1))
 
 
-def compiled(chip: str, directory: Path) -> tuple[str, bytes, str]:
-    """(PTX, cubin, entry) for a chip like "sm_90a". The directory is for files in between."""
+def exported(chip: str, directory: Path) -> Path:
+    """The object file of the kernel for a chip like "sm_90a"."""
     gmem = cute.AddressSpace.gmem
     row = cute.runtime.make_fake_compact_tensor(Float32, (128,), stride_order=(0,), memspace=gmem)
-    exported = directory / "kernel.o"
     function = cute.compile(
         launch, row, row, Int32(4), options=f"--enable-tvm-ffi --gpu-arch {chip} --generate-line-info"
     )
-    function.export_to_c(str(exported), "kernel")
-    (binary,) = fatbins_in(exported.read_bytes())
+    path = directory / "kernel.o"
+    function.export_to_c(str(path), "kernel")
+    return path
+
+
+def compiled(chip: str, directory: Path) -> tuple[str, bytes, str]:
+    """(PTX, cubin, entry) for a chip like "sm_90a". The directory is for files in between."""
+    (binary,) = fatbins_in(exported(chip, directory).read_bytes())
     cubin = cubin_in(binary)
     ptx = embedded_ptx(cubin)
     assert ptx is not None

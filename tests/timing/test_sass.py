@@ -6,6 +6,9 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from fa4.emulator import emulate
+from fa4.emulator.host.modules import Modules, fatbins_in, machine_code
+from fa4.emulator.host.stored import register_stored
 from fa4.emulator.timing.sass import Slot, code, cycles_alone, issue_model
 from fa4.emulator.timing.sass.blocks import machine_blocks
 from fa4.emulator.timing.sass.control import Control
@@ -26,6 +29,20 @@ CHIPS = ("sm_90a", "sm_100a")
 @pytest.fixture(scope="module", params=CHIPS)
 def compiled(request, tmp_path_factory):
     return request.param, *small_kernels.compiled(request.param, tmp_path_factory.mktemp("kept"))
+
+
+def test_machine_code_of_an_emulated_kernel_is_made_when_it_is_asked_for(compiled, tmp_path):
+    """From the exported file, long after the compilation, and it is what ptxas makes for a real chip."""
+    chip, _, cubin, _ = compiled
+    modules = Modules()
+    with emulate(chip):
+        path = small_kernels.exported(chip, tmp_path)
+        register_stored(path, modules)
+    (binary,) = fatbins_in(path.read_bytes())
+    with pytest.raises(ValueError, match="no cubin"):
+        code.cubin_in(binary)
+    made = machine_code(modules.ptx_of(binary))
+    assert made is not None and code.cubin_in(made) == cubin
 
 
 def test_control_bits_of_instructions_read_by_hand():

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fa4.emulator.host import stored
+from fa4.emulator.host import assembly, stored
 from fa4.emulator.host.launch import Runtime
 from fa4.emulator.host.memory import Arrays
 from fa4.emulator.host.modules import Modules, fatbins_in
@@ -170,7 +170,7 @@ def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
         with tempfile.TemporaryDirectory(prefix="fa4-emulator-") as scratch:
             private = Path(scratch, "kernels")
             pipeline, asked = _dumping_ptx_to(private, pipeline)
-            result = original(self, module, pipeline, *args, **kwargs)
+            result, code = _without_ptxas(original, self, module, pipeline, args, kwargs)
             _rename_runtime_calls(result, library)
             binaries = _binaries(result)
             dumped = sorted(private.parent.glob(private.name + "*.ptx"))
@@ -179,11 +179,26 @@ def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
                 for path in dumped:
                     shutil.copyfile(path, asked.parent / path.name.replace(private.name, asked.name, 1))
         for binary in binaries:
-            modules.register(binary, _ptx_of(binary, texts))
+            modules.register(binary, texts[0] if code is not None else _ptx_of(binary, texts), code)
         return result
 
     with replaced(Compiler, compile=compile):
         yield
+
+
+def _without_ptxas(
+    compile: Callable[..., Any], compiler: Any, module: Any, pipeline: str, args: tuple, kwargs: dict
+) -> tuple[Any, assembly.Unassembled | None]:
+    """The compiled module, with PTX embedded, and what machine code can be made of; None: that is in the module."""
+    parts = assembly.split(pipeline)
+    if parts is None:
+        return compile(compiler, module, pipeline, *args, **kwargs), None
+    first, rest = parts
+    with replaced(compiler, _post_compile_hook=None):  # it expects a module that is whole
+        module = compile(compiler, module, first, *args, **kwargs)
+    code = assembly.Unassembled.of(module, rest)
+    embedded = assembly.embed_ptx(module)
+    return compile(compiler, module, f"builtin.module({rest})", *args, **kwargs), code if embedded else None
 
 
 def _named(ptx: str) -> str:

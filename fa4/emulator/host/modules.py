@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from fa4.emulator.errors import EmulationError
+from fa4.emulator.host.assembly import Unassembled, assembled
 from fa4.emulator.machine.ptx import entries
 
 _FATBIN_MAGIC = 0xBA55ED50
@@ -21,7 +22,7 @@ _PARAMETER = re.compile(
 )
 
 
-_machine_code: dict[str, bytes] = {}  # by digest of the PTX
+_machine_code: dict[str, bytes | Unassembled] = {}  # by digest of the PTX
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,16 @@ class Modules:
         self._handles: dict[tuple[int, str], int] = {}
         self._last_handle = 0x1000
 
-    def register(self, binary: bytes, ptx: str) -> None:
-        """Remember which PTX a compiled fat binary came from."""
+    def register(self, binary: bytes, ptx: str, code: Unassembled | None = None) -> None:
+        """Remember which PTX a compiled fat binary came from.
+
+        code: what machine code can be made of, where the binary has none.
+        """
         digest = _digest(binary)
         if digest not in self._ptx:
             self._binaries.append(binary)
         self._ptx[digest] = ptx
-        _machine_code[_digest(ptx.encode())] = binary
+        _machine_code[_digest(ptx.encode())] = code or binary
 
     def ptx_of(self, binary: bytes) -> str:
         """The PTX that a fat binary came from. Raises EmulationError when it was compiled out of sight."""
@@ -128,8 +132,15 @@ class Modules:
 
 
 def machine_code(ptx: str) -> bytes | None:
-    """The fat binary that the compiler made of a PTX text; None where it was not seen."""
-    return _machine_code.get(_digest(ptx.encode()))
+    """The fat binary that the compiler makes of a PTX text; None where it was not seen."""
+    code = _machine_code.get(_digest(ptx.encode()))
+    return assembled(code) if isinstance(code, Unassembled) else code
+
+
+def unassembled(ptx: str) -> Unassembled | None:
+    """What machine code of a PTX text can be made of; None where that is made, or was not seen."""
+    code = _machine_code.get(_digest(ptx.encode()))
+    return code if isinstance(code, Unassembled) else None
 
 
 def _digest(code: bytes) -> str:

@@ -1,7 +1,8 @@
 """Compiled functions on disk: the object file carries the PTX of its kernels behind its last section.
 
-A real chip needs only the machine code inside an object; the emulated one runs PTX. So `export_to_c` appends it and
-`load_module` finds it there, and host code that keeps compiled kernels works on an emulated chip as it is.
+A real chip needs only the machine code inside an object; the emulated one runs PTX. So `export_to_c` appends it, with
+what machine code can be made of, and `load_module` finds it there, and host code that keeps compiled kernels works on
+an emulated chip as it is.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from fa4.emulator.errors import EmulationError
-from fa4.emulator.host.modules import Modules, fatbins_in
+from fa4.emulator.host.assembly import Unassembled
+from fa4.emulator.host.modules import Modules, fatbins_in, unassembled
 
-_END = struct.Struct("<Q8s")  # bytes of the compressed texts before it, and a mark
-_MARK = b"fa4.ptx1"
+_END = struct.Struct("<QQ8s")  # bytes of the compressed texts and of all codes before it, and a mark
+_MARK = b"fa4.ptx2"
 
 
 def append_ptx(path: Path, modules: Modules) -> None:
     """Write the PTX of every kernel of the object file `path` behind it."""
     texts = [modules.ptx_of(binary) for binary in fatbins_in(path.read_bytes())]
-    packed = zlib.compress(json.dumps(texts).encode(), level=1)
+    codes = [unassembled(ptx) or Unassembled(b"", "") for ptx in texts]
+    table = [(ptx, code.passes, len(code.bytecode)) for ptx, code in zip(texts, codes)]
+    packed = zlib.compress(json.dumps(table).encode(), level=1)
+    bytecodes = b"".join(code.bytecode for code in codes)
     with path.open("ab") as file:
-        file.write(packed + _END.pack(len(packed), _MARK))
+        file.write(packed + bytecodes + _END.pack(len(packed), len(bytecodes), _MARK))
 
 
 def register_stored(path: Path, modules: Modules) -> None:
@@ -37,13 +42,16 @@ def register_stored(path: Path, modules: Modules) -> None:
         EmulationError: the file carries none: it was exported for a real chip, or is cut off.
     """
     data = path.read_bytes()
-    length, mark = _END.unpack(data[-_END.size :]) if len(data) >= _END.size else (0, b"")
+    table_bytes, code_bytes, mark = _END.unpack(data[-_END.size :]) if len(data) >= _END.size else (0, 0, b"")
     if mark != _MARK:
         raise EmulationError(f"{path} carries no PTX: export it inside `with emulate(...)`")
-    start = len(data) - _END.size - length
-    texts = json.loads(zlib.decompress(data[start : start + length]))
-    for binary, ptx in zip(fatbins_in(data[:start]), texts, strict=True):
-        modules.register(binary, ptx)
+    codes = len(data) - _END.size - code_bytes
+    table = codes - table_bytes
+    for binary, (ptx, passes, size) in zip(
+        fatbins_in(data[:table]), json.loads(zlib.decompress(data[table:codes])), strict=True
+    ):
+        modules.register(binary, ptx, Unassembled(data[codes : codes + size], passes) if size else None)
+        codes += size
 
 
 @contextlib.contextmanager
