@@ -75,6 +75,11 @@ class Variant(Constant):
         return self.cache is not None and self.cache.is_scattered
 
     @property
+    def plain_keys(self) -> bool:
+        """Whether k and v are read as plain memory, not by TMA."""
+        return self.gathers
+
+    @property
     def has_score_mod(self) -> bool:
         return self.mods is not None and self.mods.score is not None
 

@@ -22,7 +22,7 @@ class Maps(NamedTuple):
     """TMA maps of matrices (rows, head_dim, heads, batch), varlen without the batch, perhaps `ragged`."""
 
     q: TmaMap
-    k: TmaMap | None  # none, like v, where rows are gathered
+    k: TmaMap | None  # none, like v, where they are `plain_keys`
     v: TmaMap | None
     o: TmaMap | None  # none where O is not stored by TMA
 
@@ -32,7 +32,7 @@ class Arguments:
     """The kernel's run-time arguments. Rows of a matrix are (query) or, packed, (head in group, query)."""
 
     maps: Maps
-    k: cute.Tensor | None  # plain memory, (rows of a page, columns, heads, pages), like v, where rows are gathered
+    k: cute.Tensor | None  # plain memory, (rows of a page, columns, heads, pages), like v, where they are `plain_keys`
     v: cute.Tensor | None
     out: cute.Tensor  # plain memory, (rows, head_dim_v, heads, batch), or varlen without the batch; parts as in lse
     lse: cute.Tensor  # (rows, 1, heads, batch), or varlen (rows, 1, heads); if keys are split, a last mode of parts
@@ -80,9 +80,9 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         )
         *loaded, stored = (ragged(x) if is_ragged else x for x, is_ragged in of_sequences)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile)
-        loads = [TmaTile.load(x, tile, cfg.ctas).map for x, tile in zip(loaded[: 1 if cfg.gathers else 3], tiles)]
+        loads = [TmaTile.load(x, tile, cfg.ctas).map for x, tile in zip(loaded[: 1 if cfg.plain_keys else 3], tiles)]
         loads += [None] * (3 - len(loads))
-        plain = (call.k, call.v) if cfg.gathers else (None, None)
+        plain = (call.k, call.v) if cfg.plain_keys else (None, None)
         maps = Maps(*loads, None if cfg.directly else TmaTile.store(stored, cfg.o_tile).map)
         heads, splits = cute.size(call.q, mode=[2]), sizes.splits if cfg.split else None
         # The last row blocks of a causal problem see the most keys, so the longest tiles start first.

@@ -45,7 +45,7 @@ def work_tile(context, index: Int32) -> Work:
     m_block, head, batch = args.order.at(tile)
     place = args.lengths.query_place(batch, args.seqlen_q)
     q = args.lengths.queries(batch, args.seqlen_q)
-    keys = Keys.of(args.lengths, args.cache, args.k if cfg.gathers else args.maps.k.tensor, batch, cfg)
+    keys = Keys.of(args.lengths, args.cache, args.k if cfg.plain_keys else args.maps.k.tensor, batch, cfg)
     k = keys.rows
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None

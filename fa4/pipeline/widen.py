@@ -25,63 +25,88 @@ _CHUNK = 16  # bytes that a thread loads at a time
 
 @dataclass(frozen=True)
 class Widening(Constant):
-    """A warpgroup's share of a ring of tiles of bytes and of the ring they are converted into.
+    """A warpgroup's share of a ring of tiles that bytes are converted into.
 
-    raw, wide: addresses of the rings' first stages, which lie raw_step and wide_step bytes apart. Both tiles have the
-    same rows, a multiple of 32, and columns.
+    first: address of the ring's first stage; stages lie `step` bytes apart. The tile has a multiple of 32 rows.
     """
 
-    raw: Int32
-    wide: Int32
-    raw_step: cutlass.Constexpr[int]
-    wide_step: cutlass.Constexpr[int]
-    raw_tile: cutlass.Constexpr[Tile]
-    wide_tile: cutlass.Constexpr[Tile]
+    first: Int32
+    step: cutlass.Constexpr[int]
+    tile: cutlass.Constexpr[Tile]
     dtype: cutlass.Constexpr[type[cutlass.Numeric]]
 
-    def tile(self, raw: Cursor, wide: Cursor) -> tuple[Cursor, Cursor]:
+    def move(self, source: ByteRing, raw: Cursor, wide: Cursor) -> tuple[Cursor, Cursor]:
         """Whole warpgroup: wait for a tile of bytes, let go of it, and hand its numbers on."""
         raw.wait()
-        loaded = self._load(self.raw + raw.stage * self.raw_step)
+        loaded = source.load(self, raw.stage)
         raw.arrive()
+        return raw.next(), self.put(wide, loaded)
+
+    def put(self, wide: Cursor, loaded: list[list[Int32]]) -> Cursor:
+        """Whole warpgroup: hand on the numbers of a tile of which each thread has loaded its `shares`."""
         wide.wait()
-        self._store(self.wide + wide.stage * self.wide_step, loaded)
+        self._store(self.first + wide.stage * self.step, loaded)
         wide.arrive()
-        return raw.next(), wide.next()
+        return wide.next()
 
-    def _shares(self) -> list[tuple[int, int]]:
-        """(group of rows, panel of 16-bit numbers) that a warp takes, of the rows of its own."""
-        per_warp = self.wide_tile.rows // (ROWS * WARPS_PER_WARPGROUP)
-        return [(group, panel) for group in range(per_warp) for panel in range(self.wide_tile.panels)]
+    @property
+    def shares(self) -> list[tuple[int, int]]:
+        """(group of rows, panel of 16-bit numbers) of each 16 bytes that a thread takes: in `row(group)`, from column
+        `panel * COLUMNS + column()` on."""
+        return [(group, panel) for group in range(self.groups) for panel in range(self.tile.panels)]
 
-    def _row_in_group(self) -> Int32:
+    @property
+    def groups(self) -> int:
+        return self.tile.rows // (ROWS * WARPS_PER_WARPGROUP)
+
+    def row(self, group: int) -> Int32:
+        """Of the tile, that this thread takes."""
+        return self.first_row(group) + self.row_in_group()
+
+    def column(self) -> Int32:
+        """Of half a panel of bytes, the first that this thread takes."""
+        return self.chunk() * _CHUNK
+
+    def chunk(self) -> Int32:
+        return cute.arch.lane_idx() % 4
+
+    def row_in_group(self) -> Int32:
         """Of this thread. Eight threads, whose accesses go together, have four chunks each of two rows. Of rows whose
         numbers differ in bits 0 and 2 these meet no bank twice: chunks 0 to 3 as loaded, even or odd ones as stored."""
         lane = cute.arch.lane_idx()
         return lane // 8 ^ (lane // 4 % 2 * 5)
 
-    def _first_row(self, group: int) -> Int32:
+    def first_row(self, group: int) -> Int32:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
         return (group * WARPS_PER_WARPGROUP + warp) * ROWS
 
-    def _load(self, tile: Int32) -> list[list[Int32]]:
-        """16 bytes of each share."""
-        row, chunk = self._row_in_group(), cute.arch.lane_idx() % 4
-        own = tile + row * PANEL_ROW_BYTES + (chunk ^ row) * _CHUNK
-        loaded = []
-        for group, panel in self._shares():
-            place = own + self._first_row(group) * PANEL_ROW_BYTES + panel // 2 * self.raw_tile.panel_bytes
-            loaded.append(load_words(_at(place ^ (panel % 2 * COLUMNS)), 4))
-        return loaded
-
-    def _store(self, tile: Int32, loaded: list[list[Int32]]) -> None:
-        row, chunk = self._row_in_group(), cute.arch.lane_idx() % 4
-        own = tile + row * PANEL_ROW_BYTES + (2 * chunk ^ row) * _CHUNK
-        for (group, panel), words in zip(self._shares(), loaded):
-            place = own + self._first_row(group) * PANEL_ROW_BYTES + panel * self.wide_tile.panel_bytes
+    def _store(self, place_of_tile: Int32, loaded: list[list[Int32]]) -> None:
+        row = self.row_in_group()
+        own = place_of_tile + row * PANEL_ROW_BYTES + (2 * self.chunk() ^ row) * _CHUNK
+        for (group, panel), words in zip(self.shares, loaded):
+            place = own + self.first_row(group) * PANEL_ROW_BYTES + panel * self.tile.panel_bytes
             for half in range(2):
                 wide = [pair for word in words[2 * half : 2 * half + 2] for pair in widened(word, self.dtype)]
                 store_words(_at(place ^ (half * _CHUNK)), wide)
+
+
+@dataclass(frozen=True)
+class ByteRing(Constant):
+    """A ring of tiles of bytes in shared memory; as `Widening`, whose tiles have the same rows and columns."""
+
+    first: Int32
+    step: cutlass.Constexpr[int]
+    tile: cutlass.Constexpr[Tile]
+
+    def load(self, widening: Widening, stage: Int32) -> list[list[Int32]]:
+        """A thread's shares of a stage."""
+        row = widening.row_in_group()
+        own = self.first + stage * self.step + row * PANEL_ROW_BYTES + (widening.chunk() ^ row) * _CHUNK
+        loaded = []
+        for group, panel in widening.shares:
+            place = own + widening.first_row(group) * PANEL_ROW_BYTES + panel // 2 * self.tile.panel_bytes
+            loaded.append(load_words(_at(place ^ (panel % 2 * COLUMNS)), 4))
+        return loaded
 
 
 def widened(word: Int32, dtype: type[cutlass.Numeric]) -> list[Int32]:

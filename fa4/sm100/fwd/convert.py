@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 
 from ...pipeline.cursor import consume, produce
-from ...pipeline.widen import Widening
+from ...pipeline.widen import ByteRing, Widening
 from .work import Queue
 
 
@@ -20,14 +20,15 @@ def convert(context):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
     raw = consume(ends.gather_convert_KV if cfg.gathers else ends.load_convert_KV)
     wide = produce(ends.convert_mma_KV)
-    places = smem.address("KV bytes"), smem.address("KV"), cfg.byte_stage_bytes, cfg.kv_stage_bytes
-    of_k = Widening(*places, cfg.k_tile, cfg.k_operand, cfg.dtype)
-    of_v = Widening(*places, cfg.v_tile, cfg.v_operand, cfg.v_dtype)
+    of_k = Widening(smem.address("KV"), cfg.kv_stage_bytes, cfg.k_operand, cfg.dtype)
+    of_v = Widening(smem.address("KV"), cfg.kv_stage_bytes, cfg.v_operand, cfg.v_dtype)
+    k_bytes = ByteRing(smem.address("KV bytes"), cfg.byte_stage_bytes, cfg.k_tile)
+    v_bytes = ByteRing(smem.address("KV bytes"), cfg.byte_stage_bytes, cfg.v_tile)
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
         work = queue.tile()
         for _ in cutlass.range(work.count, unroll=1):
-            raw, wide = of_k.tile(raw, wide)
-            raw, wide = of_v.tile(raw, wide)
+            raw, wide = of_k.move(k_bytes, raw, wide)
+            raw, wide = of_v.move(v_bytes, raw, wide)
         queue = queue.next()

@@ -22,6 +22,7 @@ REGS = {1: (256, 256), 2: (240, 24), 3: (160, 32)}
 REGS_OF_PIECES = REGS | {2: (232, 40)}
 # And of those that convert or gather, a warpgroup of each.
 REGS_WITH_ONE = {1: (240, 40, 120), 2: (200, 40, 72)}
+REGS_WITH_FETCHING = (192, 24, 104)
 REGS_WITH_BOTH = {1: (216, 40, 120)}
 STAGES_OF_GATHERED = 3  # at least, of those that rows are gathered into; see that role
 
@@ -42,7 +43,7 @@ class Config(Variant):
     split: the keys of a work tile are shared among CTAs; out and lse have a leading axis of parts and are float32, and
     there is no sink. fixed_parts: each of a number of key blocks that is the same for all tiles. teams: warpgroups that
     compute, each 64 rows of the work tile. tile_n: keys of one block. most_stages: of K, and of V, where there is room
-    for more. byte_stages: of K, and of V, as 8-bit numbers; 0 where they are not. ping_pong: teams take turns on the
+    for more. byte_stages: of K, and of V, as 8-bit numbers; 0 where these do not come through shared memory. ping_pong: teams take turns on the
     matrix unit, so that one's softmax meets another's products.
     rescale_threshold: growth of a row's maximum, in powers of two, that O tolerates before it is rescaled; 0 rescales
     at every growth.
@@ -117,11 +118,26 @@ class Config(Variant):
     @property
     def pieces(self) -> int:
         """Stretches of a key block that are loaded by themselves."""
-        return 1 if self.cache is None or self.gathers else self.cache.pieces(self.tile_n)
+        return 1 if self.cache is None or self.plain_keys else self.cache.pieces(self.tile_n)
+
+    @property
+    def fetches(self) -> bool:
+        """Whether those who convert 8-bit numbers load them themselves."""
+        return self.is_fp8 and not self.byte_stages
+
+    @property
+    def gathers(self) -> bool:
+        return self.cache is not None and self.cache.is_scattered and not self.fetches
+
+    @property
+    def plain_keys(self) -> bool:
+        return self.gathers or self.fetches
 
     @property
     def regs(self) -> tuple[int, int, int]:
         """A thread's, of those that compute, of those that load and of those that convert or gather, if any."""
+        if self.fetches:
+            return REGS_WITH_FETCHING
         if self.is_fp8 or self.gathers:
             return (REGS_WITH_BOTH if self.is_fp8 and self.gathers else REGS_WITH_ONE)[self.teams]
         return (*(REGS if self.pieces == 1 else REGS_OF_PIECES)[self.teams], 0)

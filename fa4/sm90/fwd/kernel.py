@@ -41,9 +41,10 @@ def channels(cfg: Config) -> ChannelTable:
     keys: list[Channel] = []
     for x in ("K", "V"):
         if cfg.is_fp8:
-            raw = Channel(f"{bringer}_convert_{x}", bringer, "convert", brought, By.WARP, cfg.byte_stages, memory)
-            wide = Channel(f"convert_compute_{x}", "convert", teams, By.WARP, By.WGMMA, cfg.stages, memory)
-            keys += [raw, wide]
+            if not cfg.fetches:
+                raw = f"{bringer}_convert_{x}", bringer, "convert", brought, By.WARP, cfg.byte_stages
+                keys.append(Channel(*raw, memory))
+            keys.append(Channel(f"convert_compute_{x}", "convert", teams, By.WARP, By.WGMMA, cfg.stages, memory))
         else:
             keys.append(Channel(f"{bringer}_compute_{x}", bringer, teams, brought, By.WGMMA, cfg.stages, memory))
     return ChannelTable((queries, *keys), roles(cfg))
@@ -56,7 +57,7 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
             Region("K bytes", cfg.byte_stages * cfg.k_tile.nbytes, align=1024),
             Region("V bytes", cfg.byte_stages * cfg.v_tile.nbytes, align=1024),
         )
-        if cfg.is_fp8
+        if cfg.byte_stages
         else ()
     )
     return SmemMap(

@@ -25,7 +25,7 @@ from .work import Queue
 def load(context):
     cfg, ends = context.cfg, context.ends("load")
     q = [produce(ends.load_compute_Q, Lane(team, cfg.teams)) for team in range(cfg.teams)]
-    if cutlass.const_expr(cfg.gathers):
+    if cutlass.const_expr(cfg.plain_keys):
         queries_alone(context, q)
     elif cutlass.const_expr(cfg.is_fp8):
         all_of_them(context, q, produce(ends.load_convert_K), produce(ends.load_convert_V))
