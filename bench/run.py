@@ -77,10 +77,17 @@ def _begun(
 
 
 def run_case(
-    case: BenchCase, providers: list[Provider], device: torch.device, seed: int, check: bool, seconds: float
+    case: BenchCase,
+    providers: list[Provider],
+    device: torch.device,
+    seed: int,
+    check: bool,
+    seconds: float,
+    graph: bool = False,
 ) -> list[dict]:
     """A row for each provider: the case, whether the result was right, and, if it was, the time. Providers are given
-    the same tensors, and take turns, so that what drifts meets them all."""
+    the same tensors, and take turns, so that what drifts meets them all. graph: what is timed are not calls, but
+    replays of a CUDA graph of one."""
     facts = {"label": case.label, **dataclasses.asdict(case), "seed": seed}
     try:
         tensors = made_tensors(case, device, seed)
@@ -91,6 +98,13 @@ def run_case(
         begun = {provider.name: _begun(case, provider, tensors, judge, device) for provider in providers}
         del judge
         works = {name: work for name, (_, work) in begun.items() if work is not None}
+        if graph:
+            for name, work in list(works.items()):
+                try:
+                    works[name] = _captured(work)
+                except Exception as error:  # who cannot be captured is not timed
+                    begun[name][0]["error"] = "cannot be captured: " + what_failed(error)
+                    del works[name]
         try:
             measured: dict[str, dict] = {
                 name: _measured(case, timing, device)
@@ -99,12 +113,20 @@ def run_case(
         except Exception as error:  # whoever broke the device broke it for all
             measured = {name: {"error": what_failed(error)} for name in works}
     del works, tensors
-    rows = [{"provider": name, **facts, **row, **measured.get(name, {})} for name, (row, _) in begun.items()]
+    rows = [{"provider": name, **facts, "graph": graph, **row, **measured.get(name, {})} for name, (row, _) in begun.items()]
     begun.clear()
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError):  # after an illegal access every call fails; the rows must not
             torch.cuda.empty_cache()
     return rows
+
+
+def _captured(work: Callable[[], object]) -> Callable[[], None]:
+    """What replays a CUDA graph of `work`, which has run before."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
 
 
 def _measured(case: BenchCase, timing: Timing, device: torch.device) -> dict:
@@ -216,9 +238,10 @@ def _kept_on_interrupt() -> Iterator[None]:
 @click.option(
     "--output", type=click.Path(path_type=Path), default=None, help="Default: bench/results/<date>_<gpu>_<suite>.jsonl"
 )
+@click.option("--graph", is_flag=True, help="Time replays of CUDA graphs: what the GPU takes, launches left out.")
 @click.option("--predict", is_flag=True, help="Predict rows of a B200 by the emulator's clock; time nothing.")
 @click.option("--dry-run", "chip", type=int, default=None, help="Only compile fa4's kernels for this chip, e.g. 100.")
-def main(suite, providers, device, seed, seconds, check, pattern, output, predict, chip) -> None:
+def main(suite, providers, device, seed, seconds, check, pattern, output, graph, predict, chip) -> None:
     """Check and time a suite; rows go to a JSONL file, a table to the terminal."""
     names = [name.strip() for name in providers.split(",")]
     unknown = [name for name in names if name not in PROVIDERS]
@@ -255,7 +278,7 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, predic
         task = progress.add_task(suite, total=len(cases))
         for case in cases:
             progress.update(task, description=case.label)
-            rows += run_case(case, [PROVIDERS[name] for name in names], where, seed, check, seconds)
+            rows += run_case(case, [PROVIDERS[name] for name in names], where, seed, check, seconds, graph)
             for row in rows[-len(names) :]:
                 if "error" in row:
                     progress.console.print(f"{row['provider']}: {case.label}: {row['error']}")
@@ -267,7 +290,7 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, predic
         after = f"none after ({str(error).splitlines()[0]})"
     now = datetime.datetime.now(datetime.timezone.utc)
     if output is None:
-        output = RESULTS / f"{now:%Y-%m-%d}_{machine.slug(facts['device'])}_{suite}.jsonl"
+        output = RESULTS / f"{now:%Y-%m-%d}_{machine.slug(facts['device'])}_{suite}{'-graphs' * graph}.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("a") as file:
         for row in rows:

@@ -97,6 +97,4 @@ class Fetch(Constant):
 
     def words(self) -> list[list[Int32]]:
         """What was asked for."""
-        return [
-            [self.held[_WORDS * i + j] for j in range(_WORDS)] for i in range(len(self.widening.shares))
-        ]
+        return [[self.held[_WORDS * i + j] for j in range(_WORDS)] for i in range(len(self.widening.shares))]

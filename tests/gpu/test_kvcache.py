@@ -22,6 +22,7 @@ LONG = (
     CacheCase(
         "long_fp8", (100_000, 777), capacity=100_352, page_size=64, heads_q=8, heads_kv=2, head_dim=128, fp8="both"
     ),
+    CacheCase("long_fp8_chunk", (30_000, 9), capacity=32_768, queries=512, new=512, head_dim=128, fp8="heads"),
     CacheCase("many_fp8", tuple(range(0, 2560, 20)), capacity=2560, page_size=16, heads_q=8, head_dim=128, fp8="heads"),
     CacheCase("many", tuple(range(0, 2560, 20)), capacity=2560, page_size=16, heads_q=8, heads_kv=1, head_dim=128),
 )

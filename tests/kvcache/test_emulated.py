@@ -58,6 +58,7 @@ SM90 = (
     "fp8_heads_in_pages",
     "fp8_softcap",
     "fp8_chunk",
+    "fp8_chunk_elsewhere",
     "fp8_float16",
     "fp8_append_and_rotate",
     "pages_of_1",

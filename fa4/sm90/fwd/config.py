@@ -20,9 +20,9 @@ BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 # it starts. With 24 a loader of pieces of keys spills; with 152 a third warpgroup that computes would.
 REGS = {1: (256, 256), 2: (240, 24), 3: (160, 32)}
 REGS_OF_PIECES = REGS | {2: (232, 40)}
-# And of those that convert or gather, a warpgroup of each.
+# And of those that convert or gather, a warpgroup of each; of those that hold a block of K and of V, too.
 REGS_WITH_ONE = {1: (240, 40, 120), 2: (200, 40, 72)}
-REGS_WITH_FETCHING = (192, 24, 104)
+REGS_WITH_FETCHING = {2: (192, 24, 104)}
 REGS_WITH_BOTH = {1: (216, 40, 120)}
 STAGES_OF_GATHERED = 3  # at least, of those that rows are gathered into; see that role
 
@@ -43,8 +43,8 @@ class Config(Variant):
     split: the keys of a work tile are shared among CTAs; out and lse have a leading axis of parts and are float32, and
     there is no sink. fixed_parts: each of a number of key blocks that is the same for all tiles. teams: warpgroups that
     compute, each 64 rows of the work tile. tile_n: keys of one block. most_stages: of K, and of V, where there is room
-    for more. byte_stages: of K, and of V, as 8-bit numbers; 0 where these do not come through shared memory. ping_pong: teams take turns on the
-    matrix unit, so that one's softmax meets another's products.
+    for more. byte_stages: of K, and of V, as 8-bit numbers; 0 where these do not come through shared memory, or are
+    none. ping_pong: teams take turns on the matrix unit, so that one's softmax meets another's products.
     rescale_threshold: growth of a row's maximum, in powers of two, that O tolerates before it is rescaled; 0 rescales
     at every growth.
 
@@ -137,7 +137,7 @@ class Config(Variant):
     def regs(self) -> tuple[int, int, int]:
         """A thread's, of those that compute, of those that load and of those that convert or gather, if any."""
         if self.fetches:
-            return REGS_WITH_FETCHING
+            return REGS_WITH_FETCHING[self.teams]
         if self.is_fp8 or self.gathers:
             return (REGS_WITH_BOTH if self.is_fp8 and self.gathers else REGS_WITH_ONE)[self.teams]
         return (*(REGS if self.pieces == 1 else REGS_OF_PIECES)[self.teams], 0)
