@@ -11,7 +11,7 @@ from . import calls, checks, dispatch, jagged, mod_ops
 from .checks import WindowSize
 from .device import chip_of
 from .mods.call import MaskMod, ScoreMod
-from .spec import AttentionInputs, AttentionSpec, Cache, Extent
+from .spec import BYTES, AttentionInputs, AttentionSpec, Cache, Extent
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -322,7 +322,7 @@ def explain(
 def _cache(q: Tensor, k: Tensor, cache: Cache) -> Cache | None:
     """The cache that k is, or None if its rows lie as those of a padded or packed batch."""
     are_tensors = isinstance(q, Tensor) and isinstance(k, Tensor)
-    has_own_layout = are_tensors and (q.ndim < k.ndim or k.dtype == torch.float8_e4m3fn)
+    has_own_layout = are_tensors and (q.ndim < k.ndim or k.dtype in BYTES)
     return cache if has_own_layout or any(x is not None for x in cache) else None
 
 

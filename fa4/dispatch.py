@@ -149,8 +149,10 @@ def _lacks_of_captured(spec: AttentionSpec) -> list[str]:
 
 
 def _lacks_of_bytes(spec: AttentionSpec) -> list[str]:
-    if spec.cache is not None and spec.cache.is_fp8 and (spec.head_dim % 16 or spec.head_dim_v % 16):
-        return [f"lacks an fp8 cache of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"]
+    if spec.cache is not None and spec.cache.has_bytes and (spec.head_dim % 16 or spec.head_dim_v % 16):
+        return [
+            f"lacks a cache of 8-bit numbers of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"
+        ]
     return []
 
 

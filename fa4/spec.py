@@ -39,22 +39,29 @@ class Feature(enum.Enum):
     PAGES = "page_table"
     CACHE_ROWS = "cache_batch_idx and cache_leftpad"
     CACHE_VARLEN = "packed queries on a cache"
-    CACHE_FP8 = "fp8 cache"
+    CACHE_BYTES = "cache of 8-bit numbers"
     BATCH_INVARIANT = "batch_invariant"
+
+
+BYTES = (torch.float8_e4m3fn, torch.int8)  # what the numbers of 8 bits of a cache may be
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
     """What of a `Cache` shapes code: how the rows of a sequence are found, and how their numbers are stored.
 
-    page_size: rows of a page; None where each sequence has one stretch of rows. is_fp8: k and v are float8_e4m3fn, to
-    be multiplied by descales.
+    page_size: rows of a page; None where each sequence has one stretch of rows. dtype: of k and v, one of `BYTES`, to
+    be multiplied by descales; None for q's.
     """
 
     page_size: int | None = None
     has_batch_idx: bool = False
     has_leftpad: bool = False
-    is_fp8: bool = False
+    dtype: torch.dtype | None = None
+
+    @property
+    def has_bytes(self) -> bool:
+        return self.dtype is not None
 
     @property
     def is_scattered(self) -> bool:
@@ -167,7 +174,7 @@ class AttentionSpec:
                 Feature.PAGES: self.cache.page_size is not None,
                 Feature.CACHE_ROWS: self.cache.has_batch_idx or self.cache.has_leftpad,
                 Feature.CACHE_VARLEN: self.varlen,
-                Feature.CACHE_FP8: self.cache.is_fp8,
+                Feature.CACHE_BYTES: self.cache.has_bytes,
             }
         if self.mods is not None:
             asked |= {
@@ -259,7 +266,7 @@ class Cache(NamedTuple):
     Its keys are rows leftpad[b] to seqused_k[b]. Entries of page_table past those are never looked at.
 
     page_table: (batch, pages of a sequence). batch_idx, leftpad: (batch,). k_descale, v_descale: (batch, heads_kv)
-    float32, what numbers of an fp8 cache are multiplied by.
+    float32, what numbers of 8 bits are multiplied by.
     """
 
     page_table: Tensor | None = None
@@ -270,8 +277,8 @@ class Cache(NamedTuple):
 
     def spec(self, inputs: AttentionInputs) -> CacheSpec:
         page_size = None if self.page_table is None else inputs.k.shape[1]
-        is_fp8 = inputs.k.dtype == torch.float8_e4m3fn
-        return CacheSpec(page_size, self.batch_idx is not None, self.leftpad is not None, is_fp8)
+        dtype = inputs.k.dtype if inputs.k.dtype in BYTES else None
+        return CacheSpec(page_size, self.batch_idx is not None, self.leftpad is not None, dtype)
 
     def capacity(self, k: Tensor) -> int:
         """Rows that a sequence has room for."""

@@ -186,8 +186,8 @@ def test_blackwell_takes_wide_heads_of_few_queries_without_gradients():
         (CacheSpec(page_size=1), None),
         (CacheSpec(page_size=20), None),
         (CacheSpec(page_size=16, has_leftpad=True), None),
-        (CacheSpec(page_size=1, is_fp8=True), None),
-        (CacheSpec(is_fp8=True), None),
+        (CacheSpec(page_size=1, dtype=torch.int8), None),
+        (CacheSpec(dtype=torch.float8_e4m3fn), None),
     ],
     ids=str,
 )

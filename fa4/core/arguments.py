@@ -19,7 +19,7 @@ ALIGNMENT = 16  # bytes that rows of q, k, v, out and dout start at multiples of
 
 class Inputs(NamedTuple):
     """The tensors of a problem, as `spec.AttentionInputs` begins: q, k, v (batch, rows, heads, dim), or varlen (rows,
-    heads, dim), the last stride 1, k and v of an fp8 cache as bytes; sink (heads_q,) float32; and `Lengths`."""
+    heads, dim), the last stride 1, k and v of 8-bit numbers as bytes; sink (heads_q,) float32; and `Lengths`."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
     def fake(cfg: Any) -> Inputs:
         """Stand-ins for compilation; None for what a `Variant` is without."""
         (q,) = fake_matrices(cfg, 1)
-        of_k = Uint8 if cfg.is_fp8 else cfg.dtype
+        of_k = Uint8 if cfg.has_bytes else cfg.dtype
         k, v = (jit.fake_tensor(of_k, 3 if cfg.varlen_k else 4, align=ALIGNMENT) for _ in range(2))
         sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
         present = (cfg.varlen, cfg.varlen_k, cfg.has_seqused_q, cfg.has_seqused_k)

@@ -41,7 +41,7 @@ class CacheTensors(NamedTuple):
         batch_idx, leftpad = (
             jit.fake_tensor(Int32, 1, align=4) if there else None for there in (spec.has_batch_idx, spec.has_leftpad)
         )
-        descales = (jit.fake_tensor(Float32, 2, align=4) if spec.is_fp8 else None for _ in range(2))
+        descales = (jit.fake_tensor(Float32, 2, align=4) if spec.has_bytes else None for _ in range(2))
         return CacheTensors(table, batch_idx, leftpad, *descales)
 
 

@@ -65,9 +65,9 @@ class Variant(Constant):
         return self.varlen and self.cache is None
 
     @property
-    def is_fp8(self) -> bool:
-        """Whether k and v hold 8-bit numbers."""
-        return self.cache is not None and self.cache.is_fp8
+    def has_bytes(self) -> bool:
+        """Whether k and v hold 8-bit numbers, of `cache.dtype`."""
+        return self.cache is not None and self.cache.has_bytes
 
     @property
     def gathers(self) -> bool:

@@ -2,9 +2,9 @@
 
 A warp takes one head of one row: of q first, then of the new keys and, with it, of the new values. Rotary embedding
 turns the pair of columns (a, b) at position p by the angle of p: (a cos - b sin, a sin + b cos), in float32. What goes
-to an fp8 cache is divided by its descale, and limited to what e4m3 holds. Positions, rows and pages are read on the
-device. Rows that the cache has no room for are left out; page numbers, indices and positions beyond what there is are
-cut to it.
+to a cache of 8-bit numbers is divided by its descale, rounded, and limited to what these can be. Positions, rows and
+pages are read on the device. Rows that the cache has no room for are left out; page numbers, indices and positions
+beyond what there is are cut to it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _WARP, _WARPS = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """rotary: dtype of cos and sin, or None. is_fp8: caches hold e4m3, and come as bytes.
+    """rotary: dtype of cos and sin, or None. bytes_dtype: one of `spec.BYTES` that caches hold, which
+    then come as bytes; None where they hold `dtype`.
     See `kvcache.record.Appended` for the rest."""
 
     dtype: torch.dtype
@@ -38,7 +39,11 @@ class Config:
     has_rotary_seqlens: bool
     interleaved: bool
     same_position: bool
-    is_fp8: bool
+    bytes_dtype: torch.dtype | None
+
+    @property
+    def has_bytes(self) -> bool:
+        return self.bytes_dtype is not None
 
 
 class Tensors(NamedTuple):
@@ -112,9 +117,9 @@ class _Append(Program):
             position += step
         source, target = (_line(tensor, x.cu_seqlens_q, sequence, step, row, head) for tensor in (x.q, x.turned))
         if exists:
-            turn(source, target, x.cos, x.sin, position, lane, cfg.interleaved, None)
+            turn(source, target, x.cos, x.sin, position, lane, cfg.interleaved, None, None)
         else:
-            copy(source, target, lane, None)
+            copy(source, target, lane, None, None)
 
     @cute.jit
     def append(self, x, row, head, lane, cfg: cutlass.Constexpr):
@@ -129,13 +134,13 @@ class _Append(Program):
             first = cutlass.max(cutlass.min(first, x.k_cache.shape[0] - 1), 0)
             k, v = (_line(tensor, x.cu_seqlens_k, sequence, step, row, head) for tensor in (x.k, x.v))
             to_k, to_v = (cache[(first, second, head, None)] for cache in (x.k_cache, x.v_cache))
-            of_k = x.k_descale[sequence, head] if cutlass.const_expr(cfg.is_fp8) else None
-            of_v = x.v_descale[sequence, head] if cutlass.const_expr(cfg.is_fp8) else None
+            of_k = x.k_descale[sequence, head] if cutlass.const_expr(cfg.has_bytes) else None
+            of_v = x.v_descale[sequence, head] if cutlass.const_expr(cfg.has_bytes) else None
             if cutlass.const_expr(cfg.rotary is not None):
-                turn(k, to_k, x.cos, x.sin, x.position(sequence) + step, lane, cfg.interleaved, of_k)
+                turn(k, to_k, x.cos, x.sin, x.position(sequence) + step, lane, cfg.interleaved, cfg.bytes_dtype, of_k)
             else:
-                copy(k, to_k, lane, of_k)
-            copy(v, to_v, lane, of_v)
+                copy(k, to_k, lane, cfg.bytes_dtype, of_k)
+            copy(v, to_v, lane, cfg.bytes_dtype, of_v)
 
     def stand_ins(self, cfg: Config) -> tuple:
         dtype = jit.dsl_dtype(cfg.dtype)
@@ -144,10 +149,10 @@ class _Append(Program):
             return jit.fake_tensor(dtype, 3 if varlen else 4, align=2)
 
         def cache() -> cute.Tensor:
-            return jit.fake_tensor(Uint8, 4, align=1) if cfg.is_fp8 else matrices(False)
+            return jit.fake_tensor(Uint8, 4, align=1) if cfg.has_bytes else matrices(False)
 
         def descale() -> cute.Tensor | None:
-            return jit.fake_tensor(Float32, 2, align=4) if cfg.is_fp8 else None
+            return jit.fake_tensor(Float32, 2, align=4) if cfg.has_bytes else None
 
         def numbers(there: bool, rank: int = 1) -> cute.Tensor | None:
             return jit.fake_tensor(Int32, rank, align=4) if there else None
@@ -195,7 +200,7 @@ def _sequence_of(cu_seqlens: cute.Tensor, row: Int32):
 
 
 @cute.jit
-def turn(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool], descale):
+def turn(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool], kind: cutlass.Constexpr, descale):
     """A row, its first 2 * cos.shape[1] columns turned by the angles of a position."""
     half = cos.shape[1]
     at = cutlass.max(cutlass.min(position, cos.shape[0] - 1), 0)
@@ -208,30 +213,38 @@ def turn(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool], 
             other = Float32(x[column + apart - 2 * apart * is_second])
             other = Float32(cutlass.select_(Boolean(is_second != 0), other, -other))
             value = value * Float32(cos[at, pair]) + other * Float32(sin[at, pair])
-        put(to, column, value.to(x.element_type), descale)
+        put(to, column, value.to(x.element_type), kind, descale)
 
 
 @cute.jit
-def copy(x, to, lane, descale):
+def copy(x, to, lane, kind: cutlass.Constexpr, descale):
     for column in cutlass.range(lane, cute.size(x), _WARP):
-        put(to, column, x[column], descale)
+        put(to, column, x[column], kind, descale)
 
 
-def put(to: cute.Tensor, column: Int32, value, descale: Float32 | None) -> None:
-    """A number of a row; of e4m3 the nearest to it over the descale, or the largest there is."""
-    if descale is None:
+def put(to: cute.Tensor, column: Int32, value, kind: torch.dtype | None, descale: Float32 | None) -> None:
+    """A number of a row; of a `kind` of 8 bits the nearest to it over the descale, or the largest there is."""
+    if kind is None or descale is None:
         to[column] = value
         return
     code = cute.arch.inline_ptx(
-        """{
-        .reg .b16 pair;
-        cvt.rn.satfinite.e4m3x2.f32 pair, {$r0}, {$r0};
-        cvt.u32.u16 {$w0}, pair;
-        }""",
+        _TO_INT8 if kind == torch.int8 else _TO_E4M3,
         write_only_types=[Int32],
         read_only_args=[Float32(value) / descale],
     )
     to[column] = code.to(Uint8)
+
+
+_TO_E4M3 = """{
+.reg .b16 pair;
+cvt.rn.satfinite.e4m3x2.f32 pair, {$r0}, {$r0};
+cvt.u32.u16 {$w0}, pair;
+}"""
+_TO_INT8 = """{
+cvt.rni.s32.f32 {$w0}, {$r0};
+max.s32 {$w0}, {$w0}, -128;
+min.s32 {$w0}, {$w0}, 127;
+}"""
 
 
 _APPEND = _Append("append")

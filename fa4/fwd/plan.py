@@ -72,7 +72,7 @@ class Forward:
         mods: Mods | None = None,
         cache: Cache | None = None,
     ) -> None:
-        if self.cfg.is_fp8:
+        if self.cfg.has_bytes:
             inputs = inputs._replace(k=inputs.k.view(torch.uint8), v=inputs.v.view(torch.uint8))
         given = filled(mods, inputs.q.shape[-2])
         self._launcher(inputs[:8], out, lse, *self._numbers, given, None if cache is None else tuple(cache))

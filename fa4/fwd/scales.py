@@ -1,4 +1,4 @@
-"""What scores and outputs of a work tile are multiplied by: the call's scale, and an fp8 cache's descales."""
+"""What scores and outputs of a work tile are multiplied by: the call's scale, and the descales of 8-bit numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Scales(NamedTuple):
     def of(context: Any, work: Any) -> Scales:
         cfg, args = context.cfg, context.args
         log2, over_cap = args.scale_log2, args.scale_over_cap
-        if not cfg.is_fp8:
+        if not cfg.has_bytes:
             return Scales(log2, over_cap, None)
         place = work.batch, work.head_kv
         of_k, of_v = at_least(args.cache.k_descale[place]), args.cache.v_descale[place]

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import checks as common
 from .. import mod_ops, ops
 from ..checks import Options, WindowSize
-from ..spec import AttentionInputs, Cache
+from ..spec import BYTES, AttentionInputs, Cache
 from . import calls, checks
 from .calls import Given, Known
 from .ops import append_by_operator, forward
@@ -65,7 +65,7 @@ def flash_attn_with_kvcache(
     Args:
         q: (batch, seqlen_q, heads_q, head_dim); with cu_seqlens_q packed, (total_q, heads_q, head_dim).
         k_cache: (batch, rows, heads_kv, head_dim), or with page_table (pages, rows of a page, heads_kv, head_dim); q's
-            dtype, or float8_e4m3fn.
+            dtype, or float8_e4m3fn or int8.
         v_cache: the same with head_dim_v columns.
         k, v: (batch, new rows, heads_kv, head_dim or head_dim_v) in q's dtype; with cu_seqlens_k_new packed.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2), q's dtype or float32: rotate k by the number of its row in
@@ -82,8 +82,8 @@ def flash_attn_with_kvcache(
         cu_seqlens_q, cu_seqlens_k_new: (batch + 1,) int32: 0, then running sums, of packed q, and of packed k and v.
         max_seqlen_q, max_seqlen_k: upper bounds of queries, and of keys with the new ones; they size the launch only.
             None means total_q, and all rows.
-        k_descale, v_descale: float32, what numbers of an fp8 cache are multiplied by: one, (heads_kv,) or (batch,
-            heads_kv). New rows are divided by it, and limited to what e4m3 holds.
+        k_descale, v_descale: float32, what numbers of 8 bits are multiplied by: one, (heads_kv,) or (batch,
+            heads_kv). New rows are divided by it, rounded, and limited to what the cache can hold.
         num_splits: parts to cut the keys of a sequence into, for more blocks at work; 0 leaves it to the backend. It
             changes results by rounding only. Backends that cut none take it as 1.
         batch_invariant: results of a sequence do not depend on the rest of the batch, to the last bit: keys are cut
@@ -124,7 +124,7 @@ def flash_attn_with_kvcache(
         checks.check_values(t)
 
     flags, seqlens = known.flags, _seqlens(t)
-    if k_cache.dtype is checks.FP8:
+    if k_cache.dtype in BYTES:
         k_descale, v_descale = _descale(t, k_descale), _descale(t, v_descale)
     place = Cache(page_table, cache_batch_idx, cache_leftpad, k_descale, v_descale)
     if k is not None and v is not None and seqlens is not None:

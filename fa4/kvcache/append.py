@@ -24,7 +24,7 @@ class Append:
     """How new rows get into a cache, for all calls with the shapes, dtypes, device and options of one."""
 
     def __init__(self, a: Appended) -> None:
-        chip, least = chip_of(a.q.device), 89 if a.is_fp8 else 80
+        chip, least = chip_of(a.q.device), 89 if a.bytes_dtype == torch.float8_e4m3fn else 80
         by_kernel = a.backend != "torch" and a.q.dtype in _HALF and chip.number >= least and chip.compiles
         self._launch = _launcher(a, chip) if by_kernel else None
         device = a.q.device
@@ -44,7 +44,7 @@ class Append:
                 return self(a)
         seqlens, turned = self._seqlens(), None if self._turned is None else self._turned()
         caches = a.k_cache, a.v_cache
-        if a.is_fp8:
+        if a.bytes_dtype is not None:
             caches = a.k_cache.view(torch.uint8), a.v_cache.view(torch.uint8)
         rotates = turned is not None
         queries = (a.q, turned, a.cu_seqlens_q) if rotates else (None, None, None)
@@ -61,7 +61,7 @@ def _launcher(a: Appended, chip: Chip) -> Callable[..., None]:
     cfg = Config(
         a.q.dtype, None if a.cos is None else a.cos.dtype, a.cu_seqlens_q is not None, a.cu_seqlens_k_new is not None,
         None if a.page_table is None else a.k_cache.shape[1], a.batch_idx is not None, a.rotary_seqlens is not None,
-        a.interleaved, a.same_position, a.is_fp8,
+        a.interleaved, a.same_position, a.bytes_dtype,
     )  # fmt: skip
     return launcher(cfg, chip)
 
@@ -78,9 +78,16 @@ def append_in_torch(a: Appended) -> tuple[Tensor | None, Tensor]:
         k = rotate(k, a.cos, a.sin, a.positions[sequence] + step, a.interleaved)
     for cache, x, descale in ((a.k_cache, k, a.k_descale), (a.v_cache, a.v.reshape(-1, *a.v.shape[-2:]), a.v_descale)):
         if descale is not None:
-            x = (x.float() / descale[sequence][..., None]).clamp(-_LARGEST_FP8, _LARGEST_FP8)
+            x = quantised(x.float() / descale[sequence][..., None], cache.dtype)
         cache[place[0][exists], place[1][exists]] = x[exists].to(cache.dtype)
     return _rotated_queries(a), (a.cache_seqlens + _new_rows(a)).clamp(max=capacity).to(torch.int32)
+
+
+def quantised(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest number of 8 bits to each of x, or the largest there is."""
+    if dtype == torch.int8:
+        return x.round().nan_to_num(0.0).clamp(-128, 127).to(dtype)
+    return x.clamp(-_LARGEST_FP8, _LARGEST_FP8).to(dtype)
 
 
 def rows_of(x: Tensor, batch: int, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

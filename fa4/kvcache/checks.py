@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..checks import DTYPES, check_int32, checks_lengths, shown
-from ..spec import Cache
+from ..spec import BYTES, Cache
 
-FP8 = torch.float8_e4m3fn
+_BYTES_SHOWN = " or ".join(map(str, BYTES))
 
 
 class Tensors(NamedTuple):
@@ -84,8 +84,8 @@ def _check_cache(t: Tensors) -> None:
     axes = "(batch, rows, heads, head_dim)" if t.page_table is None else "(pages, rows of a page, heads, head_dim)"
     for name, x in (("k_cache", t.k_cache), ("v_cache", t.v_cache)):
         _check_tensor(name, x, t.q, 4, axes)
-        if x.dtype not in (t.q.dtype, FP8):
-            raise TypeError(f"{name} has dtype {x.dtype}, expected {t.q.dtype} like q, or {FP8}")
+        if x.dtype not in (t.q.dtype, *BYTES):
+            raise TypeError(f"{name} has dtype {x.dtype}, expected {t.q.dtype} like q, or {_BYTES_SHOWN}")
         if x.dtype != t.k_cache.dtype:
             raise TypeError(f"{name} has dtype {x.dtype}, expected {t.k_cache.dtype} like k_cache")
     k, v = t.k_cache, t.v_cache
@@ -187,8 +187,8 @@ def _check_descales(t: Tensors) -> None:
     for name, x in (("k_descale", t.k_descale), ("v_descale", t.v_descale)):
         if x is None:
             continue
-        if t.k_cache.dtype != FP8:
-            raise ValueError(f"{name} is given with a cache of dtype {t.k_cache.dtype}, expected {FP8}")
+        if t.k_cache.dtype not in BYTES:
+            raise ValueError(f"{name} is given with a cache of dtype {t.k_cache.dtype}, expected {_BYTES_SHOWN}")
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
         if x.dtype != torch.float32:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..spec import Cache
+from ..spec import BYTES, Cache
 
 
 class Appended(NamedTuple):
@@ -51,8 +51,9 @@ class Appended(NamedTuple):
         return self.cache_seqlens if self.rotary_seqlens is None else self.rotary_seqlens
 
     @property
-    def is_fp8(self) -> bool:
-        return self.k_cache.dtype == torch.float8_e4m3fn
+    def bytes_dtype(self) -> torch.dtype | None:
+        """Of a cache of 8-bit numbers."""
+        return self.k_cache.dtype if self.k_cache.dtype in BYTES else None
 
     @property
     def cache(self) -> Cache:

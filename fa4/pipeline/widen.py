@@ -1,8 +1,4 @@
-"""Tiles of 8-bit numbers (e4m3) in shared memory, as the tiles of 16-bit numbers that products read.
-
-Exact: float16 and bfloat16 have every number of e4m3. A chip of sm_89 or newer converts two at a time to float16; to
-bfloat16 they go on by way of float32.
-"""
+"""Tiles of 8-bit numbers, as the tiles of 16-bit numbers in shared memory that products read."""
 
 from __future__ import annotations
 
@@ -10,8 +6,10 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
+import torch
 from cutlass import Int32
 
+from ..core.bytes import widened
 from ..core.constant import Constant
 from ..core.words import load_words, store_words
 from .cursor import Cursor
@@ -27,18 +25,20 @@ _CHUNK = 16  # bytes that a thread loads at a time
 class Widening(Constant):
     """A warpgroup's share of a ring of tiles that bytes are converted into.
 
-    first: address of the ring's first stage; stages lie `step` bytes apart. The tile has a multiple of 32 rows.
+    first: address of the ring's first stage; stages lie `step` bytes apart. The tile has a multiple of 32 rows. source,
+    dtype: of the bytes, and of what becomes of them.
     """
 
     first: Int32
     step: cutlass.Constexpr[int]
     tile: cutlass.Constexpr[Tile]
+    source: cutlass.Constexpr[torch.dtype]
     dtype: cutlass.Constexpr[type[cutlass.Numeric]]
 
-    def move(self, source: ByteRing, raw: Cursor, wide: Cursor) -> tuple[Cursor, Cursor]:
+    def move(self, ring: ByteRing, raw: Cursor, wide: Cursor) -> tuple[Cursor, Cursor]:
         """Whole warpgroup: wait for a tile of bytes, let go of it, and hand its numbers on."""
         raw.wait()
-        loaded = source.load(self, raw.stage)
+        loaded = ring.load(self, raw.stage)
         raw.arrive()
         return raw.next(), self.put(wide, loaded)
 
@@ -86,7 +86,9 @@ class Widening(Constant):
         for (group, panel), words in zip(self.shares, loaded):
             place = own + self.first_row(group) * PANEL_ROW_BYTES + panel * self.tile.panel_bytes
             for half in range(2):
-                wide = [pair for word in words[2 * half : 2 * half + 2] for pair in widened(word, self.dtype)]
+                wide = [
+                    pair for word in words[2 * half : 2 * half + 2] for pair in widened(word, self.source, self.dtype)
+                ]
                 store_words(_at(place ^ (half * _CHUNK)), wide)
 
 
@@ -107,36 +109,6 @@ class ByteRing(Constant):
             place = own + widening.first_row(group) * PANEL_ROW_BYTES + panel // 2 * self.tile.panel_bytes
             loaded.append(load_words(_at(place ^ (panel % 2 * COLUMNS)), 4))
         return loaded
-
-
-def widened(word: Int32, dtype: type[cutlass.Numeric]) -> list[Int32]:
-    """Four numbers of e4m3 as two words of two numbers of `dtype`."""
-    pairs = cute.arch.inline_ptx(
-        """{
-        .reg .b16 low, high;
-        mov.b32 {low, high}, {$r0};
-        cvt.rn.f16x2.e4m3x2 {$w0}, low;
-        cvt.rn.f16x2.e4m3x2 {$w1}, high;
-        }""",
-        write_only_types=[Int32, Int32],
-        read_only_args=[word],
-    )
-    return [pair if dtype is cutlass.Float16 else _to_bfloat16(pair) for pair in pairs]
-
-
-def _to_bfloat16(pair: Int32) -> Int32:
-    return cute.arch.inline_ptx(
-        """{
-        .reg .b16 low, high;
-        .reg .f32 a, b;
-        mov.b32 {low, high}, {$r0};
-        cvt.f32.f16 a, low;
-        cvt.f32.f16 b, high;
-        cvt.rn.bf16x2.f32 {$w0}, b, a;
-        }""",
-        write_only_types=[Int32],
-        read_only_args=[pair],
-    )
 
 
 def _at(address: Int32) -> cute.Pointer:

@@ -24,8 +24,8 @@ from ..core.score import Softcap, apply
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
 from ..fwd.scales import at_least
+from .converting import ConvertingCopy
 from .dropout import drop
-from .fp8 import ConvertingCopy
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
 from .softmax import OnlineSoftmax
 from .tensor_core import (
@@ -147,7 +147,7 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
                 blocks = blocks.part(part, args.splits, args.part_blocks)
             walk = Descending(blocks)
         score, raw_scale, v_descale = args.score, args.scale, None
-        if cutlass.const_expr(cfg.is_fp8):
+        if cutlass.const_expr(cfg.has_bytes):
             k_descale = at_least(args.cache.k_descale[sequence, head_kv])
             v_descale = args.cache.v_descale[sequence, head_kv]
             if cutlass.const_expr(score is not None):
@@ -225,8 +225,8 @@ def load(work, x, staged, place, stage, ragged: cutlass.Constexpr[bool]):
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, tile_n, dim, columns)
     if work.walk.exists(place):
         n = work.walk.block(place)
-        if cutlass.const_expr(cfg.is_fp8):
-            converting = ConvertingCopy(copy.copy, work.thread, tile_n, dim, columns, cfg.dtype)
+        if cutlass.const_expr(cfg.has_bytes):
+            converting = ConvertingCopy(copy.copy, work.thread, tile_n, dim, columns, cfg.cache.dtype, cfg.dtype)
             converting.load_rows(x.rows_from(n * tile_n), staged[None, None, stage])
         elif cutlass.const_expr(x.lies_evenly(tile_n)):
             left = work.mask.seqlen_k - n * tile_n if ragged or isinstance(work.walk, Listed) else None

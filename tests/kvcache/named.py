@@ -52,6 +52,19 @@ _ALL = (
     CacheCase("fp8_chunk", (200, 90), new=70, queries=70, page_size=64, capacity=320, heads_q=4, fp8="heads"),
     CacheCase("fp8_pages_of_1", (90, 0, 33), page_size=1, fp8="heads", heads_q=4, queries=2),
     CacheCase("fp8_leftpad_in_pages", (40, 100, 20), leftpad=(5, 64, 20), page_size=16, fp8="both", head_dim=128),
+    CacheCase("int8_heads_in_pages", (90, 0, 33), page_size=16, fp8="heads", int8=True, heads_q=8, heads_kv=2),
+    CacheCase(
+        "int8_append_and_rotate", (15, 40), new=3, queries=3, page_size=16, fp8="both", int8=True, rotary="halves"
+    ),
+    CacheCase(
+        "int8_float16_chunk",
+        (200, 90),
+        queries=70,
+        capacity=320,
+        fp8="tensor",
+        int8=True,
+        dtype=torch.float16,
+    ),
     CacheCase("wide_pages_of_3", (90, 33), page_size=3, capacity=120, head_dim=256),
     CacheCase("chunk_in_pages_of_5", (200, 90), new=70, queries=70, page_size=5, capacity=320, heads_q=4),
     CacheCase("fp8_wide", (90, 200), page_size=128, capacity=256, fp8="both", head_dim=256, queries=2),

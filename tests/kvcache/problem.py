@@ -50,6 +50,7 @@ class CacheCase:
     rotary_seqlens: tuple[int, ...] | None = None
     shared: int = 0  # pages at the front that all sequences share
     fp8: str | None = None  # descales: "tensor", "heads", "a head of zeros" or "both" (of sequences and heads)
+    int8: bool = False  # instead of e4m3
 
     def __str__(self) -> str:
         return self.name
@@ -60,6 +61,11 @@ class CacheCase:
 
     def of_each(self, count: int | tuple[int, ...]) -> tuple[int, ...]:
         return (count,) * self.batch if isinstance(count, int) else count
+
+    @property
+    def rounding(self) -> float:
+        """By which two ways to round a number for the cache may differ."""
+        return 1.0 if self.int8 else 2 * torch.finfo(FP8 if self.fp8 else self.dtype).eps
 
     @property
     def packed(self) -> Case:
@@ -106,7 +112,7 @@ class Built:
             got, expected = (x.float() for x in (self.ran[name], after))
             assert torch.equal(got.isnan(), expected.isnan()), f"{self.case}, {where}: {name} was written elsewhere"
             exact = self.case.rotary is None or name == "v_cache"
-            step = 0.0 if exact else 2 * torch.finfo(FP8 if self.case.fp8 else self.case.dtype).eps
+            step = 0.0 if exact else self.case.rounding
             assert torch.allclose(got, expected, rtol=step, atol=step, equal_nan=True), f"{self.case}, {where}: {name}"
 
 
@@ -171,6 +177,8 @@ def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:
             arguments[name] = descale
             by_row = descale.expand(case.batch, case.heads_kv)[rows][..., None]
             stored = (x.float() / by_row).clamp(-448, 448).to(FP8)
+            if case.int8:
+                stored = (x.float() / by_row).round().clamp(-128, 127).to(torch.int8)
             scaled.append((stored, stored.float() * by_row))
         (stored_k, k), (stored_v, v) = scaled
 
@@ -182,7 +190,8 @@ def build(case: CacheCase, seed: int, device: str = "cpu") -> Built:
     is_old = torch.ones(len(rows), dtype=torch.bool)
     is_old[fresh] = False
     for x in (stored_k, stored_v):
-        before = torch.full((*arguments["cache_shape"], *x.shape[1:]), torch.nan).to(x.dtype)
+        nothing = -128 if case.int8 else torch.nan  # int8 has no NaN, but few numbers as large
+        before = torch.full((*arguments["cache_shape"], *x.shape[1:]), nothing).to(x.dtype)
         after = before.clone()
         after[place] = x
         before[place[0][is_old], place[1][is_old]] = x[is_old]

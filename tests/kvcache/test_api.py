@@ -286,4 +286,4 @@ def test_explain_tells_who_serves_a_cache():
     assert told.chosen == "sm90" and told.extent == (2, 1, 320)
     assert pages_of_4.chosen == "sm90" and "gathered rows" in pages_of_4.tiles
     assert dense.chosen == "sm90" and fp8.chosen == "sm90" and odd.chosen == "torch"
-    assert "lacks an fp8 cache of head_dim (72, 72) (has multiples of 16)" in str(odd)
+    assert "lacks a cache of 8-bit numbers of head_dim (72, 72) (has multiples of 16)" in str(odd)

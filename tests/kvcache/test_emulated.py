@@ -13,6 +13,7 @@ import fa4
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
 from fa4.kvcache import checks
+from fa4.spec import BYTES
 
 from .named import CASES
 from .problem import CacheCase, build, serves, shared_front
@@ -43,7 +44,7 @@ SM80 = (
     "leftpad_in_pages",
     "packed_append",
     "append_and_rotate_in_pages",
-    "fp8_heads_in_pages",
+    "int8_append_and_rotate",
     "fp8_float16",
 )
 
@@ -55,7 +56,7 @@ SM90 = (
     "packed_queries_dense_cache",
     "chunked_prefill",
     "pages_of_16",
-    "fp8_heads_in_pages",
+    "int8_float16_chunk",
     "fp8_softcap",
     "fp8_chunk",
     "fp8_chunk_elsewhere",
@@ -77,7 +78,7 @@ SM100 = (
     "packed_append",
     "softcap_and_sink_in_pages",
     "head_dim_256",
-    "fp8_heads_in_pages",
+    "int8_heads_in_pages",
     "fp8_chunk",
     "pages_of_1",
     "leftpad_in_pages",
@@ -152,13 +153,16 @@ def test_unchecked_rows_beyond_the_cache_are_not_appended(page_size, seed, monke
     assert changed[place] and changed.sum() == 1, f"seed {seed}"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("backend", CHIPS)
-def test_every_number_of_e4m3_is_taken_exactly(backend, dtype, seed):
+# On sm_90 and newer V becomes float16 in any case, so that one kernel shows both ways to convert.
+NUMBERS = [(backend, torch.bfloat16, kind) for backend in CHIPS for kind in BYTES]
+
+
+@pytest.mark.parametrize("backend, dtype, kind", [*NUMBERS, ("sm80", torch.float16, torch.float8_e4m3fn)], ids=str)
+def test_every_number_of_8_bits_is_taken_exactly(backend, dtype, kind, seed):
     """One key a sequence, of all codes in two heads: of V as weights of 1 give them, of K as logits."""
-    codes = torch.arange(256, dtype=torch.uint8).view(1, 1, 2, 128).view(torch.float8_e4m3fn)
+    codes = torch.arange(256, dtype=torch.uint8).view(1, 1, 2, 128).view(kind)
     ones = torch.eye(128, dtype=dtype).view(1, 2, 64, 128).repeat(1, 1, 2, 1)  # query i, head h: column 64 i + h % 64
-    without_nan = torch.where(codes.float().isnan(), 0.0, codes.float()).to(torch.float8_e4m3fn)  # it spoils any sum
+    without_nan = torch.where(codes.float().isnan(), 0.0, codes.float()).to(kind)  # it spoils any sum
     descale = torch.tensor([1.0, 0.5])
     with emulate(CHIPS[backend], seed=seed, schedule="random"):
         out, lse = fa4.flash_attn_with_kvcache(

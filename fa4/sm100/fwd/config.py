@@ -69,7 +69,7 @@ class Config(Variant):
     def __post_init__(self) -> None:
         if self.slots != self.packed and not self.directly:
             raise ValueError(f"{self.packed} packed heads do not divide {LANES}, and O is not stored directly")
-        if (self.is_fp8 or self.gathers) and not (self.directly and self.q_tiles == self.per_sm == 1):
+        if (self.has_bytes or self.gathers) and not (self.directly and self.q_tiles == self.per_sm == 1):
             raise ValueError("of keys that warps convert or gather a CTA has one Q tile, which it stores directly")
         if self.gathers and (self.byte_stages or self.kv_stages) < 6:
             raise ValueError("the blocks that are waited for and copied take six stages, see the gather role")
@@ -121,7 +121,7 @@ class Config(Variant):
 
     @property
     def bits_of_keys(self) -> int:
-        return 8 if self.is_fp8 else self.dtype.width
+        return 8 if self.has_bytes else self.dtype.width
 
     @property
     def k_operand(self) -> Tile:
@@ -135,7 +135,7 @@ class Config(Variant):
     @property
     def v_dtype(self) -> type:
         """Of P and V as operands: float16 where V is made of 8-bit numbers, as on sm_90."""
-        return Float16 if self.is_fp8 else self.dtype
+        return Float16 if self.has_bytes else self.dtype
 
     @property
     def pieces(self) -> int:
@@ -162,7 +162,7 @@ class Config(Variant):
     @property
     def byte_stages(self) -> int:
         """Of the ring of 8-bit numbers: all the memory that the one that products read leaves."""
-        if not self.is_fp8:
+        if not self.has_bytes:
             return 0
         held = self.q_tiles * self.q_tile.nbytes + self.kv_stages * self.kv_stage_bytes
         return min(self._left(held) // self.byte_stage_bytes, 16)
@@ -185,7 +185,7 @@ class Config(Variant):
     @property
     def kv_stages(self) -> int:
         """Of the ring that K and V share."""
-        if self.is_fp8:
+        if self.has_bytes:
             return STAGES_OF_WIDENED
         if self.directly:
             return min(self._kv_stages(self.q_tiles * self.q_tile.nbytes), 16)

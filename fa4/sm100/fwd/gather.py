@@ -21,7 +21,7 @@ from .work import Queue, key_block
 @cute.jit
 def gather(context):
     cfg, ends, smem = context.cfg, context.ends("gather"), context.smem
-    if cutlass.const_expr(cfg.is_fp8):
+    if cutlass.const_expr(cfg.has_bytes):
         kv, place, step = produce(ends.gather_convert_KV), smem.address("KV bytes"), cfg.byte_stage_bytes
     else:
         kv, place, step = produce(ends.gather_mma_KV), smem.address("KV"), cfg.kv_stage_bytes

@@ -54,7 +54,7 @@ def roles(cfg: Config) -> RoleTable:
     first = 4 * cfg.q_tiles
     correcting = Role("correction", warps=(first, first + 4), regs=CORRECTION_REGS[cfg.per_sm], body=correction)
     warpgroups = [correcting]
-    for name, body, is_there in (("convert", convert, cfg.is_fp8), ("gather", gather, cfg.gathers)):
+    for name, body, is_there in (("convert", convert, cfg.has_bytes), ("gather", gather, cfg.gathers)):
         if is_there:
             end = warpgroups[-1].warps[1]
             warpgroups.append(Role(name, warps=(end, end + 4), regs=HELPER_REGS, body=body))
@@ -101,7 +101,7 @@ def channels(cfg: Config) -> ChannelTable:
     else:
         q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_tiles, Carries.ASYNC_SMEM)
     bringer, brought = ("gather", By.WARP) if cfg.gathers else ("load", By.TMA)
-    if cfg.is_fp8:
+    if cfg.has_bytes:
         raw = f"{bringer}_convert_KV", bringer, "convert", brought, By.WARP, cfg.byte_stages
         wide = "convert_mma_KV", "convert", "mma", By.WARP, By.UMMA, cfg.kv_stages
         kv = tuple(Channel(*row, Carries.ASYNC_SMEM) for row in (raw, wide))
@@ -135,7 +135,7 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
     return SmemMap(
         Region("Q", cfg.q_tiles * cfg.q_tile.nbytes, align=1024),
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
-        *((Region("KV bytes", cfg.byte_stages * cfg.byte_stage_bytes, align=1024),) if cfg.is_fp8 else ()),
+        *((Region("KV bytes", cfg.byte_stages * cfg.byte_stage_bytes, align=1024),) if cfg.has_bytes else ()),
         *(() if cfg.directly else (out,)),
         Region("scale", cfg.rows_bytes),
         Region("norm", cfg.rows_bytes),

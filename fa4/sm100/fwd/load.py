@@ -25,7 +25,7 @@ def load(context):
     if cutlass.const_expr(context.cfg.gathers):
         queries_alone(context, ends, q)
     else:
-        kv = produce(ends.load_convert_KV if context.cfg.is_fp8 else ends.load_mma_KV)
+        kv = produce(ends.load_convert_KV if context.cfg.has_bytes else ends.load_mma_KV)
         all_of_them(context, ends, q, kv)
 
 
@@ -104,6 +104,6 @@ def load_v(context, work, block: Int32, kv: Cursor):
 
 def kv_place(context, stage: Int32) -> cute.Pointer:
     cfg = context.cfg
-    if cfg.is_fp8:
+    if cfg.has_bytes:
         return context.smem.pointer("KV bytes", Uint8) + stage * cfg.byte_stage_bytes
     return context.smem.pointer("KV", cfg.dtype) + stage * cfg.elements(cfg.kv_stage_bytes)

@@ -100,7 +100,7 @@ def issue(context):
 
 def keys_end(cfg: Config, ends: Ends) -> End:
     """Where K and V come from."""
-    if cfg.is_fp8:
+    if cfg.has_bytes:
         return ends.convert_mma_KV
     return ends.gather_mma_KV if cfg.gathers else ends.load_mma_KV
 

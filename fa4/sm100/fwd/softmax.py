@@ -89,7 +89,7 @@ def softmax(context):
             norms.wait()
             if cutlass.const_expr(cfg.has_dropout):
                 norm = norm * context.args.mods.dropout.scale
-            if cutlass.const_expr(cfg.is_fp8):
+            if cutlass.const_expr(cfg.has_bytes):
                 norm = norm * context.args.cache.v_descale[work.batch, work.head_kv]
             norm_of[thread] = norm
             norms.arrive()

@@ -69,8 +69,8 @@ def tiles_for(spec: AttentionSpec, chip: Chip, extent: Extent | None = None) -> 
     Its columns are independent of each other: the share of exp2 follows from the chip and the head dims, the schedule
     from how much the tiles differ in length, pairs from the shape. None of it was measured.
     """
-    if spec.cache is not None and (spec.cache.is_fp8 or spec.cache.is_scattered):
-        return BYTES if spec.cache.is_fp8 else GATHER
+    if spec.cache is not None and (spec.cache.has_bytes or spec.cache.is_scattered):
+        return BYTES if spec.cache.has_bytes else GATHER
     if extent is not None and are_few(spec, extent):
         return FEW if spec.head_dim <= 128 and spec.head_dim_v <= 128 else FEW_WIDE
     rows = None if extent is None else extent.max_seqlen_q * math.gcd(spec.group, LANES)

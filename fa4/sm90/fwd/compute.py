@@ -49,7 +49,7 @@ def compute(context):
     team = Team(context, warp // WARPS_PER_WARPGROUP)
     softmax = Softmax(context)
     q = consume(ends.load_compute_Q, Lane(team.index, cfg.teams))
-    if cutlass.const_expr(cfg.is_fp8):
+    if cutlass.const_expr(cfg.has_bytes):
         k, v = consume(ends.convert_compute_K), consume(ends.convert_compute_V)
     elif cutlass.const_expr(cfg.gathers):
         k, v = consume(ends.gather_compute_K), consume(ends.gather_compute_V)

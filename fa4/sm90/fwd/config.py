@@ -94,11 +94,11 @@ class Config(Variant):
     @property
     def k_tile(self) -> Tile:
         """As it is loaded."""
-        return Tile(self.tile_n, self.head_dim, bits=8 if self.is_fp8 else 16, pieces=self.pieces)
+        return Tile(self.tile_n, self.head_dim, bits=8 if self.has_bytes else 16, pieces=self.pieces)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim_v, bits=8 if self.is_fp8 else 16, pieces=self.pieces)
+        return Tile(self.tile_n, self.head_dim_v, bits=8 if self.has_bytes else 16, pieces=self.pieces)
 
     @property
     def k_operand(self) -> Tile:
@@ -113,7 +113,7 @@ class Config(Variant):
     def v_dtype(self) -> type:
         """Of P and V as operands. Those of 8 bits are converted to float16 in half as many instructions as to bfloat16,
         and P, at most 2^rescale_threshold, keeps three bits more of each weight that it has from 2^-14 on."""
-        return Float16 if self.is_fp8 else self.dtype
+        return Float16 if self.has_bytes else self.dtype
 
     @property
     def pieces(self) -> int:
@@ -123,7 +123,7 @@ class Config(Variant):
     @property
     def fetches(self) -> bool:
         """Whether those who convert 8-bit numbers load them themselves."""
-        return self.is_fp8 and not self.byte_stages
+        return self.has_bytes and not self.byte_stages
 
     @property
     def gathers(self) -> bool:
@@ -138,8 +138,8 @@ class Config(Variant):
         """A thread's, of those that compute, of those that load and of those that convert or gather, if any."""
         if self.fetches:
             return REGS_WITH_FETCHING[self.teams]
-        if self.is_fp8 or self.gathers:
-            return (REGS_WITH_BOTH if self.is_fp8 and self.gathers else REGS_WITH_ONE)[self.teams]
+        if self.has_bytes or self.gathers:
+            return (REGS_WITH_BOTH if self.has_bytes and self.gathers else REGS_WITH_ONE)[self.teams]
         return (*(REGS if self.pieces == 1 else REGS_OF_PIECES)[self.teams], 0)
 
     @property
@@ -155,7 +155,7 @@ class Config(Variant):
     @property
     def q_buffers(self) -> int:
         """2 where the next work tile's Q has a place of its own beside as many K/V stages as are needed."""
-        least = STAGES_OF_GATHERED if self.gathers and not self.is_fp8 else 2
+        least = STAGES_OF_GATHERED if self.gathers and not self.has_bytes else 2
         return 2 if self._stages(2 * self.q_tile.nbytes + self.o_bytes) >= least else 1
 
     @property

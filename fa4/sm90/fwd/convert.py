@@ -25,8 +25,8 @@ from .work import Queue
 def convert(context):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
     k, v = produce(ends.convert_compute_K), produce(ends.convert_compute_V)
-    of_k = Widening(smem.address("K"), cfg.k_operand.nbytes, cfg.k_operand, cfg.dtype)
-    of_v = Widening(smem.address("V"), cfg.v_operand.nbytes, cfg.v_operand, cfg.v_dtype)
+    of_k = Widening(smem.address("K"), cfg.k_operand.nbytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
+    of_v = Widening(smem.address("V"), cfg.v_operand.nbytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)
     if cutlass.const_expr(cfg.fetches):
         from_global(context, of_k, of_v, k, v)
     else:

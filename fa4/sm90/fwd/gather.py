@@ -21,7 +21,7 @@ from .work import Queue
 @cute.jit
 def gather(context):
     cfg, ends, smem = context.cfg, context.ends("gather"), context.smem
-    if cutlass.const_expr(cfg.is_fp8):
+    if cutlass.const_expr(cfg.has_bytes):
         k, v = produce(ends.gather_convert_K), produce(ends.gather_convert_V)
         k_place, v_place = smem.address("K bytes"), smem.address("V bytes")
     else:

@@ -24,7 +24,7 @@ def roles(cfg: Config) -> RoleTable:
     end = cfg.teams * WARPS_PER_WARPGROUP
     compute_regs, load_regs, helper_regs = cfg.regs
     table = [Role("compute", warps=(0, end), regs=compute_regs, body=compute, teams=cfg.teams)]
-    for name, body, is_there in (("convert", convert, cfg.is_fp8), ("gather", gather, cfg.gathers)):
+    for name, body, is_there in (("convert", convert, cfg.has_bytes), ("gather", gather, cfg.gathers)):
         if is_there:
             table.append(Role(name, warps=(end, end + WARPS_PER_WARPGROUP), regs=helper_regs, body=body))
             end += WARPS_PER_WARPGROUP
@@ -40,7 +40,7 @@ def channels(cfg: Config) -> ChannelTable:
     queries = Channel("load_compute_Q", "load", "compute", By.TMA, q_freed, cfg.q_buffers * cfg.teams, memory)
     keys: list[Channel] = []
     for x in ("K", "V"):
-        if cfg.is_fp8:
+        if cfg.has_bytes:
             if not cfg.fetches:
                 raw = f"{bringer}_convert_{x}", bringer, "convert", brought, By.WARP, cfg.byte_stages
                 keys.append(Channel(*raw, memory))

@@ -27,7 +27,7 @@ def load(context):
     q = [produce(ends.load_compute_Q, Lane(team, cfg.teams)) for team in range(cfg.teams)]
     if cutlass.const_expr(cfg.plain_keys):
         queries_alone(context, q)
-    elif cutlass.const_expr(cfg.is_fp8):
+    elif cutlass.const_expr(cfg.has_bytes):
         all_of_them(context, q, produce(ends.load_convert_K), produce(ends.load_convert_V))
     else:
         all_of_them(context, q, produce(ends.load_compute_K), produce(ends.load_compute_V))
@@ -85,7 +85,7 @@ def load_block(context, name: str, work, block: Int32, cursor: Cursor):
     """A block of keys ("k") or values ("v")."""
     cfg, tma = context.cfg, context.tma(name)
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.ragged_k)
-    region, dtype = (f"{name.upper()} bytes", Uint8) if cfg.is_fp8 else (name.upper(), cfg.dtype)
+    region, dtype = (f"{name.upper()} bytes", Uint8) if cfg.has_bytes else (name.upper(), cfg.dtype)
     place = context.smem.pointer(region, dtype) + cursor.stage * (8 * tma.tile.nbytes // tma.tile.bits)
     cursor.wait()
     cursor.announce(tma.tile.nbytes)

@@ -63,12 +63,12 @@ def are_few(spec: AttentionSpec, extent: Extent) -> bool:
 
 def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     """The row for a problem."""
-    is_fp8 = spec.cache is not None and spec.cache.is_fp8
+    has_bytes = spec.cache is not None and spec.cache.has_bytes
     gathers = spec.cache is not None and spec.cache.is_scattered
-    of = _of_bytes if is_fp8 else _of_gathered if gathers else _of_few if are_few(spec, extent) else _of_many
+    of = _of_bytes if has_bytes else _of_gathered if gathers else _of_few if are_few(spec, extent) else _of_many
     row = of(spec, extent)
     in_pieces = spec.cache is not None and spec.cache.pieces(row.tile_n) > 1 and spec.cache.pieces(USUAL.tile_n) == 1
-    if in_pieces and not (is_fp8 or gathers):
+    if in_pieces and not (has_bytes or gathers):
         row = replace(USUAL if max(spec.head_dim, spec.head_dim_v) <= 128 else WIDEST, name="whole blocks in a page")
     if not spec.varlen:
         return row
