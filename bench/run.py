@@ -88,7 +88,7 @@ def run_case(
     """A row for each provider: the case, whether the result was right, and, if it was, the time. Providers are given
     the same tensors, and take turns, so that what drifts meets them all. graph: what is timed are not calls, but
     replays of a CUDA graph of one."""
-    facts = {"label": case.label, **dataclasses.asdict(case), "seed": seed}
+    facts = {"label": case.label, **dataclasses.asdict(case), "seed": seed, "graph": graph}
     try:
         tensors = made_tensors(case, device, seed)
     except Exception as error:
@@ -113,7 +113,7 @@ def run_case(
         except Exception as error:  # whoever broke the device broke it for all
             measured = {name: {"error": what_failed(error)} for name in works}
     del works, tensors
-    rows = [{"provider": name, **facts, "graph": graph, **row, **measured.get(name, {})} for name, (row, _) in begun.items()]
+    rows = [{"provider": name, **facts, **row, **measured.get(name, {})} for name, (row, _) in begun.items()]
     begun.clear()
     if device.type == "cuda":
         with contextlib.suppress(RuntimeError):  # after an illegal access every call fails; the rows must not
