@@ -3,8 +3,9 @@
 A CTA owns a tile of query rows, 64 for each warpgroup that computes, and walks the key blocks from last to first. Each
 of these teams does all of its rows' work: S = Q K^T, softmax in the registers where S arrives, O += P V with P from
 registers. They take turns on the matrix unit, so that the softmax of one meets the products of the others. One warp of
-another warpgroup loads, a work tile ahead. K and V of 8-bit numbers are loaded as bytes, and one more warpgroup makes
-of them the tiles that products read. Rows that TMA does not bring are copied by a warpgroup, too.
+another warpgroup loads, a work tile ahead. Where K and V are 8-bit numbers, one more warpgroup makes of them the tiles
+that products read, of bytes that it is brought or loads itself. Rows that TMA does not bring are copied by a
+warpgroup, too.
 """
 
 from __future__ import annotations
