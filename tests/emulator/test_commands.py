@@ -9,6 +9,8 @@ from fa4.cli import main
 from fa4.emulator import foreign
 from fa4.emulator.lab import hardware, mutate
 
+QUACK = "quack-kernels gemm 200 x 264 x 192 sm_100a"
+
 REFUSALS = {
     "unknown_chip": ("'sm_42' is not one of 'sm_80'", main, ["emulate", "fwd", "--chip", "sm_42"]),
     "no_multiprocessor": ("0 is not in the range x>=1", main, ["emulate", "fwd", "--sms", "0"]),
@@ -24,6 +26,7 @@ REFUSALS = {
     "record_for": ("'sm_42' is not one of", hardware.main, ["record", "here", "--cutlass", ".", "--chip", "sm_42"]),
     "mutate_what": ("xyz is a foreign example: --cutlass says where it is", mutate.main, ["xyz"]),
     "mutate_nothing": ("xyz is neither fwd, bwd, a file nor one of", mutate.main, ["xyz", "--cutlass", "."]),
+    "mutate_calls": ("xyz is no call of `fa4.emulator.foreign --packages`", mutate.main, [QUACK, "xyz"]),
     "foreign_pattern": ("'[' is no regular expression", foreign.main, ["--cutlass", ".", "--only", "["]),
 }
 

@@ -74,6 +74,7 @@ def test_the_barrier_before_the_end_is_needed_where_a_place_is_given_back_last(r
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(7200)  # seven minutes of one core
 def test_ten_thousand_pipelines():
     first = secrets.randbelow(2**40)
     print("first seed", first)

@@ -3,14 +3,15 @@
     python -m fa4.emulator.lab.mutate fwd|bwd [--seqlen 256 --causal ...]    one of fa4's own kernels
     python -m fa4.emulator.lab.mutate EXAMPLE --cutlass PATH [-- ARGUMENTS [-- ARGUMENTS ...]]    a foreign example
     python -m fa4.emulator.lab.mutate FILE.npz [FILE.npz ...]                launches that `hardware record` wrote
+    python -m fa4.emulator.lab.mutate "PACKAGE CALL CHIP" ["PACKAGE ..."]    calls of a public package that is installed
 
 Removes or weakens each synchronising instruction of one kernel in turn, and runs the mutant under every schedule with
 seeds 0, 1, ... until it is killed: by an error, or by a result that is not the original's. Instructions that no run of
 the original reaches are not counted. Prints a table by kind, and every survivor with its place.
 
 What a synchronisation is for may show in one shape and not in another (a stage that wraps, a tile of one key block):
-several shapes of one kernel, by --seqlen given again, by more arguments after a further --, or by several files, are
-tried in turn on each mutant.
+several shapes of one kernel, by --seqlen given again, by more arguments after a further --, or by several files or
+calls, are tried in turn on each mutant. Calls are named as `foreign --packages` prints them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from fa4 import cases
 from fa4.emulator.errors import DataRace, EmulationError
 from fa4.emulator.host.memory import aligned_buffer
 from fa4.emulator.lab.mutations import Mutant, mutants
+from fa4.emulator.lab.public.rows import Row
+from fa4.emulator.lab.public.run import all_rows
 from fa4.emulator.lab.recording import Recorder, Recording
 from fa4.emulator.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine
 from fa4.emulator.machine.ptx import parse
@@ -290,6 +293,14 @@ def _record(target: str, case: cases.Case, chip: str, sms: int, folder: Path) ->
             torch.autograd.grad(out, list(leaves.values()), problem.dout)
 
 
+def _record_row(row: Row, sms: int, folder: Path) -> None:
+    from fa4.emulator import emulate
+
+    with emulate(row.chip, sms=sms, on_finding="collect", tells_devices_apart=True) as gpu:
+        Recorder(gpu, folder, row.name)
+        list(row.run(0))
+
+
 def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: int, folder: Path) -> None:
     from fa4.emulator import emulate
     from fa4.emulator.lab.examples import EXAMPLES
@@ -332,8 +343,14 @@ class Options:
         if self.target.endswith(".npz"):
             return [Recording.load(Path(path)) for path in (self.target, *self.arguments)]
         recorders: list[Callable[[Path], None]]
+        rows = {row.key: row for row in all_rows()}
         if self.target in ("fwd", "bwd"):
             recorders = [partial(_record, self.target, case, self.chip, self.sms) for case in self._cases()]
+        elif self.target in rows:
+            unknown = [key for key in self.arguments if key not in rows]
+            if unknown:
+                raise click.UsageError(f"{unknown[0]} is no call of `fa4.emulator.foreign --packages`")
+            recorders = [partial(_record_row, rows[key], self.sms) for key in (self.target, *self.arguments)]
         elif self.cutlass is None:
             raise click.UsageError(f"{self.target} is a foreign example: --cutlass says where it is")
         else:

@@ -129,17 +129,20 @@ def _rows() -> list[Row]:
             for case in listed:
                 rows.append(Row(PACKAGE, f"{direction}, {case}", chip, functools.partial(run, case, {})))
         rows += [
-            Row(PACKAGE, "forward, 3 parts of the keys", chip,
-                functools.partial(_forward, Case("", seqlen_q=1, seqlen_k=700, head_dim=128), {"num_splits": 3})),
             Row(PACKAGE, "forward, pages of 128 keys", chip, functools.partial(_paged, 128)),
             Row(PACKAGE, "forward, pages of 16 keys", chip, functools.partial(_paged, 16)),
         ]  # fmt: skip
+    parts = Case("", seqlen_q=1, seqlen_k=700, head_dim=128)  # for which the package has a kernel on Blackwell only
+    rows.append(Row(PACKAGE, "forward, 3 parts of the keys", "sm_100a",
+                    functools.partial(_forward, parts, {"num_splits": 3})))  # fmt: skip
     latent = functools.partial(_latent_forward, 3, 300)
     rows += [
         Row(PACKAGE, "latent attention (64 + 512), 128 heads", "sm_100a", functools.partial(latent, 128, False)),
         Row(PACKAGE, "latent attention (64 + 512), 128 heads, causal", "sm_100a",
             functools.partial(latent, 128, True)),
         Row(PACKAGE, "latent attention (64 + 512), 16 heads", "sm_100a", functools.partial(latent, 16, False)),
+        Row(PACKAGE, "forward, causal d64, 300 x 1300", "sm_100a", functools.partial(
+            _forward, Case("", seqlen_q=300, seqlen_k=1300, causal=True), {})),
         Row(PACKAGE, "forward, causal d128", "sm_80", functools.partial(_forward, shared[1], {})),
         Row(PACKAGE, "forward, full d64", "sm_80", functools.partial(_forward, backward[0], {})),
     ]  # fmt: skip

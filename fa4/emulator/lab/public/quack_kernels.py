@@ -204,6 +204,7 @@ def _rows() -> list[Row]:
     }
     products = {
         "gemm 200 x 264 x 192": _product("gemm", *small, formula=torch.matmul),
+        "gemm 520 x 520 x 1096": _product("gemm", (520, 1096), (1096, 520), formula=torch.matmul),
         "gemm 2 x 300 x 520 x 256, batched": _product("gemm", (2, 300, 256), (2, 256, 520), formula=torch.matmul),
         "gemm, packed rows of 3 problems": _packed,
         "gemm_add 200 x 264 x 192": _product("gemm_add", *small, (200, 264), formula=lambda a, b, c: a @ b + c),
