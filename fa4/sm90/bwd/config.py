@@ -76,6 +76,11 @@ class Steps(Variant):
             )
 
     @property
+    def differs_by_head(self) -> bool:
+        """Whether query heads of a group go through other query blocks, or through them in another order."""
+        return self.lists_by_head or (self.folds and self.group > 1)
+
+    @property
     def columns(self) -> int:
         """head_dim as the products reduce it: tiles are zero past head_dim."""
         return -(-self.head_dim // K_PER_MMA) * K_PER_MMA

@@ -97,7 +97,8 @@ def add_in_turn(context, own: Int32):
     else:
         for i in cutlass.range(own, work.blocks * cfg.group, cfg.reducers, unroll=1):
             head = work.head_kv * cfg.group + i // work.blocks
-            m_block = work.block(work.first + i % work.blocks, cfg.shifted)
+            of_head = work.of_head(context, i // work.blocks)
+            m_block = of_head.block(work.first + i % work.blocks, cfg.shifted)
             add_step_in_turn(context, own, work, i, head, m_block)
 
 

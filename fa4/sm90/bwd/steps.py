@@ -78,7 +78,7 @@ def steps(context, team: cutlass.Constexpr[Team], work, has_dq: cutlass.Constexp
     at = at.after_first()
     for member in cutlass.range(cfg.group, unroll=1):
         of_head, own_of_head = work, own
-        if cutlass.const_expr(cfg.lists_by_head):
+        if cutlass.const_expr(cfg.differs_by_head):
             of_head = work.of_head(context, member)
             own_of_head = own_steps(of_head, team.index, cfg)
         first = of_head.first + cutlass.select_(member == begin, Int32(1), Int32(0))

@@ -43,7 +43,8 @@ class Work(NamedTuple):
     full_first: Int32
     full_stop: Int32
     neighbours: Neighbours
-    back: Int32 | None  # 1 if the steps go from the last query block to the first, 0 if not; None where none do
+    ascends: Int32 | None  # 1 in a section whose key blocks ascend, 0 if not; None where there are no such
+    back: Int32 | None  # 1 if a query head's steps go from its last query block to the first, 0 if not; None as above
 
     @property
     def blocks(self) -> Int32:
@@ -51,9 +52,11 @@ class Work(NamedTuple):
         return self.stop - self.first
 
     def of_head(self, context, member: Int32) -> Work:
-        """The same for a query head of the group, whose lists may be others."""
-        if not context.cfg.lists_by_head:
+        """The same for a query head of the group, whose lists, or whose way through the query blocks, may be others."""
+        if not context.cfg.differs_by_head:
             return self
+        if not context.cfg.lists_by_head:
+            return self._replace(back=back(self.ascends, member, context.cfg.group))
         walk = lists_of(context, self, self.head_kv * context.cfg.group + member)
         return self._replace(walk=walk, stop=walk.count, full_first=walk.masked, full_stop=walk.count)
 
@@ -96,8 +99,23 @@ def work_tile(context) -> Work:
     place = keys.n_block % cfg.sms
     together = cutlass.min((keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place), cfg.sms)
     tile = Tile(keys.n_block, keys.head_kv, keys.batch)
-    back = context.args.order.goes_back(tile) if cfg.folds else None
-    return Work(*keys, *full, Neighbours(place, together), back)
+    ascends = context.args.order.goes_back(tile) if cfg.folds else None
+    of_first = None if ascends is None else back(ascends, Int32(0), cfg.group)
+    return Work(*keys, *full, Neighbours(place, together), ascends, of_first)
+
+
+def back(ascends: Int32, member: Int32, group: int) -> Int32:
+    """1 if a query head's steps go from its last query block to the first, 0 if not.
+
+    For each head that is done a key block gains two steps on the one before it, which has two more. Where blocks begin
+    at once, the one behind is then 2, 4, 6, ... steps behind on the way there and two fewer on the way back; where
+    they end at once, it is so many before the end. The fewer, the less goes through the L2 cache meanwhile, but two
+    there must be, to take turns.
+    """
+    if group == 1:
+        return ascends
+    there = cutlass.select_(ascends == 1, member != group - 1, member == 0)
+    return Int32(cutlass.select_(there, Int32(0), Int32(1)))
 
 
 class OwnSteps(NamedTuple):
