@@ -42,14 +42,18 @@ def measure_in_turns(
     functions: dict[str, Callable[[], object]], device: torch.device, *, seconds: float = 0.5, rounds: int = 5
 ) -> dict[str, Timing]:
     """Time each of the functions for about `seconds`, in rounds in which all take turns: what drifts meets them all.
-    Every round begins with a run that does not count."""
+
+    Every second round goes back, so that nobody always comes after the same one: a function after one that draws little
+    power runs at a higher clock for a while. Each turn begins with a run that does not count.
+    """
     repeats = {
         name: _repeats(_estimate_ms(function, device), seconds / rounds, 3) for name, function in functions.items()
     }
     samples: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            samples[name] += _samples(function, device, 1 + repeats[name])[1:]
+    there = list(functions)
+    for i in range(rounds):
+        for name in reversed(there) if i % 2 else there:
+            samples[name] += _samples(functions[name], device, 1 + repeats[name])[1:]
     return {name: Timing.of(times) for name, times in samples.items()}
 
 

@@ -16,7 +16,19 @@ from fa4.sm90.bwd.config import TILE_N
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
 from fa4.sm90.bwd.plan import configure
-from fa4.sm90.bwd.tiles import D64, D96, D128, D128_CUT, D192, D192_CUT, D192_SOFTCAP, SOFTCAP, BackwardTiles, tiles_for
+from fa4.sm90.bwd.tiles import (
+    D64,
+    D96,
+    D128,
+    D128_CUT,
+    D128_GROUPED,
+    D192,
+    D192_CUT,
+    D192_SOFTCAP,
+    SOFTCAP,
+    BackwardTiles,
+    tiles_for,
+)
 from fa4.sm90.bwd.wide import kernel as wide
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec
@@ -184,6 +196,11 @@ def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, needs_backward=True)
     assert tiles_for(spec, chip_by_number(90)) is D128
     assert tiles_for(replace(spec, window_right=0), chip_by_number(90)) is D128_CUT
+    grouped = replace(spec, window_right=0, heads_kv=4)
+    assert tiles_for(grouped, chip_by_number(90)) is D128_GROUPED
+    assert configure(grouped, chip_by_number(90), has_dlse=False).deterministic  # though nobody asked for it
+    for other in (dict(varlen=True), dict(has_seqused_k=True), dict(window_left=9)):
+        assert not configure(replace(grouped, **other), chip_by_number(90), has_dlse=False).deterministic
     assert tiles_for(replace(spec, softcap=15.0), chip_by_number(90)) is SOFTCAP
 
 

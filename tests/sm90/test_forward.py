@@ -133,6 +133,8 @@ def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     # One tile holds all the rows of a head there: nothing is gained by counting them.
     short = tiles_for(replace(spec, varlen=True, heads_q=128), Extent(1, 2, 2))
     assert short.schedule is Schedule.SINGLE
+    long = tiles_for(spec, Extent(1, 65536, 65536))
+    assert long.schedule is (Schedule.SINGLE if causal else Schedule.PERSISTENT)
 
 
 def test_tiles_that_do_not_fit_are_refused():

@@ -325,6 +325,7 @@ class Options:
     lengths: tuple[tuple[int, int], ...]
     head_dim: int
     heads_q: int
+    heads_kv: int | None
     causal: bool
     window_size: tuple[int, int] | None
     logits: float
@@ -360,7 +361,7 @@ class Options:
 
     def _cases(self) -> list[cases.Case]:
         flags: dict[str, Any] = dict(
-            head_dim=self.head_dim, heads_q=self.heads_q, heads_kv=self.heads_q, causal=self.causal,
+            head_dim=self.head_dim, heads_q=self.heads_q, heads_kv=self.heads_kv or self.heads_q, causal=self.causal,
             window_size=self.window_size or (None, None), logits=self.logits, deterministic=self.deterministic,
         )  # fmt: skip
         return [cases.Case(f"{self.target} {q}x{k}", seqlen_q=q, seqlen_k=k, **flags) for q, k in self.lengths]
@@ -388,6 +389,7 @@ class _Lengths(click.ParamType):
               help="For fwd and bwd; given again, a further shape.")  # fmt: skip
 @click.option("--head-dim", type=COUNT, default=128, show_default=True)
 @click.option("--heads", "heads_q", type=COUNT, default=1, show_default=True)
+@click.option("--heads-kv", type=COUNT, help="Of keys and values [default: as many as of queries].")
 @click.option("--causal", is_flag=True)
 @click.option("--window", "window_size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), help="Left and right; -1 is open.")
 @click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ...bwd import plan
@@ -44,6 +45,7 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
     made: Callable[..., Steps] = partial(Config, claims=claims)
     if tiles.tile_n == ROWS:
         made = partial(WideConfig, ctas=tiles.ctas, multicast=tiles.multicast)
+    spec = replace(spec, deterministic=spec.deterministic or tiles.ordered)
     return made(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         tile_m=tiles.tile_m,

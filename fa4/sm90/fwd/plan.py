@@ -17,9 +17,6 @@ from .config import Config
 from .kernel import KERNEL
 from .tiles import ForwardTiles, tiles_for
 
-# Bytes of K and V that one section of pairs may hold at a time: half of the chip's L2, the rest is for Q and out.
-SECTION_BYTES = 25 << 20
-
 
 class Forward(plan.Forward):
     """A forward on sm_90. `tiles` replaces the row of the table, for tuning."""
@@ -104,7 +101,7 @@ def _section(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config, tiles
     keys = extent.max_seqlen_k * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     per_pair = max(keys * cfg.packed // spec.group, 1)
     if not cfg.persistent:
-        return -(-pairs // -(-pairs * per_pair // SECTION_BYTES))
+        return -(-pairs // -(-pairs * per_pair // tiles.section_bytes))
     round_trip = 2 * chip.sms
     m_blocks = -(-extent.max_seqlen_q * cfg.packed // cfg.rows)
     if tiles.section is not None and round_trip % (m_blocks * tiles.section) == 0:

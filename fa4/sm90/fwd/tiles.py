@@ -9,12 +9,14 @@ from ...spec import AttentionSpec, Extent
 from ..wgmma import ROWS
 from .config import Schedule
 
+LONG = 48 << 10  # keys, and half as many queries, from which on the hardware hands out a causal problem's tiles
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardTiles:
     """A tuned row; see `Config` for what the columns mean. section: pairs of head and sequence that advance together
-    where that shares work fairly, None for the fewest that do. splits: parts that keys are cut into, None for as many
-    as keep the chip busy."""
+    where that shares work fairly, None for the fewest that do; where each tile has its CTA, as many as have
+    section_bytes of K and V. splits: parts that keys are cut into, None for as many as keep the chip busy."""
 
     name: str
     teams: int
@@ -26,6 +28,7 @@ class ForwardTiles:
     ping_pong: bool = True
     rescale_threshold: float = 8.0
     section: int | None = None
+    section_bytes: int = 25 << 20  # half of an H100's L2: the rest is for Q and out
     splits: int | None = None
 
 
@@ -103,6 +106,16 @@ def _of_many(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
         fits = widest <= 128 or (spec.head_dim <= 192 and spec.head_dim_v <= 128)
         return replace(USUAL if fits else WIDEST, schedule=Schedule.SINGLE, name="lists of blocks")
     is_masked = spec.window_right is not None
+    row = _of_width(spec, extent, is_masked)
+    if is_masked and spec.window_left is None and keys > LONG and extent.max_seqlen_q > LONG // 2:
+        # 64k keys on an H100, TFLOP/s, beside a persistent grid: d128 675, 574; d64 540, 510; (192, 128) 706, 650; d256
+        # 738, 707; d128 with 32/8 heads 663, 563. At 32k that was faster, 672 beside 645.
+        return replace(row, name=f"{row.name}, long causal", schedule=Schedule.SINGLE, section_bytes=12 << 20)
+    return row
+
+
+def _of_width(spec: AttentionSpec, extent: Extent, is_masked: bool) -> ForwardTiles:
+    widest, keys = max(spec.head_dim, spec.head_dim_v), extent.max_seqlen_k
     if widest <= 64:
         return NARROW_SHORT if is_masked and keys <= 1024 else NARROW
     if widest <= 96:
