@@ -30,13 +30,16 @@ class Options(NamedTuple):
 
 def call(packed: bool, inputs: AttentionInputs, options: Options) -> tuple[AttentionInputs, Flags]:
     """The operator's arguments of a call, whose tensors and lengths stand in `inputs` as the caller gave them."""
+    # (No _replace below: the compiler of torch 2.8 does not know it.)
     q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
     (check_packed if packed else check_dense)(q, k, v)
     made = flags(q, k, v, sink, options)
     if not packed:
         if seqused_k is not None:
             check_int32("seqused_k", seqused_k, q, q.shape[0])
-        return inputs._replace(max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1]), made
+        return AttentionInputs(
+            q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q.shape[1], k.shape[1]
+        ), made
     bounds = check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
     check_int32("cu_seqlens_k", cu_seqlens_k, q, bounds)
     for name, seqused in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
@@ -44,7 +47,9 @@ def call(packed: bool, inputs: AttentionInputs, options: Options) -> tuple[Atten
             check_int32(name, seqused, q, bounds - 1)
     max_seqlen_q = max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
     max_seqlen_k = max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
-    return inputs._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k), made
+    return AttentionInputs(
+        q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+    ), made
 
 
 def shown(x: Tensor, first: int | None = None, rest: str = "") -> str:

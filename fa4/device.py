@@ -67,6 +67,7 @@ class Chip:
 
     `target` is "" where the installed compiler has nothing for the chip. `dry_run` is what records compilations
     inside `fa4.jit.compile_only`; it is part of the record so that nothing cached by chip outlives the dry run.
+    `shared`: kernels of others, that carry messages for example, hold some of its multiprocessors meanwhile.
     """
 
     device_type: str
@@ -77,6 +78,7 @@ class Chip:
     name: str = ""
     emulated: bool = False
     dry_run: Any = None
+    shared: bool = False
 
     @property
     def compiles(self) -> bool:
@@ -149,27 +151,30 @@ _CPU = Chip(device_type="cpu")
 
 
 class Stage(NamedTuple):
-    """What stands in for the chips that are here."""
+    """What stands in for the chips that are here, and whether others use them, too."""
 
     emulated: Chip | None = None
     recorder: Any = None  # of a dry run
+    shared: bool = False
 
 
-# None outside `emulating` and `dry_run`, and another object inside each: what was found out about a chip holds as long
-# as this is the same.
+# None outside `emulating`, `dry_run` and `sharing`, and another object inside each: what was found out about a chip
+# holds as long as this is the same.
 stage: ContextVar[Stage | None] = ContextVar("fa4_stage", default=None)
 
 
 def chip_of(device: torch.device) -> Chip:
     """The chip behind a torch device. CPU tensors inside `emulating(chip)` live on the emulated chip."""
-    emulated, recorder = stage.get() or Stage()
+    emulated, recorder, shared = stage.get() or Stage()
     if device.type == "cpu":
         chip = emulated or _CPU
     elif device.type == "cuda" and torch.version.hip is None:
         chip = _cuda_chip(torch.cuda.current_device() if device.index is None else device.index)
     else:
         chip = Chip(device_type=device.type)
-    return chip if recorder is None else dataclasses.replace(chip, dry_run=recorder)
+    if recorder is None and not shared:
+        return chip
+    return dataclasses.replace(chip, dry_run=recorder, shared=shared)
 
 
 @contextlib.contextmanager
@@ -184,6 +189,23 @@ def dry_run(recorder: Any) -> Iterator[None]:
     """Every chip that `chip_of` tells this thread carries `recorder` inside this context; see `fa4.jit`."""
     with _staged(recorder=recorder):
         yield
+
+
+_SHARED = Stage(shared=True)
+
+
+@contextlib.contextmanager
+def sharing(with_others: bool = True) -> Iterator[None]:
+    """Chips are `shared` inside this context: what is launched there finds some multiprocessors taken at first."""
+    if not with_others:
+        yield
+        return
+    before = stage.get()
+    token = stage.set(_SHARED if before is None else before._replace(shared=True))
+    try:
+        yield
+    finally:
+        stage.reset(token)
 
 
 @contextlib.contextmanager

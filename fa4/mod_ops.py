@@ -54,8 +54,9 @@ def prepare(
         raise ValueError("softcap and score_mod are both given, expected one: fa4.scores.softcap is a score_mod")
     if block_mask is not None and (flags.window_left is not None or flags.window_right is not None):
         raise ValueError("block_mask is given with causal or window_size, expected these in its mask_mod")
-    heads, lengths, packed = inputs.q.shape[-2], inputs.extent[1:], inputs.q.ndim == 3
-    problem = Problem(inputs.batch, heads, *lengths, inputs.q.device, packed)
+    *_, max_seqlen_q, max_seqlen_k = inputs
+    heads, packed = inputs.q.shape[-2], inputs.q.ndim == 3
+    problem = Problem(inputs.batch, heads, max_seqlen_q, max_seqlen_k, inputs.q.device, packed)
     mods = gather(problem, score_mod, mask_mod, block_mask, flags.needs_backward)
     mods = mods._replace(dropout_p=dropout[0], dropout_seed=dropout[1])
     # (Compiled code has no graphs to add to: there such blocks stay as they are.)

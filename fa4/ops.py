@@ -144,7 +144,10 @@ def with_scales(flags: Flags) -> Flags:
         return flags
     one = torch.ones((), dtype=torch.float64, device="cpu")
     scales = torch.stack((one * flags.softmax_scale, one * flags.softcap))
-    return flags._replace(softmax_scale=1.0, softcap=1.0 if flags.softcap > 0 else 0.0, scales=scales)
+    # (No _replace: the compiler of torch 2.8 does not know it.)
+    _, left, right, softcap, deterministic, needs_backward, backend, num_splits, batch_invariant, _ = flags
+    softcap = 1.0 if softcap > 0 else 0.0
+    return Flags(1.0, left, right, softcap, deterministic, needs_backward, backend, num_splits, batch_invariant, scales)
 
 
 def fake_outputs(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:

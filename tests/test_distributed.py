@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import fa4
 import fa4.distributed as cp
 from fa4 import cases
 from fa4.cases import Case
+from fa4.device import chip_of, sharing, stage
 from fa4.distributed import place, ring
 from fa4.emulator import emulate
 from fa4.integrations.dtensor import register_dtensor
@@ -159,6 +161,38 @@ def test_states_are_joined_in_place_by_one_kernel(dtype, sums, head_dim_v, seed)
         errors = joined(by_kernel)
     assert errors[0] <= 2 * allowed[0] and errors[1] <= 2 * allowed[1] + 1e-6, f"seed {seed}"
     assert torch.equal(by_kernel[1] == -torch.inf, by_torch[1] == -torch.inf)
+
+
+def test_beside_messages_a_chip_is_shared(monkeypatch):
+    """The ring's calls, as long as something travels; a call alone keeps its way, and finds it again."""
+    cpu, seen = torch.device("cpu"), []
+
+    class Call:
+        def __init__(self, of):
+            self.of = of
+
+        def forward(self, q, k, v, sink=None):
+            seen.append((self.of, chip_of(cpu).shared, stage.get()))
+            return q, torch.zeros(1, 1, 2)
+
+        def rows(self, x):
+            return x
+
+        statistics = rows
+
+    parts = SimpleNamespace(
+        place=place.Place(0, 3, None), own_at_once=lambda: Call("own"), with_keys_of=lambda source: Call(source)
+    )
+    monkeypatch.setattr(ring, "Passing", lambda tensors, place: SimpleNamespace(wait=lambda: tensors))
+    x = torch.zeros(1, 2, 1, 8)
+    for _ in range(2):
+        ring.forward(x, x, x, None, parts)
+    assert [(of, shared) for of, shared, _ in seen[:3]] == [("own", True), (2, True), (1, False)]
+    assert seen[0][2] is seen[3][2] and not chip_of(cpu).shared
+    with emulate("sm_90a"):
+        with sharing():
+            assert chip_of(cpu).shared and chip_of(cpu).number == 90
+        assert not chip_of(cpu).shared
 
 
 def test_without_a_process_group_it_says_so():

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..device import sharing
 from ..spec import Saved
 from .parts import Parts
 from .place import Gathering, Summing
@@ -53,7 +54,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) 
     outs, lses = [], []
     for heads, k_whole, v_whole in _groups(q, k, v, parts):
         of_sink = None if sink is None else sink[heads.queries]
-        results = [call.forward(heads.of(q), k_whole, v_whole, of_sink) for call in calls]
+        with sharing():  # the next heads' keys are on their way
+            results = [call.forward(heads.of(q), k_whole, v_whole, of_sink) for call in calls]
         out, lse = (
             results[0]
             if len(results) == 1

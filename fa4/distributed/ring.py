@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..device import chip_of
+from ..device import chip_of, sharing
 from ..spec import Saved
 from .parts import Parts, accumulator
 from .place import Passing
@@ -17,7 +17,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) 
     """out and lse. Each round computes with the keys at hand while they travel on."""
     rank, world, _ = parts.place
     passing = Passing((k, v), parts.place) if world > 1 else None
-    out, lse = parts.own_at_once().forward(q, k, v, sink)  # the sink is one logit of each row: this call has it
+    with sharing(passing is not None):
+        out, lse = parts.own_at_once().forward(q, k, v, sink)  # the sink is one logit of each row: this call has it
     if passing is None:
         return out, lse
     if world > 2:  # joined more than once
@@ -27,7 +28,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) 
         if step + 1 < world:
             passing = Passing((k, v), parts.place)
         call = parts.with_keys_of((rank - step) % world)
-        _merge(call.rows(out), call.statistics(lse), *call.forward(q, k, v))
+        with sharing(step + 1 < world):
+            more = call.forward(q, k, v)
+        _merge(call.rows(out), call.statistics(lse), *more)
     return out.to(q.dtype), lse
 
 

@@ -137,6 +137,19 @@ def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     assert long.schedule is (Schedule.SINGLE if causal else Schedule.PERSISTENT)
 
 
+def test_on_a_shared_chip_the_hardware_hands_out_tiles():
+    """A CTA of a persistent grid that waits for a multiprocessor would do its share late. Other rows stay."""
+    chip, extent = device.chip_by_number(90), Extent(1, 4096, 4096)
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, window_right=0)
+    for of, alone, beside in (
+        (spec, Schedule.PERSISTENT, Schedule.SINGLE),
+        (replace(spec, varlen=True), Schedule.PACKED, Schedule.PACKED),
+    ):
+        plans = [Forward(of, extent, on) for on in (chip, replace(chip, shared=True))]
+        assert [plan.cfg.schedule for plan in plans] == [alone, beside]
+        assert replace(plans[0].cfg, schedule=beside) == plans[1].cfg
+
+
 def test_tiles_that_do_not_fit_are_refused():
     spec = AttentionSpec(torch.bfloat16, 256, 256, 4, 2, 0.1)
     with pytest.raises(ValueError, match="128 x 256 tiles of head_dim 256 exceed"):

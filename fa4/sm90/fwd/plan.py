@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ...core.variant import Variant
 from ...device import Chip
@@ -13,7 +14,7 @@ from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...spec import AttentionSpec, Extent
 from ..fragment import ROWS_PER_WARP
 from ..wgmma import ROWS
-from .config import Config
+from .config import Config, Schedule
 from .kernel import KERNEL
 from .tiles import ForwardTiles, tiles_for
 
@@ -24,7 +25,7 @@ class Forward(plan.Forward):
     kernel = KERNEL
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
-        self.tiles = tiles or tiles_for(spec, extent)
+        self.tiles = tiles or _tiles_on(chip, tiles_for(spec, extent))
         cfg = configure(spec, extent, chip, self.tiles)
         self.splits = splits_for(spec, extent, chip, self.tiles)
         section = _section(spec, extent, chip, cfg, self.tiles)
@@ -40,6 +41,14 @@ class Forward(plan.Forward):
             f"{parts}{'ping-pong, ' * cfg.ping_pong}rescale threshold {cfg.rescale_threshold:g}, "
             f"{cfg.schedule.name.lower()} ({tiles.evidence})"
         )
+
+
+def _tiles_on(chip: Chip, tiles: ForwardTiles) -> ForwardTiles:
+    """Of a persistent grid, CTAs that find no multiprocessor would begin their share of the tiles late, and end late:
+    on a chip that is shared, the hardware hands tiles to what is free."""
+    if not chip.shared or tiles.schedule is not Schedule.PERSISTENT:
+        return tiles
+    return replace(tiles, schedule=Schedule.SINGLE, name=f"{tiles.name}, beside messages")
 
 
 def configure(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> Config:
