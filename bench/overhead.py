@@ -2,8 +2,9 @@
 
 Rows of host time per call, forward without gradients: the public calls, the part of the dense one behind checks and
 choice, its kernel launch alone (inputs prepared, outputs allocated), and torch's scaled_dot_product_attention, on its
-own flash attention and on fa4. They take turns, for the clock of a host changes from second to second. Then the first
-call of a fresh process, with an empty and with a filled disk cache.
+own flash attention and on fa4. Of forward and backward the same, and what torch's autograd takes for an operator of
+three inputs that does nothing but allocate. They take turns, for the clock of a host changes from second to second.
+Then the first call of a fresh process, with an empty and with a filled disk cache.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa4
 from fa4 import dispatch, run
 from fa4.device import chip_of
 from fa4.plan import Plan
-from fa4.spec import AttentionInputs, AttentionSpec, Flags
+from fa4.spec import AttentionInputs, AttentionSpec, Flags, Gradients, Saved
 
 from .timing import Timing
 
@@ -79,9 +81,63 @@ def _fa4_beneath_torch() -> Iterator[None]:
         torch.nn.attention.restore_flash_attention_impl()
 
 
+@contextlib.contextmanager
+def _fa4_trained_beneath_torch() -> Iterator[None]:
+    with torch.enable_grad(), _fa4_beneath_torch():
+        yield
+
+
 def _launch_alone(inputs: AttentionInputs, plan: Plan) -> Callable[[], object]:
     out, lse = torch.empty_like(inputs.q), torch.empty(1, 1, 1, device=inputs.q.device)
     return lambda: plan.forward(inputs, out, lse)
+
+
+class _Allocates(torch.autograd.Function):
+    """An operator that does nothing, with the results and the gradients of attention."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        out, lse = torch.empty_like(q), q.new_empty(1, 1, 1, dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        return tuple(torch.empty_like(x) for x in ctx.saved_tensors[:3])
+
+
+def _there_and_back(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], object]]:
+    """Rows of forward and backward; the last is torch's, on whatever kernels."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    flat = [x.detach().transpose(1, 2).requires_grad_() for x in leaves]
+    dout, flat_dout = torch.randn_like(q), torch.randn_like(flat[0])
+    inputs = AttentionInputs(*(x.detach() for x in leaves), max_seqlen_q=1, max_seqlen_k=1)
+    spec = AttentionSpec.of(inputs, Flags(0.125, window_right=0, needs_backward=True))
+    plan = dispatch.plan(spec, inputs.extent, chip_of(q.device))
+    forward = run.Forward(inputs, spec, plan)
+    saved = Saved(*forward(inputs), dout)
+    grads = Gradients(*(torch.empty_like(x) for x in (q, k, v)))
+
+    def ours() -> None:
+        torch.autograd.grad(fa4.flash_attn_func(*leaves, causal=True), leaves, dout)
+
+    def behind() -> None:
+        forward(inputs)
+        run.backward(inputs, spec, plan, saved)
+
+    def launches() -> None:
+        plan.forward(inputs, saved.out, saved.lse)
+        plan.backward(inputs, saved, grads)
+
+    def autograd() -> None:
+        torch.autograd.grad(_Allocates.apply(*leaves), leaves, dout)
+
+    def torch_s() -> None:
+        torch.autograd.grad(F.scaled_dot_product_attention(*flat), flat, flat_dout)
+
+    rows = {"fa4.flash_attn_func": ours, "run.Forward, run.backward": behind, "plan.forward, plan.backward": launches}
+    rows |= {"autograd of an empty operator": autograd, "scaled_dot_product_attention (flash)": torch_s}
+    return {f"{name}, there and back": row for name, row in rows.items()}
 
 
 def _first_call(cache: str) -> tuple[float, float]:
@@ -125,11 +181,15 @@ def main() -> None:
             "fa4.flash_attn_varlen_func": varlen,
             "scaled_dot_product_attention (flash)": torch_flash,
         }
-        within: dict[str, _Context] = {}
+        back = _there_and_back(q, k, v)
+        rows |= back
+        within: dict[str, _Context] = dict.fromkeys(back, torch.enable_grad)
         if hasattr(torch.nn.attention, "register_flash_attention_impl"):
             fa4.register_sdpa()
             rows["scaled_dot_product_attention (fa4)"] = torch_flash
-            within = {"scaled_dot_product_attention (fa4)": _fa4_beneath_torch}
+            rows["scaled_dot_product_attention (fa4), there and back"] = [*back.values()][-1]
+            within["scaled_dot_product_attention (fa4)"] = _fa4_beneath_torch
+            within["scaled_dot_product_attention (fa4), there and back"] = _fa4_trained_beneath_torch
         for name, t in host_times(rows, within=within).items():
             table.add_row(name, f"{1000 * t.median_ms:.1f}", f"{1000 * t.q25_ms:.1f} to {1000 * t.q75_ms:.1f}")
     console = Console(width=100)

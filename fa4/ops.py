@@ -7,7 +7,7 @@ and the FLOP counter see ordinary operators; the backend is chosen inside, from 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from .device import Stage, chip_of, stage
 from .mods.record import Mods
 from .plan import Plan
 from .run.allocate import rows_dtype
-from .spec import AttentionInputs, AttentionSpec, Flags, Saved
+from .spec import AttentionInputs, AttentionSpec, Flags, Gradients, Saved
 
 # The operators' arguments are the fields of these records, in their order. Nothing else says what they are.
 FORWARD = (AttentionInputs, Flags)
@@ -52,13 +52,19 @@ library.define(f"forward({schema(FORWARD)}) -> (Tensor out, Tensor lse)")
 library.define(f"backward({schema(BACKWARD)}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)")
 
 
-class Route(NamedTuple):
-    """What an operator's call needs besides its tensors."""
+class Route:
+    """What an operator's call needs besides its tensors. `stage` is where it holds."""
 
-    stage: Stage | None  # where it holds
-    spec: AttentionSpec
-    plan: Plan
-    forward: run.Forward
+    def __init__(self, here: Stage | None, inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> None:
+        self.stage, self.spec, self.plan = here, spec, plan
+        self.forward = run.Forward(inputs, spec, plan)
+        self._backward: run.Backward | None = None
+
+    def backward(self, inputs: AttentionInputs, saved: Saved, *extra: Any) -> Gradients:
+        """As `run.Backward`, which is made when it is first asked for."""
+        if self._backward is None:
+            self._backward = run.Backward(inputs, self.spec, self.plan)
+        return self._backward(inputs, saved, *extra)
 
 
 _routes: dict[tuple, Route] = {}
@@ -84,7 +90,7 @@ def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Ro
     plan = dispatch.plan(spec, extent, chip, flags.backend)
     if len(_routes) >= _MOST_ROUTES:
         _routes.clear()
-    _routes[key] = found = Route(here, spec, plan, run.Forward(inputs, spec, plan))
+    _routes[key] = found = Route(here, inputs, spec, plan)
     return found
 
 
@@ -95,13 +101,13 @@ def _forward(*arguments):
 
 def _backward(*arguments):
     saved, inputs, flags = split(arguments, BACKWARD)
-    _, spec, plan, _ = route(inputs, flags)
-    dq, dk, dv, dsink = run.backward(inputs, spec, plan, saved)
+    dq, dk, dv, dsink = route(inputs, flags).backward(inputs, saved)
     return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink
 
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _PLAIN_OR_NOT = _PLAIN | {type(None), int, bool}  # what is no tensor is the checks' matter
+_is_compiling = torch.compiler.is_compiling
 _profiled, _traced = torch._C._autograd._profiler_enabled, torch._C._is_tracing
 _in_function_mode, _dispatch_modes = torch._C._is_torch_function_mode_enabled, torch._C._len_torch_dispatch_stack
 _transform = torch._C._functorch.peek_interpreter_stack
@@ -111,7 +117,7 @@ def watched(arguments: tuple) -> bool:
     """Whether somebody has to see operators of these, q, k and v first, and some of which may be None: tracing, a mode,
     a profiler, a function transform or a tensor subclass."""
     return (
-        torch.compiler.is_compiling()
+        _is_compiling()
         or _dispatch_modes() > 0
         or _in_function_mode()
         or _transform() is not None
@@ -124,7 +130,7 @@ def watched(arguments: tuple) -> bool:
 
 def watched_beside_tensors() -> bool:
     """The part of `watched` that tensors' types and dispatch keys do not tell."""
-    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or _in_function_mode() or _profiled()
+    return _is_compiling() or _dispatch_modes() > 0 or _in_function_mode() or _profiled()
 
 
 def transformed() -> bool:

@@ -88,7 +88,7 @@ class Repeats(Generic[T]):
 
 # What torch's compiled graphs tell their inputs by.
 _TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
-_grad_mode, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
+_grad_mode, _deterministic, _stage = torch.is_grad_enabled, torch._C._get_deterministic_algorithms, stage.get
 
 
 class _Call(Generic[T]):
@@ -121,7 +121,7 @@ class _Call(Generic[T]):
         shapes, strides = [list(x.shape) for x in different], [list(x.stride()) for x in different]
         guards = _TensorGuards(*different, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
         self._check = guards.check
-        self._grad_mode, self._deterministic, self._stage = _grad_mode(), _deterministic(), stage.get()
+        self._grad_mode, self._deterministic, self._stage = _grad_mode(), _deterministic(), _stage()
 
     @classmethod
     def of(cls, tensors: tuple, options: tuple, value: T) -> _Call[T] | None:
@@ -136,7 +136,7 @@ class _Call(Generic[T]):
         if (
             _grad_mode() is not self._grad_mode
             or _deterministic() is not self._deterministic
-            or stage.get() is not self._stage
+            or _stage() is not self._stage
             or forward_ad._current_level >= 0
             or self._absent(tensors) != self._nones
             or not self._check(*self._present(tensors))

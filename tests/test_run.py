@@ -218,7 +218,7 @@ def test_rows_that_kernels_may_leave_alone_are_set(changes, idle_q, idle_k):
     assert parts.shape == (3, 2, 5, 2, 16) and part_lse.shape == (3, 2, 2, 5)
     assert parts.dtype == part_lse.dtype == torch.float32 and parts.isnan().all()
     assert (part_lse == allocate.UNWRITTEN).all() if idle_q else part_lse.isnan().all()
-    dq, dk, dv, dsink = allocate.gradients(problem.inputs, spec, Idler(problem, spec))
+    dq, dk, dv, dsink = allocate.gradient_maker(problem.inputs, spec, Idler(problem, spec))(problem.inputs)
     assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in problem.inputs[:3]] and dsink is None
     for x, idle in ((dq, idle_q), (dk, idle_k), (dv, idle_k)):
         assert (x == 0).all() if idle else x.isnan().all()

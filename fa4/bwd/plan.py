@@ -70,7 +70,10 @@ class Backward:
         cfg, row_blocks, launcher = self._compiled[has_dlse]
         workspace = Workspace.allocate(inputs, self.spec, row_blocks, mods)
         targets = gradients.targets(inputs, mods, captured, cfg)
-        given = filled(mods, inputs.q.shape[-2], backward=True, in_turn=row_blocks.list_rows > 0, captured=targets)
+        given = None
+        if mods is not None:
+            in_turn = row_blocks.list_rows > 0
+            given = filled(mods, inputs.q.shape[-2], backward=True, in_turn=in_turn, captured=targets)
         launcher(inputs[:8], saved, grads, workspace, self.scalars, self.extent, given)
         gradients.finish(inputs, mods, captured, targets)
         return workspace.dsink_terms()

@@ -62,6 +62,7 @@ class Forward:
 
     def __init__(self, chip: Chip, cfg: Any, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
+        self._has_bytes = cfg.has_bytes
         self._numbers = jit.fixed(scalars), jit.fixed(sizes)
 
     def launch(
@@ -72,9 +73,9 @@ class Forward:
         mods: Mods | None = None,
         cache: Cache | None = None,
     ) -> None:
-        if self.cfg.has_bytes:
+        if self._has_bytes:
             inputs = inputs._replace(k=inputs.k.view(torch.uint8), v=inputs.v.view(torch.uint8))
-        given = filled(mods, inputs.q.shape[-2])
+        given = None if mods is None else filled(mods, inputs.q.shape[-2])
         self._launcher(inputs[:8], out, lse, *self._numbers, given, None if cache is None else tuple(cache))
 
     @functools.cached_property

@@ -80,12 +80,10 @@ def for_kernels(x: Tensor) -> Tensor:
 
 
 def filled(
-    mods: Mods | None, heads: int, backward: bool = False, in_turn: bool = False, captured: tuple | None = None
-) -> tuple | None:
+    mods: Mods, heads: int, backward: bool = False, in_turn: bool = False, captured: tuple | None = None
+) -> tuple:
     """What kernels take for a call's mods, as `core.traced.ModTensors`: of the block mask the lists of each block of
     queries, in a backward those of keys; `in_turn` both. heads: of queries."""
-    if mods is None:
-        return None
     lists: tuple = (None, None)
     if mods.blocks:
         *sides, query_order, key_order = mods.blocks

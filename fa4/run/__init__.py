@@ -3,7 +3,7 @@
 `fa4.plan` says what a plan may rely on; here is where it is made true.
 """
 
-from .backward import backward
+from .backward import Backward, backward
 from .forward import Forward, forward
 
-__all__ = ["Forward", "backward", "forward"]
+__all__ = ["Backward", "Forward", "backward", "forward"]

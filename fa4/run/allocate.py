@@ -7,12 +7,13 @@ past seqused. Those are 0 in out and gradients and -inf in lse, here, once for e
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..memory import empty
+from ..memory import maker
 from ..plan import Plan
 from ..spec import AttentionInputs, AttentionSpec, Gradients
 
@@ -32,14 +33,20 @@ UNWRITTEN = torch.inf
 """What the lse of parts holds in rows that nobody uses: no row's own, for at +inf logits that is NaN."""
 
 
-def gradients(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> Gradients:
-    """dq, dk, dv, row-major like q, k, v, and 0 in idle rows."""
-    grads = Gradients(*(empty(x.shape, x.dtype, x.device) for x in inputs[:3]))
-    for side, of_side in (("q", grads[:1]), ("k", grads[1:3])):
-        setter = idle_setter(inputs, spec, plan, side, len(of_side))
-        if setter is not None:
-            setter(inputs, of_side, None)
-    return grads
+def gradient_maker(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> Callable[[AttentionInputs], Gradients]:
+    """What gives dq, dk, dv of inputs like these: row-major like q, k, v, and 0 in idle rows."""
+    q, k, v = (maker(tuple(x.shape), x.dtype, x.device) for x in inputs[:3])
+    set_q, set_k = idle_setter(inputs, spec, plan, "q", 1), idle_setter(inputs, spec, plan, "k", 2)
+
+    def make(inputs: AttentionInputs) -> Gradients:
+        grads = Gradients(q(), k(), v())
+        if set_q is not None:
+            set_q(inputs, grads[:1], None)
+        if set_k is not None:
+            set_k(inputs, grads[1:3], None)
+        return grads
+
+    return make
 
 
 class IdleSetter(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,37 +13,53 @@ from ..spec import AttentionInputs, AttentionSpec, Gradients, Saved
 from . import allocate, prepare
 
 
+class Backward:
+    """The backward of one kind of problem, as `Forward` is its forward."""
+
+    def __init__(self, inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> None:
+        """`plan` is for `spec.with_positive_scale()`."""
+        self.spec, self.plan = spec, plan
+        self._is_empty = plan.is_empty(inputs)
+        self._fits = prepare.fits_if_aligned(plan.layout, inputs, spec)
+        self._device = prepare.device_to_enter(inputs.q.device)
+        self._make = allocate.gradient_maker(inputs, spec, plan)
+
+    def __call__(self, inputs: AttentionInputs, saved: Saved, *extra: Any) -> Gradients:
+        """Gradients of q, k, v and the sink, row-major. extra: the call's mods, if it has any, and zeros, to which the
+        gradients of captured tensors are added."""
+        if self._device is not None and prepare.is_elsewhere(self._device):
+            with torch.cuda.device(self._device):
+                return self(inputs, saved, *extra)
+        grads, spec, sink = self._make(inputs), self.spec, inputs.sink
+        if self._is_empty:
+            for x in grads[:3]:
+                x.zero_()
+            terms = None if sink is None else _sink_takes_all(inputs, saved)
+        else:
+            layout = self.plan.layout
+            ready = inputs if self._fits and prepare.are_aligned(inputs) else prepare.inputs_for(layout, inputs, spec)
+            terms = self.plan.backward(ready, prepare.saved_for(layout, saved), grads, *extra)
+            if spec.softmax_scale <= 0:
+                _undo_scale(spec.softmax_scale, grads)
+        if sink is None or terms is None:
+            return grads
+        return grads._replace(dsink=terms.flatten(1).sum(1).to(sink.dtype))
+
+
 def backward(
-    inputs: AttentionInputs,
-    spec: AttentionSpec,
-    plan: Plan,
-    saved: Saved,
-    mods: Mods | None = None,
-    captured: Sequence[Tensor | None] = (),
+    inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, saved: Saved, mods: Mods | None = None, captured: Any = ()
 ) -> Gradients:
-    """Gradients of q, k, v and the sink, row-major; `plan` is for `spec.with_positive_scale()`. captured: zeros, to
-    which the gradients of captured tensors are added."""
-    extra = () if mods is None else (mods, captured)
-    device = inputs.q.device
-    if device.type == "cuda" and prepare.is_elsewhere(device.index):
-        with torch.cuda.device(device):
-            return backward(inputs, spec, plan, saved, mods, captured)
-    grads = allocate.gradients(inputs, spec, plan)
-    if plan.is_empty(inputs):
-        for x in grads[:3]:
-            x.zero_()
-        terms = None if inputs.sink is None else _sink_takes_all(inputs, saved)
-    else:
-        ready = prepare.inputs_for(plan.layout, inputs, spec)
-        terms = plan.backward(ready, prepare.saved_for(plan.layout, saved), grads, *extra)
-        if spec.softmax_scale < 0:
-            grads.dq.neg_()
-        elif spec.softmax_scale == 0:  # the plan's is not quite
-            grads.dq.zero_()
-            grads.dk.zero_()
-    if inputs.sink is None or terms is None:
-        return grads
-    return grads._replace(dsink=terms.flatten(1).sum(1).to(inputs.sink.dtype))
+    """Of a problem that comes once; `plan` is for `spec.with_positive_scale()`."""
+    return Backward(inputs, spec, plan)(inputs, saved, *(() if mods is None else (mods, captured)))
+
+
+def _undo_scale(softmax_scale: float, grads: Gradients) -> None:
+    """What a plan that knows positive scales only leaves to do."""
+    if softmax_scale < 0:
+        grads.dq.neg_()
+    else:  # the plan's is not quite 0
+        grads.dq.zero_()
+        grads.dk.zero_()
 
 
 def _sink_takes_all(inputs: AttentionInputs, saved: Saved) -> Tensor:

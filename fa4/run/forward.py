@@ -25,8 +25,7 @@ class Forward:
         self._is_empty = plan.is_empty(inputs)
         self._fits = prepare.fits_if_aligned(plan.layout, inputs, spec)
         device = inputs.q.device
-        # Where there is one device, it is the current one.
-        self._device = device.index if device.type == "cuda" and torch.cuda.device_count() > 1 else None
+        self._device = prepare.device_to_enter(device)
         shape, rows = allocate.shapes(inputs.q.shape, spec.head_dim_v)
         self._out, self._lse = maker(shape, spec.dtype, device), maker(rows, allocate.rows_dtype(spec), device)
         if plan.splits == 1:
@@ -46,8 +45,7 @@ class Forward:
             _see_nothing(inputs, out, lse)
             return out, lse
         plan = self.plan
-        q, k, v = inputs[:3]
-        if not self._fits or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % prepare.ALIGNMENT:
+        if not (self._fits and prepare.are_aligned(inputs)):
             inputs = prepare.inputs_for(plan.layout, inputs, self.spec)
         if plan.splits > 1:
             self._in_parts(inputs, out, lse, *extra)

@@ -33,6 +33,11 @@ def fits_if_aligned(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec
     return all(x.is_contiguous() or _steps_fit(layout, x) for x in inputs[:3])
 
 
+def are_aligned(inputs: AttentionInputs) -> bool:
+    q, k, v = inputs[:3]
+    return (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT == 0
+
+
 def saved_for(layout: Layout, saved: Saved) -> Saved:
     """out and dout in the layout, the values of rows contiguous: autograd hands over expanded ones."""
     dlse = None if saved.dlse is None else saved.dlse.contiguous()
@@ -59,6 +64,11 @@ def _steps_fit(layout: Layout, x: Tensor) -> bool:
 
 # torch.cuda.current_device without its preliminaries, which a tensor on CUDA has behind it
 _current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+
+
+def device_to_enter(device: torch.device) -> int | None:
+    """The index of a device that may not be the current one; None where there is one device only."""
+    return device.index if device.type == "cuda" and torch.cuda.device_count() > 1 else None
 
 
 def is_elsewhere(index: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ops, run
+from ... import ops
 from ...checks import Dropout, Options
 from ...memory import empty, maker
 from ...mods.record import Mods
@@ -35,8 +35,7 @@ def _backward(
     known = way(inputs, options._replace(deterministic=torch.are_deterministic_algorithms_enabled()))
     inputs, flags = known.with_lengths(inputs), known.flags._replace(needs_backward=True)
     if mods is None:
-        _, spec, plan, _ = ops.route(inputs, flags)
-        dq, dk, dv, _ = run.backward(inputs, spec, plan, saved)
+        dq, dk, dv, _ = ops.route(inputs, flags).backward(inputs, saved)
     else:
         dq, dk, dv, *_ = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
     return dq, dk, dv
@@ -85,7 +84,7 @@ class _DenseBackward:
         self._lengths, self._turns = known.max_seqlens, [_turned(x) for x in (*tensors, saved.out, saved.dout)]
         flags = known.flags._replace(needs_backward=True)
         of_rows = known.with_lengths(_inputs(*tensors))
-        _, self._spec, self._plan, _ = ops.route(of_rows, flags)
+        self._backward = ops.route(of_rows, flags).backward
         made = [torch.empty(x.transpose(1, 2).shape, dtype=x.dtype, device="meta") for x in tensors]
         self._heads_first = [_turned(x) for x in made]
         self._copies = [not _lies_like(x.transpose(1, 2), like) for x, like in zip(made, tensors)]
@@ -94,7 +93,7 @@ class _DenseBackward:
         tensors = inputs[:3]
         q, k, v, out, dout = (turn(x) for turn, x in zip(self._turns, (*tensors, saved.out, saved.dout)))
         of_rows = AttentionInputs._make((q, k, v, None, None, None, None, None, *self._lengths))
-        *grads, _ = run.backward(of_rows, self._spec, self._plan, Saved(out, saved.lse, dout))
+        *grads, _ = self._backward(of_rows, Saved(out, saved.lse, dout))
         return tuple(
             torch.empty_like(x).copy_(turn(grad)) if copies else turn(grad)
             for turn, grad, x, copies in zip(self._heads_first, grads, tensors, self._copies)
