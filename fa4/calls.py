@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 from torch.nn import functional
 
@@ -62,7 +63,11 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
         watched = ops.watched(arguments)
         if watched and not packed and jagged.is_jagged(arguments):
             return jagged.nested(*attend(True, jagged.packed(arguments), options), arguments[0])
-        key = None if watched else key_of(packed, arguments, options)
+        key = None
+        if not watched:
+            arguments = unwrap_dead_wrappers(arguments)  # of tensors that outlived a transform of torch.func
+            tensors = arguments[:8]
+            key = key_of(packed, arguments, options)
         known = None if key is None else _known.find(key)
         if known is None:
             inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
@@ -95,7 +100,10 @@ def attend_with_mods(
         made = jagged.packed(arguments)
         mods = jagged.packed_mods(arguments, mods)
         return jagged.nested(*attend_with_mods(True, made, options, mods, dropout), arguments[0])
-    key = None if watched else key_of(packed, arguments, options)
+    key = None
+    if not watched:
+        arguments = unwrap_dead_wrappers(arguments)
+        key = key_of(packed, arguments, options)
     before = None if key is None else mod_ops.known(*mods)
     key = key, torch.is_grad_enabled(), dropout.p
     way = None if before is None else before.way(key)

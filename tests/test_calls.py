@@ -118,6 +118,19 @@ def test_a_transform_sees_the_operator(qkv):
     assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("trains", [False, True], ids=["no_grad", "grad"])
+def test_a_tensor_that_outlived_its_transform_is_the_tensor(qkv, trains):
+    """It has no memory of its own, and a type and dispatch keys like those of a call that is known."""
+    q, k, v = qkv
+    kept = []
+    torch.func.grad(lambda x: kept.append(x) or x.sum())(q)
+    k = k.clone().requires_grad_(trains)
+    expected = fa4.flash_attn_func(q, k, v, causal=True)
+    for _ in range(4):
+        out = fa4.flash_attn_func(kept[0], k, v, causal=True)
+        assert torch.equal(out, expected) and out.requires_grad is trains
+
+
 def test_another_chip_gets_its_own_plan(qkv):
     before = look(qkv)
     with emulating(chip_by_number(80)):
