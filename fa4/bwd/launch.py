@@ -64,7 +64,7 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.span) if cfg.has_blocks else None
         order = Order(n_blocks, heads, sizes.batch, section, cfg.descending, cfg.ctas, wave, listed)
         loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)
-        if cfg.ragged:
+        if cfg.lengths_vary:
             loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
         shared = [cfg.sharers(name) for name in ("q", "k", "v", "do")]

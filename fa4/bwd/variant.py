@@ -29,11 +29,6 @@ class Variant(variant.Variant):
         return 2 * 4 * self.tile_m
 
     @property
-    def ragged(self) -> bool:
-        """A sequence's data may end before its tensor's rows do; see `core.sequence.ragged`."""
-        return self.lengths_vary
-
-    @property
     def descending(self) -> bool:
         """Whether CTAs take key blocks from last to first. In a deterministic causal problem that is the order in
         which blocks add to dQ: the last block, seen by the fewest queries, adds at its diagonal at once, the one before

@@ -99,7 +99,8 @@ class Variant(Constant):
 
     @property
     def lengths_vary(self) -> bool:
-        """Whether a sequence may have fewer rows than the launch was sized for."""
+        """Whether a sequence may have fewer rows than the launch was sized for, and end before its tensor's rows do:
+        then TMA maps of it are `core.sequence.ragged`."""
         return self.varlen or self.has_seqused_q or self.has_seqused_k
 
     @property

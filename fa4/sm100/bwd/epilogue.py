@@ -67,5 +67,5 @@ def store_gradient(
     barrier = context.gradient_staged + warp // 4
     cute.arch.barrier(barrier_id=barrier, number_of_threads=TILE_N)
     if warp % 4 == 0:
-        matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged)
+        matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.lengths_vary)
         tma_store(tma, matrix, work.own_block, context.smem.pointer(region, cfg.dtype))

@@ -71,10 +71,10 @@ def load(context):
 def load_keys(context, cursor: Cursor, work, name: cutlass.Constexpr[str], region: cutlass.Constexpr[str]):
     """This CTA's block of keys."""
     tma = context.tma(name)
-    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.ragged)
+    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.lengths_vary)
     cursor.announce(tma.tile.nbytes, work.rank)
     own = work.own_block
-    if cutlass.const_expr(context.cfg.ragged):
+    if cutlass.const_expr(context.cfg.lengths_vary):
         own = held_tile(own, work.k, tma.tile.rows)
     tma_load(tma, matrix, own, context.smem.pointer(region, context.cfg.dtype), cursor.barrier())
 
@@ -84,11 +84,11 @@ def load_queries(context, cursor: Cursor, work, name: cutlass.Constexpr[str], re
     """The queries of a step at (head, query block): of a pair, this CTA's half of them."""
     cfg, tma = context.cfg, context.tma(name)
     head, m_block = at
-    matrix = sequence_matrix(tma.tensor, head, work.batch, work.q, cfg.varlen, cfg.ragged)
+    matrix = sequence_matrix(tma.tensor, head, work.batch, work.q, cfg.varlen, cfg.lengths_vary)
     place = context.smem.pointer(region, cfg.dtype) + cursor.stage * cfg.elements(tma.tile.nbytes)
     cursor.announce(tma.tile.nbytes, work.rank)
     own = m_block * cfg.ctas + work.rank
-    if cutlass.const_expr(cfg.ragged):
+    if cutlass.const_expr(cfg.lengths_vary):
         own = held_tile(own, work.q, tma.tile.rows)
     tma_load(tma, matrix, own, place, cursor.barrier())
 
@@ -98,12 +98,12 @@ def load_columns(context, cursor: Cursor, work, name: cutlass.Constexpr[str], re
     """A pair: this CTA's panel of both CTAs' tiles at (head, block)."""
     cfg, tma = context.cfg, context.tma(name)
     head, block = at
-    matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg.varlen, cfg.ragged)
+    matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg.varlen, cfg.lengths_vary)
     cursor.announce(2 * tma.tile.panel_bytes, work.rank)
     for i in cutlass.range_constexpr(2):
         place = context.smem.pointer(region, cfg.dtype) + i * cfg.elements(tma.tile.panel_bytes)
         number = 2 * block + i
-        if cutlass.const_expr(cfg.ragged):
+        if cutlass.const_expr(cfg.lengths_vary):
             number = held_tile(number, rows, tma.tile.rows)
         tma_load_panel(tma, matrix, number, work.rank, place, cursor.barrier())
 

@@ -92,5 +92,5 @@ def stage(cfg, place: Int32, tile: Tile, gradient: cute.Tensor, scale: Float32) 
 def store(context, work, name: str, block: Int32, place: cute.Pointer) -> None:
     """One warp: start storing a warpgroup's gradient, which is a block of 64 keys."""
     tma = context.tma(name)
-    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.ragged)
+    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.lengths_vary)
     tma_start_store(tma, matrix, block, place)

@@ -48,10 +48,10 @@ def load(context):
 def load_keys(context, cursor: Cursor, work, name: str) -> None:
     """This CTA's block of keys or values."""
     cfg, tma = context.cfg, context.tma(name)
-    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged)
+    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.lengths_vary)
     cursor.announce(tma.tile.nbytes)
     own = work.n_block
-    if cfg.ctas == 2 and cfg.ragged:
+    if cfg.ctas == 2 and cfg.lengths_vary:
         own = held_tile(own, work.k, tma.tile.rows)
     tma_load(tma, matrix, own, context.smem.pointer(name.upper(), cfg.dtype), cursor.barrier())
 
@@ -59,10 +59,10 @@ def load_keys(context, cursor: Cursor, work, name: str) -> None:
 def load_others_keys(context, cursor: Cursor, work) -> None:
     """Of a pair, the other CTA's keys in the columns of dQ that this one computes."""
     cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
-    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.ragged)
+    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.lengths_vary)
     cursor.announce(cfg.others_k_bytes)
     other = work.n_block ^ 1
-    if cfg.ragged:
+    if cfg.lengths_vary:
         other = held_tile(other, work.k, tma.tile.rows)
     for i in range(cfg.cta_panels):
         place = context.smem.pointer("Kother", cfg.dtype) + i * (tma.tile.panel_bytes // 2)
@@ -72,12 +72,12 @@ def load_others_keys(context, cursor: Cursor, work) -> None:
 def load_queries(context, cursor: Cursor, work, name: str, region: str, at: tuple[Int32, Int32]) -> None:
     """The queries of a step, or their dO, at (head, query block)."""
     cfg, tma = context.cfg, context.tma(name)
-    matrix = sequence_matrix(tma.tensor, at[0], work.batch, work.q, cfg.varlen, cfg.ragged)
+    matrix = sequence_matrix(tma.tensor, at[0], work.batch, work.q, cfg.varlen, cfg.lengths_vary)
     place = context.smem.pointer(region, cfg.dtype) + cursor.stage * (tma.tile.nbytes // 2)
     block, rank = at[1], context.args.order.rank
     if tma.multicast > 1:
         block = block * tma.multicast + rank  # a share of the rows, of which there may be none
-        if cfg.ragged:
+        if cfg.lengths_vary:
             block = held_tile(block, work.q, tma.tile.rows // tma.multicast)
     tma_load(tma, matrix, block, place, cursor.barrier(), rank)
 
