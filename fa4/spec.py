@@ -64,6 +64,11 @@ class CacheSpec:
         return self.dtype is not None
 
     @property
+    def has_tensors(self) -> bool:
+        """Whether anything of it but k and v has to be looked at."""
+        return self != CacheSpec()
+
+    @property
     def is_scattered(self) -> bool:
         """Whether rows of a sequence may begin anywhere in a page, or pages are too small for boxes of 8 rows, after
         which the swizzle of shared memory repeats: TMA does not bring them."""

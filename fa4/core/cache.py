@@ -24,18 +24,19 @@ from .sequence import Lengths, Rows, extent, held_tile, sequence_matrix
 
 
 class CacheTensors(NamedTuple):
-    """The tensors of a `spec.Cache`; None for what there is none of, known at compile time."""
+    """The tensors of a `spec.Cache`; None for what there is none of, known at compile time. A launch takes None in
+    place of a record without any: for the compiler that is no argument."""
 
-    page_table: cute.Tensor | None
-    batch_idx: cute.Tensor | None
-    leftpad: cute.Tensor | None
-    k_descale: cute.Tensor | None
-    v_descale: cute.Tensor | None
+    page_table: cute.Tensor | None = None
+    batch_idx: cute.Tensor | None = None
+    leftpad: cute.Tensor | None = None
+    k_descale: cute.Tensor | None = None
+    v_descale: cute.Tensor | None = None
 
     @staticmethod
     def fake(spec: CacheSpec | None) -> CacheTensors | None:
         """Stand-ins for compilation."""
-        if spec is None:
+        if spec is None or not spec.has_tensors:
             return None
         table = jit.fake_tensor(Int32, 2, align=4) if spec.page_size is not None else None
         batch_idx, leftpad = (
@@ -125,8 +126,8 @@ class Keys(Constant):
     @staticmethod
     def of(lengths: Lengths, cache: CacheTensors | None, k: cute.Tensor, sequence: Int32, cfg: Any) -> Keys:
         """Of a sequence; k: as `as_matrices` has it."""
-        spec = cfg.cache
-        if spec is None or cache is None:
+        spec, cache = cfg.cache, cache or CacheTensors()
+        if spec is None:
             return Keys(lengths.keys(sequence, extent(k)), sequence, None, cfg.varlen_k, None)
         table, capacity, place = None, extent(k), sequence
         if spec.page_size is not None:

@@ -62,7 +62,7 @@ class Forward:
 
     def __init__(self, chip: Chip, cfg: Any, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
-        self._has_bytes = cfg.has_bytes
+        self._has_bytes, self._looks_up = cfg.has_bytes, cfg.cache is not None and cfg.cache.has_tensors
         self._numbers = jit.fixed(scalars), jit.fixed(sizes)
 
     def launch(
@@ -76,7 +76,8 @@ class Forward:
         if self._has_bytes:
             inputs = inputs._replace(k=inputs.k.view(torch.uint8), v=inputs.v.view(torch.uint8))
         given = None if mods is None else filled(mods, inputs.q.shape[-2])
-        self._launcher(inputs[:8], out, lse, *self._numbers, given, None if cache is None else tuple(cache))
+        place = tuple(cache) if self._looks_up and cache is not None else None
+        self._launcher(inputs[:8], out, lse, *self._numbers, given, place)
 
     @functools.cached_property
     def _launcher(self) -> jit.Launcher:

@@ -10,10 +10,11 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
 import fa4
+from fa4.core.cache import CacheTensors
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
 from fa4.kvcache import checks
-from fa4.spec import BYTES
+from fa4.spec import BYTES, CacheSpec
 
 from .named import CASES
 from .problem import CacheCase, build, serves, shared_front
@@ -186,3 +187,11 @@ def test_every_number_of_8_bits_is_taken_exactly(backend, dtype, kind, seed):
 def test_named_case_under_many_interleavings(backend, name, seed):
     judge(backend, name, seed, [(schedule, seed + i) for i in range(4) for schedule in SCHEDULES])
     judge(backend, name, seed, [("random", seed)], num_splits=3)
+
+
+@pytest.mark.parametrize("cache", [CacheSpec(), CacheSpec(page_size=16), CacheSpec(has_leftpad=True)], ids=repr)
+def test_a_record_without_tensors_is_no_argument(cache):
+    """The compiler warns of one, at the first call on a cache whose rows lie one after the other."""
+    stand_ins = CacheTensors.fake(cache)
+    assert (stand_ins is not None) is (cache != CacheSpec())
+    assert stand_ins is None or any(x is not None for x in stand_ins)
