@@ -43,7 +43,7 @@ _PACKAGE = Path(__file__).parent
 HOST_ONLY = (
     "__init__.py", "__main__.py", "ahead.py", "api.py", "autograd.py", "batching.py", "calls.py", "cases.py",
     "checks.py", "cli.py", "compat", "demo.py", "dispatch.py", "distributed", "dropout.py", "eager.py", "emulator",
-    "fallback.py", "flex.py", "integrations", "jagged.py", "kvcache", "masks.py", "mod_ops.py", "ops.py", "plan.py",
+    "fallback", "flex.py", "integrations", "jagged.py", "kvcache", "masks.py", "mod_ops.py", "ops.py", "plan.py",
     "reference.py", "remembered.py", "run", "scores.py", "sequences.py", "states.py",
 )  # fmt: skip
 _STAND_INS = "emulator/host"  # the runtime that kernels of emulated chips are linked to

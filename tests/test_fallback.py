@@ -14,9 +14,9 @@ CPU = chip_of(torch.device("cpu"))
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Many tiles and passes even for small problems."""
-    monkeypatch.setattr(fallback, "TILE_M", 48)
-    monkeypatch.setattr(fallback, "TILE_N", 80)
-    monkeypatch.setattr(fallback, "TILE_SCORES", 3 * 48 * 80)
+    monkeypatch.setattr(fallback.tiles, "TILE_M", 48)
+    monkeypatch.setattr(fallback.tiles, "TILE_N", 80)
+    monkeypatch.setattr(fallback.tiles, "TILE_SCORES", 3 * 48 * 80)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=str)
@@ -120,7 +120,7 @@ def test_no_score_matrix_is_kept(seed):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         problem.call_with_gradients(backend="torch")
     largest = max(event.self_cpu_memory_usage for event in profile.events())
-    assert largest <= 4 * fallback.TILE_SCORES < 4 * seqlen * seqlen / 16, f"{largest} bytes at once"
+    assert largest <= 4 * fallback.tiles.TILE_SCORES < 4 * seqlen * seqlen / 16, f"{largest} bytes at once"
 
 
 def test_backward_is_bitwise_reproducible(seed):

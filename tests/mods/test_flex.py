@@ -15,9 +15,9 @@ from .programs import BATCH, HEADS, KEYS, MASKS, QUERIES, SCORES, normal, torchs
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Several tiles and passes even here."""
-    monkeypatch.setattr(fallback, "TILE_M", 24)
-    monkeypatch.setattr(fallback, "TILE_N", 40)
-    monkeypatch.setattr(fallback, "TILE_SCORES", 3 * 24 * 40)
+    monkeypatch.setattr(fallback.tiles, "TILE_M", 24)
+    monkeypatch.setattr(fallback.tiles, "TILE_N", 40)
+    monkeypatch.setattr(fallback.tiles, "TILE_SCORES", 3 * 24 * 40)
 
 
 def problem(seed, heads_kv=2, queries=QUERIES, keys=KEYS, dtype=torch.float64):

@@ -154,7 +154,7 @@ AREAS = (
         (),
         (f"{_JIT} -k 'not process and not dry_run and not forked'", f"{_JIT} -k 'process or dry_run or forked'"),
     ),
-    Area("fallback", ("fa4/fallback.py", "fa4/sequences.py"), (_FALLBACK, _DROPOUT)),
+    Area("fallback", ("fa4/fallback/*", "fa4/sequences.py"), (_FALLBACK, _DROPOUT)),
     Area(
         "dropout",
         ("fa4/dropout.py", "fa4/*/dropout.py"),

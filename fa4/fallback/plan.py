@@ -1,0 +1,75 @@
+"""The plan of tiled torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import plan
+from ..mods.record import Mods
+from ..spec import AttentionInputs, Cache, Gradients, Saved
+from . import tiles
+from .backward import backward_pass
+from .forward import forward_pass
+from .modified import Modified
+from .passes import compute_dtype, passes
+
+
+class Plan(plan.Plan):
+    """Any problem on any device."""
+
+    layout = plan.Layout.ANY
+    compiled = False
+
+    def describe(self) -> str:
+        dtype = str(compute_dtype(self.spec)).removeprefix("torch.")
+        return f"{tiles.TILE_M} queries x {tiles.TILE_N} keys, {dtype} arithmetic"
+
+    def forward(
+        self,
+        inputs: AttentionInputs,
+        out: Tensor,
+        lse: Tensor,
+        mods: Mods | None = None,
+        cache: Cache | None = None,
+    ) -> None:
+        modified = Modified.of(mods, self.spec, self.extent.max_seqlen_k)
+        with _as_written(out.device):
+            for part in passes(inputs, self.spec, modified is not None and modified.one_by_one, cache):
+                forward_pass(part, inputs, out, lse, modified)
+
+    def backward(
+        self,
+        inputs: AttentionInputs,
+        saved: Saved,
+        grads: Gradients,
+        mods: Mods | None = None,
+        captured: Sequence[Tensor | None] = (),
+    ) -> Tensor | None:
+        """By recomputation from lse; dq is accumulated in the arithmetic's dtype, dk and dv tile by tile."""
+        modified = Modified.of(mods, self.spec, self.extent.max_seqlen_k)
+        spec = self.spec
+        dq = torch.zeros(grads.dq.shape, dtype=compute_dtype(spec), device=grads.dq.device)
+        dsink = dq.new_zeros(spec.heads_kv, spec.group)
+        with _as_written(dq.device):
+            for part in passes(inputs, spec, modified is not None and modified.one_by_one):
+                backward_pass(part, inputs, saved, (dq, grads.dk, grads.dv, dsink), modified, captured)
+        grads.dq.copy_(dq)
+        return dsink.view(spec.heads_q, 1) if spec.has_sink else None
+
+
+@contextlib.contextmanager
+def _as_written(device: torch.device) -> Iterator[None]:
+    """Products in their operands' precision: autocast reaches into operators and would round them, as would TF32 and
+    its likes, if the caller allows those for products of float32."""
+    precision = torch.get_float32_matmul_precision()
+    with contextlib.ExitStack() as stack:
+        if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        if precision != "highest":
+            torch.set_float32_matmul_precision("highest")
+            stack.callback(torch.set_float32_matmul_precision, precision)
+        yield
