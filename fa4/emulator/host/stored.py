@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import struct
+import types
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,13 +57,22 @@ def register_stored(path: Path, modules: Modules) -> None:
 
 @contextlib.contextmanager
 def installed(modules: Modules) -> Iterator[None]:
-    """Inside, tvm-ffi functions are exported with their PTX, and loaded by it."""
+    """Inside, tvm-ffi functions are exported with their PTX, and loaded by it.
+
+    Their host code is not optimised: that takes longer than an emulated chip's calls ever gain from it.
+    """
     from cutlass.base_dsl.export.external_binary_module import ExternalBinaryModule
+    from cutlass.cutlass_dsl import tvm_ffi_provider
     from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase
 
     from fa4.emulator.host.replaced import replaced
 
     export, load = TVMFFIJitCompiledFunctionBase.export_to_c, ExternalBinaryModule.__init__
+    support = tvm_ffi_provider._aot_support
+
+    @functools.wraps(support.export_module_to_bytes)
+    def unoptimised(*args: Any, **kwargs: Any) -> bytes:
+        return support.export_module_to_bytes(*args, **{**kwargs, "opt_level": 0})
 
     @functools.wraps(export)
     def export_to_c(self: Any, object_file_path: str, *args: Any, **kwargs: Any) -> None:
@@ -74,7 +84,9 @@ def installed(modules: Modules) -> Iterator[None]:
         register_stored(Path(file_path), modules)
         load(self, file_path, *args, **kwargs)
 
+    quick = types.SimpleNamespace(**{**vars(support), "export_module_to_bytes": unoptimised})
     with (
+        replaced(tvm_ffi_provider, _aot_support=quick),
         replaced(TVMFFIJitCompiledFunctionBase, export_to_c=export_to_c),
         replaced(ExternalBinaryModule, __init__=init),
     ):
