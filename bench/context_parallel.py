@@ -40,7 +40,7 @@ from .run import RESULTS
 from .suites import BenchCase, made_tensors
 from .timing import Timing
 
-_PAUSE = 0.05  # seconds before each sample
+_PAUSE = 0.1  # seconds before each sample
 _CHECKED_AT = 4096  # tokens; the reference's score matrices fit there
 
 

@@ -18,6 +18,16 @@ SHIPPED = ("fa4", "tests", "bench", "docs", "examples", "setup.py", "pyproject.t
            "SECURITY.md")  # fmt: skip
 
 
+# setup.py, which ends with every thread's stack after so many seconds.
+_WATCHED = """
+import faulthandler, runpy, sys
+faulthandler.dump_traceback_later(1800 if "bdist_wheel" in sys.argv else 240, exit=True)
+sys.argv[0] = "setup.py"
+sys.path.insert(0, "")
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
 @pytest.fixture
 def tree(tmp_path) -> Path:
     """A copy of the checkout without what was built in it."""
@@ -34,8 +44,10 @@ def tree(tmp_path) -> Path:
 
 
 def setup(tree: Path, *command: str) -> None:
-    """Run a setuptools command offline, with the tools that are installed here."""
-    result = subprocess.run([sys.executable, "setup.py", "-q", *command], cwd=tree, capture_output=True, text=True)
+    """Run a setuptools command offline, with the tools that are installed here. One hung once, nobody saw why: it gets
+    nothing to read, and a time after which it tells where it stands."""
+    command_line = [sys.executable, "-c", _WATCHED, "-q", *command]
+    result = subprocess.run(command_line, cwd=tree, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
 
 
