@@ -13,11 +13,28 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 
+_KERNELS_TO_FREEZE = 4  # some 14,000 objects each
+_frozen_kernels = 0
+
+
 def pytest_collection_finish():
     """What all tests imported need not be looked through for tensors at every launch on an emulated chip."""
     memory = sys.modules.get("fa4.emulator.host.memory")
     if memory is not None:
         memory.freeze()
+
+
+def pytest_runtest_logfinish():
+    """Nor need the kernels that were loaded since: after some dozens of them a launch would look for longer than it
+    runs."""
+    global _frozen_kernels
+    machine, memory = (sys.modules.get(f"fa4.emulator.{name}") for name in ("machine.machine", "host.memory"))
+    if machine is None or memory is None:
+        return
+    loaded = machine._load.cache_info().misses
+    if not _frozen_kernels <= loaded < _frozen_kernels + _KERNELS_TO_FREEZE:  # fewer: a test emptied the cache
+        memory.freeze()
+        _frozen_kernels = loaded
 
 
 _POISON_BYTE = 0x5A  # as int32 1,515,870,810: no length, index or offset of any test

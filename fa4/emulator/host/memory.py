@@ -75,6 +75,7 @@ def freeze() -> None:
     """`gc.freeze`, for programs with many modules and many launches: each launch looks through all objects that are not
     frozen. Tensors that are frozen stay known."""
     gc.collect()
+    _frozen[:] = [reference for reference in _frozen if reference() is not None]
     _frozen.extend(map(weakref.ref, _living_tensors()))
     gc.freeze()
 
