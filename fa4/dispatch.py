@@ -163,6 +163,12 @@ def _sm100_lacks_of_cache(spec: AttentionSpec) -> list[str]:
     return lacks
 
 
+def _sm90_lacks_of_dropout(spec: AttentionSpec) -> list[str]:
+    if spec.has_dropout and max(spec.head_dim, spec.head_dim_v) > 128:  # its words would spill registers
+        return [f"lacks dropout_p with all else at head_dim ({spec.head_dim}, {spec.head_dim_v}) (has up to 128)"]
+    return []
+
+
 _LACKS_OF_MODS = _lacks_of_functions, _lacks_of_blocks, _lacks_of_captured
 _CUTE = ("cutlass.cute", "tvm_ffi")
 _SM80 = Backend(
@@ -183,11 +189,11 @@ _SM90 = Backend(
     chips="sm_90",
     on=lambda chip: chip.number == 90,
     dtypes=_HALF,
-    head_dims=HeadDims(multiple=8, largest=128),
+    head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
     features=ALL_FEATURES,
     module="fa4.sm90.plan",
     requires=_CUTE,
-    lacks=(*_LACKS_OF_MODS, _lacks_of_bytes),
+    lacks=(*_LACKS_OF_MODS, _lacks_of_bytes, _sm90_lacks_of_dropout),
 )
 _SM100 = Backend(
     name="sm100",
@@ -215,21 +221,17 @@ BACKENDS: tuple[Backend, ...] = (
     _SM90,
     replace(
         _SM90,
-        summary="the same, without mods",
-        head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
-        features=_SM90.features - MODS,
-    ),
-    replace(
-        _SM90,
         summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
         features=_SM90.features - _OF_BACKWARDS,
+        lacks=(*_LACKS_OF_MODS, _lacks_of_bytes),
     ),
     replace(
         _SM90,
         summary="the same, with gradients that are added in any order",
         head_dims=HeadDims(multiple=8, largest=256),
         features=_SM90.features - MODS - {Feature.DETERMINISTIC} | {Feature.DROPOUT},
+        lacks=(*_LACKS_OF_MODS, _lacks_of_bytes),
     ),
     _SM80,
     Backend(

@@ -12,7 +12,7 @@ from . import blocks
 from .blocks import Problem
 from .record import Mods
 from .remember import remembered
-from .trace import ModError, Traced, trace_mask, trace_score
+from .trace import ModError, Traced, begin_of, name_of, trace_mask, trace_score
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -36,9 +36,9 @@ def gather(
         return mods if block_mask is None else _with_blocks(mods, block_mask, needs_backward)
     score = None if score_mod is None else remembered(trace_score, score_mod)
     mask = None if mask_mod is None else remembered(trace_mask, mask_mod)
-    for role, traced in (("score_mod", score), ("mask_mod", mask)):
-        if traced is not None:
-            _check_fit(role, traced, problem)
+    for role, function, traced in (("score_mod", score_mod, score), ("mask_mod", mask_mod, mask)):
+        if function is not None and traced is not None:
+            _check_fit(f"{role} {name_of(function)}", begin_of(function), traced, problem)
     tensors: list[Tensor] = []
     numbers: list[float] = []
     for traced in (score, mask):
@@ -95,14 +95,14 @@ def _captured(function: Callable, is_score: bool) -> list[Tensor]:
     return list(remembered(trace_score if is_score else trace_mask, function).tensors)
 
 
-def _check_fit(role: str, traced: Traced, problem: Problem) -> None:
+def _check_fit(who: str, where: str, traced: Traced, problem: Problem) -> None:
     """Captured tensors are on the device, and large enough where they are indexed by an argument itself."""
     extents = {"b": problem.batch, "h": problem.heads}
     if not problem.packed:  # (an upper bound may be far above the lengths)
         extents |= {"q_idx": problem.seqlen_q, "kv_idx": problem.seqlen_k}
     for x in traced.tensors:
         if x.device != problem.device:
-            raise ValueError(f"{role} captured a tensor on {x.device}, expected {problem.device} like q")
+            raise ValueError(f"{who}: captured a tensor on {x.device}, expected {problem.device} like q{where}")
     for load in traced.graph.loads():
         assert isinstance(load.value, int)
         shape = traced.tensors[load.value].shape
@@ -111,6 +111,6 @@ def _check_fit(role: str, traced: Traced, problem: Problem) -> None:
             extent = extents.get(str(node.value)) if node.op == "input" else None
             if extent is not None and shape[axis] < extent:
                 raise ModError(
-                    f"{role} indexes axis {axis} of a captured tensor of shape {tuple(shape)} by {node.value}, "
-                    f"expected at least {extent} entries there"
+                    f"{who}: indexes axis {axis} of a captured tensor of shape {tuple(shape)} by {node.value}, "
+                    f"expected at least {extent} entries there{where}"
                 )

@@ -60,7 +60,7 @@ def _trace(role: str, function: Callable[..., Tensor], names: tuple[str, ...]) -
                 out = function(*arguments)
                 result = _result(recorder, out, is_score)
             except ModError as error:
-                raise ModError(f"{role} {_name(function)}: {error}{_where(error, function)}") from error
+                raise ModError(f"{role} {name_of(function)}: {error}{_where(error, function)}") from error
         dscore: int | None = None
         scatters: list[Scatter] = []
         if is_score:
@@ -360,8 +360,14 @@ class _Operators(TorchDispatchMode):
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
-def _name(function: Callable) -> str:
+def name_of(function: Callable) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
+
+
+def begin_of(function: Callable) -> str:
+    """Where the text of a function begins, if it has one."""
+    code = getattr(function, "__code__", None)
+    return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
 
 
 _NOT_THE_CALLERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -370,7 +376,4 @@ _NOT_THE_CALLERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent)
 def _where(error: BaseException, function: Callable) -> str:
     """The innermost line of the caller's own code on the way to the error, else where the function begins."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_CALLERS)]
-    if frames:
-        return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})"
-    code = getattr(function, "__code__", None)
-    return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else begin_of(function)

@@ -109,6 +109,8 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
         # with both kinds of blocks in them, which say the order of additions; a last block that keys end in.
         "documents": alibi_in_documents(400, head_dim=64),
         "documents_short": alibi_in_documents(150),
+        # Steps of fewer queries, which divide the blocks; in order.
+        "documents_192_128": alibi_in_documents(260, head_dim=192, head_dim_v=128),
         # Blocks that each head has of its own, rows of blocks without a key; with a score, or a mask alone.
         "heads": of_heads(300, 260, **temperature),
         # Added in order, several blocks of keys to a block of queries.

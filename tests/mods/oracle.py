@@ -29,6 +29,7 @@ class Problem:
     heads_kv: int = 2
     batch: int = 1
     head_dim: int = 32
+    head_dim_v: int | None = None  # as head_dim
     score_mod: Callable | None = None
     mask_mod: Callable | None = None
     trained: tuple[Tensor, ...] = ()  # that the score_mod captured
@@ -36,10 +37,11 @@ class Problem:
 
     def make(self, seed: int, device: str = "cpu") -> tuple[list[Tensor], Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        shapes = [(self.queries, self.heads), *[(self.keys, self.heads_kv)] * 2, (self.queries, self.heads)]
+        rows = [(self.queries, self.heads), *[(self.keys, self.heads_kv)] * 2, (self.queries, self.heads)]
+        wide = self.head_dim_v or self.head_dim
         normal = [
-            torch.randn(self.batch, *shape, self.head_dim, generator=generator).to(device, torch.bfloat16)
-            for shape in shapes
+            torch.randn(self.batch, *shape, dim, generator=generator).to(device, torch.bfloat16)
+            for shape, dim in zip(rows, (self.head_dim, self.head_dim, wide, wide))
         ]
         return normal[:3], normal[3]
 

@@ -18,7 +18,7 @@ SOME = {
     "sm80": ("many_kinds_in_order",),
     # Steps in order, which keep scores; the same by lists; steps that overlap, by lists of each head of a group; blocks
     # with the longest lists first.
-    "sm90": ("few_kinds", "documents", "heads_of_group", "heads_wide"),
+    "sm90": ("few_kinds", "documents", "documents_192_128", "heads_of_group", "heads_wide"),
     # Scores that are kept; by lists; a pair of CTAs, whose order of additions is held. Each head's own lists, and rows
     # of blocks without a key, are walked by code that the others show.
     "sm100": ("few_kinds", "documents", "stripes", "heads_of_group"),

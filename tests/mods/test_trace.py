@@ -96,7 +96,10 @@ def test_errors_of_the_function_are_its_own():
     [
         (dict(score_mod=3), "score_mod is a int, expected a function"),
         (dict(mask_mod=lambda b, h, q_idx, kv_idx: q_idx), "mask_mod .*returned torch.int32, expected torch.bool"),
-        (dict(score_mod=fa4.scores.temperature(torch.ones(3))), r"axis 0 of a captured tensor of shape \(3,\) by h"),
+        (
+            dict(score_mod=fa4.scores.temperature(torch.ones(3))),
+            r"temperature.*: indexes axis 0 of a captured tensor of shape \(3,\) by h, .*scores.py:\d+",
+        ),
         (dict(mask_mod=fa4.masks.documents(torch.ones(1, 9))), r"axis 1 of .* shape \(1, 9\) by q_idx, .* 10 entries"),
         (dict(score_mod=fa4.scores.softcap(2.0), softcap=2.0), "softcap and score_mod are both given"),
         (dict(block_mask="causal"), "block_mask is a str, expected what create_block_mask returns"),
