@@ -144,16 +144,6 @@ ELECTED_COPY = f"""{BARRIER.format(count=1)} setp.ge.u32 %p2, %r0, 32; @%p2 bra 
     cp.async.cg.shared.global [%r4], [%d1], 16; cp.async.wait_all; EDGE
     @!%p0 mbarrier.arrive.shared.b64 _, [%r2+2048]; bra DONE;
     CONSUME: {wait()} ld.shared.b32 %r6, [%r2+64]; DONE:"""
-# cp.async.mbarrier.arrive orders what its lane's cp.async did: not its stores, and not the copies of its neighbours.
-COPIED = """setp.ge.u32 %p2, %r0, 32; @%p2 bra CONSUME;
-    shl.b32 %r3, %r0, 4; add.u32 %r4, %r2, %r3; cvt.u64.u32 %d0, %r3; add.s64 %d1, %a0, %d0;
-    cp.async.cg.shared.global [%r4], [%d1], 16;"""
-BESIDE_COPY = f"""{BARRIER.format(count=64)} {COPIED} EDGE cp.async.mbarrier.arrive.noinc.shared.b64 [%r2+2048];
-    bra DONE; CONSUME: {wait()} ld.shared.b32 %r6, [%r2+64]; ld.shared.b32 %r7, [%r2+1088]; DONE:"""
-COPY_OF_ONE = f"""{BARRIER.format(count=1)} {COPIED} EDGE bra DONE;
-    CONSUME: {wait()} ld.shared.b32 %r6, [%r2+64]; DONE:"""
-COPY_WAITED = f"""{BARRIER.format(count=32)} {COPIED} cp.async.wait_all; EDGE bra DONE;
-    CONSUME: {wait()} ld.shared.b32 %r6, [%r2+64]; DONE:"""
 ELECTED_FLAG = """setp.eq.u32 %p1, %r1, 0; @%p1 bra WAIT; setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE;
     st.global.b32 [%a0+4], 42; st.release.gpu.global.b32 [%a0], 1; bra DONE;
     WAIT: setp.ne.u32 %p0, %r0, 0; @%p0 bra MEET;
@@ -182,15 +172,6 @@ PAIRS = [
     Pair("bar.warp.sync after an elected acquire", ELECTED_FLAG, "bar.warp.sync -1;", options={"grid": 2}),
     Pair("bar.warp.sync before a neighbour's cp.async", NEIGHBOURS_COPY, "bar.warp.sync -1;"),
     Pair("bar.warp.sync before an elected arrival for cp.async", ELECTED_COPY, "bar.warp.sync -1;", options=WARPS),
-    Pair("arrival for a store beside that of a cp.async", BESIDE_COPY,
-         "st.shared.b32 [%r4+1024], %r0; mbarrier.arrive.shared.b64 _, [%r2+2048];",
-         "mbarrier.arrive.shared.b64 _, [%r2+2048]; st.shared.b32 [%r4+1024], %r0;", options=WARPS),
-    Pair("arrival of a cp.async is its lane's", COPY_OF_ONE,
-         "cp.async.wait_all; bar.warp.sync -1; @!%p0 mbarrier.arrive.shared.b64 _, [%r2+2048];",
-         "@!%p0 cp.async.mbarrier.arrive.noinc.shared.b64 [%r2+2048];", options=WARPS),
-    Pair("arrival of a cp.async that was waited for", COPY_WAITED,
-         "cp.async.mbarrier.arrive.noinc.shared.b64 [%r2+2048];",
-         "mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+2048];", options=WARPS),
     Pair("mbarrier release", HANDOVER.replace("AFTER", ""), "mbarrier.arrive.shared.b64 _, [%r2+2048];",
          "mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+2048];", options=WARPS),
     Pair("fence before a relaxed arrival", HANDOVER.replace("AFTER", ""),

@@ -416,7 +416,6 @@ Next Engine::async_copy(Exec& x) {
                 for (AsyncPtr& op : g.committed.front()) {
                     force(*op);
                     races_.acquire_copy(w.clock, op->write_slot, op->write_epoch, x.mask);
-                    if (races_.enabled) w.waited_copies.set(op->write_slot, op->write_epoch);
                 }
                 g.committed.pop_front();
             }
@@ -426,8 +425,6 @@ Next Engine::async_copy(Exec& x) {
             const mod::CpAsyncBarrier& m = in.as<mod::CpAsyncBarrier>();
             std::vector<AsyncPtr> before = w.copies.open;
             for (auto& group : w.copies.committed) before.insert(before.end(), group.begin(), group.end());
-            // An arrival orders what its own lane's cp.async did, and nothing else of it (ISA 8.9.1.1, 9.7.13.15.16): what
-            // the thread stored, or waited for, needs an mbarrier.arrive.
             for_lanes(x.mask, [&](int l) {
                 uint32_t offset;
                 Cta& cta = shared_cta(w, m.space, x.value(0, l) + uint64_t(m.offset), offset);
@@ -435,16 +432,12 @@ Next Engine::async_copy(Exec& x) {
                 AsyncPtr op = make_op(x, "cp.async arrive");
                 AsyncOp* self = op.get();
                 op->async_proxy = false;
-                op->steps.push_back([this, self, before, waited = w.waited_copies, l, lanes = x.mask, &cta, offset] {
-                    Order copies;
-                    copies.seen.join(waited);
+                op->steps.push_back([this, self, before, &cta, offset] {
                     for (const AsyncPtr& copy : before) {
                         force(*copy);
-                        if (!races_.enabled) continue;
-                        if (copy->place.lanes & ~lanes) copies.add({copy->write_slot, copy->write_epoch, 1u << l});
-                        else copies.seen.set(copy->write_slot, copy->write_epoch);
+                        if (races_.enabled) self->order.join(completion(*copy));
                     }
-                    arrive(cta, offset, *self, copies);
+                    arrive(cta, offset, *self);
                 });
                 submit(op);
             });
