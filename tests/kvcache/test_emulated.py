@@ -60,7 +60,7 @@ SM90 = (
     "int8_float16_chunk",
     "fp8_softcap",
     "fp8_chunk",
-    "fp8_chunk_elsewhere",
+    "fp8_chunk_in_pages_of_5",
     "fp8_float16",
     "fp8_append_and_rotate",
     "pages_of_1",

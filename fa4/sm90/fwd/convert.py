@@ -4,10 +4,9 @@ their order.
 Waits:   load_convert_K.full, load_convert_V.full, convert_compute_K.free, convert_compute_V.free
 Signals: load_convert_K.free, load_convert_V.free, convert_compute_K.full, convert_compute_V.full
 
-For few queries the bytes come through shared memory, many under way. For many queries this role fetches them itself, a
-block ahead, into registers: what shared memory moves is what takes time then. Of a block of 128 keys and head_dim 128
-two teams' products read 160 KB, this role writes 64 and would read 32 that TMA would write: 2304 clocks of 128 bytes,
-and the products take 2048.
+The bytes come through shared memory, where TMA or, for few queries, the gather role brings them. For many queries on
+rows that TMA does not bring, this role fetches them itself, a block ahead, into registers: beside two teams that
+compute there are none for a warpgroup more.
 """
 
 from __future__ import annotations

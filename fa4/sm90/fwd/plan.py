@@ -92,7 +92,8 @@ def splits_for(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTi
     packed = packed_heads(spec, extent, tiles)
     m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.teams * ROWS))
     count = m_blocks * (spec.heads_q // packed) * extent.batch
-    slots = chip.sms * 3 // 4 if tiles.teams == 1 else chip.sms  # of few rows: as many as keep the memory busy
+    # Of few rows as many as keep the memory busy; those of 8-bit keys, which are converted, take more.
+    slots = chip.sms * (7 if tiles.byte_stages else 6) // 8 if tiles.teams == 1 else chip.sms
     return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
 
 

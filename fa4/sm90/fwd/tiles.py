@@ -46,7 +46,9 @@ FEW_NARROW = ForwardTiles("few queries, head_dim <= 64", tile_n=128, **_FEW)
 FEW = ForwardTiles("few queries, head_dim <= 128", tile_n=64, **_FEW)
 FEW_WIDE = ForwardTiles("few queries, head_dim <= 256", tile_n=32, **_FEW)
 # K and V of 8 bits: a warpgroup that converts takes registers, and bytes a place beside what is made of them.
-BYTES = ForwardTiles("8-bit keys, head_dim <= 128", 2, 128, "by reasoning", ping_pong=False)
+BYTES = ForwardTiles("8-bit keys, head_dim <= 128", 2, 128, _MEASURED, byte_stages=1, ping_pong=False)
+# Rows that TMA does not bring: those who convert fetch them.
+BYTES_FETCHED = replace(BYTES, name="fetched 8-bit keys, head_dim <= 128", byte_stages=0)
 BYTES_FEW = ForwardTiles("few queries, 8-bit keys, head_dim <= 128", tile_n=128, byte_stages=2, **_FEW)
 # Beside a warpgroup that copies rows one by one, registers are left for one that computes, however many queries.
 BYTES_GATHERED = replace(BYTES_FEW, tile_n=64, byte_stages=4)
@@ -84,7 +86,7 @@ def _of_bytes(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     if max(spec.head_dim, spec.head_dim_v) > 128:
         return BYTES_WIDE
     if not are_few(spec, extent):
-        return BYTES
+        return BYTES_FETCHED if spec.cache.is_scattered else BYTES
     return BYTES_GATHERED if spec.cache.is_scattered else BYTES_FEW
 
 
