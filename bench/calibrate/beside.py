@@ -10,6 +10,7 @@ SUMS, STEPS = 8, 4  # accumulators of a warp, and products into each, in one pas
 FEW, MANY = 8, 24  # passes; who is timed beside the other ends first
 _DEPTH = 16.0  # what a product of ones adds
 _CHAINS = 8
+_ZEROS = 16 * 256  # bytes behind which shared memory is zero
 
 
 def _mma(i: int) -> str:
@@ -29,8 +30,9 @@ _OTHERS = {  # PTX of one of the chains, and how often in a pass: about as long 
     "cvt": ("cvt.rn.bf16x2.f32 packed, {x}, by; mov.b32 {x}, packed;", 12),
     "ex2": ("ex2.approx.ftz.f32 {x}, {x};", 3),
     "softmax": (_SOFTMAX, 3),
-    "ldmatrix.x4": (
-        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{m{x}0, m{x}1, m{x}2, m{x}3}}, [spot]; or.b32 any, any, m{x}0;", 2,
+    "ldmatrix.x4": (  # of zeros: the next address depends on what was loaded, so that no two are one
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{m{x}0, m{x}1, m{x}2, m{x}3}}, [at{x}];"
+        "add.u32 at{x}, at{x}, m{x}3;", 2,
     ),
     "shfl": ("shfl.sync.bfly.b32 {x}, {x}, 1, 31, -1;", 4),
     "stores of 4 bytes": ("st.volatile.shared.f32 [word], {x};", 4),
@@ -71,6 +73,7 @@ def _beside(name: str) -> Bench:
         sections.append(Section(f"{name if timed else 'products'} {how}", FEW * each))
     sums = [f"c{i}_{j}" for i in range(SUMS) for j in range(4)]
     total = "".join(f"add.f32 all, all, {x};" for x in sums[1:] + chains)
+    total += "".join(f"xor.b32 any, any, at{x};" for x in chains)
     start = "".join(f"cvt.rn.f32.u32 {x}, thread; add.f32 {x}, {x}, of;" for x in chains)
 
     def initial() -> torch.Tensor:
@@ -86,18 +89,22 @@ def _beside(name: str) -> Bench:
         f"mma.sync m16n8k16 beside {name}", tuple(sections), body, initial, expected,
         declared=f".reg .f32 all, by, of, {', '.join(sums + chains)};"
                  ".reg .b32 h0, h1, h2, h3, h4, h5, packed, spot, word, any; .reg .b64 line;"
-                 f".reg .b32 {', '.join(f'm{x}{i}' for x in chains for i in range(4))}; .reg .pred second, alone;",
+                 f".reg .b32 {', '.join(f'm{x}{i}' for x in chains for i in range(4))};"
+                 f".reg .b32 nil, {', '.join(f'at{x}' for x in chains)}; .reg .pred second, alone;",
         before="setp.ge.u32 second, thread, 128; setp.eq.u32 alone, thread, 128;"
                "shl.b32 spot, thread, 4; add.u32 spot, spot, room; shl.b32 word, thread, 2; cvt.u64.u32 line, word;"
                f"add.u32 word, word, room; add.u64 line, line, data; add.u64 line, line, {SCRATCH};"
                "ld.global.f32 by, [data+4]; ld.global.f32 of, [data+8];"
-               "mov.b32 any, 0; st.shared.v4.f32 [spot], {of, of, of, of}; bar.sync 0;"
+               "mov.b32 any, 0; mov.b32 nil, 0; st.shared.v4.f32 [spot], {of, of, of, of};"
+               f"st.shared.v4.b32 [spot+{_ZEROS}], {{nil, nil, nil, nil}}; bar.sync 0;"
+               + "".join(f"ld.shared.b32 any, [spot+{_ZEROS + 4 * (i % 4)}]; add.u32 at{x}, spot, any;"
+                         f"add.u32 at{x}, at{x}, {_ZEROS};" for i, x in enumerate(chains))
                + "".join(f"ld.global.f32 c{i}_{j}, [data+{4 * i}];" for i in range(SUMS) for j in range(4))
                + "".join(f"ld.global.b32 h{i}, [data+{4 * (SUMS + i)}];" for i in range(6)) + start,
         # The others' sums are used where the first one is no number, which it is.
         after=f"mov.f32 all, c0_0; {total} testp.notanumber.f32 p, c0_0; @p mov.f32 c0_0, all; @p mov.b32 c0_0, any;"
               "@first st.global.f32 [data], c0_0;",
-        threads=256, smem_bytes=16 * 256, scratch=4 * 256,
+        threads=256, smem_bytes=2 * _ZEROS, scratch=4 * 256,
     )  # fmt: skip
 
 

@@ -45,9 +45,9 @@ def _loads() -> Bench:
     )  # fmt: skip
 
 
-def _stream(size: int, everywhere: bool, own: bool = False) -> Bench:
-    """STAGES loads in flight, from an L2-resident megabyte; a grid of one CTA, or one for each SM. own: each CTA from
-    bytes that no other reads."""
+def _stream(size: int, everywhere: bool, readers: int = 0) -> Bench:
+    """STAGES loads in flight, from an L2-resident megabyte; a grid of one CTA, or one for each SM. readers: so many
+    neighbours read the same bytes, the next ones others [default: all the same]."""
     span = STAGES * size
     body = timed(0, f"""
     @!first bra OTHERS;
@@ -78,14 +78,15 @@ def _stream(size: int, everywhere: bool, own: bool = False) -> Bench:
     @q bra LAST;
     OTHERS:
     """) + f"xor.b32 again, again, {LOADS // STAGES & 1};"  # fmt: skip
+    whose = "" if not readers else ", each its own" if readers == 1 else f", {readers} the same"
     return Bench(
-        f"bulk loads, {STAGES} of {size} bytes in flight, {'all SMs' if everywhere else 'one SM'}"
-        f"{', each its own' if own else ''}",
-        (Section("stream", LOADS * size / 1024, "KiB"),), body, lambda: _words(SCRATCH // 4 if own else span // 4),
+        f"bulk loads, {STAGES} of {size} bytes in flight, {'all SMs' if everywhere else 'one SM'}{whose}",
+        (Section("stream", LOADS * size / 1024, "KiB"),), body, lambda: _words(SCRATCH // 4 if readers else span // 4),
         lambda before, rounds: before, declared=".reg .b32 again, load, stage, barrier, to, parity; .reg .b64 source;",
         before="mov.b32 again, 0;" + init(*[1] * STAGES)
-               + (f"mad.wide.u32 data, cta, {span}, data; add.u64 data, data, {SCRATCH};" if own else ""),
-        scratch=span if own else 0, ctas=-1 if everywhere else 1, smem_bytes=span,
+               + (f"div.u32 rank, cta, {readers}; mad.wide.u32 data, rank, {span}, data; add.u64 data, data, {SCRATCH};"
+                  if readers else ""),
+        scratch=span if readers else 0, ctas=-1 if everywhere else 1, smem_bytes=span,
     )  # fmt: skip
 
 
@@ -194,6 +195,6 @@ def _atomics() -> Bench:
 
 BENCHES = (
     _loads(), *(_stream(size, everywhere) for size in (8192, 16384, 32768) for everywhere in (False, True)),
-    _stream(16384, True, own=True), _from_dram(False), _from_dram(True), _stores(),
-    *(_stream_of_adds(shared) for shared in (False, True)), _atomics(),
+    *(_stream(16384, True, readers) for readers in (1, 2, 4, 8, 16, 33, 66)),
+    _from_dram(False), _from_dram(True), _stores(), *(_stream_of_adds(shared) for shared in (False, True)), _atomics(),
 )  # fmt: skip

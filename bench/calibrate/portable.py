@@ -78,6 +78,76 @@ def _matrices() -> Bench:
     )  # fmt: skip
 
 
+_TILES, _PAGES = 4, 4  # ldmatrix.x4 of a step, and steps' operands in shared memory
+
+
+_FED_PASSES = 8
+
+
+def _fed(arithmetic: str = "") -> Bench:
+    """Warps that load the second operands of their own products, 4 ldmatrix.x4 for 16 of these, one step ahead: what a
+    tile of 32 rows does. arithmetic: PTX on x0 to x7 that follows each step's products."""
+    sums = [f"c{i}_{j}" for i in range(4 * _TILES) for j in range(4)]
+    shape = "m16n8k16.row.col.f32.bf16.bf16.f32"
+
+    def load(step: int) -> str:
+        page = step % _PAGES
+        return "".join(
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 "
+            f"{{{', '.join(f'b{step % 2}_{tile}_{i}' for i in range(4))}}}, [place+{512 * (_TILES * page + tile)}];\n"
+            for tile in range(_TILES)
+        )
+
+    def multiply(step: int) -> str:
+        text = ""
+        for i in range(4 * _TILES):
+            of = ", ".join(f"c{i}_{j}" for j in range(4))
+            tile, half = divmod(i // 2, 2)
+            b = f"b{step % 2}_{tile}_{2 * half}, b{step % 2}_{tile}_{2 * half + 1}"
+            text += f"mma.sync.aligned.{shape} {{{of}}}, {{h{i % 2}, h1, h2, h3}}, {{{b}}}, {{{of}}};\n"
+        return text
+
+    # The other half of shared memory from pass to pass: what does not change would be loaded once.
+    many = "xor.b32 turn, turn, 8192; add.u32 place, first_place, turn;\n"
+    many += "".join(load(step + 1) + multiply(step) + arithmetic for step in range(_PAGES))
+    body, sections = "", []
+    for i, warps in enumerate(WARPS[:2]):
+        sections.append(Section(f"{warps} warps a scheduler", _FED_PASSES * _PAGES * len(sums) // 4 * warps))
+        body += f"setp.lt.u32 p, warp, {4 * warps};\n"
+        body += timed(i, f"@!p bra MANY{i};\n{load(0)}{looped(many, _FED_PASSES, f'PASS{i}')}\nMANY{i}:")
+    others = [f"x{i}" for i in range(4)]
+    total = "".join(f"add.f32 all, all, {name};" for name in [*sums[1:], *others])
+    words, step = len(sums) // 4, 16 * 32 * 4 * WARPS[1]
+
+    def initial() -> torch.Tensor:
+        ones = torch.tensor([0x3F803F80], dtype=torch.int32).view(torch.float32)  # two of bf16
+        return torch.cat([torch.arange(float(words)), ones.expand(4)])
+
+    def expected(before: torch.Tensor, rounds: int) -> torch.Tensor:
+        after = before.clone()
+        after[0] = _DEPTH * rounds * 2 * _FED_PASSES * _PAGES
+        return after
+
+    operands = (f"b{k}_{t}_{i}" for k in range(2) for t in range(_TILES) for i in range(4))
+    return Bench(
+        f"mma.sync m16n8k16 of operands from ldmatrix.x4{', and softmax' if arithmetic else ''}", tuple(sections), body,
+        initial, expected,
+        declared=f".reg .f32 all, by, of, {', '.join([*sums, *others])}; .reg .b32 {', '.join(operands)};"
+                 ".reg .b32 h0, h1, h2, h3, place, first_place, turn, c, packed;",
+        before="shl.b32 c, thread, 4; add.u32 place, room, c; ld.global.b32 packed, [data+64];"
+               "FILL: st.shared.v4.b32 [place], {packed, packed, packed, packed};"
+               f"add.u32 place, place, {step}; add.u32 c, c, {step}; setp.lt.u32 p, c, 16384; @p bra FILL; bar.sync 0;"
+               "mov.b32 turn, 0; shl.b32 c, lane, 4; add.u32 first_place, room, c; mov.b32 place, first_place;"
+               + "".join(f"ld.global.b32 h{i}, [data+{4 * (words + i)}];" for i in range(4))
+               + "".join(f"ld.global.f32 c{i}_{j}, [data+{4 * i}];" for i in range(words) for j in range(4))
+               + "ld.global.f32 by, [data+4]; ld.global.f32 of, [data+8]; cvt.rn.f32.u32 all, thread;"
+               + "".join(f"add.f32 {x}, all, by; add.f32 all, all, of;" for x in others),
+        after=f"mov.f32 all, c0_0; {total} testp.notanumber.f32 p, c0_0; @p mov.f32 c0_0, all;"
+              "@first st.global.f32 [data], c0_0;",
+        threads=32 * 4 * WARPS[1], smem_bytes=16384,
+    )  # fmt: skip
+
+
 ROWS = (1, 4, 16)  # of 16 bytes a thread
 
 
@@ -151,6 +221,12 @@ def _adds(vector: bool) -> Bench:
     )  # fmt: skip
 
 
+_SOFTMAX = "".join(
+    f"max.f32 x{i}, x{i}, by; fma.rn.f32 x{i}, x{i}, by, of; ex2.approx.ftz.f32 x{i}, x{i}; add.rn.f32 x{i}, x{i}, by;"
+    f"cvt.rn.bf16x2.f32 packed, x{i}, by; mov.b32 x{i}, packed;\n"
+    for i in range(4)
+)
 BENCHES = (
-    _products(), _matrices(), _copies(False), _copies(True), _chain_of_loads(), _adds(False), _adds(True),
+    _products(), _fed(), _fed(_SOFTMAX), _matrices(),
+    _copies(False), _copies(True), _chain_of_loads(), _adds(False), _adds(True),
 )  # fmt: skip

@@ -24,14 +24,12 @@ from fa4.device import Chip, chip_of
 from fa4.emulator import emulate
 from fa4.emulator.lab.walk import Walk, walk_of
 from fa4.emulator.machine import Checks
-from fa4.emulator.machine.chips import RESERVED_SHARED, chip_facts
 from fa4.emulator.machine.record import Record
 from fa4.emulator.timing.chips import ChipTable
 from fa4.emulator.timing.code import binary_of, issue_of, issue_with
 from fa4.emulator.timing.grid import CtaCost, Sample
 from fa4.emulator.timing.issue import Issue
-from fa4.emulator.timing.replay import replay
-from fa4.emulator.timing.sass.code import registers
+from fa4.emulator.timing.replay import replay, resident_ctas
 from fa4.spec import Extent, Saved
 
 from . import attention, skeletons
@@ -97,20 +95,6 @@ def _main(case: attention.Case, shape: BenchCase, tiles: Any) -> Recorded:
     return Recorded(record, binary_of(record), issue_of(record), 1, read)
 
 
-_REGISTERS, _REGISTER_STEP = 65536, 8  # of an SM; those of a thread come in steps
-
-
-def _resident(recorded: Recorded) -> int:
-    """CTAs that an SM has at a time: by shared memory, threads and registers."""
-    facts, record = chip_facts(CHIP), recorded.record
-    launch = record.launch
-    threads = math.prod(launch.block)
-    each = math.ceil(registers(recorded.binary) / _REGISTER_STEP) * _REGISTER_STEP
-    static = sum(v.nbytes for v in record.kernel.variables.values() if v.space == "shared")
-    shared = facts.smem_per_sm // (launch.smem_bytes + static + RESERVED_SHARED)
-    return max(1, min(shared, facts.threads_per_sm // threads, _REGISTERS // (each * threads)))
-
-
 def recorded(case: attention.Case, chip: Chip, folder: Path) -> tuple[Walk, list[Recorded]]:
     """The launches behind a prediction, from `folder` if they are there."""
     shape, extent = case.shape, _extent(case.shape)
@@ -128,7 +112,8 @@ def recorded(case: attention.Case, chip: Chip, folder: Path) -> tuple[Walk, list
     first, _ = shapes_of(case, walk)[0]
     with skeletons.without(case.lacks):
         if not is_alone:
-            walk = dataclasses.replace(walk, resident=_resident(_main(case, first, tiles)))
+            one = _main(case, first, tiles)
+            walk = dataclasses.replace(walk, resident=resident_ctas(one.record, one.issue.registers))
         found = [dataclasses.replace(_main(case, small, tiles), tiles=n) for small, n in shapes_of(case, walk)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickle.dumps((walk.resident, found)))

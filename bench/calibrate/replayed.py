@@ -24,7 +24,7 @@ from fa4.emulator.timing.chips import ChipTable, chip_table
 from fa4.emulator.timing.code import binary_of, issue_with
 from fa4.emulator.timing.replay import replay
 
-from . import launch, run
+from . import beside, launch, run
 from .frame import Bench
 
 CHIP = "sm_90a"
@@ -52,23 +52,25 @@ def sections(bench: Bench, table: ChipTable, folder: Path) -> dict[str, float]:
     record, binary = record_of(bench, folder)
     clocks = replay(record, issue_with(record, binary), table).clocks
     own = [clocks[(clocks[:, 0] == 0) & (clocks[:, 1] == warp), 2] for warp in (0, 4)]
-    count = len(bench.sections)
-    if "beside" in bench.name:  # three phases, each timed by both warps
-        phases = [_rounds(warp, bench.rounds, 3) for warp in own]
-        found = [phases[0][:, 0], phases[1][:, 1], phases[0][:, 2], phases[1][:, 2]]
+    if "beside" in bench.name:
+        # All warps read where a phase starts; where it stops those that are timed: in four phases each of the two warps
+        # twice, in three the first in the first, the second in the second, and both in the last.
+        readings, *pairs = (6, 0, 3, 1, 4) if bench in beside.BENCHES else (5, 0, 3, 1, 3)
+        first, second = (_readings(warp, bench.rounds, readings) for warp in own)
+        starts = [(first, pairs[0]), (second, pairs[2]), (first, pairs[1]), (second, pairs[3])]
+        found = [clock[:, at + 1] - clock[:, at] for clock, at in starts]
     else:
-        found = list(_rounds(own[0], bench.rounds, count).T)
+        readings = _readings(own[0], bench.rounds, 2 * len(bench.sections))
+        found = list((readings[:, 1::2] - readings[:, ::2]).T)
     return {
         section.name: statistics.median(clock[1:].tolist()) / section.count
         for section, clock in zip(bench.sections, found)
     }
 
 
-def _rounds(clocks: np.ndarray, rounds: int, pairs: int) -> np.ndarray:
-    """(rounds, pairs) clocks between the two readings of each pair. One reading comes after the last of them, and at
-    most one before the first."""
-    stops = clocks[-1 - 2 * rounds * pairs : -1].reshape(rounds, pairs, 2)
-    return stops[..., 1] - stops[..., 0]
+def _readings(clocks: np.ndarray, rounds: int, count: int) -> np.ndarray:
+    """(rounds, count) readings. One comes after the last of them, and at most one before the first."""
+    return clocks[-1 - rounds * count : -1].reshape(rounds, count)
 
 
 def main() -> None:

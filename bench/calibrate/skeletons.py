@@ -4,7 +4,6 @@ how long it takes says whether products, arithmetic and copies are right by them
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,13 +31,15 @@ def _load_block(context, name: str, work, block, cursor) -> None:
 
 @contextlib.contextmanager
 def without(parts: tuple[str, ...]) -> Iterator[None]:
-    """Kernels that are built inside lack these parts, and have a cache of their own."""
+    """Kernels that are built inside lack these parts, and have a cache of their own: a key says nothing of them."""
     if not parts:
         yield
         return
     with contextlib.ExitStack() as stack:
-        kept = Path(tempfile.gettempdir()) / f"fa4-without-{'-'.join(parts)}"
-        stack.enter_context(mock.patch.dict(os.environ, FA4_CACHE_DIR=str(kept)))
+        kept = Path(tempfile.gettempdir()) / f"fa4-without-{'-'.join(parts)}" / jit.fingerprint()
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Not by the environment, which is read once.
+        stack.enter_context(mock.patch.object(jit, "cache_directory", lambda: kept))
         stack.enter_context(mock.patch.dict(jit._launchers, clear=True))
         if SOFTMAX in parts:
             stack.enter_context(mock.patch.object(softmax.Softmax, "weigh", _weigh))

@@ -8,6 +8,7 @@ from .frame import Bench, Section, init, timed, wait
 
 BATCHES = (1, 2, 3, 4, 16)  # products in flight
 COLUMNS = (8, 32, 64, 128, 256)
+ODD_COLUMNS = (40, 48, 80, 96, 160, 192)  # what tiles of attention make of them
 CHIPS = ("sm_90a",)
 _A_BYTES, _B_BYTES = 4096, 8192  # room for 64 x 16 and 256 x 16 elements of bf16
 _DEPTH = 16.0  # what a product of ones adds
@@ -22,11 +23,40 @@ def _operands(columns: int) -> str:
 
 
 def _descriptor(name: str, address: str) -> str:
-    bits = (128 >> 4) << 16 | (256 >> 4) << 32
+    return _at(name, address, (128 >> 4) << 16 | (256 >> 4) << 32)
+
+
+def _at(name: str, address: str, bits: int) -> str:
+    """The descriptor of an operand at an address."""
     return (
         f"shr.u32 c, {address}, 4; and.b32 c, c, 0x3FFF; cvt.u64.u32 wide, c; mov.b64 {name}, {bits:#x};"
         f"or.b64 {name}, {name}, wide;"
     )
+
+
+_SWIZZLED_A, _SWIZZLED_B = 8192, 16384  # room for 64 x 64 and 128 x 64 elements in lines of 128 bytes
+
+
+def _swizzled(name: str, address: str, transposed: bool) -> str:
+    """A descriptor of lines of 128 bytes in a swizzle of their own. Along the reduction: 8 lines are 1024 bytes, and so
+    far apart are the next 8 rows. transposed: a line lies across the rows, and 8 steps of the reduction take 1024
+    bytes; the next 64 rows come after 16 of them."""
+    apart = 2048 if transposed else 16
+    bits = (apart >> 4) << 16 | (1024 >> 4) << 32 | 1 << 62
+    return _at(name, address, bits)
+
+
+def _prepare_swizzled(columns: int, transposed: tuple[bool, bool]) -> str:
+    """As `_prepare`."""
+    zeros = "".join(f"mov.f32 d{i}, 0f00000000;" for i in range(columns // 2))
+    return f"""
+    mov.b32 one, {_ONE}; shl.b32 c, thread, 4; add.u32 place, room, c;
+    FILL: st.shared.v4.b32 [place], {{one, one, one, one}};
+    add.u32 place, place, 2048; add.u32 c, c, 2048; setp.lt.u32 p, c, {_SWIZZLED_A + _SWIZZLED_B}; @p bra FILL;
+    fence.proxy.async.shared::cta; bar.sync 0; setp.ne.b32 on, one, 0; ld.shared.v4.b32 {{a0, a1, a2, a3}}, [room];
+    {_swizzled("a", "room", transposed[0])} add.u32 place, room, {_SWIZZLED_A};
+    {_swizzled("b", "place", transposed[1])} {zeros}
+    """
 
 
 def _prepare(columns: int) -> str:
@@ -41,10 +71,11 @@ def _prepare(columns: int) -> str:
     """
 
 
-def _products(columns: int, n: int, registers: bool = False) -> str:
-    """PTX of n products in a group of their own."""
+def _products(columns: int, n: int, registers: bool = False, transposed: tuple[bool, bool] = (False, False)) -> str:
+    """PTX of n products in a group of their own. transposed: A and B in shared memory lie across the reduction."""
     sums = ", ".join(f"d{i}" for i in range(columns // 2))
-    first, flags = ("{a0, a1, a2, a3}", "on, 1, 1, 0") if registers else ("a", "on, 1, 1, 0, 0")
+    a, b = map(int, transposed)
+    first, flags = ("{a0, a1, a2, a3}", f"on, 1, 1, {b}") if registers else ("a", f"on, 1, 1, {a}, {b}")
     shape = f"m64n{columns}k16.f32.bf16.bf16"
     product = f"wgmma.mma_async.sync.aligned.{shape} {{{sums}}}, {first}, b, {flags};\n"
     return f"wgmma.fence.sync.aligned;\n{product * n}wgmma.commit_group.sync.aligned;\n"
@@ -72,6 +103,27 @@ def _law(columns: int, registers: bool) -> Bench:
         smem_bytes=_A_BYTES + _B_BYTES, chips=CHIPS, notes={"columns": columns, "registers": registers},
     )  # fmt: skip
 
+
+def _layout(columns: int, registers: bool, transposed: tuple[bool, bool]) -> Bench:
+    """Operands in lines of 128 bytes, as TMA brings them."""
+    lies = [f"{name} transposed" for name, is_so in zip("AB", transposed) if is_so]
+    where = ", ".join([f"A from {'registers' if registers else 'shared memory'}", "swizzled", *lies])
+    sections = tuple(Section(f"{n} in flight", 1, "batch") for n in BATCHES)
+    body = "".join(
+        timed(i, _products(columns, n, registers, transposed) + _DRAIN, together=False) for i, n in enumerate(BATCHES)
+    )
+    return Bench(
+        f"wgmma m64n{columns}k16, {where}", sections, body,
+        lambda: torch.zeros(128), lambda before, rounds: torch.full((128,), _DEPTH * sum(BATCHES) * rounds),
+        declared=_operands(columns), before=_prepare_swizzled(columns, transposed), after=_keep(columns),
+        smem_bytes=_SWIZZLED_A + _SWIZZLED_B, chips=CHIPS, notes={"columns": columns, "registers": registers},
+    )  # fmt: skip
+
+
+LAYOUTS = (  # whether A comes from registers, and which operands are transposed
+    (False, (False, False)), (False, (True, False)), (False, (False, True)), (False, (True, True)),
+    (True, (False, True)),
+)  # fmt: skip
 
 _STEPS, _LOAD_BYTES, _LOADS = 16, 16384, 8
 
@@ -160,7 +212,9 @@ _ARITHMETIC = {
         "cvt.rn.bf16x2.f32 packed, {x}, by; mov.b32 {x}, packed;", 20,
     ),
     "stores of 16 bytes": ("st.volatile.shared.v4.f32 [spot], {{{x}, {x}, {x}, {x}}};", 16),
-    "loads of 16 bytes": ("ld.volatile.shared.v4.f32 {{{x}, m0, m1, m2}}, [spot];", 16),
+    "loads of 16 bytes": (  # of zeros: the next address depends on what was loaded, so that no two are one
+        "ld.shared.v4.b32 {{m{x}0, m{x}1, m{x}2, m{x}3}}, [at{x}]; add.u32 at{x}, at{x}, m{x}3;", 16,
+    ),
 }  # fmt: skip
 
 
@@ -196,7 +250,7 @@ def _beside_arithmetic(columns: int, registers: bool, name: str) -> Bench:
     def expected(before: torch.Tensor, rounds: int) -> torch.Tensor:
         return torch.full((128,), _DEPTH * _STEPS * 2 * rounds)
 
-    total = "".join(f"add.f32 by, by, {x};" for x in names)
+    total = "".join(f"add.f32 by, by, {x}; mov.b32 of, at{x}; add.f32 by, by, of;" for x in names)
     start = "".join(
         f"cvt.rn.f32.u32 {x}, thread; add.f32 {x}, {x}, 0f{torch.tensor(float(i)).view(torch.int32).item():08X};"
         for i, x in enumerate(names)
@@ -205,13 +259,16 @@ def _beside_arithmetic(columns: int, registers: bool, name: str) -> Bench:
         f"wgmma m64n{columns}k16, A from {'registers' if registers else 'shared memory'}, beside {name}", sections,
         body, lambda: torch.zeros(128), expected,
         declared=_operands(columns)
-                 + f".reg .b32 packed, spot; .reg .f32 by, of, m0, m1, m2, {', '.join(names)};"
+                 + f".reg .b32 packed, spot; .reg .f32 by, of, {', '.join(names)};"
+                 f".reg .b32 {', '.join(f'at{x}, m{x}0, m{x}1, m{x}2, m{x}3' for x in names)};"
                  ".reg .pred second, alone;",
         before="setp.ge.u32 second, thread, 128; setp.eq.u32 alone, thread, 128;"
                + _prepare(columns).replace("2048", "4096") + start
                + "ld.global.f32 by, [data]; ld.global.f32 of, [data+4];"
                + "shl.b32 spot, thread, 4; add.u32 spot, spot, room;"
-               + f"add.u32 spot, spot, {_A_BYTES + _B_BYTES}; st.shared.v4.f32 [spot], {{of, of, of, of}}; bar.sync 0;",
+               + f"add.u32 spot, spot, {_A_BYTES + _B_BYTES}; st.shared.v4.f32 [spot], {{of, of, of, of}}; bar.sync 0;"
+               + "".join(f"ld.shared.b32 at{x}, [spot+{4 * (i % 4)}]; add.u32 at{x}, at{x}, spot;"
+                         for i, x in enumerate(names)),
         # Their sum is never this one, which the compiler cannot know.
         after=f"{total} setp.eq.f32 p, by, 0fBF800000; @p st.global.f32 [data], by; @second bra DONE; {_keep(columns)}"
               "DONE:",
@@ -220,8 +277,11 @@ def _beside_arithmetic(columns: int, registers: bool, name: str) -> Bench:
 
 
 BENCHES = (
-    *(_law(columns, registers) for columns in COLUMNS for registers in (False, True)), _beside(128), _beside(256),
+    *(_law(columns, registers) for columns in (*COLUMNS, *ODD_COLUMNS) for registers in (False, True)),
+    *(_layout(columns, *layout) for columns in (96, 128) for layout in LAYOUTS), _beside(128), _beside(256),
     *(_together(columns, registers) for columns in (64, 128, 256) for registers in (False, True)),
     *(_beside_arithmetic(128, False, name) for name in _ARITHMETIC),
-    *(_beside_arithmetic(128, True, name) for name in ("fma", "softmax")), _beside_arithmetic(256, True, "softmax"),
+    *(_beside_arithmetic(128, True, name) for name in ("fma", "softmax", "stores of 16 bytes", "loads of 16 bytes")),
+    _beside_arithmetic(256, True, "softmax"),
+    *(_beside_arithmetic(256, False, name) for name in ("stores of 16 bytes", "loads of 16 bytes")),
 )  # fmt: skip

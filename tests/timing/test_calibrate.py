@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from bench.calibrate import issue, launch, run
+from bench.calibrate import issue, launch, run, skeletons
 from bench.calibrate.frame import compile_bench
 from fa4 import jit
 from fa4.device import chip_by_number
@@ -59,6 +59,16 @@ def test_times_of_grids_by_hand():
     found = launch.nanoseconds(launch.PLAIN, sms.reshape(2, 2, 1, 1), ends)
     assert found["from the first CTA's start to the last's"] == [30.0, 10.0]
     assert found["from a grid's end to the next's start"] == [30.0]
+
+
+def test_skeletons_are_not_taken_from_the_whole_kernels_cache(tmp_path, monkeypatch):
+    """Where a process kept its kernels was asked once, and the whole kernel, which has the same key, ran instead."""
+    monkeypatch.setattr(skeletons.tempfile, "gettempdir", lambda: str(tmp_path))
+    whole = jit.cache_directory()
+    with skeletons.without((skeletons.SOFTMAX,)):
+        lacking = jit.cache_directory()
+        assert lacking != whole and tmp_path in lacking.parents
+    assert jit.cache_directory() == whole
 
 
 @needs_nvdisasm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import shutil
@@ -66,9 +67,11 @@ def _best(record: Record) -> Issue:
 def issue_with(record: Record, binary: bytes) -> Issue:
     """What its warps issue by this machine code."""
     from fa4.emulator.timing.sass import issue_model
+    from fa4.emulator.timing.sass.code import registers
 
     launch = record.launch
-    return from_machine_code(record.kernel, issue_model(launch.ptx, binary, launch.entry))
+    issue = from_machine_code(record.kernel, issue_model(launch.ptx, binary, launch.entry))
+    return dataclasses.replace(issue, registers=registers(binary))
 
 
 def binary_of(record: Record) -> bytes:

@@ -25,13 +25,14 @@ _SCOREBOARDS = 60
 @dataclass(frozen=True)
 class Issue:
     """pipes: names by number. slots (s, 13), instructions (i, 3), blocks (b, 4): see core/replay.hpp. The last slot
-    stands for what nothing is tied to. source: "machine code" or "PTX"."""
+    stands for what nothing is tied to. source: "machine code" or "PTX". registers: of a thread, 0 for unknown."""
 
     pipes: tuple[str, ...]
     slots: np.ndarray
     instructions: np.ndarray
     blocks: np.ndarray
     source: str
+    registers: int = 0
 
 
 @dataclass(frozen=True)

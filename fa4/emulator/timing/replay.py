@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,15 +106,16 @@ def replay(
 
     issue = issue or issue_of(record)
     chip = chip or chip_table(record.launch.chip)
+    places = list(_places(record, issue.registers))
     warps = [(w.cta, w.warp, w.sm, w.runs.tobytes(), w.events.tobytes()) for w in record.warps]
     result = _replay.run(
         chip.values(), len(issue.pipes), issue.slots, issue.instructions, issue.blocks, record.instructions.tolist(),
-        warps, np.array(list(_places(record)), dtype=np.int64), timeline, cold, list(ranges), 0.0,
+        warps, np.array(places, dtype=np.int64), timeline, cold, list(ranges), 0.0,
     )  # fmt: skip
     if result["stuck"]:
         raise RuntimeError(f"the replay got stuck: {result['stuck']}")
     ctas = sorted({warp.cta for warp in record.warps})
-    order = [place[0] for place in _places(record)]
+    order = [place[0] for place in places]
     ends = {cta: (result["cta_start"][order.index(cta)], result["cta_end"][order.index(cta)]) for cta in ctas}
     return Times(
         record, chip, result["end"] - min(start for start, _ in ends.values()), ends, result["busy"],
@@ -129,7 +131,7 @@ def _waited(raw: Mapping[str, float]) -> dict[tuple[int, int], float]:
     return {(int(a), int(b)): value for (a, b), value in ((key.split(), value) for key, value in raw.items())}
 
 
-def _places(record: Record) -> Iterable[tuple[int, ...]]:
+def _places(record: Record, registers: int) -> Iterable[tuple[int, ...]]:
     """CTA, SM, cluster, rank, the CTA it comes after on its SM (-1: none), threads; in the order of their start."""
     size = int(np.prod(record.launch.cluster))
     threads = int(np.prod(record.launch.block))
@@ -137,7 +139,7 @@ def _places(record: Record) -> Iterable[tuple[int, ...]]:
     seen: dict[int, int] = {}
     for warp in record.warps:
         seen.setdefault(warp.cta, warp.sm)
-    resident = max(1, _resident(record))
+    resident = resident_ctas(record, registers)
     on_sm: dict[int, list[int]] = {}
     for cta, sm in seen.items():
         before = on_sm.setdefault(sm, [])
@@ -151,12 +153,19 @@ def _places(record: Record) -> Iterable[tuple[int, ...]]:
         yield cta, sm, cluster, rank, after, threads
 
 
-def _resident(record: Record) -> int:
-    """CTAs that an SM holds at a time, by shared memory and threads; registers may hold it back further."""
+_REGISTERS, _REGISTER_STEP = 65536, 8  # of an SM; those of a thread come in steps
+
+
+def resident_ctas(record: Record, registers: int) -> int:
+    """CTAs that an SM holds at a time, by shared memory, threads, and registers of a thread (0: not known)."""
     from fa4.emulator.machine.chips import RESERVED_SHARED, chip_facts
 
     facts = chip_facts(record.launch.chip)
-    threads = int(np.prod(record.launch.block))
+    threads = math.prod(record.launch.block)
     static = sum(v.nbytes for v in record.kernel.variables.values() if v.space == "shared")
-    shared = facts.smem_per_sm // (record.launch.smem_bytes + static + RESERVED_SHARED)
-    return min(shared, facts.threads_per_sm // threads, facts.blocks_per_sm)
+    found = [facts.threads_per_sm // threads, facts.blocks_per_sm]
+    found.append(facts.smem_per_sm // (record.launch.smem_bytes + static + RESERVED_SHARED))
+    if registers:
+        each = math.ceil(registers / _REGISTER_STEP) * _REGISTER_STEP
+        found.append(_REGISTERS // (each * threads))
+    return max(1, min(found))
