@@ -27,6 +27,10 @@ HELD_OUT = "held out"  # these too, of shapes that nobody had measured when thei
 HELD_SHAPES = (  # sequence, head dim, causal
     (2048, 128, False), (8192, 128, True), (8192, 64, False), (2048, 64, True), (4096, 96, False), (8192, 96, True),
 )  # fmt: skip
+HELD_OUT_NEXT = "held out next"  # likewise, after the first ones had been looked at
+NEXT_SHAPES = (  # sequence, head dim, causal
+    (8192, 128, False), (2048, 128, True), (1024, 64, False), (16384, 64, True), (2048, 96, False), (4096, 96, True),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,10 +106,11 @@ def cases() -> Iterator[Case]:
                 yield Case(backend, square("bwd", 4096, 128, False), "deterministic", deterministic=True)
             for name, changes in _variants(backend, direction).items():
                 yield Case(backend, square(direction, 4096, 128, False), name, tuple(changes.items()))
-    for backend in BACKENDS:
-        for direction in ("fwd", "bwd"):
-            for seqlen, head_dim, causal in HELD_SHAPES:
-                yield Case(backend, square(direction, seqlen, head_dim, causal), HELD_OUT)
+    for variant, shapes in ((HELD_OUT, HELD_SHAPES), (HELD_OUT_NEXT, NEXT_SHAPES)):
+        for backend in BACKENDS:
+            for direction in ("fwd", "bwd"):
+                for seqlen, head_dim, causal in shapes:
+                    yield Case(backend, square(direction, seqlen, head_dim, causal), variant)
     for head_dim in (128, 64):
         for parts in skeletons.LEFT_OUT:
             yield Case("sm90", square("fwd", 4096, head_dim, False), f"without {' and '.join(parts)}", lacks=parts)

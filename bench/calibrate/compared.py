@@ -26,6 +26,10 @@ HELD_OUT = (  # measured after they were predicted
     RESULTS / "2026-11-22_nvidia-h100-80gb-hbm3_held-out.jsonl",
     RESULTS / "2026-11-22_nvidia-h100-80gb-hbm3_held-out-predicted.jsonl",
 )
+HELD_OUT_NEXT = (
+    RESULTS / "2026-11-23_nvidia-h100-80gb-hbm3_held-out-next.jsonl",
+    RESULTS / "2026-11-23_nvidia-h100-80gb-hbm3_held-out-next-predicted.jsonl",
+)
 KEPT = Path("build/calibrate/attention")  # what was emulated
 PAGE = Path("docs/timing.md")
 BEGIN, END = "<!-- rows of bench.calibrate.compared -->\n", "<!-- end of rows -->\n"
@@ -140,7 +144,7 @@ def _predict(pattern: str, kept: Path) -> None:
     same = PREDICTED.exists() and PREDICTED.read_text().startswith(head + "\n")
     rows = {_key(row): row for row in (_lines(PREDICTED) if same else ())}
     for case in attention.cases():
-        is_other = case.deterministic or case.lacks or case.variant == attention.HELD_OUT
+        is_other = case.deterministic or case.lacks or case.variant in (attention.HELD_OUT, attention.HELD_OUT_NEXT)
         if is_other or not re.search(pattern, case.label):
             continue
         try:
