@@ -5,9 +5,10 @@ two threads: lane l + 64 has the second half of the columns of lane l. Chunks of
 stages of shared memory, in the accumulator's own order, so that one bulk addition of contiguous bytes takes a chunk.
 
 Deterministic: the key blocks that a query block (of a pair, each half of it) meets take turns, see `bwd.turns`. CTAs
-that come earlier in the order were launched earlier and wait for nobody later, so every wait ends. A step's turn is
-passed on in the step after it, once that one's dQ has left tensor memory: the additions are done by then, where to wait
-for them at once would hold up the products, which need dQ's place. The CTA's next dQ depends on nobody's turn.
+that come earlier in the order were launched earlier and wait for nobody later, so every wait ends. A step's first
+chunks are staged while products do not need shared memory; then the turn is waited for. It is passed on in the step
+after it, at the same place: the additions are done by then, where to wait for them at once would hold up the next dQ,
+and the products, which need dQ's place. The CTA's next dQ depends on nobody's turn.
 
 Waits:   mma_reduce_dQ.full
 Signals: mma_reduce_dQ.free
@@ -105,7 +106,7 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
         target: the block's accumulator (of a pair, this CTA's half), chunk after chunk.
         issues: whether this warp is the one that issues (and waits for) the additions.
         stage: the next stage of shared memory.
-        turn: waited for once dQ has left tensor memory, if additions have an order, else None.
+        turn: waited for before the first addition, if they have an order, else None.
     """
     cfg = context.cfg
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -131,14 +132,50 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
         tmem.wait_loads()
         if cutlass.const_expr(batch[-1] == chunks - 1):
             products.arrive(last)
-        if cutlass.const_expr(cfg.deterministic and first == 0 and not cfg.dq_transposed):  # noqa: SIM102  as above
-            if issues:
-                take_turn(context, turn)
-        for i in cutlass.range_constexpr(len(loaded)):
-            part = target + batch[i] * (CHUNK_BYTES // 4)
-            add_chunk(context, loaded[i], lane, LANES, part, issues, stage)
-            stage = (stage + 1) % DQ_STAGES
+        if cutlass.const_expr(cfg.deterministic and first == 0 and not cfg.dq_transposed):
+            add_in_turn(context, loaded, lane, target, issues, stage, turn)
+            stage = (stage + len(loaded)) % DQ_STAGES
+        else:
+            for i in cutlass.range_constexpr(len(loaded)):
+                part = target + batch[i] * (CHUNK_BYTES // 4)
+                add_chunk(context, loaded[i], lane, LANES, part, issues, stage)
+                stage = (stage + 1) % DQ_STAGES
     return stage
+
+
+@cute.jit
+def add_in_turn(context, chunks: list, row: Int32, target: cute.Pointer, issues: Boolean, stage: Int32, turn):
+    """Stage a step's first chunks, as many as there are stages or fewer; then wait for the turn, and add them."""
+    if issues:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
+    for i in cutlass.range_constexpr(len(chunks)):
+        place_chunk(chunks[i], stage_place(context, (stage + i) % DQ_STAGES), row, LANES)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
+    if issues:
+        take_turn(context, turn)
+        for i in cutlass.range_constexpr(len(chunks)):
+            place = stage_place(context, (stage + i) % DQ_STAGES)
+            issue_addition(place, target + i * (CHUNK_BYTES // 4))
+
+
+def stage_place(context, stage: Int32) -> cute.Pointer:
+    return context.smem.pointer("dQ", Float32) + stage * (CHUNK_BYTES // 4)
+
+
+def place_chunk(dq: list, place: cute.Pointer, row: Int32, rows: int) -> None:
+    """A chunk, (columns / 4, rows, 4) floats: this thread's row of it."""
+    for column in range(0, len(dq), 4):
+        store_words(place + (column * rows + 4 * row), [bits(x) for x in dq[column : column + 4]])
+
+
+@cute.jit
+def issue_addition(place: cute.Pointer, target: cute.Pointer):
+    """Start to add a chunk, as a group of its own."""
+    with cute.arch.elect_one():
+        bulk_add(place, target, CHUNK_BYTES)
+    cute.arch.cp_async_bulk_commit_group()
 
 
 @cute.jit
@@ -152,17 +189,14 @@ def add_chunk(
     stage: Int32,
     takes_part: Boolean = True,
 ):
-    """Stage a chunk, (columns / 4, rows, 4) floats, this thread's row being `row`, and start adding it."""
-    place = context.smem.pointer("dQ", Float32) + stage * (CHUNK_BYTES // 4)
+    """Stage a chunk, `place_chunk`, this thread's row being `row`, and start adding it."""
+    place = stage_place(context, stage)
     if issues:
         cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)  # the stage's last addition has read it
     cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
     if takes_part:
-        for column in cutlass.range_constexpr(0, len(dq), 4):
-            store_words(place + (column * rows + 4 * row), [bits(x) for x in dq[column : column + 4]])
+        place_chunk(dq, place, row, rows)
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
     if issues:
-        with cute.arch.elect_one():
-            bulk_add(place, target, CHUNK_BYTES)
-        cute.arch.cp_async_bulk_commit_group()
+        issue_addition(place, target)
