@@ -40,7 +40,6 @@ SOAK_ONLY = {
     "sink",
     "sink_gqa_window",
     "sink_varlen_gqa",
-    "sink_with_masked_rows",
     "softcap",
     "varlen",
     "varlen_window_gqa",

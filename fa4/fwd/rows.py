@@ -58,6 +58,8 @@ def normalise(context, work, row: Int32, query: Int32, reference: Float32, total
     """
     cfg, args = context.cfg, context.args
     numerator = Float32(1.0)
+    # Of a row that saw no key `largest` is no number, though a sink makes its total positive below.
+    surplus = Float32(cfg.v_dtype(largest)) - largest if total != 0.0 else Float32(0.0)
     if cutlass.const_expr(cfg.has_sink):
         head = head_of(cfg, row)
         if cutlass.const_expr(cfg.slots > cfg.packed):
@@ -70,7 +72,6 @@ def normalise(context, work, row: Int32, query: Int32, reference: Float32, total
         reference = top
     holds_data = query < work.q.count
     is_seen = holds_data and total != 0.0  # a NaN is seen
-    surplus = numerator * (Float32(cfg.v_dtype(largest)) - largest)
-    norm = numerator * cute.arch.rcp_approx(total + surplus) if is_seen else Float32(0.0)
+    norm = numerator * cute.arch.rcp_approx(total + numerator * surplus) if is_seen else Float32(0.0)
     lse = reference * args.to_natural + cute.math.log(total) if is_seen else -Float32.inf
     return norm, lse
