@@ -89,8 +89,8 @@ def orders(found: list[Pair]) -> list[tuple[Pair, Pair, bool]]:
     ]
 
 
-def text(found: list[Pair], held_out: list[Pair]) -> str:
-    """The page's part."""
+def text(found: list[Pair], *held_out: list[Pair]) -> str:
+    """The page's part. held_out: what was measured after it was predicted, at one time and at another."""
     rows = [pair for pair in found if pair.key[2] == attention.TABLE]
     lines = [*_table(rows), "", _summary("These", rows)]
     variants = [pair for pair in found if pair.key[2] != attention.TABLE]
@@ -102,8 +102,9 @@ def text(found: list[Pair], held_out: list[Pair]) -> str:
             f"Of {len(asked)} pairs of tiles of one problem that differ by more than {100 * (_DIFFER - 1):.0f} %, "
             f"the order of {right} is right, {100 * right / len(asked):.0f} %."
         )
-    if held_out:
-        lines += ["", "Held out:", "", *_table(held_out), "", _summary("What was held out", held_out)]
+    for which, held in zip(("", ", a second time"), held_out):
+        if held:
+            lines += ["", f"Held out{which}:", "", *_table(held), "", _summary(f"What was held out{which}", held)]
     return "\n".join(lines) + "\n"
 
 
@@ -168,7 +169,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.predict:
         _predict(args.only, args.kept)
-    part = text(pairs(), pairs(*HELD_OUT)) if MEASURED.exists() else ""
+    part = text(pairs(), pairs(*HELD_OUT), pairs(*HELD_OUT_NEXT)) if MEASURED.exists() else ""
     if args.write:
         PAGE.write_text(on_page(PAGE.read_text(), part))
     print(part)
