@@ -86,6 +86,8 @@ KINDS = {
              "fence.proxy.async after the wait for cp.async, before the synchronisation that hands it over"),
         Kind("relaxed-arrival", _L, errors.DataRace, "9.7.13.15.13", "a relaxed arrival after a wait for a copy",
              "mbarrier.arrive with .release (the default), at the scope of the cluster if another CTA waits"),
+        Kind("copy-arrival", _L, errors.DataRace, "8.9.1.1", "an arrival of cp.async hands over what was not copied",
+             "mbarrier.arrive beside it, after what the thread did itself", "letter"),
         Kind("barrier-init-lanes", _L, errors.BarrierMisuse, "9.7.13.15.9", "an mbarrier is initialised by many lanes",
              "mbarrier.init by one elected lane"),
         Kind("tensor-fence", _L, errors.DataRace, "9.7.16.6", "tensor memory handed over without its fences",

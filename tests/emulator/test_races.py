@@ -35,6 +35,8 @@ class Pair:
 
 
 WARPS = {"block": 64}
+FIVE = {"block": 160}
+LETTER = Checks(letter=True)
 PEERS = {"grid": 2, "cluster": 2}
 EXCHANGE = f"{SLOT} st.shared.b32 [%r4], %r0; EDGE xor.b32 %r5, %r4, 128; ld.shared.b32 %r6, [%r5];"
 HANDOVER = f"""{BARRIER.format(count=32)} setp.ge.u32 %p2, %r0, 32; @%p2 bra CONSUME;
@@ -144,6 +146,24 @@ ELECTED_COPY = f"""{BARRIER.format(count=1)} setp.ge.u32 %p2, %r0, 32; @%p2 bra 
     cp.async.cg.shared.global [%r4], [%d1], 16; cp.async.wait_all; EDGE
     @!%p0 mbarrier.arrive.shared.b64 _, [%r2+2048]; bra DONE;
     CONSUME: {wait()} ld.shared.b32 %r6, [%r2+64]; DONE:"""
+# cp.async.mbarrier.arrive tracks what its lane's cp.async did, not its neighbours' copies; by the letter no stores.
+COPIED = """setp.ge.u32 %p2, %r0, 32; @%p2 bra CONSUME;
+    shl.b32 %r3, %r0, 4; add.u32 %r4, %r2, %r3; cvt.u64.u32 %d0, %r3; add.s64 %d1, %a0, %d0;
+    cp.async.cg.shared.global [%r4], [%d1], 16;"""
+BESIDE_COPY = f"""{BARRIER.format(count=64)} {COPIED} EDGE cp.async.mbarrier.arrive.noinc.shared.b64 [%r2+2048];
+    bra DONE; CONSUME: {wait()} ld.shared.b32 %r6, [%r2+64]; ld.shared.b32 %r7, [%r2+1088]; DONE:"""
+COPY_OF_ONE = f"""{BARRIER.format(count=1)} {COPIED} EDGE bra DONE;
+    CONSUME: {wait()} ld.shared.b32 %r6, [%r2+64]; DONE:"""
+COPY_WAITED = f"""{BARRIER.format(count=32)} {COPIED} cp.async.wait_all; bar.warp.sync -1; EDGE bra DONE;
+    CONSUME: {wait()} ld.shared.b32 %r6, [%r2+64]; DONE:"""
+COPY_ARRIVES = "cp.async.mbarrier.arrive.noinc.shared.b64 [%r2+2048];"
+STORE_BESIDE = "st.shared.b32 [%r4+1024], %r0; mbarrier.arrive.shared.b64 _, [%r2+2048];"
+STORE_AFTER = "mbarrier.arrive.shared.b64 _, [%r2+2048]; st.shared.b32 [%r4+1024], %r0;"
+# A store that only the arrival of cp.async hands over, then a proxy fence and a bulk copy by whom it was handed to.
+FENCED_BY_NEXT = f"""{BARRIER.format(count=32)} {COPIED} st.shared.v4.b32 [%r4+512], {{%r0, %r0, %r0, %r0}};
+    {COPY_ARRIVES} bra DONE; CONSUME: {wait()} EDGE setp.ne.u32 %p3, %r0, 32; @%p3 bra DONE;
+    cp.async.bulk.global.shared::cta.bulk_group [%a0], [%r2+512], 512;
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; DONE:"""
 ELECTED_FLAG = """setp.eq.u32 %p1, %r1, 0; @%p1 bra WAIT; setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE;
     st.global.b32 [%a0+4], 42; st.release.gpu.global.b32 [%a0], 1; bra DONE;
     WAIT: setp.ne.u32 %p0, %r0, 0; @%p0 bra MEET;
@@ -172,6 +192,15 @@ PAIRS = [
     Pair("bar.warp.sync after an elected acquire", ELECTED_FLAG, "bar.warp.sync -1;", options={"grid": 2}),
     Pair("bar.warp.sync before a neighbour's cp.async", NEIGHBOURS_COPY, "bar.warp.sync -1;"),
     Pair("bar.warp.sync before an elected arrival for cp.async", ELECTED_COPY, "bar.warp.sync -1;", options=WARPS),
+    Pair("arrival for a store beside that of a cp.async", BESIDE_COPY, STORE_BESIDE, STORE_AFTER,
+         match="lies between, which orders what its thread copied", options=WARPS, checks=LETTER),
+    Pair("arrival of a cp.async is its lane's", COPY_OF_ONE,
+         "cp.async.wait_all; bar.warp.sync -1; @!%p0 mbarrier.arrive.shared.b64 _, [%r2+2048];",
+         f"@!%p0 {COPY_ARRIVES}", match="no synchronisation orders", options=WARPS),
+    Pair("arrival of a cp.async that was waited for", COPY_WAITED, COPY_ARRIVES,
+         "mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+2048];", options=WARPS, checks=LETTER),
+    Pair("proxy fence after the arrival of a cp.async", FENCED_BY_NEXT, "fence.proxy.async.shared::cta;",
+         match=r"needs fence\.proxy\.async", options=WARPS),
     Pair("mbarrier release", HANDOVER.replace("AFTER", ""), "mbarrier.arrive.shared.b64 _, [%r2+2048];",
          "mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+2048];", options=WARPS),
     Pair("fence before a relaxed arrival", HANDOVER.replace("AFTER", ""),
@@ -224,9 +253,7 @@ def product(proxy="fence.proxy.async.shared::cta;", waits=None) -> str:
     return PRODUCT.replace("PROXY", proxy).replace("WAIT", wait() + AFTER if waits is None else waits)
 
 
-FIVE = {"block": 160}
 FOUR = {"block": 128, "smem": 16384}
-LETTER = Checks(letter=True)
 FENCE = r"needs tcgen05\.wait or tcgen05\.fence"
 TENSOR_PAIRS = [
     Pair("tcgen05.wait::st", tensor(stored="EDGE"), WAIT_ST, options=FIVE),
@@ -290,6 +317,22 @@ MANY = f"""{BARRIER.format(count=1)} @%p0 bra DONE; mov.b32 %r5, 0; st.shared.v4
     {wait("%r7")} add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 500; @%p2 bra LOOP;
     st.shared.b32 [%r2], 7;
     DONE:"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_by_practice_an_arrival_of_cp_async_hands_over_stores(schedule):
+    body = BESIDE_COPY.replace("EDGE", STORE_AFTER)
+    assert not launch(body, arrays(), schedule=schedule, **WARPS, on_finding="collect").findings
+    by_letter = launch(body, arrays(), schedule=schedule, **WARPS, on_finding="collect", checks=LETTER).findings
+    assert [finding.kind for finding in by_letter] == ["copy-arrival"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_by_the_letter_a_fence_is_not_asked_for_twice(schedule):
+    """The store lacks its order, whose fence is there."""
+    found = launch(FENCED_BY_NEXT.replace("EDGE", "fence.proxy.async.shared::cta;"), arrays(), schedule=schedule,
+                   **WARPS, on_finding="collect", checks=LETTER).findings  # fmt: skip
+    assert {finding.kind for finding in found} == {"copy-arrival"}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -65,8 +65,9 @@ class Checks:
 
     bounds, poison, races, tmem: groups of checks that cost time; one that is off is not even looked for.
     letter: tensor memory passes from thread to thread only by tcgen05.wait and tcgen05.fence, as PTX ISA 9.7.16.6 has
-        it, and all warps of a warpgroup execute the same setmaxnreg, as 9.7.19.5 has it. Off by default: known-good
-        kernels rely on the use of a register and on barriers alone, and give back registers in each role's branch.
+        it, cp.async.mbarrier.arrive hands over what was copied only, as 8.9.1.1 has it, and all warps of a warpgroup
+        execute the same setmaxnreg, as 9.7.19.5 has it. Off by default: known-good kernels rely on the use of a
+        register and on barriers alone, hand over stores beside copies, and give back registers in each role's branch.
     order: "practice": the tcgen05 operations of one thread execute in order. "letter": only where 9.7.16.6.2 pipelines
         them, an MMA after one with the same accumulator and shape; others complete in any order.
     leftovers: a CTA must not end in the middle of an mbarrier's phase, nor before its bulk stores have read their

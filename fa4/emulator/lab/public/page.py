@@ -38,6 +38,12 @@ one order; seconds are those of the launches, with all checks on, on a busy mach
 cuDNN's attention with head_dim 512 gives tiles back to another CTA by a relaxed arrival, after it has waited until its
 copies have read them: `mbarrier.arrive` orders other threads' accesses only with `.release` (ISA 8.8). Nothing is left
 to be read there by then, so that this is told as a letter.
+
+flash-attn-4's forward in parts of the keys ends with a kernel that joins them in tiles of 8 or 16 rows. Rows past the
+end are not loaded, and are worked through all the same: how many parts such a row has is counted from shared memory
+that nobody wrote, and that count says how often the loop of its threads turns. It turns at most 32 times, each thread
+has one row, and nothing of these rows is loaded or stored: the results do not depend on it. It is listed as an error
+because the emulator sees a branch on an undefined value, not what hangs on it.
 """
 
 

@@ -31,6 +31,7 @@ EXAMPLES = {
         ("cluster_arrive_twice.py", "barrier-misuse", ("flash_attn/cute/flash_fwd_mla_sm100.py",)),
         ("cluster_arrive_twice.py", "race", ("flash_attn/cute/tile_scheduler.py",)),
         ("cluster_arrive_twice.py", "barrier-init-fence", ("flash_attn/cute/tile_scheduler.py",)),
+        ("unset_rows.py", "uninitialized", ("flash_attn/cute/flash_fwd_combine.py",)),
     )
     for file in files
 }  # fmt: skip

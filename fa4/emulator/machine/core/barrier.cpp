@@ -68,14 +68,19 @@ void Engine::complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp
     complete_tx(cta, offset, bytes, from);
 }
 
-void Engine::arrive(Cta& cta, uint32_t offset, const AsyncOp& op) {
+void Engine::arrive(Cta& cta, uint32_t offset, const AsyncOp& op, const Order& from) {
     races_.barrier_use(agent(op, true), mbarrier(cta, offset).born, op.cta != &cta);
+    arrive(cta, offset, 1, 0, from, op.place);
+}
+
+// tcgen05.commit hands tensor memory over by itself.
+void Engine::arrive_committed(Cta& cta, uint32_t offset, const AsyncOp& op) {
     Order order = completion(op);
-    if (races_.enabled) {       // tcgen05.commit hands tensor memory over by itself
+    if (races_.enabled) {
         order.via[kTensorReleased].join(order.via[kTensor]);
         order.via[kTensorReleased].set(op.write_slot, op.write_epoch);
     }
-    arrive(cta, offset, 1, 0, order, op.place);
+    arrive(cta, offset, op, order);
 }
 
 // A CTA has ended: every phase that was begun should be complete.

@@ -80,12 +80,16 @@ enum Via : uint8_t {
     kTensorReleased,                // tcgen05 operations handed over by a commit or tcgen05.fence::before_thread_sync
     kTensorWaited,                  // and those that a thread waited for before it arrived, with no fence: in practice over
     kCopyWaited,                    // bulk stores that a thread waited for, and what a proxy fence had shown them: the same
+    kCopyArrived,                   // what a thread did before its cp.async.mbarrier.arrive: in practice handed over as well
     kCarried,                       // those above pass from thread to thread, those below take effect where their fence is
     kMap = kCarried, kTensor, kVias
 };
 
-// Some lanes of a warp have published more than the warp as a whole.
-struct Partial { uint32_t slot, epoch, lanes; };
+// Some lanes of a warp have published more than the warp as a whole. Not `granted`: as by kCopyArrived.
+struct Partial {
+    uint32_t slot, epoch, lanes;
+    bool granted = true;
+};
 
 struct Order {
     Clock seen;
@@ -99,7 +103,7 @@ struct Order {
     }
     void add(const Partial& added) {
         for (Partial& p : partial)
-            if (p.slot == added.slot) {
+            if (p.slot == added.slot && p.granted == added.granted) {
                 p.epoch = std::max(p.epoch, added.epoch);
                 p.lanes |= added.lanes;
                 return;
@@ -110,6 +114,15 @@ struct Order {
     void absorb(const Order& other) {
         join(other);
         for (int i = kCarried; i < kVias; ++i) via[i].join(other.via[i]);
+    }
+    // With what `other` is ordered after, but by practice alone.
+    void lean_on(const Order& other) {
+        for (int i = 0; i < kCarried; ++i) via[i].join(other.via[i]);
+        via[kCopyArrived].join(other.seen);
+        for (Partial p : other.partial) {
+            p.granted = false;
+            add(p);
+        }
     }
     void clear() { *this = Order(); }
 };

@@ -416,6 +416,7 @@ Next Engine::async_copy(Exec& x) {
                 for (AsyncPtr& op : g.committed.front()) {
                     force(*op);
                     races_.acquire_copy(w.clock, op->write_slot, op->write_epoch, x.mask);
+                    if (races_.enabled) w.waited_copies.set(op->write_slot, op->write_epoch);
                 }
                 g.committed.pop_front();
             }
@@ -425,6 +426,9 @@ Next Engine::async_copy(Exec& x) {
             const mod::CpAsyncBarrier& m = in.as<mod::CpAsyncBarrier>();
             std::vector<AsyncPtr> before = w.copies.open;
             for (auto& group : w.copies.committed) before.insert(before.end(), group.begin(), group.end());
+            // An arrival tracks what its own lane's cp.async did (ISA 9.7.13.15.15). What else the lane did before is ordered
+            // by practice: NVIDIA's attention backward hands over zeros that the thread stored beside its copies. By the
+            // letter of 8.9.1.1 it is not.
             for_lanes(x.mask, [&](int l) {
                 uint32_t offset;
                 Cta& cta = shared_cta(w, m.space, x.value(0, l) + uint64_t(m.offset), offset);
@@ -432,12 +436,17 @@ Next Engine::async_copy(Exec& x) {
                 AsyncPtr op = make_op(x, "cp.async arrive");
                 AsyncOp* self = op.get();
                 op->async_proxy = false;
-                op->steps.push_back([this, self, before, &cta, offset] {
+                op->steps.push_back([this, self, before, waited = w.waited_copies, l, lanes = x.mask, &cta, offset] {
+                    Order handed;
+                    handed.seen.join(waited);
                     for (const AsyncPtr& copy : before) {
                         force(*copy);
-                        if (races_.enabled) self->order.join(completion(*copy));
+                        if (!races_.enabled) continue;
+                        if (copy->place.lanes & ~lanes) handed.add({copy->write_slot, copy->write_epoch, 1u << l});
+                        else handed.seen.set(copy->write_slot, copy->write_epoch);
                     }
-                    arrive(cta, offset, *self);
+                    config_.check_letter ? handed.lean_on(self->order) : handed.join(self->order);
+                    arrive(cta, offset, *self, handed);
                 });
                 submit(op);
             });

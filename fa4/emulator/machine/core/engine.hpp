@@ -247,7 +247,8 @@ private:
                 bool drop = false);
     void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const Order& from);
     void complete_tx(Cta& cta, uint32_t offset, int64_t bytes, const AsyncOp& op, const Order& from);
-    void arrive(Cta& cta, uint32_t offset, const AsyncOp& op);
+    void arrive(Cta& cta, uint32_t offset, const AsyncOp& op, const Order& from);
+    void arrive_committed(Cta& cta, uint32_t offset, const AsyncOp& op);
     void check_barriers_left(const Cta& cta);
     void finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar);
     Next mbar_wait(Exec& x);

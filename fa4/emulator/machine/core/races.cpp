@@ -14,8 +14,23 @@ const char* const kSpaces[] = {"global memory", "shared memory", "tensor memory"
 bool seen(const Access& prior, const Order& order) {
     if (prior.epoch <= order.seen[prior.slot]) return true;
     for (const Partial& p : order.partial)
-        if (p.slot == prior.slot && prior.epoch <= p.epoch && (prior.lane < 0 || p.lanes >> prior.lane & 1)) return true;
+        if (p.granted && p.slot == prior.slot && prior.epoch <= p.epoch && (prior.lane < 0 || p.lanes >> prior.lane & 1)) return true;
     return false;
+}
+
+// Is the access ordered by an arrival of cp.async, of which the ISA says that it orders what was copied alone?
+bool arrived(const Access& prior, const Order& order) {
+    if (prior.epoch <= order.via[kCopyArrived][prior.slot]) return true;
+    return std::any_of(order.partial.begin(), order.partial.end(), [&](const Partial& p) {
+        return p.slot == prior.slot && prior.epoch <= p.epoch && (prior.lane < 0 || p.lanes >> prior.lane & 1);
+    });
+}
+
+bool arrived(const Access& prior, const Agent& agent) {
+    if (arrived(prior, *agent.order)) return true;
+    if (!agent.clock) return false;
+    const auto& held = agent.clock->held;
+    return std::any_of(held.begin(), held.end(), [&](const Held& h) { return (agent.lane < 0 || h.lanes >> agent.lane & 1) && arrived(prior, h.order); });
 }
 
 // The same, with what the lanes of an access have beside their warp.
@@ -42,7 +57,10 @@ bool told_of(const Access& prior, const Agent& agent) {
 
 // Is everything that `order` has in `whole` already?
 bool covered(const Order& order, const Order& whole) {
-    return whole.seen.covers(order.seen);
+    if (!whole.seen.covers(order.seen)) return false;
+    for (int i = 0; i < kVias; ++i)
+        if (!whole.via[i].covers(order.via[i])) return false;
+    return true;
 }
 
 // What an instruction does to the order of its warp, if all lanes execute it, or to that of some of them.
@@ -158,7 +176,10 @@ void Races::proxy_fence(WarpClock& clock, bool global, bool shared, uint32_t lan
     if (!enabled) return;
     for (const Via via : {kAsyncGlobal, kAsyncShared, kBarrierInit}) {
         if (!(via == kAsyncGlobal ? global : shared)) continue;
-        on_orders(clock, lanes, [&](Order& order) { order.via[via].join(order.seen); });
+        on_orders(clock, lanes, [&](Order& order) {
+            order.via[via].join(order.seen);
+            order.via[via].join(order.via[kCopyArrived]);
+        });
         clock.order.via[via].set(clock.slot, clock.epoch);
         for (const Copied& c : clock.copied)
             if (c.lanes & lanes) clock.order.via[via].set(c.slot, c.epoch);
@@ -175,7 +196,10 @@ void Races::barrier_init_fence(WarpClock& clock) {
 void Races::tensormap_fence(WarpClock& clock, int semantics, uint32_t lanes) {
     if (!enabled) return;
     if (semantics & 4) {
-        on_orders(clock, lanes, [&](Order& order) { order.via[kMapReleased].join(order.seen); });
+        on_orders(clock, lanes, [&](Order& order) {
+            order.via[kMapReleased].join(order.seen);
+            order.via[kMapReleased].join(order.via[kCopyArrived]);
+        });
         clock.order.via[kMapReleased].set(clock.slot, clock.epoch);
         clock.epoch = next_epoch(clock.slot);
     }
@@ -274,6 +298,9 @@ void Races::compare(const Access& prior, const Agent& agent, uint16_t bytes, uin
         if (same_thread(prior, agent)) {
             check = Check::MmaOrder;
             missing = "needs tcgen05.commit and a wait between: the ISA pipelines tcgen05.mma only for the same accumulator and shape";
+        } else if (by_letter && arrived(prior, agent)) {
+            check = Check::CopyArrival;
+            missing = "an arrival of cp.async lies between, which orders what its thread copied and nothing else";
         } else if (prior.slot == agent.slot && prior.lane >= 0 && agent.lane >= 0) {
             check = Check::LaneRace;
             missing = "needs bar.warp.sync between the lanes";
@@ -307,7 +334,7 @@ void Races::tensor_map(const Agent& agent, uint64_t address, uint32_t bytes) {
 
 void Races::barrier_use(const Agent& agent, const Access& init, bool remote) {
     if (!enabled || init.epoch <= agent.order->via[kBarrierInit][init.slot]) return;
-    if (!ordered(init, agent, 1)) report(Check::Race, init, agent, kWrite, 1, "no synchronisation orders the two");
+    if (!ordered(init, agent, 1) && !arrived(init, agent)) report(Check::Race, init, agent, kWrite, 1, "no synchronisation orders the two");
     if (remote || agent.async)
         report(Check::BarrierInitFence, init, agent, kWrite, 1, "needs fence.mbarrier_init or fence.proxy.async after mbarrier.init");
 }
@@ -317,7 +344,7 @@ void Races::end_of_shared(const Cta& cta, bool sources) {
     const Agent end{&cta.last, ~0u, 0, 1, -1, int32_t(cta.linear), -1, false};
     const auto check = [&](const Access& prior) {
         const bool source = (prior.kind & (kAsync | kWrite)) == kAsync;
-        if (prior.epoch && (sources || !source) && !seen(prior, cta.last))
+        if (prior.epoch && (sources || !source) && !seen(prior, cta.last) && !arrived(prior, cta.last))
             report(source ? Check::StoreLeftover : Check::CtaEnd, prior, end, kWrite, 1, "nothing orders it before the end of the CTA");
     };
     for (size_t i = 0, n; i < cta.races.size(); i += n) {
@@ -331,7 +358,7 @@ void Races::end_of_shared(const Cta& cta, bool sources) {
         } while (++k < n && reports_ != reports);
     }
     for (const auto& [who, arrival] : cta.arrivals) {
-        if (seen(arrival, cta.last)) continue;
+        if (seen(arrival, cta.last) || arrived(arrival, cta.last)) continue;
         report(Check::CtaEnd, arrival, end, kWrite, 1, "nothing orders the arrival before the end of the CTA");
         break;
     }
@@ -362,7 +389,7 @@ inline void Races::touch(C& cell, const Agent& agent, uint16_t bytes, uint8_t ki
     }
     // A read replaces an earlier one that it is ordered after; the last slot takes the rest.
     for (Access& read : cell.reads) {
-        if (!read.epoch || (!(read.bytes & ~bytes) && (clear<space>(read, agent) || ordered(read, agent, space)))) {
+        if (!read.epoch || (!(read.bytes & ~bytes) && (clear<space>(read, agent) || ordered(read, agent, space) || arrived(read, agent)))) {
             read = now;
             return;
         }
@@ -544,7 +571,7 @@ void Races::compare_with_grid_before(const Agent& agent, uint64_t page, uint32_t
         else if (kind & kWrite && theirs.read & bytes) does = "read";
         else return;
     }
-    if (agent.order->seen[uint32_t(before_slot_)]) return;
+    if (agent.order->seen[uint32_t(before_slot_)] || agent.order->via[kCopyArrived][uint32_t(before_slot_)]) return;
     if (findings_.again(Check::GridDependency, agent.row, -1)) return;
     SimError error(Check::GridDependency, std::string("data race in global memory: the grid before, which may still run, may ") + does +
                                    " it; needs griddepcontrol.wait before this access");

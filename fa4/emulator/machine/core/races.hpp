@@ -63,7 +63,9 @@ class Races {
 public:
     Races(Findings& findings, const Program& program) : findings_(findings), program_(program) {}
     bool enabled = false;
-    bool by_letter = false;     // tensor memory is handed over by wait and fence only, as ISA 9.7.16.6 says
+    // Tensor memory is handed over by wait and fence only, as ISA 9.7.16.6 says, and an arrival of cp.async what was
+    // copied only, as 8.9.1.1 says.
+    bool by_letter = false;
 
     // A slot for an operation that comes after `order`. Who sees its epochs sees all earlier ones of its slot, so it takes
     // a given slot only if it is ordered after all that was done there.

@@ -93,6 +93,7 @@ struct Warp {
     std::vector<std::shared_ptr<AsyncOp>> tmem_ops[2];      // unwaited tcgen05.ld, tcgen05.st
     std::map<uint32_t, CopyGroups> bulk;                    // by lane
     CopyGroups copies;                                      // cp.async
+    Clock waited_copies;                                    // and those that were waited for
     std::vector<std::shared_ptr<AsyncOp>> wgmma_open;
     std::deque<std::vector<std::shared_ptr<AsyncOp>>> wgmma_groups;
     uint32_t wgmma_issued = 0;

@@ -115,7 +115,7 @@ void Engine::umma_commit(Exec& x) {
         AsyncPtr op = make_tensor_op(x, "tcgen05.commit", l, TensorKind::Commit, uint32_t(m.group));
         AsyncOp* self = op.get();
         op->steps.push_back([this, self, targets, offset] {
-            for (Cta* cta : targets) arrive(*cta, offset, *self);
+            for (Cta* cta : targets) arrive_committed(*cta, offset, *self);
         });
         submit(op);
     });
