@@ -21,6 +21,15 @@ def test_named_case(name, seed):
     built.assert_right(built.call(backend="torch"), f"seed {seed}")
 
 
+@pytest.mark.parametrize("drawn", [630, 1233])
+def test_a_head_of_zeros_has_no_nan(drawn):
+    """Seeds by which one of the head's values, or keys, is exactly 0 before it is divided by a descale of 0."""
+    built = build(CASES["fp8_zeros"], drawn)
+    inputs = built.problem.inputs
+    assert inputs.k.isfinite().all() and inputs.v.isfinite().all()
+    built.assert_right(built.call(backend="torch"), f"seed {drawn}")
+
+
 def test_float32(seed):
     built = build(replace(CASES["append_and_rotate_in_pages"], dtype=torch.float32), seed)
     built.assert_right(built.call(), f"seed {seed}")
