@@ -19,13 +19,12 @@ A plan may rely on this:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from .device import Chip
-from .mods.record import Mods
 from .spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
 
 
@@ -88,19 +87,8 @@ class Directions(Plan):
         self._forward = forward(spec, extent, chip, forward_tiles)
         self._backward = backward(spec, extent, chip, backward_tiles)
         self.splits = self._forward.splits
+        # As they are, for a frame less at each call.
+        self.forward, self.backward = self._forward.launch, self._backward.launch  # type: ignore[method-assign]
 
     def describe(self) -> str:
         return f"{self._forward}; {self._backward}" if self.spec.needs_backward else str(self._forward)
-
-    def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *extra: Any) -> None:
-        self._forward.launch(inputs, out, lse, *extra)
-
-    def backward(
-        self,
-        inputs: AttentionInputs,
-        saved: Saved,
-        grads: Gradients,
-        mods: Mods | None = None,
-        captured: Sequence[Tensor | None] = (),
-    ) -> Tensor | None:
-        return self._backward.launch(inputs, saved, grads, *(() if mods is None else (mods, captured)))

@@ -17,8 +17,7 @@ from ..mods.record import Mods
 from ..mods.tensors import filled
 from ..spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
 from . import captured as gradients
-from .blocks import RowBlocks
-from .workspace import Workspace
+from .workspace import Allocator
 
 
 class Scalars(NamedTuple):
@@ -47,7 +46,7 @@ class Backward:
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
         self.scalars = jit.fixed(Scalars.of(spec))
-        self._compiled: dict[bool, tuple[Any, RowBlocks, jit.Launcher]] = {}  # by whether there is a dlse
+        self._compiled: dict[bool, tuple[Any, Allocator, jit.Launcher]] = {}  # by whether there is a dlse
 
     def config(self, has_dlse: bool) -> Any:
         """The kernel's configuration, a `Variant` with `row_blocks`."""
@@ -66,14 +65,13 @@ class Backward:
         has_dlse = saved.dlse is not None
         if has_dlse not in self._compiled:
             cfg = self.config(has_dlse)
-            self._compiled[has_dlse] = cfg, cfg.row_blocks, self.kernel.launcher(cfg, self.chip)
-        cfg, row_blocks, launcher = self._compiled[has_dlse]
-        workspace = Workspace.allocate(inputs, self.spec, row_blocks, mods)
+            self._compiled[has_dlse] = cfg, Allocator(cfg.row_blocks), self.kernel.launcher(cfg, self.chip)
+        cfg, allocate, launcher = self._compiled[has_dlse]
+        workspace = allocate(inputs, mods)
         targets = gradients.targets(inputs, mods, captured, cfg)
         given = None
         if mods is not None:
-            in_turn = row_blocks.list_rows > 0
-            given = filled(mods, inputs.q.shape[-2], backward=True, in_turn=in_turn, captured=targets)
+            given = filled(mods, inputs.q.shape[-2], backward=True, in_turn=cfg.turns_by_lists, captured=targets)
         launcher(inputs[:8], saved, grads, workspace, self.scalars, self.extent, given)
         gradients.finish(inputs, mods, captured, targets)
         return workspace.dsink_terms()

@@ -8,15 +8,34 @@ from typing import ClassVar
 from cutlass import Int32
 
 from ..core import variant
+from ..pipeline.smem import Tile
 
 
 @dataclass(frozen=True, slots=True)
 class Variant(variant.Variant):
     """A kind of problem and how a backward works on it: `tile_m` queries a step, `span` keys of a CTA (or of `ctas`
-    that work as a pair), tiles of q, k, v, do, dk and dv, and `row_blocks`."""
+    that work as a pair), tiles of q, do, dk and dv, and `row_blocks`."""
 
-    own_span: ClassVar[int] = 128  # keys of a CTA, of a pair too
+    column_unit: ClassVar[int]  # products compute so many columns of a head dim, or a multiple
+    own_span: ClassVar[int]  # keys of a CTA, of a pair too
     score_threads: ClassVar[int] = 256  # that have scores of these: eight warps, the CTA's first
+
+    @property
+    def columns(self) -> int:
+        """head_dim as products compute it: tiles are zero past head_dim."""
+        return -(-self.head_dim // self.column_unit) * self.column_unit
+
+    @property
+    def columns_v(self) -> int:
+        return -(-self.head_dim_v // self.column_unit) * self.column_unit
+
+    @property
+    def k_tile(self) -> Tile:
+        return Tile(self.own_span, self.head_dim, self.dtype.width)
+
+    @property
+    def v_tile(self) -> Tile:
+        return Tile(self.own_span, self.head_dim_v, self.dtype.width)
 
     @property
     def tma_ctas(self) -> int:

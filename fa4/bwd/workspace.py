@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,9 +12,9 @@ from torch import Tensor
 
 from .. import jit
 from ..core.rows import row_blocks
-from ..memory import empty
+from ..memory import maker
 from ..mods.record import Mods
-from ..spec import AttentionInputs, AttentionSpec
+from ..spec import AttentionInputs
 from .blocks import RowBlocks
 
 
@@ -31,20 +33,6 @@ class Workspace(NamedTuple):
     dsink: Tensor | None
 
     @staticmethod
-    def allocate(inputs: AttentionInputs, spec: AttentionSpec, cfg: RowBlocks, mods: Mods | None = None) -> Workspace:
-        heads, device = spec.heads_q // cfg.packed, inputs.q.device
-        rows = inputs.q.shape[0] if inputs.varlen else inputs.q.shape[1]
-        blocks = row_blocks(rows, inputs.batch, cfg.tile_m, cfg.packed, cfg.varlen)
-        of_rows = (spec.heads_q, rows) if inputs.varlen else (inputs.batch, spec.heads_q, rows)
-        return Workspace(
-            empty((heads, blocks, 2, cfg.tile_m), torch.float32, device),
-            empty((heads, blocks, cfg.placement.elements), torch.float32, device),
-            empty((heads, blocks * cfg.turns), torch.int32, device) if cfg.turns else None,
-            empty((heads, blocks, mods.key_blocks), torch.int32, device) if mods and cfg.list_rows else None,
-            torch.zeros(of_rows, dtype=torch.float32, device=device) if cfg.has_sink else None,
-        )
-
-    @staticmethod
     def fake(cfg: RowBlocks) -> Workspace:
         """Stand-ins for compilation."""
         return Workspace(
@@ -58,3 +46,32 @@ class Workspace(NamedTuple):
     def dsink_terms(self) -> Tensor | None:
         """(heads_q, ...)."""
         return self.dsink if self.dsink is None or self.dsink.ndim == 2 else self.dsink.transpose(0, 1)
+
+
+class Allocator:
+    """What gives the workspaces of one kind of problem, whose sizes are computed once for q of a shape."""
+
+    def __init__(self, cfg: RowBlocks) -> None:
+        self._cfg = cfg
+        self._maker = functools.lru_cache(maxsize=256)(self._maker_for)
+
+    def __call__(self, inputs: AttentionInputs, mods: Mods | None = None) -> Workspace:
+        key_blocks = mods.key_blocks if mods is not None and self._cfg.list_rows else 0
+        return self._maker(inputs.q.shape, inputs.batch, inputs.q.device, key_blocks)()
+
+    def _maker_for(
+        self, shape_q: torch.Size, batch: int, device: torch.device, key_blocks: int
+    ) -> Callable[[], Workspace]:
+        cfg, (*_, rows, all_heads, _) = self._cfg, shape_q
+        heads, blocks = all_heads // cfg.packed, row_blocks(rows, batch, cfg.tile_m, cfg.packed, cfg.varlen)
+        of_rows = (all_heads, rows) if cfg.varlen else (batch, all_heads, rows)
+        statistics = maker((heads, blocks, 2, cfg.tile_m), torch.float32, device)
+        dq_sum = maker((heads, blocks, cfg.placement.elements), torch.float32, device)
+        turns = maker((heads, blocks * cfg.turns), torch.int32, device) if cfg.turns else _nothing
+        ranks = maker((heads, blocks, key_blocks), torch.int32, device) if cfg.list_rows else _nothing
+        zeros = functools.partial(torch.zeros, of_rows, dtype=torch.float32, device=device)
+        dsink = zeros if cfg.has_sink else _nothing
+        return lambda: Workspace(statistics(), dq_sum(), turns(), ranks(), dsink())
+
+
+def _nothing() -> None: ...

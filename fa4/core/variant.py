@@ -70,14 +70,9 @@ class Variant(Constant):
         return self.cache is not None and self.cache.has_bytes
 
     @property
-    def gathers(self) -> bool:
-        """Whether rows of k and v are copied one by one, where others get them by TMA."""
-        return self.cache is not None and self.cache.is_scattered
-
-    @property
     def plain_keys(self) -> bool:
-        """Whether k and v are read as plain memory, not by TMA."""
-        return self.gathers
+        """Whether k and v are read as plain memory, row by row, where others get them by TMA."""
+        return self.cache is not None and self.cache.is_scattered
 
     @property
     def has_score_mod(self) -> bool:

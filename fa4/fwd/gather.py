@@ -17,7 +17,7 @@ from cutlass import Int32
 from ..core.constant import Constant
 from ..pipeline.roles import WARP, WARPS_PER_WARPGROUP
 from ..pipeline.smem import PANEL_ROW_BYTES
-from .fetch import KeyRows
+from .key_rows import KeyRows
 
 _CHUNK = 16  # bytes that a thread copies at a time
 _LANES = PANEL_ROW_BYTES // _CHUNK  # that copy a row's part of a panel

@@ -62,12 +62,9 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ForwardKernel(ForwardProgram, RoleKernel):
-    """A chip's kernel. Its configurations are a `Variant` with `packed` heads, `slots` (rows of a tile that a query
-    takes), `rows` of a work tile, tiles of q, k, v and o, `ctas` that share a tile, which maps are `ragged_q`,
-    `ragged_k` and `ragged_o`; and whether the grid is `persistent`, packed sequences get tiles by a `PackedOrder`
-    (`counts_rows`), O is stored `directly`, without a map, and keys are `split`: then out and lse have a leading axis
-    of parts and are float32, and there is no sink. Parts that are `fixed_parts` have as many key blocks in every
-    tile."""
+    """A chip's kernel. Its configurations are a `fwd.variant.Variant` with `rows` of a work tile, tiles of q, k, v and
+    o, `ctas` that share a tile, and which maps are `ragged_q` and `ragged_o`; and whether the grid is `persistent`,
+    packed sequences get tiles by a `PackedOrder` (`counts_rows`), and O is stored `directly`, without a map."""
 
     def begin(self, call: Call, cfg: Any, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""

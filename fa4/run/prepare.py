@@ -34,14 +34,17 @@ def fits_if_aligned(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec
 
 
 def are_aligned(inputs: AttentionInputs) -> bool:
-    q, k, v = inputs[:3]
-    return (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT == 0
+    return (inputs.q.data_ptr() | inputs.k.data_ptr() | inputs.v.data_ptr()) % ALIGNMENT == 0
 
 
 def saved_for(layout: Layout, saved: Saved) -> Saved:
     """out and dout in the layout, the values of rows contiguous: autograd hands over expanded ones."""
-    dlse = None if saved.dlse is None else saved.dlse.contiguous()
-    return Saved(_laid_out(saved.out, layout), saved.lse.contiguous(), _laid_out(saved.dout, layout), dlse)
+    out, lse, dout, dlse = saved
+    aligned = (out.data_ptr() | dout.data_ptr()) % ALIGNMENT == 0
+    if aligned and dlse is None and out.is_contiguous() and dout.is_contiguous() and lse.is_contiguous():
+        return saved
+    dlse = None if dlse is None else dlse.contiguous()
+    return Saved(_laid_out(out, layout), lse.contiguous(), _laid_out(dout, layout), dlse)
 
 
 def _laid_out(x: Tensor, layout: Layout) -> Tensor:

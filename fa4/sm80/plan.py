@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from ..device import Chip
 from ..fwd.plan import Forward as ForwardPlan
 from ..fwd.splits import blocks_of_part, choose_splits
 from ..mods.coarse import mask_of_groups, of_groups
-from ..mods.record import Mods
 from ..spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
 from . import backward, forward
 from .config import BackwardConfig, ForwardConfig
@@ -71,18 +70,11 @@ class Backward(BackwardPlan):
     def __str__(self) -> str:
         return f"backward {self.tiles}"
 
-    def launch(
-        self,
-        inputs: AttentionInputs,
-        saved: Saved,
-        grads: Gradients,
-        mods: Mods | None = None,
-        captured: Sequence[Tensor | None] = (),
-    ) -> Tensor | None:
-        if self.by_head is not None and mods is not None:
-            mods = of_groups(mods, inputs.batch, self.spec.heads_q, self.spec.group)
-            captured = [*captured, None]
-        return super().launch(inputs, saved, grads, mods, captured)
+    def launch(self, inputs: AttentionInputs, saved: Saved, grads: Gradients, *extra: Any) -> Tensor | None:
+        if self.by_head is not None:
+            mods, captured = extra
+            extra = of_groups(mods, inputs.batch, self.spec.heads_q, self.spec.group), [*captured, None]
+        return super().launch(inputs, saved, grads, *extra)
 
     def config(self, has_dlse: bool) -> BackwardConfig:
         fields = BackwardConfig.fields(self.spec, backward=True, has_dlse=has_dlse)

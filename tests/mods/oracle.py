@@ -12,7 +12,7 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.nn.attention.flex_attention import _vmap_for_bhqkv, create_mask
 
 import fa4
-from fa4.bwd.workspace import Workspace
+from fa4.bwd.workspace import Allocator, Workspace
 from fa4.cases import DRAWS, assert_right, judge_by_draws
 from fa4.emulator import emulate
 from fa4.spec import Gradients
@@ -126,7 +126,7 @@ SCHEDULES = "round_robin", "random", "adversarial"
 def sums_of_dq(problem: Problem, seed: int, backend: str, chip: str, **options) -> set[bytes]:
     """Different float32 sums of dQ, to the bit, that orders of events on the emulated chip give: few last bits of them
     outlive the rounding to bfloat16."""
-    allocate, kept = Workspace.allocate, list[Workspace]()
+    allocate, kept = Allocator.__call__, list[Workspace]()
 
     def keep(*given):
         kept.append(allocate(*given))
@@ -134,6 +134,6 @@ def sums_of_dq(problem: Problem, seed: int, backend: str, chip: str, **options) 
 
     for schedule in SCHEDULES:
         with pytest.MonkeyPatch.context() as patch, emulate(chip, seed=seed, schedule=schedule, **options):
-            patch.setattr(Workspace, "allocate", keep)
+            patch.setattr(Allocator, "__call__", keep)
             results_of(problem, seed, backend)
     return {of_run.dq_sum.numpy().tobytes() for of_run in kept}

@@ -78,26 +78,28 @@ class _Dense:
 class _DenseBackward:
     """The backward of calls like one."""
 
-    def __init__(self, known: Way, saved: Saved, inputs: AttentionInputs) -> None:
+    def __init__(self, known: Way, query: Tensor, key: Tensor, value: Tensor, out: Tensor, dout: Tensor) -> None:
         """Of tensors whose heads come first, as they do in a call."""
-        tensors = inputs[:3]
-        self._lengths, self._turns = known.max_seqlens, [_turned(x) for x in (*tensors, saved.out, saved.dout)]
+        tensors = query, key, value
+        self._lengths, self._turns = known.max_seqlens, [_turned(x) for x in (*tensors, out, dout)]
         flags = known.flags._replace(needs_backward=True)
         of_rows = known.with_lengths(_inputs(*tensors))
         self._backward = ops.route(of_rows, flags).backward
         made = [torch.empty(x.transpose(1, 2).shape, dtype=x.dtype, device="meta") for x in tensors]
         self._heads_first = [_turned(x) for x in made]
-        self._copies = [not _lies_like(x.transpose(1, 2), like) for x, like in zip(made, tensors)]
+        self._copies = not all(_lies_like(x.transpose(1, 2), like) for x, like in zip(made, tensors))
 
-    def __call__(self, saved: Saved, inputs: AttentionInputs) -> tuple[Tensor, ...]:
-        tensors = inputs[:3]
-        q, k, v, out, dout = (turn(x) for turn, x in zip(self._turns, (*tensors, saved.out, saved.dout)))
-        of_rows = AttentionInputs._make((q, k, v, None, None, None, None, None, *self._lengths))
-        *grads, _ = self._backward(of_rows, Saved(out, saved.lse, dout))
-        return tuple(
-            torch.empty_like(x).copy_(turn(grad)) if copies else turn(grad)
-            for turn, grad, x, copies in zip(self._heads_first, grads, tensors, self._copies)
-        )
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, dout: Tensor
+    ) -> tuple[Tensor, ...]:
+        q, k, v, o, do = self._turns
+        rows = q(query), k(key), v(value), None, None, None, None, None, *self._lengths
+        grads = self._backward(AttentionInputs._make(rows), Saved(o(out), lse, do(dout)))
+        q, k, v = self._heads_first
+        dq, dk, dv = q(grads.dq), k(grads.dk), v(grads.dv)
+        if self._copies:
+            return _in_layout_of(dq, query), _in_layout_of(dk, key), _in_layout_of(dv, value)
+        return dq, dk, dv
 
 
 _packed: Repeats[Way] = Repeats()
@@ -263,20 +265,19 @@ def _sdpa_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    options = Options(scale, is_causal, deterministic=torch.are_deterministic_algorithms_enabled())
     if dropout_p:
         mods = _dropout(query, dropout_p, philox_seed)
         q, k, v, out, grad_out = _rows_first(query, key, value, out, grad_out)
-        grads = _backward(Saved(out, logsumexp, grad_out), AttentionInputs(q, k, v), options, mods)
+        grads = _backward(Saved(out, logsumexp, grad_out), AttentionInputs(q, k, v), Options(scale, is_causal), mods)
         return tuple(_in_layout_of(grad, x) for grad, x in zip(_rows_first(*grads), (query, key, value)))
-    saved, inputs = Saved(out, logsumexp, grad_out), AttentionInputs(query, key, value)
     tensors, plain = (query, key, value, out, grad_out), (is_causal, scale)
     attend = _dense_backward.find(tensors, plain)
     if attend is None:
+        options = Options(scale, is_causal, deterministic=torch.are_deterministic_algorithms_enabled())
         known = way(_inputs(query, key, value), options)
-        attend = _DenseBackward(known, saved, inputs)
+        attend = _DenseBackward(known, *tensors)
         _dense_backward.keep(tensors, plain, attend, known)
-    return attend(saved, inputs)
+    return attend(query, key, value, out, logsumexp, grad_out)
 
 
 def _refuse_on_a_cpu(query: Tensor, key: Tensor, dropout_p: float, is_causal: bool, attn_mask: Tensor | None) -> None:

@@ -12,6 +12,7 @@ are split: each CTA holds dS^T of both blocks' keys for its half of them, the ot
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...bwd.blocks import RowBlocks
 from ...bwd.variant import Variant
@@ -37,20 +38,13 @@ class Config(Variant):
     ctas: int
     polynomial: int
     smem_bytes: int
-
-    @property
-    def columns(self) -> int:
-        """head_dim in whole chunks: what the products compute; tiles are zero past head_dim."""
-        return -(-self.head_dim // CHUNK) * CHUNK
-
-    @property
-    def columns_v(self) -> int:
-        return -(-self.head_dim_v // CHUNK) * CHUNK
+    column_unit: ClassVar[int] = CHUNK
+    own_span: ClassVar[int] = TILE_N
 
     @property
     def span(self) -> int:
         """Keys of a CTA, or of a pair."""
-        return self.ctas * TILE_N
+        return self.ctas * self.own_span
 
     @property
     def tile_m(self) -> int:
@@ -72,14 +66,6 @@ class Config(Variant):
     @property
     def q_tile(self) -> Tile:
         return self._tile(self.tile_m // self.ctas, self.head_dim)
-
-    @property
-    def k_tile(self) -> Tile:
-        return self._tile(TILE_N, self.head_dim)
-
-    @property
-    def v_tile(self) -> Tile:
-        return self._tile(TILE_N, self.head_dim_v)
 
     @property
     def do_tile(self) -> Tile:

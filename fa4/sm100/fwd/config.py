@@ -6,10 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cutlass import Float16
-
-from ...core.variant import Variant
-from ...fwd.rows import slots_of
+from ...fwd.variant import Variant
 from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
 from ..tmem import LANES
@@ -31,17 +28,12 @@ class Schedule(enum.Enum):
 class Config(Variant):
     """Everything the generated code depends on; its fields are the compile key.
 
-    packed: query heads that are neighbouring rows of a tile, 1 for none; divides 128 unless O is stored `directly`.
-    polynomial: pairs of every 16 whose exp2 runs on the FMA units. rescale_threshold: growth of a row's maximum, in
-    powers of two, that O tolerates before it is rescaled; 0 rescales at every growth. sawtooth: every other work tile
-    of a CTA takes its unmasked key blocks in ascending order, starting with those that the tile before it read last.
-    q_tiles: Q tiles of one CTA, which take turns. tile_n: keys of one block.
-
-    directly: O goes from tensor memory through registers to global memory, where few rows of a tile are written, or
-    they are float32, or shared memory is better spent on K and V. split: the keys of a work tile are shared among CTAs;
-    out and lse have a leading axis of parts and are float32, and there is no sink. fixed_parts: each of a number of key
-    blocks that is the same for all tiles.
-    per_sm: CTAs that share a multiprocessor, so that the softmax of one meets the products of the other.
+    packed heads divide 128 unless O is stored `directly`. polynomial: pairs of every 16 whose exp2 runs on the FMA
+    units. sawtooth: every other work tile of a CTA takes its unmasked key blocks in ascending order, starting with
+    those that the tile before it read last. q_tiles: Q tiles of one CTA, which take turns. directly: O goes from tensor
+    memory through registers to global memory, where few rows of a tile are written, or they are float32, or shared
+    memory is better spent on K and V. per_sm: CTAs that share a multiprocessor, so that the softmax of one meets the
+    products of the other.
 
     ctas: 1, or 2 that work as a pair. A Q tile of a pair has 256 rows, 128 in each CTA's tensor memory, and every
     product is computed by both at once: K's rows and V's columns are split between their shared memories, so that each
@@ -51,27 +43,22 @@ class Config(Variant):
         ValueError: a pair is asked for what it does not do.
     """
 
-    packed: int
     schedule: Schedule
     polynomial: int
-    rescale_threshold: float
     sawtooth: bool
     ctas: int
-    smem_bytes: int
     q_tiles: int = 2
     tile_n: int = 128
     directly: bool = False
-    split: bool = False
-    fixed_parts: bool = False
     per_sm: int = 1
     counts_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.slots != self.packed and not self.directly:
             raise ValueError(f"{self.packed} packed heads do not divide {LANES}, and O is not stored directly")
-        if (self.has_bytes or self.gathers) and not (self.directly and self.q_tiles == self.per_sm == 1):
+        if (self.has_bytes or self.plain_keys) and not (self.directly and self.q_tiles == self.per_sm == 1):
             raise ValueError("of keys that warps convert or gather a CTA has one Q tile, which it stores directly")
-        if self.gathers and (self.byte_stages or self.kv_stages) < 6:
+        if self.plain_keys and (self.byte_stages or self.kv_stages) < 6:
             raise ValueError("the blocks that are waited for and copied take six stages, see the gather role")
         if self.split and not self.directly:
             raise ValueError("parts are float32, which is stored directly only")
@@ -101,13 +88,8 @@ class Config(Variant):
         return self.ctas * self.cta_rows
 
     @property
-    def slots(self) -> int:
-        """Rows of a tile that a query takes."""
-        return slots_of(self.packed)
-
-    @property
     def q_tile(self) -> Tile:
-        return self._tile(self.tile_m, self.head_dim, slots=1 if self.slots == self.packed else self.slots)
+        return self._tile(self.tile_m, self.head_dim, slots=self.q_slots)
 
     @property
     def k_tile(self) -> Tile:
@@ -120,10 +102,6 @@ class Config(Variant):
         return Tile(self.tile_n, self.head_dim_v // self.ctas, self.bits_of_keys, pieces=self.pieces)
 
     @property
-    def bits_of_keys(self) -> int:
-        return 8 if self.has_bytes else self.dtype.width
-
-    @property
     def k_operand(self) -> Tile:
         """As the product reads it."""
         return self._tile(self.tile_n // self.ctas, self.head_dim)
@@ -131,16 +109,6 @@ class Config(Variant):
     @property
     def v_operand(self) -> Tile:
         return self._tile(self.tile_n, self.head_dim_v // self.ctas)
-
-    @property
-    def v_dtype(self) -> type:
-        """Of P and V as operands: float16 where V is made of 8-bit numbers, as on sm_90."""
-        return Float16 if self.has_bytes else self.dtype
-
-    @property
-    def pieces(self) -> int:
-        """Stretches of a key block that are loaded by themselves."""
-        return 1 if self.cache is None or self.gathers else self.cache.pieces(self.tile_n)
 
     @property
     def o_tile(self) -> Tile:
@@ -239,8 +207,3 @@ class Config(Variant):
     @property
     def ragged_o(self) -> bool:
         return self.ragged_q
-
-    @property
-    def ragged_k(self) -> bool:
-        """Rows after a sequence's keys may hold anything, and 0 * NaN is NaN: TMA puts zeros there."""
-        return self.varlen_k or self.has_seqused_k

@@ -18,7 +18,7 @@ from .work import Queue
 @cute.jit
 def convert(context):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
-    raw = consume(ends.gather_convert_KV if cfg.gathers else ends.load_convert_KV)
+    raw = consume(ends.gather_convert_KV if cfg.plain_keys else ends.load_convert_KV)
     wide = produce(ends.convert_mma_KV)
     of_k = Widening(smem.address("KV"), cfg.kv_stage_bytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
     of_v = Widening(smem.address("KV"), cfg.kv_stage_bytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)

@@ -54,7 +54,7 @@ def roles(cfg: Config) -> RoleTable:
     first = 4 * cfg.q_tiles
     correcting = Role("correction", warps=(first, first + 4), regs=CORRECTION_REGS[cfg.per_sm], body=correction)
     warpgroups = [correcting]
-    for name, body, is_there in (("convert", convert, cfg.has_bytes), ("gather", gather, cfg.gathers)):
+    for name, body, is_there in (("convert", convert, cfg.has_bytes), ("gather", gather, cfg.plain_keys)):
         if is_there:
             end = warpgroups[-1].warps[1]
             warpgroups.append(Role(name, warps=(end, end + 4), regs=HELPER_REGS, body=body))
@@ -100,7 +100,7 @@ def channels(cfg: Config) -> ChannelTable:
         q = Channel("load_mma_Q", "load", "mma", By.TMA, By.WARP, cfg.q_tiles, Carries.ASYNC_SMEM, freer="epilogue")
     else:
         q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_tiles, Carries.ASYNC_SMEM)
-    bringer, brought = ("gather", By.WARP) if cfg.gathers else ("load", By.TMA)
+    bringer, brought = ("gather", By.WARP) if cfg.plain_keys else ("load", By.TMA)
     if cfg.has_bytes:
         raw = f"{bringer}_convert_KV", bringer, "convert", brought, By.WARP, cfg.byte_stages
         wide = "convert_mma_KV", "convert", "mma", By.WARP, By.UMMA, cfg.kv_stages

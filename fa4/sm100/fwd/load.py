@@ -22,7 +22,7 @@ from .work import Queue, key_block, row_tile
 def load(context):
     ends = context.ends("load")
     q = produce(ends.load_mma_Q, ALL)
-    if cutlass.const_expr(context.cfg.gathers):
+    if cutlass.const_expr(context.cfg.plain_keys):
         queries_alone(context, ends, q)
     else:
         kv = produce(ends.load_convert_KV if context.cfg.has_bytes else ends.load_mma_KV)

@@ -102,7 +102,7 @@ def keys_end(cfg: Config, ends: Ends) -> End:
     """Where K and V come from."""
     if cfg.has_bytes:
         return ends.convert_mma_KV
-    return ends.gather_mma_KV if cfg.gathers else ends.load_mma_KV
+    return ends.gather_mma_KV if cfg.plain_keys else ends.load_mma_KV
 
 
 class Spans(Constant):

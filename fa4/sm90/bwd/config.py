@@ -63,6 +63,7 @@ class Steps(Variant):
     ds_stages: int
     sms: int
     smem_bytes: int
+    column_unit: ClassVar[int] = K_PER_MMA
     ctas: ClassVar[int] = 1
     claims: ClassVar[bool] = False
     folds: ClassVar[bool] = False
@@ -81,25 +82,12 @@ class Steps(Variant):
         return self.lists_by_head or (self.folds and self.group > 1)
 
     @property
-    def columns(self) -> int:
-        """head_dim as the products reduce it: tiles are zero past head_dim."""
-        return -(-self.head_dim // K_PER_MMA) * K_PER_MMA
-
-    @property
-    def columns_v(self) -> int:
-        return -(-self.head_dim_v // K_PER_MMA) * K_PER_MMA
-
-    @property
     def q_tile(self) -> Tile:
         return Tile(self.tile_m, self.head_dim)
 
     @property
     def do_tile(self) -> Tile:
         return Tile(self.tile_m, self.head_dim_v)
-
-    @property
-    def v_tile(self) -> Tile:
-        return Tile(self.span, self.head_dim_v)
 
     @property
     def dk_tile(self) -> Tile:
@@ -165,6 +153,7 @@ class Config(Steps):
     """Two warpgroups with 64 keys each, which divide a step's dQ. claims: see `tiles`."""
 
     claims: bool
+    own_span: ClassVar[int] = TILE_N
     span: ClassVar[int] = TILE_N
 
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
@@ -213,10 +202,6 @@ class Config(Steps):
     def has_place_for_dk(self) -> bool:
         """Whether stages of Q and dO hold a warpgroup's dK."""
         return self.leaves_early and min(self.q_tile.nbytes, self.do_tile.nbytes) >= self.dk_tile.nbytes
-
-    @property
-    def k_tile(self) -> Tile:
-        return Tile(TILE_N, self.head_dim)
 
     @property
     def ds_tile(self) -> Tile:

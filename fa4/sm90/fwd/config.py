@@ -6,10 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cutlass import Float16
-
-from ...core.variant import Variant
-from ...fwd.rows import slots_of
+from ...fwd.variant import Variant
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
 from ..fragment import ROWS_PER_WARP
@@ -39,30 +36,20 @@ class Schedule(enum.Enum):
 class Config(Variant):
     """Everything the generated code depends on; its fields are the compile key.
 
-    packed: query heads packed as neighbouring rows of a tile, 1 for none; divides 16 unless O is stored `directly`.
-    split: the keys of a work tile are shared among CTAs; out and lse have a leading axis of parts and are float32, and
-    there is no sink. fixed_parts: each of a number of key blocks that is the same for all tiles. teams: warpgroups that
-    compute, each 64 rows of the work tile. tile_n: keys of one block. most_stages: of K, and of V, where there is room
-    for more. byte_stages: of K, and of V, as 8-bit numbers; 0 where these do not come through shared memory, or are
-    none. ping_pong: teams take turns on the matrix unit, so that one's softmax meets another's products.
-    rescale_threshold: growth of a row's maximum, in powers of two, that O tolerates before it is rescaled; 0 rescales
-    at every growth.
+    packed heads divide 16 unless O is stored `directly`. teams: warpgroups that compute, each 64 rows of the work tile.
+    most_stages: of K, and of V, where there is room for more. byte_stages: of K, and of V, as 8-bit numbers; 0 where
+    these do not come through shared memory, or are none. ping_pong: teams take turns on the matrix unit, so that one's
+    softmax meets another's products.
 
     Raises:
         ValueError: the tiles do not fit the shared memory.
     """
 
-    packed: int
-    split: bool
-    fixed_parts: bool
     teams: int
-    tile_n: int
     most_stages: int
     byte_stages: int
     schedule: Schedule
     ping_pong: bool
-    rescale_threshold: float
-    smem_bytes: int
     ctas: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -77,11 +64,6 @@ class Config(Variant):
         return self.teams * ROWS
 
     @property
-    def slots(self) -> int:
-        """Rows of a tile that a query takes."""
-        return slots_of(self.packed)
-
-    @property
     def directly(self) -> bool:
         """O goes from registers to global memory: float32, or a few rows of a tile."""
         return self.split or self.teams == 1
@@ -89,16 +71,16 @@ class Config(Variant):
     @property
     def q_tile(self) -> Tile:
         """One team's rows."""
-        return Tile(ROWS, self.head_dim, slots=1 if self.slots == self.packed else self.slots)
+        return Tile(ROWS, self.head_dim, slots=self.q_slots)
 
     @property
     def k_tile(self) -> Tile:
         """As it is loaded."""
-        return Tile(self.tile_n, self.head_dim, bits=8 if self.has_bytes else 16, pieces=self.pieces)
+        return Tile(self.tile_n, self.head_dim, self.bits_of_keys, pieces=self.pieces)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim_v, bits=8 if self.has_bytes else 16, pieces=self.pieces)
+        return Tile(self.tile_n, self.head_dim_v, self.bits_of_keys, pieces=self.pieces)
 
     @property
     def k_operand(self) -> Tile:
@@ -110,28 +92,14 @@ class Config(Variant):
         return Tile(self.tile_n, self.head_dim_v)
 
     @property
-    def v_dtype(self) -> type:
-        """Of P and V as operands. Those of 8 bits are converted to float16 in half as many instructions as to bfloat16,
-        and P, at most 2^rescale_threshold, keeps three bits more of each weight that it has from 2^-14 on."""
-        return Float16 if self.has_bytes else self.dtype
-
-    @property
-    def pieces(self) -> int:
-        """Stretches of a key block that are loaded by themselves."""
-        return 1 if self.cache is None or self.plain_keys else self.cache.pieces(self.tile_n)
-
-    @property
     def fetches(self) -> bool:
         """Whether those who convert 8-bit numbers load them themselves."""
-        return self.has_bytes and not self.byte_stages
+        return self.plain_keys and self.has_bytes and not self.byte_stages
 
     @property
     def gathers(self) -> bool:
-        return self.cache is not None and self.cache.is_scattered and not self.fetches
-
-    @property
-    def plain_keys(self) -> bool:
-        return self.gathers or self.fetches
+        """Whether a role copies rows into shared memory."""
+        return self.plain_keys and not self.fetches
 
     @property
     def regs(self) -> tuple[int, int, int]:
@@ -219,8 +187,3 @@ class Config(Variant):
     def ragged_o(self) -> bool:
         """Rows after a sequence's queries are not the sequence's, so that stores must end with it."""
         return self.varlen
-
-    @property
-    def ragged_k(self) -> bool:
-        """Rows after a sequence's end hold other data; K and V are loaded as if they were zero (0 * NaN is NaN)."""
-        return self.varlen_k or self.has_seqused_k

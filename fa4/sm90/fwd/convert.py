@@ -14,9 +14,9 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-from ...fwd.fetch import Fetch
 from ...pipeline.cursor import Cursor, consume, produce
 from ...pipeline.widen import ByteRing, Widening
+from .fetch import Fetch
 from .work import Queue
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ....bwd.blocks import RowBlocks
 from ....pipeline.smem import Tile
@@ -19,26 +20,19 @@ class WideConfig(Steps):
 
     ctas: int = 1
     multicast: int = 1
+    own_span: ClassVar[int] = ROWS
 
     def sharers(self, name: str) -> int:
         return self.multicast if name in ("q", "do") else 1
 
     @property
     def span(self) -> int:
-        return self.ctas * ROWS
+        return self.ctas * self.own_span
 
     @property
     def tma_ctas(self) -> int:
         """Each CTA of a pair loads for itself."""
         return 1
-
-    @property
-    def k_tile(self) -> Tile:
-        return Tile(ROWS, self.head_dim)
-
-    @property
-    def v_tile(self) -> Tile:
-        return Tile(ROWS, self.head_dim_v)
 
     @property
     def cta_panels(self) -> int:

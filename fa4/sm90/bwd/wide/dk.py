@@ -6,21 +6,18 @@ Signals: dV_dK_P.free, load_compute_{Q,dO}.free, dK_compute_dS.{full,free}
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ....core.constant import Constant
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
 from ..epilogue import store_gradient
 from ..pointwise import Statistic, fill, query_of, rounded, rows_of, store_ds
 from ..work import work_tile
+from . import steps
 from .handing import factors_by_sign, handed_over, send_ds
-from .share import Share
-from .steps import Cursors, all_steps
+from .steps import Cursors, all_steps, finish_step
 
 
 @cute.jit
@@ -36,18 +33,20 @@ def dk(context):
     store_gradient(context, work, "K", "dk", side.total, context.args.scale, 1)
 
 
-class Side(Constant):
-    """What this warpgroup works with at every step: operands of the products, made once, and the sum of dK."""
+class Side(steps.Side):
+    """Works with V, dO and Q."""
 
-    compares: ClassVar[bool] = False
+    compares = False
 
     def __init__(self, context):
         cfg, place = context.cfg, context.smem.pointer
-        self.ends, self.step = context.ends("dK"), step
         self.v, self.do = cfg.dp.a_at(place("V", cfg.dtype)), cfg.dp.b_at(place("dO", cfg.dtype))
         self.q_columns = cfg.dk.b_at(place("Q", cfg.dtype))
-        self.share = Share(context, 1, self.ends)
-        self.total = cfg.dk.accumulator()
+        super().__init__(context, "dK", step, 1, cfg.dk)
+
+    def let_go(self, at: Cursors) -> None:
+        cute.arch.sync_warp()  # as in `dv`
+        at.q.arrive()
 
 
 @cute.jit
@@ -62,7 +61,7 @@ def step(
 ):
     """One block of queries, at a `place` (query head, query block), for which P says what a mask hides and what is
     dropped."""
-    cfg, args, ends, share = context.cfg, context.args, side.ends, side.share
+    cfg, args, ends = context.cfg, context.args, side.ends
     dp = cfg.dp.accumulator()
     at.do.wait()
     cfg.dp.issue(dp, side.v[None, None, None, 0], side.do[None, None, None, at.do.stage], False)
@@ -89,15 +88,4 @@ def step(
     at.p.in_step(produce(ends.dK_compute_dS)).arrive()
     if cutlass.const_expr(cfg.ctas == 2):
         send_ds(context, ds)
-    if cutlass.const_expr(has_dq):
-        dq = share.start(at.last_ds)
-        wait(share.products)
-        cute.arch.sync_warp()  # as in `dv`
-        at.q.arrive()
-        wait(0)
-        share.arrive(at.last_ds)
-        share.add(context, work, at.last_block, at.last_head, dq)
-    else:
-        wait(0)
-        cute.arch.sync_warp()
-        at.q.arrive()
+    finish_step(context, side, work, at, has_dq)

@@ -6,22 +6,19 @@ Signals: dV_dK_P.full, load_compute_{Q,dO}.free, dK_compute_dS.free
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ....core.constant import Constant
 from ....core.score import Softcap
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
 from ..epilogue import store_gradient
 from ..pointwise import At, Statistic, fill, kept_at, rounded, rows_of, seen_by_key, weights
 from ..work import work_tile
+from . import steps
 from .handing import hand_over
-from .share import Share
-from .steps import Cursors, all_steps
+from .steps import Cursors, all_steps, finish_step
 
 
 @cute.jit
@@ -37,18 +34,19 @@ def dv(context):
     store_gradient(context, work, "V", "dv", side.total, scale, 0)
 
 
-class Side(Constant):
-    """What this warpgroup works with at every step: operands of the products, made once, and the sum of dV."""
+class Side(steps.Side):
+    """Works with K, Q and dO."""
 
-    compares: ClassVar[bool] = True  # queries with keys, where a mask cuts a block
+    compares = True
 
     def __init__(self, context):
         cfg, place = context.cfg, context.smem.pointer
-        self.ends, self.step = context.ends("dV"), step
         self.k, self.q = cfg.scores.a_at(place("K", cfg.dtype)), cfg.scores.b_at(place("Q", cfg.dtype))
         self.do_columns = cfg.dv.b_at(place("dO", cfg.dtype))
-        self.share = Share(context, 0, self.ends)
-        self.total = cfg.dv.accumulator()
+        super().__init__(context, "dV", step, 0, cfg.dv)
+
+    def let_go(self, at: Cursors) -> None:
+        at.do.arrive()
 
 
 @cute.jit
@@ -62,7 +60,7 @@ def step(
     has_dq: cutlass.Constexpr[bool],
 ):
     """One block of queries, at a `place` (query head, query block)."""
-    cfg, args, share, (head, m_block) = context.cfg, context.args, side.share, place
+    cfg, args, (head, m_block) = context.cfg, context.args, place
     s = cfg.scores.accumulator()
     at.q.wait()
     cfg.scores.issue(s, side.k[None, None, None, 0], side.q[None, None, None, at.q.stage], False)
@@ -85,13 +83,4 @@ def step(
     cfg.dv.issue(side.total, p_operand, side.do_columns[None, None, None, at.do.stage], True)
     cute.arch.sync_warp()  # every lane has read the statistics that came with Q, when one of them says so
     at.q.arrive()
-    if cutlass.const_expr(has_dq):
-        dq = share.start(at.last_ds)
-        wait(share.products)
-        at.do.arrive()
-        wait(0)
-        share.arrive(at.last_ds)
-        share.add(context, work, at.last_block, at.last_head, dq)
-    else:
-        wait(0)
-        at.do.arrive()
+    finish_step(context, side, work, at, has_dq)

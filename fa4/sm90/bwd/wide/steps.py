@@ -3,14 +3,17 @@ step is there."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ....core.constant import Constant
 from ....pipeline.cursor import Cursor, consume
-from ...wgmma import wait
+from ...wgmma import Wgmma, wait
+from .share import Share
 
 
 class Cursors(NamedTuple):
@@ -32,9 +35,40 @@ class Cursors(NamedTuple):
         return Cursors(self.q.next(), self.do.next(), self.p.next(), self.last_ds.next(), head, m_block)
 
 
+class Side(Constant):
+    """What a warpgroup works with at every step, made once: operands of its products, its share of dQ, and a sum over
+    all steps, of `product`. step: what it does until the last product of a step but dQ has been started."""
+
+    compares: bool  # queries with keys, where a mask cuts a block
+
+    def __init__(self, context, role: str, step: Callable[..., None], team: int, product: Wgmma):
+        self.ends, self.step = context.ends(role), step
+        self.share, self.total = Share(context, team, self.ends), product.accumulator()
+
+    def let_go(self, at: Cursors) -> None:
+        """Of what a step's last product but dQ has read."""
+        raise NotImplementedError
+
+
 @cute.jit
-def all_steps(context, side: cutlass.Constexpr[Any], work, p: Cursor):
-    """All steps of a block of keys; there is one at least. side: what a warpgroup works with, and its `step`."""
+def finish_step(context, side: cutlass.Constexpr[Side], work, at: Cursors, has_dq: cutlass.Constexpr[bool]):
+    """The end of a step, with dQ of the one before, if there was one."""
+    share = side.share
+    if cutlass.const_expr(has_dq):
+        dq = share.start(at.last_ds)
+        wait(share.products)
+        side.let_go(at)
+        wait(0)
+        share.arrive(at.last_ds)
+        share.add(context, work, at.last_block, at.last_head, dq)
+    else:
+        wait(0)
+        side.let_go(at)
+
+
+@cute.jit
+def all_steps(context, side: cutlass.Constexpr[Side], work, p: Cursor):
+    """All steps of a block of keys; there is one at least."""
     cfg, ends, step = context.cfg, side.ends, side.step
     q, do = consume(ends.load_compute_Q), consume(ends.load_compute_dO)
     head = work.head_kv * cfg.group
