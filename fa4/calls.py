@@ -65,9 +65,8 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
             return jagged.nested(*attend(True, jagged.packed(arguments), options), arguments[0])
         key = None
         if not watched:
-            arguments = unwrap_dead_wrappers(arguments)  # of tensors that outlived a transform of torch.func
+            arguments, key = asked(packed, arguments, options)
             tensors = arguments[:8]
-            key = key_of(packed, arguments, options)
         known = None if key is None else _known.find(key)
         if known is None:
             inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
@@ -102,8 +101,7 @@ def attend_with_mods(
         return jagged.nested(*attend_with_mods(True, made, options, mods, dropout), arguments[0])
     key = None
     if not watched:
-        arguments = unwrap_dead_wrappers(arguments)
-        key = key_of(packed, arguments, options)
+        arguments, key = asked(packed, arguments, options)
     before = None if key is None else mod_ops.known(*mods)
     key = key, torch.is_grad_enabled(), dropout.p
     way = None if before is None else before.way(key)
@@ -142,6 +140,13 @@ def _refuse_parts_of_sequences() -> None:
             "fa4.distributed.context_parallel_attention(q, k, v, group=mesh.get_group()), for parts that lie alike, or "
             "scaled_dot_product_attention after fa4.register_sdpa(activate=True)"
         )
+
+
+def asked(packed: bool, arguments: tuple, options: tuple) -> tuple[tuple, tuple | None]:
+    """The arguments of a call that nobody watches, as they are beneath wrappers that outlived a transform of
+    torch.func, and the call's key."""
+    arguments = unwrap_dead_wrappers(arguments)
+    return arguments, key_of(packed, arguments, options)
 
 
 def key_of(packed: bool, arguments: tuple, options: tuple) -> tuple | None:

@@ -43,8 +43,8 @@ _PACKAGE = Path(__file__).parent
 HOST_ONLY = (
     "__init__.py", "__main__.py", "ahead.py", "api.py", "autograd.py", "batching.py", "calls.py", "cases.py",
     "checks.py", "cli.py", "compat", "demo.py", "dispatch.py", "distributed", "dropout.py", "eager.py", "emulator",
-    "fallback", "flex.py", "integrations", "jagged.py", "kvcache", "masks.py", "mod_ops.py", "ops.py", "plan.py",
-    "reference.py", "remembered.py", "run", "scores.py", "sequences.py", "states.py",
+    "fallback", "flex.py", "integrations", "jagged.py", "kvcache", "masks.py", "mod_ops.py", "ops.py", "options.py",
+    "plan.py", "reference.py", "remembered.py", "run", "scores.py", "sequences.py", "states.py",
 )  # fmt: skip
 _STAND_INS = "emulator/host"  # the runtime that kernels of emulated chips are linked to
 # What the compiler's packages are called: each has a part in the code or in how the code is called.

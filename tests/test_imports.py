@@ -35,6 +35,7 @@ LAYERS = (
     ("emulator",),
     ("emulator.lab",),
     ("emulator.foreign",),
+    ("options",),
     ("cli",),
     ("__main__",),
 )

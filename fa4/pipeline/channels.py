@@ -1,17 +1,7 @@
 """Who hands what to whom: producer/consumer channels as data, arrival counts derived from the role table.
 
 A channel is a ring of stages, each with two mbarriers: `full` (the producer has filled the stage) and `free` (the
-consumers have let go of it). A role sees only its own ends (`ChannelTable.ends`), and an operation that does not
-belong to that end, or to the channel's mechanism, is refused while the kernel is traced.
-
-Fences follow from what a channel carries:
-  ASYNC_SMEM   fence.proxy.async before an arrival of threads: written by them, read by TMA or MMA (or the other way
-               round)
-  SMEM         none: mbarrier arrivals release and waits acquire
-  TMEM         the chip's own (`Signals`), and across CTAs nothing else: they order what tensor memory carries even with
-               relaxed arrivals and waits (PTX ISA 9.7.16.6.4), where a release.cluster waits for the whole GPU's memory
-               (MEMBAR.ALL.GPU) and an acquire.cluster empties the first-level cache
-A payload in two memories (dS: tensor memory for one product, shared memory for another) takes the fences of both.
+consumers have let go of it). What roles do at them is in `ends`.
 
 CTAs of a cluster share a channel in one of two ways:
   PAIR         one of two CTAs, the leader, issues the matrix operations of both (sm_100). What it waits for is counted
@@ -28,13 +18,9 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
-from cutlass._mlir.dialects import nvvm
 
 from ..core.constant import Constant
 from .roles import WARPS_PER_WARPGROUP, RoleTable
-
-LEADER = 0  # of a pair of CTAs: its rank in the cluster
 
 
 class By(enum.Enum):
@@ -116,11 +102,11 @@ class Channel:
 
     @property
     def producing_roles(self) -> tuple[str, ...]:
-        return tuple(_role_of(side) for side in self.producers)
+        return tuple(role_of(side) for side in self.producers)
 
     @property
     def consuming_roles(self) -> tuple[str, ...]:
-        return tuple(_role_of(side) for side in self.consumers)
+        return tuple(role_of(side) for side in self.consumers)
 
     @property
     def freers(self) -> tuple[Side, ...]:
@@ -128,7 +114,7 @@ class Channel:
 
     @property
     def freeing_roles(self) -> tuple[str, ...]:
-        return tuple(_role_of(side) for side in self.freers)
+        return tuple(role_of(side) for side in self.freers)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -159,7 +145,7 @@ class Channel:
         return self.across is Across.MULTICAST and self.filled is By.TMA and self.freed is By.WGMMA
 
 
-def _role_of(side: Side) -> str:
+def role_of(side: Side) -> str:
     return side.role if isinstance(side, Every) else side
 
 
@@ -253,7 +239,7 @@ class ChannelTable(Constant):
     def _arrivals(self, by: By, sides: tuple[Side, ...], ctas: int) -> int:
         if by in (By.TMA, By.UMMA):
             return 1
-        warps = [(self.roles[_role_of(side)], isinstance(side, Every)) for side in sides]
+        warps = [(self.roles[role_of(side)], isinstance(side, Every)) for side in sides]
         counts = [role.team_warps * (role.teams if every else 1) for role, every in warps]
         if by is By.READ:
             return ctas
@@ -268,11 +254,6 @@ class ChannelTable(Constant):
                 names += [f"{channel.name}.free[{stage}]" for stage in range(channel.stages)]
         return tuple(names)
 
-    def ends(self, role: str, barriers: cute.Pointer) -> Ends:
-        """The channels as `role` sees them, over mbarriers at `barriers` (a shared-memory Int64 pointer)."""
-        self.roles[role]
-        return Ends(self, role, barriers)
-
 
 @cute.jit
 def init_barriers(table: cutlass.Constexpr[ChannelTable], barriers: cute.Pointer):
@@ -284,164 +265,3 @@ def init_barriers(table: cutlass.Constexpr[ChannelTable], barriers: cute.Pointer
             if cutlass.const_expr(channel.has_free_barriers):
                 cute.arch.mbarrier_init(full + channel.stages + stage, table.free_arrivals(channel))
     cute.arch.mbarrier_init_fence()
-
-
-class Ends(Constant):
-    """A role's ends of the channels; `ends.mma_softmax_S` is an `End`."""
-
-    def __init__(self, table: ChannelTable, role: str, barriers: cute.Pointer):
-        for channel in table.channels:
-            if role in channel.roles:
-                full = barriers + table.offset(channel)
-                setattr(self, channel.name, End(channel, role, full, table.signals))
-
-
-class End(Constant):
-    """One role's end of one channel. `stage` may be a compile-time int or an Int32; phases are Int32 parities.
-
-    The first wait of a consumer on `full` has parity 0; the first wait of a producer on `free` has parity 1, which
-    succeeds at once because a new barrier counts as having completed the phase before its first.
-    """
-
-    def __init__(self, channel: Channel, role: str, full: cute.Pointer, signals: Signals):
-        self.channel, self.role, self._full, self._signals = channel, role, full, signals
-
-    @property
-    def produces(self) -> bool:
-        return self.role in self.channel.producing_roles
-
-    @property
-    def consumes(self) -> bool:
-        return self.role in self.channel.consuming_roles
-
-    @property
-    def frees(self) -> bool:
-        return self.role in self.channel.freeing_roles
-
-    def full(self, stage) -> cute.Pointer:
-        return self._full + stage
-
-    def free(self, stage) -> cute.Pointer:
-        self._require(self.channel.has_free_barriers, "free barriers")
-        return self._full + self.channel.stages + stage
-
-    def wait_full(self, stage, phase) -> None:
-        """Consumer: block until the stage is full."""
-        self._require(self.consumes, "a consumer")
-        self._wait(self.full(stage), phase, self.channel.filled)
-
-    def wait_free(self, stage, phase) -> None:
-        """Producer: block until the stage is free."""
-        self._require(self.produces, "a producer")
-        self._wait(self.free(stage), phase, self.channel.freed)
-
-    def expect(self, stage, nbytes) -> None:
-        """Producer by TMA, whole warp (of a pair, the leader's): announce the bytes of copies that will signal
-        `full(stage)`: of a pair, `nbytes` by each CTA; by multicast, `nbytes` of all the shares."""
-        self._require(self.produces and self.channel.filled is By.TMA, "a producer by TMA")
-        with cute.arch.elect_one():
-            copies = self.channel.ctas if self.channel.is_pair else 1
-            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), nbytes * copies)
-
-    def commit_full(self, stage) -> None:
-        """Producer by UMMA, one thread: signal full when the matrix operations issued so far are done."""
-        self._require(self.produces and self.channel.filled is By.UMMA, "a producer by UMMA")
-        self._signals.commit(self.full(stage), self.channel.ctas)
-
-    def commit_free(self, stage) -> None:
-        """Consumer by UMMA, one thread: signal free when the matrix operations issued so far are done."""
-        self._require(self.frees and self.channel.freed is By.UMMA, "a consumer by UMMA")
-        self._signals.commit(self.free(stage), self.channel.ctas)
-
-    def arrive_full(self, stage) -> None:
-        """Producer by WARP, whole warp: this warp's part of the stage is written."""
-        self._require(self.produces and self.channel.filled is By.WARP, "a producer by warps")
-        self._arrive(self.full(stage))
-
-    def arrive_free(self, stage) -> None:
-        """Consumer by WARP, whole warp: this warp no longer needs the stage."""
-        self._require(self.frees and self.channel.freed is By.WARP, "a consumer by warps")
-        self._arrive(self.free(stage))
-
-    def arrive_read(self, stage) -> None:
-        """Consumer by READ, WGMMA or WARPGROUP, whole warp: what the elected lane's bulk copies, or the warpgroup's
-        products, read of the stage has been awaited by this warp. No thread has touched the stage itself, so there is
-        nothing to fence or to gather from other lanes."""
-        freed = self.channel.freed
-        by_reading = freed in (By.READ, By.WGMMA, By.WARPGROUP)
-        self._require(self.frees and by_reading, "a consumer that reads by copies or products")
-        if freed is By.WARPGROUP:
-            _first_warp_only(self, stage)
-        else:
-            self._signal(self.free(stage))
-
-    def _arrive(self, barrier: cute.Pointer) -> None:
-        channel = self.channel
-        self._signals.before_arrival(channel.carries)
-        if Carries.ASYNC_SMEM in channel.carries:
-            cute.arch.fence_proxy("async.shared", space="cta" if channel.ctas == 1 else "cluster")
-        if channel.carries != Carries.TMEM:
-            cute.arch.sync_warp()  # the elected lane's arrival releases what every lane wrote
-        self._signal(barrier)
-
-    def _signal(self, barrier: cute.Pointer) -> None:
-        """An elected lane arrives: on a pair's leader's barrier; of a free stage that was multicast, on every CTA's."""
-        channel = self.channel
-        is_shared = channel.across is Across.MULTICAST and self.frees
-        targets = range(channel.ctas) if is_shared else [LEADER] if channel.is_pair else []
-        with cute.arch.elect_one():
-            if channel.is_of_copies:
-                cute.arch.inline_ptx("fence.release.sync_restrict::shared::cta.cluster;")
-            for rank in targets:
-                if channel.is_relaxed:
-                    arrive_relaxed(barrier, rank)
-                else:
-                    cute.arch.mbarrier_arrive(barrier, rank, scope=nvvm.MemScopeKind.CLUSTER)
-            if not targets:
-                cute.arch.mbarrier_arrive(barrier)
-
-    def _wait(self, barrier: cute.Pointer, phase, by: By | Implied | None) -> None:
-        if self.channel.ctas > 1 and by not in (By.TMA, By.UMMA):
-            wait_for_cluster(barrier, phase, "relaxed" if self.channel.is_relaxed else "acquire")
-            if self.channel.is_of_copies:
-                cute.arch.inline_ptx("fence.acquire.sync_restrict::shared::cluster.cluster;")
-        else:
-            cute.arch.mbarrier_wait(barrier, phase)
-        self._signals.after_wait(self.channel.carries)
-
-    def _require(self, holds: bool, what: str) -> None:
-        if not holds:
-            raise ValueError(f"channel {self.channel.name}: {self.role} is used as {what}, which it is not")
-
-
-@cute.jit
-def _first_warp_only(end: cutlass.Constexpr[End], stage):
-    """The first warp of a warpgroup signals for all four: a wgmma is done for all of them at once."""
-    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
-        end._signal(end.free(stage))
-
-
-def arrive_relaxed(barrier: cute.Pointer, rank: int) -> None:
-    """On the same barrier of the CTA of that rank in the cluster, ordering no memory: for what fences of tensor memory
-    order."""
-    cute.arch.inline_ptx(
-        """{
-        .reg .b32 theirs;
-        mapa.shared::cluster.u32 theirs, {$r0}, {$r1};
-        mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [theirs];
-        }""",
-        read_only_args=[barrier.toint(), Int32(rank)],
-    )
-
-
-def wait_for_cluster(barrier: cute.Pointer, phase, semantics: str = "acquire") -> None:
-    """Like `mbarrier_wait`, and after an acquire what other CTAs wrote before they arrived is visible."""
-    cute.arch.inline_ptx(
-        f"""{{
-        .reg .pred done;
-        again:
-        mbarrier.try_wait.parity.{semantics}.cluster.shared::cta.b64 done, [{{$r0}}], {{$r1}};
-        @!done bra again;
-        }}""",
-        read_only_args=[barrier.toint(), Int32(phase)],
-    )

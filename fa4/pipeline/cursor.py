@@ -19,7 +19,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from .channels import LEADER, By, End
+from .channels import By
+from .ends import LEADER, End
 
 ALL = "all stages in each turn"
 

@@ -16,7 +16,8 @@ from cutlass import Int32, Int64
 from ..core.constant import Constant
 from ..core.program import Program
 from ..device import Chip
-from .channels import ChannelTable, Ends, init_barriers
+from .channels import ChannelTable, init_barriers
+from .ends import Ends
 from .roles import run_roles
 from .smem import SmemMap
 from .tma import TmaTile
@@ -53,7 +54,7 @@ class Context(Constant):
 
     def ends(self, role: str) -> Ends:
         """The channels as `role` sees them."""
-        return self.channels.ends(role, self.smem.pointer("barriers", Int64))
+        return Ends(self.channels, role, self.smem.pointer("barriers", Int64))
 
     def tma(self, name: str) -> TmaTile:
         """How the matrix `args.maps.<name>` is copied: in tiles of `cfg.<name>_tile`."""

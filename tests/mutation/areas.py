@@ -181,7 +181,7 @@ AREAS = (
     ),
     Area(
         "command line",
-        ("fa4/cli.py", "fa4/ahead.py", "fa4/demo.py", "fa4/__main__.py"),
+        ("fa4/cli.py", "fa4/options.py", "fa4/ahead.py", "fa4/demo.py", "fa4/__main__.py"),
         ("tests/test_cli.py", "tests/test_ahead.py"),
     ),
     Area(

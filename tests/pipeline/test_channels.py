@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4.pipeline.channels import Across, By, Carries, Channel, ChannelTable, Every, Implied
+from fa4.pipeline.ends import Ends
 from fa4.pipeline.roles import Role, RoleTable
 from fa4.pipeline.smem import Region, SmemMap, Tile
 
@@ -71,27 +72,27 @@ def test_an_implied_release_has_no_barrier():
     table = ChannelTable((channel(freed=Implied("softmax_mma_P")), p), ROLES)
     assert table.nbytes == 8 * (2 + 2)
     with pytest.raises(ValueError, match="used as free barriers"):
-        table.ends("softmax", 0).softmax_mma_P.free(0)
+        Ends(table, "softmax", 0).softmax_mma_P.free(0)
 
 
 @pytest.mark.parametrize(
     "role, operation", [("softmax", "commit_full"), ("mma", "arrive_full"), ("softmax", "wait_free")]
 )
 def test_an_end_refuses_what_its_role_does_not_do(role, operation):
-    end = ChannelTable((channel(),), ROLES).ends(role, 0).mma_softmax_S
+    end = Ends(ChannelTable((channel(),), ROLES), role, 0).mma_softmax_S
     arguments = (0, 0) if operation.startswith("wait") else (0,)
     with pytest.raises(ValueError, match=f"mma_softmax_S: {role} is used as a"):
         getattr(end, operation)(*arguments)
 
 
 def test_a_chip_without_tcgen05_refuses_its_channels():
-    ends = ChannelTable((channel(),), ROLES).ends("mma", 0)
+    ends = Ends(ChannelTable((channel(),), ROLES), "mma", 0)
     with pytest.raises(ValueError, match="knows no matrix operations that signal barriers"):
         ends.mma_softmax_S.commit_full(0)
 
 
 def test_a_role_sees_only_its_channels():
-    ends = ChannelTable((channel(),), ROLES).ends("load", 0)
+    ends = Ends(ChannelTable((channel(),), ROLES), "load", 0)
     assert not hasattr(ends, "mma_softmax_S")
 
 

@@ -6,6 +6,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4.pipeline.channels import By, Carries, Channel, ChannelTable
 from fa4.pipeline.cursor import ALL, consume, produce
+from fa4.pipeline.ends import Ends
 from fa4.pipeline.roles import Role, RoleTable
 
 ROLES = RoleTable((Role("load", (0, 1), 64), Role("multiply", (1, 2), 64)))
@@ -16,7 +17,7 @@ TABLE = ChannelTable(
     ),
     ROLES,
 )
-LOAD, MULTIPLY = TABLE.ends("load", 0), TABLE.ends("multiply", 0)
+LOAD, MULTIPLY = Ends(TABLE, "load", 0), Ends(TABLE, "multiply", 0)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...pipeline.channels import LEADER
 from ...pipeline.cursor import ALL, Cursor, consume, produce
+from ...pipeline.ends import LEADER
 from .. import tmem
 from .config import HALVES, LANES
 from .work import work_tile

@@ -16,8 +16,8 @@ import cutlass.cute as cute
 from cutlass import Boolean
 
 from ...core.constant import Constant
-from ...pipeline.channels import LEADER, End, Ends
 from ...pipeline.cursor import ALL, Cursor, consume, produce
+from ...pipeline.ends import LEADER, End, Ends
 from .. import tmem
 from ..mma import K_PER_MMA
 from .config import Config

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from ...core.words import bits, store_words
-from ...pipeline.channels import End
+from ...pipeline.ends import End
 from .config import Config
 from .placement import WARPGROUP
 

@@ -8,8 +8,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...core.constant import Constant
-from ...pipeline.channels import Ends
 from ...pipeline.cursor import Cursor
+from ...pipeline.ends import Ends
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..wgmma import ROWS

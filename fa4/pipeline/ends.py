@@ -1,0 +1,190 @@
+"""A role's ends of channels: waits and arrivals, each with the fences that the payload asks for.
+
+A role sees only its own ends, and an operation that does not belong to that end, or to the channel's mechanism, is
+refused while the kernel is traced.
+
+Fences follow from what a channel carries:
+  ASYNC_SMEM   fence.proxy.async before an arrival of threads: written by them, read by TMA or MMA (or the other way
+               round)
+  SMEM         none: mbarrier arrivals release and waits acquire
+  TMEM         the chip's own (`Signals`), and across CTAs nothing else: they order what tensor memory carries even with
+               relaxed arrivals and waits (PTX ISA 9.7.16.6.4), where a release.cluster waits for the whole GPU's memory
+               (MEMBAR.ALL.GPU) and an acquire.cluster empties the first-level cache
+A payload in two memories (dS: tensor memory for one product, shared memory for another) takes the fences of both.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass._mlir.dialects import nvvm
+
+from ..core.constant import Constant
+from .channels import Across, By, Carries, Channel, ChannelTable, Implied, Signals
+from .roles import WARPS_PER_WARPGROUP
+
+LEADER = 0  # of a pair of CTAs: its rank in the cluster
+
+
+class Ends(Constant):
+    """The channels as a role sees them; `ends.mma_softmax_S` is an `End`. barriers: where the mbarriers lie in shared
+    memory, an Int64 pointer."""
+
+    def __init__(self, table: ChannelTable, role: str, barriers: cute.Pointer):
+        table.roles[role]
+        for channel in table.channels:
+            if role in channel.roles:
+                full = barriers + table.offset(channel)
+                setattr(self, channel.name, End(channel, role, full, table.signals))
+
+
+class End(Constant):
+    """One role's end of one channel. `stage` may be a compile-time int or an Int32; phases are Int32 parities.
+
+    The first wait of a consumer on `full` has parity 0; the first wait of a producer on `free` has parity 1, which
+    succeeds at once because a new barrier counts as having completed the phase before its first.
+    """
+
+    def __init__(self, channel: Channel, role: str, full: cute.Pointer, signals: Signals):
+        self.channel, self.role, self._full, self._signals = channel, role, full, signals
+
+    @property
+    def produces(self) -> bool:
+        return self.role in self.channel.producing_roles
+
+    @property
+    def consumes(self) -> bool:
+        return self.role in self.channel.consuming_roles
+
+    @property
+    def frees(self) -> bool:
+        return self.role in self.channel.freeing_roles
+
+    def full(self, stage) -> cute.Pointer:
+        return self._full + stage
+
+    def free(self, stage) -> cute.Pointer:
+        self._require(self.channel.has_free_barriers, "free barriers")
+        return self._full + self.channel.stages + stage
+
+    def wait_full(self, stage, phase) -> None:
+        """Consumer: block until the stage is full."""
+        self._require(self.consumes, "a consumer")
+        self._wait(self.full(stage), phase, self.channel.filled)
+
+    def wait_free(self, stage, phase) -> None:
+        """Producer: block until the stage is free."""
+        self._require(self.produces, "a producer")
+        self._wait(self.free(stage), phase, self.channel.freed)
+
+    def expect(self, stage, nbytes) -> None:
+        """Producer by TMA, whole warp (of a pair, the leader's): announce the bytes of copies that will signal
+        `full(stage)`: of a pair, `nbytes` by each CTA; by multicast, `nbytes` of all the shares."""
+        self._require(self.produces and self.channel.filled is By.TMA, "a producer by TMA")
+        with cute.arch.elect_one():
+            copies = self.channel.ctas if self.channel.is_pair else 1
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full(stage), nbytes * copies)
+
+    def commit_full(self, stage) -> None:
+        """Producer by UMMA, one thread: signal full when the matrix operations issued so far are done."""
+        self._require(self.produces and self.channel.filled is By.UMMA, "a producer by UMMA")
+        self._signals.commit(self.full(stage), self.channel.ctas)
+
+    def commit_free(self, stage) -> None:
+        """Consumer by UMMA, one thread: signal free when the matrix operations issued so far are done."""
+        self._require(self.frees and self.channel.freed is By.UMMA, "a consumer by UMMA")
+        self._signals.commit(self.free(stage), self.channel.ctas)
+
+    def arrive_full(self, stage) -> None:
+        """Producer by WARP, whole warp: this warp's part of the stage is written."""
+        self._require(self.produces and self.channel.filled is By.WARP, "a producer by warps")
+        self._arrive(self.full(stage))
+
+    def arrive_free(self, stage) -> None:
+        """Consumer by WARP, whole warp: this warp no longer needs the stage."""
+        self._require(self.frees and self.channel.freed is By.WARP, "a consumer by warps")
+        self._arrive(self.free(stage))
+
+    def arrive_read(self, stage) -> None:
+        """Consumer by READ, WGMMA or WARPGROUP, whole warp: what the elected lane's bulk copies, or the warpgroup's
+        products, read of the stage has been awaited by this warp. No thread has touched the stage itself, so there is
+        nothing to fence or to gather from other lanes."""
+        freed = self.channel.freed
+        by_reading = freed in (By.READ, By.WGMMA, By.WARPGROUP)
+        self._require(self.frees and by_reading, "a consumer that reads by copies or products")
+        if freed is By.WARPGROUP:
+            _first_warp_only(self, stage)
+        else:
+            self._signal(self.free(stage))
+
+    def _arrive(self, barrier: cute.Pointer) -> None:
+        channel = self.channel
+        self._signals.before_arrival(channel.carries)
+        if Carries.ASYNC_SMEM in channel.carries:
+            cute.arch.fence_proxy("async.shared", space="cta" if channel.ctas == 1 else "cluster")
+        if channel.carries != Carries.TMEM:
+            cute.arch.sync_warp()  # the elected lane's arrival releases what every lane wrote
+        self._signal(barrier)
+
+    def _signal(self, barrier: cute.Pointer) -> None:
+        """An elected lane arrives: on a pair's leader's barrier; of a free stage that was multicast, on every CTA's."""
+        channel = self.channel
+        is_shared = channel.across is Across.MULTICAST and self.frees
+        targets = range(channel.ctas) if is_shared else [LEADER] if channel.is_pair else []
+        with cute.arch.elect_one():
+            if channel.is_of_copies:
+                cute.arch.inline_ptx("fence.release.sync_restrict::shared::cta.cluster;")
+            for rank in targets:
+                if channel.is_relaxed:
+                    arrive_relaxed(barrier, rank)
+                else:
+                    cute.arch.mbarrier_arrive(barrier, rank, scope=nvvm.MemScopeKind.CLUSTER)
+            if not targets:
+                cute.arch.mbarrier_arrive(barrier)
+
+    def _wait(self, barrier: cute.Pointer, phase, by: By | Implied | None) -> None:
+        if self.channel.ctas > 1 and by not in (By.TMA, By.UMMA):
+            wait_for_cluster(barrier, phase, "relaxed" if self.channel.is_relaxed else "acquire")
+            if self.channel.is_of_copies:
+                cute.arch.inline_ptx("fence.acquire.sync_restrict::shared::cluster.cluster;")
+        else:
+            cute.arch.mbarrier_wait(barrier, phase)
+        self._signals.after_wait(self.channel.carries)
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise ValueError(f"channel {self.channel.name}: {self.role} is used as {what}, which it is not")
+
+
+@cute.jit
+def _first_warp_only(end: cutlass.Constexpr[End], stage):
+    """The first warp of a warpgroup signals for all four: a wgmma is done for all of them at once."""
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
+        end._signal(end.free(stage))
+
+
+def arrive_relaxed(barrier: cute.Pointer, rank: int) -> None:
+    """On the same barrier of the CTA of that rank in the cluster, ordering no memory: for what fences of tensor memory
+    order."""
+    cute.arch.inline_ptx(
+        """{
+        .reg .b32 theirs;
+        mapa.shared::cluster.u32 theirs, {$r0}, {$r1};
+        mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [theirs];
+        }""",
+        read_only_args=[barrier.toint(), Int32(rank)],
+    )
+
+
+def wait_for_cluster(barrier: cute.Pointer, phase, semantics: str = "acquire") -> None:
+    """Like `mbarrier_wait`, and after an acquire what other CTAs wrote before they arrived is visible."""
+    cute.arch.inline_ptx(
+        f"""{{
+        .reg .pred done;
+        again:
+        mbarrier.try_wait.parity.{semantics}.cluster.shared::cta.b64 done, [{{$r0}}], {{$r1}};
+        @!done bra again;
+        }}""",
+        read_only_args=[barrier.toint(), Int32(phase)],
+    )
