@@ -28,12 +28,19 @@ from fa4.emulator.machine.ptx.text import float_bytes, parse_literal, split_top
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _SPACE = re.compile(r"\s+")
 _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
-_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)[^\n]*")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"[^\n]*')
 _ENTRY = re.compile(r"(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b")
 _NAME = re.compile(r"[A-Za-z_$%][\w$%.]*")
-_OPCODE = re.compile(r"[a-zA-Z_][\w.:]*")
-
+_INSTRUCTION = r"(?P<text>(?:@(?P<negated>!?)\s*(?P<guard>[\w$%%]+)\s+)?(?P<opcode>[a-zA-Z_]%s)(?P<operands>%s))"
+# Nearly every line of a body: `.loc`, or an instruction whose operands stand apart from its opcode, so that it cannot
+# be a label. What does not fit (a label, a scope, a directive) is looked at more closely.
+_LINE = re.compile(
+    r"\s*(?:\.loc\s+(\d+)\s+(\d+)\s+\d+[^\n]*|"
+    + _INSTRUCTION % (r"[\w.]*(?:::[\w.]+)*", r"(?:\s+[^\s:;][^;]*)?")
+    + r"\s*;)"
+)
+_ANY_INSTRUCTION = re.compile(_INSTRUCTION % (r"[\w.:]*", "[^;]*"))
+_ADDRESS = re.compile(r"(.*?)\s*(?:\+\s*([-+]?\s*\w+)|(-\s*\w+))?$", re.S)
 
 class _Parser:
     def __init__(self, text: str) -> None:
@@ -201,6 +208,14 @@ class _Parser:
         self.pos += 1
         depth = 1
         while depth:
+            m = _LINE.match(self.text, self.pos)
+            if m is not None:
+                if m[1] is not None:
+                    file, source_line = int(m[1]), int(m[2])
+                else:
+                    code.append(self.instruction(m, scopes, file, source_line))
+                self.pos = m.end()
+                continue
             if not self.skip():
                 raise self.fail(f"the body of {name} does not end")
             c = self.text[self.pos]
@@ -214,9 +229,6 @@ class _Parser:
                 self.pos += 1
             elif c == ";":
                 self.pos += 1
-            elif c == "." and (m := _LOC.match(self.text, self.pos)):
-                file, source_line = int(m[1]), int(m[2])
-                self.pos = m.end()
             elif c == ".":
                 self.directive(scopes, variables)
             elif m := _LABEL.match(self.text, self.pos):
@@ -229,7 +241,7 @@ class _Parser:
                 else:
                     scopes.labels[scopes.current][m[1]] = len(code)
             else:
-                code.append(self.instruction(scopes, file, source_line))
+                code.append(self.instruction(self.any_instruction(), scopes, file, source_line))
         labels: dict[str, int] = {}
         for instruction in code:
             if instruction.opcode.split(".")[0] in ("bra", "brx"):
@@ -268,38 +280,49 @@ class _Parser:
         elif not statement.startswith(".pragma"):
             raise self.fail("cannot read this directive", start)
 
-    def instruction(self, scopes: Scopes, file: int | None, source_line: int | None) -> Instruction:
+    def any_instruction(self) -> re.Match:
         start = self.pos
-        statement = self.until(";").strip()
-        text = _SPACE.sub(" ", statement)
-        guard, negated = None, False
-        if statement.startswith("@"):
-            m = re.match(r"@(!?)\s*([\w$%]+)\s+", statement)
-            if not m:
-                raise self.fail("cannot read this guard", start)
-            guard, negated = scopes.register(m[2]), bool(m[1])
+        statement = self.until(";")
+        m = _ANY_INSTRUCTION.match(self.text, start)
+        if m is None:
+            guard = statement.startswith("@") and not re.match(r"@!?\s*[\w$%]+\s", statement)
+            raise self.fail("cannot read this guard" if guard else "cannot read this instruction", start)
+        return m
+
+    def instruction(self, m: re.Match, scopes: Scopes, file: int | None, source_line: int | None) -> Instruction:
+        text, negated, name, opcode, operands = m.group("text", "negated", "guard", "opcode", "operands")
+        guard = None
+        if name is not None:
+            guard = scopes.register(name)
             if guard is None:
-                raise self.fail(f"predicate {m[2]} is not declared", start)
-            statement = statement[m.end() :]
-        m = _OPCODE.match(statement)
-        if not m:
-            raise self.fail("cannot read this instruction", start)
+                raise self.fail(f"predicate {name} is not declared", m.start("text"))
         try:
-            operands = tuple(self.operand(o, scopes) for o in split_top(statement[m.end() :].strip()))
+            read = tuple(self.operands(operands, scopes))
         except ValueError as error:
-            raise self.fail(str(error), start) from None
-        return Instruction(m[0], operands, guard, negated, self.line(start), text, file, source_line, scopes.current)
+            raise self.fail(str(error), m.start("text")) from None
+        line, text = self.line(m.start("text")), " ".join(text.split())
+        return Instruction(opcode, read, guard, bool(negated), line, text, file, source_line, scopes.current)
+
+    def operands(self, text: str, scopes: Scopes) -> list:
+        """A list of operands. The same text in the same scope is the same operand."""
+        read, known = [], scopes.known[scopes.current]
+        for piece in split_top(text):
+            operand = known.get(piece)
+            if operand is None:
+                operand = known[piece] = self.operand(piece, scopes)
+            read.append(operand)
+        return read
 
     def operand(self, text: str, scopes: Scopes):
         if not text:
             raise ValueError("an operand is missing")
         c = text[0]
         if c == "{":
-            return Vector(tuple(self.operand(o, scopes) for o in split_top(text[1:-1])))
+            return Vector(tuple(self.operands(text[1:-1], scopes)))
         if c == "[":
             return self.address(text[1 : text.rindex("]")], scopes)
         if c == "(":
-            return Vector(tuple(self.operand(o, scopes) for o in split_top(text[1:-1])))
+            return Vector(tuple(self.operands(text[1:-1], scopes)))
         if c == "!":
             register = scopes.register(text[1:].strip())
             if register is None:
@@ -330,7 +353,7 @@ class _Parser:
 
     def address(self, text: str, scopes: Scopes) -> Address:
         parts = split_top(text)
-        m = re.match(r"^(.*?)\s*(?:\+\s*([-+]?\s*\w+)|(-\s*\w+))?$", parts[0], re.S)
+        m = _ADDRESS.match(parts[0])
         assert m is not None, "every group is optional"
         base_text, offset_text = m[1].strip(), (m[2] or m[3])
         offset = 0

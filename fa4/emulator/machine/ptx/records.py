@@ -12,7 +12,7 @@ for _prefix in "bus":
 TYPE_BITS.update({"f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "f32": 32, "tf32": 32, "f64": 64, "f32x2": 64})
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Register:
     """A virtual register; `index` counts registers of the kernel in order of first use."""
 
@@ -25,7 +25,7 @@ class Register:
         return TYPE_BITS[self.type]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Imm:
     """A literal. Floats keep their bits: `float_bits` is 32, 64, or 0 for an integer."""
 
@@ -33,12 +33,12 @@ class Imm:
     float_bits: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Special:
     name: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Symbol:
     """A variable, parameter, function or label, with a byte offset."""
 
@@ -46,22 +46,22 @@ class Symbol:
     offset: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Negated:
     register: Register
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sink:
     """`_`: a result that is thrown away."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Vector:
     items: tuple
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """`d|p`."""
 
@@ -69,7 +69,7 @@ class Pair:
     second: object
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Address:
     """`[base + offset]`, or `[base, {coordinates}]` of tensor instructions. Offset in bytes."""
 
@@ -79,7 +79,7 @@ class Address:
     extra: tuple = ()
 
 
-@dataclass
+@dataclass(slots=True)
 class Instruction:
     opcode: str
     operands: tuple

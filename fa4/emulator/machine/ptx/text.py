@@ -9,6 +9,7 @@ import struct
 from fa4.emulator.machine.ptx.records import Imm
 
 _BRACKET = re.compile(r"[{}()\[\]]")
+_BRACKET_OR_COMMA = re.compile(r"[{}()\[\],]")
 _INT = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _FLOAT = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$")
 
@@ -18,23 +19,24 @@ def entries(ptx: str) -> list[str]:
     return re.findall(r"\.entry\s+([\w$]+)", ptx)
 
 
-def split_top(text: str, separator: str = ",") -> list[str]:
-    """Split at separators that stand outside every bracket."""
+def split_top(text: str) -> list[str]:
+    """Split at commas that stand outside every bracket."""
     if _BRACKET.search(text) is None:
-        return [part.strip() for part in text.split(separator)] if text.strip() else []
-    parts, depth, start = [], 0, 0
-    for i, c in enumerate(text):
-        if c in "{[(":
-            depth += 1
-        elif c in "}])":
-            depth -= 1
-        elif c == separator and depth == 0:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    last = text[start:].strip()
-    if last or parts:
-        parts.append(last)
-    return parts
+        parts = text.split(",")
+    else:
+        parts, depth, start = [], 0, 0
+        for m in _BRACKET_OR_COMMA.finditer(text):
+            c = m[0]
+            if c in "{[(":
+                depth += 1
+            elif c in "}])":
+                depth -= 1
+            elif depth == 0:
+                parts.append(text[start : m.start()])
+                start = m.end()
+        parts.append(text[start:])
+    parts = [part.strip() for part in parts]
+    return parts if parts != [""] else []
 
 
 @functools.lru_cache(maxsize=1 << 16)
