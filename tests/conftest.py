@@ -17,6 +17,12 @@ _KERNELS_TO_FREEZE = 4  # some 14,000 objects each
 _frozen_kernels = 0
 
 
+def pytest_configure(config):
+    """The plug-in of the emulator has pytest rewrite the assertions of the whole package, 300 files and more: that is
+    for plug-ins that judge, and takes longer than to import them."""
+    getattr(config.pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("fa4")
+
+
 def pytest_collection_finish():
     """What all tests imported need not be looked through for tensors at every launch on an emulated chip."""
     memory = sys.modules.get("fa4.emulator.host.memory")
@@ -69,9 +75,9 @@ def _poison_fresh_memory(monkeypatch):
     for name in ("empty", "empty_like", "empty_strided"):
         monkeypatch.setattr(torch, name, _poisoning(getattr(torch, name)))
     monkeypatch.setattr(torch.Tensor, "new_empty", _poisoning(torch.Tensor.new_empty))
-    for name, module in list(sys.modules.items()):
-        if name.startswith("fa4.") and getattr(module, "_empty_strided_cuda", None):
-            monkeypatch.setattr(module, "_empty_strided_cuda", _poisoning(module._empty_strided_cuda))
+    memory = sys.modules.get("fa4.memory")
+    if memory is not None and memory._empty_strided_cuda is not None:
+        monkeypatch.setattr(memory, "_empty_strided_cuda", _poisoning(memory._empty_strided_cuda))
 
 
 def pytest_addoption(parser):

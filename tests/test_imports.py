@@ -1,6 +1,7 @@
 """Imports point down, and what is called shared imports no chip: the layers of the package, held by its source text."""
 
 import ast
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -75,7 +76,12 @@ def imported_files(path: Path, text: str) -> set[Path]:
 
 
 SOURCES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
-IMPORTS = {path: imported_files(path, path.read_text()) for path in SOURCES}
+
+
+@functools.cache
+def imports() -> dict[Path, set[Path]]:
+    """What each file imports; read when a test asks, which is seconds after collection for all other tests."""
+    return {path: imported_files(path, path.read_text()) for path in SOURCES}
 
 
 def test_the_reader_of_imports_sees_every_form():
@@ -84,7 +90,7 @@ def test_the_reader_of_imports_sees_every_form():
     )
     seen = {str(file.relative_to(PACKAGE)) for file in imported_files(PACKAGE / "sm90" / "x.py", text)}
     assert {"core/mask.py", "jit.py", "sm80/tiles.py"} <= seen
-    assert any(part_of(path) == "ops" and part_of(file) == "dispatch" for path in SOURCES for file in IMPORTS[path])
+    assert any(part_of(path) == "ops" and part_of(file) == "dispatch" for path in SOURCES for file in imports()[path])
 
 
 def test_every_part_has_a_layer():
@@ -98,7 +104,7 @@ def test_imports_point_down(part):
         f"{path.relative_to(PACKAGE)} imports {file.relative_to(PACKAGE)}"
         for path in SOURCES
         if part_of(path) == part
-        for file in IMPORTS[path]
+        for file in imports()[path]
         if part_of(file) != part and RANK[part_of(file)] >= RANK[part]
     ]
     assert not wrong
@@ -109,7 +115,7 @@ def test_nothing_imports_a_chip():
     wrong = [
         f"{path.relative_to(PACKAGE)} imports {file.relative_to(PACKAGE)}"
         for path in SOURCES
-        for file in IMPORTS[path]
+        for file in imports()[path]
         if part_of(file) in CHIPS and part_of(file) != part_of(path)
     ]
     assert not wrong

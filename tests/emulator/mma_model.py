@@ -149,9 +149,8 @@ def _rounded(value: Fraction, output: str) -> float:
     if value == 0:
         return 0.0
     bits, least = {"f32": (23, -126), "e8m13": (13, -126), "f16": (10, -14)}[output]
-    exponent = least
-    while abs(value) >= Fraction(2) ** (exponent + 1):
-        exponent += 1
+    exponent = value.numerator.bit_length() - value.denominator.bit_length()
+    exponent = max(exponent if abs(value) >= Fraction(2) ** exponent else exponent - 1, least)
     step = Fraction(2) ** (exponent - bits)
     # Fraction rounds ties to even
     kept, limit = (round(value / step) * step, 65520) if output == "f16" else (_cut(value, step), Fraction(2) ** 128)

@@ -1,5 +1,7 @@
 """What attention-gym publishes: on the torch backend against torch's flex_attention in float64, and in the kernels."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn.attention import flex_attention as torchs
@@ -14,14 +16,21 @@ from .programs import torchs_answer
 from .published import HEADS, NAMES
 from .test_flex import assert_same, gradients
 
-CASES = published.make(dtype=torch.float64)
+
+@functools.cache
+def cases() -> dict[str, published.Published]:
+    return published.make(dtype=torch.float64)
+
+
+def test_every_one_is_asked():
+    assert tuple(cases()) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_as_torchs_flex_attention(name, seed):
     """In float64, with gradients of what scores captured. Masks are one for both heads, as whole and partial blocks;
     some are more rows of a block than a tile of ours."""
-    case, generator = CASES[name], torch.Generator().manual_seed(seed)
+    case, generator = cases()[name], torch.Generator().manual_seed(seed)
     queries, keys = case.sizes
     q, k, v, dout = (
         torch.randn(1, HEADS, rows, 8, dtype=torch.float64, generator=generator)

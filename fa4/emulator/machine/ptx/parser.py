@@ -42,6 +42,7 @@ _LINE = re.compile(
 _ANY_INSTRUCTION = re.compile(_INSTRUCTION % (r"[\w.:]*", "[^;]*"))
 _ADDRESS = re.compile(r"(.*?)\s*(?:\+\s*([-+]?\s*\w+)|(-\s*\w+))?$", re.S)
 
+
 class _Parser:
     def __init__(self, text: str) -> None:
         # Comments become blanks of the same shape, so offsets keep their line numbers.
