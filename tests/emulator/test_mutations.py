@@ -78,8 +78,9 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from cutlass.cute.runtime import from_dlpack
 
 from fa4.emulator import emulate
-from fa4.emulator.lab.mutate import Stage, count_mutants, judge_all, main, observe, prepare, reached_mutants, summary
+from fa4.emulator.lab.mutate import Stage, count_mutants, drawn, judge_all, main, observe, prepare, reached_mutants
 from fa4.emulator.lab.recording import Recorder, Recording
+from fa4.emulator.lab.verdicts import Ledger, summary
 from fa4.emulator.machine import SCHEDULES, Checks
 from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
 
@@ -155,6 +156,40 @@ def test_two_processes_agree_with_one(pipeline: Recording) -> None:
     trial = prepare(pipeline, seeds=1)
     chosen = reached_mutants(trial, only="CTA barrier|arrive")
     assert list(judge_all(trial, chosen)) == list(judge_all(trial, chosen, processes=2))
+
+
+def test_a_larger_sample_goes_on_from_a_smaller_one(pipeline: Recording) -> None:
+    reached = reached_mutants(prepare(pipeline, seeds=1))
+    assert drawn(reached, None, 1) == reached and drawn(reached, 1000, 1) != reached
+    assert drawn(reached, 5, 1) == drawn(reached, 9, 1)[:5] != drawn(reached, 5, 2)
+    assert set(drawn(reached, 1000, 1)) == set(reached)
+
+
+def test_no_run_begins_after_the_limit() -> None:
+    survivor = next(mutants(_recording("bar.sync 0;", bytes(4)).ptx))
+    assert prepare(_recording("bar.sync 0;", bytes(4)), seeds=4).judge(survivor).runs == 4 * len(SCHEDULES)
+    assert prepare(_recording("bar.sync 0;", bytes(4)), seeds=4, seconds=0).judge(survivor).runs == 1
+
+
+def test_a_second_run_takes_verdicts_from_the_ledger(pipeline: Recording, tmp_path) -> None:
+    trial, path = prepare(pipeline, seeds=1), tmp_path / "ledger"
+    verdicts = list(judge_all(trial, drawn(reached_mutants(trial), 4, 1)))
+    ledger = Ledger(path, ("one shape",))
+    assert not any(map(ledger.known, (v.mutant for v in verdicts)))
+    for verdict in verdicts:
+        ledger.note(verdict)
+    again = Ledger(path, ("one shape",))
+    assert [again.known(verdict.mutant) for verdict in verdicts] == verdicts
+    assert Ledger(path, ("another shape",)).known(verdicts[0].mutant) is None
+
+    pipeline.save(tmp_path / "pipeline.npz")
+    command = [str(tmp_path / "pipeline.npz"), "--seeds=1", "--count=3", f"--ledger={tmp_path / 'run'}"]
+    first = CliRunner().invoke(main, command)
+    kept = (tmp_path / "run").read_text()
+    assert first.exit_code == 0 and len(kept.splitlines()) == 3 and "; 3 of " in first.output
+    second = CliRunner().invoke(main, command)
+    assert (tmp_path / "run").read_text() == kept
+    assert first.output.partition("| kind")[2] == second.output.partition("| kind")[2]
 
 
 def _recording(body: str, before: bytes) -> Recording:

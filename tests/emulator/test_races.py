@@ -319,6 +319,20 @@ MANY = f"""{BARRIER.format(count=1)} @%p0 bra DONE; mov.b32 %r5, 0; st.shared.v4
     DONE:"""
 
 
+EACH_ARRIVES = f"""{BARRIER.format(count="COUNT")} {SLOT}
+    setp.ge.u32 %p2, %r0, 32; @%p2 bra CONSUME;
+    st.shared.b32 [%r4+128], %r0; mbarrier.arrive.shared.b64 _, [%r2+2048]; bra DONE;
+    CONSUME: {wait()} ld.shared.b32 %r6, [%r4]; DONE:"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_arrival_of_a_lane_that_comes_too_late_hands_over_nothing(schedule):
+    """32 lanes arrive by one instruction; where the barrier expects fewer, the stores of the last are a race."""
+    launch(EACH_ARRIVES.replace("COUNT", "32"), arrays(), schedule=schedule, **WARPS)
+    with pytest.raises(DataRace, match="no synchronisation orders"):
+        launch(EACH_ARRIVES.replace("COUNT", "31"), arrays(), schedule=schedule, **WARPS)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_by_practice_an_arrival_of_cp_async_hands_over_stores(schedule):
     body = BESIDE_COPY.replace("EDGE", STORE_AFTER)

@@ -12,6 +12,9 @@ the original reaches are not counted. Prints a table by kind, and every survivor
 What a synchronisation is for may show in one shape and not in another (a stage that wraps, a tile of one key block):
 several shapes of one kernel, by --seqlen given again, by more arguments after a further --, or by several files or
 calls, are tried in turn on each mutant. Calls are named as `foreign --packages` prints them.
+
+Large kernels take long: --count judges as many mutants, drawn by --seed, --limit ends each after so many seconds, and
+--ledger keeps the verdicts, so that a second run of the same command goes on where the first one stopped.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import multiprocessing
+import random
 import re
 import tempfile
-from collections import Counter
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -43,6 +47,7 @@ from fa4.emulator.lab.mutations import Mutant, mutants
 from fa4.emulator.lab.public.rows import Row
 from fa4.emulator.lab.public.run import all_rows
 from fa4.emulator.lab.recording import Recorder, Recording
+from fa4.emulator.lab.verdicts import Ledger, Verdict, summary
 from fa4.emulator.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine
 from fa4.emulator.machine.ptx import parse
 from fa4.emulator.options import CHIP, COUNT, PATTERN, SIDE_OF_WINDOW
@@ -50,15 +55,7 @@ from fa4.emulator.options import CHIP, COUNT, PATTERN, SIDE_OF_WINDOW
 Order = tuple[int, str]  # seed and schedule
 _PATIENCE = 20  # a mutant that runs this many times the original's instructions will not end
 _SPREAD = 16.0  # how often the original's own spread a sum in another order may differ
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a mutant. `how`: the error's name, "wrong result", or "" for a survivor; `runs` it took."""
-
-    mutant: Mutant
-    how: str
-    runs: int
+_SUMS = re.compile(r"\b(red|atom|cp\.reduce|multimem)\.")  # what may leave other bits in another order
 
 
 class Stage:
@@ -162,11 +159,15 @@ def observe(stage: Stage, orders: Iterable[Order]) -> Original:
 
 @dataclass(frozen=True)
 class Trial:
-    """How mutants are run: on which launches of one PTX text, against what each left unchanged, in which orders."""
+    """How mutants are run: on which launches of one PTX text, against what each left unchanged, in which orders.
+
+    seconds: no further run of a mutant begins after so many; None: all orders are tried.
+    """
 
     stages: tuple[Stage, ...]
     originals: tuple[Original, ...]
     orders: tuple[Order, ...]
+    seconds: float | None = None
 
     @property
     def ptx(self) -> str:
@@ -179,8 +180,11 @@ class Trial:
 
     def judge(self, mutant: Mutant) -> Verdict:
         launches = [pair for pair in zip(self.stages, self.originals) if mutant.line in pair[1].reached]
-        runs = 0
-        for runs, (order, (stage, original)) in enumerate(product(self.orders, launches), 1):
+        runs, start = 0, time.monotonic()
+        for order, (stage, original) in product(self.orders, launches):
+            if self.seconds is not None and runs and time.monotonic() - start > self.seconds:
+                break
+            runs += 1
             try:
                 _, memory = stage.run(mutant.ptx, order, _PATIENCE * original.instructions)
             except EmulationError as error:
@@ -191,8 +195,9 @@ class Trial:
 
 
 def prepare(
-    recordings: Recording | Sequence[Recording], *, sms: int = 4, seeds: int = 10, checks: Checks | None = None
-) -> Trial:
+    recordings: Recording | Sequence[Recording], *, sms: int = 4, seeds: int = 10, checks: Checks | None = None,
+    seconds: float | None = None,
+) -> Trial:  # fmt: skip
     """Observe the original in each of its launches, and get ready to judge its mutants.
 
     Raises:
@@ -204,12 +209,15 @@ def prepare(
             raise ValueError(f"{launch.name}: this shape runs another kernel than the first one; mutate them apart")
     stages = tuple(Stage(launch, sms, checks or Checks()) for launch in launches)
     orders = tuple(product(range(seeds), SCHEDULES))
-    return Trial(stages, tuple(observe(stage, _observed(orders)) for stage in stages), orders)
+    observed = _observed(orders, launches[0].ptx)
+    return Trial(stages, tuple(observe(stage, observed) for stage in stages), orders, seconds)
 
 
-def _observed(orders: tuple[Order, ...]) -> list[Order]:
-    """In which orders the original is run: those of its mutants, again and again up to a number that shows a spread."""
-    return list(islice(cycle(orders), max(24, min(len(orders), 48))))
+def _observed(orders: tuple[Order, ...], ptx: str) -> list[Order]:
+    """In which orders the original is run: those of its mutants, and where it may add up in any order, again and again
+    up to a number that shows the spread of the sums."""
+    fewest = 24 if _SUMS.search(ptx) else 1
+    return list(islice(cycle(orders), max(fewest, min(len(orders), 48))))
 
 
 def reached_mutants(trial: Trial, only: str = "") -> list[Mutant]:
@@ -222,14 +230,20 @@ _trial: Trial  # of this worker process
 
 
 def _start_worker(
-    recordings: list[Recording], sms: int, checks: Checks, originals: tuple[Original, ...], orders: tuple[Order, ...]
-) -> None:
+    recordings: list[Recording], sms: int, checks: Checks, originals: tuple[Original, ...], orders: tuple[Order, ...],
+    seconds: float | None,
+) -> None:  # fmt: skip
     global _trial
-    _trial = Trial(tuple(Stage(recording, sms, checks) for recording in recordings), originals, orders)
+    _trial = Trial(tuple(Stage(recording, sms, checks) for recording in recordings), originals, orders, seconds)
 
 
 def _judge_in_worker(mutant: Mutant) -> Verdict:
     return _trial.judge(mutant)
+
+
+def drawn(mutants: Sequence[Mutant], count: int | None, seed: int) -> list[Mutant]:
+    """`count` of them in an order that the seed decides, of which a larger count takes more. None: all, as they are."""
+    return list(mutants) if count is None else random.Random(seed).sample(list(mutants), len(mutants))[:count]
 
 
 def judge_all(trial: Trial, chosen: list[Mutant], processes: int = 1) -> Iterator[Verdict]:
@@ -242,40 +256,9 @@ def judge_all(trial: Trial, chosen: list[Mutant], processes: int = 1) -> Iterato
         processes,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
-        initargs=(recordings, first.sms, first.checks, trial.originals, trial.orders),
+        initargs=(recordings, first.sms, first.checks, trial.originals, trial.orders, trial.seconds),
     ) as pool:
         yield from pool.map(_judge_in_worker, chosen)
-
-
-def summary(recording: Recording, verdicts: list[Verdict]) -> str:
-    """A Markdown table by kind of mutant, then one of the survivors and where they come from."""
-    lines = ["| kind | mutants | killed | by |", "|---|---|---|---|"]
-    for kind in dict.fromkeys(verdict.mutant.kind for verdict in verdicts):
-        mine = [verdict for verdict in verdicts if verdict.mutant.kind == kind]
-        ways = Counter(verdict.how for verdict in mine if verdict.how)
-        by = ", ".join(f"{how} {count}" for how, count in ways.most_common())
-        lines.append(f"| {kind} | {len(mine)} | {sum(ways.values())} | {by} |")
-    killed = [verdict for verdict in verdicts if verdict.how]
-    share = len(killed) / len(verdicts) if verdicts else 0.0
-    at_once = sum(verdict.runs == 1 for verdict in killed)
-    lines.append(f"| **all** | {len(verdicts)} | {len(killed)} ({share:.1%}) | {at_once} of them in the first run |")
-    survivors = [verdict.mutant for verdict in verdicts if not verdict.how]
-    if survivors:
-        places = _source_places(recording)
-        lines += ["", "| survivor | place | instruction |", "|---|---|---|"]
-        lines += [f"| {m} | {places.get(m.line, '')} | `{m.before[:120]}` |" for m in survivors]
-    return "\n".join(lines)
-
-
-def _source_places(recording: Recording) -> dict[int, str]:
-    """Line of the PTX -> Python file:line, where the text has line information."""
-    module = parse(recording.ptx)
-    places = {}
-    for instruction in module.kernels[recording.entry].instructions:
-        place = module.place(instruction)
-        if place.file is not None:
-            places[place.ptx_line] = f"{Path(place.file).name}:{place.line}"
-    return places
 
 
 def _record(target: str, case: cases.Case, chip: str, sms: int, folder: Path) -> None:
@@ -338,6 +321,10 @@ class Options:
     letter: bool
     leftovers: bool
     processes: int
+    count: int | None
+    seed: int
+    limit: float | None
+    ledger: Path | None
 
     def recordings(self) -> list[Recording]:
         """The launches whose kernel is mutated: of files, of our kernels, or of a foreign example."""
@@ -402,25 +389,39 @@ class _Lengths(click.ParamType):
 @click.option("--letter", is_flag=True, help="Hold the kernel to the letter of the ISA, see Checks.letter.")
 @click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of a phase, see Checks.leftovers.")
 @click.option("--processes", type=COUNT, default=1, show_default=True)
+@click.option("--count", type=COUNT, help="Judge so many mutants, drawn at random [default: all].")
+@click.option("--seed", type=int, default=1, show_default=True, help="Which ones --count draws.")
+@click.option("--limit", type=click.FloatRange(min=0), help="Begin no further run of a mutant after so many seconds.")
+@click.option("--ledger", type=click.Path(dir_okay=False, path_type=Path), help="File of verdicts, used again.")
 def main(**options) -> None:
     asked = Options(**options)
     recordings = asked.recordings()
     recording = recordings[0]
     checks = Checks(letter=asked.letter, leftovers=asked.leftovers)
-    trial = prepare(recordings, sms=asked.sms, seeds=asked.seeds, checks=checks)
-    chosen = reached_mutants(trial, asked.only)
-    verdicts = []
+    trial = prepare(recordings, sms=asked.sms, seeds=asked.seeds, checks=checks, seconds=asked.limit)
+    reached = reached_mutants(trial, asked.only)
+    chosen = drawn(reached, asked.count, asked.seed)
+    shapes = [(launch.ptx, launch.entry, launch.grid, launch.name) for launch in recordings]
+    ledger = Ledger(asked.ledger, (shapes, asked.sms, asked.seeds, checks)) if asked.ledger else None
+    verdicts = [known for known in map(ledger.known, chosen) if known] if ledger else []
+    judged = {str(verdict.mutant) for verdict in verdicts}
+    left = [mutant for mutant in chosen if str(mutant) not in judged]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("mutants", total=len(chosen))
-        for verdict in judge_all(trial, chosen, asked.processes):
+        task = progress.add_task("mutants", total=len(chosen), completed=len(verdicts))
+        for verdict in judge_all(trial, left, asked.processes):
             verdicts.append(verdict)
+            if ledger:
+                ledger.note(verdict)
             if not verdict.how:
                 progress.console.print(f"survived: {verdict.mutant}")
             progress.advance(task)
     names = ", ".join(f"{launch.name} on a grid of {launch.grid}" for launch in recordings)
-    click.echo(f"{recording.entry}: {names}; {asked.sms} SMs, {asked.seeds} seeds x {len(SCHEDULES)} schedules\n")
+    click.echo(
+        f"{recording.entry}: {names}; {asked.sms} SMs, {asked.seeds} seeds x {len(SCHEDULES)} schedules; "
+        f"{len(chosen)} of {len(reached)} mutants\n"
+    )
     click.echo(summary(recording, verdicts))
 
 

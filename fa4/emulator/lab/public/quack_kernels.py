@@ -144,22 +144,69 @@ def _symmetric(seed: int) -> list[Judgement]:
     return by_formula(["out"], [result], lambda a: a @ a.mT, a)
 
 
+_PROBLEMS = [37, 213, 50]  # rows of each, one behind the other
+
+
+def _ends() -> Tensor:
+    return torch.tensor([0, *_PROBLEMS], dtype=torch.int32).cumsum(0, dtype=torch.int32).cuda()
+
+
 def _packed(seed: int) -> list[Judgement]:
     """Rows of three problems one behind the other."""
     from quack.gemm_interface import gemm
 
     a, b = draw(seed, (300, 128), (3, 128, 192))
-    ends = torch.tensor([0, 37, 250, 300], dtype=torch.int32)
-    out = gemm(a, b, cu_seqlens_m=ends.cuda(), tuned=False)
+    out = gemm(a, b, cu_seqlens_m=_ends(), tuned=False)
 
     def formula(a: Tensor, b: Tensor) -> Tensor:
-        return torch.cat([part @ one for part, one in zip(a.split([37, 213, 50]), b)])
+        return torch.cat([part @ one for part, one in zip(a.split(_PROBLEMS), b)])
 
     return by_formula(["out"], [out], formula, a, b)
 
 
+def _gathered(seed: int) -> list[Judgement]:
+    """A mixture of experts' first product: rows of tokens, some of them twice, are gathered for three problems."""
+    from quack.gemm_interface import gemm
+
+    a, b = draw(seed, (180, 192), (3, 192, 264))
+    index = torch.randint(0, 180, (300,), generator=torch.Generator().manual_seed(seed))
+    out = gemm(a, b, cu_seqlens_m=_ends(), A_idx=index.to(torch.int32).cuda(), tuned=False)
+
+    def formula(a: Tensor, b: Tensor) -> Tensor:
+        return torch.cat([a[rows] @ one for rows, one in zip(index.split(_PROBLEMS), b)])
+
+    return by_formula(["out"], [out], formula, a, b)
+
+
+def _packed_sums(seed: int) -> list[Judgement]:
+    """A mixture of experts' gradients of weights: sums over the rows of each of three problems."""
+    from quack.gemm_interface import gemm
+
+    a, b = draw(seed, (300, 136), (300, 264))
+    out = gemm(a.mT, b, cu_seqlens_k=_ends(), tuned=False)
+
+    def formula(a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack([x.mT @ y for x, y in zip(a.split(_PROBLEMS), b.split(_PROBLEMS))])
+
+    return by_formula(["out"], [out], formula, a, b)
+
+
+def _eight_bits(dtype: torch.dtype) -> Callable:
+    """Both operands in a float format of 8 bits, without factors."""
+
+    def run(seed: int) -> list[Judgement]:
+        from quack.gemm_interface import gemm
+
+        a, b = draw(seed, (200, 256), (272, 256))
+        a, b = a.to(dtype), b.to(dtype)
+        out = gemm(a, b.mT, out_dtype=torch.bfloat16, tuned=False)
+        return by_formula(["out"], [out], lambda a, b: a @ b.T, a, b)
+
+    return run
+
+
 def _block_scaled(format: str) -> Callable:
-    """Operands of 4 or 8 bits with a factor for each 16 or 32 of them.
+    """Operands of 4 to 8 bits with a factor for each 16 or 32 of them.
 
     They are quantised on the host, where the package would compile its quantiser; the product of what they stand for is
     the oracle's.
@@ -215,11 +262,15 @@ def _rows() -> list[Row]:
             "gemm_act", (200, 192), (192, 512), activation="swiglu", formula=_gated
         ),
         "gemm_symmetric 256 x 192": _symmetric,
+        "gemm, gathered rows of 3 problems": _gathered,
+        "gemm, sums over 3 packed problems": _packed_sums,
+        "gemm e4m3 200 x 272 x 256": _eight_bits(torch.float8_e4m3fn),
+        "gemm e5m2 200 x 272 x 256": _eight_bits(torch.float8_e5m2),
     }
     rows = [Row(PACKAGE, name, chip, run) for chip in ("sm_100a", "sm_90a") for name, run in (norms | products).items()]
     rows += [
         Row(PACKAGE, f"gemm {format} 384 x 256 x 256", "sm_100a", _block_scaled(format))
-        for format in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4")
+        for format in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3_packed", "mxfp6_e3m2_packed", "mxfp4", "nvfp4")
     ]
     return rows
 

@@ -277,6 +277,20 @@ Next Engine::cluster_barrier(Exec& x) {
     return Next::Advance;
 }
 
+// Do lanes that arrive together complete a phase before the last of them? Then what the others did is not in it.
+bool Engine::phase_ends_amid(Exec& x) {
+    const mod::Mbarrier& m = x.in.as<mod::Mbarrier>();
+    const uint64_t address = x.value(0, x.first_lane()) + uint64_t(m.offset);
+    uint64_t arrivals = 0;
+    for_lanes(x.mask, [&](int l) {
+        if (x.value(0, l) + uint64_t(m.offset) == address) arrivals += m.expect_tx ? 1 : x.value(1, l);
+    });
+    uint32_t offset;
+    Cta& cta = shared_cta(x.w, m.space, address, offset);
+    const auto found = cta.barriers.find(offset);
+    return found != cta.barriers.end() && int64_t(arrivals) > found->second.pending;
+}
+
 Next Engine::barrier(Exec& x) {
     const Instr& in = x.in;
     switch (in.op) {
@@ -293,14 +307,20 @@ Next Engine::barrier(Exec& x) {
     const mod::Mbarrier& m = in.as<mod::Mbarrier>();
     Order order;
     const bool arrival = in.op == Op::mbar_arrive || in.op == Op::mbar_arrive_drop;
-    const uint32_t epoch = x.w.clock.epoch;     // that a release publishes
-    if (arrival && m.strong) races_.release(x.w.clock, order, x.mask);
+    const bool apart = arrival && m.strong && races_.enabled && phase_ends_amid(x);
+    uint32_t epoch = x.w.clock.epoch;       // that a release publishes
+    if (arrival && m.strong && !apart) races_.release(x.w.clock, order, x.mask);
     if (arrival && !m.strong) races_.release_relaxed(x.w.clock, order);
     for_lanes(x.mask, [&](int l) {
         const uint64_t address = x.value(0, l) + uint64_t(m.offset);
         uint32_t offset;
         Cta& cta = shared_cta(x.w, m.space, address, offset);
         const uint64_t v = x.value(1, l);
+        if (apart) {
+            order.clear();
+            epoch = x.w.clock.epoch;
+            races_.release(x.w.clock, order, 1u << l);
+        }
         if (arrival && m.strong && &cta != x.w.cta && races_.enabled) {
             const uint32_t slot = x.w.clock.slot;
             cta.arrivals[uint64_t(slot) << 5 | uint32_t(l)] = {

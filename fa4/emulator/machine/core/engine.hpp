@@ -252,6 +252,7 @@ private:
     void check_barriers_left(const Cta& cta);
     void finish_phase(Cta& cta, uint32_t offset, Mbarrier& bar);
     Next mbar_wait(Exec& x);
+    bool phase_ends_amid(Exec& x);
     Next named_barrier(Exec& x);
     void release_named(Cta& cta, uint32_t id);
     uint32_t alive_threads(const Cta& cta) const;
