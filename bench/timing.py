@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+LEAST = 15  # runs of each function that takes turns
 L2_FLUSH_BYTES = 256 * 2**20  # larger than the L2 of any chip so far (B200: 126 MB)
 
 
@@ -39,22 +41,37 @@ def measure(
 
 
 def measure_in_turns(
-    functions: dict[str, Callable[[], object]], device: torch.device, *, seconds: float = 0.5, rounds: int = 5
+    functions: dict[str, Callable[[], object]], device: torch.device, *, seconds: float = 0.5, rounds: int = 0
 ) -> dict[str, Timing]:
     """Time each of the functions for about `seconds`, in rounds in which all take turns: what drifts meets them all.
 
-    Every second round goes back, so that nobody always comes after the same one: a function after one that draws little
-    power runs at a higher clock for a while. Each turn begins with a run that does not count.
+    Each turn begins with a run that does not count, and comes after another function's in every round (`orders`): after
+    one that draws little power a function runs at a higher clock for a while, by several percent. rounds: 0 for as many
+    as let everybody follow everybody, if these are between 4 and 10.
     """
+    every = orders(len(functions))
+    rounds = rounds or min(max(len(every), 4), 10)
     repeats = {
-        name: _repeats(_estimate_ms(function, device), seconds / rounds, 3) for name, function in functions.items()
+        name: _repeats(_estimate_ms(function, device), seconds / rounds, -(-LEAST // rounds))
+        for name, function in functions.items()
     }
     samples: dict[str, list[float]] = {name: [] for name in functions}
-    there = list(functions)
-    for i in range(rounds):
-        for name in reversed(there) if i % 2 else there:
+    names = list(functions)
+    for _, order in zip(range(rounds), itertools.cycle(every)):
+        for name in (names[place] for place in order):
             samples[name] += _samples(functions[name], device, 1 + repeats[name])[1:]
     return {name: Timing.of(times) for name, times in samples.items()}
+
+
+def orders(n: int) -> list[list[int]]:
+    """Orders of n things in which each is first equally often and follows each other one equally often: n of them, 2 n
+    if n is odd. (A zigzag 0, 1, n - 1, 2, ... has neighbours at all distances, and is shifted; backwards, too, if n is
+    odd, as it has half of the distances twice then.)"""
+    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(n)]
+    shifted = [[(place + shift) % n for place in zigzag] for shift in range(n)]
+    if n % 2 == 0 or n == 1:
+        return shifted
+    return [way for order in shifted for way in (order, order[::-1])]
 
 
 def _estimate_ms(function: Callable[[], object], device: torch.device) -> float:

@@ -1,5 +1,6 @@
 """The benchmark harness on a CPU: checked before timed, rows that carry their machine, comparison, plot."""
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -257,6 +258,16 @@ def test_a_sweep_times_rows_that_differ_in_one_column_in_turns(monkeypatch):
     works = {name: functools.partial(calls.append, name) for name in "ab"}
     timings = timing.measure_in_turns(works, torch.device("cpu"), seconds=0.0, rounds=2)
     assert timings.keys() == works.keys() and [name for name, _ in itertools.groupby(calls)] == list("ababa")
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_in_turns_everybody_follows_everybody_equally_often(n):
+    every = timing.orders(n)
+    assert all(sorted(order) == list(range(n)) for order in every)
+    firsts = collections.Counter(order[0] for order in every)
+    pairs = collections.Counter(pair for order in every for pair in itertools.pairwise(order))
+    assert len(firsts) == n and len(set(firsts.values())) == 1
+    assert len(pairs) == n * (n - 1) and len(set(pairs.values())) <= 1
 
 
 def test_a_sweep_needs_its_chip():
