@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.core.order import Order
+from fa4.core.order import Order, even_sections
 
 
 def test_every_tile_once_and_blocks_of_a_pair_in_order(seed):
@@ -14,7 +14,8 @@ def test_every_tile_once_and_blocks_of_a_pair_in_order(seed):
     for _ in range(50):
         blocks, heads, batch = (choose.randint(1, 9) for _ in range(3))
         section, descending = choose.choice([None, 1, heads, choose.randint(1, 100)]), choose.random() < 0.5
-        order = Order(blocks, heads, batch, section, descending)
+        most = choose.choice([None, choose.randint(1, 5)]) if section else None
+        order = Order(blocks, heads, batch, section, descending, most_sections=most)
         tiles = [order.at(i) for i in range(order.tiles)]
         assert len(set(tiles)) == len(tiles) == blocks * heads * batch
         for head in range(heads):
@@ -28,6 +29,23 @@ def test_pairs_of_a_section_advance_together_and_sections_follow_each_other():
     pairs = [2 * t.sequence + t.head for t in tiles]
     assert pairs == [0, 1, 2, 3] * 3 + [4, 5, 6, 7] * 3 + [8, 9] * 3
     assert [t.block for t in tiles[:12]] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_the_last_section_has_the_pairs_that_are_left():
+    tiles = [Order(blocks=3, heads=2, batch=5, section=4, most_sections=2).at(i) for i in range(30)]
+    pairs = [2 * t.sequence + t.head for t in tiles]
+    assert pairs == [0, 1, 2, 3] * 3 + [4, 5, 6, 7, 8, 9] * 3
+    assert [t.block for t in tiles[12:]] == [0] * 6 + [1] * 6 + [2] * 6
+
+
+@pytest.mark.parametrize(
+    ("pairs", "blocks", "sections"),
+    [(512, 8, 13), (256, 8, 7), (264, 8, 8), (336, 8, 9), (20, 8, 1), (64, 32, 2)],
+    ids=["more_in_the_last", "a_section_more_in_the_last", "whole_rounds", "few_left_over", "one", "even_as_it_is"],
+)
+def test_what_is_left_over_is_shared_evenly(pairs, blocks, sections):
+    """On 132 CTAs that go to and fro, causal tiles, sections of 33 pairs or all, which are whole rounds."""
+    assert even_sections(min(33, pairs), pairs, min(132, pairs), range(blocks, 0, -1), 132) == sections
 
 
 def test_waves_descend_and_the_blocks_of_every_other_ascend():

@@ -7,6 +7,8 @@ spread over time. A section that fits the L2 cache keeps what its pairs share th
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,7 +30,8 @@ class Order:
     section: pairs that advance together; None takes the heads of a sequence, which is a section of `heads`.
     descending: from the last block to the first. cluster: CTAs that share a tile. wave: blocks of a pair that begin
     together; waves then descend, and of all waves, section by section, in every other one the blocks ascend. listed:
-    (batch or 1, heads or 1, blocks), each pair's blocks in their order, in place of descending.
+    (batch or 1, heads or 1, blocks), each pair's blocks in their order, in place of descending. most_sections: the last
+    of which has all pairs that are left; None for as many as there are.
     """
 
     blocks: Int32
@@ -39,6 +42,7 @@ class Order:
     cluster: cutlass.Constexpr[int] = 1
     wave: Int32 | None = None
     listed: cute.Tensor | None = None
+    most_sections: Int32 | None = None
 
     @property
     def tiles(self) -> Int32:
@@ -70,8 +74,12 @@ class Order:
             sequence, within = index // per_sequence, index % per_sequence
             block, head = within // self.heads, within % self.heads
         else:
-            first_pair = index // (self.blocks * self.section) * self.section
-            pairs = cutlass.min(self.section, self.heads * self.batch - first_pair)  # the last section may be narrower
+            number, room = index // (self.blocks * self.section), self.section
+            if self.most_sections is not None:
+                number = cutlass.min(number, self.most_sections - 1)
+                room += cutlass.max(number + 2 - self.most_sections, 0) * self.heads * self.batch  # 0 but in the last
+            first_pair = number * self.section
+            pairs = cutlass.min(room, self.heads * self.batch - first_pair)  # the last section may be narrower
             within = index - first_pair * self.blocks
             block, pair = within // pairs, first_pair + within % pairs
             head, sequence = pair % self.heads, pair // self.heads
@@ -131,6 +139,7 @@ def listed_order(cfg: Any, blocks: Any, rows: int, tile: int) -> cute.Tensor | N
 
 
 _NONE = 1 << 20  # a block that no sequence has
+EVEN = 0.006  # of all work, that a CTA may have more than the others
 
 
 @dataclass(frozen=True)
@@ -193,3 +202,33 @@ def even_section(fit: int, pairs: int) -> int:
     would begin with long tiles, fewer than the chip has places, when nothing is left to do beside them."""
     fit = max(1, min(fit, pairs))
     return next((size for size in range(fit, fit // 2, -1) if pairs % size == 0), fit)
+
+
+def even_sections(section: int, pairs: int, largest: int, lengths: Sequence[int], places: int) -> int:
+    """How many sections all pairs make on a grid of `places` CTAs that goes to and fro through them, if a section is
+    whole rounds; largest: pairs of the last one. lengths: of a pair's tiles, in their order.
+
+    What is left over after the others may be shared unevenly, half a round of a section's longest and shortest tiles
+    say. Then more pairs belong to the last section, as many as make that even.
+    """
+    rest, most = pairs % section, -(-pairs // section)
+    if rest == 0:
+        return most
+    enough = EVEN * pairs * sum(lengths) / places
+    least, found = math.inf, most
+    for more in range(max((largest - rest) // section, 0) + 1):
+        unevenness = _unevenness(rest + more * section, lengths, places)
+        if unevenness < least:
+            least, found = unevenness, most - more
+        if least < enough:
+            break
+    return found
+
+
+def _unevenness(pairs: int, lengths: Sequence[int], places: int) -> float:
+    """By how much the CTA with the most work has more than the average one."""
+    work = [0] * places
+    for i in range(pairs * len(lengths)):
+        lap, place = divmod(i, places)
+        work[places - 1 - place if lap % 2 else place] += lengths[i // pairs]
+    return max(work) - sum(work) / places

@@ -89,7 +89,11 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         else:
             m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
             listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows) if cfg.has_blocks else None
-            order = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, cluster=cfg.ctas, listed=listed)
+            most = sizes.most_sections if cfg.to_and_fro else None
+            order = Order(
+                m_blocks, heads, sizes.batch, sizes.section, descending=True, cluster=cfg.ctas, listed=listed,
+                most_sections=most,
+            )  # fmt: skip
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = Arguments(
             maps, *plain, call.out, call.lse, call.sink, call.lengths, call.cache, order, splits, part_blocks,

@@ -43,7 +43,8 @@ class Scalars(NamedTuple):
 class Sizes(NamedTuple):
     """section: pairs of head and sequence that advance together, see `core.order`. splits: parts that the keys of a
     tile are cut into. ctas: as many as the chip runs at a time, the size of a persistent grid. part_blocks: key blocks
-    of a part, where parts are fixed."""
+    of a part, where parts are fixed. most_sections: of a grid that goes to and fro; the last one has the pairs that are
+    left, which may be more than `section`."""
 
     max_seqlen_q: Int32
     batch: Int32
@@ -51,6 +52,7 @@ class Sizes(NamedTuple):
     splits: Int32
     ctas: Int32
     part_blocks: Int32 = 0
+    most_sections: Int32 = 1 << 30
 
 
 class Forward:

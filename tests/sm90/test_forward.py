@@ -9,6 +9,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4 import cases, device
 from fa4.cases import Case
+from fa4.core.order import Order
 from fa4.emulator import emulate
 from fa4.emulator.machine import Checks
 from fa4.run import forward
@@ -156,22 +157,22 @@ def test_tiles_that_do_not_fit_are_refused():
         configure(spec, Extent(1, 4096, 4096), device.chip_by_number(90), replace(USUAL, tile_n=256))
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 @pytest.mark.parametrize("seqlen", [512, 1024, 2048, 4096, 8192, 16384])
-def test_every_cta_gets_the_same_share_of_a_causal_problem(seqlen):
-    """Going to and fro through sections of whole rounds: no CTA has 3 % more key blocks than the average."""
-    chip = device.chip_by_number(90)
+def test_every_cta_gets_the_same_share_of_a_causal_problem(seqlen, head_dim):
+    """Going to and fro through sections of whole rounds: no CTA has 1 % more key blocks than the average. Of 512 keys
+    half a tile is 3 %; tiles of 192 rows that end within key blocks are of uneven steps."""
+    chip, heads = device.chip_by_number(90), 2048 // head_dim
     extent = Extent(16384 // seqlen, seqlen, seqlen)
-    spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 0.1, window_right=0)
+    spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, heads, heads, 0.1, window_right=0)
     made = Forward(spec, extent, chip)
-    pairs, blocks, section = 16 * extent.batch, seqlen // made.cfg.rows, made.sizes.section
-    lengths = [
-        blocks - block
-        for first in range(0, pairs, section)
-        for block in range(blocks)
-        for _ in range(min(section, pairs - first))
-    ]
+    blocks = -(-seqlen // made.cfg.rows)
+    sizes = made.sizes
+    order = Order(blocks, heads, extent.batch, sizes.section, descending=True, most_sections=sizes.most_sections)
     work = [0] * chip.sms
-    for i, length in enumerate(lengths):
+    for i in range(order.tiles):
         lap, place = divmod(i, chip.sms)
-        work[chip.sms - 1 - place if lap % 2 else place] += length
-    assert max(work) <= 1.035 * sum(work) / chip.sms
+        end = min(seqlen, (order.at(i).block + 1) * made.cfg.rows)
+        work[chip.sms - 1 - place if lap % 2 else place] += -(-end // made.cfg.tile_n)
+    allowed = {(64, 2048): 1.035, (96, 512): 1.025, (128, 512): 1.035, (256, 512): 1.035}.get((head_dim, seqlen), 1.01)
+    assert max(work) <= allowed * sum(work) / chip.sms

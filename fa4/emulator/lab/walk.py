@@ -17,7 +17,8 @@ from fa4.emulator.timing.grid import CtaCost, Handing, makespan
 class Walk:
     """rows: of a work tile (forward: queries, backward: keys), over all `ctas` of a cluster. step: of the other side.
     section: pairs of head and sequence that advance together. descending: from the last tile of a head to its first.
-    resident: CTAs that a multiprocessor has at a time. to_and_fro: laps of a persistent grid turn round."""
+    resident: CTAs that a multiprocessor has at a time. to_and_fro: laps of a persistent grid turn round. most_sections:
+    the last of which has all pairs that are left, None for as many as there are."""
 
     rows: int
     step: int
@@ -27,6 +28,7 @@ class Walk:
     ctas: int = 1
     resident: int = 1
     to_and_fro: bool = False
+    most_sections: int | None = None
 
     def steps(self, direction: str, queries: int, keys: int, causal: bool) -> list[int]:
         """Of each tile of a head, in the order in which they are handed out. A mask ends where both sides do."""
@@ -43,12 +45,9 @@ class Walk:
 
     def handed_out(self, of_head: Sequence[int], pairs: int) -> list[int]:
         """Steps of all tiles in their order: those of a section's pairs come in turn."""
-        return [
-            steps
-            for first in range(0, pairs, self.section)
-            for steps in of_head
-            for _ in range(min(self.section, pairs - first))
-        ]
+        firsts = list(range(0, pairs, self.section))[: self.most_sections]
+        ends = [*firsts[1:], pairs]
+        return [steps for first, end in zip(firsts, ends) for steps in of_head for _ in range(end - first)]
 
     def places(self, sms: int) -> int:
         """Where tiles are worked on at a time."""
@@ -66,8 +65,9 @@ def walk_of(plan: Any, direction: str) -> Walk:
         cfg = plan._forward.cfg
         handing = Handing.STATIC if cfg.persistent else Handing.TAKEN
         turns = cfg.persistent and plan.chip.number // 10 == 9  # Blackwell's stride in one direction
-        section = plan._forward.sizes.section
-        return Walk(cfg.rows, cfg.tile_n, handing, section, True, cfg.ctas, to_and_fro=turns)
+        sizes = plan._forward.sizes
+        most = sizes.most_sections if turns else None
+        return Walk(cfg.rows, cfg.tile_n, handing, sizes.section, True, cfg.ctas, to_and_fro=turns, most_sections=most)
     cfg = plan._backward.config(False)
     pairs = spec.heads_kv * extent.batch
     section = cfg.section(math.ceil(extent.max_seqlen_k / cfg.span), extent.max_seqlen_q, pairs)

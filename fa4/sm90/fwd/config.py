@@ -175,6 +175,10 @@ class Config(Variant):
         return self.schedule is Schedule.PERSISTENT
 
     @property
+    def to_and_fro(self) -> bool:
+        return self.persistent
+
+    @property
     def counts_rows(self) -> bool:
         return self.schedule is Schedule.PACKED
 

@@ -15,7 +15,7 @@ LONG = 48 << 10  # keys, and half as many queries, from which on the hardware ha
 @dataclass(frozen=True, slots=True)
 class ForwardTiles:
     """A tuned row; see `Config` for what the columns mean. section: pairs of head and sequence that advance together
-    where that shares work fairly, None for the fewest that do; where each tile has its CTA, as many as have
+    where these are whole rounds, None for the fewest that are; where each tile has its CTA, as many as have
     section_bytes of K and V. splits: parts that keys are cut into, None for as many as keep the chip busy."""
 
     name: str
@@ -34,7 +34,7 @@ class ForwardTiles:
 
 _MEASURED = "measured on an H100 beside other rows, as bench.tune does"
 NARROW = ForwardTiles("head_dim <= 64", 3, 128, _MEASURED)
-NARROW_SHORT = ForwardTiles("head_dim <= 64, short causal", 2, 128, _MEASURED, ping_pong=False)
+NARROW_SHORT = ForwardTiles("head_dim <= 64, short causal", 2, 128, _MEASURED, ping_pong=False, section=66)
 MIDDLE = ForwardTiles("head_dim <= 96", 3, 96, _MEASURED)
 USUAL = ForwardTiles("head_dim <= 128", 2, 128, _MEASURED)
 USUAL_SHORT = ForwardTiles("head_dim <= 128, short causal", 2, 64, _MEASURED, section=1)
