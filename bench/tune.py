@@ -70,7 +70,7 @@ def _sm90() -> Sweep:
         return _changed(row, schedule=(Schedule.SINGLE,), **columns)
 
     def backward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
-        return _changed(backward.tiles_for(spec, chip), tile_m=(64, 80, 96, 128))
+        return _changed(backward.tiles_for(spec, extent), tile_m=(64, 80, 96, 128))
 
     return Sweep(Plan, forward_rows, backward_rows)
 

@@ -15,10 +15,12 @@ from fa4.emulator.machine import SCHEDULES
 from fa4.sm90.bwd.config import TILE_N
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
-from fa4.sm90.bwd.plan import configure
+from fa4.sm90.bwd.plan import Backward, configure
 from fa4.sm90.bwd.tiles import (
     D64,
     D96,
+    D96_ORDERED,
+    D96_SHORT,
     D128,
     D128_CUT,
     D128_GROUPED,
@@ -31,7 +33,7 @@ from fa4.sm90.bwd.tiles import (
 )
 from fa4.sm90.bwd.wide import kernel as wide
 from fa4.sm90.plan import Plan
-from fa4.spec import AttentionSpec
+from fa4.spec import AttentionSpec, Extent
 from tests.emulated import (
     Kernels,
     bits,
@@ -82,7 +84,7 @@ EXTRA = (
 SERVED = {case.name: replace(case, heads_q=4) if case.sink else case for case in (*CASES.values(), *EXTRA)}
 # Compiling takes most of a case's time; the soak runs the others.
 QUICK = ("wide_window_softcap", "wide_causal_gqa", "head_dim_40_128", "window_softcap_gqa", "varlen_sink")
-ROWS = (D64, D96, D128, D128_CUT, SOFTCAP, D192, D192_CUT, D192_SOFTCAP)
+ROWS = (D64, D96, D96_ORDERED, D96_SHORT, D128, D128_CUT, SOFTCAP, D192, D192_CUT, D192_SOFTCAP)
 KERNELS = Kernels("sm90", "sm_90a", Plan)
 
 
@@ -98,32 +100,35 @@ SHOWN = (D128, D192, D192_CUT)
 
 @pytest.mark.parametrize("tiles", [pytest.param(x, marks=[pytest.mark.soak] * (x in SHOWN)) for x in ROWS], ids=NAME)
 def test_every_tile_row_is_right_in_any_order(tiles, seed):
-    head_dim = {D64: 64, D96: 96, D192: 192, D192_CUT: 192, D192_SOFTCAP: 192}.get(tiles, 128)
+    head_dim = {D64: 64, D96: 96, D96_ORDERED: 96, D96_SHORT: 96, D192: 192, D192_CUT: 192, D192_SOFTCAP: 192}.get(
+        tiles, 128
+    )
     shape = dict(heads_q=2, heads_kv=2, head_dim=head_dim, head_dim_v=min(head_dim, 128))
     case = Case(tiles.name, seqlen_q=170, seqlen_k=200, **shape)
-    problem = cases.make(replace(case, causal=tiles is not D96), seed)
+    problem = cases.make(replace(case, causal=tiles not in (D96, D96_ORDERED)), seed)
     for schedule in SCHEDULES:
         check_gradients(KERNELS, problem, seed, schedule, tiles)
 
 
 @pytest.mark.parametrize(
-    ("window", "head_dim", "heads", "seqlen_q"),
+    ("window", "head_dim", "heads", "seqlen_q", "sms"),
     [
-        ((None, None), 128, (2, 1), 220),
-        ((None, 0), 192, (2, 1), 220),
-        ((None, 0), 128, (6, 2), 220),
-        ((150, 0), 64, (2, 2), 220),
-        ((150, None), 64, (2, 1), 220),
-        ((None, -150), 128, (2, 1), 360),
+        ((None, None), 128, (2, 1), 220, 2),
+        ((None, None), 64, (3, 3), 420, 5),
+        ((None, 0), 192, (2, 1), 220, 2),
+        ((None, 0), 128, (6, 2), 220, 2),
+        ((150, 0), 64, (2, 2), 220, 2),
+        ((150, None), 64, (2, 1), 220, 2),
+        ((None, -150), 128, (2, 1), 360, 2),
     ],
-    ids=["shifted", "waves", "there_and_back", "descending", "ascending", "queries_that_meet_no_keys"],
+    ids=["shifted", "halves", "waves", "there_and_back", "descending", "ascending", "queries_that_meet_no_keys"],
 )
-def test_deterministic_gradients_are_equal_whatever_the_order_of_events(window, head_dim, heads, seqlen_q, seed):
+def test_deterministic_gradients_are_equal_whatever_the_order_of_events(window, head_dim, heads, seqlen_q, sms, seed):
     """More key blocks than CTAs run at a time, so that groups of them follow each other."""
     heads = dict(heads_q=heads[0], heads_kv=heads[1], head_dim=head_dim, head_dim_v=min(head_dim, 128))
     case = Case("ordered", seqlen_q=seqlen_q, seqlen_k=420, window_size=window, deterministic=True, **heads)
     problem = cases.make(case, seed)
-    results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=2)) for schedule in SCHEDULES}
+    results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=sms)) for schedule in SCHEDULES}
     assert len(results) == 1, f"seed {seed}"
 
 
@@ -149,10 +154,13 @@ def test_gradients_through_autograd(seed):
 @pytest.mark.parametrize("name", SERVED)
 def test_gradients_under_many_interleavings(name, seed):
     plain = cases.make(SERVED[name], seed)
-    has_order = tiles_for(plain.spec, chip_by_number(90)).tile_n == TILE_N
+    has_order = tiles_for(plain.spec, plain.inputs.extent).tile_n == TILE_N
     ordered = [cases.make(replace(SERVED[name], deterministic=True), seed)] if has_order else []
     problems = [plain, *ordered]
     check_gradients_under_many_interleavings(KERNELS, problems, seed)
+
+
+LONG = Extent(1, 16384, 16384)
 
 
 def config(head_dim: int, tiles: BackwardTiles):
@@ -161,9 +169,14 @@ def config(head_dim: int, tiles: BackwardTiles):
     return configure(spec, chip_by_number(90), has_dlse=False, tiles=tiles)
 
 
+def config_of(spec: AttentionSpec):
+    """By the row of the table."""
+    return Backward(spec, LONG, chip_by_number(90)).config(has_dlse=False)
+
+
 @pytest.mark.parametrize(
     ("head_dim", "tiles"),
-    [(64, D64), (96, D96), (128, D128), (128, D128_CUT), (128, SOFTCAP), (192, D192), (192, D192_SOFTCAP)],
+    [(64, D64), (96, D96_SHORT), (128, D128), (128, D128_CUT), (128, SOFTCAP), (192, D192), (192, D192_SOFTCAP)],
 )
 def test_tables_fit_the_chip(head_dim, tiles):
     cfg = config(head_dim, tiles)
@@ -175,7 +188,7 @@ def test_tables_fit_the_chip(head_dim, tiles):
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(256, 256), (136, 256), (256, 136), (192, 192)])
 def test_tables_of_wide_heads_fit_the_chip(head_dim, head_dim_v):
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, needs_backward=True)
-    cfg = configure(spec, chip_by_number(90), has_dlse=False)
+    cfg = config_of(spec)
     assert wide.smem_map(cfg, wide.channels(cfg)).nbytes <= cfg.held_bytes <= 227 * 1024
     panels = [panel for team in range(2) for panel in cfg.dq_panels(team)]
     assert panels == list(range(-(-head_dim // 64) // cfg.ctas))
@@ -187,21 +200,30 @@ def test_tables_of_wide_heads_fit_the_chip(head_dim, head_dim_v):
 def test_tables_of_128_keys_fit_the_chip_where_registers_do(head_dim, head_dim_v):
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, needs_backward=True)
     for softcap in (0.0, 9.0):
-        cfg = configure(replace(spec, softcap=softcap), chip_by_number(90), has_dlse=False)
+        cfg = config_of(replace(spec, softcap=softcap))
         assert smem_map(cfg, channels(cfg)).nbytes <= cfg.held_bytes <= 227 * 1024
         assert cfg.row_blocks.placement.elements * 4 == 2 * cfg.dq_bytes
 
 
 def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, needs_backward=True)
-    assert tiles_for(spec, chip_by_number(90)) is D128
-    assert tiles_for(replace(spec, window_right=0), chip_by_number(90)) is D128_CUT
+    assert tiles_for(spec, LONG) is D128
+    assert tiles_for(replace(spec, window_right=0), LONG) is D128_CUT
     grouped = replace(spec, window_right=0, heads_kv=4)
-    assert tiles_for(grouped, chip_by_number(90)) is D128_GROUPED
-    assert configure(grouped, chip_by_number(90), has_dlse=False).deterministic  # though nobody asked for it
+    assert tiles_for(grouped, LONG) is D128_GROUPED
+    assert config_of(grouped).deterministic  # though nobody asked for it
     for other in (dict(varlen=True), dict(has_seqused_k=True), dict(window_left=9)):
-        assert not configure(replace(grouped, **other), chip_by_number(90), has_dlse=False).deterministic
-    assert tiles_for(replace(spec, softcap=15.0), chip_by_number(90)) is SOFTCAP
+        assert not config_of(replace(grouped, **other)).deterministic
+    assert tiles_for(replace(spec, softcap=15.0), LONG) is SOFTCAP
+
+
+def test_96_columns_have_an_order_unless_few_keys_are_masked():
+    spec = AttentionSpec(torch.bfloat16, 96, 96, 16, 16, 96**-0.5, needs_backward=True)
+    causal, short = replace(spec, window_right=0), Extent(1, 1024, 1024)
+    assert tiles_for(spec, short) is tiles_for(spec, LONG) is tiles_for(causal, LONG) is D96_ORDERED
+    assert tiles_for(causal, short) is D96_SHORT
+    for other in (dict(varlen=True), dict(has_seqused_q=True), dict(window_left=9)):
+        assert tiles_for(replace(causal, **other), LONG) is D96
 
 
 @pytest.mark.parametrize(("tile_m", "columns"), [(64, 128), (80, 128), (48, 192), (80, 64), (48, 256)])

@@ -123,6 +123,10 @@ class Steps(Variant):
         balanced = 2 * self.sms // n_blocks + 1 if self.has_right and not self.deterministic else 1
         return cutlass.min(Int32(cutlass.max(fit, balanced)), pairs)
 
+    def at_a_time(self, n_blocks: Int32) -> int | Int32:
+        """How many key blocks of a pair run at the same time, where CTAs are `shifted`."""
+        return self.sms
+
     @property
     def scores(self) -> Wgmma:
         """S^T = K Q^T."""
@@ -150,18 +154,24 @@ class Steps(Variant):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Steps):
-    """Two warpgroups with 64 keys each, which divide a step's dQ. claims: see `tiles`."""
+    """Two warpgroups with 64 keys each, which divide a step's dQ. claims, halved: see `tiles`."""
 
     claims: bool
+    halved: bool
     own_span: ClassVar[int] = TILE_N
     span: ClassVar[int] = TILE_N
 
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
         """A pair's CTAs run at the same time and find its queries in the L2 cache.
 
-        One without a mask or a GQA group. Causal or by lists, where a pair's blocks have work of all lengths: the pairs
+        One without a mask or a GQA group; two, if only half of a pair's run at a time, or as many as fill the chip.
+        Causal or by lists, where a pair's blocks have work of all lengths: the pairs
         that run at a time, or twice as many with a group, so that the chip is not left with a pair's longest work.
         """
+        if self.shifted and self.deterministic and self.halved:
+            together = self.sms // self.at_a_time(n_blocks)
+            sections = (pairs + together - 1) // together
+            return (pairs + sections - 1) // sections
         if not (self.has_right or self.has_blocks):
             return Int32(1) if self.group == 1 else Steps.section(self, n_blocks, seqlen_q, pairs)
         n_blocks, pairs = cutlass.max(n_blocks, 1), cutlass.max(pairs, 1)
@@ -171,6 +181,11 @@ class Config(Steps):
         if self.folds:
             sections += cutlass.min(sections - 1, 1) * (sections % 2)  # the last one ends evenly
         return (pairs + sections - 1) // sections
+
+    def at_a_time(self, n_blocks: Int32) -> int | Int32:
+        if not (self.deterministic and self.halved):
+            return self.sms
+        return Int32(cutlass.max(cutlass.min((n_blocks + 1) // 2, Int32(self.sms // 2)), 1))
 
     @property
     def folds(self) -> bool:

@@ -25,7 +25,7 @@ class Backward(plan.Backward):
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
         super().__init__(spec, extent, chip)
-        self.tiles = tiles or tiles_for(spec, chip)
+        self.tiles = tiles or tiles_for(spec, extent)
         if self.tiles.tile_n == ROWS:
             self.kernel = WIDE
 
@@ -38,11 +38,10 @@ class Backward(plan.Backward):
         return configure(self.spec, self.chip, has_dlse, self.tiles)
 
 
-def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None) -> Steps:
+def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles) -> Steps:
     """The compile-time side of a problem."""
-    tiles = tiles or tiles_for(spec, chip)
     claims = tiles.claims and not spec.has_blocks  # not measured with lists
-    made: Callable[..., Steps] = partial(Config, claims=claims)
+    made: Callable[..., Steps] = partial(Config, claims=claims, halved=tiles.halved)
     if tiles.tile_n == ROWS:
         made = partial(WideConfig, ctas=tiles.ctas, multicast=tiles.multicast)
     spec = replace(spec, deterministic=spec.deterministic or tiles.ordered)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...device import Chip
-from ...spec import AttentionSpec
+from ...spec import AttentionSpec, Extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +12,9 @@ class BackwardTiles:
     """A tuned row. tile_m: query rows of a step. q_stages, stages: tiles of Q and of dO in shared memory. ds_stages: of
     dS, and of P where that goes there. tile_n: keys of a CTA; 64 are `wide`'s. ctas: 2 for a pair that shares a
     `wide` step's dQ. multicast: CTAs of a pair that load Q and dO together. claims: where additions have no order, the
-    first to come stores dQ, and nobody clears its sum. ordered: they have one even where none is asked for."""
+    first to come stores dQ, and nobody clears its sum. ordered: they have one even where none is asked for. halved:
+    where they have one and nothing is masked, half of a pair's key blocks run at a time, so that those that take turns
+    are twice as far from each other."""
 
     name: str
     tile_m: int
@@ -26,10 +27,16 @@ class BackwardTiles:
     multicast: int = 1
     claims: bool = False
     ordered: bool = False
+    halved: bool = False
 
 
-D64 = BackwardTiles("d64", 128, 2, 2, 2, "full, causal 4k on an H100: 518, 473 TFLOP/s; cleared: 520, 458", claims=True)
+D64 = BackwardTiles("d64", 128, 2, 2, 2, "full, causal 4k on an H100: 518, 473 TFLOP/s; cleared: 520, 458; in order "
+    "full 1k, 4k, 16k: 386, 497, 532, not halved 379, 483, 525", claims=True, halved=True)  # fmt: skip
 D96 = BackwardTiles("d96", 64, 2, 2, 2, "full, causal 4k on an H100: 538, 472 TFLOP/s; with 3, 2, 3 tiles: 493, 434")
+# The first in turn stores; three warps add, where without an order one does.
+D96_ORDERED = BackwardTiles("d96_ordered", 64, 2, 2, 2, "full 1k, 4k, 16k on an H100: 412, 516, 547, causal 4k, 16k: "
+    "459, 520; without an order 404, 507, 534, 448, 510", ordered=True)  # fmt: skip
+D96_SHORT = BackwardTiles("d96_short", 64, 2, 2, 2, "causal 1k on an H100: 309; in order 304; cleared 290", claims=True)
 D128 = BackwardTiles("d128", 80, 2, 2, 2, "full 1k, 4k on an H100: 479, 619 TFLOP/s; cleared: 441, 581", claims=True)
 D128_CUT = BackwardTiles("d128_cut", 64, 2, 2, 2, "causal 1k, 4k on an H100: 349, 537; cleared: 312, 517", claims=True)
 # In the order of a deterministic run key blocks stay near each other, and so does what they add to in the L2 cache.
@@ -46,12 +53,15 @@ WIDEST = BackwardTiles("widest", 64, 2, 2, 2, "d256 full, causal 4k on an H100: 
 D256 = BackwardTiles("d256", 64, 2, 1, 2, "full, causal 16k on an H100: 541, 532; no multicast: 516, 494", 64, 2, 2)
 
 
+SHORT = 2048  # keys of a causal problem
+
+
 def _panels(columns: int) -> int:
     return -(-columns // 64)
 
 
-def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
-    """The row for a problem on a chip."""
+def tiles_for(spec: AttentionSpec, extent: Extent) -> BackwardTiles:
+    """The row for a problem."""
     largest = max(spec.head_dim, spec.head_dim_v)
     if largest > 128:
         panels = _panels(spec.head_dim) + _panels(spec.head_dim_v)
@@ -68,11 +78,13 @@ def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
         return D64
     if spec.softcap > 0 or (spec.mods is not None and spec.mods.score is not None):
         return SOFTCAP
-    if largest <= 96:
-        return D96
     is_causal = spec.window_left is None and spec.window_right is not None
-    has_seqused = spec.has_seqused_q or spec.has_seqused_k
-    if is_causal and spec.group > 1 and spec.mods is None and not (spec.varlen or has_seqused):
+    is_dense = spec.mods is None and not (spec.varlen or spec.has_seqused_q or spec.has_seqused_k)
+    if largest <= 96:
+        if not is_dense or spec.window_left is not None:
+            return D96
+        return D96_SHORT if is_causal and extent.max_seqlen_k <= SHORT else D96_ORDERED
+    if is_causal and spec.group > 1 and is_dense:
         return D128_GROUPED
     # Where a mask cuts blocks, lower steps waste less; those of a block mask divide its blocks.
     is_plain = spec.window_left is None and spec.window_right is None and spec.mods is None

@@ -96,8 +96,9 @@ def work_tile(context) -> Work:
     full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
     if keys.walk is not None:
         full = keys.walk.masked, keys.stop
-    place = keys.n_block % cfg.sms
-    together = cutlass.min((keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place), cfg.sms)
+    at_a_time = cfg.at_a_time(context.args.order.blocks)
+    place = keys.n_block % at_a_time
+    together = cutlass.min((keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place), at_a_time)
     tile = Tile(keys.n_block, keys.head_kv, keys.batch)
     ascends = context.args.order.goes_back(tile) if cfg.folds else None
     of_first = None if ascends is None else back(ascends, Int32(0), cfg.group)
