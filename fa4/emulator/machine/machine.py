@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import compress
 from typing import Any
 
 from fa4.emulator.errors import LaunchRefused, Place
@@ -320,6 +320,8 @@ class _Loaded:
         lowering = Lowering(core, module, kernel, {name: base for name, (_, base) in self.buffers.items()})
         lowering.run()
         self.sources = lowering.sources
+        self.opcodes = [kernel.instructions[s].opcode for s in self.sources]  # of each row
+        self.lines = [kernel.instructions[s].line for s in self.sources]
         rows = [(r.op, r.type, r.type2, r.dst, r.src, r.modifiers, r.guard, r.aligned, r.sync) for r in lowering.rows]
         wide = [(value & (2**64 - 1), offset, words) for value, offset, words in lowering.constants]
         dynamic_shared = SHARED_RESERVED + lowering.layout.static_shared
@@ -352,20 +354,10 @@ class _Loaded:
 
     def report(self, result: dict, grid, block, cluster) -> LaunchReport:
         report = LaunchReport(self.kernel.name, grid, block, cluster)
-        opcodes = [self.kernel.instructions[s].opcode for s in self.sources]
-        places = [self.kernel.instructions[s].line for s in self.sources]
-        total: Counter[str] = Counter()
-        lines: Counter[int] = Counter()
-        for warp, counts in enumerate(result["by_warp"]):
-            mine: Counter[str] = Counter()
-            for row, n in enumerate(counts):
-                if n:
-                    mine[opcodes[row]] += n
-                    lines[places[row]] += n
-            report.by_warp[warp] = dict(mine)
-            total.update(mine)
-        report.instructions = dict(total)
-        report.lines = dict(lines)
+        executed = [*map(sum, zip(*result["by_warp"]))]  # of each row
+        report.instructions = _summed(self.opcodes, executed)
+        report.lines = _summed(self.lines, executed)
+        report.by_warp = {warp: _summed(self.opcodes, counts) for warp, counts in enumerate(result["by_warp"])}
         report.bytes = dict(result["bytes"])
         report.mma_flops = result["mma_flops"]
         for row, n in enumerate(result["waits"]):
@@ -379,6 +371,14 @@ class _Loaded:
             for t, cta, warp, row, count, what in result["trace"]
         ]
         return report
+
+
+def _summed(keys: Sequence[Any], counts: Sequence[int]) -> dict[Any, int]:
+    """The counts of each key, without those that are 0."""
+    sums: dict[Any, int] = {}
+    for key, n in zip(compress(keys, counts), filter(None, counts)):
+        sums[key] = sums.get(key, 0) + n
+    return sums
 
 
 _parsed = lru_cache(maxsize=16)(parse)  # a text's kernels are launched one after the other
