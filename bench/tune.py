@@ -67,10 +67,13 @@ def _sm90() -> Sweep:
         if row.teams == 1:
             return _changed(row, splits=(1, 4, 8, 12, 16), most_stages=(2, 3, 4), tile_n=(32, 64, 128))
         columns = dict(teams=(2, 3), tile_n=(64, 80, 96, 112, 128), ping_pong=(False, True), rescale_threshold=(0.0,))
-        return _changed(row, schedule=(Schedule.SINGLE,), **columns)
+        return _changed(row, schedule=(Schedule.SINGLE,), section=(33, 66, 132), **columns)
 
     def backward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
-        return _changed(backward.tiles_for(spec, extent), tile_m=(64, 80, 96, 128))
+        row = backward.tiles_for(spec, extent)
+        if spec.deterministic:
+            return _changed(row, halved=(False, True))
+        return _changed(row, tile_m=(64, 80, 96, 128), claims=(False, True), ordered=(False, True))
 
     return Sweep(Plan, forward_rows, backward_rows)
 
@@ -95,13 +98,16 @@ def _sm100() -> Sweep:
 SWEEPS: dict[int, Callable[[], Sweep]] = {90: _sm90, 100: _sm100, 103: _sm100}
 
 
-def works(case: BenchCase, sweep: Sweep, chip: Chip, device: torch.device) -> dict[str, Callable[[], object]]:
+def works(
+    case: BenchCase, sweep: Sweep, chip: Chip, device: torch.device, deterministic: bool = False
+) -> dict[str, Callable[[], object]]:
     """What is timed for each row; rows that the shape does not allow are left out, and said so."""
     q, k, v, dout = (x.detach() for x in made_tensors(case, device, seed=0))
     inputs = AttentionInputs(q, k, v, max_seqlen_q=case.seqlen_q, max_seqlen_k=case.seqlen_k)
     spec = AttentionSpec(
         q.dtype, case.head_dim, case.head_dim_v, case.heads_q, case.heads_kv, case.head_dim**-0.5,
         window_right=0 if case.causal else None, needs_backward=case.direction == "bwd",
+        deterministic=deterministic,
     )  # fmt: skip
     is_forward, found = case.direction == "fwd", {}
     rows = (sweep.forward if is_forward else sweep.backward)(spec, inputs.extent, chip)
@@ -127,10 +133,13 @@ def works(case: BenchCase, sweep: Sweep, chip: Chip, device: torch.device) -> di
 @click.option("--chip", "number", type=click.Choice([str(number) for number in SWEEPS]), required=True)
 @click.option("--suite", type=click.Choice(list(SUITES)), default="paper", show_default=True)
 @click.option("--filter", "pattern", default="", help="Only cases whose label matches this regular expression.")
+@click.option("--deterministic", is_flag=True, help="Of backwards whose additions have an order.")
 @click.option("--seconds", default=0.5, show_default=True, help="Spent on each row.")
 @click.option("--output", type=click.Path(path_type=Path), default=None, help="Default: in bench/results.")
 @click.option("--dry-run", is_flag=True, help="Compile the rows on any machine, time none.")
-def main(number: str, suite: str, pattern: str, seconds: float, output: Path | None, dry_run: bool) -> None:
+def main(
+    number: str, suite: str, pattern: str, deterministic: bool, seconds: float, output: Path | None, dry_run: bool
+) -> None:
     sweep = SWEEPS[int(number)]()
     cases = [case for case in SUITES[suite] if re.search(pattern, case.label)]
     if not cases:
@@ -139,7 +148,7 @@ def main(number: str, suite: str, pattern: str, seconds: float, output: Path | N
         with emulating(chip_by_number(int(number))), compile_only() as compiled:
             device = torch.device("cpu")
             for case in dict.fromkeys(dataclasses.replace(case, batch=1) for case in cases):
-                works(case, sweep, chip_of(device), device)
+                works(case, sweep, chip_of(device), device, deterministic)
         console.print(f"{len(compiled.seconds)} kernels compiled in {sum(compiled.seconds.values()):.0f} s")
         return
     device = torch.device("cuda")
@@ -150,7 +159,8 @@ def main(number: str, suite: str, pattern: str, seconds: float, output: Path | N
     output = output or RESULTS / f"{now:%Y-%m-%d}_{machine.slug(facts['device'])}_tune.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
     for case in cases:
-        timings = measure_in_turns(works(case, sweep, chip_of(device), device), device, seconds=seconds)
+        rows = works(case, sweep, chip_of(device), device, deterministic)
+        timings = measure_in_turns(rows, device, seconds=seconds)
         table = Table("row", "ms (quartiles)", "TFLOP/s", title=case.label)
         with output.open("a") as file:
             for name, timing in timings.items():
@@ -158,7 +168,11 @@ def main(number: str, suite: str, pattern: str, seconds: float, output: Path | N
                 quartiles = f"{timing.median_ms:.3f} ({timing.q25_ms:.3f} to {timing.q75_ms:.3f})"
                 table.add_row(name, quartiles, f"{rate:,.0f}")
                 row = {"suite": "tune", "time": now.isoformat(timespec="seconds"), "machine": facts}
-                row |= {"provider": f"fa4: {name}", "label": case.label, **dataclasses.asdict(case)}
+                row |= {
+                    "provider": f"fa4: {name}{', deterministic' * deterministic}",
+                    "label": case.label,
+                    **dataclasses.asdict(case),
+                }
                 file.write(json.dumps({**row, **dataclasses.asdict(timing), "tflops": rate}) + "\n")
         console.print(table)
     console.print(f"rows appended to {output}")
