@@ -83,6 +83,23 @@ def _blackwell_gemms() -> list[Example]:
     return examples
 
 
+def _scaled_and_grouped() -> list[Example]:
+    """Products of few bits with factors beside them, and of several problems in one launch."""
+    folder, tiles = "cute/blackwell/kernel", "--mma_tiler_mn 128,128 --cluster_shape_mn 1,1"
+    problems = "--num_groups 3 --problem_sizes_mnkl (200,136,144,1),(64,264,80,1),(136,128,208,1)"
+    return [
+        _example("blockwise e4m3", "sm_100a", f"{folder}/blockwise_gemm/blockwise_gemm.py",
+                 f"--mnkl 256,256,512,1 {tiles} {_ONCE}"),
+        _example("blockwise e4m3 grouped", "sm_100a", f"{folder}/blockwise_gemm/contiguous_grouped_gemm.py",
+                 f"--mnkl 256,256,512,2 {tiles} {_ONCE}"),
+        _example("grouped_gemm", "sm_100a", f"{folder}/grouped_gemm/grouped_gemm.py", f"{problems} {tiles} {_ONCE}"),
+        _example("hopper grouped_gemm", "sm_90a", "cute/hopper/kernel/grouped_gemm/grouped_gemm.py",
+                 f"{problems} --tile_shape_mn 128,128 --cluster_shape_mn 1,1 --iterations 0"),
+        _example("hopper e4m3", "sm_90a", "cute/hopper/kernel/dense_gemm/dense_gemm_fp8_2xacc.py",
+                 f"--mnkl 264,144,320,1 --tile_shape_mn 128,128 --cluster_shape_mn 1,1 {_ONCE}"),
+    ]  # fmt: skip
+
+
 def _blackwell_attention() -> list[Example]:
     folder = "cute/blackwell/kernel/attention/fmha"
     shapes = {
@@ -137,4 +154,4 @@ def _ampere() -> list[Example]:
     ]  # fmt: skip
 
 
-EXAMPLES = (*_tutorials(), *_blackwell_gemms(), *_blackwell_attention(), *_hopper(), *_ampere())
+EXAMPLES = (*_tutorials(), *_blackwell_gemms(), *_scaled_and_grouped(), *_blackwell_attention(), *_hopper(), *_ampere())
