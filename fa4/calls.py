@@ -7,6 +7,7 @@ before needs none (see `remembered.Repeats`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ class _Known(NamedTuple):
     flags: Flags
     route: ops.Route
     max_seqlens: tuple[int, int]
+    alone: Callable[[tuple], tuple[Tensor, Tensor]] | None  # the forward of tensors, where there is nothing beside it
 
 
 class _WithMods(NamedTuple):
@@ -58,6 +60,8 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
     tensors = arguments[:8]
     known = None if ops.watched_beside_tensors() else repeats.find(tensors, said)
     if known is not None:
+        if known.alone is not None:
+            return known.alone(tensors)
         inputs = _record(AttentionInputs, tensors + known.max_seqlens)
     else:
         watched = ops.watched(arguments)
@@ -72,7 +76,9 @@ def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tens
             inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
             if watched or inputs.q.is_meta:  # (and lengths may have no values)
                 return autograd.forward(inputs, flags)
-            known = _Known(flags, ops.route(inputs, flags), inputs[8:])
+            route = ops.route(inputs, flags)
+            is_alone = not (flags.needs_backward or packed or inputs.seqused_k is not None)
+            known = _Known(flags, route, inputs[8:], route.forward.of_tensors if is_alone else None)
             if key is not None:
                 _known.keep(key, known)
         else:

@@ -189,6 +189,26 @@ def test_a_repeated_call_looks_once_and_passes_the_dispatcher_by(monkeypatch, se
     assert torch.equal(fa4.flash_attn_func(q, k, v), expected)
 
 
+def test_a_call_like_those_before_gets_its_gradients(seed):
+    q, k, v = make(SMALL["dense"], seed).tensors().values()
+    leaf = q.detach().requires_grad_()
+    grads = [torch.autograd.grad(fa4.flash_attn_func(leaf, k, v).sum(), leaf)[0] for _ in range(4)]
+    assert grads[0].any() and all(torch.equal(dq, grads[0]) for dq in grads)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_lengths_of_a_call_like_those_before_are_looked_at(packed, seed):
+    i = make(SMALL["varlen" if packed else "dense"], seed).inputs
+    used = torch.full((i.batch,), 1, dtype=torch.int32)
+    lengths = dict(cu_seqlens_q=i.cu_seqlens_q, cu_seqlens_k=i.cu_seqlens_k) if packed else dict(seqused_k=used)
+    function = fa4.flash_attn_varlen_func if packed else fa4.flash_attn_func
+    for _ in range(4):
+        function(i.q, i.k, i.v, **lengths)
+    lengths["cu_seqlens_k" if packed else "seqused_k"][-1] = 10_000
+    with pytest.raises(ValueError, match="cu_seqlens_k" if packed else "seqused_k"):
+        function(i.q, i.k, i.v, **lengths)
+
+
 _PACKED = dict(cu_seqlens_q=torch.tensor([0, 2, 5], dtype=torch.int32), cu_seqlens_k=torch.tensor([0, 3, 7]).int())
 _TWO = torch.tensor([2, 3], dtype=torch.int32)
 # Shapes of q, k and v, and other arguments; each differs from the first dense or the first packed one in one thing.

@@ -4,6 +4,7 @@ Fresh memory is full of NaN in tests, as it may be on a GPU.
 """
 
 import contextlib
+import functools
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from fa4.cases import Case
 from fa4.device import chip_of
 from fa4.plan import Layout, Plan
 from fa4.run import allocate, prepare
-from fa4.spec import Extent, Saved
+from fa4.spec import AttentionInputs, Extent, Saved
 
 BACKENDS = ("torch", "sm80", "sm100")
 
@@ -342,3 +343,56 @@ def test_memory_on_cuda_comes_by_the_short_way_if_there_is_one(monkeypatch):
 def test_launches_land_on_the_current_device(monkeypatch):
     monkeypatch.setattr(prepare, "_current_device", lambda: 1)
     assert [prepare.is_elsewhere(index) for index in (0, 1, 2)] == [True, False, True]
+
+
+class _Launching(fallback.Plan):
+    """Takes what kernels take, and notes the kinds of what it gets."""
+
+    layout, compiled = Layout.TMA, True
+
+    def __init__(self, *problem):
+        super().__init__(*problem)
+        self.got = []
+
+    def forward(self, inputs, out, lse):
+        assert all(x.data_ptr() % prepare.ALIGNMENT == 0 for x in inputs[:3]) and 0 not in self.extent
+        self.got.append(type(inputs))
+        super().forward(AttentionInputs(*inputs[:8], *self.extent[1:]), out, lse)
+
+
+def test_tensors_alone_are_launched_as_they_are_or_go_the_longer_way(seed):
+    problem = cases.make(Case("alone", batch=2, seqlen_q=20, seqlen_k=33, causal=True), seed)
+    inputs, plan = problem.inputs, _Launching(problem.spec, problem.inputs.extent, chip_of(problem.inputs.q.device))
+    forward = run.Forward(inputs, problem.spec, plan)
+    expected = forward(inputs)
+    given = [inputs, *(inputs._replace(**{name: _at_odd_address(getattr(inputs, name))}) for name in "qkv")]
+    for of_call in given:
+        got = forward.of_tensors(tuple(of_call[:8]))
+        assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
+    assert plan.got == [AttentionInputs, tuple, *[AttentionInputs] * 3]
+
+
+def _at_odd_address(x):
+    return x.new_zeros(x.numel() + 1)[1:].view(x.shape).copy_(x)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("negative", seqlen_q=20, seqlen_k=33, softmax_scale=-0.3),
+        Case("no_keys", seqlen_q=5, seqlen_k=0),
+        Case("seqused", batch=2, seqlen_q=20, seqlen_k=33, seqused=((None, 7), (None, 0))),
+        Case("packed", lengths=((7, 9), (0, 4)), padding=3),
+    ],
+    ids=str,
+)
+def test_tensors_alone_go_the_longer_way_where_there_is_more_to_do(case, seed, monkeypatch):
+    problem = cases.make(case, seed)
+    spec, inputs = problem.spec.with_positive_scale(), problem.inputs
+    plan = _Launching(spec, inputs.extent, chip_of(inputs.q.device))
+    if case.lengths:  # idle rows are set without a kernel
+        monkeypatch.setattr(allocate, "idle_setter", lambda *_: functools.partial(allocate._fill_all, -torch.inf))
+    forward = run.Forward(inputs, problem.spec, plan)
+    got, expected = forward.of_tensors(tuple(inputs[:8])), forward(inputs)
+    assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
+    cases.assert_right(cases.judge_forward(problem, *got), f"seed {seed}")

@@ -34,6 +34,20 @@ class Forward:
             self._set_idle = allocate.idle_setter(inputs, spec, plan, "q", 0, plan.splits, allocate.UNWRITTEN)
             self._parts = maker((plan.splits, *shape), torch.float32, device)
             self._part_lse = maker((plan.splits, *rows), torch.float32, device)
+        self._lengths = inputs[8:]
+        self._launch: Callable[..., None] = plan.forward
+        has_more_to_do = self._is_empty or not self._fits or plan.splits > 1 or self._set_idle is not None
+        self._only_launches = plan.compiled and not has_more_to_do
+
+    def of_tensors(self, tensors: tuple) -> tuple[Tensor, Tensor]:
+        """The same of a call without mods and cache, of which the tensors among its inputs are given: where all that is
+        left is to launch, there need be no record of them."""
+        is_here = self._device is None or not prepare.is_elsewhere(self._device)
+        if self._only_launches and is_here and prepare.are_aligned(tensors):
+            out, lse = self._out(), self._lse()
+            self._launch(tensors, out, lse)
+            return out, lse
+        return self(AttentionInputs._make((*tensors, *self._lengths)))
 
     def __call__(self, inputs: AttentionInputs, *extra: Any) -> tuple[Tensor, Tensor]:
         """(out, lse), row-major. extra: the call's mods, if it has any, or None and then its cache."""

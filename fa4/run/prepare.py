@@ -33,8 +33,9 @@ def fits_if_aligned(layout: Layout, inputs: AttentionInputs, spec: AttentionSpec
     return all(x.is_contiguous() or _steps_fit(layout, x) for x in inputs[:3])
 
 
-def are_aligned(inputs: AttentionInputs) -> bool:
-    return (inputs.q.data_ptr() | inputs.k.data_ptr() | inputs.v.data_ptr()) % ALIGNMENT == 0
+def are_aligned(inputs: tuple) -> bool:
+    """Of q, k and v, the first of these."""
+    return (inputs[0].data_ptr() | inputs[1].data_ptr() | inputs[2].data_ptr()) % ALIGNMENT == 0
 
 
 def saved_for(layout: Layout, saved: Saved) -> Saved:

@@ -58,7 +58,7 @@ class _Dense:
     """The forward of calls like one: what is not the tensors' is decided."""
 
     def __init__(self, known: Way, query: Tensor, key: Tensor, value: Tensor) -> None:
-        self._forward, self._lengths = known.route.forward, known.max_seqlens
+        self._forward, self._lengths = known.route.forward.of_tensors, known.max_seqlens
         self._q, self._k, self._v = _turned(query), _turned(key), _turned(value)
         made = torch.empty(query.transpose(1, 2).shape, dtype=query.dtype, device="meta")
         self._out = _turned(made)
@@ -67,8 +67,7 @@ class _Dense:
         self._seed, self._offset, self._mask = (maker(shape, dtype, query.device) for shape, dtype in none)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
-        inputs = self._q(query), self._k(key), self._v(value), None, None, None, None, None, *self._lengths
-        out, lse = self._forward(AttentionInputs._make(inputs))
+        out, lse = self._forward((self._q(query), self._k(key), self._v(value), None, None, None, None, None))
         out = self._out(out)
         if self._copies:
             out = torch.empty_like(query).copy_(out)
