@@ -83,20 +83,18 @@ def _blackwell_gemms() -> list[Example]:
     return examples
 
 
+_PROBLEMS = "--num_groups 3 --problem_sizes_mnkl (200,136,144,1),(64,264,80,1),(136,128,208,1)"
+
+
 def _scaled_and_grouped() -> list[Example]:
     """Products of few bits with factors beside them, and of several problems in one launch."""
     folder, tiles = "cute/blackwell/kernel", "--mma_tiler_mn 128,128 --cluster_shape_mn 1,1"
-    problems = "--num_groups 3 --problem_sizes_mnkl (200,136,144,1),(64,264,80,1),(136,128,208,1)"
     return [
         _example("blockwise e4m3", "sm_100a", f"{folder}/blockwise_gemm/blockwise_gemm.py",
                  f"--mnkl 256,256,512,1 {tiles} {_ONCE}"),
         _example("blockwise e4m3 grouped", "sm_100a", f"{folder}/blockwise_gemm/contiguous_grouped_gemm.py",
                  f"--mnkl 256,256,512,2 {tiles} {_ONCE}"),
-        _example("grouped_gemm", "sm_100a", f"{folder}/grouped_gemm/grouped_gemm.py", f"{problems} {tiles} {_ONCE}"),
-        _example("hopper grouped_gemm", "sm_90a", "cute/hopper/kernel/grouped_gemm/grouped_gemm.py",
-                 f"{problems} --tile_shape_mn 128,128 --cluster_shape_mn 1,1 --iterations 0"),
-        _example("hopper e4m3", "sm_90a", "cute/hopper/kernel/dense_gemm/dense_gemm_fp8_2xacc.py",
-                 f"--mnkl 264,144,320,1 --tile_shape_mn 128,128 --cluster_shape_mn 1,1 {_ONCE}"),
+        _example("grouped_gemm", "sm_100a", f"{folder}/grouped_gemm/grouped_gemm.py", f"{_PROBLEMS} {tiles} {_ONCE}"),
     ]  # fmt: skip
 
 
@@ -138,6 +136,10 @@ def _hopper() -> list[Example]:
                  f"--q_shape 1,200,2,128 --k_shape 1,200,2,128 {_ONCE}"),
         _example("hopper fmha causal", "sm_90a", f"{folder}/fmha.py",
                  f"--q_shape 1,200,2,64 --k_shape 1,200,2,64 --is_causal {_ONCE}"),
+        _example("hopper grouped_gemm", "sm_90a", "cute/hopper/kernel/grouped_gemm/grouped_gemm.py",
+                 f"{_PROBLEMS} --tile_shape_mn 128,128 --cluster_shape_mn 1,1 --iterations 0"),
+        _example("hopper e4m3", "sm_90a", f"{gemm}/dense_gemm_fp8_2xacc.py",
+                 f"--mnkl 264,144,320,1 --tile_shape_mn 128,128 --cluster_shape_mn 1,1 {_ONCE}"),
     ]  # fmt: skip
 
 
