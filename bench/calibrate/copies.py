@@ -195,6 +195,6 @@ def _atomics() -> Bench:
 
 BENCHES = (
     _loads(), *(_stream(size, everywhere) for size in (8192, 16384, 32768) for everywhere in (False, True)),
-    *(_stream(16384, True, readers) for readers in (1, 2, 4, 8, 16, 33, 66)),
+    *(_stream(size, True, readers) for size in (16384, 32768) for readers in (1, 2, 4, 8, 16, 33, 66)),
     _from_dram(False), _from_dram(True), _stores(), *(_stream_of_adds(shared) for shared in (False, True)), _atomics(),
 )  # fmt: skip

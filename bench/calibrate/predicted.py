@@ -179,13 +179,15 @@ _L2_BYTES = 50 << 20
 
 
 def _ranges(shape: BenchCase, walk: Walk, chip: Chip, inputs: tuple[tuple[int, int, bool], ...]) -> list[tuple]:
-    """Inputs that come from DRAM, and how many SMs read the same at a time: all CTAs of a pair that run together. What
-    fits in L2 is still there from whoever wrote it."""
+    """How many of the chip's SMs there are to each that reads something else of the inputs: all CTAs of a pair run
+    together, and a short grid leaves SMs idle. Whether they come from DRAM: what fits in L2 is still there from whoever
+    wrote it."""
     rows = shape.seqlen_q * shape.heads_q * (1 + (shape.direction == "bwd")) + 2 * shape.seqlen_k * shape.heads_kv
-    if 2 * shape.batch * rows * shape.head_dim <= _L2_BYTES:
-        return []
-    together = max(1, min(len(_steps(shape, walk)), walk.places(chip.sms) // walk.section))
-    return [(begin, end, 1 if alone else together) for begin, end, alone in inputs]
+    cold = 2 * shape.batch * rows * shape.head_dim > _L2_BYTES
+    tiles, places = len(_steps(shape, walk)), walk.places(chip.sms)
+    together = max(1, min(tiles, places // walk.section))
+    idle = max(1.0, places / (tiles * shape.heads_q * shape.batch))
+    return [(begin, end, idle * (1 if alone else together), cold) for begin, end, alone in inputs]
 
 
 def _steps(shape: BenchCase, walk: Walk) -> list[int]:

@@ -10,12 +10,12 @@ import torch
 
 from fa4.device import Chip
 
-from . import beside, copies, handoff, issue, launch, pairs, portable, tensor
+from . import beside, copies, handoff, issue, launch, mixed, pairs, portable, tensor
 from .frame import CLOCKS, SCRATCH, Bench, compile_bench
 
 BENCHES: tuple[Bench, ...] = (
     *issue.BENCHES, *handoff.BENCHES, *tensor.BENCHES, *copies.BENCHES, *pairs.BENCHES, *portable.BENCHES,
-    *launch.BENCHES, *beside.BENCHES,
+    *launch.BENCHES, *beside.BENCHES, *mixed.BENCHES,
 )  # fmt: skip
 
 

@@ -84,6 +84,24 @@ def test_a_copy_takes_what_a_b200_takes():
     assert woken - begin == pytest.approx(460 + 6 * 0.5 + 512 / 70, abs=8)  # META: 460 + 6 a KB, and the link from L2
 
 
+def test_what_several_of_a_gpc_read_together_comes_to_it_once():
+    source, target = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
+    body = ROUND_TRIP.format(expected=512, wait=WAIT, fence="fence.proxy.async.shared::cta;")
+    record = launch(body, [source, target], block=128, timing=True).record
+    table = chip_table("sm_100a").but(l2_own_bytes=4, gpcs=8)
+
+    def copied(sharers):
+        """Cycles of the copy of 512 bytes that so many multiprocessors read."""
+        ranges = [(0, 1 << 62, sharers, False)] if sharers else ()
+        times = guessed(record, chip=table, ranges=ranges, timeline=True)
+        (cycles,) = (i[5] - i[4] for i in times.intervals if timeline.TRACKS[i[0]] == "copies in")
+        return cycles - table.numbers["tma_latency"].value
+
+    # Neighbours go to one GPC each; of 16, two lie in each; where all do, the multiprocessor's own way is the narrower.
+    expected = {1: 512 / 4, 8: 512 / 4, 16: 512 / 8, 148: 512 / 70, None: 512 / 70}
+    assert {sharers: copied(sharers) for sharers in expected} == pytest.approx(expected)
+
+
 def test_what_was_recorded_is_replayed_and_nothing_else():
     source, target = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
     body = ROUND_TRIP.format(expected=512, wait=WAIT, fence="fence.proxy.async.shared::cta;")

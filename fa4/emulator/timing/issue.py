@@ -24,7 +24,7 @@ _SCOREBOARDS = 60
 
 @dataclass(frozen=True)
 class Issue:
-    """pipes: names by number. slots (s, 13), instructions (i, 3), blocks (b, 4): see core/replay.hpp. The last slot
+    """pipes: names by number. slots (s, 14), instructions (i, 3), blocks (b, 4): see core/replay.hpp. The last slot
     stands for what nothing is tied to. source: "machine code" or "PTX". registers: of a thread, 0 for unknown."""
 
     pipes: tuple[str, ...]
@@ -119,7 +119,7 @@ def from_ptx(kernel: Kernel) -> Issue:
                 sets = 1 << written % _SCOREBOARDS
                 written += 1
             times = pipes.index(cost.pipe), cost.occupancy, cost.stall
-            slots.append((*times, wait, sets, 0, cost.latency, i, 1, 0, 0, 0, 0))
+            slots.append((*times[:2], 0, 0, times[2], wait, sets, 0, cost.latency, cost.latency, i, 1, 0, 0))
         blocks.append((start, stop, first, len(slots)))
     return _issue(pipes, slots, kernel, blocks, "PTX")
 
@@ -154,10 +154,13 @@ def from_machine_code(kernel: Kernel, model: IssueModel) -> Issue:
             ptx = -1 if slot.ptx is None else slot.ptx
             sets = 0 if slot.written is None else 1 << slot.written
             reads = 0 if slot.read is None else 1 << slot.read
+            latency = round(slot.latency) or 12
             occupancy = 1 if slot.pipe in _SHARED else slot.occupancy
-            beside = [round(1000 * cost) for cost in (slot.takes, slot.slowed, slot.takes_sync, slot.slowed_sync)]
-            slots.append((pipes.index(slot.pipe), round(occupancy), slot.stall, slot.wait, sets, reads,
-                          round(slot.latency) or 12, ptx, int(carrier.get(ptx) == number), *beside))  # fmt: skip
+            beside = [round(1000 * cost) for cost in (slot.takes, slot.slowed)]
+            slots.append((pipes.index(slot.pipe), round(occupancy), round(1000 * slot.holds),
+                          int(slot.pipe in _ORDERED), slot.stall, slot.wait, sets, reads,
+                          latency, round(slot.released) or latency, ptx, int(carrier.get(ptx) == number),
+                          *beside))  # fmt: skip
         blocks.append((block.start, block.stop, first, len(slots)))
     return _issue(tuple(pipes), slots, kernel, blocks, "machine code")
 
@@ -166,11 +169,12 @@ def _does(slot: MachineSlot) -> bool:
     return slot.ptx is not None and slot.opcode.partition(".")[0] in _CARRIERS
 
 
+_ORDERED = frozenset({"fma", "alu", "tensor"})  # pipes whose instructions have their operands when they are issued
 _SHARED = frozenset({"lsu"})  # of the whole SM: the replay's units have them
 
 
 def _issue(pipes: tuple[str, ...], slots: list, kernel: Kernel, blocks: list, source: str) -> Issue:
-    slots = [*slots, (0, 0, 1, 0, 0, 0, 1, -1, 1, 0, 0, 0, 0)]
+    slots = [*slots, (0, 0, 0, 0, 1, 0, 0, 0, 1, 1, -1, 1, 0, 0)]
     return Issue(
         pipes, np.array(slots, dtype=np.int64), np.array(effects(kernel), dtype=np.int64).reshape(-1, 3),
         np.array(blocks, dtype=np.int64), source,

@@ -90,14 +90,14 @@ def replay(
     *,
     timeline: bool = False,
     cold: bool = False,
-    ranges: Sequence[tuple[int, int, float]] = (),
+    ranges: Sequence[tuple[int, int, float, bool]] = (),
 ) -> Times:
     """Give a recorded launch its schedule on the SMs it was recorded on.
 
     issue: what warps issue [default: `issue_of` the record]. chip: [default: the table of the record's chip]. cold: the
     first touch of an address comes from DRAM; on few SMs nearly all are first touches, on a whole chip few. ranges:
-    addresses of which the first touch comes from DRAM: begin, end, and how many SMs of the whole chip read the same at
-    about the same time.
+    addresses of which more is known: begin, end, how many SMs of the whole chip read the same at about the same time,
+    and whether the first touch comes from DRAM. All SMs read what is in none.
 
     Raises:
         RuntimeError: the replay got stuck, which means that model and record do not fit each other.

@@ -34,7 +34,7 @@ Chip chip_from(const std::map<std::string, double>& numbers) {
 
 py::dict run(const std::map<std::string, double>& numbers, int64_t pipes, const py::array& slots, const py::array& instructions,
              const py::array& blocks, const std::vector<int32_t>& sources, const py::list& warps, const py::array& ctas, bool timeline, bool cold,
-             const std::vector<std::tuple<int64_t, int64_t, double>>& ranges, double limit) {
+             const std::vector<std::tuple<int64_t, int64_t, double, bool>>& ranges, double limit) {
     Model model;
     model.pipes = pipes;
     model.slots = rows<Slot>(slots);
@@ -59,7 +59,7 @@ py::dict run(const std::map<std::string, double>& numbers, int64_t pipes, const 
     const std::vector<CtaInput> places = rows<CtaInput>(ctas);
     Options options;
     options.timeline = timeline, options.cold = cold, options.limit = limit;
-    for (const auto& [begin, end, sharers] : ranges) options.ranges.push_back({begin, end, sharers});
+    for (const auto& [begin, end, sharers, from_dram] : ranges) options.ranges.push_back({begin, end, sharers, from_dram});
     Result r;
     {
         py::gil_scoped_release release;

@@ -47,7 +47,7 @@ struct Named {
 struct Partition {
     std::vector<size_t> warps;
     std::vector<Cycles> pipe_free;
-    Cycles next = 0, tmem_read = 0, tmem_write = 0, tensor = 0;
+    Cycles next = 0, ports = 0, tmem_read = 0, tmem_write = 0, tensor = 0;
     Cycles taken = 0;           // of the wgmma that runs, by instructions issued beside it
     size_t last = 0;
     bool stale = true;
@@ -65,7 +65,7 @@ struct Tensor {
 
 struct Sm {
     std::array<Partition, kPartitions> parts;
-    Cycles smem_free = 0, lsu_free = 0, tma_free = 0, link_free = 0, red_free = 0, store_free = 0, dsmem_free = 0;
+    Cycles smem_free = 0, lsu_free = 0, tma_free = 0, link_free = 0, gpc_free = 0, red_free = 0, store_free = 0, dsmem_free = 0;
     std::deque<Tensor> tensor;
     Cycles tensor_free = 0, tensor_begin = 0, given = 0;    // given: what the wgmma that runs was made longer by
     Tensor running;
@@ -117,7 +117,7 @@ public:
         carried_.assign(model.instructions.size(), false);
         std::set<size_t> slowed;
         for (const Slot& slot : model.slots)
-            if (slot.slowed || slot.slowed_sync) slowed.insert(size_t(slot.pipe));
+            if (slot.slowed) slowed.insert(size_t(slot.pipe));
         slowed_pipes_.assign(slowed.begin(), slowed.end());
         for (const Slot& slot : model.slots)
             if (slot.carries && slot.instruction >= 0) carried_[size_t(slot.instruction)] = true;
@@ -270,7 +270,7 @@ private:
             const Warp& w = warps_[i];
             if (w.blocked || w.done) continue;
             const Slot& s = model_.slots[w.steps[w.next].slot];
-            Cycles t = std::max({w.ready, p.next, p.pipe_free[size_t(s.pipe)]});
+            Cycles t = std::max({w.ready, p.next, p.pipe_free[size_t(s.pipe)], s.ordered ? p.ports : 0});
             for (uint64_t m = uint64_t(s.wait); m; m &= m - 1) t = std::max(t, w.scoreboard[size_t(__builtin_ctzll(m))]);
             if (t < p.candidate_time) p.candidate_time = t, p.candidate = i;
         }
@@ -344,14 +344,11 @@ private:
         const Slot& s = model_.slots[at.slot];
         ++result_.issued;
         p.next = t + 1;
+        if (s.holds) p.ports = std::max(p.ports, t) + Cycles(s.holds) / 1000;
         Cycles slowed = 0;
         if (sm.running.group >= 0 && sm.tensor_free > t) {
             p.taken += Cycles(s.takes) / 1000;
             slowed = Cycles(s.slowed) / 1000;
-        }
-        if (p.tensor > t) {
-            p.tensor += Cycles(s.takes_sync) / 1000;
-            slowed = std::max(slowed, Cycles(s.slowed_sync) / 1000);
         }
         if (slowed > 0)     // what one arithmetic pipe loses beside products the others lose too
             for (size_t pipe : slowed_pipes_) p.pipe_free[pipe] = std::max(p.pipe_free[pipe], t) + slowed;
@@ -362,7 +359,7 @@ private:
         p.last = size_t(place - p.warps.begin());
         p.stale = true;
         w.ready = t + Cycles(std::max<int64_t>(1, s.stall));
-        Cycles done = t + Cycles(s.latency), read = done;
+        Cycles done = t + Cycles(s.latency), read = t + Cycles(s.read);
         if (s.carries || at.events) {
             if (s.instruction >= 0) act(sm, p, i, s, t, done, read);
             for (uint32_t e = at.event; e < at.event + at.events; ++e) event(sm, i, s, w.input->events[e], t, done, read);
@@ -592,7 +589,7 @@ private:
                 break;
             }
             case Timed::Global: {
-                const Memory memory = v[3] == 0 ? memory_of(v[2]) : Memory{0, chip_.l2_bytes, false};
+                const Memory memory = v[3] == 0 ? memory_of(v[2]) : Memory{0, kNever, false};
                 const Cycles bytes = Cycles(v[1]) * 32;
                 if (v[3] == 2) {        // its registers are free again when it has left
                     sm.red_free = std::max(sm.red_free, t) + bytes / chip_.red_bytes;
@@ -601,9 +598,7 @@ private:
                     done = sm.red_free + chip_.atomic_latency;
                     break;
                 }
-                sm.link_free = std::max(sm.link_free, t) + bytes / memory.link;
-                result_.busy["l2 link"] += bytes / memory.link;
-                done = sm.link_free + chip_.l2_latency;
+                done = from_l2(sm, bytes, memory, t) + chip_.l2_latency;
                 if (memory.miss) done = std::max(done, from_dram(bytes, memory.sharers, t) + chip_.dram_latency);
                 if (v[3] == 1) read = t + 8;
                 copy_done_ = done;
@@ -627,9 +622,7 @@ private:
             const Memory memory = memory_of(v[4]);
             ++result_.loads;
             result_.misses += memory.miss;
-            sm.link_free = std::max(sm.link_free, begin) + bytes / memory.link;
-            result_.busy["l2 link"] += bytes / memory.link;
-            Cycles end = sm.link_free;
+            Cycles end = from_l2(sm, bytes, memory, begin);
             if (memory.miss) end = std::max(end, from_dram(bytes, memory.sharers, begin) + chip_.dram_latency - chip_.l2_latency);
             load_end_ = std::max(sm.tma_free, end) + chip_.tma_latency;
             load_begin_ = std::min(load_end_, begin + chip_.tma_latency);
@@ -640,14 +633,24 @@ private:
         push(load_end_, What::Arrive, v[1], v[2], 0, -v[3]);
     }
 
-    struct Memory { double sharers; Cycles link; bool miss; };      // link: bytes a cycle of this SM's way to L2
+    struct Memory { double sharers; Cycles gpc; bool miss; };       // gpc: bytes a cycle of the SM's share of its GPC's way to L2
 
-    // What a read of an address finds: with `ranges` those that nobody else reads come slower from L2 too.
+    // What a read of an address finds. SMs that read the same lie in all GPCs, and what several of one GPC read comes there
+    // once.
     Memory memory_of(int64_t address) {
         for (const Range& r : options_.ranges)
             if (address >= r.begin && address < r.end)
-                return {r.sharers, std::min(chip_.l2_bytes, chip_.l2_own_bytes * r.sharers), first_touch(uint64_t(address) >> 7)};
-        return {1, chip_.l2_bytes, options_.cold && first_touch(uint64_t(address) >> 7)};
+                return {r.sharers, chip_.l2_own_bytes * std::max(1.0, r.sharers / chip_.gpcs), r.cold && first_touch(uint64_t(address) >> 7)};
+        return {1, kNever, options_.cold && first_touch(uint64_t(address) >> 7)};
+    }
+
+    // When bytes have come from L2: through the GPC's way to it and the SM's own.
+    Cycles from_l2(Sm& sm, Cycles bytes, const Memory& memory, Cycles t) {
+        sm.gpc_free = std::max(sm.gpc_free, t) + bytes / memory.gpc;
+        sm.link_free = std::max(sm.link_free, t) + bytes / chip_.l2_bytes;
+        result_.busy["gpc link"] += bytes / memory.gpc;
+        result_.busy["l2 link"] += bytes / chip_.l2_bytes;
+        return std::max(sm.gpc_free, sm.link_free);
     }
 
     // When bytes that so many SMs ask for together have left DRAM.

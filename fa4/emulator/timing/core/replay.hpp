@@ -30,15 +30,17 @@ enum class Action : int64_t {
 // One machine instruction of the issue model.
 struct Slot {
     int64_t pipe, occupancy;    // of the sub-partition's pipe, cycles
+    int64_t holds;              // the sub-partition's ports of registers, 1/1000 cycles
+    int64_t ordered;            // 1: is issued only when they are free; 0: takes them when it can
     int64_t stall;              // cycles until the warp may issue its next
     int64_t wait;               // scoreboards that must be free, a bit each
     int64_t sets, reads;        // scoreboards that its result, and the end of its reads, free
     int64_t latency;            // cycles from issue to result, unless a unit says otherwise
+    int64_t read;               // cycles from issue until its operands may be overwritten
     int64_t instruction;        // the PTX instruction it is tied to, -1 for none
     int64_t carries;            // 1: does what that instruction does (action and events)
-    // Beside a wgmma, in 1/1000 cycles: what it takes of the product's time, and how much longer its own pipe is busy. Then
-    // the same beside an mma.sync.
-    int64_t takes, slowed, takes_sync, slowed_sync;
+    // Beside a wgmma, in 1/1000 cycles: what it takes of the product's time, and how much longer its own pipe is busy.
+    int64_t takes, slowed;
 };
 
 struct Instruction { int64_t action, first, second; };
@@ -79,7 +81,7 @@ struct Chip {
     X(smem_bytes) X(smem_latency) X(tma_share) \
     X(tmem_bytes) X(tmem_load_latency) X(tmem_store_latency) X(tmem_stretch) \
     X(tma_latency) X(tma_bytes) X(tma_store_latency) X(tma_store_bytes) X(reduce_bytes) X(red_bytes) X(store_read_bytes) X(store_share) \
-    X(code_miss) X(l2_bytes) X(l2_own_bytes) X(l2_latency) X(dram_bytes) X(dram_latency) X(dsmem_latency) X(dsmem_bytes) X(atomic_latency) X(cancel_latency)
+    X(code_miss) X(l2_bytes) X(l2_own_bytes) X(gpcs) X(l2_latency) X(dram_bytes) X(dram_latency) X(dsmem_latency) X(dsmem_bytes) X(atomic_latency) X(cancel_latency)
 #define X(name) double name = 0;
     FA4_CHIP_NUMBERS(X)
 #undef X
@@ -101,13 +103,14 @@ struct Result {
     std::string stuck;
 };
 
-// Global addresses from `begin` to `end`: how many SMs of the whole chip read them at about the same time.
-struct Range { int64_t begin, end; double sharers; };
+// Global addresses from `begin` to `end`: how many SMs of the whole chip read them at about the same time, and whether
+// the first touch comes from DRAM.
+struct Range { int64_t begin, end; double sharers; bool cold; };
 
 struct Options {
     bool timeline = false;
     bool cold = true;       // the first touch of an address comes from DRAM
-    std::vector<Range> ranges;      // likewise, of these addresses
+    std::vector<Range> ranges;
     Cycles limit = 0;
 };
 

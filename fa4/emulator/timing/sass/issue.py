@@ -42,7 +42,7 @@ _PADDING = frozenset({"NOP", "BRA"})
 class Slot:
     """One issue of a warp.
 
-    pipe, occupancy, latency, takes, slowed, takes_sync, slowed_sync: see `pipes`. stall: clocks until this warp may
+    pipe, occupancy, latency, released, holds, takes, slowed: see `pipes`. stall: clocks until this warp may
     issue its next. wait: mask of scoreboards that must be zero first. written, read: the scoreboard that counts down
     when results are there, when operands were read. until: (scoreboard, count) of a wait for a count above zero. ptx:
     index of the PTX instruction this is part of, None where no line says. guarded: under a predicate, so perhaps
@@ -62,10 +62,10 @@ class Slot:
     latency: float
     until: tuple[int, int] | None = None
     guarded: bool = False
+    released: float = 0
+    holds: float = 0
     takes: float = 0
     slowed: float = 0
-    takes_sync: float = 0
-    slowed_sync: float = 0
 
     @property
     def sets(self) -> tuple[int, ...]:
@@ -265,6 +265,17 @@ def _is_wait(kernel: Kernel, index: int | None) -> bool:
     return index is not None and kernel.instructions[index].opcode.startswith(_WAITS)
 
 
+_FIRST, _BOTH = 1, 3  # bits of operands that stay in the operand cache
+
+
+def _holds(row: Rate, reuse: int) -> float:
+    """Clocks of the registers' ports: a product whose first operand stays for the next reads for one less, with both
+    operands for two. Which of the two products gains does not matter."""
+    if row.pipe != "tensor":
+        return row.holds
+    return max(0.0, row.holds - bool(reuse & _FIRST) - (reuse & _BOTH == _BOTH))
+
+
 def _slot(instruction: MachineInstruction, ptx: int | None, chip: str) -> Slot:
     row: Rate = rate(instruction.opcode, chip)
     control = instruction.control
@@ -274,8 +285,8 @@ def _slot(instruction: MachineInstruction, ptx: int | None, chip: str) -> Slot:
         until = int(board[2:]), int(count.strip() or "0", 16)
     return Slot(
         row.pipe, control.stall, control.wait, control.written, control.read, ptx, instruction.opcode, control.reuse,
-        control.yields, row.occupancy, row.latency, until, bool(instruction.guard), row.takes, row.slowed,
-        row.takes_sync, row.slowed_sync,
+        control.yields, row.occupancy, row.latency, until, bool(instruction.guard),
+        row.released, _holds(row, control.reuse), row.takes, row.slowed,
     )  # fmt: skip
 
 

@@ -21,8 +21,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Rate:
     """One row. opcodes: as nvdisasm writes them; each stands for itself with any modifiers, and the longest one wins.
-    chips: where the row holds, () for all. takes, slowed: beside a wgmma, clocks of the product's time that it takes,
-    and clocks by which its own pipe is busy longer; takes_sync, slowed_sync: the same beside an mma.sync."""
+    chips: where the row holds, () for all. released: clocks from issue until its operands may be overwritten, 0 for as
+    late as the result. takes, slowed: beside a wgmma, clocks of the product's time that it takes, and clocks by which
+    its own pipe is busy longer. holds: clocks for which it has the ports of its scheduler's registers; the pipes fma,
+    alu and tensor take no instruction while another has them."""
 
     opcodes: tuple[str, ...]
     pipe: str
@@ -35,11 +37,15 @@ class Rate:
     chips: tuple[str, ...] = ()
     takes: float = 0
     slowed: float = 0
-    takes_sync: float = 0
-    slowed_sync: float = 0
+    released: float = 0
+    holds: float = 0
+
+
+_HOLD = ("fma", "alu", "xu", "lsu")  # pipes whose instructions hold the registers' ports for a clock
 
 
 def _row(opcodes: str, pipe: str, occupancy: float, latency: float, sure: str, source: str, **more) -> Rate:
+    more = {"holds": 1 if pipe in _HOLD else 0} | more
     return Rate(tuple(opcodes.split()), pipe, occupancy, latency, sure, source, **more)
 
 
@@ -51,7 +57,6 @@ _UNIFORM = """
     UIADD3 ULOP3 UISETP USEL ULEA USHF UIMAD UPRMT UPLOP3 UFLO UPOPC UBREV UBMSK USGXT UIABS UVIADD UVIMNMX UFADD
     UFMUL UFFMA UFMNMX UFSEL UFSETP UF2FP UI2FP UF2I UI2F UP2UR UR2UP UCS2UR ULOP UFRND UI2I UF2F
 """
-_WIDE_SHARED = "LDS.128 LDSM.16.M88.4 LDSM.16.MT88.4 STSM.16.M88.4 STSM.16.MT88.4"
 _GLOBAL = "LDG LD LDL STG ST STL RED ATOMG ATOM LDGSTS REDG CCTL CCTLL QSPC"
 _TCGEN05 = "UTCHMMA UTCIMMA UTCQMMA UTCOMMA UTCMXQMMA UTCBAR UTCCP UTCSHIFT UTCATOMSWS"
 _TMA = "UTMALDG UTMASTG UTMAREDG UTMAPF UTMACCTL UTMACMDFLUSH UBLKCP UBLKRED UBLKPF"
@@ -62,12 +67,14 @@ _BRANCHES = """
 
 # Beside a wgmma, on an H100 (`bench.calibrate`): products of N = 128 take 119 clocks each instead of 69 beside FFMA or
 # FADD, and an FFMA 1.86 instead of 1.30. FMNMX, F2FP and MUFU slow no product, but while one runs they take 4.0 instead
-# of 2.06 and 10.5 instead of 8.1. Products of mma.sync take 8.02 clocks instead of 6.3 beside FMNMX or F2FP, which take
-# 2.74 instead of 2.15; 6.69 beside MUFU, which takes 9.15 instead of 8.32; 24.6 beside FFMA, which does not wait; 7.06
-# beside STS.128.
-_FLOAT = {"takes": 0.86, "slowed": 0.5, "takes_sync": 0.83}
-_EXPONENTIAL = {"slowed": 2.4, "takes_sync": 0.63, "slowed_sync": 0.83}
-_OTHERS = {"slowed": 1.92, "takes_sync": 0.59, "slowed_sync": 0.59}
+# of 2.06 and 10.5 instead of 8.1.
+# A product of mma.sync reads ten registers and holds their ports for 6 clocks, 5 if its first operand stayed, 4 if both
+# did. What its warp and others issue between products comes on top: 8.28 clocks with two FFMA, 9.19 with two FMNMX,
+# whose pipe takes 2 for the second. A store of 16 bytes a thread beside it costs it 3.1, stmatrix.x4 2, a shuffle 0.5.
+# A MUFU's operand may be overwritten late: chains of a softmax that do so at once take 23.1 clocks a step.
+_FLOAT = {"takes": 0.86, "slowed": 0.5}
+_EXPONENTIAL = {"slowed": 2.4, "released": 14}
+_OTHERS = {"slowed": 1.92}
 
 TABLE = (
     # 128 lanes of float32 an SM, 32 a scheduler; an instruction of two results keeps them busy twice.
@@ -93,17 +100,18 @@ TABLE = (
     # Queue of memory and of exchange between lanes: one instruction of 32 lanes of 4 bytes an SM and clock.
     _row("LDS STS ATOMS LDSM STSM", "lsu", 1, 28, "A", "128 B an SM and clock; latency 24-29", shared=True),
     _row("LDS.64 STS.64", "lsu", 2, 29, "A", "256 B", shared=True),
-    _row(_WIDE_SHARED, "lsu", 4, 33, "A", "512 B", shared=True),
+    _row("LDS.128 LDSM.16.M88.4 LDSM.16.MT88.4", "lsu", 4, 33, "A", "512 B", shared=True),
+    _row("STSM.16.M88.4 STSM.16.MT88.4", "lsu", 4, 33, "A", "512 B", shared=True, holds=2),
     _row("LDSM.16.M88.2 LDSM.16.MT88.2 STSM.16.M88.2 STSM.16.MT88.2", "lsu", 2, 30, "A", "256 B", shared=True),
-    _row("STS.128", "lsu", 4, 33, "A", "512 B", shared=True, takes_sync=3.1),
+    _row("STS.128", "lsu", 4, 33, "A", "512 B", shared=True, holds=3.1),
     _row("STAS", "lsu", 1, 0, "C", "as STS; the other CTA's memory decides", shared=True),
-    _row("SHFL", "lsu", 1, 24, "A", "guide: 32 lanes", shared=True),
+    _row("SHFL", "lsu", 1, 24, "A", "guide: 32 lanes", shared=True, holds=0.5),
     _row("REDUX CREDUX", "lsu", 2, 44, "C", "B300: half an instruction a clock", shared=True),
     _row("LDC LDCU ULDC", "constant", 1, 28, "C", "hits in the constant cache"),
     _row(_GLOBAL, "lsu", 4, 0, "C", "caches and memory decide", shared=True),
     # Units with laws of their own, which the replay has.
     _row("HMMA IMMA DMMA BMMA QMMA OMMA", "tensor", 8, 33, "B", "m16n8k16 on an A100: 512 FLOP a scheduler and clock"),
-    _row("HMMA", "tensor", 6, 19, "A", "6.05 a scheduler, a chain 24.7, on an H100", chips=("sm_90a",)),
+    _row("HMMA", "tensor", 6, 19, "A", "6.05 a scheduler, a chain 24.7, on an H100", chips=("sm_90a",), holds=6),
     _row("HGMMA IGMMA QGMMA BGMMA", "tensor", 0, 0, "A", "law of wgmma"),
     _row(_TCGEN05, "tensor", 0, 0, "A", "law of tcgen05"),
     _row("LDTM STTM LDT STT", "tmem", 0, 0, "A", "ports of tensor memory"),
