@@ -16,7 +16,7 @@ from fa4.run import forward
 from fa4.sm90.fwd.config import Schedule
 from fa4.sm90.fwd.kernel import channels, smem_map
 from fa4.sm90.fwd.plan import Forward, configure
-from fa4.sm90.fwd.tiles import USUAL, tiles_for
+from fa4.sm90.fwd.tiles import USUAL, USUAL_LONG, tiles_for
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec, Extent
 from tests.emulated import (
@@ -75,6 +75,12 @@ def test_schedules_blocks_and_thresholds(seed):
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{row}, seed {seed}")
 
 
+def test_the_row_of_long_causal_192_128(seed):
+    problem = cases.make(Case("long", seqlen_q=300, seqlen_k=330, head_dim=192, head_dim_v=128, causal=True), seed)
+    out, lse = KERNELS.forward(problem, seed, "random", USUAL_LONG)
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+
+
 def test_no_cta_ends_while_its_stores_read_shared_memory(seed):
     problem = cases.make(Case("short", seqlen_q=130, seqlen_k=130, head_dim=64, causal=True), seed)
     with emulate(KERNELS.chip, sms=2, seed=seed, checks=Checks(leftovers=True)):
@@ -119,6 +125,9 @@ def test_every_head_dim_fits_the_chip():
         ((128, 128), 512, True, (2, 64)),
         ((128, 128), 1024, True, (2, 128)),
         ((192, 128), 512, True, (2, 128)),
+        ((192, 128), 8192, True, (2, 128)),
+        ((192, 128), 16384, True, (3, 64)),
+        ((192, 128), 16384, False, (2, 128)),
         ((192, 192), 512, True, (2, 112)),
         ((256, 256), 1024, True, (2, 64)),
         ((256, 256), 4096, False, (2, 64)),
@@ -130,7 +139,8 @@ def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     tiles = tiles_for(spec, Extent(1, seqlen, seqlen))
     assert (tiles.teams, tiles.tile_n) == expected and tiles.schedule is Schedule.PERSISTENT
     packed = tiles_for(replace(spec, varlen=True), Extent(1, seqlen, seqlen))
-    assert (packed.teams, packed.tile_n, packed.schedule) == (*expected, Schedule.PACKED)
+    usual = (2, 128) if tiles is USUAL_LONG else expected
+    assert (packed.teams, packed.tile_n, packed.schedule) == (*usual, Schedule.PACKED)
     # One tile holds all the rows of a head there: nothing is gained by counting them.
     short = tiles_for(replace(spec, varlen=True, heads_q=128), Extent(1, 2, 2))
     assert short.schedule is Schedule.SINGLE
