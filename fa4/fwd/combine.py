@@ -11,8 +11,8 @@ sequence uses has l_s = +inf, as whoever allocated the parts left it: it becomes
 
 from __future__ import annotations
 
-import functools
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -20,6 +20,8 @@ import torch
 from cutlass import Float32, Int32
 
 from .. import jit
+from ..core.constant import Constant
+from ..core.program import Program
 from ..core.words import bits, load_floats, pack_half, store_words
 from ..device import Chip
 from .splits import MOST_SPLITS
@@ -30,9 +32,20 @@ _VECTOR = 4  # float32 in 16 bytes
 _IN_FLIGHT = 4  # parts that a warp loads before it adds the first of them, and before it knows what they weigh
 
 
-@dataclass(frozen=True)
-class Combine:
-    """What the generated code depends on, and so the compile key.
+class Parts(NamedTuple):
+    """parts (splits, batch, rows, heads, dim), part_lse (splits, batch, heads, rows), out (batch, rows, heads, dim),
+    lse (batch, heads, rows), sink (heads,) or None."""
+
+    parts: cute.Tensor
+    part_lse: cute.Tensor
+    out: cute.Tensor
+    lse: cute.Tensor
+    sink: cute.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Constant):
+    """What the generated code depends on, and steps of it.
 
     warps: that join a row, a power of two up to a block's. pdl: programmatic dependent launch, which sm_90 was the
     first to have.
@@ -40,84 +53,14 @@ class Combine:
 
     dtype: torch.dtype
     head_dim_v: int
-    sink_dtype: torch.dtype | None
+    has_sink: bool
     warps: int
     pdl: bool
-
-    def compile(self, chip: Chip):
-        """Compile the launcher, whose arguments are those of `__call__` without the stream."""
-        return jit.compile_kernel(
-            self,
-            jit.fake_tensor(Float32, 5, contiguous=True),
-            jit.fake_tensor(Float32, 4, contiguous=True, align=4),
-            jit.fake_tensor(jit.dsl_dtype(self.dtype), 4, contiguous=True),
-            jit.fake_tensor(Float32, 3, contiguous=True, align=4),
-            jit.fake_tensor(jit.dsl_dtype(self.sink_dtype), 1, align=2) if self.sink_dtype else None,
-            jit.current_stream(),
-            chip=chip,
-        )
 
     @property
     def rows(self) -> int:
         """Rows of a block."""
         return _WARPS // self.warps
-
-    @cute.jit
-    def __call__(
-        self,
-        parts: cute.Tensor,
-        part_lse: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        sink: cute.Tensor | None,
-        stream,
-    ):
-        """parts (splits, batch, rows, heads, dim), part_lse (splits, batch, heads, rows),
-        out (batch, rows, heads, dim), lse (batch, heads, rows)."""
-        rows = out.shape[0] * out.shape[1] * out.shape[2]
-        self.kernel(parts, part_lse, out, lse, sink, rows).launch(
-            grid=[cute.ceil_div(rows, self.rows), 1, 1],
-            block=[_WARP * _WARPS, 1, 1],
-            smem=4 * _WARPS * self.head_dim_v,
-            stream=stream,
-            use_pdl=self.pdl,
-        )
-
-    @cute.kernel
-    def kernel(
-        self,
-        parts: cute.Tensor,
-        part_lse: cute.Tensor,
-        out: cute.Tensor,
-        lse: cute.Tensor,
-        sink: cute.Tensor | None,
-        rows: Int32,
-    ):
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        warp, lane = cute.arch.make_warp_uniform(thread // _WARP), thread % _WARP
-        row = block * self.rows + warp // self.warps
-        head = row % out.shape[2]
-        query = row // out.shape[2] % out.shape[1]
-        sequence = row // out.shape[2] // out.shape[1]
-        if cutlass.const_expr(self.pdl):
-            cute.arch.griddepcontrol_wait()  # the parts are another kernel's
-            cute.arch.griddepcontrol_launch_dependents()
-        sums = [cute.make_rmem_tensor(_VECTOR, Float32) for _ in range(0, self.head_dim_v, _WARP * _VECTOR)]
-        for vector in sums:
-            vector.fill(0.0)
-        if row < rows:
-            of_row = parts[None, sequence, query, head, None]
-            held = self.first_parts(of_row, warp % self.warps, lane)
-            lses = self.own_lses(part_lse[None, sequence, head, query], lane)
-            total = self.total_lse(lses, sink, head)
-            if warp % self.warps == 0 and lane == 0:
-                lse[sequence, head, query] = total
-            self.add_up(of_row, held, lses, total, sums, warp % self.warps, lane)
-        if cutlass.const_expr(self.warps > 1):
-            self.meet(sums, warp, lane)
-        if row < rows and warp % self.warps == 0:
-            self.write(out[sequence, query, head, None], sums, lane)
 
     @cute.jit
     def own_lses(self, part_lse, lane):
@@ -222,8 +165,62 @@ def add_weighted(sums: cute.Tensor, factor: Float32, values: list[Float32]) -> N
         sums[k] += Float32(cutlass.select_(factor == 0.0, Float32(0.0), factor * value))
 
 
+class _Combine(Program):
+    @cute.jit
+    def launch(self, x: Parts, cfg: cutlass.Constexpr[Config], stream):
+        rows = x.out.shape[0] * x.out.shape[1] * x.out.shape[2]
+        self.kernel(x, rows, cfg).launch(
+            grid=[cute.ceil_div(rows, cfg.rows), 1, 1],
+            block=[_WARP * _WARPS, 1, 1],
+            smem=4 * _WARPS * cfg.head_dim_v,
+            stream=stream,
+            use_pdl=cfg.pdl,
+        )
+
+    @cute.kernel
+    def kernel(self, x: Parts, rows: Int32, cfg: cutlass.Constexpr[Config]):
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        warp, lane = cute.arch.make_warp_uniform(thread // _WARP), thread % _WARP
+        row = block * cfg.rows + warp // cfg.warps
+        head = row % x.out.shape[2]
+        query = row // x.out.shape[2] % x.out.shape[1]
+        sequence = row // x.out.shape[2] // x.out.shape[1]
+        if cutlass.const_expr(cfg.pdl):
+            cute.arch.griddepcontrol_wait()  # the parts are another kernel's
+            cute.arch.griddepcontrol_launch_dependents()
+        sums = [cute.make_rmem_tensor(_VECTOR, Float32) for _ in range(0, cfg.head_dim_v, _WARP * _VECTOR)]
+        for vector in sums:
+            vector.fill(0.0)
+        if row < rows:
+            of_row = x.parts[None, sequence, query, head, None]
+            held = cfg.first_parts(of_row, warp % cfg.warps, lane)
+            lses = cfg.own_lses(x.part_lse[None, sequence, head, query], lane)
+            total = cfg.total_lse(lses, x.sink, head)
+            if warp % cfg.warps == 0 and lane == 0:
+                x.lse[sequence, head, query] = total
+            cfg.add_up(of_row, held, lses, total, sums, warp % cfg.warps, lane)
+        if cutlass.const_expr(cfg.warps > 1):
+            cfg.meet(sums, warp, lane)
+        if row < rows and warp % cfg.warps == 0:
+            cfg.write(x.out[sequence, query, head, None], sums, lane)
+
+    def stand_ins(self, cfg: Config) -> tuple:
+        return (
+            Parts(
+                jit.fake_tensor(Float32, 5, contiguous=True),
+                jit.fake_tensor(Float32, 4, contiguous=True, align=4),
+                jit.fake_tensor(jit.dsl_dtype(cfg.dtype), 4, contiguous=True),
+                jit.fake_tensor(Float32, 3, contiguous=True, align=4),
+                jit.fake_tensor(Float32, 1, align=2) if cfg.has_sink else None,
+            ),
+        )
+
+
+_COMBINE = _Combine("combine")
+
+
 def launcher(dtype: torch.dtype, head_dim_v: int, has_sink: bool, splits: int, chip: Chip) -> jit.Launcher:
-    """The compiled kernel, which takes parts, part_lse, out, lse and the sink, float32 or None."""
+    """What takes `Parts`, the sink float32."""
     warps = min(1 << (-(-splits // _IN_FLIGHT) - 1).bit_length(), _WARPS)
-    kernel = Combine(dtype, head_dim_v, torch.float32 if has_sink else None, warps, chip.number >= 90)
-    return jit.compiled(("combine", *astuple(kernel)), functools.partial(kernel.compile, chip), chip)
+    return _COMBINE.launcher(Config(dtype, head_dim_v, has_sink, warps, chip.number >= 90), chip)

@@ -76,7 +76,7 @@ class Forward:
         self.plan.forward(inputs._replace(sink=None), parts, part_lse, *extra)
         if inputs.varlen:
             parts, part_lse, out, lse = parts.unsqueeze(1), part_lse.unsqueeze(1), out.unsqueeze(0), lse.unsqueeze(0)
-        self._join(parts, part_lse, out, lse, inputs.sink)
+        self._join((parts, part_lse, out, lse, inputs.sink))
 
     @functools.cached_property
     def _join(self) -> Callable[..., None]:
