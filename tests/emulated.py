@@ -221,6 +221,30 @@ def check_rows_that_one_key_rules(kernels: Kernels, seed: int) -> None:
     assert abs(off) < 2**-11, f"out is {off:.2e} off as a whole, seed {seed}"
 
 
+def check_small_logits_under_a_softcap(kernels: Kernels, seed: int) -> None:
+    """One key a row, so that lse is its logit, and scores that are single products: each logit is as exact as float32
+    allows, however much larger the cap is, and has the same bits beside large ones and a NaN."""
+    cap, rows, spoilt = 50.0, 64, 3
+    generator = torch.Generator().manual_seed(seed)
+    scores = (torch.randn(rows, generator=generator) * 2.0 ** torch.arange(rows).remainder(11).sub(5)).bfloat16()
+    k = scores.view(1, 1, 1, rows)
+    q = torch.eye(rows, dtype=torch.bfloat16)
+    q[spoilt, 0] = torch.nan
+    is_small = (scores.abs() < 0.4 * cap) & (torch.arange(rows) != spoilt)
+    lses = []
+    for x in (q, torch.where(is_small[:, None], q, 0.0)):
+        with emulate(kernels.chip, sms=2, seed=seed):
+            call = dict(softcap=cap, softmax_scale=1.0, return_lse=True, backend=kernels.backend)
+            lses.append(fa4.flash_attn_func(x.view(1, rows, 1, rows), k, k, **call)[1].flatten())
+    exact = cap * torch.tanh(scores.double() / cap)
+    off = (lses[0].double() / exact - 1).abs()
+    assert off[spoilt].isnan()
+    off[spoilt] = 0.0
+    # Four or five roundings to float32, and tanh's; those of a tanh that errs as much of 1 are 10 to 1000 times that.
+    assert off.max() < 8e-7, f"a logit is {off.max():.2e} of itself off, seed {seed}"
+    assert torch.equal(lses[0][is_small], lses[1][is_small]), f"seed {seed}"
+
+
 def check_gradients_through_autograd(kernels: Kernels, case: Case, seed: int) -> None:
     """Both directions by the public function."""
     problem = cases.make(case, seed)

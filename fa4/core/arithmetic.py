@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from .score import tanh_of
+from .score import tanh_by_exp
 from .softmax import LOG2_E
 
 KINDS = {"float": Float32, "int": Int32, "bool": Boolean}
@@ -21,7 +21,7 @@ def _by(x: Float32, factor: Float32 | None, constant: float) -> Float32:
 
 # Of x * factor, with a factor that does not vary, or None.
 OF_SCALED = {
-    "tanh": lambda x, factor: tanh_of(_by(x, factor, 2.0 * LOG2_E)),
+    "tanh": lambda x, factor: tanh_by_exp(_by(x, factor, 2.0 * LOG2_E)),
     "exp": lambda x, factor: cute.math.exp2(_by(x, factor, LOG2_E), fastmath=True),
     "exp2": lambda x, factor: cute.math.exp2(x if factor is None else x * factor, fastmath=True),
     "sigmoid": lambda x, factor: cute.arch.rcp_approx(1.0 + cute.math.exp2(_by(x, factor, -LOG2_E), fastmath=True)),

@@ -17,7 +17,7 @@ from cutlass import Float32
 from ..bwd.program import BackwardProgram, Call
 from ..core.mask import Window
 from ..core.order import Order, listed_order
-from ..core.score import Softcap
+from ..core.score import SoftcapAgain
 from ..core.sequence import Lengths
 from ..core.traced import ModTensors
 from .backward_tile import work_on_keys
@@ -42,7 +42,7 @@ class Arguments:
     lengths: Lengths
     order: Order
     window: Window
-    score: Softcap | None
+    score: SoftcapAgain | None
     softmax_scale: Float32
     scale_log2: Float32  # of what `score` gives
     mods: ModTensors | None
@@ -53,7 +53,7 @@ class BackwardKernel(BackwardProgram):
 
     def begin(self, call: Call, cfg: BackwardConfig, stream: Any) -> None:
         rows, scalars, sizes = call.rows, call.scalars, call.sizes
-        score = Softcap(scalars.scale_over_cap) if cfg.has_softcap else None
+        score = SoftcapAgain(scalars.scale_over_cap) if cfg.has_softcap else None
         # First keys first: under a causal mask they take longest, and in a deterministic run their turn is first.
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.tiles.tile_n)
         heads = cute.size(call.k, mode=[2])

@@ -27,7 +27,6 @@ from ..core.dropout import Dropout
 from ..core.mask import Band, Blocks, Descending, Listed
 from ..core.places import lines_of, store_lines
 from ..core.rows import first_row_block
-from ..core.score import apply
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
 from .dropout import factors, share_words
@@ -309,7 +308,8 @@ def weights(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[
     grid = cute.make_identity_tensor((cfg.tiles.tile_m, cfg.tiles.tile_n))
     own = rows_by_columns(mma.get_slice(work.thread).partition_C(grid))
     first = rows_by_columns(mma.get_slice(0).partition_C(grid))
-    apply(score, s)
+    if cutlass.const_expr(score is not None):
+        score.apply_to_all(s)
     scores, grads = rows_by_columns(s), rows_by_columns(dp)
     rows = cute.size(scores, mode=[0])
     kept = None

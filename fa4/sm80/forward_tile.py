@@ -20,7 +20,7 @@ from ..core.constant import Constant
 from ..core.dropout import Dropout
 from ..core.mask import Band, Descending, Listed
 from ..core.places import lines_of, store_lines
-from ..core.score import Softcap, apply
+from ..core.score import Softcap
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
 from ..fwd.scales import at_least
@@ -256,7 +256,8 @@ def step(work, tile, place, masked: cutlass.Constexpr[bool]):
     cute.arch.cp_async_wait_group(2 * (stages - 1))  # V is here, and K has been read by all
     cute.arch.barrier()
     load(work, work.k, tile.s_k, walk.ahead(place, stages), stage, False)
-    apply(work.score, s)
+    if cutlass.const_expr(work.score is not None):
+        work.score.apply(s)
     scores = rows_by_columns(s)
     modify(work, mma, scores, walk.block(place), masked)
     may_be_empty = masked or work.score_mod is not None or work.mask_mod is not None

@@ -26,6 +26,7 @@ from tests.emulated import (
     check_forward,
     check_forward_under_many_interleavings,
     check_rows_that_one_key_rules,
+    check_small_logits_under_a_softcap,
     check_strided_and_expanded_inputs,
     check_the_public_function_comes_here,
     poison_unused,
@@ -215,6 +216,10 @@ def test_strided_and_expanded_inputs(seed):
 
 def test_rows_that_one_key_rules(seed):
     check_rows_that_one_key_rules(KERNELS, seed)
+
+
+def test_small_logits_under_a_softcap(seed):
+    check_small_logits_under_a_softcap(KERNELS, seed)
 
 
 def test_public_function_dispatches_here(seed):

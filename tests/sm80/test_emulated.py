@@ -15,7 +15,7 @@ from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
 from fa4.sm80.plan import Plan
 from fa4.sm80.tiles import ForwardTiles
-from tests.emulated import Kernels, bits, check_gradients
+from tests.emulated import Kernels, bits, check_gradients, check_small_logits_under_a_softcap
 
 # Small, and each with a part of the kernels that the others leave out; a GPU runs all cases. Compiling takes most of a
 # case's time: keys in parts are in tests/test_run.py and, dense, in tests/mods; more columns of v than of k with
@@ -92,6 +92,10 @@ def test_gradients(name, seed):
     problem = cases.make(CASES[name], seed)
     schedules = SCHEDULES if problem.spec.deterministic else random.Random(seed).sample(SCHEDULES, 1)
     assert len({bits(check_gradients(KERNELS, problem, seed, schedule)) for schedule in schedules}) == 1, f"seed {seed}"
+
+
+def test_small_logits_under_a_softcap(seed):
+    check_small_logits_under_a_softcap(KERNELS, seed)
 
 
 def test_a_row_that_is_nan_shows_in_lse_and_gradients(seed):

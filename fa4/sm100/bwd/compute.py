@@ -20,7 +20,7 @@ from ...core.captured import Captured
 from ...core.dropout import Dropout, dropped
 from ...core.elements import Elements
 from ...core.places import Places
-from ...core.score import Softcap
+from ...core.score import SoftcapAgain
 from ...core.traced import bind
 from ...core.visible import hide_unless, visible_bits
 from ...core.words import load_floats, pack_half
@@ -134,7 +134,7 @@ def step(
         s += tmem.load(s_address + column, CHUNK)
     tmem.wait_loads()
     if cutlass.const_expr(cfg.has_softcap):
-        cap = Softcap(args.scale_over_cap)
+        cap = SoftcapAgain(args.scale_over_cap)
         s = [cap.apply(x) for x in s]
     if cutlass.const_expr(score is not None):
         (s,) = score.logits([s])

@@ -171,8 +171,11 @@ def step(context, ends, tile: Int32, cursor: Cursor, state: tuple[Float32, Float
     for column in range(0, cfg.tile_n, LOAD_COLUMNS):
         s += tmem.load(s_address + column, LOAD_COLUMNS)  # registers wait for their own values
     if cfg.has_softcap:
-        cap = Softcap(at.scales.over_cap)
-        s = [cap.apply(x) for x in s]
+        capped = cute.make_rmem_tensor(cfg.tile_n, Float32)
+        for i, x in enumerate(s):
+            capped[i] = x
+        Softcap(at.scales.over_cap).apply(capped)
+        s = [capped[i] for i in range(cfg.tile_n)]
     if at.score is not None:
         (s,) = at.score.logits([s])
     if at.mask is not None:

@@ -15,7 +15,7 @@ from ...core.constant import Constant
 from ...core.dropout import Dropout
 from ...core.elements import Elements
 from ...core.places import Places
-from ...core.score import Softcap
+from ...core.score import SoftcapAgain
 from ...core.traced import bind
 from ...core.words import load_floats, pack_half, store_words
 from ...pipeline.roles import WARPS_PER_WARPGROUP
@@ -143,7 +143,7 @@ def weights(context, s: cute.Tensor, minus_lse: Statistic, at: At) -> list[Float
     cfg, args, bounds = context.cfg, context.args, at.bounds
     if cfg.has_softcap:
         for i in range(cute.size(s)):
-            s[i] = Softcap(args.scale_over_cap).apply(s[i])
+            s[i] = SoftcapAgain(args.scale_over_cap).apply(s[i])
     if at.score is not None or at.mask is not None:
         lines = by_key(s, cfg.tile_m)
         lines = lines if at.score is None else at.score.logits(lines)
@@ -164,7 +164,7 @@ def weights(context, s: cute.Tensor, minus_lse: Statistic, at: At) -> list[Float
 def slopes(context, s: cute.Tensor, p: list[Float32], minus_delta: Statistic, dp: cute.Tensor, at: At) -> list[Int32]:
     """dS^T, rounded, two to a word. s: of `weights`."""
     if context.cfg.has_softcap:
-        p = [x * Softcap(context.args.scale_over_cap).slope(s[i]) for i, x in enumerate(p)]
+        p = [x * SoftcapAgain(context.args.scale_over_cap).slope(s[i]) for i, x in enumerate(p)]
     grads = [dp[i] if at.kept is None else dp[i] * at.kept.factor(i) for i in range(len(p))]
     ds = [x * (grads[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)]
     if at.score is not None:

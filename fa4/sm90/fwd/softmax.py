@@ -117,10 +117,9 @@ class Softmax(Constant):
         """Each row's scores, or logits by a score_mod; -inf where the row does not see the key."""
         cfg = self.context.cfg
         places = [row_elements(2 * cute.size(s), r) for r in range(ROWS_PER_THREAD)]
-        rows = [[s[i] for i in row] for row in places]
         if cfg.has_softcap:
-            cap = Softcap(self.scales.over_cap)
-            rows = [[cap.apply(x) for x in row] for row in rows]
+            Softcap(self.scales.over_cap).apply(s)
+        rows = [[s[i] for i in row] for row in places]
         if at.score is not None:
             rows = at.score.logits(rows)
         if at.mask is not None and (is_masked or not cfg.has_blocks):

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ....core.score import Softcap
+from ....core.score import SoftcapAgain
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
 from ..epilogue import store_gradient
@@ -72,7 +72,7 @@ def step(
     handed = p
     if cutlass.const_expr(cfg.has_softcap):
         # s holds what the softcap made of the scores.
-        handed = [x * Softcap(args.scale_over_cap).slope(s[i]) for i, x in enumerate(p)]
+        handed = [x * SoftcapAgain(args.scale_over_cap).slope(s[i]) for i, x in enumerate(p)]
     if cutlass.const_expr(kept is not None):
         handed, p = kept.by_sign(handed), kept.only(p)
     hand_over(context, at.p.stage, handed)
