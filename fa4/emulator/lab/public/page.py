@@ -41,9 +41,9 @@ to be read there by then, so that this is told as a letter.
 
 flash-attn-4's forward in parts of the keys ends with a kernel that joins them in tiles of 8 or 16 rows. Rows past the
 end are not loaded, and are worked through all the same: how many parts such a row has is counted from shared memory
-that nobody wrote, and that count says how often the loop of its threads turns. It turns at most 32 times, each thread
-has one row, and nothing of these rows is loaded or stored: the results do not depend on it. It is listed as an error
-because the emulator sees a branch on an undefined value, not what hangs on it.
+that nobody wrote, and that count says how often the loop of its threads (line 654) turns. It turns at most 32 times,
+each thread has one row, and nothing of these rows is loaded or stored: the results do not depend on it. It is listed as
+an error because the emulator sees a branch on an undefined value, not what hangs on it.
 """
 
 

@@ -23,6 +23,7 @@ EXAMPLES = {
     for script, kind, files in (
         ("two_register_counts.py", "setmaxnreg-count", (
             "flash_attn/cute/flash_bwd_sm100.py", "flash_attn/cute/flash_fwd_mla_sm100.py",
+            "flash_attn/cute/sm100_hd256_2cta_fmha_backward_dkdvkernel.py",
             "cudnn/flex_attention/kernels/sm100/bwd/backward.py", "flashinfer/cute_dsl/attention/prefill.py",
         )),
         ("unpublished_barrier.py", "barrier-init-fence", ("flashinfer/cute_dsl/attention/gqa_decode.py",)),
