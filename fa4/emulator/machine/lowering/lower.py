@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fa4.emulator.errors import UnknownInstruction
+from fa4.emulator.machine.lowering.forms import ADDRESS, DST, Form, form_of, leaves_of
 from fa4.emulator.machine.ptx import (
     TYPE_BITS,
     Address,
@@ -137,7 +138,7 @@ _NARROW = {"e4m3x2", "e5m2x2", "e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2", "e4m3x4"
            "e3m2x4", "e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "ue8m0", "u16x2", "s16x2"}  # fmt: skip
 
 
-@dataclass
+@dataclass(slots=True)
 class Row:
     op: int
     type: int
@@ -322,25 +323,21 @@ class Lowering:
         sync: bool = False,
         **modifiers: Any,
     ) -> None:
+        code = self.types[type_]
+        self.add(
+            self.ops[op], code, self.types[type2] if type2 else code, list(dst), list(src), self.packed(op, modifiers),
+            aligned, sync,
+        )  # fmt: skip
+
+    def add(self, op: int, type_: int, type2: int, dst: list[tuple], src: list[tuple], modifiers: list[int],
+            aligned: bool, sync: bool) -> None:  # fmt: skip
+        """A row of the current instruction, in the core's codes."""
         instruction = self.current
         assert instruction is not None
         guard = NO_OPERAND
         if instruction.guard is not None:
             guard = self.reg(instruction.guard, instruction.guard_negated)
-        code = self.types[type_]
-        self.rows.append(
-            Row(
-                self.ops[op],
-                code,
-                self.types[type2] if type2 else code,
-                list(dst),
-                list(src),
-                self.packed(op, modifiers),
-                guard,
-                aligned,
-                sync,
-            )
-        )
+        self.rows.append(Row(op, type_, type2, dst, src, modifiers, guard, aligned, sync))
         self.sources.append(self.current_index)
 
     def packed(self, op: str, given: Modifiers) -> list[int]:
@@ -361,14 +358,47 @@ class Lowering:
             values.append(int(value))
         return values
 
+    def repeat(self, form: Form, leaves: Sequence[Any]) -> None:
+        """The row of an instruction, by its form."""
+        operands = []
+        for place, what in form.steps:
+            leaf = leaves[place]
+            if type(leaf) is Register:
+                operand = self.by_register.get(leaf.index) or self.reg(leaf)
+            elif what is DST:
+                operand = self.dst(leaf)
+            elif what is ADDRESS:
+                operand = self.address(leaf)[0]
+            else:
+                operand = self.src(leaf, what)
+            operands.append(operand)
+        operands.append(NO_OPERAND)
+        modifiers = form.modifiers
+        if form.offsets:
+            modifiers = modifiers.copy()
+            for place, leaf_at in form.offsets:
+                modifiers[place] = leaves[leaf_at].offset
+        self.add(
+            form.op, form.type, form.type2, [operands[i] for i in form.dst], [operands[i] for i in form.src],
+            modifiers, form.aligned, form.sync,
+        )  # fmt: skip
+
     def run(self) -> None:
         for index, instruction in enumerate(self.kernel.instructions):
             self.current, self.current_index = instruction, index
             self.row_of.append(len(self.rows))
-            handler = HANDLERS.get(instruction.parts[0])
             try:
+                kinds, leaves = leaves_of(instruction.operands)
+                key = instruction.opcode, kinds
+                form = _FORMS.get(key)
+                if form is not None:
+                    self.repeat(form, leaves)
+                    continue
+                handler = HANDLERS.get(instruction.parts[0])
                 if handler is None:
                     raise UnknownInstruction(f"unknown instruction: {instruction.opcode}")
+                if key not in _FORMS:
+                    _FORMS[key] = form_of(*key, handler, Mods, self, NO_OPERAND)
                 handler(self, instruction, Mods(instruction))
             except UnknownInstruction as error:
                 raise UnknownInstruction(error.message, self.module.place(instruction)) from None
@@ -427,6 +457,7 @@ def literal_bits(literal: Imm, type_: str) -> int:
     raise UnknownInstruction(f"a floating-point literal cannot be .{type_}")
 
 
+_FORMS: dict[tuple[str, tuple], Form | None] = {}  # by opcode and kinds of operands
 HANDLERS: dict[str, Callable[[Lowering, Instruction, Mods], None]] = {}
 
 
