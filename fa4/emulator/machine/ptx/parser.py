@@ -334,7 +334,7 @@ class _Parser:
         if "|" in text:
             first, second = (self.operand(o.strip(), scopes) for o in text.split("|"))
             return Pair(first, second)
-        literal = parse_literal(text)
+        literal = None if c == "%" else parse_literal(text)
         if literal is not None:
             return literal
         register = scopes.register(text)
