@@ -23,7 +23,7 @@ from fa4.sm90.bwd.tiles import (
     D96_SHORT,
     D128,
     D128_CUT,
-    D128_GROUPED,
+    D128_ORDERED,
     D192,
     D192_CUT,
     D192_SOFTCAP,
@@ -208,9 +208,10 @@ def test_tables_of_128_keys_fit_the_chip_where_registers_do(head_dim, head_dim_v
 def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, needs_backward=True)
     assert tiles_for(spec, LONG) is D128
-    assert tiles_for(replace(spec, window_right=0), LONG) is D128_CUT
+    assert tiles_for(replace(spec, window_right=0), Extent(2, 8192, 8192)) is D128_CUT
+    assert tiles_for(replace(spec, window_right=0), LONG) is D128_ORDERED
     grouped = replace(spec, window_right=0, heads_kv=4)
-    assert tiles_for(grouped, LONG) is D128_GROUPED
+    assert tiles_for(grouped, LONG) is D128_ORDERED
     assert config_of(grouped).deterministic  # though nobody asked for it
     for other in (dict(varlen=True), dict(has_seqused_k=True), dict(window_left=9)):
         assert not config_of(replace(grouped, **other)).deterministic

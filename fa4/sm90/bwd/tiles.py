@@ -40,8 +40,8 @@ D96_SHORT = BackwardTiles("d96_short", 64, 2, 2, 2, "causal 1k on an H100: 309; 
 D128 = BackwardTiles("d128", 80, 2, 2, 2, "full 1k, 4k on an H100: 479, 619 TFLOP/s; cleared: 441, 581", claims=True)
 D128_CUT = BackwardTiles("d128_cut", 64, 2, 2, 2, "causal 1k, 4k on an H100: 349, 537; cleared: 312, 517", claims=True)
 # In the order of a deterministic run key blocks stay near each other, and so does what they add to in the L2 cache.
-D128_GROUPED = BackwardTiles("d128_grouped", 64, 2, 2, 2, "causal 2k, 4k, 8k, 32/8 heads, on an H100: 470, 565, 626; "
-    "without an order 455, 522, 583", ordered=True)  # fmt: skip
+D128_ORDERED = BackwardTiles("d128_ordered", 64, 2, 2, 2, "causal 2k, 4k, 8k, 32/8 heads, on an H100: 470, 565, 626; "
+    "without an order 455, 522, 583; 16 heads, 16k: 649, without 626", ordered=True)  # fmt: skip
 SOFTCAP = BackwardTiles("softcap", 64, 2, 2, 2, "full, causal 4k on an H100: 505, 468; cleared: 487, 453", claims=True)
 
 D192 = BackwardTiles("d192", 48, 2, 2, 2, "full 4k, 16k on an H100: 534, 554 TFLOP/s; cleared: 494, 540", claims=True)
@@ -53,7 +53,7 @@ WIDEST = BackwardTiles("widest", 64, 2, 2, 2, "d256 full, causal 4k on an H100: 
 D256 = BackwardTiles("d256", 64, 2, 1, 2, "full, causal 16k on an H100: 541, 532; no multicast: 516, 494", 64, 2, 2)
 
 
-SHORT = 2048  # keys of a causal problem
+SHORT, LONG = 2048, 16384  # keys of a causal problem, to and from which on it is one
 
 
 def _panels(columns: int) -> int:
@@ -84,8 +84,8 @@ def tiles_for(spec: AttentionSpec, extent: Extent) -> BackwardTiles:
         if not is_dense or spec.window_left is not None:
             return D96
         return D96_SHORT if is_causal and extent.max_seqlen_k <= SHORT else D96_ORDERED
-    if is_causal and spec.group > 1 and is_dense:
-        return D128_GROUPED
+    if is_causal and is_dense and (spec.group > 1 or extent.max_seqlen_k >= LONG):
+        return D128_ORDERED
     # Where a mask cuts blocks, lower steps waste less; those of a block mask divide its blocks.
     is_plain = spec.window_left is None and spec.window_right is None and spec.mods is None
     return D128 if is_plain else D128_CUT
