@@ -128,7 +128,8 @@ def test_deterministic_gradients_are_equal_whatever_the_order_of_events(window, 
     heads = dict(heads_q=heads[0], heads_kv=heads[1], head_dim=head_dim, head_dim_v=min(head_dim, 128))
     case = Case("ordered", seqlen_q=seqlen_q, seqlen_k=420, window_size=window, deterministic=True, **heads)
     problem = cases.make(case, seed)
-    results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=sms)) for schedule in SCHEDULES}
+    tiles = D64 if head_dim == 64 else None  # that of more keys
+    results = {bits(check_gradients(KERNELS, problem, seed, schedule, tiles, sms=sms)) for schedule in SCHEDULES}
     assert len(results) == 1, f"seed {seed}"
 
 
@@ -216,6 +217,12 @@ def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
     for other in (dict(varlen=True), dict(has_seqused_k=True), dict(window_left=9)):
         assert not config_of(replace(grouped, **other)).deterministic
     assert tiles_for(replace(spec, softcap=15.0), LONG) is SOFTCAP
+
+
+def test_few_keys_of_64_columns_are_not_halved():
+    spec = AttentionSpec(torch.bfloat16, 64, 64, 16, 16, 0.125, needs_backward=True, deterministic=True)
+    for keys, halved in ((512, False), (1024, True)):
+        assert tiles_for(spec, Extent(1, keys, keys)).halved is halved
 
 
 def test_96_columns_have_an_order_unless_few_keys_are_masked():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...spec import AttentionSpec, Extent
 
@@ -32,6 +32,9 @@ class BackwardTiles:
 
 D64 = BackwardTiles("d64", 128, 2, 2, 2, "full, causal 4k on an H100: 518, 473 TFLOP/s; cleared: 520, 458; in order "
     "full 1k, 4k, 16k: 386, 497, 532, not halved 379, 483, 525", claims=True, halved=True)  # fmt: skip
+D64_SHORT = replace(
+    D64, name="d64_short", halved=False, evidence="in order full 512 on an H100: 290 of 312; halved 0.89"
+)
 D96 = BackwardTiles("d96", 64, 2, 2, 2, "full, causal 4k on an H100: 538, 472 TFLOP/s; with 3, 2, 3 tiles: 493, 434")
 # The first in turn stores; three warps add, where without an order one does.
 D96_ORDERED = BackwardTiles("d96_ordered", 64, 2, 2, 2, "full 1k, 4k, 16k on an H100: 412, 516, 547, causal 4k, 16k: "
@@ -75,7 +78,7 @@ def tiles_for(spec: AttentionSpec, extent: Extent) -> BackwardTiles:
             return WIDE
         return D256 if _panels(spec.head_dim) == 4 else WIDEST
     if largest <= 64:
-        return D64
+        return D64_SHORT if extent.max_seqlen_k <= 512 else D64
     if spec.softcap > 0 or (spec.mods is not None and spec.mods.score is not None):
         return SOFTCAP
     is_causal = spec.window_left is None and spec.window_right is not None
