@@ -9,12 +9,13 @@ from ...pipeline.picture import page
 from ...spec import AttentionSpec
 from .kernel import KERNEL
 from .plan import configure
+from .tiles import D128_CUT
 
 
 def tables() -> str:
     """Everything between the marks in the page."""
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0)
-    cfg = configure(spec, chip_by_number(90), has_dlse=False)
+    cfg = configure(spec, chip_by_number(90), has_dlse=False, tiles=D128_CUT)
     return page(KERNEL, cfg, ("compute", "reduce"))
 
 
