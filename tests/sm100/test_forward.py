@@ -158,8 +158,8 @@ def test_sections_are_as_many_as_fit_and_of_one_size_where_that_is_near(fit, pai
 @pytest.mark.parametrize(
     "number, changes, polynomial, schedule, ctas",
     [
-        (100, dict(), 4, Schedule.PERSISTENT, 2),
-        (100, dict(varlen=True), 4, Schedule.SINGLE, 2),
+        (100, dict(), 6, Schedule.PERSISTENT, 2),
+        (100, dict(varlen=True), 6, Schedule.SINGLE, 2),
         (100, dict(window_right=0), 4, Schedule.DYNAMIC, 1),
         (100, dict(window_left=100, window_right=0), 4, Schedule.PERSISTENT, 1),
         (100, dict(head_dim=64, head_dim_v=64, varlen=True), 5, Schedule.SINGLE, 1),
@@ -203,7 +203,7 @@ def test_two_ctas_share_a_tile_where_it_is_full(changes, rows, ctas):
 
 
 @pytest.mark.parametrize(
-    "dims, polynomial", [((64, 64), 5), ((128, 64), 5), ((64, 72), 4), ((128, 128), 4), ((192, 128), 4)]
+    "dims, polynomial", [((64, 64), 5), ((128, 64), 5), ((64, 72), 6), ((128, 128), 6), ((192, 128), 4)]
 )
 def test_head_dims_decide_how_many_exponentials_are_polynomials(dims, polynomial):
     spec = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1)

@@ -46,6 +46,7 @@ _EXP2 = {  # polynomial -> why, by which unit of which chip bounds the loop
     0: "the special-function unit is no bound",
     4: "the way from S to P, on which the other tile's products wait, is shortest",
     5: "head_dim_v <= 64: exp2 takes twice the product's cycles",
+    6: "the same, where products are shorter and no block is masked",
 }
 _SCHEDULES = {
     Schedule.PERSISTENT: "tiles of one length",
@@ -92,10 +93,14 @@ def _polynomial(spec: AttentionSpec, chip: Chip) -> int:
     """Of every 16 pairs, those whose exp2 the FMA units take. sm_103 has twice the special-function units. Products
     that take longer than all exponentials, those of (192, 128), do not hide them: a tile's S is in softmax while the
     other tile's products run, which take half as long as both tiles' exponentials (`python -m fa4.emulator.timing fwd`
-    with 0 and 4: 1804 and 1919 TFLOP/s predicted for (192, 128), full, 16k)."""
+    with 0 and 4: 1804 and 1919 TFLOP/s predicted for (192, 128), full, 16k; d128 with 4 and 6: 1609 and 1720 for full,
+    1575 and 1562 for causal, 16k)."""
     if chip.number == 103:
         return 0
-    return 5 if spec.head_dim_v <= 64 else 4
+    if spec.head_dim_v <= 64:
+        return 5
+    is_full = spec.window_left is None and spec.window_right is None
+    return 6 if is_full and spec.head_dim <= 128 else 4
 
 
 def _schedule(spec: AttentionSpec, ctas: int) -> tuple[str, Schedule]:
