@@ -169,7 +169,9 @@ def chip_of(device: torch.device) -> Chip:
     if device.type == "cpu":
         chip = emulated or _CPU
     elif device.type == "cuda" and torch.version.hip is None:
-        chip = _cuda_chip(torch.cuda.current_device() if device.index is None else device.index)
+        # Inside `emulating` the emulator may answer for torch.cuda: for this chip now, and for another one later.
+        of_index = _cuda_chip if emulated is None else _cuda_chip.__wrapped__
+        chip = of_index(torch.cuda.current_device() if device.index is None else device.index)
     else:
         chip = Chip(device_type=device.type)
     if recorder is None and not shared:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_empty_strided_cuda = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
+# Looked up at each call: what stands in for a GPU replaces it there.
+_guards: Any = getattr(torch._C._dynamo, "guards", None)
+_has_short_way = hasattr(_guards, "_empty_strided_cuda")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -24,14 +27,14 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     On CUDA, `device` must be the current one. There it is made by the allocation call that torch.compile's generated
     code uses, where this torch has it: a tenth of torch.empty's host time, which is most of a short call's.
     """
-    if _empty_strided_cuda is not None and device.type == "cuda":
-        return _empty_strided_cuda(*_row_major(shape), dtype)
+    if _has_short_way and device.type == "cuda":
+        return _guards._empty_strided_cuda(*_row_major(shape), dtype)
     return torch.empty(shape, dtype=dtype, device=device)
 
 
 def maker(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
     """What gives a new `empty(shape, dtype, device)` at each call, at still less cost."""
-    if _empty_strided_cuda is not None and device.type == "cuda":
+    if _has_short_way and device.type == "cuda":
         shape, strides = _row_major(shape)
-        return lambda: _empty_strided_cuda(shape, strides, dtype)
+        return lambda: _guards._empty_strided_cuda(shape, strides, dtype)
     return lambda: torch.empty(shape, dtype=dtype, device=device)

@@ -71,13 +71,13 @@ def _poisoning(allocate):
 
 @pytest.fixture(autouse=True)
 def _poison_fresh_memory(monkeypatch):
-    """`torch.empty` and its like, and the cheap allocator of fa4, give poison in every test."""
+    """`torch.empty` and its like, and the allocation call that fa4.memory makes, give poison in every test."""
     for name in ("empty", "empty_like", "empty_strided"):
         monkeypatch.setattr(torch, name, _poisoning(getattr(torch, name)))
     monkeypatch.setattr(torch.Tensor, "new_empty", _poisoning(torch.Tensor.new_empty))
-    memory = sys.modules.get("fa4.memory")
-    if memory is not None and memory._empty_strided_cuda is not None:
-        monkeypatch.setattr(memory, "_empty_strided_cuda", _poisoning(memory._empty_strided_cuda))
+    guards = getattr(torch._C._dynamo, "guards", None)
+    if hasattr(guards, "_empty_strided_cuda"):
+        monkeypatch.setattr(guards, "_empty_strided_cuda", _poisoning(guards._empty_strided_cuda))
 
 
 def pytest_addoption(parser):

@@ -332,11 +332,11 @@ def test_a_problem_is_empty_if_any_of_its_sizes_is(extent, rows, varlen, empty):
 
 def test_memory_on_cuda_comes_by_the_short_way_if_there_is_one(monkeypatch):
     asked = []
-    monkeypatch.setattr(memory, "_empty_strided_cuda", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(memory._guards, "_empty_strided_cuda", lambda *arguments: asked.append(arguments))
     assert memory.empty((2, 3, 4), torch.float16, torch.device("cpu")).shape == (2, 3, 4) and not asked
     memory.empty(torch.Size((2, 3, 4)), torch.float16, torch.device("cuda", 0))
     assert asked == [((2, 3, 4), (12, 4, 1), torch.float16)] and type(asked[0][0]) is tuple
-    monkeypatch.setattr(memory, "_empty_strided_cuda", None)
+    monkeypatch.setattr(memory, "_has_short_way", False)
     assert memory.empty((2, 3), torch.float32, torch.device("meta")).is_meta
 
 

@@ -11,8 +11,11 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from cutlass.cute.runtime import from_dlpack
 
+import fa4
+from fa4 import cases
 from fa4.emulator import emulate
 from fa4.emulator.host.caches import PLACES, SWITCHES
+from fa4.spec import Gradients
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -202,3 +205,19 @@ def test_nothing_of_it_stays() -> None:
     assert before == (torch.Tensor.device, torch.compile, torch.version.cuda)
     with emulate("sm_90a"):
         assert torch.ones(1).is_cuda and torch.ones(1).device == CPU
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_fa4_itself_is_called_with_tensors_of_a_gpu(target, seed):
+    """A GPU test of somebody who calls fa4: what fa4 allocates lies on that GPU too."""
+    case = cases.Case("on_a_gpu", seqlen_q=70, seqlen_k=70, causal=True)
+    problem = cases.make(case, seed)
+    with emulate(target, tells_devices_apart=True):
+        leaves = [x.clone().to("cuda").requires_grad_() for x in problem.inputs[:3]]
+        out, lse = fa4.flash_attn_func(*leaves, causal=True, return_lse=True)
+        grads = torch.autograd.grad((out, lse), leaves, (problem.dout.to("cuda"), problem.dlse.to("cuda")))
+        results = (out, lse, *grads)
+        assert all(x.is_cuda and x.device.type == "cuda" for x in results)
+        out, lse, *grads = (x.detach().cpu() for x in results)
+    judged = cases.judge_forward(problem, out, lse) + cases.judge_backward(problem, Gradients(*grads))
+    cases.assert_right(judged, f"seed {seed}")

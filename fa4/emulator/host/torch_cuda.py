@@ -328,6 +328,11 @@ def installed(runtime: Runtime, tells_devices_apart: bool = False) -> Iterator[N
         "_cuda_setStream": lambda *_args, **_kwargs: None,
         "_cuda_isCurrentStreamCapturing": lambda: False,
     }
+
+    def empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        with mode.again():
+            return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
     nvtx = {
         "range_push": lambda _message: 0, "range_pop": lambda: 0, "range_start": lambda _message: 0,
         "range_end": lambda _range: None, "mark": lambda _message: None, "range": _current,
@@ -346,6 +351,7 @@ def installed(runtime: Runtime, tells_devices_apart: bool = False) -> Iterator[N
         replaced(torch.cuda.nvtx, **nvtx),
         replaced(torch.accelerator, **accelerator),
         replaced(torch._C, **raw),
+        replaced(torch._C._dynamo.guards, _empty_strided_cuda=empty_strided_cuda),  # of code that Inductor made
         replaced(torch.version, cuda=torch.version.cuda or _CUDA_VERSION),
         replaced(torch, Generator=_Generator, **{name: _poisoned(getattr(torch, name)) for name in _FRESH}),
         replaced(
