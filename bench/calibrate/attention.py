@@ -140,7 +140,7 @@ def tiles_of(case: Case, chip: Chip, extent: Extent) -> Any:
         rows = case.shape.seqlen_q
         row: Any = portable.forward_tiles(*dims, chip, rows) if is_forward else portable.backward_tiles(*dims, chip)
     else:
-        row = forward.tiles_for(spec_of(case), extent) if is_forward else backward.tiles_for(spec_of(case), extent)
+        row = (forward if is_forward else backward).tiles_for(spec_of(case), extent)
     return dataclasses.replace(row, **dict(case.changes))
 
 

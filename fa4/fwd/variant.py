@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cutlass import Float16
 
@@ -28,6 +29,7 @@ class Variant(variant.Variant):
     smem_bytes: int
     split: bool = False
     fixed_parts: bool = False
+    to_and_fro: ClassVar[bool] = False  # every other lap of a persistent grid goes through its CTAs backwards
 
     @property
     def slots(self) -> int:

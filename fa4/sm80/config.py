@@ -58,6 +58,7 @@ class ForwardConfig(Config):
 
     ctas: ClassVar[int] = 1
     persistent: ClassVar[bool] = False
+    to_and_fro: ClassVar[bool] = False
 
     packed: int = 1
     split: bool = False

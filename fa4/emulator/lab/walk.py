@@ -64,8 +64,7 @@ def walk_of(plan: Any, direction: str) -> Walk:
     if direction == "fwd":
         cfg = plan._forward.cfg
         handing = Handing.STATIC if cfg.persistent else Handing.TAKEN
-        turns = cfg.persistent and plan.chip.number // 10 == 9  # Blackwell's stride in one direction
-        sizes = plan._forward.sizes
+        sizes, turns = plan._forward.sizes, cfg.to_and_fro
         most = sizes.most_sections if turns else None
         return Walk(cfg.rows, cfg.tile_n, handing, sizes.section, True, cfg.ctas, to_and_fro=turns, most_sections=most)
     cfg = plan._backward.config(False)

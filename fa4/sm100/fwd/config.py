@@ -52,7 +52,6 @@ class Config(Variant):
     directly: bool = False
     per_sm: int = 1
     counts_rows: ClassVar[bool] = False
-    to_and_fro: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.slots != self.packed and not self.directly:

@@ -46,7 +46,7 @@ _EXP2 = {  # polynomial -> why, by which unit of which chip bounds the loop
     0: "the special-function unit is no bound",
     4: "the way from S to P, on which the other tile's products wait, is shortest",
     5: "head_dim_v <= 64: exp2 takes twice the product's cycles",
-    6: "the same, where products are shorter and no block is masked",
+    6: "the way from S to P is shortest, of blocks that no mask cuts",
 }
 _SCHEDULES = {
     Schedule.PERSISTENT: "tiles of one length",

@@ -142,8 +142,7 @@ def weights(context, s: cute.Tensor, minus_lse: Statistic, at: At) -> list[Float
     """P^T; with a softcap or a score_mod `s` is replaced by what these make of it."""
     cfg, args, bounds = context.cfg, context.args, at.bounds
     if cfg.has_softcap:
-        for i in range(cute.size(s)):
-            s[i] = SoftcapAgain(args.scale_over_cap).apply(s[i])
+        SoftcapAgain(args.scale_over_cap).apply_to_all(s)
     if at.score is not None or at.mask is not None:
         lines = by_key(s, cfg.tile_m)
         lines = lines if at.score is None else at.score.logits(lines)

@@ -32,7 +32,6 @@ class Rate:
     latency: float
     sure: str
     source: str
-    issue: int = 1
     shared: bool = False
     chips: tuple[str, ...] = ()
     takes: float = 0
