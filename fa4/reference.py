@@ -187,11 +187,15 @@ def backward(
         vs = _heads_first(seq.select(inputs.v, seq.k_rows, varlen), spec.group, math.dtype)
         dos = _heads_first(seq.select(dout, seq.q_rows, varlen), 1, math.dtype)
         s = _scores(spec, math, qs, ks)
-        lse = _lse(s, inputs.sink, math.dtype)
+        # The forward that saved lse and o summed its scores in an order of its own. In float32 nothing later hides that
+        # P is then off by what two sums of a score differ by, also of an only key; 16-bit operands round it away.
+        is_summed_anew = not precise and math.operand is None
+        forward_s = _scores(spec, math, qs.flip(2), ks.flip(2)) if is_summed_anew else s
+        lse = _lse(forward_s, inputs.sink, math.dtype)
         p = _exp(s, lse)
         k = 1 if kept is None else _of_sequence(kept, seq.index, s)
         dropped = p * k
-        o = math.round(math.matmul(dropped, vs))
+        o = math.round(math.matmul(_exp(forward_s, lse) * k if is_summed_anew else dropped, vs))
         d = (math.round(dos) * o).sum(dim=2)
         if dlse is not None:
             d = d - seq.select_lse(dlse, varlen).to(math.dtype)

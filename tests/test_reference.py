@@ -94,3 +94,12 @@ def test_same_precision_reference_has_an_error_of_the_dtypes_size(seed):
     exact, floor = (reference.forward(problem.inputs, problem.spec, precise=p)[0] for p in (True, False))
     error = (floor.double() - exact).abs().max() / exact.abs().max()
     assert 1e-4 < error < 2**-7
+
+
+def test_a_backward_in_float32_meets_an_lse_of_other_sums(seed):
+    """As in every kernel whose forward and backward multiply by instructions or shapes of their own: the weight of a
+    query's only key is 1 in truth, and off by some last bits of its score here."""
+    problem = make(CASES["window_of_one"].with_dtype(torch.float32), seed)
+    exact, floor = (reference.backward(problem.inputs, problem.spec, problem.dout, precise=p).dv for p in (True, False))
+    error = (floor.double() - exact).abs().max() / exact.abs().max()
+    assert 1e-8 < error < 1e-5

@@ -272,6 +272,14 @@ def test_padded_keys_without_a_cache(seed):
     cases.assert_right(cases.judge_forward(problem, *problem.call()), f"seed {seed}")
 
 
+@pytest.mark.parametrize("drawn", [239, 425, 859])
+def test_a_backward_sums_the_scores_of_a_row_with_one_key_anew(drawn):
+    """By a product of another shape than the forward's: with other last bits in these draws, and so in dv."""
+    problem = cases.make(PADDED, drawn)
+    _, _, grads = problem.call_with_gradients()
+    cases.assert_right(cases.judge_backward(problem, grads), f"seed {drawn}")
+
+
 def test_explain_tells_who_serves_a_cache():
     q, k = torch.empty(2, 1, 8, 64, dtype=torch.bfloat16), torch.empty(40, 16, 2, 64, dtype=torch.bfloat16)
     table, small = torch.zeros(2, 20, dtype=torch.int32), k.view(160, 4, 2, 64)
