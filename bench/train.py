@@ -1,16 +1,19 @@
 """python -m bench.train: tokens a second of a small transformer with grouped-query attention, by who attends.
 
 The model is in the dtype named, trained with AdamW on random tokens; every provider starts from the same weights and
-sees the same tokens, and they take turns step by step, so that what drifts meets them all. A step is forward, backward
-and update; its time is the GPU's. Losses after the last step are printed beside: they tell whether all computed the
-same.
+sees the same tokens, and they take turns step by step, each after another one in every round, so that what drifts meets
+them all. A step is forward, backward and update, timed from an idle device to an idle device. Losses after the
+last step are printed beside: they tell whether all computed the same.
 """
 
 from __future__ import annotations
 
-import statistics
+import datetime
+import itertools
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import click
 import torch
@@ -21,8 +24,10 @@ from torch import Tensor, nn
 
 from fa4.cli import device_named
 
+from . import machine
 from .providers import PROVIDERS, Attention
 from .suites import BenchCase
+from .timing import Timing, orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +94,20 @@ class Run:
         return loss.detach()
 
 
-def train(shape: Shape, names: list[str], steps: int, device: torch.device) -> dict[str, tuple[float, float]]:
-    """(median seconds of a step, last loss) by provider, after two steps that do not count."""
+def train(shape: Shape, names: list[str], steps: int, device: torch.device) -> dict[str, tuple[Timing, float]]:
+    """(times of a step, last loss) by provider, after two steps that do not count."""
     runs, losses = {name: Run(name, shape, device) for name in names}, {}
     generator = torch.Generator().manual_seed(0)
-    for step in range(steps + 2):
+    for step, order in zip(range(steps + 2), itertools.cycle(orders(len(names)))):
         tokens = torch.randint(shape.vocabulary, (shape.batch, shape.seqlen + 1), generator=generator).to(device)
-        for name, run in runs.items():
+        for name in (names[place] for place in order):
+            run = runs[name]
             _wait(device)
             began = time.perf_counter()
             losses[name] = run.step(tokens)
             _wait(device)
-            run.times += [time.perf_counter() - began] if step >= 2 else []
-    return {name: (statistics.median(run.times), float(losses[name])) for name, run in runs.items()}
+            run.times += [1000 * (time.perf_counter() - began)] if step >= 2 else []
+    return {name: (Timing.of(run.times), float(losses[name])) for name, run in runs.items()}
 
 
 def _wait(device: torch.device) -> None:
@@ -118,9 +124,10 @@ def _wait(device: torch.device) -> None:
 @click.option("--seqlen", default=8192, show_default=True)
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
 @click.option("--vocabulary", default=32000, show_default=True)
-@click.option("--steps", default=10, show_default=True, type=click.IntRange(min=1))
+@click.option("--steps", default=10, show_default=True, type=click.IntRange(min=2))
 @click.option("--device", default=None, help="Default: cuda if there is one, else cpu.")
-def main(providers, layers, heads, head_dim, batch, seqlen, dtype, vocabulary, steps, device) -> None:
+@click.option("--output", type=click.Path(path_type=Path), default=None, help="A .jsonl file that rows are added to.")
+def main(providers, layers, heads, head_dim, batch, seqlen, dtype, vocabulary, steps, device, output) -> None:
     where = device_named(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     shape = Shape(layers, *heads, head_dim, batch, seqlen, dtype, vocabulary)
     console, names = Console(highlight=False), []
@@ -131,9 +138,16 @@ def main(providers, layers, heads, head_dim, batch, seqlen, dtype, vocabulary, s
         names += [] if reason else [name]
         if reason:
             console.print(f"{name} is skipped: {reason}")
-    table = Table("provider", "ms a step", "tokens/s", "last loss", title=str(shape))
-    for name, (seconds, loss) in train(shape, names, steps, where).items():
-        table.add_row(name, f"{1000 * seconds:.1f}", f"{batch * seqlen / seconds:,.0f}", f"{loss:.4f}")
+    table = Table("provider", "ms a step", "quartiles", "tokens/s", "last loss", title=str(shape))
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    common = {"suite": "train", "time": now, "machine": machine.facts(where)}
+    for name, (timing, loss) in train(shape, names, steps, where).items():
+        rate, quartiles = 1000 * batch * seqlen / timing.median_ms, f"{timing.q25_ms:.1f} {timing.q75_ms:.1f}"
+        table.add_row(name, f"{timing.median_ms:.1f}", quartiles, f"{rate:,.0f}", f"{loss:.4f}")
+        if output is not None:
+            row = {"provider": name, **asdict(shape), **asdict(timing), "tokens_per_second": rate, "loss": loss}
+            with output.open("a") as file:
+                file.write(json.dumps({**common, **row}) + "\n")
     console.print(table)
 
 
