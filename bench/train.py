@@ -80,10 +80,11 @@ class Run:
         torch.manual_seed(0)
         attend = PROVIDERS[name].build(shape.attention)
         self.times: list[float] = []
-        blocks = [Block(shape, attend) for _ in range(shape.layers)]
-        ends = nn.Embedding(shape.vocabulary, shape.hidden), nn.Linear(shape.hidden, shape.vocabulary, bias=False)
-        self.model = nn.Sequential(ends[0], *blocks, nn.RMSNorm(shape.hidden), ends[1])
-        self.model = self.model.to(device, getattr(torch, shape.dtype))
+        with device:  # a GPU draws the weights in a hundredth of the time
+            blocks = [Block(shape, attend) for _ in range(shape.layers)]
+            ends = nn.Embedding(shape.vocabulary, shape.hidden), nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+            model = nn.Sequential(ends[0], *blocks, nn.RMSNorm(shape.hidden), ends[1])
+        self.model = model.to(getattr(torch, shape.dtype))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
 
     def step(self, tokens: Tensor) -> Tensor:
