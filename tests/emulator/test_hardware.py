@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from fa4.emulator.host.memory import Heap
-from fa4.emulator.lab import hardware
+from fa4.emulator.lab import hardware, libcuda
 from fa4.emulator.lab.recording import Recording
 from fa4.emulator.machine import Allocation, Machine
 
@@ -75,3 +75,23 @@ def test_a_flaw_of_one_bit_is_shown(monkeypatch, recorded) -> None:
     assert result.exit_code == 1
     assert "1 chip differs from the ISA's text" in result.output
     assert "tensor 1 torch.float32: 1 of 1 elements differ, by at most 1.2e-07 (largest 1)" in result.output
+
+
+def test_a_driver_older_than_the_compiler_gets_the_text_as_its_own(monkeypatch) -> None:
+    """With the words of a driver for CUDA 13.0 about PTX of a later compiler."""
+    device, texts = object.__new__(libcuda.Device), []
+
+    def load(ptx: str):
+        texts.append(ptx)
+        if len(texts) == 1:
+            raise libcuda.CudaError("222: ptxas application ptx input, line 9; fatal   : " + words)
+        return ctypes.c_void_p(7)
+
+    monkeypatch.setattr(device, "_load", load)
+    words = "Unsupported .version 9.4; current version is '9.0'"
+    assert device._loaded("//\n.version 9.4\n.target sm_90a\n// .version 9.4").value == 7
+    assert texts[1] == "//\n.version 9.0\n.target sm_90a\n// .version 9.4"
+    texts.clear()
+    words = "Unexpected instruction types"
+    with pytest.raises(libcuda.CudaError, match=words):
+        device._loaded(".version 9.4")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # CUjit_option
+
+_NEWEST = re.compile(r"Unsupported \.version [\d.]+; current version is '([\d.]+)'")  # of an assembler's log
 
 
 class _Attribute(ctypes.Structure):
@@ -78,14 +81,7 @@ class Device:
         params: Sequence[bytes],
     ) -> None:
         """Compile the PTX, run one entry and wait for it. Raises CudaError with the assembler's log."""
-        log = ctypes.create_string_buffer(8192)
-        options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
-        values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        try:
-            self._call("cuModuleLoadDataEx", ctypes.byref(module), ptx.encode() + b"\0", 2, options, values)
-        except CudaError as error:
-            raise CudaError(f"{error}: {log.value.decode(errors='replace').strip()}") from None
+        module, function = self._loaded(ptx), ctypes.c_void_p()
         try:
             self._call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
             self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, smem_bytes)
@@ -103,6 +99,27 @@ class Device:
         finally:
             self._cuda.cuModuleUnload(module)
 
+    def _loaded(self, ptx: str) -> ctypes.c_void_p:
+        """The module. A driver older than the compiler gets the text as one of its own version: an instruction that is
+        too new for it, it refuses by name."""
+        try:
+            return self._load(ptx)
+        except CudaError as error:
+            known = _NEWEST.search(str(error))
+            if known is None:
+                raise
+        return self._load(of_version(ptx, known[1]))
+
+    def _load(self, ptx: str) -> ctypes.c_void_p:
+        log, module = ctypes.create_string_buffer(8192), ctypes.c_void_p()
+        options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
+        values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
+        try:
+            self._call("cuModuleLoadDataEx", ctypes.byref(module), ptx.encode() + b"\0", 2, options, values)
+        except CudaError as error:
+            raise CudaError(f"{error}: {log.value.decode(errors='replace').strip()}") from None
+        return module
+
     def _attribute(self, device: ctypes.c_int, attribute: int) -> int:
         value = ctypes.c_int()
         self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
@@ -114,6 +131,11 @@ class Device:
             text = ctypes.c_char_p()
             self._cuda.cuGetErrorString(code, ctypes.byref(text))
             raise CudaError(f"{name} failed with {code}: {(text.value or b'unknown error').decode()}")
+
+
+def of_version(ptx: str, version: str) -> str:
+    """The same text, said to be of another version of PTX."""
+    return re.sub(r"^\.version\s+[\d.]+", f".version {version}", ptx, count=1, flags=re.MULTILINE)
 
 
 def _aligned(raw: bytes, alignment: int = 64) -> ctypes.Array:
