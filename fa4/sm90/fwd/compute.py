@@ -19,6 +19,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from ...core.constant import Constant
+from ...core.mask import Blocks
 from ...core.sequence import sequence_matrix
 from ...core.words import bits, pack_half, store_words
 from ...fwd.rows import is_written, place_of, query_of, result
@@ -66,11 +67,16 @@ def compute(context):
             q.wait()
             if cutlass.const_expr(cfg.has_blocks):
                 k, v = over_lists(team, softmax, work.walk, q, k, v)
+                several = Boolean(work.count > 1)
             else:
-                k, v = over_band(team, softmax, work, q, k, v)
+                blocks = team.blocks(work)
+                if cutlass.const_expr(team.trims):
+                    k, v = pass_over(team, work.blocks.stop - blocks.stop, k, v)
+                k, v = over_band(team, softmax, work, blocks, q, k, v)
+                several = Boolean(blocks.stop - blocks.first > 1)
             if cutlass.const_expr(not cfg.o_over_q):
                 q.arrive()
-            v = last_block(team, v, Boolean(work.count > 1))
+            v = last_block(team, v, several)
             norms = softmax.finish(work, team.first_row(work))
             if cutlass.const_expr(cfg.directly):
                 out_to_global(context, work, team, norms)
@@ -91,11 +97,24 @@ def compute(context):
 
 
 @cute.jit
-def over_band(team, softmax, work, q: Cursor, k: Cursor, v: Cursor):
+def pass_over(team, count: Int32, k: Cursor, v: Cursor):
+    """The first `count` key blocks of a work tile, of which the team's rows see nothing: they are free again."""
+    for _ in cutlass.range(count, unroll=1):
+        k.wait()
+        team.turns.wait()
+        k.arrive()
+        v.wait()
+        team.turns.pass_on()
+        v.arrive()
+        k, v = k.next(), v.next()
+    return k, v
+
+
+@cute.jit
+def over_band(team, softmax, work, blocks, q: Cursor, k: Cursor, v: Cursor):
     """P of the key blocks of a work tile from the last to the first, O of those after each."""
-    blocks = work.blocks
     last = blocks.stop - 1
-    if team.sees_half(work):
+    if team.sees_half(work, blocks):
         k = first_block(team, softmax, team.half_qk, q, k, last)
     else:
         k = first_block(team, softmax, team.qk, q, k, last)
@@ -149,11 +168,30 @@ class Team(Constant):
         """Of this warp's rows of a work tile, in the sequence."""
         return (work.m_block * self.cfg.teams + self.index) * ROWS + self.warp * ROWS_PER_WARP
 
-    def sees_half(self, work) -> Boolean:
+    @property
+    def trims(self) -> bool:
+        """Whether the team leaves out key blocks that only others of the work tile see."""
+        return self.cfg.rows > 2 * self.cfg.tile_n and not self.cfg.has_blocks
+
+    def blocks(self, work) -> Blocks:
+        """Of a work tile's key blocks those that the team's rows see, and which of them whole; one at least."""
+        every = work.blocks
+        if not self.trims:
+            return every
+        index = work.m_block * self.cfg.teams + self.index
+        own = replace(work.mask, tile_m=ROWS).key_blocks(index)
+        has_rows = index * ROWS < work.q.count * self.cfg.slots
+        stop = cutlass.min(Int32(cutlass.select_(has_rows, own.stop, Int32(0))), every.stop)
+        stop = cutlass.max(stop, every.first + 1)
+        full_stop = cutlass.max(cutlass.min(own.full_stop, stop), every.first)
+        full_first = cutlass.max(cutlass.min(own.full_first, full_stop), every.first)
+        return Blocks(every.first, full_first, full_stop, stop)
+
+    def sees_half(self, work, blocks) -> Boolean:
         """Whether the second half of a work tile's last key block is hidden from all of the team's rows."""
         last_row = (work.m_block * self.cfg.teams + self.index + 1) * ROWS - 1
         _, stop = work.mask.keys(query_of(self.cfg, last_row))
-        return Boolean(stop - (work.blocks.stop - 1) * self.cfg.tile_n <= self.cfg.half_n)
+        return Boolean(stop - (blocks.stop - 1) * self.cfg.tile_n <= self.cfg.half_n)
 
     def start_s(self, product: Wgmma, s: cute.Tensor, q: Cursor, k: Cursor) -> None:
         """Start S = Q K^T, or its first half."""

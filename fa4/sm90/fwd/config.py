@@ -15,7 +15,7 @@ from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 # A thread's registers, of those that compute and of those that load, by how many warpgroups compute; one has enough as
 # it starts. With 24 a loader of pieces of keys spills; with 152 a third warpgroup that computes would.
-REGS = {1: (256, 256), 2: (240, 24), 3: (160, 32)}
+REGS = {1: (256, 256), 2: (240, 24), 3: (160, 32), 4: (112, 24)}
 REGS_OF_PIECES = REGS | {2: (232, 40)}
 # And of those that convert or gather, a warpgroup of each; of those that hold a block of K and of V, too.
 REGS_WITH_ONE = {1: (240, 40, 120), 2: (200, 40, 72)}
