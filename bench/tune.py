@@ -72,7 +72,7 @@ def _sm90() -> Sweep:
     def backward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
         row = backward.tiles_for(spec, extent)
         if spec.deterministic:
-            return _changed(row, halved=(False, True))
+            return _changed(row, halved=(False, True), apart=(None, 1, 2, 3))
         return _changed(row, tile_m=(64, 80, 96, 128), claims=(False, True), ordered=(False, True))
 
     return Sweep(Plan, forward_rows, backward_rows)

@@ -115,6 +115,7 @@ _SM100_BACKWARD = (
 _SM90_BACKWARD = (
     "tests/sm90/test_backward.py -k 'tables or softcap_leaves or place or refused'",
     "tests/sm90/test_backward.py::test_gradients_of_named_case",
+    *_cases("tests/sm90/test_backward.py::test_wide_gradients_in_order_are_equal_whatever_the_order_of_events", "full"),
 )
 
 # The first that covers a file is the file's.

@@ -12,7 +12,6 @@ from fa4 import cases
 from fa4.cases import Case
 from fa4.device import chip_by_number
 from fa4.emulator.machine import SCHEDULES
-from fa4.sm90.bwd.config import TILE_N
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
 from fa4.sm90.bwd.plan import Backward, configure
@@ -133,6 +132,31 @@ def test_deterministic_gradients_are_equal_whatever_the_order_of_events(window, 
     assert len(results) == 1, f"seed {seed}"
 
 
+IN_ORDER = (
+    Case("full", seqlen_q=220, seqlen_k=420, head_dim=256),
+    Case("causal_group", seqlen_q=220, seqlen_k=420, heads_q=3, heads_kv=1, head_dim=256, causal=True),
+    Case("halves", seqlen_q=300, seqlen_k=420, heads_q=3, heads_kv=3, head_dim=192),
+    Case("causal", seqlen_q=300, seqlen_k=420, head_dim=256, causal=True),
+    Case("many_queries", seqlen_q=600, seqlen_k=300, head_dim=256),
+    Case("queries_that_meet_no_keys", seqlen_q=360, seqlen_k=420, head_dim=256, window_size=(None, -150)),
+    Case("descending", seqlen_q=220, seqlen_k=420, head_dim=160, head_dim_v=192, window_size=(150, 0)),
+    Case("ascending", seqlen_q=220, seqlen_k=420, heads_kv=1, head_dim=192, window_size=(150, None)),
+    Case("packed", head_dim=256, lengths=((170, 300), (20, 40), (0, 5), (9, 0), (300, 290)), padding=9),
+    Case("packed_causal", head_dim=256, heads_kv=1, lengths=((170, 300), (20, 40), (0, 5), (9, 0)), causal=True),
+    Case("sink", seqlen_q=130, seqlen_k=300, head_dim=256, softcap=9.0, sink=True),
+)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.soak] * (i > 2), id=case.name) for i, case in enumerate(IN_ORDER)]
+)
+def test_wide_gradients_in_order_are_equal_whatever_the_order_of_events(case, seed):
+    problem = cases.make(replace(case, deterministic=True), seed)
+    sms = 7 if case.heads_q == 3 else 4
+    results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=sms)) for schedule in SCHEDULES}
+    assert len(results) == 1, f"seed {seed}"
+
+
 @pytest.mark.parametrize(
     ("window", "heads_kv"),
     [((None, None), 1), ((None, -150), 2)],
@@ -154,10 +178,7 @@ def test_gradients_through_autograd(seed):
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", SERVED)
 def test_gradients_under_many_interleavings(name, seed):
-    plain = cases.make(SERVED[name], seed)
-    has_order = tiles_for(plain.spec, plain.inputs.extent).tile_n == TILE_N
-    ordered = [cases.make(replace(SERVED[name], deterministic=True), seed)] if has_order else []
-    problems = [plain, *ordered]
+    problems = [cases.make(replace(SERVED[name], deterministic=ordered), seed) for ordered in (False, True)]
     check_gradients_under_many_interleavings(KERNELS, problems, seed)
 
 
@@ -189,8 +210,9 @@ def test_tables_fit_the_chip(head_dim, tiles):
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(256, 256), (136, 256), (256, 136), (192, 192)])
 def test_tables_of_wide_heads_fit_the_chip(head_dim, head_dim_v):
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, needs_backward=True)
-    cfg = config_of(spec)
-    assert wide.smem_map(cfg, wide.channels(cfg)).nbytes <= cfg.held_bytes <= 227 * 1024
+    for deterministic in (False, True):
+        cfg = config_of(replace(spec, deterministic=deterministic))
+        assert wide.smem_map(cfg, wide.channels(cfg)).nbytes <= cfg.held_bytes <= 227 * 1024
     panels = [panel for team in range(2) for panel in cfg.dq_panels(team)]
     assert panels == list(range(-(-head_dim // 64) // cfg.ctas))
 

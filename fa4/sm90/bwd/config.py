@@ -51,7 +51,7 @@ class ByThread(RowBlocks):
 class Steps(Variant):
     """A CTA's way through the query blocks, whoever computes what. The fields are the compile key.
 
-    tile_m, q_stages, stages, ds_stages: see `tiles`. sms: CTAs that the chip runs at a time.
+    tile_m, q_stages, stages, ds_stages, halved, apart: see `tiles`. sms: CTAs that the chip runs at a time.
 
     Raises:
         ValueError: the tiles do not fit the shared memory, or there is one of dS, which is read a step late.
@@ -63,10 +63,12 @@ class Steps(Variant):
     ds_stages: int
     sms: int
     smem_bytes: int
+    halved: bool
+    apart: int | None
     column_unit: ClassVar[int] = K_PER_MMA
     ctas: ClassVar[int] = 1
     claims: ClassVar[bool] = False
-    folds: ClassVar[bool] = False
+    trims: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.ds_stages < 2:
@@ -115,17 +117,61 @@ class Steps(Variant):
 
         Ascending key blocks start a causal problem's longest work first; at least so many pairs then advance together
         that the longest work of the last ones begins early enough. A shifted order wants a pair's CTAs to run at the
-        same time.
+        same time. Where key blocks descend see `filling`.
         """
+        if self.shifted and self.is_halved:
+            together = self.most_blocks // self.at_a_time(n_blocks)
+            sections = (pairs + together - 1) // together
+            return (pairs + sections - 1) // sections
         if self.shifted:
             return Int32(1)
+        if self.descending:
+            return self.filling(n_blocks, pairs)
         fit = SECTION_BYTES // self.query_bytes // self.group // cutlass.max(seqlen_q, 1)
-        balanced = 2 * self.sms // n_blocks + 1 if self.has_right and not self.deterministic else 1
+        balanced = 2 * self.sms // n_blocks + 1 if self.has_right else 1
         return cutlass.min(Int32(cutlass.max(fit, balanced)), pairs)
+
+    def filling(self, n_blocks: Int32, pairs: Int32) -> Int32:
+        """The pairs whose key blocks, with work of all lengths, run at a time, or twice as many with a group that does
+        not fold: so the chip is not left with a pair's longest work."""
+        n_blocks, pairs = cutlass.max(n_blocks, 1), cutlass.max(pairs, 1)
+        together = (1 if self.group == 1 or self.folds else 2) * self.most_blocks // n_blocks
+        together = cutlass.max(together, 1)
+        sections = (pairs + together - 1) // together  # of the same size, or nearly
+        if self.folds:
+            sections += cutlass.min(sections - 1, 1) * (sections % 2)  # the last one ends evenly
+        return (pairs + sections - 1) // sections
+
+    @property
+    def most_blocks(self) -> int:
+        """Key blocks that run at a time."""
+        return self.sms // self.ctas
 
     def at_a_time(self, n_blocks: Int32) -> int | Int32:
         """How many key blocks of a pair run at the same time, where CTAs are `shifted`."""
-        return self.sms
+        if not self.is_halved:
+            return self.most_blocks
+        return Int32(cutlass.max(cutlass.min((n_blocks + 1) // 2, Int32(self.most_blocks // 2)), 1))
+
+    @property
+    def is_halved(self) -> bool:
+        return self.deterministic and self.halved
+
+    @property
+    def folds(self) -> bool:
+        """Whether a deterministic causal problem's sections have their shortest work first and last by turns. Where the
+        longest always came last, the chip would wait for it half empty."""
+        return self.descending and not self.has_left and not self.has_blocks
+
+    def wave(self, n_blocks: Int32, section: Int32, pairs: Int32) -> Int32 | None:
+        """All blocks of a section. A section alone, of more blocks than run at a time, has waves: else its longest work
+        would come last, a GQA group's times as long as a block."""
+        if not self.folds:
+            return None
+        if self.group == 1:
+            return n_blocks
+        own = cutlass.max(self.most_blocks // cutlass.max(section, 1), 1)
+        return Int32(cutlass.select_(section < pairs, n_blocks, own))
 
     @property
     def scores(self) -> Wgmma:
@@ -154,10 +200,9 @@ class Steps(Variant):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Steps):
-    """Two warpgroups with 64 keys each, which divide a step's dQ. claims, halved: see `tiles`."""
+    """Two warpgroups with 64 keys each, which divide a step's dQ. claims: see `tiles`."""
 
     claims: bool
-    halved: bool
     own_span: ClassVar[int] = TILE_N
     span: ClassVar[int] = TILE_N
 
@@ -165,43 +210,13 @@ class Config(Steps):
         """A pair's CTAs run at the same time and find its queries in the L2 cache.
 
         One without a mask or a GQA group; two, if only half of a pair's run at a time, or as many as fill the chip.
-        Causal or by lists, where a pair's blocks have work of all lengths: the pairs
-        that run at a time, or twice as many with a group, so that the chip is not left with a pair's longest work.
+        Causal or by lists, where a pair's blocks have work of all lengths: see `filling`.
         """
-        if self.shifted and self.deterministic and self.halved:
-            together = self.sms // self.at_a_time(n_blocks)
-            sections = (pairs + together - 1) // together
-            return (pairs + sections - 1) // sections
-        if not (self.has_right or self.has_blocks):
-            return Int32(1) if self.group == 1 else Steps.section(self, n_blocks, seqlen_q, pairs)
-        n_blocks, pairs = cutlass.max(n_blocks, 1), cutlass.max(pairs, 1)
-        together = (1 if self.group == 1 or self.folds else 2) * self.sms // n_blocks
-        together = cutlass.max(together, 1)
-        sections = (pairs + together - 1) // together  # of the same size, or nearly
-        if self.folds:
-            sections += cutlass.min(sections - 1, 1) * (sections % 2)  # the last one ends evenly
-        return (pairs + sections - 1) // sections
-
-    def at_a_time(self, n_blocks: Int32) -> int | Int32:
-        if not (self.deterministic and self.halved):
-            return self.sms
-        return Int32(cutlass.max(cutlass.min((n_blocks + 1) // 2, Int32(self.sms // 2)), 1))
-
-    @property
-    def folds(self) -> bool:
-        """Whether a deterministic causal problem's sections have their shortest work first and last by turns. Where the
-        longest always came last, the chip would wait for it half empty."""
-        return self.descending and not self.has_left and not self.has_blocks
-
-    def wave(self, n_blocks: Int32, section: Int32, pairs: Int32) -> Int32 | None:
-        """All blocks of a section. A section alone, of more blocks than run at a time, has waves: else its longest work
-        would come last, a GQA group's times as long as a block."""
-        if not self.folds:
-            return None
-        if self.group == 1:
-            return n_blocks
-        own = cutlass.max(self.sms // cutlass.max(section, 1), 1)
-        return Int32(cutlass.select_(section < pairs, n_blocks, own))
+        if self.has_right or self.has_blocks:
+            return self.filling(n_blocks, pairs)
+        if self.group == 1 and not self.shifted:
+            return Int32(1)
+        return Steps.section(self, n_blocks, seqlen_q, pairs)
 
     @property
     def trims(self) -> bool:

@@ -41,7 +41,7 @@ class Backward(plan.Backward):
 def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles) -> Steps:
     """The compile-time side of a problem."""
     claims = tiles.claims and not spec.has_blocks  # not measured with lists
-    made: Callable[..., Steps] = partial(Config, claims=claims, halved=tiles.halved)
+    made: Callable[..., Steps] = partial(Config, claims=claims)
     if tiles.tile_n == ROWS:
         made = partial(WideConfig, ctas=tiles.ctas, multicast=tiles.multicast)
     spec = replace(spec, deterministic=spec.deterministic or tiles.ordered)
@@ -53,4 +53,6 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
         ds_stages=tiles.ds_stages,
         sms=chip.sms,
         smem_bytes=chip.smem_per_block,
+        halved=tiles.halved,
+        apart=tiles.apart,
     )

@@ -14,7 +14,8 @@ class BackwardTiles:
     `wide` step's dQ. multicast: CTAs of a pair that load Q and dO together. claims: where additions have no order, the
     first to come stores dQ, and nobody clears its sum. ordered: they have one even where none is asked for. halved:
     where they have one and nothing is masked, half of a pair's key blocks run at a time, so that those that take turns
-    are twice as far from each other."""
+    are twice as far from each other. apart: steps by which key blocks that go round then begin after each other, at
+    most; None for evenly."""
 
     name: str
     tile_m: int
@@ -28,6 +29,7 @@ class BackwardTiles:
     claims: bool = False
     ordered: bool = False
     halved: bool = False
+    apart: int | None = None
 
 
 D64 = BackwardTiles("d64", 128, 2, 2, 2, "full, causal 4k on an H100: 518, 473 TFLOP/s; cleared: 520, 458; in order "

@@ -17,10 +17,12 @@ from .config import TEAMS
 
 
 class Neighbours(NamedTuple):
-    """Key blocks of a sequence whose CTAs run at the same time: `count` of them, this one being number `place`."""
+    """Key blocks of a sequence whose CTAs run at the same time: `count` of them, this one being number `place`.
+    Shifted, they begin evenly apart in the first `among` of the query blocks."""
 
     place: Int32
     count: Int32
+    among: Int32
 
 
 class Work(NamedTuple):
@@ -62,14 +64,14 @@ class Work(NamedTuple):
 
     def block(self, i: Int32, shifted: bool) -> Int32:
         """The query block of step first <= i < stop: i itself, or counted back from the last, or that at a place of the
-        lists; or, `shifted`, so that neighbours begin evenly apart and go round."""
+        lists; or, `shifted`, so that neighbours begin apart and go round."""
         if self.walk is not None:
             return self.walk.block(i)
         if self.back is not None:
             return i + self.back * (self.first + self.stop - 1 - 2 * i)
         if not shifted:
             return i
-        m_block = i + self.neighbours.place * self.blocks // self.neighbours.count
+        m_block = i + self.neighbours.place * self.neighbours.among // self.neighbours.count
         return Int32(cutlass.select_(m_block < self.stop, m_block, m_block - self.blocks))
 
     def turn(self, m_block: Int32, head: Int32, context) -> Int32:
@@ -79,16 +81,27 @@ class Work(NamedTuple):
             return turn_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
         if cfg.shifted:
             # Of the neighbours, the last that begins at or before the query block is first there, then the one before.
-            place, count = self.neighbours
-            nearest = ((m_block + 1) * count - 1) // self.blocks
+            place, count, among = self.neighbours
+            nearest = ((m_block + 1) * count - 1) // among
+            if cfg.apart is not None:
+                nearest = cutlass.min(nearest, count - 1)
             behind = nearest - place
-            return self.n_block - place + Int32(cutlass.select_(behind < 0, behind + count, behind))
-        return turn(context.args.order, self.mask, m_block, Tile(self.n_block, self.head_kv, self.batch))
+            block, _ = of_pair(self.n_block, self.mask, cfg)
+            return block - place + Int32(cutlass.select_(behind < 0, behind + count, behind))
+        block, mask = of_pair(self.n_block, self.mask, cfg)
+        return turn(context.args.order, mask, m_block, Tile(block, self.head_kv, self.batch))
 
 
 def work_tile(context) -> Work:
     """This CTA's work."""
     cfg, keys = context.cfg, keys_here(context)
+    at_a_time = cfg.at_a_time(context.args.order.blocks)
+    place = keys.n_block % at_a_time
+    together = cutlass.min((keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place), at_a_time)
+    among = keys.stop - keys.first
+    if cfg.apart is not None:
+        among = cutlass.min(among, cfg.apart * together)
+    tile = Tile(keys.n_block, keys.head_kv, keys.batch)
     if cfg.ctas == 2:
         # The pair walks together; each CTA's own keys are a block of half as many.
         mask = replace(keys.mask, tile_n=cfg.span // 2)
@@ -96,13 +109,14 @@ def work_tile(context) -> Work:
     full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
     if keys.walk is not None:
         full = keys.walk.masked, keys.stop
-    at_a_time = cfg.at_a_time(context.args.order.blocks)
-    place = keys.n_block % at_a_time
-    together = cutlass.min((keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place), at_a_time)
-    tile = Tile(keys.n_block, keys.head_kv, keys.batch)
     ascends = context.args.order.goes_back(tile) if cfg.folds else None
     of_first = None if ascends is None else back(ascends, Int32(0), cfg.group)
-    return Work(*keys, *full, Neighbours(place, together), ascends, of_first)
+    return Work(*keys, *full, Neighbours(place, together, among), ascends, of_first)
+
+
+def of_pair(n_block: Int32, mask: Band, cfg) -> tuple[Int32, Band]:
+    """The block of keys whose dQ is added at once, and the mask of such blocks: a pair's, or a CTA's own."""
+    return (n_block // 2, replace(mask, tile_n=cfg.span)) if cfg.ctas == 2 else (n_block, mask)
 
 
 def back(ascends: Int32, member: Int32, group: int) -> Int32:

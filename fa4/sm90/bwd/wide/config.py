@@ -35,6 +35,16 @@ class WideConfig(Steps):
         return 1
 
     @property
+    def turns(self) -> int:
+        """Counters of a block of queries, each of which orders the additions of a CTA's columns."""
+        return self.ctas if self.deterministic else 0
+
+    @property
+    def turns_bytes(self) -> int:
+        """A number for each step whose dQ may be added."""
+        return 4 * self.ds_stages if self.deterministic else 0
+
+    @property
     def cta_panels(self) -> int:
         """Panels of columns of dQ that a CTA computes."""
         return self.k_tile.panels // self.ctas
@@ -60,7 +70,7 @@ class WideConfig(Steps):
         held = self.k_tile.nbytes + self.others_k_bytes + self.v_tile.nbytes
         held += self.ds_stages * (self.p_bytes + self.ds_tile.nbytes)
         of_q = self.q_tile.nbytes + self.rows_bytes
-        return held + self.q_stages * of_q + self.stages * self.do_tile.nbytes + BARRIER_BYTES
+        return held + self.q_stages * of_q + self.stages * self.do_tile.nbytes + self.turns_bytes + BARRIER_BYTES
 
     @property
     def row_blocks(self) -> RowBlocks:
@@ -68,7 +78,7 @@ class WideConfig(Steps):
         placement = ByQueries(ROWS, self.k_tile.panels * PANEL_COLUMNS)
         return ByThread(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, pdl=True,
+            self.has_dlse, turns=self.turns, first_stores=self.turns > 0, pdl=True,
         )  # fmt: skip
 
     @property

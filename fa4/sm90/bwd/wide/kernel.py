@@ -5,6 +5,7 @@ products: one has S^T = K Q^T and dV += P^T dO, the other dP^T = V dO^T and dK +
 stay in registers; P is handed over through shared memory, in the order in which threads hold it, and dS goes there for
 dQ = dS K, of which each warpgroup has some columns and adds them to the float32 sum straight from its registers.
 The warpgroups wait for each other only through the channels, so one computes weights while the other multiplies.
+In a deterministic run two warps keep the order of those additions; see `turns`.
 CTAs of a pair (`ctas` = 2) walk through the same queries and send each other dS, so that each has half of dQ's columns
 for the keys of both, and dQ is added to the sum once for 128 keys.
 """
@@ -23,12 +24,19 @@ from ..load import load
 from .config import WideConfig
 from .dk import dk
 from .dv import dv
+from .turns import pass_on, take
 
-ROLES = RoleTable(
+WORKERS = (
+    Role("dV", warps=(0, 4), regs=240, body=dv),
+    Role("dK", warps=(4, 8), regs=240, body=dk),
+    Role("load", warps=(8, 9), regs=24, body=load),
+)
+ROLES = RoleTable(WORKERS)
+IN_ORDER = RoleTable(
     (
-        Role("dV", warps=(0, 4), regs=240, body=dv),
-        Role("dK", warps=(4, 8), regs=240, body=dk),
-        Role("load", warps=(8, 9), regs=24, body=load),
+        *WORKERS,
+        Role("take", warps=(9, 10), regs=24, body=take),
+        Role("pass", warps=(10, 11), regs=24, body=pass_on),
     )
 )
 
@@ -45,6 +53,12 @@ def channels(cfg: WideConfig) -> ChannelTable:
         )
         of_pair = Channel("load_compute_Kother", "load", both, By.TMA, ONCE, 1, memory), other
         ds_freed = Implied(other.name, "free")
+    of_turns: tuple[Channel, ...] = ()
+    if cfg.deterministic:
+        # In step with dS, one step late.
+        turn = Channel("take_compute_turn", "take", both, By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM, freer="pass")
+        added = Channel("compute_pass_dQ", both, "pass", By.WARP, Implied(turn.name), cfg.ds_stages, Carries.SMEM)
+        of_turns = turn, added
     return ChannelTable(
         (
             Channel("load_compute_K", "load", both, By.TMA, ONCE, 1, memory),
@@ -54,8 +68,9 @@ def channels(cfg: WideConfig) -> ChannelTable:
             Channel("dV_dK_P", "dV", "dK", By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM),
             Channel("dK_compute_dS", "dK", both, By.WARP, ds_freed, cfg.ds_stages, memory),
             *of_pair,
+            *of_turns,
         ),
-        ROLES,
+        IN_ORDER if cfg.deterministic else ROLES,
     )
 
 
@@ -69,6 +84,7 @@ def smem_map(cfg: WideConfig, table: ChannelTable) -> SmemMap:
         Region("dS", cfg.ds_stages * cfg.ds_tile.nbytes, align=1024),
         Region("P", cfg.ds_stages * cfg.p_bytes, align=1024),
         Region("rows", cfg.q_stages * cfg.rows_bytes, align=128),
+        Region("turns", cfg.turns_bytes),
         Region("barriers", table.nbytes, align=8),
     )
 

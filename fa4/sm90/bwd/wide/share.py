@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Float32
 
 from ....core.constant import Constant
-from ....core.words import add_floats
-from ....pipeline.cursor import Cursor, consume
+from ....core.words import add_floats, bits, store_words
+from ....pipeline.cursor import Cursor, consume, produce
 from ...wgmma import ROWS
 from ..config import PANEL_COLUMNS
 from ..placement import WARPGROUP
+from .turns import turn_at
 
 
 class Share(Constant):
@@ -60,12 +62,33 @@ class Share(Constant):
         else:
             ds.arrive()
 
-    def add(self, context, work, m_block: Int32, head: Int32, dq: cute.Tensor | None) -> None:
-        """Add a finished product to the sum of a query block: four elements of a thread lie side by side."""
-        if dq is None:
-            return
-        block = context.args.dq_sum[None, work.row_block + m_block, head].iterator
+    def add(self, context, work, at, dq: cute.Tensor | None) -> None:
+        """Add a finished product, of the step before that of the cursors `at`, to the sum of its query block: four
+        elements of a thread lie side by side."""
+        elements = [] if dq is None else [dq[i] for i in range(cute.size(dq))]
+        block = context.args.dq_sum[None, work.row_block + at.last_block, at.last_head].iterator
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         place = block + (self.first + 4 * thread)
-        for i in range(0, cute.size(dq), 4):
-            add_floats(place + i * WARPGROUP, [dq[i + j] for j in range(4)])
+        if context.cfg.deterministic:
+            turn = at.last_ds.in_step(consume(self.ends.take_compute_turn))
+            turn.wait()
+            add_or_store(place, elements, turn_at(context, turn.stage) != 0)
+            at.last_ds.in_step(produce(self.ends.compute_pass_dQ)).arrive()
+        else:
+            add(place, elements)
+
+
+def add(place: cute.Pointer, elements: list[Float32]) -> None:
+    """A thread's elements to those at a place."""
+    for i in range(0, len(elements), 4):
+        add_floats(place + i * WARPGROUP, elements[i : i + 4])
+
+
+@cute.jit
+def add_or_store(place: cute.Pointer, elements: cutlass.Constexpr[list], adds: Boolean):
+    """The same if somebody has stored there; if not, this thread does."""
+    if adds:
+        add(place, elements)
+    else:
+        for i in cutlass.range_constexpr(0, len(elements), 4):
+            store_words(place + i * WARPGROUP, [bits(x) for x in elements[i : i + 4]])

@@ -13,6 +13,7 @@ from cutlass import Int32
 from ....core.constant import Constant
 from ....pipeline.cursor import Cursor, consume
 from ...wgmma import Wgmma, wait
+from ..work import own_steps
 from .share import Share
 
 
@@ -60,7 +61,7 @@ def finish_step(context, side: cutlass.Constexpr[Side], work, at: Cursors, has_d
         side.let_go(at)
         wait(0)
         share.arrive(at.last_ds)
-        share.add(context, work, at.last_block, at.last_head, dq)
+        share.add(context, work, at, dq)
     else:
         wait(0)
         side.let_go(at)
@@ -71,28 +72,32 @@ def all_steps(context, side: cutlass.Constexpr[Side], work, p: Cursor):
     """All steps of a block of keys; there is one at least."""
     cfg, ends, step = context.cfg, side.ends, side.step
     q, do = consume(ends.load_compute_Q), consume(ends.load_compute_dO)
-    head = work.head_kv * cfg.group
-    at = Cursors(q, do, p, consume(ends.dK_compute_dS), head, work.first)
-    step(context, side, work, (head, work.first), at, side.compares, False)
-    at = at.after_first(head, work.first)
+    head, m_block = work.head_kv * cfg.group, work.block(work.first, cfg.shifted)
+    at = Cursors(q, do, p, consume(ends.dK_compute_dS), head, m_block)
+    step(context, side, work, (head, m_block), at, side.compares, False)
+    at = at.after_first(head, m_block)
     for member in cutlass.range(cfg.group, unroll=1):
-        head = work.head_kv * cfg.group + member
+        head, of_head = work.head_kv * cfg.group + member, work.of_head(context, member)
         first = work.first + cutlass.select_(member == 0, Int32(1), Int32(0))
         if cutlass.const_expr(side.compares):
-            for m_block in cutlass.range(first, work.full_first, unroll=1):
-                step(context, side, work, (head, m_block), at, True, True)
-                at = at.next(head, m_block)
-            for m_block in cutlass.range(cutlass.max(first, work.full_first), work.full_stop, unroll=1):
-                step(context, side, work, (head, m_block), at, False, True)
-                at = at.next(head, m_block)
-            if cutlass.const_expr(cfg.has_left):
-                for m_block in cutlass.range(cutlass.max(first, work.full_stop), work.stop, unroll=1):
+            own = own_steps(of_head, Int32(0), cfg)
+            for half in cutlass.range(2 if cfg.has_left or cfg.folds else 1, unroll=1):  # cut blocks may come last, too
+                cut_first = cutlass.select_(half == 0, first, cutlass.max(first, own.full_stop))
+                cut_stop = cutlass.select_(half == 0, own.full_first, own.stop)
+                for i in cutlass.range(cut_first, cut_stop, unroll=1):
+                    m_block = of_head.block(i, cfg.shifted)
                     step(context, side, work, (head, m_block), at, True, True)
                     at = at.next(head, m_block)
+                full_stop = cutlass.select_(half == 0, own.full_stop, work.first)
+                for i in cutlass.range(cutlass.max(first, own.full_first), full_stop, unroll=1):
+                    m_block = of_head.block(i, cfg.shifted)
+                    step(context, side, work, (head, m_block), at, False, True)
+                    at = at.next(head, m_block)
         else:
-            for m_block in cutlass.range(first, work.stop, unroll=1):
+            for i in cutlass.range(first, work.stop, unroll=1):
+                m_block = of_head.block(i, cfg.shifted)
                 step(context, side, work, (head, m_block), at, False, True)
                 at = at.next(head, m_block)
     dq = side.share.start(at.last_ds)
     wait(0)
-    side.share.add(context, work, at.last_block, at.last_head, dq)
+    side.share.add(context, work, at, dq)
