@@ -16,12 +16,13 @@ from fa4.sm90.fwd.kernel import KERNEL
 from fa4.sm90.fwd.plan import configure
 from fa4.spec import AttentionSpec, Extent
 
-# (head_dim, head_dim_v, causal): a row of tiles each. Each is compiled anew; the soak does the others.
+# (head_dim, head_dim_v, causal, rows): a row of tiles each. Each is compiled anew; the soak does the others.
 SHAPES = [
-    (128, 128, True),
+    (128, 128, True, 4096),
+    (64, 64, True, 1024),
     *(
         pytest.param(shape, marks=pytest.mark.soak)
-        for shape in ((64, 64, False), (96, 96, True), (192, 192, False), (256, 256, True))
+        for shape in ((64, 64, False, 4096), (96, 96, True, 4096), (192, 192, False, 4096), (256, 256, True, 4096))
     ),
 ]
 # As written: a first block, half and whole; both products of a step, masked and not; the last product. ptxas adds a
@@ -30,9 +31,9 @@ FENCES = WAITS = 7
 
 
 def machine_code(shape, directory) -> tuple[list[str], static.Kernel]:
-    head_dim, head_dim_v, causal = shape
-    chip, extent = chip_by_number(90), Extent(4, 4096, 4096)
-    spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, window_right=0 if causal else None)
+    head_dim, head_dim_v, causal, rows = shape
+    chip, extent = chip_by_number(90), Extent(4, rows, rows)
+    spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 64, 64, 0.1, window_right=0 if causal else None)
     exported, cubin = directory / "kernel.o", directory / "kernel.cubin"
     KERNEL.compile(configure(spec, extent, chip), chip).export_to_c(str(exported), "kernel")
     (binary,) = fatbins_in(exported.read_bytes())

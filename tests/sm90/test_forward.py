@@ -177,7 +177,8 @@ def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     [
         (1024, 16, True, 4),
         (2048, 8, True, 4),
-        (4096, 8, True, 3),
+        (4096, 4, True, 4),
+        (8192, 8, True, 3),
         (1024, 16, False, 4),
         (2048, 16, False, 3),
         (512, 2, False, 3),

@@ -170,8 +170,10 @@ class Team(Constant):
 
     @property
     def trims(self) -> bool:
-        """Whether the team leaves out key blocks that only others of the work tile see."""
-        return self.cfg.rows > 2 * self.cfg.tile_n and not self.cfg.has_blocks
+        """Whether the team leaves out key blocks that only others of the work tile see: right of a diagonal, or all but
+        one where it has no rows; the latter alone pays among many teams."""
+        cfg = self.cfg
+        return cfg.rows > (1 if cfg.has_right else 2) * cfg.tile_n and not cfg.has_blocks
 
     def blocks(self, work) -> Blocks:
         """Of a work tile's key blocks those that the team's rows see, and which of them whole; one at least."""

@@ -37,9 +37,9 @@ class ForwardTiles:
 _MEASURED = "measured on an H100 beside other rows, as bench.tune does"
 NARROW = ForwardTiles("head_dim <= 64", 3, 128, _MEASURED)
 NARROW_SHORT = ForwardTiles("head_dim <= 64, short causal", 2, 128, _MEASURED, ping_pong=False, section=66)
-# On an H100, 16k tokens, TFLOP/s beside the rows above: causal 512 284, 252; 1k 386, 334; 2k 453, 417; full 512 421,
-# 377; 1k 476, 435. With fewer work tiles than multiprocessors smaller ones are earlier done: one of 256 rows takes 1.7
-# times as long as one of 128.
+# On an H100, 16k tokens, TFLOP/s beside the rows above: causal 512 284, 252; 1k 386, 334; 2k 453, 436; 4k 479, 462;
+# 16k 485, 513; full 512 421, 377; 1k 476, 435; 2k 488, 489; 4k 487, 495. With fewer work tiles than multiprocessors
+# smaller ones are earlier done: one of 256 rows takes 1.7 times as long as one of 128.
 NARROW_MANY = ForwardTiles("head_dim <= 64, many short rows", 4, 64, _MEASURED)
 MIDDLE = ForwardTiles("head_dim <= 96", 3, 96, _MEASURED)
 USUAL = ForwardTiles("head_dim <= 128", 2, 128, _MEASURED)
@@ -128,7 +128,7 @@ def _of_width(spec: AttentionSpec, extent: Extent, is_masked: bool) -> ForwardTi
     widest, keys = max(spec.head_dim, spec.head_dim_v), extent.max_seqlen_k
     if widest <= 64:
         rows = NARROW_MANY.teams * ROWS
-        is_short = keys <= (2048 if is_masked else 1024) and spec.mods is None and not spec.varlen
+        is_short = keys <= (4096 if is_masked else 1024) and spec.mods is None and not spec.varlen
         if is_short and -(-extent.max_seqlen_q // rows) * spec.heads_q * extent.batch >= MULTIPROCESSORS:
             return NARROW_MANY
         return NARROW_SHORT if is_masked and keys <= 1024 else NARROW
