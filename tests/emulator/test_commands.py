@@ -7,7 +7,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4.cli import main
 from fa4.emulator import foreign
-from fa4.emulator.lab import hardware, mutate
+from fa4.emulator.lab import answers, hardware, mutate
 
 QUACK = "quack-kernels gemm 200 x 264 x 192 sm_100a"
 
@@ -22,6 +22,7 @@ REFUSALS = {
     "softcap": ("-1.0 is not in the range x>=0", main, ["emulate", "fwd", "--softcap", "-1"]),
     "backend": ("backend is 'nope', expected one of 'auto'", main, ["emulate", "fwd", "--backend", "nope"]),
     "no_gpu": ("no GPU to compare with", hardware.main, ["compare"]),
+    "no_gpu_answers": ("no GPU here", answers.main, ["keep", "here.npz"]),
     "pattern": ("'(' is no regular expression", hardware.main, ["compare", "--only", "("]),
     "record_for": ("'sm_42' is not one of", hardware.main, ["record", "here", "--cutlass", ".", "--chip", "sm_42"]),
     "mutate_what": ("xyz is a foreign example: --cutlass says where it is", mutate.main, ["xyz"]),
@@ -37,6 +38,7 @@ def test_bad_options_are_usage_errors(message, command, arguments, monkeypatch):
         raise OSError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(hardware, "Device", no_device)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.output.replace("│", "").split())
