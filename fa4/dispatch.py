@@ -228,9 +228,9 @@ BACKENDS: tuple[Backend, ...] = (
     ),
     replace(
         _SM90,
-        summary="the same, with gradients that are added in any order",
+        summary="the same, without functions and masks of callers",
         head_dims=HeadDims(multiple=8, largest=256),
-        features=_SM90.features - MODS - {Feature.DETERMINISTIC} | {Feature.DROPOUT},
+        features=_SM90.features - MODS | {Feature.DROPOUT},
         lacks=(*_LACKS_OF_MODS, _lacks_of_bytes),
     ),
     _SM80,

@@ -1,5 +1,7 @@
 """Dropout in kernels: each bit held against the definition, and results against the oracle, with one compile key."""
 
+from dataclasses import replace
+
 import torch
 
 import fa4
@@ -14,6 +16,7 @@ PACKED = Case(
 WIDE = Case(
     "wide", lengths=((70, 150), (9, 90)), head_dim=256, heads_q=2, heads_kv=1, causal=True, softcap=9.0, dropout_p=0.2
 )
+WIDE_IN_ORDER = replace(WIDE, name="wide_in_order", deterministic=True)
 # Without pairs; columns of dQ that one of the warpgroups has alone.
 WIDE_KEYS = Case("wide_keys", seqlen_q=90, seqlen_k=170, head_dim=192, head_dim_v=128, dropout_p=0.5)
 DENSE = Case("dense", batch=2, seqlen_q=200, seqlen_k=333, heads_q=4, head_dim=128, causal=True, dropout_p=0.1)

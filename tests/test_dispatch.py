@@ -162,6 +162,19 @@ def test_head_dims_end_where_the_table_says(name):
         assert rows[0].takes(1, 1000) and rows[0].takes(999, 3)
 
 
+def test_hopper_trains_wide_heads_in_order_but_not_with_functions():
+    pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+    chip = chip_by_number(90)
+    graph = trace_score(lambda score, b, h, q_idx, kv_idx: score + q_idx).graph
+    functions = (None, "sm90"), (ModSpec(score=graph), "sm80"), (ModSpec(mask=graph, block=(128, 128)), "sm80")
+    for head_dim, head_dim_v in ((256, 256), (136, 200), (256, 64)):
+        problem = replace(spec(head_dim=head_dim, head_dim_v=head_dim_v), needs_backward=True)
+        for deterministic in (False, True):
+            for mods, chosen in functions:
+                asked = replace(problem, deterministic=deterministic, mods=mods)
+                assert dispatch.select(asked, MANY, chip).name == chosen
+
+
 def test_blackwell_takes_wide_heads_of_few_queries_without_gradients():
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
     problem, chip = spec(head_dim=256, heads_q=8, heads_kv=2), chip_by_number(100)

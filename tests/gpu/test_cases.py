@@ -36,8 +36,19 @@ SPLIT = (
 PADDED = Case("padded", batch=3, seqlen_q=200, seqlen_k=290, seqused=((None, 257), (None, 3), (None, 0)), causal=True)
 # The public functions take seqused_q with cu_seqlens only.
 NAMED = tuple(case for case in (*cases.CASES.values(), *EXTRA, *ODD, PADDED) if case.lengths or not has_used_q(case))
+# Many blocks of keys take turns; those of packed sequences begin and end anywhere.
+WIDE = (
+    Case("wide_full", batch=2, seqlen_q=700, seqlen_k=1900, head_dim=256),
+    Case("wide_causal_group", seqlen_q=1500, seqlen_k=1500, heads_q=4, heads_kv=1, head_dim=256, causal=True),
+    Case("wide_varlen", lengths=((700, 700), (33, 900), (0, 5), (9, 0)), head_dim=256, causal=True),
+    Case("wide_window", seqlen_q=900, seqlen_k=1000, head_dim=192, window_size=(200, 30)),
+    Case("wide_values", seqlen_q=900, seqlen_k=1300, head_dim=160, head_dim_v=256),
+)
 TRAINED, ORDERED = (Feature.BACKWARD,), (Feature.BACKWARD, Feature.DETERMINISTIC)
-REPEATED = ("many_tiles", "window_both_sides", "varlen", "sink_gqa_window", "causal_d128", "head_dim_192_128")
+REPEATED = tuple(
+    cases.CASES[name]
+    for name in ("many_tiles", "window_both_sides", "varlen", "sink_gqa_window", "causal_d128", "head_dim_192_128")
+)
 
 
 @pytest.mark.parametrize("backend, case", serving(*NAMED, *SPLIT))
@@ -52,7 +63,7 @@ def test_gradients(backend, case, seed):
     check_gradients(backend, case, False, seed)
 
 
-@pytest.mark.parametrize("backend, case", serving(*NAMED, needs=ORDERED))
+@pytest.mark.parametrize("backend, case", serving(*NAMED, *WIDE, needs=ORDERED))
 def test_deterministic_gradients(backend, case, seed):
     check_gradients(backend, case, True, seed)
 
@@ -64,7 +75,7 @@ def check_gradients(backend, case, deterministic, seed):
     cases.assert_right(judgements, f"{backend}, {case} (seed {seed})")
 
 
-@pytest.mark.parametrize("backend, case", serving(*(cases.CASES[name] for name in REPEATED), needs=ORDERED))
+@pytest.mark.parametrize("backend, case", serving(*REPEATED, *WIDE, needs=ORDERED))
 def test_deterministic_gradients_repeat_bit_for_bit(backend, case, seed):
     problem = cases.make(dataclasses.replace(case, deterministic=True), seed, device="cuda")
     _, _, first = problem.call_with_gradients(backend=backend)

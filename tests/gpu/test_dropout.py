@@ -7,11 +7,11 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 import fa4
 from fa4.spec import Feature
-from tests.dropout import DENSE, PACKED, WIDE, WIDE_KEYS, assert_bits, assert_right_with_dropout
+from tests.dropout import DENSE, PACKED, WIDE, WIDE_IN_ORDER, WIDE_KEYS, assert_bits, assert_right_with_dropout
 from tests.gpu.offered import needs_gpu, serving
 
 pytestmark = needs_gpu
-CASES = serving(DENSE, PACKED, WIDE, WIDE_KEYS, needs=(Feature.DROPOUT, Feature.BACKWARD))
+CASES = serving(DENSE, PACKED, WIDE, WIDE_IN_ORDER, WIDE_KEYS, needs=(Feature.DROPOUT, Feature.BACKWARD))
 
 
 @pytest.mark.parametrize("backend, case", serving(PACKED, needs=(Feature.DROPOUT, Feature.BACKWARD)))

@@ -6,11 +6,11 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
 from fa4.emulator import emulate
-from tests.dropout import DENSE, PACKED, WIDE, WIDE_KEYS, assert_bits, assert_right_with_dropout
+from tests.dropout import DENSE, PACKED, WIDE, WIDE_IN_ORDER, WIDE_KEYS, assert_bits, assert_right_with_dropout
 
 CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
-HOPPERS = (WIDE, WIDE_KEYS)
-SOAK_ONLY = (DENSE, WIDE_KEYS)
+HOPPERS = (WIDE, WIDE_IN_ORDER, WIDE_KEYS)
+SOAK_ONLY = (DENSE, WIDE_IN_ORDER, WIDE_KEYS)
 
 
 def _results():

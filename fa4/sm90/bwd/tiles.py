@@ -55,7 +55,8 @@ D192_SOFTCAP = BackwardTiles("d192_softcap", 32, 2, 2, 2, "its slope needs the s
 D192_MODS = BackwardTiles("d192_mods", 32, 2, 2, 2, "divides the blocks of masks; 4k on an H100: 2.0 of portable")
 WIDE = BackwardTiles("wide", 64, 3, 3, 2, "(192, 128) full, causal 4k on an H100: 371, 336; portable 249, 238", 64)
 WIDEST = BackwardTiles("widest", 64, 2, 2, 2, "d256 full, causal 4k on an H100: 419, 376; portable 260, 252", 64)
-D256 = BackwardTiles("d256", 64, 2, 1, 2, "full, causal 16k on an H100: 541, 532; no multicast: 516, 494", 64, 2, 2)
+D256 = BackwardTiles("d256", 64, 2, 1, 2, "full, causal 16k on an H100: 541, 532; no multicast: 516, 494; in order "
+    "full 16k 538 two steps apart, evenly 522, one 517", 64, 2, 2, apart=2)  # fmt: skip
 
 
 SHORT, LONG = 2048, 16384  # keys of a causal problem, to and from which on it is one
