@@ -67,7 +67,7 @@ def _sm90() -> Sweep:
         if row.teams == 1:
             return _changed(row, splits=(1, 4, 8, 12, 16), most_stages=(2, 3, 4), tile_n=(32, 64, 128))
         columns = dict(teams=(2, 3), tile_n=(64, 80, 96, 112, 128), ping_pong=(False, True), rescale_threshold=(0.0,))
-        return _changed(row, schedule=(Schedule.SINGLE,), section=(33, 66, 132), **columns)
+        return _changed(row, schedule=(Schedule.SINGLE,), ctas=(1, 2), section=(33, 66, 132), **columns)
 
     def backward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
         row = backward.tiles_for(spec, extent)

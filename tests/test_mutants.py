@@ -28,7 +28,7 @@ SURVIVORS = {
     "forward": {"mbarrier wait": 6, "tcgen05 fence": 2, "warp barrier": 4, "proxy fence": 6},
     "forward_pair": {"mbarrier wait": 4, "tcgen05 fence": 2, "warp barrier": 4},
     "backward": {"mbarrier wait": 1},
-    "sm90_forward": {"wgmma fence": 5, "warp barrier": 2},
+    "sm90_forward": {"wgmma fence": 3, "warp barrier": 3, "proxy fence": 1},
     "sm80_forward": {"CTA barrier": 1},
 }
 

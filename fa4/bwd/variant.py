@@ -38,11 +38,6 @@ class Variant(variant.Variant):
         return Tile(self.own_span, self.head_dim_v, self.dtype.width)
 
     @property
-    def tma_ctas(self) -> int:
-        """CTAs whose loads are counted together."""
-        return self.ctas
-
-    @property
     def rows_bytes(self) -> int:
         """A step's row statistics: two floats for each query."""
         return 2 * 4 * self.tile_m
@@ -53,10 +48,6 @@ class Variant(variant.Variant):
         which blocks add to dQ: the last block, seen by the fewest queries, adds at its diagonal at once, the one before
         it follows a step behind, and nobody waits for long."""
         return self.deterministic and self.has_right
-
-    def sharers(self, name: str) -> int:
-        """CTAs of a cluster that load tiles of `name` together, each a share of the rows into all of them."""
-        return 1
 
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32 | None:
         """How many of all pairs of head and sequence advance together, see `core.order`; None for a sequence's."""

@@ -162,6 +162,11 @@ class PackedOrder:
     section: Int32
 
     @property
+    def rank(self) -> Int32:
+        """A tile has one CTA."""
+        return Int32(0)
+
+    @property
     def sequences(self) -> Int32:
         return Int32(cute.size(self.cu_seqlens)) - 1
 

@@ -60,6 +60,15 @@ class Variant(Constant):
         )
 
     @property
+    def tma_ctas(self) -> int:
+        """CTAs whose loads are counted together."""
+        return self.ctas
+
+    def sharers(self, name: str) -> int:
+        """CTAs of a cluster that load tiles of `name` together, each a share of the rows into all of them."""
+        return 1
+
+    @property
     def varlen_k(self) -> bool:
         """Whether k and v are packed; a cache is not, whatever q is."""
         return self.varlen and self.cache is None

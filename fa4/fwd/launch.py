@@ -77,7 +77,9 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         )
         *loaded, stored = (ragged(x) if is_ragged else x for x, is_ragged in of_sequences)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile)
-        loads = [TmaTile.load(x, tile, cfg.ctas).map for x, tile in zip(loaded[: 1 if cfg.plain_keys else 3], tiles)]
+        shared = [cfg.sharers(name) for name in ("q", "k", "v")]
+        parts = zip(loaded[: 1 if cfg.plain_keys else 3], tiles, shared)
+        loads = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in parts]
         loads += [None] * (3 - len(loads))
         plain = (call.k, call.v) if cfg.plain_keys else (None, None)
         maps = Maps(*loads, None if cfg.directly else TmaTile.store(stored, cfg.o_tile).map)

@@ -57,8 +57,9 @@ class Context(Constant):
         return Ends(self.channels, role, self.smem.pointer("barriers", Int64))
 
     def tma(self, name: str) -> TmaTile:
-        """How the matrix `args.maps.<name>` is copied: in tiles of `cfg.<name>_tile`."""
-        return TmaTile(*getattr(self.args.maps, name), getattr(self.cfg, f"{name}_tile"))
+        """How the matrix `args.maps.<name>` is copied: in tiles of `cfg.<name>_tile`, by `cfg.sharers(name)` CTAs."""
+        tile = getattr(self.cfg, f"{name}_tile")
+        return TmaTile(*getattr(self.args.maps, name), tile, self.cfg.sharers(name))
 
 
 class Overlap(enum.Enum):
@@ -74,9 +75,10 @@ class RoleKernel(Program):
     """A kernel of warp roles: its tables, as functions of its configuration. `name` also begins its PTX entry.
 
     context: makes what roles get of (arguments, configuration, channels, shared memory). clusters: CTAs are launched in
-    clusters of `cfg.ctas`. is_cutlass: the entry's name keeps the DSL's "cutlass", by which ptxas chooses how to
-    schedule (seen with those of CUDA 12.9 to 13.5): with it the forward's exponentials are 10 cycles apart in a warp
-    instead of the special-function unit's 8, but its mma loop of a key block has 149 instructions instead of 216.
+    clusters of `cfg.ctas` also where that is 1. is_cutlass: the entry's name keeps the DSL's "cutlass", by which ptxas
+    chooses how to schedule (seen with those of CUDA 12.9 to 13.5): with it the forward's exponentials are 10 cycles
+    apart in a warp instead of the special-function unit's 8, but its mma loop of a key block has 149 instructions
+    instead of 216.
     """
 
     channels: Callable[[Any], ChannelTable]
@@ -103,7 +105,7 @@ class RoleKernel(Program):
         kernel(args, cfg, self).launch(
             grid=(ctas, 1, 1),
             block=(table.roles.threads, 1, 1),
-            cluster=(cfg.ctas, 1, 1) if self.clusters else None,
+            cluster=(cfg.ctas, 1, 1) if self.clusters or cfg.ctas > 1 else None,
             smem=self.smem(cfg, table).nbytes,
             min_blocks_per_mp=table.roles.per_sm,
             preferred_smem_carveout=100 if table.roles.per_sm > 1 else None,  # else the DSL asks a driver what fits

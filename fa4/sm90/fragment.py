@@ -52,19 +52,36 @@ def store_matrices(address, tile: Tile, words: list[Int32]) -> None:
     words: one for each pair of columns and row, as `to_words` gives them. address: where the warp's first row lies in
     shared memory, a multiple of 1024.
     """
-    lane = cute.arch.lane_idx()
-    # Lane l names row l % 8 of matrix l / 8, the matrices being (upper, lower) rows of one 8 columns, then of the next.
-    row, right = lane % 8 + lane // 8 % 2 * 8, lane // 16
-    own = Int32(address) + row * PANEL_ROW_BYTES + ((right ^ (row & 7)) << 4)
-    for pair in range(0, len(words) // 2, 2):
-        panel, column = divmod(8 * pair, tile.panel_columns)
-        place = (own ^ (column // 8 << 4)) + panel * tile.panel_bytes
-        four = words[2 * pair : 2 * pair + 4]
+    for i, place in enumerate(_places(address, tile, len(words))):
+        four = words[4 * i : 4 * i + 4]
         registers = ", ".join(f"{{$r{i + 1}}}" for i in range(len(four)))
         cute.arch.inline_ptx(
             f"stmatrix.sync.aligned.m8n8.x{len(four)}.shared.b16 [{{$r0}}], {{ {registers} }};",
             read_only_args=[place, *four],
         )
+
+
+def load_matrices(address, tile: Tile, count: int) -> list[Int32]:
+    """Whole warp: read its 16 rows of a panelled tile, `count` words a thread, a multiple of 4, that lie as
+    `store_matrices` would write them."""
+    words: list[Int32] = []
+    for place in _places(address, tile, count):
+        words += cute.arch.inline_ptx(
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, [{$r0}];",
+            write_only_types=[Int32] * 4,
+            read_only_args=[place],
+        )
+    return words
+
+
+def _places(address, tile: Tile, count: int) -> list[Int32]:
+    """For each four of a thread's `count` words, the row of a matrix that its lane names: row l % 8 of matrix l / 8,
+    the matrices being (upper, lower) rows of one 8 columns, then of the next."""
+    lane = cute.arch.lane_idx()
+    row, right = lane % 8 + lane // 8 % 2 * 8, lane // 16
+    own = Int32(address) + row * PANEL_ROW_BYTES + ((right ^ (row & 7)) << 4)
+    split = [divmod(4 * i, tile.panel_columns) for i in range(0, count, 4)]
+    return [(own ^ (column // 8 << 4)) + panel * tile.panel_bytes for panel, column in split]
 
 
 def to_words(accumulator: cute.Tensor, factors: list[Float32], dtype: type[cutlass.Numeric]) -> list[Int32]:

@@ -76,6 +76,22 @@ def test_schedules_blocks_and_thresholds(seed):
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{row}, seed {seed}")
 
 
+PAIRS = (  # where both CTAs have rows, one has none, keys end in the other's half of a block
+    Case("pairs", batch=2, seqlen_q=300, seqlen_k=400, heads_q=4, heads_kv=2, head_dim=128, sink=True),
+    Case("one of a pair", seqlen_q=90, seqlen_k=150, head_dim=128, softcap=20.0),
+    Case("half a block", batch=3, seqlen_q=260, seqlen_k=300, head_dim=192, head_dim_v=128),
+    Case("causal", seqlen_q=500, seqlen_k=500, head_dim=128, causal=True),
+)
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
+def test_pairs_of_ctas_share_keys(case, seed):
+    problem = cases.make(case, seed)
+    row = replace(tiles_for(problem.spec, Extent(1, 4096, 4096)), ctas=2)
+    out, lse = KERNELS.forward(problem, seed, "random", row)
+    cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
+
+
 def test_the_row_of_long_causal_192_128(seed):
     problem = cases.make(Case("long", seqlen_q=300, seqlen_k=330, head_dim=192, head_dim_v=128, causal=True), seed)
     out, lse = KERNELS.forward(problem, seed, "random", USUAL_LONG)
@@ -191,6 +207,34 @@ def test_many_short_rows_are_four_teams(seqlen, batch, causal, expected):
     assert tiles_for(spec, Extent(batch, seqlen, seqlen)).teams == expected
 
 
+@pytest.mark.parametrize(
+    "dims, rows, keys, heads, changes, expected",
+    [
+        ((128, 128), 1024, 1024, 64, {}, (2, True)),
+        ((128, 128), 512, 4096, 128, {}, (2, True)),
+        ((128, 128), 16384, 16384, 4, {}, (2, False)),
+        ((192, 128), 16384, 16384, 4, {}, (2, True)),
+        ((256, 256), 4096, 4096, 16, {}, (2, True)),
+        ((128, 128), 512, 512, 128, {}, (1, True)),
+        ((128, 128), 1024, 1024, 16, {}, (1, True)),  # 64 pairs of tiles do not keep a chip busy for two rounds
+        ((128, 128), 1100, 1100, 64, {}, (1, True)),  # the ninth tile would be a pair, too
+        ((128, 128), 4200, 4200, 16, {}, (2, True)),
+        ((128, 128), 16384, 16384, 4, {"window_right": 0}, (2, True)),
+        ((128, 128), 65536, 65536, 4, {"window_right": 0}, (1, True)),
+        ((128, 128), 8192, 8192, 16, {"window_right": 0}, (1, True)),
+        ((128, 128), 4096, 4096, 16, {"window_left": 100}, (1, True)),
+        ((128, 128), 4096, 4096, 16, {"varlen": True}, (1, True)),
+        ((128, 128), 4096, 4096, 16, {"has_seqused_k": True}, (1, True)),
+        ((64, 64), 16384, 16384, 32, {}, (1, True)),
+    ],
+    ids=str,
+)
+def test_what_pairs_of_ctas_work_on(dims, rows, keys, heads, changes, expected):
+    spec = replace(AttentionSpec(torch.bfloat16, *dims, heads, heads, 0.1), **changes)
+    tiles = tiles_for(spec, Extent(1, rows, keys))
+    assert (tiles.ctas, tiles.ping_pong) == expected
+
+
 def test_on_a_shared_chip_the_hardware_hands_out_tiles():
     """A CTA of a persistent grid that waits for a multiprocessor would do its share late. Other rows stay."""
     chip, extent = device.chip_by_number(90), Extent(1, 4096, 4096)
@@ -222,10 +266,11 @@ def test_every_cta_gets_the_same_share_of_a_causal_problem(seqlen, head_dim):
     blocks = -(-seqlen // made.cfg.rows)
     sizes = made.sizes
     order = Order(blocks, heads, extent.batch, sizes.section, descending=True, most_sections=sizes.most_sections)
-    work = [0] * chip.sms
+    places = chip.sms // made.cfg.ctas
+    work = [0] * places
     for i in range(order.tiles):
-        lap, place = divmod(i, chip.sms)
+        lap, place = divmod(i, places)
         end = min(seqlen, (order.at(i).block + 1) * made.cfg.rows)
-        work[chip.sms - 1 - place if lap % 2 else place] += -(-end // made.cfg.tile_n)
+        work[places - 1 - place if lap % 2 else place] += -(-end // made.cfg.tile_n)
     allowed = {(64, 512): 1.035, (96, 512): 1.025, (128, 512): 1.035, (256, 512): 1.035}.get((head_dim, seqlen), 1.01)
-    assert max(work) <= allowed * sum(work) / chip.sms
+    assert max(work) <= allowed * sum(work) / places

@@ -25,12 +25,14 @@ from ...core.words import bits, pack_half, store_words
 from ...fwd.rows import is_written, place_of, query_of, result
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
+from ...pipeline.smem import PANEL_ROW_BYTES
 from ...pipeline.tma import tma_panels
 from ..fragment import (
     LANES_PER_ROW,
     ROWS_PER_THREAD,
     ROWS_PER_WARP,
     first_column,
+    load_matrices,
     row_elements,
     row_in_warp,
     store_matrices,
@@ -65,6 +67,10 @@ def compute(context):
         if work.count > 0:
             softmax.reset(work, team.first_row(work))
             q.wait()
+            if cutlass.const_expr(cfg.holds_q):
+                team.take_q(q)
+                if cutlass.const_expr(not cfg.o_over_q):
+                    q.arrive()
             if cutlass.const_expr(cfg.has_blocks):
                 k, v = over_lists(team, softmax, work.walk, q, k, v)
                 several = Boolean(work.count > 1)
@@ -74,7 +80,7 @@ def compute(context):
                     k, v = pass_over(team, work.blocks.stop - blocks.stop, k, v)
                 k, v = over_band(team, softmax, work, blocks, q, k, v)
                 several = Boolean(blocks.stop - blocks.first > 1)
-            if cutlass.const_expr(not cfg.o_over_q):
+            if cutlass.const_expr(not (cfg.holds_q or cfg.o_over_q)):
                 q.arrive()
             v = last_block(team, v, several)
             norms = softmax.finish(work, team.first_row(work))
@@ -118,15 +124,19 @@ def over_band(team, softmax, work, blocks, q: Cursor, k: Cursor, v: Cursor):
         k = first_block(team, softmax, team.half_qk, q, k, last)
     else:
         k = first_block(team, softmax, team.qk, q, k, last)
+    has_o = Int32(0)
     for i in cutlass.range(cutlass.max(last - blocks.full_stop, 0), unroll=1):
-        k, v = step(team, softmax, q, k, v, last - 1 - i, Boolean(i > 0), True)
+        k, v = step(team, softmax, q, k, v, last - 1 - i, Boolean(has_o != 0), True)
+        has_o = Int32(1)
     full_stop = cutlass.min(last, blocks.full_stop)
     for i in cutlass.range(full_stop - blocks.full_first, unroll=1):
-        k, v = step(team, softmax, q, k, v, full_stop - 1 - i, Boolean(full_stop - i < last), False)
+        k, v = step(team, softmax, q, k, v, full_stop - 1 - i, Boolean(has_o != 0), False)
+        has_o = Int32(1)
     if cutlass.const_expr(team.cfg.has_left):
         full_first = cutlass.min(last, blocks.full_first)
         for i in cutlass.range(full_first - blocks.first, unroll=1):
-            k, v = step(team, softmax, q, k, v, full_first - 1 - i, Boolean(full_first - i < last), True)
+            k, v = step(team, softmax, q, k, v, full_first - 1 - i, Boolean(has_o != 0), True)
+            has_o = Int32(1)
     return k, v
 
 
@@ -154,9 +164,11 @@ class Team(Constant):
     def __init__(self, context, index: Int32):
         cfg, smem = context.cfg, context.smem
         self.cfg, self.index, self.turns = cfg, index, Turns(cfg.teams, index, cfg.ping_pong)
+        self.rank = context.args.order.rank
         self.qk, self.pv = cfg.qk, cfg.pv
         self.half_qk = replace(self.qk, n=cfg.half_n)
-        self.q = self.qk.a_at(smem.pointer("Q", cfg.dtype))
+        self.q_place = smem.pointer("Q", cfg.dtype)
+        self.q = self.qk.a_registers() if cfg.holds_q else self.qk.a_at(self.q_place)
         self.k, self.v = self.qk.b_at(smem.pointer("K", cfg.dtype)), self.pv.b_at(smem.pointer("V", cfg.v_dtype))
         self.o, self.p = self.pv.accumulator(), self.pv.a_registers()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
@@ -166,7 +178,11 @@ class Team(Constant):
 
     def first_row(self, work) -> Int32:
         """Of this warp's rows of a work tile, in the sequence."""
-        return (work.m_block * self.cfg.teams + self.index) * ROWS + self.warp * ROWS_PER_WARP
+        return self.row_tile(work) * ROWS + self.warp * ROWS_PER_WARP
+
+    def row_tile(self, work) -> Int32:
+        """Which 64 rows of the sequence are the team's."""
+        return (work.m_block * self.cfg.ctas + self.rank) * self.cfg.teams + self.index
 
     @property
     def trims(self) -> bool:
@@ -180,7 +196,7 @@ class Team(Constant):
         every = work.blocks
         if not self.trims:
             return every
-        index = work.m_block * self.cfg.teams + self.index
+        index = self.row_tile(work)
         own = replace(work.mask, tile_m=ROWS).key_blocks(index)
         has_rows = index * ROWS < work.q.count * self.cfg.slots
         stop = cutlass.min(Int32(cutlass.select_(has_rows, own.stop, Int32(0))), every.stop)
@@ -191,13 +207,21 @@ class Team(Constant):
 
     def sees_half(self, work, blocks) -> Boolean:
         """Whether the second half of a work tile's last key block is hidden from all of the team's rows."""
-        last_row = (work.m_block * self.cfg.teams + self.index + 1) * ROWS - 1
+        last_row = (self.row_tile(work) + 1) * ROWS - 1
         _, stop = work.mask.keys(query_of(self.cfg, last_row))
         return Boolean(stop - (blocks.stop - 1) * self.cfg.tile_n <= self.cfg.half_n)
 
+    def take_q(self, q: Cursor) -> None:
+        """This warp's rows of Q into its registers."""
+        words = cute.recast_tensor(self.q, Int32)
+        rows = self.q_place.toint() + q.stage * self.cfg.q_step + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
+        for i, word in enumerate(load_matrices(rows, self.cfg.q_tile, cute.size(words))):
+            words[i] = word
+
     def start_s(self, product: Wgmma, s: cute.Tensor, q: Cursor, k: Cursor) -> None:
         """Start S = Q K^T, or its first half."""
-        product.issue(s, self.q[None, None, None, q.stage], self.k[None, None, None, k.stage], False)
+        rows = self.q if self.cfg.holds_q else self.q[None, None, None, q.stage]
+        product.issue(s, rows, self.k[None, None, None, k.stage], False)
 
     def start_o(self, v: Cursor, has_o: Boolean) -> None:
         """Start O += P V; O = P V if there is no O yet."""

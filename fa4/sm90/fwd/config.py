@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ...fwd.variant import Variant
 from ...pipeline.roles import WARPS_PER_WARPGROUP
@@ -21,6 +20,7 @@ REGS_OF_PIECES = REGS | {2: (232, 40)}
 REGS_WITH_ONE = {1: (240, 40, 120), 2: (200, 40, 72)}
 REGS_WITH_FETCHING = {2: (192, 24, 104)}
 REGS_WITH_BOTH = {1: (216, 40, 120)}
+OTHER_REGS = 32  # of a thread that computes, beside tiles
 STAGES_OF_GATHERED = 3  # at least, of those that rows are gathered into; see that role
 
 
@@ -37,6 +37,8 @@ class Config(Variant):
     """Everything the generated code depends on; its fields are the compile key.
 
     packed heads divide 16 unless O is stored `directly`. teams: warpgroups that compute, each 64 rows of the work tile.
+    ctas: 1, or 2 that share a work tile: each has `teams` of its rows, and loads half of every block of K and of V into
+    the shared memory of both.
     most_stages: of K, and of V, where there is room for more. byte_stages: of K, and of V, as 8-bit numbers; 0 where
     these do not come through shared memory, or are none. ping_pong: teams take turns on the matrix unit, so that one's
     softmax meets another's products.
@@ -50,7 +52,7 @@ class Config(Variant):
     byte_stages: int
     schedule: Schedule
     ping_pong: bool
-    ctas: ClassVar[int] = 1
+    ctas: int = 1
 
     def __post_init__(self) -> None:
         if self.stages < 1:
@@ -61,12 +63,27 @@ class Config(Variant):
     @property
     def rows(self) -> int:
         """Rows of a work tile."""
-        return self.teams * ROWS
+        return self.ctas * self.teams * ROWS
+
+    @property
+    def tma_ctas(self) -> int:
+        """Each CTA of a pair counts what it gets itself."""
+        return 1
+
+    def sharers(self, name: str) -> int:
+        return self.ctas if name in ("k", "v") else 1
 
     @property
     def directly(self) -> bool:
         """O goes from registers to global memory: float32, or a few rows of a tile."""
         return self.split or self.teams == 1
+
+    @property
+    def holds_q(self) -> bool:
+        """Whether a team's rows of Q lie in registers, of which enough are left, and not in shared memory, for the
+        product to read again in every key block."""
+        held = self.head_dim_v // 2 + self.tile_n // 2 + self.tile_n // 4 + self.head_dim // 4  # O, S, P, Q
+        return self.teams > 1 and self.mods is None and held + OTHER_REGS <= self.regs[0]
 
     @property
     def q_tile(self) -> Tile:
@@ -122,7 +139,10 @@ class Config(Variant):
 
     @property
     def q_buffers(self) -> int:
-        """2 where the next work tile's Q has a place of its own beside as many K/V stages as are needed."""
+        """2 where the next work tile's Q has a place of its own beside as many K/V stages as are needed. A Q that goes
+        to registers leaves its place at once."""
+        if self.holds_q:
+            return 1
         least = STAGES_OF_GATHERED if self.gathers and not self.has_bytes else 2
         return 2 if self._stages(2 * self.q_tile.nbytes + self.o_bytes) >= least else 1
 
@@ -155,7 +175,7 @@ class Config(Variant):
     @property
     def qk(self) -> Wgmma:
         """S = Q K^T."""
-        q = SmemOperand(self.q_tile, Major.K, self.q_buffers * self.teams, self.q_step)
+        q = None if self.holds_q else SmemOperand(self.q_tile, Major.K, self.q_buffers * self.teams, self.q_step)
         k = SmemOperand(self.k_operand, Major.K, self.stages, self.k_operand.nbytes)
         return Wgmma(self.dtype, n=self.tile_n, k=self.head_dim, b=k, a=q)
 

@@ -3,15 +3,17 @@
 A CTA owns a tile of query rows, 64 for each warpgroup that computes, and walks the key blocks from last to first. Each
 of these teams does all of its rows' work: S = Q K^T, softmax in the registers where S arrives, O += P V with P from
 registers. They take turns on the matrix unit, so that the softmax of one meets the products of the others. One warp of
-another warpgroup loads, a work tile ahead. Where K and V are 8-bit numbers, one more warpgroup makes of them the tiles
-that products read, of bytes that it is brought or loads itself. Rows that TMA does not bring are copied by a
+another warpgroup loads, a work tile ahead. Two CTAs may share a tile of twice the rows and load its keys together: each
+half of every block, into the shared memory of both. Where K and V are 8-bit numbers, one more warpgroup makes of them
+the tiles that products read, of bytes that it is brought or loads itself. Rows that TMA does not bring are copied by a
 warpgroup, too.
 """
 
 from __future__ import annotations
 
-from ...fwd.launch import ForwardKernel
-from ...pipeline.channels import By, Carries, Channel, ChannelTable, Every
+from ...fwd.launch import Arguments, ForwardKernel
+from ...pipeline import kernel as kernels
+from ...pipeline.channels import Across, By, Carries, Channel, ChannelTable, Every
 from ...pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .compute import compute
@@ -37,8 +39,10 @@ def channels(cfg: Config) -> ChannelTable:
     bytes, if they come as such."""
     bringer, brought = ("gather", By.WARP) if cfg.gathers else ("load", By.TMA)
     memory, teams = Carries.ASYNC_SMEM, Every("compute")
-    q_freed = By.WARP if cfg.o_over_q else By.WGMMA  # by the stores of the O staged there, or by the products
+    # By the loads into registers or the stores of the O staged there, or by the products.
+    q_freed = By.WARP if cfg.holds_q or cfg.o_over_q else By.WGMMA
     queries = Channel("load_compute_Q", "load", "compute", By.TMA, q_freed, cfg.q_buffers * cfg.teams, memory)
+    shared = (cfg.ctas, Across.MULTICAST) if cfg.ctas > 1 else ()
     keys: list[Channel] = []
     for x in ("K", "V"):
         if cfg.has_bytes:
@@ -47,7 +51,8 @@ def channels(cfg: Config) -> ChannelTable:
                 keys.append(Channel(*raw, memory))
             keys.append(Channel(f"convert_compute_{x}", "convert", teams, By.WARP, By.WGMMA, cfg.stages, memory))
         else:
-            keys.append(Channel(f"{bringer}_compute_{x}", bringer, teams, brought, By.WGMMA, cfg.stages, memory))
+            of_keys = f"{bringer}_compute_{x}", bringer, teams, brought, By.WGMMA, cfg.stages, memory
+            keys.append(Channel(*of_keys, *shared))
     return ChannelTable((queries, *keys), roles(cfg))
 
 
@@ -71,4 +76,8 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
     )
 
 
-KERNEL = ForwardKernel("sm90.forward", channels, smem_map)
+def context(args: Arguments, cfg: Config, table: ChannelTable, smem: SmemMap) -> kernels.Context:
+    return kernels.Context(args, cfg, table, smem, cluster=cfg.ctas)
+
+
+KERNEL = ForwardKernel("sm90.forward", channels, smem_map, context)

@@ -78,7 +78,8 @@ def load_q(context, work, team: int, cursor: Cursor):
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
     place = context.smem.pointer("Q", cfg.dtype) + cursor.stage * (cfg.q_step // 2)
     cursor.announce(tma.tile.nbytes)
-    tma_load(tma, q, work.m_block * cfg.teams + team, place, cursor.barrier())
+    row_tile = (work.m_block * cfg.ctas + context.args.order.rank) * cfg.teams + team
+    tma_load(tma, q, row_tile, place, cursor.barrier())
 
 
 def load_block(context, name: str, work, block: Int32, cursor: Cursor):
@@ -90,4 +91,7 @@ def load_block(context, name: str, work, block: Int32, cursor: Cursor):
     cursor.wait()
     cursor.announce(tma.tile.nbytes)
     for i, (x, own) in enumerate(pieces):
+        if cfg.ctas > 1:  # which has no pieces
+            i = context.args.order.rank
+            own = own * cfg.ctas + i
         tma_load(tma, x, own, place, cursor.barrier(), i)

@@ -41,9 +41,10 @@ class Forward(plan.Forward):
     def __str__(self) -> str:
         tiles, cfg = self.tiles, self.cfg
         parts = f"keys in {self.splits} parts, " if cfg.split else ""
+        pairs = "pairs of CTAs, " if cfg.ctas == 2 else ""
         return (
             f"forward {tiles.name}: {cfg.rows} x {cfg.tile_n}, {cfg.stages} K/V stages, {cfg.packed} heads packed, "
-            f"{parts}{'ping-pong, ' * cfg.ping_pong}rescale threshold {cfg.rescale_threshold:g}, "
+            f"{parts}{pairs}{'ping-pong, ' * cfg.ping_pong}rescale threshold {cfg.rescale_threshold:g}, "
             f"{cfg.schedule.name.lower()} ({tiles.evidence})"
         )
 
@@ -53,7 +54,7 @@ def _tiles_on(chip: Chip, tiles: ForwardTiles) -> ForwardTiles:
     on a chip that is shared, the hardware hands tiles to what is free."""
     if not chip.shared or tiles.schedule is not Schedule.PERSISTENT:
         return tiles
-    return replace(tiles, schedule=Schedule.SINGLE, name=f"{tiles.name}, beside messages")
+    return replace(tiles, schedule=Schedule.SINGLE, ctas=1, name=f"{tiles.name}, beside messages")
 
 
 def configure(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> Config:
@@ -73,6 +74,7 @@ def configure(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTil
         byte_stages=tiles.byte_stages,
         schedule=tiles.schedule,
         ping_pong=tiles.ping_pong,
+        ctas=tiles.ctas,
         rescale_threshold=tiles.rescale_threshold,
         smem_bytes=chip.smem_per_block - (JOINING_BYTES if split else 0),
     )
@@ -95,10 +97,10 @@ def splits_for(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTi
     if spec.has_blocks:
         return 1
     packed = packed_heads(spec, extent, tiles)
-    m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.teams * ROWS))
+    m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.ctas * tiles.teams * ROWS))
     count = m_blocks * (spec.heads_q // packed) * extent.batch
     # Of few rows as many as keep the memory busy; those of 8-bit keys, which are converted, take more.
-    slots = chip.sms * (7 if tiles.byte_stages else 6) // 8 if tiles.teams == 1 else chip.sms
+    slots = chip.sms * (7 if tiles.byte_stages else 6) // 8 if tiles.teams == 1 else chip.sms // tiles.ctas
     return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
 
 
@@ -117,7 +119,8 @@ def _sections(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config, tile
     per_pair = max(keys * cfg.packed // spec.group, 1)
     if not cfg.persistent:
         return -(-pairs // -(-pairs * per_pair // tiles.section_bytes)), MANY
-    round_trip = 2 * chip.sms
+    places = chip.sms // cfg.ctas
+    round_trip = 2 * places
     m_blocks = -(-extent.max_seqlen_q * cfg.packed // cfg.rows)
     section = round_trip // math.gcd(round_trip, m_blocks)
     if tiles.section is not None and tiles.section % section == 0:
@@ -130,4 +133,4 @@ def _sections(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config, tile
     last = [min(extent.max_seqlen_q, -(-(i + 1) * cfg.rows // cfg.packed)) for i in reversed(range(m_blocks))]
     seen = [row + extent.max_seqlen_k - extent.max_seqlen_q for row in last]
     lengths = [max(-(-keys // cfg.tile_n), 0) for keys in seen]
-    return section, even_sections(section, pairs, min(LAST_BYTES // per_pair, pairs), lengths, chip.sms)
+    return section, even_sections(section, pairs, min(LAST_BYTES // per_pair, pairs), lengths, places)

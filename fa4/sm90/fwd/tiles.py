@@ -28,6 +28,7 @@ class ForwardTiles:
     byte_stages: int = 0
     schedule: Schedule = Schedule.PERSISTENT
     ping_pong: bool = True
+    ctas: int = 1
     rescale_threshold: float = 8.0
     section: int | None = None
     section_bytes: int = 25 << 20  # half of an H100's L2: the rest is for Q and out
@@ -117,11 +118,36 @@ def _of_many(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
         return replace(USUAL if fits else WIDEST, schedule=Schedule.SINGLE, name="lists of blocks")
     is_masked = spec.window_right is not None
     row = _of_width(spec, extent, is_masked)
+    if _pays_in_pairs(row, spec, extent):
+        # Turns: 2k keys 594, 583, 1k 537, 530; 16k 651, 669, with 32/8 heads 652, 685.
+        turns = is_masked or keys < MANY_KEYS or widest > 128
+        return replace(row, name=f"{row.name}, pairs", ctas=2, ping_pong=turns)
     if is_masked and spec.window_left is None and keys > LONG and extent.max_seqlen_q > LONG // 2:
         # 64k keys on an H100, TFLOP/s, beside a persistent grid: d128 675, 574; d64 540, 510; (192, 128) 706, 650; d256
         # 738, 707; d128 with 32/8 heads 663, 563. At 32k that was faster, 672 beside 645.
         return replace(row, name=f"{row.name}, long causal", schedule=Schedule.SINGLE, section_bytes=12 << 20)
     return row
+
+
+def _pays_in_pairs(row: ForwardTiles, spec: AttentionSpec, extent: Extent) -> bool:
+    """Whether two CTAs should bring each block of keys once for both. That takes less energy, so that an H100 at its
+    power limit runs at a higher clock.
+
+    TFLOP/s there, beside CTAs alone: d128 full 1k 537, 511; 2k 594, 555; 4k 623, 592; 16k 669, 641; with 32/8 heads 8k
+    649, 604; 16k 685, 650; (192, 128) full 16k 701, 662; d256 733, 711; d128 causal 16k 629, 615. d64 full 16k 528, 526
+    and d128 causal 4k 539, 538 gain nothing.
+    """
+    keys, is_masked = extent.max_seqlen_k, spec.window_right is not None
+    if row not in ((USUAL,) if is_masked else (USUAL, WIDEST)) or max(spec.head_dim, spec.head_dim_v) <= 96:
+        return False
+    lengths_vary = spec.varlen or spec.has_seqused_q or spec.has_seqused_k
+    if lengths_vary or spec.mods is not None or spec.cache is not None or spec.window_left is not None:
+        return False
+    if not (MANY_KEYS <= keys <= LONG if is_masked else keys >= 1024):
+        return False
+    blocks = -(-extent.max_seqlen_q // (row.teams * ROWS))
+    wastes_little = blocks % 2 == 0 or blocks >= 32  # the second CTA of the last pair may have no rows
+    return wastes_little and (blocks + 1) // 2 * spec.heads_q * extent.batch >= MULTIPROCESSORS
 
 
 def _of_width(spec: AttentionSpec, extent: Extent, is_masked: bool) -> ForwardTiles:

@@ -34,7 +34,7 @@ class Queue:
 
     @property
     def index(self) -> Int32:
-        order, own = self.context.args.order, Int32(cute.arch.block_idx()[0])
+        order, own = self.context.args.order, Int32(cute.arch.block_idx()[0]) // self.context.cfg.ctas
         if not self.context.cfg.persistent:
             return own + self.lap * self.context.args.tiles
         place = cutlass.select_(Boolean(self.lap % 2 == 1), order.stride - 1 - own, own)

@@ -12,14 +12,13 @@ for the keys of both, and dQ is added to the sum once for 128 keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ....bwd.launch import BackwardKernel
 from ....pipeline import kernel as kernels
 from ....pipeline.channels import ONCE, Across, By, Carries, Channel, ChannelTable, Implied
 from ....pipeline.roles import Role, RoleTable
 from ....pipeline.smem import Region, SmemMap
-from ....pipeline.tma import TmaTile
 from ..load import load
 from .config import WideConfig
 from .dk import dk
@@ -96,9 +95,6 @@ class Context(kernels.Context):
     last_dq: int = 1  # named barriers; 0 is the CTA's
     gradients_staged: int = 2  # and 3: one for each warpgroup
     ds_written: int = 4
-
-    def tma(self, name: str) -> TmaTile:
-        return replace(kernels.Context.tma(self, name), multicast=self.cfg.sharers(name))
 
 
 def context(args, cfg: WideConfig, table: ChannelTable, smem: SmemMap) -> Context:
