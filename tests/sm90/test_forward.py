@@ -213,8 +213,9 @@ def test_many_short_rows_are_four_teams(seqlen, batch, causal, expected):
         ((128, 128), 1024, 1024, 64, {}, (2, True)),
         ((128, 128), 512, 4096, 128, {}, (2, True)),
         ((128, 128), 16384, 16384, 4, {}, (2, False)),
-        ((192, 128), 16384, 16384, 4, {}, (2, True)),
+        ((192, 128), 4096, 4096, 16, {}, (2, False)),
         ((256, 256), 4096, 4096, 16, {}, (2, True)),
+        ((256, 256), 2048, 2048, 32, {}, (1, True)),
         ((128, 128), 512, 512, 128, {}, (1, True)),
         ((128, 128), 1024, 1024, 16, {}, (1, True)),  # 64 pairs of tiles do not keep a chip busy for two rounds
         ((128, 128), 1100, 1100, 64, {}, (1, True)),  # the ninth tile would be a pair, too

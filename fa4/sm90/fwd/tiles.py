@@ -119,8 +119,9 @@ def _of_many(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     is_masked = spec.window_right is not None
     row = _of_width(spec, extent, is_masked)
     if _pays_in_pairs(row, spec, extent):
-        # Turns: 2k keys 594, 583, 1k 537, 530; 16k 651, 669, with 32/8 heads 652, 685.
-        turns = is_masked or keys < MANY_KEYS or widest > 128
+        # With turns, without: 1k keys 537, 530; 2k 594, 583; 16k 651, 669, with 32/8 heads 652, 685; (192, 128) 4k 639,
+        # 656, 16k 696, 702.
+        turns = is_masked or widest > 192 or (widest <= 128 and keys < MANY_KEYS)
         return replace(row, name=f"{row.name}, pairs", ctas=2, ping_pong=turns)
     if is_masked and spec.window_left is None and keys > LONG and extent.max_seqlen_q > LONG // 2:
         # 64k keys on an H100, TFLOP/s, beside a persistent grid: d128 675, 574; d64 540, 510; (192, 128) 706, 650; d256
@@ -134,8 +135,8 @@ def _pays_in_pairs(row: ForwardTiles, spec: AttentionSpec, extent: Extent) -> bo
     power limit runs at a higher clock.
 
     TFLOP/s there, beside CTAs alone: d128 full 1k 537, 511; 2k 594, 555; 4k 623, 592; 16k 669, 641; with 32/8 heads 8k
-    649, 604; 16k 685, 650; (192, 128) full 16k 701, 662; d256 733, 711; d128 causal 16k 629, 615. d64 full 16k 528, 526
-    and d128 causal 4k 539, 538 gain nothing.
+    649, 604; 16k 685, 650; (192, 128) full 4k 656, 632; 16k 702, 681; d256 4k 688, 684; 16k 733, 711; d128 causal 16k
+    639, 600. Nothing is gained at d256 full 1k, 576, 579; d64 full 16k, 528, 526; d128 causal 4k, 539, 538.
     """
     keys, is_masked = extent.max_seqlen_k, spec.window_right is not None
     if row not in ((USUAL,) if is_masked else (USUAL, WIDEST)) or max(spec.head_dim, spec.head_dim_v) <= 96:
@@ -143,7 +144,7 @@ def _pays_in_pairs(row: ForwardTiles, spec: AttentionSpec, extent: Extent) -> bo
     lengths_vary = spec.varlen or spec.has_seqused_q or spec.has_seqused_k
     if lengths_vary or spec.mods is not None or spec.cache is not None or spec.window_left is not None:
         return False
-    if not (MANY_KEYS <= keys <= LONG if is_masked else keys >= 1024):
+    if not (MANY_KEYS <= keys <= LONG if is_masked else keys >= (4096 if row == WIDEST else 1024)):
         return False
     blocks = -(-extent.max_seqlen_q // (row.teams * ROWS))
     wastes_little = blocks % 2 == 0 or blocks >= 32  # the second CTA of the last pair may have no rows
