@@ -141,6 +141,8 @@ def tiles_of(case: Case, chip: Chip, extent: Extent) -> Any:
         row: Any = portable.forward_tiles(*dims, chip, rows) if is_forward else portable.backward_tiles(*dims, chip)
     else:
         row = (forward if is_forward else backward).tiles_for(spec_of(case), extent)
+        if is_forward and row.ctas > 1:  # one multiprocessor is emulated, and what was measured were CTAs alone
+            row = dataclasses.replace(row, ctas=1, ping_pong=True)
     return dataclasses.replace(row, **dict(case.changes))
 
 

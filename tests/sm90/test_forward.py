@@ -18,7 +18,7 @@ from fa4.sm90.fwd.kernel import channels, smem_map
 from fa4.sm90.fwd.plan import Forward, configure
 from fa4.sm90.fwd.tiles import NARROW_MANY, USUAL, USUAL_LONG, tiles_for
 from fa4.sm90.plan import Plan
-from fa4.spec import AttentionSpec, Extent
+from fa4.spec import AttentionSpec, CacheSpec, Extent
 from tests.emulated import (
     SOAK_ONLY,
     Kernels,
@@ -247,6 +247,13 @@ def test_on_a_shared_chip_the_hardware_hands_out_tiles():
         plans = [Forward(of, extent, on) for on in (chip, replace(chip, shared=True))]
         assert [plan.cfg.schedule for plan in plans] == [alone, beside]
         assert replace(plans[0].cfg, schedule=beside) == plans[1].cfg
+
+
+@pytest.mark.parametrize("changes", [{"varlen": True}, {"has_seqused_k": True}, {"cache": CacheSpec(page_size=128)}])
+def test_pairs_without_keys_to_share_are_refused(changes):
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, **changes)
+    with pytest.raises(ValueError, match="a pair of CTAs shares"):
+        configure(spec, Extent(1, 4096, 4096), device.chip_by_number(90), replace(USUAL, ctas=2))
 
 
 def test_tiles_that_do_not_fit_are_refused():

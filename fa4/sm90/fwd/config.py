@@ -44,7 +44,7 @@ class Config(Variant):
     softmax meets another's products.
 
     Raises:
-        ValueError: the tiles do not fit the shared memory.
+        ValueError: the tiles do not fit the shared memory, or a pair of CTAs has no keys to share.
     """
 
     teams: int
@@ -57,6 +57,8 @@ class Config(Variant):
     def __post_init__(self) -> None:
         if self.stages < 1:
             raise ValueError(f"{self.rows} x {self.tile_n} tiles of head_dim {self.head_dim} exceed {self.smem_bytes}")
+        if self.ctas > 1 and (self.lengths_vary or self.cache is not None or self.has_blocks):
+            raise ValueError("a pair of CTAs shares blocks of keys that lie one after the other, the same for both")
         if self.gathers and (self.byte_stages or self.stages) < STAGES_OF_GATHERED:
             raise ValueError("the blocks that are waited for and copied take three stages, see the gather role")
 
