@@ -8,6 +8,7 @@ import datetime
 import itertools
 import json
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -218,11 +219,15 @@ def _predict(
 
 @contextlib.contextmanager
 def _kept_on_interrupt() -> Iterator[None]:
-    """Ctrl-C inside ends the measuring, not the program: what was measured is still written."""
+    """Ctrl-C inside, or SIGTERM, by which time limits end jobs, ends the measuring, not the program: what was measured
+    is still written."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         console.print("interrupted")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.command()

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import re
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,9 +129,9 @@ def test_a_file_that_holds_no_rows_is_refused(command, text, tmp_path):
     assert "is not a result file of bench.run" in invoke(command, *files, code=1)
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt(), None], ids=["interrupt", "broken_device"])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, None], ids=["interrupt", "time_limit", "broken_device"])
 def test_rows_measured_before_the_end_of_a_run_are_kept(tiny, tmp_path, monkeypatch, end):
-    """Ctrl-C in a run of hours, or a kernel that breaks the device: what was measured is in the file."""
+    """Ctrl-C in a run of hours, its time limit, or a kernel that breaks the device: the file has what was measured."""
     rates = iter([1.0])
 
     def gemm(device):
@@ -140,7 +141,7 @@ def test_rows_measured_before_the_end_of_a_run_are_kept(tiny, tmp_path, monkeypa
 
     def build(case):
         if end is not None and case.direction == "bwd":
-            raise end
+            signal.raise_signal(end)
         return functools.partial(fa4.flash_attn_func, causal=case.causal)
 
     if end is None:
