@@ -29,11 +29,14 @@ def main(results: Path, output: Path | None) -> None:
     columns = min(4, len(panels))
     lines = -(-len(panels) // columns)
     figure, axes = plt.subplots(lines, columns, figsize=(3.2 * columns, 2.7 * lines), squeeze=False)
+    colors = {provider: f"C{i}" for i, provider in enumerate(frame["provider"].unique())}
+    lines_of = {}
     for axis, ((direction, head_dim, head_dim_v, causal), panel) in zip(axes.flat, panels):
         for provider, series in panel.groupby("provider", sort=False):
             series = series.sort_values("seqlen_k")
             spread = [series["tflops"] * (1 - series["median_ms"] / series["q75_ms"])] * 2
-            axis.errorbar(series["seqlen_k"], series["tflops"], yerr=spread, marker="o", capsize=2, label=provider)
+            style = {"marker": "o", "capsize": 2, "color": colors[provider]}
+            lines_of[provider] = axis.errorbar(series["seqlen_k"], series["tflops"], yerr=spread, **style)
         dims = head_dim if head_dim == head_dim_v else f"({head_dim}, {head_dim_v})"
         axis.set(
             title=f"{direction}, head_dim {dims}, {'causal' if causal else 'full'}",
@@ -48,7 +51,7 @@ def main(results: Path, output: Path | None) -> None:
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="lower center", ncols=8, frameon=False)
+    figure.legend(lines_of.values(), lines_of, loc="lower center", ncols=8, frameon=False)
     gemm = timed[0]["gemm_tflops"]
     figure.suptitle(f"{timed[0]['machine']['device']}, GEMM {gemm[0]:.3g} TFLOP/s in the same run")
     figure.tight_layout(rect=(0, 0.05, 1, 1))

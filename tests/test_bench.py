@@ -173,6 +173,30 @@ def test_plot_draws_a_file(tiny, tmp_path):
     assert (tmp_path / "rows.png").stat().st_size > 10_000
 
 
+def test_a_provider_has_one_color_in_all_panels(tiny, tmp_path, monkeypatch):
+    """Also where another one, that is drawn before it, has no row of a panel; the legend names all."""
+    import matplotlib.pyplot as plt
+
+    rows = measured(tmp_path / "rows.jsonl", names="fa4-torch,sdpa")
+    forward = [{**row, "provider": "only forwards"} for row in rows[::2] if row["direction"] == "fwd"]
+    path = tmp_path / "more.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*forward, *rows]))
+    colors, made = collections.defaultdict(set), plt.Axes.errorbar
+
+    def errorbar(axis, x, y, color, **style):
+        drawn = made(axis, x, y, color=color, **style)
+        colors[color].add(tuple(y))
+        return drawn
+
+    monkeypatch.setattr(plt.Axes, "errorbar", errorbar)
+    monkeypatch.setattr(plt.Figure, "legend", lambda figure, handles, names, **style: colors.update(names=set(names)))
+    invoke(plot.main, path)
+    assert colors.pop("names") == {"only forwards", "fa4-torch", "sdpa"} and len(colors) == 3
+    for name, drawn in zip(["only forwards", "fa4-torch", "sdpa"], map(colors.get, sorted(colors))):
+        mine = {row["tflops"] for row in [*forward, *rows] if row["provider"] == name}
+        assert {y for ys in drawn for y in ys} == mine
+
+
 def test_summary_tells_rates_and_their_ratio(tiny, tmp_path):
     rows = measured(tmp_path / "rows.jsonl")
     for row in rows:
