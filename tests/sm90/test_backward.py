@@ -26,6 +26,8 @@ from fa4.sm90.bwd.tiles import (
     D192,
     D192_CUT,
     D192_SOFTCAP,
+    D256,
+    D256_ORDERED,
     SOFTCAP,
     BackwardTiles,
     tiles_for,
@@ -254,6 +256,15 @@ def test_96_columns_have_an_order_unless_few_keys_are_masked():
     assert tiles_for(causal, short) is D96_SHORT
     for other in (dict(varlen=True), dict(has_seqused_q=True), dict(window_left=9)):
         assert tiles_for(replace(causal, **other), LONG) is D96
+
+
+def test_256_columns_have_an_order_unless_something_else_is_asked_for():
+    spec = AttentionSpec(torch.bfloat16, 256, 256, 16, 4, 0.0625, needs_backward=True)
+    for plain in (spec, replace(spec, window_right=0)):
+        assert tiles_for(plain, LONG) is D256_ORDERED and config_of(plain).deterministic
+    for other in ({"varlen": True}, {"has_seqused_q": True}, {"window_left": 9}, {"softcap": 9.0}):
+        asked = replace(spec, **other)
+        assert tiles_for(asked, LONG) is D256 and not config_of(asked).deterministic
 
 
 @pytest.mark.parametrize(("tile_m", "columns"), [(64, 128), (80, 128), (48, 192), (80, 64), (48, 256)])

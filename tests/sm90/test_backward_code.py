@@ -37,7 +37,8 @@ CODE = [
     pytest.param(192, {"head_dim_v": 128, "softcap": 9.0}, *ODD_PANEL, id="d192_128_softcap", marks=pytest.mark.soak),
     pytest.param(192, {}, *WIDE, id="d192", marks=pytest.mark.soak),
     pytest.param(256, {"window_right": 0}, *PAIR, id="d256"),
-    pytest.param(256, {"window_right": 0, "deterministic": True}, *PAIR, id="d256_deterministic"),
+    pytest.param(256, {"window_left": 99, "window_right": 0}, *PAIR, id="d256_window"),
+    pytest.param(256, {"deterministic": True}, *PAIR, id="d256_full", marks=pytest.mark.soak),
     pytest.param(192, {"deterministic": True}, *WIDE, id="d192_deterministic", marks=pytest.mark.soak),
     pytest.param(256, {"mods": ModSpec(dropout=True)}, *PAIR, id="d256_dropout", marks=pytest.mark.soak),
 ]
