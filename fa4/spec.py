@@ -156,6 +156,11 @@ class AttentionSpec:
         return self.mods is not None and self.mods.block is not None
 
     @property
+    def lengths_vary(self) -> bool:
+        """Whether a sequence may have fewer rows than the longest."""
+        return self.varlen or self.has_seqused_q or self.has_seqused_k
+
+    @property
     def has_dropout(self) -> bool:
         return self.mods is not None and self.mods.dropout
 

@@ -88,13 +88,12 @@ def steps(context, team: cutlass.Constexpr[Team], work, has_dq: cutlass.Constexp
                 at = at.next()
             first = cutlass.max(first, own_of_head.first)
         for half in cutlass.range(2 if cfg.has_left or cfg.folds else 1, unroll=1):  # cut blocks may come last, too
-            cut_first = cutlass.select_(half == 0, first, cutlass.max(first, own_of_head.full_stop))
-            cut_stop = cutlass.select_(half == 0, own_of_head.full_first, own_of_head.stop)
-            for i in cutlass.range(cut_first, cut_stop, unroll=1):
+            begin_cut, end_cut = own_of_head.cut(half, first)
+            for i in cutlass.range(begin_cut, end_cut, unroll=1):
                 step(context, team, of_head, (member, i), at, True, has_dq, False)
                 at = at.next()
-            full_stop = cutlass.select_(half == 0, own_of_head.full_stop, of_head.first)
-            for i in cutlass.range(cutlass.max(first, own_of_head.full_first), full_stop, unroll=1):
+            begin_full, end_full = own_of_head.full(half, first, of_head.first)
+            for i in cutlass.range(begin_full, end_full, unroll=1):
                 step(context, team, of_head, (member, i), at, False, has_dq, False)
                 at = at.next()
         if cutlass.const_expr(cfg.trims and cfg.folds):

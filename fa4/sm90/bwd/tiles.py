@@ -73,7 +73,7 @@ def tiles_for(spec: AttentionSpec, extent: Extent) -> BackwardTiles:
     """The row for a problem."""
     largest = max(spec.head_dim, spec.head_dim_v)
     is_causal = spec.window_left is None and spec.window_right is not None
-    is_dense = spec.mods is None and not (spec.varlen or spec.has_seqused_q or spec.has_seqused_k)
+    is_dense = spec.mods is None and not spec.lengths_vary
     if largest > 128:
         panels = _panels(spec.head_dim) + _panels(spec.head_dim_v)
         if panels <= 5 and not spec.has_dropout:  # its words spill registers beside 128 keys

@@ -142,6 +142,16 @@ class OwnSteps(NamedTuple):
     full_stop: Int32
     stop: Int32
 
+    def cut(self, half: Int32, first: Int32) -> tuple[Int32, Int32]:
+        """From step `first` on, those that the mask cuts: in half 0 before those it does not, in half 1 after them."""
+        begin = cutlass.select_(half == 0, first, cutlass.max(first, self.full_stop))
+        return Int32(begin), Int32(cutlass.select_(half == 0, self.full_first, self.stop))
+
+    def full(self, half: Int32, first: Int32, none: Int32) -> tuple[Int32, Int32]:
+        """And those that it does not, all of which are half 0's; none: no step is before it."""
+        end = cutlass.select_(half == 0, self.full_stop, none)
+        return cutlass.max(first, self.full_first), Int32(end)
+
 
 def own_steps(work: Work, team: Int32, cfg) -> OwnSteps:
     """A warpgroup's."""

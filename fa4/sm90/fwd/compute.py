@@ -41,7 +41,7 @@ from ..fragment import (
 from ..wgmma import ROWS, Wgmma, pin, wait
 from .softmax import Softmax, pack
 from .turns import FIRST_BARRIER, TEAM_THREADS, Turns
-from .work import Queue
+from .work import Queue, row_tile
 
 
 @cute.jit
@@ -181,8 +181,7 @@ class Team(Constant):
         return self.row_tile(work) * ROWS + self.warp * ROWS_PER_WARP
 
     def row_tile(self, work) -> Int32:
-        """Which 64 rows of the sequence are the team's."""
-        return (work.m_block * self.cfg.ctas + self.rank) * self.cfg.teams + self.index
+        return row_tile(self.cfg, work, self.rank, self.index)
 
     @property
     def trims(self) -> bool:

@@ -18,7 +18,7 @@ from cutlass import Int32, Uint8
 from ...core.sequence import sequence_matrix
 from ...pipeline.cursor import Cursor, Lane, produce
 from ...pipeline.tma import tma_load
-from .work import Queue
+from .work import Queue, row_tile
 
 
 @cute.jit
@@ -78,8 +78,7 @@ def load_q(context, work, team: int, cursor: Cursor):
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
     place = context.smem.pointer("Q", cfg.dtype) + cursor.stage * (cfg.q_step // 2)
     cursor.announce(tma.tile.nbytes)
-    row_tile = (work.m_block * cfg.ctas + context.args.order.rank) * cfg.teams + team
-    tma_load(tma, q, row_tile, place, cursor.barrier())
+    tma_load(tma, q, row_tile(cfg, work, context.args.order.rank, team), place, cursor.barrier())
 
 
 def load_block(context, name: str, work, block: Int32, cursor: Cursor):

@@ -141,22 +141,25 @@ def _pays_in_pairs(row: ForwardTiles, spec: AttentionSpec, extent: Extent) -> bo
     keys, is_masked = extent.max_seqlen_k, spec.window_right is not None
     if row not in ((USUAL,) if is_masked else (USUAL, WIDEST)) or max(spec.head_dim, spec.head_dim_v) <= 96:
         return False
-    lengths_vary = spec.varlen or spec.has_seqused_q or spec.has_seqused_k
-    if lengths_vary or spec.mods is not None or spec.cache is not None or spec.window_left is not None:
+    if spec.lengths_vary or spec.mods is not None or spec.cache is not None or spec.window_left is not None:
         return False
     if not (MANY_KEYS <= keys <= LONG if is_masked else keys >= (4096 if row == WIDEST else 1024)):
         return False
     blocks = -(-extent.max_seqlen_q // (row.teams * ROWS))
     wastes_little = blocks % 2 == 0 or blocks >= 32  # the second CTA of the last pair may have no rows
-    return wastes_little and (blocks + 1) // 2 * spec.heads_q * extent.batch >= MULTIPROCESSORS
+    return wastes_little and _fill_a_chip(2 * row.teams * ROWS, spec, extent)
+
+
+def _fill_a_chip(rows: int, spec: AttentionSpec, extent: Extent) -> bool:
+    """Whether work tiles of so many rows are one at least for each multiprocessor."""
+    return -(-extent.max_seqlen_q // rows) * spec.heads_q * extent.batch >= MULTIPROCESSORS
 
 
 def _of_width(spec: AttentionSpec, extent: Extent, is_masked: bool) -> ForwardTiles:
     widest, keys = max(spec.head_dim, spec.head_dim_v), extent.max_seqlen_k
     if widest <= 64:
-        rows = NARROW_MANY.teams * ROWS
         is_short = keys <= (4096 if is_masked else 1024) and spec.mods is None and not spec.varlen
-        if is_short and -(-extent.max_seqlen_q // rows) * spec.heads_q * extent.batch >= MULTIPROCESSORS:
+        if is_short and _fill_a_chip(NARROW_MANY.teams * ROWS, spec, extent):
             return NARROW_MANY
         return NARROW_SHORT if is_masked and keys <= 1024 else NARROW
     if widest <= 96:

@@ -18,6 +18,11 @@ from cutlass import Boolean, Int32
 from ...fwd.work import Work, work_tile
 
 
+def row_tile(cfg, work: Work, rank: Int32, team: Int32 | int) -> Int32:
+    """Which 64 rows of the sequence are a team's, of a work tile; rank: of the CTA, of those that share the tile."""
+    return (work.m_block * cfg.ctas + rank) * cfg.teams + team
+
+
 class Queue:
     """Where a role stands in the order of work tiles. Immutable; `queue = queue.next()`.
 

@@ -82,14 +82,13 @@ def all_steps(context, side: cutlass.Constexpr[Side], work, p: Cursor):
         if cutlass.const_expr(side.compares):
             own = own_steps(of_head, Int32(0), cfg)
             for half in cutlass.range(2 if cfg.has_left or cfg.folds else 1, unroll=1):  # cut blocks may come last, too
-                cut_first = cutlass.select_(half == 0, first, cutlass.max(first, own.full_stop))
-                cut_stop = cutlass.select_(half == 0, own.full_first, own.stop)
-                for i in cutlass.range(cut_first, cut_stop, unroll=1):
+                begin_cut, end_cut = own.cut(half, first)
+                for i in cutlass.range(begin_cut, end_cut, unroll=1):
                     m_block = of_head.block(i, cfg.shifted)
                     step(context, side, work, (head, m_block), at, True, True)
                     at = at.next(head, m_block)
-                full_stop = cutlass.select_(half == 0, own.full_stop, work.first)
-                for i in cutlass.range(cutlass.max(first, own.full_first), full_stop, unroll=1):
+                begin_full, end_full = own.full(half, first, work.first)
+                for i in cutlass.range(begin_full, end_full, unroll=1):
                     m_block = of_head.block(i, cfg.shifted)
                     step(context, side, work, (head, m_block), at, False, True)
                     at = at.next(head, m_block)
