@@ -17,7 +17,7 @@ from fa4.emulator.findings import KINDS, Findings, Severity
 from fa4.emulator.machine import SCHEDULES, Checks, LaunchReport, interleavings
 from fa4.emulator.machine.arguments import written
 from fa4.emulator.nvrtc import CompilationError, compile_cuda
-from fa4.emulator.options import CHIP, COUNT, NEW_FILE, choosing_checks
+from fa4.emulator.options import CHIP, COUNT, NEW_FILE, RESIDENT, choosing_checks
 
 _SEVERITIES = click.Choice([severity.value for severity in Severity])
 
@@ -67,12 +67,13 @@ def main() -> None:
 @click.option("--seeds", type=COUNT, default=3, show_default=True,
               help="In how many orders every launch is run, each with the next schedule.")  # fmt: skip
 @click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
+@RESIDENT
 @choosing_checks
 @telling
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGUMENTS]...")
 def run(
-    chip: str, sms: int, seed: int, seeds: int, schedule: str | None, checks: Checks, telling: Telling,
-    script: tuple[str, ...],
+    chip: str, sms: int, seed: int, seeds: int, schedule: str | None, resident: int | None, checks: Checks,
+    telling: Telling, script: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a script that launches CuTe DSL kernels, unmodified, as `python SCRIPT.py ARGUMENTS` would (or `-m MODULE`).
 
@@ -86,7 +87,8 @@ def run(
             raise click.BadParameter("-m needs the name of a module", param_hint="SCRIPT")
     elif not Path(script[0]).is_file():
         raise click.BadParameter(f"there is no file {script[0]!r}", param_hint="SCRIPT")
-    outcome = run_script(script, chip, interleavings(seed, seeds, schedule), sms=sms, checks=checks)
+    orders = interleavings(seed, seeds, schedule)
+    outcome = run_script(script, chip, orders, sms=sms, checks=checks, resident=resident)
     found = telling.tell(outcome.findings, outcome.launches, chip, seeds)
     if not outcome.launches:
         click.echo("the script launched no kernel", err=True)
@@ -135,11 +137,13 @@ class _Extents(click.ParamType):
 @click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--seeds", type=COUNT, default=10, show_default=True, help="In how many orders the launch is run.")
+@click.option("--cooperative", is_flag=True, help="Launch it cooperatively: all CTAs are resident.")
+@RESIDENT
 @choosing_checks
 @telling
 def ptx(
     source: Path, entry: str | None, args: tuple[str, ...], save: Path | None, chip: str | None, sms: int, seed: int,
-    seeds: int, checks: Checks, telling: Telling, **shape: Any,
+    seeds: int, resident: int | None, checks: Checks, telling: Telling, **shape: Any,
 ) -> None:  # fmt: skip
     """Run one kernel of a PTX file, or of a CUDA C++ file (.cu, through NVRTC), in several orders.
 
@@ -153,7 +157,9 @@ def ptx(
         chip = chip or chip_of(text)
         rng = np.random.default_rng(seed)
         values = [written(arg, rng) for arg in args]
-        emulated = Emulated(chip, sms=sms, seed=seed, seeds=seeds, checks=checks, on_finding="collect")
+        emulated = Emulated(
+            chip, sms=sms, seed=seed, seeds=seeds, checks=checks, on_finding="collect", resident=resident
+        )
         emulated.launch(text, entry, args=values, **shape)
     except (ValueError, TypeError, EmulationError, CompilationError) as error:
         raise click.ClickException(str(error)) from None

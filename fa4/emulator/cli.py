@@ -13,7 +13,7 @@ from fa4.device import chip_by_number
 from fa4.dispatch import NoBackend, check_backend_name, select
 from fa4.emulator.errors import EmulationError
 from fa4.emulator.machine import SCHEDULES, Checks, interleavings
-from fa4.emulator.options import CHIP, COUNT, LENGTH, NEW_FILE, SIDE_OF_WINDOW, choosing_checks
+from fa4.emulator.options import CHIP, COUNT, LENGTH, NEW_FILE, RESIDENT, SIDE_OF_WINDOW, choosing_checks
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -45,13 +45,14 @@ def register(group: click.Group) -> None:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--seeds", type=COUNT, default=1, show_default=True, help="Seeds to run, each with the next schedule.")
 @click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
+@RESIDENT
 @choosing_checks
 @click.option("--trace", "trace_path", type=NEW_FILE, help="Write a Chrome trace of the first seed.")
 @click.option("--report/--no-report", default=True, show_default=True)
 def emulate_command(
     direction: str, seqlen: int, seqlen_k: int | None, heads: int, heads_kv: int | None, dtype: str, sink: bool,
-    chip: str, sms: int, backend: str, seed: int, seeds: int, schedule: str | None, checks: Checks,
-    trace_path: str | None, report: bool, **shape,
+    chip: str, sms: int, backend: str, seed: int, seeds: int, schedule: str | None, resident: int | None,
+    checks: Checks, trace_path: str | None, report: bool, **shape,
 ) -> None:  # fmt: skip
     """Run our attention kernels on an emulated chip, judged against float64, under one seed or several."""
     from fa4.emulator import emulate, trace
@@ -74,8 +75,9 @@ def emulate_command(
         start = time.perf_counter()
         try:
             with emulate(
-                chip, sms=sms, seed=current, schedule=interleaving, checks=checks, trace=wants_trace is not None
-            ) as gpu:
+                chip, sms=sms, seed=current, schedule=interleaving, checks=checks, trace=wants_trace is not None,
+                resident=resident,
+            ) as gpu:  # fmt: skip
                 asked = dataclasses.replace(problem.spec, needs_backward=direction == "bwd")
                 here = chip_by_number(gpu.chip_number, emulated=True)
                 chosen = select(asked, problem.inputs.extent, here, backend).name

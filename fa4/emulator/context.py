@@ -49,6 +49,7 @@ def emulate(
     timing: bool = False,
     on_finding: str = "raise",
     seeds: int = 1,
+    resident: int | None = None,
     tells_devices_apart: bool = False,
 ) -> Iterator[Gpu]:
     """CPU tensors live on an emulated chip inside this context.
@@ -66,6 +67,9 @@ def emulate(
             machine has.
         seeds: in how many orders every launch is run, from the same memory: `seed` and the ones after it, each with
             the next schedule. The results are those of the first.
+        resident: how many clusters (CTAs, where there are none) run at a time, lowest index first; 0: as many as fit.
+            Cooperative launches are resident as a whole. [default: 1, which is all that a launch guarantees, in orders
+            with an odd seed, as many as fit in the others]
         tells_devices_apart: for host code that asks tensors where they are: `tensor.device` is "cuda:0", but for what
             was made or moved to the host, as on a machine with a GPU; torch.compile compiles nothing, operators for
             CUDA only run, and packages keep no kernels on disk. Otherwise the device stays "cpu", and every CPU
@@ -80,7 +84,7 @@ def emulate(
     arrays = Arrays()
     gpu = Gpu(
         chip, arrays, sms=sms, seed=seed, schedule=schedule, checks=checks, trace=trace, timing=timing,
-        on_finding=on_finding, seeds=seeds,
+        on_finding=on_finding, seeds=seeds, resident=resident,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         stack.enter_context(emulating(chip_by_number(gpu.chip_number, sms=sms, emulated=True)))

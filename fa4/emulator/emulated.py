@@ -55,6 +55,7 @@ class Emulated:
         timing: bool = False,
         on_finding: str = "raise",
         seeds: int = 1,
+        resident: int | None = None,
     ) -> None:
         """
         Args:
@@ -69,6 +70,9 @@ class Emulated:
                 machine has.
             seeds: in how many orders every launch is run, from the same memory: `seed` and the ones after it, each with
                 the next schedule. The results are those of the first.
+            resident: how many clusters (CTAs, where there are none) run at a time, lowest index first; 0: as many as
+                fit. Cooperative launches are resident as a whole. [default: 1, which is all that a launch guarantees,
+                in orders with an odd seed, as many as fit in the others]
 
         Raises:
             ValueError: an unknown chip or schedule.
@@ -86,6 +90,7 @@ class Emulated:
             trace=trace,
             timing=timing,
             on_finding=on_finding,
+            resident=resident,
         )
         self.launches: list[LaunchReport] = []
         self.roles: Mapping[int, str] | Callable[[str], Mapping[int, str]] = {}
@@ -137,6 +142,7 @@ class Emulated:
         args: Sequence[Any] = (),
         cluster: Extent | None = None,
         smem_bytes: int = 0,
+        cooperative: bool = False,
     ) -> LaunchReport:
         """Run one grid of a PTX text to its end.
 
@@ -149,6 +155,7 @@ class Emulated:
                 numbers become the parameter's type; bytes are passed as they are (structures, tensor maps).
             cluster: CTAs of a cluster [default: the entry's `.reqnctapercluster`, or 1].
             smem_bytes: dynamic shared memory per CTA.
+            cooperative: a cooperative launch: all CTAs are resident, or it is refused.
 
         Raises:
             ValueError, TypeError: an entry that is not there, or arguments that do not fit its parameters.
@@ -164,6 +171,7 @@ class Emulated:
         params, memory = packed(kernel.params, args)
         launch = Launch(
             ptx, name, params, _extent("grid", grid), _extent("block", block), _extent("cluster", cluster), smem_bytes,
+            cooperative=cooperative,
         )  # fmt: skip
         with _nothing_collected():
             self._run(launch, [*memory, *self.allocations()])
@@ -204,6 +212,7 @@ class Emulated:
             allocations=allocations,
             roles=self.roles(launch.entry) if callable(self.roles) else self.roles,
             programmatic=launch.programmatic,
+            cooperative=launch.cooperative,
         )
         self._found += report.findings
         return report

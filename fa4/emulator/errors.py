@@ -86,6 +86,10 @@ class Deadlock(EmulationError):
     """Nothing can run any more: who waits, on which barrier, at which phase."""
 
 
+class CoResidency(Deadlock):
+    """A CTA waits for one that starts only after it has ended, unless both are resident by luck."""
+
+
 class OutOfBounds(EmulationError):
     """An access outside every allocation, shared memory window, or parameter."""
 

@@ -82,6 +82,8 @@ KINDS = {
              "griddepcontrol.wait before the access"),
         Kind("cta-end", _E, errors.DataRace, "5.1.7", "shared memory in use after its CTA has ended",
              "a wait for the copy, or a cluster barrier, before the CTA ends"),
+        Kind("co-residency", _E, errors.CoResidency, "2.2.3", "a CTA waits for one that need not be resident",
+             "wait only for CTAs of the same cluster or of a lower launch index, or launch cooperatively"),
         Kind("cp-async-proxy", _L, errors.DataRace, "8.6", "what cp.async wrote is read by the asynchronous proxy",
              "fence.proxy.async after the wait for cp.async, before the synchronisation that hands it over"),
         Kind("relaxed-arrival", _L, errors.DataRace, "9.7.13.15.13", "a relaxed arrival after a wait for a copy",

@@ -50,6 +50,13 @@ PATTERN = _Pattern()
 NEW_FILE = _NewFile(dir_okay=False, writable=True)
 
 
+RESIDENT = click.option(
+    "--resident", type=click.IntRange(min=0), metavar="N",
+    help="Clusters (CTAs, where there are none) that run at a time, lowest index first; 0: as many as fit. "
+    "[default: 1 with an odd seed, else as many as fit]",
+)  # fmt: skip
+
+
 def choosing_checks(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a command the options that say what is checked; it gets them as `checks`."""
 

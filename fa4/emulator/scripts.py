@@ -38,8 +38,9 @@ def _as_from_the_shell(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def run_script(
-    arguments: Sequence[str], chip: str, orders: Sequence[Order], *, sms: int = 4, checks: Checks | None = None
-) -> Outcome:
+    arguments: Sequence[str], chip: str, orders: Sequence[Order], *, sms: int = 4, checks: Checks | None = None,
+    resident: int | None = None,
+) -> Outcome:  # fmt: skip
     """Run `python ARGUMENTS` (a script or `-m MODULE`, and what follows) in this process on an emulated chip.
 
     Every launch is run in all of `orders`, from the same memory; the script sees the results of the first.
@@ -48,8 +49,9 @@ def run_script(
 
     (seed, schedule), *others = orders
     with emulate(
-        chip, sms=sms, seed=seed, schedule=schedule, checks=checks, on_finding="collect", tells_devices_apart=True
-    ) as gpu:
+        chip, sms=sms, seed=seed, schedule=schedule, checks=checks, on_finding="collect", resident=resident,
+        tells_devices_apart=True,
+    ) as gpu:  # fmt: skip
         gpu.repeat(others)
         exit_code = _run(arguments)
         return Outcome(exit_code, gpu.findings, tuple(gpu.launches))

@@ -22,12 +22,12 @@ def entry(body: str, pointers: int, target: str = "sm_100a") -> str:
 
 def launch(
     body: str, arrays=(), *, grid=1, block=32, cluster=1, smem=4096, sms=4, seed=0, schedule="round_robin", checks=None,
-    target="sm_100a", trace=False, timing=False, on_finding="raise", **options,
+    target="sm_100a", trace=False, timing=False, on_finding="raise", resident=None, **options,
 ):  # fmt: skip
     """Runs the body on NumPy arrays in place and returns the report. options: further ones of `Machine.launch`."""
     machine = Machine(
         target, sms=sms, seed=seed, schedule=schedule, checks=checks or Checks(), trace=trace, timing=timing,
-        on_finding=on_finding,
+        on_finding=on_finding, resident=resident,
     )  # fmt: skip
     arrays = [np.ascontiguousarray(a) if not a.flags.c_contiguous else a for a in arrays]
     return machine.launch(

@@ -1,6 +1,9 @@
 """One story about devices for host code that asks: what a machine with a GPU would say, on a machine without."""
 
+import json
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -192,9 +195,43 @@ def test_packages_keep_no_emulated_kernels(monkeypatch, tmp_path) -> None:
             path.write_text("emulated")
         assert Path(os.environ["XDG_CACHE_HOME"], "huggingface", "weights").read_text() == "weights"
     assert before == {name: os.environ.get(name) for name in (*SWITCHES, *PLACES)}
-    assert not any(path.exists() for path in kept) and not (tmp_path / "kernel.o").exists()
-    assert not Path(tempfile.gettempdir(), "kernel.o").exists()
+    assert not (tmp_path / "kernel.o").exists() and not Path(tempfile.gettempdir(), "kernel.o").exists()
     assert (tmp_path / "huggingface" / "weights").exists()
+
+
+REMEMBERING = """
+import json, os, sys, tempfile
+from pathlib import Path
+from fa4 import jit
+from fa4.emulator import emulate
+from fa4.emulator.host.caches import PLACES
+
+with emulate("sm_90a", tells_devices_apart=True):
+    own = jit.cache_directory()  # remembered for the life of the process
+    places = [tempfile.gettempdir(), *(os.environ[name] for name in PLACES)]  # as modules imported here do
+    if not os.fork():
+        sys.exit()
+    os.wait()
+    assert all(Path(place).is_dir() for place in places), "a child took the directory away"
+with emulate("sm_90a", tells_devices_apart=True):
+    assert tempfile.gettempdir() not in places, "one order of kernels found those of another"
+for place in places:
+    Path(place, "kernel.o").write_text("emulated")
+(own / "kernel.o").write_text("emulated")
+print(json.dumps([places, str(own)]))
+"""
+
+
+def test_places_of_kernels_last_as_long_as_whoever_remembers_them(tmp_path) -> None:
+    """A process goes on to compile after `emulate`; no later process finds what it kept, but fa4's own kernels."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment.pop("FA4_CACHE_DIR", None)
+    command = [sys.executable, "-c", REMEMBERING]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    places, own = json.loads(done.stdout)
+    assert not any(Path(place).exists() for place in places)
+    assert Path(own, "kernel.o").exists() and Path(own).is_relative_to(tmp_path / "fa4")
 
 
 def test_nothing_of_it_stays() -> None:

@@ -37,7 +37,8 @@ def run(section: str, sign: str, *, on_finding: str = "collect", off=(), seed: i
         letter="letter" in asked, leftovers="leftovers" in asked, order=asked.get("order", "practice"), off=off
     )
     target = asked.get("target", "sm_100a")
-    machine = Machine(target, seed=seed, schedule=schedule, checks=checks, on_finding=on_finding)
+    resident = int(asked["resident"]) if "resident" in asked else None
+    machine = Machine(target, seed=seed, schedule=schedule, checks=checks, on_finding=on_finding, resident=resident)
     arrays = data_and_map() if "map" in asked else [np.zeros(128, np.uint32) for _ in range(2)]
     bodies = [EARLY] * ("programmatic" in asked) + [example(section, sign)]
     for number, body in enumerate(bodies):

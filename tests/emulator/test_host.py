@@ -220,6 +220,12 @@ def test_kernel_compiled_elsewhere_is_refused() -> None:
         Modules().load(b"some other binary")
 
 
+def test_a_nested_tensor_has_memory_and_no_shape():
+    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(5)])
+    found = [a for a in torch_allocations() if a.base == nested.untyped_storage().data_ptr()]
+    assert [a.nbytes for a in found] == [32] and "nested" in found[0].name
+
+
 def test_allocations_are_exact() -> None:
     base = torch.zeros(100, dtype=torch.int32)
     view = base[10:20].view(torch.float32)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from fa4.cases import CASES
 from fa4.emulator.errors import EmulationError
-from fa4.emulator.lab.mutations import mutants
+from fa4.emulator.lab.explained import reason_of
+from fa4.emulator.lab.mutations import Mutant, mutants
 
 PTX = """\
 .version 8.8
@@ -78,7 +80,17 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from cutlass.cute.runtime import from_dlpack
 
 from fa4.emulator import emulate
-from fa4.emulator.lab.mutate import Stage, count_mutants, drawn, judge_all, main, observe, prepare, reached_mutants
+from fa4.emulator.lab.mutate import (
+    Options,
+    Stage,
+    count_mutants,
+    drawn,
+    judge_all,
+    main,
+    observe,
+    prepare,
+    reached_mutants,
+)
 from fa4.emulator.lab.recording import Recorder, Recording
 from fa4.emulator.lab.verdicts import Ledger, summary
 from fa4.emulator.machine import SCHEDULES, Checks
@@ -144,6 +156,58 @@ def test_shapes_of_two_kernels_are_refused() -> None:
     one = _recording("bar.sync 0;", bytes(4))
     with pytest.raises(ValueError, match="another kernel"):
         prepare([one, _recording("bar.sync 1;", bytes(4))])
+
+
+REASONS = [
+    ("warp barrier", "st.shared.b32 [%r1], 1;\nHERE bar.warp.sync -1;\nelect.sync _|%p1, -1;", "meet"),
+    ("warp barrier", "shfl.sync.idx.b32 %r1, %r2, 0, 31, -1;\nHERE bar.warp.sync -1;\nst.shared.b32 [%r1], 1;", "meet"),
+    ("warp barrier", "HERE bar.warp.sync -1;\nstmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {%r2};", "meet"),
+    ("warp barrier", "st.shared.b32 [%r1], 1;\nHERE bar.warp.sync -1;\nld.shared.b32 %r3, [%r2];", ""),
+    ("warp barrier", "elect.sync _|%p1, -1;\nNEXT:\nHERE bar.warp.sync -1;\nbra NEXT;", ""),
+    ("warp barrier", "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r1], {%r2};\nHERE bar.warp.sync -1;\nret;", ""),
+    ("proxy fence", "bar.sync 1, 128;\nld.shared.b32 %r3, [%r2];\nHERE fence.proxy.async.shared::cta;", "reads"),
+    ("proxy fence", "bar.sync 1, 128;\nst.shared.b32 [%r2], 1;\nHERE fence.proxy.async.shared::cta;", ""),
+    ("proxy fence", "ld.shared.b32 %r3, [%r2];\nHERE fence.proxy.async.shared::cta;", ""),
+    ("proxy fence", "fence.proxy.async.global;\nadd.u32 %r1, %r1, 1;\nHERE fence.proxy.async.global;", "another"),
+    ("proxy fence", "fence.proxy.async.global;\nst.global.b32 [%d1], 1;\nHERE fence.proxy.async.global;", ""),
+    ("wgmma fence", "HERE wgmma.fence.sync.aligned;", "no register"),
+    ("proxy fence", "bar.sync 1, 128;\nld.shared.b32 %r3, [%r2];\nHERE fence.proxy.async.global;", ""),
+    ("mbarrier wait", "HERE mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0;", ""),
+    ("mbarrier wait", "HERE mbarrier.try_wait.parity.shared.b64 %p1, [%r1], %r2, 10000000;", ""),
+    ("mbarrier wait", "HERE mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 1, 10000000;", "first use"),
+    ("group wait", "HERE wgmma.wait_group.sync.aligned 1;", "products"),
+    ("group wait", "HERE cp.async.bulk.wait_group.read 0;", ""),
+    ("commit", "HERE wgmma.commit_group.sync.aligned;", "products"),
+    ("commit", "HERE cp.async.bulk.commit_group;\nadd.u32 %r1, %r1, 1;\ncp.async.bulk.commit_group;", "along"),
+    ("commit", "HERE cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\ncp.async.bulk.commit_group;", ""),
+    ("CTA barrier", "elect.sync _|%p1, -1;\nHERE bar.sync 0;", ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "reason"), REASONS)
+def test_a_survivor_is_explained_by_what_stands_around_it_or_not(kind: str, text: str, reason: str) -> None:
+    lines = text.splitlines()
+    (line,) = (number for number, code in enumerate(lines, 1) if code.startswith("HERE"))
+    lines = [code.removeprefix("HERE ") for code in lines]
+    mutant = Mutant(line, kind, "removed", lines[line - 1], "")
+    found = reason_of(mutant, "\n".join(lines))
+    assert (reason in found) if reason else not found, found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], ["bwd 256x256"]),
+        (["--case", "decode", "--case", "window"], ["bwd decode", "bwd window"]),
+        (["--seqlen", "30x70", "--case", "window"], ["bwd 30x70", "bwd window"]),
+    ],
+)
+def test_shapes_are_lengths_or_named_cases(arguments: list[str], names: list[str]) -> None:
+    found = Options(**main.make_context("mutate", ["bwd", *arguments]).params)._cases()
+    assert [case.name for case in found] == names
+    assert [case for case in found if case.window_size != (None, None)] == [
+        replace(CASES["window"], name="bwd window") for name in names if name == "bwd window"
+    ]
 
 
 @pytest.mark.parametrize("lengths", ["", "x12", "12x", "12,13", "-5"])

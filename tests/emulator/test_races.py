@@ -45,12 +45,12 @@ HANDOVER = f"""{BARRIER.format(count=32)} setp.ge.u32 %p2, %r0, 32; @%p2 bra CON
     DONE:"""
 NEIGHBOUR = f"""{SLOT} {RANK} {CLUSTER} add.u32 %r11, %r10, %r3; st.shared::cluster.b32 [%r11], %r0; EDGE
     ld.shared.b32 %r6, [%r4];"""
-FLAG = f"""{FIRST} @%p0 bra DONE; setp.eq.u32 %p1, %r1, 0; @%p1 bra WAIT;
+FLAG = f"""{FIRST} @%p0 bra DONE; setp.eq.u32 %p1, %r1, 1; @%p1 bra WAIT;
     st.global.b32 [%a0+4], 42; EDGE bra DONE;
     WAIT: ld.relaxed.gpu.global.b32 %r3, [%a0]; setp.eq.u32 %p2, %r3, 0; @%p2 bra WAIT;
     fence.acq_rel.gpu; ld.global.b32 %r4, [%a0+4];
     DONE:"""
-ACQUIRE = f"""{FIRST} @%p0 bra DONE; setp.eq.u32 %p1, %r1, 0; @%p1 bra WAIT;
+ACQUIRE = f"""{FIRST} @%p0 bra DONE; setp.eq.u32 %p1, %r1, 1; @%p1 bra WAIT;
     st.global.b32 [%a0+4], 42; st.release.gpu.global.b32 [%a0], 1; bra DONE;
     WAIT: EDGE setp.eq.u32 %p2, %r3, 0; @%p2 bra WAIT;
     ld.global.b32 %r4, [%a0+4];
@@ -164,7 +164,7 @@ FENCED_BY_NEXT = f"""{BARRIER.format(count=32)} {COPIED} st.shared.v4.b32 [%r4+5
     {COPY_ARRIVES} bra DONE; CONSUME: {wait()} EDGE setp.ne.u32 %p3, %r0, 32; @%p3 bra DONE;
     cp.async.bulk.global.shared::cta.bulk_group [%a0], [%r2+512], 512;
     cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; DONE:"""
-ELECTED_FLAG = """setp.eq.u32 %p1, %r1, 0; @%p1 bra WAIT; setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE;
+ELECTED_FLAG = """setp.eq.u32 %p1, %r1, 1; @%p1 bra WAIT; setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE;
     st.global.b32 [%a0+4], 42; st.release.gpu.global.b32 [%a0], 1; bra DONE;
     WAIT: setp.ne.u32 %p0, %r0, 0; @%p0 bra MEET;
     SPIN: ld.acquire.gpu.global.b32 %r3, [%a0]; setp.eq.u32 %p2, %r3, 0; @%p2 bra SPIN;

@@ -56,6 +56,23 @@ def test_the_rate_of_a_long_sequence_is_that_of_a_short_one():
     assert long.clock == short.clock and long.cost == short.cost
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem("fwd", batch=3, seqlen=3000, heads=10, head_dim=128, head_dim_v=128, causal=False),
+        Problem("fwd", batch=1, seqlen=200, heads=1, head_dim=128, head_dim_v=128, causal=False),
+    ],
+    ids=["pairs of CTAs", "a CTA"],
+)
+def test_hopper_is_predicted_with_pairs_of_ctas_and_without(problem):
+    """A pair needs two multiprocessors, and has a work tile of its own."""
+    found = predict(problem, "sm_90a")
+    rows = 128 * (ctas := found.times[0].record.launch.cluster[0])
+    assert ctas == (2 if problem.seqlen == 3000 else 1)
+    assert found.tiles == problem.batch * problem.heads * -(-problem.seqlen // rows)
+    assert found.times[0].sms == ctas and 0 < found.tflops < 989
+
+
 def test_rows_are_marked_and_compared(tmp_path):
     cases = (square("fwd", 16384, 64, False), square("fwd", 16384, 80, False))
     rows = [predicted_row(case, "sm_100a") for case in cases]

@@ -1,5 +1,6 @@
 """The replay's units against the laws that were measured, on hand-written PTX."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 
 from fa4.emulator.emulated import Emulated
 from fa4.emulator.machine import Checks
-from fa4.emulator.timing import timeline
+from fa4.emulator.timing import (
+    _replay,  # type: ignore[attr-defined]
+    timeline,
+)
 from fa4.emulator.timing.chips import TABLES, chip_table
 from fa4.emulator.timing.code import issue_of
 from fa4.emulator.timing.grid import CtaCost, Handing, Sample, chain, makespan
@@ -36,6 +40,19 @@ WAITS:
     tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
     tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r5, 512;
 """
+
+
+def test_a_record_without_ctas_is_refused_and_an_empty_replay_ends_at_once():
+    record = launch("add.u32 %r3, %r0, 1;", [], timing=True).record
+    assert guessed(record).cycles > 0
+    with pytest.raises(ValueError, match="the record of test has no warp"):
+        guessed(replace(record, warps=()))
+    issue = issue_of(record, guess=True)
+    result = _replay.run(
+        chip_table("sm_100a").values(), len(issue.pipes), issue.slots, issue.instructions, issue.blocks,
+        record.instructions.tolist(), [], np.zeros((0, 6), dtype=np.int64), False, False, [], 0.0,
+    )  # fmt: skip
+    assert result["end"] == 0 and not result["stuck"] and not result["cta_end"]
 
 
 def guessed(record, **options):

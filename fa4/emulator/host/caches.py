@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,33 +17,47 @@ PLACES = {
     "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "CUDA_CACHE_PATH": "cuda", "FLASHINFER_WORKSPACE_BASE": "home",
 }  # fmt: skip
-# Folders of the user's cache that hold no kernels, or, fa4's, tell emulated ones apart.
-KEPT = ("fa4", "huggingface", "torch")
+# Folders of the user's cache that hold no kernels.
+KEPT = ("huggingface", "torch")
 
 
 @contextlib.contextmanager
 def bypassed() -> Iterator[None]:
     """Inside, what packages keep in the usual places of caches and temporary files goes to a directory that is removed
-    in the end, so that no later process finds it. Packages that look for a place of their own are named in SWITCHES."""
+    when the process ends, so that no later process finds it. Packages that look for a place of their own are named in
+    SWITCHES. fa4 tells emulated kernels apart, and keeps them where it does outside."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    with tempfile.TemporaryDirectory(prefix="fa4-emulator-", ignore_cleanup_errors=True) as scratch:
-        places = {name: str(Path(scratch, folder)) for name, folder in PLACES.items()}
-        for place in places.values():
-            Path(place).mkdir()
-        for name in KEPT:
-            with contextlib.suppress(OSError):  # a home that cannot be written to
-                (user / name).mkdir(parents=True, exist_ok=True)
-                Path(places["XDG_CACHE_HOME"], name).symlink_to(user / name)
-        inside = SWITCHES | places
-        before, directory = {name: os.environ.get(name) for name in inside}, tempfile.tempdir
-        os.environ.update(inside)
-        tempfile.tempdir = places["TMPDIR"]
-        try:
-            yield
-        finally:
-            tempfile.tempdir = directory
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+    scratch = _scratch()
+    places = {name: str(scratch / folder) for name, folder in PLACES.items()}
+    for place in places.values():
+        Path(place).mkdir()
+    for name in KEPT:
+        with contextlib.suppress(OSError):  # a home that cannot be written to
+            (user / name).mkdir(parents=True, exist_ok=True)
+            Path(places["XDG_CACHE_HOME"], name).symlink_to(user / name)
+    inside = SWITCHES | places | {"FA4_CACHE_DIR": os.environ.get("FA4_CACHE_DIR") or str(user / "fa4")}
+    before, directory = {name: os.environ.get(name) for name in inside}, tempfile.tempdir
+    os.environ.update(inside)
+    tempfile.tempdir = places["TMPDIR"]
+    try:
+        yield
+    finally:
+        tempfile.tempdir = directory
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _scratch() -> Path:
+    """A new directory that this process removes when it ends, and no child of it. Packages that were imported inside
+    `bypassed` remember the places, and go on to use them."""
+    path, owner = tempfile.mkdtemp(prefix="fa4-emulator-"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
+    return Path(path)

@@ -21,7 +21,7 @@ from fa4.emulator.host.tensor_map import encode_tiled
 from fa4.emulator.machine import Launch
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719
-_CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 4, 6  # cudaLaunchAttributeID
+_COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # cudaLaunchAttributeID
 _KERNEL_ATTRIBUTES = {0: 1024, 1: 0, 2: 0, 3: 0, 4: 32, 5: 90, 6: 90}  # CUfunction_attribute -> value
 
 
@@ -140,16 +140,18 @@ class Runtime:
 
     def cudaLaunchKernelEx(self, args: Sequence[int]) -> None:
         config = _LaunchConfig.from_address(args[0])
-        cluster, programmatic = (1, 1, 1), False
+        cluster, programmatic, cooperative = (1, 1, 1), False, False
         for index in range(config.attribute_count):
             attribute = _LaunchAttribute.from_address(config.attributes + index * ctypes.sizeof(_LaunchAttribute))
             if attribute.id == _CLUSTER_DIMENSION:
                 cluster = tuple(attribute.words[:3])
             elif attribute.id == _PROGRAMMATIC_SERIALIZATION:
                 programmatic = bool(attribute.words[0])
+            elif attribute.id == _COOPERATIVE:
+                cooperative = bool(attribute.words[0])
         self._launch(
             self.modules.kernel(args[1]), args[2], tuple(config.grid), tuple(config.block), cluster,
-            config.smem_bytes, programmatic,
+            config.smem_bytes, programmatic, cooperative,
         )  # fmt: skip
 
     def cudaLaunchKernel(self, args: Sequence[int]) -> None:

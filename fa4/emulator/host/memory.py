@@ -96,7 +96,9 @@ def torch_allocations() -> list[Allocation]:
         base, nbytes = storage
         known = storages.get(base)
         if known is None or known.nbytes < nbytes:
-            shape = "x".join(str(extent) for extent in torch.Tensor.size(candidate))
+            # A nested tensor that is not jagged has no shape.
+            is_nested = candidate.is_nested and candidate.layout is torch.strided
+            shape = "nested" if is_nested else "x".join(str(extent) for extent in torch.Tensor.size(candidate))
             storages[base] = Allocation(base, nbytes, f"tensor {shape or 'scalar'} {candidate.dtype}")
     return list(storages.values())
 

@@ -219,6 +219,7 @@ class _Launcher:
         launch = Launch(
             ptx, entry, params, (x * cluster[0], y, z), three(threads), three(cluster), self.metadata.shared,
             bool(getattr(self.metadata, "launch_pdl", False)),
+            bool(getattr(self.metadata, "launch_cooperative_grid", False)),
         )  # fmt: skip
         self.runtime.launch(launch)
 

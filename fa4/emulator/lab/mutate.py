@@ -94,7 +94,7 @@ class Stage:
         report = machine.launch(
             ptx, launch.entry, grid=launch.grid, block=launch.block, cluster=launch.cluster,
             smem_bytes=launch.smem_bytes, params=self.params, allocations=self.allocations,
-            programmatic=launch.programmatic, after_unknown=self.after_unknown,
+            programmatic=launch.programmatic, cooperative=launch.cooperative, after_unknown=self.after_unknown,
         )  # fmt: skip
         return report, [buffer.raw for buffer in self.buffers]
 
@@ -306,6 +306,7 @@ class Options:
     arguments: tuple[str, ...]
     cutlass: Path | None
     lengths: tuple[tuple[int, int], ...]
+    named: tuple[str, ...]
     head_dim: int
     heads_q: int
     heads_kv: int | None
@@ -351,7 +352,9 @@ class Options:
             head_dim=self.head_dim, heads_q=self.heads_q, heads_kv=self.heads_kv or self.heads_q, causal=self.causal,
             window_size=self.window_size or (None, None), logits=self.logits, deterministic=self.deterministic,
         )  # fmt: skip
-        return [cases.Case(f"{self.target} {q}x{k}", seqlen_q=q, seqlen_k=k, **flags) for q, k in self.lengths]
+        lengths = self.lengths or (() if self.named else ((256, 256),))
+        drawn = [cases.Case(f"{self.target} {q}x{k}", seqlen_q=q, seqlen_k=k, **flags) for q, k in lengths]
+        return drawn + [dataclasses.replace(cases.CASES[name], name=f"{self.target} {name}") for name in self.named]
 
 
 class _Lengths(click.ParamType):
@@ -372,8 +375,10 @@ class _Lengths(click.ParamType):
 @click.argument("target")
 @click.argument("arguments", nargs=-1)
 @click.option("--cutlass", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--seqlen", "lengths", type=_Lengths(), multiple=True, default=["256"], show_default=True,
-              help="For fwd and bwd; given again, a further shape.")  # fmt: skip
+@click.option("--seqlen", "lengths", type=_Lengths(), multiple=True,
+              help="For fwd and bwd; given again, a further shape [default: 256, without --case].")  # fmt: skip
+@click.option("--case", "named", type=click.Choice(list(cases.CASES)), multiple=True, metavar="NAME",
+              help="A named case of fa4.cases, for fwd and bwd; may be repeated.")  # fmt: skip
 @click.option("--head-dim", type=COUNT, default=128, show_default=True)
 @click.option("--heads", "heads_q", type=COUNT, default=1, show_default=True)
 @click.option("--heads-kv", type=COUNT, help="Of keys and values [default: as many as of queries].")

@@ -198,19 +198,19 @@ def _forward(
     table: ChipTable, package: str, problem: Problem, timeline: bool, rows: int, tiles: Any = None
 ) -> _Replayed:
     """rows: of a work tile. tiles: of ours."""
-    sms = _SMS[table.chip]
+    sms = max(_SMS[table.chip], 1 if tiles is None else tiles.ctas)
     if problem.causal:
         shapes = [Shape(n * rows, n * rows, sms) for n in (2, 4, 6)]
     else:
         every = sms * _ROWS[table.chip, problem.head_dim]
         shapes = [Shape(every, keys, heads) for keys, heads in ((1024, 1), (2048, 1), (1024, 2))]
-    launched = [_replay(table, package, problem, shape, timeline, tiles) for shape in shapes]
+    launched = [_replay(table, package, problem, shape, timeline, sms, tiles) for shape in shapes]
     return _Replayed(tuple(main for (main,) in launched), tuple(shapes), ())
 
 
 def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) -> _Replayed:
     sms = _SMS[table.chip]
-    around = _replay(table, package, problem, _AROUND, timeline)
+    around = _replay(table, package, problem, _AROUND, timeline, sms)
     is_pair = math.prod(next(times for times in around if times.flops).record.launch.cluster) > 1
     if problem.causal:
         shapes = [Shape(n * sms * _SPAN, n * sms * _SPAN, sms) for n in (2, 4)]
@@ -218,15 +218,15 @@ def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) 
         shapes = [Shape(512, sms * _SPAN, 1), _AROUND]
     else:  # of heads of their own: CTAs of one head wait for each other where their order is fixed
         shapes = [Shape(queries, _SPAN, sms) for queries in (512, 1024)]
-    launched = [_replay(table, package, problem, shape, timeline) for shape in shapes]
+    launched = [_replay(table, package, problem, shape, timeline, sms) for shape in shapes]
     mains = tuple(next(times for times in found if times.flops) for found in launched)
     return _Replayed(mains, tuple(shapes), tuple(times for times in around if not times.flops))
 
 
 def _replay(
-    table: ChipTable, package: str, problem: Problem, shape: Shape, timeline: bool, tiles: Any = None
+    table: ChipTable, package: str, problem: Problem, shape: Shape, timeline: bool, sms: int, tiles: Any = None
 ) -> list[Times]:
-    records = recorded(table.chip, package, problem, _SMS[table.chip], shape, tiles)
+    records = recorded(table.chip, package, problem, sms, shape, tiles)
     return [replay(record, chip=table, timeline=timeline) for record in records]
 
 

@@ -21,6 +21,7 @@ import numpy as np
 class Recording:
     """One launch; `before` and `after` hold the bytes of each memory range of `bases`, `names` say what it is.
 
+    cooperative: all its CTAs are resident.
     programmatic: it may start before the grid before it has ended (programmatic dependent launch).
     """
 
@@ -38,6 +39,7 @@ class Recording:
     before: tuple[bytes, ...]
     after: tuple[bytes, ...]
     programmatic: bool = False
+    cooperative: bool = False
 
     def save(self, path: Path) -> None:
         """Write a compressed .npz file."""
@@ -90,6 +92,6 @@ class Recorder:
             Recording(
                 self.name, self.gpu.machine.chip, launch.ptx, launch.entry, launch.grid, launch.block, launch.cluster,
                 launch.smem_bytes, launch.params, tuple(a.base for a in places), tuple(a.name for a in places),
-                before, after, launch.programmatic,
+                before, after, launch.programmatic, launch.cooperative,
             ).save(self.folder / f"{self.name.replace(' ', '_')}.{self.count}.npz")  # fmt: skip
         self.count += 1

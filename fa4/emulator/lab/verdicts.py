@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fa4.emulator.lab.explained import reason_of
 from fa4.emulator.lab.mutations import Mutant
 from fa4.emulator.lab.recording import Recording
 from fa4.emulator.machine.ptx import parse
@@ -49,23 +50,33 @@ class Ledger:
 
 
 def summary(recording: Recording, verdicts: Sequence[Verdict]) -> str:
-    """A Markdown table by kind of mutant, then one of the survivors and where they come from."""
-    lines = ["| kind | mutants | killed | by |", "|---|---|---|---|"]
+    """A Markdown table by kind of mutant, then one of the survivors, why they may live, and where they come from."""
+    survivors = [verdict for verdict in verdicts if not verdict.how]
+    reasons = {id(verdict): reason_of(verdict.mutant, recording.ptx) for verdict in survivors}
+    lines = ["| kind | mutants | killed | by | explained |", "|---|---|---|---|---|"]
     for kind in dict.fromkeys(verdict.mutant.kind for verdict in verdicts):
         mine = [verdict for verdict in verdicts if verdict.mutant.kind == kind]
         ways = Counter(verdict.how for verdict in mine if verdict.how)
         by = ", ".join(f"{how} {count}" for how, count in ways.most_common())
-        lines.append(f"| {kind} | {len(mine)} | {sum(ways.values())} | {by} |")
+        why = Counter(reason for verdict in mine if (reason := reasons.get(id(verdict))))
+        explained = "; ".join(f"{reason}: {count}" for reason, count in why.most_common())
+        lines.append(f"| {kind} | {len(mine)} | {sum(ways.values())} | {by} | {explained} |")
     killed = [verdict for verdict in verdicts if verdict.how]
     share = len(killed) / len(verdicts) if verdicts else 0.0
     at_once = sum(verdict.runs == 1 for verdict in killed)
-    lines.append(f"| **all** | {len(verdicts)} | {len(killed)} ({share:.1%}) | {at_once} of them in the first run |")
-    survivors = [verdict for verdict in verdicts if not verdict.how]
+    known = len(killed) + sum(map(bool, reasons.values()))
+    of_all = f"{known / len(verdicts):.1%}" if verdicts else "0.0%"
+    lines.append(
+        f"| **all** | {len(verdicts)} | {len(killed)} ({share:.1%}) | {at_once} of them in the first run "
+        f"| killed or explained: {known} ({of_all}) |"
+    )
     if survivors:
         places = _source_places(recording)
-        lines += ["", "| survivor | runs | place | instruction |", "|---|---|---|---|"]
-        for mutant, runs in ((verdict.mutant, verdict.runs) for verdict in survivors):
-            lines.append(f"| {mutant} | {runs} | {places.get(mutant.line, '')} | `{mutant.before[:120]}` |")
+        lines += ["", "| survivor | runs | place | instruction | why |", "|---|---|---|---|---|"]
+        for verdict in survivors:
+            mutant, why_one = verdict.mutant, reasons[id(verdict)]
+            place = places.get(mutant.line, "")
+            lines.append(f"| {mutant} | {verdict.runs} | {place} | `{mutant.before[:120]}` | {why_one} |")
     return "\n".join(lines)
 
 

@@ -57,6 +57,7 @@ class Launch:
     cluster: tuple[int, int, int]
     smem_bytes: int
     programmatic: bool = False
+    cooperative: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,9 @@ class Machine:
     limit: warp-instructions after which a launch is taken for a Deadlock; 0 for no limit.
     on_finding: "raise" the first error, or "collect": note what is found, the same pair of instructions once, and go on
         with the values that the machine has (an access that cannot be done is left out); the report has the findings.
+    resident: how many clusters (CTAs, where there are none) run at a time, lowest index first; 0: as many as fit.
+        [default: 1, which is all that a launch guarantees, with an odd seed, as many as fit with an even one or with
+        timing]
     """
 
     def __init__(
@@ -160,6 +164,7 @@ class Machine:
         timing: bool = False,
         limit: int = 0,
         on_finding: str = "raise",
+        resident: int | None = None,
     ) -> None:
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule is {schedule!r}, expected one of {SCHEDULES}")
@@ -169,6 +174,11 @@ class Machine:
             raise ValueError(
                 f"schedule is {schedule!r}, expected 'round_robin' with timing: others let waits give up and spin"
             )
+        if resident is not None and resident < 0:
+            raise ValueError(f"resident is {resident}, expected at least 1, or 0 for as many as fit")
+        if timing and resident:
+            raise ValueError(f"resident is {resident}, expected None or 0 with timing: a clock times a whole chip")
+        self.resident = int(seed % 2 and not timing) if resident is None else resident
         self.on_finding = on_finding
         self.chip = chip
         self.facts = chip_facts(chip)
@@ -181,6 +191,7 @@ class Machine:
         self.limit = limit
         self._options: dict[str, Any] = {
             "sms": sms, "checks": checks, "trace": trace, "limit": limit, "on_finding": on_finding,
+            "resident": resident,
         }  # fmt: skip
         self._before: Any = None  # what the last grid touched, if the next may start before it ends
 
@@ -201,6 +212,7 @@ class Machine:
         allocations: Sequence[Allocation] = (),
         roles: Mapping[int, str] | None = None,
         programmatic: bool = False,
+        cooperative: bool = False,
         after_unknown: bool = False,
     ) -> LaunchReport:
         """Run one grid to its end.
@@ -210,6 +222,7 @@ class Machine:
         roles: warp index within the CTA -> name, for errors and reports [default: those in the text, see `names`].
         programmatic: launched with programmatic stream serialisation: if the grid before executed
             griddepcontrol.launch_dependents, it may still run, and what both touch needs griddepcontrol.wait.
+        cooperative: launched cooperatively: all CTAs are resident, or the launch is refused.
         after_unknown: (with programmatic) the grid before is not known; it may touch any global memory.
         Raises an EmulationError subclass when the kernel does something wrong.
         """
@@ -222,6 +235,7 @@ class Machine:
         config.params = _param_block(loaded.kernel, params)
         config.regions = [(a.base, a.nbytes, a.name) for a in allocations] + loaded.variables
         config.overlaps = programmatic and (after_unknown or self._before is not None)
+        config.cooperative = cooperative
         config.before = None if after_unknown else self._before
         result = core.run(loaded.program, config)
         self._before = result["touched"]
@@ -259,6 +273,7 @@ class Machine:
         config.order_by_letter, config.collect = self.checks.order == "letter", self.on_finding == "collect"
         config.off = sum(1 << i for i, name in enumerate(core.CHECKS) if name in self.checks.off)
         config.trace, config.timing, config.limit = self.trace, self.timing, self.limit
+        config.resident = self.resident
         return config
 
 

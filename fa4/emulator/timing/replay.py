@@ -101,7 +101,10 @@ def replay(
 
     Raises:
         RuntimeError: the replay got stuck, which means that model and record do not fit each other.
+        ValueError: the record has no CTA.
     """
+    if not record.warps:
+        raise ValueError(f"the record of {record.launch.entry} has no warp: nothing took any time")
     from fa4.emulator.timing import _replay  # type: ignore[attr-defined]
 
     issue = issue or issue_of(record)

@@ -226,7 +226,9 @@ PYBIND11_MODULE(_core, m) {
         .def_readwrite("off", &Config::off)
         .def_readwrite("trace", &Config::trace)
         .def_readwrite("timing", &Config::timing)
-        .def_readwrite("limit", &Config::limit);
+        .def_readwrite("limit", &Config::limit)
+        .def_readwrite("resident", &Config::resident)
+        .def_readwrite("cooperative", &Config::cooperative);
     m.def("run", &run);
     register_units(m);
 }

@@ -6,7 +6,7 @@
 namespace fa4 {
 namespace {
 
-constexpr uint32_t kIdleRounds = 64;    // time-outs granted to waits with a limit before nothing can change any more
+constexpr uint32_t kIdleRounds = 128;   // time-outs granted to waits with a limit before nothing can change any more
 constexpr uint32_t kThreadsPerBlock = 1024;
 constexpr uint64_t kGoesOn = 1 << 24;      // warp instructions that a run goes on with undefined values
 
@@ -214,10 +214,6 @@ bool Engine::place_cluster(uint64_t number) {
     return true;
 }
 
-void Engine::launch_ready_clusters() {
-    while (next_cluster_ < cluster_count_ && place_cluster(next_cluster_)) ++next_cluster_;
-}
-
 void Engine::retire(Cta& cta) {
     if (!cta.tmem_allocations.empty() && config_.check_tmem) {
         SimError error(Check::TmemMisuse, "CTA " + std::to_string(cta.linear) + " exits with " + std::to_string(cta.tmem_allocations.begin()->second) +
@@ -328,7 +324,6 @@ bool Engine::idle() {
             if (f.wait == Wait::Mbarrier) f.timed_out = true;
             else if (f.wait != Wait::Poll) continue;
             f.wait = Wait::None;
-            f.poll_pc = ~0u;
             any = true;
         }
     return any;
@@ -340,7 +335,7 @@ bool Engine::step() {
         if (runnable(*warps_[i])) ready.push_back({i, warps_[i]->index});
     if (ready.empty() && pipes_.empty()) {
         if (warps_.empty()) return false;
-        if (!idle()) deadlock();
+        if (!idle() && !admit()) deadlock();
         return true;
     }
     const Turn turn = scheduler_->next(ready, pipes_.size());
@@ -353,6 +348,9 @@ bool Engine::step() {
 void Engine::run() {
     check_launch();
     launch_ready_clusters();
+    if (config_.cooperative && next_cluster_ < cluster_count_)
+        fail(Check::LaunchRefused, "a cooperative launch of " + std::to_string(cluster_count_ * cluster_size_) + " CTAs; at most " +
+                                  std::to_string(next_cluster_ * cluster_size_) + " are resident");
     try {
         while (step()) {
             if (config_.limit && executed > config_.limit) stop(Check::Deadlock, "the kernel did not end within " + std::to_string(config_.limit) + " warp instructions");

@@ -38,6 +38,8 @@ struct Config {
     bool trace = false;
     bool timing = false;            // record what a clock can time
     uint64_t limit = 0;             // warp instructions, 0 for no limit
+    uint32_t resident = 0;          // clusters that run at a time, 0 for as many as fit
+    bool cooperative = false;       // all CTAs are resident, or the launch is refused
     bool overlaps = false;          // the grid before may still run when this one starts
     std::shared_ptr<const Touched> before;      // what that grid touched; null: unknown, so everything
 };
@@ -115,6 +117,10 @@ Agent agent_of(const Warp& w, int32_t row);
 inline uint64_t pipe_key(const Warp& w, int lane) { return (uint64_t(w.cta->linear) * 64 + w.index) * 64 + uint64_t(lane) + 1; }
 uint64_t apply_atomic(Type type, AtomicOp op, uint64_t old, uint64_t a, uint64_t b);
 
+// How often an instruction sees the same while nothing changes before it waits for a change. Loops of weak loads may
+// have another end.
+constexpr uint32_t kLooks = 2, kWeakLooks = 1 << 16;
+
 // An instruction being executed by a fragment.
 struct Exec {
     Warp& w;
@@ -172,7 +178,6 @@ private:
 
     // engine.cpp: launch, schedule, errors
     void check_launch() const;
-    void launch_ready_clusters();
     bool place_cluster(uint64_t number);
     uint32_t launch_registers(uint32_t threads) const;
     void start_warp(Warp& w);
@@ -200,6 +205,13 @@ private:
     Place place_of(const Warp& w, const Fragment& f, int32_t row) const {
         return {row, int32_t(w.cta->linear), int32_t(w.index), f.mask};
     }
+
+    // residency.cpp
+    void launch_ready_clusters();
+    bool admit();
+    void observe(Exec& x, const Look& look);
+    void poll(Exec& x, Look look, uint32_t looks);
+    std::string memory_name(uint64_t address) const;
 
     // execute.cpp
     Next attempt(Warp& w, Fragment& f, const Instr& in);
@@ -235,7 +247,6 @@ private:
     void note_access(Exec& x);
     void shared_write_check(const Span& s, uint32_t bytes);
     Cta& shared_cta(const Warp& w, Space space, uint64_t address, uint32_t& offset) const;
-    void poll(Exec& x, uint64_t value);
     uint32_t address_check(Exec& x, uint32_t source);
     void check_defined(const Span& s, uint32_t bytes, const char* what);
     void count_bytes(const char* path, uint64_t bytes) { counters.bytes[path] += bytes; }

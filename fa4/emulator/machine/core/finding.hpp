@@ -23,7 +23,7 @@ namespace fa4 {
     X(IllegalInstruction, "illegal-instruction") \
     X(Race, "race") X(LaneRace, "lane-race") X(ProxyFence, "proxy-fence") X(TensormapFence, "tensormap-fence") \
     X(BarrierInitFence, "barrier-init-fence") X(WgmmaFence, "wgmma-fence") X(WgmmaWait, "wgmma-wait") \
-    X(GridDependency, "grid-dependency") X(CtaEnd, "cta-end") \
+    X(GridDependency, "grid-dependency") X(CtaEnd, "cta-end") X(CoResidency, "co-residency") \
     X(CpAsyncProxy, "cp-async-proxy") X(RelaxedArrival, "relaxed-arrival") X(CopyArrival, "copy-arrival") \
     X(BarrierInitLanes, "barrier-init-lanes") X(TensorFence, "tensor-fence") \
     X(TmemQuarter, "tmem-quarter") X(MmaOrder, "mma-order") X(RegisterCount, "setmaxnreg-count") X(RegisterPlace, "setmaxnreg-place") \

@@ -84,7 +84,7 @@ void Engine::look_for_race() {
         try {
             while (more && executed < end) more = step();
         } catch (SimError& later) {
-            if (later.check >= Check::Race && later.check < Check::BarrierLeftover) {
+            if (later.check >= Check::Race && later.check < Check::BarrierLeftover && later.check != Check::CoResidency) {
                 annotate(later);
                 throw;
             }
@@ -105,9 +105,10 @@ void Engine::deadlock() {
             ++count;
             std::string text = "waits";
             std::vector<std::pair<std::string, Place>> hints;
-            const Place place = place_of(*w, f, int32_t(f.pc));
-            const Instr& in = program_.code[f.pc];
-            if (f.wait == Wait::None && (in.op == Op::mbar_try_wait || in.op == Op::mbar_test_wait)) f.wait = Wait::Mbarrier;
+            const uint32_t pc = f.wait == Wait::Poll ? f.last.pc : f.pc;
+            const Place place = place_of(*w, f, int32_t(pc));
+            const Instr& in = program_.code[pc];
+            if ((f.wait == Wait::None || f.wait == Wait::Poll) && (in.op == Op::mbar_try_wait || in.op == Op::mbar_test_wait)) f.wait = Wait::Mbarrier;
             if ((f.wait == Wait::Mbarrier || f.timed_out) && f.bar_cta) {
                 const auto found = f.bar_cta->barriers.find(f.bar_offset);
                 if (found != f.bar_cta->barriers.end()) {
@@ -144,7 +145,7 @@ void Engine::deadlock() {
             } else if (f.wait == Wait::Warpgroup) {
                 text = "waits for the other warps of its warpgroup to issue their wgmma";
             } else {
-                text = "polls memory that nobody changes";
+                text = "polls " + memory_name(f.last.address) + ", which nobody changes";
             }
             if (error.others.size() < 96) {
                 error.others.push_back({text, place});

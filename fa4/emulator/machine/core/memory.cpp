@@ -41,6 +41,9 @@ uint32_t apply_half(AtomicOp op, bool bf16, uint32_t old, uint32_t a) {
     return float_to_f16(apply_float(op, f16_to_float(uint16_t(old)), f16_to_float(uint16_t(a))));
 }
 
+// One number for a place in global memory, or in the shared memory of a CTA.
+uint64_t place_key(const Span& s) { return s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address; }
+
 }  // namespace
 
 // What an atomic operation leaves in memory. `b` is the swap value of cas.
@@ -172,16 +175,6 @@ void Engine::shared_write_check(const Span& s, uint32_t bytes) {
         }
 }
 
-// A lane that sees the same value at the same place while nothing changed is polling: let the others run.
-void Engine::poll(Exec& x, uint64_t value) {
-    Fragment& f = x.f;
-    const uint32_t pc = f.pc;
-    if (f.poll_pc == pc && f.poll_value == value && f.poll_epoch == epoch_) f.wait = Wait::Poll;
-    f.poll_pc = pc;
-    f.poll_value = value;
-    f.poll_epoch = epoch_;
-}
-
 void Engine::load(Exec& x) {
     const Instr& in = x.in;
     const mod::Access& m = in.as<mod::Access>();
@@ -190,7 +183,7 @@ void Engine::load(Exec& x) {
     address_check(x, 0);
     uint32_t valid[8];
     for (uint32_t& v : valid) v = ~0u;
-    uint64_t seen = 14695981039346656037ull, shared_bytes = 0, global_bytes = 0;
+    uint64_t seen = 14695981039346656037ull, where = 0, shared_bytes = 0, global_bytes = 0;
     const int semantics = int(m.semantics);
     Agent agent = agent_of(x.w, current_.row);
     for_lanes(x.mask, [&](int l) {
@@ -199,12 +192,13 @@ void Engine::load(Exec& x) {
         const Span s = resolve(x.w, m.space, address, bytes, l);
         if (s.cta) shared_bytes += bytes;
         else if (s.space == Space::Global) global_bytes += bytes;
+        if (!where) where = place_key(s);
         if (races_.enabled) {
             agent.lane = int8_t(l);
             x.w.clock.touch(l, false);
             if (s.cta) races_.shared(agent, *s.cta, s.offset, bytes, semantics ? kAtomic : 0);
             else if (s.space == Space::Global) races_.global(agent, s.address, bytes, semantics ? kAtomic : 0);
-            if (semantics) races_.flag_read(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics, int(m.scope), x.acquirers(l));
+            if (semantics) races_.flag_read(x.w.clock, place_key(s), semantics, int(m.scope), x.acquirers(l));
         }
         for (uint32_t i = 0; i < n; ++i) {
             if (!x.has_dst(i)) continue;
@@ -213,6 +207,7 @@ void Engine::load(Exec& x) {
             if (size == 16) {
                 std::memcpy(x.dst(i) + 2 * l, p, 8);
                 std::memcpy(x.dst(i) + 64 + 2 * l, p + 8, 8);
+                for (int h = 0; h < 2; ++h) seen = (seen ^ get<uint64_t>(x.dst(i) + 64 * h, l)) * 1099511628211ull;
                 continue;
             }
             uint64_t v = 0;
@@ -227,7 +222,9 @@ void Engine::load(Exec& x) {
     for (uint32_t i = 0; i < n; ++i) x.set_valid(i, valid[i]);
     if (shared_bytes) counters.bytes["shared_load"] += shared_bytes;
     if (global_bytes) counters.bytes["global_load"] += global_bytes;
-    if (semantics) poll(x, seen);
+    const Look look{x.f.pc, 0, where, seen, bytes};
+    if (semantics) poll(x, look, kLooks);
+    else if (global_bytes) poll(x, look, kWeakLooks);
 }
 
 void Engine::store(Exec& x) {
@@ -276,8 +273,7 @@ void Engine::store(Exec& x) {
     if (semantics && races_.enabled)
         for_lanes(x.mask, [&](int l) {
             const Span s = resolve(x.w, m.space, x.value(0, l) + uint64_t(m.offset), bytes, l);
-            races_.flag_write(x.w.clock, s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address, semantics,
-                              int(m.scope), 1u << l);
+            races_.flag_write(x.w.clock, place_key(s), semantics, int(m.scope), 1u << l);
         });
     if (shared_bytes) counters.bytes["shared_store"] += shared_bytes;
     if (global_bytes) counters.bytes["global_store"] += global_bytes;
@@ -293,13 +289,14 @@ void Engine::atomic(Exec& x) {
     const uint32_t per_element = op == AtomicOp::Cas ? 2 : 1;
     address_check(x, 0);
     bool changed = false;
-    uint64_t seen = 14695981039346656037ull;
+    uint64_t seen = 14695981039346656037ull, where = 0;
     for_lanes(x.mask, [&](int l) {
         const uint64_t address = x.value(0, l) + uint64_t(m.offset);
         if (address % (n * size)) fail(Check::Misaligned, "address " + hex(address) + " is not a multiple of " + std::to_string(n * size));
         const Span s = resolve(x.w, m.space, address, n * size, l);
         shared_write_check(s, n * size);
-        const uint64_t key = s.cta ? kSharedBase + (uint64_t(s.cta->linear) << 32) + s.offset : s.address;
+        const uint64_t key = place_key(s);
+        if (!where) where = key;
         if (races_.enabled) {
             Agent agent = agent_of(x.w, current_.row);
             agent.lane = int8_t(l);
@@ -326,6 +323,7 @@ void Engine::atomic(Exec& x) {
                 if (op == AtomicOp::Exch) std::memcpy(p, a, 16);
                 else if (equal) std::memcpy(p, b, 16);
                 changed |= op == AtomicOp::Exch || equal;
+                for (const uint64_t half : old) seen = (seen ^ half) * 1099511628211ull;
                 continue;
             }
             uint64_t old = 0;
@@ -343,8 +341,9 @@ void Engine::atomic(Exec& x) {
     });
     for (uint32_t i = 0; i < in.ndst; ++i) x.set_valid(i, ~0u);
     counters.bytes["atomic"] += uint64_t(__builtin_popcount(x.mask)) * n * size;
+    const Look look{x.f.pc, 0, where, seen, size};
     if (changed) effect();
-    else if (in.op == Op::atom) poll(x, seen);
+    if (in.op == Op::atom) changed ? observe(x, look) : poll(x, look, kLooks);
 }
 
 void Engine::matrix_fragment(Exec& x) {

@@ -497,6 +497,16 @@ void Races::global(const Agent& agent, uint64_t address, uint32_t bytes, uint8_t
     change_ = {};
 }
 
+Place Races::writer(uint64_t address, uint32_t bytes, int32_t but) const {
+    const auto page = pages_.find(address / kGlobalPage);
+    if (page == pages_.end()) return {};
+    const uint32_t first = address % kGlobalCell;
+    const auto touched = uint16_t(((1u << std::min(bytes, kGlobalCell - first)) - 1) << first);
+    for (const Access& write : page->second[address % kGlobalPage / kGlobalCell].writes)
+        if (write.epoch && write.bytes & touched && write.cta != but) return {write.row, write.cta, write.warp, write.lane < 0 ? 0 : 1u << write.lane};
+    return {};
+}
+
 void Races::shared_range(Agent& agent, Cta& cta, uint32_t offset, uint32_t bytes, uint8_t kind, Change change) {
     if (cta.races.empty()) cta.races.resize(words_, cta.shared.size() / 4 + 1);
     while (bytes) {

@@ -104,6 +104,8 @@ public:
     void tmem(const Agent& agent, Sm& sm, const TmemRect& rect, uint8_t kind);
     // Columns are given back: all uses must be over.
     void end_of_tmem(const Agent& agent, Sm& sm, const TmemRect& rect);
+    // Who, outside of CTA `but`, wrote these bytes of global memory; row -1: nobody known.
+    Place writer(uint64_t address, uint32_t bytes, int32_t but) const;
     // The tensormap proxy reads a tensor map in global memory.
     void tensor_map(const Agent& agent, uint64_t address, uint32_t bytes);
     // A barrier's first use by somebody: its init must be visible to them.

@@ -37,6 +37,16 @@ enum class Wait : uint8_t {
     Failed,     // found an error: stays where it is
 };
 
+// What an instruction saw: the first lane's address (0: of a barrier) and a digest of what all lanes read.
+struct Look {
+    static constexpr uint32_t kNone = ~0u;
+    uint32_t pc = kNone, times = 0;
+    uint64_t address = 0, value = 0;
+    uint32_t bytes = 0;         // of one lane
+
+    bool at(const Look& other) const { return pc == other.pc && address == other.address; }
+};
+
 // Lanes of a warp that share a program counter.
 struct Fragment {
     uint32_t pc = 0;
@@ -48,8 +58,11 @@ struct Fragment {
     uint64_t bar_phase = 0;
     bool timed_out = false;     // the next try_wait answers false
     uint64_t poll_epoch = ~0ull;    // Poll: state of the machine at the last look
-    uint32_t poll_pc = ~0u;
-    uint64_t poll_value = 0;
+    std::array<Look, 8> looks;      // in that state; more are forgotten
+    uint32_t look_count = 0;
+    Look last;
+    Look missed;                    // that it waited with when only CTAs that had not started could go on
+    uint64_t started = 0;           // clusters at that time
 };
 
 struct Mbarrier {

@@ -177,7 +177,7 @@ public:
                         result_.stuck += "; warp " + std::to_string(warps_[waiter.warp].input->warp) + " needs " + std::to_string(waiter.phases) +
                                          " phases of barrier " + std::to_string(offset) + ", which has " + std::to_string(b.phases) + " and lacks " +
                                          std::to_string(b.pending) + " of " + std::to_string(b.expected) + " arrivals and " + std::to_string(b.bytes) + " bytes";
-        result_.end = *std::max_element(result_.cta_end.begin(), result_.cta_end.end());
+        for (const Cycles end : result_.cta_end) result_.end = std::max(result_.end, end);
         return std::move(result_);
     }
 

@@ -1,0 +1,86 @@
+// Which clusters of the grid are resident, and waits that end only if more of them are than the launch guarantees: a
+// cluster launch guarantees one cluster at a time, in the order of their index, a cooperative launch all of them.
+#include "engine.hpp"
+
+namespace fa4 {
+namespace {
+
+bool is_global(uint64_t address) { return address && !(address & kWindowMask); }
+
+}  // namespace
+
+void Engine::launch_ready_clusters() {
+    const bool limited = config_.resident && !config_.cooperative;
+    while (next_cluster_ < cluster_count_ && !(limited && clusters_.size() >= config_.resident) && place_cluster(next_cluster_)) ++next_cluster_;
+}
+
+// The name of the allocation, and where in it.
+std::string Engine::memory_name(uint64_t address) const {
+    if (!is_global(address)) return "memory";
+    const Region* region = region_below(address);
+    if (!region || address >= region->base + region->bytes) return "global memory at " + hex(address);
+    return (region->name.empty() ? "the allocation at " + hex(region->base) : region->name) + " + " + std::to_string(address - region->base);
+}
+
+// Nothing can run, and some wait for global memory: a CTA that has not started might change it. Starts the next cluster,
+// on multiprocessors that the chip does not have if need be, and notes what each of them saw. False if there is none.
+bool Engine::admit() {
+    if (next_cluster_ >= cluster_count_) return false;
+    bool any = false;
+    for (Warp* w : warps_)
+        for (Fragment& f : w->fragments) {
+            if (f.wait != Wait::Poll || !is_global(f.last.address)) continue;
+            any = true;
+            if (!f.missed.bytes) f.missed = f.last, f.started = next_cluster_;
+        }
+    if (!any) return false;
+    if (!place_cluster(next_cluster_)) {
+        for (uint32_t i = 0; i < cluster_size_; ++i) {
+            sms_.push_back(std::make_unique<Sm>());
+            sms_.back()->id = uint32_t(sms_.size() - 1);
+        }
+        place_cluster(next_cluster_);
+    }
+    ++next_cluster_;
+    effect();
+    return true;
+}
+
+// It sees something else than when nothing could run: what it waited for came from a CTA that had not started.
+void Engine::observe(Exec& x, const Look& look) {
+    Fragment& f = x.f;
+    if (!f.missed.bytes || !look.at(f.missed) || look.value == f.missed.value) return;
+    f.missed = {};
+    const uint64_t started = f.started, last = cluster_count_ - 1;
+    const std::string one = cluster_size_ > 1 ? "cluster" : "CTA", whole = std::to_string(cluster_count_) + " " + one + "s";
+    SimError error(Check::CoResidency, "CTA " + std::to_string(x.w.cta->linear) + " waits for " + memory_name(look.address) + ", which only " + one +
+                                           (started == last ? " " + std::to_string(last) + " of " : "s " + std::to_string(started) + " to " + std::to_string(last) + " of ") +
+                                           whole + " would change, which had not started");
+    const Place writer = races_.writer(look.address, look.bytes, int32_t(x.w.cta->linear));
+    if (writer.row >= 0) error.others.push_back({"it was changed by", writer});
+    for (Warp* w : warps_)
+        for (const Fragment& g : w->fragments)
+            if (g.missed.bytes && error.others.size() < 32)
+                error.others.push_back({"waits as well, for " + memory_name(g.missed.address), place_of(*w, g, int32_t(g.missed.pc))});
+    note(std::move(error));
+}
+
+// A lane that sees the same at the same place while nothing changed is polling: let the others run.
+void Engine::poll(Exec& x, Look look, uint32_t looks) {
+    Fragment& f = x.f;
+    observe(x, look);
+    if (f.poll_epoch != epoch_) f.look_count = 0;
+    f.poll_epoch = epoch_;
+    f.last = look;
+    const uint32_t known = std::min(f.look_count, uint32_t(f.looks.size()));
+    for (uint32_t i = 0; i < known; ++i) {
+        Look& before = f.looks[i];
+        if (!before.at(look) || before.value != look.value) continue;
+        if (++before.times >= looks) f.wait = Wait::Poll;
+        return;
+    }
+    look.times = 1;
+    f.looks[f.look_count++ % f.looks.size()] = look;
+}
+
+}  // namespace fa4
