@@ -41,16 +41,50 @@ LINES = (
 )
 
 
-def standing(rows: Iterable[dict], subject: str) -> list[str]:
-    """A Markdown table of `LINES`: each with how many cases it holds, the mean of their ratios, and the least."""
+HEADLINES = {
+    "forward": LINES[0],
+    "backward, head dims up to 128": next(line for line in LINES if line.name == "backward to d128"),
+}
+
+
+def headline(files: Iterable[Iterable[dict]], subject: str) -> list[str]:
+    """A sentence for each of `HEADLINES`: mean, range, and in how many shapes the subject is slower than the fastest
+    other. files: rows of runs; a shape is taken from the first run that has it."""
+    cases: dict[str, dict[str, dict]] = {}
+    for rows in files:
+        cases = _cases(rows) | cases
+    told = []
+    for name, line in HEADLINES.items():
+        ratios = _ratios(cases, subject, line).values()
+        if ratios:
+            mean, slower = statistics.geometric_mean(ratios), sum(ratio < 1 for ratio in ratios)
+            told.append(
+                f"{name}: geometric mean {mean:.2f}x the fastest peer over {len(ratios)} shapes ({min(ratios):.2f}x to "
+                f"{max(ratios):.2f}x, slower in {slower})"
+            )
+    return told
+
+
+def _cases(rows: Iterable[dict]) -> dict[str, dict[str, dict]]:
+    """Rows that have a rate, by case and provider."""
     cases: dict[str, dict[str, dict]] = {}
     for row in rows:
         if "tflops" in row:
             cases.setdefault(row["label"], {})[row["provider"]] = row
+    return cases
+
+
+def _ratios(cases: dict[str, dict[str, dict]], subject: str, line: Line) -> dict[str, float]:
+    found = {label: _ratio(of, subject, line) for label, of in cases.items() if subject in of}
+    return {label: ratio for label, ratio in found.items() if ratio is not None}
+
+
+def standing(rows: Iterable[dict], subject: str) -> list[str]:
+    """A Markdown table of `LINES`: each with how many cases it holds, the mean of their ratios, and the least."""
+    cases = _cases(rows)
     told = ["| | cases | geometric mean | least | of |", "|---|--:|--:|--:|---|"]
     for line in LINES:
-        found = {label: _ratio(of, subject, line) for label, of in cases.items() if subject in of}
-        ratios = {label: ratio for label, ratio in found.items() if ratio is not None}
+        ratios = _ratios(cases, subject, line)
         if ratios:
             least = min(ratios, key=ratios.__getitem__)
             mean = statistics.geometric_mean(ratios.values())

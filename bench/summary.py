@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from .compare import read_rows
-from .lines import standing
+from .lines import headline, standing
 
 
 def among_gpus(rows: list[dict]) -> list[str]:
@@ -33,11 +33,20 @@ def among_gpus(rows: list[dict]) -> list[str]:
 
 @click.command()
 @click.argument("results", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("earlier", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--of", "subject", default="fa4", show_default=True, help="Provider whose ratios are told.")
-def main(results: Path, subject: str) -> None:
+@click.option(
+    "--headline", "short", is_flag=True, help="A sentence each; of EARLIER runs the shapes that RESULTS lacks."
+)
+def main(results: Path, earlier: tuple[Path, ...], subject: str, short: bool) -> None:
     """TFLOP/s by case and provider; how the subject stands to the best of the others, by kinds of cases; then geometric
     means of its rate over each other provider's."""
     rows = read_rows(results)
+    if short:
+        click.echo("\n".join(headline([rows, *map(read_rows, earlier)], subject)))
+        return
+    if earlier:
+        raise click.UsageError("EARLIER results are given without --headline")
     if any(row["suite"] == "context_parallel" for row in rows):
         click.echo("\n".join(among_gpus(rows)))
         return

@@ -72,7 +72,7 @@ def _sm90() -> Sweep:
     def backward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
         row = backward.tiles_for(spec, extent)
         if spec.deterministic:
-            return _changed(row, halved=(False, True), apart=(None, 1, 2, 3))
+            return _changed(row, together=(None, 1, 2, 4, 8, 16, 33, 66, 132))
         return _changed(row, tile_m=(64, 80, 96, 128), claims=(False, True), ordered=(False, True))
 
     return Sweep(Plan, forward_rows, backward_rows)
@@ -99,7 +99,12 @@ SWEEPS: dict[int, Callable[[], Sweep]] = {90: _sm90, 100: _sm100, 103: _sm100}
 
 
 def works(
-    case: BenchCase, sweep: Sweep, chip: Chip, device: torch.device, deterministic: bool = False
+    case: BenchCase,
+    sweep: Sweep,
+    chip: Chip,
+    device: torch.device,
+    deterministic: bool = False,
+    chosen: str = "",
 ) -> dict[str, Callable[[], object]]:
     """What is timed for each row; rows that the shape does not allow are left out, and said so."""
     q, k, v, dout = (x.detach() for x in made_tensors(case, device, seed=0))
@@ -113,6 +118,8 @@ def works(
     rows = (sweep.forward if is_forward else sweep.backward)(spec, inputs.extent, chip)
     saved = None
     for name, tiles in rows.items():
+        if not re.search(chosen, name):
+            continue
         try:
             plan = sweep.plan(spec, inputs.extent, chip, **{"forward_tiles" if is_forward else "backward_tiles": tiles})
             if not is_forward and saved is None:
@@ -133,12 +140,20 @@ def works(
 @click.option("--chip", "number", type=click.Choice([str(number) for number in SWEEPS]), required=True)
 @click.option("--suite", type=click.Choice(list(SUITES)), default="paper", show_default=True)
 @click.option("--filter", "pattern", default="", help="Only cases whose label matches this regular expression.")
+@click.option("--rows", "chosen", default="", help="Only rows whose name matches this regular expression.")
 @click.option("--deterministic", is_flag=True, help="Of backwards whose additions have an order.")
 @click.option("--seconds", default=0.5, show_default=True, help="Spent on each row.")
 @click.option("--output", type=click.Path(path_type=Path), default=None, help="Default: in bench/results.")
 @click.option("--dry-run", is_flag=True, help="Compile the rows on any machine, time none.")
 def main(
-    number: str, suite: str, pattern: str, deterministic: bool, seconds: float, output: Path | None, dry_run: bool
+    number: str,
+    suite: str,
+    pattern: str,
+    chosen: str,
+    deterministic: bool,
+    seconds: float,
+    output: Path | None,
+    dry_run: bool,
 ) -> None:
     sweep = SWEEPS[int(number)]()
     cases = [case for case in SUITES[suite] if re.search(pattern, case.label)]
@@ -148,7 +163,7 @@ def main(
         with emulating(chip_by_number(int(number))), compile_only() as compiled:
             device = torch.device("cpu")
             for case in dict.fromkeys(dataclasses.replace(case, batch=1) for case in cases):
-                works(case, sweep, chip_of(device), device, deterministic)
+                works(case, sweep, chip_of(device), device, deterministic, chosen)
         console.print(f"{len(compiled.seconds)} kernels compiled in {sum(compiled.seconds.values()):.0f} s")
         return
     device = torch.device("cuda")
@@ -159,7 +174,7 @@ def main(
     output = output or RESULTS / f"{now:%Y-%m-%d}_{machine.slug(facts['device'])}_tune.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
     for case in cases:
-        rows = works(case, sweep, chip_of(device), device, deterministic)
+        rows = works(case, sweep, chip_of(device), device, deterministic, chosen)
         timings = measure_in_turns(rows, device, seconds=seconds)
         table = Table("row", "ms (quartiles)", "TFLOP/s", title=case.label)
         with output.open("a") as file:

@@ -63,6 +63,15 @@ class Plan:
         """The tiles of forward and, if the spec needs it, backward, in one line for `fa4.explain`. Compiles nothing."""
         raise NotImplementedError
 
+    @property
+    def progress(self) -> str:
+        """What CTAs of its kernels wait for, in one line for `fa4.explain`; "" for a plan without kernels."""
+        return ""
+
+    def compile_forward(self) -> None:
+        """Compile what `forward` launches, if it is not yet."""
+        raise NotImplementedError
+
     def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
         """Fill out, like q with head_dim_v columns, and lse, (batch, heads, rows) or varlen (heads, rows)."""
         raise NotImplementedError
@@ -90,5 +99,24 @@ class Directions(Plan):
         # As they are, for a frame less at each call.
         self.forward, self.backward = self._forward.launch, self._backward.launch  # type: ignore[method-assign]
 
+    def compile_forward(self) -> None:
+        self._forward.compile()
+
     def describe(self) -> str:
         return f"{self._forward}; {self._backward}" if self.spec.needs_backward else str(self._forward)
+
+    @property
+    def progress(self) -> str:
+        forward = f"forward: a CTA waits for {_awaited(self._forward.cfg)}"
+        if not self.spec.needs_backward:
+            return forward
+        cfg = self._backward.config(has_dlse=False)
+        return f"{forward}; backward: a CTA waits for {_awaited(cfg, has_counters=cfg.row_blocks.turns > 0)}"
+
+
+def _awaited(cfg: Any, has_counters: bool = False) -> str:
+    """The CTAs that a CTA of a main kernel waits for. has_counters: additions to dQ are counted, see `bwd.turns`."""
+    awaited = ["CTAs of its own cluster"] if cfg.ctas > 1 else []
+    if has_counters:
+        awaited.append("CTAs of lower launch index" if cfg.deterministic else "a CTA that runs and does not wait")
+    return " and ".join(awaited) or "no other CTA"

@@ -1,6 +1,7 @@
 """The benchmark harness on a CPU: checked before timed, rows that carry their machine, comparison, plot."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -19,7 +20,21 @@ from click.testing import CliRunner
 from torch.distributed.device_mesh import init_device_mesh
 
 import fa4
-from bench import compare, context_parallel, flex, mods, plot, providers, run, suites, summary, timing, train, tune
+from bench import (
+    compare,
+    context_parallel,
+    flex,
+    lines,
+    mods,
+    plot,
+    providers,
+    run,
+    suites,
+    summary,
+    timing,
+    train,
+    tune,
+)
 from bench.suites import BenchCase, square
 from fa4 import jit
 
@@ -129,6 +144,28 @@ def test_a_file_that_holds_no_rows_is_refused(command, text, tmp_path):
     assert "is not a result file of bench.run" in invoke(command, *files, code=1)
 
 
+@contextlib.contextmanager
+def handling(number, handler):
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_background_job_goes_on_at_ctrl_c(tiny, tmp_path, monkeypatch):
+    """Shells start it with SIGINT ignored: the interrupt of a terminal is for what runs in front."""
+
+    def build(case):
+        signal.raise_signal(signal.SIGINT)
+        return functools.partial(fa4.flash_attn_func, causal=case.causal)
+
+    monkeypatch.setitem(providers.PROVIDERS, "fa4", providers.Provider("fa4", build, lambda device: ""))
+    with handling(signal.SIGINT, signal.SIG_IGN):
+        rows = measured(tmp_path / "rows.jsonl", names="fa4-torch,fa4")
+    assert len(rows) == 4 and all("median_ms" in row for row in rows)
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, None], ids=["interrupt", "time_limit", "broken_device"])
 def test_rows_measured_before_the_end_of_a_run_are_kept(tiny, tmp_path, monkeypatch, end):
     """Ctrl-C in a run of hours, its time limit, or a kernel that breaks the device: the file has what was measured."""
@@ -147,7 +184,8 @@ def test_rows_measured_before_the_end_of_a_run_are_kept(tiny, tmp_path, monkeypa
     if end is None:
         monkeypatch.setattr(run.machine, "gemm_tflops", gemm)
     monkeypatch.setitem(providers.PROVIDERS, "fa4", providers.Provider("fa4", build, lambda device: ""))
-    rows = measured(tmp_path / "rows.jsonl", names="fa4-torch,fa4")  # a case's are measured together
+    with handling(signal.SIGINT, signal.default_int_handler):  # a background job starts with Ctrl-C ignored
+        rows = measured(tmp_path / "rows.jsonl", names="fa4-torch,fa4")  # a case's are measured together
     assert [row["provider"] for row in rows] == ["fa4-torch", "fa4", "fa4-torch", "fa4"][: 4 if end is None else 2]
     assert len(rows[0]["gemm_tflops"]) == (1 if end is None else 2) and rows[0]["median_ms"] > 0
 
@@ -225,6 +263,30 @@ def test_summary_tells_how_it_stands_to_the_best_of_the_others(tmp_path):
     assert f"| backward, d256 | 1 | 2.000 | 2.000 | {cases[1].label} |" in text
     assert f"| deterministic backward, causal | 1 | 0.750 | 0.750 | {cases[0].label} |" in text
     assert "decode" not in text
+
+
+def test_the_readmes_headline_is_computed_from_the_committed_rows():
+    """Mean, range, and in how many shapes another is faster: "1.05 in each of 50 cases" would hide those."""
+    root = Path(__file__).parents[1]
+    readme = (root / "README.md").read_text()
+    files = [
+        root / "bench" / "results" / f"2026-11-23_nvidia-h100-80gb-hbm3_hopper{end}.jsonl" for end in ("-later", "")
+    ]
+    told = CliRunner().invoke(summary.main, ["--headline", *map(str, files)]).output.splitlines()
+    assert len(told) == 2 and all(sentence in readme for sentence in told), told
+
+
+def test_a_headline_counts_the_shapes_where_another_is_faster(tmp_path):
+    rates = {"a": (110, 100), "b": (90, 100), "c": (100, 50)}
+    common = dict(direction="fwd", seqlen_q=8, seqlen_k=8, head_dim=64)
+    runs = [
+        [dict(label=f"fwd {case}", provider=name, tflops=rate, **common)
+         for case, of in rates.items() if case in cases for name, rate in zip(("fa4", "peer"), of)]
+        for cases in ("ab", "bc")
+    ]  # fmt: skip
+    runs[1][0]["tflops"] = 1  # of a shape that the first run has
+    expected = "forward: geometric mean 1.26x the fastest peer over 3 shapes (0.90x to 2.00x, slower in 1)"
+    assert lines.headline(runs, "fa4") == [expected]
 
 
 def test_flops_follow_the_fields_convention():

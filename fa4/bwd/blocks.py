@@ -6,6 +6,9 @@ Every sequence starts a new block of tile_m rows (`core.rows`). The rows of a bl
     -lse * log2(e)     so that P = exp2(scale_log2 * S - lse * log2(e)); -inf for a row that sees nothing: P = 0
     -delta             so that dS = P (dP - delta), delta_i = sum_d dO_id O_id - dlse_i
 
+or, for a main kernel that computes 2^e P with an e of its configuration (`weight_exponent`), -lse * log2(e) + e, and
+-delta * 2^-e, so that dS = (2^e P) (2^-e dP - 2^-e delta).
+
 and for each block a float32 sum of dQ, to which the blocks of keys add, in the layout that suits the main kernel.
 """
 
@@ -20,8 +23,8 @@ from cutlass import Float32, Int32
 
 from ..core.arguments import Inputs
 from ..core.constant import Constant
-from ..core.order import Order
-from ..core.sequence import Lengths, as_columns, as_matrices, modes_reversed
+from ..core.order import Order, PackedOrder
+from ..core.sequence import Lengths, as_columns, as_matrices, extent, modes_reversed
 from ..core.traced import BlockTensors, ModTensors
 from ..spec import Extent, Saved
 
@@ -60,7 +63,8 @@ class RowBlocks(Constant):
     packed: heads that are rows of one block. turns: counters of a block, see `turns`; 0 for none. first_stores: whoever
     is first, in the order of additions or by chance, stores what others add to, so that sums need not be cleared; no
     sum is read whose (first) counter is 0. list_rows: rows of a block mask's block, if its lists say that order;
-    else 0. pdl: the three kernels overlap by programmatic launch.
+    else 0. pdl: the three kernels overlap by programmatic launch. weight_exponent: e, see above. chained: a block has
+    several sums, each with counters of its own, and dQ is their sum in the order of their numbers.
     """
 
     dtype: type[cutlass.Numeric]
@@ -76,6 +80,8 @@ class RowBlocks(Constant):
     first_stores: bool = False
     list_rows: int = 0
     pdl: bool = False
+    weight_exponent: int = 0
+    chained: bool = False
 
     def arranged(self, statistics: cute.Tensor) -> cute.Tensor:
         """The workspace of row statistics, (tile_m, 2, blocks, heads), its rows in the order in which threads of the
@@ -89,7 +95,8 @@ class RowTensors:
 
     out, dout, dq: `core.sequence.as_matrices`, lse, dlse, dsink: `as_columns`, of `packed` heads. sink: (heads_q,).
     dsink: each row's term of dsink, whose sum over a head's rows is the gradient.
-    statistics: (tile_m, 2, blocks, heads). dq_sum: (elements, blocks, heads). turns: (blocks * turns, heads) int32.
+    statistics: (tile_m, 2, blocks, heads). dq_sum: (elements, blocks, heads). turns: (blocks * turns, heads) int32;
+    these two have a last mode of chains if there are several.
     ranks: (key blocks, blocks, heads) int32, see `ranks`. of_queries: see `core.traced.ModTensors`. order: a tile for
     each row block of each sequence.
     """
@@ -107,7 +114,7 @@ class RowTensors:
     ranks: cute.Tensor | None
     of_queries: BlockTensors | None
     lengths: Lengths
-    order: Order
+    order: Order | PackedOrder
     scale: Float32
 
     @staticmethod
@@ -127,9 +134,14 @@ class RowTensors:
         lse, dlse, dsink = (None if x is None else as_columns(x, cfg.packed) for x in of_rows)
         statistics, dq_sum, turns, ranks = (None if x is None else modes_reversed(x) for x in workspace[:4])
         of_queries = None if mods is None else mods.of_queries
-        m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tile_m)
-        order = Order(m_blocks, cute.size(dq, mode=[2]), sizes.batch)
+        heads = cute.size(dq, mode=[2])
+        order: Order | PackedOrder = Order(
+            cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tile_m), heads, sizes.batch
+        )
+        if cfg.varlen:
+            order = PackedOrder(cfg.tile_m, cfg.packed, inputs.lengths.cu_seqlens_q, extent(out), heads, heads, False)
+        lengths = inputs.lengths.bounded(sizes.max_seqlen_q, sizes.max_seqlen_k)
         return RowTensors(
-            out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, turns, ranks, of_queries, inputs.lengths,
-            order, scale,
+            out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, turns, ranks, of_queries, lengths, order,
+            scale,
         )  # fmt: skip

@@ -34,10 +34,10 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
     begin = m_block * cfg.tile_m
     rows = cutlass.min(place.count * cfg.packed - begin, cfg.tile_m)
     if rows > 0:
-        source = args.dq_sum[None, block, head].iterator
+        source = args.dq_sum.iterator + cute.crd2idx((0, block, head, *[0] * cfg.chained), args.dq_sum.layout)
         is_met = Boolean(True)
         if cutlass.const_expr(cfg.first_stores):
-            is_met = args.turns[block * cfg.turns, head] > 0
+            is_met = args.turns[(block * cfg.turns, head, *[0] * cfg.chained)] > 0
         dq = sequence_matrix(args.dq, head, batch, place, cfg.varlen)
         placement, thread = cfg.placement, cute.arch.thread_idx()[0]
         chunk = 32 * placement.rows  # columns at a time
@@ -51,10 +51,34 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
                     x = piece(source + placement.offset(row, left, within), placement)
                     if cutlass.const_expr(cfg.first_stores):
                         x = [[Float32(cutlass.select_(is_met, y, Float32(0.0))) for y in of_row] for of_row in x]
+                    if cutlass.const_expr(cfg.chained):
+                        x = with_others(args, cfg, x, (block, head), placement.offset(row, left, within))
                     for i in cutlass.range_constexpr(placement.rows):
                         if placement.rows == 1 or row + i < rows:
                             target = dq.iterator + cute.crd2idx((begin + row + i, column), dq.layout)
                             store_scaled(target, x[i], args.scale, cfg.dtype)
+
+
+def with_others(args, cfg: RowBlocks, x: list[list[Float32]], at: tuple[Int32, Int32], offset: Int32) -> list:
+    """The numbers of a piece of the first chain's sum, and those of the others added, chain after chain. at: (block,
+    head). offset: the piece's from the start of a sum."""
+    total = cute.make_rmem_tensor((VECTOR, cfg.placement.rows), Float32)
+    for i, of_row in enumerate(x):
+        for c in range(VECTOR):
+            total[c, i] = of_row[c]
+    add_others(args, cfg, total, at[0], at[1], offset)
+    return [[total[c, i] for c in range(VECTOR)] for i in range(cfg.placement.rows)]
+
+
+@cute.jit
+def add_others(args, cfg: cutlass.Constexpr[RowBlocks], total: cute.Tensor, block: Int32, head: Int32, offset: Int32):
+    for chain in cutlass.range(1, args.turns.shape[2], unroll=1):
+        if args.turns[block * cfg.turns, head, chain] > 0:
+            source = args.dq_sum.iterator + cute.crd2idx((0, block, head, chain), args.dq_sum.layout)
+            other = piece(source + offset, cfg.placement)
+            for i in cutlass.range_constexpr(cfg.placement.rows):
+                for c in cutlass.range_constexpr(VECTOR):
+                    total[c, i] = total[c, i] + other[i][c]
 
 
 def piece(source: cute.Pointer, placement: Placement) -> list[list[Float32]]:

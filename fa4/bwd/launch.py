@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..core.order import Order, listed_order
+from ..core.order import Order, PackedOrder, listed_order
 from ..core.sequence import Lengths, ragged
 from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
@@ -33,13 +33,13 @@ class Arguments:
 
     maps: Maps
     statistics: cute.Tensor  # (tile_m, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
-    dq_sum: cute.Tensor  # (elements, blocks, heads_q): a block's dQ; see the chip's `placement`
+    dq_sum: cute.Tensor  # (elements, blocks, heads_q): a block's dQ; see the chip's `placement`, `RowTensors`
     turns: cute.Tensor | None  # (blocks * turns, heads_q): how many key blocks have added to (a share of) dQ
     ranks: cute.Tensor | None  # (key blocks, blocks, heads_q): see `ranks`
     lengths: Lengths
     seqlen_q: Int32
     seqlen_k: Int32
-    order: Order
+    order: Order | PackedOrder
     scale: Float32  # and below: see `Scalars`
     scale_log2: Float32
     scale_over_cap: Float32
@@ -62,7 +62,12 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         section = cfg.section(n_blocks, sizes.max_seqlen_q, pairs)
         wave = cfg.wave(n_blocks, section, pairs)
         listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.span) if cfg.has_blocks else None
-        order = Order(n_blocks, heads, sizes.batch, section, cfg.descending, cfg.ctas, wave, listed)
+        order: Order | PackedOrder = Order(
+            n_blocks, heads, sizes.batch, section, cfg.descending, cfg.ctas, wave, listed
+        )
+        if cfg.counts_keys:
+            bounds = rows.lengths.cu_seqlens_k
+            order = PackedOrder(cfg.span, 1, bounds, seqlens[1], heads, section, cfg.descending, cfg.ctas)
         loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)
         if cfg.lengths_vary:
             loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)

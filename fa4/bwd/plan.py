@@ -42,6 +42,7 @@ class Backward:
     """One kind of problem on a chip. A chip's class has a `kernel` and knows its configurations."""
 
     kernel: Program
+    chains = 1  # sums of a query block's dQ, see `RowBlocks.chained`
 
     def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
@@ -65,13 +66,13 @@ class Backward:
         has_dlse = saved.dlse is not None
         if has_dlse not in self._compiled:
             cfg = self.config(has_dlse)
-            self._compiled[has_dlse] = cfg, Allocator(cfg.row_blocks), self.kernel.launcher(cfg, self.chip)
+            self._compiled[has_dlse] = cfg, Allocator(cfg.row_blocks, self.chains), self.kernel.launcher(cfg, self.chip)
         cfg, allocate, launcher = self._compiled[has_dlse]
-        workspace = allocate(inputs, mods)
+        workspace, extent = allocate(inputs, mods), inputs.extent if self.spec.varlen else self.extent
         targets = gradients.targets(inputs, mods, captured, cfg)
         given = None
         if mods is not None:
             given = filled(mods, inputs.q.shape[-2], backward=True, in_turn=cfg.turns_by_lists, captured=targets)
-        launcher(inputs[:8], saved, grads, workspace, self.scalars, self.extent, given)
+        launcher(inputs[:8], saved, grads, workspace, self.scalars, extent, given)
         gradients.finish(inputs, mods, captured, targets)
         return workspace.dsink_terms()

@@ -45,7 +45,11 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
                 store_words(dq.iterator + 4 * i, [Int32(0)] * 4)
         if cutlass.const_expr(cfg.turns > 0):  # noqa: SIM102  one is decided at compile time
             if thread < cfg.turns:
-                args.turns[block * cfg.turns + thread, head] = Int32(0)
+                if cutlass.const_expr(cfg.chained):
+                    for chain in cutlass.range(args.turns.shape[2], unroll=1):
+                        args.turns[block * cfg.turns + thread, head, chain] = Int32(0)
+                else:
+                    args.turns[block * cfg.turns + thread, head] = Int32(0)
         if cutlass.const_expr(cfg.list_rows > 0):
             row = m_block * cfg.tile_m // cfg.list_rows
             rank_key_blocks(args.of_queries, args.ranks[None, block, head], batch, head, row)
@@ -69,8 +73,12 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
             minus_lse = Float32(cutlass.select_(is_seen, row_lse * -LOG2_E, -Float32.inf))
             delta = Float32(cutlass.select_(is_seen, delta, Float32(0.0)))
             if in_block and thread % LANES == 0:
-                args.statistics[in_tile, 0, block, head] = minus_lse
-                args.statistics[in_tile, 1, block, head] = -delta
+                if cutlass.const_expr(cfg.weight_exponent == 0):
+                    args.statistics[in_tile, 0, block, head] = minus_lse
+                    args.statistics[in_tile, 1, block, head] = -delta
+                else:
+                    args.statistics[in_tile, 0, block, head] = minus_lse + float(cfg.weight_exponent)
+                    args.statistics[in_tile, 1, block, head] = delta * -(2.0**-cfg.weight_exponent)
                 if cutlass.const_expr(dsink is not None):  # noqa: SIM102  one is decided at compile time
                     if row < place.count * cfg.packed:
                         of_head = Float32(args.sink[head * cfg.packed + row % cfg.packed])

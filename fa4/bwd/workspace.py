@@ -21,7 +21,8 @@ from .blocks import RowBlocks
 class Workspace(NamedTuple):
     """statistics (heads, blocks, 2, tile_m), dq_sum (heads, blocks, elements) and dsink, like lse, are float32; turns
     (heads, blocks * turns) and ranks (heads, blocks, blocks of keys of a block mask) are int32. `heads` are query
-    heads, or groups of packed ones; see `blocks` and `ranks`.
+    heads, or groups of packed ones; see `blocks` and `ranks`. Chained, dq_sum and turns have an axis of chains in
+    front.
 
     dsink holds the terms of a sum over each head's rows, 0 for rows that no sequence has.
     """
@@ -37,8 +38,8 @@ class Workspace(NamedTuple):
         """Stand-ins for compilation."""
         return Workspace(
             jit.fake_tensor(Float32, 4, contiguous=True),
-            jit.fake_tensor(Float32, 3, contiguous=True),
-            jit.fake_tensor(Int32, 2, contiguous=True) if cfg.turns else None,
+            jit.fake_tensor(Float32, 3 + cfg.chained, contiguous=True),
+            jit.fake_tensor(Int32, 2 + cfg.chained, contiguous=True) if cfg.turns else None,
             jit.fake_tensor(Int32, 3, contiguous=True, align=4) if cfg.list_rows else None,
             jit.fake_tensor(Float32, 2 if cfg.varlen else 3, contiguous=True, align=4) if cfg.has_sink else None,
         )
@@ -49,10 +50,11 @@ class Workspace(NamedTuple):
 
 
 class Allocator:
-    """What gives the workspaces of one kind of problem, whose sizes are computed once for q of a shape."""
+    """What gives the workspaces of one kind of problem, whose sizes are computed once for q of a shape. chains: of a
+    block's additions, if they are `chained`."""
 
-    def __init__(self, cfg: RowBlocks) -> None:
-        self._cfg = cfg
+    def __init__(self, cfg: RowBlocks, chains: int = 1) -> None:
+        self._cfg, self._chains = cfg, (chains,) if cfg.chained else ()
         self._maker = functools.lru_cache(maxsize=256)(self._maker_for)
 
     def __call__(self, inputs: AttentionInputs, mods: Mods | None = None) -> Workspace:
@@ -66,8 +68,8 @@ class Allocator:
         heads, blocks = all_heads // cfg.packed, row_blocks(rows, batch, cfg.tile_m, cfg.packed, cfg.varlen)
         of_rows = (all_heads, rows) if cfg.varlen else (batch, all_heads, rows)
         statistics = maker((heads, blocks, 2, cfg.tile_m), torch.float32, device)
-        dq_sum = maker((heads, blocks, cfg.placement.elements), torch.float32, device)
-        turns = maker((heads, blocks * cfg.turns), torch.int32, device) if cfg.turns else _nothing
+        dq_sum = maker((*self._chains, heads, blocks, cfg.placement.elements), torch.float32, device)
+        turns = maker((*self._chains, heads, blocks * cfg.turns), torch.int32, device) if cfg.turns else _nothing
         ranks = maker((heads, blocks, key_blocks), torch.int32, device) if cfg.list_rows else _nothing
         zeros = functools.partial(torch.zeros, of_rows, dtype=torch.float32, device=device)
         dsink = zeros if cfg.has_sink else _nothing

@@ -151,7 +151,7 @@ class PackedOrder:
     nothing must be read back to launch a grid.
 
     rows: of a block. per_query: rows that each row of `cu_seqlens` stands for. total: rows of all sequences, or more.
-    section: heads of a sequence that advance together.
+    section: heads of a sequence that advance together. descending, cluster: as in `Order`.
     """
 
     rows: cutlass.Constexpr[int]
@@ -160,11 +160,10 @@ class PackedOrder:
     total: Int32
     heads: Int32
     section: Int32
+    descending: cutlass.Constexpr[bool] = True
+    cluster: cutlass.Constexpr[int] = 1
 
-    @property
-    def rank(self) -> Int32:
-        """A tile has one CTA."""
-        return Int32(0)
+    ctas, rank, stride, here = Order.ctas, Order.rank, Order.stride, Order.here
 
     @property
     def sequences(self) -> Int32:
@@ -185,7 +184,7 @@ class PackedOrder:
         blocks = self.first_block(sequence + 1) - first
         within = index - first * self.heads
         last = blocks * self.heads - 1
-        order = Order(blocks, self.heads, Int32(1), self.section, descending=True)
+        order = Order(blocks, self.heads, Int32(1), self.section, self.descending)
         block, head, _ = order.at(cutlass.min(within, last))
         return Tile(Int32(cutlass.select_(within > last, Int32(_NONE), block)), head, sequence)
 

@@ -29,13 +29,16 @@ class Rows(NamedTuple):
 class Lengths(NamedTuple):
     """Where sequences begin and end: (batch + 1,) int32 for packed ones, and (batch,) int32 rows that hold data.
 
-    Each is None, known at compile time, where there is none of it.
+    Each is None, known at compile time, where there is none of it. most_q, most_k: what no sequence is taken to exceed,
+    where CTAs wait for each other: what a sequence's length says is then launched, whatever bound the caller gave.
     """
 
     cu_seqlens_q: cute.Tensor | None
     cu_seqlens_k: cute.Tensor | None
     seqused_q: cute.Tensor | None
     seqused_k: cute.Tensor | None
+    most_q: Int32 | None = None
+    most_k: Int32 | None = None
 
     @property
     def varlen(self) -> bool:
@@ -43,11 +46,15 @@ class Lengths(NamedTuple):
 
     def queries(self, batch: Int32, extent: Int32) -> Rows:
         """The query rows of sequence `batch` that hold data, in a dense tensor of `extent` rows or a packed one."""
-        return _used(self.query_place(batch, extent), batch, self.seqused_q)
+        return _used(self.query_place(batch, extent), batch, self.seqused_q, self.most_q)
 
     def keys(self, batch: Int32, extent: Int32) -> Rows:
         """The key rows of sequence `batch` that hold data."""
-        return _used(_place(batch, extent, self.cu_seqlens_k), batch, self.seqused_k)
+        return _used(_place(batch, extent, self.cu_seqlens_k), batch, self.seqused_k, self.most_k)
+
+    def bounded(self, most_q: Int32, most_k: Int32) -> Lengths:
+        """The same with bounds; a dense batch has none but its own."""
+        return self._replace(most_q=most_q, most_k=most_k) if self.varlen else self
 
     def query_place(self, batch: Int32, extent: Int32) -> Rows:
         """All query rows of sequence `batch`, also those that hold no data."""
@@ -61,8 +68,9 @@ def _place(batch: Int32, extent: Int32, cu_seqlens: cute.Tensor | None) -> Rows:
     return Rows(first, cu_seqlens[batch + 1] - first)
 
 
-def _used(place: Rows, batch: Int32, seqused: cute.Tensor | None) -> Rows:
-    return place if seqused is None else Rows(place.first, seqused[batch])
+def _used(place: Rows, batch: Int32, seqused: cute.Tensor | None, most: Int32 | None) -> Rows:
+    count = place.count if seqused is None else cutlass.min(seqused[batch], place.count)
+    return Rows(place.first, count if most is None else cutlass.min(count, most))
 
 
 def align_strides(x: cute.Tensor, bits: int = 128) -> cute.Tensor:

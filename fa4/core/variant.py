@@ -69,6 +69,12 @@ class Variant(Constant):
         return 1
 
     @property
+    def counts_keys(self) -> bool:
+        """Whether a backward's tiles are those that packed keys have, see `core.order.PackedOrder`; an order of
+        additions numbers the blocks of all sequences alike."""
+        return self.varlen and not self.deterministic
+
+    @property
     def varlen_k(self) -> bool:
         """Whether k and v are packed; a cache is not, whatever q is."""
         return self.varlen and self.cache is None

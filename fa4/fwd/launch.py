@@ -87,7 +87,7 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
         if cfg.counts_rows:
             rows, cu_seqlens = extent(call.q), call.lengths.cu_seqlens_q
-            order = PackedOrder(cfg.rows, cfg.slots, cu_seqlens, rows, heads, sizes.section)
+            order = PackedOrder(cfg.rows, cfg.slots, cu_seqlens, rows, heads, sizes.section, cluster=cfg.ctas)
         else:
             m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
             listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows) if cfg.has_blocks else None

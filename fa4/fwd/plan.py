@@ -65,6 +65,7 @@ class Forward:
     def __init__(self, chip: Chip, cfg: Any, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
         self._has_bytes, self._looks_up = cfg.has_bytes, cfg.cache is not None and cfg.cache.has_tensors
+        self._varlen, self._others = cfg.varlen, tuple(sizes[2:])
         self._numbers = jit.fixed(scalars), jit.fixed(sizes)
 
     def launch(
@@ -79,7 +80,14 @@ class Forward:
             inputs = inputs._replace(k=inputs.k.view(torch.uint8), v=inputs.v.view(torch.uint8))
         given = None if mods is None else filled(mods, inputs.q.shape[-2])
         place = tuple(cache) if self._looks_up and cache is not None else None
-        self._launcher(inputs[:8], out, lse, *self._numbers, given, place)
+        scalars, sizes = self._numbers
+        if self._varlen:  # one plan serves many sizes
+            sizes = (inputs.max_seqlen_q, inputs.cu_seqlens_q.shape[0] - 1, *self._others)
+        self._launcher(inputs[:8], out, lse, scalars, sizes, given, place)
+
+    def compile(self) -> None:
+        """Compile the kernel now, not at the first launch."""
+        assert self._launcher is not None
 
     @functools.cached_property
     def _launcher(self) -> jit.Launcher:

@@ -28,8 +28,8 @@ LEADER = 0  # of a pair of CTAs: its rank in the cluster
 
 
 class Ends(Constant):
-    """The channels as a role sees them; `ends.mma_softmax_S` is an `End`. barriers: where the mbarriers lie in shared
-    memory, an Int64 pointer."""
+    """The channels as a role sees them; its attribute `mma_softmax_S` is an `End`. barriers: where the mbarriers lie in
+    shared memory, an Int64 pointer."""
 
     def __init__(self, table: ChannelTable, role: str, barriers: cute.Pointer):
         table.roles[role]

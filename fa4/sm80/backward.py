@@ -16,9 +16,9 @@ from cutlass import Float32
 
 from ..bwd.program import BackwardProgram, Call
 from ..core.mask import Window
-from ..core.order import Order, listed_order
+from ..core.order import Order, PackedOrder, listed_order
 from ..core.score import SoftcapAgain
-from ..core.sequence import Lengths
+from ..core.sequence import Lengths, extent
 from ..core.traced import ModTensors
 from .backward_tile import work_on_keys
 from .config import BackwardConfig
@@ -40,7 +40,7 @@ class Arguments:
     turns: cute.Tensor | None
     ranks: cute.Tensor | None
     lengths: Lengths
-    order: Order
+    order: Order | PackedOrder
     window: Window
     score: SoftcapAgain | None
     softmax_scale: Float32
@@ -59,7 +59,10 @@ class BackwardKernel(BackwardProgram):
         heads = cute.size(call.k, mode=[2])
         section = cfg.section(n_blocks, sizes.max_seqlen_q, heads * sizes.batch)
         listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.span) if cfg.has_blocks else None
-        order = Order(n_blocks, heads, sizes.batch, section, listed=listed)
+        order: Order | PackedOrder = Order(n_blocks, heads, sizes.batch, section, listed=listed)
+        if cfg.counts_keys:
+            bounds = rows.lengths.cu_seqlens_k
+            order = PackedOrder(cfg.tiles.tile_n, 1, bounds, extent(call.k), heads, section, False)
         args = Arguments(
             call.q, call.k, call.v, rows.dout, call.dk, call.dv, rows.statistics, rows.dq_sum, rows.turns, rows.ranks,
             rows.lengths, order, cfg.window(scalars.left, scalars.right), score, scalars.scale,

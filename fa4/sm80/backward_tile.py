@@ -27,6 +27,7 @@ from ..core.dropout import Dropout
 from ..core.mask import Band, Blocks, Descending, Listed
 from ..core.places import lines_of, store_lines
 from ..core.rows import first_row_block
+from ..core.scoring import Scoring
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
 from .dropout import factors, share_words
@@ -304,45 +305,38 @@ def step(work, memory, products, place, turn, masked: cutlass.Constexpr[bool]):
 @cute.jit
 def weights(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[bool]):
     """P and dS from S and dP, into shared memory as 16-bit operands."""
-    cfg, score, mask = work.cfg, work.args.score, work.mask
+    cfg, args, mask = work.cfg, work.args, work.mask
     grid = cute.make_identity_tensor((cfg.tiles.tile_m, cfg.tiles.tile_n))
     own = rows_by_columns(mma.get_slice(work.thread).partition_C(grid))
     first = rows_by_columns(mma.get_slice(0).partition_C(grid))
-    if cutlass.const_expr(score is not None):
-        score.apply_to_all(s)
+    places = places_of(own, first, m_block * cfg.tiles.tile_m, work.n_block * cfg.tiles.tile_n)
+    score_mod = None if work.score_mod is None else work.score_mod.at(places, args.softmax_scale)
+    mask_mod = None if work.mask_mod is None or not masked else work.mask_mod.at(places)
+    stages = Scoring(args.score, score_mod, mask_mod)
     scores, grads = rows_by_columns(s), rows_by_columns(dp)
-    rows = cute.size(scores, mode=[0])
+    rows, statistics = cute.size(scores, mode=[0]), memory.statistics
     kept = None
     if cutlass.const_expr(work.dropout is not None):
         kept = factors(work, memory, own, first)
         store_lines(grads, _products(lines_of(grads), kept))
     for r in cutlass.range_constexpr(rows):
-        row = grads[r, None].load() + memory.statistics[own[r, 0][0], 1, stage]
-        if cutlass.const_expr(score is not None):
-            row = row * score.slope(scores[r, None].load())
-        grads[r, None].store(row)
-    score_mod, mask_mod = work.score_mod, work.mask_mod
-    places = places_of(own, first, m_block * cfg.tiles.tile_m, work.n_block * cfg.tiles.tile_n)
-    if cutlass.const_expr(score_mod is not None):
-        at = score_mod.at(places, work.args.softmax_scale)
-        raw, of_logits = lines_of(scores), lines_of(grads)
-        store_lines(scores, at.logits(raw))
-        store_lines(grads, at.slopes(of_logits))
-    if cutlass.const_expr(mask_mod is not None and masked):
-        store_lines(scores, mask_mod.at(places).hidden(lines_of(scores)))
+        grads[r, None].store(grads[r, None].load() + statistics[own[r, 0][0], 1, stage])
+    if cutlass.const_expr(not stages.is_plain):
+        logits = stages.logits(lines_of(scores))
+        if cutlass.const_expr(stages.softcap is not None):
+            store_lines(grads, stages.sloped(lines_of(grads), logits))
+        store_lines(scores, stages.masked(logits, lambda r, c: statistics[own[r, 0][0], 0, stage]))
     if mask.cuts(m_block, work.n_block):
         mask.hide(scores, own, first, m_block, work.n_block)
     for r in cutlass.range_constexpr(rows):
-        minus_lse = memory.statistics[own[r, 0][0], 0, stage]
-        p = cute.math.exp2(scores[r, None].load() * work.args.scale_log2 + minus_lse, fastmath=True)
+        minus_lse = statistics[own[r, 0][0], 0, stage]
+        p = cute.math.exp2(scores[r, None].load() * args.scale_log2 + minus_lse, fastmath=True)
         scores[r, None].store(p)
         grads[r, None].store(grads[r, None].load() * p)
-        if cutlass.const_expr(score_mod is not None and not score_mod.is_harmless):
-            for c in cutlass.range_constexpr(cute.size(scores, mode=[1])):
-                # Of pairs that do not exist P is 0, which makes no 0 of a NaN.
-                grads[r, c] = Float32(cutlass.select_(scores[r, c] == 0.0, Float32(0.0), grads[r, c]))
+    if cutlass.const_expr(score_mod is not None):
+        store_lines(grads, stages.slopes(lines_of(scores), lines_of(grads)))
     if cutlass.const_expr(work.captured is not None):
-        work.captured.add(at, lines_of(scores), by_weight=True)
+        work.captured.add(score_mod, lines_of(scores))
     if cutlass.const_expr(kept is not None):
         store_lines(scores, _products(lines_of(scores), kept))
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cfg.dtype, num_bits_per_copy=32)
@@ -359,7 +353,7 @@ def _products(x: list[list[Float32]], y: list[list[Float32]]) -> list[list[Float
 
 @cute.jit
 def add_dq(work, dq, m_block):
-    """Add a tile of dQ to the sum, as `backward.Fragments` has it."""
+    """Add a tile of dQ to the sum, as `config.Fragments` has it."""
     cfg, args = work.cfg, work.args
     block = work.row_block + m_block
     if cutlass.const_expr(cfg.deterministic):

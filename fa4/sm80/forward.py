@@ -15,9 +15,9 @@ from cutlass import Float32, Int32
 
 from ..core.cache import CacheTensors
 from ..core.mask import Window
-from ..core.order import Order, listed_order
+from ..core.order import Order, PackedOrder, listed_order
 from ..core.score import Softcap
-from ..core.sequence import Lengths
+from ..core.sequence import Lengths, extent
 from ..core.traced import ModTensors
 from ..fwd.program import Call, ForwardProgram
 from .config import ForwardConfig
@@ -54,7 +54,7 @@ class Arguments:
     lse: cute.Tensor
     sink: cute.Tensor | None
     lengths: Lengths
-    order: Order
+    order: Order | PackedOrder
     splits: Int32
     part_blocks: Int32 | None
     window: Window
@@ -79,7 +79,10 @@ class ForwardKernel(ForwardProgram):
         heads, listed = cute.size(call.q, mode=[2]), None
         if cfg.has_blocks:
             listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows)
-        order = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, listed=listed)
+        order: Order | PackedOrder = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, listed=listed)
+        if cfg.varlen:
+            bounds = call.lengths.cu_seqlens_q
+            order = PackedOrder(cfg.tiles.tile_m, cfg.packed, bounds, extent(call.q), heads, sizes.section)
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = Arguments(
             *call[:7], order, sizes.splits, part_blocks, window, score, scale, call.mods, call.cache

@@ -127,7 +127,7 @@ def backward_tiles(head_dim: int, head_dim_v: int, chip: Chip, has_dropout: bool
     raise ValueError(f"head_dim ({head_dim}, {head_dim_v}) has no backward tiles on {chip}")
 
 
-# How many (head, sequence) pairs advance together (`core.schedule`); 1 keeps a head's blocks side by side. Measured on
+# How many (head, sequence) pairs advance together (`core.order`); 1 keeps a head's blocks side by side. Measured on
 # an H100, d=128, TFLOP/s for sections of 1 / 4 / 16: causal forward 4k 315 / 326 / 344, 16k 350 / 369 / 362; causal
 # backward 4k 298 / 322 / 308; deterministic 4k 298 / 306 / 307, causal 254 / 279 / 291, 16k 315 / 319 / 306.
 # Without a mask 1 is as good as any.

@@ -7,6 +7,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 import fa4
 from fa4 import dispatch
+from fa4.mods.tensors import add_where
 from fa4.spec import Feature
 from tests.gpu.offered import needs_gpu, offered
 from tests.mods import packed
@@ -72,3 +73,30 @@ def test_a_captured_graph_takes_other_lengths_and_lists(seed):
     graph.replay()
     replayed = out.clone()
     assert torch.equal(replayed, fa4.flash_attn_varlen_func(q, k, v, **options)), f"seed {seed}"
+
+
+def test_additions_to_one_element_repeat_bit_for_bit(seed):
+    """Without torch.use_deterministic_algorithms: torch sorts what it accumulates."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    value = torch.randn(2000, 3000, device="cuda", generator=generator)
+    indices = [torch.randint(0, n, value.shape, device="cuda", generator=generator) for n in (3, 5)]
+    sums = []
+    for _ in range(20):
+        sums.append(torch.zeros(3, 5, device="cuda"))
+        add_where(sums[-1], indices, value)
+    assert all(torch.equal(sums[0], other) for other in sums[1:]), f"seed {seed}"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_products_of_tiled_torch_are_not_rounded_to_tf32(seed):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    q = torch.randn(1, 200, 2, 64, device="cuda", generator=generator).requires_grad_()
+    results = []
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        try:
+            out = fa4.flash_attn_func(q, q, q, softmax_scale=1.0, backend="torch")
+            results.append((out, *torch.autograd.grad(out.sum(), q)))
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    assert all((a - b).abs().max() <= 1e-4 * a.abs().max() for a, b in zip(*results)), f"seed {seed}"

@@ -12,6 +12,7 @@ from fa4 import cases
 from fa4.cases import Case
 from fa4.device import chip_by_number
 from fa4.emulator.machine import SCHEDULES
+from fa4.sm90.bwd import config as config_module
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
 from fa4.sm90.bwd.plan import Backward, configure
@@ -121,23 +122,59 @@ def test_every_tile_row_is_right_in_any_order(tiles, seed):
         ((150, 0), 64, (2, 2), 220, 2),
         ((150, None), 64, (2, 1), 220, 2),
         ((None, -150), 128, (2, 1), 360, 2),
+        ((None, -150), 64, (2, 1), 260, 2),
     ],
-    ids=["shifted", "halves", "waves", "there_and_back", "descending", "ascending", "queries_that_meet_no_keys"],
+    ids=[
+        "group",
+        "several_sections",
+        "waves",
+        "there_and_back",
+        "descending",
+        "ascending",
+        "queries_that_meet_no_keys",
+        "keys_that_no_query_meets",
+    ],
 )
 def test_deterministic_gradients_are_equal_whatever_the_order_of_events(window, head_dim, heads, seqlen_q, sms, seed):
     """More key blocks than CTAs run at a time, so that groups of them follow each other."""
     heads = dict(heads_q=heads[0], heads_kv=heads[1], head_dim=head_dim, head_dim_v=min(head_dim, 128))
     case = Case("ordered", seqlen_q=seqlen_q, seqlen_k=420, window_size=window, deterministic=True, **heads)
     problem = cases.make(case, seed)
-    tiles = D64 if head_dim == 64 else None  # that of more keys
-    results = {bits(check_gradients(KERNELS, problem, seed, schedule, tiles, sms=sms)) for schedule in SCHEDULES}
+    results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=sms)) for schedule in SCHEDULES}
     assert len(results) == 1, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "chains"),
+    [(64, (1, 1), 5), (256, (2, 1), 3), (96, (2, 2), 2)],
+    ids=["d64", "d256_group", "d96"],
+)
+def test_few_pairs_add_to_several_sums(head_dim, heads, chains, seed, monkeypatch):
+    """Key blocks of one pair in chains, of which some hold no block that meets a query."""
+    monkeypatch.setattr(config_module.Steps, "chains", lambda *of: chains)
+    shape = dict(heads_q=heads[0], heads_kv=heads[1], head_dim=head_dim)
+    for window in ((None, None), (60, None)):
+        case = Case("chains", seqlen_q=300, seqlen_k=520, window_size=window, deterministic=True, **shape)
+        problem = cases.make(case, seed)
+        results = {bits(check_gradients(KERNELS, problem, seed, schedule, sms=4)) for schedule in SCHEDULES}
+        assert len(results) == 1, f"seed {seed}"
+
+
+def test_chains_shorten_the_lag_of_few_pairs():
+    def chains(heads: int, batch: int, seqlen: int, **asked) -> int:
+        spec = AttentionSpec(torch.bfloat16, 128, 128, heads, heads, 0.1, deterministic=True, needs_backward=True)
+        return Backward(replace(spec, **asked), Extent(batch, seqlen, seqlen), chip_by_number(90)).chains
+
+    assert chains(1, 1, 16384) == 16 and chains(4, 1, 16384) > 1
+    assert chains(16, 1, 16384) == chains(16, 4, 4096) == chains(16, 16, 1024) == chains(1, 1, 131072) == 1
+    assert chains(1, 1, 100) == chains(1, 1, 16384, batch_invariant=True) == 1 and chains(1, 1, 500) == 4
+    assert chains(1, 1, 16384, window_right=0) == chains(1, 1, 16384, deterministic=False) == 1
 
 
 IN_ORDER = (
     Case("full", seqlen_q=220, seqlen_k=420, head_dim=256),
     Case("causal_group", seqlen_q=220, seqlen_k=420, heads_q=3, heads_kv=1, head_dim=256, causal=True),
-    Case("halves", seqlen_q=300, seqlen_k=420, heads_q=3, heads_kv=3, head_dim=192),
+    Case("several_sections", seqlen_q=300, seqlen_k=420, heads_q=3, heads_kv=3, head_dim=192),
     Case("causal", seqlen_q=300, seqlen_k=420, head_dim=256, causal=True),
     Case("many_queries", seqlen_q=600, seqlen_k=300, head_dim=256),
     Case("queries_that_meet_no_keys", seqlen_q=360, seqlen_k=420, head_dim=256, window_size=(None, -150)),
@@ -243,15 +280,9 @@ def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
     assert tiles_for(replace(spec, softcap=15.0), LONG) is SOFTCAP
 
 
-def test_few_keys_of_64_columns_are_not_halved():
-    spec = AttentionSpec(torch.bfloat16, 64, 64, 16, 16, 0.125, needs_backward=True, deterministic=True)
-    for keys, halved in ((512, False), (1024, True)):
-        assert tiles_for(spec, Extent(1, keys, keys)).halved is halved
-
-
 def test_96_columns_have_an_order_unless_few_keys_are_masked():
     spec = AttentionSpec(torch.bfloat16, 96, 96, 16, 16, 96**-0.5, needs_backward=True)
-    causal, short = replace(spec, window_right=0), Extent(1, 1024, 1024)
+    causal, short = replace(spec, window_right=0), Extent(16, 1024, 1024)
     assert tiles_for(spec, short) is tiles_for(spec, LONG) is tiles_for(causal, LONG) is D96_ORDERED
     assert tiles_for(causal, short) is D96_SHORT
     for other in (dict(varlen=True), dict(has_seqused_q=True), dict(window_left=9)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ...fwd.variant import Variant
 from ...pipeline.smem import Tile
@@ -51,7 +50,6 @@ class Config(Variant):
     tile_n: int = 128
     directly: bool = False
     per_sm: int = 1
-    counts_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.slots != self.packed and not self.directly:
@@ -197,6 +195,10 @@ class Config(Variant):
     @property
     def persistent(self) -> bool:
         return self.schedule is Schedule.PERSISTENT
+
+    @property
+    def counts_rows(self) -> bool:
+        return self.varlen
 
     @property
     def ragged_q(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import cutlass
 import cutlass.cute as cute
@@ -26,6 +26,10 @@ REDUCERS = 3  # warps that may add dQ to its sum
 PANEL_COLUMNS = Tile(TILE_N, 1).panel_columns
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 SECTION_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads that advance together read and add to
+LEAST_SHARE = 8  # CTAs of a pair that run at a time and find each other's queries in the L2 cache, at least
+MUCH_LATER = 40  # times the steps of a kernel: by how many its last CTA begins so late that chains are shorter
+MOST_SUMS = 16  # of dQ of query blocks, for as many pairs or fewer
+SHORTER = 128  # times the steps of a kernel: by how many steps its last CTA may begin after its first
 
 
 class Division(enum.Enum):
@@ -51,7 +55,8 @@ class ByThread(RowBlocks):
 class Steps(Variant):
     """A CTA's way through the query blocks, whoever computes what. The fields are the compile key.
 
-    tile_m, q_stages, stages, ds_stages, halved, apart: see `tiles`. sms: CTAs that the chip runs at a time.
+    tile_m, q_stages, stages, ds_stages, together: see `tiles`. sms: CTAs that the chip runs at a time. chained: key
+    blocks add to several sums of a query block's dQ, see `chains`.
 
     Raises:
         ValueError: the tiles do not fit the shared memory, or there is one of dS, which is read a step late.
@@ -63,8 +68,8 @@ class Steps(Variant):
     ds_stages: int
     sms: int
     smem_bytes: int
-    halved: bool
-    apart: int | None
+    together: int | None
+    chained: bool = False
     column_unit: ClassVar[int] = K_PER_MMA
     ctas: ClassVar[int] = 1
     claims: ClassVar[bool] = False
@@ -107,27 +112,30 @@ class Steps(Variant):
 
     @property
     def shifted(self) -> bool:
-        """Whether CTAs that run at the same time begin at different query blocks and go round. Where they take turns or
-        the first stores, each then finds what it adds to free, or stored: the CTA that was there before is a step
-        ahead. With a mask they do so anyhow, each beginning at its diagonal."""
-        return (self.deterministic or self.claims) and not self.masked and not self.has_blocks
+        """Whether CTAs that run at the same time begin at different query blocks and go round. Where the first to come
+        stores, the others then find dQ stored. No CTA waits for the CTAs it runs beside: additions have no order. With
+        a mask each CTA begins at its diagonal."""
+        return self.claims and not self.deterministic and not self.masked and not self.has_blocks
+
+    @property
+    def follows(self) -> bool:
+        """Whether ordered additions ascend with the key blocks: block b adds to every query block after block b - 1,
+        whose CTA has a lower launch index. All CTAs go through the query blocks in the same direction, so block b
+        runs some steps behind block b - 1."""
+        return self.deterministic and not self.descending and not self.has_blocks
 
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
         """As many as the L2 cache serves.
 
         Ascending key blocks start a causal problem's longest work first; at least so many pairs then advance together
-        that the longest work of the last ones begins early enough. A shifted order wants a pair's CTAs to run at the
-        same time. Where key blocks descend see `filling`.
+        that the longest work of the last ones begins early enough. Where key blocks descend see `filling`, where one
+        follows another `following`.
         """
-        if self.shifted and self.is_halved:
-            together = self.most_blocks // self.at_a_time(n_blocks)
-            sections = (pairs + together - 1) // together
-            return (pairs + sections - 1) // sections
-        if self.shifted:
-            return Int32(1)
         if self.descending:
             return self.filling(n_blocks, pairs)
         fit = SECTION_BYTES // self.query_bytes // self.group // cutlass.max(seqlen_q, 1)
+        if self.follows:
+            return self.following(n_blocks, seqlen_q, pairs, fit)
         balanced = 2 * self.sms // n_blocks + 1 if self.has_right else 1
         return cutlass.min(Int32(cutlass.max(fit, balanced)), pairs)
 
@@ -142,20 +150,34 @@ class Steps(Variant):
             sections += cutlass.min(sections - 1, 1) * (sections % 2)  # the last one ends evenly
         return (pairs + sections - 1) // sections
 
+    def following(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32, fit: Int32) -> Int32:
+        """The more pairs advance together, the fewer blocks of each run at a time, and the sooner the last of them
+        begins after the first; it does so once in a kernel, for later blocks begin as earlier ones end. But the fewer
+        blocks share what they read and add to."""
+        steps = cutlass.max((seqlen_q + self.tile_m - 1) // self.tile_m * self.group, 1)
+        n_blocks, pairs = cutlass.max(n_blocks, 1), cutlass.max(pairs, 1)
+        soon = SHORTER * self.most_blocks * self.most_blocks // n_blocks // pairs // steps
+        together = cutlass.max(cutlass.min(soon, self.most_blocks // LEAST_SHARE), fit)
+        together = cutlass.min(cutlass.max(together, 1), pairs) if self.together is None else Int32(self.together)
+        sections = (pairs + together - 1) // together  # of the same size, or nearly
+        return Int32((pairs + sections - 1) // sections)
+
+    def chains(self, n_blocks: int, seqlen_q: int, pairs: int) -> int:
+        """How many sums of dQ a query block is to have: 1, or more where with few pairs key blocks that follow each
+        other would begin late. Key block b adds to sum b % chains, after block b - chains. The number follows from the
+        problem and the kind of chip alone, so that results repeat."""
+        steps = max(1, n_blocks * pairs * self.group * -(-seqlen_q // self.tile_m))
+        late = min(n_blocks - 1, self.most_blocks // pairs) * self.most_blocks * MUCH_LATER
+        return max(1, min(-(-late // steps), MOST_SUMS // pairs, n_blocks)) if self.follows else 1
+
+    def chains_of(self, args: Any) -> Int32:
+        """`chains` of a launch, where additions are `chained`."""
+        return args.dq_sum.shape[3]
+
     @property
     def most_blocks(self) -> int:
         """Key blocks that run at a time."""
         return self.sms // self.ctas
-
-    def at_a_time(self, n_blocks: Int32) -> int | Int32:
-        """How many key blocks of a pair run at the same time, where CTAs are `shifted`."""
-        if not self.is_halved:
-            return self.most_blocks
-        return Int32(cutlass.max(cutlass.min((n_blocks + 1) // 2, Int32(self.most_blocks // 2)), 1))
-
-    @property
-    def is_halved(self) -> bool:
-        return self.deterministic and self.halved
 
     @property
     def folds(self) -> bool:
@@ -207,14 +229,12 @@ class Config(Steps):
     span: ClassVar[int] = TILE_N
 
     def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
-        """A pair's CTAs run at the same time and find its queries in the L2 cache.
-
-        One without a mask or a GQA group; two, if only half of a pair's run at a time, or as many as fill the chip.
-        Causal or by lists, where a pair's blocks have work of all lengths: see `filling`.
+        """Without an order a pair's CTAs run at the same time and find its queries in the L2 cache: one pair without a
+        mask or a GQA group. Causal or by lists, where a pair's blocks have work of all lengths: see `filling`.
         """
         if self.has_right or self.has_blocks:
             return self.filling(n_blocks, pairs)
-        if self.group == 1 and not self.shifted:
+        if self.shifted or (self.group == 1 and not self.follows):
             return Int32(1)
         return Steps.section(self, n_blocks, seqlen_q, pairs)
 
@@ -290,7 +310,7 @@ class Config(Steps):
         return ByThread(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
             self.has_dlse, turns=self.turns, first_stores=self.turns > 0,
-            list_rows=self.mods.block[0] if self.turns_by_lists else 0, pdl=True,
+            list_rows=self.mods.block[0] if self.turns_by_lists else 0, pdl=True, chained=self.chained,
         )  # fmt: skip
 
     @property

@@ -32,7 +32,7 @@ def load(context):
     for member in cutlass.range(cfg.group, unroll=1):
         head, own = work.head_kv * cfg.group + member, work.of_head(context, member)
         for i in cutlass.range(own.first, own.stop, unroll=1):
-            at = (head, own.block(i, cfg.shifted))
+            at = (head, own.block(i))
             q.wait()
             q.announce(cfg.q_tile.nbytes + cfg.rows_bytes)
             load_queries(context, q, work, "q", "Q", at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from ...bwd import plan
 from ...core.variant import Variant
@@ -29,16 +29,22 @@ class Backward(plan.Backward):
         if self.tiles.tile_n == ROWS:
             self.kernel = WIDE
 
+    @cached_property
+    def chains(self) -> int:  # type: ignore[override]
+        cfg, extent = configure(self.spec, self.chip, False, self.tiles), self.extent
+        n_blocks, pairs = -(-extent.max_seqlen_k // cfg.span), max(1, extent.batch * self.spec.heads_kv)
+        return 1 if self.spec.batch_invariant else cfg.chains(n_blocks, extent.max_seqlen_q, pairs)
+
     def __str__(self) -> str:
         tiles, cfg = self.tiles, self.config(has_dlse=False)
         shape = f"{cfg.tile_m} x {cfg.span}, {cfg.q_stages} + {cfg.stages} stages, group {cfg.group}"
         return f"backward {tiles.name}: {shape} ({tiles.evidence})"
 
     def config(self, has_dlse: bool) -> Steps:
-        return configure(self.spec, self.chip, has_dlse, self.tiles)
+        return configure(self.spec, self.chip, has_dlse, self.tiles, chained=self.chains > 1)
 
 
-def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles) -> Steps:
+def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles, chained: bool = False) -> Steps:
     """The compile-time side of a problem."""
     claims = tiles.claims and not spec.has_blocks  # not measured with lists
     made: Callable[..., Steps] = partial(Config, claims=claims)
@@ -53,6 +59,6 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
         ds_stages=tiles.ds_stages,
         sms=chip.sms,
         smem_bytes=chip.smem_per_block,
-        halved=tiles.halved,
-        apart=tiles.apart,
+        together=tiles.together,
+        chained=chained,
     )

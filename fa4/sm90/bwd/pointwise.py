@@ -16,6 +16,7 @@ from ...core.dropout import Dropout
 from ...core.elements import Elements
 from ...core.places import Places
 from ...core.score import SoftcapAgain
+from ...core.scoring import Scoring
 from ...core.traced import bind
 from ...core.words import load_floats, pack_half, store_words
 from ...pipeline.roles import WARPS_PER_WARPGROUP
@@ -89,8 +90,9 @@ def where(context, work, place: tuple[Int32, Int32], is_cut: bool) -> At:
     cfg, args = context.cfg, context.args
     if cfg.mods is None and not is_cut:
         return At()
-    (member, i), shifted = place, cfg.shifted and cfg.mods is not None
-    m_block = work.block(i, shifted)
+    member, i = place
+    # Without a mask or functions no score depends on its query block.
+    m_block = (work if cfg.mods is not None else work._replace(neighbours=None)).block(i)
     bounds = seen_by_key(work, m_block) if is_cut and not cfg.has_blocks else None
     if cfg.mods is None:
         return At(bounds)
@@ -126,53 +128,71 @@ def in_order(lines: list[list]) -> list:
     return [lines[i // 2 % 2][query_of(i)] for i in range(2 * len(lines[0]))]
 
 
+def hide_missing(x: list[Float32], work) -> list[Float32]:
+    """-inf where a key does not exist."""
+    held = cute.make_rmem_tensor(len(x), Float32)
+    for i, value in enumerate(x):
+        held[i] = value
+    _hide_missing(held, work)
+    return [held[i] for i in range(len(x))]
+
+
 @cute.jit
-def hide_missing(s: cute.Tensor, work):
-    """-inf where a key does not exist; no CTA but that of the last keys has such."""
+def _hide_missing(x: cute.Tensor, work):
+    """In place; no CTA but that of the last keys has such."""
     if (work.n_block + 1) * work.mask.tile_n > work.k.count:
-        _hide_missing(s, own_keys(work), work.k.count)
+        keys = own_keys(work)
+        for i in cutlass.range_constexpr(cute.size(x)):
+            x[i] = Float32(cutlass.select_(keys[i // 2 % 2] < work.k.count, x[i], -Float32.inf))
 
 
-def _hide_missing(s: cute.Tensor, keys: tuple[Int32, Int32], count: Int32) -> None:
-    for i in range(cute.size(s)):
-        s[i] = Float32(cutlass.select_(keys[i // 2 % 2] < count, s[i], -Float32.inf))
+def scoring(context, at: At) -> Scoring:
+    """The stages that a step's scores go through."""
+    softcap = SoftcapAgain(context.args.scale_over_cap) if context.cfg.has_softcap else None
+    return Scoring(softcap, at.score, at.mask)
 
 
 def weights(context, s: cute.Tensor, minus_lse: Statistic, at: At) -> list[Float32]:
-    """P^T; with a softcap or a score_mod `s` is replaced by what these make of it."""
-    cfg, args, bounds = context.cfg, context.args, at.bounds
-    if cfg.has_softcap:
-        SoftcapAgain(args.scale_over_cap).apply_to_all(s)
-    if at.score is not None or at.mask is not None:
-        lines = by_key(s, cfg.tile_m)
-        lines = lines if at.score is None else at.score.logits(lines)
-        lines = lines if at.mask is None else at.mask.hidden(lines)
-        for i, x in enumerate(in_order(lines)):
-            s[i] = x
+    """P^T; with a softcap or a score_mod `s` is replaced by the logits that these make of it, not masked."""
+    cfg, args, bounds, stages = context.cfg, context.args, at.bounds, scoring(context, at)
+    for i, x in enumerate(logits_of(stages, s, cfg.tile_m)):
+        s[i] = x
+    x = in_order(stages.masked(by_key(s, cfg.tile_m), lambda r, c: minus_lse[c]))
     if at.listed is not None:
-        hide_missing(s, at.listed)
+        x = hide_missing(x, at.listed)
     p = []
-    for i in range(cute.size(s)):
-        x = s[i] * args.scale_log2 + minus_lse[query_of(i)]
+    for i, logit in enumerate(x):
+        exponent = logit * args.scale_log2 + minus_lse[query_of(i)]
         if bounds is not None:
-            x = cutlass.select_(is_seen(cfg, i, *bounds[i // 2 % 2]), x, -Float32.inf)
-        p.append(cute.math.exp2(x, fastmath=True))
+            exponent = cutlass.select_(is_seen(cfg, i, *bounds[i // 2 % 2]), exponent, -Float32.inf)
+        p.append(cute.math.exp2(exponent, fastmath=True))
     return p
+
+
+def logits_of(stages: Scoring, s: cute.Tensor, queries: int) -> list[Float32]:
+    """A step's logits, not masked. A softcap takes each alone, in the order of the accumulators."""
+    if stages.score_mod is not None:
+        return in_order(stages.logits(by_key(s, queries)))
+    (logits,) = stages.logits([[s[i] for i in range(cute.size(s))]])
+    return logits
 
 
 def slopes(context, s: cute.Tensor, p: list[Float32], minus_delta: Statistic, dp: cute.Tensor, at: At) -> list[Int32]:
     """dS^T, rounded, two to a word. s: of `weights`."""
-    if context.cfg.has_softcap:
-        p = [x * SoftcapAgain(context.args.scale_over_cap).slope(s[i]) for i, x in enumerate(p)]
+    stages, p = scoring(context, at), sloped(context, s, p, at)
     grads = [dp[i] if at.kept is None else dp[i] * at.kept.factor(i) for i in range(len(p))]
     ds = [x * (grads[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)]
-    if at.score is not None:
-        ds = in_order(at.score.slopes(by_key(ds, context.cfg.tile_m)))
-        if not at.score.of.is_harmless:  # of pairs that are not seen P is 0, which makes no 0 of a NaN
-            ds = [Float32(cutlass.select_(x == 0.0, Float32(0.0), dx)) for x, dx in zip(p, ds)]
+    lines = by_key(p, context.cfg.tile_m)
+    ds = in_order(stages.slopes(lines, by_key(ds, context.cfg.tile_m)))
     if at.captured is not None:
-        at.captured.add(at.score, by_key(p, context.cfg.tile_m))
+        at.captured.add(at.score, lines)
     return rounded(ds, context.cfg.dtype)
+
+
+def sloped(context, s: cute.Tensor, p: list[Float32], at: At) -> list[Float32]:
+    """P^T times the softcap's derivative. s: of `weights`."""
+    (sloped,) = scoring(context, at).sloped([p], [[s[i] for i in range(len(p))]])
+    return sloped
 
 
 def for_dv(context, p: list[Float32], at: At) -> list[Int32]:

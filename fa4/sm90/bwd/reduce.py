@@ -2,8 +2,8 @@
 share: the sum keeps the order in which threads hold dQ.
 
 Deterministic: the key blocks that a query block meets take turns (`bwd.turns`). To wait for one, to add and to pass it
-on takes longer than a step, so several warps take the steps in turn. Nobody waits for a CTA that may not run
-yet: CTAs that come earlier in the order were launched earlier, or (`Config.shifted`) run at the same time.
+on takes longer than a step, so several warps take the steps in turn. A wait is
+for CTAs of lower launch index, which run or have ended.
 
 The first in turn, or without an order (`Config.claims`) the first to come, stores what others add to.
 
@@ -45,12 +45,12 @@ def add_share(context, team: Int32):
         for member in cutlass.range(cfg.group, unroll=1):
             of_head = work.of_head(context, member)
             for i in cutlass.range(of_head.first, of_head.stop, unroll=1):
-                add_step(context, team, work, dq, work.head_kv * cfg.group + member, of_head.block(i, False))
+                add_step(context, team, work, dq, work.head_kv * cfg.group + member, of_head.block(i))
                 dq = dq.next()
     else:
         for i in cutlass.range(work.blocks * cfg.group, unroll=1):
             head = work.head_kv * cfg.group + i // work.blocks
-            add_step(context, team, work, dq, head, work.block(work.first + i % work.blocks, cfg.shifted))
+            add_step(context, team, work, dq, head, work.block(work.first + i % work.blocks))
             dq = dq.next()
 
 
@@ -61,16 +61,16 @@ def add_step(context, team: Int32, work, dq: Cursor, head: Int32, m_block: Int32
     block, is_first = work.row_block + m_block, Boolean(False)
     count, known = None, None
     if cutlass.const_expr(cfg.claims):
-        count = counter(context.args.turns, block * cfg.turns + team, head)
+        count = counter(work.sums(context)[1], block * cfg.turns + team, head)
         known = asked(count)
     dq.wait()
     cute.arch.fence_proxy("async.shared", space="cta")  # here, where no product waits for it
     if cutlass.const_expr(cfg.claims):
         is_first = claim(count, known)
     if is_first:
-        start(bulk_store, context, block, head, team)
+        start(bulk_store, context, work, block, head, team)
     else:
-        start(bulk_add, context, block, head, team)
+        start(bulk_add, context, work, block, head, team)
     wait_read()
     dq.arrive()
     if cutlass.const_expr(cfg.claims):  # noqa: SIM102  one is decided at compile time
@@ -92,13 +92,13 @@ def add_in_turn(context, own: Int32):
             first = (own + cfg.reducers - before % cfg.reducers) % cfg.reducers
             for i in cutlass.range(first, of_head.blocks, cfg.reducers, unroll=1):
                 head = work.head_kv * cfg.group + member
-                add_step_in_turn(context, own, work, before + i, head, of_head.block(i, False))
+                add_step_in_turn(context, own, work, before + i, head, of_head.block(i))
             before = before + of_head.blocks
     else:
         for i in cutlass.range(own, work.blocks * cfg.group, cfg.reducers, unroll=1):
             head = work.head_kv * cfg.group + i // work.blocks
             of_head = work.of_head(context, i // work.blocks)
-            m_block = of_head.block(work.first + i % work.blocks, cfg.shifted)
+            m_block = of_head.block(work.first + i % work.blocks)
             add_step_in_turn(context, own, work, i, head, m_block)
 
 
@@ -106,16 +106,16 @@ def add_in_turn(context, own: Int32):
 def add_step_in_turn(context, own: Int32, work, i: Int32, head: Int32, m_block: Int32):
     """Step i of a CTA."""
     cfg, dq = context.cfg, context.ends("reduce").compute_reduce_dQ
-    count = counter(context.args.turns, work.row_block + m_block, head)
+    count = counter(work.sums(context)[1], work.row_block + m_block, head)
     turn = work.turn(m_block, head, context)
     wait_for_bulk_turn(count, turn)
     for team in cutlass.range_constexpr(cfg.dq_teams):
         dq.wait_full(own * cfg.dq_teams + team, i // cfg.reducers & 1)
         cute.arch.fence_proxy("async.shared", space="cta")
         if turn == 0:
-            start(bulk_store, context, work.row_block + m_block, head, team)
+            start(bulk_store, context, work, work.row_block + m_block, head, team)
         else:
-            start(bulk_add, context, work.row_block + m_block, head, team)
+            start(bulk_add, context, work, work.row_block + m_block, head, team)
     for team in cutlass.range_constexpr(cfg.dq_teams):
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(cfg.dq_teams - 1 - team, read=True)
@@ -125,10 +125,10 @@ def add_step_in_turn(context, own: Int32, work, i: Int32, head: Int32, m_block: 
         pass_turn_on(count)
 
 
-def start(copy: Callable[..., None], context, block: Int32, head: Int32, team: Int32) -> None:
+def start(copy: Callable[..., None], context, work, block: Int32, head: Int32, team: Int32) -> None:
     """Add a warpgroup's share of dQ to that of a block's sum, or store it there, as a bulk group of its own."""
     share = context.cfg.dq_bytes // 4
-    target = context.args.dq_sum[None, block, head].iterator
+    target = work.sums(context)[0][None, block, head].iterator
     with cute.arch.elect_one():
         copy(context.smem.pointer("dQ", Float32) + team * share, target + team * share, context.cfg.dq_bytes)
         cute.arch.cp_async_bulk_commit_group()

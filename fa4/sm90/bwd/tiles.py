@@ -12,10 +12,9 @@ class BackwardTiles:
     """A tuned row. tile_m: query rows of a step. q_stages, stages: tiles of Q and of dO in shared memory. ds_stages: of
     dS, and of P where that goes there. tile_n: keys of a CTA; 64 are `wide`'s. ctas: 2 for a pair that shares a
     `wide` step's dQ. multicast: CTAs of a pair that load Q and dO together. claims: where additions have no order, the
-    first to come stores dQ, and nobody clears its sum. ordered: they have one even where none is asked for. halved:
-    where they have one and nothing is masked, half of a pair's key blocks run at a time, so that those that take turns
-    are twice as far from each other. apart: steps by which key blocks that go round then begin after each other, at
-    most; None for evenly."""
+    first to come stores dQ, and nobody clears its sum. ordered: they have one even where none is asked for. together:
+    pairs of head and sequence that advance together where they have one and key blocks ascend; None for the number that
+    `Steps.following` computes."""
 
     name: str
     tile_m: int
@@ -28,15 +27,10 @@ class BackwardTiles:
     multicast: int = 1
     claims: bool = False
     ordered: bool = False
-    halved: bool = False
-    apart: int | None = None
+    together: int | None = None
 
 
-D64 = BackwardTiles("d64", 128, 2, 2, 2, "full, causal 4k on an H100: 518, 473 TFLOP/s; cleared: 520, 458; in order "
-    "full 1k, 4k, 16k: 386, 497, 532, not halved 379, 483, 525", claims=True, halved=True)  # fmt: skip
-D64_SHORT = replace(
-    D64, name="d64_short", halved=False, evidence="in order full 512 on an H100: 290 of 312; halved 0.89"
-)
+D64 = BackwardTiles("d64", 128, 2, 2, 2, "full, causal 4k on an H100: 518, 473 TFLOP/s; cleared 520, 458", claims=True)
 D96 = BackwardTiles("d96", 64, 2, 2, 2, "full, causal 4k on an H100: 538, 472 TFLOP/s; with 3, 2, 3 tiles: 493, 434")
 # The first in turn stores; three warps add, where without an order one does.
 D96_ORDERED = BackwardTiles("d96_ordered", 64, 2, 2, 2, "full 1k, 4k, 16k on an H100: 412, 516, 547, causal 4k, 16k: "
@@ -55,14 +49,28 @@ D192_SOFTCAP = BackwardTiles("d192_softcap", 32, 2, 2, 2, "its slope needs the s
 D192_MODS = BackwardTiles("d192_mods", 32, 2, 2, 2, "divides the blocks of masks; 4k on an H100: 2.0 of portable")
 WIDE = BackwardTiles("wide", 64, 3, 3, 2, "(192, 128) full, causal 4k on an H100: 371, 336; portable 249, 238", 64)
 WIDEST = BackwardTiles("widest", 64, 2, 2, 2, "d256 full, causal 4k on an H100: 419, 376; portable 260, 252", 64)
-D256 = BackwardTiles("d256", 64, 2, 1, 2, "full, causal 16k on an H100: 541, 532; no multicast: 516, 494; in order "
-    "full 16k 538 two steps apart, evenly 522, one 517", 64, 2, 2, apart=2)  # fmt: skip
+D256 = BackwardTiles("d256", 64, 2, 1, 2, "full, causal 16k on an H100: 541, 532; no multicast: 516, 494", 64, 2, 2)
 # The first in turn stores, so that nobody clears sums.
 D256_ORDERED = replace(D256, name="d256_ordered", ordered=True, evidence="full 1k, 4k, 16k on an H100: 397, 505, 538, "
     "causal 301, 457, 526; without an order 362, 500, 524, 233, 455, 532")  # fmt: skip
 
 
 SHORT, LONG = 2048, 16384  # keys of a causal problem, to and from which on it is one
+
+
+SMS = 132  # of an H100
+LATE = 80  # times as many steps as the last CTA of an ordered row begins late: what that costs is less than order gains
+
+
+def _follows_soon(spec: AttentionSpec, extent: Extent, row: BackwardTiles) -> bool:
+    """Whether there are pairs of head and sequence enough for an ordered row: without a mask the key blocks of a pair
+    that run at a time follow each other, so that the last CTA begins late. With a right bound each begins at its
+    diagonal."""
+    pairs, places = spec.heads_kv * extent.batch, SMS // row.ctas
+    blocks = -(-extent.max_seqlen_k // 128)
+    steps = -(-extent.max_seqlen_q // row.tile_m) * spec.group
+    late = min(blocks, places // pairs)
+    return spec.window_right is not None or LATE * late * places <= blocks * pairs * steps
 
 
 def _panels(columns: int) -> int:
@@ -86,15 +94,18 @@ def tiles_for(spec: AttentionSpec, extent: Extent) -> BackwardTiles:
             return WIDE
         if _panels(spec.head_dim) < 4:
             return WIDEST
-        return D256_ORDERED if is_dense and spec.window_left is None and spec.softcap == 0 else D256
+        is_plain = is_dense and spec.window_left is None and spec.softcap == 0
+        return D256_ORDERED if is_plain and _follows_soon(spec, extent, D256_ORDERED) else D256
     if largest <= 64:
-        return D64_SHORT if extent.max_seqlen_k <= 512 else D64
+        return D64
     if spec.softcap > 0 or (spec.mods is not None and spec.mods.score is not None):
         return SOFTCAP
     if largest <= 96:
         if not is_dense or spec.window_left is not None:
             return D96
-        return D96_SHORT if is_causal and extent.max_seqlen_k <= SHORT else D96_ORDERED
+        if is_causal and extent.max_seqlen_k <= SHORT:
+            return D96_SHORT
+        return D96_ORDERED if _follows_soon(spec, extent, D96_ORDERED) else D96
     if is_causal and is_dense and (spec.group > 1 or extent.max_seqlen_k >= LONG):
         return D128_ORDERED
     # Where a mask cuts blocks, lower steps waste less; those of a block mask divide its blocks.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Int32
 
 from ...bwd.work import keys_here, lists_of, turn, turn_by_lists
@@ -17,12 +18,10 @@ from .config import TEAMS
 
 
 class Neighbours(NamedTuple):
-    """Key blocks of a sequence whose CTAs run at the same time: `count` of them, this one being number `place`.
-    Shifted, they begin evenly apart in the first `among` of the query blocks."""
+    """Key blocks of a sequence whose CTAs run at the same time: `count` of them, this one being number `place`."""
 
     place: Int32
     count: Int32
-    among: Int32
 
 
 class Work(NamedTuple):
@@ -44,7 +43,7 @@ class Work(NamedTuple):
     steps: Int32
     full_first: Int32
     full_stop: Int32
-    neighbours: Neighbours
+    neighbours: Neighbours | None  # if CTAs are `shifted`
     ascends: Int32 | None  # 1 in a section whose key blocks ascend, 0 if not; None where there are no such
     back: Int32 | None  # 1 if a query head's steps go from its last query block to the first, 0 if not; None as above
 
@@ -62,45 +61,45 @@ class Work(NamedTuple):
         walk = lists_of(context, self, self.head_kv * context.cfg.group + member)
         return self._replace(walk=walk, stop=walk.count, full_first=walk.masked, full_stop=walk.count)
 
-    def block(self, i: Int32, shifted: bool) -> Int32:
+    def block(self, i: Int32) -> Int32:
         """The query block of step first <= i < stop: i itself, or counted back from the last, or that at a place of the
-        lists; or, `shifted`, so that neighbours begin apart and go round."""
+        lists; or, with neighbours, so that these begin evenly apart and go round."""
         if self.walk is not None:
             return self.walk.block(i)
         if self.back is not None:
             return i + self.back * (self.first + self.stop - 1 - 2 * i)
-        if not shifted:
+        if self.neighbours is None:
             return i
-        m_block = i + self.neighbours.place * self.neighbours.among // self.neighbours.count
+        m_block = i + self.neighbours.place * self.blocks // self.neighbours.count
         return Int32(cutlass.select_(m_block < self.stop, m_block, m_block - self.blocks))
 
     def turn(self, m_block: Int32, head: Int32, context) -> Int32:
-        """How many key blocks add to dQ of a query block before this one; all that the query block meets do."""
+        """How many key blocks add to dQ of a query block before this one; all that the query block meets do. The CTAs
+        of these have lower launch indices."""
         cfg = context.cfg
         if cfg.has_blocks:
             return turn_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
-        if cfg.shifted:
-            # Of the neighbours, the last that begins at or before the query block is first there, then the one before.
-            place, count, among = self.neighbours
-            nearest = ((m_block + 1) * count - 1) // among
-            if cfg.apart is not None:
-                nearest = cutlass.min(nearest, count - 1)
-            behind = nearest - place
-            block, _ = of_pair(self.n_block, self.mask, cfg)
-            return block - place + Int32(cutlass.select_(behind < 0, behind + count, behind))
         block, mask = of_pair(self.n_block, self.mask, cfg)
-        return turn(context.args.order, mask, m_block, Tile(block, self.head_kv, self.batch))
+        before = turn(context.args.order, mask, m_block, Tile(block, self.head_kv, self.batch))
+        return before // cfg.chains_of(context.args) if cfg.chained else before
+
+    def sums(self, context) -> tuple[cute.Tensor, cute.Tensor | None]:
+        """dQ's sums and counters of all blocks and heads, those of this key block's chain."""
+        args, cfg = context.args, context.cfg
+        if not cfg.chained:
+            return args.dq_sum, args.turns
+        chain = of_pair(self.n_block, self.mask, cfg)[0] % cfg.chains_of(args)
+        return args.dq_sum[None, None, None, chain], args.turns[None, None, chain]
 
 
 def work_tile(context) -> Work:
     """This CTA's work."""
     cfg, keys = context.cfg, keys_here(context)
-    at_a_time = cfg.at_a_time(context.args.order.blocks)
-    place = keys.n_block % at_a_time
-    together = cutlass.min((keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place), at_a_time)
-    among = keys.stop - keys.first
-    if cfg.apart is not None:
-        among = cutlass.min(among, cfg.apart * together)
+    neighbours = None
+    if cfg.shifted:
+        place = keys.n_block % cfg.most_blocks
+        together = (keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place)
+        neighbours = Neighbours(place, cutlass.min(together, cfg.most_blocks))
     tile = Tile(keys.n_block, keys.head_kv, keys.batch)
     if cfg.ctas == 2:
         # The pair walks together; each CTA's own keys are a block of half as many.
@@ -111,7 +110,7 @@ def work_tile(context) -> Work:
         full = keys.walk.masked, keys.stop
     ascends = context.args.order.goes_back(tile) if cfg.folds else None
     of_first = None if ascends is None else back(ascends, Int32(0), cfg.group)
-    return Work(*keys, *full, Neighbours(place, together, among), ascends, of_first)
+    return Work(*keys, *full, neighbours, ascends, of_first)
 
 
 def of_pair(n_block: Int32, mask: Band, cfg) -> tuple[Int32, Band]:

@@ -12,14 +12,31 @@ from ..fragment import ROWS_PER_WARP
 from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
 
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
-# A thread's registers, of those that compute and of those that load, by how many warpgroups compute; one has enough as
-# it starts. With 24 a loader of pieces of keys spills; with 152 a third warpgroup that computes would.
-REGS = {1: (256, 256), 2: (240, 24), 3: (160, 32), 4: (112, 24)}
-REGS_OF_PIECES = REGS | {2: (232, 40)}
-# And of those that convert or gather, a warpgroup of each; of those that hold a block of K and of V, too.
-REGS_WITH_ONE = {1: (240, 40, 120), 2: (200, 40, 72)}
-REGS_WITH_FETCHING = {2: (192, 24, 104)}
-REGS_WITH_BOTH = {1: (216, 40, 120)}
+REGISTERS = 65536  # of a multiprocessor
+OPERAND_REGS = 30  # of a product, beside its accumulators: ptxas refuses one for which a thread starts with fewer
+
+
+class Helpers(enum.Enum):
+    """Who brings K and V, beside one warp that loads."""
+
+    NONE = "nobody: TMA brings whole blocks"
+    PIECES = "nobody: TMA brings pieces of blocks"
+    ONE = "a warpgroup that converts 8-bit numbers or copies rows"
+    FETCHING = "a warpgroup that loads 8-bit numbers into registers and converts them"
+    BOTH = "a warpgroup that copies rows of 8-bit numbers, and one that converts them"
+
+
+# A thread's registers, of those that compute, of those that load and of those that help, by how many warpgroups
+# compute; one alone has enough as it starts. With 24 a loader of pieces of keys spills; with 152 a third warpgroup that
+# computes would. Where there is no row registers are too few.
+_WHOLE = {1: (256, 256, 0), 2: (240, 24, 0), 3: (160, 32, 0), 4: (112, 24, 0)}
+REGS = {
+    Helpers.NONE: _WHOLE,
+    Helpers.PIECES: _WHOLE | {2: (232, 40, 0)},
+    Helpers.ONE: {1: (240, 40, 120), 2: (200, 40, 72)},
+    Helpers.FETCHING: {1: (240, 40, 120), 2: (192, 24, 104)},
+    Helpers.BOTH: {1: (216, 40, 120)},
+}
 OTHER_REGS = 32  # of a thread that computes, beside tiles
 STAGES_OF_GATHERED = 3  # at least, of those that rows are gathered into; see that role
 
@@ -44,7 +61,8 @@ class Config(Variant):
     softmax meets another's products.
 
     Raises:
-        ValueError: the tiles do not fit the shared memory, or a pair of CTAs has no keys to share.
+        ValueError: the tiles do not fit the shared memory, or the warpgroups the registers, or a pair of CTAs has no
+            keys to share.
     """
 
     teams: int
@@ -55,6 +73,11 @@ class Config(Variant):
     ctas: int = 1
 
     def __post_init__(self) -> None:
+        if self.teams not in REGS[self.helpers] or self.head_dim_v // 2 + OPERAND_REGS > self.start_regs:
+            raise ValueError(
+                f"registers are too few for {self.teams} warpgroups with O of {ROWS} x {self.head_dim_v} each, beside "
+                f"{self.helpers.value}"
+            )
         if self.stages < 1:
             raise ValueError(f"{self.rows} x {self.tile_n} tiles of head_dim {self.head_dim} exceed {self.smem_bytes}")
         if self.ctas > 1 and (self.lengths_vary or self.cache is not None or self.has_blocks):
@@ -121,13 +144,24 @@ class Config(Variant):
         return self.plain_keys and not self.fetches
 
     @property
+    def helpers(self) -> Helpers:
+        if self.fetches:
+            return Helpers.FETCHING
+        if self.has_bytes or self.gathers:
+            return Helpers.BOTH if self.has_bytes and self.gathers else Helpers.ONE
+        return Helpers.NONE if self.pieces == 1 else Helpers.PIECES
+
+    @property
     def regs(self) -> tuple[int, int, int]:
         """A thread's, of those that compute, of those that load and of those that convert or gather, if any."""
-        if self.fetches:
-            return REGS_WITH_FETCHING[self.teams]
-        if self.has_bytes or self.gathers:
-            return (REGS_WITH_BOTH if self.has_bytes and self.gathers else REGS_WITH_ONE)[self.teams]
-        return (*(REGS if self.pieces == 1 else REGS_OF_PIECES)[self.teams], 0)
+        return REGS[self.helpers][self.teams]
+
+    @property
+    def start_regs(self) -> int:
+        """A thread's registers as a CTA starts, which are the same for all; registers are given to whole warpgroups."""
+        helpers = {Helpers.NONE: 0, Helpers.PIECES: 0, Helpers.BOTH: 2}.get(self.helpers, 1)
+        threads = (self.teams + helpers + 1) * WARPS_PER_WARPGROUP * 32
+        return min(REGISTERS // threads // 8 * 8, 255)
 
     @property
     def o_tile(self) -> Tile:

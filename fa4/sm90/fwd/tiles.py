@@ -62,6 +62,10 @@ BYTES_FEW = ForwardTiles("few queries, 8-bit keys, head_dim <= 128", tile_n=128,
 # Beside a warpgroup that copies rows one by one, registers are left for one that computes, however many queries.
 BYTES_GATHERED = replace(BYTES_FEW, tile_n=64, byte_stages=4)
 BYTES_WIDE = ForwardTiles("8-bit keys, head_dim <= 256", tile_n=32, byte_stages=4, **_FEW)
+# Beside a warpgroup that copies rows a CTA starts with too few registers for a product of so many columns.
+BYTES_WIDE_FETCHED = replace(
+    BYTES_WIDE, name="fetched 8-bit keys, head_dim <= 256", byte_stages=0, evidence="by reasoning"
+)
 # Rows copied one by one: see `gather` for the third stage.
 _GATHERED = {"name": "gathered rows", "most_stages": 3, "evidence": "by reasoning"}
 GATHER = replace(USUAL, tile_n=64, **_GATHERED)
@@ -93,7 +97,7 @@ def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
 
 def _of_bytes(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     if max(spec.head_dim, spec.head_dim_v) > 128:
-        return BYTES_WIDE
+        return BYTES_WIDE_FETCHED if spec.cache.is_scattered and spec.head_dim_v > 192 else BYTES_WIDE
     if not are_few(spec, extent):
         return BYTES_FETCHED if spec.cache.is_scattered else BYTES
     return BYTES_GATHERED if spec.cache.is_scattered else BYTES_FEW

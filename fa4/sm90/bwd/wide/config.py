@@ -12,6 +12,9 @@ from ..config import BARRIER_BYTES, PANEL_COLUMNS, ByThread, Steps
 from ..placement import ByQueries
 
 P_BYTES = 2  # of an element of P as it is handed over
+# What is handed over is 2^15 P, at most 32768 as float16: it has all 11 bits from P = 2^-29 on, and some from 2^-39. P
+# itself would have them from 2^-14 on, and a row of n keys has weights of 1 / n.
+WEIGHT_EXPONENT = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,8 @@ class WideConfig(Steps):
         placement = ByQueries(ROWS, self.k_tile.panels * PANEL_COLUMNS)
         return ByThread(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, turns=self.turns, first_stores=self.turns > 0, pdl=True,
+            self.has_dlse, turns=self.turns, first_stores=self.turns > 0, pdl=True, weight_exponent=WEIGHT_EXPONENT,
+            chained=self.chained,
         )  # fmt: skip
 
     @property

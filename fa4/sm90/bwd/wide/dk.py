@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
@@ -16,6 +16,7 @@ from ..epilogue import store_gradient
 from ..pointwise import Statistic, fill, query_of, rounded, rows_of, store_ds
 from ..work import work_tile
 from . import steps
+from .config import WEIGHT_EXPONENT
 from .handing import factors_by_sign, handed_over, send_ds
 from .steps import Cursors, all_steps, finish_step
 
@@ -72,13 +73,13 @@ def step(
     p = handed_over(context, at.p.stage, cute.size(dp))
     ds.wait()
     wait(0)
+    shrink = Float32(2.0**-WEIGHT_EXPONENT)  # as the statistics are: P is so much larger
     if cutlass.const_expr(cfg.has_dropout):
-        factors = factors_by_sign(p, args.mods.dropout.scale)
-        grads = [dp[i] * factor for i, factor in enumerate(factors)]
+        factors = factors_by_sign(p, args.mods.dropout.scale * shrink)
         p = [cute.arch.fmax(x, -x) for x in p]
     else:
-        grads = [dp[i] for i in range(len(p))]
-    words = rounded([x * (grads[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)], cfg.dtype)
+        factors = [shrink] * len(p)
+    words = rounded([x * (dp[i] * factors[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)], cfg.dtype)
     at.do.arrive()
     at.p.arrive()
     store_ds(context, ds.stage, 0, words)

@@ -1,4 +1,5 @@
-"""dV role, one warpgroup: P of each step, handed to the other one; dV of all steps; some columns of each step's dQ.
+"""dV role, one warpgroup: P of each step, handed to the other one; dV of all steps; some columns of each step's dQ. P
+is 2^WEIGHT_EXPONENT times as large here, by the statistics of rows, until dV is stored.
 
 Waits:   load_compute_{K,Q,dO}.full, dV_dK_P.free, dK_compute_dS.full
 Signals: dV_dK_P.full, load_compute_{Q,dO}.free, dK_compute_dS.free
@@ -10,13 +11,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ....core.score import SoftcapAgain
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
 from ..epilogue import store_gradient
-from ..pointwise import At, Statistic, fill, kept_at, rounded, rows_of, seen_by_key, weights
+from ..pointwise import At, Statistic, fill, kept_at, rounded, rows_of, seen_by_key, sloped, weights
 from ..work import work_tile
 from . import steps
+from .config import WEIGHT_EXPONENT
 from .handing import hand_over
 from .steps import Cursors, all_steps, finish_step
 
@@ -30,7 +31,9 @@ def dv(context):
         side.share.wait_for_keys()
         cute.arch.griddepcontrol_wait()  # the sums of dQ are cleared by another kernel
         all_steps(context, side, work, produce(side.ends.dV_dK_P))
-    scale = context.args.mods.dropout.scale if cutlass.const_expr(context.cfg.has_dropout) else Float32(1.0)
+    scale = Float32(2.0**-WEIGHT_EXPONENT)
+    if cutlass.const_expr(context.cfg.has_dropout):
+        scale = scale * context.args.mods.dropout.scale
     store_gradient(context, work, "V", "dv", side.total, scale, 0)
 
 
@@ -60,7 +63,7 @@ def step(
     has_dq: cutlass.Constexpr[bool],
 ):
     """One block of queries, at a `place` (query head, query block)."""
-    cfg, args, (head, m_block) = context.cfg, context.args, place
+    cfg, (head, m_block) = context.cfg, place
     s = cfg.scores.accumulator()
     at.q.wait()
     cfg.scores.issue(s, side.k[None, None, None, 0], side.q[None, None, None, at.q.stage], False)
@@ -69,10 +72,7 @@ def step(
     at.p.wait()
     wait(0)
     p = weights(context, s, Statistic(rows_of(context, at.q.stage), cfg), scores_at)
-    handed = p
-    if cutlass.const_expr(cfg.has_softcap):
-        # s holds what the softcap made of the scores.
-        handed = [x * SoftcapAgain(args.scale_over_cap).slope(s[i]) for i, x in enumerate(p)]
+    handed = sloped(context, s, p, scores_at)
     if cutlass.const_expr(kept is not None):
         handed, p = kept.by_sign(handed), kept.only(p)
     hand_over(context, at.p.stage, handed)

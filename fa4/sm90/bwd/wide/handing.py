@@ -1,8 +1,8 @@
 """How P gets from one warpgroup to the other, and dS to the other CTA of a pair.
 
-P lies in shared memory as float16, in the order in which threads hold it: eight numbers of every thread, then the next
-eight. Dropout's verdict goes with it as the sign, so that one warpgroup alone computes it: negative is dropped. dS of a
-pair's other CTA lies behind a CTA's own, brought there by a bulk copy between their shared memories.
+2^15 P lies in shared memory as float16, in the order in which threads hold it: eight numbers of every thread, then the
+next eight. Dropout's verdict goes with it as the sign, so that one warpgroup alone computes it: negative is dropped. dS
+of a pair's other CTA lies behind a CTA's own, brought there by a bulk copy between their shared memories.
 """
 
 from __future__ import annotations

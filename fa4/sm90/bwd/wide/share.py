@@ -66,7 +66,7 @@ class Share(Constant):
         """Add a finished product, of the step before that of the cursors `at`, to the sum of its query block: four
         elements of a thread lie side by side."""
         elements = [] if dq is None else [dq[i] for i in range(cute.size(dq))]
-        block = context.args.dq_sum[None, work.row_block + at.last_block, at.last_head].iterator
+        block = work.sums(context)[0][None, work.row_block + at.last_block, at.last_head].iterator
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         place = block + (self.first + 4 * thread)
         if context.cfg.deterministic:

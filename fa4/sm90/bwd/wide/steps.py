@@ -72,7 +72,7 @@ def all_steps(context, side: cutlass.Constexpr[Side], work, p: Cursor):
     """All steps of a block of keys; there is one at least."""
     cfg, ends, step = context.cfg, side.ends, side.step
     q, do = consume(ends.load_compute_Q), consume(ends.load_compute_dO)
-    head, m_block = work.head_kv * cfg.group, work.block(work.first, cfg.shifted)
+    head, m_block = work.head_kv * cfg.group, work.block(work.first)
     at = Cursors(q, do, p, consume(ends.dK_compute_dS), head, m_block)
     step(context, side, work, (head, m_block), at, side.compares, False)
     at = at.after_first(head, m_block)
@@ -84,17 +84,17 @@ def all_steps(context, side: cutlass.Constexpr[Side], work, p: Cursor):
             for half in cutlass.range(2 if cfg.has_left or cfg.folds else 1, unroll=1):  # cut blocks may come last, too
                 begin_cut, end_cut = own.cut(half, first)
                 for i in cutlass.range(begin_cut, end_cut, unroll=1):
-                    m_block = of_head.block(i, cfg.shifted)
+                    m_block = of_head.block(i)
                     step(context, side, work, (head, m_block), at, True, True)
                     at = at.next(head, m_block)
                 begin_full, end_full = own.full(half, first, work.first)
                 for i in cutlass.range(begin_full, end_full, unroll=1):
-                    m_block = of_head.block(i, cfg.shifted)
+                    m_block = of_head.block(i)
                     step(context, side, work, (head, m_block), at, False, True)
                     at = at.next(head, m_block)
         else:
             for i in cutlass.range(first, work.stop, unroll=1):
-                m_block = of_head.block(i, cfg.shifted)
+                m_block = of_head.block(i)
                 step(context, side, work, (head, m_block), at, False, True)
                 at = at.next(head, m_block)
     dq = side.share.start(at.last_ds)
