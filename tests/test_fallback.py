@@ -1,8 +1,11 @@
 """The torch backend on every named case, and its promises: O(N) memory, determinism."""
 
+import threading
+
 import pytest
 import torch
 
+import fa4
 from fa4 import fallback
 from fa4.cases import CASES, Case, assert_right, judge_backward, judge_forward, make
 from fa4.device import chip_of
@@ -76,25 +79,67 @@ def test_autocast_rounds_nothing_inside(dtype, seed):
     assert all(torch.equal(a, b) for a, b in zip(without_gradients, plain))
 
 
-def test_float32_is_float32_whatever_products_may_be_elsewhere(monkeypatch, seed):
-    """TF32 for products of float32, which a caller may allow, would leave 10 bits of the scores."""
+def _by_one_setting(is_rounding):
+    torch.set_float32_matmul_precision("medium" if is_rounding else "highest")
+
+
+def _by_backend(is_rounding):
+    """Torch's newer settings, after which it refuses to tell the older one."""
+    if not hasattr(torch.backends.mkldnn, "matmul"):
+        pytest.skip("torch has one setting")
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if is_rounding else "none"
+
+
+@pytest.mark.parametrize("allow", [_by_one_setting, _by_backend])
+def test_float32_is_float32_whatever_products_may_be_elsewhere(monkeypatch, allow, seed):
+    """bfloat16 for products of float32, which a caller may allow, would leave 8 bits of the scores."""
     used = []
-    for name in ("bmm", "baddbmm"):
-        real = getattr(torch, name, None) or getattr(torch.Tensor, name)
-        owner = torch if name == "bmm" else torch.Tensor
+    for owner, name in ((torch, "bmm"), (torch.Tensor, "baddbmm_")):
+        real = getattr(owner, name)
 
         def watch(*args, real=real, **kwargs):
-            used.append(torch.get_float32_matmul_precision())
+            used.append(args[-1].dtype)
             return real(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, watch)
-    torch.set_float32_matmul_precision("medium")
+    problem = make(CASES["gqa"].with_dtype(torch.float32), seed)
+    expected = problem.call_with_gradients(backend="torch")
+    assert set(used) == {torch.float32}
+    used.clear()
+    allow(True)
     try:
-        make(CASES["gqa"].with_dtype(torch.float32), seed).call_with_gradients(backend="torch")
-        assert torch.get_float32_matmul_precision() == "medium"
+        got = problem.call_with_gradients(backend="torch")
     finally:
+        allow(False)
         torch.set_float32_matmul_precision("highest")
-    assert used and set(used) == {"highest"}
+    assert used and set(used) == {torch.float64}
+    for a, b in zip((*got[:2], *got[2][:3]), (*expected[:2], *expected[2][:3])):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5), f"seed {seed}"
+
+
+def test_no_flag_of_the_process_changes_within_a_call(seed):
+    """Another thread computes by them: with TF32 where it allowed that, in any order where it did not ask for one."""
+    problem = make(CASES["gqa"].with_dtype(torch.float32), seed)
+    slopes = torch.rand(problem.inputs.q.shape[2], requires_grad=True)
+    seen, done = set(), threading.Event()
+
+    def look():
+        while not done.is_set():
+            seen.add((torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()))
+
+    torch.set_float32_matmul_precision("medium")
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(20):
+            q, k, v = problem.inputs[:3]
+            out = fa4.flash_attn_func(q, k, v, score_mod=fa4.scores.alibi(slopes), backend="torch")
+            torch.autograd.grad(out.sum(), slopes)
+    finally:
+        done.set()
+        thread.join()
+        torch.set_float32_matmul_precision("highest")
+    assert seen == {("medium", False)}
 
 
 def test_nan_shows_in_lse_and_in_the_gradients(seed):

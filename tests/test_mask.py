@@ -14,6 +14,8 @@ def _problem(choose: random.Random) -> tuple[Band, torch.Tensor]:
     """A mask and what it hides: (group * seqlen_q rows, seqlen_k keys), True where visible."""
     seqlen_q, seqlen_k = choose.randint(1, 60), choose.randint(1, 60)
     left, right = (choose.choice([None, 0, choose.randint(0, 70)]) for _ in range(2))
+    if choose.random() < 0.2:
+        left, right = choose.choice([None, choose.randint(70, 140)]), -choose.randint(1, 70)
     mask = Band(
         tile_m=choose.choice([4, 8, 16]),
         tile_n=choose.choice([4, 8, 16]),

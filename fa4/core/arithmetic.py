@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from .score import tanh_by_exp
+from .score import TIMES, tanh_of
 from .softmax import LOG2_E
 
 KINDS = {"float": Float32, "int": Int32, "bool": Boolean}
@@ -21,7 +21,7 @@ def _by(x: Float32, factor: Float32 | None, constant: float) -> Float32:
 
 # Of x * factor, with a factor that does not vary, or None.
 OF_SCALED = {
-    "tanh": lambda x, factor: tanh_by_exp(_by(x, factor, 2.0 * LOG2_E)),
+    "tanh": lambda x, factor: tanh_of(_by(x, factor, TIMES)),
     "exp": lambda x, factor: cute.math.exp2(_by(x, factor, LOG2_E), fastmath=True),
     "exp2": lambda x, factor: cute.math.exp2(x if factor is None else x * factor, fastmath=True),
     "sigmoid": lambda x, factor: cute.arch.rcp_approx(1.0 + cute.math.exp2(_by(x, factor, -LOG2_E), fastmath=True)),
@@ -72,6 +72,41 @@ def _erf(x: Float32) -> Float32:
     return Float32(cutlass.select_(x < 0.0, beyond - 1.0, 1.0 - beyond))
 
 
+def _log1p(x: Float32) -> Float32:
+    """log(u) x / (u - 1), u = 1 + x rounded: what u lacks of x is the same part of the logarithm. From 2^24 on u is x.
+
+    Source: Goldberg, "What every computer scientist should know about floating-point arithmetic", theorem 4.
+    """
+    u = 1.0 + x
+    off = u - 1.0
+    is_rounded = Boolean(off != 0.0) & Boolean(x < 16777216.0)
+    factor = Float32(cutlass.select_(is_rounded, x / off, Float32(1.0)))
+    return Float32(cutlass.select_(off == 0.0, x, cute.math.log(u) * factor))
+
+
+# Abramowitz and Stegun, 4.4.49: of arctan(x) / x from -1 to 1, in x^2, an error of at most 2e-8.
+_ATAN = (
+    1.0, -0.3333314528, 0.1999355085, -0.1420889944, 0.1065626393, -0.0752896400, 0.0429096138, -0.0161657367,
+    0.0028662257,
+)  # fmt: skip
+
+
+def _atan2(y: Float32, x: Float32) -> Float32:
+    """Without a branch, as `_erf`: of the smaller by the larger, and then by the octant."""
+    a, b = cute.arch.fmax(y, -y), cute.arch.fmax(x, -x)
+    low, high = cute.arch.fmin(a, b), cute.arch.fmax(a, b)
+    ratio = Float32(cutlass.select_(low == high, Float32(1.0), low / high))
+    square = ratio * ratio
+    rest = Float32(_ATAN[-1])
+    for coefficient in reversed(_ATAN[:-1]):
+        rest = rest * square + coefficient
+    angle = rest * ratio
+    angle = Float32(cutlass.select_(a > b, math.pi / 2 - angle, angle))
+    angle = Float32(cutlass.select_(x < 0.0, math.pi - angle, angle))
+    angle = Float32(cutlass.select_(high == 0.0, Float32(0.0), angle))
+    return Float32(cutlass.select_(y < 0.0, -angle, angle))
+
+
 _COMPARE = {
     "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
     "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
@@ -87,6 +122,7 @@ _FLOATS = {
     "abs": lambda a: cute.arch.fmax(a, -a), "min": cute.arch.fmin, "max": cute.arch.fmax, "div": lambda a, b: a / b,
     "log": lambda a: cute.math.log(a), "log2": lambda a: cute.math.log2(a), "sqrt": lambda a: cute.math.sqrt(a),
     "rsqrt": lambda a: cute.math.rsqrt(a), "sin": lambda a: cute.math.sin(a), "cos": lambda a: cute.math.cos(a),
-    "erf": _erf, "floor": lambda a: cute.math.floor(a), "ceil": lambda a: cute.math.ceil(a),
-    "trunc": lambda a: Float32(Int32(a)), "pow": lambda a, b: cute.math.exp2(b * cute.math.log2(a)),
+    "erf": _erf, "log1p": _log1p, "atan2": _atan2, "floor": lambda a: cute.math.floor(a),
+    "ceil": lambda a: cute.math.ceil(a), "trunc": lambda a: Float32(Int32(a)),
+    "pow": lambda a, b: cute.math.exp2(b * cute.math.log2(a)),
 }  # fmt: skip

@@ -40,13 +40,11 @@ class Captured(Constant):
         first = first_row_block(batch, keys, extent, cfg.own_span, 1, cfg.varlen)
         return Captured(targets, first + n_block, Int32(cute.arch.thread_idx()[0]))
 
-    def add(self, of: Elements, weights: list[list[Float32]], by_weight: bool = False) -> None:
-        """What a step has; after `of.slopes`. weights: P of each element; where it is 0 nothing is added. by_weight:
-        the gradients that slopes were made of are to be multiplied by it."""
+    def add(self, of: Elements, weights: list[list[Float32]]) -> None:
+        """What a step has; after `of.slopes`. weights: P of each element; where it is 0 nothing is added."""
 
         def value(scatter: Scatter, r: int, c: int) -> Float32:
             x, weight = of.value_at(scatter.value, r, c), weights[r][c]
-            x = x * weight if by_weight else x
             return x if of.of.is_harmless else Float32(cutlass.select_(weight == 0.0, Float32(0.0), x))
 
         lines, across = range(len(of.places.lines)), range(of.places.count)

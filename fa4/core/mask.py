@@ -255,8 +255,11 @@ class Band:
             begin = cutlass.max(first_key - shift - self.right, 0)
         if self.left is not None:
             end = cutlass.min(last_key - shift + self.left + 1, self.seqlen_q)
-        first = begin * self.group // self.tile_m
         stop = (cutlass.max(end, 0) * self.group + self.tile_m - 1) // self.tile_m
+        first = begin * self.group // self.tile_m
+        if self.right is not None:
+            # Rows beyond the last query may belong to its block, and see more keys than it does (right < 0).
+            first += cutlass.min(cutlass.max(begin - self.seqlen_q + 1, 0), 1)
         return first, cutlass.max(stop, first)
 
     def cuts(self, m_block: Int32, n_block: Int32) -> Boolean:

@@ -37,10 +37,6 @@ class SoftcapAgain:
     def apply(self, score: Float32) -> Float32:
         return tanh_by_exp(score * (self.scale_over_cap * (2.0 * LOG2_E)))
 
-    def apply_to_all(self, scores: cute.Tensor) -> None:
-        """To scores in registers, in place."""
-        _replace(scores, self.apply)
-
     def slope(self, applied: Float32) -> Float32:
         """d logit / d (softmax_scale * score), from what `apply` returned."""
         return 1.0 - applied * applied
@@ -52,8 +48,8 @@ def tanh_by_exp(log2_exp_2x: Float32) -> Float32:
     return 1.0 - 2.0 * cute.arch.rcp_approx(cute.math.exp2(log2_exp_2x, fastmath=True) + 1.0)
 
 
-# tanh(x) for |x| < 1/2 from y = 4x: y times a polynomial in y * y, a minimax fit that is 1.5e-8 off at most.
-_TIMES = 4.0
+# tanh(x) for |x| < 1/2 from y = TIMES x: y times a polynomial in y * y, a minimax fit that is 1.5e-8 off at most.
+TIMES = 4.0
 _SMALL = (0.25, -5.2083037e-3, 1.3013554e-4, -3.23764e-6, 6.577105e-8)
 _TWO_OR_MORE = 1 << 30  # the bit of a float32 that is set if it is at least 2, or no number
 
@@ -62,8 +58,8 @@ _TWO_OR_MORE = 1 << 30  # the bit of a float32 that is set if it is at least 2, 
 def _tanh_in_place(scores: cute.Tensor, scale: Float32):
     """tanh(scale * score), 3e-7 of it off at most: by a polynomial, for which it must be less than 1/2, or by the
     exponential. Nearly always a warp has none that is not; what a score gives does not depend on that."""
-    if cute.arch.vote_any_sync((_scaled(scores, scale * _TIMES) & _TWO_OR_MORE) != 0):
-        _replace(scores, _tanh)
+    if cute.arch.vote_any_sync((_scaled(scores, scale * TIMES) & _TWO_OR_MORE) != 0):
+        _replace(scores, tanh_of)
     else:
         _replace(scores, _small_tanh)
 
@@ -89,5 +85,6 @@ def _small_tanh(y: Float32) -> Float32:
     return y * total
 
 
-def _tanh(y: Float32) -> Float32:
-    return Float32(cutlass.select_(y * y < 4.0, _small_tanh(y), tanh_by_exp(y * (2.0 * LOG2_E / _TIMES))))
+def tanh_of(y: Float32) -> Float32:
+    """tanh(x) from y = TIMES x, 3e-7 of it off at most."""
+    return Float32(cutlass.select_(y * y < 4.0, _small_tanh(y), tanh_by_exp(y * (2.0 * LOG2_E / TIMES))))

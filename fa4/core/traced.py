@@ -72,7 +72,7 @@ class ModTensors(NamedTuple):
         return ModTensors(tensors or None, numbers or None, *blocks, captured, dropout)
 
 
-# How `mods.device.captured` hands tensors over: those of other dtypes are converted.
+# The dtypes that `mods.tensors.for_kernels` leaves or makes of others.
 _STORED = {
     "float32": Float32, "float64": Float32, "float16": cutlass.Float16, "bfloat16": cutlass.BFloat16,
     "int32": Int32, "int64": cutlass.Int64, "bool": cutlass.Uint8,
@@ -141,14 +141,11 @@ class Traced(Constant):
 
     @property
     def is_harmless(self) -> bool:
-        """Whether gradients are finite on whatever rows and keys that do not exist may hold."""
-        gradients = self.graph.dscore, *(scatter.value for scatter in self.graph.scatters)
-        return _HARMLESS.issuperset(self.graph.nodes[i].op for i in self.graph.needed(*gradients))
+        """Whether gradients are finite on whatever pairs that are hidden or do not exist may hold."""
+        return self.graph.stays_finite(self.graph.dscore, *(scatter.value for scatter in self.graph.scatters))
 
-
-# Operators that give finite results on whatever a row or key that does not exist may hold.
-_HARMLESS = frozenset(
-    ("input", "const", "number", "add", "sub", "mul", "neg", "tanh", "sigmoid", "where", "min", "max", "abs",
-     "to_float", "to_int", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "to_bool", "sin", "cos",
-     "load")
-)  # fmt: skip
+    @property
+    def gives_numbers(self) -> bool:
+        """Whether the logits of rows that do not exist are finite: their scores are, and they read captured elements of
+        a row that exists."""
+        return self.graph.stays_finite(self.graph.result, trusts_loads=True)

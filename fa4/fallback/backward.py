@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..mods.tensors import add_gradients
+from ..mods.tensors import add_gradients, where_seen
 from ..spec import AttentionInputs, Saved
 from .modified import Modified, mask_of
 from .passes import Pass
+from .products import add_product, product
 from .scores import finite_or_zero, scores
 from .tiles import load_k, load_q, load_rows, store_k
 
@@ -57,18 +58,18 @@ def backward_pass(
                 slope = 1 - (finite_or_zero(s) / spec.softcap).square_()
             p = s.sub_(load_rows(row_lse, q_rows)).exp_()
             kept = None if modified is None else modified.kept(part, p, q_rows, k_rows)
-            dv_tile.baddbmm_((p if kept is None else p * kept).transpose(1, 2), do)
-            dp = torch.bmm(do, v.transpose(1, 2))
+            add_product(dv_tile, (p if kept is None else p * kept).transpose(1, 2), do)
+            dp = product(do, v.transpose(1, 2))
             ds = (dp if kept is None else dp.mul_(kept)).sub_(load_rows(row_term, q_rows)).mul_(p)
             if slope is not None:
                 ds.mul_(slope)
             if done is not None and done.graph.dscore is not None:
                 done.inputs["grad"] = part.by_head(ds)
-                by_head = torch.broadcast_to(done.value(done.graph.dscore), done.inputs["grad"].shape)
-                add_gradients(done, by_head.shape, captured)
-                ds = by_head.reshape(ds.shape)
-            dk_tile.baddbmm_(ds.transpose(1, 2), q)
+                weights = part.by_head(p)
+                add_gradients(done, weights, captured)
+                ds = where_seen(done, done.graph.dscore, weights).reshape(ds.shape)
+            add_product(dk_tile, ds.transpose(1, 2), q)
             partial = dq_view[:, q_rows.start : q_rows.stop].permute(0, 2, 3, 1, 4)
-            partial.add_(torch.bmm(ds, k).view(partial.shape), alpha=spec.softmax_scale)
+            partial.add_(product(ds, k).view(partial.shape), alpha=spec.softmax_scale)
         store_k(dk_view, k_rows, dk_tile.mul_(spec.softmax_scale))
         store_k(dv_view, k_rows, dv_tile)

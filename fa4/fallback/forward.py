@@ -8,6 +8,7 @@ from torch import Tensor
 from ..spec import AttentionInputs
 from .modified import Modified, mask_of
 from .passes import Pass
+from .products import add_product
 from .scores import finite_or_zero, scores
 from .tiles import load_k, load_q, store_q, store_rows
 
@@ -37,7 +38,7 @@ def forward_pass(part: Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor, 
             shrink = torch.exp(old_peak - origin)
             total.mul_(shrink).add_(p.sum(dim=2, keepdim=True))
             kept = None if modified is None else modified.kept(part, p, q_rows, k_rows)
-            acc.mul_(shrink).baddbmm_(p if kept is None else p.mul_(kept), v)
+            add_product(acc.mul_(shrink), p if kept is None else p.mul_(kept), v)
         row_lse = peak + total.log()
         if inputs.sink is not None:
             sink = part.sink_view(inputs.sink).expand(*lse_view.shape[:3], len(q_rows)).reshape(row_lse.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class Plan(plan.Plan):
         mods: Mods | None = None,
         cache: Cache | None = None,
     ) -> None:
-        modified = Modified.of(mods, self.spec, self.extent.max_seqlen_k)
+        modified = Modified.of(mods, self.spec, inputs.max_seqlen_k)
         with _as_written(out.device):
             for part in passes(inputs, self.spec, modified is not None and modified.one_by_one, cache):
                 forward_pass(part, inputs, out, lse, modified)
@@ -50,7 +50,7 @@ class Plan(plan.Plan):
         captured: Sequence[Tensor | None] = (),
     ) -> Tensor | None:
         """By recomputation from lse; dq is accumulated in the arithmetic's dtype, dk and dv tile by tile."""
-        modified = Modified.of(mods, self.spec, self.extent.max_seqlen_k)
+        modified = Modified.of(mods, self.spec, inputs.max_seqlen_k)
         spec = self.spec
         dq = torch.zeros(grads.dq.shape, dtype=compute_dtype(spec), device=grads.dq.device)
         dsink = dq.new_zeros(spec.heads_kv, spec.group)
@@ -61,15 +61,8 @@ class Plan(plan.Plan):
         return dsink.view(spec.heads_q, 1) if spec.has_sink else None
 
 
-@contextlib.contextmanager
-def _as_written(device: torch.device) -> Iterator[None]:
-    """Products in their operands' precision: autocast reaches into operators and would round them, as would TF32 and
-    its likes, if the caller allows those for products of float32."""
-    precision = torch.get_float32_matmul_precision()
-    with contextlib.ExitStack() as stack:
-        if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-            stack.enter_context(torch.autocast(device.type, enabled=False))
-        if precision != "highest":
-            torch.set_float32_matmul_precision("highest")
-            stack.callback(torch.set_float32_matmul_precision, precision)
-        yield
+def _as_written(device: torch.device) -> contextlib.AbstractContextManager:
+    """Without autocast, which reaches into operators and would round products. (It is the thread's own.)"""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()

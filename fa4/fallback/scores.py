@@ -9,6 +9,7 @@ from ..mods.graph import Evaluation
 from .band import Band
 from .modified import Masked, Modified
 from .passes import Pass
+from .products import product
 
 
 def scores(
@@ -22,7 +23,7 @@ def scores(
 ) -> tuple[Tensor, Evaluation | None]:
     """S of one tile, after softcap or score_mod, masked: (heads, group * queries, keys); and the score's evaluation."""
     # Scaled in a step of its own: a BLAS may fold alpha into an operand, which rounds every term once more.
-    s, done = torch.bmm(q, k.transpose(1, 2)).mul_(part.spec.softmax_scale), None
+    s, done = product(q, k.transpose(1, 2)).mul_(part.spec.softmax_scale), None
     if part.spec.softcap > 0:
         s.div_(part.spec.softcap).tanh_().mul_(part.spec.softcap)
     if modified is not None and modified.mods.score:

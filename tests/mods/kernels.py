@@ -77,6 +77,11 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
     def temperature_of(factors):
         return dict(score_mod=fa4.scores.temperature(factors), trained=(factors,))
 
+    def logarithm_and_angle(score, b, h, q_idx, kv_idx):
+        far = torch.log1p(slopes[h] * (q_idx - kv_idx).abs() * 4)
+        ramp = torch.arange(0, 2, 0.015625, device=kv_idx.device)
+        return score - far + torch.atan2(score, (q_idx - kv_idx) * 0.1 + 0.05) + ramp[kv_idx]
+
     temperature = temperature_of(leaf(table[:, 0].abs()))
     of_pairs = leaf(torch.randn(2, 3, 70, 150, generator=generator).to(device))
     same_document = dict(mask_mod=fa4.masks.documents(document))
@@ -85,6 +90,10 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
         # Loads of several dtypes and of computed places, counted from the end too; what does not exist has no root.
         # Gradients of what heads, rows and distances choose. Causal as well; heads of a group.
         "many_kinds": Problem("many_kinds", *(150, 190, 6, 2, 2), **trained, **same_document, call=dict(causal=True)),
+        # Operators that are computed without the library's branches, in all octants and near 0.
+        "logarithm_and_angle": Problem(
+            "logarithm_and_angle", *(70, 90, 4, 4), score_mod=logarithm_and_angle, trained=(slopes,)
+        ),
         # What a chip's kernels have of their own in the above, without the operations, which take long to compile.
         "few_kinds": Problem(
             "few_kinds", *(150, 190, 6, 2, 2), **temperature_of_rows(leaf(rows)), call=dict(causal=True)

@@ -33,6 +33,7 @@ class Problem:
     score_mod: Callable | None = None
     mask_mod: Callable | None = None
     trained: tuple[Tensor, ...] = ()  # that the score_mod captured
+    same_where_seen: Callable | None = None  # a score_mod with finite derivatives everywhere, for autograd
     call: dict = field(default_factory=dict)
 
     def make(self, seed: int, device: str = "cpu") -> tuple[list[Tensor], Tensor]:
@@ -61,10 +62,12 @@ def by_formula(problem: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, 
         torch.arange(extent, device=q.device)
         for extent in (problem.batch, problem.heads, problem.queries, problem.keys)
     )
-    s = x * 1
+    s, cap = x * 1, problem.call.get("softcap")
+    if cap:
+        s = cap * torch.tanh(x / cap)
     if problem.score_mod is not None:
         with TransformGetItemToIndex():
-            s = _vmap_for_bhqkv(problem.score_mod, prefix=(0,))(x, b, h, row, key)
+            s = _vmap_for_bhqkv(problem.same_where_seen or problem.score_mod, prefix=(0,))(x, b, h, row, key)
     seen = torch.ones_like(x, dtype=torch.bool)
     if problem.mask_mod is not None:
         sizes = problem.batch, problem.heads, problem.queries, problem.keys

@@ -21,6 +21,7 @@ from ...core.dropout import Dropout, dropped
 from ...core.elements import Elements
 from ...core.places import Places
 from ...core.score import SoftcapAgain
+from ...core.scoring import Scoring
 from ...core.traced import bind
 from ...core.visible import hide_unless, visible_bits
 from ...core.words import load_floats, pack_half
@@ -133,13 +134,9 @@ def step(
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         s += tmem.load(s_address + column, CHUNK)
     tmem.wait_loads()
-    if cutlass.const_expr(cfg.has_softcap):
-        cap = SoftcapAgain(args.scale_over_cap)
-        s = [cap.apply(x) for x in s]
-    if cutlass.const_expr(score is not None):
-        (s,) = score.logits([s])
-    if cutlass.const_expr(mask is not None):
-        (s,) = mask.hidden([s])
+    stages = Scoring(SoftcapAgain(args.scale_over_cap) if cfg.has_softcap else None, score, mask)
+    logits = stages.logits([s])
+    (s,) = stages.masked(logits, lambda _, i: load_floats(minus_lse + i // 4 * 4, 4)[i % 4])
     visible = []
     if cutlass.const_expr(is_cut):
         has_first = work.mask.right is not None
@@ -163,9 +160,7 @@ def step(
         if cutlass.const_expr(factors is not None):
             for_dv = cute.arch.mul_packed_f32x2(tuple(weights), factors)
         words.append(pack_half(for_dv[0], for_dv[1], cfg.dtype))
-        if cutlass.const_expr(cfg.has_softcap):
-            weights = [w * cap.slope(t) for w, t in zip(weights, both)]
-        p += weights
+        p += stages.sloped([list(weights)], [logits[0][2 * pair : 2 * pair + 2]])[0]
     tmem.store(s_address + packed, words)
     tmem.wait_stores()
     ends.compute_mma_P.arrive_full(0)
@@ -188,9 +183,7 @@ def step(
                 if cutlass.const_expr(score is None):
                     words.append(pack_half(ds[0], ds[1], cfg.dtype))
     if cutlass.const_expr(score is not None):
-        (grads,) = score.slopes([grads])
-        if cutlass.const_expr(not score.of.is_harmless):  # where P is 0, whatever came of what does not exist
-            grads = [Float32(cutlass.select_(x == 0.0, Float32(0.0), dx)) for x, dx in zip(p, grads)]
+        (grads,) = stages.slopes([p], [grads])
         words = [pack_half(grads[i], grads[i + 1], cfg.dtype) for i in range(0, cfg.half, 2)]
         captured = Captured.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.own_block)
         if cutlass.const_expr(captured is not None):
