@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .problem import Problem, check_fit
+from .ready import check_whole
 from .tensors import evaluation
 from .trace import ModError, Traced, trace_mask
 
 
 class BlockLists(NamedTuple):
     """A block mask's tensors, int32: of each block of queries the key blocks to mask and those seen whole, and of each
-    block of keys the query blocks. counts: (batch or 1, heads or 1, blocks); lists: one axis more. orders: like counts,
-    the blocks of queries and those of keys, the one with most in its lists first."""
+    block of keys the query blocks. counts: (batch or 1, heads or 1, blocks); lists, ascending: one axis more. orders:
+    like counts, the blocks of queries and those of keys, the one with most in its lists first."""
 
     counts: Tensor
     lists: Tensor
@@ -58,21 +60,36 @@ def create_block_mask(
         device: where its lists will lie; None for that of the first captured tensor, else torch's default.
 
     Raises:
-        ModError: mask_mod cannot be traced.
-        ValueError: a size is not positive.
+        ModError: mask_mod cannot be traced, or what it captured is too small.
+        TypeError, ValueError: a size or the device is none.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    block = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
-    for name, size in (("B", B), ("H", H), ("Q_LEN", Q_LEN), ("KV_LEN", KV_LEN), *zip(("BLOCK_SIZE",) * 2, block)):
-        if size is not None and size < 1:
-            raise ValueError(f"{name} is {size}, expected at least 1")
+    for name, size in (("B", B), ("H", H), ("Q_LEN", Q_LEN), ("KV_LEN", KV_LEN)):
+        if size is not None or name not in ("B", "H"):
+            check_whole(name, size, 1)
+    block = _block_size(BLOCK_SIZE)
     traced = trace_mask(mask_mod)
     if device is None:
         device = traced.tensors[0].device if traced.tensors else torch.get_default_device()
+    try:
+        device = torch.empty(0, device=device).device  # with its number
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise ValueError(f"device is {device!r}, expected one of torch's that is here") from error
+    check_fit("mask_mod", mask_mod, traced, Problem(B or 1, H or 1, Q_LEN, KV_LEN, device), "the block mask")
     of_ranges = getattr(mask_mod, "of_ranges", None)
-    table = _states(traced, of_ranges, B or 1, H or 1, Q_LEN, KV_LEN, block, torch.device(device))
+    table = _states(traced, of_ranges, B or 1, H or 1, Q_LEN, KV_LEN, block, device)
     return BlockMask.from_kv_blocks(*listed(table), BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN))
+
+
+def _block_size(given: Any) -> tuple[int, int]:
+    """Query rows and keys of a block."""
+    pair = given if isinstance(given, (tuple, list)) else (given, given)
+    if len(pair) != 2:
+        raise ValueError(f"BLOCK_SIZE is {given!r}, expected an integer or two: (queries, keys)")
+    for size in pair:
+        check_whole("BLOCK_SIZE", size, 1)
+    return int(pair[0]), int(pair[1])
 
 
 def _states(
@@ -123,11 +140,17 @@ def _ordered(there: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
-    """The tensors of a BlockMask; those of the query side are left empty unless `both_sides`."""
+    """The tensors of a BlockMask, whose lists may have any order; those of the query side are left empty unless
+    `both_sides`."""
     of_keys = _side(block_mask, "kv")
     of_queries = _side_of_queries(block_mask, of_keys) if both_sides else tuple(x.new_zeros(0) for x in of_keys)
     lists: list[Tensor] = [*of_keys, *of_queries, *orders(of_keys, of_queries)]
     return BlockLists(*lists)
+
+
+def given_of(block_mask: Any) -> list[Tensor]:
+    """The tensors that `lists_of` reads. Kernels have copies; who saves these sees when they change."""
+    return [x for x in (getattr(block_mask, name) for name in LISTS) if x is not None]
 
 
 def orders(of_keys: Sequence[Tensor], of_queries: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -157,18 +180,9 @@ def visited(counts: Tensor, full_counts: Tensor, across: int) -> float:
     return int((counts + full_counts).sum()) / (counts.numel() * across)
 
 
-def are_lists_its_own(block_mask: Any) -> bool:
-    """Whether `lists_of` gives the block mask's own tensors: what is made of their values may change with them."""
-    if block_mask.q_num_blocks is None or (block_mask.full_q_num_blocks is None) != (
-        block_mask.full_kv_num_blocks is None
-    ):
-        return False
-    own = (getattr(block_mask, f"{side}_{name}") for side in ("kv", "full_kv", "q", "full_q") for name in _OF_SIDE)
-    return all(x is None or (x.dtype == torch.int32 and x.is_contiguous()) for x in own)
-
-
 _OF_SIDE = ("num_blocks", "indices")
 OF_KEYS = tuple(f"{kind}kv_{name}" for kind in ("", "full_") for name in _OF_SIDE)
+LISTS = *OF_KEYS, *(name.replace("kv_", "q_") for name in OF_KEYS)
 
 
 def _side(block_mask: Any, side: str) -> tuple[Tensor, ...]:
@@ -177,7 +191,16 @@ def _side(block_mask: Any, side: str) -> tuple[Tensor, ...]:
     full = [getattr(block_mask, f"full_{side}_{name}") for name in _OF_SIDE]
     if full[0] is None:
         full = [torch.zeros_like(x) for x in partial]
-    return tuple(x.to(torch.int32).contiguous() for x in (*partial, *full))
+    counts, lists, full_counts, full_lists = (x.to(torch.int32).contiguous() for x in (*partial, *full))
+    return counts, _ascending(counts, lists), full_counts, _ascending(full_counts, full_lists)
+
+
+def _ascending(counts: Tensor, lists: Tensor) -> Tensor:
+    """Lists with their first `counts` entries in ascending order, as kernels rely on; behind them 0. torch takes them
+    in any order."""
+    is_entry = torch.arange(lists.shape[-1], dtype=torch.int32, device=lists.device) < counts[..., None]
+    ordered = torch.where(is_entry, lists, torch.iinfo(torch.int32).max).sort(dim=-1).values
+    return torch.where(is_entry, ordered, 0)
 
 
 def table_of(of_keys: Sequence[Tensor], across: int) -> Tensor:
@@ -189,17 +212,6 @@ def table_of(of_keys: Sequence[Tensor], across: int) -> Tensor:
         listed = (torch.arange(of.shape[-1], device=of.device) < count[..., None]) & (of < across)
         table.scatter_(3, torch.where(listed, of, across).long(), state)
     return table[..., :across]
-
-
-class Problem(NamedTuple):
-    """What mods are checked against: sizes, of packed sequences upper bounds, and the device."""
-
-    batch: int
-    heads: int
-    seqlen_q: int
-    seqlen_k: int
-    device: torch.device
-    packed: bool = False
 
 
 def check_type(block_mask: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .blocks import FULL, NONE, PARTIAL, listed, orders, table_of
 from .graph import Builder, Graph, TensorType, parse
-from .record import Mods, ModSpec
+from .record import OF_BLOCKS, Mods, ModSpec
 
 TILE = 128  # kernels walk blocks of multiples of it
 _LEAST = 16  # that block sizes must have in common with it: tables of smaller blocks are large
@@ -40,7 +40,7 @@ def in_tiles(mods: Mods, seqlens: tuple[int, int]) -> Mods:
     graph = _with_states(parse(mods.mask) if mods.mask else None, block, table.shape)
     return mods._replace(
         tensors=[*mods.tensors, table.to(torch.int32)],
-        blocks=[*of_keys, *of_queries, *orders(of_keys, of_queries)],
+        blocks=[*of_keys, *of_queries, *orders(of_keys, of_queries), *mods.blocks[OF_BLOCKS:]],
         mask=graph.text,
         block_q=sizes[0],
         block_k=sizes[1],
@@ -55,7 +55,7 @@ def of_groups(mods: Mods, batch: int, heads: int, group: int) -> Mods:
     of_keys, of_queries = listed(pooled), listed(pooled.transpose(2, 3))
     return mods._replace(
         tensors=[*mods.tensors, table.to(torch.int32)],
-        blocks=[*of_keys, *of_queries, *orders(of_keys, of_queries)],
+        blocks=[*of_keys, *of_queries, *orders(of_keys, of_queries), *mods.blocks[OF_BLOCKS:]],
         mask=mask_of_groups(mods.spec()).text,
     )
 

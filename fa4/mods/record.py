@@ -55,14 +55,17 @@ class ModSpec:
 
 
 _GRAPHS = "score", "mask"
+OF_BLOCKS = 10
+"""Tensors of a call's block mask that kernels read."""
 
 
 class Mods(NamedTuple):
     """A call's score_mod and mask_mod as graphs' texts ("" for none), what fills them, and its dropout.
 
     tensors, numbers: those that the functions captured, the score's first. blocks: the tensors of
-    `fa4.mods.blocks.BlockLists`, or none; block_q, block_k: a block's query rows and keys. trained: positions of
-    captured tensors that get gradients. dropout_p, dropout_seed: see `dropout`; no dropout without a seed.
+    `fa4.mods.blocks.BlockLists`, or none, and behind them those that they were made of; block_q, block_k: a block's
+    query rows and keys. trained: positions of captured tensors that get gradients. dropout_p, dropout_seed: see
+    `dropout`; no dropout without a seed.
     """
 
     tensors: list[Tensor]

@@ -5,8 +5,7 @@ So what depends on a row, column or head alone is computed once for each.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from .dropout import Rate
 from .graph import Evaluation, Graph, Node, Number
-from .record import Mods
+from .record import OF_BLOCKS, Mods
 
 _OPERATORS: dict[str, Callable[..., Tensor]] = {
     "neg": torch.neg, "abs": torch.abs, "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
@@ -25,7 +24,7 @@ _OPERATORS: dict[str, Callable[..., Tensor]] = {
     "shr": torch.bitwise_right_shift, "bitand": torch.bitwise_and, "bitor": torch.bitwise_or,
     "bitxor": torch.bitwise_xor, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt,
     "ge": torch.ge, "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor,
-    "not": torch.logical_not, "where": torch.where,
+    "not": torch.logical_not, "where": torch.where, "log1p": torch.log1p, "atan2": torch.atan2,
     "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),
 }  # fmt: skip
 
@@ -47,7 +46,11 @@ class TorchArithmetic:
         return self.const(self.kinds[position], self.numbers[position])
 
     def load(self, tensor: int, indices: tuple[Any, ...], nodes: tuple[Node, ...]) -> Tensor:
-        x = self.tensors[tensor].detach()[indices]
+        x = self.tensors[tensor].detach()
+        try:
+            x = x[indices]
+        except IndexError as error:
+            raise IndexError(f"a captured tensor of shape {tuple(x.shape)} is read beyond its end: {error}") from error
         kind = "bool" if x.dtype == torch.bool else "float" if x.dtype.is_floating_point else "int"
         return x.to(self.dtypes[kind])
 
@@ -86,7 +89,7 @@ def filled(
     queries, in a backward those of keys; `in_turn` both. heads: of queries."""
     lists: tuple = (None, None)
     if mods.blocks:
-        *sides, query_order, key_order = mods.blocks
+        *sides, query_order, key_order = mods.blocks[:OF_BLOCKS]
         of_queries, of_keys = tuple(sides[:4]), tuple(sides[4:])
         walked = (*of_keys, key_order) if backward else (*of_queries, query_order)
         lists = walked, (*of_queries, query_order) if in_turn else None
@@ -97,14 +100,22 @@ def filled(
     return tuple(map(for_kernels, mods.tensors)) or None, mods.typed_numbers() or None, *lists, captured, dropout
 
 
-def add_gradients(done: Evaluation, shape: torch.Size, gradients: Sequence[Tensor | None]) -> None:
-    """Add what a tile of `shape` gives to the gradients of captured tensors; its input "grad" is set by now."""
+def where_seen(done: Evaluation, node: int, weights: Tensor) -> Tensor:
+    """A gradient at every pair of a tile, 0 where the pair's weight is: a derivative may be infinite or NaN where a
+    mask hides the pair, and 0 times that is NaN."""
+    value = torch.broadcast_to(done.value(node), weights.shape)
+    return value if done.graph.stays_finite(node) else value.masked_fill(weights == 0, 0.0)
+
+
+def add_gradients(done: Evaluation, weights: Tensor, gradients: Sequence[Tensor | None]) -> None:
+    """Add what a tile gives to the gradients of captured tensors; its input "grad" is set by now. weights: its P."""
+    shape = weights.shape
     for scatter in done.graph.scatters:
         target = gradients[scatter.tensor]
         if target is None:
             continue
         indices = [done.value(i) for i in scatter.indices]
-        value = torch.broadcast_to(done.value(scatter.value), shape).to(target.dtype)
+        value = where_seen(done, scatter.value, weights).to(target.dtype)
         # Axes that no index varies along are summed first, in an order that does not change.
         along = torch.broadcast_shapes(*(i.shape for i in indices)) if indices else ()
         along = (1,) * (len(shape) - len(along)) + tuple(along)
@@ -115,20 +126,23 @@ def add_gradients(done: Evaluation, shape: torch.Size, gradients: Sequence[Tenso
 
 
 def add_where(target: Tensor, indices: Sequence[Tensor], value: Tensor) -> None:
-    """Add a value for each place that indices, broadcast to its shape, name; in an order that does not change."""
+    """Add a value for each place that indices, broadcast to its shape, name; in an order that does not change.
+
+    On a GPU torch sorts what `index_put_` accumulates. On a CPU its threads would add as they come; additions to a
+    tensor of one axis are made one after the other.
+    """
     if not indices:
         target.add_(value.sum())
         return
-    with _deterministic():
-        target.index_put_(tuple(torch.broadcast_to(i, value.shape) for i in indices), value, accumulate=True)
-
-
-@contextlib.contextmanager
-def _deterministic() -> Iterator[None]:
-    """Additions to one element in an order that does not change: `index_put_` has another way, where it is asked."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    places = [torch.broadcast_to(i, value.shape) for i in indices]
+    if target.device.type != "cpu":
+        target.index_put_(tuple(places), value, accumulate=True)
+        return
+    place = torch.zeros_like(places[0])
+    for i, extent in zip(places, target.shape):
+        if i.numel() and not -extent <= int(i.min()) <= int(i.max()) < extent:
+            raise IndexError(
+                f"a captured tensor of shape {tuple(target.shape)} is indexed by {int(i.min())} to {int(i.max())}"
+            )
+        place = place * extent + torch.where(i < 0, i + extent, i)
+    target.view(-1).index_add_(0, place.flatten(), value.flatten())
