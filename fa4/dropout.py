@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import checks
 from .mods import dropout
+from .mods.ready import check_whole
 
 
 def dropout_mask(
@@ -22,14 +23,19 @@ def dropout_mask(
     """Which pairs `flash_attn_func(..., dropout_p=dropout_p, dropout_seed=dropout_seed)` keeps, whatever its backend.
 
     `fa4.mods.dropout` defines them, and what those that are kept are multiplied by. This takes memory for all pairs.
-    Of packed sequences b is the sequence's number, and places count from its first row.
+    Of packed sequences b is the sequence's number, and places count from its first row. Of nested tensors that leave
+    rows out (those with lengths, as from `torch.nested.narrow`) it is the number plus 1: the mask is that of batch + 1
+    sequences, without the first.
 
     Returns:
         bool (batch, heads, seqlen_q, seqlen_k); heads are those of queries.
 
     Raises:
-        TypeError, ValueError: dropout_p or dropout_seed is none.
+        TypeError, ValueError: dropout_p, dropout_seed or a size is none.
     """
+    sizes = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    for name, size in sizes.items():
+        check_whole(name, size, 0)
     device = torch.empty(0, device=device).device  # with its number
     dropout_p = checks.probability("dropout_p", dropout_p)
     if not dropout_p:

@@ -4,23 +4,21 @@ Queries and keys are counted from the start, as in torch's flex_attention (causa
 
 `causal`, `sliding_window`, `columns`, and what `both` and `either` make of such, have `of_ranges` (`fa4.mods.blocks`):
 their block masks are made without asking for every pair.
+
+They are values (`fa4.mods.ready`): equal ones compare equal, and they can be pickled, copied and kept in modules.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import operator
 from typing import Any
 
 from torch import Tensor
 
 from .mods.blocks import OfRanges
 from .mods.call import MaskMod
-
-
-def _with_ranges(mask: Any, of_ranges: OfRanges) -> MaskMod:
-    mask.of_ranges = of_ranges
-    return mask
+from .mods.ready import ReadyMade, check_tensor, check_whole
 
 
 def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -28,116 +26,164 @@ def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return q_idx >= kv_idx
 
 
-_with_ranges(causal, lambda b, h, first, stop, kv_idx: (kv_idx < stop, kv_idx <= first))
+causal.of_ranges = lambda b, h, first, stop, kv_idx: (kv_idx < stop, kv_idx <= first)  # type: ignore[attr-defined]
 
 
-def sliding_window(window: int) -> MaskMod:
+class sliding_window(ReadyMade):
     """A query sees its own place and the `window` keys before it."""
 
-    def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return (q_idx >= kv_idx) & (q_idx - kv_idx <= window)
+    _fields = ("window",)
+    window: int
 
-    def of_ranges(b: Tensor, h: Tensor, first: int, stop: int, kv_idx: Tensor) -> tuple[Tensor, Tensor]:
-        some = (kv_idx < stop) & (kv_idx >= first - window)
-        return some, (kv_idx <= first) & (kv_idx >= stop - 1 - window)
+    def __init__(self, window: int) -> None:
+        check_whole("window", window, 0)
+        super().__init__(int(window))
 
-    return _with_ranges(mask, of_ranges)
+    def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (q_idx >= kv_idx) & (q_idx - kv_idx <= self.window)
+
+    def of_ranges(self, b: Tensor, h: Tensor, first: int, stop: int, kv_idx: Tensor) -> tuple[Tensor, Tensor]:
+        some = (kv_idx < stop) & (kv_idx >= first - self.window)
+        return some, (kv_idx <= first) & (kv_idx >= stop - 1 - self.window)
 
 
-def prefix(lengths: Tensor) -> MaskMod:
+class prefix(ReadyMade):
     """The first keys of a sequence are seen by all of its queries, the others causally. lengths: (batch,) integers."""
 
-    def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return (kv_idx < lengths[b]) | (q_idx >= kv_idx)
+    _fields = ("lengths",)
+    lengths: Tensor
 
-    return mask
+    def __init__(self, lengths: Tensor) -> None:
+        check_tensor("lengths", lengths, "batch", integer=True)
+        super().__init__(lengths)
+
+    def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (kv_idx < self.lengths[b]) | (q_idx >= kv_idx)
 
 
-def documents(document: Tensor, of_keys: Tensor | None = None) -> MaskMod:
+class documents(ReadyMade):
     """A query sees the keys of its own document. document: (batch, seqlen) integers, or (seqlen,) for every sequence;
     of_keys: the same for the keys, where those are others."""
-    of_keys = document if of_keys is None else of_keys
-    shared = document.ndim == 1
 
-    def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        if shared:
-            return document[q_idx] == of_keys[kv_idx]
-        return document[b, q_idx] == of_keys[b, kv_idx]
+    _fields = ("document", "of_keys")
+    document: Tensor
+    of_keys: Tensor
 
-    return mask
+    def __init__(self, document: Tensor, of_keys: Tensor | None = None) -> None:
+        of_keys = document if of_keys is None else of_keys
+        axes = "seqlen" if isinstance(document, Tensor) and document.ndim == 1 else "batch, seqlen"
+        check_tensor("document", document, axes, integer=True)
+        check_tensor("of_keys", of_keys, axes, integer=True)
+        super().__init__(document, of_keys)
+
+    def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        if self.document.ndim == 1:
+            return self.document[q_idx] == self.of_keys[kv_idx]
+        return self.document[b, q_idx] == self.of_keys[b, kv_idx]
 
 
-def dilated(window: int, dilation: int) -> MaskMod:
+class dilated(ReadyMade):
     """A query sees every `dilation`-th key to both sides, `window` of them at most and itself."""
 
-    def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    _fields = ("window", "dilation")
+    window: int
+    dilation: int
+
+    def __init__(self, window: int, dilation: int) -> None:
+        check_whole("window", window, 0)
+        check_whole("dilation", dilation, 1)
+        super().__init__(int(window), int(dilation))
+
+    def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         distance = (q_idx - kv_idx).abs()
-        return (distance % dilation == 0) & (distance <= window * dilation)
-
-    return mask
+        return (distance % self.dilation == 0) & (distance <= self.window * self.dilation)
 
 
-def tree(first: Tensor, last: Tensor) -> MaskMod:
+class tree(ReadyMade):
     """A node of a tree sees itself and its ancestors, as in the verification of drafted tokens.
 
     first, last: (nodes,) integers, when a walk through the tree enters and leaves each node: an ancestor is entered
     before, and left after.
     """
 
-    def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return (first[kv_idx] <= first[q_idx]) & (last[q_idx] <= last[kv_idx])
+    _fields = ("first", "last")
+    first: Tensor
+    last: Tensor
 
-    return mask
+    def __init__(self, first: Tensor, last: Tensor) -> None:
+        check_tensor("first", first, "nodes", integer=True)
+        check_tensor("last", last, "nodes", integer=True)
+        super().__init__(first, last)
+
+    def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (self.first[kv_idx] <= self.first[q_idx]) & (self.last[q_idx] <= self.last[kv_idx])
 
 
-def columns(start: Tensor, stop: Tensor) -> MaskMod:
+class columns(ReadyMade):
     """Each key is hidden from a range of queries, start[kv] <= q < stop[kv]: an O(N) description of most masks.
 
     start, stop: (batch, heads, seqlen_k) integers. Source: FlashMask, arXiv 2410.01359.
     """
 
-    def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return (q_idx < start[b, h, kv_idx]) | (q_idx >= stop[b, h, kv_idx])
+    _fields = ("start", "stop")
+    start: Tensor
+    stop: Tensor
 
-    def of_ranges(b: Tensor, h: Tensor, first: int, last: int, kv_idx: Tensor) -> tuple[Tensor, Tensor]:
-        hidden_from, hidden_to = start[b, h, kv_idx], stop[b, h, kv_idx]
+    def __init__(self, start: Tensor, stop: Tensor) -> None:
+        check_tensor("start", start, "batch, heads, seqlen_k", integer=True)
+        check_tensor("stop", stop, "batch, heads, seqlen_k", integer=True)
+        super().__init__(start, stop)
+
+    def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (q_idx < self.start[b, h, kv_idx]) | (q_idx >= self.stop[b, h, kv_idx])
+
+    def of_ranges(self, b: Tensor, h: Tensor, first: int, last: int, kv_idx: Tensor) -> tuple[Tensor, Tensor]:
+        hidden_from, hidden_to = self.start[b, h, kv_idx], self.stop[b, h, kv_idx]
         whole = (hidden_from >= last) | (hidden_to <= first) | (hidden_from >= hidden_to)
         return (hidden_from > first) | (hidden_to < last) | whole, whole
 
-    return _with_ranges(mask, of_ranges)
+
+class _Combined(ReadyMade):
+    """Masks whose results an operator combines. It has `of_ranges` if all of them have."""
+
+    _fields = ("masks",)
+    masks: tuple[MaskMod, ...]
+    combine: staticmethod
+
+    def __init__(self, *masks: MaskMod) -> None:
+        name = type(self).__name__
+        if not masks:
+            raise ValueError(f"{name}() has no masks, expected one at least")
+        for i, mask in enumerate(masks):
+            if not callable(mask):
+                raise TypeError(
+                    f"mask {i} of {name} is a {type(mask).__name__}, expected a function (b, h, q_idx, kv_idx)"
+                )
+        super().__init__(masks)
+
+    def __call__(self, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return functools.reduce(self.combine, [mask(b, h, q_idx, kv_idx) for mask in self.masks])
+
+    @property
+    def of_ranges(self) -> OfRanges | None:
+        parts: list[Any] = [getattr(mask, "of_ranges", None) for mask in self.masks]
+        if None in parts:
+            return None
+
+        def of_ranges(*given: Any) -> tuple[Tensor, Tensor]:
+            some, whole = zip(*(part(*given) for part in parts))
+            return functools.reduce(self.combine, some), functools.reduce(self.combine, whole)
+
+        return of_ranges
 
 
-def both(*masks: MaskMod) -> MaskMod:
+class both(_Combined):
     """What every one of the masks shows."""
 
-    def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        seen = masks[0](b, h, q_idx, kv_idx)
-        for other in masks[1:]:
-            seen = seen & other(b, h, q_idx, kv_idx)
-        return seen
-
-    return _combined(mask, masks, lambda x, y: x & y)
+    combine = staticmethod(operator.and_)
 
 
-def either(*masks: MaskMod) -> MaskMod:
+class either(_Combined):
     """What any one of the masks shows."""
 
-    def mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        seen = masks[0](b, h, q_idx, kv_idx)
-        for other in masks[1:]:
-            seen = seen | other(b, h, q_idx, kv_idx)
-        return seen
-
-    return _combined(mask, masks, lambda x, y: x | y)
-
-
-def _combined(mask: MaskMod, masks: tuple[MaskMod, ...], combine: Callable[[Tensor, Tensor], Tensor]) -> MaskMod:
-    parts: list[OfRanges] = [part.of_ranges for part in masks if hasattr(part, "of_ranges")]
-    if len(parts) < len(masks):
-        return mask
-
-    def of_ranges(*given: Any) -> tuple[Tensor, Tensor]:
-        some, whole = zip(*(part(*given) for part in parts))
-        return functools.reduce(combine, some), functools.reduce(combine, whole)
-
-    return _with_ranges(mask, of_ranges)
+    combine = staticmethod(operator.or_)

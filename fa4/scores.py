@@ -1,66 +1,101 @@
-"""Ready-made score_mods: functions of (score, b, h, q_idx, kv_idx). Tensors that they are made of get gradients."""
+"""Ready-made score_mods: functions of (score, b, h, q_idx, kv_idx). Tensors that they are made of get gradients.
+
+They are values (`fa4.mods.ready`): equal ones compare equal, and they can be pickled, copied and kept in modules.
+"""
 
 from __future__ import annotations
+
+import math
+import numbers
 
 import torch
 from torch import Tensor
 
-from .mods.call import ScoreMod
+from .mods.ready import ReadyMade, check_tensor, check_whole
 
 
-def alibi(slopes: Tensor) -> ScoreMod:
+class alibi(ReadyMade):
     """A penalty that grows with the distance to the key. slopes: (heads_q,); see `alibi_slopes`.
 
     Source: Press, Smith, Lewis, "Train short, test long", arXiv 2108.12409.
     """
 
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return score + slopes[h] * (kv_idx - q_idx)
+    _fields = ("slopes",)
+    slopes: Tensor
 
-    return score_mod
+    def __init__(self, slopes: Tensor) -> None:
+        check_tensor("slopes", slopes, "heads_q")
+        super().__init__(slopes)
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score + self.slopes[h] * (kv_idx - q_idx)
 
 
 def alibi_slopes(heads: int, device: torch.device | str | None = None) -> Tensor:
     """(heads,) float32: 2^(-8 (h + 1) / heads)."""
+    check_whole("heads", heads, 1)
     return torch.exp2(torch.arange(1, heads + 1, dtype=torch.float32, device=device) * (-8.0 / heads))
 
 
-def relative_bias(table: Tensor) -> ScoreMod:
+class relative_bias(ReadyMade):
     """A learned bias for each head and distance. table: (heads_q, 2 * n + 1), for distances kv_idx - q_idx of -n to n;
     those beyond share the outermost entries."""
-    reach = table.shape[1] // 2
 
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return score + table[h, (kv_idx - q_idx).clamp(-reach, reach) + reach]
+    _fields = ("table",)
+    table: Tensor
 
-    return score_mod
+    def __init__(self, table: Tensor) -> None:
+        check_tensor("table", table, "heads_q, 2 * n + 1")
+        if table.shape[1] % 2 == 0:
+            raise ValueError(f"table has shape {tuple(table.shape)}, expected an odd number of columns: 2 * n + 1")
+        super().__init__(table)
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        reach = self.table.shape[1] // 2
+        return score + self.table[h, (kv_idx - q_idx).clamp(-reach, reach) + reach]
 
 
-def bias(values: Tensor) -> ScoreMod:
+class bias(ReadyMade):
     """A bias for each pair. values: (batch, heads_q, seqlen_q, seqlen_k); an axis of 1 is shared."""
-    shared = [extent == 1 for extent in values.shape]
-    own = values[tuple(0 if one else slice(None) for one in shared)]
 
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        indices = tuple(i for one, i in zip(shared, (b, h, q_idx, kv_idx)) if not one)
-        return score + own[indices] if indices else score + own
+    _fields = ("values",)
+    values: Tensor
 
-    return score_mod
+    def __init__(self, values: Tensor) -> None:
+        check_tensor("values", values, "batch, heads_q, seqlen_q, seqlen_k")
+        super().__init__(values)
 
-
-def softcap(cap: float) -> ScoreMod:
-    """cap * tanh(score / cap), as the argument softcap= does."""
-
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return cap * torch.tanh(score / cap)
-
-    return score_mod
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        indices = (0 if extent == 1 else i for extent, i in zip(self.values.shape, (b, h, q_idx, kv_idx)))
+        return score + self.values[tuple(indices)]
 
 
-def temperature(per_head: Tensor) -> ScoreMod:
+class softcap(ReadyMade):
+    """cap * tanh(score / cap), as the argument softcap= does. cap: positive."""
+
+    _fields = ("cap",)
+    cap: float
+
+    def __init__(self, cap: float) -> None:
+        if isinstance(cap, bool) or not isinstance(cap, numbers.Real):
+            raise TypeError(f"cap is {cap!r}, expected a number")
+        if not 0 < cap < math.inf:
+            raise ValueError(f"cap is {cap}, expected a positive finite number")
+        super().__init__(float(cap))
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return self.cap * torch.tanh(score / self.cap)
+
+
+class temperature(ReadyMade):
     """Scores times a factor of each query head. per_head: (heads_q,)."""
 
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return score * per_head[h]
+    _fields = ("per_head",)
+    per_head: Tensor
 
-    return score_mod
+    def __init__(self, per_head: Tensor) -> None:
+        check_tensor("per_head", per_head, "heads_q")
+        super().__init__(per_head)
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return score * self.per_head[h]

@@ -85,9 +85,11 @@ def _rsub(r, kind, a, b, alpha=1):
 
 def _divide(r, kind, a, b, rounding_mode=None):
     if kind == "int":
-        if rounding_mode != "floor":
-            raise TypeError(f"rounding_mode {rounding_mode!r} of integers")
-        return r.builder.op("floordiv", _node(r, a, kind), _node(r, b, kind, keep=True))
+        builder, first, second = r.builder, _node(r, a, kind), _node(r, b, kind, keep=True)
+        quotient = builder.op("floordiv", first, second)
+        if rounding_mode == "floor":
+            return quotient
+        return builder.op("add", quotient, builder.to(kind, _is_below(builder, first, second)))
     quotient = r.builder.op("div", _node(r, a, kind), _node(r, b, kind))
     return quotient if rounding_mode is None else r.builder.op(rounding_mode, quotient)
 
@@ -103,6 +105,23 @@ def _remainder(r, kind, a, b):
         return r.builder.op("mod", first, second)
     whole = r.builder.op("floor", r.builder.op("div", first, second))
     return r.builder.op("sub", first, r.builder.op("mul", whole, second))
+
+
+def _is_below(builder, first, second):
+    """Whether the floor of a quotient of integers is below what it is towards 0."""
+    rest, zero = builder.op("mod", first, second), builder.const(0, "int")
+    opposite = builder.op("lt", builder.op("bitxor", first, second), zero)
+    return builder.op("and", builder.op("ne", rest, zero), opposite)
+
+
+def _fmod(r, kind, a, b):
+    """With the sign of a."""
+    builder, first, second = r.builder, _node(r, a, kind), _node(r, b, kind, keep=True)
+    if kind == "int":
+        rest = builder.op("mod", first, second)
+        return builder.op("where", _is_below(builder, first, second), builder.op("sub", rest, second), rest)
+    whole = builder.op("trunc", builder.op("div", first, second))
+    return builder.op("sub", first, builder.op("mul", whole, second))
 
 
 def _pow(r, kind, base, exponent):
@@ -166,6 +185,110 @@ def _sign(r, kind, x):
     return r.builder.op("sub", above, below)
 
 
+# Operators that are compositions. They are as accurate as the arithmetic where results are small or arguments large;
+# erfc, like erf in kernels, has an absolute error alone.
+
+
+class _Floats:
+    """Operators of the graph on nodes of floats."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def __getattr__(self, op: str) -> Callable[..., int]:
+        return lambda *args: self.builder.op(op, *(self(x) for x in args))
+
+    def __call__(self, x: int | float) -> int:
+        """A node as it is, the node of a number that stays in the code."""
+        return self.builder.const(x, "float") if isinstance(x, float) else x
+
+    def either(self, a: int, b: int) -> int:
+        return self.builder.op("or", a, b)
+
+    def both(self, a: int, b: int) -> int:
+        return self.builder.op("and", a, b)
+
+
+def _of_floats(formula: Callable[..., int]) -> Record:
+    """formula(operators on nodes, *nodes of the arguments)."""
+    return lambda r, kind, *xs: formula(_Floats(r.builder), *(_node(r, x, "float") for x in xs))
+
+
+def _cosine_of_arc(f, x):
+    """sqrt(1 - x^2)."""
+    return f.sqrt(f.mul(f.sub(1.0, x), f.add(1.0, x)))
+
+
+def _cosh(f, x):
+    return f.mul(0.5, f.add(f.exp(x), f.exp(f.neg(x))))
+
+
+def _expm1(f, x):
+    """tanh(x / 2) = (exp(x) - 1) / (exp(x) + 1)."""
+    return f.mul(f.tanh(f.mul(0.5, x)), f.add(f.exp(x), 1.0))
+
+
+def _asinh(f, x):
+    """Of a = |x|: log(a + sqrt(a^2 + 1)), where a^2 may be infinite."""
+    a = f.abs(x)
+    inverse = f.div(1.0, a)
+    root = f.sqrt(f.add(f.mul(inverse, inverse), 1.0))
+    size = f.log1p(f.add(a, f.div(a, f.add(inverse, root))))
+    return f.where(f.lt(x, 0.0), f.neg(size), size)
+
+
+def _acosh(f, x):
+    above = f.sub(x, 1.0)
+    return f.log1p(f.add(above, f.mul(f.sqrt(above), f.sqrt(f.add(x, 1.0)))))
+
+
+def _atanh(f, x):
+    return f.mul(0.5, f.sub(f.log1p(x), f.log1p(f.neg(x))))
+
+
+def _hypot(f, x, y):
+    a, b = f.abs(x), f.abs(y)
+    small, large = f.min(a, b), f.max(a, b)
+    ratio = f.where(f.eq(small, large), 1.0, f.div(small, large))  # of zeros or infinities too
+    return f.mul(large, f.sqrt(f.add(f.mul(ratio, ratio), 1.0)))
+
+
+def _copysign(f, x, sign):
+    is_negative = f.either(f.lt(sign, 0.0), f.lt(f.div(1.0, sign), 0.0))  # -0 too
+    size = f.abs(x)
+    return f.where(is_negative, f.neg(size), size)
+
+
+def _rounded(f, x):
+    """To the nearest whole number, of two to the even one."""
+    size = f.abs(x)
+    whole = f.floor(size)
+    part, half = f.sub(size, whole), f.mul(0.5, whole)
+    is_odd = f.ne(half, f.floor(half))
+    goes_up = f.either(f.gt(part, 0.5), f.both(f.eq(part, 0.5), is_odd))
+    size = f.where(goes_up, f.add(whole, 1.0), whole)
+    return f.where(f.lt(x, 0.0), f.neg(size), size)
+
+
+def _round(r, kind, x, decimals=0):
+    if kind == "int":
+        return _node(r, x, kind)
+    f, node, factor = _Floats(r.builder), _node(r, x, kind), 10.0 ** abs(decimals)
+    if not decimals:
+        return _rounded(f, node)
+    there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+    return r.builder.op(back, _rounded(f, r.builder.op(there, node, f(factor))), f(factor))
+
+
+_COMPOSED = {
+    "expm1": _expm1, "cosh": _cosh, "asinh": _asinh, "acosh": _acosh, "atanh": _atanh, "hypot": _hypot,
+    "sinh": lambda f, x: f.mul(f.tanh(x), _cosh(f, x)), "tan": lambda f, x: f.div(f.sin(x), f.cos(x)),
+    "asin": lambda f, x: f.atan2(x, _cosine_of_arc(f, x)), "acos": lambda f, x: f.atan2(_cosine_of_arc(f, x), x),
+    "atan": lambda f, x: f.atan2(x, 1.0), "log10": lambda f, x: f.mul(f.log(x), 1 / math.log(10)),
+    "erfc": lambda f, x: f.sub(1.0, f.erf(x)), "reciprocal": lambda f, x: f.div(1.0, x), "copysign": _copysign,
+}  # fmt: skip
+
+
 def _constant(position: int | None, value: float = 0) -> Record:
     """A tensor filled with the argument at `position`, or with `value`."""
     return lambda r, kind, *args, **_: r.builder.number(value if position is None else args[position], kind)
@@ -175,13 +298,14 @@ LIKE_CONSTANTS = {
     "zeros": _constant(None, 0), "ones": _constant(None, 1), "full": _constant(1), "scalar_tensor": _constant(0),
     "zeros_like": _constant(None, 0), "ones_like": _constant(None, 1), "full_like": _constant(1),
     "new_zeros": _constant(None, 0), "new_ones": _constant(None, 1), "new_full": _constant(2),
+    "empty": _constant(None, 0), "empty_like": _constant(None, 0),  # which autograd makes and fills
 }  # fmt: skip
 
 OPERATORS: dict[str, Record] = {
     **LIKE_CONSTANTS,
     **{name: _unary(name) for name in (
         "neg", "abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "floor", "ceil",
-        "trunc", "erf")},
+        "trunc", "erf", "log1p")},
     **{name: _compare(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{f"logical_{name}": _logical(name) for name in ("and", "or", "xor", "not")},
     **{f"bitwise_{name}": _bitwise(name) for name in ("and", "or", "xor")},
@@ -195,7 +319,9 @@ OPERATORS: dict[str, Record] = {
     "maximum": _binary("max", "or"), "minimum": _binary("min", "and"), "clamp": _clamp, "clamp_min": _clamp,
     "clamp_max": lambda r, kind, x, bound: _clamp(r, kind, x, None, bound),
     "relu": lambda r, kind, x: _clamp(r, kind, x, 0), "where": _where, "masked_fill": _masked_fill, "copy": _copy,
-    "reciprocal": lambda r, kind, x: r.builder.op("div", r.builder.const(1.0, kind), _node(r, x, kind)),
+    "fill": _copy,
+    "atan2": _binary("atan2"), "fmod": _fmod, "round": _round,
+    **{name: _of_floats(formula) for name, formula in _COMPOSED.items()},
     "sgn": _sign,
     "sign": _sign,
     "isnan": _is_nan, "isinf": _is_inf,

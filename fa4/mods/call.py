@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import blocks
-from .blocks import Problem
+from .problem import Problem, check_fit
+from .ready import ReadyMade, made
 from .record import Mods
 from .remember import remembered
-from .trace import ModError, Traced, begin_of, name_of, trace_mask, trace_score
+from .trace import ModError, begin_of, name_of, trace_mask, trace_score
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -38,7 +41,7 @@ def gather(
     mask = None if mask_mod is None else remembered(trace_mask, mask_mod)
     for role, function, traced in (("score_mod", score_mod, score), ("mask_mod", mask_mod, mask)):
         if function is not None and traced is not None:
-            _check_fit(f"{role} {name_of(function)}", begin_of(function), traced, problem)
+            check_fit(role, function, traced, problem)
     tensors: list[Tensor] = []
     numbers: list[float] = []
     for traced in (score, mask):
@@ -53,13 +56,17 @@ def gather(
 
 def _with_blocks(mods: Mods, block_mask: Any, needs_backward: bool) -> Mods:
     lists = list(blocks.lists_of(block_mask, both_sides=needs_backward or bool(mods.trained)))
+    if not torch.compiler.is_compiling():
+        lists += blocks.given_of(block_mask)
     block_q, block_k = block_mask.BLOCK_SIZE
     return mods._replace(blocks=lists, block_q=block_q, block_k=block_k)
 
 
 def _as_constants(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> Mods:
     """The record of a call that torch.compile traces: graphs, numbers and which tensors were captured are constants of
-    the compiled code, which is made anew for another function; the values of the tensors are not."""
+    the compiled code, which is made anew for another function; the values of the tensors are not. A ready-made
+    function, or a functools.partial of a function of a module, may be made in compiled code, of tensors that it
+    computes."""
     texts: list[str] = []
     tensors: list[Tensor] = []
     numbers: list[float] = []
@@ -68,13 +75,61 @@ def _as_constants(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> Mods:
         if function is None:
             texts.append("")
             continue
-        id(function)  # a guard of the compiled code: what is constant holds for this very function
-        text, own_numbers, own_trained = _constants(function, is_score)
+        if isinstance(function, (ReadyMade, functools.partial)):
+            held: list[Tensor] = []
+            text, own_numbers, own_trained, places = _constants_of_parts(_parts(function, held), is_score)
+            tensors += [held[i] for i in places]
+        else:
+            id(function)  # a guard of the compiled code: what is constant holds for this very function
+            text, own_numbers, own_trained = _constants(function, is_score)
+            tensors += _captured(function, is_score)
         texts.append(text)
         numbers += own_numbers
         trained += own_trained
-        tensors += _captured(function, is_score)
     return Mods(tensors, [], texts[0], texts[1], numbers, 0, 0, trained)
+
+
+def _parts(x: Any, tensors: list[Tensor]) -> Any:
+    """A ready-made function or a partial, or what it is made of, as constants; its tensors, which compiled code may
+    compute, are collected."""
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    if isinstance(x, ReadyMade):
+        return _READY, type(x), *[_parts(value, tensors) for value in x._values]
+    if isinstance(x, functools.partial):
+        names = tuple(x.keywords)
+        values = tuple([x.keywords[name] for name in names])
+        return _PARTIAL, names, _parts(x.func, tensors), _parts(x.args, tensors), _parts(values, tensors)
+    if isinstance(x, tuple):
+        return _TUPLE, *[_parts(value, tensors) for value in x]
+    if isinstance(x, Tensor):
+        tensors.append(x)
+        return _TENSOR, len(tensors) - 1, tuple([guard_scalar(extent) for extent in x.shape]), x.dtype, x.requires_grad
+    if isinstance(x, (int, float)):  # which torch.compile may have made a symbol
+        return _OTHER, guard_scalar(x)
+    if callable(x):
+        id(x)  # guarded, as `_as_constants` does
+    return _OTHER, x
+
+
+_READY, _PARTIAL, _TUPLE, _TENSOR, _OTHER = range(5)
+
+
+def _of_parts(parts: Any, tensors: dict[int, Tensor]) -> Any:
+    """What `_parts` took apart, with tensors like those that it had."""
+    kind, *parts = parts
+    if kind == _READY:
+        return made(parts[0], tuple(_of_parts(part, tensors) for part in parts[1:]))
+    if kind == _PARTIAL:
+        function, args, values = (_of_parts(part, tensors) for part in parts[1:])
+        return functools.partial(function, *args, **dict(zip(parts[0], values)))
+    if kind == _TUPLE:
+        return tuple(_of_parts(part, tensors) for part in parts)
+    if kind == _TENSOR:
+        place, shape, dtype, requires_grad = parts
+        tensors[place] = torch.empty((), dtype=dtype).expand(shape).detach().requires_grad_(requires_grad)
+        return tensors[place]
+    return parts[0]
 
 
 def _constant_when_compiled(function: Callable) -> Callable:
@@ -91,26 +146,20 @@ def _constants(function: Callable, is_score: bool) -> tuple[str, list[float], li
 
 
 @_constant_when_compiled
+def _constants_of_parts(parts: Any, is_score: bool) -> tuple[str, list[float], list[int], list[int]]:
+    """`_constants`, and which tensor each that was captured is."""
+    tensors: dict[int, Tensor] = {}
+    with _disable_current_modes():
+        function = _of_parts(parts, tensors)
+    traced = (trace_score if is_score else trace_mask)(function)
+    places = [next((i for i, x in tensors.items() if x is captured), None) for captured in traced.tensors]
+    if None in places:
+        function = getattr(function, "func", function)
+        raise ModError(f"{name_of(function)}: reads a tensor that it is not made of{begin_of(function)}")
+    trained = sorted({scatter.tensor for scatter in traced.graph.scatters})
+    return traced.graph.text, [float(x) for x in traced.numbers], trained, [i for i in places if i is not None]
+
+
+@_constant_when_compiled
 def _captured(function: Callable, is_score: bool) -> list[Tensor]:
     return list(remembered(trace_score if is_score else trace_mask, function).tensors)
-
-
-def _check_fit(who: str, where: str, traced: Traced, problem: Problem) -> None:
-    """Captured tensors are on the device, and large enough where they are indexed by an argument itself."""
-    extents = {"b": problem.batch, "h": problem.heads}
-    if not problem.packed:  # (an upper bound may be far above the lengths)
-        extents |= {"q_idx": problem.seqlen_q, "kv_idx": problem.seqlen_k}
-    for x in traced.tensors:
-        if x.device != problem.device:
-            raise ValueError(f"{who}: captured a tensor on {x.device}, expected {problem.device} like q{where}")
-    for load in traced.graph.loads():
-        assert isinstance(load.value, int)
-        shape = traced.tensors[load.value].shape
-        for axis, i in enumerate(load.args):
-            node = traced.graph.nodes[i]
-            extent = extents.get(str(node.value)) if node.op == "input" else None
-            if extent is not None and shape[axis] < extent:
-                raise ModError(
-                    f"{who}: indexes axis {axis} of a captured tensor of shape {tuple(shape)} by {node.value}, "
-                    f"expected at least {extent} entries there{where}"
-                )

@@ -52,7 +52,15 @@ _BOOLS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not
 OPERATORS = frozenset(
     ("neg", "abs", "add", "sub", "mul", "div", "min", "max", "floordiv", "mod", "pow", "exp", "exp2", "log", "log2",
      "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "floor", "ceil", "trunc", "shl", "shr", "bitand", "bitor",
-     "bitxor", "erf", "where", "to_float", "to_int", *_BOOLS)
+     "bitxor", "erf", "log1p", "atan2", "where", "to_float", "to_int", *_BOOLS)
+)  # fmt: skip
+
+
+# Operators and leaves that are finite where their arguments are. (Products of finite numbers count as finite.)
+_FINITE = frozenset(
+    ("input", "const", "number", "add", "sub", "mul", "neg", "tanh", "sigmoid", "where", "min", "max", "abs",
+     "to_float", "to_int", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "to_bool", "sin", "cos",
+     "load")
 )  # fmt: skip
 
 
@@ -111,6 +119,21 @@ class Graph:
         nodes = [self.nodes[i] for i in scatter.indices]
         chosen = {str(node.value) for node in nodes if node.op == "input"}
         return chosen == {"b", "h", "q_idx", "kv_idx"} and [s.tensor for s in self.scatters].count(scatter.tensor) == 1
+
+    def stays_finite(self, *nodes: int | None, trusts_loads: bool = False) -> bool:
+        """Whether these are finite at every pair that has a finite score and finite gradients. What an element of a
+        captured tensor holds is another for each pair, and may be infinite where a mask hides the pair; one that
+        sequence and head alone choose is the same at the pairs that are seen. trusts_loads: all are finite."""
+
+        def may_be_infinite(node: Node) -> bool:
+            if node.op == "const":
+                return node.kind == "float" and not math.isfinite(float(node.value or 0))
+            if node.op == "load" and node.kind == "float":
+                return not trusts_loads and not self.inputs_of(*node.args) <= {"b", "h"}
+            return node.op not in _FINITE
+
+        outputs = [i for i in nodes if i is not None]
+        return not any(may_be_infinite(self.nodes[i]) for i in self.needed(*outputs))
 
     def needed(self, *outputs: int) -> set[int]:
         """The nodes that these are computed from, themselves included."""

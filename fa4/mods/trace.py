@@ -10,6 +10,8 @@ recorded for each of them.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,18 +25,20 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .aten import LIKE_CONSTANTS, OPERATORS, REDUCTIONS, kind_of
 from .graph import Builder, Graph, Number, Scatter, TensorType
-
-
-class ModError(ValueError):
-    """A score_mod or mask_mod cannot be traced, or does not fit the problem; the message says what and where."""
+from .made import make
+from .recorder import NO_COUNTERPART, ModError, Reach, Recorder, check_plain, without_values
 
 
 class Traced(NamedTuple):
-    """A graph with what fills it: captured tensors and numbers, by position."""
+    """A graph with what fills it: captured tensors and numbers, by position.
+
+    reaches: how far arguments may go that index what the function makes of numbers.
+    """
 
     graph: Graph
     tensors: tuple[Tensor, ...] = ()
     numbers: tuple[Number, ...] = ()
+    reaches: tuple[Reach, ...] = ()
 
 
 def trace_score(function: Callable[..., Tensor]) -> Traced:
@@ -48,28 +52,75 @@ def trace_mask(function: Callable[..., Tensor]) -> Traced:
 
 
 def _trace(role: str, function: Callable[..., Tensor], names: tuple[str, ...]) -> Traced:
-    if not callable(function):
-        raise TypeError(f"{role} is a {type(function).__name__}, expected a function of ({', '.join(names)})")
-    is_score = names[0] == "score"
+    _check_signature(role, function, names)
+    is_score, default_device = names[0] == "score", torch.get_default_device()
     with _without_modes(), torch.set_grad_enabled(is_score), torch.autocast("cpu", enabled=False):
-        recorder = _Recorder()
+        recorder = Recorder(default_device)
         operators, functions = _Operators(recorder), _Functions(recorder)
         arguments = [recorder.input(name, torch.float32 if name == "score" else torch.int32) for name in names]
-        with operators, functions:
-            try:
-                out = function(*arguments)
-                result = _result(recorder, out, is_score)
-            except ModError as error:
-                raise ModError(f"{role} {name_of(function)}: {error}{_where(error, function)}") from error
         dscore: int | None = None
         scatters: list[Scatter] = []
-        if is_score:
-            with operators:
+        with _naming(role, function), operators, _saving_nodes(recorder):
+            with functions:
+                # The score may be changed in place, as a leaf may not.
+                out = function(*(x.clone() if x.requires_grad else x for x in arguments))
+                result = _result(recorder, out, is_score)
+            if is_score:
                 dscore, scatters = _derivative(recorder, out, arguments[0])
     builder = recorder.builder
     types = [TensorType(x.ndim, str(x.dtype).removeprefix("torch.")) for x in recorder.tensors]
     graph = _pruned(builder, result, types, dscore, scatters)
-    return Traced(graph, tuple(recorder.tensors), tuple(value for _, value in builder.numbers))
+    numbers = tuple(value for _, value in builder.numbers)
+    return Traced(graph, tuple(recorder.tensors), numbers, tuple(dict.fromkeys(recorder.reaches)))
+
+
+@contextlib.contextmanager
+def _naming(role: str, function: Callable) -> Iterator[None]:
+    """Errors tell the function and the line; among them torch's own, of what the function asks it for."""
+    try:
+        yield
+    except ModError as error:
+        raise ModError(f"{role} {name_of(function)}: {error}{_where(error, function)}") from error
+    except RuntimeError as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if isinstance(error, RecursionError) or not last.filename.startswith(_NOT_THE_CALLERS):
+            raise
+        reason = str(error).split("\n")[0]
+        raise ModError(f"{role} {name_of(function)}: {reason}{_where(error, function)}") from error
+
+
+def _saving_nodes(recorder: Recorder) -> contextlib.AbstractContextManager:
+    """What autograd saves of a tensor are its nodes, so that the tensor may be changed in place."""
+
+    def pack(x: Tensor) -> Any:
+        return (x.shape, x.dtype, recorder.elements(x)) if recorder.knows(x) else x
+
+    def unpack(saved: Any) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        shape, dtype, nodes = saved
+        x = without_values(shape, dtype)
+        recorder.set(x, *nodes)
+        return x
+
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _check_signature(role: str, function: Any, names: tuple[str, ...]) -> None:
+    expected = f"expected a function of ({', '.join(names)})"
+    if not callable(function):
+        raise TypeError(f"{role} is a {type(function).__name__}, {expected}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # it tells none
+        return
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        of = f"{role} {name_of(function)} takes {signature}"
+        raise TypeError(f"{of}, {expected}: {error}{begin_of(function)}") from None
 
 
 @contextlib.contextmanager
@@ -85,7 +136,7 @@ def _without_modes() -> Iterator[None]:
             _push_mode(mode)
 
 
-def _result(recorder: _Recorder, out: Any, is_score: bool) -> int:
+def _result(recorder: Recorder, out: Any, is_score: bool) -> int:
     if isinstance(out, (bool, int, float)):
         raise ModError(f"returned {out!r}, expected a tensor computed from its arguments")
     if not isinstance(out, Tensor):
@@ -99,7 +150,7 @@ def _result(recorder: _Recorder, out: Any, is_score: bool) -> int:
     return recorder.node(out)
 
 
-def _derivative(recorder: _Recorder, out: Tensor, score: Tensor) -> tuple[int, list[Scatter]]:
+def _derivative(recorder: Recorder, out: Tensor, score: Tensor) -> tuple[int, list[Scatter]]:
     """By autograd over the operators that were recorded: what it runs is recorded too."""
     zero = recorder.builder.const(0.0, "float")
     if not out.requires_grad:
@@ -129,120 +180,10 @@ def _pruned(builder: Builder, result: int, types: list[TensorType], dscore: int 
     return Graph(nodes, place[result], types, kinds, None if dscore is None else place[dscore], moved)
 
 
-class _Recorder:
-    """What both modes know of the tensors they see."""
-
-    def __init__(self) -> None:
-        self.builder = Builder()
-        self.tensors: list[Tensor] = []
-        # Elements, or rows of them, that have a gradient: position of the captured tensor, indices of each element.
-        self.leaves: list[tuple[Tensor, int, list[tuple[int, ...]]]] = []
-        self._nodes: dict[int, list[int]] = {}  # of the elements, by id of tensors, which `_kept` keeps alive
-        self._parts: dict[int, tuple[int, tuple[int, ...]]] = {}  # captured tensors indexed in part: position, indices
-        self._kept: list[Tensor] = []
-
-    def input(self, name: str, dtype: torch.dtype) -> Tensor:
-        x = _without_values((), dtype, name == "score")
-        self.set(x, self.builder.input(name))
-        return x
-
-    def set(self, x: Tensor, *nodes: int) -> None:
-        self._kept.append(x)
-        self._nodes[id(x)] = list(nodes)
-
-    def knows(self, x: Tensor) -> bool:
-        return id(x) in self._nodes
-
-    def elements(self, x: Tensor) -> list[int]:
-        """Nodes: one of a 0-dim tensor, else as many as the row has elements."""
-        if id(x) not in self._nodes:
-            if x.ndim or x.is_meta:
-                raise ModError(f"uses a tensor of shape {tuple(x.shape)} as a whole, expected numbers")
-            return [self.builder.number(x.item(), kind_of(x.dtype))]  # made by torch itself, or by the function
-        return self._nodes[id(x)]
-
-    def node(self, x: Tensor) -> int:
-        (node,) = self.elements(x)
-        return node
-
-    def element(self, x: Tensor, i: int) -> Tensor:
-        """The i-th element of a row, one of 1 element standing for any; of a 0-dim tensor itself."""
-        if not x.ndim:
-            return x
-        nodes = self.elements(x)
-        out = _without_values((), x.dtype)
-        self.set(out, nodes[i if len(nodes) > 1 else 0])
-        return out
-
-    def made_here(self, x: Tensor) -> None:
-        """x is no captured tensor: the function made it of a number."""
-        self.set(x, self.builder.number(x.item(), kind_of(x.dtype)))
-
-    def load(self, x: Tensor, indices: tuple[Any, ...]) -> Tensor:
-        """x[indices], of a captured tensor or of what such an access gave before."""
-        position, before = self._part(x)
-        whole = self.tensors[position]
-        if len(indices) > x.ndim:
-            raise ModError(f"indexes a tensor of shape {tuple(x.shape)} by {len(indices)} indices")
-        nodes = before + tuple(self._index(i, extent) for i, extent in zip(indices, x.shape))
-        left = whole.shape[len(nodes) :]
-        if left:
-            out = _without_values(left, whole.dtype)
-            self._kept.append(out)
-            self._parts[id(out)] = position, nodes
-            return out
-        return self._loaded((), position, [nodes])
-
-    def row(self, x: Tensor) -> Tensor:
-        """All elements of a captured tensor of one axis, or of what is left of one that was indexed in part."""
-        if x.shape[0] > LONGEST_ROW:
-            raise ModError(
-                f"uses a tensor of shape {tuple(x.shape)} as a whole, expected at most {LONGEST_ROW} elements: it is "
-                "computed with one by one"
-            )
-        position, before = self._part(x)
-        places = [(*before, self.builder.const(i, "int")) for i in range(x.shape[0])]
-        return self._loaded(tuple(x.shape), position, places)
-
-    def _part(self, x: Tensor) -> tuple[int, tuple[int, ...]]:
-        """Position of a captured tensor, and the indices that made x of it."""
-        if id(x) in self._parts:
-            return self._parts[id(x)]
-        known = [i for i, tensor in enumerate(self.tensors) if tensor is x]
-        if not known:
-            self.tensors.append(x)
-        return (known or [len(self.tensors) - 1])[0], ()
-
-    def _loaded(self, shape: tuple[int, ...], position: int, places: list[tuple[int, ...]]) -> Tensor:
-        whole = self.tensors[position]
-        trains = whole.dtype.is_floating_point and whole.requires_grad and torch.is_grad_enabled()
-        out = _without_values(shape, whole.dtype, trains)
-        self.set(out, *(self.builder.load(position, nodes, kind_of(whole.dtype)) for nodes in places))
-        if trains:
-            self.leaves.append((out, position, places))
-        return out
-
-    def _index(self, i: Any, extent: int) -> int:
-        if isinstance(i, int) and not isinstance(i, bool):
-            if not -extent <= i < extent:
-                raise ModError(f"indexes an axis of {extent} entries by {i}")
-            return self.builder.const(i % extent, "int")
-        if not isinstance(i, Tensor):
-            raise ModError(f"indexes a tensor by {i!r}, expected numbers")
-        if i.ndim or i.dtype.is_floating_point or i.dtype == torch.bool:
-            raise ModError(
-                f"indexes a tensor by a tensor of shape {tuple(i.shape)}, {i.dtype}, expected 0-dim integers"
-            )
-        return self.node(i if self.knows(i) else self.load(i, ()))
-
-
-LONGEST_ROW = 256
-
-
-def _without_values(shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool = False) -> Tensor:
-    with _disable_current_modes():
-        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=requires_grad)
-
+# Methods and operators that write to their first argument.
+_IN_PLACE = re.compile(
+    r"(?!_).*[^_]_$|__setitem__$|__i(add|sub|mul|div|truediv|floordiv|mod|pow|and|or|xor|[lr]shift)__$"
+)
 
 _NEED_VALUES = {
     "__bool__": "branches on a value (use torch.where)",
@@ -264,58 +205,82 @@ _QUESTIONS = frozenset(
 class _Functions(TorchFunctionMode):
     """Captured tensors become loads before autograd and the operators see them."""
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        name, kwargs = getattr(func, "__name__", str(func)), kwargs or {}
+        name, kwargs, recorder = getattr(func, "__name__", str(func)), kwargs or {}, self.recorder
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if all(map(recorder.is_made, tensors)):
+            return make(recorder, name, func, args, kwargs)
+        for x in tensors:
+            if not (recorder.knows(x) or recorder.is_made(x)):
+                check_plain(x)
         if name in _NEED_VALUES and args and isinstance(args[0], Tensor):
             raise ModError(f"{_NEED_VALUES[name]}; a traced function has none")
+        is_in_place = _IN_PLACE.match(name) is not None and bool(args) and isinstance(args[0], Tensor)
+        if is_in_place and not recorder.knows(args[0]):
+            if not recorder.is_made(args[0]):
+                raise ModError(f"changes a captured tensor of shape {tuple(args[0].shape)} in place")
+            if args[0].ndim > 1 or (args[0].ndim and name == "__setitem__"):
+                raise ModError(f"writes what it computed into a tensor of shape {tuple(args[0].shape)}")
+            recorder.computed(args[0])
+        if name == "empty_like":
+            raise ModError(f"uses {name}, {NO_COUNTERPART}")
+        if kwargs.get("out") is not None:
+            raise ModError(f"uses {name} with out, expected its result to be used")
         if func is Tensor.__getitem__:
-            if self.recorder.knows(args[0]):
+            if recorder.knows(args[0]):
                 raise ModError(f"indexes a computed tensor of shape {tuple(args[0].shape)}")
-            return self.recorder.load(args[0], args[1] if isinstance(args[1], tuple) else (args[1],))
+            return recorder.load(args[0], args[1] if isinstance(args[1], tuple) else (args[1],))
         if name in _QUESTIONS:
             return func(*args, **kwargs)
-        args, kwargs = tree_map_only(Tensor, self._number, (args, kwargs))
-        out = func(*args, **kwargs)
-        if isinstance(out, Tensor) and not out.is_meta:
-            if out.ndim:
-                raise ModError(f"{name} makes a tensor of shape {tuple(out.shape)}: make it before, and index it here")
-            self.recorder.made_here(out)
+        target = args[:1] if is_in_place else ()
+        args, kwargs = tree_map_only(Tensor, self._number, (args[len(target) :], kwargs))
+        out = _INSTEAD.get(name, func)(*target, *args, **kwargs)
+        if isinstance(out, Tensor) and not out.is_meta and not recorder.knows(out):
+            raise ModError(f"uses {name} on what it computed and on numbers, {NO_COUNTERPART}")
         return out
 
     def _number(self, x: Tensor) -> Tensor:
         """A captured 0-dim tensor as an element, a row as its elements; others are indexed first."""
-        if self.recorder.knows(x):
+        if self.recorder.knows(x) or (self.recorder.is_made(x) and not x.ndim):
             return x
         if x.ndim > 1:
             raise ModError(f"uses a tensor of shape {tuple(x.shape)} as a whole, expected it indexed down to a number")
         return self.recorder.row(x) if x.ndim else self.recorder.load(x, ())
 
 
+def _heaviside(input: Tensor, values: Tensor) -> Tensor:
+    """With a derivative: that of values where the input is 0, else 0."""
+    return torch.where(input == 0, values, (input > 0).to(input.dtype))
+
+
+_INSTEAD: dict[str, Callable[..., Tensor]] = {"heaviside": _heaviside}
+
+
+# What to write in the place of some operators that have none.
+_HINTS = {name: "; (boundaries < x).sum() counts boundaries" for name in ("bucketize", "searchsorted")}
+
+
 class _Operators(TorchDispatchMode):
     """Records every operator as nodes; what it computes has a shape and dtype, and no values."""
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+        self._decomposed: list[Any] = []  # what is being decomposed
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         recorder, kwargs = self.recorder, kwargs or {}
         name = func._schema.name.removeprefix("aten::")
         in_place = name.endswith("_") and not name.startswith("_") and not name.endswith("__")
         record = OPERATORS.get(name.removesuffix("_") if in_place else name)
+        if name == "_local_scalar_dense":
+            raise ModError("reads a value; a traced function has none")
         if record is None:
-            try:
-                with self:
-                    out = NotImplemented if in_place else self._decompose(func, args, kwargs)
-            except ModError as error:
-                raise ModError(f"uses {name}, which has no counterpart in kernels") from error
-            if out is NotImplemented:
-                raise ModError(f"uses {name}, which has no counterpart in kernels")
-            return out
+            return self._by_others(name, _out_of_place(func) if in_place else func, args, kwargs, in_place)
         if all(x.is_meta or name in LIKE_CONSTANTS for x in args if isinstance(x, Tensor)):
             out = func(*args, **kwargs)
         else:  # a number that torch made a tensor of
@@ -326,8 +291,33 @@ class _Operators(TorchDispatchMode):
             raise ModError(f"{name} makes a tensor of shape {tuple(out.shape)}, expected numbers or rows of them")
         if not out.is_meta:
             return out
-        out = args[0] if in_place else out
-        recorder.set(out, *self._nodes(name, record, out, args, kwargs))
+        try:
+            nodes = self._nodes(name, record, out, args, kwargs)
+        except TypeError as error:
+            raise ModError(f"uses {name} in a form {NO_COUNTERPART}: {error}") from error
+        if in_place:
+            recorder.changed(args[0], *nodes)
+            return args[0]
+        recorder.set(out, *nodes)
+        return out
+
+    def _by_others(self, name: str, func: Any, args: tuple, kwargs: dict, in_place: bool) -> Any:
+        """By operators that it is made of."""
+        try:
+            with self:
+                out = NotImplemented if func is None else self._decompose(func, args, kwargs)
+        except ModError as error:
+            raise ModError(f"uses {name}, {NO_COUNTERPART}{_HINTS.get(name, '')}") from error
+        if out is NotImplemented:
+            raise ModError(f"uses {name}, {NO_COUNTERPART}{_HINTS.get(name, '')}")
+        if in_place:
+            x = args[0]
+            if out.shape != x.shape or not torch.can_cast(out.dtype, x.dtype):
+                came = f"a tensor of shape {tuple(out.shape)}, {out.dtype}"
+                raise ModError(f"{name} makes {came}, expected {tuple(x.shape)}, {x.dtype}: it changes one in place")
+            kind = kind_of(x.dtype)
+            self.recorder.changed(x, *(self.recorder.builder.to(kind, node) for node in self.recorder.elements(out)))
+            return x
         return out
 
     def _nodes(self, name: str, record: Callable[..., int], out: Tensor, args: tuple, kwargs: dict) -> list[int]:
@@ -349,7 +339,17 @@ class _Operators(TorchDispatchMode):
         return [record(recorder, kind, *of_args, **of_kwargs) for of_args, of_kwargs in each]
 
     def _decompose(self, func, args, kwargs):
-        """What torch, or who registered it, says that the operator is in terms of others."""
+        """What torch, or who registered it, says that the operator is in terms of others; not of itself alone."""
+        if self._decomposed.count(func) >= _DEEPEST:
+            return NotImplemented
+        self._decomposed.append(func)
+        try:
+            return self._in_others(func, args, kwargs)
+        finally:
+            self._decomposed.pop()
+
+    @staticmethod
+    def _in_others(func, args, kwargs):
         if func in torch._decomp.decomposition_table:
             return torch._decomp.decomposition_table[func](*args, **kwargs)
         if func.has_kernel_for_dispatch_key(_COMPOSITE):
@@ -357,6 +357,13 @@ class _Operators(TorchDispatchMode):
         return func.decompose(*args, **kwargs)
 
 
+def _out_of_place(func: Any) -> Any:
+    """The operator that gives what one in place writes; None if there is none."""
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    return getattr(getattr(torch.ops.aten, name, None), func._overloadname, None)
+
+
+_DEEPEST = 4
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
@@ -366,7 +373,7 @@ def name_of(function: Callable) -> str:
 
 def begin_of(function: Callable) -> str:
     """Where the text of a function begins, if it has one."""
-    code = getattr(function, "__code__", None)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
 
 

@@ -107,6 +107,36 @@ def _quadratic(a):
     return lambda score, b, h, q_idx, kv_idx: score**2 * a[h] - torch.abs(score).sqrt() + torch.log(score.abs() + 1.5)
 
 
+def _kerple(a, b):
+    """Source: Chi et al., "KERPLE", arXiv 2205.09921."""
+    return lambda score, _, h, q_idx, kv_idx: score - a[h] * torch.log1p(b[h].abs() * (q_idx - kv_idx).abs())
+
+
+def _angles(weight):
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return torch.atan2(score * weight[h], (q_idx - kv_idx) * 0.125 + 0.0625) + torch.atan(score)
+
+    return score_mod
+
+
+def _made_inside(score, b, h, q_idx, kv_idx):
+    """Ranges, one of them counted from the end, and numbers as tensors."""
+    distance = torch.arange(0.5, 60, 0.5)[kv_idx] + torch.arange(end=QUERIES, dtype=torch.float32)[q_idx // 2 - 35]
+    numbers = torch.zeros(()) + torch.full((), 0.25) * torch.scalar_tensor(2.0) + torch.ones((), dtype=torch.int64)
+    return score * numbers + distance * 0.125 + torch.arange(3)[2]
+
+
+def _changed_in_place(weight):
+    def score_mod(score, b, h, q_idx, kv_idx):
+        factor = weight[h]
+        factor.mul_(0.5)
+        score.add_(factor).mul_(2)
+        score -= kv_idx * 0.125
+        return score
+
+    return score_mod
+
+
 SCORES: dict[str, Score] = {
     "alibi": Score(scores.alibi, (_normal(HEADS),)),
     "relative_bias": Score(scores.relative_bias, (_normal(HEADS, 21),)),
@@ -117,6 +147,10 @@ SCORES: dict[str, Score] = {
     "masked_inside": Score(_masked_inside, (_normal(KEYS),)),
     "a_number_is_learned": Score(_shared_temperature, (torch.tensor(1.7, dtype=torch.float64),)),
     "quadratic": Score(_quadratic, (_normal(HEADS),)),
+    "kerple": Score(_kerple, (_normal(HEADS), _normal(HEADS))),
+    "angles": Score(_angles, (_normal(HEADS),)),
+    "made_inside": Score(lambda: _made_inside),
+    "changed_in_place": Score(_changed_in_place, (_normal(HEADS),)),
     "constant": Score(lambda: lambda score, b, h, q_idx, kv_idx: score * torch.zeros_like(score) + kv_idx * 0.125),
 }
 

@@ -15,7 +15,7 @@ CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
 # what traces them is the same for all: the portable kernels show it, forward and backward.
 SOME = {
     # Lists of blocks, of each head its own, are below; documents in lists are the other chips'.
-    "sm80": ("many_kinds_in_order",),
+    "sm80": ("many_kinds_in_order", "logarithm_and_angle"),
     # Steps in order, which keep scores; the same by lists; steps that overlap, by lists of each head of a group; blocks
     # with the longest lists first.
     "sm90": ("few_kinds", "documents", "documents_192_128", "heads_of_group", "heads_wide"),
@@ -28,8 +28,8 @@ SOME_FORWARD = {"sm80": ("packed_and_split", "other_blocks"), "sm90": ("packed_b
 # The soak runs these too.
 MORE = {
     "sm80": ("documents_short", "heads_of_group_in_order"),
-    "sm90": ("many_kinds", "divides", "packed_and_split", "heads", "heads_of_group_in_order"),
-    "sm100": ("many_kinds", "divides", "packed_and_split", "heads", "heads_of_group_in_order"),
+    "sm90": ("logarithm_and_angle", "many_kinds", "divides", "packed_and_split", "heads", "heads_of_group_in_order"),
+    "sm100": ("logarithm_and_angle", "many_kinds", "divides", "packed_and_split", "heads", "heads_of_group_in_order"),
 }
 
 

@@ -52,6 +52,8 @@ def branches(score, b, h, q_idx, kv_idx):
 
 
 TABLE, LONG, SQUARE = torch.randn(8), torch.randn(300), torch.randn(3, 3)
+NESTED = torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged)
+SPARSE, COMPLEX = TABLE.to_sparse(), torch.randn(8, dtype=torch.complex64)
 REFUSED = {
     "branches on a value": branches,
     "uses erfinv, which has no counterpart": lambda score, b, h, q_idx, kv_idx: torch.erfinv(score),
@@ -68,7 +70,29 @@ REFUSED = {
     r"returned a tensor of shape \(8,\)|as a whole": lambda score, b, h, q_idx, kv_idx: TABLE,
     "returned 3.0, expected a tensor": lambda score, b, h, q_idx, kv_idx: 3.0,
     "returned torch.bool, expected a floating dtype": lambda score, b, h, q_idx, kv_idx: score > 0,
-    "which has no counterpart in kernels": lambda score, b, h, q_idx, kv_idx: score + torch.arange(8)[h],
+    r"^score_mod .*<lambda>: reads a value": lambda score, b, h, q_idx, kv_idx: score + torch.arange(h)[0],
+    "index 9 is out of bounds for dimension 0 with size 8": lambda score, b, h, *_: score + torch.arange(8)[9],
+    "uses rand, which has no counterpart": lambda score, b, h, q_idx, kv_idx: score + torch.rand(8)[h],
+    "uses normal_, which has no counterpart": lambda score, b, h, *_: score + torch.zeros(8).normal_()[h],
+    r"shape \(2097152,\) as a whole": lambda score, b, h, *_: score + (torch.arange(1 << 21) * 2)[h],
+    r"writes what it computed into a tensor of shape \(8,\)": lambda score, *_: torch.zeros(8).__setitem__(0, score),
+    "uses bucketize, .* counterpart in kernels; .* counts boundaries": lambda score, *_: torch.bucketize(score, TABLE),
+    "uses lgamma, which has no counterpart": lambda score, *_: torch.lgamma(score),
+    "uses new_empty, which has no counterpart": lambda score, *_: score.new_empty(()),
+    "uses add with out, expected its result": lambda score, *_: torch.add(score, 1, out=score),
+    "in place that shares its memory with another": lambda score, *_: score.view(()).add_(1),
+    "result type Float can't be cast to the desired output": lambda score, b, h, *_: score + h.add_(0.5),
+    "captured a nested tensor, expected a plain one": lambda score, b, h, *_: score + NESTED[0][h],
+    "captured a tensor of layout torch.sparse_coo": lambda score, b, h, *_: score + SPARSE[h],
+    "captured a tensor of dtype torch.complex64": lambda score, b, h, *_: score + COMPLEX[h].real,
+    "uses pow in a form which has no counterpart .*: powers of integers": lambda score, b, h, *_: score + h**5,
+    "uses hardshrink_backward, which has no counterpart": lambda score, *_: torch.hardshrink(score),
+    "derivative for 'inplace version of asinh' is not": lambda score, *_: score.asinh_(),
+    "uses randn, which has no counterpart": lambda score, b, h, q_idx, kv_idx: score + torch.randn(()),
+    "uses bernoulli, which has no counterpart": lambda score, b, h, q_idx, kv_idx: score + torch.bernoulli(score),
+    "full|reads a value": lambda score, b, h, q_idx, kv_idx: score + torch.full((), h),
+    r"changes a captured tensor of shape \(8,\) in place": lambda score, b, h, q_idx, kv_idx: score + TABLE.add_(1)[h],
+    r"changes a captured tensor of shape \(3, 3\)": lambda score, b, h, *_: SQUARE.__setitem__((0, 0), score),
 }  # fmt: skip
 
 
@@ -83,12 +107,44 @@ def test_what_cannot_be_traced_is_refused_with_its_line(message):
     assert line and first <= int(line.group(1)) <= first + 3, error.value
 
 
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            dict(score_mod=lambda score, b, h, q_idx: score),
+            r"score_mod .*<lambda> takes \(score, b, h, q_idx\), expected a function of \(score, b, h, q_idx, kv_idx\)"
+            r": too many positional arguments \(.*test_trace.py:\d+\)",
+        ),
+        (
+            dict(mask_mod=fa4.scores.softcap(2.0)),
+            r"mask_mod softcap takes .*, expected a function of \(b, h, q_idx, kv_idx\): missing .* 'kv_idx'",
+        ),
+        (dict(mask_mod=lambda *, b: b), r"mask_mod .* takes \(\*, b\), expected a function of \(b, h, q_idx, kv_idx\)"),
+    ],
+)
+def test_a_wrong_number_of_arguments_names_the_function(call, message):
+    q = torch.randn(1, 10, 4, 8)
+    with pytest.raises(TypeError, match=message):
+        fa4.flash_attn_func(q, q, q, **call)
+
+
 def test_errors_of_the_function_are_its_own():
     def broken(score, b, h, q_idx, kv_idx):
         return score + undefined  # noqa: F821
 
+    def refuses(score, b, h, q_idx, kv_idx):
+        raise RuntimeError("none of ours")
+
     with pytest.raises(NameError, match="undefined"):
         trace_score(broken)
+    with pytest.raises(RuntimeError, match="^none of ours"):
+        trace_score(refuses)
+
+
+def test_what_has_values_alone_is_taken_in_a_mask():
+    """Nobody asks for its derivative."""
+    trace_mask(lambda b, h, q_idx, kv_idx: torch.hardshrink(q_idx * 1.0) > kv_idx)
+    trace_mask(lambda b, h, q_idx, kv_idx: q_idx.clone().view(()).add_(1) >= kv_idx)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +156,22 @@ def test_errors_of_the_function_are_its_own():
             dict(score_mod=fa4.scores.temperature(torch.ones(3))),
             r"temperature.*: indexes axis 0 of a captured tensor of shape \(3,\) by h, .*scores.py:\d+",
         ),
-        (dict(mask_mod=fa4.masks.documents(torch.ones(1, 9))), r"axis 1 of .* shape \(1, 9\) by q_idx, .* 10 entries"),
+        (
+            dict(mask_mod=fa4.masks.documents(torch.ones(1, 9).int())),
+            r"axis 1 of .* shape \(1, 9\) by q_idx, .* 10 entries",
+        ),
+        (
+            dict(mask_mod=lambda b, h, q_idx, kv_idx: torch.arange(9)[kv_idx] < q_idx),
+            r"mask_mod .*: indexes 9 numbers that it makes by kv_idx, expected at least 10 \(.*test_trace.py:\d+\)",
+        ),
+        (
+            dict(score_mod=lambda score, b, h, q_idx, kv_idx: score * torch.ones(3, 10)[h, q_idx]),
+            r"score_mod .*: indexes 3 numbers that it makes by h, expected at least 4",
+        ),
+        (
+            dict(mask_mod=lambda b, h, q_idx, kv_idx: torch.tensor([0, 5, 2])[h] < q_idx),
+            r"mask_mod .*: indexes axis 0 of a captured tensor of shape \(3,\) by h",
+        ),
         (dict(score_mod=fa4.scores.softcap(2.0), softcap=2.0), "softcap and score_mod are both given"),
         (dict(block_mask="causal"), "block_mask is a str, expected what create_block_mask returns"),
     ],

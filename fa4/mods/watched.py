@@ -1,0 +1,95 @@
+"""`Watched`: the objects that a walk met, compared by identity with what is there at a later call."""
+
+from __future__ import annotations
+
+import operator
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+MISSING = object()  # stands for a name without a value
+
+
+class Watched:
+    """What walks met, to be looked at again: whether all of it is the same, by identity."""
+
+    def __init__(self) -> None:
+        self.cells: list[tuple[types.CellType, Any]] = []
+        self.names: list[tuple[Any, str, Any]] = []  # in dicts, and in classes' views of theirs
+        self.empty: list[dict] = []  # attributes of objects that have none
+        self.is_whole = True  # all that can be read, without an object that keeps the first function of a walk alive
+        self._functions: list[tuple[weakref.ref, tuple]] = []  # not to keep them
+        self._tensors: list[tuple[Tensor, tuple]] = []
+        self._others: list[tuple[Callable[..., bool], tuple]] = []
+
+    def add_function(self, x: types.FunctionType) -> None:
+        held = x.__code__, x.__defaults__, x.__kwdefaults__, x.__dict__ or None
+        self._functions.append((weakref.ref(x), held))
+
+    def add_tensor(self, x: Tensor) -> tuple:
+        """Add x, and return the properties that are compared."""
+        kind = x.dtype, x.shape, x.stride(), x.device, x.requires_grad
+        self._tensors.append((x, kind))
+        return kind
+
+    def add_class(self, x: type) -> None:
+        space = vars(x)
+        self._others.append((_is_same_class, (x, x.__bases__, space, len(space))))
+
+    def add_items(self, x: Any) -> tuple:
+        """Add a dict, list, set or deque, and return its items."""
+        if isinstance(x, dict):
+            items = tuple(x.items())
+            self._others.append((_has_same_values, (x, tuple(x), tuple(x.values()))))
+        else:
+            items = tuple(x)
+            self._others.append((_has_same_items, (x, items)))
+        return items
+
+    def holds(self) -> bool:
+        """Whether a walk would meet the same. Numbers that are equal but others do not count as the same."""
+        try:
+            for cell, x in self.cells:
+                if cell.cell_contents is not x:
+                    return False
+        except ValueError:  # it is empty
+            return False
+        for reference, (code, defaults, keywords, own) in self._functions:
+            function = reference()
+            if (
+                function is None
+                or function.__code__ is not code
+                or function.__defaults__ is not defaults
+                or function.__kwdefaults__ is not keywords
+                or (function.__dict__ or None) is not own
+            ):
+                return False
+        for space, name, x in self.names:
+            if space.get(name, MISSING) is not x:
+                return False
+        for space in self.empty:
+            if space:
+                return False
+        for is_same, parts in self._others:
+            if not is_same(*parts):
+                return False
+        for tensor, kind in self._tensors:  # (a function for the tuple would take longer)
+            if (tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad) != kind:
+                return False
+        return True
+
+
+def _is_same_class(x: type, bases: tuple, space: Any, size: int) -> bool:
+    """Whether x has the bases and as many attributes: Python may call a method that was added without its name."""
+    return x.__bases__ is bases and len(space) == size
+
+
+def _has_same_items(x: Any, items: tuple) -> bool:
+    return len(x) == len(items) and all(map(operator.is_, x, items))
+
+
+def _has_same_values(x: dict, keys: tuple, values: tuple) -> bool:
+    return _has_same_items(x, keys) and all(map(operator.is_, x.values(), values))
