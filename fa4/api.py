@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Literal, TypedDict, overload
 import torch
 from torch import Tensor
 
-from . import calls, checks, dispatch, jagged, mod_ops
+from . import calls, checks
 from .checks import WindowSize
-from .device import chip_of
 from .mods.call import MaskMod, ScoreMod
-from .spec import BYTES, AttentionInputs, AttentionSpec, Cache, Extent
+from .torch_internals import autocast_anywhere
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -143,15 +142,18 @@ def flash_attn_func(
         ModError: score_mod or mask_mod cannot be traced; a ValueError that tells the operator and the line.
         NotImplementedError: forward-mode differentiation, or a derivative of a gradient.
     """
-    if _autocast_anywhere():
+    checks.refuse_nested(q, k, v)
+    if return_lse is not False:
+        checks.boolean("return_lse", return_lse, "a bool")
+    if autocast_anywhere():
         q, k, v = _autocast(q, k, v)
     arguments = (q, k, v, learnable_sink, None, None, None, seqused_k, None, None)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
     if score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p):
         out, lse = calls.attend(False, arguments, options)
     else:
-        dropout = checks.Dropout(dropout_p, dropout_seed)
-        out, lse = calls.attend_with_mods(False, arguments, options, (score_mod, mask_mod, block_mask), dropout)
+        asked = calls.Asked(score_mod, mask_mod, block_mask, checks.Dropout(dropout_p, dropout_seed))
+        out, lse = calls.attend(False, arguments, options, asked)
     return (out, lse) if return_lse else out
 
 
@@ -225,121 +227,36 @@ def flash_attn_varlen_func(
     Raises:
         TypeError, ValueError, NotImplementedError: as `flash_attn_func`.
     """
-    if _autocast_anywhere():
+    checks.refuse_nested(q, k, v)
+    if return_lse is not False:
+        checks.boolean("return_lse", return_lse, "a bool")
+    if autocast_anywhere():
         q, k, v = _autocast(q, k, v)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
     if score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p):
         out, lse = calls.attend(True, (q, k, v, learnable_sink, *lengths), options)
     else:
-        mods, dropout = (score_mod, mask_mod, block_mask), checks.Dropout(dropout_p, dropout_seed)
-        out, lse = calls.attend_with_mods(True, (q, k, v, learnable_sink, *lengths), options, mods, dropout)
+        asked = calls.Asked(score_mod, mask_mod, block_mask, checks.Dropout(dropout_p, dropout_seed))
+        out, lse = calls.attend(True, (q, k, v, learnable_sink, *lengths), options, asked)
     return (out, lse) if return_lse else out
 
 
-def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | Tensor | None = None,
-    max_seqlen_k: int | Tensor | None = None,
-    seqused_q: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: WindowSize = (None, None),
-    softcap: float = 0.0,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    block_mask: BlockMask | None = None,
-    learnable_sink: Tensor | None = None,
-    dropout_p: float = 0.0,
-    deterministic: bool | None = None,
-    cache_seqlens: int | Tensor | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    page_table: Tensor | None = None,
-    num_splits: int = 0,
-    batch_invariant: bool = False,
-    backend: str = "auto",
-) -> dispatch.Explanation:
-    """Which backend and tiles a call with these arguments gets, and why not the backends preferred to it.
-
-    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func` but `return_lse` and `dropout_seed`, which
-    change nothing here, or those of `flash_attn_with_kvcache` that have a part in the choice, with the caches as k and
-    v. For packed q, k, v without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor but a block
-    mask's counts, to tell what share of its blocks is visited, and returns a record that prints as text. Tensors on the
-    "meta" device will do if only shapes are at hand.
-    """
-    if _autocast_anywhere():
-        q, k, v = _autocast(q, k, v)
-    if jagged.is_jagged((q, k, v)):
-        made = jagged.packed((q, k, v, learnable_sink, None, None, None, seqused_k, None, None))
-        score_mod, mask_mod, block_mask = jagged.packed_mods((q, k, v), (score_mod, mask_mod, block_mask))
-        q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = made
-    packed = isinstance(q, Tensor) and q.ndim == 3
-    cache = _cache(q, k, Cache(page_table, cache_batch_idx, cache_leftpad))
-    if cache is None:
-        (checks.check_packed if packed else checks.check_dense)(q, k, v)
-    options = checks.Options(softmax_scale, causal, window_size, softcap, deterministic, backend)
-    flags = checks.flags(q, k, v, learnable_sink, options)
-    flags = flags._replace(num_splits=num_splits, batch_invariant=batch_invariant)
-    if cache is not None:
-        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-        longest = q.shape[1] if cu_seqlens_q is None else checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
-        extent = Extent(batch, longest, cache.capacity(k))
-    elif packed:
-        batch = 1 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-        longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
-        longest_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
-        extent = Extent(batch, longest_q, longest_k)
-        if cu_seqlens_q is None:
-            cu_seqlens_q = torch.empty(2, dtype=torch.int32, device="meta")  # (only its shape matters from here)
-    else:
-        extent = Extent(q.shape[0], q.shape[1], k.shape[1])
-    lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *extent[1:]
-    inputs = AttentionInputs(q, k, v, learnable_sink, *lengths)
-    if packed and block_mask is not None:
-        inputs = mod_ops.bounded(block_mask, inputs, (max_seqlen_q, max_seqlen_k))
-        extent = inputs.extent
-    if cache is not None or cache_seqlens is not None:
-        inputs = inputs._replace(seqused_k=q)  # only its presence matters
-    mods = None
-    is_dropped = not checks.drops_nothing(dropout_p)
-    if score_mod is not None or mask_mod is not None or block_mask is not None or is_dropped:
-        if cache is not None and is_dropped:
-            raise ValueError(f"dropout_p is {dropout_p}, expected 0: attention on a cache has no dropout")
-        dropout_p = checks.probability("dropout_p", dropout_p)
-        random = dropout_p, q if dropout_p else None  # only its presence matters
-        mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask, random)
-    visited = None if mods is None else mod_ops.visited(mods)
-    return dispatch.explain(AttentionSpec.of(inputs, flags, mods, cache), extent, chip_of(q.device), backend, visited)
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast lowers operators on x's device to; None where it is off."""
+    kind = x.device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return None
+    return torch.get_autocast_dtype(kind)
 
 
-def _cache(q: Tensor, k: Tensor, cache: Cache) -> Cache | None:
-    """The cache that k is, or None if its rows lie as those of a padded or packed batch."""
-    are_tensors = isinstance(q, Tensor) and isinstance(k, Tensor)
-    has_own_layout = are_tensors and (q.ndim < k.ndim or k.dtype in BYTES)
-    return cache if has_own_layout or any(x is not None for x in cache) else None
-
-
-_autocast_anywhere = torch._C._is_any_autocast_enabled
+def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as autocast takes it; float64 and numbers that are not floating stay."""
+    lowered = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(dtype) if lowered else x
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v in autocast's dtype where it is on, as torch's scaled_dot_product_attention takes them; float64 stays."""
-    if not isinstance(q, Tensor):
-        return q, k, v
-    kind = q.device.type
-    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
-        return q, k, v
-    dtype = torch.get_autocast_dtype(kind)
-
-    def cast(x: Tensor) -> Tensor:
-        lowered = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
-        return x.to(dtype) if lowered else x
-
-    return cast(q), cast(k), cast(v)
+    """q, k, v in autocast's dtype where it is on, as torch's scaled_dot_product_attention takes them."""
+    dtype = autocast_dtype(q) if isinstance(q, Tensor) else None
+    return (q, k, v) if dtype is None else (in_dtype(q, dtype), in_dtype(k, dtype), in_dtype(v, dtype))

@@ -31,6 +31,8 @@ def rule(operator: Callable[..., Sequence[Tensor]], names: Sequence[str]) -> Cal
 
     def mapped(info: Any, in_dims: tuple, *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         n, dims = info.batch_size, dict(zip(names, in_dims))
+        if n == 0:
+            raise ValueError("torch.vmap maps fa4 attention over 0 calls, expected one at least")
         given = dict(zip(names, arguments, strict=True))
         axes = _axes(given, dims)
         if axes is None:

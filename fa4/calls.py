@@ -1,138 +1,201 @@
 """Calls like an earlier one: their checks have passed and their way to a kernel is known, found by one look.
 
-Checks, flags, the choice of backend and tiles and the shapes of results follow from a call's shapes, strides, dtypes,
-devices and options. So all of that is a key, under which the first call leaves what came of it; one like the call
-before needs none (see `remembered.Repeats`).
+What calls have in common is their `signature.Signature`, under which the first one leaves what came of it; a call like
+the last one needs none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
-from torch.autograd import forward_ad
 from torch.nn import functional
 
-from . import autograd, checks, eager, jagged, mod_ops, ops
+from . import autograd, checks, jagged, mod_ops, ops
 from .checks import Options
 from .mods.record import Mods
-from .remembered import Remembered, Repeats
-from .spec import AttentionInputs, Flags
+from .signature import MOST, CallCache, Signature, routes
+from .spec import PACKED, AttentionInputs, Flags
+from .torch_internals import modes_need_dispatcher, needs_dispatcher, unwrap_dead_wrappers
+from .torch_internals import scaled_dot_product_attention as _sdpa
 
 
-class _Known(NamedTuple):
-    """What came of a call's checks, and its way."""
+class Asked(NamedTuple):
+    """A call's functions, block mask and dropout, as the caller gave them."""
 
-    flags: Flags
-    route: ops.Route
-    max_seqlens: tuple[int, int]
-    alone: Callable[[tuple], tuple[Tensor, Tensor]] | None  # the forward of tensors, where there is nothing beside it
+    score_mod: Any
+    mask_mod: Any
+    block_mask: Any
+    dropout: checks.Dropout
 
-
-class _WithMods(NamedTuple):
-    """What came of the checks of a call with mods."""
-
-    flags: Flags
-    mods: Mods
-    max_seqlens: tuple[int, int]
+    @property
+    def functions(self) -> tuple[Any, Any, Any]:
+        """Those that captured something, or None: what came of a call holds while these are what they were."""
+        return self.score_mod, self.mask_mod, self.block_mask
 
 
-_known: Remembered[_Known] = Remembered()
+class Known:
+    """What came of a call's checks, and its way to kernels: of packed sequences one for each extent that plans are made
+    for, whatever rows, sequences and bounds of lengths a call has.
 
-_dense: Repeats[_Known] = Repeats()
-_packed: Repeats[_Known] = Repeats()
+    mods: of a call that has some; its functions fit problems within `limits`. A seed of dropout is each call's own.
+    """
+
+    def __init__(
+        self, flags: Flags, inputs: AttentionInputs, mods: Mods | None = None, limits: mod_ops.Limits | None = None
+    ) -> None:
+        self.flags, self.packed, self.max_seqlens = flags, inputs.varlen, inputs.max_seqlens
+        self.may_vary = inputs.varlen and min(inputs.q.shape[0], inputs.k.shape[0]) > 1
+        self.first = ops.route(inputs, flags, mods)
+        self.mods = None if mods is None else mods._replace(dropout_seed=None)
+        self._limits = limits
+        self._routes: dict[tuple, ops.Route] = {}
+        is_alone = not (flags.needs_backward or inputs.varlen or inputs.seqused_k is not None or mods is not None)
+        self.alone = self.first.forward.of_tensors if is_alone else None  # where there is nothing beside it
+
+    def inputs(self, arguments: tuple) -> AttentionInputs | None:
+        """The inputs of a call like this; None where sizes of packed sequences do not fit one another or the mods."""
+        if not self.packed:
+            return _record(AttentionInputs, arguments[:8] + self.max_seqlens)
+        sizes = packed_sizes(arguments)
+        if sizes is None or self.may_vary is not sizes[2]:
+            return None
+        inputs = _record(AttentionInputs, arguments[:8] + sizes[:2])
+        return inputs if self._limits is None else self._limits.within(inputs, arguments[8:])
+
+    def filled(self, dropout: checks.Dropout, inputs: AttentionInputs) -> Mods:
+        """The mods of a call like this."""
+        assert self.mods is not None
+        return self.mods._replace(dropout_seed=dropout.checked(inputs.q.device)[1]) if dropout.p else self.mods
+
+    def route(self, inputs: AttentionInputs, mods: Mods | None = None) -> ops.Route:
+        if not self.packed:
+            return self.first
+        sizes = inputs.cu_seqlens_q.shape, inputs.max_seqlen_q, inputs.max_seqlen_k  # type: ignore[union-attr]
+        found = self._routes.get(sizes)
+        if found is None:
+            extent = inputs.extent.rounded()
+            if len(self._routes) >= MOST:
+                self._routes.clear()
+            found = self._routes.get(extent)
+            if found is None:
+                found = self._routes[extent] = ops.route(inputs, self.flags, mods)
+            self._routes[sizes] = found
+        return found
+
+
+_dense: CallCache[Known] = CallCache(routes)
+_packed: CallCache[Known] = CallCache(routes)
 _record: Any = tuple.__new__  # what AttentionInputs._make does after a check of the length
 
 
-def attend(packed: bool, arguments: tuple, options: tuple) -> tuple[Tensor, Tensor]:
+def signature_of(packed: bool, arguments: tuple, options: tuple, kind: str | None = None) -> Signature | None:
+    """What tells a call from those with other flags or another way; None where that is more than can be told."""
+    if packed:
+        return (
+            None if packed_sizes(arguments) is None else Signature.of(kind or "packed", arguments[:8], options, PACKED)
+        )
+    return Signature.of(kind or "dense", arguments[:8], options)
+
+
+def attend(packed: bool, arguments: tuple, options: tuple, asked: Asked | None = None) -> tuple[Tensor, Tensor]:
     """(out, lse) of a call of a public function; raises what is wrong with its arguments.
 
     Args:
         packed: sequences are packed, with cu_seqlens.
         arguments: the fields of `AttentionInputs`, and `options` those of `Options`, as the caller gave them.
+        asked: of a call with functions, a block mask or dropout.
     """
     if functional.scaled_dot_product_attention is not _sdpa:
         _refuse_parts_of_sequences()
-    repeats, said = (_packed, options + arguments[8:]) if packed else (_dense, options)
-    tensors = arguments[:8]
-    known = None if ops.watched_beside_tensors() else repeats.find(tensors, said)
-    if known is not None:
-        if known.alone is not None:
-            return known.alone(tensors)
-        inputs = _record(AttentionInputs, tensors + known.max_seqlens)
-    else:
-        watched = ops.watched(arguments)
+    tensors, has_modes = arguments[:8], modes_need_dispatcher()
+    cache: CallCache[Known] | None
+    told: tuple
+    if asked is None:
+        cache, told = (_packed if packed else _dense), options
+    else:  # (compiled code must not look for functions: it would hold for these objects alone)
+        cache = None if has_modes else mod_ops.known(*asked.functions)
+        told = packed, asked.dropout.p, *options
+    known = None if cache is None or has_modes else cache.last.find(tensors, told)
+    if known is not None and known.alone is not None:
+        return known.alone(tensors)
+    inputs, mods = None if known is None else known.inputs(arguments), None
+    if known is None or inputs is None:
+        watched = needs_dispatcher(arguments)
         if watched and not packed and jagged.is_jagged(arguments):
-            return jagged.nested(*attend(True, jagged.packed(arguments), options), arguments[0])
-        key = None
+            return _attend_jagged(arguments, options, asked)
+        signature = None
         if not watched:
-            arguments, key = asked(packed, arguments, options)
-            tensors = arguments[:8]
-        known = None if key is None else _known.find(key)
-        if known is None:
+            arguments = unwrap_dead_wrappers(arguments)
+            signature = signature_of(packed, arguments, told)
+        known = None if cache is None else cache.routes.find(signature)
+        inputs = None if known is None else known.inputs(arguments)
+        if known is None or inputs is None:
             inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
+            limits = None
+            if asked is not None:
+                inputs, flags, mods, limits = _with_mods(packed, inputs, flags, arguments[8:], asked)
             if watched or inputs.q.is_meta:  # (and lengths may have no values)
-                return autograd.forward(inputs, flags)
-            route = ops.route(inputs, flags)
-            is_alone = not (flags.needs_backward or packed or inputs.seqused_k is not None)
-            known = _Known(flags, route, inputs[8:], route.forward.of_tensors if is_alone else None)
-            if key is not None:
-                _known.keep(key, known)
-        else:
-            inputs = AttentionInputs._make(tensors + known.max_seqlens)
-        if key is not None:
-            repeats.keep(tensors, said, known)
+                return autograd.forward(inputs, flags) if mods is None else mod_ops.forward(inputs, mods, flags)
+            known = Known(flags, inputs, mods, limits)
+            if cache is None and asked is not None and signature is not None:
+                cache = mod_ops.keep(*asked.functions)
+            if cache is not None:
+                cache.routes.keep(signature, known)
+        if cache is not None and signature is not None:
+            cache.last.keep(arguments[:8], told, known, free=PACKED if known.may_vary else ())
     if packed or inputs.seqused_k is not None:
         checks.lengths(inputs)
+    if mods is None and asked is not None:
+        mods = known.filled(asked.dropout, inputs)
+    route = known.route(inputs, mods)
     if known.flags.needs_backward:
-        return eager.attend(known.route, known.flags, inputs)
+        return autograd.attend(route, known.flags, inputs, mods)
     # Past torch's dispatcher, whose passage takes longer than a short kernel: nobody watches, and no gradient is asked.
-    return known.route.forward(inputs)
+    return route.forward(inputs) if mods is None else route.forward(inputs, mods)
 
 
-def attend_with_mods(
-    packed: bool, arguments: tuple, options: tuple, mods: tuple[Any, Any, Any], dropout: checks.Dropout
-) -> tuple[Tensor, Tensor]:
-    """The same of a call with a score_mod, mask_mod or block_mask (these three, or None) or with dropout. What came of
-    earlier calls holds as long as the three and what they captured are the same; each call has its own seed."""
-    if functional.scaled_dot_product_attention is not _sdpa:
-        _refuse_parts_of_sequences()
-    watched = ops.watched(arguments)
-    if watched and not packed and jagged.is_jagged(arguments):
-        made = jagged.packed(arguments)
-        mods = jagged.packed_mods(arguments, mods)
-        return jagged.nested(*attend_with_mods(True, made, options, mods, dropout), arguments[0])
-    key = None
-    if not watched:
-        arguments, key = asked(packed, arguments, options)
-    before = None if key is None else mod_ops.known(*mods)
-    key = key, torch.is_grad_enabled(), dropout.p
-    way = None if before is None else before.way(key)
-    if way is None:
-        inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
-        if packed and mods[2] is not None:
-            inputs = mod_ops.bounded(mods[2], inputs, arguments[8:])
-        random = dropout.checked(inputs.q.device)
-        gathered, flags = mod_ops.prepare(inputs, flags, *mods, random)
-        if watched or inputs.q.is_meta:
-            return mod_ops.forward(True, inputs, gathered, flags)
-        way = _WithMods(flags, gathered, inputs[8:])
-        before = before or mod_ops.keep(*mods)
-        if before is not None and key[0] is not None:
-            before.keep(key, way._replace(mods=gathered._replace(dropout_seed=None)))
-    else:
-        inputs = AttentionInputs._make(arguments[:8] + way.max_seqlens)
-        _, seed = dropout.checked(inputs.q.device)
-        way = way._replace(mods=way.mods._replace(dropout_seed=seed))
-    if packed or inputs.seqused_k is not None:
-        checks.lengths(inputs)
-    return mod_ops.forward(False, inputs, way.mods, way.flags)
+def _with_mods(
+    packed: bool, inputs: AttentionInputs, flags: Flags, lengths: tuple, asked: Asked
+) -> tuple[AttentionInputs, Flags, Mods, mod_ops.Limits | None]:
+    """The inputs of a call with mods, its flags, the mods, and which other packed sequences these fit.
+
+    lengths: bounds as the caller gave them."""
+    block_mask = asked.block_mask
+    if packed and block_mask is not None:
+        inputs = mod_ops.bounded(block_mask, inputs, lengths)
+    random = asked.dropout.checked(inputs.q.device)
+    mods, flags = mod_ops.prepare(inputs, flags, *asked.functions, random)
+    return inputs, flags, mods, mod_ops.Limits.of(mods, block_mask) if packed else None
 
 
-_sdpa = torch._C._nn.scaled_dot_product_attention
+def _attend_jagged(arguments: tuple, options: tuple, asked: Asked | None) -> tuple[Tensor, Tensor]:
+    """The same of nested tensors, as packed sequences."""
+    if asked is not None:
+        asked = Asked(*jagged.packed_mods(arguments, asked.functions), asked.dropout)
+    return jagged.nested(*attend(True, jagged.packed(arguments), options, asked), arguments[0])
+
+
+def packed_sizes(arguments: tuple) -> tuple[int, int, bool] | None:
+    """max_seqlen_q and max_seqlen_k of packed sequences, whatever their rows and their number, and whether q and k both
+    have more than one row: of one the stride says nothing. None where sizes do not fit one another, or a bound is no
+    int."""
+    q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = arguments
+    try:
+        rows, keys, entries = q.shape[0], k.shape[0], cu_seqlens_q.shape[0]
+        fit = (v is k or v.shape[0] == keys) and (cu_seqlens_k is cu_seqlens_q or cu_seqlens_k.shape[0] == entries)
+        for x in (seqused_q, seqused_k):
+            if x is not None and x.shape[0] != entries - 1:
+                return None
+    except (AttributeError, IndexError):  # to be refused
+        return None
+    if max_seqlen_q is None:
+        max_seqlen_q = rows
+    if max_seqlen_k is None:
+        max_seqlen_k = keys
+    if not fit or entries < 1 or type(max_seqlen_q) is not int or type(max_seqlen_k) is not int:
+        return None
+    return None if max_seqlen_q < 0 or max_seqlen_k < 0 else (max_seqlen_q, max_seqlen_k, rows > 1 and keys > 1)
 
 
 def _refuse_parts_of_sequences() -> None:
@@ -146,45 +209,3 @@ def _refuse_parts_of_sequences() -> None:
             "fa4.distributed.context_parallel_attention(q, k, v, group=mesh.get_group()), for parts that lie alike, or "
             "scaled_dot_product_attention after fa4.register_sdpa(activate=True)"
         )
-
-
-def asked(packed: bool, arguments: tuple, options: tuple) -> tuple[tuple, tuple | None]:
-    """The arguments of a call that nobody watches, as they are beneath wrappers that outlived a transform of
-    torch.func, and the call's key."""
-    arguments = unwrap_dead_wrappers(arguments)
-    return arguments, key_of(packed, arguments, options)
-
-
-def key_of(packed: bool, arguments: tuple, options: tuple) -> tuple | None:
-    """What tells this call from those with other flags or another way; None where that is more than can be told."""
-    q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = arguments
-    softmax_scale, causal, window_size, softcap, deterministic, backend = options
-    needs_backward = torch.is_grad_enabled() and checks.needs_backward(q, k, v, sink)
-    if needs_backward and deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    if forward_ad._current_level >= 0:  # there may be tangents, to be refused
-        return None
-    try:
-        key = (
-            packed, q.shape, k.shape, v.shape, q.is_contiguous() or q.stride(), k.is_contiguous() or k.stride(),
-            v.is_contiguous() or v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-            None if sink is None else _layout(sink),
-            softmax_scale, causal, window_size, softcap, deterministic, needs_backward, backend,
-            # True equals 1, and is none
-            type(softmax_scale), type(causal), type(softcap), type(deterministic), *map(type, window_size),
-        )  # fmt: skip
-        if not packed:
-            return key if seqused_k is None else (*key, _layout(seqused_k))
-        if not _NUMBERS.issuperset((type(max_seqlen_q), type(max_seqlen_k))):  # a tensor has no fixed value
-            return None
-        lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-        return (*key, *[None if x is None else _layout(x) for x in lengths], max_seqlen_q, max_seqlen_k)
-    except (RuntimeError, TypeError):  # a tensor without strides or a window that is no pair, to be refused
-        return None
-
-
-_NUMBERS = frozenset((int, type(None)))
-
-
-def _layout(x: Tensor) -> tuple[Any, ...]:
-    return x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from torch.autograd import forward_ad
 
 from . import dispatch, env
 from .spec import AttentionInputs, Flags
+from .torch_internals import may_carry_tangents
 
 WindowSize = tuple[int | None, int | None]
 
@@ -68,6 +71,33 @@ def check_dense(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"k has shape {shown(k)}, expected ({q.shape[0]}, *, *, {q.shape[3]}) to go with q {shown(q)}")
     if v.shape[:3] != k.shape[:3]:
         raise ValueError(f"v has shape {shown(v)}, expected {shown(k, 3, '*')} to go with k {shown(k)}")
+    if not torch.compiler.is_compiling():
+        warn_of_axes(q, k)
+
+
+_told_of_axes = False
+
+
+def warn_of_axes(q: Tensor, k: Tensor, by_flex: bool = False) -> None:
+    """Warn once, at the caller's line, if q and k, (batch, seqlen, heads, head_dim), likely have other axes: both have
+    more heads than rows, and k has more than models have: 128, or 64 where they are narrow and no windows of an image.
+    One row tells nothing. by_flex: the caller gave the transposed tensors."""
+    global _told_of_axes
+    (batch, rows_q, heads_q, dim), (_, rows, heads, _) = q.shape, k.shape
+    most = 64 if dim <= 64 and batch <= 256 else 128
+    if _told_of_axes or not (heads > max(most, rows) and heads_q > rows_q and min(rows, rows_q) > 1):
+        return
+    _told_of_axes = True
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+        frame, level = frame.f_back, level + 1
+    names, repair = ("q", "k", "fa4"), "call q.transpose(1, 2), likewise k and v"
+    axes = "(batch, seqlen, heads, head_dim)", "(batch, heads, seqlen, head_dim)"
+    if by_flex:
+        names, repair = ("query", "key", "fa4.flex_attention"), "call fa4.flash_attn_func"
+        q, k, axes = q.transpose(1, 2), k.transpose(1, 2), axes[::-1]
+    text = f"{names[0]} has shape {shown(q)} and {names[1]} {shown(k)}, which {names[2]} takes for {axes[0]}: {heads} "
+    warnings.warn(f"{text}heads of {rows} keys. If they are {axes[1]}, {repair}. Said once.", stacklevel=level)
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -77,6 +107,22 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"k has shape {shown(k)}, expected (total_k, *, {q.shape[2]}) to go with q {shown(q)}")
     if v.shape[:2] != k.shape[:2]:
         raise ValueError(f"v has shape {shown(v)}, expected {shown(k, 2, '*')} to go with k {shown(k)}")
+
+
+def refuse_nested(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Nested tensors other than jagged ones have no shape to check: to ask for it is an internal error of torch, to ask
+    for strides in C++ ends the process."""
+    try:
+        if not (q.is_nested or k.is_nested or v.is_nested):
+            return
+    except AttributeError:  # no tensor, which other checks name
+        return
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if getattr(x, "is_nested", False) and x.layout is torch.strided:
+            raise TypeError(
+                f"{name} is a nested tensor of layout torch.strided, expected layout torch.jagged: "
+                "torch.nested.nested_tensor(tensors, layout=torch.jagged)"
+            )
 
 
 def _check_layouts(q: Tensor, k: Tensor, v: Tensor, axes: str) -> None:
@@ -109,12 +155,10 @@ def flags(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options
     softmax_scale, causal, window_size, softcap, deterministic, backend = options
     if sink is not None:
         _check_sink(sink, q)
-    if forward_ad._current_level >= 0:
+    if may_carry_tangents():
         _check_tangents(q=q, k=k, v=v, learnable_sink=sink)
     softmax_scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else _number("softmax_scale", softmax_scale)
-    softcap = _number("softcap", softcap)
-    if softcap < 0:
-        raise ValueError(f"softcap is {softcap}, expected a finite number, 0 (off) or more")
+    softcap = cap("softcap", softcap)
     left, right = _window(window_size)
     if boolean("causal", causal, "a bool"):
         right = 0
@@ -151,6 +195,14 @@ def _number(name: str, value: float) -> float:
         shown = value if isinstance(value, float) else "an integer of that size"
         raise ValueError(f"{name} is {shown}, expected a finite number, of float32's range")
     return float(value) if isinstance(value, int) else value
+
+
+def cap(name: str, value: float) -> float:
+    """A cap of scores, 0 for none."""
+    value = _number(name, value)
+    if value < 0:
+        raise ValueError(f"{name} is {value}, expected a finite number, 0 (off) or more")
+    return value
 
 
 def probability(name: str, value: float) -> float:
@@ -257,6 +309,8 @@ def _check_sink(sink: Tensor, q: Tensor) -> None:
         raise TypeError(f"learnable_sink is a {type(sink).__name__}, expected a torch.Tensor")
     if sink.dtype not in DTYPES:
         raise TypeError(f"learnable_sink has dtype {sink.dtype}, expected float16, bfloat16, float32 or float64")
+    if sink.is_nested:
+        raise TypeError("learnable_sink is a nested tensor, expected a plain one")
     if sink.layout is not torch.strided:
         raise TypeError(f"learnable_sink has layout {sink.layout}, expected torch.strided")
     if sink.shape != (q.shape[-2],):
@@ -268,6 +322,8 @@ def _check_sink(sink: Tensor, q: Tensor) -> None:
 def check_int32(name: str, x: Tensor | None, q: Tensor, length: int | None) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}, expected an int32 torch.Tensor")
+    if x.is_nested:
+        raise TypeError(f"{name} is a nested tensor, expected a plain one")
     if x.dtype != torch.int32:
         raise TypeError(f"{name} has dtype {x.dtype}, expected torch.int32")
     if x.ndim != 1 or (x.shape[0] < 1 if length is None else x.shape[0] != length):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-# Looked up at each call: what stands in for a GPU replaces it there.
-_guards: Any = getattr(torch._C._dynamo, "guards", None)
-_has_short_way = hasattr(_guards, "_empty_strided_cuda")
+from .torch_internals import guards, has_short_allocation
+
+_has_short_way = has_short_allocation()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -28,7 +27,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     code uses, where this torch has it: a tenth of torch.empty's host time, which is most of a short call's.
     """
     if _has_short_way and device.type == "cuda":
-        return _guards._empty_strided_cuda(*_row_major(shape), dtype)
+        return guards._empty_strided_cuda(*_row_major(shape), dtype)
     return torch.empty(shape, dtype=dtype, device=device)
 
 
@@ -36,5 +35,5 @@ def maker(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> C
     """What gives a new `empty(shape, dtype, device)` at each call, at still less cost."""
     if _has_short_way and device.type == "cuda":
         shape, strides = _row_major(shape)
-        return lambda: _guards._empty_strided_cuda(shape, strides, dtype)
+        return lambda: guards._empty_strided_cuda(shape, strides, dtype)
     return lambda: torch.empty(shape, dtype=dtype, device=device)

@@ -7,21 +7,24 @@ the tensors and numbers that fill them. So torch.compile, export and checkpointi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import eager, ops
+from . import autograd, ops
 from .device import chip_of
 from .mods import blocks, coarse, remember
 from .mods.blocks import Problem
 from .mods.call import MaskMod, ScoreMod, gather
+from .mods.graph import parse
+from .mods.problem import entries_of
 from .mods.record import Mods
 from .sequences import sequences
+from .signature import CallCache
 from .spec import AttentionInputs, Flags, Saved
+from .torch_internals import has_values, is_transformed
 
 FORWARD = (AttentionInputs, Mods, Flags)
 BACKWARD = (Saved, AttentionInputs, Mods, Flags)
@@ -46,7 +49,7 @@ def prepare(
         TypeError, ValueError: they do not fit the call, or cannot be traced.
         NotImplementedError: inside a transform of torch.func.
     """
-    if not torch.compiler.is_compiling() and ops.transformed():
+    if not torch.compiler.is_compiling() and is_transformed():
         raise NotImplementedError(
             "score_mod, mask_mod, block_mask and dropout_p do not work inside transforms of torch.func"
         )
@@ -78,40 +81,79 @@ def bounded(block_mask: Any, inputs: AttentionInputs, given: Sequence[Any]) -> A
     """Packed sequences are no longer than the lengths that their block mask is for; given: the caller's max_seqlen_q
     and max_seqlen_k, which say so themselves if the host can read them."""
     blocks.check_type(block_mask)
+    return _bounded(block_mask.seq_lengths, inputs, given)
 
+
+def _bounded(seqlens: Sequence[int], inputs: AttentionInputs, given: Sequence[Any]) -> AttentionInputs:
     def bound(said: Any, most: int, length: int) -> int:
         is_unknown = said is None or (isinstance(said, Tensor) and said.device.type != "cpu")
         return min(most, length) if is_unknown else most
 
-    both = zip(given, (inputs.max_seqlen_q, inputs.max_seqlen_k), block_mask.seq_lengths)
+    both = zip(given, inputs.max_seqlens, seqlens)
     max_seqlen_q, max_seqlen_k = (bound(*of_side) for of_side in both)
     return inputs._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
 
 
-def known(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> remember.Known | None:
+class Limits(NamedTuple):
+    """Which packed sequences, or growing caches, the functions and block mask of a call that was checked fit.
+
+    most: of sequences, and of a cache's keys, that captured tensors have entries for. batch: sequences that lists of
+    blocks are for. seqlens: the longest that a block mask is for. None where there is no such limit.
+    """
+
+    most_sequences: int | None
+    most_keys: int | None
+    batch: int | None = None
+    seqlens: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, mods: Mods, block_mask: Any = None) -> Limits:
+        entries: dict[str, int] = {}
+        for text, of in ((mods.score, mods.of_score), (mods.mask, mods.of_mask)):
+            for name, size in entries_of(parse(text), of()[0]) if text else ():
+                entries[name] = min(size, entries.get(name, size))
+        batch, seqlens = None, None
+        if block_mask is not None:
+            batch, seqlens = block_mask.kv_num_blocks.shape[0], tuple(block_mask.seq_lengths)
+        return cls(entries.get("b"), entries.get("kv_idx"), None if batch == 1 else batch, seqlens)
+
+    def within(self, inputs: AttentionInputs, given: Sequence[Any]) -> AttentionInputs | None:
+        """Packed sequences, bounded by their block mask where the caller's bounds, given, are None; None if they are
+        others than these."""
+        if self.seqlens is not None:
+            inputs = _bounded(self.seqlens, inputs, given)
+            if inputs.max_seqlen_q > self.seqlens[0] or inputs.max_seqlen_k > self.seqlens[1]:
+                return None
+        return inputs if self.has(inputs.batch) else None
+
+    def has(self, sequences: int, keys: int = 0) -> bool:
+        """Whether so many sequences, and keys of a cache, are within the limits."""
+        return (
+            (self.most_sequences is None or sequences <= self.most_sequences)
+            and (self.most_keys is None or keys <= self.most_keys)
+            and (self.batch is None or sequences == self.batch)
+        )
+
+
+def known(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> CallCache | None:
     """What was kept of calls with these three."""
-    return remember.known(score_mod, mask_mod, block_mask)
+    found = remember.known(score_mod, mask_mod, block_mask)
+    return None if found is None else found.value
 
 
-def keep(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> remember.Known | None:
+def keep(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> CallCache | None:
     """Begin to keep what comes of calls with these three, if a change of them would be seen."""
     if block_mask is not None:
         mask_mod = blocks.mask_mod_of(block_mask)
-        if not blocks.are_lists_its_own(block_mask) or coarse.takes(block_mask.BLOCK_SIZE):
-            return None
     functions = [function for function in (score_mod, mask_mod) if function is not None]
-    return remember.keep(score_mod, None if block_mask is not None else mask_mod, block_mask, functions)
+    calls: CallCache[Any] = CallCache()
+    mask_mod = None if block_mask is not None else mask_mod
+    return calls if remember.keep(score_mod, mask_mod, block_mask, functions, calls) else None
 
 
-def forward(watched: bool, inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a call with mods. watched: somebody has to see the operator; else kernels are called past torch's
-    dispatcher."""
-    if watched:
-        return torch.ops.fa4.forward_with_mods(*inputs, *mods, *ops.with_scales(flags))
-    route = ops.route(inputs, flags, mods)
-    if flags.needs_backward:
-        return eager.attend(route, flags, inputs, mods)
-    return route.forward(inputs, mods)
+def forward(inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a call with mods, by the operator."""
+    return torch.ops.fa4.forward_with_mods(*inputs, *mods, *ops.with_scales(flags))
 
 
 def _forward(*arguments):
@@ -121,7 +163,7 @@ def _forward(*arguments):
 
 def _backward(*arguments):
     saved, inputs, mods, flags = ops.split(arguments, BACKWARD)
-    dq, dk, dv, dsink, of_captured = eager.gradients(ops.route(inputs, flags, mods), saved, inputs, mods)
+    (dq, dk, dv, dsink), of_captured = autograd.by_route(ops.route(inputs, flags, mods), saved, inputs, mods)
     of_captured = [x.new_empty(0) if dx is None else dx for x, dx in zip(mods.tensors, of_captured)]
     return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink, of_captured
 
@@ -143,50 +185,13 @@ torch.library.register_fake("fa4::forward_with_mods", _forward_fake, lib=ops.lib
 torch.library.register_fake("fa4::backward_with_mods", _backward_fake, lib=ops.library)
 
 
-_NAMES = ops.names(FORWARD)
-
-
-def _setup_context(ctx, inputs, output):
-    ctx.set_materialize_grads(False)
-    given, mods, flags = ops.split(inputs, FORWARD)
-    ctx.flags = flags._replace(scales=None)
-    ctx.max_seqlens, ctx.counts = given[8:], (len(mods.tensors), len(mods.blocks))
-    ctx.mods = mods._replace(tensors=[], blocks=[], dropout_seed=None)
-    ctx.save_for_backward(*output, *given[:8], *mods.tensors, *mods.blocks, mods.dropout_seed, flags.scales)
-
-
-def _gradients(ctx, dout, dlse):
-    grads = dict.fromkeys(_NAMES)
-    captured, blocks = ctx.counts
-    # torch wants lists for lists of tensors, and takes every empty list for one.
-    grads.update(tensors=[None] * captured, blocks=[None] * blocks)
-    grads.update({name: [] for name in ("numbers", "trained") if not getattr(ctx.mods, name)})
-    if dout is None and dlse is None:
-        return tuple(grads.values())
-    out, lse, *tensors, seed, scales = ctx.saved_tensors
-    flags = ctx.flags._replace(scales=scales)
-    inputs = AttentionInputs(*tensors[:8], *ctx.max_seqlens)
-    of_functions, blocks = tensors[8 : 8 + captured], tensors[8 + captured :]
-    mods = ctx.mods._replace(tensors=of_functions, blocks=blocks, dropout_seed=seed)
-    saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
-    dq, dk, dv, dsink, of_captured = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
-    grads.update(q=dq, k=dk, v=dv, sink=None if inputs.sink is None else dsink)
-    grads["tensors"] = [dx if i in mods.trained else None for i, dx in enumerate(of_captured)]
-    return tuple(grads.values())
-
-
-def _second_derivative(ctx, *grads):
-    raise NotImplementedError("fa4 attention has first derivatives only, and one of its gradients was differentiated")
-
-
-torch.library.register_autograd("fa4::forward_with_mods", _gradients, setup_context=_setup_context, lib=ops.library)
-torch.library.register_autograd("fa4::backward_with_mods", _second_derivative, lib=ops.library)
+autograd.register("_with_mods", FORWARD)
 
 
 def _flops(inputs: AttentionInputs, mods: Mods, flags: Flags, matmuls_qk: int, matmuls_v: int) -> int:
     """Over the blocks that are visited, whole; without blocks, over the pairs that the window leaves."""
     counts = mods.blocks[0:3:2]
-    if not counts or any(x.is_meta or isinstance(x, FakeTensor) for x in counts):
+    if not counts or not all(map(has_values, counts)):
         return ops.flops(inputs, flags, matmuls_qk, matmuls_v)
     q, v = inputs.q, inputs.v
     if inputs.varlen:

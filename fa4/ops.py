@@ -11,15 +11,16 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import batching, dispatch, run
-from .device import Stage, chip_of, stage
+from . import batching, checks, dispatch, run
+from .device import chip_of
 from .mods.record import Mods
 from .plan import Plan
 from .run.allocate import rows_dtype
-from .spec import AttentionInputs, AttentionSpec, Flags, Gradients, Saved
+from .signature import Signature, routes
+from .spec import PACKED, AttentionInputs, AttentionSpec, Flags, Gradients, Saved
+from .torch_internals import has_values, is_constant
 
 # The operators' arguments are the fields of these records, in their order. Nothing else says what they are.
 FORWARD = (AttentionInputs, Flags)
@@ -53,10 +54,10 @@ library.define(f"backward({schema(BACKWARD)}) -> (Tensor dq, Tensor dk, Tensor d
 
 
 class Route:
-    """What an operator's call needs besides its tensors. `stage` is where it holds."""
+    """What an operator's call needs besides its tensors."""
 
-    def __init__(self, here: Stage | None, inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> None:
-        self.stage, self.spec, self.plan = here, spec, plan
+    def __init__(self, inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> None:
+        self.spec, self.plan = spec, plan
         self.forward = run.Forward(inputs, spec, plan)
         self._backward: run.Backward | None = None
 
@@ -67,35 +68,27 @@ class Route:
         return self._backward(inputs, saved, *extra)
 
 
-_routes: dict[tuple, Route] = {}
-_MOST_ROUTES = 4096
-
-
 def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Route:
     """The way of a call to its kernels, remembered: finding it anew would take as long as several launches."""
     flags = flags.known()
-    q, k, v, sink, cu_seqlens_q, _, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
-    present = sink is None, cu_seqlens_q is None, seqused_q is None, seqused_k is None
-    key = (
-        flags, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device, present,
-        None if cu_seqlens_q is None else cu_seqlens_q.shape[0], None if sink is None else (sink.dtype, sink.stride()),
-        max_seqlen_q, max_seqlen_k, None if mods is None else mods.shaping(),
+    packed, extent = inputs.varlen, inputs.extent
+    signature = Signature.of(
+        "operator", inputs.tensors, (flags, extent.rounded() if packed else extent, mods and mods.shaping()),
+        PACKED if packed else (),
     )  # fmt: skip
-    here = stage.get()
-    known = _routes.get(key)
-    if known is not None and known.stage is here:
-        return known
-    spec, extent, chip = AttentionSpec.of(inputs, flags, mods), inputs.extent, chip_of(q.device)
-    dispatch.warn_of_tiled_torch(spec, extent, chip, flags.backend)
-    plan = dispatch.plan(spec, extent, chip, flags.backend)
-    if len(_routes) >= _MOST_ROUTES:
-        _routes.clear()
-    _routes[key] = found = Route(here, inputs, spec, plan)
+    found = routes.find(signature)
+    if found is None:
+        spec, chip = AttentionSpec.of(inputs, flags, mods), chip_of(inputs.q.device)
+        dispatch.warn_of_tiled_torch(spec, extent, chip, flags.backend)
+        found = Route(inputs, spec, dispatch.plan(spec, extent, chip, flags.backend))
+        routes.keep(signature, found)
     return found
 
 
 def _forward(*arguments):
+    """The only look at values that compiled code has: calls past the dispatcher have had theirs."""
     inputs, flags = split(arguments, FORWARD)
+    checks.lengths(inputs)
     return route(inputs, flags).forward(inputs)
 
 
@@ -105,48 +98,12 @@ def _backward(*arguments):
     return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink
 
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
-_PLAIN_OR_NOT = _PLAIN | {type(None), int, bool}  # what is no tensor is the checks' matter
-_is_compiling = torch.compiler.is_compiling
-_profiled, _traced = torch._C._autograd._profiler_enabled, torch._C._is_tracing
-_in_function_mode, _dispatch_modes = torch._C._is_torch_function_mode_enabled, torch._C._len_torch_dispatch_stack
-_transform = torch._C._functorch.peek_interpreter_stack
-
-
-def watched(arguments: tuple) -> bool:
-    """Whether somebody has to see operators of these, q, k and v first, and some of which may be None: tracing, a mode,
-    a profiler, a function transform or a tensor subclass."""
-    return (
-        _is_compiling()
-        or _dispatch_modes() > 0
-        or _in_function_mode()
-        or _transform() is not None
-        or _profiled()
-        or _traced()
-        or not _PLAIN.issuperset(map(type, arguments[:3]))
-        or not _PLAIN_OR_NOT.issuperset(map(type, arguments[3:]))
-    )
-
-
-def watched_beside_tensors() -> bool:
-    """The part of `watched` that tensors' types and dispatch keys do not tell."""
-    return _is_compiling() or _dispatch_modes() > 0 or _in_function_mode() or _profiled()
-
-
-def transformed() -> bool:
-    """Whether a transform of torch.func is at work."""
-    return _transform() is not None
-
-
 def with_scales(flags: Flags) -> Flags:
     """Flags for an operator's call: where compiled code has softmax_scale or softcap as a number that may change, as a
     tensor. Of a float that reaches an operator torch makes a constant, and compiles anew for the next one."""
     if not torch.compiler.is_compiling():
         return flags
-    from torch.fx.experimental import symbolic_shapes
-
-    is_constant = getattr(symbolic_shapes, "has_static_value", None)  # not in every torch that will do
-    if is_constant is None or (is_constant(flags.softmax_scale) and is_constant(flags.softcap)):
+    if is_constant(flags.softmax_scale) and is_constant(flags.softcap):
         return flags
     one = torch.ones((), dtype=torch.float64, device="cpu")
     scales = torch.stack((one * flags.softmax_scale, one * flags.softcap))
@@ -211,7 +168,7 @@ def flops(inputs: AttentionInputs, flags: Flags, matmuls_qk: int, matmuls_v: int
     lengths = [x for x in (inputs.cu_seqlens_q, inputs.cu_seqlens_k) if x is not None]
     if not inputs.varlen:
         pairs = q.shape[0] * visible_pairs(q.shape[1], k.shape[1], *window)
-    elif any(x.is_meta or isinstance(x, FakeTensor) for x in lengths):
+    elif not all(map(has_values, lengths)):
         # The lengths are not known: count every sequence at its upper bound.
         pairs = inputs.batch * visible_pairs(inputs.max_seqlen_q, inputs.max_seqlen_k, *window)
     else:

@@ -8,6 +8,7 @@ neither may enter a compile key.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -204,6 +205,35 @@ class Extent(NamedTuple):
     max_seqlen_q: int
     max_seqlen_k: int
 
+    def planned(self, spec: AttentionSpec) -> Extent:
+        """The extent that a plan is made for. The sizes of packed batches, which change with each call, are rounded
+        up, so that few plans serve them all; launches have the sizes themselves."""
+        if not spec.varlen:
+            return self
+        rounded = self.rounded()
+        # The keys of a cache's part, which batch_invariant fixes, follow from all rows that there is room for.
+        return rounded._replace(max_seqlen_k=self.max_seqlen_k) if spec.batch_invariant else rounded
+
+    def rounded(self) -> Extent:
+        batch, rows, keys = self
+        return Extent(rounded(batch), rounded(rows), rounded_keys(keys))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def rounded(n: int) -> int:
+    """n up to 64, else the next number of four significant bits, at most an eighth more."""
+    unit = 1 << max(n.bit_length() - 4, 0)
+    return n if n <= 64 else -(-n // unit) * unit
+
+
+FEWEST_KEYS = 128  # below, nothing is chosen by their number
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def rounded_keys(n: int) -> int:
+    """The same of keys, of which there are at least `FEWEST_KEYS` or none."""
+    return n and rounded(max(n, FEWEST_KEYS))
+
 
 class Flags(NamedTuple):
     """What a call says besides its tensors and lengths; see `AttentionSpec`. With `AttentionInputs`, the operator's
@@ -256,6 +286,15 @@ class AttentionInputs(NamedTuple):
     max_seqlen_k: int = 0
 
     @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All but the lengths."""
+        return self[:_TENSORS]  # type: ignore[return-value]
+
+    @property
+    def max_seqlens(self) -> tuple[int, int]:
+        return self.max_seqlen_q, self.max_seqlen_k
+
+    @property
     def varlen(self) -> bool:
         return self.cu_seqlens_q is not None
 
@@ -266,6 +305,14 @@ class AttentionInputs(NamedTuple):
     @property
     def extent(self) -> Extent:
         return Extent(self.batch, self.max_seqlen_q, self.max_seqlen_k)
+
+
+_TENSORS = AttentionInputs._fields.index("max_seqlen_q")
+PACKED = tuple(
+    AttentionInputs._fields.index(name)
+    for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+)
+"""Places of the tensors whose first size is another in each batch of packed sequences."""
 
 
 class Cache(NamedTuple):

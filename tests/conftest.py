@@ -1,12 +1,13 @@
 """Fixtures shared by every test; fresh memory is poisoned, so that a result nobody wrote cannot look right."""
 
-import functools
 import os
 import random
 import sys
 
 import pytest
 import torch
+
+from tests.poisoned import fresh_memory_is_poison
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers already fill the cores; more threads would only get in each other's way.
@@ -15,12 +16,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 _KERNELS_TO_FREEZE = 4  # some 14,000 objects each
 _frozen_kernels = 0
-
-
-def pytest_configure(config):
-    """The plug-in of the emulator has pytest rewrite the assertions of the whole package, 300 files and more: that is
-    for plug-ins that judge, and takes longer than to import them."""
-    getattr(config.pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("fa4")
 
 
 def pytest_collection_finish():
@@ -43,41 +38,11 @@ def pytest_runtest_logfinish():
         _frozen_kernels = loaded
 
 
-_POISON_BYTE = 0x5A  # as int32 1,515,870,810: no length, index or offset of any test
-
-
-def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill a fresh tensor with NaN; integers with a pattern that no computation gives, bool with True."""
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        return tensor
-    with torch.no_grad():
-        values = tensor.detach()
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            values.fill_(torch.nan)
-        elif tensor.dtype is torch.bool:
-            values.fill_(True)
-        else:
-            values.fill_(int.from_bytes(bytes([_POISON_BYTE]) * tensor.element_size(), "little"))
-    return tensor
-
-
-def _poisoning(allocate):
-    @functools.wraps(allocate)
-    def allocate_and_poison(*args, **kwargs):
-        return poison(allocate(*args, **kwargs))
-
-    return allocate_and_poison
-
-
 @pytest.fixture(autouse=True)
-def _poison_fresh_memory(monkeypatch):
-    """`torch.empty` and its like, and the allocation call that fa4.memory makes, give poison in every test."""
-    for name in ("empty", "empty_like", "empty_strided"):
-        monkeypatch.setattr(torch, name, _poisoning(getattr(torch, name)))
-    monkeypatch.setattr(torch.Tensor, "new_empty", _poisoning(torch.Tensor.new_empty))
-    guards = getattr(torch._C._dynamo, "guards", None)
-    if hasattr(guards, "_empty_strided_cuda"):
-        monkeypatch.setattr(guards, "_empty_strided_cuda", _poisoning(guards._empty_strided_cuda))
+def _poison_fresh_memory():
+    """In every test."""
+    with fresh_memory_is_poison():
+        yield
 
 
 def pytest_addoption(parser):
@@ -105,7 +70,8 @@ def seed(request) -> int:
 @pytest.fixture
 def asked(monkeypatch, tmp_path) -> list[str]:
     """The entries of kernels that calls ask the disk for, none of which is there; what is launched does nothing."""
-    from fa4 import dispatch, jit, ops
+    from fa4 import jit
+    from tests.forget import forget_calls
 
     entries = []
 
@@ -113,13 +79,9 @@ def asked(monkeypatch, tmp_path) -> list[str]:
         entries.append(jit._entry(directory, full_key).name)
         return lambda *arguments: None
 
-    def forget():
-        dispatch.plan.cache_clear()
-        ops._routes.clear()
-
-    forget()
+    forget_calls()
     monkeypatch.setattr(jit, "_through_disk", through_disk)
     monkeypatch.setattr(jit, "_launchers", {})
     monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path)
     yield entries
-    forget()
+    forget_calls()

@@ -16,6 +16,7 @@ from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
 from fa4.run import backward, forward
 from fa4.spec import Gradients, Saved
+from tests.poisoned import poison_unused
 
 Result = tuple[torch.Tensor, torch.Tensor]
 
@@ -91,22 +92,6 @@ def given(problem: cases.Problem) -> Saved:
     """The same-precision reference's out and lse, and the upstream gradients, as a backward would get them."""
     out, lse = reference.forward(problem.inputs, problem.spec, precise=False)
     return Saved(out, lse, problem.dout, problem.dlse.masked_fill(lse == -torch.inf, 0.0))
-
-
-def poison_unused(problem: cases.Problem) -> cases.Problem:
-    """Fill rows that no sequence uses with NaN: they must not reach any result."""
-    i = problem.inputs
-    for x, used, starts in (
-        (i.q, i.seqused_q, i.cu_seqlens_q),
-        (i.k, i.seqused_k, i.cu_seqlens_k),
-        (i.v, i.seqused_k, i.cu_seqlens_k),
-    ):
-        for b, count in enumerate([] if used is None else used.tolist()):
-            if starts is None:
-                x[b, count:] = torch.nan
-            else:
-                x[starts[b] + count : starts[b + 1]] = torch.nan
-    return problem
 
 
 def bits(grads: Gradients) -> tuple[bytes, ...]:

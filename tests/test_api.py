@@ -71,6 +71,8 @@ DENSE_ERRORS = {
         r"seqused_k is \[9, 10\], expected 0 to",
         dict(seqused_k=torch.tensor([9, 10], dtype=torch.int32)),
     ),
+    "dropout_a_word": (TypeError, "dropout_p is a str, expected a float", dict(dropout_p="0.1")),
+    "return_lse_a_word": (TypeError, "return_lse is a str, expected a bool", dict(return_lse="yes")),
     "unknown_backend": (ValueError, "backend is 'fast', expected one of 'auto'", dict(backend="fast")),
 }
 
@@ -372,6 +374,30 @@ def test_deterministic_follows_torchs_flag(monkeypatch):
     finally:
         torch.use_deterministic_algorithms(False)
     assert asked == [False, True, False]
+
+
+@pytest.mark.parametrize("at", ["q", "k", "v"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_that_are_not_jagged_are_refused(at):
+    """Also after calls like this one, where tensors are compared before they are checked."""
+    x = torch.nested.nested_tensor([torch.randn(3, 2, 16), torch.randn(5, 2, 16)])
+    calls = [
+        lambda **qkv: fa4.flash_attn_func(*qkv.values()),
+        lambda **qkv: fa4.flash_attn_varlen_func(*qkv.values(), cu_seqlens_q=i32(0, 7), cu_seqlens_k=i32(0, 9)),
+        lambda **qkv: fa4.explain(*qkv.values()),
+    ]
+    for call in calls:
+        if call is calls[0]:
+            for _ in range(3):
+                call(q=Q, k=K, v=V)
+        with pytest.raises(TypeError, match=f"{at} is a nested tensor of layout torch.strided, expected .*jagged"):
+            call(**{"q": Q, "k": K, "v": V} | {at: x})
+
+
+def test_return_lse_of_flex_attention_is_a_bool():
+    q = torch.randn(1, 2, 8, 16)
+    with pytest.raises(TypeError, match="return_lse is a str, expected a bool"):
+        fa4.flex_attention(q, q, q, return_lse="yes")
 
 
 def test_explain_names_backend_tiles_and_refusals():

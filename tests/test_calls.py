@@ -10,16 +10,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fa4
 from fa4 import calls
 from fa4.device import chip_by_number, emulating
+from fa4.signature import routes
 
 
 def clear():
-    for calls_of_a_kind in (calls._known, calls._dense, calls._packed):
+    for calls_of_a_kind in (routes, calls._dense, calls._packed):
         calls_of_a_kind.clear()
 
 
 def look(tensors):
     """What one look knows of the fixture's call."""
-    return calls._dense.find((*tensors, *[None] * 5), (None, True, (None, None), 0.0, None, "auto"))
+    return calls._dense.last.find((*tensors, *[None] * 5), (None, True, (None, None), 0.0, None, "auto"))
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_packed_calls_are_told_by_lengths_and_bounds(seed):
 
     for _ in range(4):
         attend((0, 12, 20), max_seqlen_q=300, max_seqlen_k=300)
-    assert calls._packed._calls and not calls._dense._calls
+    assert calls._packed.last._calls and not calls._dense.last._calls
     for bounds, more in (((0, 5, 20), dict(max_seqlen_q=300, max_seqlen_k=300)), ((0, 3, 9, 20), {}), ((0, 20), {})):
         pieces = [fa4.flash_attn_func(*(x[None, a:b] for x in (q, k, v)))[0] for a, b in pairwise(bounds)]
         torch.testing.assert_close(attend(bounds, **more), torch.cat(pieces))

@@ -332,7 +332,7 @@ def test_a_problem_is_empty_if_any_of_its_sizes_is(extent, rows, varlen, empty):
 
 def test_memory_on_cuda_comes_by_the_short_way_if_there_is_one(monkeypatch):
     asked = []
-    monkeypatch.setattr(memory._guards, "_empty_strided_cuda", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(memory.guards, "_empty_strided_cuda", lambda *arguments: asked.append(arguments))
     assert memory.empty((2, 3, 4), torch.float16, torch.device("cpu")).shape == (2, 3, 4) and not asked
     memory.empty(torch.Size((2, 3, 4)), torch.float16, torch.device("cuda", 0))
     assert asked == [((2, 3, 4), (12, 4, 1), torch.float16)] and type(asked[0][0]) is tuple
@@ -341,7 +341,7 @@ def test_memory_on_cuda_comes_by_the_short_way_if_there_is_one(monkeypatch):
 
 
 def test_launches_land_on_the_current_device(monkeypatch):
-    monkeypatch.setattr(prepare, "_current_device", lambda: 1)
+    monkeypatch.setattr(prepare, "current_cuda_device", lambda: 1)
     assert [prepare.is_elsewhere(index) for index in (0, 1, 2)] == [True, False, True]
 
 

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from .. import checks as common
-from .. import mod_ops, ops
+from .. import mod_ops
+from ..api import autocast_dtype, in_dtype
 from ..checks import Options, WindowSize
 from ..spec import BYTES, AttentionInputs, Cache
+from ..torch_internals import autocast_anywhere, is_transformed, needs_dispatcher
 from . import calls, checks
 from .calls import Given, Known
-from .ops import append_by_operator, forward
+from .ops import append_by_operator, forward, is_plain, route
 from .record import Appended
+from .values import check_values
 
 if TYPE_CHECKING:
     from ..mods.call import MaskMod, ScoreMod
@@ -80,92 +83,119 @@ def flash_attn_with_kvcache(
             page_table[b, r // size], row r % size. Pages may be shared. Entries past the rows in use are not looked at.
         block_table: another name for page_table.
         cu_seqlens_q, cu_seqlens_k_new: (batch + 1,) int32: 0, then running sums, of packed q, and of packed k and v.
-        max_seqlen_q, max_seqlen_k: upper bounds of queries, and of keys with the new ones; they size the launch only.
-            None means total_q, and all rows.
+        max_seqlen_q, max_seqlen_k: upper bounds of a sequence's queries, and of its keys with the new ones; they size
+            the launch and never change results. max_seqlen_q may be a 0-dim tensor. None, or a tensor on an
+            accelerator (reading it would stall), means total_q, and all rows.
         k_descale, v_descale: float32, what numbers of 8 bits are multiplied by: one, (heads_kv,) or (batch,
-            heads_kv). New rows are divided by it, rounded, and limited to what the cache can hold.
+            heads_kv); finite, 0 or more. New rows are divided by it, rounded, and limited to what the cache can hold.
         num_splits: parts to cut the keys of a sequence into, for more blocks at work; 0 leaves it to the backend. It
             changes results by rounding only. Backends that cut none take it as 1.
         batch_invariant: results of a sequence do not depend on the rest of the batch, to the last bit: keys are cut
-            into parts of a size that follows from the cache's rows alone.
+            into parts of a size that follows from the cache's rows alone, as many as num_splits says if it is not 0.
+
+    Values of lengths, page numbers and factors are checked on a CPU; elsewhere with FA4_CHECK_LENGTHS=1, which stalls.
+
+    Under `torch.autocast`, q, k and v are taken in autocast's dtype where the caches have it, or numbers of 8 bits.
+    Caches are never converted: new rows are written there.
+
+    `torch.func.vmap` maps calls on whole caches, q, k_cache and v_cache alone.
 
     Returns:
         out like q with head_dim_v columns and, if asked, lse (batch, heads_q, seqlen_q), packed (heads_q, total_q).
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, device or value, or no backend can serve the call. Lengths and
-            page numbers are checked on a CPU; elsewhere with FA4_CHECK_LENGTHS=1, which stalls.
-        NotImplementedError: a gradient may be asked for.
+        ValueError: an argument has the wrong shape, device or value, or no backend can serve the call.
+        NotImplementedError: an argument, or a tensor that score_mod captured, requires grad or carries a tangent.
     """
+    table = "page_table" if block_table is None else "block_table"
     if page_table is None:
         page_table = block_table
     elif block_table is not None:
         raise ValueError("page_table and block_table are both given, expected one: they are names of the same")
+    return_lse = common.boolean("return_lse", return_lse, "a bool")
+    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
+        if getattr(x, "is_nested", False):  # which knows no shape to tell calls by
+            raise TypeError(f"{name} is a nested tensor, expected a plain one: q may be packed, with cu_seqlens_q")
+    if autocast_anywhere():
+        q, k, v = _autocast(q, k, v, k_cache)
     t = checks.Tensors(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx,
         cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, k_descale, v_descale,
     )  # fmt: skip
     given = Given(
         softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved,
-        max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
-    tensors, watched = (*t, learnable_sink), False
-    known = calls.like_the_last(tensors, given)
+    tensors, watched, signature = (*t, learnable_sink), False, None
+    has_mods = score_mod is not None or mask_mod is not None
+    cache = calls.cache_of(score_mod, mask_mod)
+    known = calls.like_the_last(tensors, given, cache)
+    is_new = known is None
     if known is None:
-        watched = ops.watched((q, k_cache, v_cache, *(x for x in tensors[3:] if isinstance(x, Tensor))))
-        key = None if watched else calls.key_of(tensors, given)
-        known = calls.find(key, tensors, given)
+        watched = needs_dispatcher((q, k_cache, v_cache, *(x for x in tensors[3:] if isinstance(x, Tensor))))
+        signature = None if watched else calls.signature_of(tensors, given)
+        known = calls.find(signature, tensors, given, cache)
+        is_new = known is None
         if known is None:
-            known = _checked(t, learnable_sink, given)
-            calls.keep(key, tensors, given, known)
+            known = _checked(t, learnable_sink, given, table)
+            if not has_mods:
+                calls.keep(signature, tensors, given, known)
         checks.check_number(t)
-    if not (watched or q.is_meta):
-        checks.check_values(t)
+    sizes = known.max_seqlens(q, cu_seqlens_q is not None, max_seqlen_q, max_seqlen_k)
+    by_operator = watched or q.is_meta
+    if not by_operator:
+        check_values(t, known.flags, sizes, table)
 
-    flags, seqlens = known.flags, _seqlens(t)
+    seqlens = _seqlens(t)
     if k_cache.dtype in BYTES:
         k_descale, v_descale = _descale(t, k_descale), _descale(t, v_descale)
     place = Cache(page_table, cache_batch_idx, cache_leftpad, k_descale, v_descale)
+    inputs = AttentionInputs(q, k_cache, v_cache, learnable_sink, cu_seqlens_q, None, None, seqlens, *sizes)
+    if watched and not torch.compiler.is_compiling() and is_transformed() and not is_plain(inputs, place):
+        checks.refuse_mapped(t, table)
+    if has_mods:
+        known = known.with_mods(inputs, score_mod, mask_mod)
+        if is_new and signature is not None:
+            calls.keep(signature, tensors, given, known, cache or mod_ops.keep(score_mod, mask_mod, None))
+    flags, mods = known.flags, known.mods
+    if not by_operator:
+        inputs = inputs._replace(max_seqlen_k=known.planned(sizes)[1])
     if k is not None and v is not None and seqlens is not None:
+        if backend != "auto" and not by_operator and not known.has_run:
+            route(inputs, place, mods, flags)  # a backend that cannot serve the call is refused before rows are written
         same_position = flags.window_left is None and flags.window_right is None
         new = Appended(
             q, k_cache, v_cache, k, v, seqlens, cu_seqlens_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,
             page_table, cache_batch_idx, k_descale, v_descale, bool(rotary_interleaved), same_position,
             backend,
         )  # fmt: skip
-        q, seqlens = append_by_operator(new) if watched or q.is_meta else known.append(new)
-    sizes = known.max_seqlens
-    inputs = AttentionInputs(q, k_cache, v_cache, learnable_sink, cu_seqlens_q, None, None, seqlens, *sizes)
-    if score_mod is not None or mask_mod is not None:
-        mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, None)
-        out, lse = forward(watched, inputs, place, mods, flags)
-    elif watched or q.is_meta:
-        out, lse = forward(True, inputs, place, None, flags)
-    else:
-        out, lse = known.run(inputs, place)
+        q, seqlens = append_by_operator(new) if by_operator else known.append(new)
+        inputs = inputs._replace(q=q, seqused_k=seqlens)
+    out, lse = forward(inputs, place, mods, flags) if by_operator else known.run(inputs, place)
     return (out, lse) if return_lse else out
 
 
-def _checked(t: checks.Tensors, sink: Tensor | None, given: Given) -> Known:
+def _autocast(
+    q: Tensor, k: Tensor | None, v: Tensor | None, k_cache: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """q, k and v in autocast's dtype where it is on and the cache has that dtype, or numbers of 8 bits."""
+    dtype = autocast_dtype(q) if isinstance(q, Tensor) else None
+    if dtype is None or not isinstance(k_cache, Tensor) or k_cache.dtype not in (dtype, *BYTES):
+        return q, k, v
+    return in_dtype(q, dtype), k if k is None else in_dtype(k, dtype), v if v is None else in_dtype(v, dtype)
+
+
+def _checked(t: checks.Tensors, sink: Tensor | None, given: Given, table: str) -> Known:
     """What follows from a call's arguments, which are checked here."""
-    checks.check(t)
+    checks.check(t, table)
+    checks.refuse_derivatives(t, sink)
     options = Options(given.softmax_scale, given.causal, given.window_size, given.softcap, False, given.backend)
     flags = common.flags(t.q, t.k_cache, t.v_cache, sink, options)
-    if flags.needs_backward or (t.k is not None and t.v is not None and common.needs_backward(t.q, t.k, t.v, None)):
-        raise NotImplementedError("flash_attn_with_kvcache has no gradients: call it under torch.no_grad()")
     batch_invariant = common.boolean("batch_invariant", given.batch_invariant, "a bool")
     common.boolean("rotary_interleaved", given.rotary_interleaved, "a bool")
     num_splits = common.count("num_splits", given.num_splits)
     flags = flags._replace(num_splits=num_splits, batch_invariant=batch_invariant)
-    longest = t.capacity
-    if given.max_seqlen_k is not None:
-        bound = common.count("max_seqlen_k", given.max_seqlen_k)
-        longest = longest if batch_invariant else min(bound, longest)  # another bound is another cut of the keys
-    rows = t.q.shape[1]
-    if t.cu_seqlens_q is not None:
-        rows = common.max_seqlen("max_seqlen_q", given.max_seqlen_q, t.q.shape[0])
-    return Known(flags, (rows, longest))
+    return Known(flags, t.capacity)
 
 
 def _seqlens(t: checks.Tensors) -> Tensor | None:

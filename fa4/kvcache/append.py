@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .. import recording
 from ..device import Chip, chip_of
 from ..memory import maker
 from ..run.prepare import is_elsewhere
@@ -63,9 +64,11 @@ def _launcher(a: Appended, chip: Chip) -> Callable[..., None]:
         None if a.page_table is None else a.k_cache.shape[1], a.batch_idx is not None, a.rotary_seqlens is not None,
         a.interleaved, a.same_position, a.bytes_dtype,
     )  # fmt: skip
+    recording.append(cfg, chip)
     return launcher(cfg, chip)
 
 
+@torch.no_grad()
 def append_in_torch(a: Appended) -> tuple[Tensor | None, Tensor]:
     """The same on any device. Waits for it: which rows there is room for decides what is written."""
     sequence, step, exists = rows_of(a.k, a.batch, a.cu_seqlens_k_new)

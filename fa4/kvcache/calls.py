@@ -1,7 +1,7 @@
 """Calls on a cache like an earlier one: their checks have passed, and their way to a kernel is known.
 
-As in `fa4.calls`: what came of a call is left under a key of all that it follows from, and one like the last call with
-the same options needs none.
+As in `fa4.calls`: what came of a call is left under its signature, and a call like the last one with the same options
+needs none.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from .. import ops, run
-from ..remembered import Remembered, Repeats
-from ..spec import AttentionInputs, Cache, Flags
+from .. import checks, mod_ops, ops
+from ..mods.record import Mods
+from ..run import Forward
+from ..signature import MOST, CallCache, Signature, routes
+from ..spec import FEWEST_KEYS, AttentionInputs, Cache, Flags, rounded_keys
+from ..torch_internals import modes_need_dispatcher
 from .append import Append
 from .ops import is_plain, route
 from .record import Appended
@@ -31,18 +33,59 @@ class Given(NamedTuple):
     num_splits: Any
     batch_invariant: Any
     rotary_interleaved: Any
-    max_seqlen_q: Any
-    max_seqlen_k: Any
 
 
 class Known:
-    """What came of a call's checks, and its way to a kernel: the same whenever a call of such shapes comes again."""
+    """What came of a call's checks, and its ways to kernels: the same whenever a call of such shapes comes again,
+    whatever its max_seqlen_q and max_seqlen_k.
 
-    def __init__(self, flags: Flags, max_seqlens: tuple[int, int]) -> None:
-        self.flags, self.max_seqlens = flags, max_seqlens
+    capacity: rows that a sequence has room for. mods: of a call that has some, for caches within `limits`.
+    """
+
+    def __init__(self, flags: Flags, capacity: int) -> None:
+        self.flags, self._capacity = flags, capacity
+        self.mods: Mods | None = None
+        self._limits: mod_ops.Limits | None = None
         self._append: Append | None = None
-        self._forward: run.Forward | None = None
+        self._forwards: dict[tuple[int, int], Forward] = {}
         self._is_plain = False
+
+    def max_seqlens(self, q: Tensor, packed: bool, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[int, int]:
+        """The bounds of a call; raises if they are wrong."""
+        rows = q.shape[0] if packed else q.shape[1]
+        if max_seqlen_q is not None:
+            bound = checks.max_seqlen("max_seqlen_q", max_seqlen_q, rows)
+            if not packed and bound < rows:
+                raise ValueError(f"max_seqlen_q is {bound}, expected at least {rows}, the rows of q")
+            rows = bound if packed else rows
+        if max_seqlen_k is None:
+            return rows, self._capacity
+        is_plain = type(max_seqlen_k) is int and max_seqlen_k >= 0
+        bound = max_seqlen_k if is_plain else checks.count("max_seqlen_k", max_seqlen_k)
+        # Where results of a sequence may depend on no other, another bound would be another cut of the keys.
+        return rows, self._capacity if self.flags.batch_invariant else min(bound, self._capacity)
+
+    def planned(self, max_seqlens: tuple[int, int]) -> tuple[int, int]:
+        """The bounds that a launch is sized by: that of keys, which may grow with each call, rounded up."""
+        rows, keys = max_seqlens
+        return rows, min(rounded_keys(keys), self._capacity)
+
+    def with_mods(self, inputs: AttentionInputs, score_mod: Any, mask_mod: Any) -> Known:
+        """The same of a call with these; raises if they do not fit it. inputs: with the caller's bounds."""
+        if self._limits is None or not self._limits.has(inputs.batch, inputs.max_seqlen_k):
+            mods, flags = mod_ops.prepare(inputs, self.flags, score_mod, mask_mod, None)
+            if flags.needs_backward and torch.is_grad_enabled():
+                raise NotImplementedError(
+                    "score_mod captured a tensor that requires grad, and flash_attn_with_kvcache has no gradients: "
+                    "call it under torch.no_grad()"
+                )
+            self.mods, self._limits = mods._replace(trained=[]), mod_ops.Limits.of(mods)
+        return self
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a call has come to its kernel, so that a backend serves it."""
+        return bool(self._forwards)
 
     def append(self, appended: Appended) -> tuple[Tensor, Tensor]:
         """(q, rotated if that was asked for, and the rows of each sequence then in the cache)."""
@@ -52,60 +95,76 @@ class Known:
         return appended.q if turned is None else turned, seqlens
 
     def run(self, inputs: AttentionInputs, cache: Cache) -> tuple[Tensor, Tensor]:
-        """(out, lse) of a call without mods."""
-        if self._forward is None:
-            self._is_plain = is_plain(inputs, cache)
-            if self._is_plain:
-                self._forward = ops.route(inputs, self.flags).forward
-            else:
-                self._forward = run.Forward(inputs, *route(inputs, cache, None, self.flags))
-        return self._forward(inputs) if self._is_plain else self._forward(inputs, None, cache)
+        """(out, lse)."""
+        forward = self._forwards.get(inputs.max_seqlens)
+        if forward is None:
+            if not self._forwards:
+                self._begin(inputs, cache)
+            forward = self._forward(inputs, cache)
+        if self._is_plain:
+            return forward(inputs) if self.mods is None else forward(inputs, self.mods)
+        return forward(inputs, self.mods, cache)
+
+    def _forward(self, inputs: AttentionInputs, cache: Cache) -> Forward:
+        if self._is_plain:
+            found = ops.route(inputs, self.flags, self.mods).forward
+        else:
+            found = Forward(inputs, *route(inputs, cache, self.mods, self.flags))
+        if len(self._forwards) >= MOST:
+            self._forwards.clear()
+        self._forwards[inputs.max_seqlens] = found
+        return found
+
+    def _begin(self, inputs: AttentionInputs, cache: Cache) -> None:
+        """Compile at the first call what longer sequences need, for a compilation stalls all of a server's requests:
+        from some length on, keys are cut into parts."""
+        self._is_plain = is_plain(inputs, cache)
+        if self.flags.num_splits or inputs.max_seqlen_k >= self._capacity or inputs.q.is_meta:
+            return
+        keys = FEWEST_KEYS
+        while keys < self._capacity:
+            self._forward(inputs._replace(max_seqlen_k=keys), cache).compile()
+            keys = rounded_keys(keys + 1)
+        self._forward(inputs._replace(max_seqlen_k=self._capacity), cache).compile()
 
 
-_known: Remembered[Known] = Remembered()
-_repeats: Repeats[Known] = Repeats()
+_plain: CallCache[Known] = CallCache(routes)
 
 
-def like_the_last(tensors: tuple, given: Given) -> Known | None:
+def cache_of(score_mod: Any, mask_mod: Any) -> CallCache[Known] | None:
+    """Where calls with these are known; None where nothing is known of them."""
+    if score_mod is None and mask_mod is None:
+        return _plain
+    return None if modes_need_dispatcher() else mod_ops.known(score_mod, mask_mod, None)
+
+
+def like_the_last(tensors: tuple, given: Given, cache: CallCache[Known] | None = _plain) -> Known | None:
     """What is known of a call by one look. tensors: those of `checks.Tensors` and the sink."""
-    return None if ops.watched_beside_tensors() else _repeats.find(tensors, given)
+    return None if cache is None or modes_need_dispatcher() else cache.last.find(tensors, given)
 
 
-def find(key: tuple | None, tensors: tuple, given: Given) -> Known | None:
-    """What is known of a call by its key; the next one like it will be known by one look."""
-    known = None if key is None else _known.find(key)
-    if known is not None:
-        _repeats.keep(tensors, given, known)
+def signature_of(tensors: tuple, given: Given) -> Signature | None:
+    return Signature.of("cache", tensors, given)
+
+
+def find(
+    signature: Signature | None, tensors: tuple, given: Given, cache: CallCache[Known] | None = _plain
+) -> Known | None:
+    """What is known of a call by its signature; the next one like it will be known by one look."""
+    known = None if cache is None else cache.routes.find(signature)
+    if known is not None and cache is not None:
+        cache.last.keep(tensors, given, known)
     return known
 
 
-def keep(key: tuple | None, tensors: tuple, given: Given, known: Known) -> None:
-    if key is not None:
-        _known.keep(key, known)
-        _repeats.keep(tensors, given, known)
+def keep(
+    signature: Signature | None, tensors: tuple, given: Given, known: Known, cache: CallCache[Known] | None = _plain
+) -> None:
+    if signature is not None and cache is not None:
+        cache.routes.keep(signature, known)
+        cache.last.keep(tensors, given, known)
 
 
 def clear() -> None:
-    """Forget all calls."""
-    _known.clear()
-    _repeats.clear()
-
-
-def key_of(tensors: tuple, given: Given) -> tuple | None:
-    """What tells a call from those with other flags or another way; None where that is more than can be told."""
-    if forward_ad._current_level >= 0 or isinstance(given.max_seqlen_q, Tensor):  # to be refused, or without a value
-        return None
-    grad = torch.is_grad_enabled()
-    try:
-        layouts = [
-            x
-            if x is None
-            else int
-            if type(x) is int
-            else (x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device, grad and x.requires_grad)
-            for x in tensors
-        ]
-        # True equals 1, and is none.
-        return *layouts, *given, *map(type, given), *map(type, given.window_size)
-    except (RuntimeError, TypeError, AttributeError):  # no tensor, one without strides, or no window, to be refused
-        return None
+    """Forget all calls without functions."""
+    _plain.clear()

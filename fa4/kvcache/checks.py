@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ..checks import DTYPES, check_int32, checks_lengths, shown
+from ..checks import DTYPES, check_int32, shown
 from ..spec import BYTES, Cache
+from ..torch_internals import is_mapped, may_carry_tangents
 
 _BYTES_SHOWN = " or ".join(map(str, BYTES))
 
@@ -42,16 +44,16 @@ class Tensors(NamedTuple):
         return Cache(self.page_table).capacity(self.k_cache)
 
 
-def check(t: Tensors) -> None:
-    """Shapes, dtypes and devices."""
+def check(t: Tensors, table: str = "page_table") -> None:
+    """Shapes, dtypes, devices and layouts. table: the name by which the caller gave page_table."""
     _check_queries(t)
     _check_cache(t)
     for name in ("rotary_seqlens", "cache_batch_idx", "cache_leftpad"):
         x = getattr(t, name)
         if x is not None:
             check_int32(name, x, t.q, t.batch)
+    _check_pages(t, table)  # before the rows that it gives a sequence are counted
     _check_seqlens(t)
-    _check_pages(t)
     _check_new(t)
     _check_rotary(t)
     _check_descales(t)
@@ -60,6 +62,9 @@ def check(t: Tensors) -> None:
 def _check_tensor(name: str, x: Tensor, like: Tensor, ndim: int, axes: str) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
+    if x.is_nested or x.layout is not torch.strided:
+        came = "is a nested tensor" if x.is_nested else f"has layout {x.layout}"
+        raise TypeError(f"{name} {came}, expected a plain one, of layout torch.strided")
     if x.ndim != ndim:
         raise ValueError(f"{name} has {x.ndim} dimensions, shape {shown(x)}, expected {ndim}: {axes}")
     if x.device != like.device:
@@ -117,17 +122,17 @@ def check_number(t: Tensors) -> None:
         raise ValueError(f"cache_seqlens is {n}, expected 0 to the {t.capacity} rows of the cache")
 
 
-def _check_pages(t: Tensors) -> None:
+def _check_pages(t: Tensors, name: str) -> None:
     table = t.page_table
     if table is None:
         return
     if t.cache_batch_idx is not None:
-        raise ValueError("cache_batch_idx and page_table are both given, expected one: page_table has a row a sequence")
-    _check_tensor("page_table", table, t.q, 2, "(batch, pages of a sequence)")
+        raise ValueError(f"cache_batch_idx and {name} are both given, expected one: {name} has a row a sequence")
+    _check_tensor(name, table, t.q, 2, "(batch, pages of a sequence)")
     if table.dtype != torch.int32:
-        raise TypeError(f"page_table has dtype {table.dtype}, expected torch.int32")
+        raise TypeError(f"{name} has dtype {table.dtype}, expected torch.int32")
     if table.shape[0] != t.batch:
-        raise ValueError(f"page_table has shape {shown(table)}, expected ({t.batch}, *): a row for each sequence of q")
+        raise ValueError(f"{name} has shape {shown(table)}, expected ({t.batch}, *): a row for each sequence of q")
     if t.k_cache.shape[1] == 0:
         raise ValueError(f"k_cache has shape {shown(t.k_cache)}, expected pages of at least 1 row")
 
@@ -155,6 +160,23 @@ def _check_new(t: Tensors) -> None:
         if x.shape != expected or (not packed and x.shape[0] != t.batch):
             rows = "*" if packed else f"{t.batch}, {'*' if x is t.k else t.k.shape[1]}"
             raise ValueError(f"{name} has shape {shown(x)}, expected ({rows}, {heads}, {cache.shape[3]})")
+    for name, cache in (("k_cache", t.k_cache), ("v_cache", t.v_cache)):
+        _check_memory(name, cache)
+
+
+def _check_memory(name: str, cache: Tensor) -> None:
+    """Raise if rows of a cache that is written share memory."""
+    repair = f"expected memory of its own for each row where new rows are appended: call {name}.contiguous()"
+    shared = [axis for axis, step in enumerate(cache.stride()) if step == 0 and cache.shape[axis] > 1]
+    if shared:
+        raise ValueError(f"{name} has stride 0 on axis {shared[0]} of {cache.shape[shared[0]]} entries, {repair}")
+    if torch.compiler.is_compiling():  # which would compile anew for another order of strides
+        return
+    reach = 0  # of the axes with smaller strides
+    for step, entries in sorted((step, n) for step, n in zip(cache.stride(), cache.shape) if n > 1):
+        if step <= reach and cache.numel():
+            raise ValueError(f"{name} has strides {cache.stride()} for shape {shown(cache)}, {repair}")
+        reach += step * (entries - 1)
 
 
 def _check_rotary(t: Tensors) -> None:
@@ -191,68 +213,36 @@ def _check_descales(t: Tensors) -> None:
             raise ValueError(f"{name} is given with a cache of dtype {t.k_cache.dtype}, expected {_BYTES_SHOWN}")
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
-        if x.dtype != torch.float32:
-            raise TypeError(f"{name} has dtype {x.dtype}, expected torch.float32")
+        if x.is_nested or x.layout is not torch.strided or x.dtype != torch.float32:
+            came = "is a nested tensor" if x.is_nested else f"has dtype {x.dtype}, {x.layout}"
+            raise TypeError(f"{name} {came}, expected torch.float32, torch.strided")
         if x.device != t.q.device:
             raise ValueError(f"{name} is on {x.device}, expected {t.q.device} like q")
         if x.shape not in ((), (1,), (heads,), (t.batch, heads)):
             raise ValueError(f"{name} has shape {shown(x)}, expected (), ({heads},) or ({t.batch}, {heads})")
 
 
-def check_values(t: Tensors) -> None:
-    """What kernels must be able to rely on, where looking is free or FA4_CHECK_LENGTHS=1 asks for it."""
-    if not checks_lengths(t.q.device.type):
-        return
-    new, capacity = _new_rows(t), t.capacity
-    before = t.cache_seqlens.tolist() if isinstance(t.cache_seqlens, Tensor) else [t.cache_seqlens or 0] * t.batch
-    if t.cu_seqlens_q is not None:
-        _check_bounds("cu_seqlens_q", t.cu_seqlens_q, t.q.shape[0])
-    if any(n < 0 or n + more > capacity for n, more in zip(before, new)):
-        also = f" with {new} new rows" if any(new) else ""
-        raise ValueError(f"cache_seqlens is {before}{also}, expected 0 to the {capacity} rows of the cache")
-    after = [n + more for n, more in zip(before, new)]
-    if t.cache_seqlens is None:
-        after = [capacity] * t.batch
-    if t.cache_leftpad is not None and any(not 0 <= pad <= n for pad, n in zip(t.cache_leftpad.tolist(), after)):
-        raise ValueError(f"cache_leftpad is {t.cache_leftpad.tolist()}, expected 0 to the rows in use, {after}")
-    if t.cache_batch_idx is not None:
-        _check_batch_idx(t.cache_batch_idx.tolist(), t.k_cache.shape[0], any(new))
-    if t.page_table is not None:
-        _check_page_numbers(t.page_table, after, t.k_cache)
-    if t.rotary_cos is not None:
-        first = before if t.rotary_seqlens is None else t.rotary_seqlens.tolist()
-        longest = max((n + more for n, more in zip(first, new)), default=0)
-        if longest > t.rotary_cos.shape[0]:
-            raise ValueError(f"rotary_cos has {t.rotary_cos.shape[0]} positions, expected at least {longest}")
-
-
-def _new_rows(t: Tensors) -> list[int]:
-    if t.k is None:
-        return [0] * t.batch
-    if t.cu_seqlens_k_new is None:
-        return [t.k.shape[1]] * t.batch
-    _check_bounds("cu_seqlens_k_new", t.cu_seqlens_k_new, t.k.shape[0])
-    return t.cu_seqlens_k_new.diff().tolist()
-
-
-def _check_bounds(name: str, x: Tensor, total: int) -> None:
-    bounds = x.tolist()
-    if bounds[0] != 0 or bounds[-1] > total or sorted(bounds) != bounds:
-        raise ValueError(f"{name} is {bounds}, expected 0 first, non-decreasing, at most {total} at the end")
-
-
-def _check_batch_idx(index: list[int], sequences: int, appends: bool) -> None:
-    if any(not 0 <= i < sequences for i in index):
-        raise ValueError(f"cache_batch_idx is {index}, expected 0 to {sequences - 1}, the cache's sequences")
-    if appends and len(set(index)) < len(index):
-        raise ValueError(f"cache_batch_idx is {index}, expected no sequence twice where new rows are appended")
-
-
-def _check_page_numbers(table: Tensor, used: list[int], cache: Tensor) -> None:
-    pages, size = cache.shape[0], cache.shape[1]
-    for b, rows in enumerate(used):
-        entries = table[b, : -(-rows // size)]
-        if ((entries < 0) | (entries >= pages)).any():
-            raise ValueError(
-                f"page_table[{b}] is {entries.tolist()} in use, expected 0 to {pages - 1}, the cache's pages"
+def refuse_derivatives(t: Tensors, sink: Tensor | None) -> None:
+    """Raise if autograd or forward-mode differentiation would follow one of the tensors."""
+    for name, x in (*zip(Tensors._fields, t), ("learnable_sink", sink)):
+        if not isinstance(x, Tensor):
+            continue
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise NotImplementedError(
+                f"{name} requires grad, and flash_attn_with_kvcache has no gradients: call it under torch.no_grad() or "
+                f"pass {name}.detach()"
             )
+        if may_carry_tangents() and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"{name} carries a tangent, and flash_attn_with_kvcache has no derivatives")
+
+
+def refuse_mapped(t: Tensors, table: str) -> None:
+    """Raise for a call inside torch.func.vmap that is not on whole caches. table: see `check`."""
+    if not any(isinstance(x, Tensor) and is_mapped(x) for x in t):
+        return
+    names = (table if name == "page_table" else name for name, x in zip(Tensors._fields, t) if x is not None)
+    given = [name for name in names if name not in ("q", "k_cache", "v_cache")] or ["k_cache of 8-bit numbers"]
+    raise NotImplementedError(
+        f"{given[0]} is given inside torch.func.vmap, expected q, k_cache and v_cache alone: make the mapped axis part "
+        "of the batch"
+    )

@@ -15,6 +15,7 @@ from ..plan import Plan
 from ..spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags
 from .append import Append
 from .record import Appended
+from .values import check_append, check_attention
 
 FORWARD = (AttentionInputs, Cache, Mods, Flags)
 NO_MODS = Mods.without_functions()
@@ -38,27 +39,28 @@ def is_plain(inputs: AttentionInputs, cache: Cache) -> bool:
     return cache.spec(inputs) == CacheSpec() and not inputs.varlen and inputs.seqused_k is None
 
 
-def forward(
-    watched: bool, inputs: AttentionInputs, cache: Cache, mods: Mods | None, flags: Flags
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a call on a cache."""
+def forward(inputs: AttentionInputs, cache: Cache, mods: Mods | None, flags: Flags) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a call on a cache, by the operators."""
     if is_plain(inputs, cache):
-        if mods is not None:
-            return mod_ops.forward(watched, inputs, mods, flags)
-        return torch.ops.fa4.forward(*inputs, *flags) if watched else ops.route(inputs, flags).forward(inputs)
+        return torch.ops.fa4.forward(*inputs, *flags) if mods is None else mod_ops.forward(inputs, mods, flags)
     arguments = inputs, cache, NO_MODS if mods is None else mods, flags
-    if watched:
-        return torch.ops.fa4.forward_with_cache(*(x for record in arguments for x in record))
-    return _run(*arguments)
+    return torch.ops.fa4.forward_with_cache(*(x for record in arguments for x in record))
 
 
 def append_by_operator(appended: Appended) -> tuple[Tensor, Tensor]:
     """(q, rotated if that was asked for, and the rows of each sequence then in the cache)."""
-    q, seqlens = torch.ops.fa4.append_to_cache(*appended)
+    try:
+        q, seqlens = torch.ops.fa4.append_to_cache(*appended)
+    except RuntimeError as error:
+        if "alias annotations" not in str(error):
+            raise
+        message = "k and v are given inside torch.func.functionalize, which does not let fa4 write k_cache and v_cache"
+        raise NotImplementedError(message) from error
     return (appended.q if appended.cos is None else q), seqlens
 
 
 def _run(inputs: AttentionInputs, cache: Cache, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
+    check_attention(inputs, cache)
     given = mods if mods.score or mods.mask or mods.blocks else None
     return run.forward(inputs, *route(inputs, cache, given, flags), given, cache)
 
@@ -74,6 +76,7 @@ def _forward_fake(*arguments):
 
 def _append(*arguments):
     appended = Appended(*arguments)
+    check_append(appended)
     turned, seqlens = Append(appended)(appended)
     return appended.q.new_empty(0) if turned is None else turned, seqlens
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..memory import maker
+from ..memory import empty, maker
 from ..plan import Plan
 from ..spec import AttentionInputs, AttentionSpec, Gradients
 
@@ -33,13 +33,42 @@ UNWRITTEN = torch.inf
 """What the lse of parts holds in rows that nobody uses: no row's own, for at +inf logits that is NaN."""
 
 
+class ResultMaker(Protocol):
+    """What gives out and lse for q, the first of these, and the same of parts."""
+
+    def __call__(self, inputs: tuple) -> tuple[Tensor, Tensor]: ...
+
+
+def result_maker(
+    inputs: AttentionInputs, spec: AttentionSpec, dtypes: tuple[torch.dtype, torch.dtype], parts: tuple[int, ...] = ()
+) -> ResultMaker:
+    """out and lse, row-major, of inputs like these, in two dtypes. parts: as many behind one another.
+
+    The rows of packed sequences change from call to call."""
+    device, columns = inputs.q.device, spec.head_dim_v
+    of_out, of_lse = dtypes
+    if not spec.varlen:
+        shape, rows = shapes(inputs.q.shape, columns)
+        out, lse = maker((*parts, *shape), of_out, device), maker((*parts, *rows), of_lse, device)
+        return lambda inputs: (out(), lse())
+
+    def make(inputs: tuple) -> tuple[Tensor, Tensor]:
+        shape, rows = shapes(inputs[0].shape, columns)
+        return empty((*parts, *shape), of_out, device), empty((*parts, *rows), of_lse, device)
+
+    return make
+
+
 def gradient_maker(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> Callable[[AttentionInputs], Gradients]:
     """What gives dq, dk, dv of inputs like these: row-major like q, k, v, and 0 in idle rows."""
-    q, k, v = (maker(tuple(x.shape), x.dtype, x.device) for x in inputs[:3])
+    fixed = None if spec.varlen else [maker(tuple(x.shape), x.dtype, x.device) for x in inputs[:3]]
     set_q, set_k = idle_setter(inputs, spec, plan, "q", 1), idle_setter(inputs, spec, plan, "k", 2)
 
     def make(inputs: AttentionInputs) -> Gradients:
-        grads = Gradients(q(), k(), v())
+        if fixed is None:
+            grads = Gradients(*[empty(x.shape, x.dtype, x.device) for x in (inputs.q, inputs.k, inputs.v)])
+        else:
+            grads = Gradients(*[made() for made in fixed])
         if set_q is not None:
             set_q(inputs, grads[:1], None)
         if set_k is not None:
@@ -81,13 +110,22 @@ def idle_setter(
 
     leading = None if parts is None else int(parts > 1)
     cfg = idle.Config(spec.dtype, matrices, leading, fill, spec.varlen, has_seqused)
-    groups = inputs.batch + spec.varlen if has_seqused else 1
-    largest = max(inputs.q.numel(), inputs.k.numel()) if matrices else (parts or 1) * inputs.q[..., 0].numel()
-    blocks, launcher = idle.blocks(largest, groups, plan.chip), idle.launcher(cfg, plan.chip)
-    place = (4, 6) if side == "q" else (5, 7)
+    launcher = idle.launcher(cfg, plan.chip)
+
+    def blocks_of(inputs: AttentionInputs) -> int:
+        groups = inputs.batch + spec.varlen if has_seqused else 1
+        q, k = inputs.q, inputs.k
+        largest = max(q.numel(), k.numel()) if matrices else (parts or 1) * q.numel() // q.shape[-1]
+        return idle.blocks(largest, groups, plan.chip)
+
+    fixed = None if spec.varlen else blocks_of(inputs)
 
     def set_idle(inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None:
-        launcher((matrices or None, rows, inputs[place[0]], inputs[place[1]]), blocks)
+        blocks = blocks_of(inputs) if fixed is None else fixed
+        if side == "q":
+            launcher((matrices or None, rows, inputs.cu_seqlens_q, inputs.seqused_q), blocks)
+        else:
+            launcher((matrices or None, rows, inputs.cu_seqlens_k, inputs.seqused_k), blocks)
 
     return set_idle
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..memory import maker
 from ..plan import Plan
 from ..spec import AttentionInputs, AttentionSpec
 from . import allocate, prepare
@@ -17,7 +16,9 @@ from . import allocate, prepare
 
 class Forward:
     """The forward of one kind of problem, with everything decided that is the same whenever it comes again: where the
-    tensors lie and what lengths they hold is not. Made from any inputs with its shapes, strides, dtypes and device."""
+    tensors lie and what lengths they hold is not. Made from any inputs with its shapes, strides, dtypes and device; of
+    packed sequences, rows and sequences may be others (more than one if they were more than one), as may be the bounds
+    of lengths while the plan is the same."""
 
     def __init__(self, inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> None:
         """`plan` is for `spec.with_positive_scale()`."""
@@ -26,14 +27,12 @@ class Forward:
         self._fits = prepare.fits_if_aligned(plan.layout, inputs, spec)
         device = inputs.q.device
         self._device = prepare.device_to_enter(device)
-        shape, rows = allocate.shapes(inputs.q.shape, spec.head_dim_v)
-        self._out, self._lse = maker(shape, spec.dtype, device), maker(rows, allocate.rows_dtype(spec), device)
+        self._make = allocate.result_maker(inputs, spec, (spec.dtype, allocate.rows_dtype(spec)))
         if plan.splits == 1:
             self._set_idle = allocate.idle_setter(inputs, spec, plan, "q", 1, 1)
         else:
             self._set_idle = allocate.idle_setter(inputs, spec, plan, "q", 0, plan.splits, allocate.UNWRITTEN)
-            self._parts = maker((plan.splits, *shape), torch.float32, device)
-            self._part_lse = maker((plan.splits, *rows), torch.float32, device)
+            self._make_parts = allocate.result_maker(inputs, spec, (torch.float32, torch.float32), (plan.splits,))
         self._lengths = inputs[8:]
         self._launch: Callable[..., None] = plan.forward
         has_more_to_do = self._is_empty or not self._fits or plan.splits > 1 or self._set_idle is not None
@@ -44,7 +43,7 @@ class Forward:
         left is to launch, there need be no record of them."""
         is_here = self._device is None or not prepare.is_elsewhere(self._device)
         if self._only_launches and is_here and prepare.are_aligned(tensors):
-            out, lse = self._out(), self._lse()
+            out, lse = self._make(tensors)
             self._launch(tensors, out, lse)
             return out, lse
         return self(AttentionInputs._make((*tensors, *self._lengths)))
@@ -54,7 +53,7 @@ class Forward:
         if self._device is not None and prepare.is_elsewhere(self._device):
             with torch.cuda.device(self._device):
                 return self(inputs, *extra)
-        out, lse = self._out(), self._lse()
+        out, lse = self._make(inputs)
         if self._is_empty:
             _see_nothing(inputs, out, lse)
             return out, lse
@@ -70,13 +69,20 @@ class Forward:
         return out, lse
 
     def _in_parts(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *extra: Any) -> None:
-        parts, part_lse = self._parts(), self._part_lse()
+        parts, part_lse = self._make_parts(inputs)
         if self._set_idle is not None:
             self._set_idle(inputs, (), part_lse)
         self.plan.forward(inputs._replace(sink=None), parts, part_lse, *extra)
         if inputs.varlen:
             parts, part_lse, out, lse = parts.unsqueeze(1), part_lse.unsqueeze(1), out.unsqueeze(0), lse.unsqueeze(0)
         self._join((parts, part_lse, out, lse, inputs.sink))
+
+    def compile(self) -> None:
+        """Compile now what a launch needs."""
+        if self.plan.compiled and not self._is_empty:
+            self.plan.compile_forward()
+            if self.plan.splits > 1:
+                assert self._join is not None
 
     @functools.cached_property
     def _join(self) -> Callable[..., None]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..plan import Layout
 from ..spec import AttentionInputs, AttentionSpec, Saved
+from ..torch_internals import current_cuda_device
 from .allocate import rows_dtype
 
 ALIGNMENT = 16  # bytes; kernels copy rows in vectors of this size, and TMA maps have bases and strides of it
@@ -66,10 +67,6 @@ def _steps_fit(layout: Layout, x: Tensor) -> bool:
     return aligned and (layout is not Layout.TMA or all(steps))
 
 
-# torch.cuda.current_device without its preliminaries, which a tensor on CUDA has behind it
-_current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
-
-
 def device_to_enter(device: torch.device) -> int | None:
     """The index of a device that may not be the current one; None where there is one device only."""
     return device.index if device.type == "cuda" and torch.cuda.device_count() > 1 else None
@@ -77,4 +74,4 @@ def device_to_enter(device: torch.device) -> int | None:
 
 def is_elsewhere(index: int) -> bool:
     """Whether a CUDA device, of which there is a tensor, is not the current one, on which launches would land."""
-    return index != _current_device()
+    return index != current_cuda_device()

@@ -52,6 +52,9 @@ _ALL = (
     CacheCase("fp8_chunk", (200, 90), new=70, queries=70, page_size=64, capacity=320, heads_q=4, fp8="heads"),
     CacheCase("fp8_pages_of_1", (90, 0, 33), page_size=1, fp8="heads", heads_q=4, queries=2),
     CacheCase("fp8_leftpad_in_pages", (40, 100, 20), leftpad=(5, 64, 20), page_size=16, fp8="both", head_dim=128),
+    CacheCase(
+        "fp8_leftpad_in_large_pages", (140, 100), leftpad=(5, 99), page_size=128, capacity=256, fp8="both", head_dim=256
+    ),
     CacheCase("int8_heads_in_pages", (90, 0, 33), page_size=16, fp8="heads", int8=True, heads_q=8, heads_kv=2),
     CacheCase(
         "int8_append_and_rotate", (15, 40), new=3, queries=3, page_size=16, fp8="both", int8=True, rotary="halves"

@@ -108,6 +108,10 @@ class Built:
     def assert_right(self, result: tuple[Tensor, Tensor], where: str) -> None:
         """Of out and lse, and of the caches after the last call."""
         cases.assert_right(cases.judge_forward(self.problem, *result), f"{self.case}, {where}")
+        self.assert_caches_right(where)
+
+    def assert_caches_right(self, where: str) -> None:
+        """Of the caches after the last call."""
         for name, after in zip(("k_cache", "v_cache"), self.after):
             got, expected = (x.float() for x in (self.ran[name], after))
             assert torch.equal(got.isnan(), expected.isnan()), f"{self.case}, {where}: {name} was written elsewhere"

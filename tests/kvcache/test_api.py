@@ -37,6 +37,7 @@ PAGES = dict(
     k_cache=torch.randn(9, 8, 2, 16), v_cache=torch.randn(9, 8, 2, 16), page_table=i32(0, 1, 2, 3, 4, 5).view(2, 3)
 )
 FP8_CACHE = dict(k_cache=torch.zeros(2, 24, 2, 16).to(FP8), v_cache=torch.zeros(2, 24, 2, 16).to(FP8))
+PACKED = dict(q=torch.randn(5, 4, 16), cu_seqlens_q=i32(0, 2, 5))
 ERRORS = {
     "q": (TypeError, "q is a list, expected a torch.Tensor", dict(q=[1.0])),
     "q_axes": (ValueError, r"q has 3 dimensions, shape \(3, 4, 16\), expected 4", dict(q=base()["q"][0])),
@@ -185,14 +186,192 @@ ERRORS = {
         dict(q=torch.randn(6, 4, 16), cu_seqlens_q=i32(0, 3, 2)),
     ),
     "sink": (ValueError, r"learnable_sink has shape \(2\), expected \(4,\)", dict(learnable_sink=torch.zeros(2))),
-    "gradients": (NotImplementedError, "has no gradients", dict(q=torch.randn(2, 3, 4, 16, requires_grad=True))),
+    "gradients": (
+        NotImplementedError,
+        "q requires grad, and flash_attn_with_kvcache has no gradients",
+        dict(q=torch.randn(2, 3, 4, 16, requires_grad=True)),
+    ),
+    "rotary_gradients": (
+        NotImplementedError,
+        "rotary_sin requires grad",
+        dict(ROTARY, rotary_sin=torch.ones(30, 8, requires_grad=True)),
+    ),
+    "descale_gradients": (
+        NotImplementedError,
+        "v_descale requires grad",
+        dict(FP8_CACHE, v_descale=torch.ones(2, requires_grad=True)),
+    ),
+    "sink_gradients": (
+        NotImplementedError,
+        "learnable_sink requires grad",
+        dict(learnable_sink=torch.zeros(4, requires_grad=True)),
+    ),
+    "captured_gradients": (
+        NotImplementedError,
+        "score_mod captured a tensor that requires grad",
+        dict(NEW, score_mod=fa4.scores.alibi(torch.ones(4, requires_grad=True))),
+    ),
+    "max_seqlen_q": (
+        ValueError,
+        "max_seqlen_q is 2, expected at least 3, the longest sequence",
+        dict(PACKED, max_seqlen_q=2),
+    ),
+    "max_seqlen_q_tensor": (
+        ValueError,
+        "max_seqlen_q is 2, expected at least 3, the longest sequence",
+        dict(PACKED, max_seqlen_q=torch.tensor(2)),
+    ),
+    "max_seqlen_q_negative": (ValueError, "max_seqlen_q is -1, expected 0 or more", dict(PACKED, max_seqlen_q=-1)),
+    "max_seqlen_q_dense": (TypeError, "max_seqlen_q is a str, expected an int", dict(max_seqlen_q="x")),
+    "max_seqlen_q_dense_number": (
+        ValueError,
+        "max_seqlen_q is 2, expected at least 3, the rows of q",
+        dict(max_seqlen_q=2),
+    ),
+    "max_seqlen_k": (ValueError, "max_seqlen_k is 22, expected at least 23, the longest", dict(NEW, max_seqlen_k=22)),
+    "rotary_positions_of_queries": (
+        ValueError,
+        "rotary_cos has 30 positions, expected at least 32",
+        dict(ROTARY, q=torch.randn(2, 12, 4, 16), causal=True),
+    ),
+    "rotary_positions_of_the_first": (
+        ValueError,
+        "rotary_cos has 30 positions, expected at least 31",
+        dict(ROTARY, k=NEW["k"][:, :0], v=NEW["v"][:, :0], rotary_seqlens=i32(0, 30)),
+    ),
+    "rotary_seqlens_negative": (
+        ValueError,
+        r"rotary_seqlens is \[-5, 0\], expected 0 or more",
+        dict(ROTARY, rotary_seqlens=i32(-5, 0)),
+    ),
+    "descale_negative": (
+        ValueError,
+        "k_descale has -1.0, expected finite numbers, 0 or more",
+        dict(FP8_CACHE, k_descale=torch.tensor([1.0, -1.0])),
+    ),
+    "descale_nan": (
+        ValueError,
+        "v_descale has nan, expected finite",
+        dict(FP8_CACHE, v_descale=torch.tensor(torch.nan)),
+    ),
+    "page_twice": (
+        ValueError,
+        "page_table has page 2 for new rows of sequence 0 and of sequence 1, expected no page twice",
+        dict(PAGES, **NEW, page_table=i32(0, 2, 1, 3, 4, 2).view(2, 3), cache_seqlens=i32(9, 17)),
+    ),
+    "page_twice_of_one": (
+        ValueError,
+        "block_table has page 2 for new rows of sequence 0 and of sequence 0",
+        dict(PAGES, **NEW, page_table=None, block_table=i32(2, 2, 1, 3, 4, 5).view(2, 3), cache_seqlens=i32(6, 17)),
+    ),
+    "block_table": (
+        TypeError,
+        "block_table has dtype torch.int64",
+        dict(PAGES, page_table=None, block_table=PAGES["page_table"].long()),
+    ),
+    "expanded_cache": (
+        ValueError,
+        "v_cache has stride 0 on axis 0 of 2 entries, expected memory of its own",
+        dict(NEW, v_cache=torch.randn(1, 24, 2, 16).expand(2, 24, 2, 16)),
+    ),
+    "jagged": (
+        TypeError,
+        "q is a nested tensor, expected a plain one: q may be packed, with cu_seqlens_q",
+        dict(q=torch.nested.nested_tensor_from_jagged(torch.randn(6, 4, 16), torch.tensor([0, 3, 6]))),
+    ),
+    "nested": (TypeError, "k_cache is a nested tensor", dict(k_cache=torch.nested.nested_tensor([*base()["k_cache"]]))),
+    "sparse": (TypeError, "v_cache has layout torch.sparse_coo", dict(v_cache=base()["v_cache"].to_sparse())),
+    "return_lse": (TypeError, "return_lse is a str, expected a bool", dict(return_lse="yes")),
+    "backend": (ValueError, "no backend can run this on cpu: sm90", dict(NEW, backend="sm90")),
+    "backend_with_mods": (
+        ValueError,
+        "no backend can run this on cpu: sm90",
+        dict(NEW, backend="sm90", mask_mod=fa4.masks.causal),
+    ),
 }
 
 
 @pytest.mark.parametrize("error, message, change", ERRORS.values(), ids=ERRORS)
-def test_an_error_names_the_argument(error, message, change):
-    with pytest.raises(error, match=message):
-        fa4.flash_attn_with_kvcache(**base() | change)
+def test_an_error_names_the_argument_and_leaves_the_caches(error, message, change):
+    """Also the second time, when what came of the first call may be known."""
+    given = base() | change
+    caches = {name: given[name] for name in ("k_cache", "v_cache")}
+    before = {name: x.clone() for name, x in caches.items() if not (x.is_nested or x.is_sparse)}
+    for _ in range(2):
+        with pytest.raises(error, match=message):
+            fa4.flash_attn_with_kvcache(**given)
+    for name, x in before.items():
+        assert x.is_meta or torch.equal(given[name].float(), x.float()), f"{name} was written"
+
+
+def test_a_dense_bound_of_queries_may_be_given(seed):
+    given = base()
+    expected = fa4.flash_attn_with_kvcache(**given)
+    for bound in (3, 7, torch.tensor(3)):
+        assert torch.equal(fa4.flash_attn_with_kvcache(**given, max_seqlen_q=bound), expected)
+
+
+def test_new_rows_go_to_a_page_of_their_own_in_a_shared_table(seed):
+    """Of a page before the new rows' several sequences may have rows."""
+    draw = torch.Generator().manual_seed(seed)
+    given = base() | {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in PAGES.items()}
+    given |= dict(NEW, page_table=i32(0, 2, 1, 0, 4, 2).view(2, 3), cache_seqlens=i32(9, 8))
+    given |= {name: torch.randn(given[name].shape, generator=draw) for name in ("q", "k", "v")}
+    fa4.flash_attn_with_kvcache(**given)
+    assert torch.equal(given["k_cache"][2, 1:4], given["k"][0]) and torch.equal(given["k_cache"][4, :3], given["k"][1])
+
+
+def test_nothing_is_recorded_into_the_caches(seed):
+    """Under no_grad and by detached tables, with gradients on."""
+    given = base() | ROTARY | dict(rotary_cos=torch.ones(30, 8, requires_grad=True))
+    with torch.no_grad():
+        fa4.flash_attn_with_kvcache(**given)
+    expected = fa4.flash_attn_with_kvcache(**given | dict(rotary_cos=given["rotary_cos"].detach()))
+    assert not (expected.requires_grad or given["k_cache"].requires_grad) and given["k_cache"].grad_fn is None
+    with torch.no_grad():
+        slopes = torch.ones(4, requires_grad=True)
+        fa4.flash_attn_with_kvcache(**given, score_mod=fa4.scores.alibi(slopes))
+
+
+def test_a_tangent_is_refused_by_its_own_name():
+    given = base()
+    with torch.autograd.forward_ad.dual_level():
+        for name in ("q", "k_cache", "rotary_cos"):
+            dual = dict(ROTARY, **base())
+            dual[name] = torch.autograd.forward_ad.make_dual(dual[name], dual[name])
+            with pytest.raises(NotImplementedError, match=f"^{name} carries a tangent"):
+                fa4.flash_attn_with_kvcache(**given | dual)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, torch.float32, torch.float64])
+def test_autocast_takes_queries_and_new_rows_in_its_dtype(cache_dtype, seed):
+    """Caches are never converted: of another dtype than autocast's they keep that of the call."""
+    given = base() | ROTARY
+    caches = {name: given[name].to(cache_dtype) for name in ("k_cache", "v_cache")}
+    wide = cache_dtype in (torch.float32, torch.float64)
+    moved = given | {n: given[n].to(cache_dtype) for n in ("q", "k", "v")} if wide else given
+    lowered = {name: moved[name] if wide else moved[name].bfloat16() for name in ("q", "k", "v")}
+    own = {name: x.clone() for name, x in caches.items()}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = fa4.flash_attn_with_kvcache(**moved | caches)
+    expected = fa4.flash_attn_with_kvcache(**moved | own | lowered)
+    assert out.dtype == (cache_dtype if wide else torch.bfloat16) and torch.equal(out, expected)
+    assert all(torch.equal(caches[name], own[name]) for name in own)
+
+
+def test_vmap_maps_whole_caches_and_refuses_the_rest_by_name(seed):
+    q, k, v = (torch.randn(5, *shape) for shape in ((2, 3, 4, 16), (2, 24, 2, 16), (2, 24, 2, 16)))
+    out = torch.func.vmap(fa4.flash_attn_with_kvcache)(q, k, v)
+    assert torch.equal(out, torch.stack([fa4.flash_attn_with_kvcache(*x) for x in zip(q, k, v)]))
+    refused = {
+        "cache_seqlens": dict(cache_seqlens=i32(5, 20)),
+        "block_table": dict(block_table=i32(0, 1).view(2, 1)),
+        "k": dict(NEW, cache_seqlens=3),
+        "cache_leftpad": dict(cache_leftpad=i32(1, 2)),
+    }
+    for name, given in refused.items():
+        with pytest.raises(NotImplementedError, match=f"^{name} is given inside torch.func.vmap, expected q, k_cache"):
+            torch.func.vmap(lambda q, k, v, g=given: fa4.flash_attn_with_kvcache(q, k, v, **g))(q, k, v)
 
 
 def operator_arguments(name, seed):

@@ -13,7 +13,7 @@ import fa4
 from fa4.core.cache import CacheTensors
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
-from fa4.kvcache import checks
+from fa4.kvcache import values
 from fa4.spec import BYTES, CacheSpec
 
 from .named import CASES
@@ -67,6 +67,7 @@ SM90 = (
     "leftpad_in_pages",
     "chunk_in_pages_of_5",
     "fp8_pages_of_1",
+    "fp8_leftpad_in_large_pages",
 )
 
 
@@ -93,22 +94,25 @@ def test_named_case(backend, name, seed):
     judge(backend, name, seed, [(schedule, seed) for schedule in random.Random(seed).sample(SCHEDULES, 2)])
 
 
-@pytest.mark.parametrize("backend, page_size", [("sm80", 44), ("sm90", 40), ("sm100", 40)])
-def test_a_sequence_alone_gives_the_same_bits(backend, page_size, seed):
+@pytest.mark.parametrize(
+    "backend, page_size, num_splits", [("sm80", 44, 0), ("sm90", 40, 0), ("sm100", 40, 0), ("sm90", 40, 3)]
+)
+def test_a_sequence_alone_gives_the_same_bits(backend, page_size, num_splits, seed):
     """batch_invariant, with keys in parts: where parts begin must not follow from what is in the batch, nor tiles from
-    how many queries others have."""
+    how many queries others have. A number of parts that is given is that of the cache's rows."""
+    options = dict(backend=backend, batch_invariant=True, num_splits=num_splits)
     capacity = 28 * page_size
     case = CacheCase(
         "invariant", (700, 40, 1100), capacity=capacity, page_size=page_size, heads_q=4, queries=(1, 40, 2)
     )
     built = build(case, seed)
     with emulate(CHIPS[backend], seed=seed, schedule="random"):
-        out, lse = built.call(backend=backend, batch_invariant=True)
+        out, lse = built.call(**options)
     built.assert_right((out, lse), f"seed {seed}")
     one = {name: built.arguments[name][:1] for name in ("q", "cache_seqlens", "page_table")}
     one |= dict(cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32), max_seqlen_q=1)
     with emulate(CHIPS[backend], seed=seed + 1, sms=3):
-        alone = built.call(backend=backend, batch_invariant=True, **one)
+        alone = built.call(**options, **one)
     assert torch.equal(alone[0], out[:1]) and torch.equal(alone[1], lse[:, :1]), f"seed {seed}"
 
 
@@ -119,7 +123,7 @@ def test_a_sequence_alone_gives_the_same_bits(backend, page_size, seed):
 def test_unchecked_lengths_beyond_the_cache_are_cut_to_it(backend, name, seed, monkeypatch):
     """Nothing outside of it is read: the emulated chip would say so. Entries of the table that are no page's are now in
     use, and are cut to the pages there are."""
-    monkeypatch.setattr(checks, "checks_lengths", lambda device: False)
+    monkeypatch.setattr(values, "checks_lengths", lambda device: False)
     built = build(CASES[name], seed)
     size, before = built.case.page_size, built.arguments["k_cache"]
     capacity = before.shape[1] if size is None else size * built.arguments["page_table"].shape[1]
@@ -139,7 +143,7 @@ def test_unchecked_lengths_beyond_the_cache_are_cut_to_it(backend, name, seed, m
 @pytest.mark.parametrize("page_size", [None, 16])
 def test_unchecked_rows_beyond_the_cache_are_not_appended(page_size, seed, monkeypatch):
     """Of new rows at a negative place, at the last one and far beyond it, one is written and all else is as it was."""
-    monkeypatch.setattr(checks, "checks_lengths", lambda device: False)
+    monkeypatch.setattr(values, "checks_lengths", lambda device: False)
     # Groups as in other cases without pages, and with pages of 16 rows, whose kernels serve here too.
     heads = 4 if page_size is None else 2
     case = CacheCase("full", (20, 28, 0), capacity=32, new=4, queries=4, page_size=page_size, heads_q=heads)

@@ -9,31 +9,39 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ...calls import Known
 from ...checks import Dropout, Options
 from ...memory import empty, maker
 from ...mods.record import Mods
-from ...remembered import Repeats
+from ...signature import LastCallGuard
 from ...spec import AttentionInputs, Saved
-from .ways import Refusal, Way, way
+from ...torch_internals import reinterpret_tensor
+from .ways import Refusal, way, with_lengths
 
 
 def _forward(
     inputs: AttentionInputs, options: Options, mods: Mods | None = None, num_splits: int | None = None
 ) -> tuple[Tensor, Tensor]:
     known = way(inputs, options)
-    inputs = known.with_lengths(inputs)
+    inputs = with_lengths(known, inputs)
     if mods is not None:
         return ops.route(inputs, known.flags, mods).forward(inputs, mods)
-    if num_splits is not None and num_splits != known.route.plan.splits:
-        raise Refusal(f"num_splits is {num_splits}, and fa4 chose {known.route.plan.splits}")
-    return known.route.forward(inputs)
+    return _route(known, inputs, num_splits).forward(inputs)
+
+
+def _route(known: Known, inputs: AttentionInputs, num_splits: int | None) -> ops.Route:
+    """The way to a kernel that cuts keys into so many parts, if that is asked for."""
+    route = known.route(inputs)
+    if num_splits is not None and num_splits != route.plan.splits:
+        raise Refusal(f"num_splits is {num_splits}, and fa4 chose {route.plan.splits}")
+    return route
 
 
 def _backward(
     saved: Saved, inputs: AttentionInputs, options: Options, mods: Mods | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     known = way(inputs, options._replace(deterministic=torch.are_deterministic_algorithms_enabled()))
-    inputs, flags = known.with_lengths(inputs), known.flags._replace(needs_backward=True)
+    inputs, flags = with_lengths(known, inputs), known.flags._replace(needs_backward=True)
     if mods is None:
         dq, dk, dv, _ = ops.route(inputs, flags).backward(inputs, saved)
     else:
@@ -41,24 +49,19 @@ def _backward(
     return dq, dk, dv
 
 
-_reinterpret_tensor: Any = getattr(getattr(torch._C._dynamo, "guards", None), "_reinterpret_tensor", None)
-
-
 def _turned(x: Tensor) -> Callable[[Tensor], Tensor]:
-    """What transposes axes 1 and 2 of tensors with the sizes and strides of x, as compiled code makes its views, where
-    this torch has that: in half of the time of `transpose`, which a short call notices. Autograd does not see it."""
-    if _reinterpret_tensor is None:
-        return lambda x: x.transpose(1, 2)
+    """What transposes axes 1 and 2 of tensors with the sizes and strides of x, as compiled code makes its views:
+    in half of the time of `transpose`, which a short call notices. Autograd does not see it."""
     turned = x.transpose(1, 2)
     shape, strides = tuple(turned.shape), turned.stride()
-    return lambda x: _reinterpret_tensor(x, shape, strides)
+    return lambda x: reinterpret_tensor(x, shape, strides)
 
 
 class _Dense:
     """The forward of calls like one: what is not the tensors' is decided."""
 
-    def __init__(self, known: Way, query: Tensor, key: Tensor, value: Tensor) -> None:
-        self._forward, self._lengths = known.route.forward.of_tensors, known.max_seqlens
+    def __init__(self, known: Known, query: Tensor, key: Tensor, value: Tensor) -> None:
+        self._forward, self._lengths = known.first.forward.of_tensors, known.max_seqlens
         self._q, self._k, self._v = _turned(query), _turned(key), _turned(value)
         made = torch.empty(query.transpose(1, 2).shape, dtype=query.dtype, device="meta")
         self._out = _turned(made)
@@ -77,12 +80,12 @@ class _Dense:
 class _DenseBackward:
     """The backward of calls like one."""
 
-    def __init__(self, known: Way, query: Tensor, key: Tensor, value: Tensor, out: Tensor, dout: Tensor) -> None:
+    def __init__(self, known: Known, query: Tensor, key: Tensor, value: Tensor, out: Tensor, dout: Tensor) -> None:
         """Of tensors whose heads come first, as they do in a call."""
         tensors = query, key, value
         self._lengths, self._turns = known.max_seqlens, [_turned(x) for x in (*tensors, out, dout)]
         flags = known.flags._replace(needs_backward=True)
-        of_rows = known.with_lengths(_inputs(*tensors))
+        of_rows = with_lengths(known, _inputs(*tensors))
         self._backward = ops.route(of_rows, flags).backward
         made = [torch.empty(x.transpose(1, 2).shape, dtype=x.dtype, device="meta") for x in tensors]
         self._heads_first = [_turned(x) for x in made]
@@ -101,9 +104,9 @@ class _DenseBackward:
         return dq, dk, dv
 
 
-_packed: Repeats[Way] = Repeats()
-_dense: Repeats[_Dense] = Repeats()
-_dense_backward: Repeats[_DenseBackward] = Repeats()
+_packed: LastCallGuard[Known] = LastCallGuard()
+_dense: LastCallGuard[_Dense] = LastCallGuard()
+_dense_backward: LastCallGuard[_DenseBackward] = LastCallGuard()
 
 
 def _lies_like(x: Tensor, model: Tensor) -> bool:
@@ -179,14 +182,13 @@ def _flash_attention_forward(
     if mods is not None or cum_seq_q is None or cum_seq_k is None or seqused_k is not None:
         out, lse = _forward(inputs, options, mods, num_splits)
         return out, lse, *_random_numbers(query, mods)
-    tensors, plain = (query, key, value, cum_seq_q, cum_seq_k), (max_q, max_k, num_splits, *options)
-    known = _packed.find(tensors, plain)
+    tensors = query, key, value, cum_seq_q, cum_seq_k
+    known = _packed.find(tensors, options)
     if known is None:
         known = way(inputs, options)
-        if num_splits is not None and num_splits != known.route.plan.splits:
-            raise Refusal(f"num_splits is {num_splits}, and fa4 chose {known.route.plan.splits}")
-        _packed.keep(tensors, plain, known)
-    out, lse = known.route.forward(known.with_lengths(inputs))
+        _packed.keep(tensors, options, known, free=(0, 1, 2, 3, 4) if known.may_vary else ())
+    inputs = with_lengths(known, inputs)
+    out, lse = _route(known, inputs, num_splits).forward(inputs)
     return out, lse, *_random_numbers(query, None)
 
 

@@ -1,11 +1,11 @@
-"""What tells a call from others, whatever asks: `fa4.remembered.Repeats`, by itself."""
+"""What tells a call from others, whatever asks: `fa4.signature.LastCallGuard`, by itself."""
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 from fa4.device import chip_by_number, emulating
-from fa4.remembered import MOST_OPTIONS, Repeats
+from fa4.signature import MOST_OPTIONS, LastCallGuard
 
 OPTIONS = (0.5, True, (3, None), 1, "auto", None)
 
@@ -16,14 +16,14 @@ def tensors(*, grad=False):
 
 
 @pytest.fixture
-def repeats():
+def guard():
     """That knows a call."""
-    repeats = Repeats()
-    repeats.keep(tensors(), OPTIONS, "kept")
-    assert repeats.find(tensors(), OPTIONS) is None, "what came once is not looked for"
-    repeats.keep(tensors(), OPTIONS, "kept")
-    assert repeats.find(tensors(), (0.25 * 2, True, (3, None), 1, "auto", None)) == "kept"  # of other objects
-    return repeats
+    guard = LastCallGuard()
+    guard.keep(tensors(), OPTIONS, "kept")
+    assert guard.find(tensors(), OPTIONS) is None, "what came once is not looked for"
+    guard.keep(tensors(), OPTIONS, "kept")
+    assert guard.find(tensors(), (0.25 * 2, True, (3, None), 1, "auto", None)) == "kept"  # of other objects
+    return guard
 
 
 X, _, Y, *_ = tensors()
@@ -42,13 +42,13 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_other_tensors_are_another_call(repeats, other):
-    assert repeats.find(other, OPTIONS) is None
+def test_other_tensors_are_another_call(guard, other):
+    assert guard.find(other, OPTIONS) is None
 
 
 @pytest.mark.parametrize("place, value", [(0, 0.25), (1, 1), (2, (3.0, None)), (2, [3, None]), (3, True), (4, "torch")])
-def test_other_options_are_another_call_though_they_may_be_equal(repeats, place, value):
-    assert repeats.find(tensors(), (*OPTIONS[:place], value, *OPTIONS[place + 1 :])) is None
+def test_other_options_are_another_call_though_they_may_be_equal(guard, place, value):
+    assert guard.find(tensors(), (*OPTIONS[:place], value, *OPTIONS[place + 1 :])) is None
 
 
 def _without_gradients():
@@ -64,45 +64,45 @@ def _on_another_chip():
 
 
 @pytest.mark.parametrize("state", [_without_gradients, _with_tangents, _on_another_chip], ids=lambda f: f.__name__[1:])
-def test_another_state_is_another_call(repeats, state):
+def test_another_state_is_another_call(guard, state):
     with state():
-        assert repeats.find(tensors(), OPTIONS) is None
-    assert repeats.find(tensors(), OPTIONS) == "kept"
+        assert guard.find(tensors(), OPTIONS) is None
+    assert guard.find(tensors(), OPTIONS) == "kept"
 
 
-def test_deterministic_algorithms_are_another_call(repeats):
+def test_deterministic_algorithms_are_another_call(guard):
     torch.use_deterministic_algorithms(True)
     try:
-        assert repeats.find(tensors(), OPTIONS) is None
+        assert guard.find(tensors(), OPTIONS) is None
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-def test_each_kind_of_layer_has_its_own(repeats):
+def test_each_kind_of_layer_has_its_own(guard):
     other = (*OPTIONS[:-1], "sliding")
     for _ in range(2):
-        repeats.keep(tensors(), other, "other")
-    assert (repeats.find(tensors(), OPTIONS), repeats.find(tensors(), other)) == ("kept", "other")
+        guard.keep(tensors(), other, "other")
+    assert (guard.find(tensors(), OPTIONS), guard.find(tensors(), other)) == ("kept", "other")
 
 
 def test_what_is_made_anew_is_told_by_what_it_came_of():
-    repeats, way = Repeats(), object()
+    guard, way = LastCallGuard(), object()
     for value in ("first", "second"):
-        repeats.keep(tensors(), OPTIONS, value, way)
-    assert repeats.find(tensors(), OPTIONS) == "second"
+        guard.keep(tensors(), OPTIONS, value, way)
+    assert guard.find(tensors(), OPTIONS) == "second"
 
 
-def test_it_forgets_rather_than_grow(repeats):
+def test_it_forgets_rather_than_grow(guard):
     for i in range(3 * MOST_OPTIONS):
         for _ in range(2):
-            repeats.keep(tensors(), (i,), i)
-        assert repeats.find(tensors(), (i,)) == i
-    assert len(repeats._calls) <= MOST_OPTIONS and len(repeats._before) <= MOST_OPTIONS
+            guard.keep(tensors(), (i,), i)
+        assert guard.find(tensors(), (i,)) == i
+    assert len(guard._calls) <= MOST_OPTIONS and len(guard._before) <= MOST_OPTIONS
 
 
 @pytest.mark.parametrize("given, options", [((3, None), ()), ((X,), ([3],))], ids=["a number", "no hash"])
 def test_what_cannot_be_told_is_not_kept(given, options):
-    repeats = Repeats()
+    guard = LastCallGuard()
     for _ in range(3):
-        repeats.keep(given, options, "kept")
-    assert repeats.find(given, options) is None
+        guard.keep(given, options, "kept")
+    assert guard.find(given, options) is None

@@ -1,0 +1,163 @@
+"""Values of a call's lengths, page numbers and factors: what kernels must be able to rely on."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from ..checks import checks_lengths
+from ..spec import AttentionInputs, Cache, Flags
+from .checks import Tensors
+from .record import Appended
+
+
+def check_values(t: Tensors, flags: Flags, max_seqlens: tuple[int, int], table: str) -> None:
+    """Raise ValueError for a wrong value, where looking is free or FA4_CHECK_LENGTHS=1 asks for it.
+
+    flags, max_seqlens: of the call, once its shapes and options are checked. table: the name by which the caller gave
+    page_table.
+    """
+    if t.k is not None and t.k_cache is t.v_cache:
+        raise ValueError(_SHARED)
+    if checks_lengths(t.q.device.type):
+        if t.k is not None:
+            _check_memory(t.k_cache, t.v_cache)
+        _check(t, flags.window_left is None and flags.window_right is None, max_seqlens, table)
+
+
+def check_append(a: Appended) -> None:
+    """The same in the operator that appends: compiled code knows no values before. What it does not know, left padding
+    and bounds of lengths, `check_attention` looks at."""
+    _check_memory(a.k_cache, a.v_cache)
+    if not checks_lengths(a.q.device.type):
+        return
+    t = Tensors(
+        a.q, a.k_cache, a.v_cache, a.k, a.v, a.cos, a.sin, a.rotary_seqlens, a.cache_seqlens, a.batch_idx, None,
+        a.page_table, a.cu_seqlens_q, a.cu_seqlens_k_new, a.k_descale, a.v_descale,
+    )  # fmt: skip
+    rows = a.q.shape[1] if a.cu_seqlens_q is None else a.q.shape[0]
+    _check(t, a.same_position, (rows, t.capacity), "page_table")
+
+
+def check_attention(inputs: AttentionInputs, cache: Cache) -> None:
+    """The same in the operator that attends to a cache; new rows are in it."""
+    q, k_cache, v_cache, _, cu_seqlens_q, _, _, seqlens, *max_seqlens = inputs
+    if not checks_lengths(q.device.type):
+        return
+    missing = (None,) * 5  # new rows and their rotation
+    t = Tensors(
+        q, k_cache, v_cache, *missing, seqlens, cache.batch_idx, cache.leftpad, cache.page_table, cu_seqlens_q, None,
+        cache.k_descale, cache.v_descale,
+    )  # fmt: skip
+    _check(t, False, (max_seqlens[0], max_seqlens[1]), "page_table")
+
+
+_SHARED = "k_cache and v_cache are the same memory, expected one of its own for each where new rows are appended"
+
+
+def _check_memory(k_cache: Tensor, v_cache: Tensor) -> None:
+    if k_cache.numel() and k_cache.data_ptr() == v_cache.data_ptr() and k_cache.shape == v_cache.shape:
+        raise ValueError(_SHARED)
+
+
+def _check(t: Tensors, same_position: bool, max_seqlens: tuple[int, int], table: str) -> None:
+    """same_position: all of a sequence's queries have the position of its first new row."""
+    queries, new, capacity = _queries(t), _new_rows(t), t.capacity
+    if max(queries, default=0) > max_seqlens[0]:
+        raise ValueError(f"max_seqlen_q is {max_seqlens[0]}, expected at least {max(queries)}, the longest sequence")
+    before = t.cache_seqlens.tolist() if isinstance(t.cache_seqlens, Tensor) else [t.cache_seqlens or 0] * t.batch
+    if any(n < 0 or n + more > capacity for n, more in zip(before, new)):
+        also = f" with {new} new rows" if any(new) else ""
+        raise ValueError(f"cache_seqlens is {before}{also}, expected 0 to the {capacity} rows of the cache")
+    after = [n + more for n, more in zip(before, new)]
+    if t.cache_seqlens is None:
+        after = [capacity] * t.batch
+    pads = [0] * t.batch if t.cache_leftpad is None else t.cache_leftpad.tolist()
+    if any(not 0 <= pad <= n for pad, n in zip(pads, after)):
+        raise ValueError(f"cache_leftpad is {pads}, expected 0 to the rows in use, {after}")
+    longest = max((n - pad for n, pad in zip(after, pads)), default=0)
+    if longest > max_seqlens[1]:
+        raise ValueError(f"max_seqlen_k is {max_seqlens[1]}, expected at least {longest}, the longest sequence")
+    if t.cache_batch_idx is not None:
+        _check_batch_idx(t.cache_batch_idx.tolist(), t.k_cache.shape[0], any(new))
+    if t.page_table is not None:
+        _check_page_numbers(table, t.page_table, after, t.k_cache)
+        _check_written_pages(table, t.page_table, before, new, t.k_cache.shape[1])
+    if t.rotary_cos is not None:
+        _check_positions(t, before, new, queries, same_position)
+    for name, descale in (("k_descale", t.k_descale), ("v_descale", t.v_descale)):
+        _check_descale(name, descale)
+
+
+def _queries(t: Tensors) -> list[int]:
+    """Rows of q of each sequence."""
+    if t.cu_seqlens_q is None:
+        return [t.q.shape[1]] * t.batch
+    return _lengths("cu_seqlens_q", t.cu_seqlens_q, t.q.shape[0])
+
+
+def _new_rows(t: Tensors) -> list[int]:
+    if t.k is None:
+        return [0] * t.batch
+    if t.cu_seqlens_k_new is None:
+        return [t.k.shape[1]] * t.batch
+    return _lengths("cu_seqlens_k_new", t.cu_seqlens_k_new, t.k.shape[0])
+
+
+def _lengths(name: str, x: Tensor, total: int) -> list[int]:
+    bounds = x.tolist()
+    if bounds[0] != 0 or bounds[-1] > total or sorted(bounds) != bounds:
+        raise ValueError(f"{name} is {bounds}, expected 0 first, non-decreasing, at most {total} at the end")
+    return [b - a for a, b in itertools.pairwise(bounds)]
+
+
+def _check_batch_idx(index: list[int], sequences: int, appends: bool) -> None:
+    if any(not 0 <= i < sequences for i in index):
+        raise ValueError(f"cache_batch_idx is {index}, expected 0 to {sequences - 1}, the cache's sequences")
+    if appends and len(set(index)) < len(index):
+        raise ValueError(f"cache_batch_idx is {index}, expected no sequence twice where new rows are appended")
+
+
+def _check_page_numbers(name: str, table: Tensor, used: list[int], cache: Tensor) -> None:
+    pages, size = cache.shape[0], cache.shape[1]
+    for b, rows in enumerate(used):
+        entries = table[b, : -(-rows // size)]
+        if ((entries < 0) | (entries >= pages)).any():
+            raise ValueError(f"{name}[{b}] is {entries.tolist()} in use, expected 0 to {pages - 1}, the cache's pages")
+
+
+def _check_written_pages(name: str, table: Tensor, before: list[int], new: list[int], size: int) -> None:
+    """Where two sequences append to a page, which of them a row is kept of is open."""
+    owners: dict[int, int] = {}
+    for b, (first, more) in enumerate(zip(before, new)):
+        for page in table[b, first // size : -(-(first + more) // size)].tolist() if more else ():
+            if page in owners:
+                raise ValueError(
+                    f"{name} has page {page} for new rows of sequence {owners[page]} and of sequence {b}, expected no "
+                    "page twice where new rows are appended"
+                )
+            owners[page] = b
+
+
+def _check_positions(t: Tensors, before: list[int], new: list[int], queries: list[int], same_position: bool) -> None:
+    """Positions of new rows, and of queries."""
+    assert t.rotary_cos is not None
+    first = before
+    if t.rotary_seqlens is not None:
+        first = t.rotary_seqlens.tolist()
+        if any(n < 0 for n in first):
+            raise ValueError(f"rotary_seqlens is {first}, expected 0 or more")
+    rows = [max(more, min(n, 1) if same_position else n) for more, n in zip(new, queries)]
+    longest = max((n + count for n, count in zip(first, rows) if count), default=0)
+    if longest > t.rotary_cos.shape[0]:
+        raise ValueError(f"rotary_cos has {t.rotary_cos.shape[0]} positions, expected at least {longest}")
+
+
+def _check_descale(name: str, x: Tensor | None) -> None:
+    if x is None:
+        return
+    wrong = x[~(torch.isfinite(x) & (x >= 0))]
+    if wrong.numel():
+        raise ValueError(f"{name} has {wrong.flatten()[0].item()}, expected finite numbers, 0 or more")
