@@ -149,3 +149,44 @@ def test_models_of_transformers(name, seed):
     positions = (there.cumsum(1) - 1).clamp(min=0)
     inputs = {"attention_mask": there.long(), "position_ids": positions}
     models.assert_as_eager(name, seed, models.tokens_of(seed).cuda(), there, torch.bfloat16, **inputs)
+
+
+@pytest.mark.parametrize("can_look", [True, False])
+def test_documents_of_packed_position_ids(can_look, monkeypatch, seed):
+    """Each as if alone; also in a captured graph, which cannot look at positions and has others at each replay."""
+    from fa4.integrations import transformers as ours
+
+    torch.manual_seed(seed)
+    q, k, v = (torch.randn(1, heads, 300, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, 2, 2))
+    positions = torch.zeros(1, 300, dtype=torch.long, device="cuda")
+    layer = torch.nn.Module()
+    options = dict(is_causal=True, sliding_window=70, s_aux=torch.randn(8, device="cuda"), position_ids=positions)
+
+    def packed(lengths):
+        positions.copy_(torch.cat([torch.arange(n) for n in lengths])[None])
+
+    def run():
+        return ours.attention(layer, q, k, v, None, **options)[0]
+
+    packed((300,))
+    replay = run
+    if not can_look:
+        with monkeypatch.context() as patch:
+            patch.setattr(ours, "_can_look", lambda x: False)
+            run()  # compiles what the graph launches
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run()
+
+        def replay():
+            graph.replay()
+            return out
+
+    for lengths in ((300,), (100, 1, 199), (1,) * 20 + (280,)):
+        packed(lengths)
+        got, first = replay().float(), 0
+        for n in lengths:
+            part = [x[:, :, first : first + n] for x in (q, k, v)]
+            alone = ours.attention(layer, *part, None, **options | {"position_ids": None})[0].float()
+            assert (got[:, first : first + n] - alone).abs().max() < 0.02, (lengths, first)
+            first += n

@@ -1,4 +1,4 @@
-"""fa4 beneath torch's own parallelism, on two processes with gloo: context_parallel, FSDP2 and tensor parallelism."""
+"""fa4 beneath torch's own parallelism, on two processes with gloo: context_parallel, FSDP2, DDP, tensor parallelism."""
 
 import copy
 import warnings
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import context_parallel_unshard, set_rotate_method
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 import fa4
 import fa4.distributed as cp
@@ -137,6 +138,30 @@ def fully_sharded(mesh, seed):
     assert_same(trained(model, *own), expected)
 
 
+class Biased(Attention):
+    """With a learned bias, whose gradient comes from attention itself."""
+
+    def __init__(self):
+        super().__init__(heads_kv=2)
+        self.table = nn.Parameter(torch.randn(4, 9, dtype=torch.float64))
+
+    def forward(self, x):
+        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q, self.k, self.v))
+        biased = fa4.scores.relative_bias(self.table)
+        return x + self.o(fa4.flash_attn_func(q, k, v, causal=True, score_mod=biased).flatten(-2))
+
+
+def data_parallel(mesh, seed):
+    """DDP: likewise, and with gradients of a captured tensor, which wait for those of the other process too."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(Attention(heads_kv=1), Biased())
+    batches = torch.randn(3, 2 * WORLD, 12, 32, dtype=torch.float64)
+    expected = trained(copy.deepcopy(model), *batches)
+    assert any((x - y).abs().max() > 1e-6 for x, y in zip(model.parameters(), expected.values()))
+    trained(DistributedDataParallel(model), *batches.chunk(WORLD, 1)[mesh.get_local_rank()])
+    assert_same(dict(model.named_parameters()), expected)
+
+
 def tensor_parallel(mesh, seed, heads_kv, local):
     """Projections sharded by heads. As DTensors, for which fa4 is registered, or each rank's own heads."""
     torch.manual_seed(seed)
@@ -198,6 +223,7 @@ def on_every_rank(rank, file, seed):
         if hasattr(torch.nn.attention, "restore_flash_attention_impl"):  # torch 2.11 and newer
             in_torchs_context_parallel(mesh, seed)
         fully_sharded(mesh, seed)
+        data_parallel(mesh, seed)
         megatrons_context_parallel(mesh, seed)
         tensor_parallel(mesh, seed, heads_kv=2, local=True)
         uneven_heads(mesh, seed)

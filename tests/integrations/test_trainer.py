@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("accelerate", reason="the Trainer is built on it")
 transformers = pytest.importorskip("transformers", reason="hooks into it")
 
-from tests.integrations.test_transformers import model_of, register  # noqa: E402
+from tests.integrations.models import model_of, register  # noqa: E402
 
 STEPS, BATCH, LENGTH = 4, 2, 24
 

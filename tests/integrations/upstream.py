@@ -24,7 +24,7 @@ import transformers
 
 import fa4
 from fa4.integrations import transformers as ours
-from tests.integrations.test_transformers import MODELS, SIZES
+from tests.integrations.models import MODELS, SIZES
 
 STUBS = {"exporters.test_export": "ExportTesterMixin", "generation.test_utils": "GenerationTesterMixin"}
 CLASSES = {"llama": "Llama", "mistral": "Mistral", "gemma2": "Gemma2", "gpt_oss": "GptOss", "qwen3": "Qwen3"}
