@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ import fa4.distributed as cp
 from fa4 import cases
 from fa4.cases import Case
 from fa4.device import chip_of, sharing, stage
-from fa4.distributed import place, ring
+from fa4.distributed import agree, parts, place, ring
 from fa4.emulator import emulate
 from fa4.integrations.dtensor import register_dtensor
 
@@ -71,6 +72,7 @@ def on_every_rank(rank, world, file, seed):
                 again = attend(case, seed, method)[1]
                 assert all(torch.equal(a, b) for a, b in zip((out, lse, *grads), again)), f"{case.name} does not repeat"
         refusals(rank, world)
+        refused_before_the_first_message(rank, world)
         if world == 2:
             dtensors(seed)
     finally:
@@ -123,13 +125,127 @@ def refusals(rank, world):
         cp.context_parallel_attention(x[0], x[0], x[0])
     with pytest.raises(ValueError, match="cu_seqlens is given with padded"):
         cp.context_parallel_attention(x, x, x, cu_seqlens=torch.zeros(2, dtype=torch.int32))
+    with pytest.raises(ValueError, match="max_seqlen is given with padded"):
+        cp.context_parallel_attention(x, x, x, max_seqlen=4)
+    with pytest.raises(ValueError, match=r"q has shape \(1, 3, 2, 8\), expected an even number of rows"):
+        cp.context_parallel_attention(*[x[:, :3]] * 3)
+    whole = torch.zeros(1, 2 * world)
+    for cut in (cp.shard, cp.unshard):
+        for error, message, given in (
+            (ValueError, r"dim is 5, expected an axis of x, which has shape \(1, ", dict(dim=5)),
+            (TypeError, "dim is a float, expected an int", dict(dim=1.0)),
+            (TypeError, "x is a int, expected a torch.Tensor", dict(x=3)),
+            (TypeError, "cu_seqlens has dtype torch.int64", dict(cu_seqlens=torch.tensor([0, 2 * world]))),
+            (TypeError, "cu_seqlens is a list", dict(cu_seqlens=[0, 2 * world])),
+            (ValueError, r"cu_seqlens is \[0, 1\], expected", dict(cu_seqlens=torch.tensor([0, 1], dtype=torch.int32))),
+        ):
+            with pytest.raises(error, match=message):
+                cut(**dict(x=whole) | given)
+    with pytest.raises(ValueError, match="x has 3 entries on axis 0, expected multiples of 2"):
+        cp.unshard(torch.zeros(3), dim=0)
+
+
+CUMULATIVE = torch.tensor([0, 8, 16], dtype=torch.int32)
+# Of packed sequences of 8 rows on each of two ranks.
+REFUSED = {
+    "max_seqlen is a float, expected an int": dict(max_seqlen=1.5),
+    "max_seqlen is a str, expected an int": dict(max_seqlen="a"),
+    "max_seqlen is a bool": dict(max_seqlen=True),
+    "max_seqlen is -1, expected 0 or more": dict(max_seqlen=-1),
+    "max_seqlen is 2, expected at least 8, the longest sequence": dict(max_seqlen=2),
+    "cu_seqlens has dtype torch.int64, expected torch.int32": dict(cu_seqlens=CUMULATIVE.long()),
+    "cu_seqlens has dtype torch.float32, expected torch.int32": dict(cu_seqlens=CUMULATIVE.float()),
+    "cu_seqlens is a list, expected an int32 torch.Tensor": dict(cu_seqlens=[0, 8, 16]),
+    r"cu_seqlens has shape \(1, 3\)": dict(cu_seqlens=CUMULATIVE[None]),
+    "cu_seqlens is on meta, expected cpu like q": dict(cu_seqlens=CUMULATIVE.to("meta")),
+    r"cu_seqlens is \[0, 16, 8\], expected 0 first": dict(cu_seqlens=CUMULATIVE[[0, 2, 1]]),
+    r"cu_seqlens is \[0, 8, 16\], expected .* 8 at the end: rows of all ranks": dict(half=True),
+    r"cu_seqlens has sequences of \[6, 10\] rows, expected multiples of 4": dict(cu_seqlens=CUMULATIVE.clone()),
+    "return_lse is a str, expected a bool": dict(return_lse="yes"),
+    "no backend can run this on cpu: sm90": dict(backend="sm90"),
+    "backend is 'sm91', expected one of": dict(backend="sm91"),
+    "group is a str, expected a torch.distributed.ProcessGroup": dict(group="world"),
+    "softcap is -1": dict(softcap=-1.0),
+    "k has dtype torch.float64, expected torch.float32 like q": dict(k=torch.zeros(8, 2, 8, dtype=torch.float64)),
+    "v is a list": dict(v=[1.0]),
+    "learnable_sink has shape": dict(learnable_sink=torch.zeros(3)),
+}
+REFUSED[next(name for name in REFUSED if "6, 10" in name)]["cu_seqlens"][1] = 6
+
+
+def refused_before_the_first_message(rank, world):
+    """A call that is refused leaves the group in step: the right one after it ends, with the right values. On all
+    ranks alike, on one alone, and where it fails after messages have been sent."""
+    if world == 2:
+        z = torch.arange(128.0).reshape(8, 2, 8).sin() + rank
+        calls = {method: functools.partial(cp.context_parallel_attention, method=method) for method in cp.METHODS}
+        right = {method: call(z, z, z, cu_seqlens=CUMULATIVE) for method, call in calls.items()}
+        for (message, wrong), everywhere in itertools.product(REFUSED.items(), (True, False)):
+            given = dict(q=z, k=z, v=z, cu_seqlens=CUMULATIVE) | wrong
+            if given.pop("half", False):
+                given |= dict(q=z[:4], k=z[:4], v=z[:4])
+            if not everywhere and rank == 0:
+                given = dict(q=z, k=z, v=z, cu_seqlens=CUMULATIVE)
+                message = f"rank 1 of the group refused the call: .*{message}"
+            for method in cp.METHODS if everywhere else ("ring",):
+                if everywhere or "group" not in wrong:
+                    with pytest.raises((TypeError, ValueError), match=message):
+                        calls[method](**given)
+                assert torch.equal(calls[method](z, z, z, cu_seqlens=CUMULATIVE), right[method]), message
+    x = torch.ones(1, 4, 2, 8)
+    of_last = rank == world - 1
+    with pytest.raises(
+        ValueError, match=r"q is \(\(1, 6, 2, 8\), torch.float32, 'cpu'\) on rank|on rank .* expected the same"
+    ):
+        cp.context_parallel_attention(*[torch.ones(1, 6, 2, 8) if of_last else x] * 3)
+    # What says whether ranks talk must not be what may be wrong on one.
+    with pytest.raises(ValueError, match="q is .* on rank .* expected the same"):
+        cp.context_parallel_attention(*[x.to("meta") if of_last else x] * 3)
+    with pytest.raises(ValueError, match="x is .* on rank .* expected the same"):
+        cp.unshard(x.to("meta") if of_last else x)
+    with pytest.raises(ValueError, match="requires_grad of q, k, v or learnable_sink is True on rank|and True on rank"):
+        cp.context_parallel_attention(x, x.clone().requires_grad_(of_last), x)
+    with torch.set_grad_enabled(not of_last), pytest.raises(ValueError, match="requires_grad of q, k, v or learnable_"):
+        cp.context_parallel_attention(x, x.clone().requires_grad_(), x)
+    with pytest.raises(ValueError, match=r"softmax_scale is .* on rank"):
+        cp.context_parallel_attention(x, x, x, softmax_scale=0.5 + of_last)
+    with pytest.raises(ValueError, match=r"dim is 4, expected an axis of x|rank .* refused the call: ValueError: dim"):
+        cp.unshard(x, dim=4 if of_last else 1)
+    for method in cp.METHODS:
+        expected = cp.context_parallel_attention(x, x, x + rank, method=method)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parts.Call, "forward", failing)
+            with pytest.raises(MemoryError):
+                cp.context_parallel_attention(x, x, x + 7, method=method)
+        assert torch.equal(cp.context_parallel_attention(x, x, x + rank, method=method), expected)
+
+
+def failing(*arguments):
+    raise MemoryError
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_group_alone_says_whether_ranks_tell_each_other_what_they_were_asked(asked, monkeypatch):
+    """One rank without a tensor would wait for the others in a group of gloo and NCCL, if its tensors said so."""
+    monkeypatch.setattr(fa4.checks, "_checks_everywhere", lambda: asked)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    configs = "cpu:gloo", "cpu:gloo,cuda:gloo", "cpu:mpi", "cpu:gloo,cuda:nccl", "cuda:nccl", "cpu:fake,cuda:fake"
+    assert [agree._talks(config) for config in configs] == [True, True, True, asked, asked, False]
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_parts_on_ranks_are_the_whole(world, seed, tmp_path):
     """Cases by every method: out, lse and gradients; some twice, bit for bit."""
     mp.get_context("forkserver").set_forkserver_preload(["fa4.distributed", "fa4.cases", __name__])
-    mp.start_processes(on_every_rank, (world, tmp_path / "store", seed), world, start_method="forkserver")
+    started = (world, tmp_path / "store", seed)
+    context = mp.start_processes(on_every_rank, started, world, join=False, start_method="forkserver")
+    ends = time.monotonic() + 400
+    try:
+        while not context.join(timeout=1):
+            assert time.monotonic() < ends, "ranks wait for each other"
+    finally:
+        for process in context.processes:
+            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -180,13 +296,13 @@ def test_beside_messages_a_chip_is_shared(monkeypatch):
 
         statistics = rows
 
-    parts = SimpleNamespace(
+    of_three = SimpleNamespace(
         place=place.Place(0, 3, None), own_at_once=lambda: Call("own"), with_keys_of=lambda source: Call(source)
     )
-    monkeypatch.setattr(ring, "Passing", lambda tensors, place: SimpleNamespace(wait=lambda: tensors))
+    monkeypatch.setattr(ring, "Passing", lambda tensors, place: SimpleNamespace(wait=lambda: tensors, under_way=False))
     x = torch.zeros(1, 2, 1, 8)
     for _ in range(2):
-        ring.forward(x, x, x, None, parts)
+        ring.forward(x, x, x, None, of_three)
     assert [(of, shared) for of, shared, _ in seen[:3]] == [("own", True), (2, True), (1, False)]
     assert seen[0][2] is seen[3][2] and not chip_of(cpu).shared
     with emulate("sm_90a"):

@@ -8,12 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import checks
+from .. import checks, dispatch
 from ..checks import Options, WindowSize
-from ..spec import Flags, Saved
+from ..device import chip_of
+from ..spec import AttentionSpec, Flags, Saved
 from . import gather, ring
+from .agree import agreeing
 from .parts import Packed, Padded, Parts
-from .place import Place, check_lengths, check_multiples
+from .place import Place, check_lengths, values
 
 _WAYS = {"ring": ring, "all-gather": gather}
 METHODS = tuple(_WAYS)
@@ -56,17 +58,43 @@ def context_parallel_attention(
         this rank's rows: out like q, with head_dim_v, and, if asked, lse, (batch, heads_q, rows) or (heads_q, rows).
 
     Raises:
-        TypeError, ValueError: as `flash_attn_func`; queries and keys differ in length, or chunks would not be whole.
+        TypeError, ValueError: as `flash_attn_func`; queries and keys differ in length, chunks would not be whole, or,
+            in groups of gloo and with FA4_CHECK_LENGTHS=1, another rank was asked something else. All before the first
+            message.
         NotImplementedError: a window that the method has not.
     """
-    if method not in METHODS:
-        raise ValueError(f"method is {method!r}, expected one of {METHODS}")
     place = Place.of(group)
+    with agreeing(place) as said:
+        if method not in METHODS:
+            raise ValueError(f"method is {method!r}, expected one of {METHODS}")
+        options = Options(softmax_scale, causal, window_size, softcap, deterministic, backend)
+        parts = _checked(q, k, v, learnable_sink, cu_seqlens, max_seqlen, options, place, method)
+        return_lse = checks.boolean("return_lse", return_lse, "a bool")
+        said |= _asked(q, k, v, learnable_sink, cu_seqlens, parts.flags, method)
+    out, lse = _ContextParallel.apply(q, k, v, learnable_sink, parts, method)
+    return (out, lse) if return_lse else out
+
+
+def _checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    cu_seqlens: Tensor | None,
+    max_seqlen: int | None,
+    options: Options,
+    place: Place,
+    method: str,
+) -> Parts:
+    """What the call computes, once all of its arguments are known to be right."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if getattr(x, "is_nested", False):
+            raise TypeError(
+                f"{name} is a nested tensor, expected a plain one: sequences may be packed, with cu_seqlens"
+            )
     padded = isinstance(q, Tensor) and q.ndim == 4
     (checks.check_dense if padded else checks.check_packed)(q, k, v)
-    flags = checks.flags(
-        q, k, v, learnable_sink, Options(softmax_scale, causal, window_size, softcap, deterministic, backend)
-    )
+    flags = checks.flags(q, k, v, sink, options)
     _check_window(flags, method)
     rows = q.shape[:-2]
     if k.shape[: len(rows)] != rows:
@@ -75,18 +103,26 @@ def context_parallel_attention(
         )
     parts: Parts
     if padded:
-        if cu_seqlens is not None:
-            raise ValueError("cu_seqlens is given with padded q, k, v, expected packed ones: (rows, heads, head_dim)")
-        check_multiples([rows[1] * place.world], place)
+        for name, given in (("cu_seqlens", cu_seqlens), ("max_seqlen", max_seqlen)):
+            if given is not None:
+                raise ValueError(f"{name} is given with padded q, k, v, expected packed ones: (rows, heads, head_dim)")
+        if rows[1] % 2:
+            raise ValueError(
+                f"q has shape {checks.shown(q)}, expected an even number of rows: two chunks of a sequence"
+            )
         parts = Padded(rows[1], flags, place)
     else:
         if cu_seqlens is None:
             raise ValueError("cu_seqlens is None, expected the cumulative lengths of the whole packed sequences")
-        check_lengths(cu_seqlens, place, q.shape[0])
-        whole = place.world * q.shape[0] if max_seqlen is None else max_seqlen
-        parts = Packed(cu_seqlens, q.shape[0], -(-whole // place.world), flags, place)
-    out, lse = _ContextParallel.apply(q, k, v, learnable_sink, parts, method)
-    return (out, lse) if return_lse else out
+        bounds = check_lengths(cu_seqlens, place, place.world * q.shape[0], q, "q")
+        longest = checks.max_seqlen("max_seqlen", max_seqlen, place.world * q.shape[0])
+        most = max(bounds.diff().tolist(), default=0) if checks.checks_lengths(bounds.device.type) else 0
+        if longest < most:
+            raise ValueError(f"max_seqlen is {longest}, expected at least {most}, the longest sequence")
+        parts = Packed(bounds, q.shape[0], -(-longest // place.world), flags, place)
+    if flags.backend != "auto":
+        _check_backend(q, k, v, sink, parts, method)
+    return parts
 
 
 def _check_window(flags: Flags, method: str) -> None:
@@ -94,6 +130,33 @@ def _check_window(flags: Flags, method: str) -> None:
         raise NotImplementedError("window_size has a right side or no causal, expected (left, None) with causal=True")
     if flags.window_left is not None and method == "ring":
         raise NotImplementedError('window_size is given with method="ring", expected method="all-gather"')
+
+
+def _check_backend(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, method: str) -> None:
+    """Raise NoBackend if the named backend cannot serve one of the calls that the parts need."""
+    for call, ranks in _WAYS[method].calls(parts):
+        k_here, v_here = (
+            x.new_empty((*x.shape[: q.ndim - 3], ranks * x.shape[-3], *x.shape[-2:]), device="meta") for x in (k, v)
+        )
+        inputs = call.inputs(q, k_here, v_here, sink)
+        dispatch.select(AttentionSpec.of(inputs, call.flags), inputs.extent, chip_of(q.device), call.flags.backend)
+
+
+def _asked(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, cu_seqlens: Tensor | None, flags: Flags, method: str
+) -> dict[str, Any]:
+    """What has to be the same on every rank."""
+    shapes = {name: (tuple(x.shape), x.dtype, x.device.type) for name, x in (("q", q), ("k", k), ("v", v))}
+    return shapes | {
+        "learnable_sink": None if sink is None else tuple(sink.shape),
+        "method": method,
+        "cu_seqlens": values(cu_seqlens),
+        "softmax_scale": flags.softmax_scale,
+        "causal": flags.window_right == 0,
+        "window_size": (flags.window_left, flags.window_right),
+        "softcap": flags.softcap,
+        "requires_grad of q, k, v or learnable_sink": flags.needs_backward,
+    }
 
 
 class _ContextParallel(torch.autograd.Function):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..device import sharing
 from ..spec import Saved
-from .parts import Parts
+from .parts import Call, Parts
 from .place import Gathering, Summing
 
 _MOST_GROUPS = 4
@@ -26,6 +26,11 @@ class _Heads(NamedTuple):
     def of(self, x: Tensor) -> Tensor:
         """Theirs of (..., heads, head_dim), or of statistics, (..., heads, rows)."""
         return x[..., self.queries, :]
+
+
+def calls(parts: Parts) -> list[tuple[Call, int]]:
+    """The calls of a forward and a backward, each with the number of ranks whose keys it gets."""
+    return [(call, parts.place.world) for call in parts.with_all_keys()]
 
 
 def _groups(q: Tensor, k: Tensor, v: Tensor, parts: Parts) -> Iterator[tuple[_Heads, Tensor, Tensor]]:

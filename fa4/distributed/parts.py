@@ -55,20 +55,21 @@ class Call(NamedTuple):
         """The keys' rows of (batch, rows, heads, ...)."""
         return x if self.keys is _ALL else x[:, self.keys]
 
-    def _inputs(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> AttentionInputs:
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> AttentionInputs:
+        """The operators' arguments of the rows that it gets."""
         q, k, v = self.rows(q), self.keys_of(k), self.keys_of(v)
         lengths = self.lengths or (None, None, None, None, q.shape[1], k.shape[1])
         return AttentionInputs(q, k, v, sink, *lengths)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """out and lse of the queries that it gets."""
-        return torch.ops.fa4.forward(*self._inputs(q, k, v, sink), *self.flags)
+        return torch.ops.fa4.forward(*self.inputs(q, k, v, sink), *self.flags)
 
     def backward(self, saved: Saved, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> Gradients:
         """Of the rows that it gets, what these pairs add, through the lse of all keys."""
         dlse = None if saved.dlse is None else self.statistics(saved.dlse)
         saved = Saved(self.rows(saved.out), self.statistics(saved.lse), self.rows(saved.dout), dlse)
-        grads = Gradients(*torch.ops.fa4.backward(*saved, *self._inputs(q, k, v, sink), *self.flags))
+        grads = Gradients(*torch.ops.fa4.backward(*saved, *self.inputs(q, k, v, sink), *self.flags))
         dsink = grads.dsink
         return grads._replace(dsink=None if sink is None or dsink is None else dsink.to(accumulator(q)))
 

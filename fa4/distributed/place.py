@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import checks
+from .agree import agreeing
+
 
 class Place(NamedTuple):
     """This process in its group."""
@@ -20,7 +23,12 @@ class Place(NamedTuple):
     def of(group: dist.ProcessGroup | None) -> Place:
         if not dist.is_initialized():
             raise RuntimeError("torch.distributed is not initialised: call torch.distributed.init_process_group first")
-        return Place(dist.get_rank(group), dist.get_world_size(group), group)
+        if not (group is None or isinstance(group, dist.ProcessGroup)):
+            raise TypeError(f"group is a {type(group).__name__}, expected a torch.distributed.ProcessGroup or None")
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise ValueError("group does not have this process, expected one that has it")
+        return Place(rank, dist.get_world_size(group), group)
 
     def peer(self, rank: int) -> int:
         rank %= self.world
@@ -36,45 +44,83 @@ def shard(
         dim: that axis; of packed sequences, with `cu_seqlens`, that of all rows.
 
     Raises:
-        ValueError: a length is no multiple of 2 * ranks.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: there is no such axis, or a length is no multiple of 2 * ranks.
     """
     place = Place.of(group)
-    cu_seqlens = _bounds(x, dim, cu_seqlens)
-    check_lengths(cu_seqlens, place, x.shape[dim] // place.world)
-    return x.index_select(dim, held(cu_seqlens, place, x.shape[dim] // place.world))
+    _check_axis(x, dim)
+    rows, many = x.shape[dim], 2 * place.world
+    if cu_seqlens is None:
+        if rows % many:
+            raise ValueError(f"x has {rows} entries on axis {dim}, expected multiples of {many}: 2 * ranks")
+        cu_seqlens = _one_sequence(rows, x.device)
+    else:
+        check_lengths(cu_seqlens, place, rows, x, "x")
+    return x.index_select(dim, held(cu_seqlens, place, rows // place.world))
 
 
 def unshard(
     x: Tensor, *, dim: int = 1, group: dist.ProcessGroup | None = None, cu_seqlens: Tensor | None = None
 ) -> Tensor:
-    """The whole of what `shard` cut, on every rank; without a gradient."""
+    """The whole of what `shard` cut, on every rank; without a gradient.
+
+    Raises:
+        TypeError, ValueError: as `shard`.
+    """
     place = Place.of(group)
+    with agreeing(place) as said:
+        _check_axis(x, dim)
+        rows = x.shape[dim]
+        if cu_seqlens is not None:
+            check_lengths(cu_seqlens, place, rows * place.world, x, "x")
+        elif rows % 2:
+            raise ValueError(f"x has {rows} entries on axis {dim}, expected multiples of 2: chunks of a sequence")
+        said |= {"x": (tuple(x.shape), x.dtype, x.device.type), "dim": dim % x.ndim, "cu_seqlens": values(cu_seqlens)}
+    whole = _one_sequence(rows * place.world, x.device) if cu_seqlens is None else cu_seqlens
     parts = Gathering(x.detach().movedim(dim, 0), place).wait()
-    whole = _bounds(parts, 0, cu_seqlens)
     return parts[order(whole, place, parts.shape[0])].movedim(0, dim)
 
 
-def check_lengths(cu_seqlens: Tensor, place: Place, rows: int) -> None:
-    """Where looking is free: a GPU would stall."""
-    if cu_seqlens.device.type != "cpu":
-        return
-    check_multiples(cu_seqlens.diff().tolist(), place)
-    if int(cu_seqlens[-1]) != rows * place.world:
-        raise ValueError(
-            f"cu_seqlens ends with {int(cu_seqlens[-1])}, expected {rows * place.world}: rows of all ranks"
-        )
+def _check_axis(x: Tensor, dim: int) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is a {type(x).__name__}, expected a torch.Tensor")
+    if x.is_nested or x.layout is not torch.strided:
+        came = "is a nested tensor" if x.is_nested else f"has layout {x.layout}"
+        raise TypeError(f"x {came}, expected a plain one")
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"dim is a {type(dim).__name__}, expected an int")
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"dim is {dim}, expected an axis of x, which has shape {checks.shown(x)}")
 
 
-def check_multiples(lengths: list[int], place: Place) -> None:
-    wrong = [n for n in lengths if n % (2 * place.world)]
-    if wrong:
-        raise ValueError(f"sequences have lengths {wrong[:4]}, expected multiples of {2 * place.world}: 2 * ranks")
-
-
-def _bounds(x: Tensor, dim: int, cu_seqlens: Tensor | None) -> Tensor:
-    if cu_seqlens is not None:
+def check_lengths(cu_seqlens: Tensor | None, place: Place, rows: int, like: Tensor, name: str) -> Tensor:
+    """cu_seqlens of whole sequences that have `rows` rows on all ranks, once it is known to be right; its values are
+    looked at where that is free or asked for. like, name: the tensor whose device it has to be on."""
+    if isinstance(cu_seqlens, Tensor) and cu_seqlens.device != like.device:
+        raise ValueError(f"cu_seqlens is on {cu_seqlens.device}, expected {like.device} like {name}")
+    checks.check_int32("cu_seqlens", cu_seqlens, like, None)
+    assert cu_seqlens is not None
+    if not checks.checks_lengths(cu_seqlens.device.type):
         return cu_seqlens
-    return torch.tensor([0, x.shape[dim]], dtype=torch.int32, device=x.device)
+    bounds, many = cu_seqlens.tolist(), 2 * place.world
+    if bounds[0] != 0 or bounds[-1] != rows or sorted(bounds) != bounds:
+        raise ValueError(
+            f"cu_seqlens is {bounds}, expected 0 first, non-decreasing, and {rows} at the end: rows of all ranks"
+        )
+    wrong = [n for n in cu_seqlens.diff().tolist() if n % many]
+    if wrong:
+        raise ValueError(f"cu_seqlens has sequences of {wrong[:4]} rows, expected multiples of {many}: 2 * ranks")
+    return cu_seqlens
+
+
+def values(cu_seqlens: Tensor | None) -> list[int] | None:
+    """Where they may be looked at."""
+    looks = cu_seqlens is not None and checks.checks_lengths(cu_seqlens.device.type)
+    return cu_seqlens.tolist() if cu_seqlens is not None and looks else None
+
+
+def _one_sequence(rows: int, device: torch.device) -> Tensor:
+    return torch.tensor([0, rows], dtype=torch.int32, device=device)
 
 
 def held(cu_seqlens: Tensor, place: Place, rows: int) -> Tensor:
@@ -115,8 +161,14 @@ class Passing:
         works += [dist.P2POp(dist.irecv, x, of, place.group) for x in self._here]
         self._works = dist.batch_isend_irecv(works)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether nobody has waited for them."""
+        return bool(self._works)
+
     def wait(self) -> tuple[Tensor, ...]:
-        for work in self._works:
+        works, self._works = self._works, []
+        for work in works:
             work.wait()
         return self._here
 

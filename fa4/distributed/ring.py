@@ -9,14 +9,49 @@ from torch import Tensor
 
 from ..device import chip_of, sharing
 from ..spec import Saved
-from .parts import Parts, accumulator
-from .place import Passing
+from .parts import Call, Parts, accumulator
+from .place import Passing, Place
+
+
+class _Traffic:
+    """The messages of one call. If an error ends it they are waited for: neighbours that fail alike have sent theirs,
+    and what is left behind would be taken for messages of the next call."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._sent = place, list[Passing]()
+
+    def __enter__(self) -> _Traffic:
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, Exception):
+            for passing in self._sent:
+                passing.wait()
+
+    def send(self, *tensors: Tensor) -> Passing:
+        """To the next rank, and those of the rank before here."""
+        passing = Passing(tensors, self._place)
+        self._sent = [*(x for x in self._sent if x.under_way), passing]  # what has arrived is not kept
+        return passing
+
+
+def calls(parts: Parts) -> list[tuple[Call, int]]:
+    """The calls of a forward and a backward, each with the number of ranks whose keys it gets."""
+    others = [parts.with_keys_of(source) for source in range(parts.place.world) if source != parts.place.rank]
+    return [(call, 1) for call in (parts.own_at_once(), *parts.own(), *others)]
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
     """out and lse. Each round computes with the keys at hand while they travel on."""
+    with _Traffic(parts.place) as traffic:
+        return _forward(q, k, v, sink, parts, traffic)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, traffic: _Traffic
+) -> tuple[Tensor, Tensor]:
     rank, world, _ = parts.place
-    passing = Passing((k, v), parts.place) if world > 1 else None
+    passing = traffic.send(k, v) if world > 1 else None
     with sharing(passing is not None):
         out, lse = parts.own_at_once().forward(q, k, v, sink)  # the sink is one logit of each row: this call has it
     if passing is None:
@@ -26,7 +61,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) 
     for step in range(1, world):
         k, v = passing.wait()
         if step + 1 < world:
-            passing = Passing((k, v), parts.place)
+            passing = traffic.send(k, v)
         call = parts.with_keys_of((rank - step) % world)
         with sharing(step + 1 < world):
             more = call.forward(q, k, v)
@@ -65,8 +100,15 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """dq, dk, dv and dsink. Of its own keys a rank computes one part while the first ones of others travel here, and
     one while the gradients of its keys travel home."""
+    with _Traffic(parts.place) as traffic:
+        return _backward(saved, q, k, v, sink, parts, traffic)
+
+
+def _backward(
+    saved: Saved, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, traffic: _Traffic
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     rank, world, _ = parts.place
-    passing = Passing((k, v), parts.place) if world > 1 else None
+    passing = traffic.send(k, v) if world > 1 else None
     first, *last = parts.own()
     grads = first.backward(saved, q, k, v, sink)
     wide = accumulator(q)
@@ -77,7 +119,7 @@ def backward(
         assert passing is not None
         k_here, v_here = passing.wait()
         if step + 1 < world:
-            passing = Passing((k_here, v_here), parts.place)
+            passing = traffic.send(k_here, v_here)
         call = parts.with_keys_of((rank - step) % world)
         grads = call.backward(saved, q, k_here, v_here)
         call.rows(dq).add_(grads.dq)
@@ -86,7 +128,7 @@ def backward(
         theirs = tuple(_spread(grad, call.keys_of, x, as_sums) for grad, x in ((grads.dk, k), (grads.dv, v)))
         if home is not None:  # what the ranks before have added to these keys' gradients
             _add(theirs, home.wait())
-        home = Passing(theirs, parts.place)
+        home = traffic.send(*theirs)
     for call in last:
         grads = call.backward(saved, q, k, v, sink)
         call.rows(dq).add_(grads.dq)
