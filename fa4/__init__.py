@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 # Without torch only what needs no tensors is here: fa4.emulator, for PTX.
 if TYPE_CHECKING or _find_spec("torch") is not None:
     from . import masks, scores
-    from .api import explain, flash_attn_func, flash_attn_varlen_func
+    from .api import flash_attn_func, flash_attn_varlen_func
     from .dispatch import NoBackend
     from .dropout import dropout_mask
+    from .explained import explain
     from .flex import flex_attention
     from .integrations.sdpa import register_sdpa
     from .integrations.transformers import register_transformers

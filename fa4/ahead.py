@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import jit, mod_ops, ops  # noqa: F401  mod_ops: its operators
-from .device import chip_by_number, emulating
+from . import disk, jit, mod_ops, ops, run  # noqa: F401  mod_ops: its operators
+from .device import chip_by_number, chip_of, emulating
+from .kvcache import ops as of_caches
 from .mods.record import Mods, ModSpec
-from .spec import AttentionInputs, AttentionSpec, Extent, Flags, Saved
+from .spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Extent, Flags, Saved
 
 
 class Problem(NamedTuple):
@@ -23,9 +25,18 @@ class Problem(NamedTuple):
     spec: AttentionSpec
     extent: Extent
     backend: str = "auto"
+    sms: int | None = None  # multiprocessors; None for as many as `fa4.chips` has of the chip
 
 
-def recorded(file: Path) -> Iterator[Problem]:
+class Appending(NamedTuple):
+    """What a model asked of a chip to put new rows into a cache; config: the fields of a `fwd.append.Config`."""
+
+    chip: int
+    config: dict[str, Any]
+    sms: int | None = None
+
+
+def recorded(file: Path) -> Iterator[Problem | Appending]:
     """The problems that FA4_RECORD wrote to a file, each once.
 
     Raises:
@@ -35,16 +46,27 @@ def recorded(file: Path) -> Iterator[Problem]:
     for number, line in enumerate(lines, start=1):
         try:
             given = json.loads(line)
-            of_spec = given["spec"] | {"dtype": getattr(torch, given["spec"]["dtype"])}
+            if "append" in given:
+                yield Appending(given["chip"], _with_dtypes(given["append"]), given["sms"])
+                continue
+            of_spec = _with_dtypes(given["spec"])
             if "mods" in of_spec:
                 of_spec["mods"] = ModSpec.of_plain(of_spec["mods"])
+            if "cache" in of_spec:
+                of_spec["cache"] = CacheSpec(**_with_dtypes(of_spec["cache"]))
             spec = AttentionSpec(**of_spec)
-            yield Problem(given["chip"], spec, Extent(*given["extent"]), given["backend"])
+            yield Problem(given["chip"], spec, Extent(*given["extent"]), given["backend"], given.get("sms"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file}, line {number} is no problem that FA4_RECORD wrote: {error}") from error
 
 
-def compile_into(directory: Path, problem: Problem) -> dict[tuple, float]:
+def _with_dtypes(given: dict[str, Any]) -> dict[str, Any]:
+    """The same with dtypes in place of their names."""
+    names = ("dtype", "rotary", "bytes_dtype")
+    return given | {name: getattr(torch, given[name]) for name in names if given.get(name) is not None}
+
+
+def compile_into(directory: Path, problem: Problem | Appending) -> dict[tuple, float]:
     """Compile the kernels of a problem, forward and, if it needs one, backward (of out alone, without a gradient of the
     lse); seconds by (target, key).
 
@@ -54,20 +76,61 @@ def compile_into(directory: Path, problem: Problem) -> dict[tuple, float]:
         NoBackend: no backend serves the problem on the chip.
         ValueError: the chip is not known.
     """
-    chip = chip_by_number(problem.chip)
+    chip = chip_by_number(problem.chip, sms=problem.sms)
     below = directory / jit.fingerprint()
     below.mkdir(mode=0o700, parents=True, exist_ok=True)
+    disk.keep(directory)
     with emulating(chip), jit.compile_only(below) as compiled, torch.no_grad():
-        inputs, flags = _inputs(problem)
-        mods = None if problem.spec.mods is None else _mods(problem.spec.mods, problem)
-        out, lse = ops.route(inputs, flags, mods).forward(inputs, mods)
-        if flags.needs_backward:
-            saved = Saved(out, lse, out)
-            if mods is None:
-                torch.ops.fa4.backward(*saved, *inputs, *flags)
-            else:
-                torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
+        if isinstance(problem, Appending):
+            _ask_for_append(problem)
+        else:
+            _ask_for_attention(problem)
     return compiled.seconds
+
+
+def _ask_for_append(problem: Appending) -> None:
+    from .fwd.append import Config, launcher  # needs CuTe DSL
+
+    missing = {field.name: None for field in dataclasses.fields(Config)}
+    launcher(Config(**missing | problem.config), chip_of(torch.device("cpu")))
+
+
+def _ask_for_attention(problem: Problem) -> None:
+    inputs, flags = _inputs(problem)
+    mods = None if problem.spec.mods is None else _mods(problem.spec.mods, problem)
+    if problem.spec.cache is not None:
+        inputs, cache = _on_a_cache(inputs, problem)
+        run.forward(inputs, *of_caches.route(inputs, cache, mods, flags), mods, cache)
+        return
+    out, lse = ops.route(inputs, flags, mods).forward(inputs, mods)
+    if flags.needs_backward:
+        saved = Saved(out, lse, out)
+        if mods is None:
+            torch.ops.fa4.backward(*saved, *inputs, *flags)
+        else:
+            torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
+
+
+def _on_a_cache(inputs: AttentionInputs, problem: Problem) -> tuple[AttentionInputs, Cache]:
+    """The same call where keys and values lie in a cache of such a kind, with room for the longest sequence."""
+    spec, (batch, _, rows) = problem.spec, problem.extent
+    kind = spec.cache
+    assert kind is not None
+    shape = (batch, rows) if kind.page_size is None else (batch * -(-rows // kind.page_size), kind.page_size)
+    k, v = (
+        torch.empty(*shape, spec.heads_kv, dim, dtype=kind.dtype or spec.dtype)
+        for dim in (spec.head_dim, spec.head_dim_v)
+    )
+    numbers = torch.zeros(batch, dtype=torch.int32)
+    factors = torch.ones(batch, spec.heads_kv) if kind.has_bytes else None
+    cache = Cache(
+        None if kind.page_size is None else torch.zeros(batch, shape[0] // batch, dtype=torch.int32),
+        numbers if kind.has_batch_idx else None,
+        numbers if kind.has_leftpad else None,
+        factors,
+        factors,
+    )
+    return inputs._replace(k=k, v=v, cu_seqlens_k=None), cache
 
 
 def _mods(spec: ModSpec, problem: Problem) -> Mods:

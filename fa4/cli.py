@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import platform
+import string
 import time
 from pathlib import Path
 
@@ -140,16 +141,25 @@ def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
 @main.command("compile")
 @asks_for_a_problem
 @click.option("--chip", type=ChipNumber(), default="sm_100a", show_default=True, help="Or its number: 100, 90.")
-@click.option("--record", type=click.Path(exists=True, dir_okay=False), help="Compile what FA4_RECORD wrote instead.")
+@click.option(
+    "--sms", default=None, type=POSITIVE, help="Multiprocessors, if the chip has fewer: H100 PCIe 114, H20 78."
+)
+@click.option(
+    "--record", "--from", "record", type=click.Path(exists=True, dir_okay=False),
+    help="Compile what FA4_RECORD wrote instead, for the chips it ran on.",
+)  # fmt: skip
 @click.option("--out", required=True, type=click.Path(file_okay=False), help="Directory for FA4_CACHE_DIR.")
-def compile_command(chip: int, record: str | None, out: str, backend: str, **shape) -> None:
+def compile_command(chip: int, sms: int | None, record: str | None, out: str, backend: str, **shape) -> None:
     """Compile the kernels of a call, or of all calls that a run recorded, ahead of time; no GPU is needed."""
     from . import ahead
 
     try:
         chip_by_number(chip)
-        problems = [ahead.Problem(chip, *problem_in(shape), backend)] if record is None else None
-        problems = list(ahead.recorded(Path(str(record)))) if problems is None else problems
+        problems: list[ahead.Problem | ahead.Appending]
+        if record is None:
+            problems = [ahead.Problem(chip, *problem_in(shape), backend, sms)]
+        else:
+            problems = [x if sms is None else x._replace(sms=sms) for x in ahead.recorded(Path(record))]
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     seconds: dict[tuple, float] = {}
@@ -165,15 +175,51 @@ def compile_command(chip: int, record: str | None, out: str, backend: str, **sha
     click.echo(f"use them with FA4_CACHE_DIR={out}")
 
 
+@main.command()
+@click.option("--clean", is_flag=True, help="Remove what is beyond the limits of FA4_CACHE_DAYS and FA4_CACHE_GB.")
+@click.option("--all", "everything", is_flag=True, help="Remove every kernel that no process holds at this moment.")
+def cache(clean: bool, everything: bool) -> None:
+    """Compiled kernels on disk: where, how many, and their removal."""
+    from . import disk, jit
+
+    root = jit.cache_root()
+    try:
+        age, size = (-1.0, 0.0) if everything else disk.limits()
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    if everything or (clean and not disk.is_kept(root)):
+        removed = disk.prune(root, age, size)
+        click.echo(f"removed {len(removed)} kernels, {sum(entry.size for entry in removed) / 1e6:.1f} MB")
+    elif clean:
+        click.echo("nothing is removed from a directory of `fa4 compile`; --all removes all")
+    current = jit.fingerprint() if importlib.util.find_spec("cutlass") else ""
+    folders: dict[str, list[disk.Entry]] = {}
+    for entry in disk.entries(root):
+        folders.setdefault(entry.path.parent.name, []).append(entry)
+    shown = Table(box=None)
+    for column in ("sources and compiler", "kernels", "MB", "last used"):
+        shown.add_column(column)
+    for name, of in folders.items():
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(entry.used for entry in of)))
+        here = f"{name} (those of this package)" if name == current else name
+        shown.add_row(here, str(len(of)), f"{sum(entry.size for entry in of) / 1e6:.1f}", when)
+    click.echo(f"{root}: {sum(map(len, folders.values()))} kernels")
+    if folders:
+        console.print(shown)
+
+
 def support_table() -> str:
     """The dispatcher's table as markdown; the README carries this text."""
     lines = ["| backend | runs on | dtypes | head_dim | lacks | what it is |", "|---|---|---|---|---|---|"]
+    limits: dict[str, str] = {}  # letters by texts
     for row in dispatch.BACKENDS:
         dtypes = ", ".join(name for name, dtype in DTYPES.items() if dtype in row.dtypes)
-        lacks = ", ".join(f.value for f in Feature if f not in row.features) or "nothing"
+        own = [limit.text for limit in row.limits if limit.of & row.features]
+        letters = [f"({limits.setdefault(text, string.ascii_lowercase[len(limits)])})" for text in own]
+        lacks = ", ".join([*(f.value for f in Feature if f not in row.features), *letters]) or "nothing"
         where = row.chips if row.sizes is None else f"{row.chips}: {row.sizes.text}"
         lines.append(f"| `{row.name}` | {where} | {dtypes} | {row.head_dims} | {lacks} | {row.summary} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *(f"* ({letter}) {text}" for text, letter in limits.items())])
 
 
 @main.command()

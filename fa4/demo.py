@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .api import explain, flash_attn_func
+from .api import flash_attn_func
+from .explained import explain
 
 VOCABULARY = 256  # bytes
 

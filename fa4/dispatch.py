@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import importlib.util
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import env
+from . import recording
 from .device import Chip
 from .plan import Plan
 from .spec import AttentionSpec, Extent, Feature
@@ -67,6 +65,20 @@ FEW_QUERIES = Sizes(
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """What a row lacks of features that it has in part, in words, and what of it a spec asks for. of: the features; the
+    words are for rows that have one of them."""
+
+    text: str
+    of: frozenset[Feature]
+    refusals: Callable[[AttentionSpec], list[str]]
+
+
+def _limit(text: str, *of: Feature) -> Callable[[Callable[[AttentionSpec], list[str]]], Limit]:
+    return lambda refusals: Limit(text, frozenset(of), refusals)
+
+
+@dataclass(frozen=True, slots=True)
 class Backend:
     """One row of the table.
 
@@ -84,7 +96,7 @@ class Backend:
     module: str
     requires: tuple[str, ...] = ()
     sizes: Sizes | None = None
-    lacks: tuple[Callable[[AttentionSpec], list[str]], ...] = ()  # what is missing of features that it has in part
+    limits: tuple[Limit, ...] = ()
 
     def refusals(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> list[str]:
         """Every reason why this backend cannot serve the problem on `chip`; empty when it can."""
@@ -102,8 +114,8 @@ class Backend:
             reasons.append(f"lacks dtype {_dtype_name(spec.dtype)} (has {', '.join(map(_dtype_name, self.dtypes))})")
         if not self.head_dims.takes(spec.head_dim, spec.head_dim_v):
             reasons.append(f"lacks head_dim ({spec.head_dim}, {spec.head_dim_v}) (has {self.head_dims})")
-        for lacks in self.lacks:
-            reasons += lacks(spec)
+        for limit in self.limits:
+            reasons += limit.refusals(spec)
         reasons += [f"lacks {feature.value}" for feature in Feature if feature in spec.features() - self.features]
         return reasons
 
@@ -114,6 +126,10 @@ class Backend:
 _MOST_LOADS = 64  # of captured tensors, by a function: each is an instruction or more for every element, all in a row
 
 
+@_limit(
+    f"a score_mod or mask_mod that reads more than {_MOST_LOADS} captured numbers for each pair",
+    Feature.SCORE_MOD, Feature.MASK_MOD,
+)  # fmt: skip
 def _lacks_of_functions(spec: AttentionSpec) -> list[str]:
     if spec.mods is None:
         return []
@@ -126,6 +142,10 @@ def _lacks_of_functions(spec: AttentionSpec) -> list[str]:
     ]
 
 
+@_limit(
+    "a block_mask whose block sizes share no factor of 16 with 128, or, inside torch.compile, are no multiples of it",
+    Feature.BLOCK_MASK,
+)
 def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
     if spec.mods is None or spec.mods.block is None:
         return []
@@ -135,6 +155,11 @@ def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
     return lacks
 
 
+@_limit(
+    "gradients of captured tensors: deterministic ones of elements that several pairs read, and those of elements "
+    "chosen by the number of a packed sequence",
+    Feature.CAPTURED_GRADIENTS,
+)
 def _lacks_of_captured(spec: AttentionSpec) -> list[str]:
     if spec.mods is None or spec.mods.score is None or Feature.CAPTURED_GRADIENTS not in spec.features():
         return []
@@ -148,6 +173,7 @@ def _lacks_of_captured(spec: AttentionSpec) -> list[str]:
     return list(dict.fromkeys(lacks))
 
 
+@_limit("a cache of 8-bit numbers of a head_dim that is no multiple of 16", Feature.CACHE_BYTES)
 def _lacks_of_bytes(spec: AttentionSpec) -> list[str]:
     if spec.cache is not None and spec.cache.has_bytes and (spec.head_dim % 16 or spec.head_dim_v % 16):
         return [
@@ -156,20 +182,25 @@ def _lacks_of_bytes(spec: AttentionSpec) -> list[str]:
     return []
 
 
-def _sm100_lacks_of_cache(spec: AttentionSpec) -> list[str]:
-    lacks, widest = _lacks_of_bytes(spec), max(spec.head_dim, spec.head_dim_v)
+@_limit(
+    "pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192",
+    Feature.PAGES,
+)
+def _sm100_lacks_of_pages(spec: AttentionSpec) -> list[str]:
+    lacks, widest = list[str](), max(spec.head_dim, spec.head_dim_v)
     if spec.cache is not None and spec.cache.is_scattered and widest > 192:
         lacks.append(f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)")
     return lacks
 
 
+@_limit("dropout_p above head_dim 128", Feature.DROPOUT)
 def _sm90_lacks_of_dropout(spec: AttentionSpec) -> list[str]:
     if spec.has_dropout and max(spec.head_dim, spec.head_dim_v) > 128:  # its words would spill registers
         return [f"lacks dropout_p with all else at head_dim ({spec.head_dim}, {spec.head_dim_v}) (has up to 128)"]
     return []
 
 
-_LACKS_OF_MODS = _lacks_of_functions, _lacks_of_blocks, _lacks_of_captured
+_LIMITS = _lacks_of_functions, _lacks_of_blocks, _lacks_of_captured, _lacks_of_bytes
 _CUTE = ("cutlass.cute", "tvm_ffi")
 _SM80 = Backend(
     name="sm80",
@@ -181,7 +212,7 @@ _SM80 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm80.plan",
     requires=_CUTE,
-    lacks=(*_LACKS_OF_MODS, _lacks_of_bytes),
+    limits=_LIMITS,
 )
 _SM90 = Backend(
     name="sm90",
@@ -193,7 +224,7 @@ _SM90 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm90.plan",
     requires=_CUTE,
-    lacks=(*_LACKS_OF_MODS, _lacks_of_bytes, _sm90_lacks_of_dropout),
+    limits=(*_LIMITS, _sm90_lacks_of_dropout),
 )
 _SM100 = Backend(
     name="sm100",
@@ -205,7 +236,7 @@ _SM100 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm100.plan",
     requires=_CUTE,
-    lacks=(*_LACKS_OF_MODS, _sm100_lacks_of_cache),
+    limits=(*_LIMITS, _sm100_lacks_of_pages),
 )
 
 # Order is preference.
@@ -224,14 +255,14 @@ BACKENDS: tuple[Backend, ...] = (
         summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
         features=_SM90.features - _OF_BACKWARDS,
-        lacks=(*_LACKS_OF_MODS, _lacks_of_bytes),
+        limits=_LIMITS,
     ),
     replace(
         _SM90,
         summary="the same, without functions and masks of callers",
         head_dims=HeadDims(multiple=8, largest=256),
         features=_SM90.features - MODS | {Feature.DROPOUT},
-        lacks=(*_LACKS_OF_MODS, _lacks_of_bytes),
+        limits=_LIMITS,
     ),
     _SM80,
     Backend(
@@ -290,30 +321,19 @@ def select(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto
     raise NoBackend(f"no backend can run this on {chip}: " + "; ".join(refused))
 
 
-@functools.lru_cache(maxsize=4096)
 def plan(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto") -> Plan:
-    """The plan of the backend that `select` takes, for `spec.with_positive_scale()`; made once."""
+    """The plan of the backend that `select` takes, for `spec.with_positive_scale()` and `extent.planned(spec)`; made
+    once."""
+    return planned(spec, extent.planned(spec), chip, backend)
+
+
+@functools.lru_cache(maxsize=4096)
+def planned(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> Plan:
+    """The plan for an extent as it is."""
     made = select(spec, extent, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
-    if env.RECORD.get() and chip.dry_run is None and made.compiled:
-        _record(env.RECORD.get(), spec, extent, chip, backend)
+    if made.compiled and recording.is_on(chip):
+        recording.problem(spec, extent, chip, backend)
     return made
-
-
-def _record(file: str, spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> None:
-    """Add the problem to a file of lines of JSON, which `fa4.ahead` reads; none with a key/value cache."""
-    if spec.cache is not None:
-        return
-    problem = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
-    problem = {name: value for name, value in problem.items() if value is not None}
-    problem |= {"dtype": _dtype_name(spec.dtype)}
-    if spec.mods is not None:
-        problem |= {"mods": spec.mods.plain()}
-    line = json.dumps({"chip": chip.number, "backend": backend, "extent": list(extent), "spec": problem})
-    try:
-        with open(file, "a") as lines:
-            lines.write(line + "\n")  # one write: processes may share the file
-    except OSError as error:
-        warnings.warn(f"FA4_RECORD: nothing can be added to {file}: {error}", stacklevel=2)
 
 
 def _judge(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> _Verdict:
@@ -368,11 +388,14 @@ class Explanation:
     tiles: str
     refused: tuple[tuple[str, tuple[str, ...]], ...]
     visited: float | None = None  # the share of its blocks that a block mask lists
+    progress: str = ""  # what CTAs wait for
 
     def __str__(self) -> str:
         lines = [f"chip     {self.chip}", f"backend  {self.chosen or 'none'}"]
         if self.tiles:
             lines.append(f"tiles    {self.tiles}")
+        if self.progress:
+            lines.append(f"progress {self.progress}")
         if self.spec.mods is not None:
             share = "" if self.visited is None else f"; {self.visited:.1%} of the blocks are visited"
             lines.append(f"mods     {self.spec.mods}{share}")
@@ -391,5 +414,7 @@ def explain(
     """
     check_backend_name(backend)
     row, refused = _judge(spec, extent, chip, backend)
-    tiles = plan(spec, extent, chip, backend).describe() if row is not None else ""
-    return Explanation(spec, extent, chip, None if row is None else row.name, tiles, refused, visited)
+    if row is None:
+        return Explanation(spec, extent, chip, None, "", refused, visited)
+    chosen = plan(spec, extent, chip, backend)
+    return Explanation(spec, extent, chip, row.name, chosen.describe(), refused, visited, chosen.progress)

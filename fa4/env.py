@@ -20,6 +20,12 @@ class Variable:
 
 CACHE = Variable("FA4_CACHE", "1", "0 turns the disk cache of compiled kernels off")
 CACHE_DIR = Variable("FA4_CACHE_DIR", "", "directory of that cache; default ${XDG_CACHE_HOME:-~/.cache}/fa4")
+CACHE_DAYS = Variable(
+    "FA4_CACHE_DAYS", "30", "days after which a kernel that nobody loads leaves that cache; 0 keeps all"
+)
+CACHE_GB = Variable(
+    "FA4_CACHE_GB", "4", "gigabytes that the cache may hold, the longest unused leave first; 0 is no limit"
+)
 CHECK_LENGTHS = Variable(
     "FA4_CHECK_LENGTHS",
     "0",
@@ -27,4 +33,4 @@ CHECK_LENGTHS = Variable(
 )
 RECORD = Variable("FA4_RECORD", "", "file to which problems are added as they first come, for `fa4 compile --record`")
 
-VARIABLES = (CACHE, CACHE_DIR, CHECK_LENGTHS, RECORD)
+VARIABLES = (CACHE, CACHE_DIR, CACHE_DAYS, CACHE_GB, CHECK_LENGTHS, RECORD)

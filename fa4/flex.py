@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from . import checks
 from .api import flash_attn_func
 from .mods.call import ScoreMod
+from .torch_internals import autocast_anywhere
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -38,33 +41,37 @@ def flex_attention(
         scale: factor on the scores; None means 1 / sqrt(head_dim).
         enable_gqa: allow more query heads than key/value heads.
         return_lse: also return the log-sum-exp, (batch, heads_q, seqlen_q).
-        kernel_options: must be None; they are options of torch's own kernels.
+        kernel_options: None or {}: they are options of torch's own kernels.
         return_aux: torch's AuxRequest; then (out, AuxOutput) is returned.
 
     Returns:
         out (batch, heads_q, seqlen_q, head_dim_v), alone or with what else was asked for.
 
     Raises:
-        ValueError: as `flash_attn_func`, or heads differ without enable_gqa.
+        TypeError, ValueError: as `flash_attn_func`, or heads differ without enable_gqa.
         NotImplementedError: max_scores are asked for.
     """
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, Tensor) or x.ndim != 4:
-            raise ValueError(f"{name} must be a tensor of 4 dimensions: (batch, heads, seqlen, head_dim)")
-    if kernel_options is not None:
-        raise ValueError(f"kernel_options is {kernel_options!r}, expected None: they are for torch's own kernels")
-    if not enable_gqa and query.shape[1] != key.shape[1]:
+    _check(query, key, value, enable_gqa)
+    if kernel_options:
         raise ValueError(
-            f"query has {query.shape[1]} heads, expected {key.shape[1]} like key: pass enable_gqa=True for groups"
+            f"kernel_options is {kernel_options!r}, expected None or {{}}: they are for torch's own kernels"
         )
-    if return_aux is not None and (return_lse or getattr(return_aux, "max_scores", False)):
+    if return_aux is not None:
         if return_lse:
             raise ValueError("return_lse and return_aux are both given, expected one")
-        raise NotImplementedError("return_aux asks for max_scores, expected lse at most")
+        if not hasattr(return_aux, "lse"):
+            raise TypeError(f"return_aux is {return_aux!r}, expected torch's AuxRequest")
+        if getattr(return_aux, "max_scores", False):
+            raise NotImplementedError("return_aux asks for max_scores, expected lse at most")
+    scale = None if scale is None else checks._number("scale", scale)
+    checks.boolean("return_lse", return_lse, "a bool")
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if query.layout is torch.strided and not torch.compiler.is_compiling():
+        checks.warn_of_axes(q, k, by_flex=True)
     out, lse = flash_attn_func(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
+        q,
+        k,
+        v,
         softmax_scale=scale,
         score_mod=score_mod,
         block_mask=block_mask,
@@ -78,3 +85,61 @@ def flex_attention(
 
         return out, AuxOutput(lse=lse if return_aux.lse else None)
     return (out, lse) if return_lse else out
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """What `flash_attn_func` asks of q, k and v, by the names and axes that they have here."""
+    tensors = ("query", query), ("key", key), ("value", value)
+    for name, x in tensors:
+        _check_layout(name, x)
+    for name, x in tensors:
+        if x.layout is not query.layout:
+            raise TypeError(f"{name} has layout {x.layout}, expected {query.layout} like query")
+        if x.dtype not in checks.DTYPES:
+            raise TypeError(f"{name} has dtype {x.dtype}, expected float16, bfloat16, float32 or float64")
+        if x.dtype != query.dtype and not autocast_anywhere():
+            raise TypeError(f"{name} has dtype {x.dtype}, expected {query.dtype} like query")
+        if x.device != query.device:
+            raise ValueError(f"{name} is on {x.device}, expected {query.device} like query")
+        if x.shape[3] == 0:
+            raise ValueError(f"{name} has shape {checks.shown(x)}, expected a last axis of at least 1")
+        step = (x if x.layout is torch.strided else x.values()).stride(-1)
+        if step != 1 and x.shape[3] > 1:
+            raise ValueError(f"{name} has stride {step} on its last axis, expected 1: call {name}.contiguous()")
+    batch, heads, _, head_dim = query.shape
+    if key.shape[0] != batch or key.shape[3] != head_dim:
+        of_query = f"to go with query {checks.shown(query)}"
+        raise ValueError(f"key has shape {checks.shown(key)}, expected ({batch}, *, *, {head_dim}) {of_query}")
+    of_rows = 3 if key.layout is torch.strided else 2
+    if value.shape[:of_rows] != key.shape[:of_rows]:
+        of_key = f"to go with key {checks.shown(key)}"
+        raise ValueError(f"value has shape {checks.shown(value)}, expected {checks.shown(key, 3, '*')} {of_key}")
+    if key.layout is torch.jagged:
+        _check_lengths(key, value)
+    of_keys = key.shape[1]
+    if not checks.boolean("enable_gqa", enable_gqa, "a bool") and heads != of_keys:
+        raise ValueError(f"query has {heads} heads, expected {of_keys} like key: pass enable_gqa=True for groups")
+    if heads == 0 or of_keys == 0 or heads % of_keys:
+        raise ValueError(f"query has {heads} heads, expected a positive multiple of key's {of_keys}")
+
+
+def _check_layout(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
+    if x.is_nested and x.layout is not torch.jagged:
+        raise TypeError(f"{name} is a nested tensor of layout {x.layout}, expected torch.jagged")
+    if x.layout not in (torch.strided, torch.jagged):
+        raise TypeError(f"{name} has layout {x.layout}, expected torch.strided, or torch.jagged for nested tensors")
+    if x.ndim != 4:
+        raise ValueError(f"{name} has shape {checks.shown(x)}, expected 4 axes: (batch, heads, seqlen, head_dim)")
+    if x.layout is torch.jagged and getattr(x, "_ragged_idx", 2) != 2:
+        axes = "(batch, heads, lengths, head_dim): transpose(1, 2) of (batch, lengths, heads, head_dim)"
+        raise ValueError(f"{name} has shape {checks.shown(x)}, expected {axes}")
+
+
+def _check_lengths(key: Any, value: Any) -> None:
+    if value.offsets() is not key.offsets() or value.lengths() is not key.lengths():
+        raise ValueError(
+            "value has lengths of its own, expected key's: make it by "
+            "torch.nested.nested_tensor_from_jagged(values, key.offsets(), key.lengths())"
+        )

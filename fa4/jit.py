@@ -6,7 +6,8 @@
 A key is a tuple of plain values and names everything that may change the generated code; `build` closes over
 the same values and calls `compile_kernel`. The disk entry also depends on this package's sources, on the versions
 and settings of the compiler and on the chip (see `fingerprint`), so a stale entry is simply never found. A disk
-that cannot be written, read or locked costs time and never a call.
+that cannot be written, read or locked costs time and never a call. Threads wait for each other where they need the same
+kernel, and where both compile: CuTe DSL compiles one kernel at a time in a process.
 
 CuTe DSL is imported on the first compile, never by importing this module.
 """
@@ -20,7 +21,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import stat
 import threading
 import time
 import uuid
@@ -28,11 +28,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-from . import env
+from . import disk, env
 from .device import Chip, dry_run
 
 Launcher = Callable[..., None]
@@ -42,9 +42,9 @@ _PACKAGE = Path(__file__).parent
 # that no device code imports one of these.
 HOST_ONLY = (
     "__init__.py", "__main__.py", "ahead.py", "api.py", "autograd.py", "batching.py", "calls.py", "cases.py",
-    "checks.py", "cli.py", "compat", "demo.py", "dispatch.py", "distributed", "dropout.py", "eager.py", "emulator",
+    "checks.py", "cli.py", "compat", "demo.py", "dispatch.py", "distributed", "dropout.py", "emulator", "explained.py",
     "fallback", "flex.py", "integrations", "jagged.py", "kvcache", "masks.py", "mod_ops.py", "ops.py", "options.py",
-    "plan.py", "reference.py", "remembered.py", "run", "scores.py", "sequences.py", "states.py",
+    "plan.py", "recording.py", "reference.py", "run", "scores.py", "sequences.py", "signature.py", "states.py",
 )  # fmt: skip
 _STAND_INS = "emulator/host"  # the runtime that kernels of emulated chips are linked to
 # What the compiler's packages are called: each has a part in the code or in how the code is called.
@@ -53,13 +53,15 @@ _SYMBOL = "fa4_kernel"
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, enum.Enum)
 
 _launchers: dict[tuple, Launcher] = {}
-_lock = threading.RLock()
+_locks: dict[tuple, threading.RLock] = {}  # by full key
+_compiling = threading.RLock()
 _to_be_exported: ContextVar[bool] = ContextVar("fa4_to_be_exported", default=False)
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.RLock()  # another thread may have held it, and that thread is not in the child
+    global _compiling
+    _compiling = threading.RLock()  # another thread may have held it, and that thread is not in the child
+    _locks.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -122,10 +124,17 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
     _check_plain(key)
     if not chip.compiles:
         raise ValueError(f"no kernel can be compiled for {chip}")
-    with _lock:
+
+    def build_alone() -> Any:
+        with _compiling:
+            return build()
+
+    with _locks.setdefault(full_key, threading.RLock()):
         if full_key not in _launchers:
             directory = cache_directory()
-            _launchers[full_key] = build() if directory is None else _through_disk(directory, full_key, build)
+            _launchers[full_key] = (
+                build_alone() if directory is None else _through_disk(directory, full_key, build_alone)
+            )
         return _launchers[full_key]
 
 
@@ -200,23 +209,25 @@ def dsl_dtype(dtype: torch.dtype) -> Any:
     }[dtype]
 
 
+def cache_root() -> Path:
+    """The directory of the disk cache, whether it is there or not."""
+    home = env.CACHE_DIR.get()
+    return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fa4"
+
+
 @functools.cache
 def cache_directory() -> Path | None:
     """Where compiled kernels are kept, or None if `FA4_CACHE=0` or no private directory can be had.
 
     `FA4_CACHE_DIR`, else `$XDG_CACHE_HOME/fa4`, else `~/.cache/fa4`; below it one directory per toolchain and
-    source text. Loading an entry runs its code, so the directory must be the user's own and closed to others'
-    writes.
+    source text. See `fa4.disk` for who may write it, and for what is removed.
     """
     if env.CACHE.get() == "0":
         return None
-    home = env.CACHE_DIR.get()
-    root = Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fa4"
     try:
+        root = cache_root()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = root.stat()
-        if info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError(f"{root} is not yours alone to write")
+        disk.check_private(root)
         directory = root / fingerprint()
         directory.mkdir(mode=0o700, exist_ok=True)
     except (OSError, RuntimeError) as error:
@@ -243,14 +254,18 @@ def _export(kernel: Any, entry: Path) -> None:
 def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any]) -> Launcher:
     entry = _entry(directory, full_key)
     # One lock across check, compile and export: of N ranks that start together, one compiles, the rest load.
-    with _file_lock(entry.with_suffix(".lock")):
+    with disk.file_lock(disk.lock_of(entry)):
         with contextlib.suppress(Exception):  # an entry that is missing or does not load is a miss, replaced below
             if entry.exists():
-                return _load(entry)
+                launcher = _load(entry)
+                disk.used(entry)
+                return launcher
         with _for_export():
             kernel = build()
         try:
             _export(kernel, entry)
+            if directory.name == fingerprint():
+                disk.tend(directory.parent)
             return _load(entry)  # the same road as a warm start, and a launcher with less Python around it
         except Exception as error:  # a full disk must not stop a call
             warnings.warn(f"fa4 could not keep a compiled kernel in {directory}: {error}", stacklevel=2)
@@ -261,28 +276,6 @@ def _load(entry: Path) -> Launcher:
     from cutlass.cute.runtime import load_module
 
     return getattr(load_module(str(entry), enable_tvm_ffi=True), _SYMBOL)
-
-
-@contextlib.contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
-    """Hold `path` against other processes. Where the disk has no locks or no room for one, hold nothing: then
-    several processes may compile the same kernel, and each puts a whole entry in place."""
-    import fcntl
-
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            file = stack.enter_context(open(path, "w"))
-            fcntl.flock(file, fcntl.LOCK_EX)
-            # Not by closing alone: a child forked meanwhile has the file too, and would hold the lock for its life.
-            stack.callback(_unlock, file)
-        yield
-
-
-def _unlock(file: IO[str]) -> None:
-    import fcntl
-
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @functools.cache

@@ -1,16 +1,19 @@
 """Kernels compiled ahead of time are those that a call asks the cache for, and a recorded run says which calls."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 import fa4
-from fa4 import ahead, jit
+from fa4 import ahead, disk, jit, recording
 from fa4.cases import Case, make
 from fa4.cli import main
 from fa4.device import chip_by_number, emulating
+from fa4.kvcache import calls
 from tests.integrations.oracle import leaves
 
 CASE = Case("dense", seqlen_q=64, seqlen_k=64, heads_q=4, causal=True)
@@ -29,23 +32,17 @@ def test_a_recorded_run_compiles_what_it_asked_for(asked, monkeypatch, tmp_path,
     assert (found.spec.heads_q, found.spec.causal, found.spec.needs_backward) == (4, True, True)
     result = CliRunner().invoke(main, ["compile", "--record", str(record), "--out", str(tmp_path / "cache")])
     assert result.exit_code == 0, result.output
-    (directory,) = (tmp_path / "cache").iterdir()
-    assert directory.name == jit.fingerprint()
+    directory = tmp_path / "cache" / jit.fingerprint()
+    assert disk.is_kept(tmp_path / "cache")
     assert {path.name for path in directory.iterdir()} == set(asked)
     assert f"{len(asked)} kernels for sm_80" in result.output
 
 
 @pytest.mark.parametrize("options", [["--dropout", "0.25"], ["--score-mod", "tests.test_ahead:by_table"]])
-def test_functions_and_dropout_are_compiled_too(asked, monkeypatch, tmp_path, seed, options):
+def test_functions_and_dropout_are_compiled_too(asked, kept, monkeypatch, tmp_path, seed, options):
     """From a record and from options, forward and backward; of learned tensors and blocks too. (That what is asked for
     is compiled, the test above shows.)"""
 
-    def keep(dry_run, full_key, build):
-        jit._entry(dry_run._directory, full_key).touch()
-        dry_run.seconds[full_key[0], full_key[2]] = 0.0
-        return lambda *arguments: None
-
-    monkeypatch.setattr(jit.DryRun, "compile", keep)
     record = tmp_path / "record.jsonl"
     monkeypatch.setenv("FA4_RECORD", str(record))
     problem = make(CASE, seed)
@@ -74,14 +71,125 @@ def by_table(score, b, h, q_idx, kv_idx):
     return score * TABLE[h, q_idx % 3]
 
 
-def test_caches_are_not_recorded(asked, monkeypatch, tmp_path):
+def i32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+BF16 = torch.bfloat16
+TABLE_OF_PAGES = torch.arange(8, dtype=torch.int32).view(2, 4)
+NEW = dict(k=torch.zeros(2, 1, 2, 64, dtype=BF16), v=torch.zeros(2, 1, 2, 64, dtype=BF16))
+ANGLES = dict(rotary_cos=torch.zeros(64, 32), rotary_sin=torch.zeros(64, 32))
+ON_CACHES = {
+    "dense": dict(cache_seqlens=i32(5, 6), causal=True),
+    "pages": dict(page_table=TABLE_OF_PAGES, cache_seqlens=i32(5, 6), window_size=(9, 0)),
+    "bytes_and_appends": dict(page_table=TABLE_OF_PAGES, cache_seqlens=i32(5, 6), causal=True, bits=8, **NEW, **ANGLES),
+    "rows_and_padding": dict(cache_batch_idx=i32(1, 0), cache_leftpad=i32(1, 0), cache_seqlens=i32(5, 6)),
+    "packed_queries": dict(cu_seqlens_q=i32(0, 1, 4), max_seqlen_q=3, cache_seqlens=i32(5, 6), causal=True),
+    "a_mask_and_a_sink": dict(cache_seqlens=i32(5, 6), mask_mod=fa4.masks.causal, learnable_sink=torch.zeros(4)),
+    "splits": dict(cache_seqlens=i32(5, 6), num_splits=3),
+    "invariant": dict(page_table=TABLE_OF_PAGES, cache_seqlens=i32(5, 6), batch_invariant=True),
+}
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """What is compiled ahead of time leaves an empty entry, in no time."""
+
+    def keep(dry_run, full_key, build):
+        jit._entry(dry_run._directory, full_key).touch()
+        dry_run.seconds[full_key[0], full_key[2]] = 0.0
+        return lambda *arguments: None
+
+    monkeypatch.setattr(jit.DryRun, "compile", keep)
+
+
+def of_record(record, out):
+    """The entries that a record leads to."""
+    result = CliRunner().invoke(main, ["compile", "--from", str(record), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return {path.name for path in (out / jit.fingerprint()).iterdir()}
+
+
+@pytest.mark.parametrize("chip", [80, 90, 100])
+@pytest.mark.parametrize("call", ON_CACHES.values(), ids=ON_CACHES)
+def test_what_a_decoder_asks_for_is_compiled_ahead(asked, kept, monkeypatch, tmp_path, call, chip):
+    """Attention on a cache and appends to it, from a record."""
+    calls.clear()
     record = tmp_path / "record.jsonl"
     monkeypatch.setenv("FA4_RECORD", str(record))
-    q = torch.zeros(1, 8, 2, 16, dtype=torch.bfloat16)
-    with emulating(chip_by_number(80)):
-        fa4.flash_attn_with_kvcache(q, q, q, cache_seqlens=8)
-    fa4.flash_attn_func(q, q, q)  # in plain torch, which compiles nothing
+    monkeypatch.setattr(recording, "_added", set())
+    call = dict(call)
+    dtype = torch.int8 if call.pop("bits", 16) == 8 else BF16
+    pages = (8, 16) if "page_table" in call else (2, 64)
+    cache = [torch.zeros(*pages, 2, 64, dtype=BF16).to(dtype) for _ in range(2)]
+    q = torch.zeros(*((4,) if "cu_seqlens_q" in call else (2, 1)), 4, 64, dtype=BF16)
+    with emulating(chip_by_number(chip)):
+        fa4.flash_attn_with_kvcache(q, *cache, **call)
+    calls.clear()
+    monkeypatch.delenv("FA4_RECORD")
+    assert asked and of_record(record, tmp_path / "out") == set(asked)
+
+
+def test_kernels_for_a_chip_with_fewer_multiprocessors(asked, kept, monkeypatch, tmp_path, seed):
+    """An H100 PCIe has 114, and may ask for other kernels than the 132 of an SXM: a record and an option say so."""
+    problem = make(Case("dense", seqlen_q=64, seqlen_k=64, heads_q=4), seed)
+    record, names = tmp_path / "record.jsonl", {}
+    for sms in (132, 114):
+        monkeypatch.setattr(recording, "_added", set())
+        monkeypatch.setenv("FA4_RECORD", str(record))
+        asked.clear()
+        jit._launchers.clear()
+        record.unlink(missing_ok=True)
+        with emulating(chip_by_number(90, sms=sms)):
+            tensors = leaves(problem)
+            torch.autograd.grad(fa4.flash_attn_func(*tensors, deterministic=True), tensors, problem.dout)
+        monkeypatch.delenv("FA4_RECORD")
+        assert [x.sms for x in ahead.recorded(record)] == [sms]
+        names[sms] = set(asked)
+        assert of_record(record, tmp_path / str(sms)) == names[sms]
+    shape = ["--seqlen", "64", "--heads-q", "4", "--heads-kv", str(problem.inputs.k.shape[2]), "--backward"]
+    shape += ["--batch", str(problem.inputs.q.shape[0]), "--head-dim", str(problem.inputs.q.shape[3])]
+    out = tmp_path / "by options"
+    result = CliRunner().invoke(
+        main, ["compile", *shape, "--deterministic", "--chip", "90", "--sms", "114", "--out", str(out)]
+    )
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (out / jit.fingerprint()).iterdir()} == names[114]
+
+
+def test_what_plain_torch_serves_is_not_recorded(monkeypatch, tmp_path):
+    record = tmp_path / "record.jsonl"
+    monkeypatch.setenv("FA4_RECORD", str(record))
+    q = torch.zeros(1, 8, 2, 16, dtype=BF16)
+    fa4.flash_attn_func(q, q, q)
+    fa4.flash_attn_with_kvcache(q, q, q, q, q, cache_seqlens=0)
     assert not record.exists()
+
+
+_WRITER = """
+import sys
+from fa4 import recording
+for i in range(20):
+    recording._add_line(sys.argv[1], sys.argv[2].encode() * 30_000 + b"\\n")
+"""
+
+
+def test_long_lines_of_several_processes_stay_whole(tmp_path):
+    """Graphs make lines longer than any buffer."""
+    record = tmp_path / "record.jsonl"
+    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(record), letter]) for letter in "abc"]
+    assert not any(writer.wait() for writer in writers)
+    lines = record.read_text().splitlines()
+    assert sorted(lines) == sorted(letter * 30_000 for letter in "abc" for _ in range(20))
+
+
+def test_a_problem_that_comes_again_is_written_once(monkeypatch, tmp_path):
+    record = tmp_path / "record.jsonl"
+    monkeypatch.setenv("FA4_RECORD", str(record))
+    monkeypatch.setattr(recording, "_added", set())
+    for _ in range(3):
+        recording._add(chip_by_number(90), {"extent": [1, 2, 3]})
+    assert len(record.read_text().splitlines()) == 1
 
 
 REFUSALS = {

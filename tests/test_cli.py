@@ -103,6 +103,19 @@ def test_support_table_of_a_page_is_the_dispatchers(page):
     assert run("explain", "--table").strip() == support_table()
 
 
+def test_the_support_table_tells_what_rows_lack_of_features_that_they_have():
+    """A row without a lack serves all; what a limit's words say, `refusals` says of a problem."""
+    table = support_table()
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+    letters = {text: letter for letter, text in re.findall(r"^\* \((\w)\) (.*)$", table, flags=re.MULTILINE)}
+    assert len(lines) == len(dispatch.BACKENDS) and len(letters) > 4
+    for line, row in zip(lines, dispatch.BACKENDS):
+        cell = line.split(" | ")[4]
+        told = {text for text, letter in letters.items() if f"({letter})" in cell}
+        assert told == {limit.text for limit in row.limits if limit.of & row.features}
+        assert (cell == "nothing") == (not told and row.features == dispatch.ALL_FEATURES)
+
+
 def test_demo_trains_and_is_deterministic():
     try:
         text = run("demo", "--steps", "3", "--device", "cpu")

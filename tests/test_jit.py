@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import fa4
-from fa4 import jit
+from fa4 import disk, jit
 from fa4.device import chip_by_number, chip_of
 from fa4.emulator import emulate
 from fa4.emulator.errors import EmulationError
@@ -32,7 +32,7 @@ _CHIP = chip_by_number(80)
 # A process that compiles a kernel for a real chip and one for an emulated chip, and prints what it had to build.
 _PROCESS = """
 import torch
-from fa4 import jit
+from fa4 import disk, jit
 from fa4.device import chip_by_number, chip_of
 from fa4.emulator import emulate
 from tests.compiled_for import scale_kernel
@@ -288,13 +288,13 @@ def test_an_error_of_the_build_is_not_swallowed(tmp_path, loaded):
 
 
 def test_the_lock_keeps_others_out(tmp_path):
-    with jit._file_lock(tmp_path / "lock"), open(tmp_path / "lock", "w") as file, pytest.raises(BlockingIOError):
+    with disk.file_lock(tmp_path / "lock"), open(tmp_path / "lock", "w") as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_the_lock_is_given_back_although_a_child_has_the_file(tmp_path):
     """A child that was forked while the lock was held must not keep it."""
-    with jit._file_lock(tmp_path / "lock"):
+    with disk.file_lock(tmp_path / "lock"):
         child = os.fork()
         if child == 0:
             threading.Event().wait(20)

@@ -6,22 +6,25 @@ Positional order and defaults are flash-attn's. Arguments mean here what they me
     alibi_slopes       (heads_q,) or (batch, heads_q), a score_mod here
     deterministic      False follows torch.use_deterministic_algorithms
     return_attn_probs  gives (out, lse, None): probabilities are never in memory; see `fa4.dropout_mask`
-    block_table        None only; `flash_attn_with_kvcache` reads pages
+    block_table        None only but for `flash_attn_with_kvcache`, where pages may have any number of rows
 
 What `fa4.flash_attn_func` serves besides (float32, float64, any head dim, CPUs) is served; errors are its own.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import checks, jagged
 from ..api import flash_attn_func as _dense
 from ..api import flash_attn_varlen_func as _packed
-from ..kvcache import flash_attn_with_kvcache
-from ..mods.call import ScoreMod
+from ..kvcache import flash_attn_with_kvcache as _on_cache
+from ..mods.ready import ReadyMade
 
 __all__ = [
     "flash_attn_func",
@@ -52,9 +55,11 @@ def flash_attn_func(
     """q (batch, seqlen_q, heads_q, head_dim), k and v (batch, seqlen_k, heads_kv, head_dim); see above."""
     options = _options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     if alibi_slopes is not None:
-        _check_slopes(alibi_slopes, q.shape[0], q.shape[2])
-        options |= _alibi(alibi_slopes, k.shape[1] - q.shape[1], softcap)
-    return _result(_dense(q, k, v, return_lse=True, **options), return_attn_probs)
+        _check_axes(4, q=q, k=k)
+        lengths_q, lengths_k = _lengths(q), _lengths(k)
+        options |= _alibi(alibi_slopes, q.shape[0], q, lengths_k - lengths_q, softcap)
+    with_probs = checks.boolean("return_attn_probs", return_attn_probs, "a bool")
+    return _result(_dense(q, k, v, return_lse=True, **options), with_probs)
 
 
 def flash_attn_kvpacked_func(
@@ -71,8 +76,20 @@ def flash_attn_kvpacked_func(
 ) -> Result:
     """`flash_attn_func` with kv (batch, seqlen_k, 2, heads_kv, head_dim)."""
     k, v = _parts("kv", kv, 2, 5)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    return _as_written(
+        {"k": "kv[:, :, 0]", "v": "kv[:, :, 1]"},
+        flash_attn_func,
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
     )
 
 
@@ -89,8 +106,20 @@ def flash_attn_qkvpacked_func(
 ) -> Result:
     """`flash_attn_func` with qkv (batch, seqlen, 3, heads, head_dim)."""
     q, k, v = _parts("qkv", qkv, 3, 5)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    return _as_written(
+        {x: f"qkv[:, :, {i}]" for i, x in enumerate("qkv")},
+        flash_attn_func,
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
     )
 
 
@@ -117,11 +146,14 @@ def flash_attn_varlen_func(
         raise NotImplementedError("block_table is given, expected None: fa4.flash_attn_with_kvcache reads pages")
     options = _options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     if alibi_slopes is not None:
-        _check_slopes(alibi_slopes, cu_seqlens_q.shape[0] - 1, q.shape[1])
-        options |= _alibi(alibi_slopes, cu_seqlens_k.diff() - cu_seqlens_q.diff(), softcap)
+        _check_axes(3, q=q)
+        bounds = checks.check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
+        checks.check_int32("cu_seqlens_k", cu_seqlens_k, q, bounds)
+        options |= _alibi(alibi_slopes, bounds - 1, q, cu_seqlens_k.diff() - cu_seqlens_q.diff(), softcap)
     options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    return _result(_packed(q, k, v, return_lse=True, **options), return_attn_probs)
+    with_probs = checks.boolean("return_attn_probs", return_attn_probs, "a bool")
+    return _result(_packed(q, k, v, return_lse=True, **options), with_probs)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -142,7 +174,8 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Result:
     """`flash_attn_varlen_func` with kv (total_k, 2, heads_kv, head_dim)."""
     k, v = _parts("kv", kv, 2, 4)
-    return flash_attn_varlen_func(
+    return _as_written(
+        {"k": "kv[:, 0]", "v": "kv[:, 1]"}, flash_attn_varlen_func,
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
@@ -163,10 +196,60 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Result:
     """`flash_attn_varlen_func` with qkv (total, 3, heads, head_dim)."""
     q, k, v = _parts("qkv", qkv, 3, 4)
-    return flash_attn_varlen_func(
+    names = {x: f"qkv[:, {i}]" for i, x in enumerate("qkv")}
+    names |= {f"{x}_{side}": x for x in ("cu_seqlens", "max_seqlen") for side in "qk"}
+    return _as_written(
+        names, flash_attn_varlen_func,
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen,
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """q (batch, seqlen_q, heads_q, head_dim), k_cache and v_cache (batch, rows, heads_kv, head_dim), with block_table
+    (pages, rows of a page, heads_kv, head_dim). No gradients; see `fa4.flash_attn_with_kvcache`."""
+    options: dict[str, Any] = {"softcap": softcap}
+    if alibi_slopes is not None:
+        shift = _keys_of_cache(q, k_cache, k, cache_seqlens, cache_leftpad, block_table) - q.shape[1]
+        options = _alibi(alibi_slopes, q.shape[0], q, shift, softcap)
+        if torch.is_grad_enabled() and alibi_slopes.requires_grad:
+            raise NotImplementedError("alibi_slopes requires grad, and flash_attn_with_kvcache has no gradients")
+    out: Tensor | tuple[Tensor, Tensor] = _on_cache(
+        q, k_cache, v_cache, k, v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table,
+        softmax_scale=softmax_scale, causal=causal, window_size=window_size, rotary_interleaved=rotary_interleaved,
+        num_splits=num_splits, return_lse=checks.boolean("return_softmax_lse", return_softmax_lse, "a bool"), **options,
+    )  # fmt: skip
+    return out
+
+
+def _as_written(names: dict[str, str], function: Callable[..., Result], *arguments: Any) -> Result:
+    """function(*arguments), whose errors name what the caller wrote."""
+    try:
+        return function(*arguments)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        text = re.sub(r"(?<![\w.])[a-z]\w*(?!\w)", lambda found: names.get(found[0], found[0]), str(error))
+        raise type(error)(text) from error
 
 
 def _options(
@@ -183,7 +266,7 @@ def _options(
         "causal": causal,
         "window_size": window_size,
         "softcap": softcap,
-        "deterministic": deterministic or None,
+        "deterministic": checks.boolean("deterministic", deterministic, "a bool") or None,
     }
 
 
@@ -193,6 +276,8 @@ def _result(out_and_lse: tuple[Tensor, Tensor], return_attn_probs: bool) -> Resu
 
 
 def _parts(name: str, packed: Tensor, parts: int, ndim: int) -> tuple[Tensor, ...]:
+    if isinstance(packed, Tensor) and packed.is_nested:
+        raise TypeError(f"{name} is a nested tensor, expected a plain one")
     if not isinstance(packed, Tensor) or packed.ndim != ndim or packed.shape[-3] != parts:
         came = tuple(packed.shape) if isinstance(packed, Tensor) else type(packed).__name__
         rows = "batch, seqlen" if ndim == 5 else "total"
@@ -200,22 +285,82 @@ def _parts(name: str, packed: Tensor, parts: int, ndim: int) -> tuple[Tensor, ..
     return packed.unbind(-3)
 
 
-def _check_slopes(slopes: Tensor, batch: int, heads: int) -> None:
-    if not isinstance(slopes, Tensor) or tuple(slopes.shape) not in ((heads,), (batch, heads)):
-        came = tuple(slopes.shape) if isinstance(slopes, Tensor) else type(slopes).__name__
+def _check_axes(ndim: int, **tensors: Tensor) -> torch.Size:
+    """Raise unless these are tensors of so many axes; the shape of the last one."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
+        if x.is_nested and x.layout is not torch.jagged:
+            raise TypeError(f"{name} is a nested tensor of layout {x.layout}, expected torch.jagged")
+        if x.ndim != ndim:
+            raise ValueError(f"{name} has {x.ndim} dimensions, shape {checks.shown(x)}, expected {ndim}")
+    return x.shape
+
+
+def _lengths(x: Any) -> Any:
+    """Rows of each sequence of a dense tensor, one number; of a jagged one (batch,)."""
+    if not jagged.is_jagged((x,)):
+        return x.shape[1]
+    return x.offsets().diff() if x.lengths() is None else x.lengths()
+
+
+def _keys_of_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    k: Tensor | None,
+    cache_seqlens: int | Tensor | None,
+    cache_leftpad: Tensor | None,
+    block_table: Tensor | None,
+) -> Any:
+    """Keys of each sequence with the new ones, one number or (batch,)."""
+    _check_axes(4, q=q, k_cache=k_cache, **({} if k is None else {"k": k}))
+    keys: Any = k_cache.shape[1]
+    if block_table is not None:
+        keys = keys * _check_axes(2, block_table=block_table)[1]
+    if isinstance(cache_seqlens, Tensor):
+        keys = checks.check_int32("cache_seqlens", cache_seqlens, q, q.shape[0])
+    elif cache_seqlens is not None:
+        keys = checks.count("cache_seqlens", cache_seqlens)
+    if cache_seqlens is not None and k is not None:
+        keys = keys + k.shape[1]
+    return keys if cache_leftpad is None else keys - checks.check_int32("cache_leftpad", cache_leftpad, q, q.shape[0])
+
+
+def _alibi(slopes: Tensor, batch: int, q: Tensor, shift: Any, softcap: float) -> dict[str, Any]:
+    """The score_mod of slopes: -slope * |i + shift - j| added to the scores, behind the softcap. shift: a sequence's
+    keys less its queries, one number or (batch,)."""
+    heads = q.shape[-2]
+    if not isinstance(slopes, Tensor) or slopes.is_nested or tuple(slopes.shape) not in ((heads,), (batch, heads)):
+        is_plain = isinstance(slopes, Tensor) and not slopes.is_nested
+        came = tuple(slopes.shape) if is_plain else type(slopes).__name__
         raise ValueError(f"alibi_slopes is {came}, expected a tensor of shape ({heads},) or ({batch}, {heads})")
+    if not slopes.dtype.is_floating_point or slopes.layout is not torch.strided:
+        raise TypeError(f"alibi_slopes is {slopes.dtype}, {slopes.layout}, expected a floating dtype, torch.strided")
+    if slopes.device != q.device:
+        raise ValueError(f"alibi_slopes is on {slopes.device}, expected {q.device} like q")
+    cap: Any = checks.cap("softcap", softcap) or None
+    if torch.compiler.is_compiling():  # numbers that change from call to call would be constants of the code
+        if not isinstance(shift, Tensor):
+            shift = torch.full((), shift, dtype=torch.int32, device=q.device)
+        if cap is not None:
+            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+            cap = torch.full((), cap, dtype=wide, device=q.device)
+    if isinstance(shift, Tensor):
+        shift = shift.to(torch.int32)
+    return {"score_mod": _Alibi(slopes, shift, cap), "softcap": 0.0}
 
 
-def _alibi(slopes: Tensor, shift: int | Tensor, softcap: float) -> dict[str, Any]:
-    """-slope * |i + shift - j| added to the scores, behind the softcap; shift is seqlen_k - seqlen_q, of each sequence
-    where they differ."""
+class _Alibi(ReadyMade):
+    """slopes: (heads_q,) or (batch, heads_q). shift: one number or (batch,). cap: of scores before, or None."""
 
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        if softcap:
-            score = softcap * torch.tanh(score / softcap)
-        offset = shift[b] if isinstance(shift, Tensor) else shift
-        slope = slopes[h] if slopes.ndim == 1 else slopes[b, h]
+    _fields = ("slopes", "shift", "cap")
+    slopes: Tensor
+    shift: int | Tensor
+    cap: float | Tensor | None
+
+    def __call__(self, score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        if self.cap is not None:
+            score = self.cap * torch.tanh(score / self.cap)
+        offset = self.shift[b] if isinstance(self.shift, Tensor) and self.shift.ndim else self.shift
+        slope = self.slopes[h] if self.slopes.ndim == 1 else self.slopes[b, h]
         return score - slope * (q_idx + offset - kv_idx).abs()
-
-    chosen: ScoreMod = score_mod
-    return {"score_mod": chosen, "softcap": 0.0}

@@ -1,0 +1,200 @@
+"""The disk cache of compiled kernels: whose it is, who holds an entry, and what is removed.
+
+A root holds a folder for each toolchain and source text (16 hex digits), a folder holds entries (32 hex digits, `.o`)
+and a lock for each. Loading an entry runs its code, so nobody else may be able to put one there. An entry is looked
+for, compiled, loaded and removed under its lock. What no process has loaded for some days is removed, and then the
+longest unused until the rest fits. Nothing else in a root is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import stat
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from . import env
+
+_FOLDER, _ENTRY = re.compile(r"[0-9a-f]{16}"), re.compile(r"([0-9a-f]{32})(\.[0-9a-f]{32})?\.o")
+_DAY = 24 * 3600
+_KEPT, _TENDED = "kept", "tended"  # files in a root: nothing is removed by itself; when something last was
+
+
+def check_private(root: Path) -> None:
+    """Raise PermissionError unless root is the user's own, and no other user can write it or put another in its place.
+
+    Directories above it are the user's or the administrator's, and sticky, as /tmp is, where others may write them.
+    """
+    user = os.getuid()
+    info = root.stat()
+    if info.st_uid != user or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{root} is not yours alone to write")
+    for above in dict.fromkeys((*root.absolute().parents, *root.resolve().parents)):
+        info = above.stat()
+        others = stat.S_IWOTH if info.st_gid in (0, os.getgid()) else stat.S_IWOTH | stat.S_IWGRP
+        if info.st_uid not in (user, 0) or (info.st_mode & others and not info.st_mode & stat.S_ISVTX):
+            raise PermissionError(f"{root} is not yours alone to write: others may replace what is in {above}")
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold `path` against other processes; whether it is held. Without `wait` it is not where somebody else holds it.
+
+    Where the disk has no locks or no room for one, nothing is held: then several processes may compile the same kernel,
+    and each puts a whole entry in place.
+    """
+    import fcntl
+
+    with contextlib.ExitStack() as stack:
+        held = False
+        with contextlib.suppress(OSError):
+            while not held:
+                try:
+                    file = stack.enter_context(open(path, "w"))
+                except FileNotFoundError:  # an empty folder was removed
+                    path.parent.mkdir(mode=0o700, exist_ok=True)
+                    continue
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Not by closing alone: a child forked meanwhile has the file too, and would hold the lock for its life.
+                stack.callback(_unlock, file)
+                held = _is_still_there(file, path)  # who held it before may have removed it
+        yield held
+
+
+def _is_still_there(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _unlock(file: IO[str]) -> None:
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def lock_of(entry: Path) -> Path:
+    return entry.with_name(entry.name.split(".")[0] + ".lock")
+
+
+class Entry(NamedTuple):
+    """A compiled kernel: its file, its bytes, and when it was last loaded, in seconds since 1970."""
+
+    path: Path
+    size: int
+    used: float
+
+
+def used(entry: Path) -> None:
+    """Note that an entry was loaded."""
+    with contextlib.suppress(OSError):  # a directory that others wrote, and that may be read only
+        os.utime(entry)
+
+
+def entries(root: Path) -> list[Entry]:
+    """All of a root, the longest unused first."""
+    found = []
+    for folder in root.iterdir() if root.is_dir() else ():
+        if not _FOLDER.fullmatch(folder.name) or not folder.is_dir():
+            continue
+        for path in _files(folder):
+            if _ENTRY.fullmatch(path.name):
+                with contextlib.suppress(FileNotFoundError):  # removed by another process
+                    info = path.stat()
+                    found.append(Entry(path, info.st_size, info.st_mtime))
+    return sorted(found, key=lambda entry: entry.used)
+
+
+def _files(folder: Path) -> list[Path]:
+    """What is in a folder, which another process may have removed."""
+    with contextlib.suppress(FileNotFoundError):
+        return list(folder.iterdir())
+    return []
+
+
+def limits() -> tuple[float, float]:
+    """The age in seconds and the bytes that the environment sets; infinite where it is 0.
+
+    Raises:
+        ValueError: a variable holds no number of 0 or more.
+    """
+    numbers = []
+    for variable, unit in ((env.CACHE_DAYS, _DAY), (env.CACHE_GB, 1e9)):
+        try:
+            number = float(variable.get())
+        except ValueError:
+            number = -1.0
+        if not number >= 0:
+            raise ValueError(f"{variable.name} is {variable.get()!r}, expected a number of 0 or more")
+        numbers.append(number * unit or float("inf"))
+    return numbers[0], numbers[1]
+
+
+def prune(root: Path, age: float, size: float) -> list[Entry]:
+    """Remove what was not used for `age` seconds, and then the longest unused until at most `size` bytes are left. What
+    another process holds stays. Returns what was removed."""
+    there, removed = entries(root), []
+    left, now = sum(entry.size for entry in there), time.time()
+    for entry in there:
+        if now - entry.used <= age and left <= size:
+            break
+        if _remove(entry):
+            removed.append(entry)
+            left -= entry.size
+    for folder in {entry.path.parent for entry in removed}:
+        for lock in (path for path in _files(folder) if path.suffix == ".lock"):
+            if not any(path.suffix == ".o" and path.name.startswith(lock.stem) for path in _files(folder)):
+                with file_lock(lock, wait=False) as held:
+                    if held:
+                        lock.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            folder.rmdir()
+    return removed
+
+
+def _remove(entry: Entry) -> bool:
+    with file_lock(lock_of(entry.path), wait=False) as held, contextlib.suppress(OSError):
+        if held and entry.path.stat().st_mtime == entry.used:  # nobody has loaded it meanwhile
+            entry.path.unlink()
+            return True
+    return False
+
+
+def keep(root: Path) -> None:
+    """Nothing is removed from this root by itself: kernels compiled ahead of time wait for a first use."""
+    (root / _KEPT).touch()
+
+
+def is_kept(root: Path) -> bool:
+    return (root / _KEPT).exists()
+
+
+def tend(root: Path) -> None:
+    """Prune a root to the limits of the environment, once a day, by one process. A variable that holds no limit is
+    warned of, once, and nothing is removed."""
+    try:
+        age, size = limits()
+    except ValueError as error:
+        _warn_once(f"fa4 removes no compiled kernels from {root}: {error}")
+        return
+    mark = root / _TENDED
+    with contextlib.suppress(OSError):
+        if is_kept(root) or (mark.exists() and time.time() - mark.stat().st_mtime < _DAY):
+            return
+        with file_lock(mark, wait=False) as held:
+            if held:
+                os.utime(mark)
+                prune(root, age, size)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
