@@ -1,6 +1,7 @@
 # make demo   train a small language model on real text through fa4, on whatever device is here
 # make test   every test that runs without a GPU
 # make gpu    every test that needs one, on the backends that the chip here offers
+# make sanitize   the emulator's C and C++ under AddressSanitizer and UndefinedBehaviorSanitizer
 # make docs   the pages as a site, in build/site
 # make first-day   a chip that no kernel has run on yet: all of it, in order
 PYTHON ?= python3
@@ -11,12 +12,12 @@ WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 # Neighbouring tests share compiled kernels, so each worker starts on a stretch of its own and steals when it is done.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: setup demo test gpu first-day soak lint docs clean
+.PHONY: setup demo test gpu first-day soak sanitize lint docs clean
 
 setup: $(STAMP)
 
 # The extension module is part of the build, so its sources are prerequisites too.
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard fa4/emulator/machine/core/*) $(wildcard fa4/emulator/host/*.c)
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard fa4/emulator/machine/core/* fa4/emulator/timing/core/* fa4/emulator/host/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -26,7 +27,7 @@ demo: setup
 	$(BIN)/python -m fa4 demo
 
 test: setup
-	$(PYTEST) -m "not soak"
+	$(PYTEST) -m "not soak and not gpu"
 
 gpu: setup
 	$(BIN)/python -m pytest -m "gpu and not soak"
@@ -34,8 +35,15 @@ gpu: setup
 first-day: setup
 	$(BIN)/python -m tests.gpu.first_day
 
+# The covering arrays, whole, note what came of them in tests/covering/stamp.json.
 soak: setup
-	$(PYTEST) -m soak
+	$(PYTEST) -m "soak and not gpu"
+	for chip in torch sm_80 sm_90a sm_100a; do \
+	  $(BIN)/python -m tests.covering --chip $$chip --jobs $(WORKERS) --limit 1200 --stamp || exit 1; done
+
+# The compiled parts of the emulator under the sanitizers of the compiler; `make soak` runs it as a test.
+sanitize: setup
+	$(BIN)/python -m tests.emulator.sanitized
 
 lint: setup
 	$(BIN)/python -m ruff check .

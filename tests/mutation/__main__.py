@@ -20,6 +20,7 @@ import click
 from tests.mutation.areas import AREAS, Area, area_of, real
 from tests.mutation.plant import Mutant, mutants, record_fields
 from tests.mutation.reach import Known, Reach, statement
+from tests.mutation.whole import Whole, device_files, is_device
 from tests.mutation.workshop import Outcome, Red, Workshop
 
 ROOT = Path(__file__).parents[2]
@@ -78,16 +79,17 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 @click.option("--only", type=int, help="The one mutant of this number.")
 @click.option("--area", "areas", multiple=True, type=click.Choice([area.name for area in AREAS]), help="Only these.")
 @click.option("--file", "files", multiple=True, help="Only these files, as fa4/api.py.")
+@click.option("--device", is_flag=True, help="Only device code; tests by what `tests.mutation.whole` has measured.")
 @click.option("--list", "listed", is_flag=True, help="Show the mutants and run nothing.")
 def main(
     seed: int, count: int, start: int, minutes: float, enough: float, only: int | None, areas: tuple[str, ...],
-    files: tuple[str, ...], listed: bool,
+    files: tuple[str, ...], device: bool, listed: bool,
 ) -> None:  # fmt: skip
     numbers = range(start, start + count) if only is None else range(only, only + 1)
-    order = in_order(ROOT, seed, areas, files)
+    order = in_order(ROOT, seed, areas, device_files() if device and not files else files)
     chosen = [(number, *order[number]) for number in numbers if number < len(order)]
     again = " ".join(["python -m tests.mutation --seed", str(seed), *(f"--area '{name}'" for name in areas),
-                      *(f"--file {path}" for path in files), "--only"])  # fmt: skip
+                      *(f"--file {path}" for path in files), *["--device"] * device, "--only"])  # fmt: skip
     if listed:
         for number, _, mutant in chosen:
             click.echo(f"{again} {number}\n{mutant}\n{mutant.diff((ROOT / mutant.path).read_bytes())}")
@@ -130,6 +132,7 @@ class Judge:
 
     def __init__(self, workshop: Workshop, area: Area, enough: float) -> None:
         self.workshop, self.area, self.enough = workshop, area, enough
+        self.whole = Whole(workshop.root)
         self.usual = workshop.unspoilt(area.tests) if area.tests else Outcome("", 0.0, 0.0)
         self.known = Known(workshop.root / "build" / "mutation" / "reach.json")
 
@@ -138,6 +141,8 @@ class Judge:
         if self.area.tests:
             outcome = self.workshop.judge(mutant, self.area.tests, self.usual)
         lines = statement(self.workshop.source(mutant.path), mutant.line)
+        if is_device(mutant.path) and self.whole.holds(mutant.path):
+            return self._by_measured_reach(mutant, lines)
         for test in self.area.kernels:
             if outcome.how or outcome.cpu_seconds > self.enough:
                 break
@@ -148,6 +153,18 @@ class Judge:
                 outcome = outcome.then(self.workshop.judge(mutant, shlex.split(test), usual))
         if self.area.kernels and not outcome.how:
             click.echo(f"shown to: {', '.join(shown) or 'no test of a kernel, for none runs that line'}", err=True)
+        return outcome
+
+    def _by_measured_reach(self, mutant: Mutant, lines: range) -> Outcome:
+        """Show the mutant to the tests of the whole suite that are first to run its lines, the quickest first."""
+        outcome, tests = Outcome("", 0.0, 0.0), self.whole.tests(mutant.path, lines)
+        for test, seconds in tests:
+            if outcome.how or outcome.cpu_seconds > self.enough:
+                break
+            usual = Outcome("", seconds, 2 * seconds)
+            outcome = outcome.then(self.workshop.judge(mutant, [test], usual))
+        if not outcome.how:
+            click.echo(f"{len(tests)} tests run that line", err=True)
         return outcome
 
     def _reach(self, test: str) -> Reach:

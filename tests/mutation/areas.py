@@ -125,16 +125,15 @@ AREAS = (
         "operators",
         (
             "fa4/calls.py",
-            "fa4/remembered.py",
+            "fa4/signature.py",
             "fa4/ops.py",
             "fa4/autograd.py",
-            "fa4/eager.py",
             "fa4/spec.py",
             "fa4/batching.py",
             "fa4/jagged.py",
         ),
         (),
-        ("tests/test_remembered.py", "tests/test_calls.py", _OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED, *_MODS),
+        ("tests/test_signature.py", "tests/test_calls.py", _OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED, *_MODS),
     ),
     Area(
         "choice",
@@ -251,7 +250,6 @@ NO_MISTAKES = (
     NoMistake("fa4/chips.py", r": ChipFacts\(", "facts of chips, which nothing here can check"),
     NoMistake("fa4/*", r"(AttentionSpec|Chip): constant", "defaults of fields that every call gives"),
     NoMistake("fa4/api.py", r"checks\.flags\(.* -> (k, q|v, k)$", "q, k and v are only asked who wants a gradient"),
-    NoMistake("fa4/ops.py", r"(is is is not|is not is is): present = ", "a key may say what is there or what is not"),
     NoMistake(
         "fa4/*", r"(constant|dropped): .*unroll=|unroll_full=", "how often a loop is unrolled is a matter of speed"
     ),

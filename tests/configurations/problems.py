@@ -1,0 +1,195 @@
+"""The calls: products of axes, each with a value on either side of every border that a plan's code asks about.
+
+Two families. `shapes` crosses all that chooses tiles, registers, stages, schedules and who brings keys, with few
+options. `options` crosses, by pairs, all that changes what a thread does with its scores, at the usual shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+import fa4
+from fa4.mods.graph import Graph
+from fa4.mods.record import ModSpec
+from fa4.mods.trace import trace_mask, trace_score
+from fa4.spec import AttentionSpec, CacheSpec, Extent
+
+# Tables ask for 64, 96, 128, 192 and 256 columns, panels have 64, the portable kernels pad to 32, products to 16.
+DIMS = (8, 64, 72, 96, 104, 128, 136, 192, 200, 208, 256)
+PAIRS = tuple(itertools.product(DIMS, DIMS))
+USUAL = tuple((a, b) for a, b in PAIRS if a == b or (a, b) in ((192, 128), (128, 256), (256, 64)))
+# One row; rows that heads fill a tile with; a tile, and one row more; the borders of `tiles_for`; few rows, many keys.
+EXTENTS = (
+    (1, 1), (1, 4096), (1, 1 << 17), (8, 300), (32, 600), (64, 512), (65, 512), (300, 300), (512, 512), (1024, 1024),
+    (1025, 1025), (2048, 2048), (4096, 4096), (1 << 14, 1 << 14), (1 << 16, 1 << 16), (130, 1 << 17),
+)  # fmt: skip
+# (batch, query heads, key/value heads): alone, enough to fill a chip, groups of powers of two, of others, and large.
+HEADS = ((1, 1, 1), (8, 16, 16), (4, 16, 4), (2, 24, 8), (1, 40, 8), (1, 64, 1), (1, 160, 1))
+WINDOWS = ((None, None), (None, 0), (100, 0), (100, None))
+LENGTHS = (
+    {},
+    {"varlen": True},
+    {"has_seqused_q": True, "has_seqused_k": True},
+    {"varlen": True, "has_seqused_k": True},
+)
+PAGES = (None, 1, 5, 8, 16, 48, 64, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A call as the dispatcher gets it. shared: with kernels of others on the chip."""
+
+    spec: AttentionSpec
+    extent: Extent
+    shared: bool = False
+
+    def __str__(self) -> str:
+        changed = {field.name: getattr(self.spec, field.name) for field in fields(self.spec)}
+        given = ", ".join(f"{name}={value}" for name, value in changed.items() if value not in (None, False, 0, 0.0))
+        return f"{given}, extent={tuple(self.extent)}{', shared' * self.shared}"
+
+
+def _spec(dims: tuple[int, int], heads: tuple[int, int], **options: Any) -> AttentionSpec:
+    options = {"dtype": torch.bfloat16} | options
+    return AttentionSpec(
+        head_dim=dims[0], head_dim_v=dims[1], heads_q=heads[0], heads_kv=heads[1], softmax_scale=0.1, **options
+    )
+
+
+def score_graph(trains: bool = False) -> Graph:
+    return trace_score(fa4.scores.alibi(torch.ones(4, requires_grad=trains))).graph
+
+
+def mask_graph() -> Graph:
+    return trace_mask(fa4.masks.documents(torch.zeros(1, 8, dtype=torch.int32))).graph
+
+
+def _functions() -> tuple[ModSpec | None, ...]:
+    mask = mask_graph()
+    return None, ModSpec(score=score_graph()), ModSpec(dropout=True), ModSpec(mask=mask, block=(128, 128))
+
+
+def shapes(backward: bool) -> Iterator[Problem]:
+    """All that chooses tiles."""
+    extents = EXTENTS[1::2] if backward else EXTENTS  # a backward asks for the number of keys alone
+    # head dims x sizes x masks, where a plan asks for all three
+    for dims, size, (batch, *heads), window in itertools.product(PAIRS, extents, HEADS[:3], WINDOWS[:3]):
+        asked = dict(window_left=window[0], window_right=window[1], needs_backward=backward)
+        yield Problem(_spec(dims, tuple(heads), **asked), Extent(batch, *size))
+    # and, at the head dims of each row of tables, everything else that chooses one
+    rest = itertools.product(USUAL, extents, HEADS[1:], WINDOWS[1:], LENGTHS[:3], _functions())
+    for dims, size, (batch, *heads), window, lengths, mods in rest:
+        asked = dict(window_left=window[0], window_right=window[1], needs_backward=backward)
+        problem = Problem(_spec(dims, tuple(heads), mods=mods, **asked, **lengths), Extent(batch, *size))
+        yield problem
+        if backward:
+            yield replace(problem, spec=replace(problem.spec, deterministic=True))
+        elif mods is None:
+            yield replace(problem, shared=True)
+            yield replace(problem, spec=replace(problem.spec, softcap=5.0))
+            yield replace(problem, spec=replace(problem.spec, num_splits=3))
+            yield replace(problem, spec=replace(problem.spec, batch_invariant=True))
+
+
+def caches() -> Iterator[Problem]:
+    """All that chooses tiles where keys are a cache."""
+    dtypes = (None, torch.float8_e4m3fn, torch.int8)
+    kinds = itertools.product(PAGES, (False, True), (False, True), dtypes)
+    for (pages, has_index, has_leftpad, dtype), dims in itertools.product(kinds, (*USUAL, (208, 200), (200, 208))):
+        if pages is not None and has_index:
+            continue  # refused with the arguments: pages are an index of their own
+        cache = CacheSpec(pages, has_index, has_leftpad, dtype)
+        for size, (batch, *heads), varlen in itertools.product(EXTENTS[1:8:2], HEADS[2:6:3], (False, True)):
+            spec = _spec(dims, tuple(heads), cache=cache, varlen=varlen, has_seqused_k=True, window_right=0)
+            yield Problem(spec, Extent(batch, *size))
+        for options in (dict(softcap=5.0, has_sink=True), dict(num_splits=1), dict(batch_invariant=True)):
+            spec = _spec(dims, (16, 4), cache=cache, has_seqused_k=True, **options)
+            yield Problem(spec, Extent(4, 3, 4096))
+
+
+_OPTIONS: dict[str, Sequence[Any]] = {
+    "dtype": (torch.bfloat16, torch.float16),
+    "heads": ((4, 4), (6, 2)),
+    "window": WINDOWS,
+    "lengths": LENGTHS,
+    "score": ("none", "softcap", "score_mod", "trained"),
+    "mask": (False, True),
+    "block": (None, (128, 128), (256, 256)),
+    "heads_differ": (False, True),
+    "dropout": (False, True),
+    "has_sink": (False, True),
+    "deterministic": (False, True),
+    "rows": (3, 300),
+}
+
+
+def pairwise(axes: dict[str, Sequence[Any]], seed: int = 0) -> list[dict[str, Any]]:
+    """Rows in which each two values of different axes meet once at least: greedily, the best of some random rows."""
+    names, random_row = list(axes), random.Random(seed)
+    missing = {
+        (a, i, b, j)
+        for a, b in itertools.combinations(names, 2)
+        for i in range(len(axes[a]))
+        for j in range(len(axes[b]))
+    }
+
+    def met(row: dict[str, int]) -> set:
+        return {(a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2)} & missing
+
+    rows = []
+    while missing:
+        a, i, b, j = min(missing)
+        drawn = [{name: random_row.randrange(len(axes[name])) for name in names} | {a: i, b: j} for _ in range(60)]
+        best = max(drawn, key=lambda row: len(met(row)))
+        missing -= met(best)
+        rows.append({name: axes[name][index] for name, index in best.items()})
+    return rows
+
+
+def options(backward: bool) -> Iterator[Problem]:
+    """All pairs of options at the usual head dims."""
+    graphs = {False: score_graph(), True: score_graph(trains=True)}
+    mask = mask_graph()
+    for dims, row in itertools.product(((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)), pairwise(_OPTIONS)):
+        given = dict(row)
+        kind, lengths, window, rows = (given.pop(name) for name in ("score", "lengths", "window", "rows"))
+        block, has_mask = given.pop("block"), given.pop("mask")
+        trains = kind == "trained" and backward
+        mods = ModSpec(
+            score=graphs[trains] if kind in ("score_mod", "trained") else None,
+            mask=mask if has_mask else None,
+            block=block,
+            trained=(0,) if trains else (),
+            heads_differ=given.pop("heads_differ") and block is not None,
+            dropout=given.pop("dropout"),
+        )
+        spec = _spec(
+            dims,
+            given.pop("heads"),
+            window_left=window[0],
+            window_right=window[1],
+            softcap=7.0 if kind == "softcap" else 0.0,
+            mods=None if mods == ModSpec() else mods,
+            needs_backward=backward,
+            **given,
+            **lengths,
+        )
+        yield Problem(spec, Extent(2, rows, 300))
+
+
+@functools.cache
+def families() -> dict[str, list[Problem]]:
+    """All, by what they are enumerated for."""
+    sides = False, True
+    return {
+        "options": [problem for backward in sides for problem in options(backward)],
+        "shapes": [problem for backward in sides for problem in shapes(backward)],
+        "caches": list(caches()),
+    }

@@ -1,0 +1,141 @@
+"""The arrays as they are committed, one file each, and how covertable makes them anew."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.covering.model import BACKENDS, CACHES, CALLS, WIDE, Exclusion, Model, Row
+
+_FOLDER = Path(__file__).parent / "arrays"
+
+
+@dataclass(frozen=True)
+class Array:
+    """A covering array: rows of the model in which all levels of `strength` factors meet, and of one factor more in
+    `denser`.
+
+    native: groups of backends. Rows that each backend of a group takes on its own chip come first, group by group, and
+    hold all levels that meet in such rows.
+    presets: levels that meet in a row whatever the strength.
+    backend: the backend whose chips alone run the array; the model is of rows that it takes there.
+    beside: names of arrays that the same chips run; levels that meet in their rows need no row here.
+    """
+
+    name: str
+    model: Model
+    strength: int
+    native: tuple[tuple[str, ...], ...] = ()
+    denser: tuple[str, ...] = ()
+    presets: tuple[dict[str, str], ...] = ()
+    backend: str = ""
+    beside: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> Path:
+        return _FOLDER / f"{self.name}.tsv"
+
+    def rows(self) -> list[Row]:
+        """As committed."""
+        header, *lines = self.file.read_text().splitlines()
+        return [dict(zip(header.split("\t"), line.split("\t"))) for line in lines]
+
+    def rows_beside(self) -> list[Row]:
+        """Rows of the arrays beside that are rows of the model."""
+        return [row for name in self.beside for row in ARRAYS[name].rows() if self.model.has(row)]
+
+    def digest(self) -> str:
+        """By which results name the array that they are of."""
+        return hashlib.sha256(self.file.read_bytes()).hexdigest()[:16]
+
+    def made(self) -> list[Row]:
+        """By covertable, the same each time."""
+        first = [*self.rows_beside(), *self.presets]
+        for backends in self.native:
+            first = _made(replace(self, model=self.model.native(*backends)), first)
+        return _made(self, first)[len(self.rows_beside()) :]
+
+    def write(self) -> None:
+        lines = ["\t".join(self.model.factors)]
+        lines += ["\t".join(row.values()) for row in self.made()]
+        self.file.write_text("\n".join(lines) + "\n")
+
+    def missing(self, rows: list[Row]) -> list[dict[str, str]]:
+        """Allowed combinations of levels that no row has."""
+        groups = list(itertools.combinations(self.model.factors, self.strength))
+        groups += itertools.combinations(self.denser, self.strength + 1)
+        missing = []
+        for names in groups:
+            met = {tuple(row[name] for name in names) for row in rows}
+            unmet = itertools.product(*(self.model.factors[name] for name in names))
+            chosen = (dict(zip(names, levels)) for levels in unmet if levels not in met)
+            missing += [one for one in chosen if self.model.has_some(one)]
+        return missing
+
+
+def _made(array: Array, first: list[dict[str, str]]) -> list[dict[str, str]]:
+    """`first`, whose gaps are filled, and the rows that are missing beside these."""
+    from covertable import make
+
+    factors = {name: list(levels) for name, levels in array.model.factors.items()}
+    conditions = [_condition(exclusion) for exclusion in array.model.exclusions]
+    denser = [{"fields": list(array.denser), "strength": array.strength + 1}] if array.denser else []
+    presets = [dict(row) for row in first]
+    rows = make(factors, strength=array.strength, constraints=conditions, presets=presets, sub_models=denser)
+    return [{name: row[name] for name in factors} for row in rows]
+
+
+def _condition(exclusion: Exclusion) -> dict[str, Any]:
+    levels = exclusion.levels.items()
+    conditions = [{"operator": "in", "left": factor, "values": list(of)} for factor, of in levels]
+    return {"operator": "not", "condition": {"operator": "and", "conditions": conditions}}
+
+
+_CHIPS = dict(dtype=("float32",))
+_TRAINING = CALLS.without(direction=("inference", "partly"), **_CHIPS)
+_INFERENCE = CALLS.without(
+    direction=("training", "partly"), captured=("trained",), deterministic=("yes",), dlse=("yes",), **_CHIPS
+)
+_CACHES = CACHES.without(**_CHIPS)
+_NOT_WIDE = dict(
+    head_dim=tuple(x for x in CALLS.factors["head_dim"] if x not in WIDE),
+    **{name: CALLS.factors[name][1:] for name in ("score_mod", "captured", "mask_mod", "block_mask")},
+)
+# Without functions that differ little, for the path in plain torch, from others or from parts of others.
+_CALLS_IN_TORCH = CALLS.without(
+    head_dim=("96", "128", "192", "256"), score_mod=("bias",), mask_mod=("prefix", "columns", "dilated")
+)
+_CACHES_IN_TORCH = CACHES.without(
+    head_dim=("96", "128", "192"), pages=("64", "256"), score_mod=("bias",), mask_mod=("columns", "dilated", "either")
+)
+# Regressions: dq and dk were NaN; the kernel did not compile for sm_90.
+_SOFTCAP_AND_MASK = dict(
+    form="dense", head_dim="64", head_dim_v="same", softcap="yes", score_mod="none", mask_mod="documents", dropout="yes"
+)
+_FETCHED_BYTES = dict(head_dim="256", head_dim_v="same", pages="128", bits="fp8", leftpad="yes", queries="1")
+
+ARRAYS = {
+    array.name: array
+    for array in (
+        Array("training", _TRAINING, 2, native=(BACKENDS, ("sm80",)), presets=(_SOFTCAP_AND_MASK,)),
+        # Hopper's backward of wide heads takes calls without functions alone.
+        Array("training-wide", _TRAINING.without(**_NOT_WIDE).native("sm90"), 2, backend="sm90"),
+        Array("inference", _INFERENCE, 2, native=(BACKENDS, ("sm80", "sm90"))),
+        # How rows of a cache come to the matrix unit follows from these together.
+        Array("caches", _CACHES, 2, denser=("head_dim", "bits", "pages", "leftpad"), presets=(_FETCHED_BYTES,)),
+        Array("caches-sm100", _CACHES.native("sm100"), 2, backend="sm100", beside=("caches",)),
+        Array("calls-triples", _CALLS_IN_TORCH, 3),
+        Array("caches-triples", _CACHES_IN_TORCH, 3),
+    )
+}
+PAIRS, TRIPLES = ("training", "inference", "caches"), ("calls-triples", "caches-triples")
+
+if __name__ == "__main__":
+    import sys
+
+    for name in sys.argv[1:] or ARRAYS:
+        ARRAYS[name].write()
+        print(name, len(ARRAYS[name].rows()))

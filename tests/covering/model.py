@@ -1,0 +1,265 @@
+"""Options of calls as factors with levels, and the combinations that no call has.
+
+A covering array of strength 2 is a list of rows (a level for each factor) in which every allowed pair of levels of two
+factors occurs; of strength 3, every triple. `calls` and `caches` turn a row and a seed into a call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """No row has all of `levels`. refusal: words of the error that such a call raises; None: it makes no sense, or the
+    array would say the same twice. by_seed: the seed decides whether the reason holds for a call of such a row."""
+
+    levels: dict[str, tuple[str, ...]]
+    reason: str
+    refusal: str | None = None
+    by_seed: bool = False
+
+    def holds(self, row: Row) -> bool:
+        return all(row[factor] in levels for factor, levels in self.levels.items())
+
+
+@dataclass(frozen=True)
+class Model:
+    """The factors of one surface. foreign: by backend, the rows that its kernels leave to another backend."""
+
+    name: str
+    factors: dict[str, tuple[str, ...]]
+    exclusions: tuple[Exclusion, ...]
+    foreign: Mapping[str, tuple[Exclusion, ...]] = field(default_factory=dict)
+
+    def allows(self, row: Row) -> bool:
+        return not any(exclusion.holds(row) for exclusion in self.exclusions)
+
+    def has(self, row: Row) -> bool:
+        """Whether a row's levels are the model's, and it allows them."""
+        return all(row[factor] in levels for factor, levels in self.factors.items()) and self.allows(row)
+
+    def has_some(self, chosen: Row) -> bool:
+        """Whether it allows some row with these levels, by trying levels of the factors that decide soonest."""
+        open_factors = [
+            [factor for factor in exclusion.levels if factor not in chosen]
+            for exclusion in self.exclusions
+            if all(chosen[factor] in levels for factor, levels in exclusion.levels.items() if factor in chosen)
+        ]
+        if not open_factors:
+            return True
+        fewest = min(open_factors, key=len)
+        return (
+            any(self.has_some({**chosen, fewest[0]: level}) for level in self.factors[fewest[0]]) if fewest else False
+        )
+
+    def without(self, **levels: tuple[str, ...]) -> Model:
+        """The model without some levels of some factors."""
+        left = {
+            name: tuple(x for x in all_of if x not in levels.get(name, ())) for name, all_of in self.factors.items()
+        }
+        return replace(self, factors=left)
+
+    def native(self, *backends: str) -> Model:
+        """The model of the rows that each of these backends takes on its own chip, whatever the seed."""
+        exclusions = list(self.exclusions)
+        for backend in backends:
+            exclusions += [exclusion for exclusion in self.foreign[backend] if exclusion not in exclusions]
+        return replace(self, exclusions=tuple(exclusions))
+
+
+def _no(reason: str, refusal: str | None = None, **levels: str | tuple[str, ...]) -> Exclusion:
+    return Exclusion({k: (v,) if isinstance(v, str) else v for k, v in levels.items()}, reason, refusal)
+
+
+def _no_each(
+    reason: str, *choices: tuple[dict[str, Any], ...], by_seed: bool = False, **levels: str | tuple[str, ...]
+) -> tuple[Exclusion, ...]:
+    """One for each combination of the choices' levels."""
+    merged = ({k: v for chosen in one for k, v in chosen.items()} for one in itertools.product(*choices))
+    return tuple(replace(_no(reason, **levels, **one), by_seed=by_seed) for one in merged)
+
+
+def _where_trained(reason: str, **levels: str | tuple[str, ...]) -> tuple[Exclusion, ...]:
+    """Where captured tensors get gradients: with "partly", the seed decides."""
+    exclusions = (_no(reason, captured="trained", direction=direction, **levels) for direction in _BACKWARDS)
+    return tuple(replace(one, by_seed="partly" in one.levels["direction"]) for one in exclusions)
+
+
+WIDE = "192", "256", "wide"
+TRAINABLE = "alibi", "relative_bias", "bias", "bias_of_pairs", "nonlinear", "of_rows", "of_sequences", "number"
+_SCORES = (*TRAINABLE, "position_free")
+_MASKS = "prefix", "documents", "heads", "empty_rows", "columns", "dilated", "both", "either"
+_BLOCKS = "128", "64", "128x64", "heads"
+_BACKWARDS = "training", "partly"
+# Head dims above 128 other than (192, 128).
+_WIDER = (
+    dict(head_dim=("256", "wide")),
+    dict(head_dim="192", head_dim_v=("same", "larger")),
+    dict(head_dim="128", head_dim_v="larger"),
+)
+_FUNCTIONS = dict(score_mod=_SCORES), dict(mask_mod=_MASKS)
+_CALLS_OF_ALL = (
+    _no("kernels take 16-bit numbers", dtype="float32"),
+    _no("kernels take up to 256", head_dim="256", head_dim_v="larger"),
+    *_where_trained(
+        "deterministic sums of captured gradients", deterministic="yes", score_mod=("relative_bias", "bias", "of_rows")
+    ),
+    *_where_trained(
+        "deterministic sums of captured gradients, of shifted sequences",
+        deterministic="yes",
+        score_mod="bias_of_pairs",
+        form="jagged",
+        seqused=("keys", "queries", "both"),
+    ),
+    *_where_trained("gradients that sequences choose", score_mod="of_sequences", form=("packed", "jagged")),
+)
+_WIDER_CACHES = dict(head_dim="256"), dict(head_dim="192", head_dim_v="same")
+_CACHES_OF_ALL = (_no("kernels take 16-bit numbers", dtype="float32"),)
+_BOUNDS = dict(form="packed", group=("2", "8", "mqa")), dict(form="jagged", lengths="few_queries", group="8")
+
+CALLS = Model(
+    "calls",
+    dict(
+        form=("dense", "packed", "jagged", "flex", "compat"),
+        dtype=("bfloat16", "float16", "float32"),
+        head_dim=("small", "64", "96", "128", "odd", *WIDE),
+        head_dim_v=("same", "smaller", "larger"),
+        group=("1", "2", "8", "mqa"),
+        lengths=("ragged", "one_query", "one_key", "tiles", "more_queries", "several_tiles", "few_queries", "zero"),
+        seqused=("none", "keys", "queries", "both"),
+        mask=("full", "causal", "left", "both_sides", "causal_left", "empty_rows"),
+        scale=("default", "given", "negative"),
+        softcap=("no", "yes"),
+        score_mod=("none", *_SCORES),
+        captured=("fixed", "trained"),
+        mask_mod=("none", *_MASKS),
+        block_mask=("none", *_BLOCKS),
+        dropout=("no", "yes"),
+        sink=("no", "yes"),
+        direction=("training", "inference", "partly"),
+        deterministic=("no", "yes"),
+        dlse=("no", "yes"),
+        layout=("contiguous", "heads_first", "padded", "expanded", "unaligned"),
+    ),
+    (
+        _no(
+            "a softcap is a score_mod",
+            "softcap and score_mod are both given",
+            form=("dense", "packed", "jagged"),
+            softcap="yes",
+            score_mod=_SCORES,
+        ),
+        _no(
+            "a block mask says itself who sees whom",
+            "block_mask is given with causal or window_size",
+            block_mask=_BLOCKS,
+            mask=("causal", "left", "both_sides", "causal_left", "empty_rows"),
+        ),
+        _no(
+            "a block mask has a block",
+            "expected at least 1",
+            block_mask=_BLOCKS,
+            form=("dense", "flex"),
+            lengths="zero",
+        ),
+        _no("a block mask is made of a mask_mod", block_mask=_BLOCKS, mask_mod="none"),
+        _no("dense queries are all in use: there is no such argument", form="dense", seqused=("queries", "both")),
+        _no("no such argument", form=("flex", "compat"), seqused=("keys", "queries", "both")),
+        _no("no such argument", form="flex", mask=("causal", "left", "both_sides", "causal_left", "empty_rows")),
+        _no("no such argument", form="flex", softcap="yes"),
+        _no("no such argument", form="flex", dropout="yes"),
+        _no("no such argument", form=("flex", "compat"), sink="yes"),
+        _no("a mask comes as a block mask", form="flex", block_mask="none", mask_mod=_MASKS),
+        _no("no such argument", form="compat", mask_mod=_MASKS),
+        _no("alibi_slopes only", form="compat", score_mod=tuple(x for x in _SCORES if x != "alibi")),
+        _no("slopes get no gradients there", form="compat", captured="trained"),
+        _no("nothing is captured", score_mod=("none", "position_free"), captured="trained"),
+        _no("nothing is trained", direction="inference", captured="trained"),
+        _no("nothing is trained", direction="inference", dlse="yes"),
+        _no("nothing is trained", direction="inference", deterministic="yes"),
+        _no("rows without keys come of lengths here", mask="empty_rows", lengths=("ragged", "tiles", "several_tiles")),
+        _no("rows without keys come of lengths here", mask="empty_rows", lengths=("one_query", "few_queries")),
+        _no("there is one row", seqused=("keys", "both"), lengths="one_key"),
+    ),
+    {
+        "sm80": _CALLS_OF_ALL,
+        "sm90": (
+            *_CALLS_OF_ALL,
+            *_no_each("no functions in backwards of wide heads", _WIDER, _FUNCTIONS, direction=_BACKWARDS),
+            *_no_each(
+                "no dropout beside functions in backwards of (192, 128)",
+                (dict(head_dim="192", head_dim_v="smaller", dropout="yes"),),
+                _FUNCTIONS,
+                direction=_BACKWARDS,
+            ),
+        ),
+        "sm100": (
+            *_CALLS_OF_ALL,
+            *_no_each("no backwards of wide heads", _WIDER, direction=_BACKWARDS),
+            *_no_each("no block masks of wide heads", _WIDER, (dict(block_mask=_BLOCKS),)),
+            *_no_each("few queries of wide heads", _WIDER, lengths=("more_queries", "several_tiles")),
+            *_no_each(
+                "few queries of wide heads", _WIDER, lengths=("ragged", "one_key", "tiles", "zero"), by_seed=True
+            ),
+            *_no_each("few queries of wide heads, by their bound", _WIDER, _BOUNDS, by_seed=True),
+        ),
+    },
+)
+
+_CACHE_SCORES = "alibi", "relative_bias", "bias", "bias_of_pairs", "nonlinear", "position_free"
+CACHES = Model(
+    "caches",
+    dict(
+        dtype=("bfloat16", "float16", "float32"),
+        head_dim=("small", "64", "96", "128", "odd", "192", "256"),
+        head_dim_v=("same", "smaller"),
+        group=("1", "2", "8", "mqa"),
+        pages=("none", "1", "5", "16", "64", "128", "256"),
+        bits=("16", "fp8", "int8"),
+        descale=("tensor", "heads", "both"),
+        leftpad=("no", "yes"),
+        batch_idx=("no", "yes"),
+        rotary=("none", "interleaved", "halves", "seqlens"),
+        append=("none", "rows", "packed"),
+        queries=("1", "2", "4", "17", "130", "packed"),
+        lengths=("ragged", "zero", "tiles", "full", "long"),
+        mask=("full", "causal", "left", "both_sides"),
+        scale=("default", "given", "negative"),
+        softcap=("no", "yes"),
+        sink=("no", "yes"),
+        score_mod=("none", *_CACHE_SCORES),
+        mask_mod=("none", "documents", "heads", "empty_rows", "columns", "dilated", "both", "either"),
+        splits=("0", "1", "3", "invariant"),
+        layout=("contiguous", "padded"),
+    ),
+    (
+        _no("a softcap is a score_mod", "softcap and score_mod are both given", softcap="yes",
+            score_mod=_CACHE_SCORES),
+        _no("numbers of 16 bits have no factor", bits="16", descale=("heads", "both")),
+        _no("pages say where a sequence is", "cache_batch_idx", batch_idx="yes",
+            pages=("1", "5", "16", "64", "128", "256")),
+        _no("rotation is of new rows", rotary=("interleaved", "halves", "seqlens"), append="none"),
+        _no("there are no rows to append to an empty place", lengths="full", append=("rows", "packed")),
+        _no("8-bit numbers of multiples of 16", bits=("fp8", "int8"), head_dim="odd"),
+    ),
+    {
+        "sm80": _CACHES_OF_ALL,
+        "sm90": _CACHES_OF_ALL,
+        "sm100": (
+            *_CACHES_OF_ALL,
+            _no("no single rows of pages of so wide heads", head_dim="256", pages=("1", "5")),
+            _no("no single rows of pages of so wide heads", head_dim="256", leftpad="yes",
+                pages=("1", "5", "16", "64", "128", "256")),
+            *_no_each("few queries of wide heads", _WIDER_CACHES, (dict(queries="130"), dict(queries="17", group="8"))),
+            *_no_each("few queries of wide heads", _WIDER_CACHES, queries="packed", group="8", by_seed=True),
+        ),
+    },
+)  # fmt: skip
+MODELS = {model.name: model for model in (CALLS, CACHES)}
+BACKENDS = tuple(CALLS.foreign)  # of kernels
