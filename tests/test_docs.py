@@ -52,8 +52,21 @@ def test_code_of_a_guide_runs(page, seed):
         lambda x: fa4.flash_attn_func(x, x, x, attn_mask=None),
         lambda x: fa4.flash_attn_func(x, x, x, is_causal=True),
         lambda x: fa4.flash_attn_func(x, torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8)),
+        lambda x: fa4.flash_attn_with_kvcache(x, x, x, None, None, None, None, 3),
+        lambda x: fa4.flash_attn_with_kvcache(x, x, x, alibi_slopes=None),
+        lambda x: fa4.flash_attn_with_kvcache(x, x, x, return_softmax_lse=True),
     ],
-    ids=["positions", "alibi_slopes", "return_attn_probs", "attn_mask", "is_causal", "heads_first"],
+    ids=[
+        "positions",
+        "alibi_slopes",
+        "return_attn_probs",
+        "attn_mask",
+        "is_causal",
+        "heads_first",
+        "of_a_cache",
+        "alibi_on_a_cache",
+        "return_softmax_lse",
+    ],
 )
 def test_errors_of_a_migration_are_on_the_page(call):
     """A text in bold there is part of what is said."""
@@ -61,3 +74,34 @@ def test_errors_of_a_migration_are_on_the_page(call):
     with pytest.raises((TypeError, ValueError)) as said:
         call(torch.zeros(1, 4, 2, 8))
     assert any(text in str(said.value) for text in texts), said.value
+
+
+@pytest.mark.parametrize(
+    "given, parts",
+    [
+        (dict(page_table=[[0, 1], [0, 1]], new=True), ("page_table has page ", " for new rows of sequence")),
+        (dict(expanded=True, new=True), ("has stride 0 on axis",)),
+        (dict(positions=5, new=True), ("rotary_cos has ", " positions, expected at least")),
+        (dict(grad=True), ("and flash_attn_with_kvcache has no gradients",)),
+    ],
+    ids=["page_twice", "expanded", "positions", "gradients"],
+)
+def test_errors_of_a_cache_are_on_the_page(given, parts):
+    """In bold there, with ... for what differs, is part of what is said."""
+    texts = re.findall(r"\*\*`(.*?)`\*\*", (ROOT / "docs" / "troubleshooting.md").read_text())
+    assert "...".join(parts) in texts
+    x = torch.zeros(2, 4, 2, 8)
+    arguments = dict(q=x, k_cache=x.clone(), v_cache=x.clone(), cache_seqlens=3)
+    if given.get("new"):
+        arguments |= dict(k=x[:, :1], v=x[:, :1])
+    if "page_table" in given:
+        arguments |= dict(page_table=torch.tensor(given["page_table"], dtype=torch.int32))
+    if given.get("expanded"):
+        arguments |= dict(k_cache=x[:1].expand(2, 4, 2, 8))
+    if "positions" in given:
+        arguments |= dict.fromkeys(("rotary_cos", "rotary_sin"), torch.ones(given["positions"], 4)) | dict(causal=True)
+    if given.get("grad"):
+        arguments |= dict(q=x.clone().requires_grad_())
+    with pytest.raises((TypeError, ValueError, NotImplementedError)) as said:
+        fa4.flash_attn_with_kvcache(**arguments)
+    assert all(part in str(said.value) for part in parts), said.value
