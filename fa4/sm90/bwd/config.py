@@ -157,7 +157,7 @@ class Steps(Variant):
         steps = cutlass.max((seqlen_q + self.tile_m - 1) // self.tile_m * self.group, 1)
         n_blocks, pairs = cutlass.max(n_blocks, 1), cutlass.max(pairs, 1)
         soon = SHORTER * self.most_blocks * self.most_blocks // n_blocks // pairs // steps
-        together = cutlass.max(cutlass.min(soon, self.most_blocks // LEAST_SHARE), fit)
+        together = cutlass.min(cutlass.max(soon, fit), self.most_blocks // LEAST_SHARE)
         together = cutlass.min(cutlass.max(together, 1), pairs) if self.together is None else Int32(self.together)
         sections = (pairs + together - 1) // together  # of the same size, or nearly
         return Int32((pairs + sections - 1) // sections)

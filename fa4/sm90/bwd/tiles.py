@@ -66,7 +66,7 @@ def _follows_soon(spec: AttentionSpec, extent: Extent, row: BackwardTiles) -> bo
     """Whether there are pairs of head and sequence enough for an ordered row: without a mask the key blocks of a pair
     that run at a time follow each other, so that the last CTA begins late. With a right bound each begins at its
     diagonal."""
-    pairs, places = spec.heads_kv * extent.batch, SMS // row.ctas
+    pairs, places = max(spec.heads_kv * extent.batch, 1), SMS // row.ctas
     blocks = -(-extent.max_seqlen_k // 128)
     steps = -(-extent.max_seqlen_q // row.tile_m) * spec.group
     late = min(blocks, places // pairs)
