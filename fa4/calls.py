@@ -108,15 +108,15 @@ def attend(packed: bool, arguments: tuple, options: tuple, asked: Asked | None =
     """
     if functional.scaled_dot_product_attention is not _sdpa:
         _refuse_parts_of_sequences()
-    tensors, has_modes = arguments[:8], modes_need_dispatcher()
+    tensors, told = arguments[:8], options if asked is None else (packed, asked.dropout.p, *options)
     cache: CallCache[Known] | None
-    told: tuple
-    if asked is None:
-        cache, told = (_packed if packed else _dense), options
-    else:  # (compiled code must not look for functions: it would hold for these objects alone)
-        cache = None if has_modes else mod_ops.known(*asked.functions)
-        told = packed, asked.dropout.p, *options
-    known = None if cache is None or has_modes else cache.last.find(tensors, told)
+    if modes_need_dispatcher():  # compiled code would hold for what is known now alone
+        cache = None
+    elif asked is None:
+        cache = _packed if packed else _dense
+    else:
+        cache = mod_ops.known(*asked.functions)
+    known = None if cache is None else cache.last.find(tensors, told)
     if known is not None and known.alone is not None:
         return known.alone(tensors)
     inputs, mods = None if known is None else known.inputs(arguments), None

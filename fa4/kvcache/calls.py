@@ -133,14 +133,14 @@ _plain: CallCache[Known] = CallCache(routes)
 
 def cache_of(score_mod: Any, mask_mod: Any) -> CallCache[Known] | None:
     """Where calls with these are known; None where nothing is known of them."""
-    if score_mod is None and mask_mod is None:
-        return _plain
-    return None if modes_need_dispatcher() else mod_ops.known(score_mod, mask_mod, None)
+    if modes_need_dispatcher():
+        return None
+    return _plain if score_mod is None and mask_mod is None else mod_ops.known(score_mod, mask_mod, None)
 
 
 def like_the_last(tensors: tuple, given: Given, cache: CallCache[Known] | None = _plain) -> Known | None:
     """What is known of a call by one look. tensors: those of `checks.Tensors` and the sink."""
-    return None if cache is None or modes_need_dispatcher() else cache.last.find(tensors, given)
+    return None if cache is None else cache.last.find(tensors, given)
 
 
 def signature_of(tensors: tuple, given: Given) -> Signature | None:
