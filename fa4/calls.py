@@ -132,11 +132,13 @@ def attend(packed: bool, arguments: tuple, options: tuple, asked: Asked | None =
         inputs = None if known is None else known.inputs(arguments)
         if known is None or inputs is None:
             inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
-            limits = None
             if asked is not None:
-                inputs, flags, mods, limits = _with_mods(packed, inputs, flags, arguments[8:], asked)
+                inputs, flags, mods = _with_mods(packed, inputs, flags, arguments[8:], asked)
             if watched or inputs.q.is_meta:  # (and lengths may have no values)
                 return autograd.forward(inputs, flags) if mods is None else mod_ops.forward(inputs, mods, flags)
+            limits = (
+                mod_ops.Limits.of(mods, asked.block_mask) if packed and asked is not None and mods is not None else None
+            )
             known = Known(flags, inputs, mods, limits)
             if cache is None and asked is not None and signature is not None:
                 cache = mod_ops.keep(*asked.functions)
@@ -157,8 +159,8 @@ def attend(packed: bool, arguments: tuple, options: tuple, asked: Asked | None =
 
 def _with_mods(
     packed: bool, inputs: AttentionInputs, flags: Flags, lengths: tuple, asked: Asked
-) -> tuple[AttentionInputs, Flags, Mods, mod_ops.Limits | None]:
-    """The inputs of a call with mods, its flags, the mods, and which other packed sequences these fit.
+) -> tuple[AttentionInputs, Flags, Mods]:
+    """The inputs of a call with mods, its flags, and the mods.
 
     lengths: bounds as the caller gave them."""
     block_mask = asked.block_mask
@@ -166,7 +168,7 @@ def _with_mods(
         inputs = mod_ops.bounded(block_mask, inputs, lengths)
     random = asked.dropout.checked(inputs.q.device)
     mods, flags = mod_ops.prepare(inputs, flags, *asked.functions, random)
-    return inputs, flags, mods, mod_ops.Limits.of(mods, block_mask) if packed else None
+    return inputs, flags, mods
 
 
 def _attend_jagged(arguments: tuple, options: tuple, asked: Asked | None) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import autograd, ops
+from . import autograd, checks, ops
 from .device import chip_of
 from .mods import blocks, coarse, remember
 from .mods.blocks import Problem
@@ -158,6 +158,7 @@ def forward(inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Tensor, 
 
 def _forward(*arguments):
     inputs, mods, flags = ops.split(arguments, FORWARD)
+    checks.lengths(inputs)
     return ops.route(inputs, flags, mods).forward(inputs, mods)
 
 

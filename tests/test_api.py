@@ -436,6 +436,49 @@ def test_import_is_light():
     assert float(done.stdout) < 1.0, f"import took {done.stdout} s beyond torch"
 
 
+@pytest.mark.parametrize("name", ["decreasing", "past_the_end", "max_too_small", "max_k_too_small", "seqused_negative"])
+def test_compiled_code_looks_at_lengths_when_it_runs(name):
+    """It has none when it is compiled. Calls past the dispatcher have them looked at once."""
+    error, message, change = VARLEN_ERRORS[name]
+    arguments = {**PACKED, "cu_seqlens_q": i32(0, 4, 10), "cu_seqlens_k": i32(0, 5, 12), **change}
+    torch._dynamo.reset()
+    compiled = torch.compile(fa4.flash_attn_varlen_func, fullgraph=True, backend="eager")
+    with pytest.raises(error, match=message):
+        compiled(arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_lengths_are_looked_at_once(watched, monkeypatch):
+    looks, real = [], fa4.checks.lengths
+    monkeypatch.setattr(fa4.checks, "lengths", lambda inputs: looks.append(1) or real(inputs))
+    with _Operators() if watched else contextlib.nullcontext():
+        fa4.flash_attn_varlen_func(*PACKED.values(), cu_seqlens_q=i32(0, 4, 10), cu_seqlens_k=i32(0, 5, 12))
+    assert len(looks) == 1
+
+
+def here():
+    """The file and line of the caller."""
+    frame = inspect.currentframe().f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def test_axes_that_look_wrong_are_told_at_the_callers_line(monkeypatch):
+    """By the names and axes of the function that was called."""
+    x, swapped = torch.zeros(2, 32, 128, 64), torch.zeros(1, 512, 4, 8)
+    for call, message in (
+        (lambda: (fa4.flash_attn_func(x, x, x), here()), r"q has shape \(2, 32, 128, 64\).* call q.transpose\(1, 2\)"),
+        (
+            lambda: (fa4.flex_attention(swapped, swapped, swapped), here()),
+            r"query has shape \(1, 512, 4, 8\) and key .*, which fa4.flex_attention takes for \(batch, heads, seqlen, "
+            r"head_dim\): 512 heads of 4 keys.* call fa4.flash_attn_func. Said once",
+        ),
+    ):
+        monkeypatch.setattr(fa4.checks, "_told_of_axes", False)
+        with pytest.warns(UserWarning, match=message) as told:
+            _, place = call()
+        assert [(warning.filename, warning.lineno) for warning in told] == [place]
+
+
 def test_lengths_are_checked_also_beside_functions_of_a_pair():
     lengths = dict(cu_seqlens_q=i32(0, 8, 4), cu_seqlens_k=i32(0, 5, 12))
     with pytest.raises(ValueError, match=r"cu_seqlens_q is \[0, 8, 4\]"):

@@ -199,11 +199,13 @@ def refused_before_the_first_message(rank, world):
     ):
         cp.context_parallel_attention(*[torch.ones(1, 6, 2, 8) if of_last else x] * 3)
     # What says whether ranks talk must not be what may be wrong on one.
-    with pytest.raises(ValueError, match="q is .* on rank .* expected the same"):
+    with pytest.raises(ValueError, match=r"q is .* on rank .* expected the same"):
         cp.context_parallel_attention(*[x.to("meta") if of_last else x] * 3)
-    with pytest.raises(ValueError, match="x is .* on rank .* expected the same"):
+    with pytest.raises(ValueError, match=r"x is .* on rank .* expected the same"):
         cp.unshard(x.to("meta") if of_last else x)
-    with pytest.raises(ValueError, match="requires_grad of q, k, v or learnable_sink is True on rank|and True on rank"):
+    with pytest.raises(
+        ValueError, match=r"requires_grad of q, k, v or learnable_sink is True on rank|and True on rank"
+    ):
         cp.context_parallel_attention(x, x.clone().requires_grad_(of_last), x)
     with torch.set_grad_enabled(not of_last), pytest.raises(ValueError, match="requires_grad of q, k, v or learnable_"):
         cp.context_parallel_attention(x, x.clone().requires_grad_(), x)

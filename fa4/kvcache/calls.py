@@ -79,7 +79,8 @@ class Known:
                     "score_mod captured a tensor that requires grad, and flash_attn_with_kvcache has no gradients: "
                     "call it under torch.no_grad()"
                 )
-            self.mods, self._limits = mods._replace(trained=[]), mod_ops.Limits.of(mods)
+            self.mods = mods._replace(trained=[])
+            self._limits = None if torch.compiler.is_compiling() else mod_ops.Limits.of(mods)
         return self
 
     @property

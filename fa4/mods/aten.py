@@ -280,7 +280,7 @@ def _round(r, kind, x, decimals=0):
     return r.builder.op(back, _rounded(f, r.builder.op(there, node, f(factor))), f(factor))
 
 
-_COMPOSED = {
+_COMPOSED: dict[str, Callable[..., int]] = {
     "expm1": _expm1, "cosh": _cosh, "asinh": _asinh, "acosh": _acosh, "atanh": _atanh, "hypot": _hypot,
     "sinh": lambda f, x: f.mul(f.tanh(x), _cosh(f, x)), "tan": lambda f, x: f.div(f.sin(x), f.cos(x)),
     "asin": lambda f, x: f.atan2(x, _cosine_of_arc(f, x)), "acos": lambda f, x: f.atan2(_cosine_of_arc(f, x), x),

@@ -103,7 +103,7 @@ def _saving_nodes(recorder: Recorder) -> contextlib.AbstractContextManager:
         recorder.set(x, *nodes)
         return x
 
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
@@ -226,7 +226,7 @@ class _Functions(TorchFunctionMode):
             if args[0].ndim > 1 or (args[0].ndim and name == "__setitem__"):
                 raise ModError(f"writes what it computed into a tensor of shape {tuple(args[0].shape)}")
             recorder.computed(args[0])
-        if name == "empty_like":
+        if name.startswith(("empty", "new_empty")):
             raise ModError(f"uses {name}, {NO_COUNTERPART}")
         if kwargs.get("out") is not None:
             raise ModError(f"uses {name} with out, expected its result to be used")

@@ -274,6 +274,16 @@ ERRORS = {
         "v_cache has stride 0 on axis 0 of 2 entries, expected memory of its own",
         dict(NEW, v_cache=torch.randn(1, 24, 2, 16).expand(2, 24, 2, 16)),
     ),
+    "overlapping_rows": (
+        ValueError,
+        r"k_cache has strides \(16, 16, 16, 1\) for shape \(2, 24, 2, 16\), expected memory of its own",
+        dict(NEW, k_cache=torch.zeros(800).as_strided((2, 24, 2, 16), (16, 16, 16, 1))),
+    ),
+    "one_memory": (
+        ValueError,
+        "k_cache and v_cache are the same memory, expected one of its own for each",
+        dict(NEW, **dict.fromkeys(("k_cache", "v_cache"), torch.randn(2, 24, 2, 16))),
+    ),
     "jagged": (
         TypeError,
         "q is a nested tensor, expected a plain one: q may be packed, with cu_seqlens_q",

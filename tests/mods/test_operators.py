@@ -116,3 +116,29 @@ def test_fullgraph_compile_with_other_functions_and_block_masks():
         assert torch.equal(got, expected)
         assert torch.equal(*(torch.autograd.grad(out.sum(), q)[0] for out in (got, expected)))
         assert len(graphs) == before + compiles
+
+
+def test_packed_calls_and_caches_with_functions_compile_whole(seed):
+    """What a call keeps for others like it is nothing that compiled code makes."""
+    generator = torch.Generator().manual_seed(seed)
+    slopes, bounds = torch.rand(2, generator=generator), torch.tensor([0, 20, 60], dtype=torch.int32)
+    used = torch.tensor([30, 41], dtype=torch.int32)
+    q, k = torch.randn(60, 2, 8, generator=generator), torch.randn(2, 50, 2, 8, generator=generator)
+
+    def sloped(score, b, h, q_idx, kv_idx):
+        return score - slopes[h] * (q_idx - kv_idx)
+
+    def packed(q):
+        sizes = dict(cu_seqlens_q=bounds, cu_seqlens_k=bounds, max_seqlen_q=40, max_seqlen_k=40)
+        return fa4.flash_attn_varlen_func(q, q, q, **sizes, score_mod=sloped, causal=True)
+
+    def on_cache(q):
+        return fa4.flash_attn_with_kvcache(
+            q[None, :1].expand(2, -1, -1, -1), k, k, cache_seqlens=used, score_mod=sloped
+        )
+
+    for attend in (packed, on_cache):
+        torch._dynamo.reset()
+        compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+        for _ in range(3):
+            torch.testing.assert_close(compiled(q), attend(q))

@@ -9,6 +9,18 @@ from torch.autograd import forward_ad
 import fa4
 
 Q = torch.randn(1, 2, 12, 8)
+NESTED = torch.nested.nested_tensor([Q[0], Q[0, :, :5]])
+
+
+OFFSETS = torch.tensor([0, 3, 8])
+
+
+def jagged(heads=2, dim=8, dtype=torch.float32, offsets=OFFSETS):
+    """(2, heads, lengths, dim); of the same lengths where offsets are the same tensor."""
+    return torch.nested.nested_tensor_from_jagged(torch.randn(8, heads, dim).to(dtype), offsets).transpose(1, 2)
+
+
+JAGGED = jagged()
 TABLE = torch.zeros(2, 5, dtype=torch.int32)
 
 
@@ -25,6 +37,11 @@ TABLE = torch.zeros(2, 5, dtype=torch.int32)
         (dict(value=Q.transpose(2, 3).contiguous().transpose(2, 3)), ValueError, "value has stride 12 on its last"),
         (dict(key=Q[:, :1], value=Q[:, :1]), ValueError, "query has 2 heads, expected 1 like key: pass enable_gqa"),
         (dict(query=Q[:, :1], enable_gqa=True), ValueError, "query has 1 heads, expected a positive multiple of key"),
+        (dict(query=NESTED), TypeError, "query is a nested tensor of layout torch.strided, expected torch.jagged"),
+        (dict(value=NESTED), TypeError, "value is a nested tensor of layout torch.strided, expected torch.jagged"),
+        (dict(key=Q.to_sparse()), TypeError, "key has layout torch.sparse_coo, expected torch.strided, or"),
+        (dict(key=JAGGED), TypeError, "key has layout torch.jagged, expected torch.strided like query"),
+        (dict(query=JAGGED, key=JAGGED), TypeError, "value has layout torch.strided, expected torch.jagged like query"),
         (dict(enable_gqa="yes"), TypeError, "enable_gqa is a str"),
         (dict(scale="a"), TypeError, "scale is a str"),
         (dict(scale=float("inf")), ValueError, "scale is inf"),
@@ -36,6 +53,26 @@ TABLE = torch.zeros(2, 5, dtype=torch.int32)
 def test_flex_attention_names_its_own_arguments_and_axes(call, error, message):
     with pytest.raises(error, match="^" + re.escape(message)):
         fa4.flex_attention(**(dict(query=Q, key=Q, value=Q) | call))
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (dict(key=jagged(3), value=jagged(3)), ValueError, "query has 2 heads, expected 3 like key: pass enable_gqa"),
+        (dict(query=jagged(4)), ValueError, "query has 4 heads, expected 2 like key: pass enable_gqa=True for groups"),
+        (dict(query=jagged(3), enable_gqa=True), ValueError, "query has 3 heads, expected a positive multiple of key"),
+        (dict(key=jagged(dim=7)), ValueError, "key has shape (2, 2, j"),
+        (dict(value=jagged(1)), ValueError, "value has shape (2, 1, j"),
+        (dict(key=jagged(dtype=torch.half)), TypeError, "key has dtype torch.float16, expected torch.float32 like"),
+        (dict(value=jagged(offsets=OFFSETS.clone())), ValueError, "value has lengths of its own, expected key's"),
+        (dict(query=JAGGED.transpose(1, 2)), ValueError, "query has shape (2, j"),
+        (dict(enable_gqa="yes"), TypeError, "enable_gqa is a str"),
+    ],
+)  # fmt: skip
+def test_flex_attention_names_its_own_arguments_of_nested_tensors_too(call, error, message):
+    """jagged() has the lengths of JAGGED."""
+    with pytest.raises(error, match="^" + re.escape(message)):
+        fa4.flex_attention(**(dict(query=JAGGED, key=JAGGED, value=JAGGED) | call))
 
 
 def test_flex_attention_takes_empty_options_and_dtypes_of_autocast():
