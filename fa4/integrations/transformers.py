@@ -82,7 +82,7 @@ def attention(
     cache: Any = None,
     **_others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer.
+    """Attention of one layer, as transformers calls it.
 
     Args:
         query: (batch, heads_q, seqlen_q, head_dim); key and value likewise, with their own heads and lengths.
@@ -93,7 +93,7 @@ def attention(
         s_aux: (heads_q,) the sinks.
         cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: of sequences packed into one row.
         position_ids: (batch or 1, seqlen_q). Where they restart, another document begins, which sees no other: with or
-            without padding, for as many keys as queries. cu_seq_lens come first.
+            without padding, for as many keys as queries. Where there is no mask, cu_seq_lens come first.
 
     Returns:
         (batch, seqlen_q, heads_q, head_dim_v), and None for the weights, which are never there.
@@ -175,14 +175,14 @@ def mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> Tensor | BlockMask | None:
-    """What transformers calls once for each kind of layer, and hands to `attention`.
+    """Mask of one kind of layers, as transformers calls it once a forward pass; `attention` gets the result.
 
     Args:
         q_offset, kv_offset: the positions of the first query and of the first key.
-        mask_function: which pairs of positions are seen, padding aside.
-        attention_mask: (batch, positions) which positions are no padding; None is all.
-        device: where a result lies.
-        others: what else transformers tells of the mask, which compiled code needs, see `_parts_when_compiled`.
+        mask_function: the pairs of positions that are seen, padding aside.
+        attention_mask: (batch, positions) bool, the positions that are no padding; None is all.
+        device: the device of the result.
+        others: further facts about the mask, for compiled code: see `_parts_when_compiled`.
     """
     told: tuple[str, ...] = ()
     if torch.compiler.is_compiling():

@@ -60,9 +60,11 @@ def register() -> None:
     transformers.AttentionMaskInterface.register("exact", transformers.masking_utils.eager_mask)
 
 
-def model_of(name: str, seed: int, implementation: str = "eager", dtype: torch.dtype = torch.float32) -> Any:
+def model_of(
+    name: str, seed: int, implementation: str = "eager", dtype: torch.dtype = torch.float32, layers: int = 2
+) -> Any:
     torch.manual_seed(seed)
-    config = getattr(transformers, MODELS[name].config)(**SIZES | MODELS[name].extra)
+    config = getattr(transformers, MODELS[name].config)(**SIZES | MODELS[name].extra | {"num_hidden_layers": layers})
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
     for parameter in model.parameters():  # sinks and norms, too, are to matter
         torch.nn.init.normal_(parameter, std=0.3)

@@ -291,7 +291,7 @@ SEQUENCES = {
 }  # fmt: skip
 COMPILED = [
     *(("llama", kind, False) for kind in INPUTS),
-    *(("llama", kind, True) for kind in ("no_mask", "packing", "packing_and_padding")),
+    *(("llama", kind, True) for kind in ("no_mask", "packing")),
     ("gemma3", "packing", False),
     ("gpt_oss", "packing_with_ones", True),
 ]
@@ -310,15 +310,24 @@ def called(monkeypatch):
     return calls
 
 
+@pytest.fixture
+def waits(monkeypatch):
+    """Grows each time that the host waits for values of position_ids."""
+    calls, cut = [], lengths_of.cut
+    monkeypatch.setattr(lengths_of, "cut", lambda *a, **k: calls.append(a) or cut(*a, **k))
+    return calls
+
+
 @pytest.mark.parametrize("name, kind, use_cache", COMPILED)
-def test_a_model_is_compiled_whole(name, kind, use_cache, called, seed):
+def test_a_model_is_compiled_whole(name, kind, use_cache, called, waits, seed):
     """Forward and backward in one graph: logits and gradients of the model that is not compiled, by a call of as many
     sequences as there are documents."""
     torch.compiler.reset()
     tokens, inputs = tokens_of(seed, 2), INPUTS[kind]() | {"use_cache": use_cache}
     kept = inputs.get("attention_mask")
     kept = torch.ones_like(tokens).bool() if kept is None else kept.bool()
-    model = model_of(name, seed, "fa4", torch.float64)
+    layers = 1 if name == "llama" else 2  # of two kinds
+    model = model_of(name, seed, "fa4", torch.float64, layers)
     if name == "gpt_oss":
         model.set_experts_implementation("batched_mm")  # "eager" reads on the host which experts are chosen
 
@@ -330,81 +339,71 @@ def test_a_model_is_compiled_whole(name, kind, use_cache, called, seed):
 
     expected = [x.clone() for x in outcome(model)]
     called.clear()
+    waits.clear()
     got = outcome(torch.compile(model, fullgraph=True, backend="aot_eager"))
     assert len(got) == len(expected) > 5
     for x, y in zip(got, expected):
         assert_same(x, y)
     sequences, longest = SEQUENCES[kind]
-    assert called == [(sequences, longest, longest)] * 4  # two layers, forward and backward
+    assert called == [(sequences, longest, longest)] * 2 * layers  # forward and backward
+    assert bool(waits) == (kind not in ("no_mask", "ones", "padding"))
 
 
-def layer(make_positions, mask=None):
-    """A compiled layer: (output, names of fa4's operators in its graph)."""
-    seen = []
-
-    def backend(module, inputs):
-        seen.extend(str(node.target) for node in module.graph.nodes if str(node.target).startswith("fa4."))
-        return module.forward
-
-    def attention(q, k, position_ids):
-        position_ids = make_positions(position_ids)
-        return ours.attention(None, q, k, k, mask, is_causal=True, position_ids=position_ids)[0]
-
-    torch.compiler.reset()
-    compiled = torch.compile(attention, fullgraph=True, backend=backend)
-
-    def run(q, k, position_ids=None):
-        return compiled(q, k, position_ids), seen
-
-    return run
-
-
-def _written_to(x):
+def _written_to():
     positions = torch.arange(20)
     positions[9:] -= 9
     return positions.unsqueeze(0)
 
 
 MADE = {
-    "arange": (lambda x: torch.arange(20).unsqueeze(0), None),
-    "arange_behind": (lambda x: (torch.arange(20) + 7).unsqueeze(0).expand(2, -1), None),
-    "given": (lambda x: x, (9, 11)),
-    "repeated": (lambda x: torch.arange(10).unsqueeze(0).expand(2, 10).reshape(1, 20), (10, 10)),
-    "modulo": (lambda x: (torch.arange(20) % 9).unsqueeze(0), (9, 9, 2)),
-    "falling": (lambda x: torch.arange(20, 0, -1).unsqueeze(0), (1,) * 20),
-    "product": (lambda x: (torch.arange(20) * torch.tensor([1] * 9 + [0] * 11)).unsqueeze(0), (9, *(1,) * 11)),
-    "written_to": (_written_to, (9, 11)),
+    "arange": (lambda: torch.arange(20).unsqueeze(0), True),
+    "behind": (lambda: (torch.arange(20) + 7).unsqueeze(0).expand(2, -1), True),
+    "behind_a_static_cache": (lambda: (torch.arange(20) + torch.tensor(7)).unsqueeze(0).to("cpu"), True),
+    "repeated": (lambda: torch.arange(10).unsqueeze(0).expand(2, 10).reshape(1, 20), False),
+    "modulo": (lambda: (torch.arange(20) % 9).unsqueeze(0), False),
+    "falling": (lambda: torch.arange(20, 0, -1).unsqueeze(0), False),
+    "sum": (lambda: (torch.arange(20) - torch.tensor([0] * 9 + [9] * 11)).unsqueeze(0), False),
+    "column": (lambda: torch.arange(20).unsqueeze(1).expand(20, 20), False),
+    "written_to": (_written_to, False),
 }
 
 
 @pytest.mark.parametrize("is_inference", [False, True])
 @pytest.mark.parametrize("made", MADE)
-def test_positions_that_compiled_code_counts_up_itself_are_not_looked_at(made, is_inference, called, seed):
-    """Those of a model that is given none: a dense call without an operator that waits."""
-    make, documents = MADE[made]
-    generator = torch.Generator().manual_seed(seed)
+def test_positions_that_compiled_code_counts_up(made, is_inference):
+    """Those of a model that is given none, in the function that asks and in its caller."""
+    make, expected = MADE[made]
+    torch.compiler.reset()
+    torch.compiler.assume_constant_result(lengths_of.found_to_count_up)
+
+    def inner():
+        return ours._positions_count_up()
+
+    def here(x, position_ids=None):
+        position_ids = make() if position_ids is None else position_ids
+        return x + position_ids.sum(), ours._positions_count_up(), inner()
+
     with torch.inference_mode(is_inference):
-        q, k = (torch.randn(2, heads, 20, 8, generator=generator, dtype=torch.float64) for heads in (4, 2))
-        out, operators = layer(make)(q, k, packed((9, 11))[None])
-        lengths = documents or (20,)
-        alone = [
-            ours.attention(None, *x, None, is_causal=True)[0] for x in zip(*(y.split(lengths, 2) for y in (q, k, k)))
-        ]
-        assert_same(out, torch.cat(alone, 1))
-    assert ("fa4.documents.default" in operators) == (documents is not None)
-    assert called[0] == ((None, 20, 20) if documents is None else (2 * len(documents), max(documents), max(documents)))
+        compiled = torch.compile(here, fullgraph=True, backend="eager")
+        for _ in range(2):
+            assert compiled(torch.zeros(()))[1:] == (expected, expected)
+            assert compiled(torch.zeros(()), torch.arange(20)[None])[1:] == (False, False)
+    assert not ours._positions_count_up()
 
 
 @pytest.mark.parametrize("mask", [None, torch.ones(1, 20, dtype=torch.long)], ids=["no_mask", "ones"])
 def test_compiled_code_refuses_documents_behind_a_cache(mask, seed):
     generator = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(1, heads, n, 8, generator=generator, dtype=torch.float64) for heads, n in ((4, 11), (2, 20)))
-    run = layer(lambda x: x, mask)
-    out, operators = run(q, k, torch.arange(9, 20)[None])
-    assert "fa4.one_document.default" in operators
-    assert_same(out, ours.attention(None, q, k, k, None, is_causal=True)[0])
+
+    def layer(q, k, position_ids):
+        return ours.attention(None, q, k, k, mask, is_causal=True, position_ids=position_ids)[0]
+
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert_same(compiled(q, k, torch.arange(9, 20)[None]), ours.attention(None, q, k, k, None, is_causal=True)[0])
     with pytest.raises(ValueError, match=REFUSED):
-        run(q, k, packed((4, 7))[None])
+        compiled(q, k, packed((4, 7))[None])
 
 
 @pytest.mark.parametrize(
