@@ -36,12 +36,19 @@ _OPS_COMPILED = "tests/test_compile.py tests/test_ops.py -k 'opcheck or compile'
 _CHOICE_AT_ONCE = f"{_CHOICE} -k 'not what_compiles'"
 _DROPOUT = "tests/mods/test_dropout.py -k 'not compile'"
 _MODS = ("tests/mods/test_trace.py", "tests/mods/test_flex.py", _DROPOUT)
+# What functions read, ready-made ones, block masks and what is refused: of `mods` alone.
+_MODS_BY_LINE = tuple(
+    f"tests/mods/test_{name}.py"
+    for name in ("refused", "coarse", "block_lists", "compositions", "operators", "remember", "ready_made")
+)
+_EXPLAINED, _STALE, _SIZES = "tests/test_explained.py", "tests/test_stale_calls.py", "tests/test_changing_sizes.py"
 _JIT = "tests/test_jit.py"
 _INTEGRATIONS = ("tests/integrations/test_sdpa.py", "tests/integrations/test_transformers.py")
 _FALLBACK, _RUN, _LAYOUTS = "tests/test_fallback.py", "tests/test_run.py", "tests/test_layouts.py"
 _CHANNELS, _CURSOR = "tests/pipeline/test_channels.py", "tests/pipeline/test_cursor.py"
 _PLACES, _MASK, _ORDER = "tests/test_placement.py", "tests/test_mask.py", "tests/test_schedule.py"
 _TABLES = "tests/sm100/test_tables.py"
+_PAIRS = "tests/mods/test_pairs.py::test_no_derivative_of_a_hidden_pair_reaches_a_gradient"
 
 
 def _cases(test: str, *names: str) -> tuple[str, ...]:
@@ -66,6 +73,7 @@ _SM80_BOTH = (
         *("everything", "batch_and_scale", "packed_rows_past_the_end"),
     ),
     "tests/sm80/test_emulated.py::test_gradients",
+    *_cases(_PAIRS, "sm80-prefix_256", "sm80-infinite_derivatives"),
 )
 _SM80_TABLES = (
     "tests/sm80/test_forward.py::test_the_row_of_a_head_dim",
@@ -111,21 +119,29 @@ _SM100_BACKWARD = (
     *_cases(
         "tests/sm100/test_backward.py::test_deterministic_gradients_are_bitwise_equal", "gqa-pair", "varlen-single"
     ),
+    *_cases(_PAIRS, "sm100-lists_128", "sm100-infinite_derivatives"),
 )
 _SM90_BACKWARD = (
     "tests/sm90/test_backward.py -k 'tables or softcap_leaves or place or refused'",
     "tests/sm90/test_backward.py::test_gradients_of_named_case",
     *_cases("tests/sm90/test_backward.py::test_wide_gradients_in_order_are_equal_whatever_the_order_of_events", "full"),
+    *_cases(_PAIRS, "sm90-prefix_128", "sm90-infinite_derivatives"),
 )
 
 # The first that covers a file is the file's.
 AREAS = (
-    Area("api", ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py"), (), (_API, _OPS_AT_ONCE, _OPS_COMPILED, *_MODS)),
+    Area(
+        "api",
+        ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py", "fa4/explained.py"),
+        (),
+        (_API, _EXPLAINED, _OPS_AT_ONCE, _STALE, _OPS_COMPILED, *_MODS),
+    ),
     Area(
         "operators",
         (
             "fa4/calls.py",
             "fa4/signature.py",
+            "fa4/torch_internals.py",
             "fa4/ops.py",
             "fa4/autograd.py",
             "fa4/spec.py",
@@ -133,7 +149,18 @@ AREAS = (
             "fa4/jagged.py",
         ),
         (),
-        ("tests/test_signature.py", "tests/test_calls.py", _OPS_AT_ONCE, _CHOICE_AT_ONCE, _API, _OPS_COMPILED, *_MODS),
+        (
+            "tests/test_signature.py",
+            "tests/test_torch_internals.py",
+            "tests/test_calls.py",
+            _STALE,
+            _OPS_AT_ONCE,
+            _CHOICE_AT_ONCE,
+            _SIZES,
+            _API,
+            _OPS_COMPILED,
+            *_MODS,
+        ),
     ),
     Area(
         "choice",
@@ -150,11 +177,15 @@ AREAS = (
     ),
     Area(
         "jit",
-        ("fa4/jit.py",),
+        ("fa4/jit.py", "fa4/disk.py"),
         (),
-        (f"{_JIT} -k 'not process and not dry_run and not forked'", f"{_JIT} -k 'process or dry_run or forked'"),
+        (
+            "tests/test_disk.py",
+            f"{_JIT} -k 'not process and not dry_run and not forked'",
+            f"{_JIT} -k 'process or dry_run or forked'",
+        ),
     ),
-    Area("fallback", ("fa4/fallback/*", "fa4/sequences.py"), (_FALLBACK, _DROPOUT)),
+    Area("fallback", ("fa4/fallback/*", "fa4/sequences.py"), (_FALLBACK, _DROPOUT), (_STALE,)),
     Area(
         "dropout",
         ("fa4/dropout.py", "fa4/*/dropout.py"),
@@ -165,23 +196,30 @@ AREAS = (
         "mods",
         ("fa4/flex.py", "fa4/masks.py", "fa4/scores.py", "fa4/mod_ops.py", "fa4/mods/*"),
         _MODS,
+        (*_MODS_BY_LINE, _STALE),
     ),
     Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
-    Area("neighbours", ("fa4/compat/*", "fa4/integrations/*"), ("tests/test_compat.py", *_INTEGRATIONS)),
+    Area(
+        "neighbours",
+        ("fa4/compat/*", "fa4/integrations/*"),
+        ("tests/test_compat.py", *_INTEGRATIONS),
+        ("tests/integrations/test_documents.py",),
+    ),
     Area(
         "cache",
         ("fa4/kvcache/*",),
-        ("tests/kvcache/test_api.py", "tests/kvcache/test_torch.py"),
-        ("tests/kvcache/test_emulated.py",),
+        ("tests/kvcache/test_calls.py", "tests/kvcache/test_api.py", "tests/kvcache/test_torch.py"),
+        (_SIZES, "tests/test_wrong_arguments.py", "tests/kvcache/test_emulated.py"),
     ),
     Area(
         "states",
         ("fa4/states.py", "fa4/distributed/*", "fa4/fwd/join.py"),
         ("tests/test_states.py", "tests/test_distributed.py"),
+        ("tests/test_wrong_arguments.py",),
     ),
     Area(
         "command line",
-        ("fa4/cli.py", "fa4/options.py", "fa4/ahead.py", "fa4/demo.py", "fa4/__main__.py"),
+        ("fa4/cli.py", "fa4/options.py", "fa4/ahead.py", "fa4/recording.py", "fa4/demo.py", "fa4/__main__.py"),
         ("tests/test_cli.py", "tests/test_ahead.py"),
     ),
     Area(
