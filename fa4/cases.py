@@ -264,8 +264,8 @@ def judge_by_draws(
     verdict = judgements(usual)
     # Each draw can only allow more: what is right with few of them is right with all, and they are dear.
     for drawn, other in enumerate(others):
-        reach = _HOPELESS if drawn >= _ENOUGH_DRAWS else float("inf")
-        if all(one.right for one in verdict) or not all(isfinite(one.error) and one.within(reach) for one in verdict):
+        is_hopeless = drawn >= _ENOUGH_DRAWS and not all(one.within(_HOPELESS) for one in verdict)
+        if all(one.right for one in verdict) or is_hopeless or not all(isfinite(one.error) for one in verdict):
             break
         drawn_results = zip(results.values(), references(other, True), references(other, False))
         for i, (x, exact, low) in enumerate(drawn_results):

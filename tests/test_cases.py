@@ -191,3 +191,14 @@ def test_a_case_is_what_its_name_says():
     assert (i.max_seqlen_q, i.max_seqlen_k) == (5, 7)
     assert problem.dout.shape == (8, 6, 24) and problem.dlse.shape == (6, 8)
     assert problem.spec.softmax_scale == 64**-0.5
+
+
+@pytest.mark.parametrize(("error", "is_right"), [(1.5e-7, True), (3e-7, False)])
+def test_a_reference_that_errs_nothing_by_luck_is_drawn_again(error, is_right):
+    """What it allows is twice 0 at first, and no factor of that says that a result is hopeless."""
+
+    def references(draw, precise):
+        return [torch.full((2,), 0.0 if precise else (0.0, 1e-7)[draw], dtype=torch.float64)]
+
+    verdict = cases.judge_by_draws({"dq": torch.tensor([0.0, error])}, references, 0, [0, 1, 1])
+    assert [one.right for one in verdict] == [is_right]
