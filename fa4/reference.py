@@ -153,6 +153,15 @@ def _exp(s: Tensor, row: Tensor) -> Tensor:
     return torch.where(s == -torch.inf, 0.0, torch.exp(s - row))
 
 
+def _out(math: _Arithmetic, s: Tensor, lse: Tensor, vs: Tensor, kept: Tensor | None) -> Tensor:
+    """O in math.dtype. The same-precision reference rounds exp(S - max) and divides afterwards, as every flash kernel
+    does."""
+    peak = s.amax(dim=2) if s.shape[2] else lse
+    weights = math.round(_exp(s, peak))
+    p = (weights if kept is None else weights * kept) @ math.round(vs)
+    return p * torch.exp(peak - lse).nan_to_num(0.0)[..., None]
+
+
 def _of_sequence(kept: Tensor, index: int, s: Tensor) -> Tensor:
     return kept[index, :, : s.shape[1], : s.shape[2]].to(s.dtype)
 
@@ -201,11 +210,7 @@ def forward(
         vs = _heads_first(seq.select(inputs.v, seq.k_rows, varlen), spec.group, math.dtype)
         s = _scores(spec, math, qs, ks, functions, seq.index)
         row_lse = _lse(s, inputs.sink, math.dtype)
-        # The same-precision reference rounds exp(S - max) and divides afterwards, as every flash kernel does.
-        peak = s.amax(dim=2) if s.shape[2] else row_lse
-        weights = math.round(_exp(s, peak))
-        p = (weights if kept is None else weights * _of_sequence(kept, seq.index, s)) @ math.round(vs)
-        o = p * torch.exp(peak - row_lse).nan_to_num(0.0)[..., None]
+        o = _out(math, s, row_lse, vs, None if kept is None else _of_sequence(kept, seq.index, s))
         seq.select(out, seq.q_rows, varlen).copy_(o.transpose(0, 1))
         seq.select_lse(lse, varlen).copy_(row_lse)
     if precise:
@@ -259,9 +264,11 @@ def backward_with_captured(
         forward_s = _scores(spec, math, qs.flip(2), ks.flip(2), functions, seq.index) if is_summed_anew else s
         lse = _lse(forward_s, inputs.sink, math.dtype)
         p = _exp(s, lse)
-        k = 1 if kept is None else _of_sequence(kept, seq.index, s)
+        k = None if kept is None else _of_sequence(kept, seq.index, s)
+        # D takes o as the forward returned it: where few keys share a row, the rounding of o is most of the error of dS.
+        o = math.round(_out(math, forward_s, lse, vs, k))
+        k = 1 if k is None else k
         dropped = p * k
-        o = math.round(math.matmul(_exp(forward_s, lse) * k if is_summed_anew else dropped, vs))
         d = (math.round(dos) * o).sum(dim=2)
         if dlse is not None:
             d = d - seq.select_lse(dlse, varlen).to(math.dtype)
