@@ -192,7 +192,7 @@ def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
     from fa4.sm100.bwd import plan as backward
     from fa4.sm100.bwd.tiles import PAIR, SINGLE
     from fa4.sm100.fwd import plan as forward
-    from fa4.spec import AttentionSpec, Extent
+    from fa4.spec import AttentionSpec, ProblemSize
 
     case, ctas = BACKWARD_CASES.get(name, (name, None))
     d, dv, causal = CASES[case] if name not in FEW_CASES else (*FEW_CASES[name], True)
@@ -201,7 +201,7 @@ def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
     chip = chip_by_number(100)
     begin = time.perf_counter()
     if name in FEW_CASES:
-        compiled = forward.KERNEL.compile(forward.Forward(spec, Extent(1, 1, _FEW_KEYS), chip).cfg, chip)
+        compiled = forward.KERNEL.compile(forward.Forward(spec, ProblemSize(1, 1, _FEW_KEYS), chip).cfg, chip)
     elif ctas is None:
         compiled = forward.KERNEL.compile(forward.configure(spec, chip), chip)
     else:
@@ -218,13 +218,13 @@ def _compile_sm90(name: str, directory: Path) -> tuple[Path, float]:
 
     from fa4.device import chip_by_number
     from fa4.sm90.plan import Plan
-    from fa4.spec import AttentionSpec, Extent
+    from fa4.spec import AttentionSpec, ProblemSize
 
     d, dv, causal, direction = SM90_CASES[name]
     heads, rows, keys = ((32, 8), 1, _FEW_KEYS) if direction == "few" else ((16, 16), 4096, 4096)
     spec = AttentionSpec(torch.bfloat16, d, dv, *heads, d**-0.5, window_right=0 if causal else None)
     chip = chip_by_number(90)
-    plan = Plan(spec, Extent(1, rows, keys), chip)
+    plan = Plan(spec, ProblemSize(1, rows, keys), chip)
     begin = time.perf_counter()
     if direction == "bwd":
         compiled = plan._backward.kernel.compile(plan._backward.config(has_dlse=False), chip)

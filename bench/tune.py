@@ -25,7 +25,7 @@ from rich.table import Table
 from fa4 import run
 from fa4.device import Chip, chip_by_number, chip_of, emulating
 from fa4.jit import compile_only
-from fa4.spec import AttentionInputs, AttentionSpec, Extent, Saved
+from fa4.spec import AttentionInputs, AttentionSpec, ProblemSize, Saved
 
 from . import machine
 from .check import what_failed
@@ -42,8 +42,8 @@ class Sweep:
     """A chip's plan, and its rows for a problem in each direction."""
 
     plan: type
-    forward: Callable[[AttentionSpec, Extent, Chip], Rows]
-    backward: Callable[[AttentionSpec, Extent, Chip], Rows]
+    forward: Callable[[AttentionSpec, ProblemSize, Chip], Rows]
+    backward: Callable[[AttentionSpec, ProblemSize, Chip], Rows]
 
 
 def _changed(row: Any, **columns: tuple) -> Rows:
@@ -62,18 +62,20 @@ def _sm90() -> Sweep:
     from fa4.sm90.fwd.config import Schedule
     from fa4.sm90.plan import Plan
 
-    def forward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
+    def forward_rows(spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> Rows:
         row = forward.tiles_for(spec, extent)
-        if row.teams == 1:
+        if row.consumers == 1:
             return _changed(row, splits=(1, 4, 8, 12, 16), most_stages=(2, 3, 4), tile_n=(32, 64, 128))
-        columns = dict(teams=(2, 3), tile_n=(64, 80, 96, 112, 128), ping_pong=(False, True), rescale_threshold=(0.0,))
-        return _changed(row, schedule=(Schedule.SINGLE,), ctas=(1, 2), section=(33, 66, 132), **columns)
+        columns = dict(
+            consumers=(2, 3), tile_n=(64, 80, 96, 112, 128), ping_pong=(False, True), rescale_threshold=(0.0,)
+        )
+        return _changed(row, schedule=(Schedule.SINGLE,), ctas=(1, 2), l2_group=(33, 66, 132), **columns)
 
-    def backward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
+    def backward_rows(spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> Rows:
         row = backward.tiles_for(spec, extent)
         if spec.deterministic:
             return _changed(row, together=(None, 1, 2, 4, 8, 16, 33, 66, 132))
-        return _changed(row, tile_m=(64, 80, 96, 128), claims=(False, True), ordered=(False, True))
+        return _changed(row, tile_m=(64, 80, 96, 128), first_writer=(False, True), ordered=(False, True))
 
     return Sweep(Plan, forward_rows, backward_rows)
 
@@ -84,11 +86,11 @@ def _sm100() -> Sweep:
     from fa4.sm100.fwd.config import Schedule
     from fa4.sm100.plan import Plan
 
-    def forward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
+    def forward_rows(spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> Rows:
         row = forward.tiles_for(spec, chip, extent)
         return _changed(row, schedule=tuple(Schedule), polynomial=(0, 2, 4), sawtooth=(True,))
 
-    def backward_rows(spec: AttentionSpec, extent: Extent, chip: Chip) -> Rows:
+    def backward_rows(spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> Rows:
         row = backward.tiles_for(spec, chip)
         return {"table": row} | ({} if row == backward.SINGLE else {"single": backward.SINGLE})
 

@@ -15,7 +15,7 @@ from . import disk, jit, mod_ops, ops, run  # noqa: F401  mod_ops: its operators
 from .device import chip_by_number, chip_of, emulating
 from .kvcache import ops as of_caches
 from .mods.record import Mods, ModSpec
-from .spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Extent, Flags, Saved
+from .spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, ProblemSize, Saved
 
 
 class Problem(NamedTuple):
@@ -23,7 +23,7 @@ class Problem(NamedTuple):
 
     chip: int  # 10 * major + minor of the compute capability
     spec: AttentionSpec
-    extent: Extent
+    extent: ProblemSize
     backend: str = "auto"
     sms: int | None = None  # multiprocessors; None for as many as `fa4.chips` has of the chip
 
@@ -55,7 +55,7 @@ def recorded(file: Path) -> Iterator[Problem | Appending]:
             if "cache" in of_spec:
                 of_spec["cache"] = CacheSpec(**_with_dtypes(of_spec["cache"]))
             spec = AttentionSpec(**of_spec)
-            yield Problem(given["chip"], spec, Extent(*given["extent"]), given["backend"], given.get("sms"))
+            yield Problem(given["chip"], spec, ProblemSize(*given["extent"]), given["backend"], given.get("sms"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file}, line {number} is no problem that FA4_RECORD wrote: {error}") from error
 

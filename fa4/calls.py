@@ -34,7 +34,7 @@ class Asked(NamedTuple):
         return self.score_mod, self.mask_mod, self.block_mask
 
 
-class Known:
+class CachedCall:
     """What came of a call's checks, and its way to kernels: of packed sequences one for each extent that plans are made
     for, whatever rows, sequences and bounds of lengths a call has.
 
@@ -84,8 +84,8 @@ class Known:
         return found
 
 
-_dense: CallCache[Known] = CallCache(routes)
-_packed: CallCache[Known] = CallCache(routes)
+_dense: CallCache[CachedCall] = CallCache(routes)
+_packed: CallCache[CachedCall] = CallCache(routes)
 _record: Any = tuple.__new__  # what AttentionInputs._make does after a check of the length
 
 
@@ -109,7 +109,7 @@ def attend(packed: bool, arguments: tuple, options: tuple, asked: Asked | None =
     if functional.scaled_dot_product_attention is not _sdpa:
         _refuse_parts_of_sequences()
     tensors, told = arguments[:8], options if asked is None else (packed, asked.dropout.p, *options)
-    cache: CallCache[Known] | None
+    cache: CallCache[CachedCall] | None
     if modes_need_dispatcher():  # compiled code would hold for what is known now alone
         cache = None
     elif asked is None:
@@ -139,7 +139,7 @@ def attend(packed: bool, arguments: tuple, options: tuple, asked: Asked | None =
             limits = (
                 mod_ops.Limits.of(mods, asked.block_mask) if packed and asked is not None and mods is not None else None
             )
-            known = Known(flags, inputs, mods, limits)
+            known = CachedCall(flags, inputs, mods, limits)
             if cache is None and asked is not None and signature is not None:
                 cache = mod_ops.keep(*asked.functions)
             if cache is not None:

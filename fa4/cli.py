@@ -24,7 +24,7 @@ from .device import Chip, chip_by_number, chip_of
 from .emulator import cli as emulator_cli
 from .env import VARIABLES
 from .options import DTYPES, POSITIVE, ChipNumber, asks_for_a_problem, problem_in
-from .spec import AttentionInputs, AttentionSpec, Extent, Feature, Flags
+from .spec import AttentionInputs, AttentionSpec, Feature, Flags, ProblemSize
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -71,7 +71,7 @@ def environment() -> dict:
     """What decides which kernels run here, as plain data."""
     chip = chip_of(_default_device())
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0, needs_backward=True)
-    extent = Extent(1, 4096, 4096)
+    extent = ProblemSize(1, 4096, 4096)
     backends = {row.name: row.refusals(spec, extent, chip) for row in dispatch.BACKENDS if row.sizes is None}
     distributions = ("torch", "numpy", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton", "flash-attn-4")
     return {

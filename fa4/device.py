@@ -150,7 +150,7 @@ def _cuda_chip(index: int) -> Chip:
 _CPU = Chip(device_type="cpu")
 
 
-class Stage(NamedTuple):
+class DeviceContext(NamedTuple):
     """What stands in for the chips that are here, and whether others use them, too."""
 
     emulated: Chip | None = None
@@ -160,12 +160,12 @@ class Stage(NamedTuple):
 
 # None outside `emulating`, `dry_run` and `sharing`, and another object inside each: what was found out about a chip
 # holds as long as this is the same.
-stage: ContextVar[Stage | None] = ContextVar("fa4_stage", default=None)
+stage: ContextVar[DeviceContext | None] = ContextVar("fa4_stage", default=None)
 
 
 def chip_of(device: torch.device) -> Chip:
     """The chip behind a torch device. CPU tensors inside `emulating(chip)` live on the emulated chip."""
-    emulated, recorder, shared = stage.get() or Stage()
+    emulated, recorder, shared = stage.get() or DeviceContext()
     if device.type == "cpu":
         chip = emulated or _CPU
     elif device.type == "cuda" and torch.version.hip is None:
@@ -193,7 +193,7 @@ def dry_run(recorder: Any) -> Iterator[None]:
         yield
 
 
-_SHARED = Stage(shared=True)
+_SHARED = DeviceContext(shared=True)
 
 
 @contextlib.contextmanager
@@ -212,7 +212,7 @@ def sharing(with_others: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _staged(**change: Any) -> Iterator[None]:
-    token = stage.set((stage.get() or Stage())._replace(**change))
+    token = stage.set((stage.get() or DeviceContext())._replace(**change))
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ import torch
 from . import recording
 from .device import Chip
 from .plan import Plan
-from .spec import AttentionSpec, Extent, Feature
+from .spec import AttentionSpec, Feature, ProblemSize
 
 _HALF = (torch.float16, torch.bfloat16)
 ALL_FEATURES = frozenset(Feature)
@@ -49,16 +49,16 @@ class HeadDims:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class SizeRule:
     """Which problems a row is for, in words and as a test."""
 
     text: str
-    take: Callable[[AttentionSpec, Extent], bool]
+    take: Callable[[AttentionSpec, ProblemSize], bool]
 
 
 # One warpgroup's tile of rows at most: more, and the keys are no longer all that takes time.
 _FEW_ROWS = 64
-FEW_QUERIES = Sizes(
+FEW_QUERIES = SizeRule(
     f"inference with at most {_FEW_ROWS} query rows a key/value head",
     lambda spec, extent: not spec.needs_backward and extent.max_seqlen_q * spec.group <= _FEW_ROWS,
 )
@@ -95,10 +95,10 @@ class Backend:
     features: frozenset[Feature]
     module: str
     requires: tuple[str, ...] = ()
-    sizes: Sizes | None = None
+    sizes: SizeRule | None = None
     limits: tuple[Limit, ...] = ()
 
-    def refusals(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> list[str]:
+    def refusals(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> list[str]:
         """Every reason why this backend cannot serve the problem on `chip`; empty when it can."""
         reasons = []
         if not self.on(chip):
@@ -306,7 +306,7 @@ class NoBackend(ValueError):
 
 
 @functools.lru_cache(maxsize=4096)
-def select(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto") -> Backend:
+def select(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> Backend:
     """The first backend that fits, or the named one.
 
     Raises:
@@ -321,14 +321,14 @@ def select(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto
     raise NoBackend(f"no backend can run this on {chip}: " + "; ".join(refused))
 
 
-def plan(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto") -> Plan:
+def plan(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> Plan:
     """The plan of the backend that `select` takes, for `spec.with_positive_scale()` and `extent.planned(spec)`; made
     once."""
     return planned(spec, extent.planned(spec), chip, backend)
 
 
 @functools.lru_cache(maxsize=4096)
-def planned(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> Plan:
+def planned(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> Plan:
     """The plan for an extent as it is."""
     made = select(spec, extent, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
     if made.compiled and recording.is_on(chip):
@@ -336,7 +336,7 @@ def planned(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> Pl
     return made
 
 
-def _judge(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> _Verdict:
+def _judge(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> _Verdict:
     refused: list[tuple[str, tuple[str, ...]]] = []
     for row in BACKENDS:
         if row.sizes is not None and not row.on(chip):
@@ -354,7 +354,7 @@ def _judge(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> _Ve
 _told = False
 
 
-def warn_of_tiled_torch(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> None:
+def warn_of_tiled_torch(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> None:
     """Say once that "auto" takes the path in plain torch on an accelerator, several times slower than kernels, and
     why."""
     global _told
@@ -382,7 +382,7 @@ class Explanation:
     """What `fa4.explain` returns; prints as a few lines of text."""
 
     spec: AttentionSpec
-    extent: Extent
+    extent: ProblemSize
     chip: Chip
     chosen: str | None
     tiles: str
@@ -404,7 +404,7 @@ class Explanation:
 
 
 def explain(
-    spec: AttentionSpec, extent: Extent, chip: Chip, backend: str = "auto", visited: float | None = None
+    spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto", visited: float | None = None
 ) -> Explanation:
     """Which backend serves the problem, with which tiles, and why not those preferred to it. visited: see
     `Explanation`.

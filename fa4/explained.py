@@ -13,7 +13,7 @@ from .checks import WindowSize
 from .device import chip_of
 from .kvcache import checks as of_caches
 from .mods.call import MaskMod, ScoreMod
-from .spec import BYTES, AttentionInputs, AttentionSpec, Cache, Extent
+from .spec import BYTES, AttentionInputs, AttentionSpec, Cache, ProblemSize
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -80,16 +80,16 @@ def explain(
     if cache is not None:
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         longest = q.shape[1] if cu_seqlens_q is None else checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
-        extent = Extent(batch, longest, cache.capacity(k))
+        extent = ProblemSize(batch, longest, cache.capacity(k))
     elif packed:
         batch = 1 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
         longest_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
-        extent = Extent(batch, longest_q, longest_k)
+        extent = ProblemSize(batch, longest_q, longest_k)
         if cu_seqlens_q is None:
             cu_seqlens_q = torch.empty(2, dtype=torch.int32, device="meta")  # (only its shape matters from here)
     else:
-        extent = Extent(q.shape[0], q.shape[1], k.shape[1])
+        extent = ProblemSize(q.shape[0], q.shape[1], k.shape[1])
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *extent[1:]
     inputs = AttentionInputs(q, k, v, learnable_sink, *lengths)
     if packed and block_mask is not None:

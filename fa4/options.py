@@ -14,7 +14,7 @@ import torch
 from .mods.graph import Graph
 from .mods.record import ModSpec
 from .mods.trace import Traced, trace_mask, trace_score
-from .spec import AttentionSpec, Extent
+from .spec import AttentionSpec, ProblemSize
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 POSITIVE = click.IntRange(min=1)
@@ -73,7 +73,7 @@ def asks_for_a_problem(command):
     return command
 
 
-def problem_in(shape: dict) -> tuple[AttentionSpec, Extent]:
+def problem_in(shape: dict) -> tuple[AttentionSpec, ProblemSize]:
     """What those options say.
 
     Raises:
@@ -104,7 +104,7 @@ def problem_in(shape: dict) -> tuple[AttentionSpec, Extent]:
         needs_backward=shape["backward"] or bool(mods and mods.trained),
         mods=mods,
     )
-    return spec, Extent(shape["batch"], shape["seqlen_q"], shape["seqlen_k"] or shape["seqlen_q"])
+    return spec, ProblemSize(shape["batch"], shape["seqlen_q"], shape["seqlen_k"] or shape["seqlen_q"])
 
 
 def _mods(shape: dict) -> ModSpec | None:

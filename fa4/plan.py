@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from .device import Chip
-from .spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
+from .spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
 
 
 class Layout(enum.Enum):
@@ -52,7 +52,7 @@ class Plan:
     lse (splits, *shape of lse), both float32, and part s writes its share, normalised, with its own lse; `run` joins
     them."""
 
-    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> None:
+    def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
 
     def is_empty(self, inputs: AttentionInputs) -> bool:
@@ -89,7 +89,12 @@ class Directions(Plan):
     directions: tuple[Callable[..., Any], Callable[..., Any]]
 
     def __init__(
-        self, spec: AttentionSpec, extent: Extent, chip: Chip, forward_tiles: Any = None, backward_tiles: Any = None
+        self,
+        spec: AttentionSpec,
+        extent: ProblemSize,
+        chip: Chip,
+        forward_tiles: Any = None,
+        backward_tiles: Any = None,
     ) -> None:
         super().__init__(spec, extent, chip)
         forward, backward = self.directions
@@ -111,11 +116,11 @@ class Directions(Plan):
         if not self.spec.needs_backward:
             return forward
         cfg = self._backward.config(has_dlse=False)
-        return f"{forward}; backward: a CTA waits for {_awaited(cfg, has_counters=cfg.row_blocks.turns > 0)}"
+        return f"{forward}; backward: a CTA waits for {_awaited(cfg, has_counters=cfg.row_blocks.semaphores > 0)}"
 
 
 def _awaited(cfg: Any, has_counters: bool = False) -> str:
-    """The CTAs that a CTA of a main kernel waits for. has_counters: additions to dQ are counted, see `bwd.turns`."""
+    """The CTAs that a CTA of a main kernel waits for. has_counters: additions to dQ are counted, see `bwd.semaphores`."""
     awaited = ["CTAs of its own cluster"] if cfg.ctas > 1 else []
     if has_counters:
         awaited.append("CTAs of lower launch index" if cfg.deterministic else "a CTA that runs and does not wait")

@@ -17,7 +17,7 @@ import torch
 
 from . import env
 from .device import Chip
-from .spec import AttentionSpec, Extent
+from .spec import AttentionSpec, ProblemSize
 
 _added: set[tuple[str, str]] = set()
 
@@ -27,7 +27,7 @@ def is_on(chip: Chip) -> bool:
     return bool(env.RECORD.get()) and chip.dry_run is None
 
 
-def problem(spec: AttentionSpec, extent: Extent, chip: Chip, backend: str) -> None:
+def problem(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> None:
     """Write down a problem of attention."""
     mods = {} if spec.mods is None else {"mods": spec.mods.plain()}
     cache = {} if spec.cache is None else {"cache": _plain(spec.cache)}

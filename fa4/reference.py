@@ -264,10 +264,10 @@ def backward_with_captured(
         forward_s = _scores(spec, math, qs.flip(2), ks.flip(2), functions, seq.index) if is_summed_anew else s
         lse = _lse(forward_s, inputs.sink, math.dtype)
         p = _exp(s, lse)
-        k = None if kept is None else _of_sequence(kept, seq.index, s)
-        # D takes o as the forward returned it: where few keys share a row, the rounding of o is most of the error of dS.
-        o = math.round(_out(math, forward_s, lse, vs, k))
-        k = 1 if k is None else k
+        kept_here = None if kept is None else _of_sequence(kept, seq.index, s)
+        # D takes o as the forward returned it. Where few keys share a row, rounding o is most of the error of dS.
+        o = math.round(_out(math, forward_s, lse, vs, kept_here))
+        k = 1 if kept_here is None else kept_here
         dropped = p * k
         d = (math.round(dos) * o).sum(dim=2)
         if dlse is not None:

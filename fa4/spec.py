@@ -1,4 +1,4 @@
-"""What is being asked: `AttentionSpec` (what shapes code), `Extent` (sizes) and `AttentionInputs` (the tensors).
+"""What is being asked: `AttentionSpec` (what shapes code), `ProblemSize` (sizes) and `AttentionInputs` (the tensors).
 
 The spec is everything that may change generated code or results; two calls with equal specs on one chip run the
 same kernels. The extent has a part in which kernels and tiles those are, and the inputs carry the data and the lengths:
@@ -198,14 +198,14 @@ class AttentionSpec:
         return frozenset(feature for feature, is_asked in asked.items() if is_asked)
 
 
-class Extent(NamedTuple):
+class ProblemSize(NamedTuple):
     """How large a problem is. `max_seqlen_*` are upper bounds of the sequences' lengths, host integers."""
 
     batch: int
     max_seqlen_q: int
     max_seqlen_k: int
 
-    def planned(self, spec: AttentionSpec) -> Extent:
+    def planned(self, spec: AttentionSpec) -> ProblemSize:
         """The extent that a plan is made for. The sizes of packed batches, which change with each call, are rounded
         up, so that few plans serve them all; launches have the sizes themselves."""
         if not spec.varlen:
@@ -214,9 +214,9 @@ class Extent(NamedTuple):
         # The keys of a cache's part, which batch_invariant fixes, follow from all rows that there is room for.
         return rounded._replace(max_seqlen_k=self.max_seqlen_k) if spec.batch_invariant else rounded
 
-    def rounded(self) -> Extent:
+    def rounded(self) -> ProblemSize:
         batch, rows, keys = self
-        return Extent(rounded(batch), rounded(rows), rounded_keys(keys))
+        return ProblemSize(rounded(batch), rounded(rows), rounded_keys(keys))
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -303,8 +303,8 @@ class AttentionInputs(NamedTuple):
         return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
 
     @property
-    def extent(self) -> Extent:
-        return Extent(self.batch, self.max_seqlen_q, self.max_seqlen_k)
+    def extent(self) -> ProblemSize:
+        return ProblemSize(self.batch, self.max_seqlen_q, self.max_seqlen_k)
 
 
 _TENSORS = AttentionInputs._fields.index("max_seqlen_q")

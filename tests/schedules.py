@@ -1,7 +1,7 @@
 """The waits between CTAs of an ordered backward, simulated on the host from the order code that kernels run.
 
 A chip launches CTAs in the order of their index, each when a resident CTA ends. `walks` evaluates the kernel's own
-`work_tile`, `Work.block` and `Work.turn` for every CTA, or with a block mask its lists and `turn_by_lists`; `run`
+`work_tile`, `Work.block` and `Work.turn` for every CTA, or with a block mask its lists and `order_index_by_lists`; `run`
 executes these walks with any number of resident CTAs.
 """
 
@@ -21,7 +21,7 @@ from unittest import mock
 
 import cutlass
 
-from fa4.bwd.work import turn_by_lists
+from fa4.bwd.work import order_index_by_lists
 from fa4.core.mask import Band
 from fa4.core.order import Order
 from fa4.core.sequence import Lengths
@@ -88,12 +88,12 @@ class _Here(Order):
 
 def order_of(cfg: Any, problem: Problem) -> Order:
     """As `begin` of the kernels makes it."""
-    n_blocks, pairs = -(-problem.seqlen_k // cfg.span), problem.heads_kv * problem.batch
-    section = cfg.section(n_blocks, problem.seqlen_q, pairs)
+    n_blocks, pairs = -(-problem.seqlen_k // cfg.cluster_tile_n), problem.heads_kv * problem.batch
+    l2_group = cfg.l2_group(n_blocks, problem.seqlen_q, pairs)
     if isinstance(cfg, Portable):
-        return Order(n_blocks, problem.heads_kv, problem.batch, section)
-    wave = cfg.wave(n_blocks, section, pairs)
-    return Order(n_blocks, problem.heads_kv, problem.batch, section, cfg.descending, cfg.ctas, wave)
+        return Order(n_blocks, problem.heads_kv, problem.batch, l2_group)
+    wave = cfg.wave(n_blocks, l2_group, pairs)
+    return Order(n_blocks, problem.heads_kv, problem.batch, l2_group, cfg.descending, cfg.ctas, wave)
 
 
 def walks(cfg: Any, problem: Problem, chains: int = 1) -> list[Walk]:
@@ -135,17 +135,17 @@ def _portable_walk(cfg: Portable, problem: Problem, tile: Any) -> Walk:
 
 
 def _listed_walk(cfg: Any, states: Sequence[Sequence[int]], tile: Any) -> Walk:
-    """As `core.mask.Listed` goes through lists, with ranks as `bwd.ranks` computes them."""
+    """As `core.mask.SparseBlocks` goes through lists, with ranks as `bwd.ranks` computes them."""
     (rows, keys), group = cfg.mods.block, cfg.group
     heads, rows = (1, rows * group) if isinstance(cfg, Portable) else (group, rows)
-    column, steps = tile.block // (keys // cfg.span), range(rows // cfg.tile_m)
-    walk = []
+    column, steps = tile.block // (keys // cfg.cluster_tile_n), range(rows // cfg.tile_m)
+    block_iter = []
     for head, state in product(range(tile.head * heads, (tile.head + 1) * heads), (1, 2)):
         for m, step in product((m for m, row in enumerate(states) if row[column] == state), steps):
             at = (column, m * len(steps) + step, head)
             args = SimpleNamespace(ranks={at: sum(x > 0 for x in states[m][:column])})
-            walk.append(((tile.sequence, *at[1:]), turn_by_lists(args, cfg, *at[1:], tile.block)))
-    return walk
+            block_iter.append(((tile.sequence, *at[1:]), order_index_by_lists(args, cfg, *at[1:], tile.block)))
+    return block_iter
 
 
 @dataclass(frozen=True)
@@ -216,6 +216,6 @@ def run(walks: Sequence[Walk], resident: int, pace: Pace = Pace(), seed: int = 0
 def without_waits(walks: Sequence[Walk], resident: int, pace: Pace = Pace()) -> float:
     """The time that all walks would take if no CTA waited."""
     ends = [0.0] * resident
-    for walk in walks:
-        heapq.heappush(ends, heapq.heappop(ends) + pace.around + len(walk))
+    for block_iter in walks:
+        heapq.heappush(ends, heapq.heappop(ends) + pace.around + len(block_iter))
     return max(ends)

@@ -16,7 +16,7 @@ from fa4.device import chip_by_number, emulating
 from fa4.kvcache import api as cache_api
 from fa4.kvcache import calls as cache_calls
 from fa4.signature import routes
-from fa4.spec import Extent, rounded, rounded_keys
+from fa4.spec import ProblemSize, rounded, rounded_keys
 
 CHIPS = (80, 90, 100)
 
@@ -236,5 +236,5 @@ def test_a_launch_of_packed_sequences_has_their_own_sizes(monkeypatch, asked):
             out = fa4.flash_attn_varlen_func(x, x, x, cu_seqlens_q=bounds, cu_seqlens_k=bounds, **sizes)
             torch.autograd.grad(out.sum(), x)
         numbers = [x for call in launched for x in call if isinstance(x, tuple) and isinstance(x[0], int)]
-        assert numbers.count(Extent(2, 1001, 1001)) == 1, number
+        assert numbers.count(ProblemSize(2, 1001, 1001)) == 1, number
         assert [x[:2] for x in numbers].count((1001, 2)) == 1, number

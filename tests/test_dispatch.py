@@ -16,7 +16,7 @@ from fa4.device import Chip, NoTarget, chip_by_number, chip_of, emulating, targe
 from fa4.dispatch import Backend, HeadDims, NoBackend
 from fa4.mods.record import ModSpec
 from fa4.mods.trace import trace_score
-from fa4.spec import AttentionSpec, CacheSpec, Extent, Feature, Flags
+from fa4.spec import AttentionSpec, CacheSpec, Feature, Flags, ProblemSize
 
 PICKY = Backend(
     name="picky",
@@ -30,7 +30,7 @@ PICKY = Backend(
     requires=("no_such_module_anywhere",),
 )
 CPU = chip_of(torch.device("cpu"))
-MANY = Extent(1, 4096, 4096)
+MANY = ProblemSize(1, 4096, 4096)
 
 
 def spec(**kwargs):
@@ -179,14 +179,14 @@ def test_blackwell_takes_wide_heads_of_few_queries_without_gradients():
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
     problem, chip = spec(head_dim=256, heads_q=8, heads_kv=2), chip_by_number(100)
     for rows, trains, chosen in ((1, False, "sm100"), (16, False, "sm100"), (17, False, "sm80"), (1, True, "sm80")):
-        asked, extent = replace(problem, needs_backward=trains), Extent(1, rows, 4096)
+        asked, extent = replace(problem, needs_backward=trains), ProblemSize(1, rows, 4096)
         assert dispatch.select(asked, extent, chip).name == chosen
         if chosen == "sm80":
             with pytest.raises(NoBackend, match="is only for inference with at most 64 query rows"):
                 dispatch.select(asked, extent, chip, "sm100")
     narrow = spec(head_dim=128, heads_q=8, heads_kv=2)
     for number, chosen in ((80, "sm80"), (90, "sm90"), (100, "sm100"), (103, "sm100"), (120, "sm80")):
-        assert dispatch.select(narrow, Extent(1, 1, 4096), chip_by_number(number)).name == chosen
+        assert dispatch.select(narrow, ProblemSize(1, 1, 4096), chip_by_number(number)).name == chosen
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_blackwell_has_no_room_for_single_rows_of_wide_heads(cache):
 def _assert_blackwell_takes(cache, head_dim, why):
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
     problem = replace(spec(head_dim=head_dim, heads_q=8, heads_kv=2), cache=cache, has_seqused_k=True)
-    explanation = dispatch.explain(problem, Extent(1, 1, 4096), chip_by_number(100))
+    explanation = dispatch.explain(problem, ProblemSize(1, 1, 4096), chip_by_number(100))
     assert explanation.chosen == ("sm100" if why is None else "sm80")
     assert why is None or why in str(explanation)
 
@@ -309,7 +309,7 @@ def test_the_backend_of_each_chip(number, dtype):
     problem = spec(dtype=dtype, head_dim=128, seqlen_q=4096, seqlen_k=4096)
     for emulated in (False, True):
         chip = chip_by_number(number, emulated=emulated)
-        chosen = dispatch.select(problem, Extent(4, 4096, 4096), chip).name
+        chosen = dispatch.select(problem, ProblemSize(4, 4096, 4096), chip).name
         assert chosen == ("torch" if dtype == torch.float32 else CHOSEN[number])
 
 
@@ -361,7 +361,7 @@ def test_what_compiles_for_a_chip_is_code_of_that_chip():
 
 
 def test_facts_of_chips_are_plausible():
-    """Sizes in bytes, not in KiB; every data centre chip since Blackwell has tensor memory, no other has."""
+    """SizeRule in bytes, not in KiB; every data centre chip since Blackwell has tensor memory, no other has."""
     for number, facts in CHIPS.items():
         assert facts.number == number and facts.capability == divmod(number, 10)
         assert 99 << 10 <= facts.smem_per_block < facts.smem_per_sm <= 228 << 10

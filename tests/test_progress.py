@@ -19,7 +19,7 @@ from fa4.sm80.plan import Backward as Portable
 from fa4.sm90.bwd.plan import Backward as Hopper
 from fa4.sm90.bwd.tiles import D64, D96, D96_ORDERED, D128_CUT, D256, D256_ORDERED, WIDE, tiles_for
 from fa4.sm100.bwd.plan import Backward as Blackwell
-from fa4.spec import AttentionSpec, Extent
+from fa4.spec import AttentionSpec, ProblemSize
 from tests.gpu.residency import FEW_HEADS, HEADS, PLAIN, SEQLEN
 from tests.schedules import NoProgress, Pace, Problem, run, walks, without_waits
 
@@ -46,7 +46,7 @@ def configured(kind: str, problem: Problem, group: int, sms: int, together: int 
     chip = chip_by_number(number, sms=sms)
     if together is not None and backward is Hopper:
         tiles = dataclasses.replace(tiles, together=together)
-    return backward(spec, Extent(problem.batch, problem.seqlen_q, problem.seqlen_k), chip, tiles).config(False)
+    return backward(spec, ProblemSize(problem.batch, problem.seqlen_q, problem.seqlen_k), chip, tiles).config(False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,7 +58,7 @@ def test_every_wait_is_for_a_lower_launch_index(kind, blocks, seed):
         heads, batch, sms = choose.randint(1, 3), choose.randint(1, 3), choose.randint(2, 14)
         problem = Problem(300, 1, heads, batch, left, right)
         cfg = configured(kind, problem, group, sms, choose.choice((None, 1, 2, 5)))
-        problem = dataclasses.replace(problem, seqlen_k=blocks * cfg.span)
+        problem = dataclasses.replace(problem, seqlen_k=blocks * cfg.cluster_tile_n)
         if choose.random() < 0.5:
             lengths = tuple((choose.randint(1, 300), choose.randint(1, problem.seqlen_k)) for _ in range(batch))
             problem = dataclasses.replace(problem, lengths=lengths)
@@ -83,11 +83,11 @@ def test_every_wait_by_the_lists_of_a_block_mask_is_for_a_lower_launch_index(kin
         states = tuple(tuple(choose.choices((0, 1, 2), k=blocks)) for _ in range(3))
         problem = Problem(3 * 128, blocks * 128, heads, batch, states=states)
         cfg = configured(kind, problem, group, sms, mods=ModSpec(block=(128, 128)))
-        assert cfg.turns_by_lists and not cfg.descending
+        assert cfg.ordered_by_lists and not cfg.descending
         found = walks(cfg, problem)
         additions = [addition for walk in found for addition in walk]
         listed = sum(state > 0 for row in states for state in row)
-        expected = listed * heads * batch * (128 // cfg.span) * (128 * group // cfg.tile_m)
+        expected = listed * heads * batch * (128 // cfg.cluster_tile_n) * (128 * group // cfg.tile_m)
         assert len(set(additions)) == len(additions) == expected
         for resident in range(1, min(len(found), 12) + 1):
             run(found, resident, Pace(jitter=choose.random()), seed)
@@ -119,7 +119,7 @@ def test_waits_cost_little_on_a_whole_chip(shape):
     spec = AttentionSpec(
         torch.bfloat16, head_dim, head_dim, heads * group, heads, 0.1, needs_backward=True, deterministic=True
     )
-    cfg = Hopper(spec, Extent(problem.batch, seqlen, seqlen), chip_by_number(90)).config(False)
+    cfg = Hopper(spec, ProblemSize(problem.batch, seqlen, seqlen), chip_by_number(90)).config(False)
     found = walks(cfg, problem)
     assert without_waits(found, cfg.most_blocks) / run(found, cfg.most_blocks, Pace(jitter=0.1)) > 0.97
 
@@ -128,9 +128,9 @@ def test_ordered_rows_without_a_mask_need_pairs_enough():
     for head_dim, ordered, other in ((96, D96_ORDERED, D96), (256, D256_ORDERED, D256)):
         for heads, batch, seqlen in ((8, 1, 16384), (8, 4, 4096), (8, 16, 1024), (1, 1, 16384), (2, 1, 4096)):
             spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, heads, heads, 0.1, needs_backward=True)
-            extent = Extent(batch, seqlen, seqlen)
+            extent = ProblemSize(batch, seqlen, seqlen)
             assert tiles_for(spec, extent) is (ordered if heads == 8 else other)
-            assert tiles_for(dataclasses.replace(spec, window_right=0), Extent(batch, 4096, 4096)) is ordered
+            assert tiles_for(dataclasses.replace(spec, window_right=0), ProblemSize(batch, 4096, 4096)) is ordered
 
 
 def test_a_gpu_runs_ordered_kernels_with_one_sum_and_with_several():
@@ -142,7 +142,7 @@ def test_a_gpu_runs_ordered_kernels_with_one_sum_and_with_several():
             torch.bfloat16, int(head_dim), int(head_dim), heads, heads, 0.1, needs_backward=True,
             window_right=0 if mask == "causal" else None, deterministic=order == "deterministic",
         )  # fmt: skip
-        backward = Hopper(spec, Extent(1, SEQLEN, SEQLEN), chip_by_number(90))
+        backward = Hopper(spec, ProblemSize(1, SEQLEN, SEQLEN), chip_by_number(90))
         if backward.config(False).deterministic:
             chains[name, heads] = backward.chains
     by_default = {(name, heads) for name, heads in chains if "default" in name}

@@ -16,7 +16,7 @@ from fa4.cases import Case
 from fa4.device import chip_of
 from fa4.plan import Layout, Plan
 from fa4.run import allocate, prepare
-from fa4.spec import AttentionInputs, Extent, Saved
+from fa4.spec import AttentionInputs, ProblemSize, Saved
 
 BACKENDS = ("torch", "sm80", "sm100")
 
@@ -92,7 +92,7 @@ def test_padding_leaves_the_gradient_of_a_projection_finite(backend, name, seed)
 def test_the_kernel_for_idle_rows_writes_them_alone(kind, seed):
     """In matrices of two widths, in lse, and in the lse of two parts; some sequences are empty, full or unused."""
     with chip("sm80", seed):
-        from fa4.core import idle
+        from fa4.core import padding_rows
         from fa4.device import chip_of
 
         here = chip_of(torch.device("cpu"))
@@ -105,10 +105,10 @@ def test_the_kernel_for_idle_rows_writes_them_alone(kind, seed):
         seqused = None if seqused is None else torch.tensor(seqused, dtype=torch.int32)
         batch = () if varlen else (3,)
         for matrices, parts in ((2, 1), (0, 2)):
-            cfg = idle.Config(torch.bfloat16, matrices, parts - 1, torch.inf, varlen, seqused is not None)
+            cfg = padding_rows.Config(torch.bfloat16, matrices, parts - 1, torch.inf, varlen, seqused is not None)
             of_dims = [torch.full((*batch, rows, heads, d), 7.0, dtype=torch.bfloat16) for d in (8, 24)[:matrices]]
             lse = torch.full((*((2,) if parts == 2 else ()), *batch, heads, rows), 7.0)
-            idle.launcher(cfg, here)((tuple(of_dims) or None, lse, lengths, seqused), 2)
+            padding_rows.launcher(cfg, here)((tuple(of_dims) or None, lse, lengths, seqused), 2)
             for x in of_dims:
                 assert torch.equal(x, torch.where(used[..., None, None], 7.0, 0.0).to(x.dtype).expand_as(x))
             assert torch.equal(lse, torch.where(used.unsqueeze(-2), 7.0, torch.inf).expand_as(lse))
@@ -221,8 +221,8 @@ def test_rows_that_kernels_may_leave_alone_are_set(changes, idle_q, idle_k):
     assert (part_lse == allocate.UNWRITTEN).all() if idle_q else part_lse.isnan().all()
     dq, dk, dv, dsink = allocate.gradient_maker(problem.inputs, spec, Idler(problem, spec))(problem.inputs)
     assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in problem.inputs[:3]] and dsink is None
-    for x, idle in ((dq, idle_q), (dk, idle_k), (dv, idle_k)):
-        assert (x == 0).all() if idle else x.isnan().all()
+    for x, padding_rows in ((dq, idle_q), (dk, idle_k), (dv, idle_k)):
+        assert (x == 0).all() if padding_rows else x.isnan().all()
 
 
 class Idler(Plan):
@@ -326,7 +326,7 @@ def test_queries_take_the_sign_of_the_scale(scale, sign):
 def test_a_problem_is_empty_if_any_of_its_sizes_is(extent, rows, varlen, empty):
     problem = cases.make(Case("empty", head_dim=8), 0)
     q, k = (problem.inputs.q.new_zeros(n, 2, 8) for n in rows)
-    plan = Plan(replace(problem.spec, varlen=varlen), Extent(*extent), chip_of(q.device))
+    plan = Plan(replace(problem.spec, varlen=varlen), ProblemSize(*extent), chip_of(q.device))
     assert plan.is_empty(problem.inputs._replace(q=q, k=k)) == empty
 
 
@@ -391,7 +391,7 @@ def test_tensors_alone_go_the_longer_way_where_there_is_more_to_do(case, seed, m
     spec, inputs = problem.spec.with_positive_scale(), problem.inputs
     plan = _Launching(spec, inputs.extent, chip_of(inputs.q.device))
     if case.lengths:  # idle rows are set without a kernel
-        monkeypatch.setattr(allocate, "idle_setter", lambda *_: functools.partial(allocate._fill_all, -torch.inf))
+        monkeypatch.setattr(allocate, "padding_setter", lambda *_: functools.partial(allocate._fill_all, -torch.inf))
     forward = run.Forward(inputs, problem.spec, plan)
     got, expected = forward.of_tensors(tuple(inputs[:8])), forward(inputs)
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])

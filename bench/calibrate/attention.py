@@ -12,7 +12,7 @@ import torch
 from bench.suites import BenchCase, made_tensors, square
 from fa4 import run
 from fa4.device import Chip
-from fa4.spec import AttentionInputs, AttentionSpec, Extent, Saved
+from fa4.spec import AttentionInputs, AttentionSpec, ProblemSize, Saved
 
 from . import skeletons
 
@@ -71,7 +71,7 @@ def _hopper(direction: str) -> list[dict[str, Any]]:
     if direction == "fwd":
         heights: list[dict[str, Any]] = [{"tile_n": n} for n in (64, 80, 96, 112, 160)]
         others = [{"ping_pong": False}, {"schedule": Schedule.SINGLE}, {"most_stages": 1}]
-        return [*heights, *others, {"tile_n": 64, "ping_pong": False}, {"teams": 3, "tile_n": 64}]
+        return [*heights, *others, {"tile_n": 64, "ping_pong": False}, {"consumers": 3, "tile_n": 64}]
     rings = [{"tile_m": 64, name: n} for name in ("q_stages", "stages") for n in (1, 3)]
     return [{"tile_m": 64}, *rings, {"tile_m": 64, "ds_stages": 3}]
 
@@ -129,7 +129,7 @@ def spec_of(case: Case) -> AttentionSpec:
     )  # fmt: skip
 
 
-def tiles_of(case: Case, chip: Chip, extent: Extent) -> Any:
+def tiles_of(case: Case, chip: Chip, extent: ProblemSize) -> Any:
     """The row of tiles: the table's, with the case's changes."""
     import fa4.sm80.tiles as portable
     import fa4.sm90.bwd.tiles as backward
@@ -146,7 +146,7 @@ def tiles_of(case: Case, chip: Chip, extent: Extent) -> Any:
     return dataclasses.replace(row, **dict(case.changes))
 
 
-def plan_of(case: Case, chip: Chip, extent: Extent, tiles: Any) -> Any:
+def plan_of(case: Case, chip: Chip, extent: ProblemSize, tiles: Any) -> Any:
     """The backend's plan with these tiles."""
     import fa4.sm80.plan as portable
     import fa4.sm90.plan as hopper

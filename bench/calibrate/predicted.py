@@ -30,7 +30,7 @@ from fa4.emulator.timing.code import binary_of, issue_of, issue_with
 from fa4.emulator.timing.grid import CtaCost, Sample
 from fa4.emulator.timing.issue import Issue
 from fa4.emulator.timing.replay import replay, resident_ctas
-from fa4.spec import Extent, Saved
+from fa4.spec import ProblemSize, Saved
 
 from . import attention, skeletons
 
@@ -120,8 +120,8 @@ def recorded(case: attention.Case, chip: Chip, folder: Path) -> tuple[Walk, list
     return walk, found
 
 
-def _extent(shape: BenchCase) -> Extent:
-    return Extent(shape.batch, shape.seqlen_q, shape.seqlen_k)
+def _extent(shape: BenchCase) -> ProblemSize:
+    return ProblemSize(shape.batch, shape.seqlen_q, shape.seqlen_k)
 
 
 _issues: dict[bytes, Issue] = {}
@@ -185,7 +185,7 @@ def _ranges(shape: BenchCase, walk: Walk, chip: Chip, inputs: tuple[tuple[int, i
     rows = shape.seqlen_q * shape.heads_q * (1 + (shape.direction == "bwd")) + 2 * shape.seqlen_k * shape.heads_kv
     cold = 2 * shape.batch * rows * shape.head_dim > _L2_BYTES
     tiles, places = len(_steps(shape, walk)), walk.places(chip.sms)
-    together = max(1, min(tiles, places // walk.section))
+    together = max(1, min(tiles, places // walk.l2_group))
     idle = max(1.0, places / (tiles * shape.heads_q * shape.batch))
     return [(begin, end, idle * (1 if alone else together), cold) for begin, end, alone in inputs]
 

@@ -26,7 +26,7 @@ def _weigh(self, s, at, is_masked: bool) -> Boolean:
 def _load_block(context, name: str, work, block, cursor) -> None:
     """A stage is full when nothing has come."""
     cursor.wait()
-    cursor.announce(0)
+    cursor.expect_tx(0)
 
 
 @contextlib.contextmanager

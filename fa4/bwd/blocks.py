@@ -26,7 +26,7 @@ from ..core.constant import Constant
 from ..core.order import Order, PackedOrder
 from ..core.sequence import Lengths, as_columns, as_matrices, extent, modes_reversed
 from ..core.traced import BlockTensors, ModTensors
-from ..spec import Extent, Saved
+from ..spec import ProblemSize, Saved
 
 if TYPE_CHECKING:
     from .workspace import Workspace
@@ -60,7 +60,7 @@ class Placement(Constant):
 class RowBlocks(Constant):
     """What the code of statistics and finish depends on.
 
-    packed: heads that are rows of one block. turns: counters of a block, see `turns`; 0 for none. first_stores: whoever
+    packed: heads that are rows of one block. turns: counters of a block, see `semaphores`; 0 for none. first_stores: whoever
     is first, in the order of additions or by chance, stores what others add to, so that sums need not be cleared; no
     sum is read whose (first) counter is 0. list_rows: rows of a block mask's block, if its lists say that order;
     else 0. pdl: the three kernels overlap by programmatic launch. weight_exponent: e, see above. chained: a block has
@@ -76,7 +76,7 @@ class RowBlocks(Constant):
     has_sink: bool
     has_dlse: bool
     packed: int = 1
-    turns: int = 0
+    semaphores: int = 0
     first_stores: bool = False
     list_rows: int = 0
     pdl: bool = False
@@ -110,7 +110,7 @@ class RowTensors:
     dsink: cute.Tensor | None
     statistics: cute.Tensor
     dq_sum: cute.Tensor
-    turns: cute.Tensor | None
+    semaphores: cute.Tensor | None
     ranks: cute.Tensor | None
     of_queries: BlockTensors | None
     lengths: Lengths
@@ -124,7 +124,7 @@ class RowTensors:
         dq: cute.Tensor,
         workspace: Workspace,
         scale: Float32,
-        sizes: Extent,
+        sizes: ProblemSize,
         mods: ModTensors | None,
         cfg: RowBlocks,
     ) -> RowTensors:
@@ -132,7 +132,7 @@ class RowTensors:
         out, dout, dq = (as_matrices(x, cfg.packed) for x in (saved.out, saved.dout, dq))
         of_rows = (saved.lse, saved.dlse, workspace.dsink)
         lse, dlse, dsink = (None if x is None else as_columns(x, cfg.packed) for x in of_rows)
-        statistics, dq_sum, turns, ranks = (None if x is None else modes_reversed(x) for x in workspace[:4])
+        statistics, dq_sum, semaphores, ranks = (None if x is None else modes_reversed(x) for x in workspace[:4])
         of_queries = None if mods is None else mods.of_queries
         heads = cute.size(dq, mode=[2])
         order: Order | PackedOrder = Order(
@@ -142,6 +142,6 @@ class RowTensors:
             order = PackedOrder(cfg.tile_m, cfg.packed, inputs.lengths.cu_seqlens_q, extent(out), heads, heads, False)
         lengths = inputs.lengths.bounded(sizes.max_seqlen_q, sizes.max_seqlen_k)
         return RowTensors(
-            out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, turns, ranks, of_queries, lengths, order,
+            out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, semaphores, ranks, of_queries, lengths, order,
             scale,
         )  # fmt: skip

@@ -20,7 +20,7 @@ def targets(inputs: AttentionInputs, mods: Mods | None, gradients: Sequence[Tens
     if mods is None or not mods.trained:
         return None
     rows_k = inputs.k.shape[0] if inputs.varlen else inputs.k.shape[1]
-    blocks = row_blocks(rows_k, inputs.batch, cfg.own_span, 1, inputs.varlen)
+    blocks = row_blocks(rows_k, inputs.batch, cfg.cta_tile_n, 1, inputs.varlen)
     graph, made = parse(mods.score), list[Tensor]()
     for scatter in graph.scatters:
         if graph.is_of_heads(scatter):

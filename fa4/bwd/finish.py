@@ -12,7 +12,7 @@ from cutlass import Boolean, Float32, Int32
 
 from ..core.rows import first_row_block
 from ..core.sequence import extent, sequence_matrix
-from ..core.words import load_floats, pack_half, store_words
+from ..core.vec_io import load_floats, pack_half, store_vec
 from .blocks import THREADS, Placement, RowBlocks, RowTensors
 
 VECTOR = 8
@@ -37,7 +37,7 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
         source = args.dq_sum.iterator + cute.crd2idx((0, block, head, *[0] * cfg.chained), args.dq_sum.layout)
         is_met = Boolean(True)
         if cutlass.const_expr(cfg.first_stores):
-            is_met = args.turns[(block * cfg.turns, head, *[0] * cfg.chained)] > 0
+            is_met = args.semaphores[(block * cfg.semaphores, head, *[0] * cfg.chained)] > 0
         dq = sequence_matrix(args.dq, head, batch, place, cfg.varlen)
         placement, thread = cfg.placement, cute.arch.thread_idx()[0]
         chunk = 32 * placement.rows  # columns at a time
@@ -72,8 +72,8 @@ def with_others(args, cfg: RowBlocks, x: list[list[Float32]], at: tuple[Int32, I
 
 @cute.jit
 def add_others(args, cfg: cutlass.Constexpr[RowBlocks], total: cute.Tensor, block: Int32, head: Int32, offset: Int32):
-    for chain in cutlass.range(1, args.turns.shape[2], unroll=1):
-        if args.turns[block * cfg.turns, head, chain] > 0:
+    for chain in cutlass.range(1, args.semaphores.shape[2], unroll=1):
+        if args.semaphores[block * cfg.semaphores, head, chain] > 0:
             source = args.dq_sum.iterator + cute.crd2idx((0, block, head, chain), args.dq_sum.layout)
             other = piece(source + offset, cfg.placement)
             for i in cutlass.range_constexpr(cfg.placement.rows):
@@ -95,4 +95,4 @@ def piece(source: cute.Pointer, placement: Placement) -> list[list[Float32]]:
 
 def store_scaled(target: cute.Pointer, x: list[Float32], scale: Float32, dtype: type[cutlass.Numeric]) -> None:
     words: list[Int32] = [pack_half(x[i] * scale, x[i + 1] * scale, dtype) for i in range(0, VECTOR, 2)]
-    store_words(target, words)
+    store_vec(target, words)

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..core.order import Order, PackedOrder, listed_order
-from ..core.sequence import Lengths, ragged
+from ..core.sequence import Lengths, seq_bounded_tma
 from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
@@ -17,7 +17,7 @@ from .program import BackwardProgram, Call
 
 
 class Maps(NamedTuple):
-    """TMA maps of matrices (rows, columns, heads, batch), varlen without the batch, perhaps `ragged`."""
+    """TMA maps of matrices (rows, columns, heads, batch), varlen without the batch, perhaps `seq_bounded_tma`."""
 
     q: TmaMap
     k: TmaMap
@@ -34,7 +34,7 @@ class Arguments:
     maps: Maps
     statistics: cute.Tensor  # (tile_m, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
     dq_sum: cute.Tensor  # (elements, blocks, heads_q): a block's dQ; see the chip's `placement`, `RowTensors`
-    turns: cute.Tensor | None  # (blocks * turns, heads_q): how many key blocks have added to (a share of) dQ
+    semaphores: cute.Tensor | None  # (blocks * turns, heads_q): how many key blocks have added to (a share of) dQ
     ranks: cute.Tensor | None  # (key blocks, blocks, heads_q): see `ranks`
     lengths: Lengths
     seqlen_q: Int32
@@ -56,25 +56,25 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         """Build the TMA maps and start the kernel."""
         rows, sizes = call.rows, call.sizes
         seqlens = cute.size(call.q, mode=[0]), cute.size(call.k, mode=[0])
-        n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.span)
+        n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.cluster_tile_n)
         heads = cute.size(call.k, mode=[2])
         pairs = heads * sizes.batch
-        section = cfg.section(n_blocks, sizes.max_seqlen_q, pairs)
-        wave = cfg.wave(n_blocks, section, pairs)
-        listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.span) if cfg.has_blocks else None
+        l2_group = cfg.l2_group(n_blocks, sizes.max_seqlen_q, pairs)
+        wave = cfg.wave(n_blocks, l2_group, pairs)
+        listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.cluster_tile_n) if cfg.has_blocks else None
         order: Order | PackedOrder = Order(
-            n_blocks, heads, sizes.batch, section, cfg.descending, cfg.ctas, wave, listed
+            n_blocks, heads, sizes.batch, l2_group, cfg.descending, cfg.ctas, wave, listed
         )
         if cfg.counts_keys:
             bounds = rows.lengths.cu_seqlens_k
-            order = PackedOrder(cfg.span, 1, bounds, seqlens[1], heads, section, cfg.descending, cfg.ctas)
+            order = PackedOrder(cfg.cluster_tile_n, 1, bounds, seqlens[1], heads, l2_group, cfg.descending, cfg.ctas)
         loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)
         if cfg.lengths_vary:
-            loaded, stored = tuple(ragged(x) for x in loaded), tuple(ragged(x) for x in stored)
+            loaded, stored = tuple(seq_bounded_tma(x) for x in loaded), tuple(seq_bounded_tma(x) for x in stored)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
         shared = [cfg.sharers(name) for name in ("q", "k", "v", "do")]
         maps = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in zip(loaded, tiles, shared)]
         maps += [TmaTile.store(x, tile).map for x, tile in zip(stored, tiles[4:])]
-        sums = rows.statistics, rows.dq_sum, rows.turns, rows.ranks
+        sums = rows.statistics, rows.dq_sum, rows.semaphores, rows.ranks
         args = Arguments(Maps(*maps), *sums, rows.lengths, *seqlens, order, *call.scalars, call.mods)
         self.start(args, cfg, order.ctas, stream)

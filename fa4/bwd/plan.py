@@ -15,7 +15,7 @@ from ..core.softmax import LOG2_E
 from ..device import Chip
 from ..mods.record import Mods
 from ..mods.tensors import filled
-from ..spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
+from ..spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
 from . import captured as gradients
 from .workspace import Allocator
 
@@ -44,7 +44,7 @@ class Backward:
     kernel: Program
     chains = 1  # sums of a query block's dQ, see `RowBlocks.chained`
 
-    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip) -> None:
+    def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
         self.scalars = jit.fixed(Scalars.of(spec))
         self._compiled: dict[bool, tuple[Any, Allocator, jit.Launcher]] = {}  # by whether there is a dlse
@@ -72,7 +72,7 @@ class Backward:
         targets = gradients.targets(inputs, mods, captured, cfg)
         given = None
         if mods is not None:
-            given = filled(mods, inputs.q.shape[-2], backward=True, in_turn=cfg.turns_by_lists, captured=targets)
+            given = filled(mods, inputs.q.shape[-2], backward=True, is_ordered=cfg.ordered_by_lists, captured=targets)
         launcher(inputs[:8], saved, grads, workspace, self.scalars, extent, given)
         gradients.finish(inputs, mods, captured, targets)
         return workspace.dsink_terms()

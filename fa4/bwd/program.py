@@ -13,7 +13,7 @@ from ..core.arguments import Inputs, fake_matrices, fake_numbers, fake_rows
 from ..core.program import Program
 from ..core.sequence import as_matrices
 from ..core.traced import ModTensors
-from ..spec import Extent, Gradients, Saved
+from ..spec import Gradients, ProblemSize, Saved
 from .blocks import RowTensors
 from .finish import launch_finish
 from .plan import Scalars
@@ -32,7 +32,7 @@ class Call(NamedTuple):
     dv: cute.Tensor
     rows: RowTensors
     scalars: Scalars
-    sizes: Extent
+    sizes: ProblemSize
     mods: ModTensors | None
 
 
@@ -49,7 +49,7 @@ class BackwardProgram(Program):
         grads: Gradients,
         workspace: Workspace,
         scalars: Scalars,
-        sizes: Extent,
+        sizes: ProblemSize,
         mods: ModTensors | None,
         cfg: cutlass.Constexpr,
         stream,
@@ -79,6 +79,6 @@ class BackwardProgram(Program):
     def stand_ins(self, cfg: Any) -> tuple:
         out, dout, *grads = fake_matrices(cfg, 5)
         saved = Saved(out, fake_rows(cfg), dout, fake_rows(cfg, cfg.has_dlse))
-        workspace, numbers = Workspace.fake(cfg.row_blocks), (fake_numbers(Scalars), Extent(*[Int32(0)] * 3))
-        mods = ModTensors.fake(cfg.mods, backward=True, in_turn=cfg.turns_by_lists)
+        workspace, numbers = Workspace.fake(cfg.row_blocks), (fake_numbers(Scalars), ProblemSize(*[Int32(0)] * 3))
+        mods = ModTensors.fake(cfg.mods, backward=True, is_ordered=cfg.ordered_by_lists)
         return Inputs.fake(cfg), saved, Gradients(*grads), workspace, *numbers, mods

@@ -15,7 +15,7 @@ from cutlass import Boolean, Float32, Int32
 from ..core.rows import first_row_block
 from ..core.sequence import extent, sequence_matrix
 from ..core.softmax import LOG2_E
-from ..core.words import load_halves, store_words
+from ..core.vec_io import load_halves, store_vec
 from .blocks import THREADS, RowBlocks, RowTensors
 from .ranks import rank_key_blocks
 
@@ -42,14 +42,14 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
         if cutlass.const_expr(not cfg.first_stores):
             dq = args.dq_sum[None, block, head]
             for i in cutlass.range(thread, cfg.placement.elements // 4, THREADS, unroll=4):
-                store_words(dq.iterator + 4 * i, [Int32(0)] * 4)
-        if cutlass.const_expr(cfg.turns > 0):  # noqa: SIM102  one is decided at compile time
-            if thread < cfg.turns:
+                store_vec(dq.iterator + 4 * i, [Int32(0)] * 4)
+        if cutlass.const_expr(cfg.semaphores > 0):  # noqa: SIM102  one is decided at compile time
+            if thread < cfg.semaphores:
                 if cutlass.const_expr(cfg.chained):
-                    for chain in cutlass.range(args.turns.shape[2], unroll=1):
-                        args.turns[block * cfg.turns + thread, head, chain] = Int32(0)
+                    for chain in cutlass.range(args.semaphores.shape[2], unroll=1):
+                        args.semaphores[block * cfg.semaphores + thread, head, chain] = Int32(0)
                 else:
-                    args.turns[block * cfg.turns + thread, head] = Int32(0)
+                    args.semaphores[block * cfg.semaphores + thread, head] = Int32(0)
         if cutlass.const_expr(cfg.list_rows > 0):
             row = m_block * cfg.tile_m // cfg.list_rows
             rank_key_blocks(args.of_queries, args.ranks[None, block, head], batch, head, row)

@@ -13,11 +13,11 @@ from ..pipeline.smem import Tile
 
 @dataclass(frozen=True, slots=True)
 class Variant(variant.Variant):
-    """A kind of problem and how a backward works on it: `tile_m` queries a step, `span` keys of a CTA (or of `ctas`
+    """A kind of problem and how a backward works on it: `tile_m` queries a step, `cluster_tile_n` keys of a CTA (or of `ctas`
     that work as a pair), tiles of q, do, dk and dv, and `row_blocks`."""
 
     column_unit: ClassVar[int]  # products compute so many columns of a head dim, or a multiple
-    own_span: ClassVar[int]  # keys of a CTA, of a pair too
+    cta_tile_n: ClassVar[int]  # keys of a CTA, of a pair too
     score_threads: ClassVar[int] = 256  # that have scores of these: eight warps, the CTA's first
 
     @property
@@ -31,11 +31,11 @@ class Variant(variant.Variant):
 
     @property
     def k_tile(self) -> Tile:
-        return Tile(self.own_span, self.head_dim, self.dtype.width)
+        return Tile(self.cta_tile_n, self.head_dim, self.dtype.width)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.own_span, self.head_dim_v, self.dtype.width)
+        return Tile(self.cta_tile_n, self.head_dim_v, self.dtype.width)
 
     @property
     def rows_bytes(self) -> int:
@@ -49,10 +49,10 @@ class Variant(variant.Variant):
         it follows a step behind, and nobody waits for long."""
         return self.deterministic and self.has_right
 
-    def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32 | None:
+    def l2_group(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32 | None:
         """How many of all pairs of head and sequence advance together, see `core.order`; None for a sequence's."""
         return None
 
-    def wave(self, n_blocks: Int32, section: Int32 | None, pairs: Int32) -> Int32 | None:
+    def wave(self, n_blocks: Int32, l2_group: Int32 | None, pairs: Int32) -> Int32 | None:
         """How many blocks of each pair of a section begin together, if the order is one of waves, see `core.order`."""
         return None

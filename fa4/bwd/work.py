@@ -8,14 +8,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..core.mask import Band, Listed
+from ..core.mask import Band, SparseBlocks
 from ..core.order import Order, Tile
 from ..core.rows import first_row_block
 from ..core.sequence import Rows
 
 
 class Keys(NamedTuple):
-    """A block of `cfg.span` keys, and the blocks first <= m < stop of `cfg.tile_m` queries that see some."""
+    """A block of `cfg.cluster_tile_n` keys, and the blocks first <= m < stop of `cfg.tile_m` queries that see some."""
 
     n_block: Int32
     head_kv: Int32
@@ -26,7 +26,7 @@ class Keys(NamedTuple):
     first: Int32
     stop: Int32
     row_block: Int32  # where the sequence's query blocks begin in the row workspaces
-    walk: Listed | None  # if a block mask lists the query blocks: `first` and `stop` are places of the walk
+    block_iter: SparseBlocks | None  # if a block mask lists the query blocks: `first` and `stop` are places of the walk
     steps: Int32  # query blocks of all heads of the group
 
 
@@ -38,28 +38,32 @@ def keys_here(context) -> Keys:
     k = args.lengths.keys(batch, args.seqlen_k)
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None
-    mask = Band(cfg.tile_m, cfg.span, q.count, k.count, left, right)
+    mask = Band(cfg.tile_m, cfg.cluster_tile_n, q.count, k.count, left, right)
     first, stop = mask.query_blocks(n_block)
-    stop = Int32(cutlass.select_(n_block * cfg.span < k.count, stop, first))
+    stop = Int32(cutlass.select_(n_block * cfg.cluster_tile_n < k.count, stop, first))
     row_block = first_row_block(batch, q, args.seqlen_q, cfg.tile_m, 1, cfg.varlen)
     keys = Keys(n_block, head_kv, batch, q, k, mask, first, stop, row_block, None, (stop - first) * cfg.group)
     if not cfg.has_blocks:
         return keys
     if not cfg.lists_by_head:
-        walk = lists_of(context, keys, head_kv)
-        return keys._replace(first=Int32(0), stop=walk.count, walk=walk, steps=walk.count * cfg.group)
-    walk = lists_of(context, keys, head_kv * cfg.group)
-    return keys._replace(first=Int32(0), stop=walk.count, walk=walk, steps=steps_of_group(context, keys))
+        block_iter = lists_of(context, keys, head_kv)
+        return keys._replace(
+            first=Int32(0), stop=block_iter.count, block_iter=block_iter, steps=block_iter.count * cfg.group
+        )
+    block_iter = lists_of(context, keys, head_kv * cfg.group)
+    return keys._replace(
+        first=Int32(0), stop=block_iter.count, block_iter=block_iter, steps=steps_of_group(context, keys)
+    )
 
 
-def lists_of(context, keys, head: Int32) -> Listed:
+def lists_of(context, keys, head: Int32) -> SparseBlocks:
     """The query blocks that see a block of keys, by the lists of a query head. keys: `Keys`, or a record of a chip's
-    that begins with its fields and is for `cfg.span` keys."""
+    that begins with its fields and is for `cfg.cluster_tile_n` keys."""
     args, cfg = context.args, context.cfg
     block_q, block_k = cfg.mods.block
-    column, ratio = keys.n_block // (block_k // cfg.span), block_q // cfg.tile_m
-    exists = keys.n_block * cfg.span < keys.k.count if cfg.lengths_vary else None
-    return Listed.of(args.mods.blocks, keys.batch, head, column, ratio, keys.q.count, cfg.tile_m, exists)
+    column, ratio = keys.n_block // (block_k // cfg.cluster_tile_n), block_q // cfg.tile_m
+    exists = keys.n_block * cfg.cluster_tile_n < keys.k.count if cfg.lengths_vary else None
+    return SparseBlocks.of(args.mods.blocks, keys.batch, head, column, ratio, keys.q.count, cfg.tile_m, exists)
 
 
 @cute.jit
@@ -83,13 +87,13 @@ def first_member(context, keys) -> Int32:
     return first
 
 
-def turn(order: Order, mask: Band, m_block: Int32, tile: Tile) -> Int32:
+def order_index(order: Order, mask: Band, m_block: Int32, tile: Tile) -> Int32:
     """How many key blocks add to dQ of a query block before a tile's; all that the query block meets do, in order."""
     met = mask.key_blocks(m_block)
-    return order.turn(tile, met.first, met.stop)
+    return order.order_index(tile, met.first, met.stop)
 
 
-def turn_by_lists(args, cfg, block: Int32, head: Int32, n_block: Int32) -> Int32:
+def order_index_by_lists(args, cfg, block: Int32, head: Int32, n_block: Int32) -> Int32:
     """The same where a block mask's lists say which key blocks meet. block: the query block in the row workspaces."""
-    tiles = cfg.mods.block[1] // cfg.span
+    tiles = cfg.mods.block[1] // cfg.cluster_tile_n
     return args.ranks[n_block // tiles, block, head] * tiles + n_block % tiles

@@ -29,7 +29,7 @@ class Workspace(NamedTuple):
 
     statistics: Tensor
     dq_sum: Tensor
-    turns: Tensor | None
+    semaphores: Tensor | None
     ranks: Tensor | None
     dsink: Tensor | None
 
@@ -39,7 +39,7 @@ class Workspace(NamedTuple):
         return Workspace(
             jit.fake_tensor(Float32, 4, contiguous=True),
             jit.fake_tensor(Float32, 3 + cfg.chained, contiguous=True),
-            jit.fake_tensor(Int32, 2 + cfg.chained, contiguous=True) if cfg.turns else None,
+            jit.fake_tensor(Int32, 2 + cfg.chained, contiguous=True) if cfg.semaphores else None,
             jit.fake_tensor(Int32, 3, contiguous=True, align=4) if cfg.list_rows else None,
             jit.fake_tensor(Float32, 2 if cfg.varlen else 3, contiguous=True, align=4) if cfg.has_sink else None,
         )
@@ -69,11 +69,13 @@ class Allocator:
         of_rows = (all_heads, rows) if cfg.varlen else (batch, all_heads, rows)
         statistics = maker((heads, blocks, 2, cfg.tile_m), torch.float32, device)
         dq_sum = maker((*self._chains, heads, blocks, cfg.placement.elements), torch.float32, device)
-        turns = maker((*self._chains, heads, blocks * cfg.turns), torch.int32, device) if cfg.turns else _nothing
+        semaphores = (
+            maker((*self._chains, heads, blocks * cfg.semaphores), torch.int32, device) if cfg.semaphores else _nothing
+        )
         ranks = maker((heads, blocks, key_blocks), torch.int32, device) if cfg.list_rows else _nothing
         zeros = functools.partial(torch.zeros, of_rows, dtype=torch.float32, device=device)
         dsink = zeros if cfg.has_sink else _nothing
-        return lambda: Workspace(statistics(), dq_sum(), turns(), ranks(), dsink())
+        return lambda: Workspace(statistics(), dq_sum(), semaphores(), ranks(), dsink())
 
 
 def _nothing() -> None: ...

@@ -21,7 +21,7 @@ from cutlass._mlir.dialects import arith, llvm
 _UNIT = {cutlass.Float16: 0x64006400, cutlass.BFloat16: 0x43004300}  # pairs of 1024 and of 128
 
 
-def widened(word: Int32, source: torch.dtype, dtype: type[cutlass.Numeric], has_cvt: bool = True) -> list[Int32]:
+def upconverted(word: Int32, source: torch.dtype, dtype: type[cutlass.Numeric], has_cvt: bool = True) -> list[Int32]:
     """Four numbers as two words of two numbers of `dtype`. has_cvt: on a chip that converts e4m3."""
     if source == torch.int8:
         return [_of_int8(_spread(word, place), dtype) for place in range(2)]

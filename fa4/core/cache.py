@@ -20,7 +20,7 @@ from cutlass import Boolean, Float32, Int32
 from .. import jit
 from ..spec import CacheSpec
 from .constant import Constant
-from .sequence import Lengths, Rows, extent, held_tile, sequence_matrix
+from .sequence import Lengths, Rows, clamp_tile, extent, sequence_matrix
 
 
 class CacheTensors(NamedTuple):
@@ -144,30 +144,30 @@ class Keys(Constant):
         return self.rows.count
 
     def pieces_of(
-        self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, pieces: int, is_ragged: bool
+        self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, pieces: int, is_seq_bounded: bool
     ) -> list[tuple[cute.Tensor, Int32]]:
         """Of each of `pieces` equal stretches of the n-th block of keys, the (rows, columns) of k or v that hold it,
-        and which stretch of these it is; x: matrices, or TMA coordinates of some that may be `ragged`.
+        and which stretch of these it is; x: matrices, or TMA coordinates of some that may be `seq_bounded_tma`.
 
-        For stretches past the last key that one's stands in (`held_tile`), whose rows nobody takes for theirs.
+        For stretches past the last key that one's stands in (`clamp_tile`), whose rows nobody takes for theirs.
         """
         if pieces == 1:
-            return [self._stretch(x, head, n, tile_n, is_ragged)]
+            return [self._stretch(x, head, n, tile_n, is_seq_bounded)]
         rows = tile_n // pieces
-        numbers = [held_tile(n * pieces + i, self.rows, rows) for i in range(pieces)]
-        return [self._stretch(x, head, number, rows, is_ragged) for number in numbers]
+        numbers = [clamp_tile(n * pieces + i, self.rows, rows) for i in range(pieces)]
+        return [self._stretch(x, head, number, rows, is_seq_bounded) for number in numbers]
 
     def _stretch(
-        self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, is_ragged: bool
+        self, x: cute.Tensor, head: Int32, n: Int32, tile_n: int, is_seq_bounded: bool
     ) -> tuple[cute.Tensor, Int32]:
         """One that a page holds whole."""
         if self.table is None:
-            return sequence_matrix(x, head, self.sequence, self.rows, self.varlen, is_ragged), n
+            return sequence_matrix(x, head, self.sequence, self.rows, self.varlen, is_seq_bounded), n
         size = self.spec.page_size
         place, of_page = n // (size // tile_n), n % (size // tile_n)
         held = Rows(Int32(0), cutlass.min(self.count - place * size, size))
         page = page_at(self.table, place, cute.size(x, mode=[3]))
-        return sequence_matrix(x, head, page, held, False, is_ragged), of_page
+        return sequence_matrix(x, head, page, held, False, is_seq_bounded), of_page
 
     def of_head(self, x: cute.Tensor, head: Int32) -> Strided | Paged:
         """One head's rows in k or v."""

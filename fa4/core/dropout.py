@@ -22,7 +22,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 from .. import jit
 from ..mods.dropout import BITS, KEYS, MULTIPLIERS, ROUNDS, WEYL
 from .constant import Constant
-from .visible import is_visible
+from .mask_bits import is_unmasked
 
 
 class DropoutTensors(NamedTuple):
@@ -149,7 +149,7 @@ def _transposed(word: Int32) -> Int32:
 
 def keeps(words: list[Int32], i: int) -> Boolean:
     """Whether bit i of neighbouring words is set."""
-    return is_visible(words[i // KEYS], i % KEYS)
+    return is_unmasked(words[i // KEYS], i % KEYS)
 
 
 def dropped(words: list[Int32], i: int, x: Float32) -> Float32:

@@ -43,7 +43,7 @@ class Blocks(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Descending(Constant):
+class ReverseRange(Constant):
     """A walk over key blocks from last to first. A place of the walk is the block's number."""
 
     blocks: Blocks
@@ -61,12 +61,12 @@ class Descending(Constant):
     def last(self) -> Int32:
         return self.blocks.first
 
-    def turn(self, place: Int32) -> Int32:
+    def iteration(self, place: Int32) -> Int32:
         """How many places were before."""
         return self.blocks.stop - 1 - place
 
-    def ahead(self, place: Int32, turns: int) -> Int32:
-        return place - turns
+    def ahead(self, place: Int32, steps: int) -> Int32:
+        return place - steps
 
     def exists(self, place: Int32) -> Boolean:
         return place >= self.blocks.first
@@ -76,7 +76,7 @@ class Descending(Constant):
 
 
 @dataclass(frozen=True)
-class Listed(Constant):
+class SparseBlocks(Constant):
     """A walk over the tiles in the blocks of two lists: first those to mask, then those seen whole. A place of the walk
     is the number of places before.
 
@@ -101,7 +101,7 @@ class Listed(Constant):
         extent: Int32,
         tile: int,
         exists: Boolean | None = None,
-    ) -> Listed:
+    ) -> SparseBlocks:
         """The lists of a `core.traced.BlockTensors` for a sequence, a query head and a block of the listing side.
 
         extent, tile: the listed side's rows, and those of a tile of it. Its last block may have fewer tiles than
@@ -122,7 +122,9 @@ class Listed(Constant):
             places.append(count * ratio - Int32(cutlass.select_(ends, (last + 1) * ratio - tiles, Int32(0))))
         masked, full = places
         cut = Int32(cutlass.select_(ends & (tiles * tile > extent), Int32(1), Int32(0)))  # by the last of the two lists
-        return Listed(blocks.lists[(*at, None)], blocks.full_lists[(*at, None)], masked, masked + full, cut, ratio)
+        return SparseBlocks(
+            blocks.lists[(*at, None)], blocks.full_lists[(*at, None)], masked, masked + full, cut, ratio
+        )
 
     def any(self) -> Boolean:
         return self.count > 0
@@ -133,11 +135,11 @@ class Listed(Constant):
     def last(self) -> Int32:
         return self.count - 1
 
-    def turn(self, place: Int32) -> Int32:
+    def iteration(self, place: Int32) -> Int32:
         return place
 
-    def ahead(self, place: Int32, turns: int) -> Int32:
-        return place + turns
+    def ahead(self, place: Int32, steps: int) -> Int32:
+        return place + steps
 
     def exists(self, place: Int32) -> Boolean:
         return place < self.count
@@ -271,7 +273,9 @@ class Band:
             cut = cut | (self.first_key(last_query) > n_block * self.tile_n)
         return cut
 
-    def hide(self, scores: cute.Tensor, own: cute.Tensor, first: cute.Tensor, m_block: Int32, n_block: Int32) -> None:
+    def apply_mask(
+        self, scores: cute.Tensor, own: cute.Tensor, first: cute.Tensor, m_block: Int32, n_block: Int32
+    ) -> None:
         """Set scores (rows, columns) of a thread to -inf where the query does not see the key.
 
         own: the thread's (row, column) in the tile for each score. first: the same of the tile's first thread, whose

@@ -30,19 +30,19 @@ class Order:
     section: pairs that advance together; None takes the heads of a sequence, which is a section of `heads`.
     descending: from the last block to the first. cluster: CTAs that share a tile. wave: blocks of a pair that begin
     together; waves then descend, and of all waves, section by section, in every other one the blocks ascend. listed:
-    (batch or 1, heads or 1, blocks), each pair's blocks in their order, in place of descending. most_sections: the last
+    (batch or 1, heads or 1, blocks), each pair's blocks in their order, in place of descending. most_l2_groups: the last
     of which has all pairs that are left; None for as many as there are.
     """
 
     blocks: Int32
     heads: Int32
     batch: Int32
-    section: Int32 | None = None
+    l2_group: Int32 | None = None
     descending: cutlass.Constexpr[bool] = False
     cluster: cutlass.Constexpr[int] = 1
     wave: Int32 | None = None
     listed: cute.Tensor | None = None
-    most_sections: Int32 | None = None
+    most_l2_groups: Int32 | None = None
 
     @property
     def tiles(self) -> Int32:
@@ -69,16 +69,16 @@ class Order:
 
     def at(self, index: Int32) -> Tile:
         """The index-th tile."""
-        if self.section is None:
+        if self.l2_group is None:
             per_sequence = self.blocks * self.heads
             sequence, within = index // per_sequence, index % per_sequence
             block, head = within // self.heads, within % self.heads
         else:
-            number, room = index // (self.blocks * self.section), self.section
-            if self.most_sections is not None:
-                number = cutlass.min(number, self.most_sections - 1)
-                room += cutlass.max(number + 2 - self.most_sections, 0) * self.heads * self.batch  # 0 but in the last
-            first_pair = number * self.section
+            number, room = index // (self.blocks * self.l2_group), self.l2_group
+            if self.most_l2_groups is not None:
+                number = cutlass.min(number, self.most_l2_groups - 1)
+                room += cutlass.max(number + 2 - self.most_l2_groups, 0) * self.heads * self.batch  # 0 but in the last
+            first_pair = number * self.l2_group
             pairs = cutlass.min(room, self.heads * self.batch - first_pair)  # the last section may be narrower
             within = index - first_pair * self.blocks
             block, pair = within // pairs, first_pair + within % pairs
@@ -96,7 +96,7 @@ class Order:
             block = self.blocks - 1 - block
         return Tile(block, head, sequence)
 
-    def turn(self, tile: Tile, first: Int32, stop: Int32) -> Int32:
+    def order_index(self, tile: Tile, first: Int32, stop: Int32) -> Int32:
         """How many of a pair's blocks first <= b < stop, of which the tile's is one, are to add to the same rows before
         it: in the order of work."""
         block = tile.block
@@ -111,7 +111,7 @@ class Order:
     def goes_back(self, tile: Tile) -> Int32:
         """1 if a causal problem's blocks of keys, of which the tile is one, are to begin at the last row; else 0.
 
-        Descending blocks, the shortest first, begin at the same time, each at its diagonal: there the last block leads
+        ReverseRange blocks, the shortest first, begin at the same time, each at its diagonal: there the last block leads
         and ends first, and so on. Then the next section's longest may begin, so that its blocks start one after the
         other and end at the same time; from the last row back, each finds the one before ahead.
         """
@@ -119,7 +119,7 @@ class Order:
 
     def _ascends(self, wave: Int32 | int, head: Int32, sequence: Int32) -> Int32:
         """1 or 0: of all waves, every other one."""
-        return ((sequence * self.heads + head) // self.section + wave) % 2
+        return ((sequence * self.heads + head) // self.l2_group + wave) % 2
 
     def _wave(self, index: Int32) -> tuple[Int32, Int32]:
         """[first, stop): the blocks of a wave."""
@@ -159,7 +159,7 @@ class PackedOrder:
     cu_seqlens: cute.Tensor
     total: Int32
     heads: Int32
-    section: Int32
+    l2_group: Int32
     descending: cutlass.Constexpr[bool] = True
     cluster: cutlass.Constexpr[int] = 1
 
@@ -184,7 +184,7 @@ class PackedOrder:
         blocks = self.first_block(sequence + 1) - first
         within = index - first * self.heads
         last = blocks * self.heads - 1
-        order = Order(blocks, self.heads, Int32(1), self.section, self.descending)
+        order = Order(blocks, self.heads, Int32(1), self.l2_group, self.descending)
         block, head, _ = order.at(cutlass.min(within, last))
         return Tile(Int32(cutlass.select_(within > last, Int32(_NONE), block)), head, sequence)
 
@@ -201,27 +201,27 @@ def _last_not_after(order: PackedOrder, block: Int32) -> Int32:
     return found
 
 
-def even_section(fit: int, pairs: int) -> int:
+def even_l2_group(fit: int, pairs: int) -> int:
     """How many of all pairs advance together if so many fit: a divisor where one is near. A last section of few pairs
     would begin with long tiles, fewer than the chip has places, when nothing is left to do beside them."""
     fit = max(1, min(fit, pairs))
     return next((size for size in range(fit, fit // 2, -1) if pairs % size == 0), fit)
 
 
-def even_sections(section: int, pairs: int, largest: int, lengths: Sequence[int], places: int) -> int:
+def even_l2_groups(l2_group: int, pairs: int, largest: int, lengths: Sequence[int], places: int) -> int:
     """How many sections all pairs make on a grid of `places` CTAs that goes to and fro through them, if a section is
     whole rounds; largest: pairs of the last one. lengths: of a pair's tiles, in their order.
 
     What is left over after the others may be shared unevenly, half a round of a section's longest and shortest tiles
     say. Then more pairs belong to the last section, as many as make that even.
     """
-    rest, most = pairs % section, -(-pairs // section)
+    rest, most = pairs % l2_group, -(-pairs // l2_group)
     if rest == 0:
         return most
     enough = EVEN * pairs * sum(lengths) / places
     least, found = math.inf, most
-    for more in range(max((largest - rest) // section, 0) + 1):
-        unevenness = _unevenness(rest + more * section, lengths, places)
+    for more in range(max((largest - rest) // l2_group, 0) + 1):
+        unevenness = _unevenness(rest + more * l2_group, lengths, places)
         if unevenness < least:
             least, found = unevenness, most - more
         if least < enough:

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from .softmax import LOG2_E
-from .words import bits
+from .vec_io import bits
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import cutlass
 from cutlass import Float32
 
 from .constant import Constant
-from .elements import Elements
+from .fragment_values import FragmentValues
 from .score import SoftcapAgain
 
-Lines = list[list[Float32]]  # a thread's elements, as `places.Places` has them
+Lines = list[list[Float32]]  # a thread's elements, as `places.FragmentCoords` has them
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Scoring(Constant):
     """The stages of a thread's elements of a tile; of softcap and score_mod there is at most one."""
 
     softcap: SoftcapAgain | None = None
-    score_mod: Elements | None = None
-    mask_mod: Elements | None = None
+    score_mod: FragmentValues | None = None
+    mask_mod: FragmentValues | None = None
 
     @property
     def is_plain(self) -> bool:

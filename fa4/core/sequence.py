@@ -5,8 +5,8 @@ layouts of the rows make loops simpler, and cost nothing where they are not used
 
 - with `group` heads packed, row r of a matrix is query r // group of head r % group of the group, so that a short
   query sequence fills a tile and each key is loaded once for the whole group;
-- a `ragged` matrix ends where a sequence's data ends: TMA fills what comes after with zeros, and leaves it alone in a
-  store; a tile that a load takes from one must hold some of the data (`held_tile`);
+- a `seq_bounded_tma` matrix ends where a sequence's data ends: TMA fills what comes after with zeros, and leaves it alone in a
+  store; a tile that a load takes from one must hold some of the data (`clamp_tile`);
 - the log-sum-exp of rows is a matrix with one column.
 """
 
@@ -124,7 +124,7 @@ def pack_heads(x: cute.Tensor, group: int) -> cute.Tensor:
     return cute.make_tensor(x.iterator, layout)
 
 
-def ragged(x: cute.Tensor) -> cute.Tensor:
+def seq_bounded_tma(x: cute.Tensor) -> cute.Tensor:
     """Matrices (rows, columns, heads, ...) with one mode more, for a TMA map that ends where a sequence's data ends.
 
     Element (row, column, head, ..., shift) is x's (row + shift - rows, column, head, ...): the shift moves a sequence's
@@ -141,24 +141,24 @@ def extent(x: cute.Tensor) -> Int32:
 
 
 def sequence_matrix(
-    x: cute.Tensor, head: Int32, batch: Int32, rows: Rows, varlen: bool, is_ragged: bool = False
+    x: cute.Tensor, head: Int32, batch: Int32, rows: Rows, varlen: bool, is_seq_bounded: bool = False
 ) -> cute.Tensor:
     """(rows, columns) of one (packed) head of one sequence, from matrices or the TMA coordinates of some.
 
     A ragged one ends with `rows`; others may go on with rows that are not the sequence's.
     """
     place, skipped = (head,) if varlen else (head, batch), rows.first
-    if is_ragged:
+    if is_seq_bounded:
         place, skipped = (*place, rows.first + rows.count), extent(x) - rows.count
     matrix = x[(None, None, *place)]
-    if not (varlen or is_ragged):
+    if not (varlen or is_seq_bounded):
         return matrix
     return cute.domain_offset(((0, skipped) if isinstance(x.shape[0], tuple) else skipped, 0), matrix)
 
 
-def held_tile(tile: Int32, rows: Rows, size: int) -> Int32:
+def clamp_tile(tile: Int32, rows: Rows, size: int) -> Int32:
     """The tile of `size` rows, or if it holds none of `rows` the last one that does, for a load that takes part in
-    what is nobody's result. TMA fills a box outside of a `ragged` matrix, but touches the place where the map begins,
+    what is nobody's result. TMA fills a box outside of a `seq_bounded_tma` matrix, but touches the place where the map begins,
     which may be outside of all memory: an H100 faults."""
     return cutlass.min(tile, (rows.count - 1) // size)
 

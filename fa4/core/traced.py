@@ -15,8 +15,8 @@ from ..mods.record import ModSpec
 from .arithmetic import KINDS
 from .constant import Constant
 from .dropout import DropoutTensors
-from .elements import Elements
-from .places import Places
+from .fragment_coords import FragmentCoords
+from .fragment_values import FragmentValues
 
 
 class BlockTensors(NamedTuple):
@@ -55,8 +55,8 @@ class ModTensors(NamedTuple):
         return ModTensors(tuple(tensors or ()), tuple(numbers or ()), *sides, captured, dropout)
 
     @staticmethod
-    def fake(mods: ModSpec | None, backward: bool = False, in_turn: bool = False) -> ModTensors | None:
-        """Stand-ins for compilation; in_turn: there is `of_queries`."""
+    def fake(mods: ModSpec | None, backward: bool = False, is_ordered: bool = False) -> ModTensors | None:
+        """Stand-ins for compilation; is_ordered: there is `of_queries`."""
         if mods is None:
             return None
         graphs = [graph for graph in (mods.score, mods.mask) if graph is not None]
@@ -68,7 +68,7 @@ class ModTensors(NamedTuple):
 
         captured = _fake_gradients(mods) if backward and mods.trained else None
         dropout = DropoutTensors.fake() if mods.dropout else None
-        blocks = lists(mods.block is not None), lists(in_turn)
+        blocks = lists(mods.block is not None), lists(is_ordered)
         return ModTensors(tensors or None, numbers or None, *blocks, captured, dropout)
 
 
@@ -129,9 +129,9 @@ class Traced(Constant):
     packed: int
     rows_per_query: int
 
-    def at(self, places: Places, scale: Float32 | None = None) -> Elements:
+    def at(self, places: FragmentCoords, scale: Float32 | None = None) -> FragmentValues:
         """The graph at a thread's elements. scale: what raw scores are multiplied by first."""
-        return Elements(self, places, scale)
+        return FragmentValues(self, places, scale)
 
     def head_of(self, row: Int32) -> Int32:
         if self.rows_per_query == 1:

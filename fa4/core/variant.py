@@ -110,11 +110,11 @@ class Variant(Constant):
     @property
     def lengths_vary(self) -> bool:
         """Whether a sequence may have fewer rows than the launch was sized for, and end before its tensor's rows do:
-        then TMA maps of it are `core.sequence.ragged`."""
+        then TMA maps of it are `core.sequence.seq_bounded_tma`."""
         return self.varlen or self.has_seqused_q or self.has_seqused_k
 
     @property
-    def turns_by_lists(self) -> bool:
+    def ordered_by_lists(self) -> bool:
         """Whether a block mask's lists say whose turn it is to add to a block of queries."""
         return self.deterministic and self.has_blocks
 

@@ -11,6 +11,6 @@ Both add in an order that ranks alone decide: results repeat bit for bit where t
 """
 
 from .attention import METHODS, context_parallel_attention
-from .place import shard, unshard
+from .group_rank import shard, unshard
 
 __all__ = ["METHODS", "context_parallel_attention", "shard", "unshard"]

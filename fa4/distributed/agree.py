@@ -17,11 +17,11 @@ import torch.distributed as dist
 from ..checks import checks_lengths
 
 if TYPE_CHECKING:
-    from .place import Place
+    from .group_rank import GroupRank
 
 
 @contextlib.contextmanager
-def agreeing(place: Place) -> Iterator[dict[str, Any]]:
+def agreeing(place: GroupRank) -> Iterator[dict[str, Any]]:
     """A context for the checks of a call. It yields a dict to be filled with what has to be the same on every rank, by
     arguments' names.
 
@@ -47,7 +47,7 @@ def agreeing(place: Place) -> Iterator[dict[str, Any]]:
                 )
 
 
-def _tell(place: Place, refusal: str | None, said: dict[str, Any]) -> tuple[list, list]:
+def _tell(place: GroupRank, refusal: str | None, said: dict[str, Any]) -> tuple[list, list]:
     """What each rank's checks raised, as text, and what each was asked; nothing where ranks do not talk about it."""
     if place.world == 1 or not _talks(dist.get_backend_config(place.group)):
         return [], []

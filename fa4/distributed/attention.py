@@ -14,8 +14,8 @@ from ..device import chip_of
 from ..spec import AttentionSpec, Flags, Saved
 from . import gather, ring
 from .agree import agreeing
+from .group_rank import GroupRank, check_lengths, values
 from .parts import Packed, Padded, Parts
-from .place import Place, check_lengths, values
 
 _WAYS = {"ring": ring, "all-gather": gather}
 METHODS = tuple(_WAYS)
@@ -63,7 +63,7 @@ def context_parallel_attention(
             message.
         NotImplementedError: a window that the method has not.
     """
-    place = Place.of(group)
+    place = GroupRank.of(group)
     with agreeing(place) as said:
         if method not in METHODS:
             raise ValueError(f"method is {method!r}, expected one of {METHODS}")
@@ -83,7 +83,7 @@ def _checked(
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
     options: Options,
-    place: Place,
+    place: GroupRank,
     method: str,
 ) -> Parts:
     """What the call computes, once all of its arguments are known to be right."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..device import sharing
 from ..spec import Saved
+from .group_rank import Gathering, Summing
 from .parts import Call, Parts
-from .place import Gathering, Summing
 
 _MOST_GROUPS = 4
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..spec import AttentionInputs, Flags, Gradients, Saved
-from .place import Place, order
+from .group_rank import GroupRank, order
 
 
 class Chunks(enum.Enum):
@@ -78,7 +78,7 @@ class Parts(abc.ABC):
     """How parts of ranks lie in memory, and the calls that they need."""
 
     flags: Flags
-    place: Place
+    place: GroupRank
 
     @abc.abstractmethod
     def call(self, queries: Chunks, chunks: int, of: int, flags: Flags) -> Call:
@@ -142,7 +142,7 @@ class Parts(abc.ABC):
 class Padded(Parts):
     """(batch, rows, heads, head_dim)."""
 
-    def __init__(self, rows: int, flags: Flags, place: Place) -> None:
+    def __init__(self, rows: int, flags: Flags, place: GroupRank) -> None:
         self.flags, self.place, self._chunk = flags, place, rows // 2
 
     def call(self, queries: Chunks, chunks: int, of: int, flags: Flags) -> Call:
@@ -183,7 +183,7 @@ class Padded(Parts):
 class Packed(Parts):
     """(rows, heads, head_dim). cu_seqlens: of the whole sequences; max_part: an upper bound of a part's length."""
 
-    def __init__(self, cu_seqlens: Tensor, rows: int, max_part: int, flags: Flags, place: Place) -> None:
+    def __init__(self, cu_seqlens: Tensor, rows: int, max_part: int, flags: Flags, place: GroupRank) -> None:
         self.flags, self.place, self._max, self._rows = flags, place, max_part, rows
         self._whole, self._part = cu_seqlens, (cu_seqlens // place.world).contiguous()
         self._half = self._part.diff() // 2

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from ..device import chip_of, sharing
 from ..spec import Saved
+from .group_rank import GroupRank, Passing
 from .parts import Call, Parts, accumulator
-from .place import Passing, Place
 
 
 class _Traffic:
     """The messages of one call. If an error ends it they are waited for: neighbours that fail alike have sent theirs,
     and what is left behind would be taken for messages of the next call."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: GroupRank) -> None:
         self._place, self._sent = place, list[Passing]()
 
     def __enter__(self) -> _Traffic:

@@ -97,7 +97,7 @@ class _Append(Program):
         if cutlass.const_expr(cfg.rotary is not None):
             of_queries = _rows(x.q) * x.q.shape[-2]
             if item < of_queries:
-                self.turn_query(x, item // x.q.shape[-2], item % x.q.shape[-2], lane, cfg)
+                self.rotate_query(x, item // x.q.shape[-2], item % x.q.shape[-2], lane, cfg)
         heads = x.k.shape[-2]
         own = item - of_queries
         if own >= 0 and own < _rows(x.k) * heads:
@@ -110,14 +110,14 @@ class _Append(Program):
                 x.seqlens[b] = cutlass.min(x.cache_seqlens[b] + count, x.capacity)
 
     @cute.jit
-    def turn_query(self, x, row, head, lane, cfg: cutlass.Constexpr):
+    def rotate_query(self, x, row, head, lane, cfg: cutlass.Constexpr):
         sequence, step, exists = _place(x.q, x.cu_seqlens_q, row)
         position = x.position(sequence)
         if cutlass.const_expr(not cfg.same_position):
             position += step
         source, target = (_line(tensor, x.cu_seqlens_q, sequence, step, row, head) for tensor in (x.q, x.turned))
         if exists:
-            turn(source, target, x.cos, x.sin, position, lane, cfg.interleaved, None, None)
+            rotate(source, target, x.cos, x.sin, position, lane, cfg.interleaved, None, None)
         else:
             copy(source, target, lane, None, None)
 
@@ -137,7 +137,7 @@ class _Append(Program):
             of_k = x.k_descale[sequence, head] if cutlass.const_expr(cfg.has_bytes) else None
             of_v = x.v_descale[sequence, head] if cutlass.const_expr(cfg.has_bytes) else None
             if cutlass.const_expr(cfg.rotary is not None):
-                turn(k, to_k, x.cos, x.sin, x.position(sequence) + step, lane, cfg.interleaved, cfg.bytes_dtype, of_k)
+                rotate(k, to_k, x.cos, x.sin, x.position(sequence) + step, lane, cfg.interleaved, cfg.bytes_dtype, of_k)
             else:
                 copy(k, to_k, lane, cfg.bytes_dtype, of_k)
             copy(v, to_v, lane, cfg.bytes_dtype, of_v)
@@ -200,7 +200,7 @@ def _sequence_of(cu_seqlens: cute.Tensor, row: Int32):
 
 
 @cute.jit
-def turn(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool], kind: cutlass.Constexpr, descale):
+def rotate(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool], kind: cutlass.Constexpr, descale):
     """A row, its first 2 * cos.shape[1] columns turned by the angles of a position."""
     half = cos.shape[1]
     at = cutlass.max(cutlass.min(position, cos.shape[0] - 1), 0)

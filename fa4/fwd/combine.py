@@ -22,7 +22,7 @@ from cutlass import Float32, Int32
 from .. import jit
 from ..core.constant import Constant
 from ..core.program import Program
-from ..core.words import bits, load_floats, pack_half, store_words
+from ..core.vec_io import bits, load_floats, pack_half, store_vec
 from ..device import Chip
 from .splits import MOST_SPLITS
 
@@ -75,14 +75,14 @@ class Config(Constant):
     @cute.jit
     def total_lse(self, lses, sink, head) -> Float32:
         """log(exp(sink) + sum_s exp(l_s)); -inf if there is nothing, or if the row is not used."""
-        top = lses[0]
+        row_max = lses[0]
         for i in cutlass.range_constexpr(1, MOST_SPLITS // _WARP):
-            top = cute.arch.fmax(top, lses[i])
-        top = cute.arch.warp_reduction_max(top)
-        is_used = top != Float32.inf
+            row_max = cute.arch.fmax(row_max, lses[i])
+        row_max = cute.arch.warp_reduction_max(row_max)
+        is_used = row_max != Float32.inf
         if cutlass.const_expr(sink is not None):
-            top = cute.arch.fmax(top, Float32(sink[head]))
-        reference = Float32(0.0) if top == -Float32.inf or not is_used else top
+            row_max = cute.arch.fmax(row_max, Float32(sink[head]))
+        reference = Float32(0.0) if row_max == -Float32.inf or not is_used else row_max
         total = Float32(0.0)
         for i in cutlass.range_constexpr(MOST_SPLITS // _WARP):
             total += cute.math.exp(lses[i] - reference)
@@ -138,7 +138,7 @@ class Config(Constant):
         for j, vector in enumerate(sums):
             column = (_WARP * j + lane) * _VECTOR
             if column < self.head_dim_v:
-                store_words(place + warp * self.head_dim_v + column, [bits(vector[k]) for k in range(_VECTOR)])
+                store_vec(place + warp * self.head_dim_v + column, [bits(vector[k]) for k in range(_VECTOR)])
         cute.arch.barrier()
         if warp % self.warps == 0:
             for j, vector in enumerate(sums):
@@ -156,7 +156,7 @@ class Config(Constant):
             column = (_WARP * j + lane) * _VECTOR
             if column < self.head_dim_v:
                 words = [pack_half(vector[k], vector[k + 1], out.element_type) for k in range(0, _VECTOR, 2)]
-                store_words(out.iterator + column, words)
+                store_vec(out.iterator + column, words)
 
 
 def add_weighted(sums: cute.Tensor, factor: Float32, values: list[Float32]) -> None:

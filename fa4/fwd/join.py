@@ -19,7 +19,7 @@ from cutlass import Float32, Int32
 
 from .. import jit
 from ..core.program import Program
-from ..core.words import bits, load_floats, load_halves, pack_half, store_words
+from ..core.vec_io import bits, load_floats, load_halves, pack_half, store_vec
 from ..device import Chip
 
 _THREADS = 256
@@ -83,8 +83,8 @@ class _Join(Program):
             if row < rows and first_column < cfg.head_dim_v:
                 sequence, query, head = _place(x.out, row)
                 values, others, lses = held[i]
-                top = cute.arch.fmax(lses[0], lses[1])
-                reference = Float32(cutlass.select_(top == -Float32.inf, Float32(0.0), top))
+                row_max = cute.arch.fmax(lses[0], lses[1])
+                reference = Float32(cutlass.select_(row_max == -Float32.inf, Float32(0.0), row_max))
                 weights = [cute.math.exp(lses[j] - reference) for j in range(2)]
                 total = weights[0] + weights[1]
                 factor = Float32(cutlass.select_(total == 0.0, Float32(0.0), 1.0 / total))
@@ -121,11 +121,11 @@ def _read(here: cute.Tensor, pointer: cute.Pointer, dtype: torch.dtype) -> None:
 def _write(pointer: cute.Pointer, values: list[Float32], dtype: torch.dtype) -> None:
     pointer = pointer.align(16)
     if dtype == torch.float32:
-        store_words(pointer, [bits(x) for x in values[:4]])
-        store_words(pointer + 4, [bits(x) for x in values[4:]])
+        store_vec(pointer, [bits(x) for x in values[:4]])
+        store_vec(pointer + 4, [bits(x) for x in values[4:]])
     else:
         words = [pack_half(values[k], values[k + 1], jit.dsl_dtype(dtype)) for k in range(0, _VECTOR, 2)]
-        store_words(pointer, words)
+        store_vec(pointer, words)
 
 
 _JOIN = _Join("join_states")

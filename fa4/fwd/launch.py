@@ -11,7 +11,7 @@ from cutlass import Float32, Int32
 
 from ..core.cache import CacheTensors
 from ..core.order import Order, PackedOrder, listed_order
-from ..core.sequence import Lengths, extent, ragged
+from ..core.sequence import Lengths, extent, seq_bounded_tma
 from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
@@ -19,7 +19,7 @@ from .program import Call, ForwardProgram
 
 
 class Maps(NamedTuple):
-    """TMA maps of matrices (rows, head_dim, heads, batch), varlen without the batch, perhaps `ragged`."""
+    """TMA maps of matrices (rows, head_dim, heads, batch), varlen without the batch, perhaps `seq_bounded_tma`."""
 
     q: TmaMap
     k: TmaMap | None  # none, like v, where they are `plain_keys`
@@ -63,19 +63,19 @@ class Arguments:
 @dataclass(frozen=True, slots=True, repr=False)
 class ForwardKernel(ForwardProgram, RoleKernel):
     """A chip's kernel. Its configurations are a `fwd.variant.Variant` with `rows` of a work tile, tiles of q, k, v and
-    o, `ctas` that share a tile, and which maps are `ragged_q` and `ragged_o`; and whether the grid is `persistent`,
+    o, `ctas` that share a tile, and which maps are `seq_bounded_q` and `seq_bounded_o`; and whether the grid is `persistent`,
     packed sequences get tiles by a `PackedOrder` (`counts_rows`), and O is stored `directly`, without a map."""
 
     def begin(self, call: Call, cfg: Any, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
         sizes = call.sizes
         of_sequences = (
-            (call.q, cfg.ragged_q),
-            (call.k, cfg.ragged_k),
-            (call.v, cfg.ragged_k),
-            (call.out, cfg.ragged_o),
+            (call.q, cfg.seq_bounded_q),
+            (call.k, cfg.seq_bounded_k),
+            (call.v, cfg.seq_bounded_k),
+            (call.out, cfg.seq_bounded_o),
         )
-        *loaded, stored = (ragged(x) if is_ragged else x for x, is_ragged in of_sequences)
+        *loaded, stored = (seq_bounded_tma(x) if is_seq_bounded else x for x, is_seq_bounded in of_sequences)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile)
         shared = [cfg.sharers(name) for name in ("q", "k", "v")]
         parts = zip(loaded[: 1 if cfg.plain_keys else 3], tiles, shared)
@@ -87,14 +87,14 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
         if cfg.counts_rows:
             rows, cu_seqlens = extent(call.q), call.lengths.cu_seqlens_q
-            order = PackedOrder(cfg.rows, cfg.slots, cu_seqlens, rows, heads, sizes.section, cluster=cfg.ctas)
+            order = PackedOrder(cfg.rows, cfg.slots, cu_seqlens, rows, heads, sizes.l2_group, cluster=cfg.ctas)
         else:
             m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
             listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows) if cfg.has_blocks else None
-            most = sizes.most_sections if cfg.to_and_fro else None
+            most = sizes.most_l2_groups if cfg.snake else None
             order = Order(
-                m_blocks, heads, sizes.batch, sizes.section, descending=True, cluster=cfg.ctas, listed=listed,
-                most_sections=most,
+                m_blocks, heads, sizes.batch, sizes.l2_group, descending=True, cluster=cfg.ctas, listed=listed,
+                most_l2_groups=most,
             )  # fmt: skip
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = Arguments(

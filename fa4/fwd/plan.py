@@ -40,19 +40,19 @@ class Scalars(NamedTuple):
         return Scalars(scale_log2, scale / scale_log2, over_cap, *windows(spec))
 
 
-class Sizes(NamedTuple):
+class LaunchSizes(NamedTuple):
     """section: pairs of head and sequence that advance together, see `core.order`. splits: parts that the keys of a
     tile are cut into. ctas: as many as the chip runs at a time, the size of a persistent grid. part_blocks: key blocks
-    of a part, where parts are fixed. most_sections: of a grid that goes to and fro; the last one has the pairs that are
-    left, which may be more than `section`."""
+    of a part, where parts are fixed. most_l2_groups: of a grid that goes to and fro; the last one has the pairs that are
+    left, which may be more than `l2_group`."""
 
     max_seqlen_q: Int32
     batch: Int32
-    section: Int32
+    l2_group: Int32
     splits: Int32
     ctas: Int32
     part_blocks: Int32 = 0
-    most_sections: Int32 = 1 << 30
+    most_l2_groups: Int32 = 1 << 30
 
 
 class Forward:

@@ -39,7 +39,7 @@ class ForwardProgram(Program):
     __slots__ = ()
 
     scalars: ClassVar[type[tuple]] = plan.Scalars
-    sizes: ClassVar[type[tuple]] = plan.Sizes
+    sizes: ClassVar[type[tuple]] = plan.LaunchSizes
 
     @cute.jit
     def launch(

@@ -59,19 +59,19 @@ def normalise(context, work, row: Int32, query: Int32, reference: Float32, total
     cfg, args = context.cfg, context.args
     numerator = Float32(1.0)
     # Of a row that saw no key `largest` is no number, though a sink makes its total positive below.
-    surplus = Float32(cfg.v_dtype(largest)) - largest if total != 0.0 else Float32(0.0)
+    rounding_correction = Float32(cfg.v_dtype(largest)) - largest if total != 0.0 else Float32(0.0)
     if cutlass.const_expr(cfg.has_sink):
         head = head_of(cfg, row)
         if cutlass.const_expr(cfg.slots > cfg.packed):
             head = cutlass.min(head, cfg.packed - 1)
         sink = args.sink[work.head * cfg.packed + head] * LOG2_E
-        top = cute.arch.fmax(reference, sink)
-        top = Float32(0.0) if top == -Float32.inf else top
-        numerator = cute.math.exp2(reference - top, fastmath=True)
-        total = total * numerator + cute.math.exp2(sink - top, fastmath=True)
-        reference = top
+        row_max = cute.arch.fmax(reference, sink)
+        row_max = Float32(0.0) if row_max == -Float32.inf else row_max
+        numerator = cute.math.exp2(reference - row_max, fastmath=True)
+        total = total * numerator + cute.math.exp2(sink - row_max, fastmath=True)
+        reference = row_max
     holds_data = query < work.q.count
     is_seen = holds_data and total != 0.0  # a NaN is seen
-    norm = numerator * cute.arch.rcp_approx(total + numerator * surplus) if is_seen else Float32(0.0)
+    norm = numerator * cute.arch.rcp_approx(total + numerator * rounding_correction) if is_seen else Float32(0.0)
     lse = reference * args.to_natural + cute.math.log(total) if is_seen else -Float32.inf
     return norm, lse

@@ -29,7 +29,7 @@ class Variant(variant.Variant):
     smem_bytes: int
     split: bool = False
     fixed_parts: bool = False
-    to_and_fro: ClassVar[bool] = False  # every other lap of a persistent grid goes through its CTAs backwards
+    snake: ClassVar[bool] = False  # every other lap of a persistent grid goes through its CTAs backwards
 
     @property
     def slots(self) -> int:
@@ -58,6 +58,6 @@ class Variant(variant.Variant):
         return Float16 if self.has_bytes else self.dtype
 
     @property
-    def ragged_k(self) -> bool:
+    def seq_bounded_k(self) -> bool:
         """Rows after a sequence's keys may hold anything, and 0 * NaN is NaN: TMA puts zeros there."""
         return self.varlen_k or self.has_seqused_k

@@ -8,7 +8,7 @@ import cutlass
 from cutlass import Boolean, Int32
 
 from ..core.cache import Keys
-from ..core.mask import Band, Blocks, Descending, Listed, Mask
+from ..core.mask import Band, Blocks, Mask, ReverseRange, SparseBlocks
 from ..core.sequence import Rows
 
 
@@ -26,16 +26,16 @@ class Work(NamedTuple):
     k: Rows
     keys: Keys  # where these lie
     mask: Mask
-    walk: Descending | Listed  # over the key blocks
+    block_iter: ReverseRange | SparseBlocks  # over the key blocks
 
     @property
     def blocks(self) -> Blocks:
         """Those of a walk from the last to the first."""
-        return self.walk.blocks
+        return self.block_iter.blocks
 
     @property
     def count(self) -> Int32:
-        return self.walk.count
+        return self.block_iter.count
 
 
 def work_tile(context, index: Int32) -> Work:
@@ -51,17 +51,17 @@ def work_tile(context, index: Int32) -> Work:
     right = args.right if cfg.has_right else None
     mask = Band(cfg.rows, cfg.tile_n, q.count, k.count, left, right, cfg.slots)
     head_kv = head if cfg.packed == cfg.group else head * cfg.packed // cfg.group
-    walk: Descending | Listed
+    block_iter: ReverseRange | SparseBlocks
     if cfg.has_blocks:
         block_q, block_k = cfg.mods.block
         row, ratio = m_block // (block_q // cfg.rows), block_k // cfg.tile_n
         exists = m_block * cfg.rows < q.count * cfg.slots if cfg.lengths_vary else None
-        walk = Listed.of(args.mods.blocks, batch, head, row, ratio, k.count, cfg.tile_n, exists)
-        return Work(index, part, m_block, head, head_kv, batch, place, q, k, keys, mask, walk)
+        block_iter = SparseBlocks.of(args.mods.blocks, batch, head, row, ratio, k.count, cfg.tile_n, exists)
+        return Work(index, part, m_block, head, head_kv, batch, place, q, k, keys, mask, block_iter)
     blocks = mask.key_blocks(m_block)
     if cfg.split:
         blocks = blocks.part(part, args.splits, args.part_blocks)
     is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.slots)
     stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
-    return Work(index, part, m_block, head, head_kv, batch, place, q, k, keys, mask, Descending(blocks))
+    return Work(index, part, m_block, head, head_kv, batch, place, q, k, keys, mask, ReverseRange(blocks))

@@ -14,7 +14,7 @@ from ..checks import Options, WindowSize
 from ..spec import BYTES, AttentionInputs, Cache
 from ..torch_internals import autocast_anywhere, is_transformed, needs_dispatcher
 from . import calls, checks
-from .calls import Given, Known
+from .calls import CachedKvCall, Given
 from .ops import append_by_operator, forward, is_plain, route
 from .record import Appended
 from .values import check_values
@@ -185,7 +185,7 @@ def _autocast(
     return in_dtype(q, dtype), k if k is None else in_dtype(k, dtype), v if v is None else in_dtype(v, dtype)
 
 
-def _checked(t: checks.Tensors, sink: Tensor | None, given: Given, table: str) -> Known:
+def _checked(t: checks.Tensors, sink: Tensor | None, given: Given, table: str) -> CachedKvCall:
     """What follows from a call's arguments, which are checked here."""
     checks.check(t, table)
     checks.refuse_derivatives(t, sink)
@@ -195,7 +195,7 @@ def _checked(t: checks.Tensors, sink: Tensor | None, given: Given, table: str) -
     common.boolean("rotary_interleaved", given.rotary_interleaved, "a bool")
     num_splits = common.count("num_splits", given.num_splits)
     flags = flags._replace(num_splits=num_splits, batch_invariant=batch_invariant)
-    return Known(flags, t.capacity)
+    return CachedKvCall(flags, t.capacity)
 
 
 def _seqlens(t: checks.Tensors) -> Tensor | None:

@@ -35,7 +35,7 @@ class Given(NamedTuple):
     rotary_interleaved: Any
 
 
-class Known:
+class CachedKvCall:
     """What came of a call's checks, and its ways to kernels: the same whenever a call of such shapes comes again,
     whatever its max_seqlen_q and max_seqlen_k.
 
@@ -70,7 +70,7 @@ class Known:
         rows, keys = max_seqlens
         return rows, min(rounded_keys(keys), self._capacity)
 
-    def with_mods(self, inputs: AttentionInputs, score_mod: Any, mask_mod: Any) -> Known:
+    def with_mods(self, inputs: AttentionInputs, score_mod: Any, mask_mod: Any) -> CachedKvCall:
         """The same of a call with these; raises if they do not fit it. inputs: with the caller's bounds."""
         if self._limits is None or not self._limits.has(inputs.batch, inputs.max_seqlen_k):
             mods, flags = mod_ops.prepare(inputs, self.flags, score_mod, mask_mod, None)
@@ -129,17 +129,17 @@ class Known:
         self._forward(inputs._replace(max_seqlen_k=self._capacity), cache).compile()
 
 
-_plain: CallCache[Known] = CallCache(routes)
+_plain: CallCache[CachedKvCall] = CallCache(routes)
 
 
-def cache_of(score_mod: Any, mask_mod: Any) -> CallCache[Known] | None:
+def cache_of(score_mod: Any, mask_mod: Any) -> CallCache[CachedKvCall] | None:
     """Where calls with these are known; None where nothing is known of them."""
     if modes_need_dispatcher():
         return None
     return _plain if score_mod is None and mask_mod is None else mod_ops.known(score_mod, mask_mod, None)
 
 
-def like_the_last(tensors: tuple, given: Given, cache: CallCache[Known] | None = _plain) -> Known | None:
+def like_the_last(tensors: tuple, given: Given, cache: CallCache[CachedKvCall] | None = _plain) -> CachedKvCall | None:
     """What is known of a call by one look. tensors: those of `checks.Tensors` and the sink."""
     return None if cache is None else cache.last.find(tensors, given)
 
@@ -149,8 +149,8 @@ def signature_of(tensors: tuple, given: Given) -> Signature | None:
 
 
 def find(
-    signature: Signature | None, tensors: tuple, given: Given, cache: CallCache[Known] | None = _plain
-) -> Known | None:
+    signature: Signature | None, tensors: tuple, given: Given, cache: CallCache[CachedKvCall] | None = _plain
+) -> CachedKvCall | None:
     """What is known of a call by its signature; the next one like it will be known by one look."""
     known = None if cache is None else cache.routes.find(signature)
     if known is not None and cache is not None:
@@ -159,7 +159,11 @@ def find(
 
 
 def keep(
-    signature: Signature | None, tensors: tuple, given: Given, known: Known, cache: CallCache[Known] | None = _plain
+    signature: Signature | None,
+    tensors: tuple,
+    given: Given,
+    known: CachedKvCall,
+    cache: CallCache[CachedKvCall] | None = _plain,
 ) -> None:
     if signature is not None and cache is not None:
         cache.routes.keep(signature, known)

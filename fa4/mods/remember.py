@@ -49,7 +49,7 @@ def _key(trace: Callable[[Callable], Traced], walk: Walk) -> tuple:
     return trace, torch.is_grad_enabled(), walk.key
 
 
-class Known:
+class CachedMods:
     """What came of calls with the same functions and block mask, while these are what they were."""
 
     def __init__(self, watched: list[Watched], block_mask: Any, value: Any) -> None:
@@ -75,10 +75,10 @@ class Known:
 
 
 _OF_BLOCKS = (*LISTS, "mask_mod", "BLOCK_SIZE", "seq_lengths")
-_known: dict[tuple, Known] = {}
+_known: dict[tuple, CachedMods] = {}
 
 
-def known(score_mod: Any, mask_mod: Any, block_mask: Any) -> Known | None:
+def known(score_mod: Any, mask_mod: Any, block_mask: Any) -> CachedMods | None:
     """What was kept of calls with these three, or None."""
     found = _known.get((id(score_mod), id(mask_mod), id(block_mask)))
     return found if found is not None and found.holds(block_mask) else None
@@ -100,7 +100,7 @@ def keep(score_mod: Any, mask_mod: Any, block_mask: Any, functions: list[Any], v
                 return False
         if not all(x.is_whole for x in watched):
             return False
-        made = Known(watched, block_mask, value)
+        made = CachedMods(watched, block_mask, value)
         made.forget_with(key, [x for x in (score_mod, mask_mod, block_mask) if x is not None])
     except (TypeError, AttributeError, RuntimeError):  # no weak reference to it, or changes that would not be seen
         return False

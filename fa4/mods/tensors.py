@@ -83,16 +83,16 @@ def for_kernels(x: Tensor) -> Tensor:
 
 
 def filled(
-    mods: Mods, heads: int, backward: bool = False, in_turn: bool = False, captured: tuple | None = None
+    mods: Mods, heads: int, backward: bool = False, is_ordered: bool = False, captured: tuple | None = None
 ) -> tuple:
     """What kernels take for a call's mods, as `core.traced.ModTensors`: of the block mask the lists of each block of
-    queries, in a backward those of keys; `in_turn` both. heads: of queries."""
+    queries, in a backward those of keys; `is_ordered` both. heads: of queries."""
     lists: tuple = (None, None)
     if mods.blocks:
         *sides, query_order, key_order = mods.blocks[:OF_BLOCKS]
         of_queries, of_keys = tuple(sides[:4]), tuple(sides[4:])
         walked = (*of_keys, key_order) if backward else (*of_queries, query_order)
-        lists = walked, (*of_queries, query_order) if in_turn else None
+        lists = walked, (*of_queries, query_order) if is_ordered else None
     dropout = None
     if mods.dropout_seed is not None:
         rate = Rate.of(mods.dropout_p)

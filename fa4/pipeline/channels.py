@@ -240,7 +240,7 @@ class ChannelTable(Constant):
         if by in (By.TMA, By.UMMA):
             return 1
         warps = [(self.roles[role_of(side)], isinstance(side, Every)) for side in sides]
-        counts = [role.team_warps * (role.teams if every else 1) for role, every in warps]
+        counts = [role.instance_warps * (role.instances if every else 1) for role, every in warps]
         if by is By.READ:
             return ctas
         return ctas * sum(counts) // (WARPS_PER_WARPGROUP if by is By.WARPGROUP else 1)

@@ -51,9 +51,9 @@ class Cursor:
     operation.
     """
 
-    def __init__(self, end: End, produces: bool, stage: Any, phase: Int32, first_phase: int, walks: bool, step=1):
+    def __init__(self, end: End, produces: bool, stage: Any, phase: Int32, first_phase: int, moves: bool, step=1):
         self.end, self.produces, self.stage, self.phase = end, produces, stage, phase
-        self.first_phase, self.walks, self.step = first_phase, walks, step
+        self.first_phase, self.moves, self.step = first_phase, moves, step
 
     @staticmethod
     def at_start(end: End, produces: bool, stage: Any = None, ahead: int = 0) -> Cursor:
@@ -63,31 +63,31 @@ class Cursor:
             if end.channel.stages % stage.step:
                 raise ValueError(f"channel {end.channel.name}: {end.channel.stages} stages have no {stage.step} lanes")
             step, stage = stage.step, stage.first if stage.step == end.channel.stages else stage
-        walks = isinstance(stage, Lane) or (stage is None and end.channel.stages > 1)
-        if walks and ahead:
+        moves = isinstance(stage, Lane) or (stage is None and end.channel.stages > 1)
+        if moves and ahead:
             raise ValueError(
                 f"channel {end.channel.name}: a cursor that walks through the ring starts at its beginning"
             )
         first_phase = (1 if produces else 0) ^ (ahead & 1)
         place = 0 if stage is None else stage
-        if walks:
+        if moves:
             place = Int32(stage.first if isinstance(stage, Lane) else 0)
-        return Cursor(end, produces, place, Int32(first_phase), first_phase, walks, step)
+        return Cursor(end, produces, place, Int32(first_phase), first_phase, moves, step)
 
     def in_step(self, other: Cursor) -> Cursor:
         """`other`, a new cursor in another channel, at the turn that this one has reached: channels whose turns go
         together share one phase, rings of as many stages one stage as well."""
         mine, others = self.end.channel, other.end.channel
-        if self.walks != other.walks or (self.walks and mine.stages != others.stages):
+        if self.moves != other.moves or (self.moves and mine.stages != others.stages):
             raise ValueError(f"channels {mine.name} and {others.name}: rings of other lengths do not go in step")
         phase = self.phase ^ 1 if self.first_phase != other.first_phase else self.phase
-        stage = self.stage if other.walks else other.stage
-        return Cursor(other.end, other.produces, stage, phase, other.first_phase, other.walks)
+        stage = self.stage if other.moves else other.stage
+        return Cursor(other.end, other.produces, stage, phase, other.first_phase, other.moves)
 
     def next(self) -> Cursor:
         """The turn after this one."""
         stage, phase = self.stage, self.phase
-        if self.walks:
+        if self.moves:
             stages = self.end.channel.stages
             stage = stage + self.step
             wraps = Boolean(stage >= stages if self.step > 1 else stage == stages)
@@ -95,7 +95,7 @@ class Cursor:
             stage, phase = cutlass.select_(wraps, start, stage), phase ^ Int32(wraps)
         else:
             phase = phase ^ 1
-        return Cursor(self.end, self.produces, stage, phase, self.first_phase, self.walks, self.step)
+        return Cursor(self.end, self.produces, stage, phase, self.first_phase, self.moves, self.step)
 
     def wait(self, stage: Any = None) -> None:
         """Block until the stage is full (a consumer) or free (a producer)."""
@@ -117,9 +117,9 @@ class Cursor:
         commit = self.end.commit_full if self.produces else self.end.commit_free
         commit(self._stage(stage))
 
-    def announce(self, nbytes: int, rank: Any = LEADER, stage: Any = None) -> None:
+    def expect_tx(self, nbytes: int, rank: Any = LEADER, stage: Any = None) -> None:
         """Producer by TMA, whole warp of each CTA: `nbytes` of copies will signal full; of a pair, in each of them."""
-        _announce(self.end, self._stage(stage), nbytes, rank)
+        _expect_tx(self.end, self._stage(stage), nbytes, rank)
 
     def barrier(self, stage: Any = None) -> cute.Pointer:
         """The full barrier, for copies to count their bytes on."""
@@ -131,7 +131,7 @@ class Cursor:
         return self.stage if stage is None else stage
 
     def _carried(self) -> list:
-        return [self.stage, self.phase] if self.walks else [self.phase]
+        return [self.stage, self.phase] if self.moves else [self.phase]
 
     def __get_mlir_types__(self):
         return [value.type for value in self._carried()]
@@ -141,12 +141,12 @@ class Cursor:
 
     def __new_from_mlir_values__(self, values):
         carried = [Int32(value) for value in values]
-        stage = carried[0] if self.walks else self.stage
-        return Cursor(self.end, self.produces, stage, carried[-1], self.first_phase, self.walks, self.step)
+        stage = carried[0] if self.moves else self.stage
+        return Cursor(self.end, self.produces, stage, carried[-1], self.first_phase, self.moves, self.step)
 
 
 @cute.jit
-def _announce(end: cutlass.Constexpr[End], stage, nbytes: cutlass.Constexpr[int], rank: Int32):
+def _expect_tx(end: cutlass.Constexpr[End], stage, nbytes: cutlass.Constexpr[int], rank: Int32):
     """Of a pair the leader announces for both."""
     if cutlass.const_expr(not end.channel.is_pair):
         end.expect(stage, nbytes)

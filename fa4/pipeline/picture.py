@@ -30,7 +30,7 @@ def roles_table(roles: RoleTable) -> str:
         warps = f"{first}" if stop == first + 1 else f"{first}-{stop - 1}"
         head = importlib.import_module(role.body.__module__).__doc__.partition("\n\n")[0].replace("\n", " ")
         does = head.partition(": ")[2].partition(". ")[0].rstrip(".")
-        lines.append(f"| {role.name} | {warps} | {role.teams} | {role.regs} | {does} |")
+        lines.append(f"| {role.name} | {warps} | {role.instances} | {role.regs} | {does} |")
     total = sum(roles.warpgroup_regs(group) * 4 * WARP for group in range(roles.warpgroups))
     return "\n".join((*lines, "", f"{roles.threads} threads, {total} of 65536 registers."))
 

@@ -19,7 +19,7 @@ REGISTERS_PER_SM = 65536
 class Role:
     """Warps `warps[0]` to `warps[1] - 1` run `body` with `regs` registers a thread.
 
-    `teams` splits the warps into equal teams that work independently, for example two softmax warpgroups that each
+    `instances` splits the warps into equal teams that work independently, for example two softmax warpgroups that each
     own one Q tile; a channel stage is served by one team.
     """
 
@@ -27,12 +27,12 @@ class Role:
     warps: tuple[int, int]
     regs: int
     body: Callable | None = None
-    teams: int = 1
+    instances: int = 1
 
     @property
-    def team_warps(self) -> int:
+    def instance_warps(self) -> int:
         """Warps in one team: the arrivals a barrier expects from this role."""
-        return (self.warps[1] - self.warps[0]) // self.teams
+        return (self.warps[1] - self.warps[0]) // self.instances
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class RoleTable(Constant):
         for role in self.roles:
             if role.warps[0] != next_warp or role.warps[1] <= role.warps[0]:
                 raise ValueError(f"role {role.name} has warps {role.warps}, expected them to start at {next_warp}")
-            if (role.warps[1] - role.warps[0]) % role.teams:
-                raise ValueError(f"role {role.name} splits warps {role.warps} into {role.teams} unequal teams")
+            if (role.warps[1] - role.warps[0]) % role.instances:
+                raise ValueError(f"role {role.name} splits warps {role.warps} into {role.instances} unequal teams")
             if role.regs % 8 or not 24 <= role.regs <= 256:
                 raise ValueError(f"role {role.name} has regs={role.regs}, expected a multiple of 8 from 24 to 256")
             next_warp = role.warps[1]

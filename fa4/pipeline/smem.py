@@ -14,7 +14,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..core.constant import Constant
-from ..core.words import store_words
+from ..core.vec_io import store_vec
 
 PANEL_ROW_BYTES = 128
 SWIZZLE_ALIGN = 1024  # bytes after which the 128-byte swizzle repeats
@@ -118,7 +118,7 @@ def store_row_chunk(
     panel, within = divmod(column, tile.panel_columns)
     chunk = within * tile.bits // 128 ^ (row & 7)
     address = tile_address + panel * tile.panel_bytes + row * PANEL_ROW_BYTES + chunk * 16
-    store_words(cute.make_ptr(Int32, address, space, assumed_align=16), words)
+    store_vec(cute.make_ptr(Int32, address, space, assumed_align=16), words)
 
 
 def store_row(tile_address, tile: Tile, row, column: int, words: list[Int32], space=cute.AddressSpace.smem) -> None:

@@ -62,7 +62,7 @@ def result_maker(
 def gradient_maker(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> Callable[[AttentionInputs], Gradients]:
     """What gives dq, dk, dv of inputs like these: row-major like q, k, v, and 0 in idle rows."""
     fixed = None if spec.varlen else [maker(tuple(x.shape), x.dtype, x.device) for x in inputs[:3]]
-    set_q, set_k = idle_setter(inputs, spec, plan, "q", 1), idle_setter(inputs, spec, plan, "k", 2)
+    set_q, set_k = padding_setter(inputs, spec, plan, "q", 1), padding_setter(inputs, spec, plan, "k", 2)
 
     def make(inputs: AttentionInputs) -> Gradients:
         if fixed is None:
@@ -78,13 +78,13 @@ def gradient_maker(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> 
     return make
 
 
-class IdleSetter(Protocol):
+class PaddingSetter(Protocol):
     """What sets idle rows of results: of matrices to 0, of rows to a fill."""
 
     def __call__(self, inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None: ...
 
 
-def idle_setter(
+def padding_setter(
     inputs: AttentionInputs,
     spec: AttentionSpec,
     plan: Plan,
@@ -92,7 +92,7 @@ def idle_setter(
     matrices: int,
     parts: int | None = None,
     fill: float = -torch.inf,
-) -> IdleSetter | None:
+) -> PaddingSetter | None:
     """The setter for inputs like these; None where no row can be idle.
 
     Args:
@@ -106,28 +106,28 @@ def idle_setter(
         return None
     if not plan.compiled or plan.is_empty(inputs):
         return functools.partial(_fill_all, fill)
-    from ..core import idle  # needs CuTe DSL
+    from ..core import padding_rows  # needs CuTe DSL
 
     leading = None if parts is None else int(parts > 1)
-    cfg = idle.Config(spec.dtype, matrices, leading, fill, spec.varlen, has_seqused)
-    launcher = idle.launcher(cfg, plan.chip)
+    cfg = padding_rows.Config(spec.dtype, matrices, leading, fill, spec.varlen, has_seqused)
+    launcher = padding_rows.launcher(cfg, plan.chip)
 
     def blocks_of(inputs: AttentionInputs) -> int:
         groups = inputs.batch + spec.varlen if has_seqused else 1
         q, k = inputs.q, inputs.k
         largest = max(q.numel(), k.numel()) if matrices else (parts or 1) * q.numel() // q.shape[-1]
-        return idle.blocks(largest, groups, plan.chip)
+        return padding_rows.blocks(largest, groups, plan.chip)
 
     fixed = None if spec.varlen else blocks_of(inputs)
 
-    def set_idle(inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None:
+    def set_padding_rows(inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None:
         blocks = blocks_of(inputs) if fixed is None else fixed
         if side == "q":
             launcher((matrices or None, rows, inputs.cu_seqlens_q, inputs.seqused_q), blocks)
         else:
             launcher((matrices or None, rows, inputs.cu_seqlens_k, inputs.seqused_k), blocks)
 
-    return set_idle
+    return set_padding_rows
 
 
 def _fill_all(fill: float, inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None:

@@ -29,13 +29,15 @@ class Forward:
         self._device = prepare.device_to_enter(device)
         self._make = allocate.result_maker(inputs, spec, (spec.dtype, allocate.rows_dtype(spec)))
         if plan.splits == 1:
-            self._set_idle = allocate.idle_setter(inputs, spec, plan, "q", 1, 1)
+            self._set_padding_rows = allocate.padding_setter(inputs, spec, plan, "q", 1, 1)
         else:
-            self._set_idle = allocate.idle_setter(inputs, spec, plan, "q", 0, plan.splits, allocate.UNWRITTEN)
+            self._set_padding_rows = allocate.padding_setter(
+                inputs, spec, plan, "q", 0, plan.splits, allocate.UNWRITTEN
+            )
             self._make_parts = allocate.result_maker(inputs, spec, (torch.float32, torch.float32), (plan.splits,))
         self._lengths = inputs[8:]
         self._launch: Callable[..., None] = plan.forward
-        has_more_to_do = self._is_empty or not self._fits or plan.splits > 1 or self._set_idle is not None
+        has_more_to_do = self._is_empty or not self._fits or plan.splits > 1 or self._set_padding_rows is not None
         self._only_launches = plan.compiled and not has_more_to_do
 
     def of_tensors(self, tensors: tuple) -> tuple[Tensor, Tensor]:
@@ -63,15 +65,15 @@ class Forward:
         if plan.splits > 1:
             self._in_parts(inputs, out, lse, *extra)
             return out, lse
-        if self._set_idle is not None:
-            self._set_idle(inputs, (out,), lse)
+        if self._set_padding_rows is not None:
+            self._set_padding_rows(inputs, (out,), lse)
         plan.forward(inputs, out, lse, *extra)
         return out, lse
 
     def _in_parts(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *extra: Any) -> None:
         parts, part_lse = self._make_parts(inputs)
-        if self._set_idle is not None:
-            self._set_idle(inputs, (), part_lse)
+        if self._set_padding_rows is not None:
+            self._set_padding_rows(inputs, (), part_lse)
         self.plan.forward(inputs._replace(sink=None), parts, part_lse, *extra)
         if inputs.varlen:
             parts, part_lse, out, lse = parts.unsqueeze(1), part_lse.unsqueeze(1), out.unsqueeze(0), lse.unsqueeze(0)

@@ -23,7 +23,7 @@ LANES = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TmemRange:
     """Columns `first` to `first + columns - 1`, 32 bits wide each; `over` names the span it shares them with."""
 
     first: int
@@ -31,13 +31,13 @@ class Span:
     over: str | None = None
 
 
-def cols(first: int, columns: int) -> Span:
-    return Span(first, columns)
+def cols(first: int, columns: int) -> TmemRange:
+    return TmemRange(first, columns)
 
 
-def alias_of(over: str, columns: int, offset: int = 0) -> Span:
+def alias_of(over: str, columns: int, offset: int = 0) -> TmemRange:
     """`columns` columns inside the span `over`, from its column `offset`: both live there, at different times."""
-    return Span(offset, columns, over)
+    return TmemRange(offset, columns, over)
 
 
 class TmemMap(Constant):
@@ -47,8 +47,8 @@ class TmemMap(Constant):
         ValueError: a span leaves the 512 columns or its alias target, or overlaps one it is not declared an alias of.
     """
 
-    def __init__(self, **spans: Span):
-        self.spans: dict[str, Span] = {}
+    def __init__(self, **spans: TmemRange):
+        self.spans: dict[str, TmemRange] = {}
         for name, span in spans.items():
             if span.over is not None:
                 target = self.spans.get(span.over)
@@ -56,7 +56,7 @@ class TmemMap(Constant):
                     raise ValueError(f"tmem span {name} is an alias of {span.over}, which is not declared before it")
                 if span.first + span.columns > target.columns:
                     raise ValueError(f"tmem span {name} does not fit into {span.over}")
-                span = Span(target.first + span.first, span.columns, span.over)
+                span = TmemRange(target.first + span.first, span.columns, span.over)
             if span.first < 0 or span.columns < 1 or span.first + span.columns > COLUMNS:
                 raise ValueError(f"tmem span {name} leaves the {COLUMNS} columns: {span}")
             for other, there in self.spans.items():

@@ -37,7 +37,7 @@ class Arguments:
     dv: cute.Tensor
     statistics: cute.Tensor
     dq_sum: cute.Tensor
-    turns: cute.Tensor | None
+    semaphores: cute.Tensor | None
     ranks: cute.Tensor | None
     lengths: Lengths
     order: Order | PackedOrder
@@ -57,14 +57,14 @@ class BackwardKernel(BackwardProgram):
         # First keys first: under a causal mask they take longest, and in a deterministic run their turn is first.
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.tiles.tile_n)
         heads = cute.size(call.k, mode=[2])
-        section = cfg.section(n_blocks, sizes.max_seqlen_q, heads * sizes.batch)
-        listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.span) if cfg.has_blocks else None
-        order: Order | PackedOrder = Order(n_blocks, heads, sizes.batch, section, listed=listed)
+        l2_group = cfg.l2_group(n_blocks, sizes.max_seqlen_q, heads * sizes.batch)
+        listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.cluster_tile_n) if cfg.has_blocks else None
+        order: Order | PackedOrder = Order(n_blocks, heads, sizes.batch, l2_group, listed=listed)
         if cfg.counts_keys:
             bounds = rows.lengths.cu_seqlens_k
-            order = PackedOrder(cfg.tiles.tile_n, 1, bounds, extent(call.k), heads, section, False)
+            order = PackedOrder(cfg.tiles.tile_n, 1, bounds, extent(call.k), heads, l2_group, False)
         args = Arguments(
-            call.q, call.k, call.v, rows.dout, call.dk, call.dv, rows.statistics, rows.dq_sum, rows.turns, rows.ranks,
+            call.q, call.k, call.v, rows.dout, call.dk, call.dv, rows.statistics, rows.dq_sum, rows.semaphores, rows.ranks,
             rows.lengths, order, cfg.window(scalars.left, scalars.right), score, scalars.scale,
             scalars.scale_log2, call.mods,
         )  # fmt: skip

@@ -19,13 +19,13 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from ..bwd.turns import counter, pass_turn_on, wait_for_turn
-from ..bwd.work import turn_by_lists
-from ..core.captured import Captured
+from ..bwd.semaphores import release_semaphore, semaphore_ptr, wait_semaphore
+from ..bwd.work import order_index_by_lists
+from ..core.captured_grads import CapturedGrads
 from ..core.constant import Constant
 from ..core.dropout import Dropout
-from ..core.mask import Band, Blocks, Descending, Listed
-from ..core.places import lines_of, store_lines
+from ..core.fragment_coords import lines_of, store_lines
+from ..core.mask import Band, Blocks, ReverseRange, SparseBlocks
 from ..core.rows import first_row_block
 from ..core.scoring import Scoring
 from ..core.sequence import extent, sequence_matrix
@@ -63,9 +63,9 @@ class Work(Constant):
     mask: Band
     score_mod: Traced | None
     mask_mod: Traced | None
-    captured: Captured | None
+    captured: CapturedGrads | None
     dropout: Dropout | None
-    walk: Descending | Listed  # over the blocks of query rows
+    block_iter: ReverseRange | SparseBlocks  # over the blocks of query rows
     q: cute.Tensor
     dout: cute.Tensor
     k: cute.Tensor
@@ -138,17 +138,17 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
     dropout = Dropout.of(cfg.mods, args.mods, sequence, head * cfg.group, cfg.group)
     captured = None
     if cutlass.const_expr(cfg.mods is not None):
-        captured = Captured.of(args.mods.captured, cfg, sequence, rows_k, extent(args.k), n_block)
+        captured = CapturedGrads.of(args.mods.captured, cfg, sequence, rows_k, extent(args.k), n_block)
     if cutlass.const_expr(cfg.has_blocks):
         block_q, block_k = cfg.mods.block
         column, ratio = n_block // (block_k // tiles.tile_n), block_q * cfg.group // tiles.tile_m
         rows = rows_q.count * cfg.group
         exists = n_block * tiles.tile_n < rows_k.count if cfg.lengths_vary else None
-        walk = Listed.of(args.mods.blocks, sequence, head, column, ratio, rows, tiles.tile_m, exists)
+        block_iter = SparseBlocks.of(args.mods.blocks, sequence, head, column, ratio, rows, tiles.tile_m, exists)
     else:
         first, stop = mask.query_blocks(n_block)
         # Last rows first: there all blocks of a head meet, so their turns in a deterministic run follow closely.
-        walk = Descending(Blocks(first, first, stop, stop))
+        block_iter = ReverseRange(Blocks(first, first, stop, stop))
     work = Work(
         args=args,
         cfg=cfg,
@@ -163,7 +163,7 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
         mask_mod=mask_mod,
         captured=captured,
         dropout=dropout,
-        walk=walk,
+        block_iter=block_iter,
         q=q,
         dout=dout,
         k=k,
@@ -182,24 +182,24 @@ def tile_of_keys(work):
     products = make_products(work, memory)
     products.dk.fill(0.0)
     products.dv.fill(0.0)
-    walk = work.walk
-    if walk.any():
+    block_iter = work.block_iter
+    if block_iter.any():
         load_keys(work, memory)
-        load_queries(work, memory, walk.block(walk.start()), 0)
-        if cutlass.const_expr(isinstance(walk, Listed)):
-            for i in cutlass.range(walk.masked, unroll=1):
+        load_queries(work, memory, block_iter.block(block_iter.start()), 0)
+        if cutlass.const_expr(isinstance(block_iter, SparseBlocks)):
+            for i in cutlass.range(block_iter.masked, unroll=1):
                 step(work, memory, products, i, i, True)
-            for i in cutlass.range(walk.count - walk.masked, unroll=1):
-                step(work, memory, products, walk.masked + i, walk.masked + i, False)
+            for i in cutlass.range(block_iter.count - block_iter.masked, unroll=1):
+                step(work, memory, products, block_iter.masked + i, block_iter.masked + i, False)
         else:
-            for i in cutlass.range(walk.blocks.stop - walk.blocks.first, unroll=1):
-                step(work, memory, products, walk.blocks.stop - 1 - i, i, True)
+            for i in cutlass.range(block_iter.blocks.stop - block_iter.blocks.first, unroll=1):
+                step(work, memory, products, block_iter.blocks.stop - 1 - i, i, True)
 
     products.dk.store(products.dk.load() * work.args.softmax_scale)
     cute.arch.barrier()  # everyone is done with K and V: their memory carries dK and dV out
     if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
-        if walk.any():
-            pass_turn(work, walk.block(walk.last()))
+        if block_iter.any():
+            release_order(work, block_iter.block(block_iter.last()))
     begin = work.n_block * tiles.tile_n
     for acc, staged, x, columns in (
         (products.dk, memory.k, work.dk, cfg.head_dim),
@@ -263,11 +263,11 @@ def load_queries(work, memory, m_block, stage):
 
 
 @cute.jit
-def step(work, memory, products, place, turn, masked: cutlass.Constexpr[bool]):
-    """The tile of query rows at a place of the walk; `turn` counts them. masked: a mask_mod may hide some of it."""
-    cfg, stages, walk = work.cfg, work.cfg.tiles.stages, work.walk
-    m_block, following = walk.block(place), walk.ahead(place, 1)
-    stage = turn % stages if cutlass.const_expr(stages > 1) else 0
+def step(work, memory, products, place, iteration, masked: cutlass.Constexpr[bool]):
+    """The tile of query rows at a place of the walk; `iteration` counts them. masked: a mask_mod may hide some of it."""
+    cfg, stages, block_iter = work.cfg, work.cfg.tiles.stages, work.block_iter
+    m_block, following = block_iter.block(place), block_iter.ahead(place, 1)
+    stage = iteration % stages if cutlass.const_expr(stages > 1) else 0
     m, n = cfg.tiles.tile_m, cfg.tiles.tile_n
     if cutlass.const_expr(work.dropout is not None):
         share_words(work, memory, m_block)  # those of the step before have been read: a barrier lies between
@@ -275,11 +275,11 @@ def step(work, memory, products, place, turn, masked: cutlass.Constexpr[bool]):
     cute.arch.barrier()
     if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
         # Not right behind the additions: by now they have long arrived, and the release waits for nothing.
-        if turn > 0:
-            pass_turn(work, walk.block(walk.ahead(place, -1)))
+        if iteration > 0:
+            release_order(work, block_iter.block(block_iter.ahead(place, -1)))
     if cutlass.const_expr(stages > 1):  # noqa: SIM102  one is decided at compile time
-        if walk.exists(following):
-            load_queries(work, memory, walk.block(following), (turn + 1) % stages)
+        if block_iter.exists(following):
+            load_queries(work, memory, block_iter.block(following), (iteration + 1) % stages)
 
     shape = products.mma_s.get_slice(0).partition_shape_C((m, n))
     s, dp = cute.make_rmem_tensor(shape, Float32), cute.make_rmem_tensor(shape, Float32)
@@ -298,8 +298,8 @@ def step(work, memory, products, place, turn, masked: cutlass.Constexpr[bool]):
     product(products.mma_kv, products.dk, products.dst, products.qt.at(stage))
     if cutlass.const_expr(stages == 1):
         cute.arch.barrier()
-        if walk.exists(following):
-            load_queries(work, memory, walk.block(following), 0)
+        if block_iter.exists(following):
+            load_queries(work, memory, block_iter.block(following), 0)
 
 
 @cute.jit
@@ -327,7 +327,7 @@ def weights(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[
             store_lines(grads, stages.sloped(lines_of(grads), logits))
         store_lines(scores, stages.masked(logits, lambda r, c: statistics[own[r, 0][0], 0, stage]))
     if mask.cuts(m_block, work.n_block):
-        mask.hide(scores, own, first, m_block, work.n_block)
+        mask.apply_mask(scores, own, first, m_block, work.n_block)
     for r in cutlass.range_constexpr(rows):
         minus_lse = statistics[own[r, 0][0], 0, stage]
         p = cute.math.exp2(scores[r, None].load() * args.scale_log2 + minus_lse, fastmath=True)
@@ -359,12 +359,12 @@ def add_dq(work, dq, m_block):
     if cutlass.const_expr(cfg.deterministic):
         # All blocks of earlier keys that meet these rows add first. One thread looks, the barrier tells the others.
         if cutlass.const_expr(cfg.has_blocks):
-            mine = turn_by_lists(args, cfg, block, work.head, work.n_block)
+            mine = order_index_by_lists(args, cfg, block, work.head, work.n_block)
         else:
             mine = work.n_block - work.mask.key_blocks(m_block).first
-        count = counter(args.turns, block, work.head)
+        count = semaphore_ptr(args.semaphores, block, work.head)
         if work.thread == 0:
-            wait_for_turn(count, mine)
+            wait_semaphore(count, mine)
         cute.arch.barrier()
     start = args.dq_sum.iterator + cute.crd2idx((0, block, work.head), args.dq_sum.layout) + work.thread
     for i in cutlass.range_constexpr(cute.size(dq)):
@@ -372,8 +372,8 @@ def add_dq(work, dq, m_block):
 
 
 @cute.jit
-def pass_turn(work, m_block):
+def release_order(work, m_block):
     """After a barrier behind `add_dq`: let the next block add to these rows."""
-    count = counter(work.args.turns, work.row_block + m_block, work.head)
+    count = semaphore_ptr(work.args.semaphores, work.row_block + m_block, work.head)
     if work.thread == 0:
-        pass_turn_on(count)
+        release_semaphore(count)

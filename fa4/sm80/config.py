@@ -11,7 +11,7 @@ from cutlass import Int32
 from ..bwd.blocks import Placement, RowBlocks
 from ..core.mask import Window
 from ..core.variant import Variant
-from .tiles import LARGEST_SECTION, SHARED_BYTES, BackwardTiles, ForwardTiles, padded
+from .tiles import LARGEST_L2_GROUP, SHARED_BYTES, BackwardTiles, ForwardTiles, padded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class ForwardConfig(Config):
 
     ctas: ClassVar[int] = 1
     persistent: ClassVar[bool] = False
-    to_and_fro: ClassVar[bool] = False
+    snake: ClassVar[bool] = False
 
     packed: int = 1
     split: bool = False
@@ -111,8 +111,8 @@ class BackwardConfig(Config):
             self.has_sink,
             self.has_dlse,
             packed=self.group,
-            turns=1 if self.deterministic else 0,
-            list_rows=self.mods.block[0] * self.group if self.turns_by_lists else 0,
+            semaphores=1 if self.deterministic else 0,
+            list_rows=self.mods.block[0] * self.group if self.ordered_by_lists else 0,
         )
 
     @property
@@ -125,20 +125,20 @@ class BackwardConfig(Config):
         return self.tiles.tile_m
 
     @property
-    def span(self) -> int:
+    def cluster_tile_n(self) -> int:
         """Keys of a CTA."""
         return self.tiles.tile_n
 
-    def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
+    def l2_group(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
         """Pairs that advance together; in a deterministic problem their sums of dQ stay in L2."""
         if not self.deterministic:
             return Int32(4 if self.masked or self.has_blocks else 1)
         rows = SHARED_BYTES // (4 * padded(self.head_dim) * self.group)
-        return cutlass.max(cutlass.min(rows // cutlass.max(seqlen_q, 1), LARGEST_SECTION), 1)
+        return cutlass.max(cutlass.min(rows // cutlass.max(seqlen_q, 1), LARGEST_L2_GROUP), 1)
 
     @property
-    def own_span(self) -> int:
-        return self.span
+    def cta_tile_n(self) -> int:
+        return self.cluster_tile_n
 
     @property
     def score_threads(self) -> int:

@@ -10,8 +10,8 @@ import cutlass.cute as cute
 import torch
 from cutlass import Boolean, Int32
 
-from ..core.bytes import widened
-from ..core.words import load_words
+from ..core.bytes import upconverted
+from ..core.vec_io import load_vec
 from .loader import TileCopy, plain_copy
 
 _BYTES = 8  # numbers that a thread takes at a time: 16 bytes of the tile
@@ -37,13 +37,13 @@ class ConvertingCopy(TileCopy):
                 column = own[0, 0, k][1]
                 is_there = column < self.columns
                 first = cutlass.select_(is_there, Int32(column), Int32(0))
-                words = load_words(address + first, _BYTES // 4)
+                words = load_vec(address + first, _BYTES // 4)
                 loaded.append([Int32(cutlass.select_(exists & is_there, word, Int32(0))) for word in words])
         store = plain_copy(self.dtype)
         for i, words in enumerate(loaded):
             registers = cute.make_fragment_like(smem[None, 0, 0])
             halves = cute.recast_tensor(registers, Int32)
             for j, word in enumerate(words):
-                for k, pair in enumerate(widened(word, self.source, self.dtype, has_cvt=False)):
+                for k, pair in enumerate(upconverted(word, self.source, self.dtype, has_cvt=False)):
                     halves[2 * j + k] = pair
             cute.copy(store, registers, smem[None, i // chunks, i % chunks])

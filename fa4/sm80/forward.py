@@ -31,13 +31,13 @@ class Scalars(NamedTuple):
     right: Int32
 
 
-class Sizes(NamedTuple):
+class LaunchSizes(NamedTuple):
     """section: (head, sequence) pairs that advance together, see `core.order`. splits: blocks that share a tile.
     part_blocks: key blocks of a part, where parts are `fixed`."""
 
     max_seqlen_q: Int32
     batch: Int32
-    section: Int32
+    l2_group: Int32
     splits: Int32
     part_blocks: Int32
 
@@ -66,7 +66,7 @@ class Arguments:
 
 class ForwardKernel(ForwardProgram):
     __slots__ = ()
-    scalars, sizes = Scalars, Sizes
+    scalars, sizes = Scalars, LaunchSizes
 
     def begin(self, call: Call, cfg: ForwardConfig, stream: Any) -> None:
         scalars, sizes = call.scalars, call.sizes
@@ -79,10 +79,10 @@ class ForwardKernel(ForwardProgram):
         heads, listed = cute.size(call.q, mode=[2]), None
         if cfg.has_blocks:
             listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows)
-        order: Order | PackedOrder = Order(m_blocks, heads, sizes.batch, sizes.section, descending=True, listed=listed)
+        order: Order | PackedOrder = Order(m_blocks, heads, sizes.batch, sizes.l2_group, descending=True, listed=listed)
         if cfg.varlen:
             bounds = call.lengths.cu_seqlens_q
-            order = PackedOrder(cfg.tiles.tile_m, cfg.packed, bounds, extent(call.q), heads, sizes.section)
+            order = PackedOrder(cfg.tiles.tile_m, cfg.packed, bounds, extent(call.q), heads, sizes.l2_group)
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = Arguments(
             *call[:7], order, sizes.splits, part_blocks, window, score, scale, call.mods, call.cache

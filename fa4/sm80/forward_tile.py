@@ -18,8 +18,8 @@ from cutlass.memory import SmemAllocator
 from ..core.cache import Keys, Paged, Strided
 from ..core.constant import Constant
 from ..core.dropout import Dropout
-from ..core.mask import Band, Descending, Listed
-from ..core.places import lines_of, store_lines
+from ..core.fragment_coords import lines_of, store_lines
+from ..core.mask import Band, ReverseRange, SparseBlocks
 from ..core.score import Softcap
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
@@ -60,7 +60,7 @@ class Work(Constant):
     score_mod: Traced | None
     mask_mod: Traced | None
     dropout: Dropout | None
-    walk: Descending | Listed  # over the blocks of keys, this block's share of them if they are split
+    block_iter: ReverseRange | SparseBlocks  # over the blocks of keys, this block's share of them if they are split
     q: cute.Tensor
     k: Strided | Paged
     v: Strided | Paged
@@ -140,12 +140,12 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
             block_q, block_k = cfg.mods.block
             row, ratio = m_block // (block_q // tiles.tile_m), block_k // tiles.tile_n
             exists = Boolean(True) if cfg.lengths_vary else None
-            walk = Listed.of(args.mods.blocks, sequence, head, row, ratio, keys.count, tiles.tile_n, exists)
+            block_iter = SparseBlocks.of(args.mods.blocks, sequence, head, row, ratio, keys.count, tiles.tile_n, exists)
         else:
             blocks = mask.key_blocks(m_block)
             if cutlass.const_expr(cfg.split):
                 blocks = blocks.part(part, args.splits, args.part_blocks)
-            walk = Descending(blocks)
+            block_iter = ReverseRange(blocks)
         score, raw_scale, v_descale = args.score, args.scale, None
         if cutlass.const_expr(cfg.has_bytes):
             k_descale = at_least(args.cache.k_descale[sequence, head_kv])
@@ -169,7 +169,7 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
                 score_mod=score_mod,
                 mask_mod=mask_mod,
                 dropout=dropout,
-                walk=walk,
+                block_iter=block_iter,
                 q=q,
                 k=keys.of_head(args.k, head_kv),
                 v=keys.of_head(args.v, head_kv),
@@ -181,23 +181,23 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
 
 @cute.jit
 def tile_of_queries(work):
-    cfg, stages, walk = work.cfg, work.cfg.tiles.stages, work.walk
+    cfg, stages, block_iter = work.cfg, work.cfg.tiles.stages, work.block_iter
     tile = Tile.make(work)
     tile.o.fill(0.0)
-    if walk.any():
+    if block_iter.any():
         load_queries(work, tile)
         for stage in cutlass.range_constexpr(stages):
-            load(work, work.k, tile.s_k, walk.ahead(walk.start(), stage), stage, stage == 0)
+            load(work, work.k, tile.s_k, block_iter.ahead(block_iter.start(), stage), stage, stage == 0)
             if cutlass.const_expr(stage + 1 < stages):
-                load(work, work.v, tile.s_v, walk.ahead(walk.start(), stage), stage, stage == 0)
-        if cutlass.const_expr(isinstance(walk, Listed)):
-            for i in cutlass.range(walk.masked, unroll=1):
+                load(work, work.v, tile.s_v, block_iter.ahead(block_iter.start(), stage), stage, stage == 0)
+        if cutlass.const_expr(isinstance(block_iter, SparseBlocks)):
+            for i in cutlass.range(block_iter.masked, unroll=1):
                 step(work, tile, i, True)
-            for i in cutlass.range(walk.count - walk.masked, unroll=1):
-                step(work, tile, walk.masked + i, False)
+            for i in cutlass.range(block_iter.count - block_iter.masked, unroll=1):
+                step(work, tile, block_iter.masked + i, False)
         else:
             # Blocks cut by the right edge of the mask or the end of the keys, whole blocks, blocks cut on the left.
-            blocks = walk.blocks
+            blocks = block_iter.blocks
             for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
                 step(work, tile, blocks.stop - 1 - i, True)
             for i in cutlass.range(blocks.full_stop - blocks.full_first, unroll=1):
@@ -216,20 +216,24 @@ def load_queries(work, tile: Tile) -> None:
 
 
 @cute.jit
-def load(work, x, staged, place, stage, ragged: cutlass.Constexpr[bool]):
+def load(work, x, staged, place, stage, seq_bounded_tma: cutlass.Constexpr[bool]):
     """Start loading the key block at a place of the walk, of K or V (`x`), if there is one; always one cp.async group,
     so that groups can be counted. ragged: the sequence may end within the block."""
     cfg, tile_n = work.cfg, work.cfg.tiles.tile_n
     dim = cute.size(staged, mode=[1])
     columns = cfg.head_dim if x is work.k else cfg.head_dim_v
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, tile_n, dim, columns)
-    if work.walk.exists(place):
-        n = work.walk.block(place)
+    if work.block_iter.exists(place):
+        n = work.block_iter.block(place)
         if cutlass.const_expr(cfg.has_bytes):
             converting = ConvertingCopy(copy.copy, work.thread, tile_n, dim, columns, cfg.cache.dtype, cfg.dtype)
             converting.load_rows(x.rows_from(n * tile_n), staged[None, None, stage])
         elif cutlass.const_expr(x.lies_evenly(tile_n)):
-            left = work.mask.seqlen_k - n * tile_n if ragged or isinstance(work.walk, Listed) else None
+            left = (
+                work.mask.seqlen_k - n * tile_n
+                if seq_bounded_tma or isinstance(work.block_iter, SparseBlocks)
+                else None
+            )
             copy.load_tile(x.block(n, tile_n, dim), staged[None, None, stage], left)
         else:
             copy.load_rows(x.rows_from(n * tile_n), staged[None, None, stage])
@@ -240,32 +244,32 @@ def load(work, x, staged, place, stage, ragged: cutlass.Constexpr[bool]):
 def step(work, tile, place, masked: cutlass.Constexpr[bool]):
     """The key block at a place of the walk: S, softmax, O. On entry loads of K and V of this block, ... and K of the
     one stages - 1 ahead have been started."""
-    cfg, mma, stages, walk = work.cfg, tile.mma, work.cfg.tiles.stages, work.walk
+    cfg, mma, stages, block_iter = work.cfg, tile.mma, work.cfg.tiles.stages, work.block_iter
     m, n_keys = cfg.tiles.tile_m, cfg.tiles.tile_n
-    turn = walk.turn(place)
-    stage = turn % stages if cutlass.const_expr(stages > 1) else 0
+    iteration = block_iter.iteration(place)
+    stage = iteration % stages if cutlass.const_expr(stages > 1) else 0
     s = cute.make_rmem_tensor(mma.get_slice(0).partition_shape_C((m, n_keys)), Float32)
     s.fill(0.0)
 
     cute.arch.cp_async_wait_group(2 * (stages - 1))  # K is here
     cute.arch.barrier()
-    last_v = (turn + stages - 1) % stages if cutlass.const_expr(stages > 1) else 0
-    load(work, work.v, tile.s_v, walk.ahead(place, stages - 1), last_v, masked and stages == 1)
+    last_v = (iteration + stages - 1) % stages if cutlass.const_expr(stages > 1) else 0
+    load(work, work.v, tile.s_v, block_iter.ahead(place, stages - 1), last_v, masked and stages == 1)
     product(mma, s, tile.q, tile.k.at(stage))
 
     cute.arch.cp_async_wait_group(2 * (stages - 1))  # V is here, and K has been read by all
     cute.arch.barrier()
-    load(work, work.k, tile.s_k, walk.ahead(place, stages), stage, False)
+    load(work, work.k, tile.s_k, block_iter.ahead(place, stages), stage, False)
     if cutlass.const_expr(work.score is not None):
         work.score.apply(s)
     scores = rows_by_columns(s)
-    modify(work, mma, scores, walk.block(place), masked)
+    modify(work, mma, scores, block_iter.block(place), masked)
     may_be_empty = masked or work.score_mod is not None or work.mask_mod is not None
     tile.softmax.update(scores, rows_by_columns(tile.o), may_be_empty)
     if cutlass.const_expr(work.dropout is not None):
         own = coordinates(mma, work.thread, m, n_keys)
         rows = [work.first_row + own[r, 0][0] for r in range(cute.size(own, mode=[0]))]
-        store_lines(scores, drop(work.dropout, lines_of(scores), rows, walk.block(place) * n_keys))
+        store_lines(scores, drop(work.dropout, lines_of(scores), rows, block_iter.block(place) * n_keys))
     weights = cute.make_fragment_like(s, cfg.dtype)
     weights.store(s.load().to(cfg.dtype))
     product(mma, tile.o, as_operand_a(weights), tile.v.at(stage))
@@ -279,14 +283,14 @@ def modify(work, mma, scores, n, masked: cutlass.Constexpr[bool]):
     places = places_of(own, first, work.first_row, n * n_keys)
     if cutlass.const_expr(work.score_mod is not None):
         store_lines(scores, work.score_mod.at(places, work.raw_scale).logits(lines_of(scores)))
-    listed = isinstance(work.walk, Listed)
+    listed = isinstance(work.block_iter, SparseBlocks)
     if cutlass.const_expr(work.mask_mod is not None and (masked or not listed)):
         store_lines(scores, work.mask_mod.at(places).hidden(lines_of(scores)))
     if cutlass.const_expr(listed):
         if work.mask.cuts(work.m_block, n):  # the last keys; a list may call a block whole that they cut
-            work.mask.hide(scores, own, first, work.m_block, n)
+            work.mask.apply_mask(scores, own, first, work.m_block, n)
     elif cutlass.const_expr(masked):
-        work.mask.hide(scores, own, first, work.m_block, n)
+        work.mask.apply_mask(scores, own, first, work.m_block, n)
 
 
 def coordinates(mma: cute.TiledMma, thread: Int32 | int, rows: int, columns: int) -> cute.Tensor:

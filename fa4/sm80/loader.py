@@ -51,14 +51,14 @@ class TileCopy:
     def _predicate(self, row_exists: Boolean | None) -> cute.Tensor | None:
         """(1, column chunks) of "this exists in global memory"; None if all do."""
         own, _ = self._coordinates()
-        ragged = self.columns != self.padded_columns
-        if row_exists is None and not ragged:
+        seq_bounded_tma = self.columns != self.padded_columns
+        if row_exists is None and not seq_bounded_tma:
             return None
         chunks = cute.size(own, mode=[2])
         predicate = cute.make_rmem_tensor(cute.make_layout((1, chunks)), Boolean)
         for k in range(chunks):
             exists = Boolean(True) if row_exists is None else row_exists
-            if ragged:
+            if seq_bounded_tma:
                 exists = exists & (own[0, 0, k][1] < self.columns)
             predicate[0, k] = exists
         return predicate

@@ -14,10 +14,10 @@ from ..device import Chip
 from ..fwd.plan import Forward as ForwardPlan
 from ..fwd.splits import blocks_of_part, choose_splits
 from ..mods.coarse import mask_of_groups, of_groups
-from ..spec import AttentionInputs, AttentionSpec, Extent, Gradients, Saved
+from ..spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
 from . import backward, forward
 from .config import BackwardConfig, ForwardConfig
-from .tiles import BackwardTiles, ForwardTiles, backward_tiles, forward_section, forward_tiles
+from .tiles import BackwardTiles, ForwardTiles, backward_tiles, forward_l2_group, forward_tiles
 
 
 class Forward(ForwardPlan):
@@ -25,7 +25,7 @@ class Forward(ForwardPlan):
 
     kernel = forward.KERNEL
 
-    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
+    def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         dims, rows, heads = (spec.head_dim, spec.head_dim_v), extent.max_seqlen_q, spec.heads_q
         # What a row's sums are made of must not depend on how many queries others have.
         own = tiles or forward_tiles(*dims, chip, 1 if spec.batch_invariant else rows)
@@ -44,9 +44,9 @@ class Forward(ForwardPlan):
         is_split = self.splits > 1
         fixed = is_split and spec.batch_invariant
         cfg = ForwardConfig(**fields, tiles=own, packed=packed, split=is_split, fixed_parts=fixed)
-        section = forward_section(spec, extent.max_seqlen_k)
+        l2_group = forward_l2_group(spec, extent.max_seqlen_k)
         part_blocks = blocks_of_part(extent.max_seqlen_k, own.tile_n, self.splits)
-        sizes = forward.Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, part_blocks)
+        sizes = forward.LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, part_blocks)
         super().__init__(chip, cfg, forward.Scalars(spec.softmax_scale, spec.softcap, *windows(spec)), sizes)
 
     def __str__(self) -> str:
@@ -60,7 +60,9 @@ class Backward(BackwardPlan):
 
     kernel = backward.KERNEL
 
-    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
+    def __init__(
+        self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None
+    ) -> None:
         self.by_head = spec.mods if spec.group > 1 and spec.mods is not None and spec.mods.heads_differ else None
         if self.by_head is not None:
             spec = replace(spec, mods=replace(self.by_head, mask=mask_of_groups(self.by_head), heads_differ=False))

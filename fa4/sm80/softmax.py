@@ -72,11 +72,11 @@ class OnlineSoftmax(Constant):
             shift = self.maximum[r] * self.scale
             numerator = Float32(1.0)
             if cutlass.const_expr(sinks is not None):
-                top = cute.arch.fmax(shift, sinks[r])
-                top = Float32(0.0) if top == -Float32.inf else top
-                numerator = cute.math.exp(shift - top)
-                total = total * numerator + cute.math.exp(sinks[r] - top)
-                shift = top
+                row_max = cute.arch.fmax(shift, sinks[r])
+                row_max = Float32(0.0) if row_max == -Float32.inf else row_max
+                numerator = cute.math.exp(shift - row_max)
+                total = total * numerator + cute.math.exp(sinks[r] - row_max)
+                shift = row_max
             empty = total == 0.0
             inverse = Float32(0.0) if empty else numerator / total
             lse[r] = -Float32.inf if empty else shift + cute.math.log(total)

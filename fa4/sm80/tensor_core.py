@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute.nvgpu import warp
 
-from ..core.places import Places
+from ..core.fragment_coords import FragmentCoords
 
 
 def smem_layout(rows: int, columns: int, stages: int | None = None) -> cute.ComposedLayout:
@@ -49,12 +49,12 @@ def rows_by_columns(acc: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(acc.iterator, layout)
 
 
-def places_of(own: cute.Tensor, first: cute.Tensor, row: cutlass.Int32, column: cutlass.Int32) -> Places:
+def places_of(own: cute.Tensor, first: cute.Tensor, row: cutlass.Int32, column: cutlass.Int32) -> FragmentCoords:
     """Where a thread's accumulators are in a tile that begins at `row` and `column`. own, first: (row, column) in the
     tile of each of them, and of those of the tile's first thread, rows by columns."""
     lines = tuple(row + own[r, 0][0] for r in range(cute.size(own, mode=[0])))
     offsets = [first[0, c][1] - first[0, 0][1] for c in range(cute.size(own, mode=[1]))]
-    places = Places(lines, column + own[0, 0][1], len(offsets), period=offsets[2])
+    places = FragmentCoords(lines, column + own[0, 0][1], len(offsets), period=offsets[2])
     assert places.offsets == offsets
     return places
 

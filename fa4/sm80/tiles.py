@@ -131,13 +131,13 @@ def backward_tiles(head_dim: int, head_dim_v: int, chip: Chip, has_dropout: bool
 # an H100, d=128, TFLOP/s for sections of 1 / 4 / 16: causal forward 4k 315 / 326 / 344, 16k 350 / 369 / 362; causal
 # backward 4k 298 / 322 / 308; deterministic 4k 298 / 306 / 307, causal 254 / 279 / 291, 16k 315 / 319 / 306.
 # Without a mask 1 is as good as any.
-LARGEST_SECTION = 16
+LARGEST_L2_GROUP = 16
 SHARED_BYTES = 32 * 2**20  # what a section's pairs may keep in L2 for each other
 
 
-def forward_section(spec: AttentionSpec, seqlen_k: int) -> int:
+def forward_l2_group(spec: AttentionSpec, seqlen_k: int) -> int:
     """Pairs that advance together in the forward; their keys and values stay in L2."""
     if spec.window_left is None and spec.window_right is None and not spec.has_blocks:
         return 1
     per_pair = 2 * seqlen_k * (spec.head_dim + spec.head_dim_v) // spec.group
-    return max(1, min(LARGEST_SECTION, SHARED_BYTES // max(per_pair, 1)))
+    return max(1, min(LARGEST_L2_GROUP, SHARED_BYTES // max(per_pair, 1)))

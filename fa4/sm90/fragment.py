@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..core.words import pack_half
+from ..core.vec_io import pack_half
 from ..pipeline.smem import PANEL_ROW_BYTES, Tile
 
 ROWS_PER_THREAD = 2
@@ -49,7 +49,7 @@ def across_row(value: Float32, combine) -> Float32:
 def store_matrices(address, tile: Tile, words: list[Int32]) -> None:
     """Whole warp: write its 16 rows of an accumulator, rounded to 16 bits, to a panelled tile.
 
-    words: one for each pair of columns and row, as `to_words` gives them. address: where the warp's first row lies in
+    words: one for each pair of columns and row, as `pack_pairs` gives them. address: where the warp's first row lies in
     shared memory, a multiple of 1024.
     """
     for i, place in enumerate(_places(address, tile, len(words))):
@@ -84,7 +84,7 @@ def _places(address, tile: Tile, count: int) -> list[Int32]:
     return [(own ^ (column // 8 << 4)) + panel * tile.panel_bytes for panel, column in split]
 
 
-def to_words(accumulator: cute.Tensor, factors: list[Float32], dtype: type[cutlass.Numeric]) -> list[Int32]:
+def pack_pairs(accumulator: cute.Tensor, factors: list[Float32], dtype: type[cutlass.Numeric]) -> list[Int32]:
     """The elements of an accumulator times their row's factor, rounded to `dtype`, two to a word."""
     pairs = range(0, cute.size(accumulator), 2)
     return [

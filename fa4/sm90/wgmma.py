@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup import Field, MmaF16BF16Op, OperandSource
 
 from ..core.constant import Constant
-from ..core.words import bits
+from ..core.vec_io import bits
 from ..pipeline.smem import Tile
 
 ROWS = 64  # of D and A: what one warpgroup computes

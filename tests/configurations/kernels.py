@@ -45,7 +45,7 @@ ORDER = (
     "ping_pong",
     "sawtooth",
     "fixed_parts",
-    "claims",
+    "first_writer",
     "together",
     "chained",
     "deterministic",

@@ -19,7 +19,7 @@ import fa4
 from fa4.mods.graph import Graph
 from fa4.mods.record import ModSpec
 from fa4.mods.trace import trace_mask, trace_score
-from fa4.spec import AttentionSpec, CacheSpec, Extent
+from fa4.spec import AttentionSpec, CacheSpec, ProblemSize
 
 # Tables ask for 64, 96, 128, 192 and 256 columns, panels have 64, the portable kernels pad to 32, products to 16.
 DIMS = (8, 64, 72, 96, 104, 128, 136, 192, 200, 208, 256)
@@ -47,7 +47,7 @@ class Problem:
     """A call as the dispatcher gets it. shared: with kernels of others on the chip."""
 
     spec: AttentionSpec
-    extent: Extent
+    extent: ProblemSize
     shared: bool = False
 
     def __str__(self) -> str:
@@ -82,12 +82,12 @@ def shapes(backward: bool) -> Iterator[Problem]:
     # head dims x sizes x masks, where a plan asks for all three
     for dims, size, (batch, *heads), window in itertools.product(PAIRS, extents, HEADS[:3], WINDOWS[:3]):
         asked = dict(window_left=window[0], window_right=window[1], needs_backward=backward)
-        yield Problem(_spec(dims, tuple(heads), **asked), Extent(batch, *size))
+        yield Problem(_spec(dims, tuple(heads), **asked), ProblemSize(batch, *size))
     # and, at the head dims of each row of tables, everything else that chooses one
     rest = itertools.product(USUAL, extents, HEADS[1:], WINDOWS[1:], LENGTHS[:3], _functions())
     for dims, size, (batch, *heads), window, lengths, mods in rest:
         asked = dict(window_left=window[0], window_right=window[1], needs_backward=backward)
-        problem = Problem(_spec(dims, tuple(heads), mods=mods, **asked, **lengths), Extent(batch, *size))
+        problem = Problem(_spec(dims, tuple(heads), mods=mods, **asked, **lengths), ProblemSize(batch, *size))
         yield problem
         if backward:
             yield replace(problem, spec=replace(problem.spec, deterministic=True))
@@ -108,10 +108,10 @@ def caches() -> Iterator[Problem]:
         cache = CacheSpec(pages, has_index, has_leftpad, dtype)
         for size, (batch, *heads), varlen in itertools.product(EXTENTS[1:8:2], HEADS[2:6:3], (False, True)):
             spec = _spec(dims, tuple(heads), cache=cache, varlen=varlen, has_seqused_k=True, window_right=0)
-            yield Problem(spec, Extent(batch, *size))
+            yield Problem(spec, ProblemSize(batch, *size))
         for options in (dict(softcap=5.0, has_sink=True), dict(num_splits=1), dict(batch_invariant=True)):
             spec = _spec(dims, (16, 4), cache=cache, has_seqused_k=True, **options)
-            yield Problem(spec, Extent(4, 3, 4096))
+            yield Problem(spec, ProblemSize(4, 3, 4096))
 
 
 _OPTIONS: dict[str, Sequence[Any]] = {
@@ -181,7 +181,7 @@ def options(backward: bool) -> Iterator[Problem]:
             **given,
             **lengths,
         )
-        yield Problem(spec, Extent(2, rows, 300))
+        yield Problem(spec, ProblemSize(2, rows, 300))
 
 
 @functools.cache

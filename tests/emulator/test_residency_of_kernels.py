@@ -109,7 +109,7 @@ def test_an_ordered_backward_needs_one_resident_cluster(name: str, seed: int) ->
         its = made._backward  # type: ignore[attr-defined]
         cfg = its.config(has_dlse=True)
         # Key blocks do wait for others.
-        assert cfg.deterministic and cfg.row_blocks.turns and cfg.ctas == row.ctas
+        assert cfg.deterministic and cfg.row_blocks.semaphores and cfg.ctas == row.ctas
         assert its.chains == row.chains < -(-problem.inputs.max_seqlen_k // cfg.span)
         judged = judge_gradients(problem, gradients(made, problem))
     cases.assert_right(judged, f"{name}, seed {seed}")
@@ -175,7 +175,7 @@ def test_a_backward_whose_first_writer_stores_needs_one_resident_cta(seed: int) 
     with emulate("sm_90a", sms=SMS, seed=seed, schedule="random", resident=1):
         made = plan_of("sm_90a", problem)
         cfg = made._backward.config(has_dlse=True)  # type: ignore[attr-defined]
-        assert cfg.claims and cfg.row_blocks.turns and not cfg.deterministic
+        assert cfg.first_writer and cfg.row_blocks.semaphores and not cfg.deterministic
         judged = judge_gradients(problem, gradients(made, problem))
     cases.assert_right(judged, f"seed {seed}")
 

@@ -17,10 +17,10 @@ from typing import Any
 import cutlass.cute as cute
 import torch
 from cutlass import Int32
+from fa4.bwd.semaphores import wait_semaphore
 
 import fa4
 from fa4 import jit
-from fa4.bwd.turns import wait_for_turn
 from fa4.device import Chip, chip_of
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -148,7 +148,7 @@ def green(sms: int) -> None:
 @cute.kernel
 def hold(flag: cute.Tensor):
     """Until the flag is 1."""
-    wait_for_turn(flag.iterator, Int32(1))
+    wait_semaphore(flag.iterator, Int32(1))
 
 
 @cute.jit

@@ -13,7 +13,7 @@ from fa4.device import chip_by_number
 from fa4.dispatch import BACKENDS
 from fa4.mods.dropout import KEYS, Rate, philox
 from fa4.mods.record import Mods, ModSpec
-from fa4.spec import AttentionInputs, AttentionSpec, Extent, Flags
+from fa4.spec import AttentionInputs, AttentionSpec, Flags, ProblemSize
 
 SIZES = dict(batch=2, heads=3, seqlen_q=70, seqlen_k=100)
 
@@ -243,7 +243,7 @@ def test_tiles_are_made_of_whole_words(backend, number):
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
     plans = importlib.import_module(f"fa4.{backend}.plan")
     for head_dim in (64, 96, 128, 192, 256):
-        for extent in (Extent(1, 1, 4096), Extent(2, 4096, 4096)):
+        for extent in (ProblemSize(1, 1, 4096), ProblemSize(2, 4096, 4096)):
             for right in (None, 0):
                 spec = AttentionSpec(
                     torch.bfloat16, head_dim, head_dim, 4, 4, 1.0, window_right=right, mods=ModSpec(dropout=True)

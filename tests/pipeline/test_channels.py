@@ -9,8 +9,8 @@ from fa4.pipeline.ends import Ends
 from fa4.pipeline.roles import Role, RoleTable
 from fa4.pipeline.smem import Region, SmemMap, Tile
 
-ROLES = RoleTable((Role("softmax", (0, 8), 192, teams=2), Role("mma", (8, 9), 64), Role("load", (9, 10), 64)))
-HOPPER = RoleTable((Role("load", (0, 4), 24), Role("consume", (4, 12), 240, teams=2)))
+ROLES = RoleTable((Role("softmax", (0, 8), 192, instances=2), Role("mma", (8, 9), 64), Role("load", (9, 10), 64)))
+HOPPER = RoleTable((Role("load", (0, 4), 24), Role("consume", (4, 12), 240, instances=2)))
 
 
 def channel(name="mma_softmax_S", producer="mma", consumer="softmax", filled=By.UMMA, freed=By.WARP, stages=2, **more):
@@ -103,7 +103,7 @@ def test_a_role_sees_only_its_channels():
         ((Role("a", (0, 4), 100),), "multiple of 8"),
         ((Role("a", (0, 3), 64), Role("b", (3, 4), 72)), "must agree on regs"),
         ((Role("a", (0, 16), 136),), "the SM has 65536"),
-        ((Role("a", (0, 4), 128, teams=3),), "unequal teams"),
+        ((Role("a", (0, 4), 128, instances=3),), "unequal teams"),
     ],
 )
 def test_role_table_refuses(roles, complaint):

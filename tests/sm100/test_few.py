@@ -11,7 +11,7 @@ from fa4.sm100 import tmem
 from fa4.sm100.fwd.kernel import channels, roles, smem_map, tmem_map
 from fa4.sm100.fwd.plan import Forward
 from fa4.sm100.fwd.tiles import tiles_for
-from fa4.spec import AttentionSpec, CacheSpec, Extent
+from fa4.spec import AttentionSpec, CacheSpec, ProblemSize
 from tests import parts
 from tests.sm100.test_forward import KERNELS
 
@@ -36,7 +36,7 @@ def test_parts_are_joined_under_many_interleavings(name, seed):
     judge(name, seed, parts.many_interleavings(seed))
 
 
-DECODE = Extent(1, 1, 8192)
+DECODE = ProblemSize(1, 1, 8192)
 
 
 def made(dims=(128, 128), heads=(32, 8), extent=DECODE, **changes) -> Forward:
@@ -47,11 +47,11 @@ def made(dims=(128, 128), heads=(32, 8), extent=DECODE, **changes) -> Forward:
     "heads, extent, splits",
     [
         ((32, 8), DECODE, 32),
-        ((32, 8), Extent(1, 1, 1 << 17), 37),
-        ((32, 8), Extent(1, 1, 100), 1),
-        ((32, 8), Extent(128, 1, 8192), 1),
-        ((32, 8), Extent(1, 512, 32768), 2),  # a chunk of a prefill: two Q tiles, and parts
-        ((8, 8), Extent(1, 16384, 16384), 1),
+        ((32, 8), ProblemSize(1, 1, 1 << 17), 37),
+        ((32, 8), ProblemSize(1, 1, 100), 1),
+        ((32, 8), ProblemSize(128, 1, 8192), 1),
+        ((32, 8), ProblemSize(1, 512, 32768), 2),  # a chunk of a prefill: two Q tiles, and parts
+        ((8, 8), ProblemSize(1, 16384, 16384), 1),
     ],
     ids=str,
 )
@@ -92,7 +92,7 @@ def test_tensor_memory_is_shared_evenly():
     "page_size, rows, pieces", [(8, 1, 8), (16, 1, 4), (48, 1, 4), (64, 1, 1), (256, 1, 1), (16, 512, 8), (64, 512, 2)]
 )
 def test_a_block_of_keys_comes_in_the_pieces_that_pages_hold(page_size, rows, pieces):
-    cfg = made(extent=Extent(1, rows, 4096), cache=CacheSpec(page_size=page_size), has_seqused_k=True).cfg
+    cfg = made(extent=ProblemSize(1, rows, 4096), cache=CacheSpec(page_size=page_size), has_seqused_k=True).cfg
     assert cfg.k_tile.pieces == cfg.v_tile.pieces == pieces
     assert cfg.k_tile.piece_rows * pieces == cfg.tile_n and page_size % cfg.k_tile.piece_rows == 0
 
@@ -100,6 +100,6 @@ def test_a_block_of_keys_comes_in_the_pieces_that_pages_hold(page_size, rows, pi
 @pytest.mark.parametrize("rows", [1, 3, 500])
 def test_parts_of_a_batch_invariant_problem_follow_from_the_cache_alone(rows):
     """And so do tiles, whatever number of queries others have."""
-    plan = made(extent=Extent(rows, rows, 8192), batch_invariant=True)
+    plan = made(extent=ProblemSize(rows, rows, 8192), batch_invariant=True)
     assert (plan.cfg.rows, plan.cfg.tile_n, plan.splits, plan.cfg.fixed_parts) == (128, 64, 16, True)
     assert plan.sizes.part_blocks == 8

@@ -9,7 +9,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4 import cases, device
 from fa4.cases import Case
-from fa4.core.order import even_section
+from fa4.core.order import even_l2_group
 from fa4.emulator import emulate
 from fa4.emulator.machine import SCHEDULES
 from fa4.run import forward
@@ -18,7 +18,7 @@ from fa4.sm100.fwd.config import Schedule
 from fa4.sm100.fwd.kernel import channels, smem_map
 from fa4.sm100.fwd.tiles import ForwardTiles, tiles_for
 from fa4.sm100.plan import Plan
-from fa4.spec import AttentionSpec, CacheSpec, Extent
+from fa4.spec import AttentionSpec, CacheSpec, ProblemSize
 from tests.emulated import (
     SOAK_ONLY,
     Kernels,
@@ -149,10 +149,10 @@ def test_a_nan_in_a_query_shows_in_its_row_alone(seed):
 
 
 @pytest.mark.parametrize(
-    ("fit", "pairs", "section"), [(6, 32, 4), (100, 512, 64), (25, 16, 16), (3, 16, 2), (5, 7, 5), (0, 8, 1)]
+    ("fit", "pairs", "l2_group"), [(6, 32, 4), (100, 512, 64), (25, 16, 16), (3, 16, 2), (5, 7, 5), (0, 8, 1)]
 )
-def test_sections_are_as_many_as_fit_and_of_one_size_where_that_is_near(fit, pairs, section):
-    assert even_section(fit, pairs) == section
+def test_sections_are_as_many_as_fit_and_of_one_size_where_that_is_near(fit, pairs, l2_group):
+    assert even_l2_group(fit, pairs) == l2_group
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_chip_and_problem_decide_about_different_columns(number, changes, polyno
 )
 def test_two_ctas_share_a_tile_where_it_is_full(changes, rows, ctas):
     spec = replace(AttentionSpec(torch.bfloat16, 128, 128, 4, 4, 0.1), **changes)
-    assert tiles_for(spec, device.chip_by_number(100), Extent(1, rows, 4096)).ctas == ctas
+    assert tiles_for(spec, device.chip_by_number(100), ProblemSize(1, rows, 4096)).ctas == ctas
 
 
 @pytest.mark.parametrize(

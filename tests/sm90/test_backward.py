@@ -35,7 +35,7 @@ from fa4.sm90.bwd.tiles import (
 )
 from fa4.sm90.bwd.wide import kernel as wide
 from fa4.sm90.plan import Plan
-from fa4.spec import AttentionSpec, Extent
+from fa4.spec import AttentionSpec, ProblemSize
 from tests.emulated import (
     Kernels,
     bits,
@@ -163,7 +163,7 @@ def test_few_pairs_add_to_several_sums(head_dim, heads, chains, seed, monkeypatc
 def test_chains_shorten_the_lag_of_few_pairs():
     def chains(heads: int, batch: int, seqlen: int, **asked) -> int:
         spec = AttentionSpec(torch.bfloat16, 128, 128, heads, heads, 0.1, deterministic=True, needs_backward=True)
-        return Backward(replace(spec, **asked), Extent(batch, seqlen, seqlen), chip_by_number(90)).chains
+        return Backward(replace(spec, **asked), ProblemSize(batch, seqlen, seqlen), chip_by_number(90)).chains
 
     assert chains(1, 1, 16384) == 16 and chains(4, 1, 16384) > 1
     assert chains(16, 1, 16384) == chains(16, 4, 4096) == chains(16, 16, 1024) == chains(1, 1, 131072) == 1
@@ -221,7 +221,7 @@ def test_gradients_under_many_interleavings(name, seed):
     check_gradients_under_many_interleavings(KERNELS, problems, seed)
 
 
-LONG = Extent(1, 16384, 16384)
+LONG = ProblemSize(1, 16384, 16384)
 
 
 def config(head_dim: int, tiles: BackwardTiles):
@@ -252,7 +252,7 @@ def test_tables_of_wide_heads_fit_the_chip(head_dim, head_dim_v):
     for deterministic in (False, True):
         cfg = config_of(replace(spec, deterministic=deterministic))
         assert wide.smem_map(cfg, wide.channels(cfg)).nbytes <= cfg.held_bytes <= 227 * 1024
-    panels = [panel for team in range(2) for panel in cfg.dq_panels(team)]
+    panels = [panel for consumer in range(2) for panel in cfg.dq_panels(consumer)]
     assert panels == list(range(-(-head_dim // 64) // cfg.ctas))
 
 
@@ -270,7 +270,7 @@ def test_tables_of_128_keys_fit_the_chip_where_registers_do(head_dim, head_dim_v
 def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, needs_backward=True)
     assert tiles_for(spec, LONG) is D128
-    assert tiles_for(replace(spec, window_right=0), Extent(2, 8192, 8192)) is D128_CUT
+    assert tiles_for(replace(spec, window_right=0), ProblemSize(2, 8192, 8192)) is D128_CUT
     assert tiles_for(replace(spec, window_right=0), LONG) is D128_ORDERED
     grouped = replace(spec, window_right=0, heads_kv=4)
     assert tiles_for(grouped, LONG) is D128_ORDERED
@@ -282,7 +282,7 @@ def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
 
 def test_96_columns_have_an_order_unless_few_keys_are_masked():
     spec = AttentionSpec(torch.bfloat16, 96, 96, 16, 16, 96**-0.5, needs_backward=True)
-    causal, short = replace(spec, window_right=0), Extent(16, 1024, 1024)
+    causal, short = replace(spec, window_right=0), ProblemSize(16, 1024, 1024)
     assert tiles_for(spec, short) is tiles_for(spec, LONG) is tiles_for(causal, LONG) is D96_ORDERED
     assert tiles_for(causal, short) is D96_SHORT
     for other in (dict(varlen=True), dict(has_seqused_q=True), dict(window_left=9)):

@@ -14,7 +14,7 @@ from fa4.emulator.host.modules import fatbins_in
 from fa4.emulator.timing.sass.code import nvdisasm
 from fa4.sm90.fwd.kernel import KERNEL
 from fa4.sm90.fwd.plan import configure
-from fa4.spec import AttentionSpec, Extent
+from fa4.spec import AttentionSpec, ProblemSize
 
 # (head_dim, head_dim_v, causal, rows): a row of tiles each. Each is compiled anew; the soak does the others.
 SHAPES = [
@@ -32,7 +32,7 @@ FENCES = WAITS = 7
 
 def machine_code(shape, directory) -> tuple[list[str], static.Kernel]:
     head_dim, head_dim_v, causal, rows = shape
-    chip, extent = chip_by_number(90), Extent(4, rows, rows)
+    chip, extent = chip_by_number(90), ProblemSize(4, rows, rows)
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 64, 64, 0.1, window_right=0 if causal else None)
     exported, cubin = directory / "kernel.o", directory / "kernel.cubin"
     KERNEL.compile(configure(spec, extent, chip), chip).export_to_c(str(exported), "kernel")

@@ -18,7 +18,7 @@ from fa4.sm90.fwd.kernel import channels, smem_map
 from fa4.sm90.fwd.plan import Forward, configure
 from fa4.sm90.fwd.tiles import NARROW_MANY, USUAL, USUAL_LONG, tiles_for
 from fa4.sm90.plan import Plan
-from fa4.spec import AttentionSpec, CacheSpec, Extent
+from fa4.spec import AttentionSpec, CacheSpec, ProblemSize
 from tests.emulated import (
     SOAK_ONLY,
     Kernels,
@@ -70,8 +70,8 @@ def test_schedules_blocks_and_thresholds(seed):
     case = Case("long", seqlen_q=300, seqlen_k=400, head_dim=128, causal=True)
     problem = cases.make(case, seed)
     usual = tiles_for(problem.spec, problem.inputs.extent)
-    assert usual.ping_pong and usual.teams == 2 and usual.tile_n == 64
-    for row in (usual, replace(usual, schedule=Schedule.SINGLE, rescale_threshold=0.0, tile_n=80, teams=3)):
+    assert usual.ping_pong and usual.consumers == 2 and usual.tile_n == 64
+    for row in (usual, replace(usual, schedule=Schedule.SINGLE, rescale_threshold=0.0, tile_n=80, consumers=3)):
         out, lse = KERNELS.forward(problem, seed, "random", row)
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{row}, seed {seed}")
 
@@ -87,7 +87,7 @@ PAIRS = (  # where both CTAs have rows, one has none, keys end in the other's ha
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
 def test_pairs_of_ctas_share_keys(case, seed):
     problem = cases.make(case, seed)
-    row = replace(tiles_for(problem.spec, Extent(1, 4096, 4096)), ctas=2)
+    row = replace(tiles_for(problem.spec, ProblemSize(1, 4096, 4096)), ctas=2)
     out, lse = KERNELS.forward(problem, seed, "random", row)
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
@@ -149,7 +149,7 @@ def test_every_head_dim_fits_the_chip():
     for head_dim, head_dim_v in [(d, dv) for d in dims for dv in dims]:
         for window_right, seqlen in ((None, 4096), (0, 1024)):
             spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 4, 2, 0.1, window_right=window_right)
-            cfg = configure(spec, Extent(1, seqlen, seqlen), chip)
+            cfg = configure(spec, ProblemSize(1, seqlen, seqlen), chip)
             assert cfg.stages >= 1
             assert smem_map(cfg, channels(cfg)).nbytes <= chip.smem_per_block
 
@@ -176,15 +176,15 @@ def test_every_head_dim_fits_the_chip():
 )
 def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     spec = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1, window_right=0 if causal else None)
-    tiles = tiles_for(spec, Extent(1, seqlen, seqlen))
-    assert (tiles.teams, tiles.tile_n) == expected and tiles.schedule is Schedule.PERSISTENT
-    packed = tiles_for(replace(spec, varlen=True), Extent(1, seqlen, seqlen))
+    tiles = tiles_for(spec, ProblemSize(1, seqlen, seqlen))
+    assert (tiles.consumers, tiles.tile_n) == expected and tiles.schedule is Schedule.PERSISTENT
+    packed = tiles_for(replace(spec, varlen=True), ProblemSize(1, seqlen, seqlen))
     usual = (2, 128) if tiles is USUAL_LONG else expected
-    assert (packed.teams, packed.tile_n, packed.schedule) == (*usual, Schedule.PACKED)
+    assert (packed.consumers, packed.tile_n, packed.schedule) == (*usual, Schedule.PACKED)
     # One tile holds all the rows of a head there: nothing is gained by counting them.
-    short = tiles_for(replace(spec, varlen=True, heads_q=128), Extent(1, 2, 2))
+    short = tiles_for(replace(spec, varlen=True, heads_q=128), ProblemSize(1, 2, 2))
     assert short.schedule is Schedule.SINGLE
-    long = tiles_for(spec, Extent(1, 65536, 65536))
+    long = tiles_for(spec, ProblemSize(1, 65536, 65536))
     assert long.schedule is (Schedule.SINGLE if causal else Schedule.PERSISTENT)
 
 
@@ -204,7 +204,7 @@ def test_the_row_of_a_problem(dims, seqlen, causal, expected):
 def test_many_short_rows_are_four_teams(seqlen, batch, causal, expected):
     """Where their work tiles, of twice as many rows, are one for each multiprocessor."""
     spec = AttentionSpec(torch.bfloat16, 64, 64, 32, 32, 0.1, window_right=0 if causal else None)
-    assert tiles_for(spec, Extent(batch, seqlen, seqlen)).teams == expected
+    assert tiles_for(spec, ProblemSize(batch, seqlen, seqlen)).consumers == expected
 
 
 @pytest.mark.parametrize(
@@ -232,13 +232,13 @@ def test_many_short_rows_are_four_teams(seqlen, batch, causal, expected):
 )
 def test_what_pairs_of_ctas_work_on(dims, rows, keys, heads, changes, expected):
     spec = replace(AttentionSpec(torch.bfloat16, *dims, heads, heads, 0.1), **changes)
-    tiles = tiles_for(spec, Extent(1, rows, keys))
+    tiles = tiles_for(spec, ProblemSize(1, rows, keys))
     assert (tiles.ctas, tiles.ping_pong) == expected
 
 
 def test_on_a_shared_chip_the_hardware_hands_out_tiles():
     """A CTA of a persistent grid that waits for a multiprocessor would do its share late. Other rows stay."""
-    chip, extent = device.chip_by_number(90), Extent(1, 4096, 4096)
+    chip, extent = device.chip_by_number(90), ProblemSize(1, 4096, 4096)
     spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, window_right=0)
     for of, alone, beside in (
         (spec, Schedule.PERSISTENT, Schedule.SINGLE),
@@ -253,13 +253,13 @@ def test_on_a_shared_chip_the_hardware_hands_out_tiles():
 def test_pairs_without_keys_to_share_are_refused(changes):
     spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, **changes)
     with pytest.raises(ValueError, match="a pair of CTAs shares"):
-        configure(spec, Extent(1, 4096, 4096), device.chip_by_number(90), replace(USUAL, ctas=2))
+        configure(spec, ProblemSize(1, 4096, 4096), device.chip_by_number(90), replace(USUAL, ctas=2))
 
 
 def test_tiles_that_do_not_fit_are_refused():
     spec = AttentionSpec(torch.bfloat16, 256, 256, 4, 2, 0.1)
     with pytest.raises(ValueError, match="128 x 256 tiles of head_dim 256 exceed"):
-        configure(spec, Extent(1, 4096, 4096), device.chip_by_number(90), replace(USUAL, tile_n=256))
+        configure(spec, ProblemSize(1, 4096, 4096), device.chip_by_number(90), replace(USUAL, tile_n=256))
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
@@ -268,12 +268,12 @@ def test_every_cta_gets_the_same_share_of_a_causal_problem(seqlen, head_dim):
     """Going to and fro through sections of whole rounds: no CTA has 1 % more key blocks than the average. Of 512 keys
     half a tile is 3 %."""
     chip, heads = device.chip_by_number(90), 2048 // head_dim
-    extent = Extent(16384 // seqlen, seqlen, seqlen)
+    extent = ProblemSize(16384 // seqlen, seqlen, seqlen)
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, heads, heads, 0.1, window_right=0)
     made = Forward(spec, extent, chip)
     blocks = -(-seqlen // made.cfg.rows)
     sizes = made.sizes
-    order = Order(blocks, heads, extent.batch, sizes.section, descending=True, most_sections=sizes.most_sections)
+    order = Order(blocks, heads, extent.batch, sizes.l2_group, descending=True, most_l2_groups=sizes.most_l2_groups)
     places = chip.sms // made.cfg.ctas
     work = [0] * places
     for i in range(order.tiles):

@@ -79,12 +79,12 @@ def chain(self: Chain, places, staging, d, warp):
     self.first.issue(s, a[None, None, None, 0], b[None, None, None, 0], False)
     wait(0)
     words = cute.recast_tensor(p, cutlass.Int32)
-    for i, word in enumerate(fragment.to_words(s, [cutlass.Float32(1.0)] * 2, cutlass.BFloat16)):
+    for i, word in enumerate(fragment.pack_pairs(s, [cutlass.Float32(1.0)] * 2, cutlass.BFloat16)):
         words[i] = word
     self.second.issue(o, p, c[None, None, None, 0], False)
     wait(0)
     tile = Tile(16, self.second.n)
-    fragment.store_matrices(staging.toint(), tile, fragment.to_words(o, [cutlass.Float32(1.0)] * 2, cutlass.BFloat16))
+    fragment.store_matrices(staging.toint(), tile, fragment.pack_pairs(o, [cutlass.Float32(1.0)] * 2, cutlass.BFloat16))
     cute.arch.sync_warp()
     for r in range(fragment.ROWS_PER_THREAD):
         row = fragment.row_in_warp(r)

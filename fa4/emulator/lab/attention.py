@@ -15,7 +15,7 @@ from fa4.device import chip_of
 from fa4.emulator.context import emulate
 from fa4.emulator.machine import Checks
 from fa4.emulator.machine.record import Record
-from fa4.spec import AttentionInputs, AttentionSpec, Extent
+from fa4.spec import AttentionInputs, AttentionSpec, ProblemSize
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
 
@@ -93,7 +93,7 @@ def _with_tiles(problem: Problem, tiles: Any) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
         spec = spec_of(replace(problem, heads=q.shape[2]))
-        what = spec, Extent(1, q.shape[1], k.shape[1]), chip_of(q.device)
+        what = spec, ProblemSize(1, q.shape[1], k.shape[1]), chip_of(q.device)
         made: Any = type(dispatch.plan(*what))
         plan = made(*what, forward_tiles=tiles)
         inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])

@@ -19,7 +19,7 @@ from fa4.emulator.lab.walk import Walk, walk_of
 from fa4.emulator.timing.chips import ChipTable, chip_table
 from fa4.emulator.timing.grid import CtaCost, Handing, Sample, chain
 from fa4.emulator.timing.replay import Times, replay
-from fa4.spec import Extent
+from fa4.spec import ProblemSize
 
 _SPAN = 128  # keys of a CTA of the backward
 _SMS = {"sm_100a": 2, "sm_90a": 1}  # that are emulated: a pair of CTAs has two
@@ -121,7 +121,7 @@ def predict(
 
 def _plan(problem: Problem, chip: str) -> Any:
     """Of our kernels."""
-    extent = Extent(problem.batch, problem.seqlen, problem.seqlen)
+    extent = ProblemSize(problem.batch, problem.seqlen, problem.seqlen)
     number = int(chip.removeprefix("sm_").removesuffix("a"))
     return dispatch.plan(spec_of(problem), extent, chip_by_number(number))
 

@@ -85,19 +85,19 @@ class CtaCost:
 
 
 def makespan(
-    tiles: Iterable[float], places: int, cost: CtaCost, handing: Handing, replace: float, *, to_and_fro: bool = False
+    tiles: Iterable[float], places: int, cost: CtaCost, handing: Handing, replace: float, *, snake: bool = False
 ) -> float:
     """Cycles until the last of `places` multiprocessors (or pairs) is done.
 
     tiles: FLOPs of each tile per SM, in the order in which they are handed out. replace: cycles until a new CTA runs
-    where one has ended. to_and_fro: of STATIC, every other lap turns round: its first tile is the last CTA's.
+    where one has ended. snake: of STATIC, every other lap turns round: its first tile is the last CTA's.
     """
     work = [cost.tile + flops / cost.rate for flops in tiles]
     if handing is Handing.STATIC:
         ends = [cost.start] * min(places, len(work))
         for number, cycles in enumerate(work):
             lap, place = divmod(number, len(ends))
-            ends[-1 - place if to_and_fro and lap % 2 else place] += cycles
+            ends[-1 - place if snake and lap % 2 else place] += cycles
         return max(ends)
     free = [cost.start if handing is Handing.TAKEN else 0.0] * places
     heapq.heapify(free)

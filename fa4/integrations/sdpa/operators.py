@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...calls import Known
+from ...calls import CachedCall
 from ...checks import Dropout, Options
 from ...memory import empty, maker
 from ...mods.record import Mods
@@ -29,7 +29,7 @@ def _forward(
     return _route(known, inputs, num_splits).forward(inputs)
 
 
-def _route(known: Known, inputs: AttentionInputs, num_splits: int | None) -> ops.Route:
+def _route(known: CachedCall, inputs: AttentionInputs, num_splits: int | None) -> ops.Route:
     """The way to a kernel that cuts keys into so many parts, if that is asked for."""
     route = known.route(inputs)
     if num_splits is not None and num_splits != route.plan.splits:
@@ -49,7 +49,7 @@ def _backward(
     return dq, dk, dv
 
 
-def _turned(x: Tensor) -> Callable[[Tensor], Tensor]:
+def _transpose(x: Tensor) -> Callable[[Tensor], Tensor]:
     """What transposes axes 1 and 2 of tensors with the sizes and strides of x, as compiled code makes its views:
     in half of the time of `transpose`, which a short call notices. Autograd does not see it."""
     turned = x.transpose(1, 2)
@@ -60,11 +60,11 @@ def _turned(x: Tensor) -> Callable[[Tensor], Tensor]:
 class _Dense:
     """The forward of calls like one: what is not the tensors' is decided."""
 
-    def __init__(self, known: Known, query: Tensor, key: Tensor, value: Tensor) -> None:
+    def __init__(self, known: CachedCall, query: Tensor, key: Tensor, value: Tensor) -> None:
         self._forward, self._lengths = known.first.forward.of_tensors, known.max_seqlens
-        self._q, self._k, self._v = _turned(query), _turned(key), _turned(value)
+        self._q, self._k, self._v = _transpose(query), _transpose(key), _transpose(value)
         made = torch.empty(query.transpose(1, 2).shape, dtype=query.dtype, device="meta")
-        self._out = _turned(made)
+        self._out = _transpose(made)
         self._copies = not _lies_like(made.transpose(1, 2), query)
         none = ((2,), torch.uint64), ((), torch.uint64), ((0,), query.dtype)
         self._seed, self._offset, self._mask = (maker(shape, dtype, query.device) for shape, dtype in none)
@@ -80,21 +80,21 @@ class _Dense:
 class _DenseBackward:
     """The backward of calls like one."""
 
-    def __init__(self, known: Known, query: Tensor, key: Tensor, value: Tensor, out: Tensor, dout: Tensor) -> None:
+    def __init__(self, known: CachedCall, query: Tensor, key: Tensor, value: Tensor, out: Tensor, dout: Tensor) -> None:
         """Of tensors whose heads come first, as they do in a call."""
         tensors = query, key, value
-        self._lengths, self._turns = known.max_seqlens, [_turned(x) for x in (*tensors, out, dout)]
+        self._lengths, self._transposed = known.max_seqlens, [_transpose(x) for x in (*tensors, out, dout)]
         flags = known.flags._replace(needs_backward=True)
         of_rows = with_lengths(known, _inputs(*tensors))
         self._backward = ops.route(of_rows, flags).backward
         made = [torch.empty(x.transpose(1, 2).shape, dtype=x.dtype, device="meta") for x in tensors]
-        self._heads_first = [_turned(x) for x in made]
+        self._heads_first = [_transpose(x) for x in made]
         self._copies = not all(_lies_like(x.transpose(1, 2), like) for x, like in zip(made, tensors))
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, dout: Tensor
     ) -> tuple[Tensor, ...]:
-        q, k, v, o, do = self._turns
+        q, k, v, o, do = self._transposed
         rows = q(query), k(key), v(value), None, None, None, None, None, *self._lengths
         grads = self._backward(AttentionInputs._make(rows), Saved(o(out), lse, do(dout)))
         q, k, v = self._heads_first
@@ -104,7 +104,7 @@ class _DenseBackward:
         return dq, dk, dv
 
 
-_packed: LastCallGuard[Known] = LastCallGuard()
+_packed: LastCallGuard[CachedCall] = LastCallGuard()
 _dense: LastCallGuard[_Dense] = LastCallGuard()
 _dense_backward: LastCallGuard[_DenseBackward] = LastCallGuard()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ... import checks, dispatch
-from ...calls import Known, signature_of
+from ...calls import CachedCall, signature_of
 from ...checks import Options
 from ...device import chip_of
 from ...signature import routes
@@ -14,7 +14,7 @@ class Refusal(Exception):
     """fa4 does not serve the call; the reason."""
 
 
-def with_lengths(known: Known, inputs: AttentionInputs) -> AttentionInputs:
+def with_lengths(known: CachedCall, inputs: AttentionInputs) -> AttentionInputs:
     """The operators' arguments of a call like the one that is known.
 
     Raises:
@@ -31,14 +31,14 @@ def with_lengths(known: Known, inputs: AttentionInputs) -> AttentionInputs:
     return found
 
 
-def way(inputs: AttentionInputs, options: Options) -> Known:
+def way(inputs: AttentionInputs, options: Options) -> CachedCall:
     """The road to a kernel, if there is one: the same object for the same question.
 
     Raises:
         Refusal: there is none.
     """
     signature = signature_of(inputs.varlen, tuple(inputs), options, "torch")
-    known: Known | str | None = routes.find(signature)  # a text is the reason of a refusal
+    known: CachedCall | str | None = routes.find(signature)  # a text is the reason of a refusal
     if known is None:
         try:
             known = _find(inputs, options)
@@ -50,7 +50,7 @@ def way(inputs: AttentionInputs, options: Options) -> Known:
     return known
 
 
-def _find(inputs: AttentionInputs, options: Options) -> Known:
+def _find(inputs: AttentionInputs, options: Options) -> CachedCall:
     if inputs.v.shape[-1] != inputs.q.shape[-1]:
         raise Refusal("the head_dim of value is not that of query")
     inputs, flags = checks.call(inputs.varlen, inputs, options)
@@ -60,4 +60,4 @@ def _find(inputs: AttentionInputs, options: Options) -> Known:
         if not dispatch.select(spec, inputs.extent, chip).requires:  # torch's own kernels are faster than tiled torch
             refused = dispatch.explain(spec, inputs.extent, chip).refused
             raise Refusal("fa4 has no kernel: " + "; ".join(f"{name} {', '.join(why)}" for name, why in refused))
-    return Known(flags, inputs)
+    return CachedCall(flags, inputs)

@@ -16,15 +16,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...core.captured import Captured
+from ...core.captured_grads import CapturedGrads
 from ...core.dropout import Dropout, dropped
-from ...core.elements import Elements
-from ...core.places import Places
+from ...core.fragment_coords import FragmentCoords
+from ...core.fragment_values import FragmentValues
+from ...core.mask_bits import apply_mask_unless, mask_bits
 from ...core.score import SoftcapAgain
 from ...core.scoring import Scoring
 from ...core.traced import bind
-from ...core.visible import hide_unless, visible_bits
-from ...core.words import load_floats, pack_half
+from ...core.vec_io import load_floats, pack_half
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.smem import store_row
 from .. import tmem
@@ -51,7 +51,7 @@ def compute(context):
             begin = m_block * cfg.tile_m + half_of_warp() * cfg.half
             at = At(member, begin, first - begin, stop - begin)
             if cutlass.const_expr(cfg.has_blocks):
-                if i < of_head.walk.masked:
+                if i < of_head.block_iter.masked:
                     step(context, ends, rows, s, s.in_step(dp), work, at, True, True)
                 elif (work.own_block + 1) * TILE_N > work.k.count:
                     step(context, ends, rows, s, s.in_step(dp), work, at, True, False)
@@ -75,13 +75,13 @@ class At(NamedTuple):
     stop: Int32
 
 
-def mods_at(context, work, at: At, asks_mask: bool) -> tuple[Elements | None, Elements | None]:
+def mods_at(context, work, at: At, asks_mask: bool) -> tuple[FragmentValues | None, FragmentValues | None]:
     """This thread's elements of a step as a score_mod and a mask_mod see them. asks_mask: whether a mask_mod may hide
     something there."""
     cfg, args, lengths = context.cfg, context.args, (work.q.count, work.k.count)
     head, key = work.head_kv * cfg.group + at.member, work.own_block * TILE_N + cute.arch.thread_idx()[0] % TILE_N
     score_mod, mask_mod = bind(cfg.mods, args.mods, work.batch, head, lengths)
-    places = Places((key,), at.begin, cfg.half, keys_across=False, run=1, period=1)
+    places = FragmentCoords((key,), at.begin, cfg.half, keys_across=False, run=1, period=1)
     score = None if score_mod is None else score_mod.at(places, args.scale)
     mask = None if mask_mod is None or not asks_mask else mask_mod.at(places)
     if mask is not None:
@@ -140,7 +140,7 @@ def step(
     visible = []
     if cutlass.const_expr(is_cut):
         has_first = work.mask.right is not None
-        visible = [visible_bits(at.first if has_first else None, at.stop, query) for query in range(0, cfg.half, 32)]
+        visible = [mask_bits(at.first if has_first else None, at.stop, query) for query in range(0, cfg.half, 32)]
     p, words = [], []
     for pair in cutlass.range_constexpr(cfg.half // 2):
         if cutlass.const_expr(pair % 2 == 0):
@@ -150,7 +150,7 @@ def step(
         x = cute.arch.fma_packed_f32x2(tuple(both), scales, tuple(lse[2 * (pair % 2) : 2 * (pair % 2) + 2]))
         if cutlass.const_expr(is_cut):
             word, bit = visible[2 * pair // 32], 2 * pair % 32
-            x = hide_unless(word, bit, x[0]), hide_unless(word, bit + 1, x[1])
+            x = apply_mask_unless(word, bit, x[0]), apply_mask_unless(word, bit + 1, x[1])
         if cutlass.const_expr(is_polynomial(pair, cfg.polynomial)):
             weights = exp2_polynomial(*x)
         else:
@@ -185,7 +185,7 @@ def step(
     if cutlass.const_expr(score is not None):
         (grads,) = stages.slopes([p], [grads])
         words = [pack_half(grads[i], grads[i + 1], cfg.dtype) for i in range(0, cfg.half, 2)]
-        captured = Captured.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.own_block)
+        captured = CapturedGrads.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.own_block)
         if cutlass.const_expr(captured is not None):
             captured.add(score, [p])
     tmem.wait_loads()  # dS goes over dP; a register that a load fills waits for its own value

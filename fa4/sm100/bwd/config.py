@@ -39,12 +39,12 @@ class Config(Variant):
     polynomial: int
     smem_bytes: int
     column_unit: ClassVar[int] = CHUNK
-    own_span: ClassVar[int] = TILE_N
+    cta_tile_n: ClassVar[int] = TILE_N
 
     @property
-    def span(self) -> int:
+    def cluster_tile_n(self) -> int:
         """Keys of a CTA, or of a pair."""
-        return self.ctas * self.own_span
+        return self.ctas * self.cta_tile_n
 
     @property
     def tile_m(self) -> int:
@@ -82,7 +82,7 @@ class Config(Variant):
 
     @property
     def k_columns(self) -> Tile:
-        return self._tile(self.span, self.columns // self.ctas)
+        return self._tile(self.cluster_tile_n, self.columns // self.ctas)
 
     @property
     def dk_tile(self) -> Tile:
@@ -95,7 +95,7 @@ class Config(Variant):
     @property
     def ds_tile(self) -> Tile:
         """dS^T for dQ, a row per key: of a pair's keys all, of its queries this CTA's half."""
-        return self._tile(self.span, self.tile_m // self.ctas)
+        return self._tile(self.cluster_tile_n, self.tile_m // self.ctas)
 
     @property
     def q_stages(self) -> int:
@@ -140,8 +140,8 @@ class Config(Variant):
         placement = transposed if self.dq_transposed else Chunks(self.tile_m, self.columns, self.ctas)
         return RowBlocks(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, turns=self.ctas if self.deterministic else 0,
-            list_rows=self.mods.block[0] if self.turns_by_lists else 0,
+            self.has_dlse, semaphores=self.ctas if self.deterministic else 0,
+            list_rows=self.mods.block[0] if self.ordered_by_lists else 0,
         )  # fmt: skip
 
     @property
@@ -170,11 +170,11 @@ class Config(Variant):
     def dq(self) -> Umma:
         """dQ = dS K, both from shared memory, keys reduced."""
         k, ds = SmemOperand(self.k_columns, Major.MN), SmemOperand(self.ds_tile, Major.MN)
-        return Umma(self.dtype, n=self.columns, k=self.span, b=k, a=ds, ctas=self.ctas)
+        return Umma(self.dtype, n=self.columns, k=self.cluster_tile_n, b=k, a=ds, ctas=self.ctas)
 
     def _umma(self, n: int, k: int, b: SmemOperand, a: SmemOperand | None = None) -> Umma:
         """A product with a row for each key."""
-        return Umma(self.dtype, n=n, k=k, b=b, a=a, m=self.span, ctas=self.ctas)
+        return Umma(self.dtype, n=n, k=k, b=b, a=a, m=self.cluster_tile_n, ctas=self.ctas)
 
     def dq_transpose(self, lanes: int) -> Umma:
         """`lanes` rows of dQ^T = K^T dS^T."""

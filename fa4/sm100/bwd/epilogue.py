@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...core.sequence import sequence_matrix
-from ...core.words import pack_half
+from ...core.vec_io import pack_half
 from ...pipeline.cursor import consume
 from ...pipeline.smem import store_row
 from ...pipeline.tma import tma_store

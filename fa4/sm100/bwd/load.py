@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...core.sequence import held_tile, sequence_matrix
+from ...core.sequence import clamp_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
 from .work import Place, following, work_tile
@@ -72,10 +72,10 @@ def load_keys(context, cursor: Cursor, work, name: cutlass.Constexpr[str], regio
     """This CTA's block of keys."""
     tma = context.tma(name)
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.lengths_vary)
-    cursor.announce(tma.tile.nbytes, work.rank)
+    cursor.expect_tx(tma.tile.nbytes, work.rank)
     own = work.own_block
     if cutlass.const_expr(context.cfg.lengths_vary):
-        own = held_tile(own, work.k, tma.tile.rows)
+        own = clamp_tile(own, work.k, tma.tile.rows)
     tma_load(tma, matrix, own, context.smem.pointer(region, context.cfg.dtype), cursor.barrier())
 
 
@@ -86,10 +86,10 @@ def load_queries(context, cursor: Cursor, work, name: cutlass.Constexpr[str], re
     head, m_block = at
     matrix = sequence_matrix(tma.tensor, head, work.batch, work.q, cfg.varlen, cfg.lengths_vary)
     place = context.smem.pointer(region, cfg.dtype) + cursor.stage * cfg.elements(tma.tile.nbytes)
-    cursor.announce(tma.tile.nbytes, work.rank)
+    cursor.expect_tx(tma.tile.nbytes, work.rank)
     own = m_block * cfg.ctas + work.rank
     if cutlass.const_expr(cfg.lengths_vary):
-        own = held_tile(own, work.q, tma.tile.rows)
+        own = clamp_tile(own, work.q, tma.tile.rows)
     tma_load(tma, matrix, own, place, cursor.barrier())
 
 
@@ -99,12 +99,12 @@ def load_columns(context, cursor: Cursor, work, name: cutlass.Constexpr[str], re
     cfg, tma = context.cfg, context.tma(name)
     head, block = at
     matrix = sequence_matrix(tma.tensor, head, work.batch, rows, cfg.varlen, cfg.lengths_vary)
-    cursor.announce(2 * tma.tile.panel_bytes, work.rank)
+    cursor.expect_tx(2 * tma.tile.panel_bytes, work.rank)
     for i in cutlass.range_constexpr(2):
         place = context.smem.pointer(region, cfg.dtype) + i * cfg.elements(tma.tile.panel_bytes)
         number = 2 * block + i
         if cutlass.const_expr(cfg.lengths_vary):
-            number = held_tile(number, rows, tma.tile.rows)
+            number = clamp_tile(number, rows, tma.tile.rows)
         tma_load_panel(tma, matrix, number, work.rank, place, cursor.barrier())
 
 
@@ -114,7 +114,7 @@ def load_statistics(context, cursor: Cursor, work, at):
     cfg, rows = context.cfg, context.args.statistics
     head, m_block = at
     place = (0, 0, work.row_block + m_block, head)
-    cursor.announce(cfg.rows_bytes)
+    cursor.expect_tx(cfg.rows_bytes)
     with cute.arch.elect_one():
         target = context.smem.pointer("rows", Float32) + cursor.stage * (cfg.rows_bytes // 4)
         bulk_load(rows.iterator + cute.crd2idx(place, rows.layout), target, cfg.rows_bytes, cursor.barrier())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...bwd import plan
 from ...core.variant import Variant
 from ...device import Chip
-from ...spec import AttentionSpec, Extent
+from ...spec import AttentionSpec, ProblemSize
 from .config import Config
 from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for
@@ -16,14 +16,16 @@ class Backward(plan.Backward):
 
     kernel = KERNEL
 
-    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
+    def __init__(
+        self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None
+    ) -> None:
         super().__init__(spec, extent, chip)
         self.tiles = tiles or tiles_for(spec, chip)
 
     def __str__(self) -> str:
         tiles, cfg = self.tiles, self.config(has_dlse=False)
         return (
-            f"backward {tiles.name}: {cfg.tile_m} x {cfg.span}, {cfg.q_stages} Q and {cfg.do_stages} dO stages, "
+            f"backward {tiles.name}: {cfg.tile_m} x {cfg.cluster_tile_n}, {cfg.q_stages} Q and {cfg.do_stages} dO stages, "
             f"group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({tiles.evidence})"
         )
 

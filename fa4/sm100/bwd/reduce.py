@@ -4,7 +4,7 @@ A thread has one query (or, `dq_transposed`, one column of Q). In a pair each CT
 two threads: lane l + 64 has the second half of the columns of lane l. Chunks of tensor-memory columns go through two
 stages of shared memory, in the accumulator's own order, so that one bulk addition of contiguous bytes takes a chunk.
 
-Deterministic: the key blocks that a query block (of a pair, each half of it) meets take turns, see `bwd.turns`. CTAs
+Deterministic: the key blocks that a query block (of a pair, each half of it) meets take turns, see `bwd.semaphores`. CTAs
 that come earlier in the order were launched earlier and wait for nobody later, so every wait ends. A step's first
 chunks are staged while products do not need shared memory; then the turn is waited for. It is passed on in the step
 after it, at the same place: the additions are done by then, where to wait for them at once would hold up the next dQ,
@@ -22,8 +22,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from ...bwd.turns import pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
-from ...core.words import bits, store_words
+from ...bwd.semaphores import release_semaphore, wait_bulk_semaphore, wait_for_bulk_additions
+from ...core.vec_io import bits, store_vec
 from ...pipeline.cursor import ALL, Cursor, consume
 from ...pipeline.tma import bulk_add
 from .. import tmem
@@ -46,15 +46,15 @@ def reduce(context):
             m_block = of_head.block(i)
             products.wait(0)
             block = work.row_block + m_block
-            turn = Turn.at(context, work, m_block, head, owed)
+            order_index = OrderedAdd.at(context, work, m_block, head, owed)
             target = args.dq_sum[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
-            stage = add_to_accumulator(context, products, target, issues, stage, turn)
+            stage = add_to_accumulator(context, products, target, issues, stage, order_index)
             if cutlass.const_expr(cfg.deterministic):
-                owed = turn.own
+                owed = order_index.own
             products = products.next()
     if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
         if issues:
-            hand_on(context, owed)
+            release_owed(context, owed)
     if issues:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
@@ -62,43 +62,43 @@ def reduce(context):
 NONE = -1  # turn is owed
 
 
-class Turn(NamedTuple):
+class OrderedAdd(NamedTuple):
     """Where the counter of a query block (of a pair, of a half of it) is, what it must have reached before this CTA
-    adds, and which counter is to be counted up before that: `hand_on`."""
+    adds, and which counter is to be counted up before that: `release_owed`."""
 
     own: Int32
     place: Int32
     owed: Int32
 
     @staticmethod
-    def at(context, work, m_block: Int32, head: Int32, owed: Int32) -> Turn | None:
+    def at(context, work, m_block: Int32, head: Int32, owed: Int32) -> OrderedAdd | None:
         """None where additions have no order."""
         cfg = context.cfg
         if not cfg.deterministic:
             return None
         block = (work.row_block + m_block) * cfg.ctas + work.rank
-        own = Int32(cute.crd2idx((block, head), context.args.turns.layout))
-        return Turn(own, work.turn(m_block, head, context), owed)
+        own = Int32(cute.crd2idx((block, head), context.args.semaphores.layout))
+        return OrderedAdd(own, work.order_index(m_block, head, context), owed)
 
 
 @cute.jit
-def hand_on(context, owed: Int32):
+def release_owed(context, owed: Int32):
     """The warp that issues additions: pass on the turn of the step before, if there was one."""
     if owed != NONE:
         wait_for_bulk_additions()
         with cute.arch.elect_one():
-            pass_turn_on(context.args.turns.iterator + owed)
+            release_semaphore(context.args.semaphores.iterator + owed)
 
 
 @cute.jit
-def take_turn(context, turn: Turn):
+def acquire_order(context, order_index: OrderedAdd):
     """The same warp, before a step's additions."""
-    hand_on(context, turn.owed)
-    wait_for_bulk_turn(context.args.turns.iterator + turn.own, turn.place)
+    release_owed(context, order_index.owed)
+    wait_bulk_semaphore(context.args.semaphores.iterator + order_index.own, order_index.place)
 
 
 @cute.jit
-def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: Boolean, stage: Int32, turn):
+def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: Boolean, stage: Int32, order_index):
     """Add one step's dQ, DQ_STAGES chunks at a time; returns the stage after the last one used.
 
     Args:
@@ -120,7 +120,7 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
         products.arrive(0)
         if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
             if issues:
-                take_turn(context, turn)
+                acquire_order(context, order_index)
         row = lane // 32 * 16 + lane % 32
         part = target + chunks * (CHUNK_BYTES // 4)
         add_chunk(context, high, row, cfg.columns - LANES, part, issues, stage, lane % 32 < 16)
@@ -133,7 +133,7 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
         if cutlass.const_expr(batch[-1] == chunks - 1):
             products.arrive(last)
         if cutlass.const_expr(cfg.deterministic and first == 0 and not cfg.dq_transposed):
-            add_in_turn(context, loaded, lane, target, issues, stage, turn)
+            add_in_order(context, loaded, lane, target, issues, stage, order_index)
             stage = (stage + len(loaded)) % DQ_STAGES
         else:
             for i in cutlass.range_constexpr(len(loaded)):
@@ -144,7 +144,7 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
 
 
 @cute.jit
-def add_in_turn(context, chunks: list, row: Int32, target: cute.Pointer, issues: Boolean, stage: Int32, turn):
+def add_in_order(context, chunks: list, row: Int32, target: cute.Pointer, issues: Boolean, stage: Int32, order_index):
     """Stage a step's first chunks, as many as there are stages or fewer; then wait for the turn, and add them."""
     if issues:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -154,7 +154,7 @@ def add_in_turn(context, chunks: list, row: Int32, target: cute.Pointer, issues:
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
     if issues:
-        take_turn(context, turn)
+        acquire_order(context, order_index)
         for i in cutlass.range_constexpr(len(chunks)):
             place = stage_place(context, (stage + i) % DQ_STAGES)
             issue_addition(place, target + i * (CHUNK_BYTES // 4))
@@ -167,7 +167,7 @@ def stage_place(context, stage: Int32) -> cute.Pointer:
 def place_chunk(dq: list, place: cute.Pointer, row: Int32, rows: int) -> None:
     """A chunk, (columns / 4, rows, 4) floats: this thread's row of it."""
     for column in range(0, len(dq), 4):
-        store_words(place + (column * rows + 4 * row), [bits(x) for x in dq[column : column + 4]])
+        store_vec(place + (column * rows + 4 * row), [bits(x) for x in dq[column : column + 4]])
 
 
 @cute.jit

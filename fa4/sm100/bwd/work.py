@@ -8,8 +8,8 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ...bwd.work import first_member, keys_here, lists_of, turn, turn_by_lists
-from ...core.mask import Band, Listed
+from ...bwd.work import first_member, keys_here, lists_of, order_index, order_index_by_lists
+from ...core.mask import Band, SparseBlocks
 from ...core.order import Tile
 from ...core.sequence import Rows
 from .config import TILE_N
@@ -28,7 +28,7 @@ class Work(NamedTuple):
     first: Int32
     stop: Int32
     row_block: Int32
-    walk: Listed | None
+    block_iter: SparseBlocks | None
     steps: Int32
     rank: Int32  # of this CTA in its pair
     own_block: Int32  # this CTA's block of TILE_N keys
@@ -37,8 +37,8 @@ class Work(NamedTuple):
         """The same for a query head of the group, whose lists may be others."""
         if not context.cfg.lists_by_head:
             return self
-        walk = lists_of(context, self, self.head_kv * context.cfg.group + member)
-        return self._replace(walk=walk, stop=walk.count)
+        block_iter = lists_of(context, self, self.head_kv * context.cfg.group + member)
+        return self._replace(block_iter=block_iter, stop=block_iter.count)
 
     def step(self, index: Int32, group: int) -> tuple[Int32, Int32]:
         """(query head, query block) of a step, where all heads of the group have the same."""
@@ -47,18 +47,18 @@ class Work(NamedTuple):
 
     def block(self, i: Int32) -> Int32:
         """The query block of a step of a head: i itself, or that at a place of the lists."""
-        return i if self.walk is None else self.walk.block(i)
+        return i if self.block_iter is None else self.block_iter.block(i)
 
     def cuts(self, m_block: Int32) -> Boolean:
         """Whether some query of a block misses some of this CTA's keys."""
         return replace(self.mask, tile_n=TILE_N).cuts(m_block, self.own_block)
 
-    def turn(self, m_block: Int32, head: Int32, context) -> Int32:
+    def order_index(self, m_block: Int32, head: Int32, context) -> Int32:
         """How many key blocks add to dQ of a query block before this one."""
         cfg = context.cfg
         if cfg.has_blocks:
-            return turn_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
-        return turn(context.args.order, self.mask, m_block, Tile(self.n_block, self.head_kv, self.batch))
+            return order_index_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
+        return order_index(context.args.order, self.mask, m_block, Tile(self.n_block, self.head_kv, self.batch))
 
 
 def work_tile(context) -> Work:

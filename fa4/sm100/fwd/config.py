@@ -201,11 +201,11 @@ class Config(Variant):
         return self.varlen
 
     @property
-    def ragged_q(self) -> bool:
-        """Rows after a sequence's queries are not the sequence's: TMA's maps must end with it; see `sequence.ragged`.
+    def seq_bounded_q(self) -> bool:
+        """Rows after a sequence's queries are not the sequence's: TMA's maps must end with it; see `sequence.seq_bounded_tma`.
         Unused rows of its own are its own business: their output is zero, whatever they hold."""
         return self.varlen
 
     @property
-    def ragged_o(self) -> bool:
-        return self.ragged_q
+    def seq_bounded_o(self) -> bool:
+        return self.seq_bounded_q

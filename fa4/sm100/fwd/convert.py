@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 
 from ...pipeline.cursor import consume, produce
-from ...pipeline.widen import ByteRing, Widening
+from ...pipeline.upconvert import ByteRing, Upconversion
 from .work import Queue
 
 
@@ -20,8 +20,8 @@ def convert(context):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
     raw = consume(ends.gather_convert_KV if cfg.plain_keys else ends.load_convert_KV)
     wide = produce(ends.convert_mma_KV)
-    of_k = Widening(smem.address("KV"), cfg.kv_stage_bytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
-    of_v = Widening(smem.address("KV"), cfg.kv_stage_bytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)
+    of_k = Upconversion(smem.address("KV"), cfg.kv_stage_bytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
+    of_v = Upconversion(smem.address("KV"), cfg.kv_stage_bytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)
     k_bytes = ByteRing(smem.address("KV bytes"), cfg.byte_stage_bytes, cfg.k_tile)
     v_bytes = ByteRing(smem.address("KV bytes"), cfg.byte_stage_bytes, cfg.v_tile)
 

@@ -16,7 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...core.words import bits, pack_half, store_words
+from ...core.vec_io import bits, pack_half, store_vec
 from ...fwd.rows import is_written, place_of, result
 from ...pipeline.cursor import ALL, consume, produce
 from ...pipeline.smem import store_row_chunk
@@ -130,7 +130,7 @@ def out_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32, norm
         if is_written(cfg, work, row):
             exist = min(COLUMNS, cfg.head_dim_v - column) // per_word
             for i in cutlass.range_constexpr(0, exist, 4):
-                store_words(place + (column + i * per_word), words[i : i + 4])
+                store_vec(place + (column + i * per_word), words[i : i + 4])
 
 
 @cute.jit
@@ -142,4 +142,4 @@ def zeros_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32):
         out = result(context, "out", work)
         place = out.iterator + cute.crd2idx((place_of(cfg, row), 0), out.layout)
         for column in cutlass.range_constexpr(0, cfg.head_dim_v, 8):
-            store_words(place + column, [Int32(0)] * 4)
+            store_vec(place + column, [Int32(0)] * 4)

@@ -67,7 +67,7 @@ def roles(cfg: Config) -> RoleTable:
     )
     return RoleTable(
         (
-            Role("softmax", warps=(0, first), regs=SOFTMAX_REGS[cfg.per_sm], body=softmax, teams=cfg.q_tiles),
+            Role("softmax", warps=(0, first), regs=SOFTMAX_REGS[cfg.per_sm], body=softmax, instances=cfg.q_tiles),
             *warpgroups,
             *singles,
         ),

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint8
 
-from ...core.sequence import Rows, held_tile, sequence_matrix
+from ...core.sequence import Rows, clamp_tile, sequence_matrix
 from ...pipeline.cursor import ALL, Cursor, produce
 from ...pipeline.tma import tma_load, tma_load_panel
 from .work import Queue, key_block, row_tile
@@ -68,23 +68,23 @@ def load_q(context, work, tile: int, cursor: Cursor):
     """This CTA's rows of a Q tile."""
     cfg, tma = context.cfg, context.tma("q")
     cursor.wait(tile)
-    q = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.ragged_q)
+    q = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.seq_bounded_q)
     place = context.smem.pointer("Q", cfg.dtype) + tile * cfg.elements(cfg.q_tile.nbytes)
-    cursor.announce(tma.tile.nbytes, context.args.order.rank, tile)
+    cursor.expect_tx(tma.tile.nbytes, context.args.order.rank, tile)
     number = row_tile(context, work, tile)
-    if cfg.ragged_q:
-        number = held_tile(number, work.place, tma.tile.rows // cfg.slots)
+    if cfg.seq_bounded_q:
+        number = clamp_tile(number, work.place, tma.tile.rows // cfg.slots)
     tma_load(tma, q, number, place, cursor.barrier(tile))
 
 
 def load_k(context, work, block: Int32, kv: Cursor):
     """This CTA's keys of a block."""
     cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
-    pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.ragged_k)
+    pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
     kv.wait()
-    kv.announce(tma.tile.nbytes, rank)
-    if cfg.ctas == 2 and cfg.ragged_k:
-        rank = held_tile(rank, Rows(Int32(0), work.k.count - block * cfg.tile_n), tma.tile.rows)
+    kv.expect_tx(tma.tile.nbytes, rank)
+    if cfg.ctas == 2 and cfg.seq_bounded_k:
+        rank = clamp_tile(rank, Rows(Int32(0), work.k.count - block * cfg.tile_n), tma.tile.rows)
     for i, (k, own) in enumerate(pieces):
         tma_load(tma, k, own * cfg.ctas + rank, kv_place(context, kv.stage), kv.barrier(), i)
 
@@ -92,9 +92,9 @@ def load_k(context, work, block: Int32, kv: Cursor):
 def load_v(context, work, block: Int32, kv: Cursor):
     """This CTA's columns of a block."""
     cfg, tma, rank = context.cfg, context.tma("v"), context.args.order.rank
-    pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.ragged_k)
+    pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
     kv.wait()
-    kv.announce(tma.tile.nbytes, rank)
+    kv.expect_tx(tma.tile.nbytes, rank)
     for i, (v, own) in enumerate(pieces):
         if cfg.ctas == 2:
             tma_load_panel(tma, v, own, rank, kv_place(context, kv.stage), kv.barrier())

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ...core.order import even_section
+from ...core.order import even_l2_group
 from ...core.variant import Variant
 from ...device import Chip
 from ...fwd import plan
-from ...fwd.plan import Scalars, Sizes
+from ...fwd.plan import LaunchSizes, Scalars
 from ...fwd.rows import slots_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...pipeline.smem import SWIZZLE_ALIGN
-from ...spec import AttentionSpec, Extent
+from ...spec import AttentionSpec, ProblemSize
 from ..tmem import LANES
 from .config import Config, Schedule
 from .kernel import KERNEL
 from .tiles import ForwardTiles, are_few, tiles_for
 
 # Bytes of K and V that one section of heads may hold at a time: half of the chip's L2, the rest is for Q and out.
-SECTION_BYTES = 50 << 20
+L2_GROUP_BYTES = 50 << 20
 
 
 class Forward(plan.Forward):
@@ -28,12 +28,12 @@ class Forward(plan.Forward):
 
     kernel = KERNEL
 
-    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
+    def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         self.tiles, self.splits = _in_parts(spec, extent, chip, tiles or tiles_for(spec, chip, extent))
         cfg = configure(spec, chip, self.tiles, self.splits)
         part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
-        section = _section(spec, extent, cfg.packed)
-        sizes = Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, chip.sms, part_blocks)
+        l2_group = _l2_group(spec, extent, cfg.packed)
+        sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ def _packed_heads(spec: AttentionSpec, tiles: ForwardTiles) -> int:
     return spec.group if of_few and spec.group <= LANES else math.gcd(spec.group, LANES)
 
 
-def _in_parts(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles) -> tuple[ForwardTiles, int]:
+def _in_parts(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> tuple[ForwardTiles, int]:
     """The row, and the parts that the keys of a work tile are cut into. Nothing pairs up where CTAs are too few.
     Training steps of many queries are not cut: what that would give them was not even predicted."""
     if spec.has_blocks or (spec.needs_backward and not are_few(spec, extent)):
@@ -101,10 +101,10 @@ def _in_parts(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTil
     return (tiles if splits == 1 else replace(tiles, ctas=1, schedule=Schedule.SINGLE)), splits
 
 
-def _section(spec: AttentionSpec, extent: Extent, packed: int) -> int:
+def _l2_group(spec: AttentionSpec, extent: ProblemSize, packed: int) -> int:
     """Pairs of head and sequence worked on together: what fits in L2 where tiles differ in length, else one."""
     if spec.window_left is None and spec.window_right is None and not spec.has_blocks:
         return 1
     per_pair = max(extent.max_seqlen_k, 1) * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     heads = spec.heads_q // packed
-    return even_section(SECTION_BYTES // per_pair, heads if spec.varlen else heads * extent.batch)
+    return even_l2_group(L2_GROUP_BYTES // per_pair, heads if spec.varlen else heads * extent.batch)

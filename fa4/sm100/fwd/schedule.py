@@ -28,7 +28,7 @@ def schedule(context):
         queue = Queue.first(context, ends)
         while queue.has_tile():
             questions.wait()
-            questions.announce(RESPONSE_BYTES)
+            questions.expect_tx(RESPONSE_BYTES)
             with cute.arch.elect_one():
                 cute.arch.issue_clc_query(questions.barrier(), response, multicast=False)
             questions = questions.next()

@@ -18,12 +18,12 @@ from cutlass import Float32, Int32
 
 from ...core.constant import Constant
 from ...core.dropout import Dropout, dropped
-from ...core.elements import Elements
-from ...core.places import Places
+from ...core.fragment_coords import FragmentCoords
+from ...core.fragment_values import FragmentValues
+from ...core.mask_bits import apply_mask
 from ...core.score import Softcap
 from ...core.traced import Traced, bind
-from ...core.visible import hide
-from ...core.words import pack_half
+from ...core.vec_io import pack_half
 from ...fwd.rows import is_written, normalise, place_of, query_of, result
 from ...fwd.scales import Scales
 from ...pipeline.cursor import Cursor, consume, produce
@@ -54,17 +54,17 @@ def softmax(context):
         if work.count > 0:
             seen = Seen.by(context, work, row, query)
             if cutlass.const_expr(cfg.has_blocks):
-                walk = work.walk
-                for i in cutlass.range(walk.masked, unroll=1):
-                    at = seen.at(walk.block(i))
+                block_iter = work.block_iter
+                for i in cutlass.range(block_iter.masked, unroll=1):
+                    at = seen.at(block_iter.block(i))
                     state = step(context, ends, tile, s, state, at, True)
                     s = s.next()
-                for i in cutlass.range(walk.masked, walk.count - walk.cut, unroll=1):
-                    at = seen.at(walk.block(i), asks_mask=False)
+                for i in cutlass.range(block_iter.masked, block_iter.count - block_iter.cut, unroll=1):
+                    at = seen.at(block_iter.block(i), asks_mask=False)
                     state = step(context, ends, tile, s, state, at, False)
                     s = s.next()
-                for i in cutlass.range(walk.count - walk.cut, walk.count, unroll=1):
-                    at = seen.at(walk.block(i), asks_mask=False)
+                for i in cutlass.range(block_iter.count - block_iter.cut, block_iter.count, unroll=1):
+                    at = seen.at(block_iter.block(i), asks_mask=False)
                     state = step(context, ends, tile, s, state, at, True)
                     s = s.next()
             else:
@@ -82,8 +82,8 @@ def softmax(context):
                         at = seen.at(blocks.full_first - 1 - i)
                         state = step(context, ends, tile, s, state, at, True)
                         s = s.next()
-        reference, total, top = state
-        largest = exp2_mufu(top * Scales.of(context, work).log2 - reference)
+        reference, total, row_max = state
+        largest = exp2_mufu(row_max * Scales.of(context, work).log2 - reference)
         norm, lse = normalise(context, work, row, query, reference, total, largest)
         if work.count > 0:
             norms.wait()
@@ -113,8 +113,8 @@ class At(Constant):
     first: Int32
     stop: Int32
     scales: Scales
-    score: Elements | None
-    mask: Elements | None
+    score: FragmentValues | None
+    mask: FragmentValues | None
     kept: list[Int32] | None
 
 
@@ -143,7 +143,7 @@ class Seen(Constant):
         """In a key block. asks_mask: whether a mask_mod may hide something there."""
         cfg = self.context.cfg
         begin = block * cfg.tile_n
-        places = Places((self.row,), begin, cfg.tile_n, run=1, period=1)
+        places = FragmentCoords((self.row,), begin, cfg.tile_n, run=1, period=1)
         score = None if self.score_mod is None else self.score_mod.at(places, self.scales.over_cap)
         mask = None if self.mask_mod is None or not asks_mask else self.mask_mod.at(places)
         if mask is not None:
@@ -156,11 +156,11 @@ def step(context, ends, tile: Int32, cursor: Cursor, state: tuple[Float32, Float
     """One key block: S -> P. Returns the new state of the row, (reference, total, top).
 
     `reference` is what is subtracted in the exponent: a maximum of the row so far in log2 units, or something within
-    `rescale_threshold` below it; -inf before the row has seen a key. `total` is the sum of P at that reference, `top`
+    `rescale_threshold` below it; -inf before the row has seen a key. `total` is the sum of P at that reference, `row_max`
     the largest score. is_masked: the band may cut the block.
     """
     cfg, spans = context.cfg, context.tmem
-    reference, total, top = state
+    reference, total, row_max = state
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     s_address = tmem.lane_address(spans.S, warp) + tile * cfg.tile_n
@@ -181,7 +181,7 @@ def step(context, ends, tile: Int32, cursor: Cursor, state: tuple[Float32, Float
     if at.mask is not None:
         (s,) = at.mask.hidden([s])
     if is_masked:
-        s = hide(s, at.first if cfg.has_left else None, at.stop)
+        s = apply_mask(s, at.first if cfg.has_left else None, at.stop)
 
     scale = at.scales.log2
     highest = row_maximum(s)
@@ -227,7 +227,7 @@ def step(context, ends, tile: Int32, cursor: Cursor, state: tuple[Float32, Float
     ends.softmax_mma_Ptail.arrive_full(tile)
     factors.next().wait()
     sums = packed_sum(weights)  # of this block alone: each addition rounds less than it would to the total
-    return reference, total * factor + (sums[0] + sums[1]), cute.arch.fmax(top, highest)
+    return reference, total * factor + (sums[0] + sums[1]), cute.arch.fmax(row_max, highest)
 
 
 def packed_sum(pairs: list[tuple[Float32, Float32]], chains: int = 4) -> tuple[Float32, Float32]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...device import Chip
 from ...fwd.rows import slots_of
-from ...spec import AttentionSpec, Extent
+from ...spec import AttentionSpec, ProblemSize
 from ..tmem import LANES
 from .config import Schedule
 
@@ -56,7 +56,7 @@ _SCHEDULES = {
 }
 
 
-def are_few(spec: AttentionSpec, extent: Extent) -> bool:
+def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
     """Whether one Q tile has room for all query rows of a key/value head, or has to be taken, because what a sequence's
     sums are made of must not depend on how many queries others have."""
     if spec.has_blocks:
@@ -64,7 +64,7 @@ def are_few(spec: AttentionSpec, extent: Extent) -> bool:
     return spec.batch_invariant or extent.max_seqlen_q * slots_of(spec.group) <= LANES
 
 
-def tiles_for(spec: AttentionSpec, chip: Chip, extent: Extent | None = None) -> ForwardTiles:
+def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize | None = None) -> ForwardTiles:
     """The row for a problem on a chip; of many queries where nothing is said of the extent.
 
     Its columns are independent of each other: the share of exp2 follows from the chip and the head dims, the schedule

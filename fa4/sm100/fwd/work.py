@@ -65,7 +65,7 @@ def key_block(context, work: Work, i: Int32) -> Int32:
     """The i-th key block to take: as a block mask lists them, or from last to first, but in every other work tile of a
     `sawtooth` the unmasked ones the other way round."""
     if context.cfg.has_blocks:
-        return work.walk.block(i)
+        return work.block_iter.block(i)
     b, descending = work.blocks, work.blocks.stop - 1 - i
     if not context.cfg.sawtooth:
         return Int32(descending)

@@ -10,20 +10,20 @@ from __future__ import annotations
 import cutlass.cute as cute
 
 from ...pipeline.cursor import consume
+from .consumer import consumer_of
 from .epilogue import stage_gradients, store_gradients
 from .steps import all_steps
-from .team import team_of
 from .work import work_tile
 
 
 @cute.jit
 def compute(context):
-    work, team = work_tile(context), team_of(context)
-    team.dv.fill(0.0)
-    team.dk.fill(0.0)
+    work, consumer = work_tile(context), consumer_of(context)
+    consumer.dv.fill(0.0)
+    consumer.dk.fill(0.0)
     if work.steps > 0:
-        consume(team.ends.load_compute_K).wait()
-        all_steps(context, team, work)
+        consume(consumer.ends.load_compute_K).wait()
+        all_steps(context, consumer, work)
     else:
-        stage_gradients(context, work, team)
-    store_gradients(context, work, team)
+        stage_gradients(context, work, consumer)
+    store_gradients(context, work, consumer)

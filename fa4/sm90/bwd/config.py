@@ -19,13 +19,13 @@ from ...bwd.blocks import RowBlocks
 from ...bwd.variant import Variant
 from ...pipeline.smem import Tile
 from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
-from .placement import TEAMS, ByColumns, ByQueries
+from .placement import CONSUMERS, ByColumns, ByQueries
 
-TILE_N = TEAMS * ROWS  # keys of a CTA
+TILE_N = CONSUMERS * ROWS  # keys of a CTA
 REDUCERS = 3  # warps that may add dQ to its sum
 PANEL_COLUMNS = Tile(TILE_N, 1).panel_columns
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
-SECTION_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads that advance together read and add to
+L2_GROUP_BYTES = 24 << 20  # of the L2 cache (H100: 50 MB), for what the heads that advance together read and add to
 LEAST_SHARE = 8  # CTAs of a pair that run at a time and find each other's queries in the L2 cache, at least
 MUCH_LATER = 40  # times the steps of a kernel: by how many its last CTA begins so late that chains are shorter
 MOST_SUMS = 16  # of dQ of query blocks, for as many pairs or fewer
@@ -72,7 +72,7 @@ class Steps(Variant):
     chained: bool = False
     column_unit: ClassVar[int] = K_PER_MMA
     ctas: ClassVar[int] = 1
-    claims: ClassVar[bool] = False
+    first_writer: ClassVar[bool] = False
     trims: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Steps(Variant):
             raise ValueError("ds_stages is 1, expected 2 at least: dQ is computed a step after dS")
         if self.held_bytes > self.smem_bytes:
             raise ValueError(
-                f"{self.tile_m} x {self.span} tiles hold {self.held_bytes} bytes, there are {self.smem_bytes}"
+                f"{self.tile_m} x {self.cluster_tile_n} tiles hold {self.held_bytes} bytes, there are {self.smem_bytes}"
             )
 
     @property
@@ -111,11 +111,11 @@ class Steps(Variant):
         return 6 * self.columns + 2 * self.columns_v
 
     @property
-    def shifted(self) -> bool:
+    def staggered(self) -> bool:
         """Whether CTAs that run at the same time begin at different query blocks and go round. Where the first to come
         stores, the others then find dQ stored. No CTA waits for the CTAs it runs beside: additions have no order. With
         a mask each CTA begins at its diagonal."""
-        return self.claims and not self.deterministic and not self.masked and not self.has_blocks
+        return self.first_writer and not self.deterministic and not self.masked and not self.has_blocks
 
     @property
     def follows(self) -> bool:
@@ -124,7 +124,7 @@ class Steps(Variant):
         runs some steps behind block b - 1."""
         return self.deterministic and not self.descending and not self.has_blocks
 
-    def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
+    def l2_group(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
         """As many as the L2 cache serves.
 
         Ascending key blocks start a causal problem's longest work first; at least so many pairs then advance together
@@ -133,7 +133,7 @@ class Steps(Variant):
         """
         if self.descending:
             return self.filling(n_blocks, pairs)
-        fit = SECTION_BYTES // self.query_bytes // self.group // cutlass.max(seqlen_q, 1)
+        fit = L2_GROUP_BYTES // self.query_bytes // self.group // cutlass.max(seqlen_q, 1)
         if self.follows:
             return self.following(n_blocks, seqlen_q, pairs, fit)
         balanced = 2 * self.sms // n_blocks + 1 if self.has_right else 1
@@ -145,10 +145,10 @@ class Steps(Variant):
         n_blocks, pairs = cutlass.max(n_blocks, 1), cutlass.max(pairs, 1)
         together = (1 if self.group == 1 or self.folds else 2) * self.most_blocks // n_blocks
         together = cutlass.max(together, 1)
-        sections = (pairs + together - 1) // together  # of the same size, or nearly
+        l2_groups = (pairs + together - 1) // together  # of the same size, or nearly
         if self.folds:
-            sections += cutlass.min(sections - 1, 1) * (sections % 2)  # the last one ends evenly
-        return (pairs + sections - 1) // sections
+            l2_groups += cutlass.min(l2_groups - 1, 1) * (l2_groups % 2)  # the last one ends evenly
+        return (pairs + l2_groups - 1) // l2_groups
 
     def following(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32, fit: Int32) -> Int32:
         """The more pairs advance together, the fewer blocks of each run at a time, and the sooner the last of them
@@ -159,8 +159,8 @@ class Steps(Variant):
         soon = SHORTER * self.most_blocks * self.most_blocks // n_blocks // pairs // steps
         together = cutlass.min(cutlass.max(soon, fit), self.most_blocks // LEAST_SHARE)
         together = cutlass.min(cutlass.max(together, 1), pairs) if self.together is None else Int32(self.together)
-        sections = (pairs + together - 1) // together  # of the same size, or nearly
-        return Int32((pairs + sections - 1) // sections)
+        l2_groups = (pairs + together - 1) // together  # of the same size, or nearly
+        return Int32((pairs + l2_groups - 1) // l2_groups)
 
     def chains(self, n_blocks: int, seqlen_q: int, pairs: int) -> int:
         """How many sums of dQ a query block is to have: 1, or more where with few pairs key blocks that follow each
@@ -185,15 +185,15 @@ class Steps(Variant):
         longest always came last, the chip would wait for it half empty."""
         return self.descending and not self.has_left and not self.has_blocks
 
-    def wave(self, n_blocks: Int32, section: Int32, pairs: Int32) -> Int32 | None:
+    def wave(self, n_blocks: Int32, l2_group: Int32, pairs: Int32) -> Int32 | None:
         """All blocks of a section. A section alone, of more blocks than run at a time, has waves: else its longest work
         would come last, a GQA group's times as long as a block."""
         if not self.folds:
             return None
         if self.group == 1:
             return n_blocks
-        own = cutlass.max(self.most_blocks // cutlass.max(section, 1), 1)
-        return Int32(cutlass.select_(section < pairs, n_blocks, own))
+        own = cutlass.max(self.most_blocks // cutlass.max(l2_group, 1), 1)
+        return Int32(cutlass.select_(l2_group < pairs, n_blocks, own))
 
     @property
     def scores(self) -> Wgmma:
@@ -224,19 +224,19 @@ class Steps(Variant):
 class Config(Steps):
     """Two warpgroups with 64 keys each, which divide a step's dQ. claims: see `tiles`."""
 
-    claims: bool
-    own_span: ClassVar[int] = TILE_N
-    span: ClassVar[int] = TILE_N
+    first_writer: bool
+    cta_tile_n: ClassVar[int] = TILE_N
+    cluster_tile_n: ClassVar[int] = TILE_N
 
-    def section(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
+    def l2_group(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
         """Without an order a pair's CTAs run at the same time and find its queries in the L2 cache: one pair without a
         mask or a GQA group. Causal or by lists, where a pair's blocks have work of all lengths: see `filling`.
         """
         if self.has_right or self.has_blocks:
             return self.filling(n_blocks, pairs)
-        if self.shifted or (self.group == 1 and not self.follows):
+        if self.staggered or (self.group == 1 and not self.follows):
             return Int32(1)
-        return Steps.section(self, n_blocks, seqlen_q, pairs)
+        return Steps.l2_group(self, n_blocks, seqlen_q, pairs)
 
     @property
     def trims(self) -> bool:
@@ -261,15 +261,15 @@ class Config(Steps):
     @property
     def division(self) -> Division:
         """Columns can be divided with any number of queries, and half of the second panel may be padding."""
-        if self.tile_m == TEAMS * ROWS:
+        if self.tile_m == CONSUMERS * ROWS:
             return Division.QUERIES
-        is_padded = PANEL_COLUMNS < self.columns < TEAMS * PANEL_COLUMNS
+        is_padded = PANEL_COLUMNS < self.columns < CONSUMERS * PANEL_COLUMNS
         return Division.NONE if is_padded and self.tile_m == ROWS else Division.COLUMNS
 
     @property
-    def dq_teams(self) -> int:
+    def dq_consumers(self) -> int:
         """Warpgroups that compute dQ."""
-        return 1 if self.division is Division.NONE else TEAMS
+        return 1 if self.division is Division.NONE else CONSUMERS
 
     @property
     def dq(self) -> tuple[Wgmma, ...]:
@@ -279,8 +279,8 @@ class Config(Steps):
         ds = SmemOperand(self.ds_tile, Major.K, self.ds_stages, self.ds_tile.nbytes)
         if self.division is not Division.COLUMNS:
             return (Wgmma(self.dtype, n=self.columns, k=TILE_N, b=k, a=ds),)
-        whole, odd = divmod(self.k_tile.panels, TEAMS)
-        queries = [self.tile_m] * whole + [self.tile_m // TEAMS] * odd
+        whole, odd = divmod(self.k_tile.panels, CONSUMERS)
+        queries = [self.tile_m] * whole + [self.tile_m // CONSUMERS] * odd
         return tuple(Wgmma(self.dtype, n=n, k=TILE_N, b=ds, a=k) for n in queries)
 
     @property
@@ -293,13 +293,13 @@ class Config(Steps):
         """Shared memory in use."""
         held = self.k_tile.nbytes + self.v_tile.nbytes + self.q_stages * (self.q_tile.nbytes + self.rows_bytes)
         held += self.stages * self.do_tile.nbytes + self.ds_stages * self.ds_tile.nbytes
-        return held + self.dq_teams * self.dq_bytes + BARRIER_BYTES
+        return held + self.dq_consumers * self.dq_bytes + BARRIER_BYTES
 
     @property
-    def turns(self) -> int:
+    def semaphores(self) -> int:
         """Counters of a block of queries: one that orders additions, or one for each warpgroup's share of dQ that says
         whether anybody has stored it."""
-        return 1 if self.deterministic else self.dq_teams if self.claims else 0
+        return 1 if self.deterministic else self.dq_consumers if self.first_writer else 0
 
     @property
     def row_blocks(self) -> RowBlocks:
@@ -309,14 +309,14 @@ class Config(Steps):
             placement = ByQueries(self.tile_m, self.columns)
         return ByThread(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, turns=self.turns, first_stores=self.turns > 0,
-            list_rows=self.mods.block[0] if self.turns_by_lists else 0, pdl=True, chained=self.chained,
+            self.has_dlse, semaphores=self.semaphores, first_stores=self.semaphores > 0,
+            list_rows=self.mods.block[0] if self.ordered_by_lists else 0, pdl=True, chained=self.chained,
         )  # fmt: skip
 
     @property
     def statistics_ahead(self) -> bool:
         """Whether registers hold a statistic of all of a thread's queries beside its accumulators."""
-        return not (self.has_softcap or self.has_score_mod) and self.tile_m < TEAMS * ROWS
+        return not (self.has_softcap or self.has_score_mod) and self.tile_m < CONSUMERS * ROWS
 
     @property
     def reducers(self) -> int:

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from ...core.words import bits, store_words
+from ...core.vec_io import bits, store_vec
 from ...pipeline.ends import End
 from .config import Config
 from .placement import WARPGROUP
@@ -36,19 +36,19 @@ class Handing:
         adder, phase = cutlass.select_(wraps, Int32(0), adder), self.phase ^ Int32(wraps)
         return Handing(self.end, self.cfg, adder, phase)
 
-    def give(self, context, team: Int32, dq: list[cute.Tensor]) -> None:
+    def give(self, context, consumer: Int32, dq: list[cute.Tensor]) -> None:
         """When this step's dQ has left a warpgroup's place, put the next one's there: four elements of every thread,
         then the next four."""
         elements = [product[i] for product in dq for i in range(cute.size(product))]
-        self.end.wait_free(self.adder * self.cfg.dq_teams + team, self.phase)
+        self.end.wait_free(self.adder * self.cfg.dq_consumers + consumer, self.phase)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        place = context.smem.pointer("dQ", Float32) + team * (context.cfg.dq_bytes // 4) + 4 * thread
+        place = context.smem.pointer("dQ", Float32) + consumer * (context.cfg.dq_bytes // 4) + 4 * thread
         for i in range(0, len(elements), 4):
-            store_words(place + i * WARPGROUP, [bits(x) for x in elements[i : i + 4]])
+            store_vec(place + i * WARPGROUP, [bits(x) for x in elements[i : i + 4]])
 
-    def announce(self, team: Int32) -> None:
+    def expect_tx(self, consumer: Int32) -> None:
         """Whole warp: its part of this step's dQ is in the warpgroup's place."""
-        self.end.arrive_full(self.adder * self.cfg.dq_teams + team)
+        self.end.arrive_full(self.adder * self.cfg.dq_consumers + consumer)
 
     def __get_mlir_types__(self):
         return [self.adder.type, self.phase.type]

@@ -18,15 +18,15 @@ from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, Every
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .compute import compute
-from .config import REDUCERS, TEAMS, Config, Division
+from .config import CONSUMERS, REDUCERS, Config, Division
 from .load import load
 from .reduce import reduce
 
 ROLES = RoleTable(
     (
-        Role("compute", warps=(0, 8), regs=240, body=compute, teams=TEAMS),
+        Role("compute", warps=(0, 8), regs=240, body=compute, instances=CONSUMERS),
         Role("load", warps=(8, 9), regs=24, body=load),
-        Role("reduce", warps=(9, 12), regs=24, body=reduce, teams=REDUCERS),
+        Role("reduce", warps=(9, 12), regs=24, body=reduce, instances=REDUCERS),
     )
 )
 
@@ -35,7 +35,7 @@ def channels(cfg: Config) -> ChannelTable:
     """<producer>_<consumer>_<payload>. Both warpgroups of compute take part in every stage but those of dQ, which are
     each warpgroup's own; see `handing`."""
     both, memory = Every("compute"), Carries.ASYNC_SMEM
-    dq_stages = cfg.reducers * cfg.dq_teams
+    dq_stages = cfg.reducers * cfg.dq_consumers
     of_ds = "compute" if cfg.division is Division.NONE else both
     return ChannelTable(
         (
@@ -59,7 +59,7 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
         Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
         Region("dO", cfg.stages * cfg.do_tile.nbytes, align=1024),
         Region("dS", cfg.ds_stages * cfg.ds_tile.nbytes, align=1024),
-        Region("dQ", cfg.dq_teams * cfg.dq_bytes, align=128),
+        Region("dQ", cfg.dq_consumers * cfg.dq_bytes, align=128),
         Region("rows", cfg.q_stages * cfg.rows_bytes, align=128),
         Region("barriers", table.nbytes, align=8),
     )

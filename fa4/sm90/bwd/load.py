@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...bwd.work import first_member
-from ...core.sequence import held_tile, sequence_matrix
+from ...core.sequence import clamp_tile, sequence_matrix
 from ...pipeline.cursor import Cursor, produce
 from ...pipeline.tma import bulk_load, tma_load, tma_load_panel
 from .work import work_tile
@@ -34,13 +34,13 @@ def load(context):
         for i in cutlass.range(own.first, own.stop, unroll=1):
             at = (head, own.block(i))
             q.wait()
-            q.announce(cfg.q_tile.nbytes + cfg.rows_bytes)
+            q.expect_tx(cfg.q_tile.nbytes + cfg.rows_bytes)
             load_queries(context, q, work, "q", "Q", at)
             load_statistics(context, q, work, at)
             if (member == first) & (i == own.first):
                 load_keys(context, produce(ends.load_compute_V), work, "v")
             do.wait()
-            do.announce(cfg.do_tile.nbytes)
+            do.expect_tx(cfg.do_tile.nbytes)
             load_queries(context, do, work, "do", "dO", at)
             q, do = q.next(), do.next()
 
@@ -49,10 +49,10 @@ def load_keys(context, cursor: Cursor, work, name: str) -> None:
     """This CTA's block of keys or values."""
     cfg, tma = context.cfg, context.tma(name)
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.lengths_vary)
-    cursor.announce(tma.tile.nbytes)
+    cursor.expect_tx(tma.tile.nbytes)
     own = work.n_block
     if cfg.ctas == 2 and cfg.lengths_vary:
-        own = held_tile(own, work.k, tma.tile.rows)
+        own = clamp_tile(own, work.k, tma.tile.rows)
     tma_load(tma, matrix, own, context.smem.pointer(name.upper(), cfg.dtype), cursor.barrier())
 
 
@@ -60,10 +60,10 @@ def load_others_keys(context, cursor: Cursor, work) -> None:
     """Of a pair, the other CTA's keys in the columns of dQ that this one computes."""
     cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
     matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, cfg.varlen, cfg.lengths_vary)
-    cursor.announce(cfg.others_k_bytes)
+    cursor.expect_tx(cfg.others_k_bytes)
     other = work.n_block ^ 1
     if cfg.lengths_vary:
-        other = held_tile(other, work.k, tma.tile.rows)
+        other = clamp_tile(other, work.k, tma.tile.rows)
     for i in range(cfg.cta_panels):
         place = context.smem.pointer("Kother", cfg.dtype) + i * (tma.tile.panel_bytes // 2)
         tma_load_panel(tma, matrix, other, rank * cfg.cta_panels + i, place, cursor.barrier())
@@ -78,7 +78,7 @@ def load_queries(context, cursor: Cursor, work, name: str, region: str, at: tupl
     if tma.multicast > 1:
         block = block * tma.multicast + rank  # a share of the rows, of which there may be none
         if cfg.lengths_vary:
-            block = held_tile(block, work.q, tma.tile.rows // tma.multicast)
+            block = clamp_tile(block, work.q, tma.tile.rows // tma.multicast)
     tma_load(tma, matrix, block, place, cursor.barrier(), rank)
 
 

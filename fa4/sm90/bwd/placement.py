@@ -15,7 +15,7 @@ from ...bwd.blocks import Placement
 from ..wgmma import ROWS
 
 WARPGROUP = 128  # threads
-TEAMS = 2  # warpgroups that compute
+CONSUMERS = 2  # warpgroups that compute
 
 
 def place(row: Int32 | int, column: Int32 | int) -> Int32 | int:
@@ -32,13 +32,13 @@ class ByColumns(Placement):
     rows: ClassVar[int] = 2
 
     def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
-        panel, of_panel, each = first // ROWS, ROWS * self.tile_m, self.columns // ROWS // TEAMS
-        if panel < TEAMS * each:
-            team, at = panel // each, panel % each
+        panel, of_panel, each = first // ROWS, ROWS * self.tile_m, self.columns // ROWS // CONSUMERS
+        if panel < CONSUMERS * each:
+            consumer, at = panel // each, panel % each
         else:
-            half = self.tile_m // TEAMS
-            team, at, row = row // half, each, row % half
-        return team * (self.elements // TEAMS) + at * of_panel + place(within, row)
+            half = self.tile_m // CONSUMERS
+            consumer, at, row = row // half, each, row % half
+        return consumer * (self.elements // CONSUMERS) + at * of_panel + place(within, row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from ...bwd import plan
 from ...core.variant import Variant
 from ...device import Chip
-from ...spec import AttentionSpec, Extent
+from ...spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
 from .config import Config, Steps
 from .kernel import KERNEL
@@ -23,7 +23,9 @@ class Backward(plan.Backward):
 
     kernel = KERNEL
 
-    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: BackwardTiles | None = None) -> None:
+    def __init__(
+        self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None
+    ) -> None:
         super().__init__(spec, extent, chip)
         self.tiles = tiles or tiles_for(spec, extent)
         if self.tiles.tile_n == ROWS:
@@ -32,12 +34,12 @@ class Backward(plan.Backward):
     @cached_property
     def chains(self) -> int:  # type: ignore[override]
         cfg, extent = configure(self.spec, self.chip, False, self.tiles), self.extent
-        n_blocks, pairs = -(-extent.max_seqlen_k // cfg.span), max(1, extent.batch * self.spec.heads_kv)
+        n_blocks, pairs = -(-extent.max_seqlen_k // cfg.cluster_tile_n), max(1, extent.batch * self.spec.heads_kv)
         return 1 if self.spec.batch_invariant else cfg.chains(n_blocks, extent.max_seqlen_q, pairs)
 
     def __str__(self) -> str:
         tiles, cfg = self.tiles, self.config(has_dlse=False)
-        shape = f"{cfg.tile_m} x {cfg.span}, {cfg.q_stages} + {cfg.stages} stages, group {cfg.group}"
+        shape = f"{cfg.tile_m} x {cfg.cluster_tile_n}, {cfg.q_stages} + {cfg.stages} stages, group {cfg.group}"
         return f"backward {tiles.name}: {shape} ({tiles.evidence})"
 
     def config(self, has_dlse: bool) -> Steps:
@@ -46,8 +48,8 @@ class Backward(plan.Backward):
 
 def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles, chained: bool = False) -> Steps:
     """The compile-time side of a problem."""
-    claims = tiles.claims and not spec.has_blocks  # not measured with lists
-    made: Callable[..., Steps] = partial(Config, claims=claims)
+    first_writer = tiles.first_writer and not spec.has_blocks  # not measured with lists
+    made: Callable[..., Steps] = partial(Config, first_writer=first_writer)
     if tiles.tile_n == ROWS:
         made = partial(WideConfig, ctas=tiles.ctas, multicast=tiles.multicast)
     spec = replace(spec, deterministic=spec.deterministic or tiles.ordered)

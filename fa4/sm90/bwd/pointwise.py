@@ -10,15 +10,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from ...core.captured import Captured
+from ...core.captured_grads import CapturedGrads
 from ...core.constant import Constant
 from ...core.dropout import Dropout
-from ...core.elements import Elements
-from ...core.places import Places
+from ...core.fragment_coords import FragmentCoords
+from ...core.fragment_values import FragmentValues
 from ...core.score import SoftcapAgain
 from ...core.scoring import Scoring
 from ...core.traced import bind
-from ...core.words import load_floats, pack_half, store_words
+from ...core.vec_io import load_floats, pack_half, store_vec
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..fragment import LANES_PER_ROW, ROWS_PER_WARP, first_column, row_elements, row_in_warp
@@ -78,10 +78,10 @@ class At(Constant):
     """
 
     bounds: list[tuple[Int32, Int32]] | None = None
-    score: Elements | None = None
-    mask: Elements | None = None
+    score: FragmentValues | None = None
+    mask: FragmentValues | None = None
     listed: Any = None
-    captured: Captured | None = None
+    captured: CapturedGrads | None = None
     kept: Kept | None = None
 
 
@@ -99,14 +99,14 @@ def where(context, work, place: tuple[Int32, Int32], is_cut: bool) -> At:
     head, lengths = work.head_kv * cfg.group + member, (work.q.count, work.k.count)
     score_mod, mask_mod = bind(cfg.mods, args.mods, work.batch, head, lengths)
     query = m_block * cfg.tile_m + first_column()
-    places = Places(own_keys(work), query, cfg.tile_m // LANES_PER_ROW, keys_across=False)
+    places = FragmentCoords(own_keys(work), query, cfg.tile_m // LANES_PER_ROW, keys_across=False)
     score = None if score_mod is None else score_mod.at(places, args.scale)
     mask = None if mask_mod is None or (cfg.has_blocks and not is_cut) else mask_mod.at(places)
     if score is not None:
         score.ask_ahead()
     if mask is not None:
         mask.see_ahead()  # hardly a register is left
-    captured = Captured.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.n_block)
+    captured = CapturedGrads.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.n_block)
     kept = kept_at(context, work, head, m_block)
     return At(bounds, score, mask, work if cfg.has_blocks else None, captured, kept)
 
@@ -128,17 +128,17 @@ def in_order(lines: list[list]) -> list:
     return [lines[i // 2 % 2][query_of(i)] for i in range(2 * len(lines[0]))]
 
 
-def hide_missing(x: list[Float32], work) -> list[Float32]:
+def mask_missing(x: list[Float32], work) -> list[Float32]:
     """-inf where a key does not exist."""
     held = cute.make_rmem_tensor(len(x), Float32)
     for i, value in enumerate(x):
         held[i] = value
-    _hide_missing(held, work)
+    _mask_missing(held, work)
     return [held[i] for i in range(len(x))]
 
 
 @cute.jit
-def _hide_missing(x: cute.Tensor, work):
+def _mask_missing(x: cute.Tensor, work):
     """In place; no CTA but that of the last keys has such."""
     if (work.n_block + 1) * work.mask.tile_n > work.k.count:
         keys = own_keys(work)
@@ -159,7 +159,7 @@ def weights(context, s: cute.Tensor, minus_lse: Statistic, at: At) -> list[Float
         s[i] = x
     x = in_order(stages.masked(by_key(s, cfg.tile_m), lambda r, c: minus_lse[c]))
     if at.listed is not None:
-        x = hide_missing(x, at.listed)
+        x = mask_missing(x, at.listed)
     p = []
     for i, logit in enumerate(x):
         exponent = logit * args.scale_log2 + minus_lse[query_of(i)]
@@ -243,4 +243,4 @@ def clear_ds(context, stage: Int32, panel: Int32 | int) -> None:
     thread = cute.arch.thread_idx()[0] % WARPGROUP
     place = context.smem.pointer("dS", Int32) + (stage * tile.nbytes + panel * tile.panel_bytes) // 4 + 4 * thread
     for i in range(tile.panel_bytes // (16 * WARPGROUP)):
-        store_words(place + i * (4 * WARPGROUP), [Int32(0)] * 4)
+        store_vec(place + i * (4 * WARPGROUP), [Int32(0)] * 4)

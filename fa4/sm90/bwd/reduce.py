@@ -1,11 +1,11 @@
 """Reduce role: adds each step's dQ to its float32 sum in global memory, by one bulk addition for each warpgroup's
 share: the sum keeps the order in which threads hold dQ.
 
-Deterministic: the key blocks that a query block meets take turns (`bwd.turns`). To wait for one, to add and to pass it
+Deterministic: the key blocks that a query block meets take turns (`bwd.semaphores`). To wait for one, to add and to pass it
 on takes longer than a step, so several warps take the steps in turn. A wait is
 for CTAs of lower launch index, which run or have ended.
 
-The first in turn, or without an order (`Config.claims`) the first to come, stores what others add to.
+The first in turn, or without an order (`Config.first_writer`) the first to come, stores what others add to.
 
 Waits:   compute_reduce_dQ.full
 Signals: compute_reduce_dQ.free
@@ -19,7 +19,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from ...bwd.turns import asked, claim, counter, pass_turn_on, wait_for_bulk_additions, wait_for_bulk_turn
+from ...bwd.semaphores import (
+    claim_first_writer,
+    first_writer_state,
+    release_semaphore,
+    semaphore_ptr,
+    wait_bulk_semaphore,
+    wait_for_bulk_additions,
+)
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.tma import bulk_add, bulk_store, wait_read
 from .work import work_tile
@@ -30,58 +37,58 @@ def reduce(context):
     cfg = context.cfg
     own = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - context.first_reduce_warp
     if cutlass.const_expr(cfg.deterministic):
-        add_in_turn(context, own)
-    elif own < cfg.dq_teams:
+        add_in_order(context, own)
+    elif own < cfg.dq_consumers:
         add_share(context, own)
 
 
 @cute.jit
-def add_share(context, team: Int32):
+def add_share(context, consumer: Int32):
     """One warp for each warpgroup: its share of every step."""
     cfg, work = context.cfg, work_tile(context)
-    dq = consume(context.ends("reduce").compute_reduce_dQ, team)
+    dq = consume(context.ends("reduce").compute_reduce_dQ, consumer)
     cute.arch.griddepcontrol_wait()  # the sums or their counters are cleared by the statistics kernel
     if cutlass.const_expr(cfg.lists_by_head):
         for member in cutlass.range(cfg.group, unroll=1):
             of_head = work.of_head(context, member)
             for i in cutlass.range(of_head.first, of_head.stop, unroll=1):
-                add_step(context, team, work, dq, work.head_kv * cfg.group + member, of_head.block(i))
+                add_step(context, consumer, work, dq, work.head_kv * cfg.group + member, of_head.block(i))
                 dq = dq.next()
     else:
         for i in cutlass.range(work.blocks * cfg.group, unroll=1):
             head = work.head_kv * cfg.group + i // work.blocks
-            add_step(context, team, work, dq, head, work.block(work.first + i % work.blocks))
+            add_step(context, consumer, work, dq, head, work.block(work.first + i % work.blocks))
             dq = dq.next()
 
 
 @cute.jit
-def add_step(context, team: Int32, work, dq: Cursor, head: Int32, m_block: Int32):
+def add_step(context, consumer: Int32, work, dq: Cursor, head: Int32, m_block: Int32):
     """A warpgroup's share of a step."""
     cfg = context.cfg
     block, is_first = work.row_block + m_block, Boolean(False)
-    count, known = None, None
-    if cutlass.const_expr(cfg.claims):
-        count = counter(work.sums(context)[1], block * cfg.turns + team, head)
-        known = asked(count)
+    count, state = None, None
+    if cutlass.const_expr(cfg.first_writer):
+        count = semaphore_ptr(work.sums(context)[1], block * cfg.semaphores + consumer, head)
+        state = first_writer_state(count)
     dq.wait()
     cute.arch.fence_proxy("async.shared", space="cta")  # here, where no product waits for it
-    if cutlass.const_expr(cfg.claims):
-        is_first = claim(count, known)
+    if cutlass.const_expr(cfg.first_writer):
+        is_first = claim_first_writer(count, state)
     if is_first:
-        start(bulk_store, context, work, block, head, team)
+        start(bulk_store, context, work, block, head, consumer)
     else:
-        start(bulk_add, context, work, block, head, team)
+        start(bulk_add, context, work, block, head, consumer)
     wait_read()
     dq.arrive()
-    if cutlass.const_expr(cfg.claims):  # noqa: SIM102  one is decided at compile time
+    if cutlass.const_expr(cfg.first_writer):  # noqa: SIM102  one is decided at compile time
         if is_first:
             with cute.arch.elect_one():
                 wait_for_bulk_additions()
-                pass_turn_on(count)
+                release_semaphore(count)
 
 
 @cute.jit
-def add_in_turn(context, own: Int32):
+def add_in_order(context, own: Int32):
     """Every `reducers`-th step, both warpgroups' shares, when it is this CTA's turn."""
     cfg, work = context.cfg, work_tile(context)
     cute.arch.griddepcontrol_wait()  # the turns are cleared by the statistics kernel
@@ -92,43 +99,43 @@ def add_in_turn(context, own: Int32):
             first = (own + cfg.reducers - before % cfg.reducers) % cfg.reducers
             for i in cutlass.range(first, of_head.blocks, cfg.reducers, unroll=1):
                 head = work.head_kv * cfg.group + member
-                add_step_in_turn(context, own, work, before + i, head, of_head.block(i))
+                add_step_in_order(context, own, work, before + i, head, of_head.block(i))
             before = before + of_head.blocks
     else:
         for i in cutlass.range(own, work.blocks * cfg.group, cfg.reducers, unroll=1):
             head = work.head_kv * cfg.group + i // work.blocks
             of_head = work.of_head(context, i // work.blocks)
             m_block = of_head.block(work.first + i % work.blocks)
-            add_step_in_turn(context, own, work, i, head, m_block)
+            add_step_in_order(context, own, work, i, head, m_block)
 
 
 @cute.jit
-def add_step_in_turn(context, own: Int32, work, i: Int32, head: Int32, m_block: Int32):
+def add_step_in_order(context, own: Int32, work, i: Int32, head: Int32, m_block: Int32):
     """Step i of a CTA."""
     cfg, dq = context.cfg, context.ends("reduce").compute_reduce_dQ
-    count = counter(work.sums(context)[1], work.row_block + m_block, head)
-    turn = work.turn(m_block, head, context)
-    wait_for_bulk_turn(count, turn)
-    for team in cutlass.range_constexpr(cfg.dq_teams):
-        dq.wait_full(own * cfg.dq_teams + team, i // cfg.reducers & 1)
+    count = semaphore_ptr(work.sums(context)[1], work.row_block + m_block, head)
+    order_index = work.order_index(m_block, head, context)
+    wait_bulk_semaphore(count, order_index)
+    for consumer in cutlass.range_constexpr(cfg.dq_consumers):
+        dq.wait_full(own * cfg.dq_consumers + consumer, i // cfg.reducers & 1)
         cute.arch.fence_proxy("async.shared", space="cta")
-        if turn == 0:
-            start(bulk_store, context, work, work.row_block + m_block, head, team)
+        if order_index == 0:
+            start(bulk_store, context, work, work.row_block + m_block, head, consumer)
         else:
-            start(bulk_add, context, work, work.row_block + m_block, head, team)
-    for team in cutlass.range_constexpr(cfg.dq_teams):
+            start(bulk_add, context, work, work.row_block + m_block, head, consumer)
+    for consumer in cutlass.range_constexpr(cfg.dq_consumers):
         with cute.arch.elect_one():
-            cute.arch.cp_async_bulk_wait_group(cfg.dq_teams - 1 - team, read=True)
-        dq.arrive_read(own * cfg.dq_teams + team)
+            cute.arch.cp_async_bulk_wait_group(cfg.dq_consumers - 1 - consumer, read=True)
+        dq.arrive_read(own * cfg.dq_consumers + consumer)
     with cute.arch.elect_one():
         wait_for_bulk_additions()
-        pass_turn_on(count)
+        release_semaphore(count)
 
 
-def start(copy: Callable[..., None], context, work, block: Int32, head: Int32, team: Int32) -> None:
+def start(copy: Callable[..., None], context, work, block: Int32, head: Int32, consumer: Int32) -> None:
     """Add a warpgroup's share of dQ to that of a block's sum, or store it there, as a bulk group of its own."""
     share = context.cfg.dq_bytes // 4
     target = work.sums(context)[0][None, block, head].iterator
     with cute.arch.elect_one():
-        copy(context.smem.pointer("dQ", Float32) + team * share, target + team * share, context.cfg.dq_bytes)
+        copy(context.smem.pointer("dQ", Float32) + consumer * share, target + consumer * share, context.cfg.dq_bytes)
         cute.arch.cp_async_bulk_commit_group()

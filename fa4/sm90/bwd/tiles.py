@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...spec import AttentionSpec, Extent
+from ...spec import AttentionSpec, ProblemSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +25,40 @@ class BackwardTiles:
     tile_n: int = 128
     ctas: int = 1
     multicast: int = 1
-    claims: bool = False
+    first_writer: bool = False
     ordered: bool = False
     together: int | None = None
 
 
-D64 = BackwardTiles("d64", 128, 2, 2, 2, "full, causal 4k on an H100: 518, 473 TFLOP/s; cleared 520, 458", claims=True)
+D64 = BackwardTiles(
+    "d64", 128, 2, 2, 2, "full, causal 4k on an H100: 518, 473 TFLOP/s; cleared 520, 458", first_writer=True
+)
 D96 = BackwardTiles("d96", 64, 2, 2, 2, "full, causal 4k on an H100: 538, 472 TFLOP/s; with 3, 2, 3 tiles: 493, 434")
 # The first in turn stores; three warps add, where without an order one does.
 D96_ORDERED = BackwardTiles("d96_ordered", 64, 2, 2, 2, "full 1k, 4k, 16k on an H100: 412, 516, 547, causal 4k, 16k: "
     "459, 520; without an order 404, 507, 534, 448, 510", ordered=True)  # fmt: skip
-D96_SHORT = BackwardTiles("d96_short", 64, 2, 2, 2, "causal 1k on an H100: 309; in order 304; cleared 290", claims=True)
-D128 = BackwardTiles("d128", 80, 2, 2, 2, "full 1k, 4k on an H100: 479, 619 TFLOP/s; cleared: 441, 581", claims=True)
-D128_CUT = BackwardTiles("d128_cut", 64, 2, 2, 2, "causal 1k, 4k on an H100: 349, 537; cleared: 312, 517", claims=True)
+D96_SHORT = BackwardTiles(
+    "d96_short", 64, 2, 2, 2, "causal 1k on an H100: 309; in order 304; cleared 290", first_writer=True
+)
+D128 = BackwardTiles(
+    "d128", 80, 2, 2, 2, "full 1k, 4k on an H100: 479, 619 TFLOP/s; cleared: 441, 581", first_writer=True
+)
+D128_CUT = BackwardTiles(
+    "d128_cut", 64, 2, 2, 2, "causal 1k, 4k on an H100: 349, 537; cleared: 312, 517", first_writer=True
+)
 # In the order of a deterministic run key blocks stay near each other, and so does what they add to in the L2 cache.
 D128_ORDERED = BackwardTiles("d128_ordered", 64, 2, 2, 2, "causal 2k, 4k, 8k, 32/8 heads, on an H100: 470, 565, 626; "
     "without an order 455, 522, 583; 16 heads, 16k: 649, without 626", ordered=True)  # fmt: skip
-SOFTCAP = BackwardTiles("softcap", 64, 2, 2, 2, "full, causal 4k on an H100: 505, 468; cleared: 487, 453", claims=True)
+SOFTCAP = BackwardTiles(
+    "softcap", 64, 2, 2, 2, "full, causal 4k on an H100: 505, 468; cleared: 487, 453", first_writer=True
+)
 
-D192 = BackwardTiles("d192", 48, 2, 2, 2, "full 4k, 16k on an H100: 534, 554 TFLOP/s; cleared: 494, 540", claims=True)
-D192_CUT = BackwardTiles("d192_cut", 48, 2, 2, 2, "causal 4k, 16k on an H100: 508, 570; cleared: 482, 557", claims=True)
+D192 = BackwardTiles(
+    "d192", 48, 2, 2, 2, "full 4k, 16k on an H100: 534, 554 TFLOP/s; cleared: 494, 540", first_writer=True
+)
+D192_CUT = BackwardTiles(
+    "d192_cut", 48, 2, 2, 2, "causal 4k, 16k on an H100: 508, 570; cleared: 482, 557", first_writer=True
+)
 D192_SOFTCAP = BackwardTiles("d192_softcap", 32, 2, 2, 2, "its slope needs the scores, and these the registers")
 D192_MODS = BackwardTiles("d192_mods", 32, 2, 2, 2, "divides the blocks of masks; 4k on an H100: 2.0 of portable")
 WIDE = BackwardTiles("wide", 64, 3, 3, 2, "(192, 128) full, causal 4k on an H100: 371, 336; portable 249, 238", 64)
@@ -62,7 +76,7 @@ SMS = 132  # of an H100
 LATE = 80  # times as many steps as the last CTA of an ordered row begins late: what that costs is less than order gains
 
 
-def _follows_soon(spec: AttentionSpec, extent: Extent, row: BackwardTiles) -> bool:
+def _follows_soon(spec: AttentionSpec, extent: ProblemSize, row: BackwardTiles) -> bool:
     """Whether there are pairs of head and sequence enough for an ordered row: without a mask the key blocks of a pair
     that run at a time follow each other, so that the last CTA begins late. With a right bound each begins at its
     diagonal."""
@@ -77,7 +91,7 @@ def _panels(columns: int) -> int:
     return -(-columns // 64)
 
 
-def tiles_for(spec: AttentionSpec, extent: Extent) -> BackwardTiles:
+def tiles_for(spec: AttentionSpec, extent: ProblemSize) -> BackwardTiles:
     """The row for a problem."""
     largest = max(spec.head_dim, spec.head_dim_v)
     is_causal = spec.window_left is None and spec.window_right is not None

@@ -9,12 +9,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...bwd.work import keys_here, lists_of, turn, turn_by_lists
-from ...core.mask import Band, Listed
+from ...bwd.work import keys_here, lists_of, order_index, order_index_by_lists
+from ...core.mask import Band, SparseBlocks
 from ...core.order import Tile
 from ...core.sequence import Rows
 from ..wgmma import ROWS
-from .config import TEAMS
+from .config import CONSUMERS
 
 
 class Neighbours(NamedTuple):
@@ -39,11 +39,11 @@ class Work(NamedTuple):
     first: Int32
     stop: Int32
     row_block: Int32
-    walk: Listed | None
+    block_iter: SparseBlocks | None
     steps: Int32
     full_first: Int32
     full_stop: Int32
-    neighbours: Neighbours | None  # if CTAs are `shifted`
+    neighbours: Neighbours | None  # if CTAs are `staggered`
     ascends: Int32 | None  # 1 in a section whose key blocks ascend, 0 if not; None where there are no such
     back: Int32 | None  # 1 if a query head's steps go from its last query block to the first, 0 if not; None as above
 
@@ -58,14 +58,16 @@ class Work(NamedTuple):
             return self
         if not context.cfg.lists_by_head:
             return self._replace(back=back(self.ascends, member, context.cfg.group))
-        walk = lists_of(context, self, self.head_kv * context.cfg.group + member)
-        return self._replace(walk=walk, stop=walk.count, full_first=walk.masked, full_stop=walk.count)
+        block_iter = lists_of(context, self, self.head_kv * context.cfg.group + member)
+        return self._replace(
+            block_iter=block_iter, stop=block_iter.count, full_first=block_iter.masked, full_stop=block_iter.count
+        )
 
     def block(self, i: Int32) -> Int32:
         """The query block of step first <= i < stop: i itself, or counted back from the last, or that at a place of the
         lists; or, with neighbours, so that these begin evenly apart and go round."""
-        if self.walk is not None:
-            return self.walk.block(i)
+        if self.block_iter is not None:
+            return self.block_iter.block(i)
         if self.back is not None:
             return i + self.back * (self.first + self.stop - 1 - 2 * i)
         if self.neighbours is None:
@@ -73,41 +75,41 @@ class Work(NamedTuple):
         m_block = i + self.neighbours.place * self.blocks // self.neighbours.count
         return Int32(cutlass.select_(m_block < self.stop, m_block, m_block - self.blocks))
 
-    def turn(self, m_block: Int32, head: Int32, context) -> Int32:
+    def order_index(self, m_block: Int32, head: Int32, context) -> Int32:
         """How many key blocks add to dQ of a query block before this one; all that the query block meets do. The CTAs
         of these have lower launch indices."""
         cfg = context.cfg
         if cfg.has_blocks:
-            return turn_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
+            return order_index_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
         block, mask = of_pair(self.n_block, self.mask, cfg)
-        before = turn(context.args.order, mask, m_block, Tile(block, self.head_kv, self.batch))
+        before = order_index(context.args.order, mask, m_block, Tile(block, self.head_kv, self.batch))
         return before // cfg.chains_of(context.args) if cfg.chained else before
 
     def sums(self, context) -> tuple[cute.Tensor, cute.Tensor | None]:
         """dQ's sums and counters of all blocks and heads, those of this key block's chain."""
         args, cfg = context.args, context.cfg
         if not cfg.chained:
-            return args.dq_sum, args.turns
+            return args.dq_sum, args.semaphores
         chain = of_pair(self.n_block, self.mask, cfg)[0] % cfg.chains_of(args)
-        return args.dq_sum[None, None, None, chain], args.turns[None, None, chain]
+        return args.dq_sum[None, None, None, chain], args.semaphores[None, None, chain]
 
 
 def work_tile(context) -> Work:
     """This CTA's work."""
     cfg, keys = context.cfg, keys_here(context)
     neighbours = None
-    if cfg.shifted:
+    if cfg.staggered:
         place = keys.n_block % cfg.most_blocks
-        together = (keys.k.count + cfg.span - 1) // cfg.span - (keys.n_block - place)
+        together = (keys.k.count + cfg.cluster_tile_n - 1) // cfg.cluster_tile_n - (keys.n_block - place)
         neighbours = Neighbours(place, cutlass.min(together, cfg.most_blocks))
     tile = Tile(keys.n_block, keys.head_kv, keys.batch)
     if cfg.ctas == 2:
         # The pair walks together; each CTA's own keys are a block of half as many.
-        mask = replace(keys.mask, tile_n=cfg.span // 2)
+        mask = replace(keys.mask, tile_n=cfg.cluster_tile_n // 2)
         keys = keys._replace(n_block=keys.n_block * 2 + context.args.order.rank, mask=mask)
     full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
-    if keys.walk is not None:
-        full = keys.walk.masked, keys.stop
+    if keys.block_iter is not None:
+        full = keys.block_iter.masked, keys.stop
     ascends = context.args.order.goes_back(tile) if cfg.folds else None
     of_first = None if ascends is None else back(ascends, Int32(0), cfg.group)
     return Work(*keys, *full, neighbours, ascends, of_first)
@@ -115,7 +117,7 @@ def work_tile(context) -> Work:
 
 def of_pair(n_block: Int32, mask: Band, cfg) -> tuple[Int32, Band]:
     """The block of keys whose dQ is added at once, and the mask of such blocks: a pair's, or a CTA's own."""
-    return (n_block // 2, replace(mask, tile_n=cfg.span)) if cfg.ctas == 2 else (n_block, mask)
+    return (n_block // 2, replace(mask, tile_n=cfg.cluster_tile_n)) if cfg.ctas == 2 else (n_block, mask)
 
 
 def back(ascends: Int32, member: Int32, group: int) -> Int32:
@@ -152,11 +154,11 @@ class OwnSteps(NamedTuple):
         return cutlass.max(first, self.full_first), Int32(end)
 
 
-def own_steps(work: Work, team: Int32, cfg) -> OwnSteps:
+def own_steps(work: Work, consumer: Int32, cfg) -> OwnSteps:
     """A warpgroup's."""
     own = OwnSteps(work.first, work.full_first, work.full_stop, work.stop)
     if cfg.trims:
-        mask, block = replace(work.mask, tile_n=ROWS), work.n_block * TEAMS + team
+        mask, block = replace(work.mask, tile_n=ROWS), work.n_block * CONSUMERS + consumer
         first, _ = mask.query_blocks(block)
         first = cutlass.min(cutlass.max(first, work.first), work.stop)
         own = OwnSteps(first, *whole_blocks(mask, block, first, work.stop), work.stop)

@@ -6,7 +6,7 @@ import torch
 
 from ...device import chip_by_number
 from ...pipeline.picture import page
-from ...spec import AttentionSpec, Extent
+from ...spec import AttentionSpec, ProblemSize
 from .kernel import KERNEL
 from .plan import configure
 
@@ -14,7 +14,7 @@ from .plan import configure
 def tables() -> str:
     """Everything between the marks in the page."""
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0)
-    cfg = configure(spec, Extent(4, 4096, 4096), chip_by_number(90))
+    cfg = configure(spec, ProblemSize(4, 4096, 4096), chip_by_number(90))
     return page(KERNEL, cfg, ("compute",))
 
 

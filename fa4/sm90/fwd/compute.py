@@ -21,7 +21,7 @@ from cutlass import Boolean, Float32, Int32
 from ...core.constant import Constant
 from ...core.mask import Blocks
 from ...core.sequence import sequence_matrix
-from ...core.words import bits, pack_half, store_words
+from ...core.vec_io import bits, pack_half, store_vec
 from ...fwd.rows import is_written, place_of, query_of, result
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
@@ -33,14 +33,14 @@ from ..fragment import (
     ROWS_PER_WARP,
     first_column,
     load_matrices,
+    pack_pairs,
     row_elements,
     row_in_warp,
     store_matrices,
-    to_words,
 )
 from ..wgmma import ROWS, Wgmma, pin, wait
+from .ping_pong import CONSUMER_THREADS, FIRST_BARRIER, PingPong
 from .softmax import Softmax, pack
-from .turns import FIRST_BARRIER, TEAM_THREADS, Turns
 from .work import Queue, row_tile
 
 
@@ -49,121 +49,121 @@ def compute(context):
     cfg = context.cfg
     ends = context.ends("compute")
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    team = Team(context, warp // WARPS_PER_WARPGROUP)
+    consumer = ForwardConsumer(context, warp // WARPS_PER_WARPGROUP)
     softmax = Softmax(context)
-    q = consume(ends.load_compute_Q, Lane(team.index, cfg.teams))
+    q = consume(ends.load_compute_Q, Lane(consumer.index, cfg.consumers))
     if cutlass.const_expr(cfg.has_bytes):
         k, v = consume(ends.convert_compute_K), consume(ends.convert_compute_V)
     elif cutlass.const_expr(cfg.gathers):
         k, v = consume(ends.gather_compute_K), consume(ends.gather_compute_V)
     else:
         k, v = consume(ends.load_compute_K), consume(ends.load_compute_V)
-    team.turns.start()
-    team.o.fill(0.0)
+    consumer.ping_pong.start()
+    consumer.o.fill(0.0)
 
     queue = Queue.first(context)
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            softmax.reset(work, team.first_row(work))
+            softmax.reset(work, consumer.first_row(work))
             q.wait()
             if cutlass.const_expr(cfg.holds_q):
-                team.take_q(q)
+                consumer.take_q(q)
                 if cutlass.const_expr(not cfg.o_over_q):
                     q.arrive()
             if cutlass.const_expr(cfg.has_blocks):
-                k, v = over_lists(team, softmax, work.walk, q, k, v)
+                k, v = over_lists(consumer, softmax, work.block_iter, q, k, v)
                 several = Boolean(work.count > 1)
             else:
-                blocks = team.blocks(work)
-                if cutlass.const_expr(team.trims):
-                    k, v = pass_over(team, work.blocks.stop - blocks.stop, k, v)
-                k, v = over_band(team, softmax, work, blocks, q, k, v)
+                blocks = consumer.blocks(work)
+                if cutlass.const_expr(consumer.trims):
+                    k, v = pass_over(consumer, work.blocks.stop - blocks.stop, k, v)
+                k, v = over_band(consumer, softmax, work, blocks, q, k, v)
                 several = Boolean(blocks.stop - blocks.first > 1)
             if cutlass.const_expr(not (cfg.holds_q or cfg.o_over_q)):
                 q.arrive()
-            v = last_block(team, v, several)
-            norms = softmax.finish(work, team.first_row(work))
+            v = last_block(consumer, v, several)
+            norms = softmax.finish(work, consumer.first_row(work))
             if cutlass.const_expr(cfg.directly):
-                out_to_global(context, work, team, norms)
+                out_to_global(context, work, consumer, norms)
             else:
-                out_to_smem(context, team, norms)
-                store_out(context, work, team)
+                out_to_smem(context, consumer, norms)
+                store_out(context, work, consumer)
             if cutlass.const_expr(cfg.o_over_q):
                 wait_stored()
                 q.arrive()
             q = q.next()
         else:
-            softmax.finish_empty(work, team.first_row(work))
+            softmax.finish_empty(work, consumer.first_row(work))
             if cutlass.const_expr(not cfg.split):  # nobody reads a part that saw nothing
-                zeros_to_global(context, work, team)
+                zeros_to_global(context, work, consumer)
         queue = queue.next()
     if cutlass.const_expr(not (cfg.directly or cfg.o_over_q)):
         wait_stored()  # shared memory is another CTA's as soon as this one ends
 
 
 @cute.jit
-def pass_over(team, count: Int32, k: Cursor, v: Cursor):
+def pass_over(consumer, count: Int32, k: Cursor, v: Cursor):
     """The first `count` key blocks of a work tile, of which the team's rows see nothing: they are free again."""
     for _ in cutlass.range(count, unroll=1):
         k.wait()
-        team.turns.wait()
+        consumer.ping_pong.wait()
         k.arrive()
         v.wait()
-        team.turns.pass_on()
+        consumer.ping_pong.arrive_next()
         v.arrive()
         k, v = k.next(), v.next()
     return k, v
 
 
 @cute.jit
-def over_band(team, softmax, work, blocks, q: Cursor, k: Cursor, v: Cursor):
+def over_band(consumer, softmax, work, blocks, q: Cursor, k: Cursor, v: Cursor):
     """P of the key blocks of a work tile from the last to the first, O of those after each."""
     last = blocks.stop - 1
-    if team.sees_half(work, blocks):
-        k = first_block(team, softmax, team.half_qk, q, k, last)
+    if consumer.sees_half(work, blocks):
+        k = first_block(consumer, softmax, consumer.half_qk, q, k, last)
     else:
-        k = first_block(team, softmax, team.qk, q, k, last)
+        k = first_block(consumer, softmax, consumer.qk, q, k, last)
     has_o = Int32(0)
     for i in cutlass.range(cutlass.max(last - blocks.full_stop, 0), unroll=1):
-        k, v = step(team, softmax, q, k, v, last - 1 - i, Boolean(has_o != 0), True)
+        k, v = step(consumer, softmax, q, k, v, last - 1 - i, Boolean(has_o != 0), True)
         has_o = Int32(1)
     full_stop = cutlass.min(last, blocks.full_stop)
     for i in cutlass.range(full_stop - blocks.full_first, unroll=1):
-        k, v = step(team, softmax, q, k, v, full_stop - 1 - i, Boolean(has_o != 0), False)
+        k, v = step(consumer, softmax, q, k, v, full_stop - 1 - i, Boolean(has_o != 0), False)
         has_o = Int32(1)
-    if cutlass.const_expr(team.cfg.has_left):
+    if cutlass.const_expr(consumer.cfg.has_left):
         full_first = cutlass.min(last, blocks.full_first)
         for i in cutlass.range(full_first - blocks.first, unroll=1):
-            k, v = step(team, softmax, q, k, v, full_first - 1 - i, Boolean(has_o != 0), True)
+            k, v = step(consumer, softmax, q, k, v, full_first - 1 - i, Boolean(has_o != 0), True)
             has_o = Int32(1)
     return k, v
 
 
 @cute.jit
-def over_lists(team, softmax, walk, q: Cursor, k: Cursor, v: Cursor):
+def over_lists(consumer, softmax, block_iter, q: Cursor, k: Cursor, v: Cursor):
     """P of the key blocks of a work tile's lists, of which there is one at least: those to mask, then those seen whole;
     O of those before each."""
-    block, following = walk.block(Int32(0)), walk.block(Int32(1))  # asked for a step ahead
-    if walk.masked > 0:
-        k = first_block(team, softmax, team.qk, q, k, block)
+    block, following = block_iter.block(Int32(0)), block_iter.block(Int32(1))  # asked for a step ahead
+    if block_iter.masked > 0:
+        k = first_block(consumer, softmax, consumer.qk, q, k, block)
     else:
-        k = first_block(team, softmax, team.qk, q, k, block, False)
-    for i in cutlass.range(1, walk.masked, unroll=1):
-        block, following = following, walk.block(i + 1)
-        k, v = step(team, softmax, q, k, v, block, Boolean(i > 1), True)
-    for i in cutlass.range(cutlass.max(walk.masked, 1), walk.count, unroll=1):
-        block, following = following, walk.block(i + 1)
-        k, v = step(team, softmax, q, k, v, block, Boolean(i > 1), False)
+        k = first_block(consumer, softmax, consumer.qk, q, k, block, False)
+    for i in cutlass.range(1, block_iter.masked, unroll=1):
+        block, following = following, block_iter.block(i + 1)
+        k, v = step(consumer, softmax, q, k, v, block, Boolean(i > 1), True)
+    for i in cutlass.range(cutlass.max(block_iter.masked, 1), block_iter.count, unroll=1):
+        block, following = following, block_iter.block(i + 1)
+        k, v = step(consumer, softmax, q, k, v, block, Boolean(i > 1), False)
     return k, v
 
 
-class Team(Constant):
+class ForwardConsumer(Constant):
     """What a team works with: its operands, made once, and its registers."""
 
     def __init__(self, context, index: Int32):
         cfg, smem = context.cfg, context.smem
-        self.cfg, self.index, self.turns = cfg, index, Turns(cfg.teams, index, cfg.ping_pong)
+        self.cfg, self.index, self.ping_pong = cfg, index, PingPong(cfg.consumers, index, cfg.ping_pong)
         self.rank = context.args.order.rank
         self.qk, self.pv = cfg.qk, cfg.pv
         self.half_qk = replace(self.qk, n=cfg.half_n)
@@ -228,48 +228,61 @@ class Team(Constant):
 
 
 def first_block(
-    team: Team, softmax: Softmax, product: Wgmma, q: Cursor, k: Cursor, block: Int32, is_masked: bool = True
+    consumer: ForwardConsumer,
+    softmax: Softmax,
+    product: Wgmma,
+    q: Cursor,
+    k: Cursor,
+    block: Int32,
+    is_masked: bool = True,
 ) -> Cursor:
     """P of a work tile's first key block to be worked on, or of its first half, the rest being hidden from all of the
     team's rows; keys may end in it."""
     s = product.accumulator()
     k.wait()
-    team.start_s(product, s, q, k)
+    consumer.start_s(product, s, q, k)
     at = softmax.at(s, block)
     wait(0)
     k.arrive()
-    softmax.weigh(s, at, is_masked)
-    pack(s, team.p)
+    softmax.softmax_step(s, at, is_masked)
+    pack(s, consumer.p)
     return k.next()
 
 
 def step(
-    team: Team, softmax: Softmax, q: Cursor, k: Cursor, v: Cursor, block: Int32, has_o: Boolean, is_masked: bool
+    consumer: ForwardConsumer,
+    softmax: Softmax,
+    q: Cursor,
+    k: Cursor,
+    v: Cursor,
+    block: Int32,
+    has_o: Boolean,
+    is_masked: bool,
 ) -> tuple[Cursor, Cursor]:
     """P of a key block, while the block before is added to O."""
-    s = team.qk.accumulator()
+    s = consumer.qk.accumulator()
     k.wait()
-    team.turns.wait()
-    team.start_s(team.qk, s, q, k)
+    consumer.ping_pong.wait()
+    consumer.start_s(consumer.qk, s, q, k)
     v.wait()
-    team.start_o(v, has_o)
-    team.turns.pass_on()
+    consumer.start_o(v, has_o)
+    consumer.ping_pong.arrive_next()
     at = softmax.at(s, block)
     wait(1)
     k.arrive()
-    has_grown = softmax.weigh(s, at, is_masked)
+    has_grown = softmax.softmax_step(s, at, is_masked)
     pin(softmax.total[0], softmax.total[1])
     wait(0)
     v.arrive()
-    pack(s, team.p)
-    rescale(team.o, softmax.factor, has_grown)
+    pack(s, consumer.p)
+    rescale(consumer.o, softmax.factor, has_grown)
     return k.next(), v.next()
 
 
-def last_block(team: Team, v: Cursor, has_o: Boolean) -> Cursor:
+def last_block(consumer: ForwardConsumer, v: Cursor, has_o: Boolean) -> Cursor:
     """O is complete."""
     v.wait()
-    team.start_o(v, has_o)
+    consumer.start_o(v, has_o)
     wait(0)
     v.arrive()
     return v.next()
@@ -287,27 +300,27 @@ def _multiply(o: cute.Tensor, factor: cute.Tensor) -> None:
         o[i] = o[i] * factor[i // 2 % 2]
 
 
-def out_to_smem(context, team: Team, norms: list[Float32]) -> None:
+def out_to_smem(context, consumer: ForwardConsumer, norms: list[Float32]) -> None:
     """This warp's rows of O, normalised, to their staging place."""
     cfg = context.cfg
-    words = to_words(team.o, norms, cfg.dtype)
+    words = pack_pairs(consumer.o, norms, cfg.dtype)
     if cfg.has_seqused_q:  # a row without data may hold anything, NaN included
         words = [Int32(cutlass.select_(norms[i % 2] == 0.0, Int32(0), word)) for i, word in enumerate(words)]
     if cfg.o_over_q:  # the products of the whole team have read Q
-        barrier = FIRST_BARRIER + cfg.teams + team.index  # those before are for turns
-        cute.arch.barrier(barrier_id=barrier, number_of_threads=TEAM_THREADS)
+        barrier = FIRST_BARRIER + cfg.consumers + consumer.index  # those before are for turns
+        cute.arch.barrier(barrier_id=barrier, number_of_threads=CONSUMER_THREADS)
     else:
         wait_stored()
-    store_matrices(team.out.toint(), cfg.o_tile, words)
+    store_matrices(consumer.out.toint(), cfg.o_tile, words)
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_warp()
 
 
-def store_out(context, work, team: Team) -> None:
+def store_out(context, work, consumer: ForwardConsumer) -> None:
     """Start to store this warp's staged rows; rows and columns outside the tensor are left out."""
     cfg, tma = context.cfg, context.tma("o")
     out = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.varlen)
-    sides = tma_panels(tma, out, team.first_row(work) // ROWS_PER_WARP, team.out)
+    sides = tma_panels(tma, out, consumer.first_row(work) // ROWS_PER_WARP, consumer.out)
     with cute.arch.elect_one():
         for shared, glob in sides:
             cute.copy(tma.atom, shared, glob)
@@ -315,9 +328,9 @@ def store_out(context, work, team: Team) -> None:
 
 
 @cute.jit
-def out_to_global(context, work, team, norms: list[Float32]):
+def out_to_global(context, work, consumer, norms: list[Float32]):
     """This warp's rows of O, normalised, straight from the registers."""
-    cfg, first_row = context.cfg, team.first_row(work)
+    cfg, first_row = context.cfg, consumer.first_row(work)
     out = result(context, "out", work)
     for r in cutlass.range_constexpr(ROWS_PER_THREAD):
         row = first_row + row_in_warp(r)
@@ -325,11 +338,11 @@ def out_to_global(context, work, team, norms: list[Float32]):
             place = out.iterator + cute.crd2idx((place_of(cfg, row), first_column()), out.layout)
             elements = row_elements(cfg.head_dim_v, r)
             for i in cutlass.range_constexpr(0, len(elements), 2):
-                pair = [team.o[element] * norms[r] for element in elements[i : i + 2]]
+                pair = [consumer.o[element] * norms[r] for element in elements[i : i + 2]]
                 if cutlass.const_expr(cfg.has_seqused_q):  # a row without data may hold anything, NaN included
                     pair = [Float32(cutlass.select_(norms[r] == 0.0, Float32(0.0), x)) for x in pair]
                 words = [bits(x) for x in pair] if cfg.split else [pack_half(*pair, cfg.dtype)]
-                store_words(place + 4 * i, words)
+                store_vec(place + 4 * i, words)
 
 
 def wait_stored() -> None:
@@ -340,13 +353,13 @@ def wait_stored() -> None:
 
 
 @cute.jit
-def zeros_to_global(context, work, team):
+def zeros_to_global(context, work, consumer):
     """Out of rows that see no key."""
-    cfg, first_row = context.cfg, team.first_row(work)
+    cfg, first_row = context.cfg, consumer.first_row(work)
     out = result(context, "out", work)
     for r in cutlass.range_constexpr(ROWS_PER_THREAD):
         row = first_row + row_in_warp(r)
         if is_written(cfg, work, row):
             place = out.iterator + cute.crd2idx((place_of(cfg, row), 0), out.layout)
             for column in cutlass.range(cute.arch.lane_idx() % LANES_PER_ROW * 8, cfg.head_dim_v, 8 * LANES_PER_ROW):
-                store_words(place + column, [Int32(0)] * 4)
+                store_vec(place + column, [Int32(0)] * 4)

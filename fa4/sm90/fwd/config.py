@@ -54,7 +54,7 @@ class Config(Variant):
     """Everything the generated code depends on; its fields are the compile key.
 
     packed heads divide 16 unless O is stored `directly`. teams: warpgroups that compute, each 64 rows of the work tile.
-    ctas: 1, or 2 that share a work tile: each has `teams` of its rows, and loads half of every block of K and of V into
+    ctas: 1, or 2 that share a work tile: each has `consumers` of its rows, and loads half of every block of K and of V into
     the shared memory of both.
     most_stages: of K, and of V, where there is room for more. byte_stages: of K, and of V, as 8-bit numbers; 0 where
     these do not come through shared memory, or are none. ping_pong: teams take turns on the matrix unit, so that one's
@@ -65,7 +65,7 @@ class Config(Variant):
             keys to share.
     """
 
-    teams: int
+    consumers: int
     most_stages: int
     byte_stages: int
     schedule: Schedule
@@ -73,9 +73,9 @@ class Config(Variant):
     ctas: int = 1
 
     def __post_init__(self) -> None:
-        if self.teams not in REGS[self.helpers] or self.head_dim_v // 2 + OPERAND_REGS > self.start_regs:
+        if self.consumers not in REGS[self.helpers] or self.head_dim_v // 2 + OPERAND_REGS > self.start_regs:
             raise ValueError(
-                f"registers are too few for {self.teams} warpgroups with O of {ROWS} x {self.head_dim_v} each, beside "
+                f"registers are too few for {self.consumers} warpgroups with O of {ROWS} x {self.head_dim_v} each, beside "
                 f"{self.helpers.value}"
             )
         if self.stages < 1:
@@ -88,7 +88,7 @@ class Config(Variant):
     @property
     def rows(self) -> int:
         """Rows of a work tile."""
-        return self.ctas * self.teams * ROWS
+        return self.ctas * self.consumers * ROWS
 
     @property
     def tma_ctas(self) -> int:
@@ -101,14 +101,14 @@ class Config(Variant):
     @property
     def directly(self) -> bool:
         """O goes from registers to global memory: float32, or a few rows of a tile."""
-        return self.split or self.teams == 1
+        return self.split or self.consumers == 1
 
     @property
     def holds_q(self) -> bool:
         """Whether a team's rows of Q lie in registers, of which enough are left, and not in shared memory, for the
         product to read again in every key block."""
         held = self.head_dim_v // 2 + self.tile_n // 2 + self.tile_n // 4 + self.head_dim // 4  # O, S, P, Q
-        return self.teams > 1 and self.mods is None and held + OTHER_REGS <= self.regs[0]
+        return self.consumers > 1 and self.mods is None and held + OTHER_REGS <= self.regs[0]
 
     @property
     def q_tile(self) -> Tile:
@@ -154,13 +154,13 @@ class Config(Variant):
     @property
     def regs(self) -> tuple[int, int, int]:
         """A thread's, of those that compute, of those that load and of those that convert or gather, if any."""
-        return REGS[self.helpers][self.teams]
+        return REGS[self.helpers][self.consumers]
 
     @property
     def start_regs(self) -> int:
         """A thread's registers as a CTA starts, which are the same for all; registers are given to whole warpgroups."""
         helpers = {Helpers.NONE: 0, Helpers.PIECES: 0, Helpers.BOTH: 2}.get(self.helpers, 1)
-        threads = (self.teams + helpers + 1) * WARPS_PER_WARPGROUP * 32
+        threads = (self.consumers + helpers + 1) * WARPS_PER_WARPGROUP * 32
         return min(REGISTERS // threads // 8 * 8, 255)
 
     @property
@@ -205,13 +205,13 @@ class Config(Variant):
 
     def _stages(self, held: int) -> int:
         """With `held` bytes a team for Q and O."""
-        held = self.teams * held + self.byte_stages * (self.k_tile.nbytes + self.v_tile.nbytes) + BARRIER_BYTES
+        held = self.consumers * held + self.byte_stages * (self.k_tile.nbytes + self.v_tile.nbytes) + BARRIER_BYTES
         return (self.smem_bytes - held) // (self.k_operand.nbytes + self.v_operand.nbytes)
 
     @property
     def qk(self) -> Wgmma:
         """S = Q K^T."""
-        q = None if self.holds_q else SmemOperand(self.q_tile, Major.K, self.q_buffers * self.teams, self.q_step)
+        q = None if self.holds_q else SmemOperand(self.q_tile, Major.K, self.q_buffers * self.consumers, self.q_step)
         k = SmemOperand(self.k_operand, Major.K, self.stages, self.k_operand.nbytes)
         return Wgmma(self.dtype, n=self.tile_n, k=self.head_dim, b=k, a=q)
 
@@ -231,7 +231,7 @@ class Config(Variant):
         return self.schedule is Schedule.PERSISTENT
 
     @property
-    def to_and_fro(self) -> bool:
+    def snake(self) -> bool:
         return self.persistent
 
     @property
@@ -239,11 +239,11 @@ class Config(Variant):
         return self.schedule is Schedule.PACKED
 
     @property
-    def ragged_q(self) -> bool:
+    def seq_bounded_q(self) -> bool:
         """Rows after a sequence's queries may hold anything: nobody looks at what becomes of them."""
         return False
 
     @property
-    def ragged_o(self) -> bool:
+    def seq_bounded_o(self) -> bool:
         """Rows after a sequence's queries are not the sequence's, so that stores must end with it."""
         return self.varlen

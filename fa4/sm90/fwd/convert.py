@@ -15,7 +15,7 @@ import cutlass
 import cutlass.cute as cute
 
 from ...pipeline.cursor import Cursor, consume, produce
-from ...pipeline.widen import ByteRing, Widening
+from ...pipeline.upconvert import ByteRing, Upconversion
 from .fetch import Fetch
 from .work import Queue
 
@@ -24,8 +24,8 @@ from .work import Queue
 def convert(context):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
     k, v = produce(ends.convert_compute_K), produce(ends.convert_compute_V)
-    of_k = Widening(smem.address("K"), cfg.k_operand.nbytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
-    of_v = Widening(smem.address("V"), cfg.v_operand.nbytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)
+    of_k = Upconversion(smem.address("K"), cfg.k_operand.nbytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
+    of_v = Upconversion(smem.address("V"), cfg.v_operand.nbytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)
     if cutlass.const_expr(cfg.fetches):
         from_global(context, of_k, of_v, k, v)
     else:
@@ -59,10 +59,10 @@ def from_global(context, of_k, of_v, k: Cursor, v: Cursor):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            walk = work.walk
-            start = walk.start()
+            block_iter = work.block_iter
+            start = block_iter.start()
             keys, values = Fetch.of(context, "k", work, of_k), Fetch.of(context, "v", work, of_v)
-            blocks = [walk.block(walk.ahead(start, i)) for i in range(3)]
+            blocks = [block_iter.block(block_iter.ahead(start, i)) for i in range(3)]
             for of_x in (keys, values):
                 of_x.look_up(blocks[0])
                 of_x.ask(blocks[0], blocks[1])
@@ -70,8 +70,12 @@ def from_global(context, of_k, of_v, k: Cursor, v: Cursor):
             keys.ask(blocks[1], blocks[2])
             for i in cutlass.range(work.count - 1, unroll=1):
                 k = of_k.put(k, keys.words())
-                keys.ask(walk.block(walk.ahead(start, i + 2)), walk.block(walk.ahead(start, i + 3)))
+                keys.ask(
+                    block_iter.block(block_iter.ahead(start, i + 2)), block_iter.block(block_iter.ahead(start, i + 3))
+                )
                 v = of_v.put(v, values.words())
-                values.ask(walk.block(walk.ahead(start, i + 1)), walk.block(walk.ahead(start, i + 2)))
+                values.ask(
+                    block_iter.block(block_iter.ahead(start, i + 1)), block_iter.block(block_iter.ahead(start, i + 2))
+                )
             v = of_v.put(v, values.words())
         queue = queue.next()

@@ -10,29 +10,29 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...core.constant import Constant
-from ...core.words import load_words
+from ...core.vec_io import load_vec
 from ...fwd.key_rows import KeyRows
-from ...pipeline.widen import COLUMNS, Widening
+from ...pipeline.upconvert import COLUMNS, Upconversion
 
 _WORDS = 4  # that a thread loads at a time
 
 
 @dataclass(frozen=True)
 class Fetch(Constant):
-    """One thread's `Widening.shares` of the bytes of k or v, a block ahead. held: the words of one block."""
+    """One thread's `Upconversion.shares` of the bytes of k or v, a block ahead. held: the words of one block."""
 
     x: cute.Tensor
     columns: cutlass.Constexpr[int]
-    widening: Widening
+    upconversion: Upconversion
     rows: KeyRows
     held: cute.Tensor
 
     @staticmethod
-    def of(context: Any, name: str, work: Any, widening: Widening) -> Fetch:
-        own = tuple(widening.row(group) for group in range(widening.groups))
-        held = cute.make_rmem_tensor(_WORDS * len(widening.shares), Int32)
+    def of(context: Any, name: str, work: Any, upconversion: Upconversion) -> Fetch:
+        own = tuple(upconversion.row(group) for group in range(upconversion.groups))
+        held = cute.make_rmem_tensor(_WORDS * len(upconversion.shares), Int32)
         columns = getattr(context.cfg, f"{name}_tile").columns
-        return Fetch(getattr(context.args, name), columns, widening, KeyRows.of(context, work, own), held)
+        return Fetch(getattr(context.args, name), columns, upconversion, KeyRows.of(context, work, own), held)
 
     def look_up(self, block: Int32) -> None:
         """Before the first `ask`."""
@@ -41,15 +41,15 @@ class Fetch(Constant):
     def ask(self, block: Int32, following: Int32) -> None:
         """Start to load a block's bytes, the one last looked up, and look up the following one. Rows that are no keys
         are some that are, and so are columns."""
-        sources = [self.rows.source(self.x, block, i)[0] for i in range(self.widening.groups)]
-        for i, (group, panel) in enumerate(self.widening.shares):
-            column = panel * COLUMNS + self.widening.column()
+        sources = [self.rows.source(self.x, block, i)[0] for i in range(self.upconversion.groups)]
+        for i, (group, panel) in enumerate(self.upconversion.shares):
+            column = panel * COLUMNS + self.upconversion.column()
             if self.columns % COLUMNS:
                 column = cutlass.min(column, self.columns - 4 * _WORDS)
-            for j, word in enumerate(load_words(sources[group] + column, _WORDS)):
+            for j, word in enumerate(load_vec(sources[group] + column, _WORDS)):
                 self.held[_WORDS * i + j] = word
         self.look_up(following)
 
     def words(self) -> list[list[Int32]]:
         """What was asked for."""
-        return [[self.held[_WORDS * i + j] for j in range(_WORDS)] for i in range(len(self.widening.shares))]
+        return [[self.held[_WORDS * i + j] for j in range(_WORDS)] for i in range(len(self.upconversion.shares))]

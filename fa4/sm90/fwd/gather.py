@@ -33,18 +33,18 @@ def gather(context):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            rows, walk = Gather.of(context, work), work.walk
-            start = walk.start()
-            rows.look_up(walk.block(start))
+            rows, block_iter = Gather.of(context, work), work.block_iter
+            start = block_iter.start()
+            rows.look_up(block_iter.block(start))
             for i in cutlass.range(work.count, unroll=1):
-                block = walk.block(walk.ahead(start, i))
+                block = block_iter.block(block_iter.ahead(start, i))
                 k.wait()
                 rows.copy("k", block, k_place + k.stage * cfg.k_tile.nbytes)
                 v.wait()
                 rows.copy("v", block, v_place + v.stage * cfg.v_tile.nbytes)
                 cute.arch.cp_async_commit_group()
                 k, v = k.next(), v.next()
-                rows.look_up(walk.block(walk.ahead(start, i + 1)))
+                rows.look_up(block_iter.block(block_iter.ahead(start, i + 1)))
                 if i > 0:
                     cute.arch.cp_async_wait_group(1)
                     copied_k.arrive()

@@ -24,9 +24,9 @@ from .load import load
 
 
 def roles(cfg: Config) -> RoleTable:
-    end = cfg.teams * WARPS_PER_WARPGROUP
+    end = cfg.consumers * WARPS_PER_WARPGROUP
     compute_regs, load_regs, helper_regs = cfg.regs
-    table = [Role("compute", warps=(0, end), regs=compute_regs, body=compute, teams=cfg.teams)]
+    table = [Role("compute", warps=(0, end), regs=compute_regs, body=compute, instances=cfg.consumers)]
     for name, body, is_there in (("convert", convert, cfg.has_bytes), ("gather", gather, cfg.gathers)):
         if is_there:
             table.append(Role(name, warps=(end, end + WARPS_PER_WARPGROUP), regs=helper_regs, body=body))
@@ -38,10 +38,10 @@ def channels(cfg: Config) -> ChannelTable:
     """<producer>_<consumer>_<payload>; a stage of Q per team and buffer, rings of K and V that all teams read, and of
     bytes, if they come as such."""
     bringer, brought = ("gather", By.WARP) if cfg.gathers else ("load", By.TMA)
-    memory, teams = Carries.ASYNC_SMEM, Every("compute")
+    memory, consumers = Carries.ASYNC_SMEM, Every("compute")
     # By the loads into registers or the stores of the O staged there, or by the products.
     q_freed = By.WARP if cfg.holds_q or cfg.o_over_q else By.WGMMA
-    queries = Channel("load_compute_Q", "load", "compute", By.TMA, q_freed, cfg.q_buffers * cfg.teams, memory)
+    queries = Channel("load_compute_Q", "load", "compute", By.TMA, q_freed, cfg.q_buffers * cfg.consumers, memory)
     shared = (cfg.ctas, Across.MULTICAST) if cfg.ctas > 1 else ()
     keys: list[Channel] = []
     for x in ("K", "V"):
@@ -49,15 +49,15 @@ def channels(cfg: Config) -> ChannelTable:
             if not cfg.fetches:
                 raw = f"{bringer}_convert_{x}", bringer, "convert", brought, By.WARP, cfg.byte_stages
                 keys.append(Channel(*raw, memory))
-            keys.append(Channel(f"convert_compute_{x}", "convert", teams, By.WARP, By.WGMMA, cfg.stages, memory))
+            keys.append(Channel(f"convert_compute_{x}", "convert", consumers, By.WARP, By.WGMMA, cfg.stages, memory))
         else:
-            of_keys = f"{bringer}_compute_{x}", bringer, teams, brought, By.WGMMA, cfg.stages, memory
+            of_keys = f"{bringer}_compute_{x}", bringer, consumers, brought, By.WGMMA, cfg.stages, memory
             keys.append(Channel(*of_keys, *shared))
     return ChannelTable((queries, *keys), roles(cfg))
 
 
 def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
-    out = Region("O", (cfg.teams - 1) * cfg.o_step + cfg.o_bytes, align=1024, over="Q" if cfg.o_over_q else None)
+    out = Region("O", (cfg.consumers - 1) * cfg.o_step + cfg.o_bytes, align=1024, over="Q" if cfg.o_over_q else None)
     bytes_of_keys = (
         (
             Region("K bytes", cfg.byte_stages * cfg.k_tile.nbytes, align=1024),
@@ -67,7 +67,7 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
         else ()
     )
     return SmemMap(
-        Region("Q", cfg.q_buffers * cfg.teams * cfg.q_step, align=1024),
+        Region("Q", cfg.q_buffers * cfg.consumers * cfg.q_step, align=1024),
         Region("K", cfg.stages * cfg.k_operand.nbytes, align=1024),
         Region("V", cfg.stages * cfg.v_operand.nbytes, align=1024),
         *bytes_of_keys,

@@ -24,7 +24,7 @@ from .work import Queue, row_tile
 @cute.jit
 def load(context):
     cfg, ends = context.cfg, context.ends("load")
-    q = [produce(ends.load_compute_Q, Lane(team, cfg.teams)) for team in range(cfg.teams)]
+    q = [produce(ends.load_compute_Q, Lane(consumer, cfg.consumers)) for consumer in range(cfg.consumers)]
     if cutlass.const_expr(cfg.plain_keys):
         queries_alone(context, q)
     elif cutlass.const_expr(cfg.has_bytes):
@@ -40,8 +40,8 @@ def queries_alone(context, q: list[Cursor]):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            for team in cutlass.range_constexpr(context.cfg.teams):
-                load_q(context, work, team, q[team])
+            for consumer in cutlass.range_constexpr(context.cfg.consumers):
+                load_q(context, work, consumer, q[consumer])
             q = [cursor.next() for cursor in q]
         queue = queue.next()
 
@@ -53,42 +53,42 @@ def all_of_them(context, q: list[Cursor], k: Cursor, v: Cursor):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            walk = work.walk
-            start = walk.start()
-            load_block(context, "k", work, walk.block(start), k)
+            block_iter = work.block_iter
+            start = block_iter.start()
+            load_block(context, "k", work, block_iter.block(start), k)
             k = k.next()
-            for team in cutlass.range_constexpr(cfg.teams):
-                load_q(context, work, team, q[team])
+            for consumer in cutlass.range_constexpr(cfg.consumers):
+                load_q(context, work, consumer, q[consumer])
             for i in cutlass.range(work.count - 1, unroll=1):
-                load_block(context, "k", work, walk.block(walk.ahead(start, i + 1)), k)
+                load_block(context, "k", work, block_iter.block(block_iter.ahead(start, i + 1)), k)
                 k = k.next()
-                load_block(context, "v", work, walk.block(walk.ahead(start, i)), v)
+                load_block(context, "v", work, block_iter.block(block_iter.ahead(start, i)), v)
                 v = v.next()
-            load_block(context, "v", work, walk.block(walk.ahead(start, work.count - 1)), v)
+            load_block(context, "v", work, block_iter.block(block_iter.ahead(start, work.count - 1)), v)
             v = v.next()
             q = [cursor.next() for cursor in q]
         queue = queue.next()
     # The last loads are all consumed before the CTA ends: compute waits for the products that read them.
 
 
-def load_q(context, work, team: int, cursor: Cursor):
+def load_q(context, work, consumer: int, cursor: Cursor):
     """One team's rows."""
     cfg, tma = context.cfg, context.tma("q")
     cursor.wait()
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
     place = context.smem.pointer("Q", cfg.dtype) + cursor.stage * (cfg.q_step // 2)
-    cursor.announce(tma.tile.nbytes)
-    tma_load(tma, q, row_tile(cfg, work, context.args.order.rank, team), place, cursor.barrier())
+    cursor.expect_tx(tma.tile.nbytes)
+    tma_load(tma, q, row_tile(cfg, work, context.args.order.rank, consumer), place, cursor.barrier())
 
 
 def load_block(context, name: str, work, block: Int32, cursor: Cursor):
     """A block of keys ("k") or values ("v")."""
     cfg, tma = context.cfg, context.tma(name)
-    pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.ragged_k)
+    pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
     region, dtype = (f"{name.upper()} bytes", Uint8) if cfg.has_bytes else (name.upper(), cfg.dtype)
     place = context.smem.pointer(region, dtype) + cursor.stage * (8 * tma.tile.nbytes // tma.tile.bits)
     cursor.wait()
-    cursor.announce(tma.tile.nbytes)
+    cursor.expect_tx(tma.tile.nbytes)
     for i, (x, own) in enumerate(pieces):
         if cfg.ctas > 1:  # which has no pieces
             i = context.args.order.rank

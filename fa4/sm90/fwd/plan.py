@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ...core.order import even_sections
+from ...core.order import even_l2_groups
 from ...core.variant import Variant
 from ...device import Chip
 from ...fwd import plan
-from ...fwd.plan import Scalars, Sizes
+from ...fwd.plan import LaunchSizes, Scalars
 from ...fwd.rows import slots_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
-from ...spec import AttentionSpec, Extent
+from ...spec import AttentionSpec, ProblemSize
 from ..fragment import ROWS_PER_WARP
 from ..wgmma import ROWS
 from .config import Config, Schedule
 from .kernel import KERNEL
 from .tiles import ForwardTiles, tiles_for
 
-MANY = Sizes._field_defaults["most_sections"]
+MANY = LaunchSizes._field_defaults["most_l2_groups"]
 # Of K and V in a last section that is larger. With 62 MB, more than L2, d128 of 2k keys took 1.4 % longer.
 LAST_BYTES = 32 << 20
 
@@ -29,13 +29,13 @@ class Forward(plan.Forward):
 
     kernel = KERNEL
 
-    def __init__(self, spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> None:
+    def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         self.tiles = tiles or _tiles_on(chip, tiles_for(spec, extent))
         cfg = configure(spec, extent, chip, self.tiles)
         self.splits = splits_for(spec, extent, chip, self.tiles)
-        section, most = _sections(spec, extent, chip, cfg, self.tiles)
+        l2_group, most = _sections(spec, extent, chip, cfg, self.tiles)
         part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
-        sizes = Sizes(extent.max_seqlen_q, extent.batch, section, self.splits, chip.sms, part_blocks, most)
+        sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks, most)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ def _tiles_on(chip: Chip, tiles: ForwardTiles) -> ForwardTiles:
     return replace(tiles, schedule=Schedule.SINGLE, ctas=1, name=f"{tiles.name}, beside messages")
 
 
-def configure(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles | None = None) -> Config:
+def configure(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> Config:
     """The compile-time side of a problem."""
     tiles = tiles or tiles_for(spec, extent)
     split = splits_for(spec, extent, chip, tiles) > 1
@@ -68,7 +68,7 @@ def configure(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTil
         packed=packed_heads(spec, extent, tiles),
         split=split,
         fixed_parts=split and spec.batch_invariant,
-        teams=tiles.teams,
+        consumers=tiles.consumers,
         tile_n=tiles.tile_n,
         most_stages=tiles.most_stages,
         byte_stages=tiles.byte_stages,
@@ -80,31 +80,33 @@ def configure(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTil
     )
 
 
-def packed_heads(spec: AttentionSpec, extent: Extent, tiles: ForwardTiles) -> int:
+def packed_heads(spec: AttentionSpec, extent: ProblemSize, tiles: ForwardTiles) -> int:
     """Heads of a group that are rows of one tile. It pays where one head's rows would leave half of a tile empty."""
     if spec.has_blocks:
         return 1  # query heads may have blocks of their own
-    if tiles.teams == 1:
+    if tiles.consumers == 1:
         return spec.group if spec.group <= ROWS else math.gcd(spec.group, ROWS)
-    is_short = 2 * extent.max_seqlen_q <= tiles.teams * ROWS
+    is_short = 2 * extent.max_seqlen_q <= tiles.consumers * ROWS
     return math.gcd(spec.group, ROWS_PER_WARP) if is_short else 1
 
 
-def splits_for(spec: AttentionSpec, extent: Extent, chip: Chip, tiles: ForwardTiles) -> int:
+def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> int:
     """Parts that the keys of a work tile are cut into."""
     if tiles.splits is not None:
         return tiles.splits
     if spec.has_blocks:
         return 1
     packed = packed_heads(spec, extent, tiles)
-    m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.ctas * tiles.teams * ROWS))
+    m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.ctas * tiles.consumers * ROWS))
     count = m_blocks * (spec.heads_q // packed) * extent.batch
     # Of few rows as many as keep the memory busy; those of 8-bit keys, which are converted, take more.
-    slots = chip.sms * (7 if tiles.byte_stages else 6) // 8 if tiles.teams == 1 else chip.sms // tiles.ctas
+    slots = chip.sms * (7 if tiles.byte_stages else 6) // 8 if tiles.consumers == 1 else chip.sms // tiles.ctas
     return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
 
 
-def _sections(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config, tiles: ForwardTiles) -> tuple[int, int]:
+def _sections(
+    spec: AttentionSpec, extent: ProblemSize, chip: Chip, cfg: Config, tiles: ForwardTiles
+) -> tuple[int, int]:
     """Pairs of head and sequence that advance together, longest tiles first (those of lists of blocks too), and how
     many such sections there may be; one pair where all tiles are equally long.
 
@@ -118,19 +120,19 @@ def _sections(spec: AttentionSpec, extent: Extent, chip: Chip, cfg: Config, tile
     keys = extent.max_seqlen_k * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     per_pair = max(keys * cfg.packed // spec.group, 1)
     if not cfg.persistent:
-        return -(-pairs // -(-pairs * per_pair // tiles.section_bytes)), MANY
+        return -(-pairs // -(-pairs * per_pair // tiles.l2_group_bytes)), MANY
     places = chip.sms // cfg.ctas
     round_trip = 2 * places
     m_blocks = -(-extent.max_seqlen_q * cfg.packed // cfg.rows)
-    section = round_trip // math.gcd(round_trip, m_blocks)
-    if tiles.section is not None and tiles.section % section == 0:
-        section = tiles.section
-    elif tiles.section is not None and round_trip % (m_blocks * tiles.section) == 0:
-        return tiles.section, MANY
-    section = min(section, pairs)
+    l2_group = round_trip // math.gcd(round_trip, m_blocks)
+    if tiles.l2_group is not None and tiles.l2_group % l2_group == 0:
+        l2_group = tiles.l2_group
+    elif tiles.l2_group is not None and round_trip % (m_blocks * tiles.l2_group) == 0:
+        return tiles.l2_group, MANY
+    l2_group = min(l2_group, pairs)
     if spec.has_blocks or m_blocks == 1:
-        return section, MANY
+        return l2_group, MANY
     last = [min(extent.max_seqlen_q, -(-(i + 1) * cfg.rows // cfg.packed)) for i in reversed(range(m_blocks))]
     seen = [row + extent.max_seqlen_k - extent.max_seqlen_q for row in last]
     lengths = [max(-(-keys // cfg.tile_n), 0) for keys in seen]
-    return section, even_sections(section, pairs, min(LAST_BYTES // per_pair, pairs), lengths, places)
+    return l2_group, even_l2_groups(l2_group, pairs, min(LAST_BYTES // per_pair, pairs), lengths, places)

@@ -11,12 +11,12 @@ from cutlass import Boolean, Float32, Int32
 
 from ...core.constant import Constant
 from ...core.dropout import Dropout, dropped
-from ...core.elements import Elements
-from ...core.places import Places
+from ...core.fragment_coords import FragmentCoords
+from ...core.fragment_values import FragmentValues
+from ...core.mask_bits import apply_mask
 from ...core.score import Softcap
 from ...core.traced import bind
-from ...core.visible import hide
-from ...core.words import pack_half
+from ...core.vec_io import pack_half
 from ...fwd.rows import is_written, normalise, place_of, query_of, result
 from ...fwd.scales import Scales
 from ..fragment import (
@@ -37,8 +37,8 @@ class At(Constant):
     """A key block, and a thread's elements of it as a score_mod and a mask_mod see them."""
 
     block: Int32
-    score: Elements | None
-    mask: Elements | None
+    score: FragmentValues | None
+    mask: FragmentValues | None
     kept: list[list[Int32]] | None  # of each row, see `core.dropout.Dropout.by_quads`
 
 
@@ -53,7 +53,7 @@ class Softmax(Constant):
 
     def __init__(self, context):
         self.context = context
-        self.reference, self.total, self.top, self.factor = (
+        self.reference, self.total, self.row_max, self.factor = (
             cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(4)
         )
         self.first, self.stop = (cute.make_rmem_tensor(ROWS_PER_THREAD, Int32) for _ in range(2))
@@ -63,7 +63,7 @@ class Softmax(Constant):
         """Before a work tile; first_row: of this warp, in the sequence."""
         self.reference.fill(-Float32.inf)
         self.total.fill(0.0)
-        self.top.fill(-Float32.inf)
+        self.row_max.fill(-Float32.inf)
         for r in range(ROWS_PER_THREAD):
             query = query_of(self.context.cfg, first_row + row_in_warp(r))
             self.first[r], self.stop[r] = work.mask.keys(query)
@@ -80,7 +80,7 @@ class Softmax(Constant):
     def at(self, s: cute.Tensor, block: Int32) -> At:
         """Where S of a key block is, and what of traced functions may be known before S is."""
         cfg = self.context.cfg
-        places = Places(self.lines, block * cfg.tile_n + first_column(), cute.size(s) // ROWS_PER_THREAD)
+        places = FragmentCoords(self.lines, block * cfg.tile_n + first_column(), cute.size(s) // ROWS_PER_THREAD)
         score = None if self.score_mod is None else self.score_mod.at(places, self.scales.over_cap)
         mask = None if self.mask_mod is None else self.mask_mod.at(places)
         for elements in (score, mask):
@@ -91,16 +91,16 @@ class Softmax(Constant):
             kept = self.dropout.by_quads(list(self.lines), block * cfg.tile_n, 2 * cute.size(s))
         return At(block, score, mask, kept)
 
-    def weigh(self, s: cute.Tensor, at: At, is_masked: bool) -> Boolean:
+    def softmax_step(self, s: cute.Tensor, at: At, is_masked: bool) -> Boolean:
         """S -> P in place, for one key block; returns whether O must be multiplied by `factor`, row by row: the same
         for all rows of a warp."""
         cfg, scale = self.context.cfg, self.scales.log2
         rows = self.visible(s, at, is_masked)
-        tops = [in_chains(x, cute.arch.fmax) for x in rows]
+        row_maxes = [in_chains(x, cute.arch.fmax) for x in rows]
         # Not so while a row has seen no key: -inf - -inf.
-        grows = [top * scale - self.reference[r] > cfg.rescale_threshold for r, top in enumerate(tops)]
+        grows = [row_max * scale - self.reference[r] > cfg.rescale_threshold for r, row_max in enumerate(row_maxes)]
         has_grown = cute.arch.vote_any_sync(grows[0] | grows[1])
-        follow(self, tops, has_grown)
+        follow(self, row_maxes, has_grown)
         for r, x in enumerate(rows):
             reference = self.reference[r]
             if is_masked or cfg.mods is not None:
@@ -110,7 +110,7 @@ class Softmax(Constant):
                 s[i] = weight if at.kept is None else dropped(at.kept[r], c // 2 * 8 + c % 2, weight)
             # The block's sum first: adding each weight to the running total would round it hundreds of times.
             self.total[r] = self.total[r] + in_chains(weights, lambda a, b: a + b)
-            self.top[r] = cute.arch.fmax(self.top[r], tops[r])
+            self.row_max[r] = cute.arch.fmax(self.row_max[r], row_maxes[r])
         return has_grown
 
     def visible(self, s: cute.Tensor, at: At, is_masked: bool) -> list[list[Float32]]:
@@ -129,12 +129,12 @@ class Softmax(Constant):
             for row, elements in zip(rows, places):
                 for i, x in zip(elements, row):
                     s[i] = x
-            hide_end(s, begin, self.stop, cfg.tile_n)  # a list may call a block whole in which keys end
+            mask_end(s, begin, self.stop, cfg.tile_n)  # a list may call a block whole in which keys end
             return [[s[i] for i in row] for row in places]
         if not is_masked:
             return rows
         firsts = [own_columns(self.first[r] - begin) if cfg.has_left else None for r in range(ROWS_PER_THREAD)]
-        return [hide(x, firsts[r], own_columns(self.stop[r] - begin)) for r, x in enumerate(rows)]
+        return [apply_mask(x, firsts[r], own_columns(self.stop[r] - begin)) for r, x in enumerate(rows)]
 
     def finish(self, work, first_row: Int32) -> list[Float32]:
         """Write each row's log-sum-exp; returns the factors that normalise O, 0 for a row that saw no key or holds no
@@ -143,8 +143,8 @@ class Softmax(Constant):
         for r in range(ROWS_PER_THREAD):
             row = first_row + row_in_warp(r)
             total = across_row(self.total[r], lambda a, b: a + b)
-            top = across_row(self.top[r], cute.arch.fmax)
-            largest = cute.math.exp2(top * self.scales.log2 - self.reference[r], fastmath=True)
+            row_max = across_row(self.row_max[r], cute.arch.fmax)
+            largest = cute.math.exp2(row_max * self.scales.log2 - self.reference[r], fastmath=True)
             query = query_of(self.context.cfg, row)
             norm, lse = normalise(self.context, work, row, query, self.reference[r], total, largest)
             write_lse(self.context, work, row, lse)
@@ -162,23 +162,23 @@ class Softmax(Constant):
 
 
 @cute.jit
-def hide_end(s: cute.Tensor, begin: Int32, stop: cute.Tensor, tile_n: cutlass.Constexpr[int]):
+def mask_end(s: cute.Tensor, begin: Int32, stop: cute.Tensor, tile_n: cutlass.Constexpr[int]):
     """-inf for keys from `stop` on, the same for every row, in the key block at `begin`."""
     if stop[0] - begin < tile_n:
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
             elements = row_elements(2 * cute.size(s), r)
-            for i, x in zip(elements, hide([s[i] for i in elements], None, own_columns(stop[0] - begin))):
+            for i, x in zip(elements, apply_mask([s[i] for i in elements], None, own_columns(stop[0] - begin))):
                 s[i] = x
 
 
 @cute.jit
-def follow(softmax, tops, has_grown: Boolean):
+def follow(softmax, row_maxes, has_grown: Boolean):
     """Let the references of the rows that have grown follow, where some row of the warp has; tops: the maxima of each
     thread's part of its rows."""
     if has_grown:
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
             before = softmax.reference[r]
-            candidate = across_row(tops[r], cute.arch.fmax) * softmax.scales.log2
+            candidate = across_row(row_maxes[r], cute.arch.fmax) * softmax.scales.log2
             shrink = before - candidate
             grows = shrink < -softmax.context.cfg.rescale_threshold
             factor = cutlass.select_(grows, cute.math.exp2(shrink, fastmath=True), Float32(1.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...fwd.rows import slots_of
-from ...spec import AttentionSpec, Extent
+from ...spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
 from .config import Schedule
 
@@ -18,10 +18,10 @@ LONG = 48 << 10  # keys, and half as many queries, from which on the hardware ha
 class ForwardTiles:
     """A tuned row; see `Config` for what the columns mean. section: pairs of head and sequence that advance together
     where these are whole rounds, None for the fewest that are; where each tile has its CTA, as many as have
-    section_bytes of K and V. splits: parts that keys are cut into, None for as many as keep the chip busy."""
+    l2_group_bytes of K and V. splits: parts that keys are cut into, None for as many as keep the chip busy."""
 
     name: str
-    teams: int
+    consumers: int
     tile_n: int
     evidence: str
     most_stages: int = 4
@@ -30,14 +30,14 @@ class ForwardTiles:
     ping_pong: bool = True
     ctas: int = 1
     rescale_threshold: float = 8.0
-    section: int | None = None
-    section_bytes: int = 25 << 20  # half of an H100's L2: the rest is for Q and out
+    l2_group: int | None = None
+    l2_group_bytes: int = 25 << 20  # half of an H100's L2: the rest is for Q and out
     splits: int | None = None
 
 
 _MEASURED = "measured on an H100 beside other rows, as bench.tune does"
 NARROW = ForwardTiles("head_dim <= 64", 3, 128, _MEASURED)
-NARROW_SHORT = ForwardTiles("head_dim <= 64, short causal", 2, 128, _MEASURED, ping_pong=False, section=66)
+NARROW_SHORT = ForwardTiles("head_dim <= 64, short causal", 2, 128, _MEASURED, ping_pong=False, l2_group=66)
 # On an H100, 16k tokens, TFLOP/s beside the rows above: causal 512 284, 252; 1k 386, 334; 2k 453, 436; 4k 479, 462;
 # 16k 485, 513; full 512 421, 377; 1k 476, 435; 2k 488, 489; 4k 487, 495. With fewer work tiles than multiprocessors
 # smaller ones are earlier done: one of 256 rows takes 1.7 times as long as one of 128.
@@ -46,11 +46,11 @@ MIDDLE = ForwardTiles("head_dim <= 96", 3, 96, _MEASURED)
 USUAL = ForwardTiles("head_dim <= 128", 2, 128, _MEASURED)
 # (192, 128), causal: 16k keys on an H100 706 TFLOP/s, beside 688 of the usual row, 4k 579 beside 609.
 USUAL_LONG = ForwardTiles("head_dim <= 192, long causal", 3, 64, _MEASURED)
-USUAL_SHORT = ForwardTiles("head_dim <= 128, short causal", 2, 64, _MEASURED, section=1)
+USUAL_SHORT = ForwardTiles("head_dim <= 128, short causal", 2, 64, _MEASURED, l2_group=1)
 WIDE = ForwardTiles("head_dim <= 192", 2, 112, _MEASURED)
 WIDEST = ForwardTiles("head_dim <= 256", 2, 64, _MEASURED)
 # Few queries: memory is what takes time. Two small blocks of K and of V in flight read it faster than three or more.
-_FEW = {"teams": 1, "most_stages": 2, "ping_pong": False, "evidence": _MEASURED}
+_FEW = {"consumers": 1, "most_stages": 2, "ping_pong": False, "evidence": _MEASURED}
 FEW_NARROW = ForwardTiles("few queries, head_dim <= 64", tile_n=128, **_FEW)
 FEW = ForwardTiles("few queries, head_dim <= 128", tile_n=64, **_FEW)
 FEW_WIDE = ForwardTiles("few queries, head_dim <= 256", tile_n=32, **_FEW)
@@ -73,13 +73,13 @@ GATHER_FEW = replace(FEW, tile_n=128, **_GATHERED | {"evidence": _MEASURED})
 GATHER_WIDE = replace(FEW_WIDE, **_GATHERED)
 
 
-def are_few(spec: AttentionSpec, extent: Extent) -> bool:
+def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
     """Whether one team has room for all query rows of a key/value head; or, where results must not depend on the batch,
     is to work on them whatever their number."""
     return spec.batch_invariant or extent.max_seqlen_q * slots_of(spec.group) <= ROWS
 
 
-def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
+def tiles_for(spec: AttentionSpec, extent: ProblemSize) -> ForwardTiles:
     """The row for a problem."""
     has_bytes = spec.cache is not None and spec.cache.has_bytes
     gathers = spec.cache is not None and spec.cache.is_scattered
@@ -91,11 +91,11 @@ def tiles_for(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     if not spec.varlen:
         return row
     # Uneven lengths: the hardware hands out tiles as CTAs retire.
-    several = extent.max_seqlen_q * spec.group > row.teams * ROWS
+    several = extent.max_seqlen_q * spec.group > row.consumers * ROWS
     return replace(row, schedule=Schedule.PACKED if several else Schedule.SINGLE)
 
 
-def _of_bytes(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
+def _of_bytes(spec: AttentionSpec, extent: ProblemSize) -> ForwardTiles:
     if max(spec.head_dim, spec.head_dim_v) > 128:
         return BYTES_WIDE_FETCHED if spec.cache.is_scattered and spec.head_dim_v > 192 else BYTES_WIDE
     if not are_few(spec, extent):
@@ -103,18 +103,18 @@ def _of_bytes(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     return BYTES_GATHERED if spec.cache.is_scattered else BYTES_FEW
 
 
-def _of_gathered(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
+def _of_gathered(spec: AttentionSpec, extent: ProblemSize) -> ForwardTiles:
     if max(spec.head_dim, spec.head_dim_v) > 128:
         return GATHER_WIDE
     return GATHER_FEW if are_few(spec, extent) else GATHER
 
 
-def _of_few(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
+def _of_few(spec: AttentionSpec, extent: ProblemSize) -> ForwardTiles:
     widest = max(spec.head_dim, spec.head_dim_v)
     return FEW_NARROW if widest <= 64 else FEW if widest <= 128 else FEW_WIDE
 
 
-def _of_many(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
+def _of_many(spec: AttentionSpec, extent: ProblemSize) -> ForwardTiles:
     """Where few keys lie left of the diagonal, what a tile computes beyond it counts: smaller tiles waste less."""
     widest, keys = max(spec.head_dim, spec.head_dim_v), extent.max_seqlen_k
     if spec.has_blocks:
@@ -125,16 +125,16 @@ def _of_many(spec: AttentionSpec, extent: Extent) -> ForwardTiles:
     if _pays_in_pairs(row, spec, extent):
         # With turns, without: 1k keys 537, 530; 2k 594, 583; 16k 651, 669, with 32/8 heads 652, 685; (192, 128) 4k 639,
         # 656, 16k 696, 702.
-        turns = is_masked or widest > 192 or (widest <= 128 and keys < MANY_KEYS)
-        return replace(row, name=f"{row.name}, pairs", ctas=2, ping_pong=turns)
+        ping_pong = is_masked or widest > 192 or (widest <= 128 and keys < MANY_KEYS)
+        return replace(row, name=f"{row.name}, pairs", ctas=2, ping_pong=ping_pong)
     if is_masked and spec.window_left is None and keys > LONG and extent.max_seqlen_q > LONG // 2:
         # 64k keys on an H100, TFLOP/s, beside a persistent grid: d128 675, 574; d64 540, 510; (192, 128) 706, 650; d256
         # 738, 707; d128 with 32/8 heads 663, 563. At 32k that was faster, 672 beside 645.
-        return replace(row, name=f"{row.name}, long causal", schedule=Schedule.SINGLE, section_bytes=12 << 20)
+        return replace(row, name=f"{row.name}, long causal", schedule=Schedule.SINGLE, l2_group_bytes=12 << 20)
     return row
 
 
-def _pays_in_pairs(row: ForwardTiles, spec: AttentionSpec, extent: Extent) -> bool:
+def _pays_in_pairs(row: ForwardTiles, spec: AttentionSpec, extent: ProblemSize) -> bool:
     """Whether two CTAs should bring each block of keys once for both. That takes less energy, so that an H100 at its
     power limit runs at a higher clock.
 
@@ -149,21 +149,21 @@ def _pays_in_pairs(row: ForwardTiles, spec: AttentionSpec, extent: Extent) -> bo
         return False
     if not (MANY_KEYS <= keys <= LONG if is_masked else keys >= (4096 if row == WIDEST else 1024)):
         return False
-    blocks = -(-extent.max_seqlen_q // (row.teams * ROWS))
+    blocks = -(-extent.max_seqlen_q // (row.consumers * ROWS))
     wastes_little = blocks % 2 == 0 or blocks >= 32  # the second CTA of the last pair may have no rows
-    return wastes_little and _fill_a_chip(2 * row.teams * ROWS, spec, extent)
+    return wastes_little and _fill_a_chip(2 * row.consumers * ROWS, spec, extent)
 
 
-def _fill_a_chip(rows: int, spec: AttentionSpec, extent: Extent) -> bool:
+def _fill_a_chip(rows: int, spec: AttentionSpec, extent: ProblemSize) -> bool:
     """Whether work tiles of so many rows are one at least for each multiprocessor."""
     return -(-extent.max_seqlen_q // rows) * spec.heads_q * extent.batch >= MULTIPROCESSORS
 
 
-def _of_width(spec: AttentionSpec, extent: Extent, is_masked: bool) -> ForwardTiles:
+def _of_width(spec: AttentionSpec, extent: ProblemSize, is_masked: bool) -> ForwardTiles:
     widest, keys = max(spec.head_dim, spec.head_dim_v), extent.max_seqlen_k
     if widest <= 64:
         is_short = keys <= (4096 if is_masked else 1024) and spec.mods is None and not spec.varlen
-        if is_short and _fill_a_chip(NARROW_MANY.teams * ROWS, spec, extent):
+        if is_short and _fill_a_chip(NARROW_MANY.consumers * ROWS, spec, extent):
             return NARROW_MANY
         return NARROW_SHORT if is_masked and keys <= 1024 else NARROW
     if widest <= 96:

@@ -18,9 +18,9 @@ from cutlass import Boolean, Int32
 from ...fwd.work import Work, work_tile
 
 
-def row_tile(cfg, work: Work, rank: Int32, team: Int32 | int) -> Int32:
+def row_tile(cfg, work: Work, rank: Int32, consumer: Int32 | int) -> Int32:
     """Which 64 rows of the sequence are a team's, of a work tile; rank: of the CTA, of those that share the tile."""
-    return (work.m_block * cfg.ctas + rank) * cfg.teams + team
+    return (work.m_block * cfg.ctas + rank) * cfg.consumers + consumer
 
 
 class Queue:

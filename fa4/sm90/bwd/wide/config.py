@@ -23,14 +23,14 @@ class WideConfig(Steps):
 
     ctas: int = 1
     multicast: int = 1
-    own_span: ClassVar[int] = ROWS
+    cta_tile_n: ClassVar[int] = ROWS
 
     def sharers(self, name: str) -> int:
         return self.multicast if name in ("q", "do") else 1
 
     @property
-    def span(self) -> int:
-        return self.ctas * self.own_span
+    def cluster_tile_n(self) -> int:
+        return self.ctas * self.cta_tile_n
 
     @property
     def tma_ctas(self) -> int:
@@ -38,12 +38,12 @@ class WideConfig(Steps):
         return 1
 
     @property
-    def turns(self) -> int:
+    def semaphores(self) -> int:
         """Counters of a block of queries, each of which orders the additions of a CTA's columns."""
         return self.ctas if self.deterministic else 0
 
     @property
-    def turns_bytes(self) -> int:
+    def order_bytes(self) -> int:
         """A number for each step whose dQ may be added."""
         return 4 * self.ds_stages if self.deterministic else 0
 
@@ -60,7 +60,7 @@ class WideConfig(Steps):
     @property
     def ds_tile(self) -> Tile:
         """dS, a row per query: a panel for each CTA's keys, one's own first."""
-        return Tile(ROWS, self.span)
+        return Tile(ROWS, self.cluster_tile_n)
 
     @property
     def p_bytes(self) -> int:
@@ -73,7 +73,7 @@ class WideConfig(Steps):
         held = self.k_tile.nbytes + self.others_k_bytes + self.v_tile.nbytes
         held += self.ds_stages * (self.p_bytes + self.ds_tile.nbytes)
         of_q = self.q_tile.nbytes + self.rows_bytes
-        return held + self.q_stages * of_q + self.stages * self.do_tile.nbytes + self.turns_bytes + BARRIER_BYTES
+        return held + self.q_stages * of_q + self.stages * self.do_tile.nbytes + self.order_bytes + BARRIER_BYTES
 
     @property
     def row_blocks(self) -> RowBlocks:
@@ -81,7 +81,7 @@ class WideConfig(Steps):
         placement = ByQueries(ROWS, self.k_tile.panels * PANEL_COLUMNS)
         return ByThread(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, turns=self.turns, first_stores=self.turns > 0, pdl=True, weight_exponent=WEIGHT_EXPONENT,
+            self.has_dlse, semaphores=self.semaphores, first_stores=self.semaphores > 0, pdl=True, weight_exponent=WEIGHT_EXPONENT,
             chained=self.chained,
         )  # fmt: skip
 
@@ -89,13 +89,13 @@ class WideConfig(Steps):
     def statistics_ahead(self) -> bool:
         return False
 
-    def dq_panels(self, team: int) -> range:
+    def dq_panels(self, consumer: int) -> range:
         """Of the CTA's panels of columns of dQ, those that a warpgroup computes."""
         first = -(-self.cta_panels // 2)
-        return range(first) if team == 0 else range(first, self.cta_panels)
+        return range(first) if consumer == 0 else range(first, self.cta_panels)
 
-    def dq(self, team: int) -> Wgmma:
+    def dq(self, consumer: int) -> Wgmma:
         """dQ = dS K of one CTA's keys, a warpgroup's panels of columns."""
         k = SmemOperand(self.k_tile, Major.MN)
         ds = SmemOperand(self.ds_tile, Major.K, self.ds_stages, self.ds_tile.nbytes)
-        return Wgmma(self.dtype, n=len(self.dq_panels(team)) * PANEL_COLUMNS, k=ROWS, b=k, a=ds)
+        return Wgmma(self.dtype, n=len(self.dq_panels(consumer)) * PANEL_COLUMNS, k=ROWS, b=k, a=ds)

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
-from ....core.words import load_halves, store_words
+from ....core.vec_io import load_halves, store_vec
 from ....pipeline.cursor import Cursor
 from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.tma import bulk_copy_to
@@ -23,7 +23,7 @@ def hand_over(context, stage: Int32, p: list[Float32]) -> None:
     """Put this thread's P there."""
     words = rounded(p, Float16)
     for i, place in enumerate(_places(context, stage, len(p))):
-        store_words(place, words[4 * i : 4 * i + 4])
+        store_vec(place, words[4 * i : 4 * i + 4])
 
 
 def handed_over(context, stage: Int32, count: int) -> list[Float32]:
@@ -50,7 +50,7 @@ def send_ds(context, others: Cursor):
     # All threads have fenced what they wrote; see `Channel.carries` of dS.
     cute.arch.barrier(barrier_id=context.ds_written, number_of_threads=WARPGROUP)
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
-        others.announce(panel)
+        others.expect_tx(panel)
         source = context.smem.address("dS") + others.stage * (2 * panel)
         rank = context.args.order.rank ^ 1
         with cute.arch.elect_one():

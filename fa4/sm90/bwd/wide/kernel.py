@@ -5,7 +5,7 @@ products: one has S^T = K Q^T and dV += P^T dO, the other dP^T = V dO^T and dK +
 stay in registers; P is handed over through shared memory, in the order in which threads hold it, and dS goes there for
 dQ = dS K, of which each warpgroup has some columns and adds them to the float32 sum straight from its registers.
 The warpgroups wait for each other only through the channels, so one computes weights while the other multiplies.
-In a deterministic run two warps keep the order of those additions; see `turns`.
+In a deterministic run two warps keep the order of those additions; see `semaphores`.
 CTAs of a pair (`ctas` = 2) walk through the same queries and send each other dS, so that each has half of dQ's columns
 for the keys of both, and dQ is added to the sum once for 128 keys.
 """
@@ -23,7 +23,7 @@ from ..load import load
 from .config import WideConfig
 from .dk import dk
 from .dv import dv
-from .turns import pass_on, take
+from .semaphores import acquire, release
 
 WORKERS = (
     Role("dV", warps=(0, 4), regs=240, body=dv),
@@ -34,8 +34,8 @@ ROLES = RoleTable(WORKERS)
 IN_ORDER = RoleTable(
     (
         *WORKERS,
-        Role("take", warps=(9, 10), regs=24, body=take),
-        Role("pass", warps=(10, 11), regs=24, body=pass_on),
+        Role("acquire", warps=(9, 10), regs=24, body=acquire),
+        Role("release", warps=(10, 11), regs=24, body=release),
     )
 )
 
@@ -52,12 +52,16 @@ def channels(cfg: WideConfig) -> ChannelTable:
         )
         of_pair = Channel("load_compute_Kother", "load", both, By.TMA, ONCE, 1, memory), other
         ds_freed = Implied(other.name, "free")
-    of_turns: tuple[Channel, ...] = ()
+    order_channels: tuple[Channel, ...] = ()
     if cfg.deterministic:
         # In step with dS, one step late.
-        turn = Channel("take_compute_turn", "take", both, By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM, freer="pass")
-        added = Channel("compute_pass_dQ", both, "pass", By.WARP, Implied(turn.name), cfg.ds_stages, Carries.SMEM)
-        of_turns = turn, added
+        order_index = Channel(
+            "acquire_compute_order", "acquire", both, By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM, freer="release"
+        )
+        added = Channel(
+            "compute_release_dQ", both, "release", By.WARP, Implied(order_index.name), cfg.ds_stages, Carries.SMEM
+        )
+        order_channels = order_index, added
     return ChannelTable(
         (
             Channel("load_compute_K", "load", both, By.TMA, ONCE, 1, memory),
@@ -67,7 +71,7 @@ def channels(cfg: WideConfig) -> ChannelTable:
             Channel("dV_dK_P", "dV", "dK", By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM),
             Channel("dK_compute_dS", "dK", both, By.WARP, ds_freed, cfg.ds_stages, memory),
             *of_pair,
-            *of_turns,
+            *order_channels,
         ),
         IN_ORDER if cfg.deterministic else ROLES,
     )
@@ -83,7 +87,7 @@ def smem_map(cfg: WideConfig, table: ChannelTable) -> SmemMap:
         Region("dS", cfg.ds_stages * cfg.ds_tile.nbytes, align=1024),
         Region("P", cfg.ds_stages * cfg.p_bytes, align=1024),
         Region("rows", cfg.q_stages * cfg.rows_bytes, align=128),
-        Region("turns", cfg.turns_bytes),
+        Region("semaphores", cfg.order_bytes),
         Region("barriers", table.nbytes, align=8),
     )
 

@@ -7,21 +7,21 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32
 
 from ....core.constant import Constant
-from ....core.words import add_floats, bits, store_words
+from ....core.vec_io import add_floats, bits, store_vec
 from ....pipeline.cursor import Cursor, consume, produce
 from ...wgmma import ROWS
 from ..config import PANEL_COLUMNS
 from ..placement import WARPGROUP
-from .turns import turn_at
+from .semaphores import order_index_at
 
 
 class Share(Constant):
     """The operands of a warpgroup's columns of dQ, made once. Of a pair, each CTA has half of the columns."""
 
-    def __init__(self, context, team: int, ends):
+    def __init__(self, context, consumer: int, ends):
         cfg, place = context.cfg, context.smem.pointer
         self.cfg, self.ends = cfg, ends
-        self.product, self.panels = cfg.dq(team), cfg.dq_panels(team)
+        self.product, self.panels = cfg.dq(consumer), cfg.dq_panels(consumer)
         of_cta = context.args.order.rank * cfg.cta_panels
         self.first = (of_cta + self.panels.start) * (PANEL_COLUMNS * ROWS)  # of the block's sum
         if self.panels:
@@ -70,10 +70,10 @@ class Share(Constant):
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         place = block + (self.first + 4 * thread)
         if context.cfg.deterministic:
-            turn = at.last_ds.in_step(consume(self.ends.take_compute_turn))
-            turn.wait()
-            add_or_store(place, elements, turn_at(context, turn.stage) != 0)
-            at.last_ds.in_step(produce(self.ends.compute_pass_dQ)).arrive()
+            order_index = at.last_ds.in_step(consume(self.ends.acquire_compute_order))
+            order_index.wait()
+            add_or_store(place, elements, order_index_at(context, order_index.stage) != 0)
+            at.last_ds.in_step(produce(self.ends.compute_release_dQ)).arrive()
         else:
             add(place, elements)
 
@@ -91,4 +91,4 @@ def add_or_store(place: cute.Pointer, elements: cutlass.Constexpr[list], adds: B
         add(place, elements)
     else:
         for i in cutlass.range_constexpr(0, len(elements), 4):
-            store_words(place + i * WARPGROUP, [bits(x) for x in elements[i : i + 4]])
+            store_vec(place + i * WARPGROUP, [bits(x) for x in elements[i : i + 4]])

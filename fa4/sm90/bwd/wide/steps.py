@@ -42,9 +42,9 @@ class Side(Constant):
 
     compares: bool  # queries with keys, where a mask cuts a block
 
-    def __init__(self, context, role: str, step: Callable[..., None], team: int, product: Wgmma):
+    def __init__(self, context, role: str, step: Callable[..., None], consumer: int, product: Wgmma):
         self.ends, self.step = context.ends(role), step
-        self.share, self.total = Share(context, team, self.ends), product.accumulator()
+        self.share, self.total = Share(context, consumer, self.ends), product.accumulator()
 
     def let_go(self, at: Cursors) -> None:
         """Of what a step's last product but dQ has read."""

@@ -20,7 +20,7 @@ from cutlass import Float32, Int32, Int64
 from .. import jit
 from ..device import Chip
 from .program import Program
-from .words import store_words
+from .vec_io import store_vec
 
 _THREADS = 256
 _VECTOR = 16  # bytes
@@ -39,7 +39,7 @@ class Config:
     has_seqused: bool
 
 
-class Idle(NamedTuple):
+class PaddingRows(NamedTuple):
     """What there is to set, all of it row-major: `matrices` (batch, rows, heads, dim) to 0, `rows` (batch, heads, rows)
     or (parts, batch, heads, rows) to the fill; packed ones without the batch."""
 
@@ -55,29 +55,29 @@ class Idle(NamedTuple):
 
 class _Clear(Program):
     @cute.jit
-    def launch(self, idle: Idle, blocks: Int32, cfg: cutlass.Constexpr[Config], stream):
+    def launch(self, padding_rows: PaddingRows, blocks: Int32, cfg: cutlass.Constexpr[Config], stream):
         """`blocks`: of a group."""
         groups = Int32(1)
         if cutlass.const_expr(cfg.has_seqused):
-            groups = idle.seqused.shape[0] + int(cfg.varlen)
-        self.kernel(idle, cfg).launch(grid=(groups, blocks, 1), block=(_THREADS, 1, 1), stream=stream)
+            groups = padding_rows.seqused.shape[0] + int(cfg.varlen)
+        self.kernel(padding_rows, cfg).launch(grid=(groups, blocks, 1), block=(_THREADS, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(self, idle: Idle, cfg: cutlass.Constexpr[Config]):
+    def kernel(self, padding_rows: PaddingRows, cfg: cutlass.Constexpr[Config]):
         group, block, _ = cute.arch.block_idx()
         blocks = cute.arch.grid_dim()[1]
         begin = block * _THREADS + cute.arch.thread_idx()[0]
         step = blocks * _THREADS
-        batch, first, last = self.range_of(idle, group, cfg)
-        for x in idle.all_matrices:
+        batch, first, last = self.range_of(padding_rows, group, cfg)
+        for x in padding_rows.all_matrices:
             per_vector = _VECTOR // cfg.dtype.itemsize
             width = x.shape[-2] * x.shape[-1] // per_vector
             before = first if cutlass.const_expr(cfg.varlen) else batch * x.shape[1] + first
             target = x.iterator + Int64(before) * width * per_vector
             for i in cutlass.range(begin, (last - first) * width, step):
-                store_words((target + Int64(i) * per_vector).align(_VECTOR), [Int32(0)] * 4)
-        if cutlass.const_expr(idle.rows is not None):
-            rows = idle.rows
+                store_vec((target + Int64(i) * per_vector).align(_VECTOR), [Int32(0)] * 4)
+        if cutlass.const_expr(padding_rows.rows is not None):
+            rows = padding_rows.rows
             heads, extent = rows.shape[-2], rows.shape[-1]
             of_part = heads * extent
             if cutlass.const_expr(not cfg.varlen):
@@ -90,16 +90,19 @@ class _Clear(Program):
                 (rows.iterator + place).store(Float32(cfg.fill))
 
     @cute.jit
-    def range_of(self, idle: Idle, group: Int32, cfg: cutlass.Constexpr[Config]):
+    def range_of(self, padding_rows: PaddingRows, group: Int32, cfg: cutlass.Constexpr[Config]):
         """The sequence, 0 if packed, and the first and last of its rows."""
-        extent = idle.rows.shape[-1] if idle.rows is not None else idle.matrices[0].shape[-3]
+        extent = padding_rows.rows.shape[-1] if padding_rows.rows is not None else padding_rows.matrices[0].shape[-3]
         if cutlass.const_expr(not cfg.varlen):
-            return group, Int32(idle.seqused[group]), Int32(extent)
-        sequences = idle.cu_seqlens.shape[0] - 1
-        first, last = Int32(idle.cu_seqlens[sequences]), Int32(extent)
+            return group, Int32(padding_rows.seqused[group]), Int32(extent)
+        sequences = padding_rows.cu_seqlens.shape[0] - 1
+        first, last = Int32(padding_rows.cu_seqlens[sequences]), Int32(extent)
         if cutlass.const_expr(cfg.has_seqused):  # noqa: SIM102  one is decided at compile time
             if group < sequences:
-                first, last = idle.cu_seqlens[group] + idle.seqused[group], Int32(idle.cu_seqlens[group + 1])
+                first, last = (
+                    padding_rows.cu_seqlens[group] + padding_rows.seqused[group],
+                    Int32(padding_rows.cu_seqlens[group + 1]),
+                )
         return Int32(0), first, last
 
     def stand_ins(self, cfg: Config) -> tuple:
@@ -111,14 +114,14 @@ class _Clear(Program):
             rows = jit.fake_tensor(Float32, rank - 1 + cfg.leading, contiguous=True, align=4)
         present = cfg.varlen, cfg.has_seqused
         lengths = (jit.fake_tensor(Int32, 1, align=4) if there else None for there in present)
-        return Idle(matrices or None, rows, *lengths), Int32(1)
+        return PaddingRows(matrices or None, rows, *lengths), Int32(1)
 
 
 _CLEAR = _Clear("idle_rows")
 
 
 def launcher(cfg: Config, chip: Chip) -> jit.Launcher:
-    """What takes `Idle` and the number of blocks of a group, see `blocks`."""
+    """What takes `PaddingRows` and the number of blocks of a group, see `blocks`."""
     return _CLEAR.launcher(cfg, chip)
 
 

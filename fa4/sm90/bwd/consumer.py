@@ -13,11 +13,11 @@ from ...pipeline.ends import Ends
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..wgmma import ROWS
-from .config import TEAMS, Config, Division
+from .config import CONSUMERS, Config, Division
 
 
 @dataclass(frozen=True)
-class Team(Constant):
+class BackwardConsumer(Constant):
     """Its channels, the products' operands, the sums of dV and dK."""
 
     cfg: Config
@@ -59,7 +59,7 @@ class Team(Constant):
         return dq
 
 
-def team_of(context) -> Team:
+def consumer_of(context) -> BackwardConsumer:
     """This warpgroup's operands and accumulators."""
     cfg = context.cfg
     index = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // WARPS_PER_WARPGROUP
@@ -69,14 +69,14 @@ def team_of(context) -> Team:
 
     own_rows = index * (ROWS * PANEL_ROW_BYTES // 2)
     if cfg.division is Division.COLUMNS:
-        panel, queries = cfg.k_tile.panel_bytes // 2, cfg.tile_m // TEAMS * (PANEL_ROW_BYTES // 2)
-        each, odd = divmod(cfg.k_tile.panels, TEAMS)
-        panels = [index * (each * panel) + i * panel for i in range(each)] + [TEAMS * each * panel] * odd
+        panel, queries = cfg.k_tile.panel_bytes // 2, cfg.tile_m // CONSUMERS * (PANEL_ROW_BYTES // 2)
+        each, odd = divmod(cfg.k_tile.panels, CONSUMERS)
+        panels = [index * (each * panel) + i * panel for i in range(each)] + [CONSUMERS * each * panel] * odd
         dq_a = [product.a_at(place("K", at)) for product, at in zip(cfg.dq, panels)]
         dq_b = [product.b_at(place("dS", at)) for product, at in zip(cfg.dq, [0] * each + [index * queries] * odd)]
     else:
         dq_a, dq_b = [cfg.dq[0].a_at(place("dS", own_rows))], [cfg.dq[0].b_at(place("K"))]
-    return Team(
+    return BackwardConsumer(
         cfg=cfg,
         ends=context.ends("compute"),
         index=index,

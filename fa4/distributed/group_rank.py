@@ -12,7 +12,7 @@ from .. import checks
 from .agree import agreeing
 
 
-class Place(NamedTuple):
+class GroupRank(NamedTuple):
     """This process in its group."""
 
     rank: int
@@ -20,7 +20,7 @@ class Place(NamedTuple):
     group: dist.ProcessGroup | None
 
     @staticmethod
-    def of(group: dist.ProcessGroup | None) -> Place:
+    def of(group: dist.ProcessGroup | None) -> GroupRank:
         if not dist.is_initialized():
             raise RuntimeError("torch.distributed is not initialised: call torch.distributed.init_process_group first")
         if not (group is None or isinstance(group, dist.ProcessGroup)):
@@ -28,7 +28,7 @@ class Place(NamedTuple):
         rank = dist.get_rank(group)
         if rank < 0:
             raise ValueError("group does not have this process, expected one that has it")
-        return Place(rank, dist.get_world_size(group), group)
+        return GroupRank(rank, dist.get_world_size(group), group)
 
     def peer(self, rank: int) -> int:
         rank %= self.world
@@ -47,7 +47,7 @@ def shard(
         TypeError: an argument has the wrong type or dtype.
         ValueError: there is no such axis, or a length is no multiple of 2 * ranks.
     """
-    place = Place.of(group)
+    place = GroupRank.of(group)
     _check_axis(x, dim)
     rows, many = x.shape[dim], 2 * place.world
     if cu_seqlens is None:
@@ -67,7 +67,7 @@ def unshard(
     Raises:
         TypeError, ValueError: as `shard`.
     """
-    place = Place.of(group)
+    place = GroupRank.of(group)
     with agreeing(place) as said:
         _check_axis(x, dim)
         rows = x.shape[dim]
@@ -93,7 +93,7 @@ def _check_axis(x: Tensor, dim: int) -> None:
         raise ValueError(f"dim is {dim}, expected an axis of x, which has shape {checks.shown(x)}")
 
 
-def check_lengths(cu_seqlens: Tensor | None, place: Place, rows: int, like: Tensor, name: str) -> Tensor:
+def check_lengths(cu_seqlens: Tensor | None, place: GroupRank, rows: int, like: Tensor, name: str) -> Tensor:
     """cu_seqlens of whole sequences that have `rows` rows on all ranks, once it is known to be right; its values are
     looked at where that is free or asked for. like, name: the tensor whose device it has to be on."""
     if isinstance(cu_seqlens, Tensor) and cu_seqlens.device != like.device:
@@ -123,7 +123,7 @@ def _one_sequence(rows: int, device: torch.device) -> Tensor:
     return torch.tensor([0, rows], dtype=torch.int32, device=device)
 
 
-def held(cu_seqlens: Tensor, place: Place, rows: int) -> Tensor:
+def held(cu_seqlens: Tensor, place: GroupRank, rows: int) -> Tensor:
     """(rows,): which rows of the whole this rank holds, in its order."""
     part = cu_seqlens // place.world
     row = torch.arange(rows, dtype=torch.int32, device=cu_seqlens.device)
@@ -135,7 +135,7 @@ def held(cu_seqlens: Tensor, place: Place, rows: int) -> Tensor:
     return cu_seqlens[sequence] + index * chunk + at - late * chunk
 
 
-def order(cu_seqlens: Tensor, place: Place, rows: int) -> Tensor:
+def order(cu_seqlens: Tensor, place: GroupRank, rows: int) -> Tensor:
     """(rows,): where each row of the whole lies among the parts of all ranks, one behind the other."""
     row = torch.arange(rows, dtype=torch.int32, device=cu_seqlens.device)
     sequence = torch.searchsorted(cu_seqlens, row, right=True) - 1
@@ -153,7 +153,7 @@ def order(cu_seqlens: Tensor, place: Place, rows: int) -> Tensor:
 class Passing:
     """Tensors on their way to the next rank, and those of the rank before on their way here."""
 
-    def __init__(self, tensors: tuple[Tensor, ...], place: Place) -> None:
+    def __init__(self, tensors: tuple[Tensor, ...], place: GroupRank) -> None:
         self._sent = tuple(x.contiguous() for x in tensors)
         self._here = tuple(torch.empty_like(x) for x in self._sent)
         to, of = place.peer(place.rank + 1), place.peer(place.rank - 1)
@@ -176,7 +176,7 @@ class Passing:
 class Gathering:
     """The parts of all ranks on their way to every rank."""
 
-    def __init__(self, x: Tensor, place: Place) -> None:
+    def __init__(self, x: Tensor, place: GroupRank) -> None:
         self._sent = x.contiguous()
         self._parts = x.new_empty((place.world * x.shape[0], *x.shape[1:]))
         self._work = _all_gather(self._parts, self._sent, group=place.group, async_op=True)
@@ -194,7 +194,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 class Summing:
     """What every rank has for every rank, one behind the other, on its way to those whom it is for."""
 
-    def __init__(self, x: Tensor, place: Place) -> None:
+    def __init__(self, x: Tensor, place: GroupRank) -> None:
         self._sent = x.contiguous()
         self._parts, self._world = torch.empty_like(self._sent), place.world
         self._work = dist.all_to_all_single(self._parts, self._sent, group=place.group, async_op=True)

@@ -14,31 +14,31 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-NOBODY, CLAIMED, STORED = 0, 1, 2  # what a counter says where additions have no order
+NOBODY, CLAIMED, INITIALIZED = 0, 1, 2  # what a counter says where additions have no order
 
 
-def counter(turns: cute.Tensor, block: Int32, head: Int32) -> cute.Pointer:
+def semaphore_ptr(semaphores: cute.Tensor, block: Int32, head: Int32) -> cute.Pointer:
     """Of a block of rows; turns: (blocks, heads)."""
-    return turns.iterator + cute.crd2idx((block, head), turns.layout)
+    return semaphores.iterator + cute.crd2idx((block, head), semaphores.layout)
 
 
 @cute.jit
-def wait_for_turn(count: cute.Pointer, turn: Int32):
-    """Until `turn` key blocks have added."""
+def wait_semaphore(count: cute.Pointer, order_index: Int32):
+    """Until `order_index` key blocks have added."""
     done = Int32(-1)
-    while done != turn:
+    while done != order_index:
         done = cute.arch.load(count, Int32, sem="acquire", scope="gpu")
 
 
-def pass_turn_on(count: cute.Pointer) -> None:
+def release_semaphore(count: cute.Pointer) -> None:
     """One thread: count one more key block, whose additions are done."""
     cute.arch.red(count, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
 
 
 @cute.jit
-def wait_for_bulk_turn(count: cute.Pointer, turn: Int32):
+def wait_bulk_semaphore(count: cute.Pointer, order_index: Int32):
     """The same before bulk additions."""
-    wait_for_turn(count, turn)
+    wait_semaphore(count, order_index)
     cute.arch.fence_proxy("async.global")  # additions after the wait come after those before it
 
 
@@ -49,22 +49,22 @@ def wait_for_bulk_additions():
     cute.arch.fence_proxy("async.global")
 
 
-def asked(count: cute.Pointer) -> Int32:
-    """Whole warp: what the counter says, asked ahead of `claim`."""
+def first_writer_state(count: cute.Pointer) -> Int32:
+    """Whole warp: what the counter says, asked ahead of `claim_first_writer`."""
     return cute.arch.load(count, Int32, sem="acquire", scope="gpu")
 
 
 @cute.jit
-def claim(count: cute.Pointer, known: Int32) -> Boolean:
+def claim_first_writer(count: cute.Pointer, state: Int32) -> Boolean:
     """Whole warp, before a bulk store or addition: whether nobody has stored, so that this warp is to, and then to
-    `pass_turn_on`; if not, somebody has. known: what the counter said before."""
-    known = cute.arch.shuffle_sync(known, 0)
-    if known != STORED:
+    `release_semaphore`; if not, somebody has. known: what the counter said before."""
+    state = cute.arch.shuffle_sync(state, 0)
+    if state != INITIALIZED:
         if cute.arch.lane_idx() == 0:
-            known = cute.arch.atomic_cas(count, cmp=Int32(NOBODY), val=Int32(CLAIMED), sem="acquire", scope="gpu")
-        known = cute.arch.shuffle_sync(known, 0)
-        if known == CLAIMED:
-            wait_for_turn(count, Int32(STORED))
+            state = cute.arch.atomic_cas(count, cmp=Int32(NOBODY), val=Int32(CLAIMED), sem="acquire", scope="gpu")
+        state = cute.arch.shuffle_sync(state, 0)
+        if state == CLAIMED:
+            wait_semaphore(count, Int32(INITIALIZED))
     cute.arch.sync_warp()  # what the first lane saw has happened for the elected one, too
     cute.arch.fence_proxy("async.global")
-    return Boolean(known == NOBODY)
+    return Boolean(state == NOBODY)

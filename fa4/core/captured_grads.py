@@ -16,14 +16,14 @@ from cutlass import Float32, Int32
 
 from ..mods.graph import Scatter
 from .constant import Constant
-from .elements import Elements
+from .fragment_values import FragmentValues
 from .rows import first_row_block
 from .sequence import Rows
-from .words import add_unless_zero
+from .vec_io import add_unless_zero
 
 
 @dataclass(frozen=True)
-class Captured(Constant):
+class CapturedGrads(Constant):
     """Where a thread adds gradients: of each scatter of a score's graph its tensor, or (heads_q, blocks of keys,
     threads) if `Graph.is_of_heads`. block: of keys, among those of all sequences. thread: of those that have scores."""
 
@@ -32,15 +32,15 @@ class Captured(Constant):
     thread: Int32
 
     @staticmethod
-    def of(targets: tuple | None, cfg, batch: Int32, keys: Rows, extent: Int32, n_block: Int32) -> Captured | None:
-        """For a block of `cfg.own_span` keys of a sequence; keys: its rows, in a tensor of `extent`. None if nothing
+    def of(targets: tuple | None, cfg, batch: Int32, keys: Rows, extent: Int32, n_block: Int32) -> CapturedGrads | None:
+        """For a block of `cfg.cta_tile_n` keys of a sequence; keys: its rows, in a tensor of `extent`. None if nothing
         asks for gradients."""
         if not targets:
             return None
-        first = first_row_block(batch, keys, extent, cfg.own_span, 1, cfg.varlen)
-        return Captured(targets, first + n_block, Int32(cute.arch.thread_idx()[0]))
+        first = first_row_block(batch, keys, extent, cfg.cta_tile_n, 1, cfg.varlen)
+        return CapturedGrads(targets, first + n_block, Int32(cute.arch.thread_idx()[0]))
 
-    def add(self, of: Elements, weights: list[list[Float32]]) -> None:
+    def add(self, of: FragmentValues, weights: list[list[Float32]]) -> None:
         """What a step has; after `of.slopes`. weights: P of each element; where it is 0 nothing is added."""
 
         def value(scatter: Scatter, r: int, c: int) -> Float32:
@@ -65,7 +65,7 @@ class Captured(Constant):
                 place = place if len(place) > 1 else place[0]
                 add_unless_zero(target.iterator + cute.crd2idx(place, target.layout), total)
 
-    def _add_to_own(self, of: Elements, target: cute.Tensor, of_lines: list[Float32]) -> None:
+    def _add_to_own(self, of: FragmentValues, target: cute.Tensor, of_lines: list[Float32]) -> None:
         if of.of.rows_per_query == 1:
             of_lines = [_sum(of_lines)]
         for row, total in zip(of.places.lines, of_lines):

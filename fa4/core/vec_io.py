@@ -22,14 +22,14 @@ def pack_half(low: Float32, high: Float32, dtype: type[cutlass.Numeric]) -> Int3
     return Int32(llvm.bitcast(Int32.mlir_type, halves))
 
 
-def store_words(pointer: cute.Pointer, words: list[Int32]) -> None:
+def store_vec(pointer: cute.Pointer, words: list[Int32]) -> None:
     """One store of up to four 32-bit words to an address that their size divides."""
     kind = ir.VectorType.get([len(words)], Int32.mlir_type)
     values = vector.from_elements(kind, [word.ir_value() for word in words])
     llvm.store(values, pointer.llvm_ptr, alignment=4 * len(words))
 
 
-def load_words(pointer: cute.Pointer, count: int) -> list[Int32]:
+def load_vec(pointer: cute.Pointer, count: int) -> list[Int32]:
     """`count` words from an address that their size divides, by one load."""
     loaded = llvm.load(ir.VectorType.get([count], Int32.mlir_type), pointer.llvm_ptr, alignment=4 * count)
     return [Int32(vector.extract(loaded, [], [i])) for i in range(count)]

@@ -7,27 +7,27 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 
-def hide(x: list[Float32], first: Int32 | None, stop: Int32) -> list[Float32]:
+def apply_mask(x: list[Float32], first: Int32 | None, stop: Int32) -> list[Float32]:
     """Neighbouring elements, -inf outside [first, stop); no lower bound if `first` is None."""
     hidden = []
     for column in range(0, len(x), 32):
-        bits = visible_bits(first, stop, column)
-        hidden += [hide_unless(bits, i, value) for i, value in enumerate(x[column : column + 32])]
+        bits = mask_bits(first, stop, column)
+        hidden += [apply_mask_unless(bits, i, value) for i, value in enumerate(x[column : column + 32])]
     return hidden
 
 
-def visible_bits(first: Int32 | None, stop: Int32, column: int) -> Int32:
+def mask_bits(first: Int32 | None, stop: Int32, column: int) -> Int32:
     """A word whose bit i tells whether first <= column + i < stop; no lower bound if `first` is None."""
     bits = low_bits(stop - column)
     return bits if first is None else bits & ~low_bits(first - column)
 
 
-def hide_unless(bits: Int32, i: int, x: Float32) -> Float32:
+def apply_mask_unless(bits: Int32, i: int, x: Float32) -> Float32:
     """x if bit i is set, else -inf."""
-    return Float32(cutlass.select_(is_visible(bits, i), x, -Float32.inf))
+    return Float32(cutlass.select_(is_unmasked(bits, i), x, -Float32.inf))
 
 
-def is_visible(bits: Int32, i: int) -> Boolean:
+def is_unmasked(bits: Int32, i: int) -> Boolean:
     """Whether bit i is set."""
     return (bits & (1 << i if i < 31 else -(1 << 31))) != 0
 

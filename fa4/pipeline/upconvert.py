@@ -9,9 +9,9 @@ import cutlass.cute as cute
 import torch
 from cutlass import Int32
 
-from ..core.bytes import widened
+from ..core.bytes import upconverted
 from ..core.constant import Constant
-from ..core.words import load_words, store_words
+from ..core.vec_io import load_vec, store_vec
 from .cursor import Cursor
 from .roles import WARPS_PER_WARPGROUP
 from .smem import PANEL_ROW_BYTES, Tile
@@ -22,7 +22,7 @@ _CHUNK = 16  # bytes that a thread loads at a time
 
 
 @dataclass(frozen=True)
-class Widening(Constant):
+class Upconversion(Constant):
     """A warpgroup's share of a ring of tiles that bytes are converted into.
 
     first: address of the ring's first stage; stages lie `step` bytes apart. The tile has a multiple of 32 rows. source,
@@ -87,27 +87,29 @@ class Widening(Constant):
             place = own + self.first_row(group) * PANEL_ROW_BYTES + panel * self.tile.panel_bytes
             for half in range(2):
                 wide = [
-                    pair for word in words[2 * half : 2 * half + 2] for pair in widened(word, self.source, self.dtype)
+                    pair
+                    for word in words[2 * half : 2 * half + 2]
+                    for pair in upconverted(word, self.source, self.dtype)
                 ]
-                store_words(_at(place ^ (half * _CHUNK)), wide)
+                store_vec(_at(place ^ (half * _CHUNK)), wide)
 
 
 @dataclass(frozen=True)
 class ByteRing(Constant):
-    """A ring of tiles of bytes in shared memory; as `Widening`, whose tiles have the same rows and columns."""
+    """A ring of tiles of bytes in shared memory; as `Upconversion`, whose tiles have the same rows and columns."""
 
     first: Int32
     step: cutlass.Constexpr[int]
     tile: cutlass.Constexpr[Tile]
 
-    def load(self, widening: Widening, stage: Int32) -> list[list[Int32]]:
+    def load(self, upconversion: Upconversion, stage: Int32) -> list[list[Int32]]:
         """A thread's shares of a stage."""
-        row = widening.row_in_group()
-        own = self.first + stage * self.step + row * PANEL_ROW_BYTES + (widening.chunk() ^ row) * _CHUNK
+        row = upconversion.row_in_group()
+        own = self.first + stage * self.step + row * PANEL_ROW_BYTES + (upconversion.chunk() ^ row) * _CHUNK
         loaded = []
-        for group, panel in widening.shares:
-            place = own + widening.first_row(group) * PANEL_ROW_BYTES + panel // 2 * self.tile.panel_bytes
-            loaded.append(load_words(_at(place ^ (panel % 2 * COLUMNS)), 4))
+        for group, panel in upconversion.shares:
+            place = own + upconversion.first_row(group) * PANEL_ROW_BYTES + panel // 2 * self.tile.panel_bytes
+            loaded.append(load_vec(_at(place ^ (panel % 2 * COLUMNS)), 4))
         return loaded
 
 

@@ -12,7 +12,7 @@ from .constant import Constant
 
 
 @dataclass(frozen=True)
-class Places(Constant):
+class FragmentCoords(Constant):
     """A thread's elements are lines, each at a place of its own, and the same `count` places across every line.
 
     lines: the query row (the key) of each line. first: the key (the query row) of the first element across; the others

@@ -17,8 +17,8 @@ from cutlass import Float32, Int32
 
 from ..mods.graph import Node
 from .arithmetic import KINDS, OF_SCALED, apply
-from .places import Places
-from .visible import hide_unless, is_visible, low_bits
+from .fragment_coords import FragmentCoords
+from .mask_bits import apply_mask_unless, is_unmasked, low_bits
 
 if TYPE_CHECKING:
     from .traced import Traced
@@ -29,13 +29,13 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
-class Elements:
+class FragmentValues:
     """Values of the graph of `of` at `places`. scale: what raw scores are multiplied by first.
 
     A value may be kept as (x, factor): x * factor, with a factor that does not vary.
     """
 
-    def __init__(self, of: Traced, places: Places, scale: Float32 | None = None) -> None:
+    def __init__(self, of: Traced, places: FragmentCoords, scale: Float32 | None = None) -> None:
         self.of, self.places, self.scale = of, places, scale
         self.nodes = of.graph.nodes
         self._known: dict[tuple, Any] = {}
@@ -108,14 +108,14 @@ class Elements:
             for r, line in enumerate(scores):
                 if not by_element:
                     assert words is not None
-                    hidden[r].append(hide_unless(words[r][c // 32], c % 32, line[c]))
+                    hidden[r].append(apply_mask_unless(words[r][c // 32], c % 32, line[c]))
                     continue
                 self._at = r, c
                 keep = self.value(by_element[0])
                 for i in by_element[1:]:
                     keep = keep & self.value(i)
                 if words is not None:
-                    keep = keep & is_visible(words[r][c // 32], c % 32)
+                    keep = keep & is_unmasked(words[r][c // 32], c % 32)
                 hidden[r].append(Float32(cutlass.select_(keep, line[c], -Float32.inf)))
         return hidden
 
