@@ -124,8 +124,8 @@ def test_nothing_imports_a_chip():
     assert not wrong
 
 
-def test_the_readme_lists_the_parts_in_the_order_of_their_layers():
-    text = (PACKAGE.parent / "README.md").read_text()
+def test_the_page_lists_the_parts_in_the_order_of_their_layers():
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text()
     table = text[text.index("a test holds the order") : text.index("## Glossary")]
     lines = [
         re.findall(r"`fa4/([\w]+)[./][^`]*`", line.split("|")[1]) for line in table.splitlines() if "`fa4/" in line

@@ -65,10 +65,10 @@ def test_instruction_descriptor_fields():
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_readme_shows_the_forwards_roles_and_picture():
-    readme, parts = (ROOT / "README.md").read_text(), tables().split("\n\n")
+def test_the_architecture_shows_the_forwards_roles_and_picture():
+    page, parts = (ROOT / "docs" / "architecture.md").read_text(), tables().split("\n\n")
     for part in (parts[0], next(part for part in parts if part.startswith("```mermaid"))):
-        assert part in readme, "run `python -m fa4.sm100.fwd` and paste its roles and picture into README.md"
+        assert part in page, "run `python -m fa4.sm100.fwd` and paste its roles and picture into docs/architecture.md"
 
 
 def _spec(dims: tuple[int, int]) -> AttentionSpec:
