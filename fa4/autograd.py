@@ -1,7 +1,7 @@
-"""Gradients of attention: one rule for the operators, and for calls past torch's dispatcher, a passage that takes the
-host longer than a short kernel takes the GPU.
+"""Gradients of attention: one autograd rule for the operators, and one for calls that bypass torch's dispatcher, which
+costs more host time than a short kernel takes on the GPU.
 
-There are no second derivatives: asking for them raises, where an operator without a rule would give wrong values.
+There are no second derivatives: requesting them raises, because an operator without a rule would return wrong values.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .run.allocate import rows_dtype
 from .spec import AttentionInputs, Flags, Gradients, Saved
 from .torch_internals import apply_of, may_be_transformed, needs_dispatcher
 
-Found = tuple[Gradients, list[Tensor | None]]
-"""Gradients of q, k, v and the sink, and those of captured tensors, of which some ask for none."""
-Backward = Callable[[Saved, AttentionInputs, Mods | None, Flags], Found]
+InputAndCapturedGrads = tuple[Gradients, list[Tensor | None]]
+"""Gradients of q, k, v and the sink, and of captured tensors (None for those without gradient)."""
+Backward = Callable[[Saved, AttentionInputs, Mods | None, Flags], InputAndCapturedGrads]
 
 
 def save(ctx: Any, results: tuple[Tensor, Tensor], inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> None:
-    """Keep what the rule needs, all tensors as saved ones: one that changes before the backward is then an error, and
-    hooks see them. Lists of blocks are among them."""
+    """Save for the backward. Every tensor, block lists included, is a saved tensor: a change before the backward then
+    raises, and saved-tensor hooks see it."""
     ctx.set_materialize_grads(False)  # a caller that uses only out must not pay for a zero dlse
     scales = flags.scales
     ctx.flags = flags if scales is None else flags._replace(scales=None)
@@ -40,8 +40,10 @@ def save(ctx: Any, results: tuple[Tensor, Tensor], inputs: AttentionInputs, mods
         ctx.save_for_backward(*results, *inputs[:8], scales, mods.dropout_seed, *mods.tensors, *mods.blocks)
 
 
-def found_by(backward: Backward, ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Found | None:
-    """What a backward finds for what `save` kept; None where no gradient came."""
+def run_backward(
+    backward: Backward, ctx: Any, dout: Tensor | None, dlse: Tensor | None
+) -> InputAndCapturedGrads | None:
+    """Run a backward on what `save` stored; None if there is no incoming gradient."""
     if dout is None and dlse is None:
         return None
     out, lse, q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scales, *others = ctx.saved_tensors
@@ -59,8 +61,8 @@ def found_by(backward: Backward, ctx: Any, dout: Tensor | None, dlse: Tensor | N
 
 def by_operator(
     saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags, operator: Callable | None = None
-) -> Found:
-    """operator: in place of fa4::backward."""
+) -> InputAndCapturedGrads:
+    """Compute gradients by the operator; `operator` replaces fa4::backward."""
     captured: list[Tensor | None] = []
     if mods is None:
         dq, dk, dv, dsink = (operator or torch.ops.fa4.backward)(*saved, *inputs, *flags)
@@ -70,8 +72,8 @@ def by_operator(
     return Gradients(dq, dk, dv, None if inputs.sink is None else dsink), captured
 
 
-def by_route(route: ops.Route, saved: Saved, inputs: AttentionInputs, mods: Mods | None) -> Found:
-    """Past torch's dispatcher."""
+def by_route(route: ops.Route, saved: Saved, inputs: AttentionInputs, mods: Mods | None) -> InputAndCapturedGrads:
+    """Compute gradients without torch's dispatcher."""
     if mods is None:
         return route.backward(inputs, saved), []
     captured = [
@@ -82,23 +84,23 @@ def by_route(route: ops.Route, saved: Saved, inputs: AttentionInputs, mods: Mods
     return found, [None if dx is None else dx.to(x.dtype) for x, dx in zip(mods.tensors, captured)]
 
 
-def rule_of(records: tuple) -> tuple[Callable[..., None], Callable[..., tuple]]:
-    """What `torch.library.register_autograd` asks for, of a forward operator whose arguments are the records' fields:
-    each tensor among them gets its gradient or None, by name."""
+def autograd_rule(records: tuple) -> tuple[Callable[..., None], Callable[..., tuple]]:
+    """Return setup_context and backward for `torch.library.register_autograd`, for a forward operator whose arguments
+    are the records' fields. Each argument gets its gradient or None, by name."""
     names = ops.names(records)
 
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-        given, *mods, flags = ops.split(inputs, records)
-        save(ctx, output, given, mods[0] if mods else None, flags)
+        input_record, *mods, flags = ops.split(inputs, records)
+        save(ctx, output, input_record, mods[0] if mods else None, flags)
 
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, by: Backward = by_operator) -> tuple:
         grads = dict[str, Any].fromkeys(names)
         if ctx.mods is not None:
             captured, blocks = ctx.counts
-            # torch wants lists for lists of tensors, and takes every empty list for one.
+            # torch expects a list for a tensor list, and treats every empty list as a tensor list.
             grads.update(tensors=[None] * captured, blocks=[None] * blocks)
             grads.update({name: [] for name in ("numbers", "trained") if not getattr(ctx.mods, name)})
-        found = found_by(by, ctx, dout, dlse)
+        found = run_backward(by, ctx, dout, dlse)
         if found is not None:
             of_inputs, of_captured = found
             grads.update(zip(("q", "k", "v", "sink"), of_inputs))
@@ -117,22 +119,22 @@ def _second_derivative(ctx: Any, *grads: Any) -> None:
 
 
 def register(suffix: str, records: tuple) -> None:
-    """The rule for `fa4::forward{suffix}`, whose arguments are the records' fields, and `fa4::backward{suffix}`."""
-    setup_context, backward = rule_of(records)
+    """Register the rules of `fa4::forward{suffix}`, with the records' fields as arguments, and its backward."""
+    setup_context, backward = autograd_rule(records)
     torch.library.register_autograd(f"fa4::forward{suffix}", backward, setup_context=setup_context, lib=ops.library)
     torch.library.register_autograd(f"fa4::backward{suffix}", _second_derivative, lib=ops.library)
 
 
 register("", ops.FORWARD)
-_setup_context, _backward = rule_of(ops.FORWARD)
+_setup_context, _backward = autograd_rule(ops.FORWARD)
 
 
 def forward(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
-    """(out, lse) by the operator."""
+    """Return (out, lse) by the operator."""
     flags = ops.with_scales(flags)
     if torch.compiler.is_compiling() or not may_be_transformed():
         return torch.ops.fa4.forward(*inputs, *flags)
-    try:  # torch.func sees through no operator with a registered gradient, but through this
+    try:  # torch.func cannot transform an operator with a registered gradient, but it can transform this
         return _Forward.apply(*inputs, *flags)
     except RuntimeError as error:
         if "Functionalize rule" not in str(error):
@@ -141,7 +143,7 @@ def forward(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
 
 
 class _Forward(torch.autograd.Function):
-    """`fa4::forward` for torch.func, which needs a class of this form."""
+    """`fa4::forward` for torch.func, which needs an autograd function of this form."""
 
     @staticmethod
     def forward(*arguments):
@@ -159,7 +161,7 @@ class _Forward(torch.autograd.Function):
 
 
 class _Backward(torch.autograd.Function):
-    """`fa4::backward` likewise."""
+    """`fa4::backward` for torch.func."""
 
     @staticmethod
     def forward(*arguments):
@@ -177,12 +179,12 @@ class _Backward(torch.autograd.Function):
 
 
 def attend(route: ops.Route, flags: Flags, inputs: AttentionInputs, mods: Mods | None = None) -> tuple[Tensor, Tensor]:
-    """(out, lse), which autograd knows, of a call that needs no dispatcher."""
+    """Return (out, lse) with autograd, for a call that needs no dispatcher."""
     return _apply(route, flags, inputs, mods, *inputs[:4], *(() if mods is None else mods.tensors))
 
 
 class _Attention(torch.autograd.Function):
-    """Of the arguments behind `mods` autograd knows: q, k, v, the sink, and captured tensors."""
+    """Autograd function; its differentiable arguments follow `mods`: q, k, v, the sink, and captured tensors."""
 
     @staticmethod
     def forward(ctx, route, flags, inputs, mods, *differentiable):
@@ -194,11 +196,11 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse):
         def backward(saved, inputs, mods, flags):
-            if torch.is_grad_enabled() or needs_dispatcher(inputs):  # whoever looks now, or differentiates again
+            if torch.is_grad_enabled() or needs_dispatcher(inputs):  # a mode is active, or double backward
                 return by_operator(saved, inputs, mods, flags)
             return by_route(ctx.route, saved, inputs, mods)
 
-        found = found_by(backward, ctx, dout, dlse)
+        found = run_backward(backward, ctx, dout, dlse)
         if found is None:
             return (None,) * len(ctx.needs_input_grad)
         of_inputs, of_captured = found

@@ -1,7 +1,6 @@
-"""Calls like an earlier one: their checks have passed and their way to a kernel is known, found by one look.
+"""Cached calls: a call with a known `signature.Signature` skips the checks and goes directly to its kernels.
 
-What calls have in common is their `signature.Signature`, under which the first one leaves what came of it; a call like
-the last one needs none.
+The first call with a signature stores a `CachedCall` under it. A call equal to the last one needs no signature.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from .torch_internals import modes_need_dispatcher, needs_dispatcher, unwrap_dea
 from .torch_internals import scaled_dot_product_attention as _sdpa
 
 
-class Asked(NamedTuple):
-    """A call's functions, block mask and dropout, as the caller gave them."""
+class CallExtras(NamedTuple):
+    """A call's functions, block mask and dropout, as the caller passed them."""
 
     score_mod: Any
     mask_mod: Any
@@ -30,15 +29,14 @@ class Asked(NamedTuple):
 
     @property
     def functions(self) -> tuple[Any, Any, Any]:
-        """Those that captured something, or None: what came of a call holds while these are what they were."""
+        """Return what may capture something (or None); a `CachedCall` is valid while these are unchanged."""
         return self.score_mod, self.mask_mod, self.block_mask
 
 
 class CachedCall:
-    """What came of a call's checks, and its way to kernels: of packed sequences one for each extent that plans are made
-    for, whatever rows, sequences and bounds of lengths a call has.
+    """Results of a call's checks, and its route to the kernels; for packed calls, one route per rounded extent.
 
-    mods: of a call that has some; its functions fit problems within `limits`. A seed of dropout is each call's own.
+    mods: the call's mods, or None; the functions are valid for problems within `limits`. Dropout seeds are per call.
     """
 
     def __init__(
@@ -50,11 +48,11 @@ class CachedCall:
         self.mods = None if mods is None else mods._replace(dropout_seed=None)
         self._limits = limits
         self._routes: dict[tuple, ops.Route] = {}
-        is_alone = not (flags.needs_backward or inputs.varlen or inputs.seqused_k is not None or mods is not None)
-        self.alone = self.first.forward.of_tensors if is_alone else None  # where there is nothing beside it
+        is_plain = not (flags.needs_backward or inputs.varlen or inputs.seqused_k is not None or mods is not None)
+        self.plain_forward = self.first.forward.of_tensors if is_plain else None  # q, k, v and options only
 
     def inputs(self, arguments: tuple) -> AttentionInputs | None:
-        """The inputs of a call like this; None where sizes of packed sequences do not fit one another or the mods."""
+        """Return the inputs of an equal call; None if sizes of packed sequences do not match each other or the mods."""
         if not self.packed:
             return _record(AttentionInputs, arguments[:8] + self.max_seqlens)
         sizes = packed_sizes(arguments)
@@ -64,7 +62,7 @@ class CachedCall:
         return inputs if self._limits is None else self._limits.within(inputs, arguments[8:])
 
     def filled(self, dropout: checks.Dropout, inputs: AttentionInputs) -> Mods:
-        """The mods of a call like this."""
+        """Return the mods of an equal call, with its own dropout seed."""
         assert self.mods is not None
         return self.mods._replace(dropout_seed=dropout.checked(inputs.q.device)[1]) if dropout.p else self.mods
 
@@ -72,25 +70,25 @@ class CachedCall:
         if not self.packed:
             return self.first
         sizes = inputs.cu_seqlens_q.shape, inputs.max_seqlen_q, inputs.max_seqlen_k  # type: ignore[union-attr]
-        found = self._routes.get(sizes)
-        if found is None:
+        route = self._routes.get(sizes)
+        if route is None:
             extent = inputs.extent.rounded()
             if len(self._routes) >= MOST:
                 self._routes.clear()
-            found = self._routes.get(extent)
-            if found is None:
-                found = self._routes[extent] = ops.route(inputs, self.flags, mods)
-            self._routes[sizes] = found
-        return found
+            route = self._routes.get(extent)
+            if route is None:
+                route = self._routes[extent] = ops.route(inputs, self.flags, mods)
+            self._routes[sizes] = route
+        return route
 
 
 _dense: CallCache[CachedCall] = CallCache(routes)
 _packed: CallCache[CachedCall] = CallCache(routes)
-_record: Any = tuple.__new__  # what AttentionInputs._make does after a check of the length
+_record: Any = tuple.__new__  # AttentionInputs._make without its length check
 
 
 def signature_of(packed: bool, arguments: tuple, options: tuple, kind: str | None = None) -> Signature | None:
-    """What tells a call from those with other flags or another way; None where that is more than can be told."""
+    """Return the signature that determines flags and route of a call; None if the call cannot be identified."""
     if packed:
         return (
             None if packed_sizes(arguments) is None else Signature.of(kind or "packed", arguments[:8], options, PACKED)
@@ -98,90 +96,91 @@ def signature_of(packed: bool, arguments: tuple, options: tuple, kind: str | Non
     return Signature.of(kind or "dense", arguments[:8], options)
 
 
-def attend(packed: bool, arguments: tuple, options: tuple, asked: Asked | None = None) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a call of a public function; raises what is wrong with its arguments.
+def attend(packed: bool, arguments: tuple, options: tuple, extras: CallExtras | None = None) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) of a call of a public function; raise for wrong arguments.
 
     Args:
-        packed: sequences are packed, with cu_seqlens.
-        arguments: the fields of `AttentionInputs`, and `options` those of `Options`, as the caller gave them.
-        asked: of a call with functions, a block mask or dropout.
+        packed: whether the sequences are packed.
+        arguments: the fields of `AttentionInputs`, and `options` those of `Options`, as the caller passed them.
+        extras: functions, block mask and dropout; None if the call has none.
     """
     if functional.scaled_dot_product_attention is not _sdpa:
         _refuse_parts_of_sequences()
-    tensors, told = arguments[:8], options if asked is None else (packed, asked.dropout.p, *options)
+    tensors, key_options = arguments[:8], options if extras is None else (packed, extras.dropout.p, *options)
     cache: CallCache[CachedCall] | None
-    if modes_need_dispatcher():  # compiled code would hold for what is known now alone
+    if modes_need_dispatcher():  # compiled code would be valid for this cached state only
         cache = None
-    elif asked is None:
+    elif extras is None:
         cache = _packed if packed else _dense
     else:
-        cache = mod_ops.known(*asked.functions)
-    known = None if cache is None else cache.last.find(tensors, told)
-    if known is not None and known.alone is not None:
-        return known.alone(tensors)
-    inputs, mods = None if known is None else known.inputs(arguments), None
-    if known is None or inputs is None:
-        watched = needs_dispatcher(arguments)
-        if watched and not packed and jagged.is_jagged(arguments):
-            return _attend_jagged(arguments, options, asked)
+        cache = mod_ops.cached(*extras.functions)
+    cached = None if cache is None else cache.last.find(tensors, key_options)
+    if cached is not None and cached.plain_forward is not None:
+        return cached.plain_forward(tensors)
+    inputs, mods = None if cached is None else cached.inputs(arguments), None
+    if cached is None or inputs is None:
+        by_dispatcher = needs_dispatcher(arguments)
+        if by_dispatcher and not packed and jagged.is_jagged(arguments):
+            return _attend_jagged(arguments, options, extras)
         signature = None
-        if not watched:
+        if not by_dispatcher:
             arguments = unwrap_dead_wrappers(arguments)
-            signature = signature_of(packed, arguments, told)
-        known = None if cache is None else cache.routes.find(signature)
-        inputs = None if known is None else known.inputs(arguments)
-        if known is None or inputs is None:
+            signature = signature_of(packed, arguments, key_options)
+        cached = None if cache is None else cache.routes.find(signature)
+        inputs = None if cached is None else cached.inputs(arguments)
+        if cached is None or inputs is None:
             inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
-            if asked is not None:
-                inputs, flags, mods = _with_mods(packed, inputs, flags, arguments[8:], asked)
-            if watched or inputs.q.is_meta:  # (and lengths may have no values)
+            if extras is not None:
+                inputs, flags, mods = _with_mods(packed, inputs, flags, arguments[8:], extras)
+            if by_dispatcher or inputs.q.is_meta:  # (also: lengths may have no values)
                 return autograd.forward(inputs, flags) if mods is None else mod_ops.forward(inputs, mods, flags)
             limits = (
-                mod_ops.Limits.of(mods, asked.block_mask) if packed and asked is not None and mods is not None else None
+                mod_ops.Limits.of(mods, extras.block_mask)
+                if packed and extras is not None and mods is not None
+                else None
             )
-            known = CachedCall(flags, inputs, mods, limits)
-            if cache is None and asked is not None and signature is not None:
-                cache = mod_ops.keep(*asked.functions)
+            cached = CachedCall(flags, inputs, mods, limits)
+            if cache is None and extras is not None and signature is not None:
+                cache = mod_ops.keep(*extras.functions)
             if cache is not None:
-                cache.routes.keep(signature, known)
+                cache.routes.keep(signature, cached)
         if cache is not None and signature is not None:
-            cache.last.keep(arguments[:8], told, known, free=PACKED if known.may_vary else ())
+            cache.last.keep(arguments[:8], key_options, cached, free=PACKED if cached.may_vary else ())
     if packed or inputs.seqused_k is not None:
         checks.lengths(inputs)
-    if mods is None and asked is not None:
-        mods = known.filled(asked.dropout, inputs)
-    route = known.route(inputs, mods)
-    if known.flags.needs_backward:
-        return autograd.attend(route, known.flags, inputs, mods)
-    # Past torch's dispatcher, whose passage takes longer than a short kernel: nobody watches, and no gradient is asked.
+    if mods is None and extras is not None:
+        mods = cached.filled(extras.dropout, inputs)
+    route = cached.route(inputs, mods)
+    if cached.flags.needs_backward:
+        return autograd.attend(route, cached.flags, inputs, mods)
+    # Bypass torch's dispatcher, which costs more host time than a short kernel takes on the GPU: no mode is active, and
+    # no gradient is needed.
     return route.forward(inputs) if mods is None else route.forward(inputs, mods)
 
 
 def _with_mods(
-    packed: bool, inputs: AttentionInputs, flags: Flags, lengths: tuple, asked: Asked
+    packed: bool, inputs: AttentionInputs, flags: Flags, lengths: tuple, extras: CallExtras
 ) -> tuple[AttentionInputs, Flags, Mods]:
-    """The inputs of a call with mods, its flags, and the mods.
-
-    lengths: bounds as the caller gave them."""
-    block_mask = asked.block_mask
+    """Return the inputs of a call with mods, its flags, and the mods. lengths: the caller's max_seqlen_q and
+    max_seqlen_k."""
+    block_mask = extras.block_mask
     if packed and block_mask is not None:
         inputs = mod_ops.bounded(block_mask, inputs, lengths)
-    random = asked.dropout.checked(inputs.q.device)
-    mods, flags = mod_ops.prepare(inputs, flags, *asked.functions, random)
+    random = extras.dropout.checked(inputs.q.device)
+    mods, flags = mod_ops.prepare(inputs, flags, *extras.functions, random)
     return inputs, flags, mods
 
 
-def _attend_jagged(arguments: tuple, options: tuple, asked: Asked | None) -> tuple[Tensor, Tensor]:
-    """The same of nested tensors, as packed sequences."""
-    if asked is not None:
-        asked = Asked(*jagged.packed_mods(arguments, asked.functions), asked.dropout)
-    return jagged.nested(*attend(True, jagged.packed(arguments), options, asked), arguments[0])
+def _attend_jagged(arguments: tuple, options: tuple, extras: CallExtras | None) -> tuple[Tensor, Tensor]:
+    """Run `attend` on nested tensors as packed sequences."""
+    if extras is not None:
+        extras = CallExtras(*jagged.packed_mods(arguments, extras.functions), extras.dropout)
+    return jagged.nested(*attend(True, jagged.packed(arguments), options, extras), arguments[0])
 
 
 def packed_sizes(arguments: tuple) -> tuple[int, int, bool] | None:
-    """max_seqlen_q and max_seqlen_k of packed sequences, whatever their rows and their number, and whether q and k both
-    have more than one row: of one the stride says nothing. None where sizes do not fit one another, or a bound is no
-    int."""
+    """Return max_seqlen_q, max_seqlen_k, and whether q and k both have several rows (of one row the stride means
+    nothing). None if sizes do not match each other, or a bound is no int."""
     q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = arguments
     try:
         rows, keys, entries = q.shape[0], k.shape[0], cu_seqlens_q.shape[0]
@@ -189,7 +188,7 @@ def packed_sizes(arguments: tuple) -> tuple[int, int, bool] | None:
         for x in (seqused_q, seqused_k):
             if x is not None and x.shape[0] != entries - 1:
                 return None
-    except (AttributeError, IndexError):  # to be refused
+    except (AttributeError, IndexError):  # invalid arguments: the checks report them
         return None
     if max_seqlen_q is None:
         max_seqlen_q = rows
@@ -201,9 +200,8 @@ def packed_sizes(arguments: tuple) -> tuple[int, int, bool] | None:
 
 
 def _refuse_parts_of_sequences() -> None:
-    """Inside torch's context_parallel a tensor is one rank's part of a sequence, and looks like any other: attention
-    over it alone would be wrong without a sign. What stands in the place of scaled_dot_product_attention gives it away.
-    """
+    """Raise inside torch's context_parallel: a tensor is one rank's part of a sequence there, so attention over it
+    alone would be silently wrong. The replaced scaled_dot_product_attention identifies the context."""
     replaced_by = getattr(functional.scaled_dot_product_attention, "__module__", None) or ""
     if replaced_by.startswith("torch.distributed"):
         raise RuntimeError(

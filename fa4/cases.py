@@ -1,8 +1,8 @@
-"""Named problems with random data and their judgement against the oracle: shared by tests, bench and command line.
+"""Named cases with random data, and their comparison with the oracle: shared by tests, bench and command line.
 
-A result is right if its error against the float64 oracle is at most twice that of the same-precision reference
-(`reference` with `precise=False`), plus half a rounding step of the output's dtype at the oracle's largest value. What
-no score reaches, out and dq of a query that sees no key and dk and dv of a key that no query sees, is exactly 0.
+A result is right if its error against the float64 oracle is at most twice the error of the same-precision reference
+(`reference` with `precise=False`), plus half a rounding step of the output dtype at the largest oracle value. Rows
+without a score must be exactly 0: out and dq of a query without visible keys, dk and dv of a key visible to no query.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .spec import AttentionInputs, AttentionSpec, Flags, Gradients
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One problem: shape and flags. Varlen when `lengths` (pairs of seqlen_q, seqlen_k) is given.
+    """Shape and flags of a problem. It is varlen if `lengths`, pairs (seqlen_q, seqlen_k), is given.
 
-    `logits` multiplies q, so that scores grow to about logits * sqrt(head_dim) * softmax_scale. `seqused` gives pairs
-    too; a side that is None throughout has none. `padding` is how many packed rows follow the last sequence.
+    logits: factor of q; scores are about logits * sqrt(head_dim) * softmax_scale. seqused: pairs (q, k) like lengths; a
+    side with None in all pairs has no seqused. padding: packed rows after the last sequence.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Case:
         )
 
 
-_DROPOUT_SEED = 0x0123456789ABCDEF, 7  # one for all: the places of pairs tell cases apart
+_DROPOUT_SEED = 0x0123456789ABCDEF, 7  # one seed for all cases: the dropout mask depends on positions
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A case with its tensors: `inputs` and `spec` for backends and oracle, `dout`, `dlse` as upstream gradients."""
+    """A case with its tensors: `inputs` and `spec` for backends and oracle; `dout`, `dlse`: upstream gradients."""
 
     case: Case
     inputs: AttentionInputs
@@ -87,7 +87,7 @@ class Problem:
         return {name: x for name, x in named.items() if x is not None}
 
     def kept(self) -> Tensor | None:
-        """What the oracle takes for dropout."""
+        """Dropout factors for the oracle, see `reference.forward`; None without dropout."""
         if not self.case.dropout_p:
             return None
         i, p = self.inputs, self.case.dropout_p
@@ -99,7 +99,7 @@ class Problem:
         from . import api
 
         i = self.inputs
-        varlen = i.cu_seqlens_q is not None  # torch.compile knows properties of named tuples from torch 2.11 on
+        varlen = i.cu_seqlens_q is not None  # (torch.compile supports properties of named tuples from torch 2.11)
         arguments: dict[str, Any] = {"q": i.q, "k": i.k, "v": i.v, "learnable_sink": i.sink}
         if varlen:
             names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k")
@@ -115,7 +115,7 @@ class Problem:
         """Run the public function forward and backward: (out, lse, gradients)."""
         leaves = {name: x.detach().clone().requires_grad_() for name, x in self.tensors().items()}
         out, lse = self.call(**leaves, **overrides)
-        # Where lse is -inf its upstream gradient means nothing; 0 keeps the product defined.
+        # If lse is -inf, its upstream gradient has no meaning; 0 keeps the product defined.
         dlse = self.dlse.masked_fill(lse.detach() == -torch.inf, 0.0)
         grads = torch.autograd.grad((out, lse), list(leaves.values()), (self.dout, dlse))
         return out.detach(), lse.detach(), Gradients(*grads)
@@ -126,7 +126,7 @@ def _cumulative(lengths: list[int], device: torch.device | str) -> Tensor:
 
 
 def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
-    """The case with normally distributed data; equal seeds give equal data on every device."""
+    """Create normally distributed data for a case; equal seeds give equal data on every device."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, dtype: torch.dtype = case.dtype) -> Tensor:
@@ -143,11 +143,11 @@ def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
         lse_shape = (case.batch, case.heads_q, case.seqlen_q)
         extra.update(max_seqlen_q=case.seqlen_q, max_seqlen_k=case.seqlen_k)
     else:
-        of_q, of_k = ([pair[side] for pair in case.lengths] for side in (0, 1))
-        rows_q, rows_k = (sum(of_q) + case.padding,), (sum(of_k) + case.padding,)
+        lengths_q, lengths_k = ([pair[side] for pair in case.lengths] for side in (0, 1))
+        rows_q, rows_k = (sum(lengths_q) + case.padding,), (sum(lengths_k) + case.padding,)
         lse_shape = (case.heads_q, *rows_q)
-        extra.update(cu_seqlens_q=_cumulative(of_q, device), cu_seqlens_k=_cumulative(of_k, device))
-        extra.update(max_seqlen_q=max(of_q), max_seqlen_k=max(of_k))
+        extra.update(cu_seqlens_q=_cumulative(lengths_q, device), cu_seqlens_k=_cumulative(lengths_k, device))
+        extra.update(max_seqlen_q=max(lengths_q), max_seqlen_k=max(lengths_k))
     if case.seqused is not None:
         for side, name in enumerate(("seqused_q", "seqused_k")):
             used = [pair[side] for pair in case.seqused]
@@ -169,9 +169,9 @@ def make(case: Case, seed: int, device: torch.device | str = "cpu") -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One tensor of a result against the oracle; errors are maxima of absolute differences.
+    """Comparison of one result tensor with the oracle; errors are maximum absolute differences.
 
-    `stray` counts the rows that no score reaches and that are not exactly 0.
+    stray: number of rows without a score that are not exactly 0.
     """
 
     name: str
@@ -184,7 +184,7 @@ class Judgement:
         return self.error <= self.allowed and not self.stray  # False for NaN
 
     def within(self, factor: float) -> bool:
-        """Whether it errs at most so many times what is allowed."""
+        """True if the error is at most `factor` times the allowed error."""
         return self.error <= factor * self.allowed
 
     def __str__(self) -> str:
@@ -193,7 +193,7 @@ class Judgement:
 
 
 def _max_difference(a: Tensor, b: Tensor) -> float:
-    """Largest |a - b|; equal infinities differ by 0, and a NaN or a lone infinity by NaN or infinity."""
+    """Largest |a - b|. Equal infinities differ by 0; NaN gives NaN; an infinity in one tensor only gives infinity."""
     if a.numel() == 0:
         return 0.0
     a, b = a.double(), b.double()
@@ -201,8 +201,8 @@ def _max_difference(a: Tensor, b: Tensor) -> float:
 
 
 def judge(name: str, got: Tensor, oracle: Tensor, floor: Tensor, usual: float = 0.0) -> Judgement:
-    """Compare a result with the oracle; `floor` is the same-precision reference's value of the same tensor, `usual`
-    what that reference errs elsewhere, if that is known and more."""
+    """Compare a result with the oracle. floor: result of the same-precision reference. usual: error of that reference
+    on other draws; the larger error counts."""
     if got.shape != oracle.shape:
         raise ValueError(f"{name} has shape {tuple(got.shape)}, expected {tuple(oracle.shape)}")
     finite = oracle[oracle.isfinite()]
@@ -213,28 +213,28 @@ def judge(name: str, got: Tensor, oracle: Tensor, floor: Tensor, usual: float = 
 
 References = Callable[[Any, bool], Sequence["Tensor | None"]]
 
-# What a reference errs is a matter of luck too: with a few elements, in float32, where only sums are rounded (lse is
-# float32 whatever the inputs are), and under large logits, where only rows with two scores near the top err worth the
-# name. While a verdict hangs more problems of the case are drawn, and this one's scores are summed in other orders, so
-# that a kernel as good as the reference does not fail by chance: of errors with normal tails one exceeds twice the
-# largest of 64 in about 1 of 10^6 problems. Under logits of 1e4 tails are longer: one exceeded twice a single draw in
-# 8 of 100 problems and twice the largest of 16 in 1 of 1000.
+# The error of the reference is random too: with few elements; in float32, where only sums are rounded (lse is always
+# float32); with large logits, where only rows with two scores near the row max have a notable error. If a result
+# exceeds its limit, the reference runs on more draws of the case, and on this problem with other summation orders, so
+# that a kernel as accurate as the reference does not fail by chance: with normal tails, an error exceeds twice the
+# largest of 64 in about 1 of 10^6 problems. Logits of 1e4 have longer tails: twice a single draw in 8 of 100 problems,
+# twice the largest of 16 in 1 of 1000.
 DRAWS, _ORDERS = 64, 6
 _ENOUGH_ELEMENTS = 256
 _LARGE_LOGITS, _LARGE_LOGITS_DRAWS = 100.0, 256
-# After so many draws, what errs this much more than allowed will not be allowed by others.
+# After _ENOUGH_DRAWS draws, a result with _HOPELESS times the allowed error fails without more draws.
 _ENOUGH_DRAWS, _HOPELESS = 16, 4.0
 
 
 def _reordered(problem: Problem, order: int) -> Problem:
-    """The problem with the columns of q and k in another order: the same scores, rounded differently."""
+    """The problem with the columns of q and k permuted: the same scores, rounded differently."""
     i = problem.inputs
     columns = torch.randperm(i.q.shape[-1], generator=torch.Generator().manual_seed(order)).to(i.q.device)
     return replace(problem, inputs=i._replace(q=i.q[..., columns], k=i.k[..., columns]))
 
 
 def other_draws(problem: Problem) -> Iterator[Problem]:
-    """Problems that are alike but for luck."""
+    """Generate problems that differ from this one only in rounding or random data."""
     for order in range(_ORDERS):
         yield _reordered(problem, order)
     for seed in range(_LARGE_LOGITS_DRAWS if problem.case.logits >= _LARGE_LOGITS else DRAWS):
@@ -248,31 +248,32 @@ def judge_by_draws(
     others: Iterable[Any],
     long_tails: bool = False,
 ) -> list[Judgement]:
-    """Judge results by name; `references(problem, precise)` gives the oracle's and the same-precision reference's in
-    the same order, of this problem and, while a verdict hangs, of `others`. None is not judged. Without `long_tails`
-    one draw tells what many elements of 16 bits may err."""
+    """Compare results, by name, with the oracle; entries that are None are skipped. references: returns the results of
+    the oracle (precise) or of the same-precision reference, in the same order. others: more draws, evaluated only while
+    a result exceeds its limit. long_tails: also use these draws for 16-bit results with many elements, for which one
+    draw is enough otherwise."""
     oracle, floor = references(problem, True), references(problem, False)
 
     def judgements(usual: Sequence[float]) -> list[Judgement]:
         return [
-            judge(name, x, exact, low, more)
-            for (name, x), exact, low, more in zip(results.items(), oracle, floor, usual)
-            if x is not None and exact is not None and low is not None
+            judge(name, x, exact, approximate, extra)
+            for (name, x), exact, approximate, extra in zip(results.items(), oracle, floor, usual)
+            if x is not None and exact is not None and approximate is not None
         ]
 
     usual = [0.0] * len(results)
     verdict = judgements(usual)
-    # Each draw can only allow more: what is right with few of them is right with all, and they are dear.
-    for drawn, other in enumerate(others):
-        is_hopeless = drawn >= _ENOUGH_DRAWS and not all(one.within(_HOPELESS) for one in verdict)
-        if all(one.right for one in verdict) or is_hopeless or not all(isfinite(one.error) for one in verdict):
+    # Draws only raise the limits: a result that is right with few draws is right with all. Draws are expensive.
+    for draw_index, other in enumerate(others):
+        is_hopeless = draw_index >= _ENOUGH_DRAWS and not all(j.within(_HOPELESS) for j in verdict)
+        if all(j.right for j in verdict) or is_hopeless or not all(isfinite(j.error) for j in verdict):
             break
-        drawn_results = zip(results.values(), references(other, True), references(other, False))
-        for i, (x, exact, low) in enumerate(drawn_results):
-            if x is None or exact is None or low is None:
+        draw_results = zip(results.values(), references(other, True), references(other, False))
+        for i, (x, exact, approximate) in enumerate(draw_results):
+            if x is None or exact is None or approximate is None:
                 continue
             if long_tails or x.element_size() > 2 or x.numel() < _ENOUGH_ELEMENTS:
-                usual[i] = max(usual[i], _max_difference(low, exact))
+                usual[i] = max(usual[i], _max_difference(approximate, exact))
         verdict = judgements(usual)
     return verdict
 
@@ -282,36 +283,36 @@ def _judge_all(problem: Problem, results: Mapping[str, Tensor | None], reference
     verdict = judge_by_draws(results, references, problem, other_draws(problem), long_tails)
     queries, keys = reference.unreached(problem.inputs, problem.spec)
     rows = {"out": queries, "dq": queries, "dk": keys, "dv": keys}
-    return [replace(one, stray=_stray(results[one.name], rows.get(one.name))) for one in verdict]
+    return [replace(j, stray=_stray(results[j.name], rows.get(j.name))) for j in verdict]
 
 
 def _stray(x: Any, rows: Tensor | None) -> int:
-    """How many of `rows` (bool, the leading axes of x; None: none) are not exactly 0 in all heads; NaN is not."""
+    """Number of selected rows with a nonzero element (or NaN). rows: bool, leading axes of x; None: no row."""
     return 0 if rows is None else int((x[rows] != 0).flatten(1).any(dim=1).sum())
 
 
 def judge_forward(problem: Problem, out: Tensor, lse: Tensor) -> list[Judgement]:
-    """Judge out and lse of a problem."""
+    """Compare out and lse of a problem with the oracle."""
     kept = problem.kept()
 
-    def references(of: Problem, precise: bool) -> Sequence[Tensor | None]:
-        return reference.forward(of.inputs, of.spec, precise=precise, kept=kept)
+    def references(draw: Problem, precise: bool) -> Sequence[Tensor | None]:
+        return reference.forward(draw.inputs, draw.spec, precise=precise, kept=kept)
 
     return _judge_all(problem, {"out": out, "lse": lse}, references)
 
 
 def judge_backward(problem: Problem, grads: Gradients) -> list[Judgement]:
-    """Judge dq, dk, dv and, where there is a sink, dsink of a problem."""
+    """Compare dq, dk, dv and, with a sink, dsink of a problem with the oracle."""
     kept = problem.kept()
 
-    def references(of: Problem, precise: bool) -> Sequence[Tensor | None]:
-        return reference.backward(of.inputs, of.spec, of.dout, of.dlse, precise=precise, kept=kept)
+    def references(draw: Problem, precise: bool) -> Sequence[Tensor | None]:
+        return reference.backward(draw.inputs, draw.spec, draw.dout, draw.dlse, precise=precise, kept=kept)
 
     return _judge_all(problem, grads._asdict(), references)
 
 
 def assert_right(judgements: list[Judgement], context: str) -> None:
-    """Raise AssertionError naming every tensor that is wrong."""
+    """Raise AssertionError with the name of every wrong tensor."""
     wrong = [str(j) for j in judgements if not j.right]
     if wrong:
         raise AssertionError(f"{context}: " + "; ".join(wrong))
@@ -321,7 +322,7 @@ def _named(*cases: Case) -> dict[str, Case]:
     return {case.name: case for case in cases}
 
 
-# Each case has a reason to exist; there are no cross products. Lengths straddle tiles of 64, 128 and 256.
+# Each case tests something of its own; there are no cross products. Lengths straddle tiles of 64, 128 and 256.
 CASES = _named(
     Case("full", seqlen_q=256, seqlen_k=256),
     Case("full_d128", seqlen_q=256, seqlen_k=384, head_dim=128),

@@ -1,4 +1,4 @@
-"""Every user-facing error: what the public functions check before anything runs."""
+"""Checks of the public functions' arguments: every user-facing error is raised here, before anything runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WindowSize = tuple[int | None, int | None]
 
 
 class Options(NamedTuple):
-    """What a call says besides its tensors and lengths, as the caller wrote it."""
+    """Options of a call besides its tensors and lengths, as the caller wrote them."""
 
     softmax_scale: float | None = None
     causal: bool = False
@@ -32,17 +32,17 @@ class Options(NamedTuple):
 
 
 def call(packed: bool, inputs: AttentionInputs, options: Options) -> tuple[AttentionInputs, Flags]:
-    """The operator's arguments of a call, whose tensors and lengths stand in `inputs` as the caller gave them."""
+    """Check a call and return the operator's arguments. `inputs`: tensors and lengths as the caller passed them."""
     # (No _replace below: the compiler of torch 2.8 does not know it.)
     q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
     (check_packed if packed else check_dense)(q, k, v)
-    made = flags(q, k, v, sink, options)
+    call_flags = flags(q, k, v, sink, options)
     if not packed:
         if seqused_k is not None:
             check_int32("seqused_k", seqused_k, q, q.shape[0])
         return AttentionInputs(
             q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q.shape[1], k.shape[1]
-        ), made
+        ), call_flags
     bounds = check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
     check_int32("cu_seqlens_k", cu_seqlens_k, q, bounds)
     for name, seqused in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
@@ -52,11 +52,11 @@ def call(packed: bool, inputs: AttentionInputs, options: Options) -> tuple[Atten
     max_seqlen_k = max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
     return AttentionInputs(
         q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
-    ), made
+    ), call_flags
 
 
 def shown(x: Tensor, first: int | None = None, rest: str = "") -> str:
-    """A shape as text, (2, 7, 4, 64); with `first`, only the leading sizes and then `rest`."""
+    """Format a shape, (2, 7, 4, 64); with `first`, only the leading sizes and then `rest`."""
     sizes = [str(n) for n in x.shape[:first]] + ([rest] if rest else [])
     return f"({', '.join(sizes)})"
 
@@ -65,7 +65,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_dense(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Padded q, k, v."""
+    """Check padded q, k, v."""
     _check_layouts(q, k, v, "(batch, seqlen, heads, head_dim)")
     if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
         raise ValueError(f"k has shape {shown(k)}, expected ({q.shape[0]}, *, *, {q.shape[3]}) to go with q {shown(q)}")
@@ -79,9 +79,9 @@ _told_of_axes = False
 
 
 def warn_of_axes(q: Tensor, k: Tensor, by_flex: bool = False) -> None:
-    """Warn once, at the caller's line, if q and k, (batch, seqlen, heads, head_dim), likely have other axes: both have
-    more heads than rows, and k has more than models have: 128, or 64 where they are narrow and no windows of an image.
-    One row tells nothing. by_flex: the caller gave the transposed tensors."""
+    """Warn once, at the caller's line, if heads and rows of q and k, (batch, seqlen, heads, head_dim), seem swapped:
+    both have more than one row and more heads than rows, and k has over 128 heads, or 64 for small head_dim and batch
+    (a large batch may be image windows). by_flex: the caller passed transposed tensors."""
     global _told_of_axes
     (batch, rows_q, heads_q, dim), (_, rows, heads, _) = q.shape, k.shape
     most = 64 if dim <= 64 and batch <= 256 else 128
@@ -101,7 +101,7 @@ def warn_of_axes(q: Tensor, k: Tensor, by_flex: bool = False) -> None:
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Packed q, k, v."""
+    """Check packed q, k, v."""
     _check_layouts(q, k, v, "(total, heads, head_dim)")
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"k has shape {shown(k)}, expected (total_k, *, {q.shape[2]}) to go with q {shown(q)}")
@@ -110,12 +110,12 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def refuse_nested(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Nested tensors other than jagged ones have no shape to check: to ask for it is an internal error of torch, to ask
-    for strides in C++ ends the process."""
+    """Refuse nested tensors that are not jagged: they have no shape to check. Querying it is an internal error of
+    torch; querying strides in C++ aborts the process."""
     try:
         if not (q.is_nested or k.is_nested or v.is_nested):
             return
-    except AttributeError:  # no tensor, which other checks name
+    except AttributeError:  # not a tensor: other checks report it
         return
     for name, x in (("q", q), ("k", k), ("v", v)):
         if getattr(x, "is_nested", False) and x.layout is torch.strided:
@@ -151,7 +151,7 @@ def _check_layouts(q: Tensor, k: Tensor, v: Tensor, axes: str) -> None:
 
 
 def flags(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options) -> Flags:
-    """The flags of the operator; checks all but q, k, v themselves."""
+    """Return the operator's flags; checks everything but q, k, v themselves."""
     softmax_scale, causal, window_size, softcap, deterministic, backend = options
     if sink is not None:
         _check_sink(sink, q)
@@ -170,19 +170,19 @@ def flags(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options
 
 
 def needs_backward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> bool:
-    """Whether the call may be followed by a backward."""
+    """Whether a backward may follow the call."""
     return torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (sink is not None and sink.requires_grad)
     )
 
 
 def _unwrapped(value: Any) -> Any:
-    """A numpy scalar as Python's own; anything else as it is."""
+    """Convert a numpy scalar to a Python one; return anything else unchanged."""
     is_numpy = type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0
     return value.item() if is_numpy else value
 
 
-_LARGEST = 3.4028234663852886e38  # of float32, in which kernels compute
+_LARGEST = 3.4028234663852886e38  # largest float32: kernels compute in float32
 
 
 def _number(name: str, value: float) -> float:
@@ -198,7 +198,7 @@ def _number(name: str, value: float) -> float:
 
 
 def cap(name: str, value: float) -> float:
-    """A cap of scores, 0 for none."""
+    """Check a softcap; 0 means none."""
     value = _number(name, value)
     if value < 0:
         raise ValueError(f"{name} is {value}, expected a finite number, 0 (off) or more")
@@ -206,7 +206,7 @@ def cap(name: str, value: float) -> float:
 
 
 def probability(name: str, value: float) -> float:
-    """A number from 0 to 1."""
+    """Check a number from 0 to 1."""
     value = _number(name, value)
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} is {value}, expected a number from 0 to 1")
@@ -217,7 +217,7 @@ Seed = int | tuple[int, int] | Tensor
 
 
 def seed(name: str, value: Seed, device: torch.device) -> Tensor:
-    """A seed and an offset, (2,) int64 on the device."""
+    """Return seed and offset as a tensor, (2,) int64 on the device."""
     if isinstance(value, Tensor):
         if value.dtype != torch.int64 or value.shape != (2,):
             raise ValueError(
@@ -237,19 +237,18 @@ def seed(name: str, value: Seed, device: torch.device) -> Tensor:
 
 
 def drops_nothing(p: float) -> bool:
-    """Whether there is no dropout, and nothing to refuse."""
+    """Whether dropout is off, and p needs no check."""
     return isinstance(p, (float, int)) and p == 0
 
 
 class Dropout(NamedTuple):
-    """What a call says of dropout, as the caller wrote it."""
+    """Dropout arguments of a call, as the caller wrote them."""
 
     p: float = 0.0
     seed: Seed | None = None
 
     def checked(self, device: torch.device) -> tuple[float, Tensor | None]:
-        """The probability, and seed and offset, drawn from the device's generator if none are given; None where there
-        is nothing to drop."""
+        """Return the probability and (seed, offset), drawn from the device's generator if not given; None for p = 0."""
         p = probability("dropout_p", self.p)
         if not p:
             return p, None
@@ -259,7 +258,7 @@ class Dropout(NamedTuple):
 
 
 def count(name: str, value: int) -> int:
-    """A number of things."""
+    """Check a non-negative integer."""
     if not isinstance(value, (int, torch.SymInt)):
         value = _unwrapped(value)
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
@@ -278,7 +277,7 @@ def boolean(name: str, value: bool, expected: str) -> bool:
 
 
 def _check_tangents(**tensors: Tensor | None) -> None:
-    """Operators without a rule for forward-mode differentiation drop tangents, as if they were 0."""
+    """Refuse tangents: operators without a forward-mode rule would drop them, as if they were 0."""
     for name, x in tensors.items():
         if x is not None and forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(f"{name} carries a tangent, but fa4 attention has no forward-mode derivative")
@@ -357,8 +356,8 @@ def max_seqlen(name: str, value: int | Tensor | None, total: int) -> int:
 
 
 def lengths(inputs: AttentionInputs) -> None:
-    """What kernels must be able to rely on, checked where looking is free, or where FA4_CHECK_LENGTHS=1 asks for it: on
-    a GPU it waits for the device, so not while a graph is captured."""
+    """Check the lengths that kernels rely on, where reading is free, or where FA4_CHECK_LENGTHS=1 requests it. On a GPU
+    this synchronises, so it is skipped during graph capture."""
     q, k, _, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
     if not checks_lengths(q.device.type):
         return
@@ -371,7 +370,7 @@ def lengths(inputs: AttentionInputs) -> None:
 
 
 def checks_lengths(device: str) -> bool:
-    """Whether values of tensors on a kind of device are looked at."""
+    """Whether values of tensors on this device type are checked."""
     if device == "cpu":
         return True
     return _checks_everywhere() and not (device == "cuda" and torch.cuda.is_current_stream_capturing())
@@ -379,7 +378,7 @@ def checks_lengths(device: str) -> bool:
 
 @functools.cache
 def _checks_everywhere() -> bool:
-    """Read once: reading the environment takes as long as a fifth of a launch."""
+    """Whether FA4_CHECK_LENGTHS=1, read once: reading the environment takes a fifth of a launch."""
     return env.CHECK_LENGTHS.get() == "1"
 
 

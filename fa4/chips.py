@@ -1,4 +1,4 @@
-"""The one table of chips. Needs nothing but Python, so that the emulator's machine can be used without torch."""
+"""Table of chips. Needs only Python, so the emulator's machine works without torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ChipFacts:
-    """What a compute capability is, and the GPU that stands for it where GPUs of one capability differ.
+    """Properties of a compute capability, and of one GPU that represents it where GPUs of the capability differ.
 
     From the CUDA C++ Programming Guide (technical specifications per compute capability) and NVIDIA's data sheets.
 
     number: 10 * major + minor of the compute capability.
-    target: what CuTe DSL compiles for. "a" targets have instructions of that chip alone; plain ones run on later
-        minor versions too.
+    target: CuTe DSL target. "a" targets have instructions of that chip alone; plain ones run on later minor versions
+    too.
     sms, smem_per_sm, l2, memory: multiprocessors, and bytes, of `gpu`.
     toolkit: CUDA version of the first build of CuTe DSL whose code for `target` the chip loads.
     """
@@ -39,7 +39,7 @@ class ChipFacts:
 
     @property
     def smem_per_block(self) -> int:
-        """Bytes that one block may use: all of a multiprocessor's but the 1 KiB that every block sets aside."""
+        """Bytes that one block may use: the multiprocessor's, less 1 KiB that every block reserves."""
         return self.smem_per_sm - _KIB
 
 
@@ -51,7 +51,7 @@ _TABLE = (
     ChipFacts(90, "sm_90a", "H100", 132, 228 * _KIB, 50 * _MIB, 80 * _GIB),
     ChipFacts(100, "sm_100a", "B200", 148, 228 * _KIB, 126 * _MIB, 180 * _GIB, tmem_columns=512),
     ChipFacts(103, "sm_103a", "B300", 160, 228 * _KIB, 126 * _MIB, 270 * _GIB, tmem_columns=512),
-    # CUDA 12 knew Thor as sm_101, and CuTe DSL's build for it still writes that into the code.
+    # CUDA 12 named Thor sm_101, and CuTe DSL's build for it still emits that name.
     ChipFacts(110, "sm_110a", "Thor", 20, 228 * _KIB, 32 * _MIB, 128 * _GIB, 1536, 24, tmem_columns=512, toolkit=13),
     ChipFacts(120, "sm_120a", "RTX 5090", 170, 100 * _KIB, 96 * _MIB, 32 * _GIB, 1536, 24),
     ChipFacts(121, "sm_121a", "GB10", 48, 100 * _KIB, 24 * _MIB, 128 * _GIB, 1536, 24),

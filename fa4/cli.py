@@ -1,4 +1,4 @@
-"""python -m fa4: what is here (env), what a call would run (explain, compile), and the main job (demo)."""
+"""Command line, python -m fa4: env, explain, compile, cache, demo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from . import __version__, dispatch
 from .device import Chip, chip_by_number, chip_of
 from .emulator import cli as emulator_cli
 from .env import VARIABLES
-from .options import DTYPES, POSITIVE, ChipNumber, asks_for_a_problem, problem_in
+from .options import DTYPES, POSITIVE, ChipNumber, problem_from_options, problem_options
 from .spec import AttentionInputs, AttentionSpec, Feature, Flags, ProblemSize
 
 console = Console(highlight=False, soft_wrap=True)
@@ -44,10 +44,10 @@ def _default_device() -> torch.device:
 
 
 def device_named(name: str | None) -> torch.device:
-    """The device of a --device option; the accelerator, else the CPU, without one.
+    """Return the device of a --device option; without one the accelerator, else the CPU.
 
     Raises:
-        click.BadParameter: torch knows no such device, or this machine has none.
+        click.BadParameter: torch has no such device, or this machine has none.
     """
     if name is None:
         return _default_device()
@@ -68,7 +68,7 @@ def _version(distribution: str) -> str | None:
 
 
 def environment() -> dict:
-    """What decides which kernels run here, as plain data."""
+    """Return what determines the kernels that run here, as plain data."""
     chip = chip_of(_default_device())
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0, needs_backward=True)
     extent = ProblemSize(1, 4096, 4096)
@@ -111,7 +111,7 @@ def env(as_json: bool) -> None:
 
 
 @main.command()
-@asks_for_a_problem
+@problem_options
 @click.option(
     "--chip",
     type=ChipNumber(),
@@ -128,7 +128,7 @@ def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
         where = chip_of(_default_device()) if chip is None else chip_by_number(chip) if chip else Chip("cpu")
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--chip") from None
-    spec, extent = problem_in(shape)
+    spec, extent = problem_from_options(shape)
     try:
         explanation = dispatch.explain(spec, extent, where, backend)
     except ValueError as error:
@@ -139,7 +139,7 @@ def explain(chip: int | None, table: bool, backend: str, **shape) -> None:
 
 
 @main.command("compile")
-@asks_for_a_problem
+@problem_options
 @click.option("--chip", type=ChipNumber(), default="sm_100a", show_default=True, help="Or its number: 100, 90.")
 @click.option(
     "--sms", default=None, type=POSITIVE, help="Multiprocessors, if the chip has fewer: H100 PCIe 114, H20 78."
@@ -155,9 +155,9 @@ def compile_command(chip: int, sms: int | None, record: str | None, out: str, ba
 
     try:
         chip_by_number(chip)
-        problems: list[ahead.Problem | ahead.Appending]
+        problems: list[ahead.AheadProblem | ahead.AppendProblem]
         if record is None:
-            problems = [ahead.Problem(chip, *problem_in(shape), backend, sms)]
+            problems = [ahead.AheadProblem(chip, *problem_from_options(shape), backend, sms)]
         else:
             problems = [x if sms is None else x._replace(sms=sms) for x in ahead.recorded(Path(record))]
     except ValueError as error:
@@ -199,19 +199,19 @@ def cache(clean: bool, everything: bool) -> None:
     shown = Table(box=None)
     for column in ("sources and compiler", "kernels", "MB", "last used"):
         shown.add_column(column)
-    for name, of in folders.items():
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(entry.used for entry in of)))
-        here = f"{name} (those of this package)" if name == current else name
-        shown.add_row(here, str(len(of)), f"{sum(entry.size for entry in of) / 1e6:.1f}", when)
+    for name, folder_entries in folders.items():
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(entry.used for entry in folder_entries)))
+        label = f"{name} (those of this package)" if name == current else name
+        shown.add_row(label, str(len(folder_entries)), f"{sum(entry.size for entry in folder_entries) / 1e6:.1f}", when)
     click.echo(f"{root}: {sum(map(len, folders.values()))} kernels")
     if folders:
         console.print(shown)
 
 
 def support_table() -> str:
-    """The dispatcher's table as markdown; the README carries this text."""
+    """Return the dispatch table as markdown; the README contains this text."""
     lines = ["| backend | runs on | dtypes | head_dim | lacks | what it is |", "|---|---|---|---|---|---|"]
-    limits: dict[str, str] = {}  # letters by texts
+    limits: dict[str, str] = {}  # letter of each text
     for row in dispatch.BACKENDS:
         dtypes = ", ".join(name for name, dtype in DTYPES.items() if dtype in row.dtypes)
         own = [limit.text for limit in row.limits if limit.of & row.features]
@@ -281,7 +281,7 @@ _EMULATED_TOKENS = 128
 
 
 def _attention_on_an_emulated_chip(model) -> list[str]:
-    """The demo's last lines: the trained model's first attention once more, by the Blackwell kernel."""
+    """Return the demo's last lines: the trained model's first attention, by the Blackwell kernel."""
     from . import cases, reference
     from .api import flash_attn_func
     from .demo import first_attention

@@ -1,7 +1,7 @@
-"""The main job: train a small causal transformer on real English text, with fa4 attention in every layer.
+"""Demo: train a small causal transformer on real English text, with fa4 attention in every layer.
 
-The text is the language reference that ships with Python (`pydoc_data.topics`), read as bytes. The same model,
-data and seed are trained twice; equal weights afterwards, to the bit, show that the backward is deterministic.
+The text is the language reference that ships with Python (`pydoc_data.topics`), read as bytes. The same model, data and
+seed are trained twice; bitwise equal weights show that the backward is deterministic.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Transformer(nn.Module):
         nn.init.normal_(self.embed.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, seqlen) bytes to (batch, seqlen, VOCABULARY) logits; input and output embedding are one."""
+        """Map (batch, seqlen) bytes to (batch, seqlen, VOCABULARY) logits; input and output embedding are shared."""
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
@@ -115,7 +115,7 @@ class TrainResult:
 
 
 def corpus() -> Tensor:
-    """The text as int64 bytes, about half a million."""
+    """Return the text as int64 bytes, about half a million."""
     from pydoc_data.topics import topics
 
     return torch.tensor(list("\n".join(topics[name] for name in sorted(topics)).encode()))
@@ -179,15 +179,15 @@ def train(
 
 
 def first_attention(model: Transformer, tokens: int) -> tuple[Tensor, ...]:
-    """q, k and v of the first layer for the end of the text, in bfloat16 on the CPU: (1, tokens, heads, head_dim)."""
+    """Return the first layer's q, k and v for the end of the text: bfloat16, CPU, (1, tokens, heads, head_dim)."""
     text = corpus()[-tokens:][None].to(model.embed.weight.device)
     with torch.no_grad():
-        made = cast(Block, model.blocks[0]).attention_inputs(model.embed(text))
-    return tuple(x.to("cpu", torch.bfloat16) for x in made)
+        qkv_parts = cast(Block, model.blocks[0]).attention_inputs(model.embed(text))
+    return tuple(x.to("cpu", torch.bfloat16) for x in qkv_parts)
 
 
 def explain_attention(model: ModelConfig, config: TrainConfig, device: torch.device, backend: str = "auto"):
-    """What `fa4.explain` says of the model's attention calls."""
+    """Return `fa4.explain` of the model's attention calls."""
     q = torch.empty(config.batch, config.seqlen, model.heads_q, model.head_dim, dtype=model.dtype, device=device)
     kv = q[:, :, : model.heads_kv]
     q.requires_grad_()

@@ -1,4 +1,4 @@
-"""Which chip a tensor lives on. The only caller of `torch.cuda.get_device_capability`."""
+"""Chip of a tensor. The only caller of `torch.cuda.get_device_capability`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .chips import CHIPS
 
 
 class NoTarget(ValueError):
-    """The installed CuTe DSL compiles nothing that runs on a chip; the message says why."""
+    """The installed CuTe DSL has no target that runs on a chip; the message says why."""
 
 
 @functools.cache
 def target_for(number: int) -> str:
-    """What CuTe DSL must compile for so that the code runs on compute capability `number`, for example "sm_100a".
+    """Return the CuTe DSL target whose code runs on compute capability `number`, for example "sm_100a".
 
-    A chip that the table does not have gets the oldest target of its major version, whose code runs on every later
-    minor version; a new major version gets what the installed DSL itself calls it. Compiled code carries no PTX that
-    a driver could translate, so an older major version's target is no way out.
+    An unlisted chip gets the oldest target of its major version, whose code runs on every later minor version; a new
+    major version gets the installed DSL's own name. Targets of an older major version do not work: compiled code
+    contains no PTX for the driver to translate.
 
     Raises:
         NoTarget: there is no such target.
     """
-    family = sorted(known for known in CHIPS if known // 10 == number // 10 and known <= number)
+    family = sorted(listed for listed in CHIPS if listed // 10 == number // 10 and listed <= number)
     if family:
         facts = CHIPS.get(number, CHIPS[family[0]])
         if facts.toolkit > 12 and _dsl_toolkit() < facts.toolkit:
@@ -44,7 +44,7 @@ def target_for(number: int) -> str:
 
 
 def _dsl_toolkit() -> int:
-    """Major version of the CUDA toolkit that CuTe DSL was built with; imports CuTe DSL. 0 where it is missing."""
+    """Return the major CUDA version that CuTe DSL was built with; 0 without CuTe DSL, which this imports."""
     try:
         from cutlass.base_dsl.version_info import CUDA_VERSION
     except ImportError:
@@ -53,7 +53,7 @@ def _dsl_toolkit() -> int:
 
 
 def _dsl_targets() -> frozenset[str]:
-    """Names of the targets that CuTe DSL knows; imports CuTe DSL."""
+    """Return the names of CuTe DSL's targets; imports CuTe DSL."""
     try:
         from cutlass.base_dsl import Arch
     except ImportError:
@@ -63,11 +63,11 @@ def _dsl_targets() -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A place where kernels run. `number` is 10 * major + minor of the compute capability, 0 for no NVIDIA GPU.
+    """Device that runs kernels. `number` is 10 * major + minor of the compute capability, 0 for no NVIDIA GPU.
 
-    `target` is "" where the installed compiler has nothing for the chip. `dry_run` is what records compilations
-    inside `fa4.jit.compile_only`; it is part of the record so that nothing cached by chip outlives the dry run.
-    `shared`: kernels of others, that carry messages for example, hold some of its multiprocessors meanwhile.
+    `target` is "" if the installed compiler has none for the chip. `dry_run` records compilations inside
+    `fa4.jit.compile_only`; as part of the record, it keeps anything cached by chip from outliving the dry run.
+    `shared`: other kernels, for example communication, occupy some of its multiprocessors at the same time.
     """
 
     device_type: str
@@ -87,7 +87,7 @@ class Chip:
 
     @property
     def no_target(self) -> str:
-        """Why nothing can be compiled for this NVIDIA GPU; "" if something can."""
+        """Return why nothing can be compiled for this NVIDIA GPU; "" if something can."""
         if self.target or not self.number:
             return ""
         try:
@@ -110,10 +110,9 @@ def _target_or_none(number: int) -> str:
 
 
 def chip_by_number(number: int, *, sms: int | None = None, emulated: bool = False, name: str = "") -> Chip:
-    """The chip record of a compute capability, for example 100 for B200.
+    """Return the chip record of a compute capability, for example 100 for B200.
 
-    A capability that the table does not have, but that some target serves, gets the sizes of the smallest chip of
-    its major version.
+    An unlisted capability that some target serves gets the sizes of the smallest chip of its major version.
 
     Raises:
         ValueError: the number is not a compute capability that fa4 knows or can compile for.
@@ -136,7 +135,7 @@ def chip_by_number(number: int, *, sms: int | None = None, emulated: bool = Fals
 @functools.cache
 def _cuda_chip(index: int) -> Chip:
     major, minor = torch.cuda.get_device_capability(index)
-    properties: Any = torch.cuda.get_device_properties(index)  # the stubs miss fields that CUDA builds have
+    properties: Any = torch.cuda.get_device_properties(index)  # the stubs miss fields of CUDA builds
     return Chip(
         device_type="cuda",
         number=10 * major + minor,
@@ -151,27 +150,27 @@ _CPU = Chip(device_type="cpu")
 
 
 class DeviceContext(NamedTuple):
-    """What stands in for the chips that are here, and whether others use them, too."""
+    """Replacement of the chips of this machine, and whether others use them too."""
 
     emulated: Chip | None = None
     recorder: Any = None  # of a dry run
     shared: bool = False
 
 
-# None outside `emulating`, `dry_run` and `sharing`, and another object inside each: what was found out about a chip
-# holds as long as this is the same.
+# None outside `emulating`, `dry_run` and `sharing`, and a distinct object inside each: anything cached for a chip is
+# valid while this object is the same.
 stage: ContextVar[DeviceContext | None] = ContextVar("fa4_stage", default=None)
 
 
 def chip_of(device: torch.device) -> Chip:
-    """The chip behind a torch device. CPU tensors inside `emulating(chip)` live on the emulated chip."""
+    """Return the chip of a torch device. CPU tensors inside `emulating(chip)` are on the emulated chip."""
     emulated, recorder, shared = stage.get() or DeviceContext()
     if device.type == "cpu":
         chip = emulated or _CPU
     elif device.type == "cuda" and torch.version.hip is None:
-        # Inside `emulating` the emulator may answer for torch.cuda: for this chip now, and for another one later.
-        of_index = _cuda_chip if emulated is None else _cuda_chip.__wrapped__
-        chip = of_index(torch.cuda.current_device() if device.index is None else device.index)
+        # Inside `emulating` the emulator may replace torch.cuda, for different chips over time: do not cache.
+        chip_by_index = _cuda_chip if emulated is None else _cuda_chip.__wrapped__
+        chip = chip_by_index(torch.cuda.current_device() if device.index is None else device.index)
     else:
         chip = Chip(device_type=device.type)
     if recorder is None and not shared:
@@ -181,15 +180,15 @@ def chip_of(device: torch.device) -> Chip:
 
 @contextlib.contextmanager
 def emulating(chip: Chip) -> Iterator[None]:
-    """CPU tensors of this thread dispatch to `chip`'s backends inside this context (see `fa4.emulator.emulate`)."""
-    with _staged(emulated=chip):
+    """Dispatch this thread's CPU tensors to `chip`'s backends inside this context (see `fa4.emulator.emulate`)."""
+    with _changed_context(emulated=chip):
         yield
 
 
 @contextlib.contextmanager
 def dry_run(recorder: Any) -> Iterator[None]:
-    """Every chip that `chip_of` tells this thread carries `recorder` inside this context; see `fa4.jit`."""
-    with _staged(recorder=recorder):
+    """Attach `recorder` to every chip that `chip_of` returns to this thread inside this context; see `fa4.jit`."""
+    with _changed_context(recorder=recorder):
         yield
 
 
@@ -198,12 +197,12 @@ _SHARED = DeviceContext(shared=True)
 
 @contextlib.contextmanager
 def sharing(with_others: bool = True) -> Iterator[None]:
-    """Chips are `shared` inside this context: what is launched there finds some multiprocessors taken at first."""
+    """Mark chips as `shared` inside this context: other kernels occupy some multiprocessors at first."""
     if not with_others:
         yield
         return
-    before = stage.get()
-    token = stage.set(_SHARED if before is None else before._replace(shared=True))
+    outer = stage.get()
+    token = stage.set(_SHARED if outer is None else outer._replace(shared=True))
     try:
         yield
     finally:
@@ -211,7 +210,7 @@ def sharing(with_others: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _staged(**change: Any) -> Iterator[None]:
+def _changed_context(**change: Any) -> Iterator[None]:
     token = stage.set((stage.get() or DeviceContext())._replace(**change))
     try:
         yield

@@ -1,9 +1,9 @@
-"""The disk cache of compiled kernels: whose it is, who holds an entry, and what is removed.
+"""Disk cache of compiled kernels: ownership, locks and removal.
 
-A root holds a folder for each toolchain and source text (16 hex digits), a folder holds entries (32 hex digits, `.o`)
-and a lock for each. Loading an entry runs its code, so nobody else may be able to put one there. An entry is looked
-for, compiled, loaded and removed under its lock. What no process has loaded for some days is removed, and then the
-longest unused until the rest fits. Nothing else in a root is touched.
+A root holds a folder per toolchain and source text (16 hex digits). A folder holds entries (32 hex digits, `.o`), each
+with a lock file. Loading an entry runs its code, so no other user may be able to write one. An entry is looked up,
+compiled, loaded and removed under its lock. Entries that no process has loaded for some days are removed, then the
+least recently used until the rest fits. Nothing else in a root is removed.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from . import env
 
 _FOLDER, _ENTRY = re.compile(r"[0-9a-f]{16}"), re.compile(r"([0-9a-f]{32})(\.[0-9a-f]{32})?\.o")
 _DAY = 24 * 3600
-_KEPT, _TENDED = "kept", "tended"  # files in a root: nothing is removed by itself; when something last was
+_KEPT, _TENDED = "kept", "tended"  # marker files in a root: no automatic removal; time of the last pruning
 
 
 def check_private(root: Path) -> None:
-    """Raise PermissionError unless root is the user's own, and no other user can write it or put another in its place.
+    """Raise PermissionError unless the user owns root, and no other user can write or replace it.
 
-    Directories above it are the user's or the administrator's, and sticky, as /tmp is, where others may write them.
+    Parent directories belong to the user or the administrator, and are sticky, as /tmp is, if others may write them.
     """
     user = os.getuid()
     info = root.stat()
     if info.st_uid != user or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{root} is not yours alone to write")
-    for above in dict.fromkeys((*root.absolute().parents, *root.resolve().parents)):
-        info = above.stat()
+    for parent in dict.fromkeys((*root.absolute().parents, *root.resolve().parents)):
+        info = parent.stat()
         others = stat.S_IWOTH if info.st_gid in (0, os.getgid()) else stat.S_IWOTH | stat.S_IWGRP
         if info.st_uid not in (user, 0) or (info.st_mode & others and not info.st_mode & stat.S_ISVTX):
-            raise PermissionError(f"{root} is not yours alone to write: others may replace what is in {above}")
+            raise PermissionError(f"{root} is not yours alone to write: others may replace what is in {parent}")
 
 
 @contextlib.contextmanager
 def file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold `path` against other processes; whether it is held. Without `wait` it is not where somebody else holds it.
+    """Lock `path` against other processes; yield whether the lock is held. Without `wait`, it is not if another process
+    holds it.
 
-    Where the disk has no locks or no room for one, nothing is held: then several processes may compile the same kernel,
-    and each puts a whole entry in place.
+    On a disk without lock support or space, the lock is not held: then several processes may compile the same kernel,
+    and each puts a complete entry in place.
     """
     import fcntl
 
@@ -57,13 +58,13 @@ def file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
             while not held:
                 try:
                     file = stack.enter_context(open(path, "w"))
-                except FileNotFoundError:  # an empty folder was removed
+                except FileNotFoundError:  # an empty folder was removed meanwhile
                     path.parent.mkdir(mode=0o700, exist_ok=True)
                     continue
                 fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Not by closing alone: a child forked meanwhile has the file too, and would hold the lock for its life.
+                # Closing is not enough: a forked child has the file too, and would hold the lock for its lifetime.
                 stack.callback(_unlock, file)
-                held = _is_still_there(file, path)  # who held it before may have removed it
+                held = _is_still_there(file, path)  # the previous holder may have removed it
         yield held
 
 
@@ -86,7 +87,7 @@ def lock_of(entry: Path) -> Path:
 
 
 class Entry(NamedTuple):
-    """A compiled kernel: its file, its bytes, and when it was last loaded, in seconds since 1970."""
+    """Compiled kernel: its file, size in bytes, and time of last load, in seconds since 1970."""
 
     path: Path
     size: int
@@ -94,13 +95,13 @@ class Entry(NamedTuple):
 
 
 def used(entry: Path) -> None:
-    """Note that an entry was loaded."""
-    with contextlib.suppress(OSError):  # a directory that others wrote, and that may be read only
+    """Mark an entry as loaded."""
+    with contextlib.suppress(OSError):  # the directory may belong to others, and be read-only
         os.utime(entry)
 
 
 def entries(root: Path) -> list[Entry]:
-    """All of a root, the longest unused first."""
+    """Return all entries of a root, the least recently used first."""
     found = []
     for folder in root.iterdir() if root.is_dir() else ():
         if not _FOLDER.fullmatch(folder.name) or not folder.is_dir():
@@ -114,17 +115,17 @@ def entries(root: Path) -> list[Entry]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """What is in a folder, which another process may have removed."""
+    """Return the content of a folder, which another process may have removed."""
     with contextlib.suppress(FileNotFoundError):
         return list(folder.iterdir())
     return []
 
 
 def limits() -> tuple[float, float]:
-    """The age in seconds and the bytes that the environment sets; infinite where it is 0.
+    """Return the maximum age in seconds and size in bytes that the environment sets; infinite where it is 0.
 
     Raises:
-        ValueError: a variable holds no number of 0 or more.
+        ValueError: a variable is not a number of 0 or more.
     """
     numbers = []
     for variable, unit in ((env.CACHE_DAYS, _DAY), (env.CACHE_GB, 1e9)):
@@ -139,16 +140,16 @@ def limits() -> tuple[float, float]:
 
 
 def prune(root: Path, age: float, size: float) -> list[Entry]:
-    """Remove what was not used for `age` seconds, and then the longest unused until at most `size` bytes are left. What
-    another process holds stays. Returns what was removed."""
-    there, removed = entries(root), []
-    left, now = sum(entry.size for entry in there), time.time()
-    for entry in there:
-        if now - entry.used <= age and left <= size:
+    """Remove entries not used for `age` seconds, then the least recently used until at most `size` bytes remain.
+    Entries locked by another process stay. Return the removed entries."""
+    candidates, removed = entries(root), []
+    remaining, now = sum(entry.size for entry in candidates), time.time()
+    for entry in candidates:
+        if now - entry.used <= age and remaining <= size:
             break
         if _remove(entry):
             removed.append(entry)
-            left -= entry.size
+            remaining -= entry.size
     for folder in {entry.path.parent for entry in removed}:
         for lock in (path for path in _files(folder) if path.suffix == ".lock"):
             if not any(path.suffix == ".o" and path.name.startswith(lock.stem) for path in _files(folder)):
@@ -162,14 +163,14 @@ def prune(root: Path, age: float, size: float) -> list[Entry]:
 
 def _remove(entry: Entry) -> bool:
     with file_lock(lock_of(entry.path), wait=False) as held, contextlib.suppress(OSError):
-        if held and entry.path.stat().st_mtime == entry.used:  # nobody has loaded it meanwhile
+        if held and entry.path.stat().st_mtime == entry.used:  # not loaded meanwhile
             entry.path.unlink()
             return True
     return False
 
 
 def keep(root: Path) -> None:
-    """Nothing is removed from this root by itself: kernels compiled ahead of time wait for a first use."""
+    """Disable automatic removal in this root: kernels compiled ahead of time wait for their first use."""
     (root / _KEPT).touch()
 
 
@@ -178,8 +179,8 @@ def is_kept(root: Path) -> bool:
 
 
 def tend(root: Path) -> None:
-    """Prune a root to the limits of the environment, once a day, by one process. A variable that holds no limit is
-    warned of, once, and nothing is removed."""
+    """Prune a root to the limits of the environment, once a day, by one process. For an invalid limit, warn once and
+    remove nothing."""
     try:
         age, size = limits()
     except ValueError as error:

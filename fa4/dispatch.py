@@ -1,4 +1,4 @@
-"""One table: backend x chips x features x sizes. The dispatcher picks the first row that fits, or lists why none does.
+"""Dispatch table: backend x chips x features x sizes. The first row that fits serves a call; else the error lists why.
 
 `explain`, the refusals and the README's support table all read `BACKENDS`; a new backend is a new row.
 """
@@ -23,13 +23,13 @@ from .spec import AttentionSpec, Feature, ProblemSize
 
 _HALF = (torch.float16, torch.bfloat16)
 ALL_FEATURES = frozenset(Feature)
-_OF_BACKWARDS = frozenset((Feature.BACKWARD, Feature.DETERMINISTIC, Feature.CAPTURED_GRADIENTS))
+_BACKWARD_FEATURES = frozenset((Feature.BACKWARD, Feature.DETERMINISTIC, Feature.CAPTURED_GRADIENTS))
 MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Feature.CAPTURED_GRADIENTS, Feature.DROPOUT))
 
 
 @dataclass(frozen=True, slots=True)
 class HeadDims:
-    """Which (head_dim, head_dim_v) a backend takes: multiples of `multiple` up to `largest`, and `pairs` besides."""
+    """Supported (head_dim, head_dim_v): multiples of `multiple` up to `largest`, and additional `pairs`."""
 
     multiple: int = 1
     largest: int | None = None
@@ -50,13 +50,13 @@ class HeadDims:
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """Which problems a row is for, in words and as a test."""
+    """Problems that a row serves, as text and as a test."""
 
     text: str
     take: Callable[[AttentionSpec, ProblemSize], bool]
 
 
-# One warpgroup's tile of rows at most: more, and the keys are no longer all that takes time.
+# At most one warpgroup's tile of rows: with more rows, loading keys is no longer the only bottleneck.
 _FEW_ROWS = 64
 FEW_QUERIES = SizeRule(
     f"inference with at most {_FEW_ROWS} query rows a key/value head",
@@ -66,8 +66,8 @@ FEW_QUERIES = SizeRule(
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a row lacks of features that it has in part, in words, and what of it a spec asks for. of: the features; the
-    words are for rows that have one of them."""
+    """Unsupported part of a feature that a row has: a text, and a test that returns the parts a spec needs. of: the
+    features; the text applies to rows that have one of them."""
 
     text: str
     of: frozenset[Feature]
@@ -88,7 +88,7 @@ class Backend:
 
     name: str
     summary: str
-    chips: str  # what `on` accepts, in words
+    chips: str  # text of `on`
     on: Callable[[Chip], bool]
     dtypes: tuple[torch.dtype, ...]
     head_dims: HeadDims
@@ -99,7 +99,7 @@ class Backend:
     limits: tuple[Limit, ...] = ()
 
     def refusals(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> list[str]:
-        """Every reason why this backend cannot serve the problem on `chip`; empty when it can."""
+        """Return every reason why this backend cannot serve the problem on `chip`; empty if it can."""
         reasons = []
         if not self.on(chip):
             reasons.append(f"needs {self.chips} (this is {chip})")
@@ -123,14 +123,16 @@ class Backend:
         return importlib.import_module(self.module)
 
 
-_MOST_LOADS = 64  # of captured tensors, by a function: each is an instruction or more for every element, all in a row
+_MOST_LOADS = (
+    64  # loads of captured tensors by a function: each costs at least one instruction for every element, in sequence
+)
 
 
 @_limit(
     f"a score_mod or mask_mod that reads more than {_MOST_LOADS} captured numbers for each pair",
     Feature.SCORE_MOD, Feature.MASK_MOD,
 )  # fmt: skip
-def _lacks_of_functions(spec: AttentionSpec) -> list[str]:
+def _mod_limits(spec: AttentionSpec) -> list[str]:
     if spec.mods is None:
         return []
     graphs = {"score_mod": spec.mods.score, "mask_mod": spec.mods.mask}
@@ -146,7 +148,7 @@ def _lacks_of_functions(spec: AttentionSpec) -> list[str]:
     "a block_mask whose block sizes share no factor of 16 with 128, or, inside torch.compile, are no multiples of it",
     Feature.BLOCK_MASK,
 )
-def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
+def _block_limits(spec: AttentionSpec) -> list[str]:
     if spec.mods is None or spec.mods.block is None:
         return []
     lacks = []
@@ -160,13 +162,13 @@ def _lacks_of_blocks(spec: AttentionSpec) -> list[str]:
     "chosen by the number of a packed sequence",
     Feature.CAPTURED_GRADIENTS,
 )
-def _lacks_of_captured(spec: AttentionSpec) -> list[str]:
+def _captured_limits(spec: AttentionSpec) -> list[str]:
     if spec.mods is None or spec.mods.score is None or Feature.CAPTURED_GRADIENTS not in spec.features():
         return []
     graph, lacks = spec.mods.score, list[str]()
     for scatter in graph.scatters:
         if not graph.is_of_heads(scatter):
-            if spec.deterministic and not graph.is_alone(scatter):
+            if spec.deterministic and not graph.has_single_writer(scatter):
                 lacks.append("lacks deterministic gradients of captured tensors to whose elements several pairs add")
         elif spec.varlen and "b" in graph.inputs_of(*scatter.indices):
             lacks.append("lacks gradients of captured tensors that are chosen by packed sequences")
@@ -174,7 +176,7 @@ def _lacks_of_captured(spec: AttentionSpec) -> list[str]:
 
 
 @_limit("a cache of 8-bit numbers of a head_dim that is no multiple of 16", Feature.CACHE_BYTES)
-def _lacks_of_bytes(spec: AttentionSpec) -> list[str]:
+def _cache_8bit_limits(spec: AttentionSpec) -> list[str]:
     if spec.cache is not None and spec.cache.has_bytes and (spec.head_dim % 16 or spec.head_dim_v % 16):
         return [
             f"lacks a cache of 8-bit numbers of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"
@@ -186,7 +188,7 @@ def _lacks_of_bytes(spec: AttentionSpec) -> list[str]:
     "pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192",
     Feature.PAGES,
 )
-def _sm100_lacks_of_pages(spec: AttentionSpec) -> list[str]:
+def _sm100_page_limits(spec: AttentionSpec) -> list[str]:
     lacks, widest = list[str](), max(spec.head_dim, spec.head_dim_v)
     if spec.cache is not None and spec.cache.is_scattered and widest > 192:
         lacks.append(f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)")
@@ -194,13 +196,13 @@ def _sm100_lacks_of_pages(spec: AttentionSpec) -> list[str]:
 
 
 @_limit("dropout_p above head_dim 128", Feature.DROPOUT)
-def _sm90_lacks_of_dropout(spec: AttentionSpec) -> list[str]:
-    if spec.has_dropout and max(spec.head_dim, spec.head_dim_v) > 128:  # its words would spill registers
+def _sm90_dropout_limits(spec: AttentionSpec) -> list[str]:
+    if spec.has_dropout and max(spec.head_dim, spec.head_dim_v) > 128:  # its random words would spill registers
         return [f"lacks dropout_p with all else at head_dim ({spec.head_dim}, {spec.head_dim_v}) (has up to 128)"]
     return []
 
 
-_LIMITS = _lacks_of_functions, _lacks_of_blocks, _lacks_of_captured, _lacks_of_bytes
+_LIMITS = _mod_limits, _block_limits, _captured_limits, _cache_8bit_limits
 _CUTE = ("cutlass.cute", "tvm_ffi")
 _SM80 = Backend(
     name="sm80",
@@ -224,7 +226,7 @@ _SM90 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm90.plan",
     requires=_CUTE,
-    limits=(*_LIMITS, _sm90_lacks_of_dropout),
+    limits=(*_LIMITS, _sm90_dropout_limits),
 )
 _SM100 = Backend(
     name="sm100",
@@ -236,17 +238,17 @@ _SM100 = Backend(
     features=ALL_FEATURES,
     module="fa4.sm100.plan",
     requires=_CUTE,
-    limits=(*_LIMITS, _sm100_lacks_of_pages),
+    limits=(*_LIMITS, _sm100_page_limits),
 )
 
-# Order is preference.
+# In order of preference.
 BACKENDS: tuple[Backend, ...] = (
     _SM100,
-    replace(  # one Q tile leaves tensor memory for wider heads
+    replace(  # a single Q tile leaves tensor memory for wider heads
         _SM100,
         summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
-        features=_SM100.features - _OF_BACKWARDS - {Feature.BLOCK_MASK},
+        features=_SM100.features - _BACKWARD_FEATURES - {Feature.BLOCK_MASK},
         sizes=FEW_QUERIES,
     ),
     _SM90,
@@ -254,7 +256,7 @@ BACKENDS: tuple[Backend, ...] = (
         _SM90,
         summary="the same, the forward",
         head_dims=HeadDims(multiple=8, largest=256),
-        features=_SM90.features - _OF_BACKWARDS,
+        features=_SM90.features - _BACKWARD_FEATURES,
         limits=_LIMITS,
     ),
     replace(
@@ -282,7 +284,7 @@ BACKENDS: tuple[Backend, ...] = (
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its package is missing, or is another of the same name
+    except ModuleNotFoundError:  # the package is missing, or another one has its name
         return False
 
 
@@ -291,7 +293,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def backend_names() -> tuple[str, ...]:
-    """Of every backend, once, in order of preference."""
+    """Return the name of every backend, once, in order of preference."""
     return tuple(dict.fromkeys(row.name for row in BACKENDS))
 
 
@@ -302,12 +304,12 @@ def check_backend_name(backend: str) -> None:
 
 
 class NoBackend(ValueError):
-    """No backend, or not the named one, can serve the call; the message lists each with its reasons."""
+    """No backend, or not the named one, can serve the call; the message lists the reasons of each."""
 
 
 @functools.lru_cache(maxsize=4096)
 def select(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> Backend:
-    """The first backend that fits, or the named one.
+    """Return the first backend that fits, or the named one.
 
     Raises:
         NoBackend: the named backend cannot serve the problem, or (auto) none can.
@@ -322,31 +324,30 @@ def select(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = 
 
 
 def plan(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> Plan:
-    """The plan of the backend that `select` takes, for `spec.with_positive_scale()` and `extent.planned(spec)`; made
-    once."""
+    """Return the cached plan of the selected backend, for `spec.with_positive_scale()` and `extent.planned(spec)`."""
     return planned(spec, extent.planned(spec), chip, backend)
 
 
 @functools.lru_cache(maxsize=4096)
 def planned(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> Plan:
-    """The plan for an extent as it is."""
-    made = select(spec, extent, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
-    if made.compiled and recording.is_on(chip):
+    """Return the cached plan for exactly this extent."""
+    result = select(spec, extent, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
+    if result.compiled and recording.is_on(chip):
         recording.problem(spec, extent, chip, backend)
-    return made
+    return result
 
 
 def _judge(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> _Verdict:
     refused: list[tuple[str, tuple[str, ...]]] = []
     for row in BACKENDS:
         if row.sizes is not None and not row.on(chip):
-            continue  # what another chip does with some sizes is no reason here
+            continue  # size rules of another chip's rows are no reason here
         reasons = row.refusals(spec, extent, chip)
         if backend not in ("auto", row.name):
             reasons.insert(0, f"backend={backend!r} was asked for")
         if not reasons:
             return _Verdict(row, tuple(refused))
-        if (row.name, tuple(reasons)) not in refused:  # several rows of a backend may lack the same
+        if (row.name, tuple(reasons)) not in refused:  # several rows of a backend may have the same reasons
             refused.append((row.name, tuple(reasons)))
     return _Verdict(None, tuple(refused))
 
@@ -355,8 +356,8 @@ _told = False
 
 
 def warn_of_tiled_torch(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> None:
-    """Say once that "auto" takes the path in plain torch on an accelerator, several times slower than kernels, and
-    why."""
+    """Warn once, with the reasons, if "auto" selects plain torch on an accelerator: it is several times slower than
+    kernels."""
     global _told
     if _told or backend != "auto" or chip.emulated or chip.device_type in ("cpu", "meta"):
         return
@@ -374,12 +375,12 @@ def warn_of_tiled_torch(spec: AttentionSpec, extent: ProblemSize, chip: Chip, ba
 
 class _Verdict(NamedTuple):
     row: Backend | None
-    refused: tuple[tuple[str, tuple[str, ...]], ...]  # of the rows before it
+    refused: tuple[tuple[str, tuple[str, ...]], ...]  # the rows before it, with reasons
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `fa4.explain` returns; prints as a few lines of text."""
+    """Result of `fa4.explain`; prints as a few lines of text."""
 
     spec: AttentionSpec
     extent: ProblemSize
@@ -387,7 +388,7 @@ class Explanation:
     chosen: str | None
     tiles: str
     refused: tuple[tuple[str, tuple[str, ...]], ...]
-    visited: float | None = None  # the share of its blocks that a block mask lists
+    visited: float | None = None  # fraction of blocks that the block mask lists
     progress: str = ""  # what CTAs wait for
 
     def __str__(self) -> str:
@@ -406,7 +407,7 @@ class Explanation:
 def explain(
     spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto", visited: float | None = None
 ) -> Explanation:
-    """Which backend serves the problem, with which tiles, and why not those preferred to it. visited: see
+    """Return which backend serves the problem, with which tiles, and why the preferred ones do not. visited: see
     `Explanation`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Attention dropout's keep bits in torch, for whoever wants to see them."""
+"""Attention dropout's keep mask in torch, for inspection."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ def dropout_mask(
     seqlen_k: int,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Which pairs `flash_attn_func(..., dropout_p=dropout_p, dropout_seed=dropout_seed)` keeps, whatever its backend.
+    """Return the pairs that `flash_attn_func(..., dropout_p=dropout_p, dropout_seed=dropout_seed)` keeps, with any
+    backend.
 
-    `fa4.mods.dropout` defines them, and what those that are kept are multiplied by. This takes memory for all pairs.
-    Of packed sequences b is the sequence's number, and places count from its first row. Of nested tensors that leave
-    rows out (those with lengths, as from `torch.nested.narrow`) it is the number plus 1: the mask is that of batch + 1
-    sequences, without the first.
+    `fa4.mods.dropout` defines them and the factor on kept probabilities. This allocates memory for all pairs. For
+    packed sequences, b is the sequence's index and positions count from its first row. For nested tensors with holes
+    (those with lengths, as from `torch.nested.narrow`) b is the index plus 1: use the mask of batch + 1 sequences,
+    without the first.
 
     Returns:
-        bool (batch, heads, seqlen_q, seqlen_k); heads are those of queries.
+        bool (batch, heads, seqlen_q, seqlen_k); heads are query heads.
 
     Raises:
-        TypeError, ValueError: dropout_p, dropout_seed or a size is none.
+        TypeError, ValueError: dropout_p, dropout_seed or a size is invalid.
     """
     sizes = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
     for name, size in sizes.items():
         check_whole(name, size, 0)
-    device = torch.empty(0, device=device).device  # with its number
+    device = torch.empty(0, device=device).device  # with its index
     dropout_p = checks.probability("dropout_p", dropout_p)
     if not dropout_p:
         return torch.ones(batch, heads, seqlen_q, seqlen_k, dtype=torch.bool, device=device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One variable; `get` reads it at the time of the call."""
+    """Environment variable; `get` reads it at the time of the call."""
 
     name: str
     default: str

@@ -11,7 +11,7 @@ from torch import Tensor
 from . import api, checks, dispatch, jagged, mod_ops
 from .checks import WindowSize
 from .device import chip_of
-from .kvcache import checks as of_caches
+from .kvcache import checks as cache_checks
 from .mods.call import MaskMod, ScoreMod
 from .spec import BYTES, AttentionInputs, AttentionSpec, Cache, ProblemSize
 
@@ -48,13 +48,13 @@ def explain(
     batch_invariant: bool = False,
     backend: str = "auto",
 ) -> dispatch.Explanation:
-    """Which backend and tiles a call with these arguments gets, and why not the backends preferred to it.
+    """Return which backend and tiles a call with these arguments gets, and why the preferred backends do not serve it.
 
-    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func` but `return_lse` and `dropout_seed`, which
-    change nothing here, or those of `flash_attn_with_kvcache` that have a part in the choice, with the caches as k and
-    v. For packed q, k, v without cu_seqlens, answers as for one sequence. Runs nothing, reads no tensor but a block
-    mask's counts, to tell what share of its blocks is visited, and returns a record that prints as text. Tensors on the
-    "meta" device will do if only shapes are at hand.
+    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func`, without `return_lse` and `dropout_seed`, which
+    change nothing here. Also takes those arguments of `flash_attn_with_kvcache` that affect the choice, with the caches
+    as k and v. Packed q, k, v without cu_seqlens count as one sequence. Runs nothing, and reads only a block mask's
+    counts, for the fraction of visited blocks. The returned record prints as text. Tensors on the "meta" device work if
+    only shapes are known.
 
     Raises:
         TypeError, ValueError: the call would raise it for one of its arguments.
@@ -62,9 +62,9 @@ def explain(
     checks.refuse_nested(q, k, v)
     q, k, v = api._autocast(q, k, v)
     if jagged.is_jagged((q, k, v)):
-        made = jagged.packed((q, k, v, learnable_sink, None, None, None, seqused_k, None, None))
+        packed_args = jagged.packed((q, k, v, learnable_sink, None, None, None, seqused_k, None, None))
         score_mod, mask_mod, block_mask = jagged.packed_mods((q, k, v), (score_mod, mask_mod, block_mask))
-        q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = made
+        q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = packed_args
     packed = isinstance(q, Tensor) and q.ndim == 3
     cache = _cache(q, k, Cache(page_table, cache_batch_idx, cache_leftpad))
     if cache is not None or cache_seqlens is not None:
@@ -98,9 +98,9 @@ def explain(
     if cache is not None or cache_seqlens is not None:
         inputs = inputs._replace(seqused_k=q)  # only its presence matters
     mods = None
-    is_dropped = not checks.drops_nothing(dropout_p)
-    if score_mod is not None or mask_mod is not None or block_mask is not None or is_dropped:
-        if cache is not None and is_dropped:
+    has_dropout = not checks.drops_nothing(dropout_p)
+    if score_mod is not None or mask_mod is not None or block_mask is not None or has_dropout:
+        if cache is not None and has_dropout:
             raise ValueError(f"dropout_p is {dropout_p}, expected 0: attention on a cache has no dropout")
         dropout_p = checks.probability("dropout_p", dropout_p)
         random = dropout_p, q if dropout_p else None  # only its presence matters
@@ -112,8 +112,8 @@ def explain(
 def _check_cache(
     q: Tensor, k: Tensor, v: Tensor, cache: Cache, cache_seqlens: int | Tensor | None, cu_seqlens_q: Tensor | None
 ) -> None:
-    """What `flash_attn_with_kvcache` checks of these, where the caches are k_cache and v_cache."""
-    given = dict.fromkeys(of_caches.Tensors._fields) | {
+    """Run the checks of `flash_attn_with_kvcache`, with k and v in place of k_cache and v_cache in messages."""
+    given = dict.fromkeys(cache_checks.Tensors._fields) | {
         "q": q,
         "k_cache": k,
         "v_cache": v,
@@ -124,7 +124,7 @@ def _check_cache(
     if cu_seqlens_q is not None:
         checks.check_int32("cu_seqlens_q", cu_seqlens_q, q, None)
     try:
-        of_caches.check(of_caches.Tensors(**given))  # type: ignore[arg-type]
+        cache_checks.check(cache_checks.Tensors(**given))  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise type(error)(re.sub(r"\b([kv])_cache\b", r"\1", str(error))) from None
 
@@ -137,7 +137,7 @@ def _check_lengths(
     seqused_q: Tensor | None,
     seqused_k: Tensor | None,
 ) -> None:
-    """What a call checks of the tensors of lengths, of which none has to be given here."""
+    """Check the length tensors that are given; all are optional here."""
     bounds = None
     for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if x is not None:
@@ -153,7 +153,7 @@ def _check_lengths(
 
 
 def _cache(q: Tensor, k: Tensor, cache: Cache) -> Cache | None:
-    """The cache that k is, or None if its rows lie as those of a padded or packed batch."""
+    """Return the cache that k is, or None if k is a padded or packed batch."""
     are_tensors = isinstance(q, Tensor) and isinstance(k, Tensor)
     has_own_layout = are_tensors and (q.ndim < k.ndim or k.dtype in BYTES)
     return cache if has_own_layout or any(x is not None for x in cache) else None

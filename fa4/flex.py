@@ -31,25 +31,25 @@ def flex_attention(
     deterministic: bool | None = None,
     backend: str = "auto",
 ) -> Any:
-    """`flash_attn_func` as torch.nn.attention.flex_attention is called.
+    """Call `flash_attn_func` with the signature of torch.nn.attention.flex_attention.
 
     Args:
         query: (batch, heads_q, seqlen_q, head_dim).
         key: (batch, heads_kv, seqlen_k, head_dim).
         value: (batch, heads_kv, seqlen_k, head_dim_v).
-        score_mod, block_mask: see `flash_attn_func`. There is no mask_mod here: `fa4.create_block_mask` takes one.
+        score_mod, block_mask: see `flash_attn_func`. For a mask_mod, use `fa4.create_block_mask`.
         scale: factor on the scores; None means 1 / sqrt(head_dim).
         enable_gqa: allow more query heads than key/value heads.
         return_lse: also return the log-sum-exp, (batch, heads_q, seqlen_q).
-        kernel_options: None or {}: they are options of torch's own kernels.
+        kernel_options: None or {}: these are options of torch's own kernels.
         return_aux: torch's AuxRequest; then (out, AuxOutput) is returned.
 
     Returns:
-        out (batch, heads_q, seqlen_q, head_dim_v), alone or with what else was asked for.
+        out (batch, heads_q, seqlen_q, head_dim_v), alone or with the other requested results.
 
     Raises:
         TypeError, ValueError: as `flash_attn_func`, or heads differ without enable_gqa.
-        NotImplementedError: max_scores are asked for.
+        NotImplementedError: max_scores are requested.
     """
     _check(query, key, value, enable_gqa)
     if kernel_options:
@@ -88,7 +88,7 @@ def flex_attention(
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """What `flash_attn_func` asks of q, k and v, by the names and axes that they have here."""
+    """Check what `flash_attn_func` requires of q, k and v, with the names and axes used here."""
     tensors = ("query", query), ("key", key), ("value", value)
     for name, x in tensors:
         _check_layout(name, x)
@@ -108,19 +108,19 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
             raise ValueError(f"{name} has stride {step} on its last axis, expected 1: call {name}.contiguous()")
     batch, heads, _, head_dim = query.shape
     if key.shape[0] != batch or key.shape[3] != head_dim:
-        of_query = f"to go with query {checks.shown(query)}"
-        raise ValueError(f"key has shape {checks.shown(key)}, expected ({batch}, *, *, {head_dim}) {of_query}")
-    of_rows = 3 if key.layout is torch.strided else 2
-    if value.shape[:of_rows] != key.shape[:of_rows]:
-        of_key = f"to go with key {checks.shown(key)}"
-        raise ValueError(f"value has shape {checks.shown(value)}, expected {checks.shown(key, 3, '*')} {of_key}")
+        reason = f"to go with query {checks.shown(query)}"
+        raise ValueError(f"key has shape {checks.shown(key)}, expected ({batch}, *, *, {head_dim}) {reason}")
+    row_axes = 3 if key.layout is torch.strided else 2
+    if value.shape[:row_axes] != key.shape[:row_axes]:
+        reason_v = f"to go with key {checks.shown(key)}"
+        raise ValueError(f"value has shape {checks.shown(value)}, expected {checks.shown(key, 3, '*')} {reason_v}")
     if key.layout is torch.jagged:
         _check_lengths(key, value)
-    of_keys = key.shape[1]
-    if not checks.boolean("enable_gqa", enable_gqa, "a bool") and heads != of_keys:
-        raise ValueError(f"query has {heads} heads, expected {of_keys} like key: pass enable_gqa=True for groups")
-    if heads == 0 or of_keys == 0 or heads % of_keys:
-        raise ValueError(f"query has {heads} heads, expected a positive multiple of key's {of_keys}")
+    heads_kv = key.shape[1]
+    if not checks.boolean("enable_gqa", enable_gqa, "a bool") and heads != heads_kv:
+        raise ValueError(f"query has {heads} heads, expected {heads_kv} like key: pass enable_gqa=True for groups")
+    if heads == 0 or heads_kv == 0 or heads % heads_kv:
+        raise ValueError(f"query has {heads} heads, expected a positive multiple of key's {heads_kv}")
 
 
 def _check_layout(name: str, x: Tensor) -> None:

@@ -1,13 +1,13 @@
-"""The one road to a compiled kernel: memory, then disk, then the compiler.
+"""Compiled kernels: looked up in memory, then on disk, then compiled.
 
     launcher = compiled(("sm80.forward", spec.dtype, tiles), build, chip)
     launcher(q, k, v, out, ...)            # torch tensors; runs on the caller's current stream
 
-A key is a tuple of plain values and names everything that may change the generated code; `build` closes over
-the same values and calls `compile_kernel`. The disk entry also depends on this package's sources, on the versions
-and settings of the compiler and on the chip (see `fingerprint`), so a stale entry is simply never found. A disk
-that cannot be written, read or locked costs time and never a call. Threads wait for each other where they need the same
-kernel, and where both compile: CuTe DSL compiles one kernel at a time in a process.
+A key is a tuple of plain values and contains everything that may change the generated code; `build` closes over the
+same values and calls `compile_kernel`. The disk entry also depends on this package's sources, on the versions and
+settings of the compiler and on the chip (see `fingerprint`), so a stale entry is never found. A disk that cannot be
+written, read or locked costs time but never fails a call. Threads wait for each other if they need the same kernel, and
+while both compile: CuTe DSL compiles one kernel at a time in a process.
 
 CuTe DSL is imported on the first compile, never by importing this module.
 """
@@ -38,16 +38,16 @@ from .device import Chip, dry_run
 Launcher = Callable[..., None]
 
 _PACKAGE = Path(__file__).parent
-# Parts of the package whose text decides nothing that is compiled: all others do, whatever is added. A test holds
-# that no device code imports one of these.
+# Sources that affect no compiled code; all others do, including new ones. A test checks that no device code imports one
+# of these.
 HOST_ONLY = (
     "__init__.py", "__main__.py", "ahead.py", "api.py", "autograd.py", "batching.py", "calls.py", "cases.py",
     "checks.py", "cli.py", "compat", "demo.py", "dispatch.py", "distributed", "dropout.py", "emulator", "explained.py",
     "fallback", "flex.py", "integrations", "jagged.py", "kvcache", "masks.py", "mod_ops.py", "ops.py", "options.py",
     "plan.py", "recording.py", "reference.py", "run", "scores.py", "sequences.py", "signature.py", "states.py",
 )  # fmt: skip
-_STAND_INS = "emulator/host"  # the runtime that kernels of emulated chips are linked to
-# What the compiler's packages are called: each has a part in the code or in how the code is called.
+_EMULATOR_RUNTIME = "emulator/host"  # the runtime that emulated kernels link to
+# The compiler's packages: each affects the code or its calling convention.
 _COMPILER = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 _SYMBOL = "fa4_kernel"
 _PLAIN = (str, int, float, bool, type(None), torch.dtype, enum.Enum)
@@ -55,12 +55,12 @@ _PLAIN = (str, int, float, bool, type(None), torch.dtype, enum.Enum)
 _launchers: dict[tuple, Launcher] = {}
 _locks: dict[tuple, threading.RLock] = {}  # by full key
 _compiling = threading.RLock()
-_to_be_exported: ContextVar[bool] = ContextVar("fa4_to_be_exported", default=False)
+_for_export_only: ContextVar[bool] = ContextVar("fa4_to_be_exported", default=False)
 
 
 def _after_fork_in_child() -> None:
     global _compiling
-    _compiling = threading.RLock()  # another thread may have held it, and that thread is not in the child
+    _compiling = threading.RLock()  # a thread that held it does not exist in the child
     _locks.clear()
 
 
@@ -69,7 +69,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class DryRun:
-    """What `compile_only` compiled: seconds by (target, key)."""
+    """Record of what `compile_only` compiled: seconds by (target, key)."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self.seconds: dict[tuple, float] = {}
@@ -89,12 +89,13 @@ class DryRun:
 
 @contextlib.contextmanager
 def compile_only(directory: Path | None = None) -> Iterator[DryRun]:
-    """Inside, this thread compiles kernels, past all caches, and launches none: a dry run for a chip that is not here.
-    They are kept in `directory`, if there is one, which may then serve as a `cache_directory`.
+    """Dry run: inside, this thread compiles kernels, bypassing all caches, and launches none. The chip need not be
+    present.
 
-    Results of calls made inside are uninitialised memory. Use with `fa4.device.emulating(chip)` and CPU tensors.
-    The chip of every tensor carries the dry run, so plans made inside, which hold launchers that do nothing, are
-    plans for another chip and are found by no call outside.
+    `directory`, if given, receives the kernels and may then serve as a `cache_directory`. Results of calls inside are
+    uninitialised memory. Use with `fa4.device.emulating(chip)` and CPU tensors. The chip of every tensor carries the
+    dry run, so plans made inside, whose launchers do nothing, belong to another chip and are not found by calls
+    outside.
     """
     record = DryRun(directory)
     with dry_run(record):
@@ -102,13 +103,13 @@ def compile_only(directory: Path | None = None) -> Iterator[DryRun]:
 
 
 def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
-    """The launcher for `key` on `chip`: from memory, from the disk cache, or freshly built.
+    """Return the launcher for `key` on `chip`: from memory, from the disk cache, or freshly built.
 
     Args:
         key: plain values (str, int, float, bool, None, dtype, enum, tuples of these) that determine the code.
-        build: returns what `compile_kernel` returned; called at most once per key and process, and once
-            per key among the processes that share a disk cache. Where that disk cannot be written it is called twice.
-        chip: where it will run. Entries of emulated chips are their own: they call another runtime.
+        build: returns the result of `compile_kernel`. Called at most once per key and process, and once per key among
+            the processes that share a disk cache; twice if that disk cannot be written.
+        chip: where it will run. Emulated chips have separate entries: these call another runtime.
 
     Raises:
         TypeError: the key holds something else, a tensor for example.
@@ -139,51 +140,51 @@ def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
 
 
 def compile_kernel(function: Callable, *args: Any, chip: Chip) -> Any:
-    """Compile a `cute.jit` host function for `chip` with tvm-ffi calling convention.
+    """Compile a `cute.jit` host function for `chip` with the tvm-ffi calling convention.
 
     `args` are fake tensors, scalars of the DSL's types, compile-time values, and last `current_stream()`.
 
-    What is compiled to be exported cannot be called itself: its host code is made for the object file alone, not also
-    (twice) for this process, which is a tenth of the time of a compilation.
+    A kernel compiled for export cannot be called: its host code is generated for the object file only, not also for
+    this process, which saves a tenth of the compile time.
     """
     import cutlass.cute as cute
 
     options = f"--enable-tvm-ffi --gpu-arch {chip.target}"
     if chip.emulated:
         options += " --keep-ptx --generate-line-info"
-    return cute.compile(function, *args, options=options, no_jit_engine=_to_be_exported.get())
+    return cute.compile(function, *args, options=options, no_jit_engine=_for_export_only.get())
 
 
 @contextlib.contextmanager
 def _for_export() -> Iterator[None]:
-    token = _to_be_exported.set(True)
+    token = _for_export_only.set(True)
     try:
         yield
     finally:
-        _to_be_exported.reset(token)
+        _for_export_only.reset(token)
 
 
 def fixed(numbers: tuple) -> Any:
-    """A tuple of numbers for a launcher's argument, converted here once and not at every launch."""
+    """Convert a tuple of numbers to a launcher argument once, instead of at every launch."""
     import tvm_ffi
 
     return tvm_ffi.convert(numbers)
 
 
 def current_stream() -> Any:
-    """Stands for the stream argument at compile time; at a call it is the caller's current stream."""
+    """Return the stream argument for compilation; at a call it is the caller's current stream."""
     from cutlass.cute.runtime import make_fake_stream
 
     return make_fake_stream(use_tvm_ffi_env_stream=True)
 
 
 def fake_tensor(dtype: Any, rank: int, *, contiguous: bool = False, align: int = 16) -> Any:
-    """A compile-time stand-in for a tensor with `rank` run-time extents and 64-bit strides, the last 1.
+    """Return a compile-time argument for a tensor with `rank` run-time extents and 64-bit strides, the last 1.
 
     Args:
         dtype: the DSL's element type.
-        contiguous: row-major strides that follow from the extents, instead of free ones.
-        align: bytes that the base address is a multiple of; checked at every call.
+        contiguous: row-major strides derived from the extents, instead of free ones.
+        align: alignment of the base address in bytes; checked at every call.
     """
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
@@ -198,7 +199,7 @@ def fake_tensor(dtype: Any, rank: int, *, contiguous: bool = False, align: int =
 
 @functools.cache
 def dsl_dtype(dtype: torch.dtype) -> Any:
-    """The DSL's name for a torch dtype."""
+    """Return the DSL's type for a torch dtype."""
     import cutlass
 
     return {
@@ -210,17 +211,17 @@ def dsl_dtype(dtype: torch.dtype) -> Any:
 
 
 def cache_root() -> Path:
-    """The directory of the disk cache, whether it is there or not."""
+    """Return the directory of the disk cache, which may not exist."""
     home = env.CACHE_DIR.get()
     return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fa4"
 
 
 @functools.cache
 def cache_directory() -> Path | None:
-    """Where compiled kernels are kept, or None if `FA4_CACHE=0` or no private directory can be had.
+    """Return the directory of compiled kernels, or None if `FA4_CACHE=0` or no private directory is available.
 
-    `FA4_CACHE_DIR`, else `$XDG_CACHE_HOME/fa4`, else `~/.cache/fa4`; below it one directory per toolchain and
-    source text. See `fa4.disk` for who may write it, and for what is removed.
+    `FA4_CACHE_DIR`, else `$XDG_CACHE_HOME/fa4`, else `~/.cache/fa4`; in it one directory per toolchain and source text.
+    See `fa4.disk` for permissions and removal.
     """
     if env.CACHE.get() == "0":
         return None
@@ -241,21 +242,21 @@ def _entry(directory: Path, full_key: tuple) -> Path:
 
 
 def _export(kernel: Any, entry: Path) -> None:
-    """Put a whole file in place, so that a reader never sees half of one."""
-    unfinished = entry.with_suffix(f".{uuid.uuid4().hex}.o")  # no other host or process has this name
+    """Write the file under another name and move it, so that readers never see a part of it."""
+    temporary = entry.with_suffix(f".{uuid.uuid4().hex}.o")  # unique among hosts and processes
     try:
-        kernel.export_to_c(str(unfinished), _SYMBOL)
-        unfinished.replace(entry)
+        kernel.export_to_c(str(temporary), _SYMBOL)
+        temporary.replace(entry)
     finally:
         with contextlib.suppress(OSError):
-            unfinished.unlink()
+            temporary.unlink()
 
 
 def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any]) -> Launcher:
     entry = _entry(directory, full_key)
     # One lock across check, compile and export: of N ranks that start together, one compiles, the rest load.
     with disk.file_lock(disk.lock_of(entry)):
-        with contextlib.suppress(Exception):  # an entry that is missing or does not load is a miss, replaced below
+        with contextlib.suppress(Exception):  # a missing or unloadable entry is a miss, replaced below
             if entry.exists():
                 launcher = _load(entry)
                 disk.used(entry)
@@ -266,10 +267,10 @@ def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any]) ->
             _export(kernel, entry)
             if directory.name == fingerprint():
                 disk.tend(directory.parent)
-            return _load(entry)  # the same road as a warm start, and a launcher with less Python around it
-        except Exception as error:  # a full disk must not stop a call
+            return _load(entry)  # same path as a warm start; this launcher has less Python overhead
+        except Exception as error:  # a full disk must not fail a call
             warnings.warn(f"fa4 could not keep a compiled kernel in {directory}: {error}", stacklevel=2)
-        return build()  # again, now for this process
+        return build()  # again, for this process
 
 
 def _load(entry: Path) -> Launcher:
@@ -280,10 +281,10 @@ def _load(entry: Path) -> Launcher:
 
 @functools.cache
 def fingerprint() -> str:
-    """A digest of everything outside the key that shapes compiled code or how it is called.
+    """Return a digest of everything outside the key that determines compiled code or its calling convention.
 
-    The text of every source file that is not `HOST_ONLY`, versions of CuTe DSL and of tvm-ffi, the CUDA toolkit,
-    the machine, and every setting of the DSL in the environment.
+    The text of every source file that is not `HOST_ONLY`, versions of CuTe DSL and of tvm-ffi, the CUDA toolkit, the
+    machine, and every DSL setting in the environment.
     """
     from cutlass.base_dsl.version_info import CUDA_VERSION
 
@@ -300,12 +301,12 @@ def fingerprint() -> str:
 
 
 def device_sources() -> list[Path]:
-    """The files of the package whose text the fingerprint holds."""
+    """Return the files whose text enters the fingerprint."""
 
-    def counts(source: Path) -> bool:
-        return source.relative_to(_PACKAGE).parts[0] not in HOST_ONLY or source.parent == _PACKAGE / _STAND_INS
+    def is_device_source(source: Path) -> bool:
+        return source.relative_to(_PACKAGE).parts[0] not in HOST_ONLY or source.parent == _PACKAGE / _EMULATOR_RUNTIME
 
-    return sorted(source for end in ("*.py", "*.c") for source in _PACKAGE.rglob(end) if counts(source))
+    return sorted(source for end in ("*.py", "*.c") for source in _PACKAGE.rglob(end) if is_device_source(source))
 
 
 def _check_plain(key: tuple) -> None:

@@ -2,10 +2,10 @@
 
 Queries and keys are counted from the start, as in torch's flex_attention (causal=True aligns them at the end).
 
-`causal`, `sliding_window`, `columns`, and what `both` and `either` make of such, have `of_ranges` (`fa4.mods.blocks`):
-their block masks are made without asking for every pair.
+`causal`, `sliding_window`, `columns`, and combinations of these by `both` and `either` have `of_ranges`
+(`fa4.mods.blocks`): their block masks need no evaluation of every pair.
 
-They are values (`fa4.mods.ready`): equal ones compare equal, and they can be pickled, copied and kept in modules.
+They are values (`fa4.mods.ready`): equal ones compare equal, and they can be pickled, copied and stored in modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .mods.ready import ReadyMade, check_tensor, check_whole
 
 
 def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    """A query sees the keys up to its own place."""
+    """A query attends to the keys up to its own position."""
     return q_idx >= kv_idx
 
 
@@ -30,7 +30,7 @@ causal.of_ranges = lambda b, h, first, stop, kv_idx: (kv_idx < stop, kv_idx <= f
 
 
 class sliding_window(ReadyMade):
-    """A query sees its own place and the `window` keys before it."""
+    """A query attends to its own position and the `window` keys before it."""
 
     _fields = ("window",)
     window: int
@@ -48,7 +48,7 @@ class sliding_window(ReadyMade):
 
 
 class prefix(ReadyMade):
-    """The first keys of a sequence are seen by all of its queries, the others causally. lengths: (batch,) integers."""
+    """All queries of a sequence attend to its first keys, and causally to the others. lengths: (batch,) integers."""
 
     _fields = ("lengths",)
     lengths: Tensor
@@ -62,8 +62,8 @@ class prefix(ReadyMade):
 
 
 class documents(ReadyMade):
-    """A query sees the keys of its own document. document: (batch, seqlen) integers, or (seqlen,) for every sequence;
-    of_keys: the same for the keys, where those are others."""
+    """A query attends to the keys of its own document. document: (batch, seqlen) integers, or (seqlen,) for every
+    sequence; of_keys: the same for the keys, if they differ."""
 
     _fields = ("document", "of_keys")
     document: Tensor
@@ -83,7 +83,7 @@ class documents(ReadyMade):
 
 
 class dilated(ReadyMade):
-    """A query sees every `dilation`-th key to both sides, `window` of them at most and itself."""
+    """A query attends to itself and to every `dilation`-th key on both sides, at most `window` per side."""
 
     _fields = ("window", "dilation")
     window: int
@@ -100,10 +100,10 @@ class dilated(ReadyMade):
 
 
 class tree(ReadyMade):
-    """A node of a tree sees itself and its ancestors, as in the verification of drafted tokens.
+    """A node of a tree attends to itself and its ancestors, as in the verification of drafted tokens.
 
-    first, last: (nodes,) integers, when a walk through the tree enters and leaves each node: an ancestor is entered
-    before, and left after.
+    first, last: (nodes,) integers, the times at which a depth-first traversal enters and leaves each node: an ancestor
+    is entered earlier and left later.
     """
 
     _fields = ("first", "last")
@@ -120,7 +120,7 @@ class tree(ReadyMade):
 
 
 class columns(ReadyMade):
-    """Each key is hidden from a range of queries, start[kv] <= q < stop[kv]: an O(N) description of most masks.
+    """Each key is masked for a range of queries, start[kv] <= q < stop[kv]: an O(N) description of most masks.
 
     start, stop: (batch, heads, seqlen_k) integers. Source: FlashMask, arXiv 2410.01359.
     """
@@ -138,13 +138,13 @@ class columns(ReadyMade):
         return (q_idx < self.start[b, h, kv_idx]) | (q_idx >= self.stop[b, h, kv_idx])
 
     def of_ranges(self, b: Tensor, h: Tensor, first: int, last: int, kv_idx: Tensor) -> tuple[Tensor, Tensor]:
-        hidden_from, hidden_to = self.start[b, h, kv_idx], self.stop[b, h, kv_idx]
-        whole = (hidden_from >= last) | (hidden_to <= first) | (hidden_from >= hidden_to)
-        return (hidden_from > first) | (hidden_to < last) | whole, whole
+        masked_from, masked_to = self.start[b, h, kv_idx], self.stop[b, h, kv_idx]
+        whole = (masked_from >= last) | (masked_to <= first) | (masked_from >= masked_to)
+        return (masked_from > first) | (masked_to < last) | whole, whole
 
 
 class _Combined(ReadyMade):
-    """Masks whose results an operator combines. It has `of_ranges` if all of them have."""
+    """Combine the results of masks by an operator. It has `of_ranges` if all masks have it."""
 
     _fields = ("masks",)
     masks: tuple[MaskMod, ...]
@@ -178,12 +178,12 @@ class _Combined(ReadyMade):
 
 
 class both(_Combined):
-    """What every one of the masks shows."""
+    """Intersection of masks."""
 
     combine = staticmethod(operator.and_)
 
 
 class either(_Combined):
-    """What any one of the masks shows."""
+    """Union of masks."""
 
     combine = staticmethod(operator.or_)

@@ -1,4 +1,4 @@
-"""Fresh device memory, at little cost to the host."""
+"""Allocation of device memory at low host cost."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .torch_internals import guards, has_short_allocation
+from .torch_internals import guards, has_fast_allocation
 
-_has_short_way = has_short_allocation()
+_has_short_way = has_fast_allocation()
 
 
 @functools.lru_cache(maxsize=4096)
 def _row_major(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape as a plain tuple, for the call below takes no torch.Size, and its strides."""
+    """Return the shape as a plain tuple (the call below rejects torch.Size), and its strides."""
     return tuple(shape), tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A row-major tensor with unset values.
+    """Return a row-major tensor with unset values.
 
-    On CUDA, `device` must be the current one. There it is made by the allocation call that torch.compile's generated
-    code uses, where this torch has it: a tenth of torch.empty's host time, which is most of a short call's.
+    On CUDA, `device` must be the current one. There this uses the allocation call of torch.compile's generated code, if
+    this torch has it: a tenth of torch.empty's host time, which dominates a short call.
     """
     if _has_short_way and device.type == "cuda":
         return guards._empty_strided_cuda(*_row_major(shape), dtype)
@@ -32,7 +32,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def maker(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
-    """What gives a new `empty(shape, dtype, device)` at each call, at still less cost."""
+    """Return a function that returns a new `empty(shape, dtype, device)` at each call, at still lower cost."""
     if _has_short_way and device.type == "cuda":
         shape, strides = _row_major(shape)
         return lambda: guards._empty_strided_cuda(shape, strides, dtype)

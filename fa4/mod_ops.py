@@ -1,7 +1,7 @@
 """torch operators of calls with a score_mod, mask_mod, block_mask or dropout: `fa4::{forward,backward}_with_mods`.
 
-Beside the arguments of `fa4::forward` they take a call's `Mods`: graphs as texts, which say all that shapes code, and
-the tensors and numbers that fill them. So torch.compile, export and checkpointing see plain arguments here too.
+Besides the arguments of `fa4::forward` they take a call's `Mods`: graphs as strings, which hold all that shapes code,
+and the tensors and numbers they read. So torch.compile, export and checkpointing handle plain arguments here too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 from . import autograd, checks, ops
 from .device import chip_of
 from .mods import blocks, coarse, remember
-from .mods.blocks import Problem
+from .mods.blocks import ModProblem
 from .mods.call import MaskMod, ScoreMod, gather
 from .mods.graph import parse
 from .mods.problem import entries_of
@@ -43,7 +43,7 @@ def prepare(
     block_mask: Any,
     dropout: tuple[float, Tensor | None] = (0.0, None),
 ) -> tuple[Mods, Flags]:
-    """A call's functions, block mask and dropout (p, seed and offset) as its `Mods`, and the flags that go with them.
+    """Return a call's functions, block mask and dropout (p, seed and offset) as its `Mods`, and the matching flags.
 
     Raises:
         TypeError, ValueError: they do not fit the call, or cannot be traced.
@@ -59,10 +59,10 @@ def prepare(
         raise ValueError("block_mask is given with causal or window_size, expected these in its mask_mod")
     *_, max_seqlen_q, max_seqlen_k = inputs
     heads, packed = inputs.q.shape[-2], inputs.q.ndim == 3
-    problem = Problem(inputs.batch, heads, max_seqlen_q, max_seqlen_k, inputs.q.device, packed)
+    problem = ModProblem(inputs.batch, heads, max_seqlen_q, max_seqlen_k, inputs.q.device, packed)
     mods = gather(problem, score_mod, mask_mod, block_mask, flags.needs_backward)
     mods = mods._replace(dropout_p=dropout[0], dropout_seed=dropout[1])
-    # (Compiled code has no graphs to add to: there such blocks stay as they are.)
+    # (Compiled code cannot extend graphs: there such blocks stay as they are.)
     if mods.blocks and not torch.compiler.is_compiling() and coarse.takes((mods.block_q, mods.block_k)):  # noqa: SIM102
         if flags.backend != "torch" and chip_of(inputs.q.device).compiles:
             mods = coarse.in_tiles(mods, block_mask.seq_lengths)
@@ -70,7 +70,7 @@ def prepare(
 
 
 def visited(mods: Mods) -> float | None:
-    """The share of the blocks that a block mask lists; None without one, or without its values."""
+    """Return the fraction of blocks that a block mask lists; None without one, or without its values."""
     if not mods.blocks or mods.blocks[0].is_meta:
         return None
     counts, lists, full_counts = mods.blocks[:3]
@@ -78,27 +78,27 @@ def visited(mods: Mods) -> float | None:
 
 
 def bounded(block_mask: Any, inputs: AttentionInputs, given: Sequence[Any]) -> AttentionInputs:
-    """Packed sequences are no longer than the lengths that their block mask is for; given: the caller's max_seqlen_q
-    and max_seqlen_k, which say so themselves if the host can read them."""
+    """Bound packed sequences by the lengths of their block mask. given: the caller's max_seqlen_q and max_seqlen_k,
+    which take precedence if the host can read them."""
     blocks.check_type(block_mask)
     return _bounded(block_mask.seq_lengths, inputs, given)
 
 
 def _bounded(seqlens: Sequence[int], inputs: AttentionInputs, given: Sequence[Any]) -> AttentionInputs:
-    def bound(said: Any, most: int, length: int) -> int:
-        is_unknown = said is None or (isinstance(said, Tensor) and said.device.type != "cpu")
+    def bound(value: Any, most: int, length: int) -> int:
+        is_unknown = value is None or (isinstance(value, Tensor) and value.device.type != "cpu")
         return min(most, length) if is_unknown else most
 
-    both = zip(given, inputs.max_seqlens, seqlens)
-    max_seqlen_q, max_seqlen_k = (bound(*of_side) for of_side in both)
+    per_side = zip(given, inputs.max_seqlens, seqlens)
+    max_seqlen_q, max_seqlen_k = (bound(*of_side) for of_side in per_side)
     return inputs._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
 
 
 class Limits(NamedTuple):
-    """Which packed sequences, or growing caches, the functions and block mask of a call that was checked fit.
+    """Limits of the packed sequences, or growing caches, for which a call's checked functions and block mask are valid.
 
-    most: of sequences, and of a cache's keys, that captured tensors have entries for. batch: sequences that lists of
-    blocks are for. seqlens: the longest that a block mask is for. None where there is no such limit.
+    most_sequences, most_keys: entries that captured tensors have for sequences, and for a cache's keys. batch:
+    sequences that the block lists cover. seqlens: maximum lengths of the block mask. None: no such limit.
     """
 
     most_sequences: int | None
@@ -118,8 +118,8 @@ class Limits(NamedTuple):
         return cls(entries.get("b"), entries.get("kv_idx"), None if batch == 1 else batch, seqlens)
 
     def within(self, inputs: AttentionInputs, given: Sequence[Any]) -> AttentionInputs | None:
-        """Packed sequences, bounded by their block mask where the caller's bounds, given, are None; None if they are
-        others than these."""
+        """Return packed inputs, bounded by their block mask where the caller's bounds (given) are None; None beyond
+        these limits."""
         if self.seqlens is not None:
             inputs = _bounded(self.seqlens, inputs, given)
             if inputs.max_seqlen_q > self.seqlens[0] or inputs.max_seqlen_k > self.seqlens[1]:
@@ -127,7 +127,7 @@ class Limits(NamedTuple):
         return inputs if self.has(inputs.batch) else None
 
     def has(self, sequences: int, keys: int = 0) -> bool:
-        """Whether so many sequences, and keys of a cache, are within the limits."""
+        """Whether this number of sequences, and of a cache's keys, is within the limits."""
         return (
             (self.most_sequences is None or sequences <= self.most_sequences)
             and (self.most_keys is None or keys <= self.most_keys)
@@ -135,14 +135,14 @@ class Limits(NamedTuple):
         )
 
 
-def known(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> CallCache | None:
-    """What was kept of calls with these three."""
-    found = remember.known(score_mod, mask_mod, block_mask)
-    return None if found is None else found.value
+def cached(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> CallCache | None:
+    """Return the call cache of these three objects, or None."""
+    entry = remember.known(score_mod, mask_mod, block_mask)
+    return None if entry is None else entry.value
 
 
 def keep(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> CallCache | None:
-    """Begin to keep what comes of calls with these three, if a change of them would be seen."""
+    """Create a call cache for these three objects, if their changes can be detected."""
     if block_mask is not None:
         mask_mod = blocks.mask_mod_of(block_mask)
     functions = [function for function in (score_mod, mask_mod) if function is not None]
@@ -152,7 +152,7 @@ def keep(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) 
 
 
 def forward(inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a call with mods, by the operator."""
+    """Return (out, lse) of a call with mods, by the operator."""
     return torch.ops.fa4.forward_with_mods(*inputs, *mods, *ops.with_scales(flags))
 
 
@@ -164,9 +164,9 @@ def _forward(*arguments):
 
 def _backward(*arguments):
     saved, inputs, mods, flags = ops.split(arguments, BACKWARD)
-    (dq, dk, dv, dsink), of_captured = autograd.by_route(ops.route(inputs, flags, mods), saved, inputs, mods)
-    of_captured = [x.new_empty(0) if dx is None else dx for x, dx in zip(mods.tensors, of_captured)]
-    return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink, of_captured
+    (dq, dk, dv, dsink), dcaptured = autograd.by_route(ops.route(inputs, flags, mods), saved, inputs, mods)
+    dcaptured = [x.new_empty(0) if dx is None else dx for x, dx in zip(mods.tensors, dcaptured)]
+    return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink, dcaptured
 
 
 def _forward_fake(*arguments):
@@ -176,8 +176,8 @@ def _forward_fake(*arguments):
 
 def _backward_fake(*arguments):
     _, inputs, mods, _ = ops.split(arguments, BACKWARD)
-    of_captured = [x.new_empty(x.shape if i in mods.trained else 0) for i, x in enumerate(mods.tensors)]
-    return *ops.fake_gradients(inputs), of_captured
+    dcaptured = [x.new_empty(x.shape if i in mods.trained else 0) for i, x in enumerate(mods.tensors)]
+    return *ops.fake_gradients(inputs), dcaptured
 
 
 ops.library.impl("forward_with_mods", _forward, "CompositeExplicitAutograd")
@@ -190,7 +190,7 @@ autograd.register("_with_mods", FORWARD)
 
 
 def _flops(inputs: AttentionInputs, mods: Mods, flags: Flags, matmuls_qk: int, matmuls_v: int) -> int:
-    """Over the blocks that are visited, whole; without blocks, over the pairs that the window leaves."""
+    """Count whole visited blocks; without blocks, the pairs within the window."""
     counts = mods.blocks[0:3:2]
     if not counts or not all(map(has_values, counts)):
         return ops.flops(inputs, flags, matmuls_qk, matmuls_v)
@@ -203,13 +203,13 @@ def _flops(inputs: AttentionInputs, mods: Mods, flags: Flags, matmuls_qk: int, m
 
 
 def _visited_in_sequences(inputs: AttentionInputs, mods: Mods) -> int:
-    """Blocks that the heads of all packed sequences visit: those past a sequence's end are not."""
-    met = blocks.table_of(mods.blocks[:4], -(-inputs.max_seqlen_k // mods.block_k)) != blocks.NONE
-    met = met.expand(inputs.batch, inputs.q.shape[-2], -1, -1)
+    """Count the blocks that all heads of all packed sequences visit; blocks past a sequence's end are skipped."""
+    listed = blocks.table_of(mods.blocks[:4], -(-inputs.max_seqlen_k // mods.block_k)) != blocks.NONE
+    listed = listed.expand(inputs.batch, inputs.q.shape[-2], -1, -1)
     total = 0
     for sequence in sequences(inputs):
         rows, keys = (side.stop - side.start for side in (sequence.q_rows, sequence.k_rows))
-        total += int(met[sequence.index, :, : -(-rows // mods.block_q), : -(-keys // mods.block_k)].sum())
+        total += int(listed[sequence.index, :, : -(-rows // mods.block_q), : -(-keys // mods.block_k)].sum())
     return total
 
 

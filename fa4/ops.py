@@ -1,7 +1,7 @@
 """torch operators `fa4::forward` and `fa4::backward`: schemas, fake kernels, FLOP counts. Imports torch only.
 
-One pair serves dense and varlen calls. Arguments are plain so that torch.compile, export, activation checkpointing
-and the FLOP counter see ordinary operators; the backend is chosen inside, from shapes and flags alone.
+One pair serves dense and varlen calls. Arguments are plain, so torch.compile, export, activation checkpointing and the
+FLOP counter handle them as ordinary operators. The backend is chosen inside, from shapes and flags alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .signature import Signature, routes
 from .spec import PACKED, AttentionInputs, AttentionSpec, Flags, Gradients, Saved
 from .torch_internals import has_values, is_constant
 
-# The operators' arguments are the fields of these records, in their order. Nothing else says what they are.
+# The operators' arguments are the fields of these records, in order; nothing else defines them.
 FORWARD = (AttentionInputs, Flags)
 BACKWARD = (Saved, AttentionInputs, Flags)
 _SCHEMA_TYPES = {
@@ -41,7 +41,7 @@ def names(records: tuple) -> list[str]:
 
 
 def split(arguments: tuple, records: tuple) -> Iterator[Any]:
-    """An operator's arguments as the records that they are the fields of."""
+    """Split an operator's arguments into the records whose fields they are."""
     first = 0
     for record in records:
         yield record(*arguments[first : first + len(record._fields)])
@@ -54,7 +54,7 @@ library.define(f"backward({schema(BACKWARD)}) -> (Tensor dq, Tensor dk, Tensor d
 
 
 class Route:
-    """What an operator's call needs besides its tensors."""
+    """Cached route of an operator call: spec, plan, and the objects that execute it."""
 
     def __init__(self, inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
@@ -62,18 +62,18 @@ class Route:
         self._backward: run.Backward | None = None
 
     def backward(self, inputs: AttentionInputs, saved: Saved, *extra: Any) -> Gradients:
-        """As `run.Backward`, which is made when it is first asked for."""
+        """Run `run.Backward`, which is created on first use."""
         if self._backward is None:
             self._backward = run.Backward(inputs, self.spec, self.plan)
         return self._backward(inputs, saved, *extra)
 
 
 def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Route:
-    """The way of a call to its kernels, remembered: finding it anew would take as long as several launches."""
-    flags = flags.known()
+    """Return the cached route of a call: building it takes as long as several launches."""
+    flags = flags.resolved()
     packed, extent = inputs.varlen, inputs.extent
     signature = Signature.of(
-        "operator", inputs.tensors, (flags, extent.rounded() if packed else extent, mods and mods.shaping()),
+        "operator", inputs.tensors, (flags, extent.rounded() if packed else extent, mods and mods.spec_key()),
         PACKED if packed else (),
     )  # fmt: skip
     found = routes.find(signature)
@@ -86,7 +86,7 @@ def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Ro
 
 
 def _forward(*arguments):
-    """The only look at values that compiled code has: calls past the dispatcher have had theirs."""
+    """Check lengths, then run. Compiled code has no other check of values; calls past the dispatcher check before."""
     inputs, flags = split(arguments, FORWARD)
     checks.lengths(inputs)
     return route(inputs, flags).forward(inputs)
@@ -99,8 +99,8 @@ def _backward(*arguments):
 
 
 def with_scales(flags: Flags) -> Flags:
-    """Flags for an operator's call: where compiled code has softmax_scale or softcap as a number that may change, as a
-    tensor. Of a float that reaches an operator torch makes a constant, and compiles anew for the next one."""
+    """Return flags for an operator call; in compiled code, a softmax_scale or softcap that may change becomes a tensor.
+    torch would specialise on a float argument of an operator, and recompile for the next value."""
     if not torch.compiler.is_compiling():
         return flags
     if is_constant(flags.softmax_scale) and is_constant(flags.softcap):
@@ -114,7 +114,7 @@ def with_scales(flags: Flags) -> Flags:
 
 
 def fake_outputs(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
-    """out and lse in shape and dtype."""
+    """Return out and lse in shape and dtype."""
     q, v = inputs.q, inputs.v
     *rows, heads, _ = q.shape
     lse = q.new_empty((*rows[:-1], heads, rows[-1]), dtype=rows_dtype(AttentionSpec.of(inputs, flags)))
@@ -126,7 +126,7 @@ def _forward_fake(*arguments):
 
 
 def fake_gradients(inputs: AttentionInputs) -> tuple[Tensor, ...]:
-    """dq, dk, dv and dsink in shape and dtype."""
+    """Return dq, dk, dv and dsink in shape and dtype."""
     q, k, v, sink = inputs[:4]
     dsink = q.new_empty(0) if sink is None else sink.new_empty(sink.shape)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
@@ -147,7 +147,7 @@ for _name, _records in (("forward", FORWARD), ("backward", BACKWARD)):
 
 
 def visible_pairs(seqlen_q: int, seqlen_k: int, window_left: int | None, window_right: int | None) -> int:
-    """How many (query, key) pairs of one sequence the bottom-right aligned mask keeps."""
+    """Count the (query, key) pairs of one sequence that the bottom-right aligned mask keeps."""
 
     def capped_sum(n: int) -> int:
         """min(1, seqlen_k) + min(2, seqlen_k) + ... + min(n, seqlen_k)."""
@@ -155,7 +155,7 @@ def visible_pairs(seqlen_q: int, seqlen_k: int, window_left: int | None, window_
         return capped * (capped + 1) // 2 + max(0, n - seqlen_k) * seqlen_k
 
     def at_most(distance: int) -> int:
-        """Pairs with key - query <= distance: row i has i + distance + 1 of them, within 0 and seqlen_k."""
+        """Pairs with key - query <= distance: row i has i + distance + 1 of them, clamped to 0 and seqlen_k."""
         return capped_sum(seqlen_q + distance) - capped_sum(distance)
 
     shift = seqlen_k - seqlen_q
@@ -169,7 +169,7 @@ def flops(inputs: AttentionInputs, flags: Flags, matmuls_qk: int, matmuls_v: int
     if not inputs.varlen:
         pairs = q.shape[0] * visible_pairs(q.shape[1], k.shape[1], *window)
     elif not all(map(has_values, lengths)):
-        # The lengths are not known: count every sequence at its upper bound.
+        # Lengths without values: count every sequence at its upper bound.
         pairs = inputs.batch * visible_pairs(inputs.max_seqlen_q, inputs.max_seqlen_k, *window)
     else:
         per_sequence = zip(*(x.diff().tolist() for x in lengths))
@@ -179,7 +179,7 @@ def flops(inputs: AttentionInputs, flags: Flags, matmuls_qk: int, matmuls_v: int
 
 @register_flop_formula(torch.ops.fa4.forward, get_raw=True)
 def _forward_flops(*arguments, out_val=None, **_) -> int:
-    """Q K^T and P V over the visible pairs: half of a full square when causal."""
+    """Q K^T and P V over the unmasked pairs: half of a full square when causal."""
     inputs, flags = split(arguments, FORWARD)
     return flops(inputs, flags, matmuls_qk=1, matmuls_v=1)
 

@@ -1,4 +1,4 @@
-"""Options of commands that say what one call of attention is, and for which chip."""
+"""Command-line options that describe one attention call and its chip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POSITIVE = click.IntRange(min=1)
 
 
 class ChipNumber(click.ParamType):
-    """A chip by its target or by 10 * major + minor of its compute capability."""
+    """Click type of a chip: its target, or 10 * major + minor of its compute capability."""
 
     name = "chip"
 
@@ -66,18 +66,18 @@ _PROBLEM = (
 )
 
 
-def asks_for_a_problem(command):
-    """Give a command the options that say what one call of attention is."""
+def problem_options(command):
+    """Add the options that describe one attention call to a command."""
     for option in reversed(_PROBLEM):
         command = option(command)
     return command
 
 
-def problem_in(shape: dict) -> tuple[AttentionSpec, ProblemSize]:
-    """What those options say.
+def problem_from_options(shape: dict) -> tuple[AttentionSpec, ProblemSize]:
+    """Return the spec and size that these options describe.
 
     Raises:
-        click.BadParameter: they do not go together.
+        click.BadParameter: the options contradict each other.
     """
     if not math.isfinite(shape["softcap"]):
         raise click.BadParameter("expected a finite number", param_hint="--softcap")
@@ -108,10 +108,10 @@ def problem_in(shape: dict) -> tuple[AttentionSpec, ProblemSize]:
 
 
 def _mods(shape: dict) -> ModSpec | None:
-    """The functions, blocks and dropout that options name.
+    """Return the functions, blocks and dropout that the options name.
 
     Raises:
-        click.BadParameter: a function is not there or cannot be traced, or they do not go together.
+        click.BadParameter: a function does not exist or cannot be traced, or the options contradict each other.
     """
     if shape["score_mod"] and shape["softcap"]:
         raise click.BadParameter("--softcap is given too, expected one of both", param_hint="--score-mod")
@@ -129,17 +129,17 @@ def _mods(shape: dict) -> ModSpec | None:
     return None if mods == ModSpec() else mods
 
 
-def _graph(option: str, named: str | None, trace: Callable[[Callable], Traced]) -> Graph | None:
-    """Of the function that MODULE:NAME or MODULE:NAME(numbers) says."""
-    if named is None:
+def _graph(option: str, path: str | None, trace: Callable[[Callable], Traced]) -> Graph | None:
+    """Trace the function that MODULE:NAME or MODULE:NAME(numbers) names."""
+    if path is None:
         return None
-    module, _, expression = named.partition(":")
+    module, _, expression = path.partition(":")
     try:
-        asked = ast.parse(expression, mode="eval").body
-        name = asked.func if isinstance(asked, ast.Call) else asked
+        expr = ast.parse(expression, mode="eval").body
+        name = expr.func if isinstance(expr, ast.Call) else expr
         function = getattr(importlib.import_module(module), ast.unparse(name))
-        if isinstance(asked, ast.Call):
-            function = function(*map(ast.literal_eval, asked.args))
+        if isinstance(expr, ast.Call):
+            function = function(*map(ast.literal_eval, expr.args))
         return trace(function).graph
     except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
-        raise click.BadParameter(f"{named!r}: {error}", param_hint=option) from None
+        raise click.BadParameter(f"{path!r}: {error}", param_hint=option) from None

@@ -1,19 +1,21 @@
-"""What a backend is: a module with a class `Plan`, made as `Plan(spec, extent, chip)`. All a new chip's author needs.
+"""Contract of a backend: a module with a class `Plan`, constructed as `Plan(spec, extent, chip)`. Read this to add a
+chip.
 
-A plan knows how to serve one kind of problem: its tiles, its compiled kernels, its launches. `fa4.run` calls it, and
-does what is the same on every chip: it makes each tensor's memory fit the plan's `layout`, gives out and the gradients
-their memory, joins the parts of split keys, sums the sink's gradient. So a plan allocates workspaces only (with
-`memory.empty`), copies no inputs, and never hands a problem on to another backend.
+A plan serves one kind of problem: it holds tiles, compiled kernels and launches. `fa4.run` calls it, and does what all
+chips share: it makes each tensor's memory fit the plan's `layout`, allocates out and the gradients, combines split-KV
+results, and sums the sink's gradient. So a plan allocates workspaces only (with `memory.empty`), copies no inputs, and
+never forwards a problem to another backend.
 
 A plan may rely on this:
 
 * spec.softmax_scale is positive (run moves a negative sign into q).
-* Nothing is empty: batch, max_seqlen_q, max_seqlen_k and the rows of q and k are at least 1. Single sequences may be.
+* Nothing is empty: batch, max_seqlen_q, max_seqlen_k and the rows of q and k are at least 1. Single sequences may be
+  empty.
 * The tensors' device is the current one. The sink, lse and dlse are contiguous float32 (float64 for float64 inputs);
-  out, lse and the gradients to fill are row-major.
-* Rows that no sequence uses (past cu_seqlens[-1], past seqused) are set: out and gradients 0, lse -inf. The plan must
-  leave them alone, and must write every other row; also of queries that see no key (out 0, lse -inf or the sink) and
-  of keys that no query sees (dk and dv 0).
+  out, lse and the gradients to write are row-major.
+* Padding rows (past cu_seqlens[-1], past seqused) are already set: out and gradients 0, lse -inf. The plan must not
+  write them, and must write every other row, including queries without a key (out 0, lse -inf or the sink) and keys
+  without a query (dk and dv 0).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from .spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
 
 
 class Layout(enum.Enum):
-    """How q, k, v, out and dout lie in memory when a plan gets them. The last axis always has stride 1."""
+    """Memory layout of q, k, v, out and dout when a plan gets them. The last axis always has stride 1."""
 
     ANY = "strides and addresses as the caller's"
     ROWS = "rows start at multiples of 16 bytes"
@@ -37,54 +39,53 @@ class Layout(enum.Enum):
 
 
 class Plan:
-    """The base of every backend's `Plan`. Those that offer score_mod, mask_mod or block_mask take one argument more: in
-    `forward` a call's `Mods`, if it has any, in `backward` these and the gradients of captured tensors, to be added to
-    (float32, None for those that get none). Those that offer caches take one more in `forward`: mods or None, and the
-    `Cache`. Plans are cached by (spec, extent, chip) and shared by threads: state that
-    changes after `__init__` is limited to kernels compiled on first use. No tensor and no extent may enter a compile
-    key."""
+    """Base class of every backend's `Plan`. `forward` also takes the call's `Mods` if the backend supports mods, and
+    mods (or None) and the `Cache` if it supports caches. `backward` then also takes the mods and the gradients of
+    captured tensors to add to (float32, None for tensors without gradient). Plans are cached by (spec, extent, chip)
+    and shared by threads: only kernels compiled on first use may change after `__init__`. No tensor and no extent may
+    enter a compile key."""
 
     layout = Layout.TMA
     compiled = True
-    """Whether it launches kernels that CuTe DSL compiled; then so does `run`."""
+    """Whether it launches kernels that CuTe DSL compiled; then `run` does so too."""
     splits = 1
-    """Parts that the keys of each row are cut into. Above 1, `forward` gets no sink, out (splits, *shape of out) and
-    lse (splits, *shape of lse), both float32, and part s writes its share, normalised, with its own lse; `run` joins
-    them."""
+    """Number of parts that each row's keys are split into (split-KV). Above 1, `forward` gets no sink, out (splits,
+    *shape of out) and lse (splits, *shape of lse), both float32. Part s writes its normalised output and its own lse;
+    `run` combines them."""
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
 
     def is_empty(self, inputs: AttentionInputs) -> bool:
-        """Whether no query can see a key: there is nothing to launch then."""
+        """Whether no query has a key: then there is nothing to launch."""
         return 0 in self.extent or (self.spec.varlen and 0 in (inputs.q.shape[0], inputs.k.shape[0]))
 
     def describe(self) -> str:
-        """The tiles of forward and, if the spec needs it, backward, in one line for `fa4.explain`. Compiles nothing."""
+        """Return the tiles of forward and, if needed, backward, in one line for `fa4.explain`. Compiles nothing."""
         raise NotImplementedError
 
     @property
     def progress(self) -> str:
-        """What CTAs of its kernels wait for, in one line for `fa4.explain`; "" for a plan without kernels."""
+        """Return what its CTAs wait for, in one line for `fa4.explain`; "" for a plan without kernels."""
         return ""
 
     def compile_forward(self) -> None:
-        """Compile what `forward` launches, if it is not yet."""
+        """Compile the kernels that `forward` launches, unless that is done."""
         raise NotImplementedError
 
     def forward(self, inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
-        """Fill out, like q with head_dim_v columns, and lse, (batch, heads, rows) or varlen (heads, rows)."""
+        """Write out, like q with head_dim_v columns, and lse, (batch, heads, rows) or varlen (heads, rows)."""
         raise NotImplementedError
 
     def backward(self, inputs: AttentionInputs, saved: Saved, grads: Gradients) -> Tensor | None:
-        """Fill grads.dq, dk and dv. Return, if there is a sink, the terms of its gradient: (heads_q, ...) float32,
-        which run adds up per head."""
+        """Write grads.dq, dk and dv. With a sink, return the terms of its gradient: (heads_q, ...) float32, which run
+        sums per head."""
         raise NotImplementedError
 
 
 class Directions(Plan):
-    """A plan whose forward and backward are objects: made of (spec, extent, chip, tiles), with a method `launch` and a
-    line of text. Tiles given here replace the rows of the tables, for tuning."""
+    """Plan with separate forward and backward objects, made from (spec, extent, chip, tiles), with a method `launch`
+    and a text. Tiles passed here replace the table rows, for tuning."""
 
     directions: tuple[Callable[..., Any], Callable[..., Any]]
 
@@ -101,7 +102,7 @@ class Directions(Plan):
         self._forward = forward(spec, extent, chip, forward_tiles)
         self._backward = backward(spec, extent, chip, backward_tiles)
         self.splits = self._forward.splits
-        # As they are, for a frame less at each call.
+        # Bind the methods directly: one Python frame less at each call.
         self.forward, self.backward = self._forward.launch, self._backward.launch  # type: ignore[method-assign]
 
     def compile_forward(self) -> None:
@@ -120,7 +121,7 @@ class Directions(Plan):
 
 
 def _awaited(cfg: Any, has_counters: bool = False) -> str:
-    """The CTAs that a CTA of a main kernel waits for. has_counters: additions to dQ are counted, see `bwd.semaphores`."""
+    """Return the CTAs that a CTA waits for. has_counters: additions to dQ are counted, see `bwd.semaphores`."""
     awaited = ["CTAs of its own cluster"] if cfg.ctas > 1 else []
     if has_counters:
         awaited.append("CTAs of lower launch index" if cfg.deterministic else "a CTA that runs and does not wait")

@@ -1,6 +1,6 @@
-"""FA4_RECORD: what was asked of a chip, as lines of JSON that `fa4.ahead` reads, and compiles.
+"""FA4_RECORD: write each problem that runs on a chip as a line of JSON, which `fa4.ahead` reads and compiles.
 
-A line holds the chip, its number of multiprocessors, which some kernels depend on, and either the spec and extent of a
+A line holds the chip, its number of multiprocessors (some kernels depend on it), and either spec and extent of a
 problem or the configuration of an append to a cache. Processes may share the file.
 """
 
@@ -23,32 +23,32 @@ _added: set[tuple[str, str]] = set()
 
 
 def is_on(chip: Chip) -> bool:
-    """Whether what is asked of a chip is to be written down."""
+    """Whether problems on this chip are recorded."""
     return bool(env.RECORD.get()) and chip.dry_run is None
 
 
 def problem(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> None:
-    """Write down a problem of attention."""
+    """Record an attention problem."""
     mods = {} if spec.mods is None else {"mods": spec.mods.plain()}
     cache = {} if spec.cache is None else {"cache": _plain(spec.cache)}
     _add(chip, {"backend": backend, "extent": list(extent), "spec": _plain(spec) | mods | cache})
 
 
 def append(config: Any, chip: Chip) -> None:
-    """Write down an append to a cache, a `fwd.append.Config`."""
+    """Record an append to a cache, a `fwd.append.Config`."""
     if is_on(chip):
         _add(chip, {"append": _plain(config)})
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not None; dtypes by their names."""
-    given = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    names = {name: str(x).removeprefix("torch.") for name, x in given.items() if isinstance(x, torch.dtype)}
-    return {name: x for name, x in (given | names).items() if x is not None}
+    """Return the fields of a dataclass that are not None, with dtypes by name."""
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    names = {name: str(x).removeprefix("torch.") for name, x in values.items() if isinstance(x, torch.dtype)}
+    return {name: x for name, x in (values | names).items() if x is not None}
 
 
-def _add(chip: Chip, asked: dict[str, Any]) -> None:
-    file, line = env.RECORD.get(), json.dumps({"chip": chip.number, "sms": chip.sms} | asked) + "\n"
+def _add(chip: Chip, request: dict[str, Any]) -> None:
+    file, line = env.RECORD.get(), json.dumps({"chip": chip.number, "sms": chip.sms} | request) + "\n"
     if (file, line) in _added:
         return
     _added.add((file, line))
@@ -59,14 +59,14 @@ def _add(chip: Chip, asked: dict[str, Any]) -> None:
 
 
 def _add_line(file: str, line: bytes) -> None:
-    """Whole, whatever its length and whoever adds at the same time: a buffered file writes long lines in parts."""
+    """Write a whole line, with concurrent writers: a buffered file would split long lines."""
     import fcntl
 
-    place = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
-        with contextlib.suppress(OSError):  # a disk without locks; the end is found and written at once all the same
-            fcntl.flock(place, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks: O_APPEND still writes at the end
+            fcntl.flock(fd, fcntl.LOCK_EX)
         while line:
-            line = line[os.write(place, line) :]
+            line = line[os.write(fd, line) :]
     finally:
-        os.close(place)
+        os.close(fd)

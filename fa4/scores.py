@@ -1,6 +1,6 @@
-"""Ready-made score_mods: functions of (score, b, h, q_idx, kv_idx). Tensors that they are made of get gradients.
+"""Ready-made score_mods: functions of (score, b, h, q_idx, kv_idx). Their tensor parameters get gradients.
 
-They are values (`fa4.mods.ready`): equal ones compare equal, and they can be pickled, copied and kept in modules.
+They are values (`fa4.mods.ready`): equal ones compare equal, and they can be pickled, copied and stored in modules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .mods.ready import ReadyMade, check_tensor, check_whole
 
 
 class alibi(ReadyMade):
-    """A penalty that grows with the distance to the key. slopes: (heads_q,); see `alibi_slopes`.
+    """Linear penalty on the distance to the key. slopes: (heads_q,); see `alibi_slopes`.
 
     Source: Press, Smith, Lewis, "Train short, test long", arXiv 2108.12409.
     """
@@ -38,8 +38,8 @@ def alibi_slopes(heads: int, device: torch.device | str | None = None) -> Tensor
 
 
 class relative_bias(ReadyMade):
-    """A learned bias for each head and distance. table: (heads_q, 2 * n + 1), for distances kv_idx - q_idx of -n to n;
-    those beyond share the outermost entries."""
+    """Learned bias for each head and distance. table: (heads_q, 2 * n + 1), for distances kv_idx - q_idx from -n to n;
+    larger distances use the outermost entries."""
 
     _fields = ("table",)
     table: Tensor
@@ -56,7 +56,7 @@ class relative_bias(ReadyMade):
 
 
 class bias(ReadyMade):
-    """A bias for each pair. values: (batch, heads_q, seqlen_q, seqlen_k); an axis of 1 is shared."""
+    """Bias for each pair. values: (batch, heads_q, seqlen_q, seqlen_k); an axis of size 1 is broadcast."""
 
     _fields = ("values",)
     values: Tensor
@@ -88,7 +88,7 @@ class softcap(ReadyMade):
 
 
 class temperature(ReadyMade):
-    """Scores times a factor of each query head. per_head: (heads_q,)."""
+    """Factor on the scores of each query head. per_head: (heads_q,)."""
 
     _fields = ("per_head",)
     per_head: Tensor

@@ -1,4 +1,4 @@
-"""Where each sequence of a batch lies, read on the host: for the oracle and the torch backend."""
+"""Rows of each sequence of a batch, read on the host: for the oracle and the torch backend."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .spec import AttentionInputs, Cache
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Sequence `index` of the batch and the rows of q and of k, v that it uses."""
+    """Sequence `index` of the batch and its used rows of q and of k, v."""
 
     index: int
     q_rows: slice
     k_rows: slice
 
     def select(self, x: Tensor, rows: slice, varlen: bool) -> Tensor:
-        """This sequence's view of a padded (batch, rows, ...) or packed (rows, ...) tensor: (rows, ...)."""
+        """Return this sequence's view of a padded (batch, rows, ...) or packed (rows, ...) tensor: (rows, ...)."""
         return x[rows] if varlen else x[self.index, rows]
 
     def select_lse(self, lse: Tensor, varlen: bool) -> Tensor:
-        """This sequence's view of (batch, heads, rows) or (heads, rows): (heads, rows)."""
+        """Return this sequence's view of (batch, heads, rows) or (heads, rows): (heads, rows)."""
         return lse[:, self.q_rows] if varlen else lse[self.index, :, self.q_rows]
 
 
@@ -39,9 +39,9 @@ def _rows(x: Tensor, batch: int, cu_seqlens: Tensor | None, seqused: Tensor | No
 
 
 def sequences(inputs: AttentionInputs, cache: Cache | None = None) -> Iterator[Sequence]:
-    """The sequences of a batch, dense or varlen, cut to what seqused says is in use. Synchronises the device.
+    """Yield the sequences of a batch, dense or varlen, limited to seqused. Synchronises the device.
 
-    Key rows of a cache are those that `cached_rows` takes.
+    With a cache, key rows are those that `cached_rows` takes.
     """
     q_rows = _rows(inputs.q, inputs.batch, inputs.cu_seqlens_q, inputs.seqused_q)
     if cache is None:
@@ -61,7 +61,7 @@ def _cache_rows(inputs: AttentionInputs, cache: Cache) -> list[slice]:
 
 
 def cached_rows(x: Tensor, cache: Cache, sequence: int, rows: slice, heads: slice) -> Tensor:
-    """Rows of a sequence in a cache (k or v), (rows, heads, dim). No others are looked at."""
+    """Return rows of a sequence in a cache (k or v), (rows, heads, dim). Reads no other rows."""
     if cache.page_table is None:
         return x[sequence if cache.batch_idx is None else int(cache.batch_idx[sequence]), rows, heads]
     size = x.shape[1]

@@ -1,8 +1,8 @@
-"""What is being asked: `AttentionSpec` (what shapes code), `ProblemSize` (sizes) and `AttentionInputs` (the tensors).
+"""Attention problem: `AttentionSpec` (what shapes code), `ProblemSize` (sizes) and `AttentionInputs` (tensors).
 
-The spec is everything that may change generated code or results; two calls with equal specs on one chip run the
-same kernels. The extent has a part in which kernels and tiles those are, and the inputs carry the data and the lengths:
-neither may enter a compile key.
+The spec holds everything that may change generated code or results: two calls with equal specs on one chip run the same
+kernels. The problem size takes part in the choice of kernels and tiles; the inputs carry data and lengths. Neither may
+enter a compile key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .mods.record import Mods, ModSpec
 
 
 class Feature(enum.Enum):
-    """What a backend may or may not offer; the dispatcher compares these sets. Values are shown to users."""
+    """Optional feature of a backend; the dispatcher compares sets of these. Values are shown to users."""
 
     CAUSAL = "causal"
     WINDOW = "window_size"
@@ -44,15 +44,15 @@ class Feature(enum.Enum):
     BATCH_INVARIANT = "batch_invariant"
 
 
-BYTES = (torch.float8_e4m3fn, torch.int8)  # what the numbers of 8 bits of a cache may be
+BYTES = (torch.float8_e4m3fn, torch.int8)  # 8-bit dtypes of K/V in a cache
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """What of a `Cache` shapes code: how the rows of a sequence are found, and how their numbers are stored.
+    """Part of a `Cache` that shapes code: how the rows of a sequence are found, and how K/V are stored.
 
-    page_size: rows of a page; None where each sequence has one stretch of rows. dtype: of k and v, one of `BYTES`, to
-    be multiplied by descales; None for q's.
+    page_size: rows of a page; None if a sequence's rows are contiguous. dtype: 8-bit dtype of k and v, one of `BYTES`,
+    multiplied by descales; None for q's dtype.
     """
 
     page_size: int | None = None
@@ -66,17 +66,17 @@ class CacheSpec:
 
     @property
     def has_tensors(self) -> bool:
-        """Whether anything of it but k and v has to be looked at."""
+        """Whether a kernel must read tensors besides k and v."""
         return self != CacheSpec()
 
     @property
     def is_scattered(self) -> bool:
-        """Whether rows of a sequence may begin anywhere in a page, or pages are too small for boxes of 8 rows, after
-        which the swizzle of shared memory repeats: TMA does not bring them."""
+        """Whether TMA cannot load rows in boxes: a sequence may begin anywhere in a page, or pages are no multiples of
+        8 rows, the period of the shared-memory swizzle."""
         return self.page_size is not None and (self.page_size % 8 > 0 or self.has_leftpad)
 
     def pieces(self, tile_n: int) -> int:
-        """Stretches of a block of `tile_n` keys that pages hold whole: 1 where they hold whole blocks."""
+        """Return the number of contiguous pieces of a block of `tile_n` keys; 1 if a page holds whole blocks."""
         return 1 if self.page_size is None else tile_n // math.gcd(tile_n, self.page_size)
 
 
@@ -84,9 +84,9 @@ class CacheSpec:
 class AttentionSpec:
     """One attention problem without its tensors.
 
-    Causal masking is the window `window_right == 0`, so there is one way to say each mask. Windows are aligned
-    bottom-right: query i of a sequence sees key j when
-    `i + seqlen_k - seqlen_q - window_left <= j <= i + seqlen_k - seqlen_q + window_right`; None is an open side.
+    Causal masking is the window `window_right == 0`, so each mask has one representation. Windows are aligned
+    bottom-right: query i of a sequence attends to key j when `i + seqlen_k - seqlen_q - window_left <= j <= i +
+    seqlen_k - seqlen_q + window_right`; None is an open side.
     """
 
     dtype: torch.dtype
@@ -113,7 +113,7 @@ class AttentionSpec:
     def of(
         inputs: AttentionInputs, flags: Flags, mods: Mods | None = None, cache: Cache | None = None
     ) -> AttentionSpec:
-        """The spec of an operator call."""
+        """Return the spec of an operator call."""
         shape_q, shape_v = inputs.q.shape, inputs.v.shape
         return AttentionSpec(
             dtype=inputs.q.dtype,
@@ -147,8 +147,8 @@ class AttentionSpec:
         return self.heads_q // self.heads_kv
 
     def with_positive_scale(self) -> AttentionSpec:
-        """The problem that backends solve when q takes the scale's sign: online softmax takes the maximum of unscaled
-        scores. A scale of 0 becomes one that acts as 0 on any finite score, and keeps 0 * -inf out of kernels."""
+        """Return the spec to solve after q has taken the scale's sign: online softmax takes the maximum of unscaled
+        scores. A scale of 0 becomes 1e-30: it acts as 0 on any finite score, and keeps 0 * -inf out of kernels."""
         return self if self.softmax_scale > 0 else replace(self, softmax_scale=-self.softmax_scale or 1e-30)
 
     @property
@@ -166,8 +166,8 @@ class AttentionSpec:
         return self.mods is not None and self.mods.dropout
 
     def features(self) -> frozenset[Feature]:
-        """The features a backend must have to serve this spec."""
-        asked = {
+        """Return the features that a backend needs to serve this spec."""
+        requested = {
             Feature.CAUSAL: self.causal,
             Feature.WINDOW: self.window_left is not None or self.window_right not in (None, 0),
             Feature.GQA: self.heads_q != self.heads_kv,
@@ -181,37 +181,37 @@ class AttentionSpec:
             Feature.BATCH_INVARIANT: self.batch_invariant,
         }
         if self.cache is not None:
-            asked |= {
+            requested |= {
                 Feature.PAGES: self.cache.page_size is not None,
                 Feature.CACHE_ROWS: self.cache.has_batch_idx or self.cache.has_leftpad,
                 Feature.CACHE_VARLEN: self.varlen,
                 Feature.CACHE_BYTES: self.cache.has_bytes,
             }
         if self.mods is not None:
-            asked |= {
+            requested |= {
                 Feature.SCORE_MOD: self.mods.score is not None,
                 Feature.MASK_MOD: self.mods.mask is not None,
                 Feature.BLOCK_MASK: self.mods.block is not None,
                 Feature.CAPTURED_GRADIENTS: self.needs_backward and bool(self.mods.trained),
                 Feature.DROPOUT: self.mods.dropout,
             }
-        return frozenset(feature for feature, is_asked in asked.items() if is_asked)
+        return frozenset(feature for feature, is_requested in requested.items() if is_requested)
 
 
 class ProblemSize(NamedTuple):
-    """How large a problem is. `max_seqlen_*` are upper bounds of the sequences' lengths, host integers."""
+    """Size of a problem. `max_seqlen_*` are upper bounds of the sequence lengths, host integers."""
 
     batch: int
     max_seqlen_q: int
     max_seqlen_k: int
 
     def planned(self, spec: AttentionSpec) -> ProblemSize:
-        """The extent that a plan is made for. The sizes of packed batches, which change with each call, are rounded
-        up, so that few plans serve them all; launches have the sizes themselves."""
+        """Return the size that a plan is made for. Sizes of packed batches change with each call and are rounded up, so
+        that few plans serve them all; launches use the exact sizes."""
         if not spec.varlen:
             return self
         rounded = self.rounded()
-        # The keys of a cache's part, which batch_invariant fixes, follow from all rows that there is room for.
+        # The split size that batch_invariant fixes follows from the cache's capacity.
         return rounded._replace(max_seqlen_k=self.max_seqlen_k) if spec.batch_invariant else rounded
 
     def rounded(self) -> ProblemSize:
@@ -221,26 +221,28 @@ class ProblemSize(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 16)
 def rounded(n: int) -> int:
-    """n up to 64, else the next number of four significant bits, at most an eighth more."""
+    """Return n up to 64, else the next number with four significant bits, at most an eighth larger."""
     unit = 1 << max(n.bit_length() - 4, 0)
     return n if n <= 64 else -(-n // unit) * unit
 
 
-FEWEST_KEYS = 128  # below, nothing is chosen by their number
+MIN_PLANNED_KEYS = 128  # no choice depends on fewer keys
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def rounded_keys(n: int) -> int:
-    """The same of keys, of which there are at least `FEWEST_KEYS` or none."""
-    return n and rounded(max(n, FEWEST_KEYS))
+    """Round a number of keys likewise: 0, or at least `MIN_PLANNED_KEYS`."""
+    return n and rounded(max(n, MIN_PLANNED_KEYS))
 
 
 class Flags(NamedTuple):
-    """What a call says besides its tensors and lengths; see `AttentionSpec`. With `AttentionInputs`, the operator's
-    arguments: `fa4.ops` makes the schema of the fields of both, in their order.
+    """Options of a call besides its tensors and lengths; see `AttentionSpec`.
 
-    num_splits: parts to cut the keys into, 0 for as many as the backend thinks best. batch_invariant: the results of a
-    sequence depend on no other of the batch, to the last bit."""
+    `fa4.ops` derives the operator's schema from the fields of `AttentionInputs` and these, in their order.
+
+    num_splits: parts to split the keys into (split-KV); 0 leaves it to the backend. batch_invariant: the results of a
+    sequence depend on no other sequence of the batch, bitwise.
+    """
 
     softmax_scale: float
     window_left: int | None = None
@@ -252,11 +254,11 @@ class Flags(NamedTuple):
     num_splits: int = 0
     batch_invariant: bool = False
     scales: Tensor | None = None
-    """softmax_scale and softcap as float64 in the host's memory, in compiled code where they may change from call to
-    call; the fields of these names then only say whether there is a softcap."""
+    """softmax_scale and softcap as float64 in host memory, for compiled code where they may change from call to call.
+    The fields of these names then only tell whether there is a softcap."""
 
-    def known(self) -> Flags:
-        """The same with the numbers of `scales` in their fields."""
+    def resolved(self) -> Flags:
+        """Return the flags with the numbers of `scales` in their fields."""
         if self.scales is None:
             return self
         softmax_scale, softcap = self.scales.tolist()
@@ -266,12 +268,12 @@ class Flags(NamedTuple):
 class AttentionInputs(NamedTuple):
     """The tensors of one attention problem, already validated.
 
-    Dense: q (batch, seqlen_q, heads_q, head_dim), k (batch, seqlen_k, heads_kv, head_dim),
-    v (batch, seqlen_k, heads_kv, head_dim_v). Varlen: the first two axes are packed into one, sequence b occupying
-    rows cu_seqlens[b] to cu_seqlens[b + 1] (int32, batch + 1 entries); seqused (int32, batch) counts the rows of
-    each sequence that hold data. The last axis of q, k, v has stride 1; other strides are free. `max_seqlen_*` are
-    upper bounds, host integers. sink: one logit per query head, (heads_q,). Of a `Cache`, k and v have a layout of
-    their own, and cu_seqlens_k is None.
+    Dense: q (batch, seqlen_q, heads_q, head_dim), k (batch, seqlen_k, heads_kv, head_dim), v (batch, seqlen_k,
+    heads_kv, head_dim_v). Varlen: the first two axes are packed into one, sequence b occupying rows cu_seqlens[b] to
+    cu_seqlens[b + 1] (int32, batch + 1 entries); seqused (int32, batch) counts the rows of each sequence that hold
+    data. The last axis of q, k, v has stride 1; other strides are free. `max_seqlen_*` are upper bounds, host integers.
+    sink: one logit per query head, (heads_q,). With a `Cache`, k and v have the cache's layout, and cu_seqlens_k is
+    None.
     """
 
     q: Tensor
@@ -287,7 +289,7 @@ class AttentionInputs(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All but the lengths."""
+        """All fields but the lengths."""
         return self[:_TENSORS]  # type: ignore[return-value]
 
     @property
@@ -312,18 +314,19 @@ PACKED = tuple(
     AttentionInputs._fields.index(name)
     for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 )
-"""Places of the tensors whose first size is another in each batch of packed sequences."""
+"""Positions of the tensors whose first size differs between batches of packed sequences."""
 
 
 class Cache(NamedTuple):
-    """Where in k and v the keys of a sequence lie, if these are a cache; all on their device, indices int32.
+    """Layout of a key/value cache: where in k and v the keys of a sequence are. All tensors on their device, indices
+    int32.
 
-    k is (sequences, rows, heads_kv, head_dim), or in pages (pages, rows of a page, heads_kv, head_dim), v likewise.
-    Row r of sequence b is row r of sequence batch_idx[b], or row r % page_size of page page_table[b, r // page_size].
-    Its keys are rows leftpad[b] to seqused_k[b]. Entries of page_table past those are never looked at.
+    k is (sequences, rows, heads_kv, head_dim), or paged (pages, rows of a page, heads_kv, head_dim); v likewise. Row r
+    of sequence b is row r of sequence batch_idx[b], or row r % page_size of page page_table[b, r // page_size]. The
+    keys are rows leftpad[b] to seqused_k[b]. Entries of page_table past these rows are never read.
 
     page_table: (batch, pages of a sequence). batch_idx, leftpad: (batch,). k_descale, v_descale: (batch, heads_kv)
-    float32, what numbers of 8 bits are multiplied by.
+    float32, factors on 8-bit K/V.
     """
 
     page_table: Tensor | None = None
@@ -338,12 +341,12 @@ class Cache(NamedTuple):
         return CacheSpec(page_size, self.batch_idx is not None, self.leftpad is not None, dtype)
 
     def capacity(self, k: Tensor) -> int:
-        """Rows that a sequence has room for."""
+        """Return the number of rows that a sequence has room for."""
         return k.shape[1] if self.page_table is None else self.page_table.shape[1] * k.shape[1]
 
 
 class Saved(NamedTuple):
-    """What a backward gets besides the inputs: the forward's results, and the gradients of the loss to them."""
+    """Inputs of a backward besides `AttentionInputs`: the forward's results, and the gradients of the loss."""
 
     out: Tensor
     lse: Tensor

@@ -1,4 +1,4 @@
-"""Partial results of attention, joined: ring attention, shared prefixes, cascades."""
+"""Merging of partial attention results: ring attention, shared prefixes, cascades."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Attention over the union of disjoint sets of keys, from what attention over each set gave.
+    """Return attention over the union of disjoint key sets, from the results over each set.
 
     With lse_i the log-sum-exp of a row's logits over set i, and out_i the normalised output:
 
-        lse = log(sum_i exp(lse_i)),   out = sum_i exp(lse_i - lse) out_i
+            lse = log(sum_i exp(lse_i)),   out = sum_i exp(lse_i - lse) out_i
 
-    in float32 (float64 for float64). Differentiable in all of them. A state whose row saw no key (lse -inf) counts for
-    nothing there, whatever its out holds, NaN included; where only one state has seen keys, its row comes back bit for
-    bit. At most one of the states may have the sink.
+    in float32 (float64 for float64). Differentiable in all arguments. A state without a key for a row (lse -inf) has no
+    effect on it, whatever its out holds, NaN included; a row with keys in one state only is returned bit for bit. At
+    most one of the states may include the sink.
 
     Args:
         outs: each (batch, seqlen_q, heads, head_dim_v), or packed (total_q, heads, head_dim_v); of one dtype.
@@ -32,20 +32,20 @@ def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor
     """
     _check(outs, lses)
     lse = torch.stack(tuple(lses))
-    # The largest lse cancels: nothing is to be differentiated through it.
-    top = lse.detach().amax(dim=0)
-    top = top.masked_fill(top == -torch.inf, 0.0)
-    has_seen = lse != -torch.inf
-    weights = torch.where(has_seen, torch.exp(torch.where(has_seen, lse, top) - top), 0.0)
+    # The largest lse cancels, so it needs no derivative.
+    lse_max = lse.detach().amax(dim=0)
+    lse_max = lse_max.masked_fill(lse_max == -torch.inf, 0.0)
+    has_keys = lse != -torch.inf
+    weights = torch.where(has_keys, torch.exp(torch.where(has_keys, lse, lse_max) - lse_max), 0.0)
     total = weights.sum(dim=0)
     is_empty = total == 0.0
     total = total.masked_fill(is_empty, 1.0)
     weights = weights / total
     merged = torch.zeros_like(outs[0], dtype=lse.dtype)
-    for out, weight, seen in zip(outs, weights, has_seen):
-        rows, seen = (x.transpose(-1, -2)[..., None] for x in (weight, seen))
-        merged = merged + rows * torch.where(seen, out.to(lse.dtype), 0.0)
-    return merged.to(outs[0].dtype), (top + total.log()).masked_fill(is_empty, -torch.inf)
+    for out, weight, row_has_keys in zip(outs, weights, has_keys):
+        rows, row_has_keys = (x.transpose(-1, -2)[..., None] for x in (weight, row_has_keys))
+        merged = merged + rows * torch.where(row_has_keys, out.to(lse.dtype), 0.0)
+    return merged.to(outs[0].dtype), (lse_max + total.log()).masked_fill(is_empty, -torch.inf)
 
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

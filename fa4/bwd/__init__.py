@@ -1,1 +1,1 @@
-"""What the backward of every chip shares."""
+"""Parts of the backward that all chips share."""

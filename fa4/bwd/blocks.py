@@ -1,15 +1,15 @@
-"""Blocks of query rows: what statistics, main kernel and finish of every chip hand each other, and in which layout.
+"""Blocks of query rows: data and layouts shared by the statistics, main and finish kernels of every chip.
 
-Every sequence starts a new block of tile_m rows (`core.rows`). The rows of a block are those of one head, or those of
-`packed` heads in turn (`core.sequence`). For each there are two statistics, which the main kernel adds:
+Every sequence starts a new block of tile_m rows (`core.rows`). The rows of a block belong to one head, or to `packed`
+interleaved heads (`core.sequence`). Each row has two statistics, which the main kernel adds:
 
-    -lse * log2(e)     so that P = exp2(scale_log2 * S - lse * log2(e)); -inf for a row that sees nothing: P = 0
+    -lse * log2(e)     so that P = exp2(scale_log2 * S - lse * log2(e)); -inf for a row without visible key: P = 0
     -delta             so that dS = P (dP - delta), delta_i = sum_d dO_id O_id - dlse_i
 
-or, for a main kernel that computes 2^e P with an e of its configuration (`weight_exponent`), -lse * log2(e) + e, and
--delta * 2^-e, so that dS = (2^e P) (2^-e dP - 2^-e delta).
+A main kernel with a `weight_exponent` e computes 2^e P. Its statistics are -lse * log2(e) + e and -delta * 2^-e, so
+that dS = (2^e P) (2^-e dP - 2^-e delta).
 
-and for each block a float32 sum of dQ, to which the blocks of keys add, in the layout that suits the main kernel.
+Each block has a float32 sum of dQ, to which the key blocks add, in a layout chosen by the main kernel.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ..spec import ProblemSize, Saved
 if TYPE_CHECKING:
     from .workspace import Workspace
 
-THREADS = 256  # of the kernels around the main one
+THREADS = 256  # per CTA of the statistics and finish kernels
 
 
 @dataclass(frozen=True, slots=True)
 class Placement(Constant):
-    """Where a main kernel adds up a block's dQ, tile_m rows of `columns` float32.
+    """Layout of a block's dQ sum: tile_m rows of `columns` float32.
 
-    rows: 1, or as many (2 or 4) rows of a column as are neighbours. Of 8 neighbouring columns (and `rows` rows) the
-    places come in runs of four, or of two, wherever the 8 start.
+    rows: number of consecutive rows of a column that are contiguous (1, 2 or 4). The offsets of 8 consecutive columns
+    (times `rows` rows) form contiguous runs of four, or of two, for every start column.
     """
 
     tile_m: int
@@ -51,20 +51,20 @@ class Placement(Constant):
         return self.tile_m * self.columns
 
     def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
-        """The place of (row, column first + within) from the block's start; first is a multiple of 32 * rows and
-        within is less than that."""
+        """Offset of (row, column first + within) from the start of the block; first is a multiple of 32 * rows, and
+        within < 32 * rows."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class RowBlocks(Constant):
-    """What the code of statistics and finish depends on.
+    """Compile-time configuration of the statistics and finish kernels.
 
-    packed: heads that are rows of one block. turns: counters of a block, see `semaphores`; 0 for none. first_stores: whoever
-    is first, in the order of additions or by chance, stores what others add to, so that sums need not be cleared; no
-    sum is read whose (first) counter is 0. list_rows: rows of a block mask's block, if its lists say that order;
-    else 0. pdl: the three kernels overlap by programmatic launch. weight_exponent: e, see above. chained: a block has
-    several sums, each with counters of its own, and dQ is their sum in the order of their numbers.
+    packed: heads packed into the rows of a block. semaphores: semaphores per block, see `semaphores`; 0 for none.
+    first_stores: the first writer of a sum (by order or by chance) stores and the others add, so that sums need no zero
+    fill; a sum whose (first) semaphore is 0 is not read. list_rows: rows of a block-mask block, if its lists define the
+    order of additions; else 0. pdl: the three kernels overlap by programmatic dependent launch. weight_exponent: e,
+    see above. chained: a block has several sums (chains) with their own semaphores; dQ adds them in index order.
     """
 
     dtype: type[cutlass.Numeric]
@@ -84,21 +84,21 @@ class RowBlocks(Constant):
     chained: bool = False
 
     def arranged(self, statistics: cute.Tensor) -> cute.Tensor:
-        """The workspace of row statistics, (tile_m, 2, blocks, heads), its rows in the order in which threads of the
-        main kernel load them."""
+        """Return the row statistics, (tile_m, 2, blocks, heads), with rows permuted to the load order of the main
+        kernel."""
         return statistics
 
 
 @dataclass(frozen=True)
 class RowTensors:
-    """The run-time arguments of statistics and finish.
+    """Run-time arguments of the statistics and finish kernels.
 
-    out, dout, dq: `core.sequence.as_matrices`, lse, dlse, dsink: `as_columns`, of `packed` heads. sink: (heads_q,).
-    dsink: each row's term of dsink, whose sum over a head's rows is the gradient.
-    statistics: (tile_m, 2, blocks, heads). dq_sum: (elements, blocks, heads). turns: (blocks * turns, heads) int32;
-    these two have a last mode of chains if there are several.
-    ranks: (key blocks, blocks, heads) int32, see `ranks`. of_queries: see `core.traced.ModTensors`. order: a tile for
-    each row block of each sequence.
+    out, dout, dq: `core.sequence.as_matrices`; lse, dlse, dsink: `as_columns`; both of `packed` heads.
+    sink: (heads_q,). dsink: the term of each row; the gradient is the sum over the rows of a head.
+    statistics: (tile_m, 2, blocks, heads). dq_sum: (elements, blocks, heads). semaphores: (blocks * semaphores, heads)
+    int32. dq_sum and semaphores have a last mode of chains if `chained`.
+    ranks: (key blocks, blocks, heads) int32, see `ranks`. of_queries: see `core.traced.ModTensors`. order: one tile per
+    row block of each sequence.
     """
 
     out: cute.Tensor
@@ -128,10 +128,10 @@ class RowTensors:
         mods: ModTensors | None,
         cfg: RowBlocks,
     ) -> RowTensors:
-        """From what a launch gets."""
+        """Convert the arguments of a launch."""
         out, dout, dq = (as_matrices(x, cfg.packed) for x in (saved.out, saved.dout, dq))
-        of_rows = (saved.lse, saved.dlse, workspace.dsink)
-        lse, dlse, dsink = (None if x is None else as_columns(x, cfg.packed) for x in of_rows)
+        row_values = (saved.lse, saved.dlse, workspace.dsink)
+        lse, dlse, dsink = (None if x is None else as_columns(x, cfg.packed) for x in row_values)
         statistics, dq_sum, semaphores, ranks = (None if x is None else modes_reversed(x) for x in workspace[:4])
         of_queries = None if mods is None else mods.of_queries
         heads = cute.size(dq, mode=[2])
@@ -142,6 +142,6 @@ class RowTensors:
             order = PackedOrder(cfg.tile_m, cfg.packed, inputs.lengths.cu_seqlens_q, extent(out), heads, heads, False)
         lengths = inputs.lengths.bounded(sizes.max_seqlen_q, sizes.max_seqlen_k)
         return RowTensors(
-            out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, semaphores, ranks, of_queries, lengths, order,
-            scale,
+            out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, semaphores, ranks, of_queries, lengths,
+            order, scale,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Gradients of captured tensors on the host: what kernels add to (`core.captured`), and what is done with it after."""
+"""Gradients of captured tensors, host side: buffers for the kernels (`core.captured_grads`), and their reduction."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from ..spec import AttentionInputs
 
 
 def targets(inputs: AttentionInputs, mods: Mods | None, gradients: Sequence[Tensor | None], cfg: Any) -> tuple | None:
-    """For each scatter of the score's graph what the kernel adds to; None if nothing asks for gradients."""
+    """Return the buffer that the kernel adds to, for each scatter of the score graph; None if no gradient is needed. A
+    scatter indexed by b and h only gets sums per thread, (heads_q, blocks, threads); others use the gradient itself."""
     if mods is None or not mods.trained:
         return None
     rows_k = inputs.k.shape[0] if inputs.varlen else inputs.k.shape[1]
     blocks = row_blocks(rows_k, inputs.batch, cfg.cta_tile_n, 1, inputs.varlen)
-    graph, made = parse(mods.score), list[Tensor]()
+    graph, bufs = parse(mods.score), list[Tensor]()
     for scatter in graph.scatters:
         if graph.is_of_heads(scatter):
             shape = inputs.q.shape[-2], blocks, cfg.score_threads
-            made.append(torch.zeros(shape, dtype=torch.float32, device=inputs.q.device))
+            bufs.append(torch.zeros(shape, dtype=torch.float32, device=inputs.q.device))
             continue
         gradient = gradients[scatter.tensor]
         assert gradient is not None
-        made.append(gradient)
-    return tuple(made)
+        bufs.append(gradient)
+    return tuple(bufs)
 
 
-def finish(inputs: AttentionInputs, mods: Mods | None, gradients: Sequence[Tensor | None], made: tuple | None) -> None:
-    """Add what threads have, of scatters that are of heads, to the gradients."""
-    if mods is None or made is None:
+def finish(inputs: AttentionInputs, mods: Mods | None, gradients: Sequence[Tensor | None], bufs: tuple | None) -> None:
+    """Reduce the per-thread buffers of per-head scatters and add them to the gradients."""
+    if mods is None or bufs is None:
         return
     graph = parse(mods.score)
-    for scatter, sums in zip(graph.scatters, made):
+    for scatter, sums in zip(graph.scatters, bufs):
         gradient = gradients[scatter.tensor]
         if gradient is not None and graph.is_of_heads(scatter):
             sequences = 1 if inputs.varlen else inputs.batch
@@ -49,6 +50,6 @@ def finish(inputs: AttentionInputs, mods: Mods | None, gradients: Sequence[Tenso
 def _add_by_head(graph: Graph, scatter: Scatter, mods: Mods, gradient: Tensor, sums: Tensor) -> None:
     """sums: (sequences, heads_q)."""
     b, h = (torch.arange(extent, device=sums.device) for extent in sums.shape)
-    inputs = {"b": b[:, None], "h": h, "q_idx": h.new_zeros(())}  # a place in a sequence has no part in the indices
-    done = evaluation(graph, *mods.of_score(), inputs, torch.float32)
-    add_where(gradient, [done.value(i) for i in scatter.indices], sums)
+    inputs = {"b": b[:, None], "h": h, "q_idx": h.new_zeros(())}  # the indices do not depend on positions
+    evaluated = evaluation(graph, *mods.of_score(), inputs, torch.float32)
+    add_where(gradient, [evaluated.value(i) for i in scatter.indices], sums)

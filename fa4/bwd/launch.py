@@ -1,4 +1,4 @@
-"""The launch of a backward of warp roles: what is the same on every chip that has TMA."""
+"""Launch of a warp-specialised backward kernel: the part that is the same on every chip with TMA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .program import BackwardProgram, Call
 
 
 class Maps(NamedTuple):
-    """TMA maps of matrices (rows, columns, heads, batch), varlen without the batch, perhaps `seq_bounded_tma`."""
+    """TMA maps of matrices (rows, columns, heads, batch), varlen without batch; `seq_bounded_tma` if lengths vary."""
 
     q: TmaMap
     k: TmaMap
@@ -29,18 +29,18 @@ class Maps(NamedTuple):
 
 @dataclass(frozen=True)
 class Arguments:
-    """The main kernel's run-time arguments."""
+    """Run-time arguments of the main kernel."""
 
     maps: Maps
     statistics: cute.Tensor  # (tile_m, 2, blocks, heads_q): -lse * log2(e) and -delta of each row
-    dq_sum: cute.Tensor  # (elements, blocks, heads_q): a block's dQ; see the chip's `placement`, `RowTensors`
-    semaphores: cute.Tensor | None  # (blocks * turns, heads_q): how many key blocks have added to (a share of) dQ
+    dq_sum: cute.Tensor  # (elements, blocks, heads_q): dQ sum of a block; see the chip's `placement`, `RowTensors`
+    semaphores: cute.Tensor | None  # (blocks * semaphores, heads_q): key blocks that have added to (a share of) dQ
     ranks: cute.Tensor | None  # (key blocks, blocks, heads_q): see `ranks`
     lengths: Lengths
     seqlen_q: Int32
     seqlen_k: Int32
     order: Order | PackedOrder
-    scale: Float32  # and below: see `Scalars`
+    scale: Float32  # this and the next four: see `Scalars`
     scale_log2: Float32
     scale_over_cap: Float32
     left: Int32
@@ -50,7 +50,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BackwardKernel(BackwardProgram, RoleKernel):
-    """A chip's main kernel. Its configurations are a `bwd.variant.Variant`."""
+    """Base class of a chip's main kernel. Its configuration is a `bwd.variant.Variant`."""
 
     def begin(self, call: Call, cfg: Any, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
@@ -72,8 +72,8 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         if cfg.lengths_vary:
             loaded, stored = tuple(seq_bounded_tma(x) for x in loaded), tuple(seq_bounded_tma(x) for x in stored)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile, cfg.do_tile, cfg.dk_tile, cfg.dv_tile)
-        shared = [cfg.sharers(name) for name in ("q", "k", "v", "do")]
-        maps = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in zip(loaded, tiles, shared)]
+        multicast = [cfg.sharers(name) for name in ("q", "k", "v", "do")]
+        maps = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in zip(loaded, tiles, multicast)]
         maps += [TmaTile.store(x, tile).map for x, tile in zip(stored, tiles[4:])]
         sums = rows.statistics, rows.dq_sum, rows.semaphores, rows.ranks
         args = Arguments(Maps(*maps), *sums, rows.lengths, *seqlens, order, *call.scalars, call.mods)

@@ -1,4 +1,4 @@
-"""The backward of a plan: what its kernels are called with, and their launch."""
+"""The backward of a plan: arguments of its kernels, and the launch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from .workspace import Allocator
 
 
 class Scalars(NamedTuple):
-    """scale: softmax_scale. scale_log2: scale * log2(e); with a softcap, softcap * log2(e); with a score_mod, which
-    gives logits, log2(e). scale_over_cap: scale / softcap. left, right: see `core.mask.Window`."""
+    """Scalar arguments of the main kernel. scale: softmax_scale. scale_log2: scale * log2(e); with a softcap, softcap *
+    log2(e); with a score_mod, which returns logits, log2(e). scale_over_cap: scale / softcap. left, right: see
+    `core.mask.Window`."""
 
     scale: Float32
     scale_log2: Float32
@@ -39,18 +40,18 @@ class Scalars(NamedTuple):
 
 
 class Backward:
-    """One kind of problem on a chip. A chip's class has a `kernel` and knows its configurations."""
+    """The backward of one kind of problem on one chip. A subclass per chip sets `kernel` and implements `config`."""
 
     kernel: Program
-    chains = 1  # sums of a query block's dQ, see `RowBlocks.chained`
+    chains = 1  # dQ sums per query block, see `RowBlocks.chained`
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> None:
         self.spec, self.extent, self.chip = spec, extent, chip
         self.scalars = jit.fixed(Scalars.of(spec))
-        self._compiled: dict[bool, tuple[Any, Allocator, jit.Launcher]] = {}  # by whether there is a dlse
+        self._compiled: dict[bool, tuple[Any, Allocator, jit.Launcher]] = {}  # key: has_dlse
 
     def config(self, has_dlse: bool) -> Any:
-        """The kernel's configuration, a `Variant` with `row_blocks`."""
+        """Return the configuration of the kernel, a `Variant` with `row_blocks`."""
         raise NotImplementedError
 
     def launch(
@@ -61,8 +62,8 @@ class Backward:
         mods: Mods | None = None,
         captured: Sequence[Tensor | None] = (),
     ) -> Tensor | None:
-        """Fill dq, dk, dv, and add to the gradients of captured tensors; returns the terms of dsink, (heads_q, ...), if
-        there is a sink."""
+        """Write dq, dk, dv and add to the gradients of captured tensors. Return the terms of dsink, (heads_q, ...), or
+        None without a sink."""
         has_dlse = saved.dlse is not None
         if has_dlse not in self._compiled:
             cfg = self.config(has_dlse)
@@ -70,9 +71,11 @@ class Backward:
         cfg, allocate, launcher = self._compiled[has_dlse]
         workspace, extent = allocate(inputs, mods), inputs.extent if self.spec.varlen else self.extent
         targets = gradients.targets(inputs, mods, captured, cfg)
-        given = None
+        mod_tensors = None
         if mods is not None:
-            given = filled(mods, inputs.q.shape[-2], backward=True, is_ordered=cfg.ordered_by_lists, captured=targets)
-        launcher(inputs[:8], saved, grads, workspace, self.scalars, extent, given)
+            mod_tensors = filled(
+                mods, inputs.q.shape[-2], backward=True, is_ordered=cfg.ordered_by_lists, captured=targets
+            )
+        launcher(inputs[:8], saved, grads, workspace, self.scalars, extent, mod_tensors)
         gradients.finish(inputs, mods, captured, targets)
         return workspace.dsink_terms()

@@ -1,4 +1,4 @@
-"""The launch of a backward, whatever the chip: statistics of rows, the chip's main kernel, the finish of dQ."""
+"""Launch of a backward on any chip: statistics kernel, main kernel of the chip, finish kernel."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .workspace import Workspace
 
 
 class Call(NamedTuple):
-    """What a main kernel gets. Matrices have the modes of `core.sequence.as_matrices`, those of q with the packed heads
-    of `rows`, which holds dout, the workspaces and the lengths."""
+    """Arguments of a main kernel, as matrices with the modes of `core.sequence.as_matrices`. q has the packed heads of
+    `rows`. `rows` holds dout, the workspaces and the lengths."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -37,7 +37,7 @@ class Call(NamedTuple):
 
 
 class BackwardProgram(Program):
-    """`begin` of a subclass starts the main kernel. Configurations are a `Variant` with `row_blocks`."""
+    """Base class; `begin` of a subclass starts the main kernel. Its configuration is a `Variant` with `row_blocks`."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ class BackwardProgram(Program):
             saved: out, dout like q with the columns of v; lse, dlse (batch, heads, rows), or varlen (heads, rows),
                 float32.
             grads: dq, dk, dv like q, k, v.
-            workspace: for `cfg.row_blocks`; on return its dsink holds the terms of dsink.
+            workspace: for `cfg.row_blocks`; the kernels write the terms of dsink to its dsink.
         """
         blocks = cfg.row_blocks
         q = as_matrices(inputs.q, blocks.packed)
@@ -73,7 +73,7 @@ class BackwardProgram(Program):
         launch_finish(rows, blocks, stream)
 
     def begin(self, call: Call, cfg: Any, stream: Any) -> None:
-        """Inside a `cute.jit` host function: start the main kernel."""
+        """Start the main kernel, from inside a `cute.jit` host function."""
         raise NotImplementedError
 
     def stand_ins(self, cfg: Any) -> tuple:

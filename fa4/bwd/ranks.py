@@ -1,8 +1,8 @@
-"""The order in which the key blocks of a block mask add to a block of queries: that of their numbers.
+"""Order index of each key block in the dQ additions of a query block, for block masks: ascending key blocks.
 
-A CTA has a block of keys, and its list says which blocks of queries it adds to. How many add there before it, the list
-of that block of queries says; the statistics kernel looks for every entry at once, so that the main kernel reads one
-number a step.
+A CTA processes a block of keys; its list contains the query blocks that it adds to. Its order index there follows from
+the list of that query block. The statistics kernel computes the order index of every list entry in advance, so that the
+main kernel loads one number per step.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from .blocks import THREADS
 
 @cute.jit
 def rank_key_blocks(blocks: BlockTensors, ranks: cute.Tensor, batch: Int32, head: Int32, row: Int32):
-    """Of each block of keys that a block of queries lists, how many come before it; ranks: (blocks of keys,).
+    """Write ranks[key block] = number of smaller entries, for each key block in the lists of a query block.
 
-    All THREADS threads. `row`: the block of queries.
+    Called by all THREADS threads. ranks: (key blocks,). row: query block.
     """
     shape = blocks.counts.shape
-    at = cutlass.min(batch, shape[0] - 1), cutlass.min(head, shape[1] - 1), row
-    partial = blocks.lists[(*at, None)], blocks.counts[at]
-    full = blocks.full_lists[(*at, None)], blocks.full_counts[at]
-    for (own, count), (other, others) in ((partial, full), (full, partial)):
+    coord = cutlass.min(batch, shape[0] - 1), cutlass.min(head, shape[1] - 1), row
+    partial = blocks.lists[(*coord, None)], blocks.counts[coord]
+    full = blocks.full_lists[(*coord, None)], blocks.full_counts[coord]
+    for (entries, count), (other, other_count) in ((partial, full), (full, partial)):
         for i in cutlass.range(cute.arch.thread_idx()[0], count, THREADS, unroll=1):
-            ranks[own[i]] = i + _entries_below(own[i], other, others)
+            ranks[entries[i]] = i + _entries_below(entries[i], other, other_count)
 
 
 @cute.jit
 def _entries_below(bound: Int32, entries: cute.Tensor, count: Int32) -> Int32:
-    """How many of the first `count` ascending entries are less than a bound, by a thread."""
+    """Binary search by one thread: number of the first `count` ascending entries that are less than `bound`."""
     first, stop = Int32(0), count
     while first < stop:
         middle = (first + stop) // 2

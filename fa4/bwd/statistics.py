@@ -1,9 +1,8 @@
-"""Before the backward's main kernel: the statistics of rows (see `blocks`), and zeros where the main kernel will add or
-count.
+"""Statistics kernel, before the main kernel: row statistics (see `blocks`), and zero fill of dQ sums and semaphores.
 
-One CTA has one block of rows, LANES neighbouring threads share a row. Rows without data or without a visible key get
--inf and 0, which makes their P and dS zero whatever the scores are; a row whose lse is NaN keeps it, and so do its
-gradients. The kernel computes the sink's gradient beside, row by row: dsink = -sum_i exp(sink - lse_i) delta_i.
+One CTA processes one block of rows; LANES consecutive threads share a row. Padding rows, and rows without a visible
+key, get -inf and 0: their P and dS are zero for any score. A row with NaN lse keeps it and has NaN gradients.
+The kernel also computes the terms of the sink gradient, row by row: dsink = -sum_i exp(sink - lse_i) delta_i.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from .blocks import THREADS, RowBlocks, RowTensors
 from .ranks import rank_key_blocks
 
 LANES = 8
-VECTOR = 8  # columns of a lane at a time
-ROWS = THREADS // LANES  # at a time
+VECTOR = 8  # columns per lane and iteration
+ROWS = THREADS // LANES  # rows per iteration
 
 
 def launch_statistics(args: RowTensors, cfg: RowBlocks, stream) -> None:
-    """Inside a `cute.jit` host function."""
+    """Launch from inside a `cute.jit` host function."""
     kernel(args, cfg).launch(grid=(args.order.ctas, 1, 1), block=(THREADS, 1, 1), stream=stream)
 
 
@@ -35,10 +34,10 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
         cute.arch.griddepcontrol_launch_dependents()
     thread = cute.arch.thread_idx()[0]
     m_block, head, batch = args.order.here()
-    place = args.lengths.query_place(batch, extent(args.out))
-    data = args.lengths.queries(batch, extent(args.out))
-    if m_block * cfg.tile_m < place.count * cfg.packed:
-        block = first_row_block(batch, place, extent(args.out), cfg.tile_m, cfg.packed, cfg.varlen) + m_block
+    query_rows = args.lengths.query_place(batch, extent(args.out))
+    used_rows = args.lengths.queries(batch, extent(args.out))
+    if m_block * cfg.tile_m < query_rows.count * cfg.packed:
+        block = first_row_block(batch, query_rows, extent(args.out), cfg.tile_m, cfg.packed, cfg.varlen) + m_block
         if cutlass.const_expr(not cfg.first_stores):
             dq = args.dq_sum[None, block, head]
             for i in cutlass.range(thread, cfg.placement.elements // 4, THREADS, unroll=4):
@@ -54,41 +53,41 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
             row = m_block * cfg.tile_m // cfg.list_rows
             rank_key_blocks(args.of_queries, args.ranks[None, block, head], batch, head, row)
 
-        def of_sequence(x):
-            return None if x is None else sequence_matrix(x, head, batch, place, cfg.varlen)
+        def sequence_rows(x):
+            return None if x is None else sequence_matrix(x, head, batch, query_rows, cfg.varlen)
 
-        out, dout, lse, dlse, dsink = (of_sequence(x) for x in (args.out, args.dout, args.lse, args.dlse, args.dsink))
+        out, dout, lse, dlse, dsink = (sequence_rows(x) for x in (args.out, args.dout, args.lse, args.dlse, args.dsink))
         for first in cutlass.range_constexpr(0, cfg.tile_m, ROWS):
-            in_tile = first + thread // LANES
-            row = m_block * cfg.tile_m + in_tile
-            in_block = Boolean(True) if cfg.tile_m % ROWS == 0 else in_tile < cfg.tile_m
-            holds_data = in_block & (row < data.count * cfg.packed)
+            tile_row = first + thread // LANES
+            row = m_block * cfg.tile_m + tile_row
+            in_block = Boolean(True) if cfg.tile_m % ROWS == 0 else tile_row < cfg.tile_m
+            holds_data = in_block & (row < used_rows.count * cfg.packed)
             delta = row_delta(out, dout, row, holds_data, cfg)
             row_lse = -Float32.inf
             if holds_data:
                 row_lse = lse[row, 0]
-            is_seen = row_lse != -Float32.inf
+            has_keys = row_lse != -Float32.inf
             if cutlass.const_expr(dlse is not None):
-                delta = delta - (dlse[row, 0] if is_seen else Float32(0.0))
-            minus_lse = Float32(cutlass.select_(is_seen, row_lse * -LOG2_E, -Float32.inf))
-            delta = Float32(cutlass.select_(is_seen, delta, Float32(0.0)))
+                delta = delta - (dlse[row, 0] if has_keys else Float32(0.0))
+            minus_lse = Float32(cutlass.select_(has_keys, row_lse * -LOG2_E, -Float32.inf))
+            delta = Float32(cutlass.select_(has_keys, delta, Float32(0.0)))
             if in_block and thread % LANES == 0:
                 if cutlass.const_expr(cfg.weight_exponent == 0):
-                    args.statistics[in_tile, 0, block, head] = minus_lse
-                    args.statistics[in_tile, 1, block, head] = -delta
+                    args.statistics[tile_row, 0, block, head] = minus_lse
+                    args.statistics[tile_row, 1, block, head] = -delta
                 else:
-                    args.statistics[in_tile, 0, block, head] = minus_lse + float(cfg.weight_exponent)
-                    args.statistics[in_tile, 1, block, head] = delta * -(2.0**-cfg.weight_exponent)
+                    args.statistics[tile_row, 0, block, head] = minus_lse + float(cfg.weight_exponent)
+                    args.statistics[tile_row, 1, block, head] = delta * -(2.0**-cfg.weight_exponent)
                 if cutlass.const_expr(dsink is not None):  # noqa: SIM102  one is decided at compile time
-                    if row < place.count * cfg.packed:
-                        of_head = Float32(args.sink[head * cfg.packed + row % cfg.packed])
-                        weight = cute.math.exp2(of_head * LOG2_E + minus_lse, fastmath=True)
-                        dsink[row, 0] = Float32(cutlass.select_(is_seen, -weight * delta, Float32(0.0)))
+                    if row < query_rows.count * cfg.packed:
+                        sink = Float32(args.sink[head * cfg.packed + row % cfg.packed])
+                        p_sink = cute.math.exp2(sink * LOG2_E + minus_lse, fastmath=True)
+                        dsink[row, 0] = Float32(cutlass.select_(has_keys, -p_sink * delta, Float32(0.0)))
 
 
 @cute.jit
 def row_delta(out: cute.Tensor, dout: cute.Tensor, row: Int32, exists: Boolean, cfg: cutlass.Constexpr) -> Float32:
-    """sum of dO * O over a row, by LANES neighbouring threads; every one of them gets it."""
+    """Sum of dO * O over a row, computed by LANES consecutive threads; all of them get the result."""
     lane = cute.arch.thread_idx()[0] % LANES
     total = Float32(0.0)
     for first in cutlass.range_constexpr(0, cfg.head_dim_v, LANES * VECTOR):

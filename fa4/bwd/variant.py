@@ -1,4 +1,4 @@
-"""What the backwards of warp roles have in common at compile time."""
+"""Compile-time configuration shared by all warp-specialised backward kernels."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..pipeline.smem import Tile
 
 @dataclass(frozen=True, slots=True)
 class Variant(variant.Variant):
-    """A kind of problem and how a backward works on it: `tile_m` queries a step, `cluster_tile_n` keys of a CTA (or of `ctas`
-    that work as a pair), tiles of q, do, dk and dv, and `row_blocks`."""
+    """Kind of problem, and tiling of the backward. Subclasses add `tile_m` (queries per step), `cluster_tile_n` (keys
+    per CTA, or per pair if `ctas` is 2), `q_tile`, `do_tile`, `dk_tile`, `dv_tile` and `row_blocks`."""
 
-    column_unit: ClassVar[int]  # products compute so many columns of a head dim, or a multiple
-    cta_tile_n: ClassVar[int]  # keys of a CTA, of a pair too
-    score_threads: ClassVar[int] = 256  # that have scores of these: eight warps, the CTA's first
+    column_unit: ClassVar[int]  # MMAs compute a multiple of this number of head-dim columns
+    cta_tile_n: ClassVar[int]  # keys per CTA, also in a pair
+    score_threads: ClassVar[int] = 256  # threads that hold scores: the first eight warps of the CTA
 
     @property
     def columns(self) -> int:
-        """head_dim as products compute it: tiles are zero past head_dim."""
+        """head_dim rounded up to `column_unit`: tiles are zero past head_dim."""
         return -(-self.head_dim // self.column_unit) * self.column_unit
 
     @property
@@ -39,20 +39,20 @@ class Variant(variant.Variant):
 
     @property
     def rows_bytes(self) -> int:
-        """A step's row statistics: two floats for each query."""
+        """Bytes of the row statistics of a step: two float32 per query."""
         return 2 * 4 * self.tile_m
 
     @property
     def descending(self) -> bool:
-        """Whether CTAs take key blocks from last to first. In a deterministic causal problem that is the order in
-        which blocks add to dQ: the last block, seen by the fewest queries, adds at its diagonal at once, the one before
-        it follows a step behind, and nobody waits for long."""
+        """True if CTAs process key blocks from last to first. In a deterministic causal problem key blocks add to dQ in
+        this order. The last key block has the fewest visible queries and adds at its diagonal at once; each earlier
+        block follows one step behind, so waits are short."""
         return self.deterministic and self.has_right
 
     def l2_group(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32 | None:
-        """How many of all pairs of head and sequence advance together, see `core.order`; None for a sequence's."""
+        """(head, sequence) pairs of an L2 swizzle group, see `core.order`; None: the heads of one sequence."""
         return None
 
     def wave(self, n_blocks: Int32, l2_group: Int32 | None, pairs: Int32) -> Int32 | None:
-        """How many blocks of each pair of a section begin together, if the order is one of waves, see `core.order`."""
+        """Blocks of each pair of an L2 group that start together, see `core.order`; None for an order without waves."""
         return None

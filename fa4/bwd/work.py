@@ -1,4 +1,4 @@
-"""What a CTA of a backward works on: a block of keys of one key/value head, and the query blocks that see it."""
+"""Work of a backward CTA: a key block of one key/value head, and the query blocks with visible keys in it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ..core.sequence import Rows
 
 
 class Keys(NamedTuple):
-    """A block of `cfg.cluster_tile_n` keys, and the blocks first <= m < stop of `cfg.tile_m` queries that see some."""
+    """A block of `cfg.cluster_tile_n` keys, and its query blocks first <= m < stop, of `cfg.tile_m` queries."""
 
     n_block: Int32
     head_kv: Int32
     batch: Int32
-    q: Rows  # the sequence's query rows that hold data
+    q: Rows  # query rows of the sequence that hold data
     k: Rows
     mask: Band
     first: Int32
     stop: Int32
-    row_block: Int32  # where the sequence's query blocks begin in the row workspaces
-    block_iter: SparseBlocks | None  # if a block mask lists the query blocks: `first` and `stop` are places of the walk
-    steps: Int32  # query blocks of all heads of the group
+    row_block: Int32  # index of the sequence's first query block in the row workspaces
+    block_iter: SparseBlocks | None  # query blocks listed by a block mask; then `first` and `stop` are its positions
+    steps: Int32  # number of query blocks over all heads of the group
 
 
 def keys_here(context) -> Keys:
-    """This CTA's."""
+    """Return the work of this CTA."""
     args, cfg = context.args, context.cfg
     n_block, head_kv, batch = args.order.here()
     q = args.lengths.queries(batch, args.seqlen_q)
@@ -57,8 +57,8 @@ def keys_here(context) -> Keys:
 
 
 def lists_of(context, keys, head: Int32) -> SparseBlocks:
-    """The query blocks that see a block of keys, by the lists of a query head. keys: `Keys`, or a record of a chip's
-    that begins with its fields and is for `cfg.cluster_tile_n` keys."""
+    """Query blocks of a key block, from the block-mask lists of a query head. keys: `Keys`, or a chip's record that
+    starts with the same fields, for `cfg.cluster_tile_n` keys."""
     args, cfg = context.args, context.cfg
     block_q, block_k = cfg.mods.block
     column, ratio = keys.n_block // (block_k // cfg.cluster_tile_n), block_q // cfg.tile_m
@@ -68,7 +68,7 @@ def lists_of(context, keys, head: Int32) -> SparseBlocks:
 
 @cute.jit
 def steps_of_group(context, keys) -> Int32:
-    """Query blocks in the lists of all heads of a group."""
+    """Number of query blocks in the lists of all heads of the group."""
     total = Int32(0)
     for member in cutlass.range(context.cfg.group, unroll=1):
         total = total + lists_of(context, keys, keys.head_kv * context.cfg.group + member).count
@@ -77,7 +77,7 @@ def steps_of_group(context, keys) -> Int32:
 
 @cute.jit
 def first_member(context, keys) -> Int32:
-    """The first query head of the group whose lists hold something, counted within it; 0 if all have the same lists."""
+    """Index in the group of the first query head with non-empty lists; 0 if all heads have the same lists."""
     first = Int32(0)
     if cutlass.const_expr(context.cfg.lists_by_head):
         for i in cutlass.range(context.cfg.group, unroll=1):
@@ -88,12 +88,12 @@ def first_member(context, keys) -> Int32:
 
 
 def order_index(order: Order, mask: Band, m_block: Int32, tile: Tile) -> Int32:
-    """How many key blocks add to dQ of a query block before a tile's; all that the query block meets do, in order."""
-    met = mask.key_blocks(m_block)
-    return order.order_index(tile, met.first, met.stop)
+    """Number of key blocks that add to dQ of a query block before this tile. All visible key blocks add, in order."""
+    key_blocks = mask.key_blocks(m_block)
+    return order.order_index(tile, key_blocks.first, key_blocks.stop)
 
 
 def order_index_by_lists(args, cfg, block: Int32, head: Int32, n_block: Int32) -> Int32:
-    """The same where a block mask's lists say which key blocks meet. block: the query block in the row workspaces."""
+    """`order_index` with the lists of a block mask. block: index of the query block in the row workspaces."""
     tiles = cfg.mods.block[1] // cfg.cluster_tile_n
     return args.ranks[n_block // tiles, block, head] * tiles + n_block % tiles

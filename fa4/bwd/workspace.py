@@ -1,4 +1,4 @@
-"""Scratch memory of the backward, on the host. The statistics kernel writes all of it first."""
+"""Scratch memory of the backward, allocated by the host. The statistics kernel initialises it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .blocks import RowBlocks
 
 
 class Workspace(NamedTuple):
-    """statistics (heads, blocks, 2, tile_m), dq_sum (heads, blocks, elements) and dsink, like lse, are float32; turns
-    (heads, blocks * turns) and ranks (heads, blocks, blocks of keys of a block mask) are int32. `heads` are query
-    heads, or groups of packed ones; see `blocks` and `ranks`. Chained, dq_sum and turns have an axis of chains in
-    front.
+    """Scratch tensors, see `blocks` and `ranks`; `heads` are query heads, or groups of packed heads.
 
-    dsink holds the terms of a sum over each head's rows, 0 for rows that no sequence has.
+    float32: statistics (heads, blocks, 2, tile_m), dq_sum (heads, blocks, elements), dsink like lse.
+    int32: semaphores (heads, blocks * semaphores), ranks (heads, blocks, key blocks of the block mask).
+    If `chained`, dq_sum and semaphores have a leading axis of chains. dsink holds the terms of a sum over the rows of
+    each head, 0 in padding rows.
     """
 
     statistics: Tensor
@@ -35,7 +35,7 @@ class Workspace(NamedTuple):
 
     @staticmethod
     def fake(cfg: RowBlocks) -> Workspace:
-        """Stand-ins for compilation."""
+        """Fake tensors for compilation."""
         return Workspace(
             jit.fake_tensor(Float32, 4, contiguous=True),
             jit.fake_tensor(Float32, 3 + cfg.chained, contiguous=True),
@@ -45,13 +45,13 @@ class Workspace(NamedTuple):
         )
 
     def dsink_terms(self) -> Tensor | None:
-        """(heads_q, ...)."""
+        """Terms of dsink as (heads_q, ...)."""
         return self.dsink if self.dsink is None or self.dsink.ndim == 2 else self.dsink.transpose(0, 1)
 
 
 class Allocator:
-    """What gives the workspaces of one kind of problem, whose sizes are computed once for q of a shape. chains: of a
-    block's additions, if they are `chained`."""
+    """Allocator of workspaces for one kind of problem; it computes the sizes once per shape of q. chains: sums per
+    block, if `chained`."""
 
     def __init__(self, cfg: RowBlocks, chains: int = 1) -> None:
         self._cfg, self._chains = cfg, (chains,) if cfg.chained else ()
@@ -66,14 +66,14 @@ class Allocator:
     ) -> Callable[[], Workspace]:
         cfg, (*_, rows, all_heads, _) = self._cfg, shape_q
         heads, blocks = all_heads // cfg.packed, row_blocks(rows, batch, cfg.tile_m, cfg.packed, cfg.varlen)
-        of_rows = (all_heads, rows) if cfg.varlen else (batch, all_heads, rows)
+        row_shape = (all_heads, rows) if cfg.varlen else (batch, all_heads, rows)
         statistics = maker((heads, blocks, 2, cfg.tile_m), torch.float32, device)
         dq_sum = maker((*self._chains, heads, blocks, cfg.placement.elements), torch.float32, device)
         semaphores = (
             maker((*self._chains, heads, blocks * cfg.semaphores), torch.int32, device) if cfg.semaphores else _nothing
         )
         ranks = maker((heads, blocks, key_blocks), torch.int32, device) if cfg.list_rows else _nothing
-        zeros = functools.partial(torch.zeros, of_rows, dtype=torch.float32, device=device)
+        zeros = functools.partial(torch.zeros, row_shape, dtype=torch.float32, device=device)
         dsink = zeros if cfg.has_sink else _nothing
         return lambda: Workspace(statistics(), dq_sum(), semaphores(), ranks(), dsink())
 

@@ -1,1 +1,1 @@
-"""Other libraries' functions by their names and positional order, on fa4."""
+"""Functions of other libraries on fa4, with their names and positional order."""

@@ -1,14 +1,14 @@
-"""flash-attn 2's functions on fa4: `from fa4.compat.flash_attn import flash_attn_func` in place of `from flash_attn`.
+"""flash-attn 2's functions on fa4: `from fa4.compat.flash_attn import flash_attn_func` replaces `from flash_attn`.
 
-Positional order and defaults are flash-attn's. Arguments mean here what they mean there, except:
+Positional order, defaults and meaning of the arguments are flash-attn's, except:
 
-    dropout_p          other pairs are dropped than flash-attn drops; seeds come from torch's generator, too
-    alibi_slopes       (heads_q,) or (batch, heads_q), a score_mod here
+    dropout_p          drops other pairs than flash-attn; seeds also come from torch's generator
+    alibi_slopes       (heads_q,) or (batch, heads_q), implemented as a score_mod
     deterministic      False follows torch.use_deterministic_algorithms
-    return_attn_probs  gives (out, lse, None): probabilities are never in memory; see `fa4.dropout_mask`
-    block_table        None only but for `flash_attn_with_kvcache`, where pages may have any number of rows
+    return_attn_probs  returns (out, lse, None): probabilities are never in memory; see `fa4.dropout_mask`
+    block_table        must be None, except for `flash_attn_with_kvcache`, where pages may have any number of rows
 
-What `fa4.flash_attn_func` serves besides (float32, float64, any head dim, CPUs) is served; errors are its own.
+float32, float64, any head dim and CPUs are supported as in `fa4.flash_attn_func`; errors are fa4's.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from .. import checks, jagged
 from ..api import flash_attn_func as _dense
-from ..api import flash_attn_varlen_func as _packed
-from ..kvcache import flash_attn_with_kvcache as _on_cache
+from ..api import flash_attn_varlen_func as _varlen
+from ..kvcache import flash_attn_with_kvcache as _with_kvcache
 from ..mods.ready import ReadyMade
 
 __all__ = [
@@ -52,7 +52,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """q (batch, seqlen_q, heads_q, head_dim), k and v (batch, seqlen_k, heads_kv, head_dim); see above."""
+    """Attention of q (batch, seqlen_q, heads_q, head_dim), k and v (batch, seqlen_k, heads_kv, head_dim)."""
     options = _options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     if alibi_slopes is not None:
         _check_axes(4, q=q, k=k)
@@ -75,8 +75,8 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """`flash_attn_func` with kv (batch, seqlen_k, 2, heads_kv, head_dim)."""
-    k, v = _parts("kv", kv, 2, 5)
-    return _as_written(
+    k, v = _unbind("kv", kv, 2, 5)
+    return _with_caller_names(
         {"k": "kv[:, :, 0]", "v": "kv[:, :, 1]"},
         flash_attn_func,
         q,
@@ -105,8 +105,8 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """`flash_attn_func` with qkv (batch, seqlen, 3, heads, head_dim)."""
-    q, k, v = _parts("qkv", qkv, 3, 5)
-    return _as_written(
+    q, k, v = _unbind("qkv", qkv, 3, 5)
+    return _with_caller_names(
         {x: f"qkv[:, :, {i}]" for i, x in enumerate("qkv")},
         flash_attn_func,
         q,
@@ -141,7 +141,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Result:
-    """q (total_q, heads_q, head_dim), k and v (total_k, heads_kv, head_dim), cu_seqlens (batch + 1,) int32."""
+    """Packed q (total_q, heads_q, head_dim), k, v (total_k, heads_kv, head_dim), cu_seqlens (batch + 1,) int32."""
     if block_table is not None:
         raise NotImplementedError("block_table is given, expected None: fa4.flash_attn_with_kvcache reads pages")
     options = _options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
@@ -153,7 +153,7 @@ def flash_attn_varlen_func(
     options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     with_probs = checks.boolean("return_attn_probs", return_attn_probs, "a bool")
-    return _result(_packed(q, k, v, return_lse=True, **options), with_probs)
+    return _result(_varlen(q, k, v, return_lse=True, **options), with_probs)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -173,8 +173,8 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """`flash_attn_varlen_func` with kv (total_k, 2, heads_kv, head_dim)."""
-    k, v = _parts("kv", kv, 2, 4)
-    return _as_written(
+    k, v = _unbind("kv", kv, 2, 4)
+    return _with_caller_names(
         {"k": "kv[:, 0]", "v": "kv[:, 1]"}, flash_attn_varlen_func,
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -195,10 +195,10 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """`flash_attn_varlen_func` with qkv (total, 3, heads, head_dim)."""
-    q, k, v = _parts("qkv", qkv, 3, 4)
+    q, k, v = _unbind("qkv", qkv, 3, 4)
     names = {x: f"qkv[:, {i}]" for i, x in enumerate("qkv")}
     names |= {f"{x}_{side}": x for x in ("cu_seqlens", "max_seqlen") for side in "qk"}
-    return _as_written(
+    return _with_caller_names(
         names, flash_attn_varlen_func,
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen,
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -226,15 +226,15 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """q (batch, seqlen_q, heads_q, head_dim), k_cache and v_cache (batch, rows, heads_kv, head_dim), with block_table
-    (pages, rows of a page, heads_kv, head_dim). No gradients; see `fa4.flash_attn_with_kvcache`."""
+    """Attention of q (batch, seqlen_q, heads_q, head_dim) on k_cache, v_cache (batch, rows, heads_kv, head_dim), with
+    block_table (pages, page rows, heads_kv, head_dim). No gradients; see `fa4.flash_attn_with_kvcache`."""
     options: dict[str, Any] = {"softcap": softcap}
     if alibi_slopes is not None:
-        shift = _keys_of_cache(q, k_cache, k, cache_seqlens, cache_leftpad, block_table) - q.shape[1]
+        shift = _cache_lengths(q, k_cache, k, cache_seqlens, cache_leftpad, block_table) - q.shape[1]
         options = _alibi(alibi_slopes, q.shape[0], q, shift, softcap)
         if torch.is_grad_enabled() and alibi_slopes.requires_grad:
             raise NotImplementedError("alibi_slopes requires grad, and flash_attn_with_kvcache has no gradients")
-    out: Tensor | tuple[Tensor, Tensor] = _on_cache(
+    out: Tensor | tuple[Tensor, Tensor] = _with_kvcache(
         q, k_cache, v_cache, k, v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_seqlens=cache_seqlens,
         cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table,
         softmax_scale=softmax_scale, causal=causal, window_size=window_size, rotary_interleaved=rotary_interleaved,
@@ -243,12 +243,12 @@ def flash_attn_with_kvcache(
     return out
 
 
-def _as_written(names: dict[str, str], function: Callable[..., Result], *arguments: Any) -> Result:
-    """function(*arguments), whose errors name what the caller wrote."""
+def _with_caller_names(names: dict[str, str], function: Callable[..., Result], *arguments: Any) -> Result:
+    """Return function(*arguments). Errors name the caller's arguments. names: fa4's names to the caller's."""
     try:
         return function(*arguments)
     except (TypeError, ValueError, NotImplementedError) as error:
-        text = re.sub(r"(?<![\w.])[a-z]\w*(?!\w)", lambda found: names.get(found[0], found[0]), str(error))
+        text = re.sub(r"(?<![\w.])[a-z]\w*(?!\w)", lambda match: names.get(match[0], match[0]), str(error))
         raise type(error)(text) from error
 
 
@@ -275,18 +275,18 @@ def _result(out_and_lse: tuple[Tensor, Tensor], return_attn_probs: bool) -> Resu
     return (out, lse, None) if return_attn_probs else out
 
 
-def _parts(name: str, packed: Tensor, parts: int, ndim: int) -> tuple[Tensor, ...]:
+def _unbind(name: str, packed: Tensor, parts: int, ndim: int) -> tuple[Tensor, ...]:
     if isinstance(packed, Tensor) and packed.is_nested:
         raise TypeError(f"{name} is a nested tensor, expected a plain one")
     if not isinstance(packed, Tensor) or packed.ndim != ndim or packed.shape[-3] != parts:
-        came = tuple(packed.shape) if isinstance(packed, Tensor) else type(packed).__name__
+        shown = tuple(packed.shape) if isinstance(packed, Tensor) else type(packed).__name__
         rows = "batch, seqlen" if ndim == 5 else "total"
-        raise ValueError(f"{name} is {came}, expected a tensor of shape ({rows}, {parts}, heads, head_dim)")
+        raise ValueError(f"{name} is {shown}, expected a tensor of shape ({rows}, {parts}, heads, head_dim)")
     return packed.unbind(-3)
 
 
 def _check_axes(ndim: int, **tensors: Tensor) -> torch.Size:
-    """Raise unless these are tensors of so many axes; the shape of the last one."""
+    """Raise unless all are tensors of `ndim` axes; return the shape of the last one."""
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor")
@@ -298,13 +298,13 @@ def _check_axes(ndim: int, **tensors: Tensor) -> torch.Size:
 
 
 def _lengths(x: Any) -> Any:
-    """Rows of each sequence of a dense tensor, one number; of a jagged one (batch,)."""
+    """Return the rows of each sequence: an int for a dense tensor, (batch,) for a jagged one."""
     if not jagged.is_jagged((x,)):
         return x.shape[1]
     return x.offsets().diff() if x.lengths() is None else x.lengths()
 
 
-def _keys_of_cache(
+def _cache_lengths(
     q: Tensor,
     k_cache: Tensor,
     k: Tensor | None,
@@ -312,7 +312,7 @@ def _keys_of_cache(
     cache_leftpad: Tensor | None,
     block_table: Tensor | None,
 ) -> Any:
-    """Keys of each sequence with the new ones, one number or (batch,)."""
+    """Return the keys of each sequence, including the new ones: an int or (batch,)."""
     _check_axes(4, q=q, k_cache=k_cache, **({} if k is None else {"k": k}))
     keys: Any = k_cache.shape[1]
     if block_table is not None:
@@ -327,31 +327,31 @@ def _keys_of_cache(
 
 
 def _alibi(slopes: Tensor, batch: int, q: Tensor, shift: Any, softcap: float) -> dict[str, Any]:
-    """The score_mod of slopes: -slope * |i + shift - j| added to the scores, behind the softcap. shift: a sequence's
-    keys less its queries, one number or (batch,)."""
+    """Return options with the score_mod of slopes: it adds -slope * |i + shift - j| to the scores after the softcap.
+    shift: keys minus queries of a sequence, an int or (batch,)."""
     heads = q.shape[-2]
     if not isinstance(slopes, Tensor) or slopes.is_nested or tuple(slopes.shape) not in ((heads,), (batch, heads)):
         is_plain = isinstance(slopes, Tensor) and not slopes.is_nested
-        came = tuple(slopes.shape) if is_plain else type(slopes).__name__
-        raise ValueError(f"alibi_slopes is {came}, expected a tensor of shape ({heads},) or ({batch}, {heads})")
+        shown = tuple(slopes.shape) if is_plain else type(slopes).__name__
+        raise ValueError(f"alibi_slopes is {shown}, expected a tensor of shape ({heads},) or ({batch}, {heads})")
     if not slopes.dtype.is_floating_point or slopes.layout is not torch.strided:
         raise TypeError(f"alibi_slopes is {slopes.dtype}, {slopes.layout}, expected a floating dtype, torch.strided")
     if slopes.device != q.device:
         raise ValueError(f"alibi_slopes is on {slopes.device}, expected {q.device} like q")
     cap: Any = checks.cap("softcap", softcap) or None
-    if torch.compiler.is_compiling():  # numbers that change from call to call would be constants of the code
+    if torch.compiler.is_compiling():  # numbers would become constants of the compiled code
         if not isinstance(shift, Tensor):
             shift = torch.full((), shift, dtype=torch.int32, device=q.device)
         if cap is not None:
-            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-            cap = torch.full((), cap, dtype=wide, device=q.device)
+            dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+            cap = torch.full((), cap, dtype=dtype, device=q.device)
     if isinstance(shift, Tensor):
         shift = shift.to(torch.int32)
     return {"score_mod": _Alibi(slopes, shift, cap), "softcap": 0.0}
 
 
 class _Alibi(ReadyMade):
-    """slopes: (heads_q,) or (batch, heads_q). shift: one number or (batch,). cap: of scores before, or None."""
+    """ALiBi. slopes: (heads_q,) or (batch, heads_q). shift: an int or (batch,). cap: the softcap before it, or None."""
 
     _fields = ("slopes", "shift", "cap")
     slopes: Tensor

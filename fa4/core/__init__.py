@@ -1,1 +1,1 @@
-"""Device-side ideas that every chip and both directions share."""
+"""Device-side code shared by all chips and by forward and backward."""

@@ -1,6 +1,6 @@
-"""What launches and compilation of a kernel have to agree on: records of arguments, and stand-ins for their tensors.
+"""Records of kernel arguments, and fake arguments for compilation. Launch and compilation must agree on them.
 
-Records are nested tuples to the caller, too: a launch may pass any tuple in a record's place.
+A record is a nested tuple: a launch may pass any tuple instead of a record.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .. import jit
 from ..spec import AttentionSpec
 from .sequence import Lengths
 
-ALIGNMENT = 16  # bytes that rows of q, k, v, out and dout start at multiples of; see `fa4.plan.Layout`
+ALIGNMENT = 16  # bytes; alignment of the rows of q, k, v, out and dout, see `fa4.plan.Layout`
 
 
 class Inputs(NamedTuple):
-    """The tensors of a problem, as `spec.AttentionInputs` begins: q, k, v (batch, rows, heads, dim), or varlen (rows,
-    heads, dim), the last stride 1, k and v of 8-bit numbers as bytes; sink (heads_q,) float32; and `Lengths`."""
+    """The tensors of a problem, in the order of `spec.AttentionInputs`. q, k, v: (batch, rows, heads, dim), or varlen
+    (rows, heads, dim), last stride 1; 8-bit k and v as uint8. sink: (heads_q,) float32. Then `Lengths`."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -36,22 +36,22 @@ class Inputs(NamedTuple):
 
     @staticmethod
     def fake(cfg: Any) -> Inputs:
-        """Stand-ins for compilation; None for what a `Variant` is without."""
+        """Return fake arguments for compilation; None for tensors that the `Variant` does not have."""
         (q,) = fake_matrices(cfg, 1)
-        of_k = Uint8 if cfg.has_bytes else cfg.dtype
-        k, v = (jit.fake_tensor(of_k, 3 if cfg.varlen_k else 4, align=ALIGNMENT) for _ in range(2))
+        kv_dtype = Uint8 if cfg.has_bytes else cfg.dtype
+        k, v = (jit.fake_tensor(kv_dtype, 3 if cfg.varlen_k else 4, align=ALIGNMENT) for _ in range(2))
         sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
         present = (cfg.varlen, cfg.varlen_k, cfg.has_seqused_q, cfg.has_seqused_k)
-        return Inputs(q, k, v, sink, *(jit.fake_tensor(Int32, 1, align=4) if there else None for there in present))
+        return Inputs(q, k, v, sink, *(jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in present))
 
 
 def fake_matrices(cfg: Any, count: int) -> list:
-    """Stand-ins for tensors like q: (batch, rows, heads, dim), varlen without the batch."""
+    """Return fake tensors like q: (batch, rows, heads, dim), varlen without the batch."""
     return [jit.fake_tensor(cfg.dtype, 3 if cfg.varlen else 4, align=ALIGNMENT) for _ in range(count)]
 
 
 def fake_results(cfg: Any) -> tuple:
-    """Stand-ins for a forward's out and lse; of split keys both float32, with an axis of parts in front."""
+    """Return a fake out and lse of a forward; with split-KV both are float32, with a leading axis of parts."""
     if not cfg.split:
         return *fake_matrices(cfg, 1), fake_rows(cfg)
     rank = 3 if cfg.varlen else 4
@@ -59,15 +59,15 @@ def fake_results(cfg: Any) -> tuple:
 
 
 def fake_rows(cfg: Any, present: bool = True) -> Any:
-    """Stand-in for a tensor like lse: (batch, heads, rows), varlen without the batch."""
+    """Return a fake tensor like lse: (batch, heads, rows), varlen without the batch."""
     return jit.fake_tensor(Float32, 2 if cfg.varlen else 3, align=4) if present else None
 
 
 def fake_numbers(record: type[tuple]) -> tuple:
-    """Stand-ins for a record of Int32 and Float32."""
+    """Return a record of fake Int32 and Float32 values."""
     return record(*(kind(0) for kind in get_type_hints(record).values()))
 
 
 def windows(spec: AttentionSpec) -> tuple[int, int]:
-    """window_left, window_right as numbers; what an open side says is not read."""
+    """Return window_left, window_right as numbers. The value of an unbounded side is not used."""
     return spec.window_left or 0, spec.window_right or 0

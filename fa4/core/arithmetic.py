@@ -1,4 +1,4 @@
-"""The operators of graphs on the numbers of device code."""
+"""Operators of graphs on device values."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .softmax import LOG2_E
 KINDS = {"float": Float32, "int": Int32, "bool": Boolean}
 
 
-def _by(x: Float32, factor: Float32 | None, constant: float) -> Float32:
+def _times(x: Float32, factor: Float32 | None, constant: float) -> Float32:
     return x * (Float32(constant) if factor is None else factor * constant)
 
 
-# Of x * factor, with a factor that does not vary, or None.
-OF_SCALED = {
-    "tanh": lambda x, factor: tanh_of(_by(x, factor, TIMES)),
-    "exp": lambda x, factor: cute.math.exp2(_by(x, factor, LOG2_E), fastmath=True),
+# Operators of x * factor. The factor is the same for all elements, or None.
+SCALED_OPS = {
+    "tanh": lambda x, factor: tanh_of(_times(x, factor, TIMES)),
+    "exp": lambda x, factor: cute.math.exp2(_times(x, factor, LOG2_E), fastmath=True),
     "exp2": lambda x, factor: cute.math.exp2(x if factor is None else x * factor, fastmath=True),
-    "sigmoid": lambda x, factor: cute.arch.rcp_approx(1.0 + cute.math.exp2(_by(x, factor, -LOG2_E), fastmath=True)),
+    "sigmoid": lambda x, factor: cute.arch.rcp_approx(1.0 + cute.math.exp2(_times(x, factor, -LOG2_E), fastmath=True)),
 }
 
 
 def apply(op: str, kinds: list[str], args: list, constants: list) -> Any:
-    """An operator of `mods.graph.OPERATORS`; kinds, constants: of its arguments, None for those that are none."""
+    """Apply an operator of `mods.graph.OPERATORS`. kinds, constants: of its arguments; None if not constant."""
     a, b = args[0], args[1] if len(args) > 1 else None
     if op in _COMPARE:
         return Boolean(_COMPARE[op](a, b))
@@ -45,46 +45,46 @@ def apply(op: str, kinds: list[str], args: list, constants: list) -> Any:
         power = constants[1] if constants[1] is not None and constants[1] & (constants[1] - 1) == 0 else 0
         if power > 0:
             return a >> int(math.log2(power)) if op == "floordiv" else a & (power - 1)
-        # Towards minus infinity, as in Python, whichever way the compiler divides.
+        # Round towards minus infinity, as Python does, for any rounding of the compiler's division.
         quotient = a // b
-        rest = a - quotient * b
-        opposite = Boolean(rest != 0) & Boolean((rest ^ b) < 0)
+        remainder = a - quotient * b
+        signs_differ = Boolean(remainder != 0) & Boolean((remainder ^ b) < 0)
         if op == "floordiv":
-            return quotient - Int32(cutlass.select_(opposite, Int32(1), Int32(0)))
-        return rest + Int32(cutlass.select_(opposite, b, Int32(0)))
+            return quotient - Int32(cutlass.select_(signs_differ, Int32(1), Int32(0)))
+        return remainder + Int32(cutlass.select_(signs_differ, b, Int32(0)))
     return _FLOATS[op](*args) if kinds[0] == "float" and op in _FLOATS else _ANY[op](*args)
 
 
-# Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: an absolute error of at most 1.5e-7.
+# Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: absolute error at most 1.5e-7.
 _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 _ERF_P = 0.3275911
 
 
 def _erf(x: Float32) -> Float32:
-    """Without a branch. The library's has one for each element, and between branches the compiler moves what fills the
-    operands of products past the fence before these."""
-    size = cute.arch.fmax(x, -x)
-    t = cute.arch.rcp_approx(1.0 + _ERF_P * size)
-    rest = Float32(_ERF[-1])
+    """erf(x) without a branch. The library's erf branches per element; between branches the compiler moves stores of
+    product operands past the fence before the products."""
+    abs_x = cute.arch.fmax(x, -x)
+    t = cute.arch.rcp_approx(1.0 + _ERF_P * abs_x)
+    poly = Float32(_ERF[-1])
     for coefficient in reversed(_ERF[:-1]):
-        rest = rest * t + coefficient
-    beyond = rest * t * cute.math.exp2(x * x * -LOG2_E, fastmath=True)
-    return Float32(cutlass.select_(x < 0.0, beyond - 1.0, 1.0 - beyond))
+        poly = poly * t + coefficient
+    erfc = poly * t * cute.math.exp2(x * x * -LOG2_E, fastmath=True)
+    return Float32(cutlass.select_(x < 0.0, erfc - 1.0, 1.0 - erfc))
 
 
 def _log1p(x: Float32) -> Float32:
-    """log(u) x / (u - 1), u = 1 + x rounded: what u lacks of x is the same part of the logarithm. From 2^24 on u is x.
+    """log(1 + x) as log(u) x / (u - 1), u = 1 + x rounded: the factor corrects the rounding error. From 2^24 on u is x.
 
     Source: Goldberg, "What every computer scientist should know about floating-point arithmetic", theorem 4.
     """
     u = 1.0 + x
-    off = u - 1.0
-    is_rounded = Boolean(off != 0.0) & Boolean(x < 16777216.0)
-    factor = Float32(cutlass.select_(is_rounded, x / off, Float32(1.0)))
-    return Float32(cutlass.select_(off == 0.0, x, cute.math.log(u) * factor))
+    exact = u - 1.0
+    is_rounded = Boolean(exact != 0.0) & Boolean(x < 16777216.0)
+    factor = Float32(cutlass.select_(is_rounded, x / exact, Float32(1.0)))
+    return Float32(cutlass.select_(exact == 0.0, x, cute.math.log(u) * factor))
 
 
-# Abramowitz and Stegun, 4.4.49: of arctan(x) / x from -1 to 1, in x^2, an error of at most 2e-8.
+# Abramowitz and Stegun, 4.4.49: arctan(x) / x for |x| <= 1 as a polynomial in x^2, error at most 2e-8.
 _ATAN = (
     1.0, -0.3333314528, 0.1999355085, -0.1420889944, 0.1065626393, -0.0752896400, 0.0429096138, -0.0161657367,
     0.0028662257,
@@ -92,15 +92,15 @@ _ATAN = (
 
 
 def _atan2(y: Float32, x: Float32) -> Float32:
-    """Without a branch, as `_erf`: of the smaller by the larger, and then by the octant."""
+    """atan2(y, x) without a branch, as `_erf`: arctan of smaller / larger magnitude, then corrected by octant."""
     a, b = cute.arch.fmax(y, -y), cute.arch.fmax(x, -x)
     low, high = cute.arch.fmin(a, b), cute.arch.fmax(a, b)
     ratio = Float32(cutlass.select_(low == high, Float32(1.0), low / high))
     square = ratio * ratio
-    rest = Float32(_ATAN[-1])
+    poly = Float32(_ATAN[-1])
     for coefficient in reversed(_ATAN[:-1]):
-        rest = rest * square + coefficient
-    angle = rest * ratio
+        poly = poly * square + coefficient
+    angle = poly * ratio
     angle = Float32(cutlass.select_(a > b, math.pi / 2 - angle, angle))
     angle = Float32(cutlass.select_(x < 0.0, math.pi - angle, angle))
     angle = Float32(cutlass.select_(high == 0.0, Float32(0.0), angle))

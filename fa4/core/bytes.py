@@ -1,12 +1,12 @@
-"""Numbers of 8 bits, those of `spec.BYTES`, as numbers of 16 bits that products take: exactly.
+"""Exact conversion of 8-bit values (`spec.BYTES`) to 16-bit floats for the matrix unit.
 
-e4m3: a chip of sm_89 or newer converts two at a time to float16; to bfloat16 they go on by way of float32. Any chip
-since sm_80 does it by arithmetic: with bits s eeee mmm, the 16-bit float with the same exponent and mantissa fields is
-the number times a power of two, 2^-8 in float16 and 2^-120 in bfloat16 (the difference of the biases), also where e is
-0; one exact multiplication repairs it. 0x7f, the one NaN, gets an exponent of ones.
+e4m3: sm_89 and newer convert two values at a time to float16, and from there through float32 to bfloat16. Any chip from
+sm_80 on can use arithmetic. For bits s eeee mmm, the 16-bit float with the same exponent and mantissa fields is the
+value times a power of two: 2^-8 in float16, 2^-120 in bfloat16 (the difference of the biases), also for e = 0. One
+exact multiplication corrects it. The only NaN, 0x7f, gets an exponent of all ones.
 
-int8: with s the sign bit and m the other seven, the number is m - 128 s. A 16-bit float whose last mantissa bit is
-worth 1, 128 in bfloat16 and 1024 in float16, takes m or s where its last bits are; their difference is the number.
+int8: with sign bit s and the other seven bits m, the value is m - 128 s. In 1024 (float16) and 128 (bfloat16) the last
+mantissa bit has the value 1. Its last bits are replaced by m or by 128 s; the difference of both floats is the value.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ _UNIT = {cutlass.Float16: 0x64006400, cutlass.BFloat16: 0x43004300}  # pairs of 
 
 
 def upconverted(word: Int32, source: torch.dtype, dtype: type[cutlass.Numeric], has_cvt: bool = True) -> list[Int32]:
-    """Four numbers as two words of two numbers of `dtype`. has_cvt: on a chip that converts e4m3."""
+    """Convert four 8-bit values to two words of two `dtype` values. has_cvt: the chip has a conversion of e4m3."""
     if source == torch.int8:
-        return [_of_int8(_spread(word, place), dtype) for place in range(2)]
+        return [_int8_to_float(_spread(word, half), dtype) for half in range(2)]
     if not has_cvt:
-        return [_of_e4m3(_spread(word, place), dtype) for place in range(2)]
-    pairs = _converted(word)
+        return [_e4m3_to_float(_spread(word, half), dtype) for half in range(2)]
+    pairs = _cvt_e4m3(word)
     return list(pairs) if dtype is cutlass.Float16 else [_to_bfloat16(pair) for pair in pairs]
 
 
-def _spread(word: Int32, place: int) -> Int32:
-    """Bytes 2 * place and 2 * place + 1 of a word, as the low bytes of its halves."""
-    byte = (word >> (16 * place)) & 0xFFFF
+def _spread(word: Int32, half: int) -> Int32:
+    """Return bytes 2 * half and 2 * half + 1 of a word, as the low bytes of its 16-bit halves."""
+    byte = (word >> (16 * half)) & 0xFFFF
     return (byte & 0xFF) | ((byte & 0xFF00) << 8)
 
 
-def _of_int8(spread: Int32, dtype: type[cutlass.Numeric]) -> Int32:
+def _int8_to_float(spread: Int32, dtype: type[cutlass.Numeric]) -> Int32:
     kind, unit = ir.VectorType.get([2], dtype.mlir_type), _UNIT[dtype]
     terms = (llvm.bitcast(kind, (spread & mask | unit).ir_value()) for mask in (0x007F007F, 0x00800080))
     return Int32(llvm.bitcast(Int32.mlir_type, arith.subf(*terms)))
 
 
-def _of_e4m3(spread: Int32, dtype: type[cutlass.Numeric]) -> Int32:
+def _e4m3_to_float(spread: Int32, dtype: type[cutlass.Numeric]) -> Int32:
     shift, infinity = (7, 0x7C00) if dtype is cutlass.Float16 else (4, 0x7F80)
     magnitude, sign = spread & 0x007F007F, (spread & 0x00800080) << 8
     is_nan = ((magnitude + 0x00010001) >> 7) & 0x00010001
@@ -52,7 +52,7 @@ def _of_e4m3(spread: Int32, dtype: type[cutlass.Numeric]) -> Int32:
 
 
 def _times_power(pair: Int32, dtype: type[cutlass.Numeric]) -> Int32:
-    """Two floats times 2^8 (float16) or 2^120 (bfloat16)."""
+    """Multiply two packed floats by 2^8 (float16) or 2^120 (bfloat16)."""
     kind = ir.VectorType.get([2], dtype.mlir_type)
     power = ir.FloatAttr.get(dtype.mlir_type, 2.0**8 if dtype is cutlass.Float16 else 2.0**120)
     factors = arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, power))
@@ -60,8 +60,8 @@ def _times_power(pair: Int32, dtype: type[cutlass.Numeric]) -> Int32:
     return Int32(llvm.bitcast(Int32.mlir_type, product))
 
 
-def _converted(word: Int32) -> tuple[Int32, Int32]:
-    """Four of e4m3 as pairs of float16."""
+def _cvt_e4m3(word: Int32) -> tuple[Int32, Int32]:
+    """Convert four e4m3 values to two pairs of float16."""
     return cute.arch.inline_ptx(
         """{
         .reg .b16 low, high;

@@ -1,9 +1,9 @@
-"""Gradients of captured tensors, as kernels add them up.
+"""Accumulation of gradients of captured tensors in kernels.
 
-An element that is chosen by sequence and head alone (a slope, a temperature, a number) gets its gradient from nearly
-every pair. Each thread adds what it has of a step to a float of its own, one for each block of keys and query head:
-always in the order of its steps, and nobody waits. torch sums these afterwards (`bwd.captured`). The gradient of every
-other element (of a bias) is added where it lies; if one pair alone has it, the order is always the same there too.
+Nearly every (query, key) pair contributes to an element that only sequence and head select (a slope, a temperature, a
+number). Each thread adds its sum of an iteration to its own float, one per key block and query head: no thread waits,
+and the order of additions is fixed. torch sums these floats afterwards (`bwd.captured`). Gradients of other elements
+(of a bias) are added in place; the order is fixed there only if a single pair contributes to an element.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from .vec_io import add_unless_zero
 
 @dataclass(frozen=True)
 class CapturedGrads(Constant):
-    """Where a thread adds gradients: of each scatter of a score's graph its tensor, or (heads_q, blocks of keys,
-    threads) if `Graph.is_of_heads`. block: of keys, among those of all sequences. thread: of those that have scores."""
+    """Destinations of a thread's gradients. targets: per scatter of the score's graph, the tensor, or (heads_q, key
+    blocks, threads) if `Graph.is_of_heads`. block: key block, counted over all sequences. thread: index among the
+    threads with scores."""
 
     targets: tuple
     block: Int32
@@ -33,48 +34,48 @@ class CapturedGrads(Constant):
 
     @staticmethod
     def of(targets: tuple | None, cfg, batch: Int32, keys: Rows, extent: Int32, n_block: Int32) -> CapturedGrads | None:
-        """For a block of `cfg.cta_tile_n` keys of a sequence; keys: its rows, in a tensor of `extent`. None if nothing
-        asks for gradients."""
+        """For key block `n_block` (`cfg.cta_tile_n` keys) of a sequence. keys: its rows, in a tensor of `extent` rows.
+        None if no captured tensor needs gradients."""
         if not targets:
             return None
         first = first_row_block(batch, keys, extent, cfg.cta_tile_n, 1, cfg.varlen)
         return CapturedGrads(targets, first + n_block, Int32(cute.arch.thread_idx()[0]))
 
-    def add(self, of: FragmentValues, weights: list[list[Float32]]) -> None:
-        """What a step has; after `of.slopes`. weights: P of each element; where it is 0 nothing is added."""
+    def add(self, values: FragmentValues, p: list[list[Float32]]) -> None:
+        """Add an iteration's gradients, after `values.slopes`. p: P of each element; add nothing where it is 0."""
 
         def value(scatter: Scatter, r: int, c: int) -> Float32:
-            x, weight = of.value_at(scatter.value, r, c), weights[r][c]
-            return x if of.of.is_harmless else Float32(cutlass.select_(weight == 0.0, Float32(0.0), x))
+            x, p_element = values.value_at(scatter.value, r, c), p[r][c]
+            return x if values.traced.has_finite_grads else Float32(cutlass.select_(p_element == 0.0, Float32(0.0), x))
 
-        lines, across = range(len(of.places.lines)), range(of.places.count)
-        for scatter, target in zip(of.of.graph.scatters, self.targets):
-            along_lines, along_across = of.index_varies(scatter.indices)
-            if of.of.graph.is_of_heads(scatter):
-                self._add_to_own(of, target, [_sum([value(scatter, r, c) for c in across]) for r in lines])
+        rows, cols = range(len(values.coords.rows)), range(values.coords.count)
+        for scatter, target in zip(values.traced.graph.scatters, self.targets):
+            varies_by_row, varies_by_col = values.index_varies(scatter.indices)
+            if values.traced.graph.is_of_heads(scatter):
+                self._add_to_own(values, target, [_sum([value(scatter, r, c) for c in cols]) for r in rows])
                 continue
-            if along_lines and along_across:
-                groups = [[(r, c)] for c in across for r in lines]
-            elif along_across:
-                groups = [[(r, c) for r in lines] for c in across]
+            if varies_by_row and varies_by_col:
+                groups = [[(r, c)] for c in cols for r in rows]
+            elif varies_by_col:
+                groups = [[(r, c) for r in rows] for c in cols]
             else:
-                groups = [[(r, c) for c in across] for r in lines]
+                groups = [[(r, c) for c in cols] for r in rows]
             for group in groups:
-                total = _sum([value(scatter, *at) for at in group])
-                place = of.indices_at(scatter.indices, target, *group[0])
-                place = place if len(place) > 1 else place[0]
-                add_unless_zero(target.iterator + cute.crd2idx(place, target.layout), total)
+                total = _sum([value(scatter, *coord) for coord in group])
+                index = values.indices_at(scatter.indices, target, *group[0])
+                index = index if len(index) > 1 else index[0]
+                add_unless_zero(target.iterator + cute.crd2idx(index, target.layout), total)
 
-    def _add_to_own(self, of: FragmentValues, target: cute.Tensor, of_lines: list[Float32]) -> None:
-        if of.of.rows_per_query == 1:
-            of_lines = [_sum(of_lines)]
-        for row, total in zip(of.places.lines, of_lines):
-            place = of.of.head_of(row), self.block, self.thread
-            add_unless_zero(target.iterator + cute.crd2idx(place, target.layout), total)
+    def _add_to_own(self, values: FragmentValues, target: cute.Tensor, row_sums: list[Float32]) -> None:
+        if values.traced.rows_per_query == 1:
+            row_sums = [_sum(row_sums)]
+        for row, total in zip(values.coords.rows, row_sums):
+            index = values.traced.head_of(row), self.block, self.thread
+            add_unless_zero(target.iterator + cute.crd2idx(index, target.layout), total)
 
 
 def _sum(values: list[Float32]) -> Float32:
-    """Of neighbours first: no long chain of additions that wait for each other."""
+    """Sum neighbours first, to avoid a long chain of dependent additions."""
     while len(values) > 1:
         pairs = [a + b for a, b in zip(values[::2], values[1::2])]
         values = pairs + values[len(pairs) * 2 :]

@@ -1,4 +1,4 @@
-"""Records that exist while a kernel is traced and leave nothing behind at run time."""
+"""Base of records that exist only while a kernel is traced, with no run-time values of their own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 class Constant:
     """Base of records whose methods are called inside run-time branches and loops.
 
-    The DSL carries every object it may see mutated through a run-time region and asks it for its run-time values. A
-    constant has none to carry: what it holds was fixed before the region, so the same object comes out again.
+    The DSL carries every object that may be mutated through a run-time region, as the object's run-time values. A
+    constant carries none: its contents are fixed before the region, so the same object leaves the region.
     """
 
     __slots__ = ()

@@ -1,13 +1,13 @@
-"""Dropout's keep bits in device code, as `mods.dropout` defines them: 32 keys of a query's row to a word.
+"""Keep bits of dropout in device code, as defined in `mods.dropout`: one word per query row and 32 keys.
 
-A word costs two calls of Philox and eight instructions; threads whose elements share words therefore share the work:
+A word costs two Philox calls and eight instructions. Threads whose elements share words share the work:
 
-- a thread that has a row to itself computes its row's words (`words`);
-- four threads that share rows, each with the same two of every 8 columns, compute a word in turn and read the others'
-  by shuffles (`by_quads`);
-- a warp whose 32 threads have a key each computes the words of 32 queries, one to a thread, and transposes the bits
-  (`by_keys`);
-- where a row's columns are spread over warps the words go through shared memory (`sm80.backward_tile`).
+- One thread per row: it computes its row's words (`words`).
+- Four threads per row, each with two of every 8 columns: each computes every fourth word and reads the other words by
+  shuffles (`by_quads`).
+- A warp with one key per thread: each thread computes the word of one of 32 queries; the warp transposes the bits
+  (`by_keys`).
+- A row's columns in several warps: the words go through shared memory (`sm80.backward_tile`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .mask_bits import is_unmasked
 
 
 class DropoutTensors(NamedTuple):
-    """A call's dropout at run time, as `mods.tensors.filled` gives it. seed: (2,) int64, seed and offset. bits, scale:
-    see `mods.dropout.Rate`. heads: of queries."""
+    """Run-time values of a call's dropout, from `mods.tensors.filled`. seed: (2,) int64, seed and offset. bits, scale:
+    see `mods.dropout.Rate`. heads: query heads."""
 
     seed: cute.Tensor
     bits: tuple
@@ -36,52 +36,52 @@ class DropoutTensors(NamedTuple):
 
     @staticmethod
     def fake() -> DropoutTensors:
-        """Stand-ins for compilation."""
+        """Return fake arguments for compilation."""
         return DropoutTensors(jit.fake_tensor(Int64, 1, align=8), (Int32(0),) * BITS, Float32(0.0), Int32(0))
 
 
 @dataclass(frozen=True)
 class Dropout(Constant):
-    """Of a tile's sequence, whose rows are those of `core.traced.Traced`: row i is query i // rows_per_query, and of
-    `packed` heads, the first of which is `head`, the (i % rows_per_query)-th."""
+    """Dropout of a tile's sequence. Rows are as in `core.traced.Traced`: row i is query i // rows_per_query of packed
+    head `head` + i % rows_per_query."""
 
-    given: DropoutTensors
+    tensors: DropoutTensors
     key: tuple[Uint32, Uint32]
     offset: Uint32
-    pair: Int32  # number of the sequence and its first head
+    pair: Int32  # index of the (sequence, first head) pair
     packed: int
     rows_per_query: int
 
     @staticmethod
     def of(mods: Any, filled: Any, batch: Int32, head: Int32, packed: int = 1, rows: int | None = None) -> Any:
-        """That of a call, or None. mods, filled: its `ModSpec` and `core.traced.ModTensors`. rows: per query, if these
-        are more than `packed`."""
+        """Return a call's dropout, or None. mods, filled: its `ModSpec` and `core.traced.ModTensors`. rows: rows per
+        query, if more than `packed`."""
         if mods is None or not mods.dropout:
             return None
-        given = filled.dropout
-        seed, offset = Int64(given.seed[0]), Int64(given.seed[1])
+        tensors = filled.dropout
+        seed, offset = Int64(tensors.seed[0]), Int64(tensors.seed[1])
         key = Uint32(seed), Uint32(seed >> 32)
-        return Dropout(given, key, Uint32(offset), batch * given.heads + head, packed, rows or packed)
+        return Dropout(tensors, key, Uint32(offset), batch * tensors.heads + head, packed, rows or packed)
 
     @property
     def scale(self) -> Float32:
-        """What is kept is multiplied by it."""
-        return self.given.scale
+        """Factor of the kept elements."""
+        return self.tensors.scale
 
     def word(self, row: Int32, block: Int32) -> Int32:
-        """Bit j tells whether the row keeps key 32 * block + j."""
+        """Return a word whose bit j is set if the row keeps key 32 * block + j."""
         query, pair = row, self.pair
         if self.rows_per_query > 1:
-            query, place = row // self.rows_per_query, row % self.rows_per_query
-            # (rows that are none, beyond the packed heads, get numbers too, for nothing)
-            pair = pair + place
-        below = Int32(0)
+            query, head = row // self.rows_per_query, row % self.rows_per_query
+            # padding rows beyond the packed heads get unused bits
+            pair = pair + head
+        keep = Int32(0)
         words = [x for half in (0, 1) for x in self._philox(Uint32(2 * block + half), Uint32(query), Uint32(pair))]
-        for word, bit in zip(reversed(words), self.given.bits):
-            # The lower bits' verdict stands where the bits are the same: one lop3 for 32 bytes.
-            less = ~Int32(word)
-            below = (below & less) | (bit & (below | less))
-        return below
+        for word, bit in zip(reversed(words), self.tensors.bits):
+            # Compare bit by bit: equal bits keep the result of the lower bits. One lop3 for 32 keys.
+            not_word = ~Int32(word)
+            keep = (keep & not_word) | (bit & (keep | not_word))
+        return keep
 
     def _philox(self, c0: Uint32, c1: Uint32, c2: Uint32) -> tuple:
         c3, (k0, k1) = self.offset, self.key
@@ -92,31 +92,31 @@ class Dropout(Constant):
         return c0, c1, c2, c3
 
     def words(self, row: Int32, column: Int32, count: int) -> list[Int32]:
-        """Those of `count` keys of a row from `column` on, a multiple of 32."""
+        """Return the words of `count` keys of a row, starting at `column`, a multiple of 32."""
         return [self.word(row, column // KEYS + i) for i in range(-(-count // KEYS))]
 
     def by_quads(self, rows: list[Int32], column: Int32, count: int) -> list[list[Int32]]:
-        """Of each row the words of `count` keys from `column` on, a multiple of 32, shifted so that bit i is that of
-        this thread's first column + i. Four neighbouring threads have these rows; the first's first column is 0, the
-        next's 2."""
+        """Return, per row, the words of `count` keys starting at `column` (a multiple of 32), shifted so that bit i
+        belongs to this thread's first column + i. Four neighbouring threads share the rows; their first columns are 0,
+        2, 4 and 6."""
         lane = cute.arch.lane_idx()
         thread, shift = lane % 4, lane % 4 * 2
-        places = [(r, i) for r in range(len(rows)) for i in range(-(-count // KEYS))]
-        found: list[list[Int32]] = [[] for _ in rows]
-        for first in range(0, len(places), 4):
-            four = places[first : first + 4]
-            four += four[-1:] * (4 - len(four))
-            row = _choose(thread, [rows[r] for r, _ in four])
-            block = column // KEYS + _choose(thread, [Int32(i) for _, i in four])
+        slots = [(r, i) for r in range(len(rows)) for i in range(-(-count // KEYS))]
+        result: list[list[Int32]] = [[] for _ in rows]
+        for first in range(0, len(slots), 4):
+            quad = slots[first : first + 4]
+            quad += quad[-1:] * (4 - len(quad))
+            row = _choose(thread, [rows[r] for r, _ in quad])
+            block = column // KEYS + _choose(thread, [Int32(i) for _, i in quad])
             own = self.word(row, block)
-            for i, (r, _) in enumerate(places[first : first + 4]):
+            for i, (r, _) in enumerate(slots[first : first + 4]):
                 word = cute.arch.shuffle_sync(own, offset=(lane & ~3) + i)
-                found[r].append(Int32(Uint32(word) >> Uint32(shift)))
-        return found
+                result[r].append(Int32(Uint32(word) >> Uint32(shift)))
+        return result
 
     def by_keys(self, query: Int32, count: int, key: Int32) -> list[Int32]:
-        """Of `count` queries from `query` on, a multiple of 32, the bits of one key for each thread of a warp: bit j of
-        word i is that of query 32 * i + j. key: that of the warp's first thread, a multiple of 32."""
+        """Return the bits of this thread's key for `count` queries (a multiple of 32) starting at `query`: bit j of
+        word i belongs to query `query` + 32 * i + j. key: key of the warp's first thread, a multiple of 32."""
         lane = cute.arch.lane_idx()
         return [_transposed(self.word(query + (first + lane), key // KEYS)) for first in range(0, count, KEYS)]
 
@@ -126,7 +126,7 @@ def _upper(x: Uint64) -> Uint32:
 
 
 def _choose(index: Int32, values: list[Int32]) -> Int32:
-    """values[index]."""
+    """Return values[index]."""
     if all(value is values[0] for value in values):
         return values[0]
     chosen = values[-1]
@@ -136,9 +136,9 @@ def _choose(index: Int32, values: list[Int32]) -> Int32:
 
 
 def _transposed(word: Int32) -> Int32:
-    """Of a warp's 32 x 32 bits, a word a thread, this thread's column: bit j is what thread j had as bit `lane`."""
+    """Transpose a warp's 32 x 32 bits, one word per thread: bit j of the result is bit `lane` of thread j."""
     lane, x = cute.arch.lane_idx(), Uint32(word)
-    # Hacker's Delight, 7-3: halves of ever smaller squares are exchanged, here between threads that far apart.
+    # Hacker's Delight, 7-3: exchange halves of ever smaller squares, here between threads `width` lanes apart.
     for width, mask in ((16, 0x0000FFFF), (8, 0x00FF00FF), (4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
         other = Uint32(cute.arch.shuffle_sync_bfly(Int32(x), offset=width, mask=-1, mask_and_clamp=31))
         upper = (x & Uint32(~mask & 0xFFFFFFFF)) | ((other >> Uint32(width)) & Uint32(mask))
@@ -148,10 +148,10 @@ def _transposed(word: Int32) -> Int32:
 
 
 def keeps(words: list[Int32], i: int) -> Boolean:
-    """Whether bit i of neighbouring words is set."""
+    """Whether bit i of consecutive words is set."""
     return is_unmasked(words[i // KEYS], i % KEYS)
 
 
 def dropped(words: list[Int32], i: int, x: Float32) -> Float32:
-    """x, or 0 where bit i says so."""
+    """Return x if bit i is set, else 0."""
     return Float32(cutlass.select_(keeps(words, i), x, Float32(0.0)))

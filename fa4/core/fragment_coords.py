@@ -1,4 +1,4 @@
-"""Where a thread's elements of a tile of scores lie, whichever instruction laid them out."""
+"""Coordinates of a thread's fragment of a tile of scores, for any instruction's layout."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .constant import Constant
 
 @dataclass(frozen=True)
 class FragmentCoords(Constant):
-    """A thread's elements are lines, each at a place of its own, and the same `count` places across every line.
+    """A thread's fragment: rows at arbitrary coordinates, and `count` columns that all rows share.
 
-    lines: the query row (the key) of each line. first: the key (the query row) of the first element across; the others
-    follow at compile-time `offsets`, `run` neighbours of every `period`, a power of two. keys_across: lines are query
-    rows and keys run across them; else it is the other way about.
+    rows: coordinate of each fragment row. first: coordinate of column 0; the others follow at compile-time `offsets`,
+    `run` neighbours per `period`, a power of two. keys_across: rows are query rows and columns are keys; else rows are
+    keys and columns are query rows.
     """
 
-    lines: tuple[Int32, ...]
+    rows: tuple[Int32, ...]
     first: Int32
     count: int
     keys_across: bool = True
@@ -32,7 +32,7 @@ class FragmentCoords(Constant):
         return [i // self.run * self.period + i % self.run for i in range(self.count)]
 
     def below(self, limit: Int32) -> Int32:
-        """How many offsets are less than `limit`; 0 or less if none is, and perhaps more than `count` if all are."""
+        """Number of offsets less than `limit`. It is 0 or less if none is, and may exceed `count` if all are."""
         if self.run == self.period:
             return limit
         whole = (limit >> (self.period.bit_length() - 1)) * self.run
@@ -40,12 +40,12 @@ class FragmentCoords(Constant):
 
 
 def lines_of(x: cute.Tensor) -> list[list]:
-    """The elements of a register tensor (lines, across)."""
+    """Return the values of a register tensor (rows, columns) as a list of rows."""
     return [[x[r, c] for c in range(cute.size(x, mode=[1]))] for r in range(cute.size(x, mode=[0]))]
 
 
-def store_lines(x: cute.Tensor, lines: list[list]) -> None:
-    """Put them back."""
-    for r, line in enumerate(lines):
-        for c, value in enumerate(line):
+def store_lines(x: cute.Tensor, rows: list[list]) -> None:
+    """Store a list of rows to a register tensor (rows, columns)."""
+    for r, row in enumerate(rows):
+        for c, value in enumerate(row):
             x[r, c] = value

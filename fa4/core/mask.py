@@ -1,8 +1,8 @@
-"""Which keys a query sees, asked by block and by element.
+"""Attention masks by block and by element, and iterators over the blocks that a mask leaves.
 
-Query i of a sequence sees key j when shift - left <= j - i <= shift + right, with shift = seqlen_k - seqlen_q, so
-that the last query is aligned with the last key. Whether a side is bounded is known at compile time; the bounds
-are run-time values, so every window size shares one kernel.
+Query i of a sequence attends to key j if shift - left <= j - i <= shift + right, with shift = seqlen_k - seqlen_q: the
+last query is aligned with the last key. Whether a side is bounded is a compile-time choice. The bounds are run-time
+values, so all window sizes share one kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .constant import Constant
 
 
 class Blocks(NamedTuple):
-    """Blocks [first, stop) hold something visible; of these, [full_first, full_stop) hold nothing hidden."""
+    """Blocks [first, stop) hold unmasked elements; of these, [full_first, full_stop) hold no masked element."""
 
     first: Int32
     full_first: Int32
@@ -26,8 +26,8 @@ class Blocks(NamedTuple):
     stop: Int32
 
     def part(self, index: Int32, count: Int32, size: Int32 | None = None) -> Blocks:
-        """The index-th of `count` nearly equal shares; with `size`, those of blocks index * size to (index + 1) * size
-        that are here. Some may be empty."""
+        """Return the index-th of `count` nearly equal shares, which may be empty. With `size`, return the part of these
+        blocks in [index * size, (index + 1) * size)."""
         if size is None:
             share = (self.stop - self.first + count - 1) // count
             first = cutlass.min(self.first + index * share, self.stop)
@@ -44,7 +44,7 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True)
 class ReverseRange(Constant):
-    """A walk over key blocks from last to first. A place of the walk is the block's number."""
+    """Iterator over key blocks from last to first. A position `pos` is a block index."""
 
     blocks: Blocks
 
@@ -61,27 +61,27 @@ class ReverseRange(Constant):
     def last(self) -> Int32:
         return self.blocks.first
 
-    def iteration(self, place: Int32) -> Int32:
-        """How many places were before."""
-        return self.blocks.stop - 1 - place
+    def iteration(self, pos: Int32) -> Int32:
+        """Number of iterations before `pos`."""
+        return self.blocks.stop - 1 - pos
 
-    def ahead(self, place: Int32, steps: int) -> Int32:
-        return place - steps
+    def ahead(self, pos: Int32, steps: int) -> Int32:
+        return pos - steps
 
-    def exists(self, place: Int32) -> Boolean:
-        return place >= self.blocks.first
+    def exists(self, pos: Int32) -> Boolean:
+        return pos >= self.blocks.first
 
-    def block(self, place: Int32) -> Int32:
-        return place
+    def block(self, pos: Int32) -> Int32:
+        return pos
 
 
 @dataclass(frozen=True)
 class SparseBlocks(Constant):
-    """A walk over the tiles in the blocks of two lists: first those to mask, then those seen whole. A place of the walk
-    is the number of places before.
+    """Iterator over the tiles of two lists of blocks: first the blocks to mask, then the full blocks. A position `pos`
+    is the number of iterations before it.
 
-    ratio: tiles of a block. masked, count: places of the first list, and of both. cut: 1 if the last place is one of a
-    block that is called whole, and the listed side ends in it; else 0.
+    ratio: tiles per block. masked, count: tiles of the first list, and of both lists. cut: 1 if the last tile is in a
+    full block but the listed side ends inside this tile; else 0.
     """
 
     lists: cute.Tensor
@@ -102,28 +102,29 @@ class SparseBlocks(Constant):
         tile: int,
         exists: Boolean | None = None,
     ) -> SparseBlocks:
-        """The lists of a `core.traced.BlockTensors` for a sequence, a query head and a block of the listing side.
+        """Return the lists of a sequence, a query head and block `row` of the listing side. blocks:
+        `core.traced.BlockTensors`.
 
-        extent, tile: the listed side's rows, and those of a tile of it. Its last block may have fewer tiles than
-        others; in its list, ascending, it is the last. exists: where sequences may end before the lists do, whether the
-        listing side has rows in this block; whole warps then look for the entries that the listed side has rows in.
+        extent, tile: rows of the listed side, and of one of its tiles. The last block may have fewer tiles; it is the
+        last entry of an ascending list. exists: whether the listing side has rows in this block; None if no sequence
+        ends before the lists do. If given, whole warps search for the entries in which the listed side has rows.
         """
         tiles = (extent + tile - 1) // tile
         shape, last = blocks.counts.shape, (tiles + ratio - 1) // ratio - 1
         row = row if exists is None else cutlass.min(row, shape[2] - 1)
-        at = cutlass.min(sequence, shape[0] - 1), cutlass.min(head, shape[1] - 1), row
-        places = []
+        index = cutlass.min(sequence, shape[0] - 1), cutlass.min(head, shape[1] - 1), row
+        tile_counts = []
         for counts, lists in ((blocks.counts, blocks.lists), (blocks.full_counts, blocks.full_lists)):
-            count = counts[at]
+            count = counts[index]
             if exists is not None:
                 count = Int32(cutlass.select_(exists, count, Int32(0)))
-                count = entries_below(last + 1, lists[(*at, None)], count)
-            ends = (count > 0) & (lists[(*at, cutlass.max(count - 1, 0))] == last)
-            places.append(count * ratio - Int32(cutlass.select_(ends, (last + 1) * ratio - tiles, Int32(0))))
-        masked, full = places
-        cut = Int32(cutlass.select_(ends & (tiles * tile > extent), Int32(1), Int32(0)))  # by the last of the two lists
+                count = entries_below(last + 1, lists[(*index, None)], count)
+            has_last = (count > 0) & (lists[(*index, cutlass.max(count - 1, 0))] == last)
+            tile_counts.append(count * ratio - Int32(cutlass.select_(has_last, (last + 1) * ratio - tiles, Int32(0))))
+        masked, full = tile_counts
+        cut = Int32(cutlass.select_(has_last & (tiles * tile > extent), Int32(1), Int32(0)))  # for the second list
         return SparseBlocks(
-            blocks.lists[(*at, None)], blocks.full_lists[(*at, None)], masked, masked + full, cut, ratio
+            blocks.lists[(*index, None)], blocks.full_lists[(*index, None)], masked, masked + full, cut, ratio
         )
 
     def any(self) -> Boolean:
@@ -135,61 +136,61 @@ class SparseBlocks(Constant):
     def last(self) -> Int32:
         return self.count - 1
 
-    def iteration(self, place: Int32) -> Int32:
-        return place
+    def iteration(self, pos: Int32) -> Int32:
+        return pos
 
-    def ahead(self, place: Int32, steps: int) -> Int32:
-        return place + steps
+    def ahead(self, pos: Int32, steps: int) -> Int32:
+        return pos + steps
 
-    def exists(self, place: Int32) -> Boolean:
-        return place < self.count
+    def exists(self, pos: Int32) -> Boolean:
+        return pos < self.count
 
-    def block(self, place: Int32) -> Int32:
-        """The number of the tile at a place."""
-        # Both lists are read through one pointer: a branch would keep everybody from asking ahead.
-        between = (self.full_lists.iterator.toint() - self.lists.iterator.toint()) // 4
-        within = cutlass.max(cutlass.min(place, self.count - 1), 0)
-        of_full = within - self.masked
-        own = cutlass.select_(of_full < 0, Int64(within // self.ratio), between + of_full // self.ratio)
-        entry = (self.lists.iterator + Int64(own)).load()
-        return entry * self.ratio + within % self.ratio
+    def block(self, pos: Int32) -> Int32:
+        """Tile index at a position; `pos` is clamped to the last one."""
+        # Read both lists through one pointer: with a branch, callers could not load entries early.
+        offset_of_full = (self.full_lists.iterator.toint() - self.lists.iterator.toint()) // 4
+        clamped = cutlass.max(cutlass.min(pos, self.count - 1), 0)
+        full_pos = clamped - self.masked
+        index = cutlass.select_(full_pos < 0, Int64(clamped // self.ratio), offset_of_full + full_pos // self.ratio)
+        entry = (self.lists.iterator + Int64(index)).load()
+        return entry * self.ratio + clamped % self.ratio
 
 
 @cute.jit
 def entries_below(bound: Int32, entries: cute.Tensor, count: Int32) -> Int32:
-    """How many of the first `count` ascending entries are less than a bound, by a whole warp."""
+    """Whole warp: count how many of the first `count` ascending entries are less than `bound`."""
     lane, found, left = cute.arch.lane_idx(), Int32(0), count
     while left > 0:
-        # Each lane looks at the last entry of a share; the first share whose last is too large is looked at again.
+        # Each lane tests the last entry of a share. Then search the first share whose last is too large.
         share = (left + 31) // 32
-        place = (lane + 1) * share - 1
-        is_below = (place < left) & (entries[found + cutlass.min(place, left - 1)] < bound)
+        pos = (lane + 1) * share - 1
+        is_below = (pos < left) & (entries[found + cutlass.min(pos, left - 1)] < bound)
         below = cute.arch.popc(cute.arch.vote_ballot_sync(is_below)) * share
         found, left = found + below, cutlass.min(share - 1, left - below)
     return found
 
 
 class Mask(Protocol):
-    """Which keys the queries of one sequence see, asked by tiles of `tile_m` query rows and `tile_n` keys."""
+    """Mask of one sequence, by tiles of `tile_m` query rows and `tile_n` keys."""
 
     def key_blocks(self, m_block: Int32) -> Blocks:
-        """The key blocks that a block of query rows meets."""
+        """The key blocks to which a block of query rows attends."""
 
     def query_blocks(self, n_block: Int32) -> tuple[Int32, Int32]:
-        """[first, stop): the blocks of query rows that see some key of a block: exactly those that meet it."""
+        """[first, stop): the blocks of query rows that attend to a key block: exactly those with it in `key_blocks`."""
 
     def cuts(self, m_block: Int32, n_block: Int32) -> Boolean:
-        """Whether some query of the tile misses some of its keys, so that elements must be compared."""
+        """Whether an element of the tile may be masked, so that elements must be compared."""
 
     def keys(self, query: Int32) -> tuple[Int32, Int32]:
-        """[first, stop): the keys that a query sees."""
+        """[first, stop): the keys to which a query attends."""
 
     def queries(self, key: Int32) -> tuple[Int32, Int32]:
-        """[first, stop): the queries that see a key; the last of them may lie beyond the last query."""
+        """[first, stop): the queries that attend to a key; `stop` may be larger than the number of queries."""
 
 
 class Window(NamedTuple):
-    """How far a query sees to each side of the key that it is aligned with; None for an open side."""
+    """Number of keys to which a query attends on each side of its aligned key; None for an unbounded side."""
 
     left: Int32 | None
     right: Int32 | None
@@ -197,10 +198,10 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Band:
-    """The diagonal band of one sequence: the `Mask` of causal and windowed attention, and of no mask at all.
+    """Diagonal band of one sequence: the `Mask` of causal, sliding-window and unmasked attention.
 
-    `group` query rows in turn share a query position: 1, or the heads of a GQA group packed into the rows of a tile.
-    `left` and `right` are None for an open side.
+    group: consecutive query rows with the same query position: 1, or the packed heads of a GQA group (pack_gqa).
+    left, right: None for an unbounded side.
     """
 
     tile_m: cutlass.Constexpr[int]
@@ -212,30 +213,30 @@ class Band:
     group: cutlass.Constexpr[int] = 1
 
     def first_key(self, query: Int32) -> Int32:
-        """The first key that a query sees."""
+        """The first key to which a query attends."""
         if self.left is None:
             return Int32(0)
         return cutlass.max(query + self.seqlen_k - self.seqlen_q - self.left, 0)
 
     def stop_key(self, query: Int32) -> Int32:
-        """One past the last key that a query sees."""
+        """One past the last key to which a query attends."""
         if self.right is None:
             return self.seqlen_k
         return cutlass.min(query + self.seqlen_k - self.seqlen_q + self.right + 1, self.seqlen_k)
 
     def keys(self, query: Int32) -> tuple[Int32, Int32]:
-        """[first, stop): the keys that a query sees."""
+        """[first, stop): the keys to which a query attends."""
         return self.first_key(query), self.stop_key(query)
 
     def queries(self, key: Int32) -> tuple[Int32, Int32]:
-        """[first, stop): the queries that see a key; the last of them may lie beyond the last query."""
+        """[first, stop): the queries that attend to a key; `stop` may be larger than the number of queries."""
         diagonal = key - (self.seqlen_k - self.seqlen_q)  # the query aligned with this key
         first = Int32(0) if self.right is None else diagonal - self.right
         stop = Int32(1 << 30) if self.left is None else diagonal + self.left + 1
         return first, Int32(cutlass.select_(key < self.seqlen_k, stop, first))
 
     def key_blocks(self, m_block: Int32) -> Blocks:
-        """The key blocks that a block of query rows meets."""
+        """The key blocks to which a block of query rows attends."""
         first_query = m_block * self.tile_m // self.group
         last_query = cutlass.min(((m_block + 1) * self.tile_m - 1) // self.group, self.seqlen_q - 1)
         begin, end = self.first_key(first_query), cutlass.max(self.stop_key(last_query), 0)
@@ -248,7 +249,7 @@ class Band:
         return Blocks(first, full_first, full_stop, stop)
 
     def query_blocks(self, n_block: Int32) -> tuple[Int32, Int32]:
-        """[first, stop): the blocks of query rows that see some key of a block."""
+        """[first, stop): the blocks of query rows that attend to a key block."""
         shift = self.seqlen_k - self.seqlen_q
         first_key = n_block * self.tile_n
         last_key = cutlass.min(first_key + self.tile_n, self.seqlen_k) - 1
@@ -260,12 +261,12 @@ class Band:
         stop = (cutlass.max(end, 0) * self.group + self.tile_m - 1) // self.tile_m
         first = begin * self.group // self.tile_m
         if self.right is not None:
-            # Rows beyond the last query may belong to its block, and see more keys than it does (right < 0).
+            # Padding rows in the last query's block may attend to more keys than the last query (right < 0).
             first += cutlass.min(cutlass.max(begin - self.seqlen_q + 1, 0), 1)
         return first, cutlass.max(stop, first)
 
     def cuts(self, m_block: Int32, n_block: Int32) -> Boolean:
-        """Whether some query of the tile misses some of its keys, so that elements must be compared."""
+        """Whether an element of the tile may be masked, so that elements must be compared."""
         first_query = m_block * self.tile_m // self.group
         last_query = cutlass.min(((m_block + 1) * self.tile_m - 1) // self.group, self.seqlen_q - 1)
         cut = self.stop_key(first_query) < (n_block + 1) * self.tile_n
@@ -276,10 +277,10 @@ class Band:
     def apply_mask(
         self, scores: cute.Tensor, own: cute.Tensor, first: cute.Tensor, m_block: Int32, n_block: Int32
     ) -> None:
-        """Set scores (rows, columns) of a thread to -inf where the query does not see the key.
+        """Set a thread's masked scores (rows, columns) to -inf.
 
-        own: the thread's (row, column) in the tile for each score. first: the same of the tile's first thread, whose
-        columns are compile-time numbers: comparing against them takes one instruction.
+        own: (row, column) in the tile of each score. first: the same for the tile's first thread; its columns are
+        compile-time numbers, so a comparison takes one instruction.
         """
         column = n_block * self.tile_n + own[0, 0][1]
         for r in range(cute.size(scores, mode=[0])):

@@ -1,8 +1,8 @@
-"""The order in which tiles are worked on: blocks of rows by (head, sequence) pairs, in sections.
+"""Tile schedulers: the order of tiles (row block, head, sequence), in L2 swizzle groups.
 
-A section is a run of neighbouring pairs. Within it the block of rows changes slowest, so the pairs of a section advance
-together: with longest blocks first the short ones fill the end, and blocks that must add to the same rows in turn are
-spread over time. A section that fits the L2 cache keeps what its pairs share there.
+An L2 group is a run of consecutive (head, sequence) pairs. Within it the row block changes slowest, so the pairs of a
+group advance together. With the longest blocks first, short blocks fill the end. Blocks that add to the same rows in a
+fixed order are spread over time. If a group fits into the L2 cache, the data that its pairs share stays there.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """All tiles of a grid, numbered in the order of work.
+    """All tiles of a grid, numbered in launch order.
 
-    section: pairs that advance together; None takes the heads of a sequence, which is a section of `heads`.
-    descending: from the last block to the first. cluster: CTAs that share a tile. wave: blocks of a pair that begin
-    together; waves then descend, and of all waves, section by section, in every other one the blocks ascend. listed:
-    (batch or 1, heads or 1, blocks), each pair's blocks in their order, in place of descending. most_l2_groups: the last
-    of which has all pairs that are left; None for as many as there are.
+    l2_group: pairs that advance together; None for the heads of one sequence. descending: from the last block to the
+    first. cluster: CTAs that share a tile. wave: blocks of a pair that start together. Waves descend; counted group by
+    group, the blocks of every second wave ascend. listed: (batch or 1, heads or 1, blocks), the block order of each
+    pair; it replaces `descending`. most_l2_groups: maximum number of groups, the last has all remaining pairs; None for
+    no limit.
     """
 
     blocks: Int32
@@ -50,36 +50,36 @@ class Order:
 
     @property
     def ctas(self) -> Int32:
-        """The size of a grid that has a CTA (or cluster of them) for each tile."""
+        """Grid size with one CTA (or cluster) per tile."""
         return self.tiles * self.cluster
 
     @property
     def rank(self) -> Int32:
-        """Of this CTA in its cluster."""
+        """Rank of this CTA in its cluster."""
         return Int32(0) if self.cluster == 1 else Int32(cute.arch.block_idx()[0]) % self.cluster
 
     @property
     def stride(self) -> Int32:
-        """Tiles that are worked on at a time."""
+        """Number of tiles in flight: the step to a CTA's next tile."""
         return Int32(cute.arch.grid_dim()[0]) // self.cluster
 
     def here(self) -> Tile:
-        """The tile of this CTA, where each has one."""
+        """Tile of this CTA, in a grid with one CTA (or cluster) per tile."""
         return self.at(Int32(cute.arch.block_idx()[0]) // self.cluster)
 
     def at(self, index: Int32) -> Tile:
-        """The index-th tile."""
+        """Return the index-th tile."""
         if self.l2_group is None:
             per_sequence = self.blocks * self.heads
             sequence, within = index // per_sequence, index % per_sequence
             block, head = within // self.heads, within % self.heads
         else:
-            number, room = index // (self.blocks * self.l2_group), self.l2_group
+            group, size = index // (self.blocks * self.l2_group), self.l2_group
             if self.most_l2_groups is not None:
-                number = cutlass.min(number, self.most_l2_groups - 1)
-                room += cutlass.max(number + 2 - self.most_l2_groups, 0) * self.heads * self.batch  # 0 but in the last
-            first_pair = number * self.l2_group
-            pairs = cutlass.min(room, self.heads * self.batch - first_pair)  # the last section may be narrower
+                group = cutlass.min(group, self.most_l2_groups - 1)
+                size += cutlass.max(group + 2 - self.most_l2_groups, 0) * self.heads * self.batch  # last group only
+            first_pair = group * self.l2_group
+            pairs = cutlass.min(size, self.heads * self.batch - first_pair)  # the last group may be smaller
             within = index - first_pair * self.blocks
             block, pair = within // pairs, first_pair + within % pairs
             head, sequence = pair % self.heads, pair // self.heads
@@ -97,8 +97,8 @@ class Order:
         return Tile(block, head, sequence)
 
     def order_index(self, tile: Tile, first: Int32, stop: Int32) -> Int32:
-        """How many of a pair's blocks first <= b < stop, of which the tile's is one, are to add to the same rows before
-        it: in the order of work."""
+        """Number of the pair's blocks in [first, stop) that precede the tile's block in launch order: its place in the
+        order of additions to the same rows."""
         block = tile.block
         if self.wave is None:
             return stop - 1 - block if self.descending else block - first
@@ -109,49 +109,47 @@ class Order:
         return stop - end + descending + self._ascends(index, tile.head, tile.sequence) * (ascending - descending)
 
     def goes_back(self, tile: Tile) -> Int32:
-        """1 if a causal problem's blocks of keys, of which the tile is one, are to begin at the last row; else 0.
+        """1 if the pair's key blocks of a causal problem must start at the last query row; else 0.
 
-        ReverseRange blocks, the shortest first, begin at the same time, each at its diagonal: there the last block leads
-        and ends first, and so on. Then the next section's longest may begin, so that its blocks start one after the
-        other and end at the same time; from the last row back, each finds the one before ahead.
+        Descending key blocks (shortest first) start together, each at its diagonal. The last block leads and ends
+        first, then the one before it, and so on. As they end, the blocks of the next group (longest first) start one
+        after the other and end together. If they go from the last row backwards, each block follows the previous one.
         """
         return self._ascends(0, tile.head, tile.sequence)
 
     def _ascends(self, wave: Int32 | int, head: Int32, sequence: Int32) -> Int32:
-        """1 or 0: of all waves, every other one."""
+        """1 for every second wave, counted over all groups; else 0."""
         return ((sequence * self.heads + head) // self.l2_group + wave) % 2
 
     def _wave(self, index: Int32) -> tuple[Int32, Int32]:
-        """[first, stop): the blocks of a wave."""
+        """[first, stop): blocks of a wave."""
         stop = self.blocks - index * self.wave
         return cutlass.max(stop - self.wave, 0), stop
 
 
 def listed_order(cfg: Any, blocks: Any, rows: int, tile: int) -> cute.Tensor | None:
-    """The order of a block mask's listing blocks of `rows`, if tiles of a grid are such blocks.
+    """Return the order of a block mask's listing blocks (`rows` rows each) if they are the tiles of a grid.
 
-    Not of packed sequences, which have fewer, nor where blocks take turns in the order of their numbers.
-
-    blocks: `core.traced.BlockTensors`.
+    None otherwise, for varlen (a sequence has fewer blocks) and if additions follow the order of block numbers. blocks:
+    `core.traced.BlockTensors`.
     """
     is_fixed = cfg.varlen or cfg.deterministic or cfg.lists_by_head
     return None if is_fixed or rows != tile else blocks.order
 
 
-_NONE = 1 << 20  # a block that no sequence has
-EVEN = 0.006  # of all work, that a CTA may have more than the others
+_NONE = 1 << 20  # block index beyond every sequence
+EVEN = 0.006  # of the average work per CTA: accepted excess of the busiest CTA
 
 
 @dataclass(frozen=True)
 class PackedOrder:
-    """All tiles of packed sequences, numbered sequence by sequence in the order of work; few of them hold nothing.
+    """All tiles of varlen sequences, numbered by sequence in launch order. A few tiles may be empty.
 
-    The sequence that begins at row a and ends at row b gets the blocks from a // rows to b // rows, both included: as
-    many as its rows need, or one more. How many there are in all follows from the number of rows and of sequences, so
-    nothing must be read back to launch a grid.
+    A sequence from row a to row b gets blocks a // rows to b // rows, both included: at most one more than it needs.
+    The total follows from the number of rows and of sequences, so a launch reads nothing back from the device.
 
-    rows: of a block. per_query: rows that each row of `cu_seqlens` stands for. total: rows of all sequences, or more.
-    section: heads of a sequence that advance together. descending, cluster: as in `Order`.
+    rows: rows per block. per_query: tile rows per row of `cu_seqlens`. total: rows of all sequences, or more. l2_group:
+    heads of a sequence that advance together. descending, cluster: as in `Order`.
     """
 
     rows: cutlass.Constexpr[int]
@@ -174,11 +172,11 @@ class PackedOrder:
         return (self.total * self.per_query // self.rows + self.sequences) * self.heads
 
     def first_block(self, sequence: Int32) -> Int32:
-        """Blocks of the sequences before this one."""
+        """Number of blocks of all earlier sequences."""
         return self.cu_seqlens[sequence] * self.per_query // self.rows + sequence
 
     def at(self, index: Int32) -> Tile:
-        """The index-th tile; one that no sequence has is a block past the end of the last."""
+        """Return the index-th tile. A tile of no sequence has a block index beyond every sequence."""
         sequence = _last_not_after(self, index // self.heads)
         first = self.first_block(sequence)
         blocks = self.first_block(sequence + 1) - first
@@ -191,7 +189,7 @@ class PackedOrder:
 
 @cute.jit
 def _last_not_after(order: PackedOrder, block: Int32) -> Int32:
-    """The last sequence whose blocks begin at `block` or before."""
+    """Binary search: the last sequence whose first block is not after `block`."""
     found, stop = Int32(0), order.sequences
     while stop - found > 1:
         middle = (found + stop) // 2
@@ -202,37 +200,37 @@ def _last_not_after(order: PackedOrder, block: Int32) -> Int32:
 
 
 def even_l2_group(fit: int, pairs: int) -> int:
-    """How many of all pairs advance together if so many fit: a divisor where one is near. A last section of few pairs
-    would begin with long tiles, fewer than the chip has places, when nothing is left to do beside them."""
+    """Return the pairs per L2 group if `fit` pairs fit: a divisor of `pairs` in (fit / 2, fit], else `fit`. A small
+    last group would start long tiles, fewer than the chip runs at a time, when no other work is left."""
     fit = max(1, min(fit, pairs))
     return next((size for size in range(fit, fit // 2, -1) if pairs % size == 0), fit)
 
 
-def even_l2_groups(l2_group: int, pairs: int, largest: int, lengths: Sequence[int], places: int) -> int:
-    """How many sections all pairs make on a grid of `places` CTAs that goes to and fro through them, if a section is
-    whole rounds; largest: pairs of the last one. lengths: of a pair's tiles, in their order.
+def even_l2_groups(l2_group: int, pairs: int, largest: int, lengths: Sequence[int], ctas: int) -> int:
+    """Return the number of L2 groups for a grid of `ctas` CTAs that takes tiles in snake order, if a group is whole
+    rounds. largest: maximum pairs of the last group. lengths: lengths of a pair's tiles, in launch order.
 
-    What is left over after the others may be shared unevenly, half a round of a section's longest and shortest tiles
-    say. Then more pairs belong to the last section, as many as make that even.
+    The pairs left over after whole groups may give CTAs uneven work, e.g. half a round of the longest and shortest
+    tiles. The last group then gets more whole groups of pairs, as many as make the work even.
     """
-    rest, most = pairs % l2_group, -(-pairs // l2_group)
-    if rest == 0:
-        return most
-    enough = EVEN * pairs * sum(lengths) / places
-    least, found = math.inf, most
-    for more in range(max((largest - rest) // l2_group, 0) + 1):
-        unevenness = _unevenness(rest + more * l2_group, lengths, places)
+    left_over, total = pairs % l2_group, -(-pairs // l2_group)
+    if left_over == 0:
+        return total
+    enough = EVEN * pairs * sum(lengths) / ctas
+    least, found = math.inf, total
+    for merged in range(max((largest - left_over) // l2_group, 0) + 1):
+        unevenness = _unevenness(left_over + merged * l2_group, lengths, ctas)
         if unevenness < least:
-            least, found = unevenness, most - more
+            least, found = unevenness, total - merged
         if least < enough:
             break
     return found
 
 
-def _unevenness(pairs: int, lengths: Sequence[int], places: int) -> float:
-    """By how much the CTA with the most work has more than the average one."""
-    work = [0] * places
+def _unevenness(pairs: int, lengths: Sequence[int], ctas: int) -> float:
+    """Work of the busiest CTA minus the average, in snake order."""
+    work = [0] * ctas
     for i in range(pairs * len(lengths)):
-        lap, place = divmod(i, places)
-        work[places - 1 - place if lap % 2 else place] += lengths[i // pairs]
-    return max(work) - sum(work) / places
+        lap, cta = divmod(i, ctas)
+        work[ctas - 1 - cta if lap % 2 else cta] += lengths[i // pairs]
+    return max(work) - sum(work) / ctas

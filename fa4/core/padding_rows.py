@@ -1,10 +1,10 @@
-"""Rows that no sequence uses, set by a kernel that writes nothing else.
+"""Kernel that sets padding rows: rows that no sequence uses.
 
-Only the device knows which they are: packed rows past the last of cu_seqlens, and of each sequence those past seqused.
-In most batches there are few or none, so that a fill of whole tensors would take much longer than to look.
+Only the device knows them: varlen rows past the last entry of cu_seqlens, and each sequence's rows past seqused. Most
+batches have few or none, so filling whole tensors would take much longer than finding them.
 
-A group of blocks has one range of rows: the idle end of a sequence where there is seqused, and, after those of all
-sequences, the packed rows past the last.
+Each group of CTAs has one range of rows: with seqused, the padding rows at the end of each sequence; for varlen, the
+last group has the rows past the last sequence.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _VECTOR = 16  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """dtype: of the matrices. leading: axes of `rows` before those it has as lse; None if there are no rows. fill: what
-    they get."""
+    """Compile-time configuration. dtype: of the matrices. leading: axes of `rows` before those of lse; None if there is
+    no `rows` tensor. fill: value of the padding rows in `rows`."""
 
     dtype: torch.dtype
     matrices: int
@@ -40,8 +40,8 @@ class Config:
 
 
 class PaddingRows(NamedTuple):
-    """What there is to set, all of it row-major: `matrices` (batch, rows, heads, dim) to 0, `rows` (batch, heads, rows)
-    or (parts, batch, heads, rows) to the fill; packed ones without the batch."""
+    """Row-major tensors to set. matrices: (batch, rows, heads, dim), set to 0. rows: (batch, heads, rows) or (parts,
+    batch, heads, rows), set to the fill value. Varlen tensors have no batch axis."""
 
     matrices: tuple[cute.Tensor, ...] | None
     rows: cute.Tensor | None
@@ -56,7 +56,7 @@ class PaddingRows(NamedTuple):
 class _Clear(Program):
     @cute.jit
     def launch(self, padding_rows: PaddingRows, blocks: Int32, cfg: cutlass.Constexpr[Config], stream):
-        """`blocks`: of a group."""
+        """blocks: CTAs per group."""
         groups = Int32(1)
         if cutlass.const_expr(cfg.has_seqused):
             groups = padding_rows.seqused.shape[0] + int(cfg.varlen)
@@ -79,25 +79,25 @@ class _Clear(Program):
         if cutlass.const_expr(padding_rows.rows is not None):
             rows = padding_rows.rows
             heads, extent = rows.shape[-2], rows.shape[-1]
-            of_part = heads * extent
+            part_stride = heads * extent
             if cutlass.const_expr(not cfg.varlen):
-                of_part = of_part * rows.shape[-3]
-            lines = heads * (rows.shape[0] if cfg.leading else 1)
-            for i in cutlass.range(begin, (last - first) * lines, step):
-                line, step_in = i // (last - first), i % (last - first)
-                in_part = Int64(batch * heads + line % heads) * extent + first + step_in
-                place = Int64(line // heads) * of_part + in_part
-                (rows.iterator + place).store(Float32(cfg.fill))
+                part_stride = part_stride * rows.shape[-3]
+            part_heads = heads * (rows.shape[0] if cfg.leading else 1)
+            for i in cutlass.range(begin, (last - first) * part_heads, step):
+                part_head, row = i // (last - first), i % (last - first)
+                in_part = Int64(batch * heads + part_head % heads) * extent + first + row
+                index = Int64(part_head // heads) * part_stride + in_part
+                (rows.iterator + index).store(Float32(cfg.fill))
 
     @cute.jit
     def range_of(self, padding_rows: PaddingRows, group: Int32, cfg: cutlass.Constexpr[Config]):
-        """The sequence, 0 if packed, and the first and last of its rows."""
+        """Return the sequence (0 if varlen), and the first and one past the last of its padding rows."""
         extent = padding_rows.rows.shape[-1] if padding_rows.rows is not None else padding_rows.matrices[0].shape[-3]
         if cutlass.const_expr(not cfg.varlen):
             return group, Int32(padding_rows.seqused[group]), Int32(extent)
         sequences = padding_rows.cu_seqlens.shape[0] - 1
         first, last = Int32(padding_rows.cu_seqlens[sequences]), Int32(extent)
-        if cutlass.const_expr(cfg.has_seqused):  # noqa: SIM102  one is decided at compile time
+        if cutlass.const_expr(cfg.has_seqused):  # noqa: SIM102  the outer one is decided at compile time
             if group < sequences:
                 first, last = (
                     padding_rows.cu_seqlens[group] + padding_rows.seqused[group],
@@ -113,7 +113,7 @@ class _Clear(Program):
         if cfg.leading is not None:
             rows = jit.fake_tensor(Float32, rank - 1 + cfg.leading, contiguous=True, align=4)
         present = cfg.varlen, cfg.has_seqused
-        lengths = (jit.fake_tensor(Int32, 1, align=4) if there else None for there in present)
+        lengths = (jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in present)
         return PaddingRows(matrices or None, rows, *lengths), Int32(1)
 
 
@@ -121,10 +121,10 @@ _CLEAR = _Clear("idle_rows")
 
 
 def launcher(cfg: Config, chip: Chip) -> jit.Launcher:
-    """What takes `PaddingRows` and the number of blocks of a group, see `blocks`."""
+    """Return a launcher that takes `PaddingRows` and the number of CTAs per group, see `blocks`."""
     return _CLEAR.launcher(cfg, chip)
 
 
 def blocks(elements: int, groups: int, chip: Chip) -> int:
-    """As many as keep a chip busy if nearly all of the `elements` are idle, and no more than could have work."""
+    """Return the CTAs per group: enough to fill the chip if all `elements` are padding, with 32 or more per thread."""
     return max(1, min(8 * chip.sms // groups, elements // (_THREADS * 32)))

@@ -1,4 +1,4 @@
-"""From a configuration to a launcher: what plan, compiler and caches agree on, whatever the kernel."""
+"""Programs: from a configuration to a launcher, for plan, compiler and caches of every kernel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .constant import Constant
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Program(Constant):
-    """A `cute.jit` host function, `launch`, that starts kernels, and what it is compiled with.
+    """A `cute.jit` host function, `launch`, that starts kernels, and its compilation.
 
-    `launch` takes run-time arguments, the configuration and the stream. Compile keys are `name` and the fields of the
+    `launch` takes run-time arguments, the configuration and the stream. A compile key is `name` and the fields of the
     configuration.
     """
 
@@ -26,23 +26,23 @@ class Program(Constant):
     launch: ClassVar[Callable[..., None]]
 
     def __repr__(self) -> str:
-        return self.name  # the compiler names what it dumps by it
+        return self.name  # the compiler uses it in the names of its dumps
 
     def stand_ins(self, cfg: Any) -> tuple:
-        """The run-time arguments of `launch`, without memory."""
+        """Return fake run-time arguments of `launch`, without memory."""
         raise NotImplementedError
 
     def compile(self, cfg: Any, chip: Chip) -> Any:
-        """Compile `launch`, without any tensor."""
+        """Compile `launch` with fake arguments."""
         return jit.compile_kernel(self.launch, *self.stand_ins(cfg), cfg, jit.current_stream(), chip=chip)
 
     def launcher(self, cfg: Any, chip: Chip) -> jit.Launcher:
-        """What takes the run-time arguments, tensors for stand-ins, and runs on the caller's current stream."""
+        """Return a launcher that takes the run-time arguments and runs on the caller's current stream."""
         return jit.compiled(compile_key(self.name, cfg), functools.partial(self.compile, cfg, chip), chip)
 
 
 def compile_key(name: str, cfg: Any) -> tuple:
-    """Plain values that tell the configurations of a program apart, for `jit.compiled`."""
+    """Return a tuple of simple values that identifies a program's configuration, for `jit.compiled`."""
     return (name, *(_plain(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)))
 
 

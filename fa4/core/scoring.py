@@ -1,12 +1,11 @@
-"""A backward's way from raw scores to weights P, and back from dP to dS: the same stages in the same order on every
-chip.
+"""Stages of a backward from raw scores to P, and from dP to dS: the same stages in the same order on every chip.
 
-    raw score -> softcap or score_mod -> logit -> mask_mod, band, end of the keys -> exp2 -> P -> dropout -> dV
+    raw score -> softcap or score_mod -> logit -> mask_mod, band, end of keys -> exp2 -> P -> dropout -> dV
     dP -> dropout -> minus delta -> times P -> derivative of the softcap or of the score_mod -> dS
 
-The logits are kept as the score function made them, for its derivative. A mask makes other values of them, -inf where
-it hides the pair: a derivative at -inf would be infinite or NaN, and 0 * inf is NaN. A score_mod's own derivative may
-be infinite or NaN at a pair that is hidden, or of a row that does not exist: dS is 0 wherever P is.
+The derivative uses the unmasked logits. The mask writes -inf to other values: a derivative at -inf would be infinite
+or NaN, and 0 * inf is NaN. A score_mod's own derivative may be infinite or NaN at a masked pair, or in a row that does
+not exist: dS is set to 0 wherever P is 0.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from .constant import Constant
 from .fragment_values import FragmentValues
 from .score import SoftcapAgain
 
-Lines = list[list[Float32]]  # a thread's elements, as `places.FragmentCoords` has them
+Fragment = list[list[Float32]]  # a thread's values, in the rows of `FragmentCoords`
 
 
 @dataclass(frozen=True)
 class Scoring(Constant):
-    """The stages of a thread's elements of a tile; of softcap and score_mod there is at most one."""
+    """Stages for a thread's fragment of a tile, with at most one of softcap and score_mod."""
 
     softcap: SoftcapAgain | None = None
     score_mod: FragmentValues | None = None
@@ -34,40 +33,40 @@ class Scoring(Constant):
 
     @property
     def is_plain(self) -> bool:
-        """Whether raw scores are what is exponentiated."""
+        """Whether the exponential is applied to raw scores."""
         return self.softcap is None and self.score_mod is None and self.mask_mod is None
 
-    def logits(self, scores: Lines) -> Lines:
-        """Of raw scores; with a softcap their tanh, which the scale of the exponents multiplies."""
+    def logits(self, scores: Fragment) -> Fragment:
+        """Return the logits of raw scores; with a softcap their tanh, which the exponent's scale multiplies later."""
         if self.softcap is not None:
-            return [[self.softcap.apply(x) for x in line] for line in scores]
+            return [[self.softcap.apply(x) for x in row] for row in scores]
         return scores if self.score_mod is None else self.score_mod.logits(scores)
 
-    def masked(self, logits: Lines, minus_lse: Callable[[int, int], Float32]) -> Lines:
-        """The logits, -inf where the mask_mod hides the pair. minus_lse: of the row of an element (line, across): -inf
-        if the row sees nothing or does not exist. Then P is 0 whatever the score_mod made of the pair."""
-        hidden = logits
-        if self.score_mod is not None and not self.score_mod.of.gives_numbers:
-            hidden = [
-                [Float32(cutlass.select_(minus_lse(r, c) == -Float32.inf, Float32(0.0), x)) for c, x in enumerate(line)]
-                for r, line in enumerate(hidden)
+    def masked(self, logits: Fragment, minus_lse: Callable[[int, int], Float32]) -> Fragment:
+        """Return the logits, -inf where the mask_mod is false. minus_lse: (row, column) of an element -> -lse of its
+        query row, -inf if all its keys are masked or it does not exist. P is then 0 for any score_mod."""
+        masked = logits
+        if self.score_mod is not None and not self.score_mod.traced.has_finite_logits:
+            masked = [
+                [Float32(cutlass.select_(minus_lse(r, c) == -Float32.inf, Float32(0.0), x)) for c, x in enumerate(row)]
+                for r, row in enumerate(masked)
             ]
-        return hidden if self.mask_mod is None else self.mask_mod.hidden(hidden)
+        return masked if self.mask_mod is None else self.mask_mod.hidden(masked)
 
-    def sloped(self, factor: Lines, logits: Lines) -> Lines:
-        """A factor of dS, P or dP - delta, times the softcap's derivative. logits: not masked."""
+    def sloped(self, factor: Fragment, logits: Fragment) -> Fragment:
+        """Return `factor`, a factor of dS (P or dP - delta), times the softcap's derivative. logits: unmasked."""
         if self.softcap is None:
             return factor
-        return [[x * self.softcap.slope(t) for x, t in zip(*lines)] for lines in zip(factor, logits)]
+        return [[x * self.softcap.derivative(t) for x, t in zip(*rows)] for rows in zip(factor, logits)]
 
-    def slopes(self, p: Lines, ds: Lines) -> Lines:
-        """dS, gradients of the scaled scores, from those of the logits; after `logits`."""
+    def slopes(self, p: Fragment, ds: Fragment) -> Fragment:
+        """Return dS, the gradients of the scaled scores, from those of the logits. Call after `logits`."""
         if self.score_mod is None:
             return ds
         of_scores = self.score_mod.slopes(ds)
-        if self.score_mod.of.is_harmless:
+        if self.score_mod.traced.has_finite_grads:
             return of_scores
         return [
-            [Float32(cutlass.select_(weight == 0.0, Float32(0.0), x)) for weight, x in zip(*lines)]
-            for lines in zip(p, of_scores)
+            [Float32(cutlass.select_(p_element == 0.0, Float32(0.0), x)) for p_element, x in zip(*rows)]
+            for rows in zip(p, of_scores)
         ]

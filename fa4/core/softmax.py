@@ -1,4 +1,4 @@
-"""Softmax is computed in base 2, where the hardware has an exponential."""
+"""Constants of the softmax, which is computed in base 2: the hardware has an exp2 instruction."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Traced functions in device code: a call's captured tensors and block lists, and its graphs bound to a tile."""
+"""Traced mods in device code: a call's captured tensors and block lists, and its graphs bound to a tile."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .fragment_values import FragmentValues
 
 
 class BlockTensors(NamedTuple):
-    """The lists of one side of a block mask, as `mods.blocks.BlockLists` has them: counts (batch or 1, heads or 1,
-    blocks) and lists, one axis more, int32. order: of the listing blocks, like counts."""
+    """Block lists of one side of a block mask, as in `mods.blocks.BlockLists`, int32. counts: (batch or 1, heads or 1,
+    blocks). lists: one more axis. order: order of the listing blocks, shaped like counts."""
 
     counts: cute.Tensor
     lists: cute.Tensor
@@ -31,10 +31,10 @@ class BlockTensors(NamedTuple):
 
 
 class ModTensors(NamedTuple):
-    """What fills a call's graphs: captured tensors and numbers, the score's first; and the block mask's lists.
+    """Run-time values of a call's graphs: captured tensors and numbers, those of the score first; and block lists.
 
-    blocks: the lists that loops walk. of_queries: where additions to blocks of queries take turns, the blocks of keys
-    of each. captured: what gradients of captured tensors are added to, see `captured`. dropout: there if there is any.
+    blocks: lists over which loops iterate. of_queries: key blocks of each query block, if additions to query blocks are
+    ordered. captured: destinations of the gradients of captured tensors, see `captured_grads`. dropout: None if unused.
     """
 
     tensors: tuple
@@ -46,7 +46,7 @@ class ModTensors(NamedTuple):
 
     @staticmethod
     def of(given: tuple | None) -> ModTensors | None:
-        """The record of a caller's plain tuple."""
+        """Return the record of a caller's tuple."""
         if given is None:
             return None
         tensors, numbers, *lists, captured, dropout = given
@@ -56,15 +56,15 @@ class ModTensors(NamedTuple):
 
     @staticmethod
     def fake(mods: ModSpec | None, backward: bool = False, is_ordered: bool = False) -> ModTensors | None:
-        """Stand-ins for compilation; is_ordered: there is `of_queries`."""
+        """Return fake arguments for compilation. is_ordered: `of_queries` is present."""
         if mods is None:
             return None
         graphs = [graph for graph in (mods.score, mods.mask) if graph is not None]
         tensors = tuple(_fake_captured(tensor.dtype, tensor.rank) for graph in graphs for tensor in graph.tensors)
         numbers = tuple(KINDS[kind](0) for graph in graphs for kind in graph.numbers)
 
-        def lists(there: bool) -> BlockTensors | None:
-            return BlockTensors(*(jit.fake_tensor(Int32, rank, align=4) for rank in (3, 4, 3, 4, 3))) if there else None
+        def lists(used: bool) -> BlockTensors | None:
+            return BlockTensors(*(jit.fake_tensor(Int32, rank, align=4) for rank in (3, 4, 3, 4, 3))) if used else None
 
         captured = _fake_gradients(mods) if backward and mods.trained else None
         dropout = DropoutTensors.fake() if mods.dropout else None
@@ -72,16 +72,16 @@ class ModTensors(NamedTuple):
         return ModTensors(tensors or None, numbers or None, *blocks, captured, dropout)
 
 
-# The dtypes that `mods.tensors.for_kernels` leaves or makes of others.
-_STORED = {
+# Device dtypes, as `mods.tensors.for_kernels` converts them.
+_DEVICE_DTYPES = {
     "float32": Float32, "float64": Float32, "float16": cutlass.Float16, "bfloat16": cutlass.BFloat16,
     "int32": Int32, "int64": cutlass.Int64, "bool": cutlass.Uint8,
 }  # fmt: skip
 
 
 def _fake_captured(dtype: str, rank: int) -> cute.Tensor:
-    stored = _STORED.get(dtype, Int32)
-    return jit.fake_tensor(stored, max(rank, 1), contiguous=True, align=stored.width // 8)
+    device_dtype = _DEVICE_DTYPES.get(dtype, Int32)
+    return jit.fake_tensor(device_dtype, max(rank, 1), contiguous=True, align=device_dtype.width // 8)
 
 
 def _fake_gradients(mods: ModSpec) -> tuple:
@@ -100,7 +100,7 @@ def bind(
     packed: int = 1,
     rows_per_query: int | None = None,
 ) -> tuple[Traced | None, Traced | None]:
-    """The score and the mask of a tile's sequence and head, or None; see `Traced`."""
+    """Bind the score_mod and the mask_mod to a tile's sequence and head; None for a missing one. See `Traced`."""
     if mods is None or filled is None:
         return None, None
     bound, tensors, numbers = [], filled.tensors, filled.numbers
@@ -108,16 +108,16 @@ def bind(
         if graph is None:
             bound.append(None)
             continue
-        own, tensors = tensors[: len(graph.tensors)], tensors[len(graph.tensors) :]
-        given, numbers = numbers[: len(graph.numbers)], numbers[len(graph.numbers) :]
-        bound.append(Traced(graph, own, given, batch, head, *seqlens, packed, rows_per_query or packed))
+        captured, tensors = tensors[: len(graph.tensors)], tensors[len(graph.tensors) :]
+        scalars, numbers = numbers[: len(graph.numbers)], numbers[len(graph.numbers) :]
+        bound.append(Traced(graph, captured, scalars, batch, head, *seqlens, packed, rows_per_query or packed))
     return bound[0], bound[1]
 
 
 @dataclass(frozen=True)
 class Traced(Constant):
-    """A graph with what fills it in a tile: row i is query i // rows_per_query, and of `packed` heads, the first of
-    which is `head`, the (i % rows_per_query)-th; of none of them where there are more rows than heads."""
+    """A graph bound to a tile. Row i is query i // rows_per_query of packed head `head` + i % rows_per_query; a padding
+    row if that exceeds the `packed` heads."""
 
     graph: Graph
     tensors: tuple
@@ -129,23 +129,23 @@ class Traced(Constant):
     packed: int
     rows_per_query: int
 
-    def at(self, places: FragmentCoords, scale: Float32 | None = None) -> FragmentValues:
-        """The graph at a thread's elements. scale: what raw scores are multiplied by first."""
-        return FragmentValues(self, places, scale)
+    def at(self, coords: FragmentCoords, scale: Float32 | None = None) -> FragmentValues:
+        """Return the graph's values at a thread's fragment. scale: factor of the raw scores."""
+        return FragmentValues(self, coords, scale)
 
     def head_of(self, row: Int32) -> Int32:
         if self.rows_per_query == 1:
             return self.head
-        place = row % self.rows_per_query
-        return self.head + (place if self.rows_per_query == self.packed else cutlass.min(place, self.packed - 1))
+        index = row % self.rows_per_query
+        return self.head + (index if self.rows_per_query == self.packed else cutlass.min(index, self.packed - 1))
 
     @property
-    def is_harmless(self) -> bool:
-        """Whether gradients are finite on whatever pairs that are hidden or do not exist may hold."""
+    def has_finite_grads(self) -> bool:
+        """Whether gradients are finite at masked pairs and at pairs that do not exist, for any values there."""
         return self.graph.stays_finite(self.graph.dscore, *(scatter.value for scatter in self.graph.scatters))
 
     @property
-    def gives_numbers(self) -> bool:
-        """Whether the logits of rows that do not exist are finite: their scores are, and they read captured elements of
-        a row that exists."""
+    def has_finite_logits(self) -> bool:
+        """Whether logits of rows that do not exist are finite, given that their scores are, and that their loads read
+        captured elements of an existing row."""
         return self.graph.stays_finite(self.graph.result, trusts_loads=True)

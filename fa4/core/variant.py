@@ -1,4 +1,4 @@
-"""What shapes generated code, whatever the chip: a compile key says this, the tiles, and numbers of the chip."""
+"""Compile-time properties of a problem on every chip. A compile key adds tile sizes and numbers of the chip."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from .constant import Constant
 
 @dataclass(frozen=True, slots=True)
 class Variant(Constant):
-    """One kind of attention problem, without sizes other than those of a head. Configurations of kernels extend it.
+    """One kind of attention problem, without sizes other than head dims. Kernel configurations extend it.
 
-    dtype: the DSL's name for that of q, k, v. group: query heads of one key/value head. has_dlse, deterministic: of a
-    backward; a forward has neither.
+    dtype: DSL type of q, k, v. group: query heads per key/value head. has_dlse, deterministic: backward only.
     """
 
     dtype: Any
@@ -37,10 +36,10 @@ class Variant(Constant):
 
     @staticmethod
     def fields(spec: AttentionSpec, *, backward: bool = False, has_dlse: bool = False) -> dict[str, Any]:
-        """The fields by name, for a record that extends this one."""
+        """Return the fields by name, for a record that extends this one."""
         mods = spec.mods
         if mods is not None and mods.heads_differ and not (backward and spec.group > 1):
-            mods = replace(mods, heads_differ=False)  # here it is one head after the other, or one alone
+            mods = replace(mods, heads_differ=False)  # here heads are processed one by one, or there is one
         return dict(
             dtype=jit.dsl_dtype(spec.dtype),
             head_dim=spec.head_dim,
@@ -61,32 +60,32 @@ class Variant(Constant):
 
     @property
     def tma_ctas(self) -> int:
-        """CTAs whose loads are counted together."""
+        """CTAs whose loads one barrier counts."""
         return self.ctas
 
     def sharers(self, name: str) -> int:
-        """CTAs of a cluster that load tiles of `name` together, each a share of the rows into all of them."""
+        """CTAs of a cluster that multicast tiles of `name`: each loads a share of the rows into all of them."""
         return 1
 
     @property
     def counts_keys(self) -> bool:
-        """Whether a backward's tiles are those that packed keys have, see `core.order.PackedOrder`; an order of
-        additions numbers the blocks of all sequences alike."""
+        """Whether a backward uses the tiles of varlen keys (`core.order.PackedOrder`). A deterministic order
+        numbers the blocks of all sequences alike."""
         return self.varlen and not self.deterministic
 
     @property
     def varlen_k(self) -> bool:
-        """Whether k and v are packed; a cache is not, whatever q is."""
+        """Whether k and v are varlen; a KV cache never is."""
         return self.varlen and self.cache is None
 
     @property
     def has_bytes(self) -> bool:
-        """Whether k and v hold 8-bit numbers, of `cache.dtype`."""
+        """Whether k and v hold 8-bit values of `cache.dtype`."""
         return self.cache is not None and self.cache.has_bytes
 
     @property
     def plain_keys(self) -> bool:
-        """Whether k and v are read as plain memory, row by row, where others get them by TMA."""
+        """Whether k and v are loaded row by row instead of by TMA."""
         return self.cache is not None and self.cache.is_scattered
 
     @property
@@ -99,23 +98,23 @@ class Variant(Constant):
 
     @property
     def has_blocks(self) -> bool:
-        """Whether a block mask lists the blocks to visit."""
+        """Whether a block mask lists the blocks to process."""
         return self.mods is not None and self.mods.block is not None
 
     @property
     def lists_by_head(self) -> bool:
-        """Whether a backward goes through other lists for each query head of a group."""
+        """Whether a backward has separate block lists for each query head of a group."""
         return self.mods is not None and self.mods.heads_differ
 
     @property
     def lengths_vary(self) -> bool:
-        """Whether a sequence may have fewer rows than the launch was sized for, and end before its tensor's rows do:
-        then TMA maps of it are `core.sequence.seq_bounded_tma`."""
+        """Whether a sequence may have fewer rows than the launch size and end before its tensor's rows do. Its TMA maps
+        are then `core.sequence.seq_bounded_tma`."""
         return self.varlen or self.has_seqused_q or self.has_seqused_k
 
     @property
     def ordered_by_lists(self) -> bool:
-        """Whether a block mask's lists say whose turn it is to add to a block of queries."""
+        """Whether a block mask's lists define the order of additions to a query block."""
         return self.deterministic and self.has_blocks
 
     @property

@@ -1,4 +1,4 @@
-"""Values as 32-bit words: bits of floats, pairs of 16-bit numbers, loads and stores of up to four words."""
+"""Vector loads and stores of up to four 32-bit words, and packing of values into words."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from cutlass._mlir.dialects import arith, llvm, vector
 
 
 def bits(value: Float32) -> Int32:
-    """The 32 bits of a float."""
+    """Return the 32 bits of a float."""
     return Int32(llvm.bitcast(Int32.mlir_type, value.ir_value()))
 
 
 def pack_half(low: Float32, high: Float32, dtype: type[cutlass.Numeric]) -> Int32:
-    """Two floats rounded to `dtype` in one word, `low` in the low half: one cvt.rn.{bf16x2,f16x2}.f32."""
+    """Round two floats to `dtype` and pack them, `low` in the low half: one cvt.rn.{bf16x2,f16x2}.f32."""
     kind = ir.VectorType.get([2], dtype.mlir_type)
     pair = vector.from_elements(ir.VectorType.get([2], Float32.mlir_type), [low.ir_value(), high.ir_value()])
     halves = arith.truncf(kind, pair)
     return Int32(llvm.bitcast(Int32.mlir_type, halves))
 
 
-def store_vec(pointer: cute.Pointer, words: list[Int32]) -> None:
-    """One store of up to four 32-bit words to an address that their size divides."""
-    kind = ir.VectorType.get([len(words)], Int32.mlir_type)
-    values = vector.from_elements(kind, [word.ir_value() for word in words])
-    llvm.store(values, pointer.llvm_ptr, alignment=4 * len(words))
+def store_vec(pointer: cute.Pointer, packed: list[Int32]) -> None:
+    """Store up to four words with one instruction; the address is aligned to their size."""
+    kind = ir.VectorType.get([len(packed)], Int32.mlir_type)
+    values = vector.from_elements(kind, [word.ir_value() for word in packed])
+    llvm.store(values, pointer.llvm_ptr, alignment=4 * len(packed))
 
 
 def load_vec(pointer: cute.Pointer, count: int) -> list[Int32]:
-    """`count` words from an address that their size divides, by one load."""
+    """Load `count` words with one instruction; the address is aligned to their size."""
     loaded = llvm.load(ir.VectorType.get([count], Int32.mlir_type), pointer.llvm_ptr, alignment=4 * count)
     return [Int32(vector.extract(loaded, [], [i])) for i in range(count)]
 
 
 def add_floats(pointer: cute.Pointer, values: list[Float32]) -> None:
-    """Add four floats to those at a global address that their size divides; each addition is atomic (sm_90)."""
+    """Add four floats to global memory, each addition atomic (sm_90); the address is aligned to 16 bytes."""
     cute.arch.inline_ptx(
         "red.relaxed.gpu.global.add.v4.f32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
         read_only_args=[pointer.toint(), *values],
@@ -44,7 +44,7 @@ def add_floats(pointer: cute.Pointer, values: list[Float32]) -> None:
 
 
 def add_unless_zero(pointer: cute.Pointer, value: Float32) -> None:
-    """Add to a float at a global address by an atomic addition; of 0 the address may be anything."""
+    """Add to a float in global memory, atomically. If `value` is 0, the address may be invalid."""
     cute.arch.inline_ptx(
         """{
         .reg .pred there;
@@ -56,14 +56,14 @@ def add_unless_zero(pointer: cute.Pointer, value: Float32) -> None:
 
 
 def load_halves(pointer: cute.Pointer, dtype: type[cutlass.Numeric]) -> list[Float32]:
-    """8 numbers of 16 bits by one load, as floats."""
+    """Load eight 16-bit values with one instruction, as floats."""
     loaded = llvm.load(ir.VectorType.get([8], dtype.mlir_type), pointer.llvm_ptr, alignment=16)
     wide = arith.extf(ir.VectorType.get([8], Float32.mlir_type), loaded)
     return [Float32(vector.extract(wide, [], [i])) for i in range(8)]
 
 
 def load_floats(pointer: cute.Pointer, count: int) -> list[Float32]:
-    """`count` floats from an address that their size divides, by one load."""
+    """Load `count` floats with one instruction; the address is aligned to their size."""
     kind = ir.VectorType.get([count], Float32.mlir_type)
     loaded = llvm.load(kind, pointer.llvm_ptr, alignment=4 * count)
     return [Float32(vector.extract(loaded, [], [i])) for i in range(count)]

@@ -1,13 +1,13 @@
-"""Attention over sequences that are cut among processes: context parallelism on a process group.
+"""Context parallelism: attention over sequences that are split over the ranks of a process group.
 
-Of each sequence, cut into 2 W chunks, rank r of W holds chunks r and 2 W - 1 - r, one behind the other, so that all
-ranks have as many visible pairs under a causal mask (`shard`, `unshard`). Two ways lead to the keys of others:
+Each sequence is cut into 2 W chunks for W ranks. Rank r holds chunks r and 2 W - 1 - r, concatenated, so that all ranks
+have the same number of unmasked pairs under a causal mask (`shard`, `unshard`). There are two methods:
 
-* "ring": keys and values travel from rank to rank while the part that is here is computed; the parts are joined by
-  their log-sum-exps. Gradients of keys and values travel on with them. Memory for one more part.
-* "all-gather": every rank gets all keys and values, a few heads at a time, while it computes with the heads before.
+* "ring": keys and values travel from rank to rank while each rank computes with the part it has. Log-sum-exps merge
+  the partial results. Gradients of keys and values travel too. Needs memory for one more part.
+* "all-gather": every rank gathers all keys and values, a few heads at a time, while it computes the previous heads.
 
-Both add in an order that ranks alone decide: results repeat bit for bit where the kernels' do.
+Both add in an order that depends on the ranks only: results are bitwise reproducible if the kernels are.
 """
 
 from .attention import METHODS, context_parallel_attention

@@ -1,9 +1,9 @@
-"""A call on several ranks is right on all of them, or refused on all of them before its first message.
+"""Agreement of ranks: either a call is valid on all ranks, or all ranks refuse it before its first message.
 
-A rank that raises where others send leaves the group out of step: the next call takes the messages of this one, or
-waits for ever. So ranks tell each other what they were asked, where hosts send the messages anyway: in a group of gloo
-or MPI alone. In others, NCCL among them, hosts would wait for each other at each call; FA4_CHECK_LENGTHS=1 asks for it.
-Whether ranks talk depends on the group and the environment alone: tensors may be wrong on one rank.
+If one rank raises while others send, the group gets out of step: the next call receives this call's messages, or waits
+forever. So ranks exchange their arguments where the host sends the messages anyway: in groups of gloo or MPI only. In
+other groups, such as NCCL, hosts would wait for each other at each call; FA4_CHECK_LENGTHS=1 enables the exchange
+there. The decision depends on the group and the environment only, because the tensors of a rank may be wrong.
 """
 
 from __future__ import annotations
@@ -21,42 +21,41 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def agreeing(place: GroupRank) -> Iterator[dict[str, Any]]:
-    """A context for the checks of a call. It yields a dict to be filled with what has to be the same on every rank, by
-    arguments' names.
+def agreeing(group_rank: GroupRank) -> Iterator[dict[str, Any]]:
+    """Context for the checks of a call. Fill the yielded dict with the arguments that must be equal on every rank.
 
     Raises:
-        ValueError: the checks of another rank raised, or an argument differs. What the checks here raise stays.
+        ValueError: the checks of another rank raised, or an argument differs. This rank's own errors pass through.
     """
-    said: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     try:
-        yield said
+        yield arguments
     except Exception as error:
-        _tell(place, f"{type(error).__name__}: {error}", {})
+        _exchange(group_rank, f"{type(error).__name__}: {error}", {})
         raise
-    refusals, of_ranks = _tell(place, None, said)
+    refusals, arguments_of_ranks = _exchange(group_rank, None, arguments)
     for rank, refusal in enumerate(refusals):
         if refusal is not None:
             raise ValueError(f"rank {rank} of the group refused the call: {refusal}")
-    for rank, other in enumerate(of_ranks):
-        for name, value in said.items():
+    for rank, other in enumerate(arguments_of_ranks):
+        for name, value in arguments.items():
             if other[name] != value:
                 raise ValueError(
-                    f"{name} is {other[name]} on rank {rank} and {value} on rank {place.rank}, expected the same on "
-                    "every rank"
+                    f"{name} is {other[name]} on rank {rank} and {value} on rank {group_rank.rank}, expected the same "
+                    "on every rank"
                 )
 
 
-def _tell(place: GroupRank, refusal: str | None, said: dict[str, Any]) -> tuple[list, list]:
-    """What each rank's checks raised, as text, and what each was asked; nothing where ranks do not talk about it."""
-    if place.world == 1 or not _talks(dist.get_backend_config(place.group)):
+def _exchange(group_rank: GroupRank, refusal: str | None, arguments: dict[str, Any]) -> tuple[list, list]:
+    """Return the error text (or None) and the arguments of each rank; two empty lists if ranks do not exchange them."""
+    if group_rank.world == 1 or not _talks(dist.get_backend_config(group_rank.group)):
         return [], []
-    told: list[Any] = [None] * place.world
-    dist.all_gather_object(told, (refusal, said), group=place.group)
-    return [refusal for refusal, _ in told], [said for _, said in told]
+    gathered: list[Any] = [None] * group_rank.world
+    dist.all_gather_object(gathered, (refusal, arguments), group=group_rank.group)
+    return [refusal for refusal, _ in gathered], [arguments for _, arguments in gathered]
 
 
 def _talks(config: str) -> bool:
-    """Of a group with a backend for each kind of device, as torch shows them: "cpu:gloo,cuda:nccl"."""
+    """Return whether ranks exchange their arguments. config: torch's list of backends, such as "cpu:gloo,cuda:nccl"."""
     backends = {pair.split(":")[-1] for pair in config.split(",")}
     return "fake" not in backends and checks_lengths("cpu" if backends <= {"gloo", "mpi"} else "cuda")

@@ -1,4 +1,4 @@
-"""The public function: checks, the way of communication, and autograd."""
+"""Public function of context parallelism: checks, choice of the method, autograd."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..device import chip_of
 from ..spec import AttentionSpec, Flags, Saved
 from . import gather, ring
 from .agree import agreeing
-from .group_rank import GroupRank, check_lengths, values
-from .parts import Packed, Padded, Parts
+from .group_rank import GroupRank, check_lengths, host_values
+from .parts import PackedParts, PaddedParts, Parts
 
-_WAYS = {"ring": ring, "all-gather": gather}
-METHODS = tuple(_WAYS)
+_MODULES = {"ring": ring, "all-gather": gather}
+METHODS = tuple(_MODULES)
 
 
 def context_parallel_attention(
@@ -39,38 +39,38 @@ def context_parallel_attention(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`fa4.flash_attn_func` over the sequences of all ranks, forward and backward. Every rank of the group calls it.
+    """Compute `fa4.flash_attn_func` over sequences split over ranks. Every rank of the group calls it.
 
     Args:
-        q, k, v: this rank's part, as `shard` cuts it: (batch, seqlen / ranks, heads, head_dim), or packed
+        q, k, v: this rank's part, as `shard` returns it: (batch, seqlen / ranks, heads, head_dim), or packed
             (total / ranks, heads, head_dim).
-        group: the process group; None is the default one.
+        group: the process group; None is the default group.
         method: "ring" or "all-gather".
-        cu_seqlens: for packed parts, (batch + 1,) int32 of the whole sequences, the same on every rank. Each length
-            is a multiple of 2 * ranks.
-        max_seqlen: an upper bound of the whole sequences' lengths; None is all rows.
-        window_size: with a left side alone, causal, and the method "all-gather".
+        cu_seqlens: for packed parts, (batch + 1,) int32 of the whole sequences, equal on every rank. Each length is a
+            multiple of 2 * ranks.
+        max_seqlen: an upper bound of the whole sequences' lengths; None is the number of all rows.
+        window_size: (left, None) with causal=True and the method "all-gather" only.
 
     The other arguments are those of `flash_attn_func`. The gradient of a sink is this rank's share: sum it over
-    ranks, as that of any parameter.
+    ranks, like the gradient of any parameter.
 
     Returns:
-        this rank's rows: out like q, with head_dim_v, and, if asked, lse, (batch, heads_q, rows) or (heads_q, rows).
+        this rank's out, like q with head_dim_v; with return_lse also lse, (batch, heads_q, rows) or (heads_q, rows).
 
     Raises:
-        TypeError, ValueError: as `flash_attn_func`; queries and keys differ in length, chunks would not be whole, or,
-            in groups of gloo and with FA4_CHECK_LENGTHS=1, another rank was asked something else. All before the first
-            message.
-        NotImplementedError: a window that the method has not.
+        TypeError, ValueError: as `flash_attn_func`; queries and keys differ in length, a length does not divide into
+            chunks, or (in groups of gloo or MPI, and with FA4_CHECK_LENGTHS=1) another rank got other arguments. All
+            errors are raised before the first message.
+        NotImplementedError: the method does not support the window.
     """
-    place = GroupRank.of(group)
-    with agreeing(place) as said:
+    group_rank = GroupRank.of(group)
+    with agreeing(group_rank) as arguments:
         if method not in METHODS:
             raise ValueError(f"method is {method!r}, expected one of {METHODS}")
         options = Options(softmax_scale, causal, window_size, softcap, deterministic, backend)
-        parts = _checked(q, k, v, learnable_sink, cu_seqlens, max_seqlen, options, place, method)
+        parts = _checked(q, k, v, learnable_sink, cu_seqlens, max_seqlen, options, group_rank, method)
         return_lse = checks.boolean("return_lse", return_lse, "a bool")
-        said |= _asked(q, k, v, learnable_sink, cu_seqlens, parts.flags, method)
+        arguments |= _common_arguments(q, k, v, learnable_sink, cu_seqlens, parts.flags, method)
     out, lse = _ContextParallel.apply(q, k, v, learnable_sink, parts, method)
     return (out, lse) if return_lse else out
 
@@ -83,10 +83,10 @@ def _checked(
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
     options: Options,
-    place: GroupRank,
+    group_rank: GroupRank,
     method: str,
 ) -> Parts:
-    """What the call computes, once all of its arguments are known to be right."""
+    """Check all arguments, and return the parts of the call."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if getattr(x, "is_nested", False):
             raise TypeError(
@@ -103,23 +103,23 @@ def _checked(
         )
     parts: Parts
     if padded:
-        for name, given in (("cu_seqlens", cu_seqlens), ("max_seqlen", max_seqlen)):
-            if given is not None:
+        for name, value in (("cu_seqlens", cu_seqlens), ("max_seqlen", max_seqlen)):
+            if value is not None:
                 raise ValueError(f"{name} is given with padded q, k, v, expected packed ones: (rows, heads, head_dim)")
         if rows[1] % 2:
             raise ValueError(
                 f"q has shape {checks.shown(q)}, expected an even number of rows: two chunks of a sequence"
             )
-        parts = Padded(rows[1], flags, place)
+        parts = PaddedParts(rows[1], flags, group_rank)
     else:
         if cu_seqlens is None:
             raise ValueError("cu_seqlens is None, expected the cumulative lengths of the whole packed sequences")
-        bounds = check_lengths(cu_seqlens, place, place.world * q.shape[0], q, "q")
-        longest = checks.max_seqlen("max_seqlen", max_seqlen, place.world * q.shape[0])
-        most = max(bounds.diff().tolist(), default=0) if checks.checks_lengths(bounds.device.type) else 0
-        if longest < most:
-            raise ValueError(f"max_seqlen is {longest}, expected at least {most}, the longest sequence")
-        parts = Packed(bounds, q.shape[0], -(-longest // place.world), flags, place)
+        bounds = check_lengths(cu_seqlens, group_rank, group_rank.world * q.shape[0], q, "q")
+        longest = checks.max_seqlen("max_seqlen", max_seqlen, group_rank.world * q.shape[0])
+        max_length = max(bounds.diff().tolist(), default=0) if checks.checks_lengths(bounds.device.type) else 0
+        if longest < max_length:
+            raise ValueError(f"max_seqlen is {longest}, expected at least {max_length}, the longest sequence")
+        parts = PackedParts(bounds, q.shape[0], -(-longest // group_rank.world), flags, group_rank)
     if flags.backend != "auto":
         _check_backend(q, k, v, sink, parts, method)
     return parts
@@ -133,24 +133,24 @@ def _check_window(flags: Flags, method: str) -> None:
 
 
 def _check_backend(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, method: str) -> None:
-    """Raise NoBackend if the named backend cannot serve one of the calls that the parts need."""
-    for call, ranks in _WAYS[method].calls(parts):
-        k_here, v_here = (
+    """Raise NoBackend if the named backend does not support one of the calls that the parts need."""
+    for call, ranks in _MODULES[method].calls(parts):
+        k_part, v_part = (
             x.new_empty((*x.shape[: q.ndim - 3], ranks * x.shape[-3], *x.shape[-2:]), device="meta") for x in (k, v)
         )
-        inputs = call.inputs(q, k_here, v_here, sink)
+        inputs = call.inputs(q, k_part, v_part, sink)
         dispatch.select(AttentionSpec.of(inputs, call.flags), inputs.extent, chip_of(q.device), call.flags.backend)
 
 
-def _asked(
+def _common_arguments(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, cu_seqlens: Tensor | None, flags: Flags, method: str
 ) -> dict[str, Any]:
-    """What has to be the same on every rank."""
+    """Return the arguments and properties that must be equal on every rank."""
     shapes = {name: (tuple(x.shape), x.dtype, x.device.type) for name, x in (("q", q), ("k", k), ("v", v))}
     return shapes | {
         "learnable_sink": None if sink is None else tuple(sink.shape),
         "method": method,
-        "cu_seqlens": values(cu_seqlens),
+        "cu_seqlens": host_values(cu_seqlens),
         "softmax_scale": flags.softmax_scale,
         "causal": flags.window_right == 0,
         "window_size": (flags.window_left, flags.window_right),
@@ -160,22 +160,22 @@ def _asked(
 
 
 class _ContextParallel(torch.autograd.Function):
-    """q, k, v of this rank to its out and lse."""
+    """Autograd function: q, k, v of this rank to its out and lse."""
 
     @staticmethod
     def forward(ctx: Any, q, k, v, sink, parts: Parts, method: str):  # type: ignore[override]
-        out, lse = _WAYS[method].forward(q, k, v, sink, parts)
+        out, lse = _MODULES[method].forward(q, k, v, sink, parts)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(out, lse, q, k, v, sink)
-        ctx.way = parts, method
+        ctx.parts_and_method = parts, method
         return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None):  # type: ignore[override]
         out, lse, q, k, v, sink = ctx.saved_tensors
-        parts, method = ctx.way
+        parts, method = ctx.parts_and_method
         saved = Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse)
-        dq, dk, dv, dsink = _WAYS[method].backward(saved, q, k, v, sink, parts)
+        dq, dk, dv, dsink = _MODULES[method].backward(saved, q, k, v, sink, parts)
         dsink = None if dsink is None else dsink.to(sink.dtype)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsink, None, None

@@ -1,4 +1,4 @@
-"""Every rank gets all keys and values, some heads at a time: while it computes with these, the next ones travel."""
+"""Method "all-gather": every rank gathers all keys and values by groups of heads; the next group travels meanwhile."""
 
 from __future__ import annotations
 
@@ -10,57 +10,57 @@ from torch import Tensor
 
 from ..device import sharing
 from ..spec import Saved
-from .group_rank import Gathering, Summing
+from .group_rank import AllGather, AllToAllSum
 from .parts import Call, Parts
 
-_MOST_GROUPS = 4
+_MAX_GROUPS = 4
 
 
 class _Heads(NamedTuple):
-    """Some of the heads, and their keys and values on the way."""
+    """A group of heads, and the pending gathers of its keys and values."""
 
     queries: slice
     keys: slice
-    coming: tuple[Gathering, Gathering]
+    gathers: tuple[AllGather, AllGather]
 
-    def of(self, x: Tensor) -> Tensor:
-        """Theirs of (..., heads, head_dim), or of statistics, (..., heads, rows)."""
+    def select(self, x: Tensor) -> Tensor:
+        """Return the group's query heads of (..., heads, head_dim), or of statistics (..., heads, rows)."""
         return x[..., self.queries, :]
 
 
 def calls(parts: Parts) -> list[tuple[Call, int]]:
-    """The calls of a forward and a backward, each with the number of ranks whose keys it gets."""
+    """Return the calls of a forward and a backward, each with the number of ranks whose keys it gets."""
     return [(call, parts.place.world) for call in parts.with_all_keys()]
 
 
 def _groups(q: Tensor, k: Tensor, v: Tensor, parts: Parts) -> Iterator[tuple[_Heads, Tensor, Tensor]]:
-    """Groups of heads with all their keys and values; the next group's are asked for before this one is handed out."""
+    """Yield groups of heads with all their keys and values. The gathers of the next group start before each yield."""
     heads = k.shape[-2]
-    count = next(n for n in range(_MOST_GROUPS, 0, -1) if heads % n == 0)
+    count = next(n for n in range(_MAX_GROUPS, 0, -1) if heads % n == 0)
     step, step_q = heads // count, q.shape[-2] // count
 
-    def ask(i: int) -> _Heads:
+    def start(i: int) -> _Heads:
         keys = slice(i * step, (i + 1) * step)
-        k_way, v_way = (Gathering(parts.sent(x[..., keys, :]), parts.place) for x in (k, v))
-        return _Heads(slice(i * step_q, (i + 1) * step_q), keys, (k_way, v_way))
+        k_gather, v_gather = (AllGather(parts.as_message(x[..., keys, :]), parts.place) for x in (k, v))
+        return _Heads(slice(i * step_q, (i + 1) * step_q), keys, (k_gather, v_gather))
 
-    coming = [ask(0)]
+    pending = [start(0)]
     for i in range(count):
         if i + 1 < count:
-            coming.append(ask(i + 1))
-        here = coming.pop(0)
-        k_whole, v_whole = (parts.whole(x.wait()) for x in here.coming)
-        yield here, k_whole, v_whole
+            pending.append(start(i + 1))
+        current = pending.pop(0)
+        k_whole, v_whole = (parts.whole(x.wait()) for x in current.gathers)
+        yield current, k_whole, v_whole
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
-    """out and lse."""
+    """Return out and lse."""
     calls, axis = parts.with_all_keys(), q.ndim - 3
     outs, lses = [], []
     for heads, k_whole, v_whole in _groups(q, k, v, parts):
-        of_sink = None if sink is None else sink[heads.queries]
-        with sharing():  # the next heads' keys are on their way
-            results = [call.forward(heads.of(q), k_whole, v_whole, of_sink) for call in calls]
+        sink_part = None if sink is None else sink[heads.queries]
+        with sharing():  # with the gathers of the next heads
+            results = [call.forward(heads.select(q), k_whole, v_whole, sink_part) for call in calls]
         out, lse = (
             results[0]
             if len(results) == 1
@@ -74,21 +74,21 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) 
 def backward(
     saved: Saved, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """dq, dk, dv and dsink."""
+    """Return dq, dk, dv and dsink."""
     calls, axis = parts.with_all_keys(), q.ndim - 3
-    dqs, dsinks, on_their_way = [], [], []
+    dqs, dsinks, pending = [], [], []
     for heads, k_whole, v_whole in _groups(q, k, v, parts):
-        of_sink = None if sink is None else sink[heads.queries]
-        dlse = None if saved.dlse is None else heads.of(saved.dlse)
-        theirs = Saved(heads.of(saved.out), heads.of(saved.lse), heads.of(saved.dout), dlse)
-        grads = [call.backward(theirs, heads.of(q), k_whole, v_whole, of_sink) for call in calls]
-        for_owners = parts.by_rank([of.dk for of in grads]), parts.by_rank([of.dv for of in grads])
-        on_their_way.append([Summing(x, parts.place) for x in for_owners])
+        sink_part = None if sink is None else sink[heads.queries]
+        dlse = None if saved.dlse is None else heads.select(saved.dlse)
+        saved_part = Saved(heads.select(saved.out), heads.select(saved.lse), heads.select(saved.dout), dlse)
+        grads = [call.backward(saved_part, heads.select(q), k_whole, v_whole, sink_part) for call in calls]
+        sums = parts.by_rank([grad.dk for grad in grads]), parts.by_rank([grad.dv for grad in grads])
+        pending.append([AllToAllSum(x, parts.place) for x in sums])
         dqs.append(grads[0].dq if len(grads) == 1 else parts.join(grads[0].dq, grads[1].dq, axis))
-        dsinks.append([of.dsink for of in grads if of.dsink is not None])
+        dsinks.append([grad.dsink for grad in grads if grad.dsink is not None])
     dk, dv = (
-        torch.cat([parts.received(group[i].wait()).to(x.dtype) for group in on_their_way], -2)
+        torch.cat([parts.from_message(group[i].wait()).to(x.dtype) for group in pending], -2)
         for i, x in ((0, k), (1, v))
     )
-    dsink = None if sink is None else torch.cat([torch.stack(of).sum(0) for of in dsinks])
+    dsink = None if sink is None else torch.cat([torch.stack(terms).sum(0) for terms in dsinks])
     return torch.cat(dqs, -2), dk, dv, dsink

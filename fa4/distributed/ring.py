@@ -1,4 +1,4 @@
-"""Keys and values travel from rank to rank; what each rank makes of them is joined, or travels on."""
+"""Method "ring": keys and values travel from rank to rank. Partial outputs are merged; gradients of keys travel too."""
 
 from __future__ import annotations
 
@@ -13,135 +13,135 @@ from .group_rank import GroupRank, Passing
 from .parts import Call, Parts, accumulator
 
 
-class _Traffic:
-    """The messages of one call. If an error ends it they are waited for: neighbours that fail alike have sent theirs,
-    and what is left behind would be taken for messages of the next call."""
+class _Messages:
+    """Messages of one call. After an error wait for them: neighbours with the same error have sent theirs, and the next
+    call would receive pending messages as its own."""
 
-    def __init__(self, place: GroupRank) -> None:
-        self._place, self._sent = place, list[Passing]()
+    def __init__(self, group_rank: GroupRank) -> None:
+        self._group_rank, self._sent = group_rank, list[Passing]()
 
-    def __enter__(self) -> _Traffic:
+    def __enter__(self) -> _Messages:
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         if kind is not None and issubclass(kind, Exception):
-            for passing in self._sent:
-                passing.wait()
+            for exchange in self._sent:
+                exchange.wait()
 
     def send(self, *tensors: Tensor) -> Passing:
-        """To the next rank, and those of the rank before here."""
-        passing = Passing(tensors, self._place)
-        self._sent = [*(x for x in self._sent if x.under_way), passing]  # what has arrived is not kept
-        return passing
+        """Send tensors to the next rank, and receive those of the previous rank."""
+        exchange = Passing(tensors, self._group_rank)
+        self._sent = [*(x for x in self._sent if x.under_way), exchange]  # do not keep finished ones
+        return exchange
 
 
 def calls(parts: Parts) -> list[tuple[Call, int]]:
-    """The calls of a forward and a backward, each with the number of ranks whose keys it gets."""
+    """Return the calls of a forward and a backward, each with the number of ranks whose keys it gets."""
     others = [parts.with_keys_of(source) for source in range(parts.place.world) if source != parts.place.rank]
     return [(call, 1) for call in (parts.own_at_once(), *parts.own(), *others)]
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
-    """out and lse. Each round computes with the keys at hand while they travel on."""
-    with _Traffic(parts.place) as traffic:
-        return _forward(q, k, v, sink, parts, traffic)
+    """Return out and lse. Each step computes with the available keys while they travel to the next rank."""
+    with _Messages(parts.place) as messages:
+        return _forward(q, k, v, sink, parts, messages)
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, traffic: _Traffic
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, messages: _Messages
 ) -> tuple[Tensor, Tensor]:
     rank, world, _ = parts.place
-    passing = traffic.send(k, v) if world > 1 else None
-    with sharing(passing is not None):
-        out, lse = parts.own_at_once().forward(q, k, v, sink)  # the sink is one logit of each row: this call has it
-    if passing is None:
+    exchange = messages.send(k, v) if world > 1 else None
+    with sharing(exchange is not None):
+        out, lse = parts.own_at_once().forward(q, k, v, sink)  # only this call has the sink, one logit of each row
+    if exchange is None:
         return out, lse
-    if world > 2:  # joined more than once
+    if world > 2:  # merged more than once
         out = out.to(accumulator(q))
     for step in range(1, world):
-        k, v = passing.wait()
+        k, v = exchange.wait()
         if step + 1 < world:
-            passing = traffic.send(k, v)
+            exchange = messages.send(k, v)
         call = parts.with_keys_of((rank - step) % world)
         with sharing(step + 1 < world):
-            more = call.forward(q, k, v)
-        _merge(call.rows(out), call.statistics(lse), *more)
+            part = call.forward(q, k, v)
+        _merge(call.rows(out), call.statistics(lse), *part)
     return out.to(q.dtype), lse
 
 
-def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """In place, `fa4.merge_states` of two, the second of which has idle rows of zeros: by a kernel in one pass over
-    memory, or where none can be compiled in a few."""
+def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Merge a part into out and lse in place, as `fa4.merge_states`; padding rows of the part are zeros. A kernel needs
+    one pass over memory; torch operators, where no kernel can be compiled, need several."""
     chip = chip_of(out.device)
     if chip.compiles:
         from ..fwd import join  # needs CuTe DSL
 
-        if join.takes(more):
-            kernel = join.launcher(join.Config(more.dtype, out.dtype, more.shape[-1]), chip)
+        if join.takes(part):
+            kernel = join.launcher(join.Config(part.dtype, out.dtype, part.shape[-1]), chip)
             packed = out.ndim == 3  # a batch of one
             with torch.cuda.device_of(out):
-                kernel(tuple(x.unsqueeze(0) if packed else x for x in (out, lse, more, more_lse)))
+                kernel(tuple(x.unsqueeze(0) if packed else x for x in (out, lse, part, part_lse)))
             return
-    total = torch.logaddexp(lse, more_lse)
+    total = torch.logaddexp(lse, part_lse)
 
-    def weight(of: Tensor) -> Tensor:
-        weights = torch.exp(of - total).masked_fill_(total == -torch.inf, 0.0)
+    def weight(lse_in: Tensor) -> Tensor:
+        weights = torch.exp(lse_in - total).masked_fill_(total == -torch.inf, 0.0)
         return weights.transpose(-1, -2)[..., None]
 
     if out.dtype == lse.dtype:
-        out.mul_(weight(lse)).addcmul_(more, weight(more_lse))
+        out.mul_(weight(lse)).addcmul_(part, weight(part_lse))
     else:
-        out.copy_((out * weight(lse)).addcmul_(more, weight(more_lse)))
+        out.copy_((out * weight(lse)).addcmul_(part, weight(part_lse)))
     lse.copy_(total)
 
 
 def backward(
     saved: Saved, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """dq, dk, dv and dsink. Of its own keys a rank computes one part while the first ones of others travel here, and
-    one while the gradients of its keys travel home."""
-    with _Traffic(parts.place) as traffic:
-        return _backward(saved, q, k, v, sink, parts, traffic)
+    """Return dq, dk, dv and dsink. A rank computes part of its own keys while the first keys of others arrive, and the
+    rest while the gradients of its keys travel back to it."""
+    with _Messages(parts.place) as messages:
+        return _backward(saved, q, k, v, sink, parts, messages)
 
 
 def _backward(
-    saved: Saved, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, traffic: _Traffic
+    saved: Saved, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, messages: _Messages
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     rank, world, _ = parts.place
-    passing = traffic.send(k, v) if world > 1 else None
+    exchange = messages.send(k, v) if world > 1 else None
     first, *last = parts.own()
     grads = first.backward(saved, q, k, v, sink)
-    wide = accumulator(q)
-    dq, dsink = _spread(grads.dq, first.rows, q, wide), grads.dsink
-    own = tuple(_spread(grad, first.keys_of, x, wide) for grad, x in ((grads.dk, k), (grads.dv, v)))
-    home = None
+    sum_dtype = accumulator(q)
+    dq, dsink = _embed(grads.dq, first.rows, q, sum_dtype), grads.dsink
+    own = tuple(_embed(grad, first.keys_of, x, sum_dtype) for grad, x in ((grads.dk, k), (grads.dv, v)))
+    grad_exchange = None
     for step in range(1, world):
-        assert passing is not None
-        k_here, v_here = passing.wait()
+        assert exchange is not None
+        k_here, v_here = exchange.wait()
         if step + 1 < world:
-            passing = traffic.send(k_here, v_here)
+            exchange = messages.send(k_here, v_here)
         call = parts.with_keys_of((rank - step) % world)
         grads = call.backward(saved, q, k_here, v_here)
         call.rows(dq).add_(grads.dq)
-        # Added to nothing yet they travel as they are, half as long as a sum.
-        as_sums = wide if home is not None else None
-        theirs = tuple(_spread(grad, call.keys_of, x, as_sums) for grad, x in ((grads.dk, k), (grads.dv, v)))
-        if home is not None:  # what the ranks before have added to these keys' gradients
-            _add(theirs, home.wait())
-        home = traffic.send(*theirs)
+        # The first gradients are no sums yet: they travel in the input dtype, half the bytes.
+        message_dtype = sum_dtype if grad_exchange is not None else None
+        kv_grads = tuple(_embed(grad, call.keys_of, x, message_dtype) for grad, x in ((grads.dk, k), (grads.dv, v)))
+        if grad_exchange is not None:  # add the sum of the previous ranks
+            _add(kv_grads, grad_exchange.wait())
+        grad_exchange = messages.send(*kv_grads)
     for call in last:
         grads = call.backward(saved, q, k, v, sink)
         call.rows(dq).add_(grads.dq)
         _add(tuple(call.keys_of(x) for x in own), (grads.dk, grads.dv))
         dsink = None if dsink is None or grads.dsink is None else dsink + grads.dsink
-    if home is not None:
-        _add(own, home.wait())
+    if grad_exchange is not None:
+        _add(own, grad_exchange.wait())
     dk, dv = own
     return dq, dk, dv, dsink
 
 
-def _spread(part: Tensor, rows: Callable[[Tensor], Tensor], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The gradient of some rows of a tensor, as that of all, in a dtype that may be wider."""
+def _embed(part: Tensor, rows: Callable[[Tensor], Tensor], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the gradient of some rows as the gradient of all rows (0 elsewhere), in dtype or its own."""
     dtype = dtype or part.dtype
     if part.shape == like.shape:
         return part.to(dtype)

@@ -1,4 +1,4 @@
-"""The mask of causal and windowed problems, a band of each sequence's scores."""
+"""Band mask of causal and sliding-window problems, for one sequence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tiles import tiles_of
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The mask of one sequence: query i sees keys i + low ... i + high (None: open), aligned bottom-right."""
+    """Band mask: query i attends to keys i + low ... i + high (None: unbounded); bottom-right aligned."""
 
     low: int | None
     high: int | None
@@ -40,26 +40,26 @@ class Band:
         return tiles_of(range(self.seqlen_k), tiles.TILE_N)
 
     def keys(self, q_rows: range) -> Iterator[range]:
-        """Tiles of the keys that any of these queries sees."""
+        """Tiles of the keys that are visible to any of these queries."""
         first = 0 if self.low is None else max(0, q_rows[0] + self.low)
         stop = self.seqlen_k if self.high is None else min(self.seqlen_k, q_rows[-1] + self.high + 1)
         return tiles_of(range(first, max(first, stop)), tiles.TILE_N)
 
     def queries(self, k_rows: range) -> Iterator[range]:
-        """Tiles of the queries that see any of these keys."""
+        """Tiles of the queries that attend to any of these keys."""
         first = 0 if self.high is None else max(0, k_rows[0] - self.high)
         stop = self.seqlen_q if self.low is None else min(self.seqlen_q, k_rows[-1] - self.low + 1)
         return tiles_of(range(first, max(first, stop)), tiles.TILE_M)
 
-    def hide(self, s: Tensor, q_rows: range, k_rows: range) -> None:
-        """Set scores (..., queries, keys) of pairs that are masked to -inf."""
-        hidden = self.hidden(q_rows, k_rows, s.device)
-        if hidden is not None:
-            s.masked_fill_(hidden, -torch.inf)
+    def apply_mask(self, s: Tensor, q_rows: range, k_rows: range) -> None:
+        """Set masked scores to -inf, in place; s: (..., queries, keys)."""
+        masked = self.masked(q_rows, k_rows, s.device)
+        if masked is not None:
+            s.masked_fill_(masked, -torch.inf)
 
-    def hidden(self, q_rows: range, k_rows: range, device: torch.device) -> Tensor | None:
-        """Which pairs of the tile are masked, bool (queries, keys); None when none is."""
-        bounds = []  # of key - query, those that cut this tile
+    def masked(self, q_rows: range, k_rows: range, device: torch.device) -> Tensor | None:
+        """Mask of the tile, bool (queries, keys), True for masked pairs; None if no pair is masked."""
+        bounds = []  # bounds of key - query that exclude pairs of this tile
         if self.low is not None and k_rows[0] - q_rows[-1] < self.low:
             bounds.append((torch.lt, self.low))
         if self.high is not None and k_rows[-1] - q_rows[0] > self.high:

@@ -1,4 +1,4 @@
-"""The forward: online softmax over key tiles."""
+"""The forward pass: online softmax over key tiles."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from ..spec import AttentionInputs
-from .modified import Modified, mask_of
+from .modified import ModifiedCall, mask_of
 from .passes import Pass
 from .products import add_product
 from .scores import finite_or_zero, scores
 from .tiles import load_k, load_q, store_q, store_rows
 
 
-def forward_pass(part: Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor, modified: Modified | None) -> None:
+def forward_pass(part: Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor, modified: ModifiedCall | None) -> None:
     spec, dtype = part.spec, lse.dtype
     q_view, k_view, v_view = part.q_view(inputs.q), part.k_view(inputs.k), part.k_view(inputs.v)
     if part.cache is not None and part.cache.k_descale is not None and part.cache.v_descale is not None:
@@ -26,24 +26,24 @@ def forward_pass(part: Pass, inputs: AttentionInputs, out: Tensor, lse: Tensor, 
     mask = mask_of(part, modified)
     for q_rows in mask.query_tiles():
         q = load_q(q_view, q_rows, dtype)
-        peak = q.new_full((q.shape[0], q.shape[1], 1), -torch.inf)
-        total, acc = torch.zeros_like(peak), q.new_zeros(q.shape[0], q.shape[1], spec.head_dim_v)
+        row_max = q.new_full((q.shape[0], q.shape[1], 1), -torch.inf)
+        row_sum, acc = torch.zeros_like(row_max), q.new_zeros(q.shape[0], q.shape[1], spec.head_dim_v)
         for k_rows in mask.keys(q_rows):
             k, v = load_k(k_view, k_rows, dtype), load_k(v_view, k_rows, dtype)
             s, _ = scores(q, k, part, modified, mask, q_rows, k_rows)
-            old_peak, peak = peak, torch.maximum(peak, s.amax(dim=2, keepdim=True))
-            # A row that has seen no key yet keeps peak -inf; exponentiate relative to 0 so that it stays 0, not NaN.
-            origin = finite_or_zero(peak)
-            p = s.sub_(origin).exp_()
-            shrink = torch.exp(old_peak - origin)
-            total.mul_(shrink).add_(p.sum(dim=2, keepdim=True))
-            kept = None if modified is None else modified.kept(part, p, q_rows, k_rows)
-            add_product(acc.mul_(shrink), p if kept is None else p.mul_(kept), v)
-        row_lse = peak + total.log()
+            old_row_max, row_max = row_max, torch.maximum(row_max, s.amax(dim=2, keepdim=True))
+            # A row without a visible key so far has row_max -inf: subtract 0 instead, so that p is 0 and not NaN.
+            finite_max = finite_or_zero(row_max)
+            p = s.sub_(finite_max).exp_()
+            rescale = torch.exp(old_row_max - finite_max)
+            row_sum.mul_(rescale).add_(p.sum(dim=2, keepdim=True))
+            dropout_factors = None if modified is None else modified.kept(part, p, q_rows, k_rows)
+            add_product(acc.mul_(rescale), p if dropout_factors is None else p.mul_(dropout_factors), v)
+        row_lse = row_max + row_sum.log()
         if inputs.sink is not None:
             sink = part.sink_view(inputs.sink).expand(*lse_view.shape[:3], len(q_rows)).reshape(row_lse.shape)
-            # The denominator stays relative to the row's own peak: exact however large the logits are.
-            total = total + torch.exp(sink - finite_or_zero(peak))
+            # The denominator stays relative to row_max, so it is exact for logits of any size.
+            row_sum = row_sum + torch.exp(sink - finite_or_zero(row_max))
             row_lse = torch.logaddexp(row_lse, sink)
-        store_q(out_view, q_rows, acc.div_(total.masked_fill_(total == 0, 1.0)))
+        store_q(out_view, q_rows, acc.div_(row_sum.masked_fill_(row_sum == 0, 1.0)))
         store_rows(lse_view, q_rows, row_lse)

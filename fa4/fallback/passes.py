@@ -1,4 +1,4 @@
-"""What one pass of the tile loops works on."""
+"""Passes: sequences and heads that the tile loops process together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def compute_dtype(spec: AttentionSpec) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The sequences (all of one length) and key/value heads that one pass of the tile loops works on."""
+    """Sequences (all of one length) and key/value heads of one pass of the tile loops."""
 
     spec: AttentionSpec
     packed: bool
@@ -27,8 +27,8 @@ class Pass:
     heads: slice
     q_rows: slice
     k_rows: slice
-    first_sequence: int  # of the batch: that of `batch`, or of packed sequences the one that this is
-    cache: Cache | None = None  # that k and v are; then this is one sequence
+    first_sequence: int  # index of the first sequence of the pass; with varlen, of its only sequence
+    cache: Cache | None = None  # if k and v are a cache; then the pass has one sequence
 
     @property
     def seqlen_q(self) -> int:
@@ -39,28 +39,28 @@ class Pass:
         return self.k_rows.stop - self.k_rows.start
 
     def q_view(self, x: Tensor) -> Tensor:
-        """The pass's part of a q-like tensor: (batch, rows, heads_kv, group, dim)."""
+        """View of a tensor like q: (batch, rows, heads_kv, group, dim)."""
         part = x[None, self.q_rows] if self.packed else x[self.batch, self.q_rows]
         return part.unflatten(2, (self.spec.heads_kv, self.spec.group))[:, :, self.heads]
 
     def k_view(self, x: Tensor) -> Tensor:
-        """The pass's part of a k-like tensor: (batch, rows, heads_kv, dim)."""
+        """View of a tensor like k: (batch, rows, heads_kv, dim)."""
         if self.cache is not None:
             return cached_rows(x, self.cache, self.first_sequence, self.k_rows, self.heads)[None]
         return (x[None, self.k_rows] if self.packed else x[self.batch, self.k_rows])[:, :, self.heads]
 
     def row_view(self, x: Tensor) -> Tensor:
-        """The pass's part of an lse-like tensor: (batch, heads_kv, group, rows)."""
+        """View of a tensor like lse: (batch, heads_kv, group, rows)."""
         part = x[None, :, self.q_rows] if self.packed else x[self.batch, :, self.q_rows]
         return part.unflatten(1, (self.spec.heads_kv, self.spec.group))[:, self.heads]
 
     def sink_view(self, sink: Tensor) -> Tensor:
-        """The pass's sinks, to add to a row view: (1, heads_kv, group, 1), in the arithmetic's dtype."""
+        """Sinks in the compute dtype, broadcast to a row view: (1, heads_kv, group, 1)."""
         by_head = sink.to(compute_dtype(self.spec)).view(1, self.spec.heads_kv, self.spec.group, 1)
         return by_head[:, self.heads]
 
     def indices(self, q_rows: range, k_rows: range, device: torch.device) -> dict[str, Tensor]:
-        """Of sequence, query head, query and key, as the traced functions take them, over the axes of `by_head`."""
+        """Index tensors b, h, q_idx, kv_idx of the traced functions, broadcast over the axes of `by_head`."""
         group, sequences = self.spec.group, self.batch.stop - self.batch.start
         h = torch.arange(self.heads.start * group, self.heads.stop * group, device=device)
         return {
@@ -71,15 +71,15 @@ class Pass:
         }
 
     def by_head(self, tile: Tensor) -> Tensor:
-        """Scores of a tile as (batch, heads_kv, group, queries, keys)."""
+        """View of a score tile as (batch, heads_kv, group, queries, keys)."""
         return tile.view(
             -1, self.heads.stop - self.heads.start, self.spec.group, tile.shape[1] // self.spec.group, tile.shape[2]
         )
 
     def split(self, one_by_one: bool = False) -> Iterator[Pass]:
-        """Cut into passes whose score tiles hold about TILE_SCORES entries (never less than one head)."""
+        """Split into passes with score tiles of about TILE_SCORES entries, at least one head each."""
         per_head = max(1, self.spec.group * min(tiles.TILE_M, self.seqlen_q) * min(tiles.TILE_N, self.seqlen_k))
-        budget = 1 if one_by_one else max(1, tiles.TILE_SCORES // per_head)  # heads of one pass, over the batch
+        budget = 1 if one_by_one else max(1, tiles.TILE_SCORES // per_head)  # heads of one pass, times sequences
         heads_step = min(budget, self.spec.heads_kv)
         batch_step = max(1, budget // self.spec.heads_kv)
         for b in range(self.batch.start, self.batch.stop, batch_step):
@@ -97,8 +97,8 @@ def passes(
     lengths_differ = inputs.varlen or inputs.seqused_q is not None or inputs.seqused_k is not None
     if lengths_differ or cache is not None or spec.batch_invariant:
         for seq in sequences(inputs, cache):
-            one = slice(0, 1) if inputs.varlen else slice(seq.index, seq.index + 1)
-            part = Pass(spec, inputs.varlen, one, every_head, seq.q_rows, seq.k_rows, seq.index, cache)
+            batch = slice(0, 1) if inputs.varlen else slice(seq.index, seq.index + 1)
+            part = Pass(spec, inputs.varlen, batch, every_head, seq.q_rows, seq.k_rows, seq.index, cache)
             yield from part.split(one_by_one)
     else:
         q_rows, k_rows = slice(0, inputs.q.shape[1]), slice(0, inputs.k.shape[1])

@@ -1,4 +1,4 @@
-"""The plan of tiled torch."""
+"""Plan of the fallback backend."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..spec import AttentionInputs, Cache, Gradients, Saved
 from . import tiles
 from .backward import backward_pass
 from .forward import forward_pass
-from .modified import Modified
+from .modified import ModifiedCall
 from .passes import compute_dtype, passes
 
 
 class Plan(plan.Plan):
-    """Any problem on any device."""
+    """Plan for any problem on any device."""
 
     layout = plan.Layout.ANY
     compiled = False
@@ -36,8 +36,8 @@ class Plan(plan.Plan):
         mods: Mods | None = None,
         cache: Cache | None = None,
     ) -> None:
-        modified = Modified.of(mods, self.spec, inputs.max_seqlen_k)
-        with _as_written(out.device):
+        modified = ModifiedCall.of(mods, self.spec, inputs.max_seqlen_k)
+        with _without_autocast(out.device):
             for part in passes(inputs, self.spec, modified is not None and modified.one_by_one, cache):
                 forward_pass(part, inputs, out, lse, modified)
 
@@ -49,20 +49,20 @@ class Plan(plan.Plan):
         mods: Mods | None = None,
         captured: Sequence[Tensor | None] = (),
     ) -> Tensor | None:
-        """By recomputation from lse; dq is accumulated in the arithmetic's dtype, dk and dv tile by tile."""
-        modified = Modified.of(mods, self.spec, inputs.max_seqlen_k)
+        """Recompute P from lse. dq is accumulated in the compute dtype, dk and dv tile by tile."""
+        modified = ModifiedCall.of(mods, self.spec, inputs.max_seqlen_k)
         spec = self.spec
         dq = torch.zeros(grads.dq.shape, dtype=compute_dtype(spec), device=grads.dq.device)
         dsink = dq.new_zeros(spec.heads_kv, spec.group)
-        with _as_written(dq.device):
+        with _without_autocast(dq.device):
             for part in passes(inputs, spec, modified is not None and modified.one_by_one):
                 backward_pass(part, inputs, saved, (dq, grads.dk, grads.dv, dsink), modified, captured)
         grads.dq.copy_(dq)
         return dsink.view(spec.heads_q, 1) if spec.has_sink else None
 
 
-def _as_written(device: torch.device) -> contextlib.AbstractContextManager:
-    """Without autocast, which reaches into operators and would round products. (It is the thread's own.)"""
+def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+    """Disable autocast, which would round products. (The setting is per thread.)"""
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()

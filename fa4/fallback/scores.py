@@ -1,4 +1,4 @@
-"""Scores of a tile, which both directions compute."""
+"""Scores of a tile, for the forward and the backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..mods.graph import Evaluation
 from .band import Band
-from .modified import Masked, Modified
+from .modified import ModifiedCall, ModifiedMask
 from .passes import Pass
 from .products import product
 
@@ -16,22 +16,23 @@ def scores(
     q: Tensor,
     k: Tensor,
     part: Pass,
-    modified: Modified | None,
-    mask: Band | Masked,
+    modified: ModifiedCall | None,
+    mask: Band | ModifiedMask,
     q_rows: range,
     k_rows: range,
 ) -> tuple[Tensor, Evaluation | None]:
-    """S of one tile, after softcap or score_mod, masked: (heads, group * queries, keys); and the score's evaluation."""
-    # Scaled in a step of its own: a BLAS may fold alpha into an operand, which rounds every term once more.
-    s, done = product(q, k.transpose(1, 2)).mul_(part.spec.softmax_scale), None
+    """Return masked S of one tile after softcap or score_mod, (heads, group * queries, keys), and the evaluation of the
+    score_mod or None."""
+    # Scale in a separate step: a BLAS may multiply an operand by alpha, which rounds every term once more.
+    s, evaluated = product(q, k.transpose(1, 2)).mul_(part.spec.softmax_scale), None
     if part.spec.softcap > 0:
         s.div_(part.spec.softcap).tanh_().mul_(part.spec.softcap)
     if modified is not None and modified.mods.score:
-        done = modified.score(part, s, q_rows, k_rows)
-        # A copy: the derivative needs what the graph knows.
-        s = torch.broadcast_to(done.value(done.graph.result), part.by_head(s).shape).clone().view(s.shape)
-    mask.hide(part.by_head(s), q_rows, k_rows)
-    return s, done
+        evaluated = modified.score(part, s, q_rows, k_rows)
+        # A copy: the mask is applied in place, and the derivative needs the unmasked values of the graph.
+        s = torch.broadcast_to(evaluated.value(evaluated.graph.result), part.by_head(s).shape).clone().view(s.shape)
+    mask.apply_mask(part.by_head(s), q_rows, k_rows)
+    return s, evaluated
 
 
 def finite_or_zero(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tiles of the loops, and what they take from views of tensors and put there."""
+"""Tiles of the loops: sizes, loads from views and stores to views."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def tiles_of(rows: range, size: int) -> Iterator[range]:
 
 
 def load_q(view: Tensor, rows: range, dtype: torch.dtype) -> Tensor:
-    """A tile of a q view as (heads, group * rows, dim)."""
+    """Load a tile of a q view as (heads, group * rows, dim)."""
     tile = view[:, rows.start : rows.stop].permute(0, 2, 3, 1, 4).to(dtype)
     return tile.reshape(tile.shape[0] * tile.shape[1], tile.shape[2] * tile.shape[3], tile.shape[4])
 
 
 def load_k(view: Tensor, rows: range, dtype: torch.dtype) -> Tensor:
-    """A tile of a k view as (heads, rows, dim)."""
+    """Load a tile of a k view as (heads, rows, dim)."""
     tile = view[:, rows.start : rows.stop].transpose(1, 2).to(dtype)
     return tile.reshape(tile.shape[0] * tile.shape[1], tile.shape[2], tile.shape[3])
 
 
 def load_rows(view: Tensor, rows: range) -> Tensor:
-    """A tile of a row view as (heads, group * rows, 1)."""
+    """Load a tile of a row view as (heads, group * rows, 1)."""
     tile = view[..., rows.start : rows.stop]
     return tile.reshape(tile.shape[0] * tile.shape[1], tile.shape[2] * tile.shape[3], 1)
 

@@ -1,1 +1,1 @@
-"""What the forward of every chip shares."""
+"""Parts of the forward that all chips share."""

@@ -1,10 +1,10 @@
-"""New keys and values into their rows of a cache, rotated, and q rotated: one small kernel before attention.
+"""Append kernel: write new keys and values into a KV cache and apply rotary embedding to k and q, before attention.
 
-A warp takes one head of one row: of q first, then of the new keys and, with it, of the new values. Rotary embedding
-turns the pair of columns (a, b) at position p by the angle of p: (a cos - b sin, a sin + b cos), in float32. What goes
-to a cache of 8-bit numbers is divided by its descale, rounded, and limited to what these can be. Positions, rows and
-pages are read on the device. Rows that the cache has no room for are left out; page numbers, indices and positions
-beyond what there is are cut to it.
+A warp processes one head of one row: first the rows of q, then the new rows of k and v together. Rotary embedding
+rotates the pair of columns (a, b) at position p by the angle of p: (a cos - b sin, a sin + b cos), in float32. For an
+8-bit cache, values are divided by the descale, rounded and saturated. The kernel reads positions, rows and pages on the
+device. It skips rows past the capacity of the cache. It clamps page numbers, batch indices and positions to the valid
+range.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _WARP, _WARPS = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """rotary: dtype of cos and sin, or None. bytes_dtype: one of `spec.BYTES` that caches hold, which
-    then come as bytes; None where they hold `dtype`.
-    See `kvcache.record.Appended` for the rest."""
+    """Compile-time configuration; fields as in `kvcache.record.Appended`, and two more. rotary: dtype of cos and sin,
+    or None. bytes_dtype: dtype of an 8-bit cache (one of `spec.BYTES`), passed as uint8; None if the cache has the
+    dtype of k and v."""
 
     dtype: torch.dtype
     rotary: torch.dtype | None
@@ -46,11 +46,11 @@ class Config:
         return self.bytes_dtype is not None
 
 
-class Tensors(NamedTuple):
-    """Those of `kvcache.record.Appended` and the results: `turned` like q, `seqlens` (batch,)."""
+class AppendTensors(NamedTuple):
+    """Tensors of `kvcache.record.Appended`, and the results: `rotated` (like q) and `seqlens`, (batch,) int32."""
 
     q: cute.Tensor | None
-    turned: cute.Tensor | None
+    rotated: cute.Tensor | None
     k: cute.Tensor
     v: cute.Tensor
     k_cache: cute.Tensor
@@ -69,39 +69,39 @@ class Tensors(NamedTuple):
 
     @property
     def capacity(self) -> Int32:
-        """Rows that a sequence has room for."""
+        """Number of rows that the cache can hold for one sequence."""
         if self.page_table is None:
             return self.k_cache.shape[1]
         return self.page_table.shape[1] * self.k_cache.shape[1]
 
     def position(self, sequence: Int32) -> Int32:
-        """Of the first new row, as rotation counts."""
+        """Rotary position of the first new row of a sequence."""
         return (self.cache_seqlens if self.rotary_seqlens is None else self.rotary_seqlens)[sequence]
 
 
 class _Append(Program):
     @cute.jit
-    def launch(self, x: Tensors, cfg: cutlass.Constexpr[Config], stream):
+    def launch(self, x: AppendTensors, cfg: cutlass.Constexpr[Config], stream):
         items = _rows(x.k) * x.k.shape[-2]
         if cutlass.const_expr(cfg.rotary is not None):
             items += _rows(x.q) * x.q.shape[-2]
-        # At least one block, for the lengths.
+        # At least one block: it writes `seqlens`.
         blocks = cutlass.max(cute.ceil_div(items, _WARPS), 1)
         self.kernel(x, cfg).launch(grid=(blocks, 1, 1), block=(_WARP * _WARPS, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(self, x: Tensors, cfg: cutlass.Constexpr[Config]):
+    def kernel(self, x: AppendTensors, cfg: cutlass.Constexpr[Config]):
         block, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
-        item, lane = block * _WARPS + thread // _WARP, thread % _WARP
-        of_queries = Int32(0)
+        work_item, lane = block * _WARPS + thread // _WARP, thread % _WARP
+        q_items = Int32(0)
         if cutlass.const_expr(cfg.rotary is not None):
-            of_queries = _rows(x.q) * x.q.shape[-2]
-            if item < of_queries:
-                self.rotate_query(x, item // x.q.shape[-2], item % x.q.shape[-2], lane, cfg)
+            q_items = _rows(x.q) * x.q.shape[-2]
+            if work_item < q_items:
+                self.rotate_query(x, work_item // x.q.shape[-2], work_item % x.q.shape[-2], lane, cfg)
         heads = x.k.shape[-2]
-        own = item - of_queries
-        if own >= 0 and own < _rows(x.k) * heads:
-            self.append(x, own // heads, own % heads, lane, cfg)
+        kv_item = work_item - q_items
+        if kv_item >= 0 and kv_item < _rows(x.k) * heads:
+            self.append(x, kv_item // heads, kv_item % heads, lane, cfg)
         if block == 0:
             for b in cutlass.range(thread, cute.size(x.seqlens), _WARP * _WARPS):
                 count = x.k.shape[1]
@@ -111,11 +111,11 @@ class _Append(Program):
 
     @cute.jit
     def rotate_query(self, x, row, head, lane, cfg: cutlass.Constexpr):
-        sequence, step, exists = _place(x.q, x.cu_seqlens_q, row)
+        sequence, step, exists = _row_coord(x.q, x.cu_seqlens_q, row)
         position = x.position(sequence)
         if cutlass.const_expr(not cfg.same_position):
             position += step
-        source, target = (_line(tensor, x.cu_seqlens_q, sequence, step, row, head) for tensor in (x.q, x.turned))
+        source, target = (_head_row(tensor, x.cu_seqlens_q, sequence, step, row, head) for tensor in (x.q, x.rotated))
         if exists:
             rotate(source, target, x.cos, x.sin, position, lane, cfg.interleaved, None, None)
         else:
@@ -123,24 +123,24 @@ class _Append(Program):
 
     @cute.jit
     def append(self, x, row, head, lane, cfg: cutlass.Constexpr):
-        sequence, step, exists = _place(x.k, x.cu_seqlens_k, row)
-        place = x.cache_seqlens[sequence] + step
-        if exists and place >= 0 and place < x.capacity:
-            first, second = sequence, place
+        seq, step, exists = _row_coord(x.k, x.cu_seqlens_k, row)
+        cache_row = x.cache_seqlens[seq] + step
+        if exists and cache_row >= 0 and cache_row < x.capacity:
+            page, slot = seq, cache_row
             if cutlass.const_expr(cfg.page_size is not None):
-                first, second = x.page_table[sequence, place // cfg.page_size], place % cfg.page_size
+                page, slot = x.page_table[seq, cache_row // cfg.page_size], cache_row % cfg.page_size
             if cutlass.const_expr(cfg.has_batch_idx):
-                first = x.batch_idx[sequence]
-            first = cutlass.max(cutlass.min(first, x.k_cache.shape[0] - 1), 0)
-            k, v = (_line(tensor, x.cu_seqlens_k, sequence, step, row, head) for tensor in (x.k, x.v))
-            to_k, to_v = (cache[(first, second, head, None)] for cache in (x.k_cache, x.v_cache))
-            of_k = x.k_descale[sequence, head] if cutlass.const_expr(cfg.has_bytes) else None
-            of_v = x.v_descale[sequence, head] if cutlass.const_expr(cfg.has_bytes) else None
+                page = x.batch_idx[seq]
+            page = cutlass.max(cutlass.min(page, x.k_cache.shape[0] - 1), 0)
+            k, v = (_head_row(tensor, x.cu_seqlens_k, seq, step, row, head) for tensor in (x.k, x.v))
+            to_k, to_v = (cache[(page, slot, head, None)] for cache in (x.k_cache, x.v_cache))
+            k_descale = x.k_descale[seq, head] if cutlass.const_expr(cfg.has_bytes) else None
+            v_descale = x.v_descale[seq, head] if cutlass.const_expr(cfg.has_bytes) else None
             if cutlass.const_expr(cfg.rotary is not None):
-                rotate(k, to_k, x.cos, x.sin, x.position(sequence) + step, lane, cfg.interleaved, cfg.bytes_dtype, of_k)
+                rotate(k, to_k, x.cos, x.sin, x.position(seq) + step, lane, cfg.interleaved, cfg.bytes_dtype, k_descale)
             else:
-                copy(k, to_k, lane, cfg.bytes_dtype, of_k)
-            copy(v, to_v, lane, cfg.bytes_dtype, of_v)
+                copy(k, to_k, lane, cfg.bytes_dtype, k_descale)
+            copy(v, to_v, lane, cfg.bytes_dtype, v_descale)
 
     def stand_ins(self, cfg: Config) -> tuple:
         dtype = jit.dsl_dtype(cfg.dtype)
@@ -154,33 +154,33 @@ class _Append(Program):
         def descale() -> cute.Tensor | None:
             return jit.fake_tensor(Float32, 2, align=4) if cfg.has_bytes else None
 
-        def numbers(there: bool, rank: int = 1) -> cute.Tensor | None:
-            return jit.fake_tensor(Int32, rank, align=4) if there else None
+        def fake_ints(exists: bool, rank: int = 1) -> cute.Tensor | None:
+            return jit.fake_tensor(Int32, rank, align=4) if exists else None
 
         has_rotary = cfg.rotary is not None
         angles = [jit.fake_tensor(jit.dsl_dtype(cfg.rotary), 2, align=2) if has_rotary else None for _ in range(2)]
         queries = [matrices(cfg.varlen_q) if has_rotary else None for _ in range(2)]
-        tensors = Tensors(
-            *queries, *(matrices(cfg.varlen_k) for _ in range(2)), cache(), cache(), numbers(True),
-            numbers(True), numbers(has_rotary and cfg.varlen_q), numbers(cfg.varlen_k), *angles,
-            numbers(cfg.has_rotary_seqlens), numbers(cfg.page_size is not None, 2), numbers(cfg.has_batch_idx),
+        tensors = AppendTensors(
+            *queries, *(matrices(cfg.varlen_k) for _ in range(2)), cache(), cache(), fake_ints(True),
+            fake_ints(True), fake_ints(has_rotary and cfg.varlen_q), fake_ints(cfg.varlen_k), *angles,
+            fake_ints(cfg.has_rotary_seqlens), fake_ints(cfg.page_size is not None, 2), fake_ints(cfg.has_batch_idx),
             descale(), descale(),
         )  # fmt: skip
         return (tensors,)
 
 
 def _rows(x: cute.Tensor) -> Int32:
-    """Of all sequences."""
+    """Number of rows over all sequences."""
     return x.shape[0] if cute.rank(x) == 3 else x.shape[0] * x.shape[1]
 
 
-def _line(x: cute.Tensor, cu_seqlens: cute.Tensor | None, sequence: Int32, step: Int32, row: Int32, head: Int32):
-    """One head's columns in a row of a packed or dense tensor."""
+def _head_row(x: cute.Tensor, cu_seqlens: cute.Tensor | None, sequence: Int32, step: Int32, row: Int32, head: Int32):
+    """Columns of one head in one row of a packed or dense tensor."""
     return x[(sequence, step, head, None)] if cu_seqlens is None else x[(row, head, None)]
 
 
-def _place(x: cute.Tensor, cu_seqlens: cute.Tensor | None, row: Int32) -> tuple[Int32, Int32, Boolean]:
-    """A row's sequence, its number there, and whether a sequence has it."""
+def _row_coord(x: cute.Tensor, cu_seqlens: cute.Tensor | None, row: Int32) -> tuple[Int32, Int32, Boolean]:
+    """(sequence, row in the sequence, True if a sequence has the row)."""
     if cu_seqlens is None:
         return row // x.shape[1], row % x.shape[1], Boolean(True)
     sequence = _sequence_of(cu_seqlens, row)
@@ -189,7 +189,7 @@ def _place(x: cute.Tensor, cu_seqlens: cute.Tensor | None, row: Int32) -> tuple[
 
 @cute.jit
 def _sequence_of(cu_seqlens: cute.Tensor, row: Int32):
-    """The last sequence that begins at `row` or before."""
+    """Binary search: last sequence that starts at or before `row`."""
     found, stop = Int32(0), Int32(cute.size(cu_seqlens)) - 1
     while stop - found > 1:
         middle = (found + stop) // 2
@@ -200,35 +200,35 @@ def _sequence_of(cu_seqlens: cute.Tensor, row: Int32):
 
 
 @cute.jit
-def rotate(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool], kind: cutlass.Constexpr, descale):
-    """A row, its first 2 * cos.shape[1] columns turned by the angles of a position."""
+def rotate(x, to, cos, sin, position, lane, interleaved: cutlass.Constexpr[bool], dtype: cutlass.Constexpr, descale):
+    """Copy a row of x to `to`, with its first 2 * cos.shape[1] columns rotated by the angles of `position`."""
     half = cos.shape[1]
-    at = cutlass.max(cutlass.min(position, cos.shape[0] - 1), 0)
+    angle_row = cutlass.max(cutlass.min(position, cos.shape[0] - 1), 0)
     for column in cutlass.range(lane, cute.size(x), _WARP):
         value = Float32(x[column])
         if column < 2 * half:
             is_second = column % 2 if cutlass.const_expr(interleaved) else Int32(column >= half)
             pair = column // 2 if cutlass.const_expr(interleaved) else column - half * is_second
-            apart = 1 if cutlass.const_expr(interleaved) else half
-            other = Float32(x[column + apart - 2 * apart * is_second])
-            other = Float32(cutlass.select_(Boolean(is_second != 0), other, -other))
-            value = value * Float32(cos[at, pair]) + other * Float32(sin[at, pair])
-        put(to, column, value.to(x.element_type), kind, descale)
+            distance = 1 if cutlass.const_expr(interleaved) else half
+            partner = Float32(x[column + distance - 2 * distance * is_second])
+            partner = Float32(cutlass.select_(Boolean(is_second != 0), partner, -partner))
+            value = value * Float32(cos[angle_row, pair]) + partner * Float32(sin[angle_row, pair])
+        put(to, column, value.to(x.element_type), dtype, descale)
 
 
 @cute.jit
-def copy(x, to, lane, kind: cutlass.Constexpr, descale):
+def copy(x, to, lane, dtype: cutlass.Constexpr, descale):
     for column in cutlass.range(lane, cute.size(x), _WARP):
-        put(to, column, x[column], kind, descale)
+        put(to, column, x[column], dtype, descale)
 
 
-def put(to: cute.Tensor, column: Int32, value, kind: torch.dtype | None, descale: Float32 | None) -> None:
-    """A number of a row; of a `kind` of 8 bits the nearest to it over the descale, or the largest there is."""
-    if kind is None or descale is None:
+def put(to: cute.Tensor, column: Int32, value, dtype: torch.dtype | None, descale: Float32 | None) -> None:
+    """Store one value. With an 8-bit dtype, store value / descale, rounded to nearest and saturated."""
+    if dtype is None or descale is None:
         to[column] = value
         return
     code = cute.arch.inline_ptx(
-        _TO_INT8 if kind == torch.int8 else _TO_E4M3,
+        _TO_INT8 if dtype == torch.int8 else _TO_E4M3,
         write_only_types=[Int32],
         read_only_args=[Float32(value) / descale],
     )
@@ -251,5 +251,5 @@ _APPEND = _Append("append")
 
 
 def launcher(cfg: Config, chip: Chip) -> jit.Launcher:
-    """What takes `Tensors`."""
+    """Return the launcher; its argument is an `AppendTensors`."""
     return _APPEND.launcher(cfg, chip)

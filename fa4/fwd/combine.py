@@ -1,12 +1,12 @@
-"""Join the parts of a forward whose keys were split among blocks.
+"""Combine kernel of split-KV: join the partial results of a row.
 
 Part s of a row is a normalised output o_s with log-sum-exp l_s over its share of the keys, and
 
     lse = log(exp(sink) + sum_s exp(l_s)),   out = sum_s exp(l_s - lse) o_s.
 
-A row is joined by one warp, or by several where there are many parts: each takes every so manieth part, and their sums
-meet in shared memory. Parts that saw nothing have l_s = -inf and do not count, whatever they hold. A row that no
-sequence uses has l_s = +inf, as whoever allocated the parts left it: it becomes 0 with lse -inf, and takes no sink.
+One warp joins a row; if there are many parts, several warps do: each adds every n-th part, and their sums are reduced
+in shared memory. A part without a visible key has l_s = -inf and is ignored, whatever its o_s holds. A padding row has
+l_s = +inf, written by the allocator of the parts: its out is 0 and its lse -inf, and the sink is not added.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..device import Chip
 from .splits import MOST_SPLITS
 
 _WARP = 32
-_WARPS = 8  # of a block
+_WARPS = 8  # per block
 _VECTOR = 4  # float32 in 16 bytes
-_IN_FLIGHT = 4  # parts that a warp loads before it adds the first of them, and before it knows what they weigh
+_IN_FLIGHT = 4  # parts that a warp loads before it adds the first one, and before their weights are known
 
 
 class Parts(NamedTuple):
@@ -44,11 +44,10 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Config(Constant):
-    """What the generated code depends on, and steps of it.
+class CombineConfig(Constant):
+    """Compile-time configuration, and the steps of the kernel.
 
-    warps: that join a row, a power of two up to a block's. pdl: programmatic dependent launch, which sm_90 was the
-    first to have.
+    warps: warps per row, a power of two up to `_WARPS`. pdl: use programmatic dependent launch (sm_90 and later).
     """
 
     dtype: torch.dtype
@@ -59,12 +58,12 @@ class Config(Constant):
 
     @property
     def rows(self) -> int:
-        """Rows of a block."""
+        """Rows per block."""
         return _WARPS // self.warps
 
     @cute.jit
-    def own_lses(self, part_lse, lane):
-        """l_s of parts lane, lane + 32, ..., -inf where there is none; all of them -inf in a row that nobody uses."""
+    def load_lses(self, part_lse, lane):
+        """Load l_s of the parts lane, lane + 32, ...; -inf past the last part."""
         lses = cute.make_rmem_tensor(MOST_SPLITS // _WARP, Float32)
         for i in cutlass.range_constexpr(MOST_SPLITS // _WARP):
             lses[i] = -Float32.inf
@@ -74,7 +73,7 @@ class Config(Constant):
 
     @cute.jit
     def total_lse(self, lses, sink, head) -> Float32:
-        """log(exp(sink) + sum_s exp(l_s)); -inf if there is nothing, or if the row is not used."""
+        """log(exp(sink) + sum_s exp(l_s)); -inf if the sum is 0 or if this is a padding row."""
         row_max = lses[0]
         for i in cutlass.range_constexpr(1, MOST_SPLITS // _WARP):
             row_max = cute.arch.fmax(row_max, lses[i])
@@ -82,45 +81,45 @@ class Config(Constant):
         is_used = row_max != Float32.inf
         if cutlass.const_expr(sink is not None):
             row_max = cute.arch.fmax(row_max, Float32(sink[head]))
-        reference = Float32(0.0) if row_max == -Float32.inf or not is_used else row_max
+        finite_max = Float32(0.0) if row_max == -Float32.inf or not is_used else row_max
         total = Float32(0.0)
         for i in cutlass.range_constexpr(MOST_SPLITS // _WARP):
-            total += cute.math.exp(lses[i] - reference)
+            total += cute.math.exp(lses[i] - finite_max)
         total = cute.arch.warp_reduction_sum(total)
         if cutlass.const_expr(sink is not None):
-            total += cute.math.exp(Float32(sink[head]) - reference)
-        return -Float32.inf if total == 0.0 or not is_used else reference + cute.math.log(total)
+            total += cute.math.exp(Float32(sink[head]) - finite_max)
+        return -Float32.inf if total == 0.0 or not is_used else finite_max + cute.math.log(total)
 
     @cute.jit
-    def first_parts(self, parts, warp, lane) -> list[list]:
-        """This lane's columns of the first `_IN_FLIGHT` of this warp's parts."""
-        held = [
+    def prefetch_parts(self, parts, warp, lane) -> list[list]:
+        """Load this lane's columns of the first `_IN_FLIGHT` parts of this warp."""
+        prefetched = [
             [cute.make_rmem_tensor(_VECTOR, Float32) for _ in range(0, self.head_dim_v, _WARP * _VECTOR)]
             for _ in range(_IN_FLIGHT)
         ]
         for i in cutlass.range_constexpr(_IN_FLIGHT):
             s = warp + i * self.warps
-            for j, vector in enumerate(held[i]):
+            for j, vector in enumerate(prefetched[i]):
                 vector.fill(0.0)
                 column = (_WARP * j + lane) * _VECTOR
                 if s < cute.size(parts, mode=[0]) and column < self.head_dim_v:
-                    place = parts.iterator + cute.crd2idx((s, column), parts.layout)
-                    for k, value in enumerate(load_floats(place, _VECTOR)):
+                    ptr = parts.iterator + cute.crd2idx((s, column), parts.layout)
+                    for k, value in enumerate(load_floats(ptr, _VECTOR)):
                         vector[k] = value
-        return held
+        return prefetched
 
     @cute.jit
-    def add_up(self, parts, held, lses, total, sums, warp, lane):
-        """sums += exp(l_s - total) o_s over this warp's parts, four columns a lane at a time."""
+    def accumulate(self, parts, prefetched, lses, lse, sums, warp, lane):
+        """sums += exp(l_s - lse) o_s over the parts of this warp, four columns per lane at a time."""
         splits = cute.size(parts, mode=[0])
         for i in cutlass.range_constexpr(MOST_SPLITS // _WARP):
-            weight = cute.math.exp(lses[i] - total) if total != -Float32.inf else Float32(0.0)
+            weight = cute.math.exp(lses[i] - lse) if lse != -Float32.inf else Float32(0.0)
             count = cutlass.min(splits - _WARP * i, _WARP)
             first = warp
             if cutlass.const_expr(i == 0):
                 for part in cutlass.range_constexpr(_IN_FLIGHT):
                     factor = cute.arch.shuffle_sync(weight, warp + part * self.warps)
-                    for vector, values in zip(sums, held[part]):
+                    for vector, values in zip(sums, prefetched[part]):
                         add_weighted(vector, factor, [values[k] for k in range(_VECTOR)])
                 first = warp + _IN_FLIGHT * self.warps
             for s in cutlass.range(first, count, self.warps, unroll=_IN_FLIGHT):
@@ -128,46 +127,46 @@ class Config(Constant):
                 for j, vector in enumerate(sums):
                     column = (_WARP * j + lane) * _VECTOR
                     if column < self.head_dim_v:
-                        place = parts.iterator + cute.crd2idx((_WARP * i + s, column), parts.layout)
-                        add_weighted(vector, factor, load_floats(place, _VECTOR))
+                        ptr = parts.iterator + cute.crd2idx((_WARP * i + s, column), parts.layout)
+                        add_weighted(vector, factor, load_floats(ptr, _VECTOR))
 
     @cute.jit
-    def meet(self, sums, warp, lane):
-        """The sums of a row's warps, at its first one."""
-        place = cute.arch.get_dyn_smem(Float32, alignment=16)
+    def reduce_warps(self, sums, warp, lane):
+        """Add the sums of all warps of a row in its first warp."""
+        smem_ptr = cute.arch.get_dyn_smem(Float32, alignment=16)
         for j, vector in enumerate(sums):
             column = (_WARP * j + lane) * _VECTOR
             if column < self.head_dim_v:
-                store_vec(place + warp * self.head_dim_v + column, [bits(vector[k]) for k in range(_VECTOR)])
+                store_vec(smem_ptr + warp * self.head_dim_v + column, [bits(vector[k]) for k in range(_VECTOR)])
         cute.arch.barrier()
         if warp % self.warps == 0:
             for j, vector in enumerate(sums):
                 column = (_WARP * j + lane) * _VECTOR
                 if column < self.head_dim_v:
                     for other in cutlass.range_constexpr(1, self.warps):
-                        there = place + (warp + other) * self.head_dim_v + column
-                        for k, value in enumerate(load_floats(there, _VECTOR)):
+                        other_ptr = smem_ptr + (warp + other) * self.head_dim_v + column
+                        for k, value in enumerate(load_floats(other_ptr, _VECTOR)):
                             vector[k] += value
 
     @cute.jit
     def write(self, out, sums, lane):
-        """Round a row's sums to the output's type."""
+        """Round the sums of a row to the dtype of out and store them."""
         for j, vector in enumerate(sums):
             column = (_WARP * j + lane) * _VECTOR
             if column < self.head_dim_v:
-                words = [pack_half(vector[k], vector[k + 1], out.element_type) for k in range(0, _VECTOR, 2)]
-                store_vec(out.iterator + column, words)
+                pairs = [pack_half(vector[k], vector[k + 1], out.element_type) for k in range(0, _VECTOR, 2)]
+                store_vec(out.iterator + column, pairs)
 
 
 def add_weighted(sums: cute.Tensor, factor: Float32, values: list[Float32]) -> None:
-    """sums += factor * values; of a part that saw nothing these were not written, and may be anything, NaN included."""
+    """sums += factor * values. If factor is 0 the part has no visible key: its values are unwritten and may be NaN."""
     for k, value in enumerate(values):
         sums[k] += Float32(cutlass.select_(factor == 0.0, Float32(0.0), factor * value))
 
 
 class _Combine(Program):
     @cute.jit
-    def launch(self, x: Parts, cfg: cutlass.Constexpr[Config], stream):
+    def launch(self, x: Parts, cfg: cutlass.Constexpr[CombineConfig], stream):
         rows = x.out.shape[0] * x.out.shape[1] * x.out.shape[2]
         self.kernel(x, rows, cfg).launch(
             grid=[cute.ceil_div(rows, cfg.rows), 1, 1],
@@ -178,7 +177,7 @@ class _Combine(Program):
         )
 
     @cute.kernel
-    def kernel(self, x: Parts, rows: Int32, cfg: cutlass.Constexpr[Config]):
+    def kernel(self, x: Parts, rows: Int32, cfg: cutlass.Constexpr[CombineConfig]):
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp, lane = cute.arch.make_warp_uniform(thread // _WARP), thread % _WARP
@@ -187,25 +186,25 @@ class _Combine(Program):
         query = row // x.out.shape[2] % x.out.shape[1]
         sequence = row // x.out.shape[2] // x.out.shape[1]
         if cutlass.const_expr(cfg.pdl):
-            cute.arch.griddepcontrol_wait()  # the parts are another kernel's
+            cute.arch.griddepcontrol_wait()  # the forward kernel writes the parts
             cute.arch.griddepcontrol_launch_dependents()
         sums = [cute.make_rmem_tensor(_VECTOR, Float32) for _ in range(0, cfg.head_dim_v, _WARP * _VECTOR)]
         for vector in sums:
             vector.fill(0.0)
         if row < rows:
-            of_row = x.parts[None, sequence, query, head, None]
-            held = cfg.first_parts(of_row, warp % cfg.warps, lane)
-            lses = cfg.own_lses(x.part_lse[None, sequence, head, query], lane)
-            total = cfg.total_lse(lses, x.sink, head)
+            row_parts = x.parts[None, sequence, query, head, None]
+            prefetched = cfg.prefetch_parts(row_parts, warp % cfg.warps, lane)
+            lses = cfg.load_lses(x.part_lse[None, sequence, head, query], lane)
+            lse = cfg.total_lse(lses, x.sink, head)
             if warp % cfg.warps == 0 and lane == 0:
-                x.lse[sequence, head, query] = total
-            cfg.add_up(of_row, held, lses, total, sums, warp % cfg.warps, lane)
+                x.lse[sequence, head, query] = lse
+            cfg.accumulate(row_parts, prefetched, lses, lse, sums, warp % cfg.warps, lane)
         if cutlass.const_expr(cfg.warps > 1):
-            cfg.meet(sums, warp, lane)
+            cfg.reduce_warps(sums, warp, lane)
         if row < rows and warp % cfg.warps == 0:
             cfg.write(x.out[sequence, query, head, None], sums, lane)
 
-    def stand_ins(self, cfg: Config) -> tuple:
+    def stand_ins(self, cfg: CombineConfig) -> tuple:
         return (
             Parts(
                 jit.fake_tensor(Float32, 5, contiguous=True),
@@ -221,6 +220,6 @@ _COMBINE = _Combine("combine")
 
 
 def launcher(dtype: torch.dtype, head_dim_v: int, has_sink: bool, splits: int, chip: Chip) -> jit.Launcher:
-    """What takes `Parts`, the sink float32."""
+    """Return the launcher; its argument is a `Parts` with a float32 sink."""
     warps = min(1 << (-(-splits // _IN_FLIGHT) - 1).bit_length(), _WARPS)
-    return _COMBINE.launcher(Config(dtype, head_dim_v, has_sink, warps, chip.number >= 90), chip)
+    return _COMBINE.launcher(CombineConfig(dtype, head_dim_v, has_sink, warps, chip.number >= 90), chip)

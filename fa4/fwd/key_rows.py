@@ -1,7 +1,7 @@
-"""Rows of keys and values in plain memory: where those of a block lie.
+"""Addresses of K and V rows in global memory, for kernels that load them without TMA.
 
-A sequence's rows follow each other, or lie in pages of any size. The pages of a block's rows are asked for while the
-block before is read.
+The rows of a sequence are contiguous or lie in pages of any size. The page numbers of a block are loaded while the
+block before it is read.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from ..core.constant import Constant
 
 @dataclass(frozen=True)
 class KeyRows(Constant):
-    """Some rows of each block of keys of a work tile. own: which of a block. pages: that the rows of the block last
-    asked for are in; None where there are no pages."""
+    """One thread's rows in each key block of a work tile. tile_rows: indices of these rows in the block. pages: page
+    numbers of these rows for the block of the last `look_up`; None without pages."""
 
     context: Any
     keys: Keys
     head: Int32
-    own: tuple[Int32, ...]
+    tile_rows: tuple[Int32, ...]
     pages: cute.Tensor | None
 
     @staticmethod
-    def of(context: Any, work: Any, own: tuple[Int32, ...]) -> KeyRows:
-        pages = None if work.keys.table is None else cute.make_rmem_tensor(len(own), Int32)
-        return KeyRows(context, work.keys, work.head_kv, own, pages)
+    def of(context: Any, work: Any, tile_rows: tuple[Int32, ...]) -> KeyRows:
+        pages = None if work.keys.table is None else cute.make_rmem_tensor(len(tile_rows), Int32)
+        return KeyRows(context, work.keys, work.head_kv, tile_rows, pages)
 
     def look_up(self, block: Int32) -> None:
-        """Ask for the pages of a block's rows; of a block that is none, for some."""
+        """Load the page numbers of a block's rows; of any valid rows if the block does not exist."""
         if self.pages is None:
             return
         pages, size = cute.size(self.context.args.k, mode=[3]), self.context.cfg.cache.page_size
-        for i in range(len(self.own)):
+        for i in range(len(self.tile_rows)):
             self.pages[i] = page_at(self.keys.table, self._key(block, i)[0] // size, pages)
 
     def source(self, x: cute.Tensor, block: Int32, i: int) -> tuple[cute.Pointer, Boolean]:
-        """Where the i-th row is in k or v, of the block last asked for, and whether there is such a key; if not, a row
-        that may be read."""
+        """(pointer to the i-th row in k or v for the block of the last `look_up`, True if that key exists); the pointer
+        is valid in both cases."""
         row, exists = self._key(block, i)
         if self.pages is None:
-            place = row, 0, self.head, self.keys.sequence
+            coord = row, 0, self.head, self.keys.sequence
         else:
-            place = row % self.context.cfg.cache.page_size, 0, self.head, self.pages[i]
-        return x.iterator + cute.crd2idx(place, x.layout), exists
+            coord = row % self.context.cfg.cache.page_size, 0, self.head, self.pages[i]
+        return x.iterator + cute.crd2idx(coord, x.layout), exists
 
     def _key(self, block: Int32, i: int) -> tuple[Int32, Boolean]:
-        """Where in the sequence's rows that of key `block * tile_n + own[i]` is, or another that may be read, and
-        whether there is such a key."""
-        rows, key = self.keys.rows, block * self.context.cfg.tile_n + self.own[i]
+        """(row of key `block * tile_n + tile_rows[i]`, clamped to a valid row of the sequence; True if the key
+        exists)."""
+        rows, key = self.keys.rows, block * self.context.cfg.tile_n + self.tile_rows[i]
         return rows.first + cutlass.max(cutlass.min(key, rows.count - 1), 0), key < rows.count

@@ -1,4 +1,4 @@
-"""The launch of a forward of warp roles: what is the same on every chip that has TMA."""
+"""Launch of a warp-specialised forward kernel: the part that is the same on every chip with TMA."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from .program import Call, ForwardProgram
 
 
 class Maps(NamedTuple):
-    """TMA maps of matrices (rows, head_dim, heads, batch), varlen without the batch, perhaps `seq_bounded_tma`."""
+    """TMA maps of matrices (rows, head_dim, heads, batch), varlen without batch; some are `seq_bounded_tma`."""
 
     q: TmaMap
-    k: TmaMap | None  # none, like v, where they are `plain_keys`
+    k: TmaMap | None  # k and v: None if `plain_keys`
     v: TmaMap | None
-    o: TmaMap | None  # none where O is not stored by TMA
+    o: TmaMap | None  # None if O is stored without TMA
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The kernel's run-time arguments. Rows of a matrix are (query) or, packed, (head in group, query)."""
+    """Run-time arguments of the kernel. Row mode of a matrix: (query), or with pack_gqa (head in group, query)."""
 
     maps: Maps
-    k: cute.Tensor | None  # plain memory, (rows of a page, columns, heads, pages), like v, where they are `plain_keys`
+    k: cute.Tensor | None  # k and v: global memory, (rows of a page, columns, heads, pages), if `plain_keys`
     v: cute.Tensor | None
-    out: cute.Tensor  # plain memory, (rows, head_dim_v, heads, batch), or varlen without the batch; parts as in lse
-    lse: cute.Tensor  # (rows, 1, heads, batch), or varlen (rows, 1, heads); if keys are split, a last mode of parts
+    out: cute.Tensor  # global memory, (rows, head_dim_v, heads, batch), varlen without batch; parts as in lse
+    lse: cute.Tensor  # (rows, 1, heads, batch), varlen (rows, 1, heads); with split-KV, a last mode of parts
     sink: cute.Tensor | None  # (heads_q,), float32
     lengths: Lengths
     cache: CacheTensors | None
     order: Order | PackedOrder
-    splits: Int32 | None  # parts that each tile of `order` has; None if keys are not split
-    part_blocks: Int32 | None  # key blocks of a part, the same for all tiles; None if each is cut by its own
-    scale_log2: Float32  # and below: see `Scalars`
+    splits: Int32 | None  # parts per tile of `order`; None without split-KV
+    part_blocks: Int32 | None  # key blocks of a part, the same for all tiles; None: each tile splits its own blocks
+    scale_log2: Float32  # this and the next four: see `Scalars`
     to_natural: Float32
     scale_over_cap: Float32
     left: Int32
@@ -51,34 +51,35 @@ class Arguments:
 
     @property
     def tiles(self) -> Int32:
-        """Of work: parts of tiles where keys are split."""
+        """Number of work tiles; with split-KV each part is one."""
         return self.order.tiles if self.splits is None else self.order.tiles * self.splits
 
     @property
     def seqlen_q(self) -> Int32:
-        """Of a dense problem."""
+        """Sequence length of a dense problem."""
         return extent(self.maps.q.tensor)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ForwardKernel(ForwardProgram, RoleKernel):
-    """A chip's kernel. Its configurations are a `fwd.variant.Variant` with `rows` of a work tile, tiles of q, k, v and
-    o, `ctas` that share a tile, and which maps are `seq_bounded_q` and `seq_bounded_o`; and whether the grid is `persistent`,
-    packed sequences get tiles by a `PackedOrder` (`counts_rows`), and O is stored `directly`, without a map."""
+    """Base class of a chip's forward kernel. Its configuration is a `fwd.variant.Variant` with more fields: `rows` (of
+    a work tile), `q_tile`, `k_tile`, `v_tile` and `o_tile`, `ctas` (per work tile), `seq_bounded_q` and `seq_bounded_o`
+    (the TMA map ends with the sequence), `persistent` (grid), `counts_rows` (varlen tiles use a `PackedOrder`) and
+    `directly` (O is stored without TMA)."""
 
     def begin(self, call: Call, cfg: Any, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
         sizes = call.sizes
-        of_sequences = (
+        matrices = (
             (call.q, cfg.seq_bounded_q),
             (call.k, cfg.seq_bounded_k),
             (call.v, cfg.seq_bounded_k),
             (call.out, cfg.seq_bounded_o),
         )
-        *loaded, stored = (seq_bounded_tma(x) if is_seq_bounded else x for x, is_seq_bounded in of_sequences)
+        *loaded, stored = (seq_bounded_tma(x) if is_seq_bounded else x for x, is_seq_bounded in matrices)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile)
-        shared = [cfg.sharers(name) for name in ("q", "k", "v")]
-        parts = zip(loaded[: 1 if cfg.plain_keys else 3], tiles, shared)
+        multicast = [cfg.sharers(name) for name in ("q", "k", "v")]
+        parts = zip(loaded[: 1 if cfg.plain_keys else 3], tiles, multicast)
         loads = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in parts]
         loads += [None] * (3 - len(loads))
         plain = (call.k, call.v) if cfg.plain_keys else (None, None)
@@ -91,10 +92,10 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         else:
             m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
             listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows) if cfg.has_blocks else None
-            most = sizes.most_l2_groups if cfg.snake else None
+            most_l2_groups = sizes.most_l2_groups if cfg.snake else None
             order = Order(
                 m_blocks, heads, sizes.batch, sizes.l2_group, descending=True, cluster=cfg.ctas, listed=listed,
-                most_l2_groups=most,
+                most_l2_groups=most_l2_groups,
             )  # fmt: skip
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = Arguments(

@@ -1,4 +1,4 @@
-"""The forward of a plan: what its kernels are called with, and their launch."""
+"""The forward of a plan: arguments of its kernel, and the launch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from ..spec import AttentionInputs, AttentionSpec, Cache
 
 
 class Scalars(NamedTuple):
-    """scale_log2: softmax_scale * log2(e); with a softcap, softcap * log2(e); with a score_mod, which gives logits,
-    log2(e). to_natural: turns a logit that was scaled by scale_log2 into natural units, undoing its rounding.
-    scale_over_cap: softmax_scale / softcap; with a score_mod softmax_scale. left, right: see `core.mask.Window`."""
+    """Scalar arguments of the kernel. scale_log2: softmax_scale * log2(e); with a softcap, softcap * log2(e); with a
+    score_mod, which returns logits, log2(e). to_natural: factor from a logit scaled by the rounded scale_log2 to
+    natural units; it cancels the rounding. scale_over_cap: softmax_scale / softcap; with a score_mod, softmax_scale.
+    left, right: see `core.mask.Window`."""
 
     scale_log2: Float32
     to_natural: Float32
@@ -41,10 +42,10 @@ class Scalars(NamedTuple):
 
 
 class LaunchSizes(NamedTuple):
-    """section: pairs of head and sequence that advance together, see `core.order`. splits: parts that the keys of a
-    tile are cut into. ctas: as many as the chip runs at a time, the size of a persistent grid. part_blocks: key blocks
-    of a part, where parts are fixed. most_l2_groups: of a grid that goes to and fro; the last one has the pairs that are
-    left, which may be more than `l2_group`."""
+    """Integer arguments of the launch. l2_group: (head, sequence) pairs of an L2 swizzle group, see `core.order`.
+    splits: parts per work tile (split-KV). ctas: resident CTAs of the chip, the size of a persistent grid. part_blocks:
+    key blocks of a part, if `fixed_parts`. most_l2_groups: number of groups, if the grid has a `snake` order; the last
+    group gets all remaining pairs, perhaps more than `l2_group`."""
 
     max_seqlen_q: Int32
     batch: Int32
@@ -56,17 +57,17 @@ class LaunchSizes(NamedTuple):
 
 
 class Forward:
-    """One kind of problem on a chip. A chip's class has a `kernel` and knows its configuration, its numbers, and how
-    many parts it `splits` keys into."""
+    """The forward of one kind of problem on one chip. A subclass per chip sets `kernel` and `splits` (split-KV
+    parts) and passes the configuration, the scalars and the sizes."""
 
     kernel: Program
     splits = 1
 
     def __init__(self, chip: Chip, cfg: Any, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
-        self._has_bytes, self._looks_up = cfg.has_bytes, cfg.cache is not None and cfg.cache.has_tensors
-        self._varlen, self._others = cfg.varlen, tuple(sizes[2:])
-        self._numbers = jit.fixed(scalars), jit.fixed(sizes)
+        self._has_bytes, self._has_cache_tensors = cfg.has_bytes, cfg.cache is not None and cfg.cache.has_tensors
+        self._varlen, self._fixed_sizes = cfg.varlen, tuple(sizes[2:])
+        self._fixed_arguments = jit.fixed(scalars), jit.fixed(sizes)
 
     def launch(
         self,
@@ -78,15 +79,15 @@ class Forward:
     ) -> None:
         if self._has_bytes:
             inputs = inputs._replace(k=inputs.k.view(torch.uint8), v=inputs.v.view(torch.uint8))
-        given = None if mods is None else filled(mods, inputs.q.shape[-2])
-        place = tuple(cache) if self._looks_up and cache is not None else None
-        scalars, sizes = self._numbers
-        if self._varlen:  # one plan serves many sizes
-            sizes = (inputs.max_seqlen_q, inputs.cu_seqlens_q.shape[0] - 1, *self._others)
-        self._launcher(inputs[:8], out, lse, scalars, sizes, given, place)
+        mod_tensors = None if mods is None else filled(mods, inputs.q.shape[-2])
+        cache_tensors = tuple(cache) if self._has_cache_tensors and cache is not None else None
+        scalars, sizes = self._fixed_arguments
+        if self._varlen:  # one plan serves many lengths
+            sizes = (inputs.max_seqlen_q, inputs.cu_seqlens_q.shape[0] - 1, *self._fixed_sizes)
+        self._launcher(inputs[:8], out, lse, scalars, sizes, mod_tensors, cache_tensors)
 
     def compile(self) -> None:
-        """Compile the kernel now, not at the first launch."""
+        """Compile the kernel before its first launch."""
         assert self._launcher is not None
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""The launch of a forward, whatever the chip: what comes in, as the matrices that kernels see."""
+"""Launch of a forward kernel on any chip: convert the arguments to the matrices that kernels use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from . import plan
 
 
 class Call(NamedTuple):
-    """What a launch gets. Matrices have the modes of `core.sequence.as_matrices`, those of q, out and lse with
-    `cfg.packed` heads, those of out and lse with a last mode of parts if keys are split."""
+    """Arguments of a launch, as matrices with the modes of `core.sequence.as_matrices`. q, out and lse have
+    `cfg.packed` heads in their rows, and with split-KV out and lse have a last mode of parts."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -33,8 +33,8 @@ class Call(NamedTuple):
 
 
 class ForwardProgram(Program):
-    """`begin` of a subclass starts the kernel. Configurations are a `Variant` with `packed` heads and whether keys are
-    `split`. scalars, sizes: records of numbers that the plan gives."""
+    """Base class; `begin` of a subclass starts the kernel. Its configuration is a `Variant` with `packed` (heads of
+    pack_gqa) and `split` (split-KV). scalars, sizes: types of the records of numbers that the plan passes."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ class ForwardProgram(Program):
         """Start the kernel.
 
         Args:
-            out: like q, with the columns of v; of split keys with an axis of parts in front, and float32.
+            out: like q, with the columns of v; with split-KV float32 with a leading axis of parts.
             lse: (batch, heads, rows), or varlen (heads, rows), float32; parts as in out.
         """
         q, k, v = as_matrices(inputs.q, cfg.packed), as_matrices(inputs.k), as_matrices(inputs.v)
@@ -67,7 +67,7 @@ class ForwardProgram(Program):
         self.begin(Call(q, k, v, out, lse, inputs.sink, inputs.lengths, scalars, sizes, mods, cache), cfg, stream)
 
     def begin(self, call: Call, cfg: Any, stream: Any) -> None:
-        """Inside a `cute.jit` host function: start the kernel."""
+        """Start the kernel, from inside a `cute.jit` host function."""
         raise NotImplementedError
 
     def stand_ins(self, cfg: Any) -> tuple:

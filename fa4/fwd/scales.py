@@ -1,4 +1,4 @@
-"""What scores and outputs of a work tile are multiplied by: the call's scale, and the descales of 8-bit numbers."""
+"""Scale factors of a work tile: the softmax scale of the call, and the descales of 8-bit K and V."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from cutlass import Float32
 
 
 class Scales(NamedTuple):
-    """log2, over_cap: `plan.Scalars.scale_log2` and `scale_over_cap` for this tile. of_v: None without descales."""
+    """log2, over_cap: `scale_log2` and `scale_over_cap` of `plan.Scalars`, times the descale of K if it applies there.
+    of_v: descale of V, or None."""
 
     log2: Float32
     over_cap: Float32
@@ -21,13 +22,13 @@ class Scales(NamedTuple):
         log2, over_cap = args.scale_log2, args.scale_over_cap
         if not cfg.has_bytes:
             return Scales(log2, over_cap, None)
-        place = work.batch, work.head_kv
-        of_k, of_v = at_least(args.cache.k_descale[place]), args.cache.v_descale[place]
+        coord = work.batch, work.head_kv
+        k_descale, v_descale = at_least(args.cache.k_descale[coord]), args.cache.v_descale[coord]
         if cfg.has_softcap or cfg.has_score_mod:
-            return Scales(log2, over_cap * of_k, of_v)
-        return Scales(log2 * of_k, over_cap, of_v)
+            return Scales(log2, over_cap * k_descale, v_descale)
+        return Scales(log2 * k_descale, over_cap, v_descale)
 
 
 def at_least(descale: Float32) -> Float32:
-    """A descale that may meet the -inf of hidden keys: instead of 0 one that acts as 0 on any finite score."""
+    """Replace a descale of 0 by 1e-30, which acts as 0 on a finite score: 0 times the -inf of a masked key is NaN."""
     return cute.arch.fmax(descale, Float32(1e-30))

@@ -1,26 +1,27 @@
-"""How many blocks share the keys of one tile of query rows, when the tiles alone leave the chip idle."""
+"""Number of splits for split-KV: CTAs that share the keys of a work tile if there are too few tiles for the chip."""
 
 from __future__ import annotations
 
 from ..spec import AttentionSpec
 
 MOST_SPLITS = 128
-# What takes time beside key blocks, counted in them: the start and end of a part, the joining of parts, and of each.
+# Costs in units of one key block: start and end of a part, the combine kernel, and the combine kernel per part.
 _START, _JOIN, _JOIN_PART = 1, 3, 0.125
-_WORTH_IT = 0.875  # the sums above are not so exact
-# Parts that do not depend on the batch: keys that are worth one, and how many, for each takes memory.
+_WORTH_IT = 0.875  # split only below this share of the estimated time: the cost model is not exact
+# batch_invariant: keys per part, and the largest number of parts (each part takes memory).
 _FIXED_KEYS, _MOST_FIXED = 512, 16
-# Shared memory that CTAs of split keys leave to the blocks that join the parts, which may then start beside them.
+# Shared memory that split-KV CTAs leave free, so that CTAs of the combine kernel can start next to them.
 JOINING_BYTES = 8 << 10
 
 
 def choose_splits(spec: AttentionSpec, tiles: int, seqlen_k: int, tile_n: int, slots: int, busy: float = 1.0) -> int:
-    """The fewest parts per tile with which `tiles` of them are done earliest; 1 for no split, as where twice as many
-    blocks would not run at once.
+    """Return the smallest number of parts per tile with the shortest estimated time; 1 means no split.
 
-    slots: blocks that the chip runs at once. busy: share of them from which on more gain nothing: where tiles have so
-    few rows that memory is what takes time, fewer blocks keep it busy. spec.num_splits decides if it is given, and with
-    spec.batch_invariant the keys that there is room for.
+    The result is 1 if two parts per tile would not be resident at once. If spec.num_splits is given, it decides. With
+    spec.batch_invariant, only seqlen_k decides.
+
+    slots: resident CTAs of the chip. busy: share of `slots` beyond which more CTAs gain nothing: few CTAs
+    saturate the memory bandwidth if tiles have few rows.
     """
     if spec.num_splits:
         return min(spec.num_splits, MOST_SPLITS)
@@ -43,5 +44,5 @@ def choose_splits(spec: AttentionSpec, tiles: int, seqlen_k: int, tile_n: int, s
 
 
 def blocks_of_part(seqlen_k: int, tile_n: int, splits: int) -> int:
-    """Key blocks of tile_n that each of `splits` parts of the longest sequence has at most."""
+    """Key blocks (of tile_n keys) per part: `splits` parts cover the longest sequence."""
     return -(-seqlen_k // (tile_n * splits))

@@ -1,4 +1,4 @@
-"""What the forwards of warp roles have in common at compile time."""
+"""Compile-time configuration shared by all warp-specialised forward kernels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from .rows import slots_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant(variant.Variant):
-    """A kind of problem and how a forward works on it.
+    """Kind of problem, and tiling of the forward.
 
-    packed: query heads that are neighbouring rows of a tile, 1 for none. tile_n: keys of one block.
-    rescale_threshold: growth of a row's maximum, in powers of two, that O tolerates before it is rescaled; 0 rescales
-    at every growth.
+    packed: query heads packed into the rows of a tile (pack_gqa); 1 for none. tile_n: keys per block.
+    rescale_threshold: O is rescaled if the row max grows by more than this, in powers of two; 0: at every growth.
 
-    split: the keys of a work tile are shared among CTAs; out and lse have a leading axis of parts and are float32, and
-    there is no sink. fixed_parts: each of a number of key blocks that is the same for all tiles.
+    split: split-KV; out and lse are float32 with a leading axis of parts, and there is no sink. fixed_parts: all parts
+    of all tiles have the same number of key blocks.
     """
 
     packed: int
@@ -29,11 +28,11 @@ class Variant(variant.Variant):
     smem_bytes: int
     split: bool = False
     fixed_parts: bool = False
-    snake: ClassVar[bool] = False  # every other lap of a persistent grid goes through its CTAs backwards
+    snake: ClassVar[bool] = False  # odd rounds of a persistent grid visit the CTAs in reverse order
 
     @property
     def slots(self) -> int:
-        """Rows of a tile that a query takes."""
+        """Tile rows per query: `packed`, padded to a power of two."""
         return slots_of(self.packed)
 
     @property
@@ -43,21 +42,21 @@ class Variant(variant.Variant):
 
     @property
     def pieces(self) -> int:
-        """Stretches of a key block that are loaded by themselves."""
+        """Number of separate TMA loads per key block (pages)."""
         return 1 if self.cache is None or self.plain_keys else self.cache.pieces(self.tile_n)
 
     @property
     def bits_of_keys(self) -> int:
-        """Of an element of k or v, as it is loaded."""
+        """Bits per element of k and v in global memory."""
         return 8 if self.has_bytes else self.dtype.width
 
     @property
     def v_dtype(self) -> type:
-        """Of P and V as operands. Those of 8 bits are converted to float16 in half as many instructions as to bfloat16,
-        and P, at most 2^rescale_threshold, keeps three bits more of each weight that it has from 2^-14 on."""
+        """Dtype of the operands P and V. 8-bit V: float16. Its conversion takes half as many instructions as to
+        bfloat16, and each P from 2^-14 up to its bound of 2^rescale_threshold has three more significant bits."""
         return Float16 if self.has_bytes else self.dtype
 
     @property
     def seq_bounded_k(self) -> bool:
-        """Rows after a sequence's keys may hold anything, and 0 * NaN is NaN: TMA puts zeros there."""
+        """True if TMA must write zeros past the keys of a sequence: memory there may hold NaN, and 0 * NaN is NaN."""
         return self.varlen_k or self.has_seqused_k

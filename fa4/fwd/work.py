@@ -1,4 +1,4 @@
-"""What a forward's work tile consists of: rows, keys, key blocks."""
+"""Work tile of a forward kernel: its rows, keys and key blocks."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ..core.sequence import Rows
 
 
 class Work(NamedTuple):
-    """One work tile: a row block of one (packed) head of one sequence, and of its keys a part or all."""
+    """Work tile: one row block of one (packed) head of one sequence, with all its keys or one split-KV part of them."""
 
-    index: Int32  # in the order of work
-    part: Int32  # of the keys
+    index: Int32  # position in the order of work
+    part: Int32  # split-KV part of the keys
     m_block: Int32
     head: Int32
     head_kv: Int32
     batch: Int32
     place: Rows  # all query rows of the sequence
-    q: Rows  # those of them that hold data
+    q: Rows  # query rows that hold data
     k: Rows
-    keys: Keys  # where these lie
+    keys: Keys  # location of the key rows
     mask: Mask
     block_iter: ReverseRange | SparseBlocks  # over the key blocks
 
     @property
     def blocks(self) -> Blocks:
-        """Those of a walk from the last to the first."""
+        """Key blocks of a `ReverseRange`."""
         return self.block_iter.blocks
 
     @property
@@ -39,11 +39,11 @@ class Work(NamedTuple):
 
 
 def work_tile(context, index: Int32) -> Work:
-    """What a work tile consists of; empty (`count` 0) if no row of it sees a key."""
+    """Return the work tile at `index`; its `count` is 0 if no row has a visible key."""
     args, cfg = context.args, context.cfg
     tile, part = (index % args.order.tiles, index // args.order.tiles) if cfg.split else (index, Int32(0))
     m_block, head, batch = args.order.at(tile)
-    place = args.lengths.query_place(batch, args.seqlen_q)
+    query_rows = args.lengths.query_place(batch, args.seqlen_q)
     q = args.lengths.queries(batch, args.seqlen_q)
     keys = Keys.of(args.lengths, args.cache, args.k if cfg.plain_keys else args.maps.k.tensor, batch, cfg)
     k = keys.rows
@@ -57,11 +57,11 @@ def work_tile(context, index: Int32) -> Work:
         row, ratio = m_block // (block_q // cfg.rows), block_k // cfg.tile_n
         exists = m_block * cfg.rows < q.count * cfg.slots if cfg.lengths_vary else None
         block_iter = SparseBlocks.of(args.mods.blocks, batch, head, row, ratio, k.count, cfg.tile_n, exists)
-        return Work(index, part, m_block, head, head_kv, batch, place, q, k, keys, mask, block_iter)
+        return Work(index, part, m_block, head, head_kv, batch, query_rows, q, k, keys, mask, block_iter)
     blocks = mask.key_blocks(m_block)
     if cfg.split:
         blocks = blocks.part(part, args.splits, args.part_blocks)
     is_empty = Boolean(m_block * cfg.rows >= q.count * cfg.slots)
     stop = cutlass.select_(is_empty, blocks.first, blocks.stop)
     blocks = Blocks(*(cutlass.min(Int32(bound), Int32(stop)) for bound in blocks))
-    return Work(index, part, m_block, head, head_kv, batch, place, q, k, keys, mask, ReverseRange(blocks))
+    return Work(index, part, m_block, head, head_kv, batch, query_rows, q, k, keys, mask, ReverseRange(blocks))

@@ -1,5 +1,5 @@
-"""fa4 where attention already happens: torch's scaled_dot_product_attention, DTensor, transformers, Megatron, vLLM.
+"""fa4 in other libraries: torch's scaled_dot_product_attention, DTensor, transformers, Megatron, vLLM.
 
-Other libraries are imported when their part is asked for, and nothing is registered before, but for a name among vLLM's
+A library is imported, and something registered with it, only on request. The exception is fa4's entry point for vLLM's
 plug-ins.
 """

@@ -1,4 +1,4 @@
-"""What the attention modules of training stacks share: ways of communication, masks by pairs, packed rows."""
+"""Shared code of the attention modules for training stacks: communication methods, masks by pairs, packed rows."""
 
 from __future__ import annotations
 
@@ -12,48 +12,55 @@ from ..distributed import context_parallel_attention
 METHODS = {None: "ring", "p2p": "ring", "all_gather": "all-gather"}
 
 
-class Rows(NamedTuple):
-    """Of packed rows: where sequences start, (batch + 1,), the most rows of one, and how many rows of each count,
-    (batch,), if not all."""
+class PackedSequences(NamedTuple):
+    """Sequences in packed rows. starts: (batch + 1,) the first row of each. max_seqlen: the most rows of a sequence.
+    lengths: (batch,) used rows of each, None for all."""
 
     starts: Tensor
     max_seqlen: int | None
     lengths: Tensor | None
 
     @staticmethod
-    def of(starts: Tensor, padded: Tensor | None, max_seqlen: int | None) -> Rows:
-        """starts: as if nothing lay between sequences; padded: where they do start, if something does."""
+    def of(starts: Tensor, padded: Tensor | None, max_seqlen: int | None) -> PackedSequences:
+        """starts: cu_seqlens without padding between sequences. padded: cu_seqlens with that padding, or None."""
         if padded is None or padded is starts:
-            return Rows(starts, max_seqlen, None)
-        return Rows(padded, max_seqlen, starts.diff())
+            return PackedSequences(starts, max_seqlen, None)
+        return PackedSequences(padded, max_seqlen, starts.diff())
 
 
 def attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, of_q: Rows, of_k: Rows, group: Any, method: str, options: dict[str, Any]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_seqs: PackedSequences,
+    k_seqs: PackedSequences,
+    group: Any,
+    method: str,
+    options: dict[str, Any],
 ) -> Any:
-    """(rows, heads_q, head_dim_v), of one process or of a group under context parallelism.
+    """Return out, (rows, heads_q, head_dim_v), of one process or of a context-parallel group.
 
     Raises:
-        NotImplementedError: rows between sequences under context parallelism.
+        NotImplementedError: padding between sequences under context parallelism.
     """
     if group is None:
         return flash_attn_varlen_func(
-            q, k, v, cu_seqlens_q=of_q.starts, cu_seqlens_k=of_k.starts, max_seqlen_q=of_q.max_seqlen,
-            max_seqlen_k=of_k.max_seqlen, seqused_q=of_q.lengths, seqused_k=of_k.lengths, **options,
+            q, k, v, cu_seqlens_q=q_seqs.starts, cu_seqlens_k=k_seqs.starts, max_seqlen_q=q_seqs.max_seqlen,
+            max_seqlen_k=k_seqs.max_seqlen, seqused_q=q_seqs.lengths, seqused_k=k_seqs.lengths, **options,
         )  # fmt: skip
-    if of_q.lengths is not None or of_k.lengths is not None:
+    if q_seqs.lengths is not None or k_seqs.lengths is not None:
         raise NotImplementedError("packed sequences with padding between them under context parallelism")
     return context_parallel_attention(
-        q, k, v, group=group, method=method, cu_seqlens=of_q.starts, max_seqlen=of_q.max_seqlen, **options
+        q, k, v, group=group, method=method, cu_seqlens=q_seqs.starts, max_seqlen=q_seqs.max_seqlen, **options
     )
 
 
-def unmasked(mask: Tensor) -> Any:
-    """The mask_mod of a bool tensor, (batch or 1, heads or 1, seqlen_q or 1, seqlen_k), True where a pair is masked."""
-    shared = [extent == 1 for extent in mask.shape[:3]]
+def mask_mod_of(mask: Tensor) -> Any:
+    """Return the mask_mod of a bool tensor, True for masked: (batch or 1, heads or 1, seqlen_q or 1, seqlen_k)."""
+    shared_axes = [size == 1 for size in mask.shape[:3]]
 
-    def seen(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        place = [0 if one else i for one, i in zip(shared, (b, h, q_idx))]
-        return ~mask[(*place, kv_idx)]
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        index = [0 if is_shared else i for is_shared, i in zip(shared_axes, (b, h, q_idx))]
+        return ~mask[(*index, kv_idx)]
 
-    return seen
+    return mask_mod

@@ -1,11 +1,11 @@
-"""Megatron Core's core_attention on fa4, in place of its DotProductAttention or TransformerEngine's.
+"""Megatron Core's core_attention on fa4: replaces its DotProductAttention or TransformerEngine's.
 
     from fa4.integrations.megatron import CoreAttention
 
-    spec = get_gpt_layer_local_spec()  # or any other with a self_attention
+    spec = get_gpt_layer_local_spec()  # or any other spec with a self_attention
     spec.submodules.self_attention.submodules.core_attention = CoreAttention
 
-It needs nothing of Megatron but the objects that it is handed.
+The module imports nothing from Megatron, except for checkpoints; it uses the objects passed to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..api import flash_attn_func
 from ..distributed import context_parallel_attention
-from .core_attention import METHODS, Rows, attend_packed, unmasked
+from .core_attention import METHODS, PackedSequences, attend_packed, mask_mod_of
 
 _CAUSAL = {
     "no_mask": False,
@@ -33,19 +33,19 @@ class CoreAttention(nn.Module):
     """Attention between the projections of a Megatron layer.
 
     Args:
-        config: the TransformerConfig. Used are attention_dropout, which has to be 0, softmax_type, window_size and
-            window_attn_skip_freq, deterministic_mode, context_parallel_size, and what sizes a learnable sink.
+        config: the TransformerConfig. Used are attention_dropout (must be 0), softmax_type, window_size and
+            window_attn_skip_freq, deterministic_mode, context_parallel_size, and the fields for a learnable sink.
         layer_number: counts from 1; decides whether the layer has a window.
         attn_mask_type: an AttnMaskType.
         attention_type: "self" or "cross".
-        attention_dropout: instead of the config's.
+        attention_dropout: overrides the config's.
         softmax_scale: None means 1 / sqrt(head_dim).
-        k_channels, v_channels: head dims, which tensors tell.
-        cp_comm_type: under context parallelism "p2p" (fa4's ring, also None) or "all_gather".
+        k_channels, v_channels: head dims; ignored, because the tensors have them.
+        cp_comm_type: under context parallelism "p2p" (fa4's ring, also for None) or "all_gather".
         pg_collection: the groups tp, for a learnable sink, and cp, for context parallelism.
 
     Raises:
-        NotImplementedError: what fa4 has not: dropout, the largest logit (qk_clip), other ways of communication.
+        NotImplementedError: dropout, the largest logit (qk_clip), or another cp_comm_type.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CoreAttention(nn.Module):
         self.softmax_offset = self._sink(config, pg_collection)
 
     def _sink(self, config: Any, pg_collection: Any) -> Tensor | nn.Parameter | None:
-        """A logit of each of this rank's heads, to which no value belongs."""
+        """Return the learnable sink: one extra logit without a value for each of this rank's heads."""
         kind = getattr(config, "softmax_type", "vanilla")
         if kind == "vanilla":
             return None
@@ -110,22 +110,22 @@ class CoreAttention(nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """Attention of the rank's own heads.
+        """Compute attention of this rank's heads.
 
         Args:
             query: (seqlen_q, batch, heads_q, head_dim), or packed ("thd") (rows, heads_q, head_dim).
             key, value: the same with seqlen_k and heads_kv; value may have another head_dim.
-            attention_mask: bool, True where a pair is masked, (batch or 1, 1, seqlen_q or 1, seqlen_k). Looked at for
-                the mask types padding, padding_causal and arbitrary only: causal ones need none.
-            attn_mask_type: instead of the constructor's.
-            packed_seq_params: PackedSeqParams, for packed rows; there may be padding between sequences.
+            attention_mask: bool, True where a pair is masked, (batch or 1, 1, seqlen_q or 1, seqlen_k). Read for the
+                mask types padding, padding_causal and arbitrary only.
+            attn_mask_type: overrides the constructor's.
+            packed_seq_params: PackedSeqParams, for packed rows; padding between sequences is allowed.
 
         Returns:
             (seqlen_q, batch, heads_q * head_dim_v), or packed (rows, heads_q * head_dim_v).
 
         Raises:
-            NotImplementedError: a bias; a mask, or another one than causal and none, under context parallelism; a
-                causal mask between other numbers of keys than queries, which Megatron aligns at the first key.
+            NotImplementedError: a bias; an attention_mask under context parallelism, where only causal and no mask are
+                supported; a causal mask if seqlen_q and seqlen_k differ, which Megatron aligns at the first key.
         """
         if attention_bias is not None:
             raise NotImplementedError("attention_bias is given, and fa4's core attention takes none")
@@ -147,7 +147,7 @@ class CoreAttention(nn.Module):
         q, k, v = (x.transpose(0, 1) for x in (query, key, value))
         masked = attention_mask if kind in ("padding", "padding_causal", "arbitrary") else None
         if self.group is None:
-            out = flash_attn_func(q, k, v, mask_mod=None if masked is None else unmasked(masked), **options)
+            out = flash_attn_func(q, k, v, mask_mod=None if masked is None else mask_mod_of(masked), **options)
         elif masked is None:
             out = context_parallel_attention(q, k, v, group=self.group, method=self.method, **options)
         else:
@@ -155,12 +155,12 @@ class CoreAttention(nn.Module):
         return out.transpose(0, 1).flatten(2)
 
     def _packed(self, q: Tensor, k: Tensor, v: Tensor, packed: Any, options: dict[str, Any]) -> Any:
-        of_q = Rows.of(packed.cu_seqlens_q, packed.cu_seqlens_q_padded, packed.max_seqlen_q)
-        of_k = Rows.of(packed.cu_seqlens_kv, packed.cu_seqlens_kv_padded, packed.max_seqlen_kv)
-        return attend_packed(q, k, v, of_q, of_k, self.group, self.method, options)
+        q_seqs = PackedSequences.of(packed.cu_seqlens_q, packed.cu_seqlens_q_padded, packed.max_seqlen_q)
+        k_seqs = PackedSequences.of(packed.cu_seqlens_kv, packed.cu_seqlens_kv_padded, packed.max_seqlen_kv)
+        return attend_packed(q, k, v, q_seqs, k_seqs, self.group, self.method, options)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
-        """Of a learnable sink, which tensor parallelism cuts by heads; for Megatron's distributed checkpoints."""
+        """Return the sharded state for Megatron's distributed checkpoints: a learnable sink, sharded by heads."""
         state = self.state_dict(prefix="", keep_vars=True)
         if not state:
             return {}
@@ -170,7 +170,7 @@ class CoreAttention(nn.Module):
 
 
 def _window(config: Any, layer_number: int) -> tuple[int | None, int | None]:
-    """(left, right) of a layer, of which an int lets every so manieth go without, and a list tells which have one."""
+    """(left, right) of a layer. skip, an int n: every n-th layer has no window. A list: which layers have one."""
     window, skip = config.window_size, config.window_attn_skip_freq
     if window is None or (isinstance(skip, int) and layer_number % skip == 0):
         return None, None

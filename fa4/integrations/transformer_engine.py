@@ -1,11 +1,11 @@
-"""TransformerEngine's DotProductAttention on fa4: a module with its constructor and its forward.
+"""TransformerEngine's DotProductAttention on fa4: a module with the same constructor and forward.
 
     from fa4.integrations.transformer_engine import DotProductAttention
 
     core_attention = DotProductAttention(16, 128, num_gqa_groups=4, attn_mask_type="causal", qkv_format="bshd")
 
-It needs nothing of TransformerEngine. Arguments about its own kernels (FP8, random-number trackers, streams) are taken,
-and refused where they would change the result.
+The module does not import TransformerEngine. It accepts arguments about TransformerEngine's kernels (FP8, random-number
+trackers, streams), and raises where they would change the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..api import flash_attn_func
 from ..distributed import context_parallel_attention
 from ..masks import causal as top_left
 from ..scores import bias
-from .core_attention import METHODS, Rows, attend_packed, unmasked
+from .core_attention import METHODS, PackedSequences, attend_packed, mask_mod_of
 
 FORMATS = ("sbhd", "bshd", "thd")
 MASKS = (
@@ -29,7 +29,7 @@ MASKS = (
 
 
 class _Mask(NamedTuple):
-    """What of a forward is masked."""
+    """Mask of a forward: type, window, alignment."""
 
     kind: str
     window: tuple[int | None, int | None]
@@ -44,23 +44,23 @@ class DotProductAttention(nn.Module):
     """Attention between the projections of a layer, with TransformerEngine's arguments (2.20, main of 2026-08).
 
     Args:
-        num_attention_heads: of all ranks of tensor parallelism; sizes a learnable sink.
-        kv_channels, num_gqa_groups, layer_number, attention_type, name: which tensors tell, or nobody needs.
-        attention_dropout: 0.
+        num_attention_heads: heads of all tensor-parallel ranks; determines the size of a learnable sink.
+        kv_channels, num_gqa_groups, layer_number, attention_type, name: ignored.
+        attention_dropout: must be 0.
         qkv_format: "sbhd", "bshd" or "thd".
-        attn_mask_type: one of MASKS; "causal" is aligned at the first key, as there.
-        window_size: (left, right), -1 is open.
-        bottom_right_diagonal: with what a window is aligned, if not as the mask type says.
+        attn_mask_type: one of MASKS; "causal" is aligned at the first key, as in TransformerEngine.
+        window_size: (left, right), -1 is unlimited.
+        bottom_right_diagonal: whether a window is aligned bottom-right; None: the mask type decides.
         tp_size, tp_group: for a learnable sink.
         cp_group, cp_comm_type: a group for context parallelism, "p2p" (fa4's ring) or "all_gather".
         softmax_scale: None means 1 / sqrt(head_dim).
-        softmax_type: "vanilla", "off-by-one" or "learnable"; the parameter is `softmax_offset`, as there.
+        softmax_type: "vanilla", "off-by-one" or "learnable"; the parameter is `softmax_offset`.
 
-    `NVTE_ALLOW_NONDETERMINISTIC_ALGO=0` asks for the deterministic backward, as there; so does torch's own flag.
+    `NVTE_ALLOW_NONDETERMINISTIC_ALGO=0` selects the deterministic backward; so does torch's own flag.
 
     Raises:
-        NotImplementedError: dropout, the largest logit, other ways of communication.
-        ValueError: an unknown format, mask or softmax.
+        NotImplementedError: dropout, the largest logit, or another cp_comm_type.
+        ValueError: an unknown format, mask type or softmax type.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class DotProductAttention(nn.Module):
             raise NotImplementedError(f"attention_dropout is {attention_dropout}, expected 0.0: this module has none")
         if return_max_logit:
             raise NotImplementedError("return_max_logit is set, and fa4 tells no largest logit")
-        self.qkv_format, self.attn_mask_type = _known(qkv_format, FORMATS, "qkv_format"), _kind(attn_mask_type)
+        self.qkv_format, self.attn_mask_type = _check_choice(qkv_format, FORMATS, "qkv_format"), _kind(attn_mask_type)
         self.window_size, self.bottom_right_diagonal = window_size, bottom_right_diagonal
         self.softmax_scale = softmax_scale
         self.deterministic = True if os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0" else None
         self.softmax_offset: Tensor | None = None
-        if _known(softmax_type, ("vanilla", "off-by-one", "learnable"), "softmax_type") != "vanilla":
+        if _check_choice(softmax_type, ("vanilla", "off-by-one", "learnable"), "softmax_type") != "vanilla":
             ranks = tp_size if tp_group is None else tp_group.size()
             offset = torch.zeros(num_attention_heads // ranks, device="cuda" if torch.cuda.is_available() else "cpu")
             if softmax_type == "learnable":
@@ -111,12 +111,12 @@ class DotProductAttention(nn.Module):
     def set_context_parallel_group(
         self, cp_group: Any, cp_global_ranks: list[int] | None = None, cp_stream: Any = None, cp_comm_type: str = "p2p"
     ) -> None:
-        """Cut sequences among the group's processes, as `fa4.distributed.shard` does; None, or one of one: do not."""
-        alone = cp_group is None or (not isinstance(cp_group, list) and cp_group.size() == 1)
-        if not alone and (isinstance(cp_group, list) or cp_comm_type not in METHODS):
+        """Split sequences over the ranks as `fa4.distributed.shard` does; not for None or a group of one process."""
+        single = cp_group is None or (not isinstance(cp_group, list) and cp_group.size() == 1)
+        if not single and (isinstance(cp_group, list) or cp_comm_type not in METHODS):
             raise NotImplementedError(f"cp_comm_type is {cp_comm_type!r}, expected 'p2p' or 'all_gather'")
-        self.cp_group = None if alone else cp_group
-        self.method = "ring" if alone else METHODS[cp_comm_type]
+        self.cp_group = None if single else cp_group
+        self.method = "ring" if single else METHODS[cp_comm_type]
 
     def forward(
         self,
@@ -152,28 +152,28 @@ class DotProductAttention(nn.Module):
         kv_layer: Tensor | None = None,
         qkv_interleave_dim: int = -3,
     ) -> Tensor:
-        """Attention of the rank's own heads.
+        """Compute attention of this rank's heads.
 
         Args:
-            query_layer: (seqlen_q, batch, heads_q, head_dim), with its first axes in turn for "bshd", or for "thd"
+            query_layer: (seqlen_q, batch, heads_q, head_dim); for "bshd" batch comes first; for "thd"
                 (rows, heads_q, head_dim).
             key_layer, value_layer: the same with seqlen_k and heads_kv; value may have another head_dim.
-            attention_mask: bool, True where something is masked: of padding (batch, 1, 1, seqlen), padding last, or
-                two of them, for queries and for keys; arbitrary (batch or 1, heads or 1, seqlen_q or 1, seqlen_k).
+            attention_mask: bool, True for masked. For padding types (batch, 1, 1, seqlen) with padding last, or two of
+                them, for queries and keys. For "arbitrary" (batch or 1, heads or 1, seqlen_q or 1, seqlen_k).
             cu_seqlens_q, cu_seqlens_kv: (batch + 1,) int32; for "thd", and for padding instead of attention_mask.
-            cu_seqlens_q_padded, cu_seqlens_kv_padded: where sequences start, if something lies between them.
+            cu_seqlens_q_padded, cu_seqlens_kv_padded: the starts of sequences, if there is padding between them.
             core_attention_bias: with the type "post_scale_bias", (batch or 1, heads_q or 1, seqlen_q or 1, seqlen_k).
 
-        The rest instead of the constructor's. Queries that are padding get 0.
+        Other arguments override the constructor's. Padding queries get 0.
 
         Returns:
-            like query_layer, its last two axes as one of heads_q * head_dim_v.
+            like query_layer, with one last axis of heads_q * head_dim_v.
 
         Raises:
-            NotImplementedError: what fa4 has not; its name is in the message.
+            NotImplementedError: an argument that fa4 does not support; the message names it.
             ValueError: an unknown format or mask, or "thd" without cumulative lengths.
         """
-        layout = self.qkv_format if qkv_format is None else _known(qkv_format, FORMATS, "qkv_format")
+        layout = self.qkv_format if qkv_format is None else _check_choice(qkv_format, FORMATS, "qkv_format")
         _refuse(
             core_attention_bias_type=core_attention_bias_type not in ("no_bias", "post_scale_bias"),
             alibi_slopes=alibi_slopes is not None, inference_params=inference_params is not None,
@@ -192,14 +192,14 @@ class DotProductAttention(nn.Module):
         if layout == "thd":
             if cu_seqlens_q is None or cu_seqlens_kv is None:
                 raise ValueError('cu_seqlens_q or cu_seqlens_kv is None, expected both with qkv_format="thd"')
-            of_q = Rows.of(cu_seqlens_q, cu_seqlens_q_padded, max_seqlen_q)
-            of_k = Rows.of(cu_seqlens_kv, cu_seqlens_kv_padded, max_seqlen_kv)
+            q_seqs = PackedSequences.of(cu_seqlens_q, cu_seqlens_q_padded, max_seqlen_q)
+            k_seqs = PackedSequences.of(cu_seqlens_kv, cu_seqlens_kv_padded, max_seqlen_kv)
             if not mask.bottom_right and cu_seqlens_q is not cu_seqlens_kv:
                 raise NotImplementedError(
                     f'attn_mask_type is {mask.kind!r} with qkv_format="thd" and other lengths of keys than of queries, '
                     'expected a mask type that ends in "bottom_right"'
                 )
-            return attend_packed(q, k, v, of_q, of_k, self.cp_group, self.method, options).flatten(1)
+            return attend_packed(q, k, v, q_seqs, k_seqs, self.cp_group, self.method, options).flatten(1)
         if layout == "sbhd":
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         if core_attention_bias_type == "post_scale_bias":
@@ -230,7 +230,7 @@ class DotProductAttention(nn.Module):
         cumulative: tuple[Tensor | None, Tensor | None],
         options: dict[str, Any],
     ) -> Any:
-        """Of (batch, seqlen, heads, head_dim)."""
+        """Compute out for q, k, v of (batch, seqlen, heads, head_dim)."""
         windowed = mask.window != (None, None)
         if self.cp_group is not None:
             if mask.kind not in ("no_mask", "causal", "causal_bottom_right") or "score_mod" in options:
@@ -239,7 +239,7 @@ class DotProductAttention(nn.Module):
                 )
             return context_parallel_attention(q, k, v, group=self.cp_group, method=self.method, **options)
         if mask.kind == "arbitrary":
-            return flash_attn_func(q, k, v, mask_mod=unmasked(attention_mask), **options)
+            return flash_attn_func(q, k, v, mask_mod=mask_mod_of(attention_mask), **options)
         if not mask.bottom_right and q.shape[1] != k.shape[1] and (mask.causal or windowed):
             if windowed or "padding" in mask.kind:
                 raise NotImplementedError(
@@ -251,21 +251,21 @@ class DotProductAttention(nn.Module):
             return flash_attn_func(q, k, v, **options)
         _refuse(core_attention_bias="score_mod" in options)
         masks = attention_mask if isinstance(attention_mask, tuple) else (attention_mask, attention_mask)
-        rows = []
-        for x, masked, starts in zip((q, k), masks, cumulative):
+        sequences = []
+        for x, mask_part, starts in zip((q, k), masks, cumulative):
             batch, seqlen = x.shape[:2]
-            if starts is None and masked is None:
+            if starts is None and mask_part is None:
                 raise ValueError(f"attention_mask is None with attn_mask_type={mask.kind!r}, expected it or cu_seqlens")
-            lengths = (~masked).flatten(1).sum(1, dtype=torch.int32) if starts is None else starts.diff()
+            lengths = (~mask_part).flatten(1).sum(1, dtype=torch.int32) if starts is None else starts.diff()
             bounds = torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen
-            rows.append(Rows(bounds, seqlen, lengths))
+            sequences.append(PackedSequences(bounds, seqlen, lengths))
         q_rows, k_rows, v_rows = (x.flatten(0, 1) for x in (q, k, v))
-        of_q, of_k = rows
-        out = attend_packed(q_rows, k_rows, v_rows, of_q, of_k, None, self.method, options)
+        q_seqs, k_seqs = sequences
+        out = attend_packed(q_rows, k_rows, v_rows, q_seqs, k_seqs, None, self.method, options)
         return out.unflatten(0, q.shape[:2])
 
 
-def _known(value: str, expected: tuple[str, ...], name: str) -> str:
+def _check_choice(value: str, expected: tuple[str, ...], name: str) -> str:
     if value not in expected:
         raise ValueError(f"{name} is {value!r}, expected one of {expected}")
     return value
@@ -273,10 +273,10 @@ def _known(value: str, expected: tuple[str, ...], name: str) -> str:
 
 def _kind(value: str) -> str:
     value = value.replace(",", "_")
-    return _known("padding_causal" if value == "causal_padding" else value, MASKS, "attn_mask_type")
+    return _check_choice("padding_causal" if value == "causal_padding" else value, MASKS, "attn_mask_type")
 
 
-def _refuse(**given: bool) -> None:
-    for name, is_given in given.items():
-        if is_given:
+def _refuse(**refused: bool) -> None:
+    for name, is_refused in refused.items():
+        if is_refused:
             raise NotImplementedError(f"{name} is given, and fa4's core attention has none")

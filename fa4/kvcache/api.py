@@ -1,4 +1,4 @@
-"""`flash_attn_with_kvcache`, by flash-attn's names and meanings."""
+"""`flash_attn_with_kvcache`, with flash-attn's names and meanings."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def flash_attn_with_kvcache(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of few or many queries on a key/value cache, which first takes new keys and values if there are any.
+    """Compute attention on a key/value cache, after appending new keys and values if there are any.
 
-    Without k and v, sequence b's keys are rows 0 to cache_seqlens[b] of its part of the cache. With them, their rows
-    are first written there from row cache_seqlens[b] on, in place, and are keys too. Masks are aligned bottom-right, so
-    that with causal=True the last query sees all keys. Lengths, pages and indices are read on the device only, so that
-    a CUDA graph may be captured once and replayed with others. No gradients. Arguments not listed here are those of
+    Without k and v, sequence b's keys are rows 0 to cache_seqlens[b] of its part of the cache. With them, the new rows
+    are first written in place from row cache_seqlens[b] on, and are keys too. Masks are aligned bottom-right, so that
+    with causal=True the last query attends to all keys. Lengths, pages and indices are read on the device only, so a
+    CUDA graph can be captured once and replayed with other values. No gradients. Arguments not listed here are those of
     `flash_attn_func`.
 
     Args:
@@ -71,37 +71,39 @@ def flash_attn_with_kvcache(
             dtype, or float8_e4m3fn or int8.
         v_cache: the same with head_dim_v columns.
         k, v: (batch, new rows, heads_kv, head_dim or head_dim_v) in q's dtype; with cu_seqlens_k_new packed.
-        rotary_cos, rotary_sin: (positions, rotary_dim / 2), q's dtype or float32: rotate k by the number of its row in
-            the cache, and q likewise if causal or windowed, else all of a sequence's q by cache_seqlens. The first
-            rotary_dim columns are turned.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2), q's dtype or float32: rotate k by its row index in the
+            cache. Rotate q likewise if causal or windowed, else all of a sequence's q by cache_seqlens. The first
+            rotary_dim columns are rotated.
         rotary_interleaved: pairs are columns 2i and 2i + 1; else i and i + rotary_dim / 2.
         rotary_seqlens: (batch,) int32, positions for rotation instead of cache_seqlens.
         cache_seqlens: (batch,) int32, or one int for all: rows in use before the call. None means all rows.
-        cache_batch_idx: (batch,) int32, the cache's sequence for each of q; without page_table.
-        cache_leftpad: (batch,) int32: a sequence's keys begin at this row.
-        page_table: (batch, pages of a sequence) int32: where in k_cache row r of sequence b is: page
-            page_table[b, r // size], row r % size. Pages may be shared. Entries past the rows in use are not looked at.
+        cache_batch_idx: (batch,) int32, the cache's sequence for each sequence of q; without page_table.
+        cache_leftpad: (batch,) int32: index of a sequence's first key row.
+        page_table: (batch, pages of a sequence) int32: row r of sequence b is row r % size of page page_table[b, r //
+            size] in k_cache. Pages may be shared. Entries past the rows in use are not read.
         block_table: another name for page_table.
         cu_seqlens_q, cu_seqlens_k_new: (batch + 1,) int32: 0, then running sums, of packed q, and of packed k and v.
-        max_seqlen_q, max_seqlen_k: upper bounds of a sequence's queries, and of its keys with the new ones; they size
-            the launch and never change results. max_seqlen_q may be a 0-dim tensor. None, or a tensor on an
-            accelerator (reading it would stall), means total_q, and all rows.
-        k_descale, v_descale: float32, what numbers of 8 bits are multiplied by: one, (heads_kv,) or (batch,
-            heads_kv); finite, 0 or more. New rows are divided by it, rounded, and limited to what the cache can hold.
-        num_splits: parts to cut the keys of a sequence into, for more blocks at work; 0 leaves it to the backend. It
-            changes results by rounding only. Backends that cut none take it as 1.
-        batch_invariant: results of a sequence do not depend on the rest of the batch, to the last bit: keys are cut
-            into parts of a size that follows from the cache's rows alone, as many as num_splits says if it is not 0.
+        max_seqlen_q, max_seqlen_k: upper bounds of a sequence's queries, and of its keys including the new ones; they
+            size the launch and never change results. max_seqlen_q may be a 0-dim tensor. None, or a tensor on an
+            accelerator (reading it would synchronise), means total_q, and all rows.
+        k_descale, v_descale: float32 factors on 8-bit K/V: one, (heads_kv,) or (batch, heads_kv); finite, 0 or more.
+            New rows are divided by the factor, rounded, and clamped to the cache's range.
+        num_splits: number of parts that a sequence's keys are split into, for more CTAs in flight; 0 leaves it to the
+            backend. It changes results by rounding only. Backends without split-KV treat it as 1.
+        batch_invariant: results of a sequence do not depend on the rest of the batch, bitwise: keys are split into
+            parts whose size follows from the cache's rows alone, or into num_splits parts if that is not 0.
 
-    Values of lengths, page numbers and factors are checked on a CPU; elsewhere with FA4_CHECK_LENGTHS=1, which stalls.
+    Values of lengths, page numbers and factors are checked on a CPU; on other devices only with FA4_CHECK_LENGTHS=1,
+    which synchronises.
 
-    Under `torch.autocast`, q, k and v are taken in autocast's dtype where the caches have it, or numbers of 8 bits.
-    Caches are never converted: new rows are written there.
+    Under `torch.autocast`, q, k and v are cast to autocast's dtype if the caches have it or are 8-bit. Caches are never
+    converted, because new rows are written there.
 
-    `torch.func.vmap` maps calls on whole caches, q, k_cache and v_cache alone.
+    `torch.func.vmap` maps calls on whole caches that pass q, k_cache and v_cache only.
 
     Returns:
-        out like q with head_dim_v columns and, if asked, lse (batch, heads_q, seqlen_q), packed (heads_q, total_q).
+        out like q with head_dim_v columns and, with return_lse, lse (batch, heads_q, seqlen_q), packed (heads_q,
+        total_q).
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
@@ -115,7 +117,7 @@ def flash_attn_with_kvcache(
         raise ValueError("page_table and block_table are both given, expected one: they are names of the same")
     return_lse = common.boolean("return_lse", return_lse, "a bool")
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
-        if getattr(x, "is_nested", False):  # which knows no shape to tell calls by
+        if getattr(x, "is_nested", False):  # it has no shape for a signature
             raise TypeError(f"{name} is a nested tensor, expected a plain one: q may be packed, with cu_seqlens_q")
     if autocast_anywhere():
         q, k, v = _autocast(q, k, v, k_cache)
@@ -123,83 +125,83 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx,
         cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, k_descale, v_descale,
     )  # fmt: skip
-    given = Given(
+    opts = Given(
         softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved,
     )  # fmt: skip
-    tensors, watched, signature = (*t, learnable_sink), False, None
+    tensors, by_dispatcher, signature = (*t, learnable_sink), False, None
     has_mods = score_mod is not None or mask_mod is not None
     cache = calls.cache_of(score_mod, mask_mod)
-    known = calls.like_the_last(tensors, given, cache)
-    is_new = known is None
-    if known is None:
-        watched = needs_dispatcher((q, k_cache, v_cache, *(x for x in tensors[3:] if isinstance(x, Tensor))))
-        signature = None if watched else calls.signature_of(tensors, given)
-        known = calls.find(signature, tensors, given, cache)
-        is_new = known is None
-        if known is None:
-            known = _checked(t, learnable_sink, given, table)
+    cached = calls.like_the_last(tensors, opts, cache)
+    is_new = cached is None
+    if cached is None:
+        by_dispatcher = needs_dispatcher((q, k_cache, v_cache, *(x for x in tensors[3:] if isinstance(x, Tensor))))
+        signature = None if by_dispatcher else calls.signature_of(tensors, opts)
+        cached = calls.find(signature, tensors, opts, cache)
+        is_new = cached is None
+        if cached is None:
+            cached = _checked(t, learnable_sink, opts, table)
             if not has_mods:
-                calls.keep(signature, tensors, given, known)
+                calls.keep(signature, tensors, opts, cached)
         checks.check_number(t)
-    sizes = known.max_seqlens(q, cu_seqlens_q is not None, max_seqlen_q, max_seqlen_k)
-    by_operator = watched or q.is_meta
+    sizes = cached.max_seqlens(q, cu_seqlens_q is not None, max_seqlen_q, max_seqlen_k)
+    by_operator = by_dispatcher or q.is_meta
     if not by_operator:
-        check_values(t, known.flags, sizes, table)
+        check_values(t, cached.flags, sizes, table)
 
     seqlens = _seqlens(t)
     if k_cache.dtype in BYTES:
         k_descale, v_descale = _descale(t, k_descale), _descale(t, v_descale)
-    place = Cache(page_table, cache_batch_idx, cache_leftpad, k_descale, v_descale)
+    layout = Cache(page_table, cache_batch_idx, cache_leftpad, k_descale, v_descale)
     inputs = AttentionInputs(q, k_cache, v_cache, learnable_sink, cu_seqlens_q, None, None, seqlens, *sizes)
-    if watched and not torch.compiler.is_compiling() and is_transformed() and not is_plain(inputs, place):
+    if by_dispatcher and not torch.compiler.is_compiling() and is_transformed() and not is_plain(inputs, layout):
         checks.refuse_mapped(t, table)
     if has_mods:
-        known = known.with_mods(inputs, score_mod, mask_mod)
+        cached = cached.with_mods(inputs, score_mod, mask_mod)
         if is_new and signature is not None:
-            calls.keep(signature, tensors, given, known, cache or mod_ops.keep(score_mod, mask_mod, None))
-    flags, mods = known.flags, known.mods
+            calls.keep(signature, tensors, opts, cached, cache or mod_ops.keep(score_mod, mask_mod, None))
+    flags, mods = cached.flags, cached.mods
     if not by_operator:
-        inputs = inputs._replace(max_seqlen_k=known.planned(sizes)[1])
+        inputs = inputs._replace(max_seqlen_k=cached.planned(sizes)[1])
     if k is not None and v is not None and seqlens is not None:
-        if backend != "auto" and not by_operator and not known.has_run:
-            route(inputs, place, mods, flags)  # a backend that cannot serve the call is refused before rows are written
+        if backend != "auto" and not by_operator and not cached.has_run:
+            route(inputs, layout, mods, flags)  # refuse an unsuitable backend before rows are written
         same_position = flags.window_left is None and flags.window_right is None
         new = Appended(
             q, k_cache, v_cache, k, v, seqlens, cu_seqlens_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,
             page_table, cache_batch_idx, k_descale, v_descale, bool(rotary_interleaved), same_position,
             backend,
         )  # fmt: skip
-        q, seqlens = append_by_operator(new) if by_operator else known.append(new)
+        q, seqlens = append_by_operator(new) if by_operator else cached.append(new)
         inputs = inputs._replace(q=q, seqused_k=seqlens)
-    out, lse = forward(inputs, place, mods, flags) if by_operator else known.run(inputs, place)
+    out, lse = forward(inputs, layout, mods, flags) if by_operator else cached.run(inputs, layout)
     return (out, lse) if return_lse else out
 
 
 def _autocast(
     q: Tensor, k: Tensor | None, v: Tensor | None, k_cache: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """q, k and v in autocast's dtype where it is on and the cache has that dtype, or numbers of 8 bits."""
+    """Return q, k and v in autocast's dtype if autocast is on and the cache has that dtype or is 8-bit."""
     dtype = autocast_dtype(q) if isinstance(q, Tensor) else None
     if dtype is None or not isinstance(k_cache, Tensor) or k_cache.dtype not in (dtype, *BYTES):
         return q, k, v
     return in_dtype(q, dtype), k if k is None else in_dtype(k, dtype), v if v is None else in_dtype(v, dtype)
 
 
-def _checked(t: checks.Tensors, sink: Tensor | None, given: Given, table: str) -> CachedKvCall:
-    """What follows from a call's arguments, which are checked here."""
+def _checked(t: checks.Tensors, sink: Tensor | None, opts: Given, table: str) -> CachedKvCall:
+    """Check a call's arguments and return what follows from them."""
     checks.check(t, table)
     checks.refuse_derivatives(t, sink)
-    options = Options(given.softmax_scale, given.causal, given.window_size, given.softcap, False, given.backend)
+    options = Options(opts.softmax_scale, opts.causal, opts.window_size, opts.softcap, False, opts.backend)
     flags = common.flags(t.q, t.k_cache, t.v_cache, sink, options)
-    batch_invariant = common.boolean("batch_invariant", given.batch_invariant, "a bool")
-    common.boolean("rotary_interleaved", given.rotary_interleaved, "a bool")
-    num_splits = common.count("num_splits", given.num_splits)
+    batch_invariant = common.boolean("batch_invariant", opts.batch_invariant, "a bool")
+    common.boolean("rotary_interleaved", opts.rotary_interleaved, "a bool")
+    num_splits = common.count("num_splits", opts.num_splits)
     flags = flags._replace(num_splits=num_splits, batch_invariant=batch_invariant)
     return CachedKvCall(flags, t.capacity)
 
 
 def _seqlens(t: checks.Tensors) -> Tensor | None:
-    """Rows in use before the call, on the device; None where these are all and nothing has to know."""
+    """Return the rows in use before the call, on the device; None if these are all rows and no kernel needs them."""
     n = t.cache_seqlens
     if isinstance(n, Tensor) or (n is None and t.page_table is None and t.cache_leftpad is None):
         return n
@@ -207,7 +209,7 @@ def _seqlens(t: checks.Tensors) -> Tensor | None:
 
 
 def _descale(t: checks.Tensors, x: Tensor | None) -> Tensor:
-    """(batch, heads_kv), heads one after the other."""
+    """Expand to (batch, heads_kv), contiguous along heads."""
     if x is None:
         x = torch.ones((), dtype=torch.float32, device=t.q.device)
     x = x.expand(t.batch, t.k_cache.shape[2])

@@ -1,6 +1,6 @@
-"""Calls on a cache like an earlier one: their checks have passed, and their way to a kernel is known.
+"""Cached calls on a key/value cache: a call with a known signature skips the checks and goes directly to its kernels.
 
-As in `fa4.calls`: what came of a call is left under its signature, and a call like the last one with the same options
+As in `fa4.calls`: a call's result is stored under its signature, and a call equal to the last one with the same options
 needs none.
 """
 
@@ -15,7 +15,7 @@ from .. import checks, mod_ops, ops
 from ..mods.record import Mods
 from ..run import Forward
 from ..signature import MOST, CallCache, Signature, routes
-from ..spec import FEWEST_KEYS, AttentionInputs, Cache, Flags, rounded_keys
+from ..spec import MIN_PLANNED_KEYS, AttentionInputs, Cache, Flags, rounded_keys
 from ..torch_internals import modes_need_dispatcher
 from .append import Append
 from .ops import is_plain, route
@@ -23,7 +23,7 @@ from .record import Appended
 
 
 class Given(NamedTuple):
-    """What a call says besides its tensors, as the caller wrote it."""
+    """Options of a call besides its tensors, as the caller wrote them."""
 
     softmax_scale: Any
     causal: Any
@@ -36,10 +36,10 @@ class Given(NamedTuple):
 
 
 class CachedKvCall:
-    """What came of a call's checks, and its ways to kernels: the same whenever a call of such shapes comes again,
-    whatever its max_seqlen_q and max_seqlen_k.
+    """Results of a call's checks, and its routes to the kernels, for all calls with these shapes and any max_seqlen_q
+    and max_seqlen_k.
 
-    capacity: rows that a sequence has room for. mods: of a call that has some, for caches within `limits`.
+    capacity: rows that a sequence has room for. mods: the call's mods, valid for caches within `limits`.
     """
 
     def __init__(self, flags: Flags, capacity: int) -> None:
@@ -51,7 +51,7 @@ class CachedKvCall:
         self._is_plain = False
 
     def max_seqlens(self, q: Tensor, packed: bool, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[int, int]:
-        """The bounds of a call; raises if they are wrong."""
+        """Return the length bounds of a call; raise if they are wrong."""
         rows = q.shape[0] if packed else q.shape[1]
         if max_seqlen_q is not None:
             bound = checks.max_seqlen("max_seqlen_q", max_seqlen_q, rows)
@@ -62,16 +62,16 @@ class CachedKvCall:
             return rows, self._capacity
         is_plain = type(max_seqlen_k) is int and max_seqlen_k >= 0
         bound = max_seqlen_k if is_plain else checks.count("max_seqlen_k", max_seqlen_k)
-        # Where results of a sequence may depend on no other, another bound would be another cut of the keys.
+        # With batch_invariant, another bound would split the keys differently.
         return rows, self._capacity if self.flags.batch_invariant else min(bound, self._capacity)
 
     def planned(self, max_seqlens: tuple[int, int]) -> tuple[int, int]:
-        """The bounds that a launch is sized by: that of keys, which may grow with each call, rounded up."""
+        """Return the bounds that size a launch: the bound of keys, which may grow with each call, is rounded up."""
         rows, keys = max_seqlens
         return rows, min(rounded_keys(keys), self._capacity)
 
     def with_mods(self, inputs: AttentionInputs, score_mod: Any, mask_mod: Any) -> CachedKvCall:
-        """The same of a call with these; raises if they do not fit it. inputs: with the caller's bounds."""
+        """Add the mods of a call; raise if they do not fit it. inputs: with the caller's bounds."""
         if self._limits is None or not self._limits.has(inputs.batch, inputs.max_seqlen_k):
             mods, flags = mod_ops.prepare(inputs, self.flags, score_mod, mask_mod, None)
             if flags.needs_backward and torch.is_grad_enabled():
@@ -85,18 +85,18 @@ class CachedKvCall:
 
     @property
     def has_run(self) -> bool:
-        """Whether a call has come to its kernel, so that a backend serves it."""
+        """Whether a call has reached its kernel, so a backend serves it."""
         return bool(self._forwards)
 
     def append(self, appended: Appended) -> tuple[Tensor, Tensor]:
-        """(q, rotated if that was asked for, and the rows of each sequence then in the cache)."""
+        """Append, and return q (rotated if requested) and the rows of each sequence then in the cache."""
         if self._append is None:
             self._append = Append(appended)
-        turned, seqlens = self._append(appended)
-        return appended.q if turned is None else turned, seqlens
+        rotated, seqlens = self._append(appended)
+        return appended.q if rotated is None else rotated, seqlens
 
     def run(self, inputs: AttentionInputs, cache: Cache) -> tuple[Tensor, Tensor]:
-        """(out, lse)."""
+        """Return (out, lse)."""
         forward = self._forwards.get(inputs.max_seqlens)
         if forward is None:
             if not self._forwards:
@@ -108,21 +108,21 @@ class CachedKvCall:
 
     def _forward(self, inputs: AttentionInputs, cache: Cache) -> Forward:
         if self._is_plain:
-            found = ops.route(inputs, self.flags, self.mods).forward
+            forward = ops.route(inputs, self.flags, self.mods).forward
         else:
-            found = Forward(inputs, *route(inputs, cache, self.mods, self.flags))
+            forward = Forward(inputs, *route(inputs, cache, self.mods, self.flags))
         if len(self._forwards) >= MOST:
             self._forwards.clear()
-        self._forwards[inputs.max_seqlens] = found
-        return found
+        self._forwards[inputs.max_seqlens] = forward
+        return forward
 
     def _begin(self, inputs: AttentionInputs, cache: Cache) -> None:
-        """Compile at the first call what longer sequences need, for a compilation stalls all of a server's requests:
-        from some length on, keys are cut into parts."""
+        """Compile, at the first call, the kernels that longer sequences need (from some length on with split-KV): a
+        later compilation would stall all requests of a server."""
         self._is_plain = is_plain(inputs, cache)
         if self.flags.num_splits or inputs.max_seqlen_k >= self._capacity or inputs.q.is_meta:
             return
-        keys = FEWEST_KEYS
+        keys = MIN_PLANNED_KEYS
         while keys < self._capacity:
             self._forward(inputs._replace(max_seqlen_k=keys), cache).compile()
             keys = rounded_keys(keys + 1)
@@ -133,43 +133,43 @@ _plain: CallCache[CachedKvCall] = CallCache(routes)
 
 
 def cache_of(score_mod: Any, mask_mod: Any) -> CallCache[CachedKvCall] | None:
-    """Where calls with these are known; None where nothing is known of them."""
+    """Return the call cache for these functions; None if nothing is cached for them."""
     if modes_need_dispatcher():
         return None
-    return _plain if score_mod is None and mask_mod is None else mod_ops.known(score_mod, mask_mod, None)
+    return _plain if score_mod is None and mask_mod is None else mod_ops.cached(score_mod, mask_mod, None)
 
 
-def like_the_last(tensors: tuple, given: Given, cache: CallCache[CachedKvCall] | None = _plain) -> CachedKvCall | None:
-    """What is known of a call by one look. tensors: those of `checks.Tensors` and the sink."""
-    return None if cache is None else cache.last.find(tensors, given)
+def like_the_last(tensors: tuple, opts: Given, cache: CallCache[CachedKvCall] | None = _plain) -> CachedKvCall | None:
+    """Return the cached call if this call equals the last one. tensors: those of `checks.Tensors` and the sink."""
+    return None if cache is None else cache.last.find(tensors, opts)
 
 
-def signature_of(tensors: tuple, given: Given) -> Signature | None:
-    return Signature.of("cache", tensors, given)
+def signature_of(tensors: tuple, opts: Given) -> Signature | None:
+    return Signature.of("cache", tensors, opts)
 
 
 def find(
-    signature: Signature | None, tensors: tuple, given: Given, cache: CallCache[CachedKvCall] | None = _plain
+    signature: Signature | None, tensors: tuple, opts: Given, cache: CallCache[CachedKvCall] | None = _plain
 ) -> CachedKvCall | None:
-    """What is known of a call by its signature; the next one like it will be known by one look."""
-    known = None if cache is None else cache.routes.find(signature)
-    if known is not None and cache is not None:
-        cache.last.keep(tensors, given, known)
-    return known
+    """Return the cached call by its signature, and make it the last call."""
+    cached = None if cache is None else cache.routes.find(signature)
+    if cached is not None and cache is not None:
+        cache.last.keep(tensors, opts, cached)
+    return cached
 
 
 def keep(
     signature: Signature | None,
     tensors: tuple,
-    given: Given,
-    known: CachedKvCall,
+    opts: Given,
+    cached: CachedKvCall,
     cache: CallCache[CachedKvCall] | None = _plain,
 ) -> None:
     if signature is not None and cache is not None:
-        cache.routes.keep(signature, known)
-        cache.last.keep(tensors, given, known)
+        cache.routes.keep(signature, cached)
+        cache.last.keep(tensors, opts, cached)
 
 
 def clear() -> None:
-    """Forget all calls without functions."""
+    """Clear all calls without functions."""
     _plain.clear()

@@ -1,4 +1,4 @@
-"""What a call on a cache must be: every error names the argument, what came, what was expected."""
+"""Checks of a call on a cache: every error names the argument, the value passed, and the expected one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BYTES_SHOWN = " or ".join(map(str, BYTES))
 
 
 class Tensors(NamedTuple):
-    """The tensors of a call, as the caller gave them."""
+    """The tensors of a call, as the caller passed them."""
 
     q: Tensor
     k_cache: Tensor
@@ -45,14 +45,14 @@ class Tensors(NamedTuple):
 
 
 def check(t: Tensors, table: str = "page_table") -> None:
-    """Shapes, dtypes, devices and layouts. table: the name by which the caller gave page_table."""
+    """Check shapes, dtypes, devices and layouts. table: name under which the caller passed page_table."""
     _check_queries(t)
     _check_cache(t)
     for name in ("rotary_seqlens", "cache_batch_idx", "cache_leftpad"):
         x = getattr(t, name)
         if x is not None:
             check_int32(name, x, t.q, t.batch)
-    _check_pages(t, table)  # before the rows that it gives a sequence are counted
+    _check_pages(t, table)  # before counting the rows that it gives a sequence
     _check_seqlens(t)
     _check_new(t)
     _check_rotary(t)
@@ -116,7 +116,7 @@ def _check_seqlens(t: Tensors) -> None:
 
 
 def check_number(t: Tensors) -> None:
-    """What calls with another number for all sequences have in common does not say that this one is right."""
+    """Check an int cache_seqlens. Needed for cached calls too: a signature holds only its type."""
     n = t.cache_seqlens
     if n is not None and not isinstance(n, Tensor) and not 0 <= n <= t.capacity:
         raise ValueError(f"cache_seqlens is {n}, expected 0 to the {t.capacity} rows of the cache")
@@ -140,8 +140,8 @@ def _check_pages(t: Tensors, name: str) -> None:
 def _check_new(t: Tensors) -> None:
     if t.k is None or t.v is None:
         if t.k is not None or t.v is not None:
-            missing, there = ("v", "k") if t.v is None else ("k", "v")
-            raise ValueError(f"{there} is given without {missing}, expected both: new rows for k_cache and v_cache")
+            missing, present = ("v", "k") if t.v is None else ("k", "v")
+            raise ValueError(f"{present} is given without {missing}, expected both: new rows for k_cache and v_cache")
         if t.cu_seqlens_k_new is not None:
             raise ValueError("cu_seqlens_k_new is given without k and v, expected these")
         return
@@ -170,9 +170,9 @@ def _check_memory(name: str, cache: Tensor) -> None:
     shared = [axis for axis, step in enumerate(cache.stride()) if step == 0 and cache.shape[axis] > 1]
     if shared:
         raise ValueError(f"{name} has stride 0 on axis {shared[0]} of {cache.shape[shared[0]]} entries, {repair}")
-    if torch.compiler.is_compiling():  # which would compile anew for another order of strides
+    if torch.compiler.is_compiling():  # torch.compile would recompile for another stride order
         return
-    reach = 0  # of the axes with smaller strides
+    reach = 0  # extent of the axes with smaller strides
     for step, entries in sorted((step, n) for step, n in zip(cache.stride(), cache.shape) if n > 1):
         if step <= reach and cache.numel():
             raise ValueError(f"{name} has strides {cache.stride()} for shape {shown(cache)}, {repair}")
@@ -186,8 +186,8 @@ def _check_rotary(t: Tensors) -> None:
             raise ValueError("rotary_seqlens is given without rotary_cos and rotary_sin, expected these")
         return
     if cos is None or sin is None:
-        missing, there = ("sin", "cos") if sin is None else ("cos", "sin")
-        raise ValueError(f"rotary_{there} is given without rotary_{missing}, expected both")
+        missing, present = ("sin", "cos") if sin is None else ("cos", "sin")
+        raise ValueError(f"rotary_{present} is given without rotary_{missing}, expected both")
     if t.k is None:
         raise ValueError("rotary_cos is given without k and v, expected these: keys in the cache are rotated already")
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
@@ -223,7 +223,7 @@ def _check_descales(t: Tensors) -> None:
 
 
 def refuse_derivatives(t: Tensors, sink: Tensor | None) -> None:
-    """Raise if autograd or forward-mode differentiation would follow one of the tensors."""
+    """Raise if autograd or forward-mode differentiation would differentiate one of the tensors."""
     for name, x in (*zip(Tensors._fields, t), ("learnable_sink", sink)):
         if not isinstance(x, Tensor):
             continue

@@ -1,6 +1,6 @@
-"""torch operators of calls with a cache: `fa4::append_to_cache`, which changes it, and `fa4::forward_with_cache`.
+"""torch operators of calls with a cache: `fa4::append_to_cache`, which modifies it, and `fa4::forward_with_cache`.
 
-A dense cache in its own order whose rows are all in use is an ordinary batch, and goes the way of `fa4::forward`.
+A dense cache in batch order whose rows are all in use is an ordinary batch, and uses `fa4::forward`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ ops.library.define(f"forward_with_cache({ops.schema(FORWARD)}) -> (Tensor out, T
 
 
 def route(inputs: AttentionInputs, cache: Cache | None, mods: Mods | None, flags: Flags) -> tuple[AttentionSpec, Plan]:
-    """The problem and its plan."""
+    """Return the spec and its plan."""
     chip, spec = chip_of(inputs.q.device), AttentionSpec.of(inputs, flags, mods, cache)
     dispatch.warn_of_tiled_torch(spec, inputs.extent, chip, flags.backend)
     return spec, dispatch.plan(spec, inputs.extent, chip, flags.backend)
 
 
 def is_plain(inputs: AttentionInputs, cache: Cache) -> bool:
-    """Whether the cache is no more than a batch of sequences. Lengths are cut to a cache by those that know of one."""
+    """Whether the cache is an ordinary batch. Lengths exclude that: only cache code clamps them to the capacity."""
     return cache.spec(inputs) == CacheSpec() and not inputs.varlen and inputs.seqused_k is None
 
 
 def forward(inputs: AttentionInputs, cache: Cache, mods: Mods | None, flags: Flags) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a call on a cache, by the operators."""
+    """Return (out, lse) of a call on a cache, by the operators."""
     if is_plain(inputs, cache):
         return torch.ops.fa4.forward(*inputs, *flags) if mods is None else mod_ops.forward(inputs, mods, flags)
     arguments = inputs, cache, NO_MODS if mods is None else mods, flags
@@ -48,7 +48,7 @@ def forward(inputs: AttentionInputs, cache: Cache, mods: Mods | None, flags: Fla
 
 
 def append_by_operator(appended: Appended) -> tuple[Tensor, Tensor]:
-    """(q, rotated if that was asked for, and the rows of each sequence then in the cache)."""
+    """Append, and return q (rotated if requested) and the rows of each sequence then in the cache."""
     try:
         q, seqlens = torch.ops.fa4.append_to_cache(*appended)
     except RuntimeError as error:
@@ -61,8 +61,8 @@ def append_by_operator(appended: Appended) -> tuple[Tensor, Tensor]:
 
 def _run(inputs: AttentionInputs, cache: Cache, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
     check_attention(inputs, cache)
-    given = mods if mods.score or mods.mask or mods.blocks else None
-    return run.forward(inputs, *route(inputs, cache, given, flags), given, cache)
+    used_mods = mods if mods.score or mods.mask or mods.blocks else None
+    return run.forward(inputs, *route(inputs, cache, used_mods, flags), used_mods, cache)
 
 
 def _forward(*arguments):
@@ -77,8 +77,8 @@ def _forward_fake(*arguments):
 def _append(*arguments):
     appended = Appended(*arguments)
     check_append(appended)
-    turned, seqlens = Append(appended)(appended)
-    return appended.q.new_empty(0) if turned is None else turned, seqlens
+    rotated, seqlens = Append(appended)(appended)
+    return appended.q.new_empty(0) if rotated is None else rotated, seqlens
 
 
 def _append_fake(*arguments):

@@ -1,4 +1,4 @@
-"""What an append to a cache is told."""
+"""Arguments of an append to a cache."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..spec import BYTES, Cache
 
 
 class Appended(NamedTuple):
-    """New rows for a cache, and how positions are rotated into them and into q. The operator's arguments.
+    """New rows for a cache, and their rotation and that of q: the arguments of `fa4::append_to_cache`.
 
-    q: (batch, rows, heads_q, head_dim), packed (rows, heads_q, head_dim). k_cache, v_cache: see `spec.Cache`; changed
+    q: (batch, rows, heads_q, head_dim), packed (rows, heads_q, head_dim). k_cache, v_cache: see `spec.Cache`; modified
     in place. k, v: (batch, new rows, heads_kv, head_dim), packed (new rows, heads_kv, head_dim) with cu_seqlens_k_new.
-    cache_seqlens: (batch,) int32, row of the cache that a sequence's first new row becomes. cos, sin: (positions,
-    rotary_dim / 2). rotary_seqlens: (batch,) int32, position of the first new row, if it is not the same number.
-    page_table, batch_idx, leftpad, k_descale, v_descale: those of `spec.Cache`. interleaved: the pairs that are rotated
-    are neighbours, else columns i and i + rotary_dim / 2. same_position: all of a sequence's queries have the position
-    of its first new row. backend: that of the call.
+    cache_seqlens: (batch,) int32, cache row of a sequence's first new row. cos, sin: (positions, rotary_dim / 2).
+    rotary_seqlens: (batch,) int32, position of the first new row, if it differs from cache_seqlens. page_table,
+    batch_idx, leftpad, k_descale, v_descale: those of `spec.Cache`. interleaved: rotated pairs are neighbours, else
+    columns i and i + rotary_dim / 2. same_position: all of a sequence's queries have the position of its first new row.
+    backend: that of the call.
     """
 
     q: Tensor
@@ -47,12 +47,12 @@ class Appended(NamedTuple):
 
     @property
     def positions(self) -> Tensor:
-        """Of each sequence's first new row, as rotation counts."""
+        """Rotary position of each sequence's first new row."""
         return self.cache_seqlens if self.rotary_seqlens is None else self.rotary_seqlens
 
     @property
     def bytes_dtype(self) -> torch.dtype | None:
-        """Of a cache of 8-bit numbers."""
+        """dtype of an 8-bit cache, else None."""
         return self.k_cache.dtype if self.k_cache.dtype in BYTES else None
 
     @property

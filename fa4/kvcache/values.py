@@ -1,4 +1,4 @@
-"""Values of a call's lengths, page numbers and factors: what kernels must be able to rely on."""
+"""Checks of values that kernels rely on: lengths, page numbers and factors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .record import Appended
 
 
 def check_values(t: Tensors, flags: Flags, max_seqlens: tuple[int, int], table: str) -> None:
-    """Raise ValueError for a wrong value, where looking is free or FA4_CHECK_LENGTHS=1 asks for it.
+    """Raise ValueError for a wrong value, where reading is free or FA4_CHECK_LENGTHS=1 requests it.
 
-    flags, max_seqlens: of the call, once its shapes and options are checked. table: the name by which the caller gave
-    page_table.
+    flags, max_seqlens: those of the call, whose shapes and options are checked. table: name under which the caller
+    passed page_table.
     """
     if t.k is not None and t.k_cache is t.v_cache:
         raise ValueError(_SHARED)
@@ -28,8 +28,8 @@ def check_values(t: Tensors, flags: Flags, max_seqlens: tuple[int, int], table: 
 
 
 def check_append(a: Appended) -> None:
-    """The same in the operator that appends: compiled code knows no values before. What it does not know, left padding
-    and bounds of lengths, `check_attention` looks at."""
+    """Check values in the append operator, because compiled code has no values before. `check_attention` checks left
+    padding and length bounds, which are missing here."""
     _check_memory(a.k_cache, a.v_cache)
     if not checks_lengths(a.q.device.type):
         return
@@ -42,7 +42,7 @@ def check_append(a: Appended) -> None:
 
 
 def check_attention(inputs: AttentionInputs, cache: Cache) -> None:
-    """The same in the operator that attends to a cache; new rows are in it."""
+    """Check values in the operator that attends to a cache, after new rows are appended."""
     q, k_cache, v_cache, _, cu_seqlens_q, _, _, seqlens, *max_seqlens = inputs
     if not checks_lengths(q.device.type):
         return
@@ -92,7 +92,7 @@ def _check(t: Tensors, same_position: bool, max_seqlens: tuple[int, int], table:
 
 
 def _queries(t: Tensors) -> list[int]:
-    """Rows of q of each sequence."""
+    """Return the rows of q of each sequence."""
     if t.cu_seqlens_q is None:
         return [t.q.shape[1]] * t.batch
     return _lengths("cu_seqlens_q", t.cu_seqlens_q, t.q.shape[0])
@@ -120,16 +120,16 @@ def _check_batch_idx(index: list[int], sequences: int, appends: bool) -> None:
         raise ValueError(f"cache_batch_idx is {index}, expected no sequence twice where new rows are appended")
 
 
-def _check_page_numbers(name: str, table: Tensor, used: list[int], cache: Tensor) -> None:
+def _check_page_numbers(name: str, table: Tensor, rows_used: list[int], cache: Tensor) -> None:
     pages, size = cache.shape[0], cache.shape[1]
-    for b, rows in enumerate(used):
+    for b, rows in enumerate(rows_used):
         entries = table[b, : -(-rows // size)]
         if ((entries < 0) | (entries >= pages)).any():
             raise ValueError(f"{name}[{b}] is {entries.tolist()} in use, expected 0 to {pages - 1}, the cache's pages")
 
 
 def _check_written_pages(name: str, table: Tensor, before: list[int], new: list[int], size: int) -> None:
-    """Where two sequences append to a page, which of them a row is kept of is open."""
+    """Refuse a page to which two sequences append: their writes would race."""
     owners: dict[int, int] = {}
     for b, (first, more) in enumerate(zip(before, new)):
         for page in table[b, first // size : -(-(first + more) // size)].tolist() if more else ():
@@ -142,7 +142,7 @@ def _check_written_pages(name: str, table: Tensor, before: list[int], new: list[
 
 
 def _check_positions(t: Tensors, before: list[int], new: list[int], queries: list[int], same_position: bool) -> None:
-    """Positions of new rows, and of queries."""
+    """Check positions of new rows and of queries."""
     assert t.rotary_cos is not None
     first = before
     if t.rotary_seqlens is not None:

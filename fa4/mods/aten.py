@@ -1,4 +1,4 @@
-"""Torch's operators in the graph's own: what a traced function may use. One line each."""
+"""Map from torch operators to graph operators: everything that a traced function may use. One line each."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Record = Callable[..., int]  # (recorder, kind of the result, *arguments, **keyw
 
 
 def _node(recorder: Any, x: Any, kind: str, keep: bool = False) -> int:
-    """A tensor's or number's node, as a `kind`. keep: a number stays in the code, where it decides which."""
+    """Return the node of a tensor or number, as a `kind`. keep: a number stays a constant."""
     if isinstance(x, Tensor):
         return recorder.builder.to(kind, recorder.node(x))
     return recorder.builder.const(x, kind) if keep else recorder.builder.number(x, kind)
 
 
 def _common(recorder: Any, *xs: Any) -> str:
-    """The kind in which values are compared."""
+    """Return the kind in which values are compared."""
     kinds = {recorder.builder.kind(recorder.node(x)) if isinstance(x, Tensor) else _number_kind(x) for x in xs}
     return next(kind for kind in ("float", "int", "bool") if kind in kinds)
 
@@ -70,7 +70,7 @@ def _logical(op: str) -> Record:
 
 
 def _bitwise(op: str) -> Record:
-    """Of bools the logical operator."""
+    """For bools, the logical operator."""
     return lambda r, kind, *xs: r.builder.op(op if kind == "bool" else f"bit{op}", *(_node(r, x, kind) for x in xs))
 
 
@@ -99,7 +99,7 @@ def _floor_divide(r, kind, a, b):
 
 
 def _remainder(r, kind, a, b):
-    """With the sign of b."""
+    """Has the sign of b."""
     first, second = _node(r, a, kind), _node(r, b, kind, keep=True)
     if kind == "int":
         return r.builder.op("mod", first, second)
@@ -108,14 +108,14 @@ def _remainder(r, kind, a, b):
 
 
 def _is_below(builder, first, second):
-    """Whether the floor of a quotient of integers is below what it is towards 0."""
+    """Whether an integer quotient's floor is below its truncation."""
     rest, zero = builder.op("mod", first, second), builder.const(0, "int")
     opposite = builder.op("lt", builder.op("bitxor", first, second), zero)
     return builder.op("and", builder.op("ne", rest, zero), opposite)
 
 
 def _fmod(r, kind, a, b):
-    """With the sign of a."""
+    """Has the sign of a."""
     builder, first, second = r.builder, _node(r, a, kind), _node(r, b, kind, keep=True)
     if kind == "int":
         rest = builder.op("mod", first, second)
@@ -185,12 +185,12 @@ def _sign(r, kind, x):
     return r.builder.op("sub", above, below)
 
 
-# Operators that are compositions. They are as accurate as the arithmetic where results are small or arguments large;
-# erfc, like erf in kernels, has an absolute error alone.
+# Composed operators. They are as accurate as the arithmetic where results are small or arguments large; erfc, like erf
+# in kernels, only has an absolute error bound.
 
 
 class _Floats:
-    """Operators of the graph on nodes of floats."""
+    """Graph operators on float nodes."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -199,7 +199,7 @@ class _Floats:
         return lambda *args: self.builder.op(op, *(self(x) for x in args))
 
     def __call__(self, x: int | float) -> int:
-        """A node as it is, the node of a number that stays in the code."""
+        """Return a node unchanged; return a constant node for a number."""
         return self.builder.const(x, "float") if isinstance(x, float) else x
 
     def either(self, a: int, b: int) -> int:
@@ -209,8 +209,8 @@ class _Floats:
         return self.builder.op("and", a, b)
 
 
-def _of_floats(formula: Callable[..., int]) -> Record:
-    """formula(operators on nodes, *nodes of the arguments)."""
+def _composed(formula: Callable[..., int]) -> Record:
+    """Record formula(operators on nodes, *nodes of the arguments)."""
     return lambda r, kind, *xs: formula(_Floats(r.builder), *(_node(r, x, "float") for x in xs))
 
 
@@ -229,7 +229,7 @@ def _expm1(f, x):
 
 
 def _asinh(f, x):
-    """Of a = |x|: log(a + sqrt(a^2 + 1)), where a^2 may be infinite."""
+    """With a = |x|: log(a + sqrt(a^2 + 1)), where a^2 may be infinite."""
     a = f.abs(x)
     inverse = f.div(1.0, a)
     root = f.sqrt(f.add(f.mul(inverse, inverse), 1.0))
@@ -249,7 +249,7 @@ def _atanh(f, x):
 def _hypot(f, x, y):
     a, b = f.abs(x), f.abs(y)
     small, large = f.min(a, b), f.max(a, b)
-    ratio = f.where(f.eq(small, large), 1.0, f.div(small, large))  # of zeros or infinities too
+    ratio = f.where(f.eq(small, large), 1.0, f.div(small, large))  # also for zeros and infinities
     return f.mul(large, f.sqrt(f.add(f.mul(ratio, ratio), 1.0)))
 
 
@@ -259,14 +259,14 @@ def _copysign(f, x, sign):
     return f.where(is_negative, f.neg(size), size)
 
 
-def _rounded(f, x):
-    """To the nearest whole number, of two to the even one."""
+def _round_half_even(f, x):
+    """Round to the nearest integer, ties to even."""
     size = f.abs(x)
     whole = f.floor(size)
     part, half = f.sub(size, whole), f.mul(0.5, whole)
     is_odd = f.ne(half, f.floor(half))
-    goes_up = f.either(f.gt(part, 0.5), f.both(f.eq(part, 0.5), is_odd))
-    size = f.where(goes_up, f.add(whole, 1.0), whole)
+    rounds_up = f.either(f.gt(part, 0.5), f.both(f.eq(part, 0.5), is_odd))
+    size = f.where(rounds_up, f.add(whole, 1.0), whole)
     return f.where(f.lt(x, 0.0), f.neg(size), size)
 
 
@@ -275,9 +275,9 @@ def _round(r, kind, x, decimals=0):
         return _node(r, x, kind)
     f, node, factor = _Floats(r.builder), _node(r, x, kind), 10.0 ** abs(decimals)
     if not decimals:
-        return _rounded(f, node)
+        return _round_half_even(f, node)
     there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
-    return r.builder.op(back, _rounded(f, r.builder.op(there, node, f(factor))), f(factor))
+    return r.builder.op(back, _round_half_even(f, r.builder.op(there, node, f(factor))), f(factor))
 
 
 _COMPOSED: dict[str, Callable[..., int]] = {
@@ -290,7 +290,7 @@ _COMPOSED: dict[str, Callable[..., int]] = {
 
 
 def _constant(position: int | None, value: float = 0) -> Record:
-    """A tensor filled with the argument at `position`, or with `value`."""
+    """Record a tensor filled with the argument at `position`, or with `value`."""
     return lambda r, kind, *args, **_: r.builder.number(value if position is None else args[position], kind)
 
 
@@ -298,7 +298,7 @@ LIKE_CONSTANTS = {
     "zeros": _constant(None, 0), "ones": _constant(None, 1), "full": _constant(1), "scalar_tensor": _constant(0),
     "zeros_like": _constant(None, 0), "ones_like": _constant(None, 1), "full_like": _constant(1),
     "new_zeros": _constant(None, 0), "new_ones": _constant(None, 1), "new_full": _constant(2),
-    "empty": _constant(None, 0), "empty_like": _constant(None, 0),  # which autograd makes and fills
+    "empty": _constant(None, 0), "empty_like": _constant(None, 0),  # created and filled by autograd
 }  # fmt: skip
 
 OPERATORS: dict[str, Record] = {
@@ -321,7 +321,7 @@ OPERATORS: dict[str, Record] = {
     "relu": lambda r, kind, x: _clamp(r, kind, x, 0), "where": _where, "masked_fill": _masked_fill, "copy": _copy,
     "fill": _copy,
     "atan2": _binary("atan2"), "fmod": _fmod, "round": _round,
-    **{name: _of_floats(formula) for name, formula in _COMPOSED.items()},
+    **{name: _composed(formula) for name, formula in _COMPOSED.items()},
     "sgn": _sign,
     "sign": _sign,
     "isnan": _is_nan, "isinf": _is_inf,
@@ -332,7 +332,7 @@ Reduce = Callable[[Any, str, list[int]], int]  # (builder, kind of the result, n
 
 
 def _folded(op: str, of: str | None = None) -> Reduce:
-    """of: the kind in which elements are taken, None for the result's."""
+    """of: the kind to which elements are converted; None means the result's kind."""
 
     def reduce(builder, kind, nodes):
         first, *others = (builder.to(of or kind, node) for node in nodes)
@@ -343,7 +343,7 @@ def _folded(op: str, of: str | None = None) -> Reduce:
     return reduce
 
 
-# Of rows: their elements, in order.
+# Reductions of a row, over its elements in order.
 REDUCTIONS: dict[str, Reduce] = {
     "any": _folded("or", "bool"), "all": _folded("and", "bool"), "sum": _folded("add"), "amax": _folded("max"),
     "amin": _folded("min"),

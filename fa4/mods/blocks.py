@@ -1,7 +1,7 @@
-"""Block masks: which blocks of keys each block of queries meets, and which of those it sees whole.
+"""Block masks: for each block of queries, the key blocks to visit, and which of these need no mask (full blocks).
 
-The record is torch's own `BlockMask`, with its lists on both sides; what is made here and what torch makes serve alike.
-Here the blocks of a mask_mod are found a row of blocks at a time: memory is O(N), not O(N^2).
+The record is torch's own `BlockMask`, with lists for both sides; masks from torch work as well. Here the blocks of a
+mask_mod are computed one row of blocks at a time: memory is O(N), not O(N^2).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .problem import Problem, check_fit
+from .problem import ModProblem, check_fit
 from .ready import check_whole
 from .tensors import evaluation
 from .trace import ModError, Traced, trace_mask
 
 
 class BlockLists(NamedTuple):
-    """A block mask's tensors, int32: of each block of queries the key blocks to mask and those seen whole, and of each
-    block of keys the query blocks. counts: (batch or 1, heads or 1, blocks); lists, ascending: one axis more. orders:
-    like counts, the blocks of queries and those of keys, the one with most in its lists first."""
+    """Tensors of a block mask, int32: the partial and the full key blocks of each query block, and the query blocks of
+    each key block. counts: (batch or 1, heads or 1, blocks). lists: ascending, one more axis. orders: like counts, the
+    blocks of queries and those of keys, longest lists first."""
 
     counts: Tensor
     lists: Tensor
@@ -37,9 +37,9 @@ class BlockLists(NamedTuple):
 
 NONE, PARTIAL, FULL = 0, 1, 2
 OfRanges = Callable[..., tuple[Tensor, Tensor]]
-"""of_ranges(b, h, first, stop, kv_idx): which keys some of the queries from `first` to `stop` - 1 see, and which keys
-all of them see; of the former there may be too many, of the latter too few. b (batch, 1, 1), h (heads, 1) and kv_idx
-(keys,) are int64, and so results broadcast to (batch, heads, keys)."""
+"""of_ranges(b, h, first, stop, kv_idx) -> (some, whole): keys of some, and of all, of the queries `first` to `stop` -
+1. `some` may be a superset, `whole` a subset. b (batch, 1, 1), h (heads, 1) and kv_idx (keys,) are int64, so results
+broadcast to (batch, heads, keys)."""
 
 
 def create_block_mask(
@@ -51,17 +51,17 @@ def create_block_mask(
     device: torch.device | str | None = None,
     BLOCK_SIZE: int | tuple[int, int] = 128,
 ) -> Any:
-    """torch's `BlockMask` of a mask_mod, as torch's own create_block_mask makes it, in O(N) memory.
+    """Create torch's `BlockMask` of a mask_mod, as torch's own create_block_mask does, in O(N) memory.
 
     Args:
-        mask_mod: mask_mod(b, h, q_idx, kv_idx), see `flash_attn_func`. One that has an attribute `of_ranges`
-            (`fa4.masks`) is asked once for each block of queries and key, others once for each pair.
-        B, H: batch and query heads; None for a mask that is the same for all of them.
-        device: where its lists will lie; None for that of the first captured tensor, else torch's default.
+        mask_mod: mask_mod(b, h, q_idx, kv_idx), see `flash_attn_func`. One with an attribute `of_ranges` (`fa4.masks`)
+            is evaluated once for each block of queries and key, others once for each pair.
+        B, H: batch and query heads; None for a mask that all of them share.
+        device: device of the lists; None means that of the first captured tensor, else torch's default.
 
     Raises:
-        ModError: mask_mod cannot be traced, or what it captured is too small.
-        TypeError, ValueError: a size or the device is none.
+        ModError: mask_mod cannot be traced, or a captured tensor is too small.
+        TypeError, ValueError: a size or the device is invalid.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -73,17 +73,17 @@ def create_block_mask(
     if device is None:
         device = traced.tensors[0].device if traced.tensors else torch.get_default_device()
     try:
-        device = torch.empty(0, device=device).device  # with its number
+        device = torch.empty(0, device=device).device  # with its index
     except (RuntimeError, TypeError, AssertionError) as error:
         raise ValueError(f"device is {device!r}, expected one of torch's that is here") from error
-    check_fit("mask_mod", mask_mod, traced, Problem(B or 1, H or 1, Q_LEN, KV_LEN, device), "the block mask")
+    check_fit("mask_mod", mask_mod, traced, ModProblem(B or 1, H or 1, Q_LEN, KV_LEN, device), "the block mask")
     of_ranges = getattr(mask_mod, "of_ranges", None)
-    table = _states(traced, of_ranges, B or 1, H or 1, Q_LEN, KV_LEN, block, device)
+    table = _state_table(traced, of_ranges, B or 1, H or 1, Q_LEN, KV_LEN, block, device)
     return BlockMask.from_kv_blocks(*listed(table), BLOCK_SIZE=block, mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN))
 
 
 def _block_size(given: Any) -> tuple[int, int]:
-    """Query rows and keys of a block."""
+    """Return query rows and keys of a block."""
     pair = given if isinstance(given, (tuple, list)) else (given, given)
     if len(pair) != 2:
         raise ValueError(f"BLOCK_SIZE is {given!r}, expected an integer or two: (queries, keys)")
@@ -92,7 +92,7 @@ def _block_size(given: Any) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-def _states(
+def _state_table(
     traced: Traced,
     of_ranges: OfRanges | None,
     batch: int,
@@ -102,10 +102,10 @@ def _states(
     block: tuple[int, int],
     device: torch.device,
 ) -> Tensor:
-    """What each block is: (batch, heads, blocks of queries, blocks of keys) uint8."""
+    """Return the state of each block: (batch, heads, blocks of queries, blocks of keys) uint8."""
     m, n = block
-    across = -(-keys // n)
-    table = torch.empty(batch, heads, -(-rows // m), across, dtype=torch.uint8, device=device)
+    columns = -(-keys // n)
+    table = torch.empty(batch, heads, -(-rows // m), columns, dtype=torch.uint8, device=device)
     key = torch.arange(keys, device=device)
     b, h = torch.arange(batch, device=device).view(-1, 1, 1), torch.arange(heads, device=device).view(-1, 1)
     for i in range(table.shape[2]):
@@ -115,12 +115,12 @@ def _states(
         else:
             row = torch.arange(first, stop, device=device)[:, None]
             inputs = {"b": b[..., None], "h": h[..., None], "q_idx": row, "kv_idx": key}
-            done = evaluation(traced.graph, traced.tensors, traced.numbers, inputs, torch.float32)
-            seen = torch.broadcast_to(done.value(traced.graph.result), (batch, heads, stop - first, keys))
-            some, whole = seen.any(2), seen.all(2)
-        # A block that the last row or key cuts counts as masked, as torch has it.
+            evaluated = evaluation(traced.graph, traced.tensors, traced.numbers, inputs, torch.float32)
+            mask = torch.broadcast_to(evaluated.value(traced.graph.result), (batch, heads, stop - first, keys))
+            some, whole = mask.any(2), mask.all(2)
+        # As in torch, a block cut by the last row or key counts as partial.
         some, whole = (
-            torch.nn.functional.pad(x.expand(batch, heads, keys), (0, across * n - keys)).unflatten(2, (across, n))
+            torch.nn.functional.pad(x.expand(batch, heads, keys), (0, columns * n - keys)).unflatten(2, (columns, n))
             for x in (some, whole)
         )
         table[:, :, i] = some.any(3).to(torch.uint8) + (whole.all(3) & (stop - first == m)).to(torch.uint8)
@@ -128,19 +128,19 @@ def _states(
 
 
 def listed(table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Counts and lists of the partial blocks of a table of states, then of the full ones: of each row, over the last
+    """Return counts and lists of the partial blocks of a state table, then of the full ones, for each row over the last
     axis."""
     return *_ordered(table == PARTIAL), *_ordered(table == FULL)
 
 
-def _ordered(there: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts and lists, ascending, of the blocks that are there; behind those the others."""
-    order = torch.argsort((~there).to(torch.uint8), dim=-1, stable=True)
-    return there.sum(-1).to(torch.int32).contiguous(), order.to(torch.int32).contiguous()
+def _ordered(selected: Tensor) -> tuple[Tensor, Tensor]:
+    """Return counts and lists; the selected blocks come first, ascending."""
+    order = torch.argsort((~selected).to(torch.uint8), dim=-1, stable=True)
+    return selected.sum(-1).to(torch.int32).contiguous(), order.to(torch.int32).contiguous()
 
 
 def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
-    """The tensors of a BlockMask, whose lists may have any order; those of the query side are left empty unless
+    """Return the tensors of a BlockMask, whose lists may have any order; the query side is empty unless
     `both_sides`."""
     of_keys = _side(block_mask, "kv")
     of_queries = _side_of_queries(block_mask, of_keys) if both_sides else tuple(x.new_zeros(0) for x in of_keys)
@@ -148,19 +148,19 @@ def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
     return BlockLists(*lists)
 
 
-def given_of(block_mask: Any) -> list[Tensor]:
-    """The tensors that `lists_of` reads. Kernels have copies; who saves these sees when they change."""
+def source_tensors(block_mask: Any) -> list[Tensor]:
+    """Return the tensors that `lists_of` reads. Kernels read copies; autograd saves these to detect changes."""
     return [x for x in (getattr(block_mask, name) for name in LISTS) if x is not None]
 
 
 def orders(of_keys: Sequence[Tensor], of_queries: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The last two of `BlockLists`. What is as long comes from the last to the first in queries, and the other way in
-    keys: of a causal mask these are longest first."""
+    """Return the last two of `BlockLists`. Ties are in descending order for queries and ascending for keys: for a
+    causal mask that is longest first."""
     (counts, _, full_counts, _), (query_counts, _, full_query_counts, _) = of_keys, of_queries
-    if torch.compiler.is_compiling():  # a sort in each call, which finds none that was made before
-        across = torch.arange(counts.shape[-1], dtype=torch.int32, device=counts.device)
+    if torch.compiler.is_compiling():  # no cached order here: sorting in each call would be too slow
+        columns = torch.arange(counts.shape[-1], dtype=torch.int32, device=counts.device)
         along = torch.arange(query_counts.shape[-1], dtype=torch.int32, device=counts.device)
-        return across.flip(0).expand(counts.shape), along.expand(query_counts.shape)
+        return columns.flip(0).expand(counts.shape), along.expand(query_counts.shape)
     reversed_order = torch.argsort((counts + full_counts).flip(-1), dim=-1, descending=True, stable=True)
     order = torch.argsort(query_counts + full_query_counts, dim=-1, descending=True, stable=True)
     return (counts.shape[-1] - 1 - reversed_order).to(torch.int32), order.to(torch.int32)
@@ -171,24 +171,24 @@ def _side_of_queries(block_mask: Any, of_keys: Sequence[Tensor]) -> tuple[Tensor
         block_mask.full_kv_num_blocks is None
     ):
         return _side(block_mask, "q")
-    across = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
-    return listed(table_of(of_keys, across).transpose(2, 3))
+    columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
+    return listed(table_of(of_keys, columns).transpose(2, 3))
 
 
-def visited(counts: Tensor, full_counts: Tensor, across: int) -> float:
-    """The share of blocks that the first and third of `BlockLists` list, of rows of `across`."""
-    return int((counts + full_counts).sum()) / (counts.numel() * across)
+def visited(counts: Tensor, full_counts: Tensor, columns: int) -> float:
+    """Return the fraction of blocks listed by the first and third of `BlockLists`, for rows of `columns` blocks."""
+    return int((counts + full_counts).sum()) / (counts.numel() * columns)
 
 
-_OF_SIDE = ("num_blocks", "indices")
-OF_KEYS = tuple(f"{kind}kv_{name}" for kind in ("", "full_") for name in _OF_SIDE)
-LISTS = *OF_KEYS, *(name.replace("kv_", "q_") for name in OF_KEYS)
+_SIDE_FIELDS = ("num_blocks", "indices")
+KEY_FIELDS = tuple(f"{kind}kv_{name}" for kind in ("", "full_") for name in _SIDE_FIELDS)
+LISTS = *KEY_FIELDS, *(name.replace("kv_", "q_") for name in KEY_FIELDS)
 
 
 def _side(block_mask: Any, side: str) -> tuple[Tensor, ...]:
-    """Counts and lists of partial blocks, counts and lists of full ones."""
-    partial = [getattr(block_mask, f"{side}_{name}") for name in _OF_SIDE]
-    full = [getattr(block_mask, f"full_{side}_{name}") for name in _OF_SIDE]
+    """Return counts and lists of partial blocks, then of full ones."""
+    partial = [getattr(block_mask, f"{side}_{name}") for name in _SIDE_FIELDS]
+    full = [getattr(block_mask, f"full_{side}_{name}") for name in _SIDE_FIELDS]
     if full[0] is None:
         full = [torch.zeros_like(x) for x in partial]
     counts, lists, full_counts, full_lists = (x.to(torch.int32).contiguous() for x in (*partial, *full))
@@ -196,22 +196,22 @@ def _side(block_mask: Any, side: str) -> tuple[Tensor, ...]:
 
 
 def _ascending(counts: Tensor, lists: Tensor) -> Tensor:
-    """Lists with their first `counts` entries in ascending order, as kernels rely on; behind them 0. torch takes them
-    in any order."""
+    """Sort the first `counts` entries of each list, as kernels require, and fill the rest with 0. torch accepts any
+    order."""
     is_entry = torch.arange(lists.shape[-1], dtype=torch.int32, device=lists.device) < counts[..., None]
     ordered = torch.where(is_entry, lists, torch.iinfo(torch.int32).max).sort(dim=-1).values
     return torch.where(is_entry, ordered, 0)
 
 
-def table_of(of_keys: Sequence[Tensor], across: int) -> Tensor:
-    """What each block is, from the first four of `BlockLists`: (batch or 1, heads or 1, blocks of queries, the first
-    `across` blocks of keys) uint8."""
+def table_of(of_keys: Sequence[Tensor], columns: int) -> Tensor:
+    """Return the state of each block, from the first four of `BlockLists`: (batch or 1, heads or 1, blocks of queries,
+    the first `columns` blocks of keys) uint8."""
     counts, lists, full_counts, full_lists = of_keys
-    table = torch.zeros(*counts.shape, across + 1, dtype=torch.uint8, device=counts.device)
-    for count, of, state in ((counts, lists, PARTIAL), (full_counts, full_lists, FULL)):
-        listed = (torch.arange(of.shape[-1], device=of.device) < count[..., None]) & (of < across)
-        table.scatter_(3, torch.where(listed, of, across).long(), state)
-    return table[..., :across]
+    table = torch.zeros(*counts.shape, columns + 1, dtype=torch.uint8, device=counts.device)
+    for count, entries, state in ((counts, lists, PARTIAL), (full_counts, full_lists, FULL)):
+        listed = (torch.arange(entries.shape[-1], device=entries.device) < count[..., None]) & (entries < columns)
+        table.scatter_(3, torch.where(listed, entries, columns).long(), state)
+    return table[..., :columns]
 
 
 def check_type(block_mask: Any) -> None:
@@ -221,8 +221,8 @@ def check_type(block_mask: Any) -> None:
         raise TypeError(f"block_mask is a {type(block_mask).__name__}, expected what create_block_mask returns")
 
 
-def check(block_mask: Any, problem: Problem) -> None:
-    """Raise unless the block mask is one, and is for this problem."""
+def check(block_mask: Any, problem: ModProblem) -> None:
+    """Raise unless it is a block mask for this problem."""
     check_type(block_mask)
     seqlens, device = (problem.seqlen_q, problem.seqlen_k), problem.device
     counts, lists = block_mask.kv_num_blocks, block_mask.kv_indices
@@ -243,7 +243,7 @@ def check(block_mask: Any, problem: Problem) -> None:
 
 
 def mask_mod_of(block_mask: Any) -> Callable[..., Tensor] | None:
-    """The mask_mod of a block mask; None for one that sees all of its blocks."""
+    """Return the mask_mod of a block mask; None if it masks nothing in its blocks."""
     function = block_mask.mask_mod
     function = getattr(function, "fn", function) if type(function).__name__ == "_MaskModWrapper" else function
     if getattr(function, "__name__", "") == "noop_mask":

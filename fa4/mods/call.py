@@ -1,4 +1,4 @@
-"""A call's score_mod, mask_mod and block_mask, checked against its problem, as the record `Mods`."""
+"""Check a call's score_mod, mask_mod and block_mask against its problem, and return them as `Mods`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import blocks
-from .problem import Problem, check_fit
+from .problem import ModProblem, check_fit
 from .ready import ReadyMade, made
 from .record import Mods
-from .remember import remembered
+from .remember import cached_trace
 from .trace import ModError, begin_of, name_of, trace_mask, trace_score
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -22,9 +22,9 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def gather(
-    problem: Problem, score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any, needs_backward: bool
+    problem: ModProblem, score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any, needs_backward: bool
 ) -> Mods:
-    """The record of a call without its dropout.
+    """Return the `Mods` of a call, without dropout.
 
     Raises:
         TypeError, ValueError: an argument does not fit the problem. ModError: a function cannot be traced.
@@ -37,8 +37,8 @@ def gather(
     if torch.compiler.is_compiling():
         mods = _as_constants(score_mod, mask_mod)
         return mods if block_mask is None else _with_blocks(mods, block_mask, needs_backward)
-    score = None if score_mod is None else remembered(trace_score, score_mod)
-    mask = None if mask_mod is None else remembered(trace_mask, mask_mod)
+    score = None if score_mod is None else cached_trace(trace_score, score_mod)
+    mask = None if mask_mod is None else cached_trace(trace_mask, mask_mod)
     for role, function, traced in (("score_mod", score_mod, score), ("mask_mod", mask_mod, mask)):
         if function is not None and traced is not None:
             check_fit(role, function, traced, problem)
@@ -57,16 +57,16 @@ def gather(
 def _with_blocks(mods: Mods, block_mask: Any, needs_backward: bool) -> Mods:
     lists = list(blocks.lists_of(block_mask, both_sides=needs_backward or bool(mods.trained)))
     if not torch.compiler.is_compiling():
-        lists += blocks.given_of(block_mask)
+        lists += blocks.source_tensors(block_mask)
     block_q, block_k = block_mask.BLOCK_SIZE
     return mods._replace(blocks=lists, block_q=block_q, block_k=block_k)
 
 
 def _as_constants(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> Mods:
-    """The record of a call that torch.compile traces: graphs, numbers and which tensors were captured are constants of
-    the compiled code, which is made anew for another function; the values of the tensors are not. A ready-made
-    function, or a functools.partial of a function of a module, may be made in compiled code, of tensors that it
-    computes."""
+    """Return the mods of a call that torch.compile traces. Graphs, numbers and the choice of captured tensors are
+    constants of the compiled code, which is recompiled for another function; values of tensors are not. A ready-made
+    function, or a partial of a module-level function, may be created in compiled code, from tensors that it computes.
+    """
     texts: list[str] = []
     tensors: list[Tensor] = []
     numbers: list[float] = []
@@ -76,11 +76,11 @@ def _as_constants(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> Mods:
             texts.append("")
             continue
         if isinstance(function, (ReadyMade, functools.partial)):
-            held: list[Tensor] = []
-            text, own_numbers, own_trained, places = _constants_of_parts(_parts(function, held), is_score)
-            tensors += [held[i] for i in places]
+            parameters: list[Tensor] = []
+            text, own_numbers, own_trained, positions = _constants_of_parts(_parts(function, parameters), is_score)
+            tensors += [parameters[i] for i in positions]
         else:
-            id(function)  # a guard of the compiled code: what is constant holds for this very function
+            id(function)  # guards the compiled code: constants are valid for this function only
             text, own_numbers, own_trained = _constants(function, is_score)
             tensors += _captured(function, is_score)
         texts.append(text)
@@ -90,8 +90,8 @@ def _as_constants(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> Mods:
 
 
 def _parts(x: Any, tensors: list[Tensor]) -> Any:
-    """A ready-made function or a partial, or what it is made of, as constants; its tensors, which compiled code may
-    compute, are collected."""
+    """Decompose a ready-made function, a partial, or one of its parameters into constants; collect its tensors, which
+    compiled code may compute."""
     from torch.fx.experimental.symbolic_shapes import guard_scalar
 
     if isinstance(x, ReadyMade):
@@ -105,10 +105,10 @@ def _parts(x: Any, tensors: list[Tensor]) -> Any:
     if isinstance(x, Tensor):
         tensors.append(x)
         return _TENSOR, len(tensors) - 1, tuple([guard_scalar(extent) for extent in x.shape]), x.dtype, x.requires_grad
-    if isinstance(x, (int, float)):  # which torch.compile may have made a symbol
+    if isinstance(x, (int, float)):  # torch.compile may have made it a symbol
         return _OTHER, guard_scalar(x)
     if callable(x):
-        id(x)  # guarded, as `_as_constants` does
+        id(x)  # a guard, as in `_as_constants`
     return _OTHER, x
 
 
@@ -116,7 +116,7 @@ _READY, _PARTIAL, _TUPLE, _TENSOR, _OTHER = range(5)
 
 
 def _of_parts(parts: Any, tensors: dict[int, Tensor]) -> Any:
-    """What `_parts` took apart, with tensors like those that it had."""
+    """Invert `_parts`, with placeholder tensors."""
     kind, *parts = parts
     if kind == _READY:
         return made(parts[0], tuple(_of_parts(part, tensors) for part in parts[1:]))
@@ -126,40 +126,40 @@ def _of_parts(parts: Any, tensors: dict[int, Tensor]) -> Any:
     if kind == _TUPLE:
         return tuple(_of_parts(part, tensors) for part in parts)
     if kind == _TENSOR:
-        place, shape, dtype, requires_grad = parts
-        tensors[place] = torch.empty((), dtype=dtype).expand(shape).detach().requires_grad_(requires_grad)
-        return tensors[place]
+        position, shape, dtype, requires_grad = parts
+        tensors[position] = torch.empty((), dtype=dtype).expand(shape).detach().requires_grad_(requires_grad)
+        return tensors[position]
     return parts[0]
 
 
 def _constant_when_compiled(function: Callable) -> Callable:
-    """As torch.compiler.assume_constant_result, which imports torch._dynamo (2 s) for setting this attribute."""
+    """torch.compiler.assume_constant_result, but without importing torch._dynamo (2 s)."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 @_constant_when_compiled
 def _constants(function: Callable, is_score: bool) -> tuple[str, list[float], list[int]]:
-    traced = remembered(trace_score if is_score else trace_mask, function)
+    traced = cached_trace(trace_score if is_score else trace_mask, function)
     trained = sorted({scatter.tensor for scatter in traced.graph.scatters})
     return traced.graph.text, [float(x) for x in traced.numbers], trained
 
 
 @_constant_when_compiled
 def _constants_of_parts(parts: Any, is_score: bool) -> tuple[str, list[float], list[int], list[int]]:
-    """`_constants`, and which tensor each that was captured is."""
+    """Return `_constants`, and the position of each captured tensor."""
     tensors: dict[int, Tensor] = {}
     with _disable_current_modes():
         function = _of_parts(parts, tensors)
     traced = (trace_score if is_score else trace_mask)(function)
-    places = [next((i for i, x in tensors.items() if x is captured), None) for captured in traced.tensors]
-    if None in places:
+    positions = [next((i for i, x in tensors.items() if x is captured), None) for captured in traced.tensors]
+    if None in positions:
         function = getattr(function, "func", function)
         raise ModError(f"{name_of(function)}: reads a tensor that it is not made of{begin_of(function)}")
     trained = sorted({scatter.tensor for scatter in traced.graph.scatters})
-    return traced.graph.text, [float(x) for x in traced.numbers], trained, [i for i in places if i is not None]
+    return traced.graph.text, [float(x) for x in traced.numbers], trained, [i for i in positions if i is not None]
 
 
 @_constant_when_compiled
 def _captured(function: Callable, is_score: bool) -> list[Tensor]:
-    return list(remembered(trace_score if is_score else trace_mask, function).tensors)
+    return list(cached_trace(trace_score if is_score else trace_mask, function).tensors)

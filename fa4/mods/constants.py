@@ -1,4 +1,4 @@
-"""What code names, and which objects are constants: nothing in them changes, so that a walk need not follow them."""
+"""Names used by code, and constant objects: nothing in a constant changes, so a traversal need not follow it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ready import ReadyMade
 
 
 class Unseen(TypeError):
-    """A change of something that the function may read could not be noticed."""
+    """A change of something that the function may read could not be detected."""
 
 
 # Packages whose functions and classes are constants. Attributes of their modules are not.
@@ -21,12 +21,12 @@ _PACKAGES = frozenset(
     ("abc", "builtins", "collections", "dataclasses", "enum", "functools", "itertools", "math", "numbers", "numpy",
      "operator", "torch", "types", "typing")
 )  # fmt: skip
-# Modules of these packages whose functions return a state of the process.
+# Modules of these packages whose functions return process state.
 _MODULES_OF_STATE = tuple(
     f"torch.{name}"
     for name in ("accelerator", "backends", "compiler", "cuda", "distributed", "jit", "mps", "mtia", "xpu")
 )
-# With these a function reads what its code does not name.
+# Names that let a function read what its code does not name.
 _HIDING = frozenset(
     ("getattr", "hasattr", "vars", "dir", "globals", "locals", "eval", "exec", "compile", "open", "input", "id",
      "attrgetter", "methodcaller", "import_module", "format_map", "asdict", "astuple", "__import__", "__dict__",
@@ -38,15 +38,15 @@ STATE_OF_TENSOR = frozenset(
     ("_version", "grad", "_grad", "grad_fn", "_grad_fn", "is_leaf", "_base", "_cdata", "names", "output_nr",
      "retains_grad")
 )  # fmt: skip
-TEXT = dict.fromkeys(("__repr__", "__str__", "__format__"))  # the methods that make a text of an object
+TEXT = dict.fromkeys(("__repr__", "__str__", "__format__"))  # methods that convert an object to text
 _METHODS_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-_FIELD = type(vars(collections.namedtuple("_", "x"))["x"])  # of a named tuple
+_FIELD = type(vars(collections.namedtuple("_", "x"))["x"])  # field of a named tuple
 _IN_C = (*_METHODS_IN_C, types.GetSetDescriptorType, types.MemberDescriptorType, _FIELD)
-IMMUTABLE = (object, int, str, float)  # their methods in C read nothing but the object
+IMMUTABLE = (object, int, str, float)  # their C methods read nothing but the object
 
 
 class _Names(NamedTuple):
-    """What code names: globals and attributes."""
+    """Names used by code: globals and attributes."""
 
     of_globals: tuple[str, ...]
     of_attributes: dict[str, None]
@@ -54,10 +54,10 @@ class _Names(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> _Names:
-    """What code names and the functions in it name.
+    """Return the names used by code and by the functions in it.
 
     Raises:
-        Unseen: it reads what it does not name.
+        Unseen: the code reads something without naming it.
     """
     of_globals, of_attributes = dict[str, None](), dict[str, None]()
     for step in dis.get_instructions(code):
@@ -82,7 +82,7 @@ def names_in(code: types.CodeType) -> _Names:
 
 
 def is_of_package(module: Any) -> bool:
-    """Whether a module, by its name, is of a package whose functions and classes are constants."""
+    """Whether a module, by its name, belongs to a package whose functions and classes are constants."""
     return root(module) in _PACKAGES
 
 
@@ -102,7 +102,7 @@ def is_constant(x: Any) -> bool:
             check_name(x)
             return True
         return issubclass(x, ReadyMade)
-    if isinstance(x, types.FunctionType):  # what a decorator of a package makes holds the caller's function
+    if isinstance(x, types.FunctionType):  # a package's decorator returns a closure over the caller's function
         module = x.__globals__.get("__name__")
         if x.__closure__ is not None or not is_of_package(module):
             return False
@@ -110,7 +110,7 @@ def is_constant(x: Any) -> bool:
         check_no_state(x.__name__, module)
         return True
     if isinstance(x, types.BuiltinFunctionType):
-        of, module = x.__self__, (x.__module__ or "").lstrip("_")  # modules in C often have an underscore there
+        of, module = x.__self__, (x.__module__ or "").lstrip("_")  # C modules often have a leading underscore
         check_name(x)
         check_no_state(x.__name__, module)
         if of is None or isinstance(of, types.ModuleType):
@@ -126,14 +126,14 @@ def is_constant(x: Any) -> bool:
 
 
 def check_name(x: Any) -> None:
-    """Raise if a function or class, whatever name code has for it, reads what its caller does not name."""
+    """Raise if a function or class, under any alias, reads what its caller does not name."""
     name = x.__name__
     if name in _HIDING or name in STATE_OF_TENSOR or (name == "format" and x is not format):
         raise Unseen(f"uses {name}")
 
 
 def check_no_state(name: str, module: Any) -> None:
-    """Raise if a function of a package's module, or each of the module, returns a state of the process."""
+    """Raise if a function of a package's module, or any function of the module, returns process state."""
     if (
         name.startswith("get_")
         or name.endswith("_enabled")
@@ -145,7 +145,7 @@ def check_no_state(name: str, module: Any) -> None:
 
 
 def is_in_python(x: type) -> bool:
-    """Whether a class has no methods in C but those of immutable types: others have a state that nobody sees."""
+    """Whether a class has no C methods except those of immutable types: others have hidden state."""
     return not any(
         isinstance(value, _METHODS_IN_C) and value.__objclass__ not in IMMUTABLE for value in vars(x).values()
     )

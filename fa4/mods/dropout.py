@@ -1,19 +1,20 @@
-"""Attention dropout: which probabilities are kept, a function of a seed, an offset and the pair's place alone.
+"""Attention dropout: the kept probabilities are a function of seed, offset and the pair's position only.
 
-The definition, for every backend. Query i of query head h of sequence b has for its keys 32 n to 32 n + 31 two calls of
+Definition, for every backend. For query i of query head h of sequence b, keys 32 n to 32 n + 31 take two calls of
 Philox4x32-7 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011), half = 0 and 1, with
 
     key      (seed mod 2^32, seed / 2^32)
     counter  (2 n + half, i, b * heads + h, offset mod 2^32)
 
-of whose eight words, those of half 0 first, bit j, the first word's the most significant, are the byte of key 32 n + j.
-A key is kept if its byte is below t = round(256 (1 - p)), at least 1 and at most 255: so p is a multiple of 1/256. What
-is kept is multiplied by 256 / t, which keeps the mean of each probability exactly. With p = 1 nothing is kept.
+Bit j of the eight words (half 0 first, the first word's bit the most significant) forms the byte of key 32 n + j. A key
+is kept if its byte is below t = round(256 (1 - p)), clamped to 1 to 255: p is effectively a multiple of 1/256. Kept
+probabilities are multiplied by 256 / t, which preserves the mean of each probability exactly. With p = 1 nothing is
+kept.
 
-Places count from 0 within the sequence, also of packed ones; heads: of queries. Seven rounds: the fewest that pass all
-of BigCrush for this generator (the paper's table 2), and what flash-attn takes; ten cost two fifths more. A byte for
-each pair, as in flash-attn, bounds the cost; that its bits lie in eight words means that one comparison with t, bit by
-bit, decides on 32 keys at once, and that a mask of all pairs is a word for 32.
+Positions count from 0 within the sequence, also for packed ones; heads: query heads. Seven rounds are the fewest that
+pass all of BigCrush for this generator (the paper's table 2), as in flash-attn; ten cost two fifths more. One byte per
+pair, as in flash-attn, bounds the cost. Its bits are in eight words, so one bit-wise comparison with t decides on 32
+keys at once, and the mask of all pairs takes one word per 32 keys.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ from torch import Tensor
 
 ROUNDS = 7
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-WEYL = 0x9E3779B9, 0xBB67AE85  # what a round adds to the key
-KEYS = 32  # that a word of keep bits tells of
-BITS = 8  # of a pair's random number
+WEYL = 0x9E3779B9, 0xBB67AE85  # added to the key in each round
+KEYS = 32  # keys per word of keep bits
+BITS = 8  # bits of a pair's random number
 _WORD = 0xFFFFFFFF
 
 
 class Rate(NamedTuple):
-    """What a probability of dropping comes to: a pair is kept if its byte is below `threshold`, and then multiplied by
-    `scale`."""
+    """Dropout rate: a pair is kept if its byte is below `threshold`, and then multiplied by `scale`."""
 
     threshold: int
     scale: float
@@ -46,16 +46,16 @@ class Rate(NamedTuple):
         return Rate(threshold, (1 << BITS) / threshold)
 
     def bits(self) -> tuple[int, ...]:
-        """The threshold's, the least significant first, each as a word of 32 equal ones."""
+        """Return the threshold's bits, least significant first, each as a word of 32 equal bits."""
         return tuple(-(self.threshold >> i & 1) for i in range(BITS))
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor], rounds: int = ROUNDS) -> tuple[Tensor, ...]:
-    """Philox4x32 of four counters by two keys: four words, as int64 from 0 to 2^32 - 1, like the arguments."""
+    """Philox4x32 of four counters and two keys: return four words, as int64 from 0 to 2^32 - 1, like the arguments."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(rounds):
-        # Products wrap at 2^64; shifted as signed numbers their upper halves are right but for the sign.
+        # Products wrap at 2^64; after a signed shift only the sign bits are wrong, and the mask removes them.
         low, high = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0, c1, c2, c3 = _upper(high) ^ c1 ^ k0, high & _WORD, _upper(low) ^ c3 ^ k1, low & _WORD
         k0, k1 = (k0 + WEYL[0]) & _WORD, (k1 + WEYL[1]) & _WORD
@@ -67,11 +67,11 @@ def _upper(x: Tensor) -> Tensor:
 
 
 def keep(dropout_p: float, seed: Tensor, pair: Tensor, query: Tensor, keys: range) -> Tensor:
-    """Which of `keys` each query keeps: bool, a last axis of keys behind those that pair and query are broadcast to.
+    """Return which of `keys` each query keeps: bool, the broadcast shape of pair and query, and a last axis of keys.
 
     Args:
         seed: (2,) int64, seed and offset.
-        pair: number b * heads + h of sequence and query head, int64. query: its place in the sequence.
+        pair: index b * heads + h of sequence and query head, int64. query: its position in the sequence.
     """
     first, stop = keys.start // KEYS, -(-keys.stop // KEYS)
     block = torch.arange(first, stop, device=pair.device)

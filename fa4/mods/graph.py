@@ -1,8 +1,8 @@
-"""What a traced score_mod or mask_mod is: a graph over few operators, a plain value that may be a compile key.
+"""Graph of a traced score_mod or mask_mod: a plain value over a few operators, usable in a compile key.
 
-A graph computes on one (query, key) pair. It knows three kinds of numbers: "float" (of the arithmetic's precision),
-"int" (an index; 32 bits in kernels) and "bool". Tensors that the function captured are inputs by position, known by
-rank and dtype. So are most numbers that it captured or wrote (`Builder.number`): another window runs the same kernel.
+A graph computes on one (query, key) pair. It has three kinds of numbers: "float" (in the arithmetic's precision), "int"
+(an index; 32 bits in kernels) and "bool". Captured tensors are inputs by position, with rank and dtype. Most numbers
+that the function captured or wrote are inputs too (`Builder.number`): another window size runs the same kernel.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Node(NamedTuple):
 
 
 class TensorType(NamedTuple):
-    """A captured tensor, as far as code depends on it."""
+    """Properties of a captured tensor that code depends on."""
 
     rank: int
     dtype: str
 
 
 class Scatter(NamedTuple):
-    """The gradient of an element of a captured tensor: to be added to `tensor` at the indices. All are nodes."""
+    """Gradient of a captured tensor's element: add `value` to `tensor` at `indices`. These are nodes."""
 
     tensor: int
     indices: tuple[int, ...]
@@ -47,7 +47,7 @@ class Scatter(NamedTuple):
 
 INPUTS = {"score": "float", "b": "int", "h": "int", "q_idx": "int", "kv_idx": "int", "grad": "float"}
 
-# What an operator gives from kinds of its arguments, beside those whose kind is that of the first.
+# Operators with a bool result; the result of any other operator has the kind of its first argument.
 _BOOLS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "to_bool"))
 OPERATORS = frozenset(
     ("neg", "abs", "add", "sub", "mul", "div", "min", "max", "floordiv", "mod", "pow", "exp", "exp2", "log", "log2",
@@ -56,7 +56,7 @@ OPERATORS = frozenset(
 )  # fmt: skip
 
 
-# Operators and leaves that are finite where their arguments are. (Products of finite numbers count as finite.)
+# Operators and leaves that are finite if their arguments are. (Products of finite numbers count as finite.)
 _FINITE = frozenset(
     ("input", "const", "number", "add", "sub", "mul", "neg", "tanh", "sigmoid", "where", "min", "max", "abs",
      "to_float", "to_int", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "to_bool", "sin", "cos",
@@ -65,10 +65,11 @@ _FINITE = frozenset(
 
 
 class Graph:
-    """A score_mod (`result`: the logit from "score") or mask_mod (`result`: whether the pair is visible).
+    """A score_mod (`result`: the logit from "score") or mask_mod (`result`: whether the pair is unmasked).
 
-    Of a score_mod, `dscore` is the gradient of the score from "grad", that of the logit, and `scatters` are those of
-    captured tensors. Graphs are equal when their texts are; a text says all of a graph, and `parse` reads it.
+    For a score_mod, `dscore` is the score's gradient computed from "grad", the logit's gradient, and `scatters` are the
+    gradients of captured tensors. Graphs are equal if their texts are; a text describes a graph completely, and `parse`
+    reads it.
     """
 
     __slots__ = ("dscore", "nodes", "numbers", "result", "scatters", "tensors", "text")
@@ -99,31 +100,31 @@ class Graph:
         return [node for node in self.nodes if node.op == "load"]
 
     def computed(self) -> list[Node]:
-        """What the result is computed from, without derivatives."""
+        """Return the nodes that the result needs, without derivatives."""
         return [self.nodes[i] for i in sorted(self.needed(self.result))]
 
     def reads(self, *names: str) -> bool:
-        """Whether any of these inputs has a part in the result."""
+        """Whether the result depends on any of these inputs."""
         return any(self.nodes[i].op == "input" and self.nodes[i].value in names for i in self.needed(self.result))
 
     def is_of_heads(self, scatter: Scatter) -> bool:
-        """Whether sequence and query head alone choose the element."""
+        """Whether the element's indices depend on sequence and query head only."""
         return self.inputs_of(*scatter.indices) <= {"b", "h"}
 
     def inputs_of(self, *nodes: int) -> frozenset[str]:
-        """The inputs that these are computed from."""
+        """Return the inputs that these nodes depend on."""
         return frozenset(str(self.nodes[i].value) for i in self.needed(*nodes) if self.nodes[i].op == "input")
 
-    def is_alone(self, scatter: Scatter) -> bool:
-        """Whether each element of the tensor gets its gradient from one pair of one head at most."""
+    def has_single_writer(self, scatter: Scatter) -> bool:
+        """Whether each element of the tensor gets its gradient from at most one pair of one head."""
         nodes = [self.nodes[i] for i in scatter.indices]
         chosen = {str(node.value) for node in nodes if node.op == "input"}
         return chosen == {"b", "h", "q_idx", "kv_idx"} and [s.tensor for s in self.scatters].count(scatter.tensor) == 1
 
     def stays_finite(self, *nodes: int | None, trusts_loads: bool = False) -> bool:
-        """Whether these are finite at every pair that has a finite score and finite gradients. What an element of a
-        captured tensor holds is another for each pair, and may be infinite where a mask hides the pair; one that
-        sequence and head alone choose is the same at the pairs that are seen. trusts_loads: all are finite."""
+        """Whether these nodes are finite at every pair with finite score and gradients. An element of a captured tensor
+        may differ per pair, and be infinite at masked pairs; one indexed by sequence and head only is the same at
+        unmasked pairs. trusts_loads: assume that all elements are finite."""
 
         def may_be_infinite(node: Node) -> bool:
             if node.op == "const":
@@ -136,14 +137,14 @@ class Graph:
         return not any(may_be_infinite(self.nodes[i]) for i in self.needed(*outputs))
 
     def needed(self, *outputs: int) -> set[int]:
-        """The nodes that these are computed from, themselves included."""
+        """Return the nodes that these depend on, including themselves."""
         found: set[int] = set()
-        left = list(outputs)
-        while left:
-            i = left.pop()
+        pending = list(outputs)
+        while pending:
+            i = pending.pop()
             if i not in found:
                 found.add(i)
-                left += self.nodes[i].args
+                pending += self.nodes[i].args
         return found
 
 
@@ -152,7 +153,7 @@ _FIELDS = ("nodes", "result", "tensors", "numbers", "dscore", "scatters")
 
 @functools.lru_cache(maxsize=1024)
 def parse(text: str) -> Graph:
-    """The graph of a text."""
+    """Return the graph of a text."""
     nodes, result, tensors, numbers, dscore, scatters = json.loads(text)
     return Graph(
         [Node(op, kind, tuple(args), value) for op, kind, args, value in nodes],
@@ -165,21 +166,21 @@ def parse(text: str) -> Graph:
 
 
 class Arithmetic(Protocol):
-    """What values are in a backend, and how operators are computed on them."""
+    """Values of a backend, and operators on them."""
 
     def const(self, kind: str, value: Number) -> Any: ...
 
     def number(self, position: int) -> Any: ...
 
     def load(self, tensor: int, indices: tuple[Any, ...], nodes: tuple[Node, ...]) -> Any:
-        """An element of a captured tensor; `nodes` are those of the indices."""
+        """Return an element of a captured tensor; `nodes` are those of the indices."""
 
     def apply(self, op: str, kind: str, kinds: tuple[str, ...], args: tuple[Any, ...]) -> Any:
-        """An operator; `kind` is the result's, `kinds` are the arguments'."""
+        """Apply an operator; `kind` is the result's, `kinds` are the arguments'."""
 
 
 class Evaluation:
-    """A graph at some inputs: each node is computed once, when it is first asked for."""
+    """Evaluation of a graph at some inputs: each node is computed once, on first use."""
 
     def __init__(self, graph: Graph, arithmetic: Arithmetic, inputs: dict[str, Any]) -> None:
         self.graph, self.arithmetic, self.inputs = graph, arithmetic, inputs
@@ -187,7 +188,7 @@ class Evaluation:
 
     def value(self, i: int) -> Any:
         if i not in self._values:
-            # Nodes come in the order of their use: this finds what is missing without a deep recursion.
+            # Nodes are in topological order: this finds missing ones without deep recursion.
             for j in sorted(self.graph.needed(i) - self._values.keys()):
                 self._values[j] = self._compute(self.graph.nodes[j])
         return self._values[i]
@@ -207,38 +208,38 @@ class Evaluation:
         return self.arithmetic.apply(node.op, node.kind, tuple(nodes[i].kind for i in node.args), args)
 
 
-# Operators whose results on constants are found while a graph is built.
+# Operators that are folded on constants.
 _FOLD: dict[str, Callable[..., Number]] = {
     "neg": operator.neg, "add": operator.add, "sub": operator.sub, "mul": operator.mul, "eq": operator.eq,
     "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "not": operator.not_,
     "and": operator.and_, "or": operator.or_, "to_float": float, "to_int": int, "to_bool": bool, "abs": abs,
 }  # fmt: skip
-# Numbers that stay in the code: what they do to it is worth more than a kernel for all of them.
+# Numbers that remain constants: the simplification is worth more than sharing a kernel.
 _KEPT = (0, 1, -1, 2, 0.5, math.inf, -math.inf)
 
 
 class Builder:
-    """Nodes of a graph in the making: equal nodes are one, and what constants decide is decided."""
+    """Builder of a graph: merges equal nodes, and folds constants."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.numbers: list[tuple[str, Number]] = []
-        self._known: dict[tuple, int] = {}
+        self._node_ids: dict[tuple, int] = {}
 
     @staticmethod
     def of(graph: Graph | None) -> Builder:
-        """To go on with the nodes of a graph, which keep their places. No numbers can be added to its own."""
+        """Continue the nodes of a graph, at their positions. No numbers can be added to the graph's own."""
         builder = Builder()
         for node in () if graph is None else graph.nodes:
             builder._node(node)
         return builder
 
     def _node(self, node: Node) -> int:
-        known = (*node, type(node.value), math.copysign(1, node.value) if isinstance(node.value, float) else 0)
-        if known not in self._known:
-            self._known[known] = len(self.nodes)
+        node_key = (*node, type(node.value), math.copysign(1, node.value) if isinstance(node.value, float) else 0)
+        if node_key not in self._node_ids:
+            self._node_ids[node_key] = len(self.nodes)
             self.nodes.append(node)
-        return self._known[known]
+        return self._node_ids[node_key]
 
     def kind(self, i: int) -> str:
         return self.nodes[i].kind
@@ -250,7 +251,7 @@ class Builder:
         return self._node(Node("const", kind, (), {"float": float, "int": int, "bool": bool}[kind](value)))
 
     def number(self, value: Number, kind: str) -> int:
-        """A number that the function wrote or captured: an input of the graph, unless it is special."""
+        """Add a number that the function wrote or captured: an input of the graph, or a constant if it is special."""
         if kind == "bool" or value in _KEPT or value != value:
             return self.const(value, kind)
         self.numbers.append((kind, value))
@@ -260,7 +261,7 @@ class Builder:
         return self._node(Node("load", kind, indices, tensor))
 
     def constant(self, i: int) -> Number | None:
-        """The value of a node that is a constant."""
+        """Return the value of a constant node, else None."""
         node = self.nodes[i]
         return node.value if node.op == "const" and not isinstance(node.value, str) else None
 
@@ -278,11 +279,11 @@ class Builder:
         values = [self.constant(i) for i in args]
         if op in _FOLD and None not in values:
             return self.const(_FOLD[op](*values), kind)
-        same = self._simpler(op, args, values)
-        return self._node(Node(op, kind, args)) if same is None else same
+        existing = self._simplified(op, args, values)
+        return self._node(Node(op, kind, args)) if existing is None else existing
 
-    def _simpler(self, op: str, args: tuple[int, ...], values: list) -> int | None:
-        """A node of equal value that is there already. (0 * x is not 0 where x is infinite.)"""
+    def _simplified(self, op: str, args: tuple[int, ...], values: list) -> int | None:
+        """Return an existing node of equal value. (0 * x is not simplified: x may be infinite.)"""
         if op in ("mul", "add", "and", "or") and values[0] is not None:
             args, values = (args[1], args[0]), [values[1], values[0]]
         neutral = {"mul": 1, "div": 1, "add": 0, "sub": 0, "and": True, "or": False}.get(op)

@@ -1,4 +1,4 @@
-"""Tensors that a traced function makes of numbers alone: they have values, which are the same at each call."""
+"""Tensors that a traced function makes of numbers only: they have values, identical in each call."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from .recorder import NO_COUNTERPART, ModError, Recorder
 
 
 def make(recorder: Recorder, name: str, func: Callable, args: tuple, kwargs: dict) -> Any:
-    """What torch's function of this name gives, of numbers and of tensors that were made of them."""
+    """Run a torch function on numbers and on tensors made of numbers."""
     try:
-        with _disable_current_modes(), _OfNumbers():
-            growth = _RANGES[name](*args, **kwargs) if name in _RANGES else None
-            if growth is not None:
+        with _disable_current_modes(), _ConstantOperators():
+            progression = _RANGES[name](*args, **kwargs) if name in _RANGES else None
+            if progression is not None:
                 shape = func(*args, **kwargs | {"device": "meta"})
-                if shape.dtype.is_floating_point or (name == "arange" and all(isinstance(x, int) for x in growth)):
-                    return _range(recorder, shape if shape.shape[0] > _MOST_MADE else func(*args, **kwargs), growth)
+                if shape.dtype.is_floating_point or (name == "arange" and all(isinstance(x, int) for x in progression)):
+                    return _range(
+                        recorder, shape if shape.shape[0] > _MAX_VALUES else func(*args, **kwargs), progression
+                    )
             out = func(*args, **kwargs)
     except IndexError as error:
         raise ModError(str(error)) from error
     for x in tree_leaves(out):
         if isinstance(x, Tensor):
-            recorder.made(x)
+            recorder.set_constant(x)
     return out
 
 
-def _range(recorder: Recorder, x: Tensor, growth: tuple[Number, Number]) -> Tensor:
+def _range(recorder: Recorder, x: Tensor, progression: tuple[Number, Number]) -> Tensor:
     if not x.is_meta:
-        recorder.made(x)
-    recorder.grows_evenly(x, *growth)
+        recorder.set_constant(x)
+    recorder.set_range(x, *progression)
     return x
 
 
 def _arange(*given: Any, start: Any = 0, end: Any = None, step: Any = 1, **_: Any) -> tuple[Number, Number] | None:
-    """The first number and the step; None if they are tensors."""
+    """Return the first number and the step; None if they are tensors."""
     if len(given) == 1 and end is None:
         given = (start, *given)
     start, end, step = (*given, *(start, end, step)[len(given) :])
@@ -54,11 +56,11 @@ def _linspace(start: Any, end: Any, steps: int, **_: Any) -> tuple[Number, Numbe
 
 
 _RANGES: dict[str, Callable[..., tuple[Number, Number] | None]] = {"arange": _arange, "linspace": _linspace}
-_MOST_MADE = 1 << 20  # numbers of a range, beyond which it has no values, and may be indexed alone
+_MAX_VALUES = 1 << 20  # elements; a longer range has no values and can only be indexed
 
 
-class _OfNumbers(TorchDispatchMode):
-    """Lets operators have values that are the same at each call."""
+class _ConstantOperators(TorchDispatchMode):
+    """Mode that lets operators have values which are identical in each call."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.removeprefix("aten::")

@@ -1,4 +1,4 @@
-"""What a call's functions are checked against."""
+"""Check of traced functions against a call's sizes and device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .graph import Graph
 from .trace import ModError, Traced, begin_of, name_of
 
 
-class Problem(NamedTuple):
-    """What mods are checked against: sizes, of packed sequences upper bounds, and the device."""
+class ModProblem(NamedTuple):
+    """Sizes (upper bounds for packed sequences) and device that mods are checked against."""
 
     batch: int
     heads: int
@@ -25,11 +25,11 @@ class Problem(NamedTuple):
     packed: bool = False
 
 
-def check_fit(role: str, function: Callable, traced: Traced, problem: Problem, whose: str = "q") -> None:
-    """Captured tensors are on the device, have no tangents, and are large enough where an argument itself indexes them,
-    as is what the function makes of numbers.
+def check_fit(role: str, function: Callable, traced: Traced, problem: ModProblem, whose: str = "q") -> None:
+    """Check that captured tensors are on the device, have no tangents, and are large enough where an argument directly
+    indexes them; likewise tensors that the function makes of numbers.
 
-    whose: the device, for the message.
+    whose: owner of the device, for the message.
     """
     who, where = f"{role} {name_of(function)}", begin_of(function)
     extents = {"b": problem.batch, "h": problem.heads}
@@ -59,13 +59,13 @@ def check_fit(role: str, function: Callable, traced: Traced, problem: Problem, w
 
 
 def entries_of(graph: Graph, tensors: Sequence[Tensor]) -> Iterator[tuple[str, int]]:
-    """Of each axis of a captured tensor that an argument itself indexes: the argument's name, and the entries there."""
+    """Yield the argument's name and the size, for each axis of a captured tensor that an argument directly indexes."""
     for load, axis, name in _indexed(graph):
         yield name, tensors[load].shape[axis]
 
 
 def _indexed(graph: Graph) -> Iterator[tuple[int, int, str]]:
-    """The same: number of the tensor, axis, and name."""
+    """Yield tensor position, axis, and argument name of each such axis."""
     for load in graph.loads():
         assert isinstance(load.value, int)
         for axis, i in enumerate(load.args):

@@ -1,9 +1,9 @@
-"""What a function can read while it is traced, found without running it.
+"""Everything a function can read while it is traced, found without running it.
 
-The walk starts at the function and follows what its code names: cells, defaults, globals, attributes of modules,
-classes, instances and functions, items of containers, and the functions among these. Each attribute that any code on
-the way names is looked up in each object on the way: that finds more than the function reads, never less. `Unseen` is
-raised where the walk cannot follow.
+The traversal starts at the function and follows the names in its code: cells, defaults, globals, attributes of modules,
+classes, instances and functions, items of containers, and the functions among these. Each attribute named by any code
+on the way is looked up in each object on the way. This is a superset of what the function reads. `Unseen` is raised
+where the traversal cannot follow.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .constants import (
     root,
 )
 from .ready import ReadyMade, plain_key
-from .watched import MISSING, Watched
+from .watched import MISSING, IdentityGuard
 
-_MOST_OBJECTS = 1000  # on a walk; tracing takes less time then
-_MAKERS_OF_TEXT = frozenset(map(id, (str, repr, ascii, format, print)))
-# Special methods that are called only where code names them, or that read nothing for a trace.
+_MOST_OBJECTS = 1000  # of a traversal; beyond, tracing is faster
+_TEXT_FUNCTIONS = frozenset(map(id, (str, repr, ascii, format, print)))
+# Special methods that only named calls reach, or that read nothing during a trace.
 _NOT_CALLED = frozenset(
     (*TEXT, "__setattr__", "__delattr__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
      "__replace__", "__copy__", "__deepcopy__", "__dict__", "__weakref__", "__annotate__", "__annotate_func__")
@@ -48,87 +48,87 @@ _BASES = (object, abc.ABC, typing.Generic, typing.Protocol, tuple)
 _CONTAINERS = (tuple, list, set, frozenset, dict, torch.Size, collections.deque, collections.OrderedDict)
 
 
-class Walk:
-    """A walk from a function. key: by value all that it met; tensors: those that it met, in order.
+class Traversal:
+    """Traversal from a function. key: everything reached, by value; tensors: the tensors reached, in order.
 
     Raises:
-        Unseen: a change of something on the way could not be noticed.
+        Unseen: a change of something reached could not be detected.
     """
 
-    def __init__(self, function: Any, watched: Watched) -> None:
+    def __init__(self, function: Any, guard: IdentityGuard) -> None:
         self.tensors: list[Tensor] = []
-        self._start, self._watched = function, watched
-        self._met: list[Any] = []
-        self._numbers: dict[int, int] = {}  # of objects that were met, by id
-        self._attributes: dict[str, None] = {}  # that code names
-        self._objects: list[tuple[int, Any, int]] = []  # with attributes: number, object, how many names were looked up
-        self._own_bases: dict[type, list[type]] = {}  # of classes of objects: the bases that are not constants
-        made: list[Any] = [self._of(function)]
+        self._start, self._guard = function, guard
+        self._reached: list[Any] = []
+        self._numbers: dict[int, int] = {}  # position of each object reached, by id
+        self._attributes: dict[str, None] = {}  # names of attributes in the code
+        self._objects: list[tuple[int, Any, int]] = []  # with attributes: number, object, count of names looked up
+        self._own_bases: dict[type, list[type]] = {}  # non-constant bases of the objects' classes
+        keys: list[Any] = [self._key_of(function)]
         visited = 0
-        while visited < len(self._met) or self._look_up(made):
-            while visited < len(self._met):
+        while visited < len(self._reached) or self._look_up(keys):
+            while visited < len(self._reached):
                 if visited >= _MOST_OBJECTS:
                     raise Unseen("leads to too many objects")
-                made.append(self._visit(self._met[visited], visited))
+                keys.append(self._visit(self._reached[visited], visited))
                 visited += 1
-        if self.tensors and (asked := STATE_OF_TENSOR.intersection(self._attributes)):
-            raise Unseen(f"asks for {', '.join(asked)} of a tensor")
-        self.key = tuple(made)
+        if self.tensors and (state_names := STATE_OF_TENSOR.intersection(self._attributes)):
+            raise Unseen(f"asks for {', '.join(state_names)} of a tensor")
+        self.key = tuple(keys)
 
-    def _of(self, x: Any) -> tuple:
-        """The key of x where something refers to it. What is in it follows when it is visited."""
+    def _key_of(self, x: Any) -> tuple:
+        """Return the key of a reference to x. The content of x follows when x is visited."""
         plain = plain_key(x)
         if plain is not None:
             return plain
         if isinstance(x, Tensor):
-            return self._of_tensor(x)
+            return self._key_of_tensor(x)
         number = self._numbers.get(id(x))
         if number is None:
             if is_constant(x):
-                if id(x) in _MAKERS_OF_TEXT:
+                if id(x) in _TEXT_FUNCTIONS:
                     self._attributes.update(TEXT)
                 return "constant", x
-            number = self._numbers[id(x)] = len(self._met)
-            self._met.append(x)
+            number = self._numbers[id(x)] = len(self._reached)
+            self._reached.append(x)
         elif x is self._start:
-            self._watched.is_whole = False
+            self._guard.is_complete = False
         return "object", number
 
-    def _all(self, xs: Any) -> tuple:
-        return tuple(self._of(x) for x in xs)
+    def _keys_of(self, xs: Any) -> tuple:
+        return tuple(self._key_of(x) for x in xs)
 
-    def _of_tensor(self, x: Tensor) -> tuple:
-        place = next((i for i, known in enumerate(self.tensors) if known is x), None)
-        if place is None:
+    def _key_of_tensor(self, x: Tensor) -> tuple:
+        position = next((i for i, names_done in enumerate(self.tensors) if names_done is x), None)
+        if position is None:
             if not is_of_package(type(x).__module__):
                 raise Unseen("a tensor of a class that torch does not know")
             if x.layout is not torch.strided:
                 raise Unseen(f"a tensor of layout {x.layout}")
-            place = len(self.tensors)
+            position = len(self.tensors)
             self.tensors.append(x)
-            self._add_attributes(x, -1 - place)
-            return "tensor", place, type(x), *self._watched.add_tensor(x)
-        return "tensor", place
+            self._add_attributes(x, -1 - position)
+            return "tensor", position, type(x), *self._guard.add_tensor(x)
+        return "tensor", position
 
     def _add_attributes(self, x: Any, number: int) -> None:
-        """Look up names in the attributes that x was given, and keep track of whether one may hold the function."""
-        own = x.__dict__
-        if not own:
-            self._watched.empty.append(own)
+        """Look up names in the attributes set on x, and record whether one may hold the function."""
+        attributes = x.__dict__
+        if not attributes:
+            self._guard.empty.append(attributes)
             return
         self._objects.append((number, x, 0))
-        for value in own.values():
+        for value in attributes.values():
             if isinstance(value, types.FunctionType):  # such as `__wrapped__`
                 if value.__closure__ or value.__defaults__ or value.__kwdefaults__:
-                    self._of(value)
+                    self._key_of(value)
             elif plain_key(value) is None:
-                self._watched.is_whole = False
+                self._guard.is_complete = False
 
     def _visit(self, x: Any, number: int) -> tuple:
         if isinstance(x, types.FunctionType):
             return self._visit_function(x, number)
         if isinstance(x, ReadyMade) and root(type(x).__module__) == "fa4":
-            return type(x), *self._all(x._values)
+            return type(x), *self._keys_of(x._values)
         if type(x) in _CONTAINERS:
             return self._visit_container(x, number)
         if type(x) is types.ModuleType or (isinstance(x, types.ModuleType) and is_of_package(type(x).__module__)):
@@ -139,54 +139,54 @@ class Walk:
             return self._visit_member(x, number)
         if type(x) is functools.partial:
             self._add_attributes(x, number)
-            return functools.partial, *self._all((x.func, x.args, x.keywords))
+            return functools.partial, *self._keys_of((x.func, x.args, x.keywords))
         if isinstance(x, (staticmethod, classmethod)):
-            return type(x), self._of(x.__func__)
+            return type(x), self._key_of(x.__func__)
         if type(x) in (property, functools.cached_property):
-            return type(x), self._of(x.fget if isinstance(x, property) else x.func)
-        # What these hold may hold the function.
-        self._watched.is_whole = False
+            return type(x), self._key_of(x.fget if isinstance(x, property) else x.func)
+        # These may hold the function.
+        self._guard.is_complete = False
         if isinstance(x, types.MethodType):
-            return types.MethodType, *self._all((x.__func__, x.__self__))
+            return types.MethodType, *self._keys_of((x.__func__, x.__self__))
         if isinstance(x, (types.BuiltinFunctionType, types.MethodWrapperType)):
             check_name(x)
             if x.__self__ is None or isinstance(x.__self__, types.ModuleType):
                 raise Unseen(f"{x.__name__} may read what nobody sees")
-            return types.BuiltinFunctionType, x.__name__, self._of(x.__self__)
+            return types.BuiltinFunctionType, x.__name__, self._key_of(x.__self__)
         self._objects.append((number, x, 0))
         if type(x) is types.SimpleNamespace:
             return (types.SimpleNamespace,)
         if is_constant(type(x)):
             raise Unseen(f"a {type(x).__name__} may change unseen")
-        return "instance", self._of(type(x)), *self._all(tuple.__iter__(x) if isinstance(x, tuple) else ())
+        return "instance", self._key_of(type(x)), *self._keys_of(tuple.__iter__(x) if isinstance(x, tuple) else ())
 
     def _visit_function(self, x: types.FunctionType, number: int) -> tuple:
-        watched = self._watched
-        watched.add_function(x)
+        guard = self._guard
+        guard.add_function(x)
         try:
             cells = [(cell, cell.cell_contents) for cell in x.__closure__ or ()]
         except ValueError:
             raise Unseen("a variable without a value") from None
-        watched.cells += cells
+        guard.cells += cells
         if x.__dict__:
             self._add_attributes(x, number)
         module = x.__globals__.get("__name__")
         if not (isinstance(module, str) and getattr(sys.modules.get(module), "__dict__", None) is x.__globals__):
-            watched.is_whole = False  # of exec: its globals may hold the function
-        held = *(content for _, content in cells), x.__defaults__, x.__kwdefaults__
+            guard.is_complete = False  # created by exec: its globals may hold the function
+        contents = *(content for _, content in cells), x.__defaults__, x.__kwdefaults__
         if is_of_package(module):
             check_no_state(x.__name__, module)
-            return x.__code__, *self._all(held)
+            return x.__code__, *self._keys_of(contents)
         names = names_in(x.__code__)
         self._attributes.update(names.of_attributes)
-        return x.__code__, *self._all(held), *self._found(x.__globals__, names.of_globals, _builtins_of(x))
+        return x.__code__, *self._keys_of(contents), *self._lookup(x.__globals__, names.of_globals, _builtins_of(x))
 
     def _visit_module(self, x: types.ModuleType, number: int) -> tuple:
         if sys.modules.get(x.__name__) is not x:
-            self._watched.is_whole = False
+            self._guard.is_complete = False
         self._objects.append((number, x, 0))
         if not is_of_package(x.__name__):
-            return types.ModuleType, x.__name__, *self._found(x.__dict__, ("__getattr__",))
+            return types.ModuleType, x.__name__, *self._lookup(x.__dict__, ("__getattr__",))
         check_no_state("", x.__name__)
         return types.ModuleType, x.__name__
 
@@ -194,18 +194,18 @@ class Walk:
         data: Any = type(x)._member_type_  # type: ignore[attr-defined]
         self._objects.append((number, x, 0))
         payload = None if data is object else data.__repr__(x)
-        return enum.Enum, self._of(type(x)), payload, *self._found(x.__dict__, ("_name_", "_value_"))
+        return enum.Enum, self._key_of(type(x)), payload, *self._lookup(x.__dict__, ("_name_", "_value_"))
 
     def _visit_container(self, x: Any, number: int) -> tuple:
         if type(x) is collections.OrderedDict:
             self._add_attributes(x, number)
         if isinstance(x, (tuple, frozenset)):
-            return type(x), *self._all(x)
-        items = self._watched.add_items(x)
-        return type(x), *(map(self._all, items) if isinstance(x, dict) else self._all(items))
+            return type(x), *self._keys_of(x)
+        items = self._guard.add_items(x)
+        return type(x), *(map(self._keys_of, items) if isinstance(x, dict) else self._keys_of(items))
 
     def _visit_class(self, x: type, number: int) -> tuple:
-        """Special methods are called without being named."""
+        """Include special methods, which Python calls without a name in the code."""
         is_enum = type(x) is enum.EnumMeta and x._member_type_ in IMMUTABLE  # type: ignore[attr-defined]
         follows = (is_enum or type(x) in (type, abc.ABCMeta)) and all(
             base in _BASES or (is_enum and (base in IMMUTABLE or base.__module__ == "enum"))
@@ -216,53 +216,53 @@ class Walk:
         if not follows:
             raise Unseen(f"a class like {x.__name__} may change unseen")
         if not _is_importable(x):
-            self._watched.is_whole = False
-        self._watched.add_class(x)
+            self._guard.is_complete = False
+        self._guard.add_class(x)
         self._objects.append((number, x, 0))
         special = [name for name, value in vars(x).items() if _is_special(name, value)]
-        if is_enum:  # what `Kind[name]` and `Kind(value)` read
+        if is_enum:  # read by `Kind[name]` and `Kind(value)`
             special += ["_member_map_", "_missing_"]
             if issubclass(x, enum.Flag):
                 special.append("_value2member_map_")
-        return type, x.__qualname__, *self._all(x.__bases__), *self._found(vars(x), special)
+        return type, x.__qualname__, *self._keys_of(x.__bases__), *self._lookup(vars(x), special)
 
-    def _found(self, space: Any, names: Any, otherwise: dict | None = None) -> tuple:
-        """What names stand for in a dict, or else in another; and that some stand for nothing."""
+    def _lookup(self, space: Any, names: Any, otherwise: dict | None = None) -> tuple:
+        """Return the values of names in a dict, else in `otherwise`; record missing names too."""
         found = []
         for name in names:
             x = space.get(name, MISSING)
-            self._watched.names.append((space, name, x))
+            self._guard.names.append((space, name, x))
             if x is MISSING and otherwise is not None:
                 x = otherwise.get(name, MISSING)
                 if not is_constant(x):
-                    self._watched.names.append((otherwise, name, x))
+                    self._guard.names.append((otherwise, name, x))
             if x is not MISSING:
-                found.append((name, self._of(x)))
+                found.append((name, self._key_of(x)))
         return tuple(found)
 
-    def _look_up(self, made: list[Any]) -> bool:
-        """Look up the names that code has been found to name; whether an object has any of them."""
-        names, before = tuple(self._attributes), len(made)
-        for i, (number, x, known) in enumerate(self._objects):
-            found = self._attributes_of(x, names[known:])
+    def _look_up(self, keys: list[Any]) -> bool:
+        """Look up the names found in code so far; return whether an object has any of them."""
+        names, before = tuple(self._attributes), len(keys)
+        for i, (number, x, names_done) in enumerate(self._objects):
+            found = self._attributes_of(x, names[names_done:])
             if found:
-                made.append((number, *found))
+                keys.append((number, *found))
             self._objects[i] = number, x, len(names)
-        return len(made) > before
+        return len(keys) > before
 
     def _attributes_of(self, x: Any, names: tuple[str, ...]) -> tuple:
         if isinstance(x, types.ModuleType):
             if not is_of_package(x.__name__):
-                return self._found(x.__dict__, names)
-            there = [name for name in names if name in x.__dict__]
-            for name in there:
+                return self._lookup(x.__dict__, names)
+            present = [name for name in names if name in x.__dict__]
+            for name in present:
                 check_no_state(name, x.__name__)
-            return self._found(x.__dict__, there)
+            return self._lookup(x.__dict__, present)
         if isinstance(x, Tensor):
-            return self._found(x.__dict__, names)
+            return self._lookup(x.__dict__, names)
         if isinstance(x, type):
-            return self._found(vars(x), names)  # each of its bases is among the objects
-        own = self._found(x.__dict__, names) if hasattr(x, "__dict__") else ()
+            return self._lookup(vars(x), names)  # each base is an object of its own
+        attributes = self._lookup(x.__dict__, names) if hasattr(x, "__dict__") else ()
         bases = self._own_bases.get(type(x))
         if bases is None:
             bases = self._own_bases[type(x)] = [base for base in type(x).__mro__ if not is_constant(base)]
@@ -270,12 +270,12 @@ class Walk:
             for name in names:
                 slot = vars(base).get(name)
                 if isinstance(slot, types.MemberDescriptorType) and hasattr(x, name):
-                    own = *own, (name, self._of(slot.__get__(x)))
-        return own
+                    attributes = *attributes, (name, self._key_of(slot.__get__(x)))
+        return attributes
 
 
 def _is_special(name: str, value: Any) -> bool:
-    """Whether Python may call this attribute of a class where code does not name it."""
+    """Whether Python may call this class attribute without a name in the code."""
     return (
         name.startswith("__")
         and name not in _NOT_CALLED

@@ -1,4 +1,4 @@
-"""Ready-made functions as values: an instance says by its fields what it computes."""
+"""Ready-made functions as values: the fields of an instance define what it computes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _PLAIN = frozenset(
 
 
 def plain_key(x: Any) -> tuple | None:
-    """A key of a value that never changes, its type included; None for others. Zeros differ by sign, NaNs are equal."""
+    """Return a key of an immutable value, with its type, else None. Zeros differ by sign, NaNs are equal."""
     kind = type(x)
     if kind is float:
         return kind, x.hex()
     if kind.__module__ == "numpy" and isinstance(x, numbers.Real):
-        value = x.item()  # type: ignore[attr-defined]  # of a long double: another long double
+        value = x.item()  # type: ignore[attr-defined]  # a long double returns itself
         return (kind, repr(x)) if type(value) is kind else (kind, *(plain_key(value) or ()))
     return (kind, x) if kind in _PLAIN else None
 
 
 class ReadyMade:
-    """A score_mod or mask_mod that never changes. `_fields` of a subclass names what it is made of: numbers, tensors,
-    functions and tuples of these.
+    """Immutable score_mod or mask_mod. `_fields` of a subclass lists its parameters: numbers, tensors, functions and
+    tuples of these.
 
-    Instances are equal if they are of one class, of equal numbers, of the same tensors and of equal functions. They
-    can be pickled and deep-copied; a deep copy has tensors of its own.
+    Instances are equal if class, numbers and functions are equal and tensors identical. They can be pickled and
+    deep-copied; a deep copy has its own tensors.
     """
 
     _fields: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class ReadyMade:
 
 
 def made(kind: type[ReadyMade], values: tuple[Any, ...]) -> ReadyMade:
-    """One of `values`, which need no checks."""
+    """Construct an instance from `values` without checks."""
     function = kind.__new__(kind)
     ReadyMade.__init__(function, *values)
     return function

@@ -1,4 +1,4 @@
-"""A call's mods, dropout among them: what of them shapes code, and what fills it."""
+"""Mods of a call, including dropout: the part that shapes code, and the tensors and numbers it reads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .graph import Graph, parse
 
 @dataclass(frozen=True, slots=True)
 class ModSpec:
-    """What of score_mod, mask_mod, block_mask and dropout shapes code.
+    """Part of score_mod, mask_mod, block_mask and dropout that shapes code.
 
-    block: query rows and keys of a block, if there are blocks. trained: positions of captured tensors of `score` whose
-    gradients are asked for. heads_differ: in their blocks.
+    block: query rows and keys of a block, with a block mask. trained: positions of captured tensors of `score` that
+    need gradients. heads_differ: heads have different block lists.
     """
 
     score: Graph | None = None
@@ -26,7 +26,7 @@ class ModSpec:
     dropout: bool = False
 
     def key(self) -> tuple:
-        """Plain values that say all of it, for a compile key."""
+        """Return plain values that identify the spec, for a compile key."""
         texts = (None if graph is None else graph.text for graph in (self.score, self.mask))
         return *texts, self.block, self.trained, self.heads_differ, self.dropout
 
@@ -43,9 +43,9 @@ class ModSpec:
         return ", ".join(parts + ["dropout"] * self.dropout)
 
     def plain(self) -> dict[str, Any]:
-        """What JSON can hold, for `of_plain`."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return own | {name: own[name] and own[name].text for name in _GRAPHS}
+        """Return a JSON-serialisable dict, the input of `of_plain`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {name: values[name] and values[name].text for name in _GRAPHS}
 
     @staticmethod
     def of_plain(given: dict[str, Any]) -> ModSpec:
@@ -55,17 +55,17 @@ class ModSpec:
 
 
 _GRAPHS = "score", "mask"
-OF_BLOCKS = 10
-"""Tensors of a call's block mask that kernels read."""
+NUM_BLOCK_TENSORS = 10
+"""Number of tensors of a block mask that kernels read."""
 
 
 class Mods(NamedTuple):
-    """A call's score_mod and mask_mod as graphs' texts ("" for none), what fills them, and its dropout.
+    """A call's score_mod and mask_mod as graph strings ("" for none), their tensors and numbers, and the call's
+    dropout.
 
-    tensors, numbers: those that the functions captured, the score's first. blocks: the tensors of
-    `fa4.mods.blocks.BlockLists`, or none, and behind them those that they were made of; block_q, block_k: a block's
-    query rows and keys. trained: positions of captured tensors that get gradients. dropout_p, dropout_seed: see
-    `dropout`; no dropout without a seed.
+    tensors, numbers: captured by the functions, the score's first. blocks: the tensors of `fa4.mods.blocks.BlockLists`
+    (or none), followed by the tensors they were made of; block_q, block_k: query rows and keys of a block. trained:
+    positions of captured tensors that get gradients. dropout_p, dropout_seed: see `dropout`; no seed means no dropout.
     """
 
     tensors: list[Tensor]
@@ -81,7 +81,7 @@ class Mods(NamedTuple):
 
     @classmethod
     def without_functions(cls, dropout_p: float = 0.0, dropout_seed: Tensor | None = None) -> Mods:
-        """Of a call that has dropout or nothing."""
+        """Return the mods of a call with dropout only, or nothing."""
         return cls(
             tensors=[], blocks=[], score="", mask="", numbers=[], block_q=0, block_k=0, trained=[],
             dropout_p=dropout_p, dropout_seed=dropout_seed,
@@ -99,27 +99,27 @@ class Mods(NamedTuple):
 
     @property
     def key_blocks(self) -> int:
-        """Blocks of keys of a block mask whose lists of both sides are here."""
+        """Number of key blocks of a block mask that has the lists of both sides."""
         return self.blocks[4].shape[-1]
 
-    def shaping(self) -> tuple:
-        """What `spec` depends on, quick to find."""
+    def spec_key(self) -> tuple:
+        """Return what `spec` depends on, at low cost."""
         heads = self.blocks[0].shape[1] if self.blocks else None
         is_dropped = self.dropout_seed is not None
         return self.score, self.mask, self.block_q, self.block_k, tuple(self.trained), heads, is_dropped
 
     def typed_numbers(self) -> tuple[int | float, ...]:
-        """The numbers in the kinds that the graphs have them in."""
+        """Return the numbers as the kinds that the graphs declare."""
         kinds = [kind for text in (self.score, self.mask) if text for kind in parse(text).numbers]
         return tuple(int(x) if kind == "int" else x for kind, x in zip(kinds, self.numbers))
 
     def of_score(self) -> tuple[list[Tensor], list[float]]:
-        """Tensors and numbers of the score's graph."""
+        """Return tensors and numbers of the score's graph."""
         graph = parse(self.score)
         return self.tensors[: len(graph.tensors)], self.numbers[: len(graph.numbers)]
 
     def of_mask(self) -> tuple[list[Tensor], list[float]]:
-        """Tensors and numbers of the mask's graph."""
+        """Return tensors and numbers of the mask's graph."""
         graph = parse(self.mask)
         tensors, numbers = len(self.tensors) - len(graph.tensors), len(self.numbers) - len(graph.numbers)
         return self.tensors[tensors:], self.numbers[numbers:]

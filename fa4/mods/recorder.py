@@ -1,4 +1,4 @@
-"""What is known of the tensors that a traced function sees: nodes of a graph, loads, tensors made of numbers."""
+"""Tensors that a traced function handles: their graph nodes, loads, and tensors made of numbers."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ NO_COUNTERPART = "which has no counterpart in kernels"
 
 
 class _Range(NamedTuple):
-    """Numbers that grow evenly: first + the sum of step * index over axes."""
+    """Evenly spaced numbers: first + the sum of step * index over axes."""
 
     first: Number
     steps: tuple[Number, ...]
 
 
 class Reach(NamedTuple):
-    """An argument of the function itself indexes an axis of so many entries, of what the function made of numbers."""
+    """A function argument `name` directly indexes an axis of `entries` numbers that the function made."""
 
     name: str
     entries: int
 
 
 class Recorder:
-    """What both modes know of the tensors they see.
+    """State of both modes: what is recorded of each tensor.
 
-    default_device: where a table of numbers lies that the function made without a device.
+    default_device: device of a table of numbers that the function made without a device.
     """
 
     def __init__(self, default_device: torch.device) -> None:
         self.builder = Builder()
         self.tensors: list[Tensor] = []
         self.reaches: list[Reach] = []
-        # Elements, or rows of them, that have a gradient: position of the captured tensor, indices of each element.
+        # Elements, or rows of them, with a gradient: position of the captured tensor, indices of each element.
         self.leaves: list[tuple[Tensor, int, list[tuple[int, ...]]]] = []
         self._default_device = default_device
-        self._nodes: dict[int, list[int]] = {}  # of the elements, by id of tensors, which `_kept` keeps alive
+        self._nodes: dict[int, list[int]] = {}  # nodes of the elements, by id of tensors, which `_kept` keeps alive
         self._parts: dict[int, tuple[int, tuple[int, ...]]] = {}  # captured tensors indexed in part: position, indices
-        self._made: set[int] = set()  # tensors with values, which the function made of numbers
-        self._ranges: dict[int, _Range] = {}  # what is known of these, or of one too long to be made
-        self._tables: dict[tuple[int, int], Tensor] = {}  # copies of these, as captured, by version
+        self._constants: set[int] = set()  # tensors with values, made of numbers
+        self._ranges: dict[int, _Range] = {}  # ranges of these, or of one too long to be made
+        self._tables: dict[tuple[int, int], Tensor] = {}  # their copies as captured tensors, by version
         self._kept: list[Tensor] = []
 
     def input(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -60,11 +60,11 @@ class Recorder:
 
     def set(self, x: Tensor, *nodes: int) -> None:
         self._kept.append(x)
-        self._made.discard(id(x))
+        self._constants.discard(id(x))
         self._nodes[id(x)] = list(nodes)
 
-    def changed(self, x: Tensor, *nodes: int) -> None:
-        """x was changed in place: these are its nodes, and those of its views."""
+    def set_in_place(self, x: Tensor, *nodes: int) -> None:
+        """Record an in-place change of x: set its nodes, and those of its views."""
         memory = x.untyped_storage()._cdata
         views = {id(y): y for y in self._kept if id(y) in self._nodes and y.untyped_storage()._cdata == memory}
         self.set(x, *nodes)
@@ -75,26 +75,26 @@ class Recorder:
                 raise ModError(f"changes a view of shape {tuple(x.shape)} in place, of a tensor of another shape")
             self.set(view, *nodes * (view.numel() // len(nodes)))
 
-    def computed(self, x: Tensor) -> None:
-        """Of numbers that were made, x becomes a tensor that is computed, without values."""
+    def to_computed(self, x: Tensor) -> None:
+        """Turn x, made of numbers, into a computed tensor without values."""
         nodes, other = self.elements(x), without_values(tuple(x.shape), x.dtype)
         with _disable_current_modes():
             torch.utils.swap_tensors(x, other)
         self.set(x, *nodes)
 
-    def knows(self, x: Tensor) -> bool:
+    def is_computed(self, x: Tensor) -> bool:
         """Whether x was computed from the function's arguments or captured tensors."""
-        return id(x) in self._nodes and id(x) not in self._made
+        return id(x) in self._nodes and id(x) not in self._constants
 
     def elements(self, x: Tensor) -> list[int]:
-        """Nodes: one of a 0-dim tensor, else as many as the row has elements."""
+        """Return the nodes of a tensor: one if 0-dim, else one per element of the row."""
         if id(x) not in self._nodes:
-            if x.is_meta or x.ndim > (1 if self.is_made(x) else 0):
+            if x.is_meta or x.ndim > (1 if self.is_constant(x) else 0):
                 raise ModError(f"uses a tensor of shape {tuple(x.shape)} as a whole, expected numbers")
             with _disable_current_modes():
                 values = x.reshape(-1).tolist()
             nodes = [self.builder.number(value, kind_of(x.dtype)) for value in values]
-            if not self.is_made(x):  # torch itself made it
+            if not self.is_constant(x):  # torch created it
                 return nodes
             self._nodes[id(x)] = nodes
         return self._nodes[id(x)]
@@ -104,7 +104,7 @@ class Recorder:
         return node
 
     def element(self, x: Tensor, i: int) -> Tensor:
-        """The i-th element of a row, one of 1 element standing for any; of a 0-dim tensor itself."""
+        """Return the i-th element of a row (a row of 1 element broadcasts); a 0-dim tensor itself."""
         if not x.ndim:
             return x
         nodes = self.elements(x)
@@ -112,18 +112,18 @@ class Recorder:
         self.set(out, nodes[i if len(nodes) > 1 else 0])
         return out
 
-    def made(self, x: Tensor) -> None:
-        """x has values: the function made it of numbers, or changed what it had made so."""
+    def set_constant(self, x: Tensor) -> None:
+        """Record that x has values: the function made it of numbers, or changed such a tensor."""
         self._kept.append(x)
-        self._made.add(id(x))
+        self._constants.add(id(x))
         self._nodes.pop(id(x), None)
         self._ranges.pop(id(x), None)
 
-    def is_made(self, x: Tensor) -> bool:
-        return id(x) in self._made
+    def is_constant(self, x: Tensor) -> bool:
+        return id(x) in self._constants
 
-    def grows_evenly(self, x: Tensor, first: Number, step: Number) -> None:
-        """What was made is a range; x may be one without values."""
+    def set_range(self, x: Tensor, first: Number, step: Number) -> None:
+        """Record that a tensor made of numbers is a range; x may have no values."""
         self._kept.append(x)
         self._ranges[id(x)] = _Range(first, (step,))
 
@@ -131,7 +131,7 @@ class Recorder:
         return id(x) in self._ranges
 
     def _range_of(self, x: Tensor) -> _Range | None:
-        """What was made as numbers that grow evenly along each axis; None if they do not."""
+        """Return a tensor made of numbers as numbers evenly spaced along each axis; None if they are not."""
         if id(x) in self._ranges or not x.numel():
             return self._ranges.get(id(x))
         with _disable_current_modes():
@@ -146,16 +146,16 @@ class Recorder:
             self._ranges[id(x)] = _Range(first.item(), tuple(step.item() for step in steps))
         return self._ranges[id(x)]
 
-    def _in_range(self, x: Tensor, of: _Range, nodes: tuple[int, ...]) -> Tensor:
-        """The element at these indices."""
+    def _range_element(self, x: Tensor, range_: _Range, nodes: tuple[int, ...]) -> Tensor:
+        """Return the element of a range at these indices."""
         builder, kind = self.builder, kind_of(x.dtype)
-        value = builder.number(of.first, kind)
-        for i, step, entries in zip(nodes, of.steps, x.shape):
+        value = builder.number(range_.first, kind)
+        for i, step, entries in zip(nodes, range_.steps, x.shape):
             if builder.nodes[i].op == "input":
                 self.reaches.append(Reach(str(builder.nodes[i].value), entries))
-            elif builder.nodes[i].op != "const":  # counted from the end, as of a tensor
-                behind = builder.op("add", i, builder.number(entries, "int"))
-                i = builder.op("where", builder.op("lt", i, builder.const(0, "int")), behind, i)
+            elif builder.nodes[i].op != "const":  # a negative index counts from the end
+                wrapped = builder.op("add", i, builder.number(entries, "int"))
+                i = builder.op("where", builder.op("lt", i, builder.const(0, "int")), wrapped, i)
             if step:
                 value = builder.op("add", builder.op("mul", builder.to(kind, i), builder.number(step, kind)), value)
         out = without_values((), x.dtype)
@@ -163,53 +163,54 @@ class Recorder:
         return out
 
     def load(self, x: Tensor, indices: tuple[Any, ...]) -> Tensor:
-        """x[indices], of a captured tensor, of what such an access gave before, or of what was made of numbers."""
+        """Return x[indices] of a captured tensor, of a partial index of one, or of a tensor made of numbers."""
         if len(indices) > x.ndim:
             raise ModError(f"indexes a tensor of shape {tuple(x.shape)} by {len(indices)} indices")
-        if len(indices) == x.ndim and (self.is_made(x) or self.is_range(x)):
-            of = self._range_of(x)
-            if of is not None:
-                return self._in_range(x, of, tuple(self._index(i, extent) for i, extent in zip(indices, x.shape)))
-        position, before = self._part(x)
+        if len(indices) == x.ndim and (self.is_constant(x) or self.is_range(x)):
+            range_ = self._range_of(x)
+            if range_ is not None:
+                return self._range_element(
+                    x, range_, tuple(self._index(i, extent) for i, extent in zip(indices, x.shape))
+                )
+        position, prefix = self._part(x)
         whole = self.tensors[position]
-        nodes = before + tuple(self._index(i, extent) for i, extent in zip(indices, x.shape))
-        left = whole.shape[len(nodes) :]
-        if left:
-            out = without_values(left, whole.dtype)
+        nodes = prefix + tuple(self._index(i, extent) for i, extent in zip(indices, x.shape))
+        rest = whole.shape[len(nodes) :]
+        if rest:
+            out = without_values(rest, whole.dtype)
             self._kept.append(out)
             self._parts[id(out)] = position, nodes
             return out
         return self._loaded((), position, [nodes])
 
     def row(self, x: Tensor) -> Tensor:
-        """All elements of a tensor of one axis, captured or made of numbers, or of what is left of one that was indexed
-        in part."""
+        """Return all elements of a tensor of one axis: captured, made of numbers, or left by a partial index."""
         if x.shape[0] > LONGEST_ROW:
             raise ModError(
                 f"uses a tensor of shape {tuple(x.shape)} as a whole, expected at most {LONGEST_ROW} elements: it is "
                 "computed with one by one"
             )
-        if self.is_made(x):
+        if self.is_constant(x):
             out = without_values(tuple(x.shape), x.dtype)
             self.set(out, *self.elements(x))
             return out
-        position, before = self._part(x)
-        places = [(*before, self.builder.const(i, "int")) for i in range(x.shape[0])]
-        return self._loaded(tuple(x.shape), position, places)
+        position, prefix = self._part(x)
+        load_indices = [(*prefix, self.builder.const(i, "int")) for i in range(x.shape[0])]
+        return self._loaded(tuple(x.shape), position, load_indices)
 
     def _part(self, x: Tensor) -> tuple[int, tuple[int, ...]]:
-        """Position of a captured tensor, and the indices that made x of it."""
+        """Return the position of a captured tensor, and the indices that led to x."""
         if id(x) in self._parts:
             return self._parts[id(x)]
-        if self.is_made(x):
+        if self.is_constant(x):
             x = self._table(x)
-        known = [i for i, tensor in enumerate(self.tensors) if tensor is x]
-        if not known:
+        positions = [i for i, tensor in enumerate(self.tensors) if tensor is x]
+        if not positions:
             self.tensors.append(x)
-        return (known or [len(self.tensors) - 1])[0], ()
+        return (positions or [len(self.tensors) - 1])[0], ()
 
     def _table(self, x: Tensor) -> Tensor:
-        """Its values as they are, as a captured tensor."""
+        """Return a copy of its present values as a captured tensor."""
         key = id(x), x._version
         if key not in self._tables:
             device = self._default_device if x.device.type == "cpu" else x.device
@@ -217,15 +218,15 @@ class Recorder:
                 self._tables[key] = x.detach().to(device, copy=True)
         return self._tables[key]
 
-    def _loaded(self, shape: tuple[int, ...], position: int, places: list[tuple[int, ...]]) -> Tensor:
+    def _loaded(self, shape: tuple[int, ...], position: int, load_indices: list[tuple[int, ...]]) -> Tensor:
         whole = self.tensors[position]
         trains = whole.dtype.is_floating_point and whole.requires_grad and torch.is_grad_enabled()
         out = without_values(shape, whole.dtype, trains)
-        self.set(out, *(self.builder.load(position, nodes, kind_of(whole.dtype)) for nodes in places))
+        self.set(out, *(self.builder.load(position, nodes, kind_of(whole.dtype)) for nodes in load_indices))
         if not trains:
             return out
-        self.leaves.append((out, position, places))
-        return out.clone()  # which may be changed in place, as a leaf may not
+        self.leaves.append((out, position, load_indices))
+        return out.clone()  # a clone may be changed in place, a leaf may not
 
     def _index(self, i: Any, extent: int) -> int:
         if isinstance(i, int) and not isinstance(i, bool):
@@ -238,23 +239,23 @@ class Recorder:
             raise ModError(
                 f"indexes a tensor by a tensor of shape {tuple(i.shape)}, {i.dtype}, expected 0-dim integers"
             )
-        return self.node(i if self.knows(i) or self.is_made(i) else self.load(i, ()))
+        return self.node(i if self.is_computed(i) or self.is_constant(i) else self.load(i, ()))
 
 
 LONGEST_ROW = 256
 
 
 def check_plain(x: Tensor) -> None:
-    """Raise unless a captured tensor is one that has elements of numbers."""
-    came = None
+    """Raise unless a captured tensor is a plain tensor of numbers."""
+    actual = None
     if x.is_nested:
-        came = "a nested tensor"
+        actual = "a nested tensor"
     elif x.layout is not torch.strided:
-        came = f"a tensor of layout {x.layout}"
+        actual = f"a tensor of layout {x.layout}"
     elif x.dtype.is_complex or x.is_quantized:
-        came = f"a tensor of dtype {x.dtype}"
-    if came is not None:
-        raise ModError(f"captured {came}, expected a plain one of numbers")
+        actual = f"a tensor of dtype {x.dtype}"
+    if actual is not None:
+        raise ModError(f"captured {actual}, expected a plain one of numbers")
 
 
 def without_values(shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool = False) -> Tensor:

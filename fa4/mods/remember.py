@@ -1,7 +1,7 @@
-"""Traces and calls that come again: a trace is used again while all that its function can read is the same.
+"""Caches of traces and of calls: a trace is reused while everything its function can read is unchanged.
 
-Two looks. A `Walk` says by value what a function can read, so that one made anew by every call finds the trace of the
-one before. `Watched` says by identity whether what a walk met is the same, which takes a few comparisons.
+There are two tests. `Traversal` describes by value what a function can read, so a function that each call creates anew
+finds the earlier trace. `IdentityGuard` compares by identity what a traversal reached, which takes a few comparisons.
 """
 
 from __future__ import annotations
@@ -13,56 +13,58 @@ from typing import Any
 import torch
 
 from .blocks import LISTS
-from .reads import Walk, Watched
+from .reads import IdentityGuard, Traversal
 from .trace import Traced, trace_mask, trace_score
 
 _traces: dict[tuple, tuple[Traced, tuple[int, ...]]] = {}
 _MOST_TRACES = 512
 
 
-def remembered(trace: Callable[[Callable], Traced], function: Callable) -> Traced:
-    """trace(function), which takes milliseconds, or what it gave for a function that reads the same.
+def cached_trace(trace: Callable[[Callable], Traced], function: Callable) -> Traced:
+    """Return trace(function), or a cached trace of a function that reads the same; tracing takes milliseconds.
 
-    Of tensors shape, dtype and whether they have gradients count, not values nor identity: a graph knows no more. A
-    function that may read what a `Walk` cannot follow is traced each time.
+    Of tensors, only shape, dtype and requires_grad matter, not values or identity: a graph depends on no more. A
+    function that may read what a `Traversal` cannot follow is traced each time.
     """
     try:
-        walk = Walk(function, Watched())
-        key = _key(trace, walk)
-        known = _traces.get(key)
-    except TypeError:  # Unseen, or something that has no hash
+        traversal = Traversal(function, IdentityGuard())
+        key = _key(trace, traversal)
+        cached = _traces.get(key)
+    except TypeError:  # Unseen, or no hash
         return trace(function)
-    if known is None:
+    if cached is None:
         traced = trace(function)
-        places = [next((i for i, x in enumerate(walk.tensors) if x is captured), None) for captured in traced.tensors]
-        if None in places:
+        indices = [
+            next((i for i, x in enumerate(traversal.tensors) if x is captured), None) for captured in traced.tensors
+        ]
+        if None in indices:
             return traced
         if len(_traces) >= _MOST_TRACES:
             _traces.clear()
-        # Without the tensors: they would live as long as the table.
-        known = _traces[key] = traced._replace(tensors=()), tuple(place for place in places if place is not None)
-    traced, at = known
-    return traced._replace(tensors=tuple(walk.tensors[i] for i in at))
+        # Without the tensors: the table would keep them alive.
+        cached = _traces[key] = traced._replace(tensors=()), tuple(i for i in indices if i is not None)
+    traced, captured_indices = cached
+    return traced._replace(tensors=tuple(traversal.tensors[i] for i in captured_indices))
 
 
-def _key(trace: Callable[[Callable], Traced], walk: Walk) -> tuple:
-    return trace, torch.is_grad_enabled(), walk.key
+def _key(trace: Callable[[Callable], Traced], traversal: Traversal) -> tuple:
+    return trace, torch.is_grad_enabled(), traversal.key
 
 
 class CachedMods:
-    """What came of calls with the same functions and block mask, while these are what they were."""
+    """Cached value of calls with the same functions and block mask, valid while these are unchanged."""
 
-    def __init__(self, watched: list[Watched], block_mask: Any, value: Any) -> None:
-        self._watched = watched
+    def __init__(self, guards: list[IdentityGuard], block_mask: Any, value: Any) -> None:
+        self._guards = guards
         self.value = value
-        self._blocks = () if block_mask is None else tuple((name, getattr(block_mask, name)) for name in _OF_BLOCKS)
+        self._blocks = () if block_mask is None else tuple((name, getattr(block_mask, name)) for name in _BLOCK_FIELDS)
         self._lists = [(x, x._version) for _, x in self._blocks if isinstance(x, torch.Tensor)]
-        self._ends: list[weakref.ref] = []
+        self._weakrefs: list[weakref.ref] = []
 
     def forget_with(self, key: tuple, given: list[Any]) -> None:
-        """Leave the table when one of `given` is gone. The references are this record's: another in its place has its
-        own."""
-        self._ends = [weakref.ref(x, lambda _: _known.pop(key, None)) for x in given]
+        """Remove the entry when one of `given` is garbage-collected. The weak references belong to this record: a later
+        entry under the same key has its own."""
+        self._weakrefs = [weakref.ref(x, lambda _: _known.pop(key, None)) for x in given]
 
     def holds(self, block_mask: Any) -> bool:
         for name, x in self._blocks:
@@ -71,38 +73,38 @@ class CachedMods:
         for lists, version in self._lists:
             if lists._version != version:
                 return False
-        return all([x.holds() for x in self._watched])  # a list: a generator takes longer than what it asks
+        return all([x.holds() for x in self._guards])  # a list: a generator costs more than these tests
 
 
-_OF_BLOCKS = (*LISTS, "mask_mod", "BLOCK_SIZE", "seq_lengths")
+_BLOCK_FIELDS = (*LISTS, "mask_mod", "BLOCK_SIZE", "seq_lengths")
 _known: dict[tuple, CachedMods] = {}
 
 
 def known(score_mod: Any, mask_mod: Any, block_mask: Any) -> CachedMods | None:
-    """What was kept of calls with these three, or None."""
+    """Return what is cached for these three objects, or None."""
     found = _known.get((id(score_mod), id(mask_mod), id(block_mask)))
     return found if found is not None and found.holds(block_mask) else None
 
 
 def keep(score_mod: Any, mask_mod: Any, block_mask: Any, functions: list[Any], value: Any) -> bool:
-    """Begin to keep a value for calls with these, until one of them is gone; False where a change would not be seen.
+    """Cache a value for calls with these objects until one of them is gone; False if a change could not be detected.
 
-    functions: those that were traced, a block mask's among them.
+    functions: the traced functions, including a block mask's.
     """
-    watched = []
+    guards = []
     key = id(score_mod), id(mask_mod), id(block_mask)
     try:
         for function in functions:
-            watched.append(Watched())
-            walk = Walk(function, watched[-1])
-            # A function that changes what it reads has no trace for what there is now.
-            if not any(_key(trace, walk) in _traces for trace in (trace_score, trace_mask)):
+            guards.append(IdentityGuard())
+            traversal = Traversal(function, guards[-1])
+            # A function that changes what it reads has no trace of its present state.
+            if not any(_key(trace, traversal) in _traces for trace in (trace_score, trace_mask)):
                 return False
-        if not all(x.is_whole for x in watched):
+        if not all(x.is_complete for x in guards):
             return False
-        made = CachedMods(watched, block_mask, value)
-        made.forget_with(key, [x for x in (score_mod, mask_mod, block_mask) if x is not None])
-    except (TypeError, AttributeError, RuntimeError):  # no weak reference to it, or changes that would not be seen
+        entry = CachedMods(guards, block_mask, value)
+        entry.forget_with(key, [x for x in (score_mod, mask_mod, block_mask) if x is not None])
+    except (TypeError, AttributeError, RuntimeError):  # no weak reference possible, or changes that cannot be detected
         return False
-    _known[key] = made
+    _known[key] = entry
     return True

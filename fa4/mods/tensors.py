@@ -1,6 +1,6 @@
-"""Graphs evaluated in torch: a value is a tensor over (batch, key/value heads, group, queries, keys), or over some.
+"""Graph evaluation in torch: a value is a tensor over (batch, key/value heads, group, queries, keys), or some of these.
 
-So what depends on a row, column or head alone is computed once for each.
+A value that depends on a row, column or head only is computed once for each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .dropout import Rate
 from .graph import Evaluation, Graph, Node, Number
-from .record import OF_BLOCKS, Mods
+from .record import NUM_BLOCK_TENSORS, Mods
 
 _OPERATORS: dict[str, Callable[..., Tensor]] = {
     "neg": torch.neg, "abs": torch.abs, "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
@@ -30,7 +30,7 @@ _OPERATORS: dict[str, Callable[..., Tensor]] = {
 
 
 class TorchArithmetic:
-    """Floats in `dtype`, ints in int64."""
+    """Arithmetic with floats in `dtype` and ints in int64."""
 
     def __init__(
         self, tensors: Sequence[Tensor], numbers: Sequence[Number], dtype: torch.dtype, device: torch.device
@@ -61,7 +61,7 @@ class TorchArithmetic:
 def evaluation(
     graph: Graph, tensors: Sequence[Tensor], numbers: Sequence[Number], inputs: dict[str, Tensor], dtype: torch.dtype
 ) -> Evaluation:
-    """The graph on a tile: `inputs` are its indices, int64, and perhaps "score"."""
+    """Return the evaluation of a graph on a tile: `inputs` are its indices, int64, and optionally "score"."""
     arithmetic = TorchArithmetic(tensors, numbers, dtype, inputs["q_idx"].device)
     arithmetic.kinds = graph.numbers
     return Evaluation(graph, arithmetic, inputs)
@@ -71,7 +71,7 @@ _KEPT = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 
 
 def for_kernels(x: Tensor) -> Tensor:
-    """A captured tensor as device code reads it (`core.traced`): contiguous, of at least one axis, of few dtypes."""
+    """Convert a captured tensor for device code (`core.traced`): contiguous, at least one axis, few dtypes."""
     x = x.detach()
     if x.numel() >= 1 << 31:
         raise ValueError(f"a captured tensor of shape {tuple(x.shape)} has 2^31 elements or more, expected fewer")
@@ -85,14 +85,14 @@ def for_kernels(x: Tensor) -> Tensor:
 def filled(
     mods: Mods, heads: int, backward: bool = False, is_ordered: bool = False, captured: tuple | None = None
 ) -> tuple:
-    """What kernels take for a call's mods, as `core.traced.ModTensors`: of the block mask the lists of each block of
-    queries, in a backward those of keys; `is_ordered` both. heads: of queries."""
+    """Return the kernel arguments of a call's mods, as `core.traced.ModTensors`. Block lists: per query block, in a
+    backward per key block, with `is_ordered` both. heads: query heads."""
     lists: tuple = (None, None)
     if mods.blocks:
-        *sides, query_order, key_order = mods.blocks[:OF_BLOCKS]
+        *sides, query_order, key_order = mods.blocks[:NUM_BLOCK_TENSORS]
         of_queries, of_keys = tuple(sides[:4]), tuple(sides[4:])
-        walked = (*of_keys, key_order) if backward else (*of_queries, query_order)
-        lists = walked, (*of_queries, query_order) if is_ordered else None
+        primary = (*of_keys, key_order) if backward else (*of_queries, query_order)
+        lists = primary, (*of_queries, query_order) if is_ordered else None
     dropout = None
     if mods.dropout_seed is not None:
         rate = Rate.of(mods.dropout_p)
@@ -100,49 +100,49 @@ def filled(
     return tuple(map(for_kernels, mods.tensors)) or None, mods.typed_numbers() or None, *lists, captured, dropout
 
 
-def where_seen(done: Evaluation, node: int, weights: Tensor) -> Tensor:
-    """A gradient at every pair of a tile, 0 where the pair's weight is: a derivative may be infinite or NaN where a
-    mask hides the pair, and 0 times that is NaN."""
-    value = torch.broadcast_to(done.value(node), weights.shape)
-    return value if done.graph.stays_finite(node) else value.masked_fill(weights == 0, 0.0)
+def where_seen(evaluated: Evaluation, node: int, p: Tensor) -> Tensor:
+    """Return a gradient at every pair of a tile, 0 where P is 0: a derivative may be infinite or NaN at a masked pair,
+    and 0 times that is NaN."""
+    value = torch.broadcast_to(evaluated.value(node), p.shape)
+    return value if evaluated.graph.stays_finite(node) else value.masked_fill(p == 0, 0.0)
 
 
-def add_gradients(done: Evaluation, weights: Tensor, gradients: Sequence[Tensor | None]) -> None:
-    """Add what a tile gives to the gradients of captured tensors; its input "grad" is set by now. weights: its P."""
-    shape = weights.shape
-    for scatter in done.graph.scatters:
+def add_gradients(evaluated: Evaluation, p: Tensor, gradients: Sequence[Tensor | None]) -> None:
+    """Add a tile's contribution to the gradients of captured tensors; its input "grad" must be set. p: the tile's P."""
+    shape = p.shape
+    for scatter in evaluated.graph.scatters:
         target = gradients[scatter.tensor]
         if target is None:
             continue
-        indices = [done.value(i) for i in scatter.indices]
-        value = where_seen(done, scatter.value, weights).to(target.dtype)
-        # Axes that no index varies along are summed first, in an order that does not change.
-        along = torch.broadcast_shapes(*(i.shape for i in indices)) if indices else ()
-        along = (1,) * (len(shape) - len(along)) + tuple(along)
-        summed = [axis for axis, extent in enumerate(along) if extent == 1]
+        indices = [evaluated.value(i) for i in scatter.indices]
+        value = where_seen(evaluated, scatter.value, p).to(target.dtype)
+        # First sum axes along which no index varies, in a fixed order.
+        index_shape = torch.broadcast_shapes(*(i.shape for i in indices)) if indices else ()
+        index_shape = (1,) * (len(shape) - len(index_shape)) + tuple(index_shape)
+        summed = [axis for axis, extent in enumerate(index_shape) if extent == 1]
         if summed:
             value = value.sum(dim=summed, keepdim=True)
         add_where(target, indices, value)
 
 
 def add_where(target: Tensor, indices: Sequence[Tensor], value: Tensor) -> None:
-    """Add a value for each place that indices, broadcast to its shape, name; in an order that does not change.
+    """Add each value at the indices (broadcast to its shape), in a fixed order.
 
-    On a GPU torch sorts what `index_put_` accumulates. On a CPU its threads would add as they come; additions to a
-    tensor of one axis are made one after the other.
+    On a GPU torch sorts for an accumulating `index_put_`. On a CPU its threads would add in any order, but additions to
+    a tensor of one axis are sequential.
     """
     if not indices:
         target.add_(value.sum())
         return
-    places = [torch.broadcast_to(i, value.shape) for i in indices]
+    targets = [torch.broadcast_to(i, value.shape) for i in indices]
     if target.device.type != "cpu":
-        target.index_put_(tuple(places), value, accumulate=True)
+        target.index_put_(tuple(targets), value, accumulate=True)
         return
-    place = torch.zeros_like(places[0])
-    for i, extent in zip(places, target.shape):
+    flat_index = torch.zeros_like(targets[0])
+    for i, extent in zip(targets, target.shape):
         if i.numel() and not -extent <= int(i.min()) <= int(i.max()) < extent:
             raise IndexError(
                 f"a captured tensor of shape {tuple(target.shape)} is indexed by {int(i.min())} to {int(i.max())}"
             )
-        place = place * extent + torch.where(i < 0, i + extent, i)
-    target.view(-1).index_add_(0, place.flatten(), value.flatten())
+        flat_index = flat_index * extent + torch.where(i < 0, i + extent, i)
+    target.view(-1).index_add_(0, flat_index.flatten(), value.flatten())

@@ -1,10 +1,10 @@
-"""From a caller's score_mod or mask_mod to a `Graph`: the function runs once, on 0-dim tensors without values.
+"""Trace a caller's score_mod or mask_mod to a `Graph`: the function runs once, on 0-dim tensors without values.
 
-Two modes of torch watch it. `_Functions` sees what the caller wrote: it turns indexing of captured tensors into loads
-and refuses what would need values. `_Operators` sees the aten operators beneath, and those of autograd, by which the
-derivative of a score_mod is taken. Operators that `fa4.mods.aten` does not know are decomposed by torch, or refused by
-name, with the line of the caller's function. A row, a tensor of one axis, is its elements: what is computed on one is
-recorded for each of them.
+Two torch modes record it. `_Functions` handles the caller's torch functions: it turns indexing of captured tensors into
+loads, and refuses whatever needs values. `_Operators` handles the aten operators below, including those of autograd,
+which differentiates a score_mod. Operators that `fa4.mods.aten` does not have are decomposed by torch, or refused with
+their name and the line of the caller's function. A row (a tensor of one axis) is recorded as its elements, one operator
+each.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .recorder import NO_COUNTERPART, ModError, Reach, Recorder, check_plain, wi
 
 
 class Traced(NamedTuple):
-    """A graph with what fills it: captured tensors and numbers, by position.
+    """Graph with its captured tensors and numbers, by position.
 
-    reaches: how far arguments may go that index what the function makes of numbers.
+    reaches: bounds of the arguments that index tensors which the function makes of numbers.
     """
 
     graph: Graph
@@ -42,12 +42,12 @@ class Traced(NamedTuple):
 
 
 def trace_score(function: Callable[..., Tensor]) -> Traced:
-    """The graph of score_mod(score, b, h, q_idx, kv_idx) and of its derivative."""
+    """Return the graph of score_mod(score, b, h, q_idx, kv_idx) and of its derivative."""
     return _trace("score_mod", function, ("score", "b", "h", "q_idx", "kv_idx"))
 
 
 def trace_mask(function: Callable[..., Tensor]) -> Traced:
-    """The graph of mask_mod(b, h, q_idx, kv_idx)."""
+    """Return the graph of mask_mod(b, h, q_idx, kv_idx)."""
     return _trace("mask_mod", function, ("b", "h", "q_idx", "kv_idx"))
 
 
@@ -62,7 +62,7 @@ def _trace(role: str, function: Callable[..., Tensor], names: tuple[str, ...]) -
         scatters: list[Scatter] = []
         with _naming(role, function), operators, _saving_nodes(recorder):
             with functions:
-                # The score may be changed in place, as a leaf may not.
+                # Clone: the function may change the score in place, which autograd forbids for a leaf.
                 out = function(*(x.clone() if x.requires_grad else x for x in arguments))
                 result = _result(recorder, out, is_score)
             if is_score:
@@ -76,24 +76,24 @@ def _trace(role: str, function: Callable[..., Tensor], names: tuple[str, ...]) -
 
 @contextlib.contextmanager
 def _naming(role: str, function: Callable) -> Iterator[None]:
-    """Errors tell the function and the line; among them torch's own, of what the function asks it for."""
+    """Add the function and the line to errors, including torch's own errors about the function's calls."""
     try:
         yield
     except ModError as error:
         raise ModError(f"{role} {name_of(function)}: {error}{_where(error, function)}") from error
     except RuntimeError as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        if isinstance(error, RecursionError) or not last.filename.startswith(_NOT_THE_CALLERS):
+        if isinstance(error, RecursionError) or not last.filename.startswith(_INTERNAL_PATHS):
             raise
         reason = str(error).split("\n")[0]
         raise ModError(f"{role} {name_of(function)}: {reason}{_where(error, function)}") from error
 
 
 def _saving_nodes(recorder: Recorder) -> contextlib.AbstractContextManager:
-    """What autograd saves of a tensor are its nodes, so that the tensor may be changed in place."""
+    """Make autograd save the nodes of a tensor instead of the tensor, which may then be changed in place."""
 
     def pack(x: Tensor) -> Any:
-        return (x.shape, x.dtype, recorder.elements(x)) if recorder.knows(x) else x
+        return (x.shape, x.dtype, recorder.elements(x)) if recorder.is_computed(x) else x
 
     def unpack(saved: Any) -> Tensor:
         if isinstance(saved, Tensor):
@@ -114,7 +114,7 @@ def _check_signature(role: str, function: Any, names: tuple[str, ...]) -> None:
         raise TypeError(f"{role} is a {type(function).__name__}, {expected}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # it tells none
+    except (TypeError, ValueError):  # it has no signature
         return
     try:
         signature.bind(*names)
@@ -125,8 +125,8 @@ def _check_signature(role: str, function: Any, names: tuple[str, ...]) -> None:
 
 @contextlib.contextmanager
 def _without_modes() -> Iterator[None]:
-    """Nobody watches but we: torch.export, which traces through a mode for functions, would write our change of
-    autocast into its graph."""
+    """Disable other modes: torch.export traces through a function mode, and would put the autocast change below into
+    its graph."""
     modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
     try:
         with _disable_current_modes():
@@ -151,33 +151,35 @@ def _result(recorder: Recorder, out: Any, is_score: bool) -> int:
 
 
 def _derivative(recorder: Recorder, out: Tensor, score: Tensor) -> tuple[int, list[Scatter]]:
-    """By autograd over the operators that were recorded: what it runs is recorded too."""
+    """Differentiate with autograd over the recorded operators; the operators it runs are recorded too."""
     zero = recorder.builder.const(0.0, "float")
     if not out.requires_grad:
         return zero, []
     upstream = recorder.input("grad", out.dtype)
     leaves = [leaf for leaf, _, _ in recorder.leaves]
-    dscore, *others = torch.autograd.grad(out, [score, *leaves], upstream, allow_unused=True)
+    dscore, *dloads = torch.autograd.grad(out, [score, *leaves], upstream, allow_unused=True)
     scatters = [
         Scatter(position, indices, node)
-        for (_, position, places), x in zip(recorder.leaves, others)
+        for (_, position, load_indices), x in zip(recorder.leaves, dloads)
         if x is not None
-        for indices, node in zip(places, recorder.elements(x))
+        for indices, node in zip(load_indices, recorder.elements(x))
     ]
     return zero if dscore is None else recorder.node(dscore), scatters
 
 
 def _pruned(builder: Builder, result: int, types: list[TensorType], dscore: int | None, scatters: list) -> Graph:
-    """The graph without nodes that nothing needs."""
+    """Return the graph without unused nodes."""
     kinds = [kind for kind, _ in builder.numbers]
     whole = Graph(builder.nodes, result, types, kinds)
     roots = [result] + ([] if dscore is None else [dscore])
     for scatter in scatters:
         roots += [scatter.value, *scatter.indices]
-    place = {old: new for new, old in enumerate(sorted(whole.needed(*roots)))}
-    nodes = [whole.nodes[i]._replace(args=tuple(place[j] for j in whole.nodes[i].args)) for i in place]
-    moved = [Scatter(t, tuple(place[i] for i in indices), place[value]) for t, indices, value in scatters]
-    return Graph(nodes, place[result], types, kinds, None if dscore is None else place[dscore], moved)
+    new_index = {old: new for new, old in enumerate(sorted(whole.needed(*roots)))}
+    nodes = [whole.nodes[i]._replace(args=tuple(new_index[j] for j in whole.nodes[i].args)) for i in new_index]
+    new_scatters = [
+        Scatter(t, tuple(new_index[i] for i in indices), new_index[value]) for t, indices, value in scatters
+    ]
+    return Graph(nodes, new_index[result], types, kinds, None if dscore is None else new_index[dscore], new_scatters)
 
 
 # Methods and operators that write to their first argument.
@@ -195,15 +197,15 @@ _NEED_VALUES = {
     "__iter__": "iterates over a tensor",
     "__contains__": "searches in a tensor",
 }
-# Questions about a tensor that need no values.
-_QUESTIONS = frozenset(
+# Queries of a tensor that need no values.
+_QUERIES = frozenset(
     ("__get__", "dim", "ndimension", "size", "numel", "nelement", "__len__", "stride", "is_floating_point",
      "get_device", "element_size", "is_contiguous", "__hash__")
 )  # fmt: skip
 
 
 class _Functions(TorchFunctionMode):
-    """Captured tensors become loads before autograd and the operators see them."""
+    """Mode that turns captured tensors into loads before autograd and the operators see them."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -212,40 +214,40 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name, kwargs, recorder = getattr(func, "__name__", str(func)), kwargs or {}, self.recorder
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if all(map(recorder.is_made, tensors)):
+        if all(map(recorder.is_constant, tensors)):
             return make(recorder, name, func, args, kwargs)
         for x in tensors:
-            if not (recorder.knows(x) or recorder.is_made(x)):
+            if not (recorder.is_computed(x) or recorder.is_constant(x)):
                 check_plain(x)
         if name in _NEED_VALUES and args and isinstance(args[0], Tensor):
             raise ModError(f"{_NEED_VALUES[name]}; a traced function has none")
         is_in_place = _IN_PLACE.match(name) is not None and bool(args) and isinstance(args[0], Tensor)
-        if is_in_place and not recorder.knows(args[0]):
-            if not recorder.is_made(args[0]):
+        if is_in_place and not recorder.is_computed(args[0]):
+            if not recorder.is_constant(args[0]):
                 raise ModError(f"changes a captured tensor of shape {tuple(args[0].shape)} in place")
             if args[0].ndim > 1 or (args[0].ndim and name == "__setitem__"):
                 raise ModError(f"writes what it computed into a tensor of shape {tuple(args[0].shape)}")
-            recorder.computed(args[0])
+            recorder.to_computed(args[0])
         if name.startswith(("empty", "new_empty")):
             raise ModError(f"uses {name}, {NO_COUNTERPART}")
         if kwargs.get("out") is not None:
             raise ModError(f"uses {name} with out, expected its result to be used")
         if func is Tensor.__getitem__:
-            if recorder.knows(args[0]):
+            if recorder.is_computed(args[0]):
                 raise ModError(f"indexes a computed tensor of shape {tuple(args[0].shape)}")
             return recorder.load(args[0], args[1] if isinstance(args[1], tuple) else (args[1],))
-        if name in _QUESTIONS:
+        if name in _QUERIES:
             return func(*args, **kwargs)
         target = args[:1] if is_in_place else ()
         args, kwargs = tree_map_only(Tensor, self._number, (args[len(target) :], kwargs))
-        out = _INSTEAD.get(name, func)(*target, *args, **kwargs)
-        if isinstance(out, Tensor) and not out.is_meta and not recorder.knows(out):
+        out = _REPLACED.get(name, func)(*target, *args, **kwargs)
+        if isinstance(out, Tensor) and not out.is_meta and not recorder.is_computed(out):
             raise ModError(f"uses {name} on what it computed and on numbers, {NO_COUNTERPART}")
         return out
 
     def _number(self, x: Tensor) -> Tensor:
-        """A captured 0-dim tensor as an element, a row as its elements; others are indexed first."""
-        if self.recorder.knows(x) or (self.recorder.is_made(x) and not x.ndim):
+        """Return a captured 0-dim tensor as an element, a row as its elements; refuse more axes."""
+        if self.recorder.is_computed(x) or (self.recorder.is_constant(x) and not x.ndim):
             return x
         if x.ndim > 1:
             raise ModError(f"uses a tensor of shape {tuple(x.shape)} as a whole, expected it indexed down to a number")
@@ -253,24 +255,24 @@ class _Functions(TorchFunctionMode):
 
 
 def _heaviside(input: Tensor, values: Tensor) -> Tensor:
-    """With a derivative: that of values where the input is 0, else 0."""
+    """heaviside with a derivative: that of values where the input is 0, else 0."""
     return torch.where(input == 0, values, (input > 0).to(input.dtype))
 
 
-_INSTEAD: dict[str, Callable[..., Tensor]] = {"heaviside": _heaviside}
+_REPLACED: dict[str, Callable[..., Tensor]] = {"heaviside": _heaviside}
 
 
-# What to write in the place of some operators that have none.
+# Replacements for some unsupported operators.
 _HINTS = {name: "; (boundaries < x).sum() counts boundaries" for name in ("bucketize", "searchsorted")}
 
 
 class _Operators(TorchDispatchMode):
-    """Records every operator as nodes; what it computes has a shape and dtype, and no values."""
+    """Mode that records every operator as nodes; results have shape and dtype, but no values."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
-        self._decomposed: list[Any] = []  # what is being decomposed
+        self._decomposed: list[Any] = []  # stack of operators being decomposed
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         recorder, kwargs = self.recorder, kwargs or {}
@@ -280,10 +282,10 @@ class _Operators(TorchDispatchMode):
         if name == "_local_scalar_dense":
             raise ModError("reads a value; a traced function has none")
         if record is None:
-            return self._by_others(name, _out_of_place(func) if in_place else func, args, kwargs, in_place)
+            return self._by_decomposition(name, _out_of_place(func) if in_place else func, args, kwargs, in_place)
         if all(x.is_meta or name in LIKE_CONSTANTS for x in args if isinstance(x, Tensor)):
             out = func(*args, **kwargs)
-        else:  # a number that torch made a tensor of
+        else:  # torch converted a number to a tensor
             on_meta = tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
             with _disable_current_modes():
                 out = func(*on_meta[0], **on_meta[1])
@@ -296,13 +298,13 @@ class _Operators(TorchDispatchMode):
         except TypeError as error:
             raise ModError(f"uses {name} in a form {NO_COUNTERPART}: {error}") from error
         if in_place:
-            recorder.changed(args[0], *nodes)
+            recorder.set_in_place(args[0], *nodes)
             return args[0]
         recorder.set(out, *nodes)
         return out
 
-    def _by_others(self, name: str, func: Any, args: tuple, kwargs: dict, in_place: bool) -> Any:
-        """By operators that it is made of."""
+    def _by_decomposition(self, name: str, func: Any, args: tuple, kwargs: dict, in_place: bool) -> Any:
+        """Record an operator through its decomposition."""
         try:
             with self:
                 out = NotImplemented if func is None else self._decompose(func, args, kwargs)
@@ -313,15 +315,17 @@ class _Operators(TorchDispatchMode):
         if in_place:
             x = args[0]
             if out.shape != x.shape or not torch.can_cast(out.dtype, x.dtype):
-                came = f"a tensor of shape {tuple(out.shape)}, {out.dtype}"
-                raise ModError(f"{name} makes {came}, expected {tuple(x.shape)}, {x.dtype}: it changes one in place")
+                actual = f"a tensor of shape {tuple(out.shape)}, {out.dtype}"
+                raise ModError(f"{name} makes {actual}, expected {tuple(x.shape)}, {x.dtype}: it changes one in place")
             kind = kind_of(x.dtype)
-            self.recorder.changed(x, *(self.recorder.builder.to(kind, node) for node in self.recorder.elements(out)))
+            self.recorder.set_in_place(
+                x, *(self.recorder.builder.to(kind, node) for node in self.recorder.elements(out))
+            )
             return x
         return out
 
     def _nodes(self, name: str, record: Callable[..., int], out: Tensor, args: tuple, kwargs: dict) -> list[int]:
-        """Of what an operator gives: for each element those of the arguments' elements."""
+        """Return the result's nodes: for each element, the operator on the corresponding elements of the arguments."""
         recorder, kind = self.recorder, kind_of(out.dtype)
         lengths = {x.shape[0] for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.ndim}
         if name in REDUCTIONS and lengths:
@@ -336,20 +340,20 @@ class _Operators(TorchDispatchMode):
             )
 
         each = map(at, range(count))
-        return [record(recorder, kind, *of_args, **of_kwargs) for of_args, of_kwargs in each]
+        return [record(recorder, kind, *element_args, **element_kwargs) for element_args, element_kwargs in each]
 
     def _decompose(self, func, args, kwargs):
-        """What torch, or who registered it, says that the operator is in terms of others; not of itself alone."""
-        if self._decomposed.count(func) >= _DEEPEST:
+        """Run the decomposition that torch or the operator's author registered, to a limited recursion depth."""
+        if self._decomposed.count(func) >= _MAX_DEPTH:
             return NotImplemented
         self._decomposed.append(func)
         try:
-            return self._in_others(func, args, kwargs)
+            return self._run_decomposition(func, args, kwargs)
         finally:
             self._decomposed.pop()
 
     @staticmethod
-    def _in_others(func, args, kwargs):
+    def _run_decomposition(func, args, kwargs):
         if func in torch._decomp.decomposition_table:
             return torch._decomp.decomposition_table[func](*args, **kwargs)
         if func.has_kernel_for_dispatch_key(_COMPOSITE):
@@ -358,12 +362,12 @@ class _Operators(TorchDispatchMode):
 
 
 def _out_of_place(func: Any) -> Any:
-    """The operator that gives what one in place writes; None if there is none."""
+    """Return the out-of-place variant of an in-place operator; None if there is none."""
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
     return getattr(getattr(torch.ops.aten, name, None), func._overloadname, None)
 
 
-_DEEPEST = 4
+_MAX_DEPTH = 4
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
@@ -372,15 +376,15 @@ def name_of(function: Callable) -> str:
 
 
 def begin_of(function: Callable) -> str:
-    """Where the text of a function begins, if it has one."""
+    """Return where a function's source begins, if known."""
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
 
 
-_NOT_THE_CALLERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_INTERNAL_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 def _where(error: BaseException, function: Callable) -> str:
-    """The innermost line of the caller's own code on the way to the error, else where the function begins."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_CALLERS)]
+    """Return the innermost line of the caller's own code in the traceback, else where the function begins."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_INTERNAL_PATHS)]
     return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else begin_of(function)

@@ -1,4 +1,4 @@
-"""`Watched`: the objects that a walk met, compared by identity with what is there at a later call."""
+"""`IdentityGuard`: compares the objects that a traversal reached, by identity, with those present at a later call."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 
 from torch import Tensor
 
-MISSING = object()  # stands for a name without a value
+MISSING = object()  # marks a name without a value
 
 
-class Watched:
-    """What walks met, to be looked at again: whether all of it is the same, by identity."""
+class IdentityGuard:
+    """Objects that traversals reached, to be compared by identity later."""
 
     def __init__(self) -> None:
         self.cells: list[tuple[types.CellType, Any]] = []
-        self.names: list[tuple[Any, str, Any]] = []  # in dicts, and in classes' views of theirs
-        self.empty: list[dict] = []  # attributes of objects that have none
-        self.is_whole = True  # all that can be read, without an object that keeps the first function of a walk alive
-        self._functions: list[tuple[weakref.ref, tuple]] = []  # not to keep them
+        self.names: list[tuple[Any, str, Any]] = []  # in dicts, and in class namespaces
+        self.empty: list[dict] = []  # attribute dicts that were empty
+        self.is_complete = True  # holds all that is readable, and nothing that keeps the traced function alive
+        self._functions: list[tuple[weakref.ref, tuple]] = []  # weak: they must not be kept alive
         self._tensors: list[tuple[Tensor, tuple]] = []
         self._others: list[tuple[Callable[..., bool], tuple]] = []
 
     def add_function(self, x: types.FunctionType) -> None:
-        held = x.__code__, x.__defaults__, x.__kwdefaults__, x.__dict__ or None
-        self._functions.append((weakref.ref(x), held))
+        parts = x.__code__, x.__defaults__, x.__kwdefaults__, x.__dict__ or None
+        self._functions.append((weakref.ref(x), parts))
 
     def add_tensor(self, x: Tensor) -> tuple:
         """Add x, and return the properties that are compared."""
-        kind = x.dtype, x.shape, x.stride(), x.device, x.requires_grad
-        self._tensors.append((x, kind))
-        return kind
+        properties = x.dtype, x.shape, x.stride(), x.device, x.requires_grad
+        self._tensors.append((x, properties))
+        return properties
 
     def add_class(self, x: type) -> None:
         space = vars(x)
@@ -50,12 +50,12 @@ class Watched:
         return items
 
     def holds(self) -> bool:
-        """Whether a walk would meet the same. Numbers that are equal but others do not count as the same."""
+        """Whether a traversal would reach the same objects. Equal but distinct numbers count as changed."""
         try:
             for cell, x in self.cells:
                 if cell.cell_contents is not x:
                     return False
-        except ValueError:  # it is empty
+        except ValueError:  # an empty cell
             return False
         for reference, (code, defaults, keywords, own) in self._functions:
             function = reference()
@@ -76,14 +76,14 @@ class Watched:
         for is_same, parts in self._others:
             if not is_same(*parts):
                 return False
-        for tensor, kind in self._tensors:  # (a function for the tuple would take longer)
-            if (tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad) != kind:
+        for tensor, properties in self._tensors:  # (building this tuple in a function would cost more)
+            if (tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad) != properties:
                 return False
         return True
 
 
 def _is_same_class(x: type, bases: tuple, space: Any, size: int) -> bool:
-    """Whether x has the bases and as many attributes: Python may call a method that was added without its name."""
+    """Whether x has the same bases and number of attributes: Python may call an added method without naming it."""
     return x.__bases__ is bases and len(space) == size
 
 

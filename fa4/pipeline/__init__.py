@@ -1,6 +1,6 @@
-"""The vocabulary of warp-specialised kernels, sm_90 and newer: roles, channels between them, shared memory, TMA.
+"""Parts of warp-specialised kernels for sm_90 and newer: roles, channels between roles, shared memory, TMA.
 
-A kernel is a few tables (`RoleTable`, `ChannelTable`, `SmemMap`) and a function for each role. The tables allocate,
-derive arrival counts, refuse misuse while the kernel is traced, and print themselves (`picture`). Nothing here imports
-a chip: what only a chip knows about barriers comes as its `Signals`.
+A kernel is a few tables (`RoleTable`, `ChannelTable`, `SmemMap`) and one function per role. The tables allocate, derive
+arrival counts, raise errors for misuse while the kernel is traced, and print themselves (`picture`). Nothing here
+imports a chip: chip-specific barrier operations are passed in as `Signals`.
 """

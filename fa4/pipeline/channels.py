@@ -1,14 +1,14 @@
-"""Who hands what to whom: producer/consumer channels as data, arrival counts derived from the role table.
+"""Producer/consumer channels between roles, as data. Arrival counts are derived from the role table.
 
-A channel is a ring of stages, each with two mbarriers: `full` (the producer has filled the stage) and `free` (the
-consumers have let go of it). What roles do at them is in `ends`.
+A channel is a ring of stages. Each stage has two mbarriers: `full` (the producer has filled the stage) and `free` (the
+consumers have released it). The operations of roles on them are in `ends`.
 
 CTAs of a cluster share a channel in one of two ways:
-  PAIR         one of two CTAs, the leader, issues the matrix operations of both (sm_100). What it waits for is counted
-               on its barriers: the bytes and the warps of both CTAs. What it commits it signals to both.
-  MULTICAST    each CTA loads a share of a stage into the shared memory of all, so a stage is free when the consumers
-               of all CTAs have let go of it: each of them arrives on the free barrier of every CTA. A CTA's full
-               barrier counts the bytes that arrive in its own shared memory, whoever sent them.
+  PAIR         One of two CTAs, the leader, issues the matrix operations of both (sm_100). The leader's barriers count
+               the bytes and the warps of both CTAs. A commit of the leader signals both CTAs.
+  MULTICAST    Each CTA loads a share of a stage into the shared memory of all CTAs. A stage is free when the consumers
+               of all CTAs have released it: each consumer arrives on the free barrier of every CTA. A CTA's full
+               barrier counts the bytes that arrive in its own shared memory, from any sender.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .roles import WARPS_PER_WARPGROUP, RoleTable
 
 
 class By(enum.Enum):
-    """What completes a barrier's phase."""
+    """The event that completes a barrier's phase."""
 
     TMA = "the byte count of bulk copies"
     UMMA = "a tcgen05.commit"
     WARP = "one elected lane of each warp"
-    READ = "one elected lane, whose bulk copies have read the stage"
-    WGMMA = "one elected lane of each warp, which has waited for the products that read the stage"
-    WARPGROUP = "one elected lane of each warpgroup, which has waited for the products that read the stage"
+    READ = "one elected lane, after its bulk copies have read the stage"
+    WGMMA = "one elected lane of each warp, after the products that read the stage"
+    WARPGROUP = "one elected lane of each warpgroup, after the products that read the stage"
 
 
 class Carries(enum.Flag):
-    """The memory through which the payload goes; decides the fences."""
+    """Memory that holds the payload; it decides the fences."""
 
     SMEM = enum.auto()
     ASYNC_SMEM = enum.auto()
@@ -43,25 +43,26 @@ class Carries(enum.Flag):
 
 
 class Across(enum.Enum):
-    """How the CTAs of a cluster share a channel; see the head of this module."""
+    """How the CTAs of a cluster share a channel; see the module docstring."""
 
-    NOTHING = "each CTA has its own"
+    NOTHING = "each CTA has its own channel"
     PAIR = "the leader's barriers count for both"
-    MULTICAST = "a stage is filled and emptied in all CTAs together"
+    MULTICAST = "a stage is filled and released in all CTAs together"
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """All teams of a role take part in each stage, where a role's plain name means one of its teams."""
+    """All instances of a role take part in each stage. A plain role name stands for one instance."""
 
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class Implied:
-    """A release without a barrier of its own: the producer learns from another channel that a stage is free again.
+    """A release without its own barrier: a wait on another channel tells the producer that the stage is free.
 
-    `channel` names it, `side` the barrier that the producer waits for: `full` as its consumer, `free` as its producer.
+    channel: name of the other channel. side: its barrier that the producer waits for, `full` (the producer is its
+    consumer) or `free` (the producer is its producer).
     """
 
     channel: str
@@ -69,16 +70,16 @@ class Implied:
 
 
 Side = str | Every
-ONCE = None  # `Channel.freed` of stages that are filled once
+ONCE = None  # `Channel.freed` if each stage is filled only once
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """`producer` fills `stages` stages, `consumer` empties them: a role, `Every` team of one, or a tuple of such.
+    """A ring of `stages` stages from `producer` to `consumer`: a role, `Every` instance of a role, or a tuple of these.
 
-    `freed` says what completes a stage's free barrier, or which other channel implies the release, or that there is
-    none because a stage is filled only `ONCE`; `freer` who lets go of it, where it is not the consumer. `ctas` of a
-    cluster take part in the way that `across` says.
+    filled: what completes a stage's full barrier. freed: what completes its free barrier, or the other channel that
+    implies the release, or `ONCE` for no release. freer: the role that releases a stage; None for the consumer. ctas:
+    CTAs of a cluster that share the channel. across: how they share it.
     """
 
     name: str
@@ -118,7 +119,7 @@ class Channel:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """All that take part, without repetition."""
+        """All roles of the channel, each once."""
         return tuple(dict.fromkeys(self.producing_roles + self.consuming_roles + self.freeing_roles))
 
     @property
@@ -135,13 +136,13 @@ class Channel:
 
     @property
     def is_relaxed(self) -> bool:
-        """Whether fences alone order the payload, so that arrivals and waits across CTAs need not."""
-        return self.is_of_copies or (self.is_pair and self.carries is Carries.TMEM)
+        """Whether fences order the payload, so that arrivals and waits across CTAs may be relaxed."""
+        return self.is_async_only or (self.is_pair and self.carries is Carries.TMEM)
 
     @property
-    def is_of_copies(self) -> bool:
-        """Whether stages that copies fill in several CTAs are let go of by products alone: to fence shared memory is
-        then enough, which takes no wait for the whole GPU's memory."""
+    def is_async_only(self) -> bool:
+        """Whether only copies (multicast) and products access the payload. A fence of shared memory is then enough; it
+        does not wait for the memory of the whole GPU."""
         return self.across is Across.MULTICAST and self.filled is By.TMA and self.freed is By.WGMMA
 
 
@@ -150,23 +151,22 @@ def role_of(side: Side) -> str:
 
 
 class Signals(Constant):
-    """What a chip does around barriers beside mbarrier arrivals and waits. This one: nothing more, as on sm_90."""
+    """A chip's operations around mbarrier arrivals and waits. This base class adds none, as on sm_90."""
 
     def before_arrival(self, carries: Carries) -> None:
-        """Each thread of a warp, before its elected lane arrives."""
+        """Run by each thread of a warp, before its elected lane arrives."""
         self._refuse(Carries.TMEM in carries, "tensor memory")
 
     def after_wait(self, carries: Carries) -> None:
-        """Each thread that has waited."""
+        """Run by each thread after its wait."""
         self._refuse(Carries.TMEM in carries, "tensor memory")
 
     def commit(self, barrier: cute.Pointer, ctas: int) -> None:
-        """One thread: an arrival on `barrier` (of each of `ctas` CTAs) when the matrix operations that it has issued
-        are done."""
+        """One thread: arrive on `barrier` (in each of `ctas` CTAs) when its matrix operations are done."""
         self._refuse(True, "matrix operations that signal barriers")
 
-    def _refuse(self, asked: bool, what: str) -> None:
-        if asked:
+    def _refuse(self, is_used: bool, what: str) -> None:
+        if is_used:
             raise ValueError(f"{type(self).__name__} knows no {what}")
 
 
@@ -175,11 +175,11 @@ PLAIN = Signals()
 
 @dataclass(frozen=True, slots=True)
 class ChannelTable(Constant):
-    """All channels of a kernel, their mbarriers laid out in one block of shared memory, 8 bytes each.
+    """All channels of a kernel. Their mbarriers, 8 bytes each, are one block of shared memory.
 
     Raises:
-        ValueError: two channels share a name; a channel names an unknown role, has no stage, or has CTAs without a way
-            to share; an implied release names no channel, or a barrier that the producer does not wait for.
+        ValueError: two channels share a name; a channel has an unknown role, no stage, or several CTAs without
+            `across`; an implied release names an unknown channel, or a barrier that the producer does not wait for.
     """
 
     channels: tuple[Channel, ...]
@@ -208,7 +208,7 @@ class ChannelTable(Constant):
         for role in channel.producing_roles:
             if role not in waiting[freed.side]:
                 raise ValueError(
-                    f"channel {channel.name} is said to be free when {other.name}.{freed.side} says so, "
+                    f"channel {channel.name}: its release is implied by {other.name}.{freed.side}, "
                     f"for which its producer {role} does not wait"
                 )
 
@@ -223,12 +223,12 @@ class ChannelTable(Constant):
         return 8 * sum(channel.barriers for channel in self.channels)
 
     def offset(self, channel: Channel) -> int:
-        """Index of the channel's first mbarrier: `stages` full ones, then as many free ones if it has any."""
+        """Index of the channel's first mbarrier. `stages` full barriers come first, then the free barriers, if any."""
         index = self.channels.index(channel)
         return sum(before.barriers for before in self.channels[:index])
 
     def full_arrivals(self, channel: Channel) -> int:
-        """Arrivals that complete one phase of a full barrier. Copies arrive once, when their bytes are announced."""
+        """Arrivals that complete one phase of a full barrier. Copies count as one arrival: that of expect_tx."""
         ctas = channel.ctas if channel.is_pair else 1
         return self._arrivals(channel.filled, channel.producers, ctas)
 
@@ -239,14 +239,14 @@ class ChannelTable(Constant):
     def _arrivals(self, by: By, sides: tuple[Side, ...], ctas: int) -> int:
         if by in (By.TMA, By.UMMA):
             return 1
-        warps = [(self.roles[role_of(side)], isinstance(side, Every)) for side in sides]
-        counts = [role.instance_warps * (role.instances if every else 1) for role, every in warps]
+        roles = [(self.roles[role_of(side)], isinstance(side, Every)) for side in sides]
+        counts = [role.instance_warps * (role.instances if every else 1) for role, every in roles]
         if by is By.READ:
             return ctas
         return ctas * sum(counts) // (WARPS_PER_WARPGROUP if by is By.WARPGROUP else 1)
 
     def barrier_names(self) -> tuple[str, ...]:
-        """A name for every mbarrier in order, for reports: `load_mma_KV.full[0]`."""
+        """Names of all mbarriers in order, for reports: `load_mma_KV.full[0]`."""
         names = []
         for channel in self.channels:
             names += [f"{channel.name}.full[{stage}]" for stage in range(channel.stages)]
@@ -257,7 +257,7 @@ class ChannelTable(Constant):
 
 @cute.jit
 def init_barriers(table: cutlass.Constexpr[ChannelTable], barriers: cute.Pointer):
-    """Initialise every mbarrier; one thread. The caller then syncs the CTA (or cluster) before the first use."""
+    """One thread: initialise every mbarrier. The caller syncs the CTA (or cluster) before the first use."""
     for channel in cutlass.const_expr(table.channels):
         full = barriers + table.offset(channel)
         for stage in cutlass.range_constexpr(channel.stages):

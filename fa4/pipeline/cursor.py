@@ -1,4 +1,4 @@
-"""Where a role stands in a channel: which stage comes next, and with which phase of its barrier to wait for it.
+"""Cursor: a role's position in a channel, that is its next stage and the phase of the barrier to wait for.
 
     keys = consume(ends.load_mma_KV)            # or produce(...)
     for ...:
@@ -7,8 +7,9 @@
         keys.commit()                            # or arrive(): the stage is free (a producer's: full)
         keys = keys.next()
 
-A barrier's phases alternate between the parities 0 and 1. A consumer's first wait is for phase 0, the first filling. A
-producer's first is for the phase before it, which a new barrier counts as completed: its stages are free at first.
+A barrier's phases alternate between the parities 0 and 1. A consumer first waits for phase 0: the first fill. A
+producer first waits for the phase before it (parity 1). A new barrier counts that phase as completed, so all stages
+are free at first.
 """
 
 from __future__ import annotations
@@ -22,33 +23,32 @@ from cutlass import Boolean, Int32
 from .channels import By
 from .ends import LEADER, End
 
-ALL = "all stages in each turn"
+ALL = "all stages in each iteration"
 
 
 class Lane(NamedTuple):
-    """Every `step`-th stage from `first`: one of `step` teams' share of a ring."""
+    """Every `step`-th stage from `first`: the share of a ring that one of `step` instances uses."""
 
     first: Any
     step: int
 
 
 def consume(end: End, stage: Any = None) -> Cursor:
-    """A consumer's cursor before the first turn: through the ring or a `Lane` of it, or at one `stage`, or at `ALL`."""
+    """Consumer's cursor before the first iteration. stage: None (the whole ring), a `Lane`, a fixed stage, or `ALL`."""
     return Cursor.at_start(end, False, stage)
 
 
 def produce(end: End, stage: Any = None, ahead: int = 0) -> Cursor:
-    """A producer's cursor before the first turn, or `ahead` turns later: stages are free at first, so that many turns
-    may be taken without a wait."""
+    """Producer's cursor before the first iteration, or `ahead` iterations later: that many need no wait, because the
+    stages are free at first. stage: as in `consume`."""
     return Cursor.at_start(end, True, stage, ahead)
 
 
 class Cursor:
-    """One role's place in one channel. Immutable; `cursor = cursor.next()`.
+    """One role's position in one channel. Immutable: `cursor = cursor.next()`.
 
-    `stage` is the stage whose turn it is. A cursor walks through the ring, `step` stages at a time, or stays with one
-    stage (`stage` given when it is made), or goes through `ALL` of them in each turn, the caller naming one at each
-    operation.
+    stage: the current stage. A cursor moves through the ring by `step` stages (`moves`), or stays at a fixed stage, or
+    is at `ALL` stages in each iteration; the caller then names the stage of each operation.
     """
 
     def __init__(self, end: End, produces: bool, stage: Any, phase: Int32, first_phase: int, moves: bool, step=1):
@@ -66,17 +66,17 @@ class Cursor:
         moves = isinstance(stage, Lane) or (stage is None and end.channel.stages > 1)
         if moves and ahead:
             raise ValueError(
-                f"channel {end.channel.name}: a cursor that walks through the ring starts at its beginning"
+                f"channel {end.channel.name}: a cursor that moves through the ring starts at its beginning"
             )
         first_phase = (1 if produces else 0) ^ (ahead & 1)
-        place = 0 if stage is None else stage
+        start = 0 if stage is None else stage
         if moves:
-            place = Int32(stage.first if isinstance(stage, Lane) else 0)
-        return Cursor(end, produces, place, Int32(first_phase), first_phase, moves, step)
+            start = Int32(stage.first if isinstance(stage, Lane) else 0)
+        return Cursor(end, produces, start, Int32(first_phase), first_phase, moves, step)
 
     def in_step(self, other: Cursor) -> Cursor:
-        """`other`, a new cursor in another channel, at the turn that this one has reached: channels whose turns go
-        together share one phase, rings of as many stages one stage as well."""
+        """Return `other`, a new cursor of another channel, moved to this cursor's iteration. Both channels advance
+        together, so they share one phase; rings of equal length also share the stage."""
         mine, others = self.end.channel, other.end.channel
         if self.moves != other.moves or (self.moves and mine.stages != others.stages):
             raise ValueError(f"channels {mine.name} and {others.name}: rings of other lengths do not go in step")
@@ -85,7 +85,7 @@ class Cursor:
         return Cursor(other.end, other.produces, stage, phase, other.first_phase, other.moves)
 
     def next(self) -> Cursor:
-        """The turn after this one."""
+        """Return the cursor of the next iteration."""
         stage, phase = self.stage, self.phase
         if self.moves:
             stages = self.end.channel.stages
@@ -103,7 +103,7 @@ class Cursor:
         wait(self._stage(stage), self.phase)
 
     def arrive(self, stage: Any = None) -> None:
-        """Whole warp: this warp has filled the stage (a producer), or needs it no more (a consumer)."""
+        """Whole warp: signal that this warp has filled the stage (a producer), or release it (a consumer)."""
         if self.produces:
             self.end.arrive_full(self._stage(stage))
         elif self.end.channel.freed is By.WARP:
@@ -118,11 +118,11 @@ class Cursor:
         commit(self._stage(stage))
 
     def expect_tx(self, nbytes: int, rank: Any = LEADER, stage: Any = None) -> None:
-        """Producer by TMA, whole warp of each CTA: `nbytes` of copies will signal full; of a pair, in each of them."""
+        """Producer by TMA, whole warp of each CTA: `nbytes` of copies (in each CTA of a pair) will signal full."""
         _expect_tx(self.end, self._stage(stage), nbytes, rank)
 
     def barrier(self, stage: Any = None) -> cute.Pointer:
-        """The full barrier, for copies to count their bytes on."""
+        """The full barrier, on which copies count their bytes."""
         return self.end.full(self._stage(stage))
 
     def _stage(self, stage: Any) -> Any:
@@ -147,7 +147,7 @@ class Cursor:
 
 @cute.jit
 def _expect_tx(end: cutlass.Constexpr[End], stage, nbytes: cutlass.Constexpr[int], rank: Int32):
-    """Of a pair the leader announces for both."""
+    """Call `expect`; in a pair only the leader does, for both CTAs."""
     if cutlass.const_expr(not end.channel.is_pair):
         end.expect(stage, nbytes)
     else:

@@ -1,16 +1,15 @@
-"""A role's ends of channels: waits and arrivals, each with the fences that the payload asks for.
+"""A role's ends of channels: waits and arrivals, each with the fences that the payload needs.
 
-A role sees only its own ends, and an operation that does not belong to that end, or to the channel's mechanism, is
-refused while the kernel is traced.
+A role sees only its own ends. An operation that does not fit the end or the channel's mechanism raises an error while
+the kernel is traced.
 
 Fences follow from what a channel carries:
-  ASYNC_SMEM   fence.proxy.async before an arrival of threads: written by them, read by TMA or MMA (or the other way
-               round)
+  ASYNC_SMEM   fence.proxy.async before an arrival of threads: threads write, TMA or MMA reads (or the reverse)
   SMEM         none: mbarrier arrivals release and waits acquire
-  TMEM         the chip's own (`Signals`), and across CTAs nothing else: they order what tensor memory carries even with
-               relaxed arrivals and waits (PTX ISA 9.7.16.6.4), where a release.cluster waits for the whole GPU's memory
-               (MEMBAR.ALL.GPU) and an acquire.cluster empties the first-level cache
-A payload in two memories (dS: tensor memory for one product, shared memory for another) takes the fences of both.
+  TMEM         the chip's fences (`Signals`). They order tensor memory even with relaxed arrivals and waits across CTAs
+               (PTX ISA 9.7.16.6.4). A release.cluster would wait for the memory of the whole GPU (MEMBAR.ALL.GPU), and
+               an acquire.cluster would invalidate the L1 cache
+A payload in two memories (dS: tensor memory for one product, shared memory for another) gets the fences of both.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ from ..core.constant import Constant
 from .channels import Across, By, Carries, Channel, ChannelTable, Implied, Signals
 from .roles import WARPS_PER_WARPGROUP
 
-LEADER = 0  # of a pair of CTAs: its rank in the cluster
+LEADER = 0  # cluster rank of the leading CTA of a pair
 
 
 class Ends(Constant):
-    """The channels as a role sees them; its attribute `mma_softmax_S` is an `End`. barriers: where the mbarriers lie in
-    shared memory, an Int64 pointer."""
+    """A role's view of the channels: one `End` per channel, as an attribute with the channel's name.
+
+    barriers: Int64 pointer to the mbarriers in shared memory.
+    """
 
     def __init__(self, table: ChannelTable, role: str, barriers: cute.Pointer):
         table.roles[role]
@@ -40,10 +41,10 @@ class Ends(Constant):
 
 
 class End(Constant):
-    """One role's end of one channel. `stage` may be a compile-time int or an Int32; phases are Int32 parities.
+    """One role's end of one channel. `stage` is a compile-time int or an Int32; phases are Int32 parities.
 
-    The first wait of a consumer on `full` has parity 0; the first wait of a producer on `free` has parity 1, which
-    succeeds at once because a new barrier counts as having completed the phase before its first.
+    A consumer's first wait on `full` has parity 0. A producer's first wait on `free` has parity 1 and succeeds at once:
+    a new barrier counts the phase before its first as completed.
     """
 
     def __init__(self, channel: Channel, role: str, full: cute.Pointer, signals: Signals):
@@ -79,8 +80,10 @@ class End(Constant):
         self._wait(self.free(stage), phase, self.channel.freed)
 
     def expect(self, stage, nbytes) -> None:
-        """Producer by TMA, whole warp (of a pair, the leader's): announce the bytes of copies that will signal
-        `full(stage)`: of a pair, `nbytes` by each CTA; by multicast, `nbytes` of all the shares."""
+        """Producer by TMA, whole warp (in a pair, of the leader): arrive and expect_tx on `full(stage)`.
+
+        nbytes: bytes of the copies of each CTA; with multicast, of all shares together.
+        """
         self._require(self.produces and self.channel.filled is By.TMA, "a producer by TMA")
         with cute.arch.elect_one():
             copies = self.channel.ctas if self.channel.is_pair else 1
@@ -97,22 +100,24 @@ class End(Constant):
         self._signals.commit(self.free(stage), self.channel.ctas)
 
     def arrive_full(self, stage) -> None:
-        """Producer by WARP, whole warp: this warp's part of the stage is written."""
+        """Producer by WARP, whole warp: signal that this warp's part of the stage is written."""
         self._require(self.produces and self.channel.filled is By.WARP, "a producer by warps")
         self._arrive(self.full(stage))
 
     def arrive_free(self, stage) -> None:
-        """Consumer by WARP, whole warp: this warp no longer needs the stage."""
+        """Consumer by WARP, whole warp: release the stage."""
         self._require(self.frees and self.channel.freed is By.WARP, "a consumer by warps")
         self._arrive(self.free(stage))
 
     def arrive_read(self, stage) -> None:
-        """Consumer by READ, WGMMA or WARPGROUP, whole warp: what the elected lane's bulk copies, or the warpgroup's
-        products, read of the stage has been awaited by this warp. No thread has touched the stage itself, so there is
-        nothing to fence or to gather from other lanes."""
+        """Consumer by READ, WGMMA or WARPGROUP, whole warp: release the stage.
+
+        The warp has waited for the reads of the elected lane's bulk copies, or of the warpgroup's products. No thread
+        has accessed the stage itself, so no fence and no warp sync is needed.
+        """
         freed = self.channel.freed
-        by_reading = freed in (By.READ, By.WGMMA, By.WARPGROUP)
-        self._require(self.frees and by_reading, "a consumer that reads by copies or products")
+        is_by_reading = freed in (By.READ, By.WGMMA, By.WARPGROUP)
+        self._require(self.frees and is_by_reading, "a consumer that reads by copies or products")
         if freed is By.WARPGROUP:
             _first_warp_only(self, stage)
         else:
@@ -124,16 +129,16 @@ class End(Constant):
         if Carries.ASYNC_SMEM in channel.carries:
             cute.arch.fence_proxy("async.shared", space="cta" if channel.ctas == 1 else "cluster")
         if channel.carries != Carries.TMEM:
-            cute.arch.sync_warp()  # the elected lane's arrival releases what every lane wrote
+            cute.arch.sync_warp()  # the elected lane's arrival releases the writes of every lane
         self._signal(barrier)
 
     def _signal(self, barrier: cute.Pointer) -> None:
-        """An elected lane arrives: on a pair's leader's barrier; of a free stage that was multicast, on every CTA's."""
+        """One elected lane arrives: on the leader's barrier of a pair, on every CTA's free barrier of a multicast."""
         channel = self.channel
         is_shared = channel.across is Across.MULTICAST and self.frees
         targets = range(channel.ctas) if is_shared else [LEADER] if channel.is_pair else []
         with cute.arch.elect_one():
-            if channel.is_of_copies:
+            if channel.is_async_only:
                 cute.arch.inline_ptx("fence.release.sync_restrict::shared::cta.cluster;")
             for rank in targets:
                 if channel.is_relaxed:
@@ -146,7 +151,7 @@ class End(Constant):
     def _wait(self, barrier: cute.Pointer, phase, by: By | Implied | None) -> None:
         if self.channel.ctas > 1 and by not in (By.TMA, By.UMMA):
             wait_for_cluster(barrier, phase, "relaxed" if self.channel.is_relaxed else "acquire")
-            if self.channel.is_of_copies:
+            if self.channel.is_async_only:
                 cute.arch.inline_ptx("fence.acquire.sync_restrict::shared::cluster.cluster;")
         else:
             cute.arch.mbarrier_wait(barrier, phase)
@@ -159,14 +164,13 @@ class End(Constant):
 
 @cute.jit
 def _first_warp_only(end: cutlass.Constexpr[End], stage):
-    """The first warp of a warpgroup signals for all four: a wgmma is done for all of them at once."""
+    """The first warp of a warpgroup signals for all four warps: a wgmma completes for all of them at once."""
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
         end._signal(end.free(stage))
 
 
 def arrive_relaxed(barrier: cute.Pointer, rank: int) -> None:
-    """On the same barrier of the CTA of that rank in the cluster, ordering no memory: for what fences of tensor memory
-    order."""
+    """Arrive on the same barrier of the CTA `rank` in the cluster, without memory ordering (fences order it)."""
     cute.arch.inline_ptx(
         """{
         .reg .b32 theirs;
@@ -178,7 +182,7 @@ def arrive_relaxed(barrier: cute.Pointer, rank: int) -> None:
 
 
 def wait_for_cluster(barrier: cute.Pointer, phase, semantics: str = "acquire") -> None:
-    """Like `mbarrier_wait`, and after an acquire what other CTAs wrote before they arrived is visible."""
+    """Like `mbarrier_wait`, across the cluster: an acquire makes writes of other CTAs before their arrival visible."""
     cute.arch.inline_ptx(
         f"""{{
         .reg .pred done;

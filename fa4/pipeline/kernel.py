@@ -1,4 +1,4 @@
-"""What every warp-specialised kernel does around its roles, what a role's body gets, and how it is launched."""
+"""Warp-specialised kernels: set-up and end around the roles, the context of a role's body, and the launch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .tma import TmaTile
 
 
 class Resources(Constant):
-    """What a chip's kernels own beside registers and shared memory, tensor memory for one. This one: nothing."""
+    """Resources of a chip's kernels beside registers and shared memory, e.g. tensor memory. This base class: none."""
 
     __slots__ = ()
 
     def acquire(self, smem: SmemMap) -> None:
-        """All threads, before the first barrier of the CTA."""
+        """Called by all threads, before the first barrier of the CTA."""
 
     def release(self, smem: SmemMap) -> None:
-        """All threads, after the last."""
+        """Called by all threads, after the last barrier of the CTA."""
 
 
 NOTHING = Resources()
@@ -40,9 +40,9 @@ NOTHING = Resources()
 
 @dataclass(frozen=True, slots=True)
 class Context(Constant):
-    """What a role's body gets: the run-time arguments, the configuration and the maps.
+    """Arguments of a role's body: run-time arguments, configuration, channels, shared memory and chip resources.
 
-    `cluster`: CTAs that start and end together, because they reach into each other's shared memory.
+    cluster: CTAs that start and end together, because they access each other's shared memory.
     """
 
     args: Any
@@ -57,28 +57,27 @@ class Context(Constant):
         return Ends(self.channels, role, self.smem.pointer("barriers", Int64))
 
     def tma(self, name: str) -> TmaTile:
-        """How the matrix `args.maps.<name>` is copied: in tiles of `cfg.<name>_tile`, by `cfg.sharers(name)` CTAs."""
+        """The TMA tile of matrix `args.maps.<name>`: tiles of `cfg.<name>_tile`, loaded by `cfg.sharers(name)` CTAs."""
         tile = getattr(self.cfg, f"{name}_tile")
         return TmaTile(*getattr(self.args.maps, name), tile, self.cfg.sharers(name))
 
 
 class Overlap(enum.Enum):
-    """What a kernel does beside its neighbours in the stream, by programmatic dependent launch."""
+    """Overlap of a kernel with its neighbours in the stream, by programmatic dependent launch."""
 
-    NOTHING = "it begins when the one before has ended"
-    SET_UP = "its set-up runs beside the end of the kernel before, and the set-up of the one after may begin then"
-    ROLES = "the kernel after may begin at once, and roles wait themselves where they need the one before"
+    NOTHING = "starts when the previous kernel has ended"
+    SET_UP = "its set-up overlaps the end of the previous kernel; then the set-up of the next kernel may start"
+    ROLES = "the next kernel may start at once; roles wait where they need results of the previous kernel"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RoleKernel(Program):
-    """A kernel of warp roles: its tables, as functions of its configuration. `name` also begins its PTX entry.
+    """A kernel of warp roles: its tables, as functions of its configuration. `name` is also a prefix of its PTX entry.
 
-    context: makes what roles get of (arguments, configuration, channels, shared memory). clusters: CTAs are launched in
-    clusters of `cfg.ctas` also where that is 1. is_cutlass: the entry's name keeps the DSL's "cutlass", by which ptxas
-    chooses how to schedule (seen with those of CUDA 12.9 to 13.5): with it the forward's exponentials are 10 cycles
-    apart in a warp instead of the special-function unit's 8, but its mma loop of a key block has 149 instructions
-    instead of 216.
+    context: builds the roles' `Context` from (arguments, configuration, channels, shared memory). clusters: launch in
+    clusters of `cfg.ctas` even if that is 1. is_cutlass: keep the DSL's "cutlass" in the entry name. ptxas (CUDA 12.9
+    to 13.5) schedules differently with it: the forward's exponentials in a warp are 10 cycles apart instead of the
+    special-function unit's 8, but its mma loop has 149 instructions per key block instead of 216.
     """
 
     channels: Callable[[Any], ChannelTable]
@@ -89,13 +88,13 @@ class RoleKernel(Program):
     is_cutlass: bool = True
 
     def entry_name(self, cfg: Any) -> str:
-        """What the kernel is called in profiles and reports; afterwards `describe` knows it."""
+        """Return the PTX entry name, for profiles and reports, and register it for `describe`."""
         table = self.channels(cfg)
         return entry_name(f"fa4_{self.name.replace('.', '_')}", cfg, table, self.smem(cfg, table))
 
     def launcher(self, cfg: Any, chip: Chip):
         if chip.emulated:
-            self.entry_name(cfg)  # reports name its roles and barriers, also when the kernel comes from the disk
+            self.entry_name(cfg)  # registers roles and barriers for reports, also if the kernel comes from disk
         return Program.launcher(self, cfg, chip)
 
     def start(self, args: Any, cfg: Any, ctas: Int32, stream: Any) -> None:
@@ -108,7 +107,7 @@ class RoleKernel(Program):
             cluster=(cfg.ctas, 1, 1) if self.clusters or cfg.ctas > 1 else None,
             smem=self.smem(cfg, table).nbytes,
             min_blocks_per_mp=table.roles.per_sm,
-            preferred_smem_carveout=100 if table.roles.per_sm > 1 else None,  # else the DSL asks a driver what fits
+            preferred_smem_carveout=100 if table.roles.per_sm > 1 else None,  # else the DSL queries a driver
             use_pdl=self.overlap is not Overlap.NOTHING,
             stream=stream,
         )
@@ -122,7 +121,7 @@ def kernel(args, cfg: cutlass.Constexpr, design: cutlass.Constexpr[RoleKernel]):
 
 @cute.jit
 def run(context: cutlass.Constexpr[Context], overlap: cutlass.Constexpr[Overlap] = Overlap.NOTHING):
-    """The body of a kernel: set barriers up, run every warp's role, wait for all."""
+    """Body of a kernel: set up barriers, run each warp's role, wait for all warps."""
     if cutlass.const_expr(overlap is Overlap.ROLES):
         cute.arch.griddepcontrol_launch_dependents()
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
@@ -130,19 +129,19 @@ def run(context: cutlass.Constexpr[Context], overlap: cutlass.Constexpr[Overlap]
             init_barriers(context.channels, context.smem.pointer("barriers", Int64))
     context.resources.acquire(context.smem)
     if cutlass.const_expr(overlap is Overlap.SET_UP):
-        # Up to here nothing of an earlier kernel's was touched; from here on the next one may do as much.
+        # No result of an earlier kernel is accessed above this line. The next kernel may run its set-up from here on.
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
     sync_all(context.cluster)
     run_roles(context.channels.roles, context)
-    # Every reader of what `release` gives back is done, and in a cluster nobody reaches into another CTA any more.
+    # Wait until all readers of the resources are done and, in a cluster, no CTA accesses another CTA.
     if cutlass.const_expr(context.cluster > 1 or context.resources is not NOTHING):
         sync_all(context.cluster)
     context.resources.release(context.smem)
 
 
 def sync_all(cluster: int) -> None:
-    """All threads of the CTA, or of all CTAs of the cluster."""
+    """Sync all threads of the CTA, or of all CTAs of the cluster."""
     if cluster > 1:
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
@@ -152,10 +151,10 @@ def sync_all(cluster: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the tables say about a compiled kernel, for reports about its runs.
+    """Roles, barriers and regions of a compiled kernel, for reports about its runs.
 
-    roles: warp of a CTA -> its role. barriers: byte in dynamic shared memory -> name of the mbarrier there. regions:
-    name -> (first byte, end) in dynamic shared memory.
+    roles: warp of a CTA -> role name. barriers: byte offset in dynamic shared memory -> mbarrier name. regions: name ->
+    (first byte, end) in dynamic shared memory.
     """
 
     roles: dict[int, str]
@@ -174,18 +173,17 @@ _described: dict[str, Description] = {}
 
 
 def describe(entry: str) -> Description | None:
-    """What is known about the kernel with the PTX entry `entry`, if `entry_name` was asked for its name."""
+    """Return the description of PTX entry `entry`, or None if `entry_name` was not called for it."""
     return _described.get(re.sub(r"(_cutlass)?_\d+$", "", entry))
 
 
 def entry_name(name: str, cfg: Any, table: ChannelTable, smem: SmemMap) -> str:
-    """What the entry of a kernel is called, for profilers and for `describe`: `name` and a digest of its
-    configuration."""
+    """Return a kernel's PTX entry name, `name` and a digest of its configuration, and register it for `describe`."""
     entry = f"{name}_{hashlib.sha256(repr(cfg).encode()).hexdigest()[:8]}"
     _described[entry] = Description.of(table, smem)
     return entry
 
 
 def set_entry_name(kernel: Any, entry: str, is_cutlass: bool = True) -> None:
-    """Before a launch is traced: let the kernel's entry begin with `entry`; is_cutlass: and have "cutlass" in it."""
+    """Set the prefix of the kernel's PTX entry name, before its launch is traced. is_cutlass: keep "cutlass" in it."""
     kernel.set_name_prefix(entry, keep_mangled_name=False, remove_cutlass_symbol=not is_cutlass)

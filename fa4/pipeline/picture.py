@@ -1,6 +1,6 @@
-"""A kernel's tables as Markdown, for the pages in docs/: roles, channels, memory, and how they hang together.
+"""A kernel's tables as Markdown for the pages in docs/: roles, channels, memory, and a flow chart.
 
-python -m fa4.sm100.fwd        # the Blackwell forward's; likewise sm100.bwd, sm90.fwd and sm90.bwd
+python -m fa4.sm100.fwd        # the Blackwell forward; likewise sm100.bwd, sm90.fwd and sm90.bwd
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from .roles import WARP, RoleTable
 from .smem import SmemMap
 
 
-def page(kernel: RoleKernel, cfg: Any, last: tuple[str, ...], *memories: str) -> str:
-    """Everything between the marks in a kernel's page. last: the roles that write results. memories: tables of those
-    beside shared memory."""
+def page(kernel: RoleKernel, cfg: Any, output_roles: tuple[str, ...], *memories: str) -> str:
+    """Return the text between the marks of a kernel's page. output_roles: roles that write results. memories: tables of
+    other memories than shared memory."""
     table = kernel.channels(cfg)
-    parts = roles_table(table.roles), diagram(table, last), channels_table(table), *memories
+    parts = roles_table(table.roles), diagram(table, output_roles), channels_table(table), *memories
     return "\n\n".join((*parts, smem_table(kernel.smem(cfg, table))))
 
 
 def roles_table(roles: RoleTable) -> str:
-    """A line per role: its warps, registers, and the first sentence of its module."""
+    """Return a table of roles: warps, instances, registers, and the first sentence of the role's module docstring."""
     lines = ["| role | warps | teams | registers a thread | what it does |", "|---|---|--:|--:|---|"]
     for role in roles.roles:
         first, stop = role.warps
@@ -36,8 +36,8 @@ def roles_table(roles: RoleTable) -> str:
 
 
 def channels_table(table: ChannelTable) -> str:
-    """A line per channel: stages, what completes its barriers and with how many arrivals, what it carries. Where a
-    release is implied, `free by` names the barrier that implies it."""
+    """Return a table of channels: stages, what completes the barriers, arrival counts, payload memory. For an implied
+    release, `free by` names the barrier that implies it."""
     lines = [
         "| channel | stages | full by | arrivals | free by | arrivals | carries |",
         "|---|--:|---|--:|---|--:|---|",
@@ -60,15 +60,15 @@ def channels_table(table: ChannelTable) -> str:
 
 
 def smem_table(smem: SmemMap) -> str:
-    """Where the regions of shared memory begin."""
+    """Return a table of the first byte of each shared-memory region."""
     lines = ["| shared memory | from byte |", "|---|--:|"]
     lines += [f"| {name} | {offset} |" for name, offset in smem.offsets.items()]
     return "\n".join((*lines, f"| end | {smem.nbytes} |"))
 
 
-def diagram(table: ChannelTable, last: tuple[str, ...]) -> str:
-    """A Mermaid flow chart: an arrow per pair of roles, labelled with what passes along it and, after "frees", the
-    payloads whose release it implies; `last` write results."""
+def diagram(table: ChannelTable, output_roles: tuple[str, ...]) -> str:
+    """Return a Mermaid flow chart with an arrow per pair of roles. Its label names the payloads and, after "frees", the
+    payloads whose release they imply. `output_roles` write results to global memory."""
     arrows: dict[tuple[str, str], list[str]] = {}
     for channel in table.channels:
         for producer in channel.producing_roles:
@@ -77,13 +77,13 @@ def diagram(table: ChannelTable, last: tuple[str, ...]) -> str:
     lines = ["```mermaid", "flowchart LR", "    global[(global memory)] --> load"]
     for (producer, consumer), labels in arrows.items():
         lines.append(f'    {producer} -- "{"<br>".join(labels)}" --> {consumer}')
-    return "\n".join((*lines, *(f"    {role} --> global" for role in last), "```"))
+    return "\n".join((*lines, *(f"    {role} --> global" for role in output_roles), "```"))
 
 
 def _label(channel: Channel, consumer: str, table: ChannelTable) -> str:
     label = _payload(channel) if channel.stages == 1 else f"{_payload(channel)} x{channel.stages}"
-    told = Implied(channel.name, "full")
-    freed = [_payload(c) for c in table.channels if c.freed == told and consumer in c.producing_roles]
+    implied = Implied(channel.name, "full")
+    freed = [_payload(c) for c in table.channels if c.freed == implied and consumer in c.producing_roles]
     return label + (f" (frees {', '.join(freed)})" if freed else "")
 
 

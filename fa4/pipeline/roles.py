@@ -1,4 +1,4 @@
-"""Who runs where: one table of warp roles per kernel, checked when the kernel is built."""
+"""Table of a kernel's warp roles, checked when the kernel is built."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ REGISTERS_PER_SM = 65536
 class Role:
     """Warps `warps[0]` to `warps[1] - 1` run `body` with `regs` registers a thread.
 
-    `instances` splits the warps into equal teams that work independently, for example two softmax warpgroups that each
-    own one Q tile; a channel stage is served by one team.
+    instances: equal groups of the warps that work independently, for example two softmax warpgroups with one Q tile
+    each. One instance serves a channel stage.
     """
 
     name: str
@@ -31,20 +31,20 @@ class Role:
 
     @property
     def instance_warps(self) -> int:
-        """Warps in one team: the arrivals a barrier expects from this role."""
+        """Warps in one instance: the arrivals a barrier expects from this role."""
         return (self.warps[1] - self.warps[0]) // self.instances
 
 
 @dataclass(frozen=True, slots=True)
 class RoleTable(Constant):
-    """The roles of a kernel, in order of their warps. Warps after the last role, up to a full warpgroup, idle.
+    """The roles of a kernel, in warp order. Warps after the last role, up to a full warpgroup, are unused.
 
-    per_sm: CTAs that are to share an SM.
+    per_sm: CTAs per SM.
 
     Raises:
-        ValueError: roles overlap, leave a gap, differ in `regs` within a warpgroup (setmaxnreg is a warpgroup's
-            instruction), ask for a register count setmaxnreg cannot set, or for more registers than the SM has, or
-            than a CTA is given at launch where several share it.
+        ValueError: roles overlap, leave a gap, differ in `regs` within a warpgroup (all warps of a warpgroup must
+            execute the same setmaxnreg), need a register count that setmaxnreg cannot set, or more registers than the
+            SM has or, with several CTAs per SM, than a CTA gets at launch.
     """
 
     roles: tuple[Role, ...]
@@ -63,9 +63,9 @@ class RoleTable(Constant):
         total = sum(self.warpgroup_regs(group) * WARPS_PER_WARPGROUP * WARP for group in range(self.warpgroups))
         if total > REGISTERS_PER_SM:
             raise ValueError(f"the roles ask for {total} registers, the SM has {REGISTERS_PER_SM}")
-        given = self.launch_regs() * self.threads  # what CTAs leave of an SM's, setmaxnreg does not give to one
-        if total > given:
-            raise ValueError(f"the roles ask for {total} registers, each of {self.per_sm} CTAs of an SM has {given}")
+        limit = self.launch_regs() * self.threads  # setmaxnreg cannot use registers of the SM beyond these
+        if total > limit:
+            raise ValueError(f"the roles ask for {total} registers, each of {self.per_sm} CTAs of an SM has {limit}")
 
     def __getitem__(self, name: str) -> Role:
         for role in self.roles:
@@ -82,17 +82,17 @@ class RoleTable(Constant):
         return self.warpgroups * WARPS_PER_WARPGROUP * WARP
 
     def warpgroup_regs(self, group: int) -> int:
-        """Registers a thread of one warpgroup; every role in it must ask for the same."""
+        """Registers per thread of one warpgroup; all its roles must request the same number."""
         first, end = group * WARPS_PER_WARPGROUP, (group + 1) * WARPS_PER_WARPGROUP
         inside = [role for role in self.roles if role.warps[0] < end and role.warps[1] > first]
         if len({role.regs for role in inside}) != 1:
-            asked = ", ".join(f"{role.name}={role.regs}" for role in inside)
-            raise ValueError(f"the roles of warpgroup {group} must agree on regs, they ask for {asked}")
+            requested = ", ".join(f"{role.name}={role.regs}" for role in inside)
+            raise ValueError(f"the roles of warpgroup {group} must agree on regs, they ask for {requested}")
         return inside[0].regs
 
     @property
     def groups(self) -> tuple[tuple[Role, ...], ...]:
-        """Roles that share warpgroups, together; in order."""
+        """Roles in order, grouped by the warpgroups that they share."""
         groups: list[list[Role]] = []
         for role in self.roles:
             if role.warps[0] % WARPS_PER_WARPGROUP == 0:
@@ -101,13 +101,13 @@ class RoleTable(Constant):
         return tuple(tuple(group) for group in groups)
 
     def launch_regs(self) -> int:
-        """Registers a thread gets at launch, before any role changes its share."""
+        """Registers per thread at launch, before setmaxnreg."""
         return REGISTERS_PER_SM // (self.per_sm * self.threads) // 8 * 8
 
 
 @cute.jit
 def set_registers(regs: cutlass.Constexpr[int], launch_regs: cutlass.Constexpr[int]):
-    """Grow or shrink this warpgroup's share of the register file to `regs` a thread."""
+    """Set this warpgroup's registers per thread to `regs`, by setmaxnreg."""
     if cutlass.const_expr(regs > launch_regs):
         cute.arch.setmaxregister_increase(regs)
     elif cutlass.const_expr(regs < launch_regs):
@@ -116,11 +116,11 @@ def set_registers(regs: cutlass.Constexpr[int], launch_regs: cutlass.Constexpr[i
 
 @cute.jit
 def run_roles(table: cutlass.Constexpr[RoleTable], context, first: cutlass.Constexpr[int] = 0):
-    """Branch each warp to its role's body, called with `context`; idle warps only give their registers back.
+    """Branch each warp to its role's body, called with `context`. Unused warps only release their registers.
 
-    First by warpgroup, all of whose warps must execute the same setmaxnreg, then by role. One after the other, each in
-    the `else` of the one before: as independent branches the compiler merges parts of different roles, and then no
-    longer sees that a warp's control flow is uniform; and only what setmaxnreg dominates gets its registers.
+    The first branch is by warpgroup (all its warps must execute the same setmaxnreg), the second by role. Each branch
+    is in the `else` of the previous one: the compiler merges parts of independent branches, and then cannot prove that
+    a warp's control flow is uniform. Only code that setmaxnreg dominates gets its registers.
     """
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     end = table.groups[first][-1].warps[1]
@@ -143,9 +143,9 @@ def _run_group(table: cutlass.Constexpr[RoleTable], context, group: cutlass.Cons
 def _run_role(
     table: cutlass.Constexpr[RoleTable], context, group: cutlass.Constexpr[int], index: cutlass.Constexpr[int]
 ):
-    """Role `index` of a group and those after it. Warps after the last one have nothing to do."""
+    """Run role `index` of a group or a later one. Warps after the last role do nothing."""
     role, others = table.groups[group][index], len(table.groups[group]) - index - 1
-    body, stop = role.body, role.warps[1]  # a record of functions cannot be carried through a run-time branch
+    body, stop = role.body, role.warps[1]  # a run-time branch cannot carry a record of functions
     if cutlass.const_expr(others == 0 and stop % WARPS_PER_WARPGROUP == 0):
         body(context)
     else:

@@ -1,8 +1,8 @@
-"""Shared memory: regions laid out from a table, and the one tile format all operands use.
+"""Shared memory: regions allocated from a table, and the tile format of all operands.
 
-A tile of rows x columns is stored as panels: 128 bytes of every row (64 columns of 16 bits), one panel after another,
-128-byte swizzled. One TMA box fills a panel. The matrix unit reads the same bytes K-major (the columns are the
-reduction: Q, K) or MN-major (the rows are: V), so every operand and the output share this format.
+A tile of rows x columns is a sequence of panels. A panel holds 128 bytes of every row (64 columns of 16 bits), 128-byte
+swizzled. One TMA box fills one panel. The matrix unit reads a tile K-major (reduction over columns: Q, K) or MN-major
+(reduction over rows: V), so all operands and the output share this format.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ SWIZZLE_ALIGN = 1024  # bytes after which the 128-byte swizzle repeats
 
 @dataclass(frozen=True, slots=True)
 class Tile(Constant):
-    """A panelled tile; `columns` is rounded up to whole panels in storage (TMA fills the rest with zeros).
+    """A tile in panels. `columns` is rounded up to whole panels in storage; TMA fills the rest with zeros.
 
-    slots: of a tensor whose rows are (head, row), the tile's rows that the heads of a row take; TMA fills those that
-    are no head's with zeros. 1 where there are as many heads, or no such pairs. pieces: equal shares of the rows that
-    come by a copy each, from places that may be apart.
+    slots: tile rows per row of a tensor whose rows are (head, row) pairs; TMA fills slots without a head with zeros. 1
+    if there are as many slots as heads, or no such pairs. pieces: equal parts of the rows, each loaded by its own copy
+    from its own global address.
     """
 
     rows: int
     columns: int
-    bits: int = 16  # of an element
+    bits: int = 16  # per element
     slots: int = 1
     pieces: int = 1
 
@@ -56,14 +56,14 @@ class Tile(Constant):
         return self.panels * self.panel_bytes
 
     def panel_layout(self) -> cute.ComposedLayout:
-        """(rows, panel_columns) -> element offset within one panel, as TMA atoms want it."""
+        """(rows, panel_columns) -> element offset within one panel, as TMA atoms need it."""
         outer = cute.make_layout((self.rows, self.panel_columns), stride=(self.panel_columns, 1))
         return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """`nbytes` bytes named `name`, aligned to `align`; `over` puts it at the start of an earlier region instead."""
+    """`nbytes` bytes of shared memory, aligned to `align`. over: name of an earlier region whose start it shares."""
 
     name: str
     nbytes: int
@@ -75,7 +75,7 @@ class SmemMap(Constant):
     """Offsets of the regions in dynamic shared memory, in table order.
 
     Raises:
-        ValueError: two regions share a name, or one does not fit into the region it lies over.
+        ValueError: two regions share a name, or a region is larger than the one named by `over`.
     """
 
     def __init__(self, *regions: Region):
@@ -97,31 +97,31 @@ class SmemMap(Constant):
 
     @property
     def regions(self) -> dict[str, tuple[int, int]]:
-        """Name -> (first byte, end)."""
+        """Region name -> (first byte, end)."""
         return {name: (first, first + self.sizes[name]) for name, first in self.offsets.items()}
 
     def pointer(self, name: str, dtype) -> cute.Pointer:
-        """The region's first byte, as a shared-memory pointer to `dtype`."""
+        """Shared-memory pointer to the region's first byte, of element type `dtype`."""
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=SWIZZLE_ALIGN)
         return cute.recast_ptr(base + self.offsets[name], dtype=dtype)
 
     def address(self, name: str) -> Int32:
-        """The region's first byte, as a 32-bit shared-memory address."""
+        """32-bit shared-memory address of the region's first byte."""
         return self.pointer(name, cutlass.Int8).toint()
 
 
 def store_row_chunk(
-    tile_address, tile: Tile, row, column: int, words: list[Int32], space=cute.AddressSpace.smem
+    tile_address, tile: Tile, row, column: int, packed: list[Int32], space=cute.AddressSpace.smem
 ) -> None:
-    """Write 16 bytes (4 words) at (row, column) of a panelled tile; `column` is a multiple of as many elements. `space`
-    may be distributed shared memory, `tile_address` being another CTA's."""
-    panel, within = divmod(column, tile.panel_columns)
-    chunk = within * tile.bits // 128 ^ (row & 7)
+    """Store 16 bytes (4 packed words) at (row, column) of a tile; `column` is a multiple of the elements in 16 bytes.
+    space: distributed shared memory if `tile_address` is in another CTA."""
+    panel, panel_column = divmod(column, tile.panel_columns)
+    chunk = panel_column * tile.bits // 128 ^ (row & 7)
     address = tile_address + panel * tile.panel_bytes + row * PANEL_ROW_BYTES + chunk * 16
-    store_vec(cute.make_ptr(Int32, address, space, assumed_align=16), words)
+    store_vec(cute.make_ptr(Int32, address, space, assumed_align=16), packed)
 
 
-def store_row(tile_address, tile: Tile, row, column: int, words: list[Int32], space=cute.AddressSpace.smem) -> None:
-    """Write whole chunks of 16 bytes of a row of a panelled tile, from `column`, which is a multiple of a chunk."""
-    for i in range(0, len(words), 4):
-        store_row_chunk(tile_address, tile, row, column + 32 // tile.bits * i, words[i : i + 4], space)
+def store_row(tile_address, tile: Tile, row, column: int, packed: list[Int32], space=cute.AddressSpace.smem) -> None:
+    """Store whole 16-byte chunks of a tile's row, starting at `column`, a multiple of a chunk's elements."""
+    for i in range(0, len(packed), 4):
+        store_row_chunk(tile_address, tile, row, column + 32 // tile.bits * i, packed[i : i + 4], space)

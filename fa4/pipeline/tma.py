@@ -1,4 +1,4 @@
-"""Copies by the TMA unit: panelled tiles between global and shared memory, and one-dimensional stretches of bytes."""
+"""TMA copies: tiles in panels between global and shared memory, and one-dimensional bulk copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .smem import Tile
 
 
 class TmaMap(NamedTuple):
-    """A `TmaTile` as an argument of a kernel, to which its tile is a compile-time number."""
+    """The kernel arguments of a `TmaTile`; its tile is a compile-time constant of the kernel."""
 
     atom: cute.CopyAtom
     tensor: cute.Tensor
@@ -23,9 +23,9 @@ class TmaMap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TmaTile(Constant):
-    """A global tensor cut into panelled tiles; `tensor` holds TMA coordinates, with the modes (rows, columns, ...).
+    """A global tensor of tiles. tensor: TMA coordinates with the modes (rows, columns, ...).
 
-    `multicast` CTAs of a cluster load a tile together: each the same share of its rows, into the shared memory of all.
+    multicast: CTAs of a cluster that load a tile together; each loads an equal share of its rows into all of them.
     """
 
     atom: cute.CopyAtom
@@ -35,13 +35,13 @@ class TmaTile(Constant):
 
     @staticmethod
     def load(tensor: cute.Tensor, tile: Tile, ctas: int = 1, multicast: int = 1) -> TmaTile:
-        """Host side: a TMA map that loads tiles of `tensor` (rows, columns, ...).
+        """Host side: return a TMA map that loads tiles of `tensor` (rows, columns, ...).
 
         Args:
-            ctas: 2 for a pair of CTAs (sm_100): each loads into its own shared memory, and the bytes are counted on
-                the first one's barrier.
-            multicast: CTAs that load each tile together (sm_90 and newer); the bytes of all shares are counted on
-                every CTA's own barrier.
+            ctas: 2 for a pair of CTAs (sm_100): each loads into its own shared memory, and the first CTA's barrier
+                counts the bytes.
+            multicast: CTAs that load each tile together (sm_90 and newer); every CTA's own barrier counts the bytes of
+                all shares.
         """
         group = tcgen05.CtaGroup.TWO if ctas == 2 else tcgen05.CtaGroup.ONE
         kind = cpasync.CopyBulkTensorTileG2SOp if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp
@@ -49,7 +49,7 @@ class TmaTile(Constant):
 
     @staticmethod
     def store(tensor: cute.Tensor, tile: Tile) -> TmaTile:
-        """Host side: a TMA map that stores tiles to `tensor` (rows, columns, ...)."""
+        """Host side: return a TMA map that stores tiles to `tensor` (rows, columns, ...)."""
         return TmaTile._make(cpasync.CopyBulkTensorTileS2GOp(), tensor, tile)
 
     @property
@@ -65,44 +65,44 @@ class TmaTile(Constant):
 
 
 def _by_head(rows: int, slots: int):
-    """A tile's rows as a tensor has them."""
+    """Shape of a tile's rows: (slots, rows per slot) if rows are (head, row) pairs."""
     return rows if slots == 1 else (slots, rows // slots)
 
 
 def tma_panels(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, rank=0):
-    """Per panel, the (shared, global) sides of the copy of one tile, or of share or piece `rank` of one.
+    """Return the (shared, global) tensors of each panel's copy, for one tile or its share or piece `rank`.
 
     Args:
-        matrix: `tma.tensor` sliced to (rows, columns), perhaps offset to a sequence's first row.
-        row_tile: which tile along the rows; of a tile in pieces or shares, which of these.
-        pointer: where the tile lies in shared memory, typed as its elements.
+        matrix: `tma.tensor` sliced to (rows, columns), possibly offset to a sequence's first row.
+        row_tile: tile index along the rows; with pieces or shares, the index of the piece or share.
+        pointer: the tile in shared memory, with its element type.
     """
     panels = tma.tile.panels
     shared, glob = _partition(tma, matrix, row_tile, pointer, panels, rank)
     return [(shared[None, panel], glob[None, panel]) for panel in range(panels)]
 
 
-def _partition(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, places: int, rank=0):
-    """(shared, global) tensors of boxes: the `places` panels from `pointer`, and the panels of a row of tiles."""
+def _partition(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, panels: int, rank=0):
+    """(shared, global) tensors of boxes: `panels` panels from `pointer`, and all panels of the tile's rows."""
     rows, columns = tma.tile.piece_rows // tma.multicast, tma.tile.panel_columns
     if tma.multicast > 1 or tma.tile.pieces > 1:
         pointer = pointer + rank * (rows * columns)
-    layout = cute.make_layout((rows, columns, places), stride=(columns, 1, tma.tile.rows * columns))
+    layout = cute.make_layout((rows, columns, panels), stride=(columns, 1, tma.tile.rows * columns))
     shared = cute.make_tensor(cute.recast_ptr(pointer, cute.make_swizzle(3, 4, 3)), layout)
-    place = row_tile if tma.tile.slots == 1 else (0, row_tile)
-    glob = cute.local_tile(matrix, (_by_head(rows, tma.tile.slots), columns), (place, None))
+    coord = row_tile if tma.tile.slots == 1 else (0, row_tile)
+    glob = cute.local_tile(matrix, (_by_head(rows, tma.tile.slots), columns), (coord, None))
     return cpasync.tma_partition(
         tma.atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(glob, 0, 2)
     )
 
 
 def tma_load(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer, barrier: cute.Pointer, rank=0) -> None:
-    """Whole warp: start loading one tile; `tile.nbytes` bytes will be counted on `barrier`. Rows and columns outside
-    the tensor become zeros.
+    """Whole warp: start loading one tile; `barrier` counts its `tile.nbytes` bytes. Rows and columns outside the tensor
+    become zeros.
 
-    With multicast, the CTA of rank `rank` loads its share into all CTAs at the same shared-memory address, and the
-    share's bytes are counted on the barrier at the same address of each; `row_tile` counts shares. Of a tile in pieces,
-    `rank` says which place of the tile is filled, and `row_tile` counts pieces.
+    With multicast, CTA `rank` loads its share into all CTAs at the same shared-memory address. The barrier at the same
+    address in each CTA counts the share's bytes; `row_tile` counts shares. With pieces, `rank` is the piece's position
+    in the tile, and `row_tile` counts pieces.
     """
     extra = {} if tma.multicast == 1 else {"mcast_mask": Int16((1 << tma.multicast) - 1)}
     for shared, glob in tma_panels(tma, matrix, row_tile, pointer, rank):
@@ -112,60 +112,59 @@ def tma_load(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer,
 def tma_load_panel(
     tma: TmaTile, matrix: cute.Tensor, row_tile, panel, pointer: cute.Pointer, barrier: cute.Pointer
 ) -> None:
-    """Whole warp: start loading one panel of a tile; `panel` may be known at run time only."""
+    """Whole warp: start loading one panel of a tile; `panel` may be a run-time value."""
     shared, glob = _partition(tma, matrix, row_tile, pointer, 1)
     cute.copy(tma.atom, glob[None, panel], shared[None, 0], tma_bar_ptr=barrier)
 
 
 def tma_store(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer) -> None:
-    """Whole warp: store one tile and wait until shared memory has been read. Rows and columns outside the tensor are
-    left out."""
+    """Whole warp: store one tile and wait until shared memory has been read. Skip rows and columns outside the
+    tensor."""
     tma_start_store(tma, matrix, row_tile, pointer)
     wait_read()
 
 
 def tma_start_store(tma: TmaTile, matrix: cute.Tensor, row_tile, pointer: cute.Pointer) -> None:
-    """Whole warp: start to store one tile. Rows and columns outside the tensor are left out."""
+    """Whole warp: start storing one tile. Skip rows and columns outside the tensor."""
     sides = tma_panels(tma, matrix, row_tile, pointer)
-    with cute.arch.elect_one():  # unlike a load, a store is not elected by the copy itself
+    with cute.arch.elect_one():  # a store, unlike a load, does not elect a thread itself
         for shared, glob in sides:
             cute.copy(tma.atom, shared, glob)
         cute.arch.cp_async_bulk_commit_group()
 
 
 def wait_read() -> None:
-    """Whole warp: until its stores have read shared memory."""
+    """Whole warp: wait until its stores have read shared memory."""
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
-def bulk_load(source: cute.Pointer, place: cute.Pointer, nbytes: int, barrier: cute.Pointer) -> None:
-    """One thread: start copying `nbytes` (a multiple of 16) to shared memory; they are counted on `barrier`."""
+def bulk_load(source: cute.Pointer, target: cute.Pointer, nbytes: int, barrier: cute.Pointer) -> None:
+    """One thread: start copying `nbytes` (a multiple of 16) to shared memory; `barrier` counts them."""
     nvvm.cp_async_bulk_shared_cluster_global(
-        place.llvm_ptr, source.llvm_ptr, barrier.llvm_ptr, Int32(nbytes).ir_value()
+        target.llvm_ptr, source.llvm_ptr, barrier.llvm_ptr, Int32(nbytes).ir_value()
     )
 
 
-def bulk_store(place: cute.Pointer, target: cute.Pointer, nbytes: int) -> None:
-    """One thread: start copying bytes of shared memory to global memory; a bulk group commits and waits."""
+def bulk_store(source: cute.Pointer, target: cute.Pointer, nbytes: int) -> None:
+    """One thread: start copying bytes from shared to global memory. The caller commits and waits for the bulk group."""
     cute.arch.inline_ptx(
         "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};",
-        read_only_args=[target.toint(), place.toint(), Int32(nbytes)],
+        read_only_args=[target.toint(), source.toint(), Int32(nbytes)],
     )
 
 
-def bulk_add(place: cute.Pointer, target: cute.Pointer, nbytes: int) -> None:
-    """One thread: start adding float32 numbers in shared memory to global ones; a bulk group commits and waits."""
+def bulk_add(source: cute.Pointer, target: cute.Pointer, nbytes: int) -> None:
+    """One thread: start adding float32 values in shared memory to global memory. Bulk group: as in `bulk_store`."""
     cute.arch.inline_ptx(
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};",
-        read_only_args=[target.toint(), place.toint(), Int32(nbytes)],
+        read_only_args=[target.toint(), source.toint(), Int32(nbytes)],
     )
 
 
-def bulk_copy_to(rank: Int32, source: Int32, place: Int32, nbytes: int, barrier: cute.Pointer) -> None:
-    """One thread: start copying `nbytes` (a multiple of 16) of this CTA's shared memory, from the address `source`, to
-    the address `place` of the CTA of that rank in the cluster; they are counted on its barrier at the address of
-    `barrier`."""
+def bulk_copy_to(rank: Int32, source: Int32, target: Int32, nbytes: int, barrier: cute.Pointer) -> None:
+    """One thread: start copying `nbytes` (a multiple of 16) from this CTA's shared memory (`source`) to that of CTA
+    `rank` in the cluster (`target`). The barrier of that CTA at the address of `barrier` counts them."""
     cute.arch.inline_ptx(
         """{
         .reg .b32 place, barrier;
@@ -173,5 +172,5 @@ def bulk_copy_to(rank: Int32, source: Int32, place: Int32, nbytes: int, barrier:
         mapa.shared::cluster.u32 barrier, {$r2}, {$r3};
         cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [place], [{$r1}], {$r4}, [barrier];
         }""",
-        read_only_args=[place, source, barrier.toint(), rank, Int32(nbytes)],
+        read_only_args=[target, source, barrier.toint(), rank, Int32(nbytes)],
     )

@@ -1,4 +1,4 @@
-"""Tiles of 8-bit numbers, as the tiles of 16-bit numbers in shared memory that products read."""
+"""Conversion of 8-bit tiles to the 16-bit tiles in shared memory that the matrix unit reads."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .cursor import Cursor
 from .roles import WARPS_PER_WARPGROUP
 from .smem import PANEL_ROW_BYTES, Tile
 
-ROWS = 8  # of a tile that a warp takes at a time, and after which the swizzle repeats
-COLUMNS = 64  # likewise: a panel of 16-bit numbers, half a panel of bytes
-_CHUNK = 16  # bytes that a thread loads at a time
+ROWS = 8  # of a tile that a warp converts at a time; also the period of the swizzle
+COLUMNS = 64  # likewise: one panel of 16-bit values, half a panel of 8-bit values
+_CHUNK_BYTES = 16  # per load of a thread
 
 
 @dataclass(frozen=True)
 class Upconversion(Constant):
-    """A warpgroup's share of a ring of tiles that bytes are converted into.
+    """A warpgroup's conversion into a ring of 16-bit tiles.
 
-    first: address of the ring's first stage; stages lie `step` bytes apart. The tile has a multiple of 32 rows. source,
-    dtype: of the bytes, and of what becomes of them.
+    first: address of the ring's first stage. step: bytes between stages. tile: of a multiple of 32 rows. source, dtype:
+    types of the 8-bit and of the 16-bit values.
     """
 
     first: Int32
@@ -36,14 +36,14 @@ class Upconversion(Constant):
     dtype: cutlass.Constexpr[type[cutlass.Numeric]]
 
     def move(self, ring: ByteRing, raw: Cursor, wide: Cursor) -> tuple[Cursor, Cursor]:
-        """Whole warpgroup: wait for a tile of bytes, let go of it, and hand its numbers on."""
+        """Whole warpgroup: wait for an 8-bit tile, load and release it, and store its 16-bit tile."""
         raw.wait()
         loaded = ring.load(self, raw.stage)
         raw.arrive()
         return raw.next(), self.put(wide, loaded)
 
     def put(self, wide: Cursor, loaded: list[list[Int32]]) -> Cursor:
-        """Whole warpgroup: hand on the numbers of a tile of which each thread has loaded its `shares`."""
+        """Whole warpgroup: convert and store a tile whose `shares` each thread has loaded, and arrive."""
         wide.wait()
         self._store(self.first + wide.stage * self.step, loaded)
         wide.arrive()
@@ -51,8 +51,8 @@ class Upconversion(Constant):
 
     @property
     def shares(self) -> list[tuple[int, int]]:
-        """(group of rows, panel of 16-bit numbers) of each 16 bytes that a thread takes: in `row(group)`, from column
-        `panel * COLUMNS + column()` on."""
+        """(row group, 16-bit panel) of each 16 bytes that a thread converts: in `row(group)`, starting at column
+        `panel * COLUMNS + column()`."""
         return [(group, panel) for group in range(self.groups) for panel in range(self.tile.panels)]
 
     @property
@@ -60,19 +60,20 @@ class Upconversion(Constant):
         return self.tile.rows // (ROWS * WARPS_PER_WARPGROUP)
 
     def row(self, group: int) -> Int32:
-        """Of the tile, that this thread takes."""
+        """This thread's tile row in a row group."""
         return self.first_row(group) + self.row_in_group()
 
     def column(self) -> Int32:
-        """Of half a panel of bytes, the first that this thread takes."""
-        return self.chunk() * _CHUNK
+        """This thread's first column in half an 8-bit panel."""
+        return self.chunk() * _CHUNK_BYTES
 
     def chunk(self) -> Int32:
         return cute.arch.lane_idx() % 4
 
     def row_in_group(self) -> Int32:
-        """Of this thread. Eight threads, whose accesses go together, have four chunks each of two rows. Of rows whose
-        numbers differ in bits 0 and 2 these meet no bank twice: chunks 0 to 3 as loaded, even or odd ones as stored."""
+        """This thread's row in a row group. Eight threads access memory together: four chunks of each of two rows. The
+        two row numbers differ in bits 0 and 2, which avoids bank conflicts: for chunks 0 to 3 of the loads, and for the
+        even or odd chunks of the stores."""
         lane = cute.arch.lane_idx()
         return lane // 8 ^ (lane // 4 % 2 * 5)
 
@@ -80,38 +81,38 @@ class Upconversion(Constant):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
         return (group * WARPS_PER_WARPGROUP + warp) * ROWS
 
-    def _store(self, place_of_tile: Int32, loaded: list[list[Int32]]) -> None:
+    def _store(self, tile_address: Int32, loaded: list[list[Int32]]) -> None:
         row = self.row_in_group()
-        own = place_of_tile + row * PANEL_ROW_BYTES + (2 * self.chunk() ^ row) * _CHUNK
-        for (group, panel), words in zip(self.shares, loaded):
-            place = own + self.first_row(group) * PANEL_ROW_BYTES + panel * self.tile.panel_bytes
+        base = tile_address + row * PANEL_ROW_BYTES + (2 * self.chunk() ^ row) * _CHUNK_BYTES
+        for (group, panel), packed in zip(self.shares, loaded):
+            address = base + self.first_row(group) * PANEL_ROW_BYTES + panel * self.tile.panel_bytes
             for half in range(2):
                 wide = [
                     pair
-                    for word in words[2 * half : 2 * half + 2]
+                    for word in packed[2 * half : 2 * half + 2]
                     for pair in upconverted(word, self.source, self.dtype)
                 ]
-                store_vec(_at(place ^ (half * _CHUNK)), wide)
+                store_vec(_smem_ptr(address ^ (half * _CHUNK_BYTES)), wide)
 
 
 @dataclass(frozen=True)
 class ByteRing(Constant):
-    """A ring of tiles of bytes in shared memory; as `Upconversion`, whose tiles have the same rows and columns."""
+    """A ring of 8-bit tiles in shared memory, with rows, columns and fields as in `Upconversion`."""
 
     first: Int32
     step: cutlass.Constexpr[int]
     tile: cutlass.Constexpr[Tile]
 
     def load(self, upconversion: Upconversion, stage: Int32) -> list[list[Int32]]:
-        """A thread's shares of a stage."""
+        """Load a thread's shares of a stage: 4 packed words each."""
         row = upconversion.row_in_group()
-        own = self.first + stage * self.step + row * PANEL_ROW_BYTES + (upconversion.chunk() ^ row) * _CHUNK
+        base = self.first + stage * self.step + row * PANEL_ROW_BYTES + (upconversion.chunk() ^ row) * _CHUNK_BYTES
         loaded = []
         for group, panel in upconversion.shares:
-            place = own + upconversion.first_row(group) * PANEL_ROW_BYTES + panel // 2 * self.tile.panel_bytes
-            loaded.append(load_vec(_at(place ^ (panel % 2 * COLUMNS)), 4))
+            address = base + upconversion.first_row(group) * PANEL_ROW_BYTES + panel // 2 * self.tile.panel_bytes
+            loaded.append(load_vec(_smem_ptr(address ^ (panel % 2 * COLUMNS)), 4))
         return loaded
 
 
-def _at(address: Int32) -> cute.Pointer:
-    return cute.make_ptr(Int32, address, cute.AddressSpace.smem, assumed_align=_CHUNK)
+def _smem_ptr(address: Int32) -> cute.Pointer:
+    return cute.make_ptr(Int32, address, cute.AddressSpace.smem, assumed_align=_CHUNK_BYTES)

@@ -1,6 +1,6 @@
-"""One road for every backend: prepare the tensors, allocate the results, let the plan launch, join and sum.
+"""Execution of a plan, the same for every backend: prepare the tensors, allocate the results, launch, combine and sum.
 
-`fa4.plan` says what a plan may rely on; here is where it is made true.
+`fa4.plan` defines the contract of a plan; this package establishes its preconditions.
 """
 
 from .backward import Backward, backward

@@ -1,7 +1,7 @@
-"""The memory of results, and which of their rows nobody writes.
+"""Allocation of results, and initialisation of padding rows.
 
-Kernels write the rows that sequences use. There may be others, idle: packed rows past the last of cu_seqlens, and rows
-past seqused. Those are 0 in out and gradients and -inf in lse, here, once for every backend.
+Kernels write only the rows that sequences use. Padding rows are packed rows past the last entry of cu_seqlens, and rows
+past seqused. This module sets them to 0 in out and gradients and to -inf in lse, for every backend.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ..spec import AttentionInputs, AttentionSpec, Gradients
 
 
 def rows_dtype(spec: AttentionSpec) -> torch.dtype:
-    """The dtype of lse and of what else has a value a row."""
+    """Dtype of lse and of other tensors with one value per row."""
     return torch.float64 if spec.dtype == torch.float64 else torch.float32
 
 
 def shapes(shape_q: torch.Size, head_dim_v: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of out, q's with head_dim_v columns, and of lse, (batch, heads, rows) or varlen (heads, rows)."""
+    """Shapes of out (like q, with head_dim_v columns) and of lse: (batch, heads, rows), or varlen (heads, rows)."""
     *batch, rows, heads, _ = shape_q
     return (*batch, rows, heads, head_dim_v), (*batch, heads, rows)
 
 
 UNWRITTEN = torch.inf
-"""What the lse of parts holds in rows that nobody uses: no row's own, for at +inf logits that is NaN."""
+"""Preset lse of split-KV parts in padding rows. No computed lse is +inf: with +inf logits it is NaN."""
 
 
 class ResultMaker(Protocol):
-    """What gives out and lse for q, the first of these, and the same of parts."""
+    """Allocate out and lse (or their split-KV parts) for inputs whose first entry is q."""
 
     def __call__(self, inputs: tuple) -> tuple[Tensor, Tensor]: ...
 
@@ -42,25 +42,27 @@ class ResultMaker(Protocol):
 def result_maker(
     inputs: AttentionInputs, spec: AttentionSpec, dtypes: tuple[torch.dtype, torch.dtype], parts: tuple[int, ...] = ()
 ) -> ResultMaker:
-    """out and lse, row-major, of inputs like these, in two dtypes. parts: as many behind one another.
+    """Return an allocator of out and lse, row-major, for inputs like these.
 
-    The rows of packed sequences change from call to call."""
+    dtypes: of out and lse. parts: leading axes, of split-KV parts.
+    Dense shapes are fixed here; the number of packed rows changes from call to call.
+    """
     device, columns = inputs.q.device, spec.head_dim_v
-    of_out, of_lse = dtypes
+    out_dtype, lse_dtype = dtypes
     if not spec.varlen:
-        shape, rows = shapes(inputs.q.shape, columns)
-        out, lse = maker((*parts, *shape), of_out, device), maker((*parts, *rows), of_lse, device)
+        out_shape, lse_shape = shapes(inputs.q.shape, columns)
+        out, lse = maker((*parts, *out_shape), out_dtype, device), maker((*parts, *lse_shape), lse_dtype, device)
         return lambda inputs: (out(), lse())
 
     def make(inputs: tuple) -> tuple[Tensor, Tensor]:
-        shape, rows = shapes(inputs[0].shape, columns)
-        return empty((*parts, *shape), of_out, device), empty((*parts, *rows), of_lse, device)
+        out_shape, lse_shape = shapes(inputs[0].shape, columns)
+        return empty((*parts, *out_shape), out_dtype, device), empty((*parts, *lse_shape), lse_dtype, device)
 
     return make
 
 
 def gradient_maker(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> Callable[[AttentionInputs], Gradients]:
-    """What gives dq, dk, dv of inputs like these: row-major like q, k, v, and 0 in idle rows."""
+    """Return an allocator of dq, dk, dv for inputs like these: shaped like q, k, v, row-major, 0 in padding rows."""
     fixed = None if spec.varlen else [maker(tuple(x.shape), x.dtype, x.device) for x in inputs[:3]]
     set_q, set_k = padding_setter(inputs, spec, plan, "q", 1), padding_setter(inputs, spec, plan, "k", 2)
 
@@ -68,7 +70,7 @@ def gradient_maker(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> 
         if fixed is None:
             grads = Gradients(*[empty(x.shape, x.dtype, x.device) for x in (inputs.q, inputs.k, inputs.v)])
         else:
-            grads = Gradients(*[made() for made in fixed])
+            grads = Gradients(*[make_one() for make_one in fixed])
         if set_q is not None:
             set_q(inputs, grads[:1], None)
         if set_k is not None:
@@ -79,7 +81,7 @@ def gradient_maker(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> 
 
 
 class PaddingSetter(Protocol):
-    """What sets idle rows of results: of matrices to 0, of rows to a fill."""
+    """Set padding rows: of `matrices` to 0, of `rows` to a fill value."""
 
     def __call__(self, inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None: ...
 
@@ -93,13 +95,13 @@ def padding_setter(
     parts: int | None = None,
     fill: float = -torch.inf,
 ) -> PaddingSetter | None:
-    """The setter for inputs like these; None where no row can be idle.
+    """Return the setter for inputs like these; None if there can be no padding rows.
 
     Args:
-        side: "q" or "k", whose rows they are.
-        matrices: how many there are like q, k or v.
-        parts: how many lse are behind one another in `rows`, without an axis of theirs if 1; None if there are no rows.
-        fill: what is written into `rows`.
+        side: "q" or "k": the tensor that has the same rows as the results.
+        matrices: number of results shaped like q, k or v.
+        parts: number of lse in `rows`, with a leading axis if more than 1; None without `rows`.
+        fill: value that is written into `rows`.
     """
     has_seqused = spec.has_seqused_q if side == "q" else spec.has_seqused_k
     if not (spec.varlen or has_seqused):
@@ -131,7 +133,7 @@ def padding_setter(
 
 
 def _fill_all(fill: float, inputs: AttentionInputs, matrices: tuple[Tensor, ...], rows: Tensor | None) -> None:
-    """For whoever writes the other rows after it."""
+    """Fill all rows, before the plan writes the used ones."""
     for x in matrices:
         x.zero_()
     if rows is not None:
@@ -139,7 +141,7 @@ def _fill_all(fill: float, inputs: AttentionInputs, matrices: tuple[Tensor, ...]
 
 
 def used_rows(inputs: AttentionInputs) -> Tensor:
-    """Which rows of q sequences use, bool, to go with lse: (batch, 1, rows) or varlen (rows,). Does not synchronise."""
+    """Mask of the q rows that sequences use, bool, broadcasts to lse: (batch, 1, rows), or varlen (rows,). No sync."""
     q, used = inputs.q, inputs.seqused_q
     if inputs.cu_seqlens_q is None:
         row = torch.arange(q.shape[1], device=q.device).expand(q.shape[0], 1, -1)

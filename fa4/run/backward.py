@@ -1,4 +1,4 @@
-"""Attention, backward: what happens around a plan's launch."""
+"""Execution of the backward of a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import allocate, prepare
 
 
 class Backward:
-    """The backward of one kind of problem, as `Forward` is its forward."""
+    """Executor of the backward for one kind of problem; the counterpart of `Forward`."""
 
     def __init__(self, inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> None:
         """`plan` is for `spec.with_positive_scale()`."""
@@ -25,8 +25,8 @@ class Backward:
         self._make = allocate.gradient_maker(inputs, spec, plan)
 
     def __call__(self, inputs: AttentionInputs, saved: Saved, *extra: Any) -> Gradients:
-        """Gradients of q, k, v and the sink, row-major. extra: the call's mods, if it has any, and zeros, to which the
-        gradients of captured tensors are added."""
+        """Return the gradients of q, k, v and the sink, row-major. extra: mods of the call, if any, and zero tensors,
+        to which the gradients of captured tensors are added."""
         if self._device is not None and prepare.is_elsewhere(self._device):
             with torch.cuda.device(self._device):
                 return self(inputs, saved, *extra)
@@ -34,11 +34,13 @@ class Backward:
         if self._is_empty:
             for x in grads[:3]:
                 x.zero_()
-            terms = None if sink is None else _sink_takes_all(inputs, saved)
+            terms = None if sink is None else _dsink_terms_without_keys(inputs, saved)
         else:
             layout = self.plan.layout
-            ready = inputs if self._fits and prepare.are_aligned(inputs) else prepare.inputs_for(layout, inputs, spec)
-            terms = self.plan.backward(ready, prepare.saved_for(layout, saved), grads, *extra)
+            prepared = (
+                inputs if self._fits and prepare.are_aligned(inputs) else prepare.inputs_for(layout, inputs, spec)
+            )
+            terms = self.plan.backward(prepared, prepare.saved_for(layout, saved), grads, *extra)
             if spec.softmax_scale <= 0:
                 _undo_scale(spec.softmax_scale, grads)
         if sink is None or terms is None:
@@ -49,21 +51,21 @@ class Backward:
 def backward(
     inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, saved: Saved, mods: Mods | None = None, captured: Any = ()
 ) -> Gradients:
-    """Of a problem that comes once; `plan` is for `spec.with_positive_scale()`."""
+    """Run the backward once, without caching; `plan` is for `spec.with_positive_scale()`."""
     return Backward(inputs, spec, plan)(inputs, saved, *(() if mods is None else (mods, captured)))
 
 
 def _undo_scale(softmax_scale: float, grads: Gradients) -> None:
-    """What a plan that knows positive scales only leaves to do."""
+    """Correct the gradients for a scale <= 0: the plan supports positive scales only."""
     if softmax_scale < 0:
         grads.dq.neg_()
-    else:  # the plan's is not quite 0
+    else:  # the plan uses a tiny positive scale instead of 0
         grads.dq.zero_()
         grads.dk.zero_()
 
 
-def _sink_takes_all(inputs: AttentionInputs, saved: Saved) -> Tensor:
-    """The terms of dsink where lse is the sink itself: dlse of the rows in use."""
+def _dsink_terms_without_keys(inputs: AttentionInputs, saved: Saved) -> Tensor:
+    """Terms of dsink if no query has a key: lse is the sink, so each term is dlse, and 0 in padding rows."""
     dlse = torch.zeros_like(saved.lse) if saved.dlse is None else saved.dlse
     terms = dlse.masked_fill(saved.lse == -torch.inf, 0.0)
     return terms if terms.ndim == 2 else terms.transpose(0, 1)

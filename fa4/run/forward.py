@@ -1,4 +1,4 @@
-"""Attention, forward: what happens around a plan's launch."""
+"""Execution of the forward of a plan."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from . import allocate, prepare
 
 
 class Forward:
-    """The forward of one kind of problem, with everything decided that is the same whenever it comes again: where the
-    tensors lie and what lengths they hold is not. Made from any inputs with its shapes, strides, dtypes and device; of
-    packed sequences, rows and sequences may be others (more than one if they were more than one), as may be the bounds
-    of lengths while the plan is the same."""
+    """Executor of the forward for one kind of problem, reusable for later calls. Everything that is the same for such
+    calls is decided here; addresses and the contents of length tensors are not. Valid for inputs with the same shapes,
+    strides, dtypes and device. With varlen, the numbers of rows and sequences may differ (a number above 1 stays above
+    1), and so may the bounds of lengths while the plan is the same."""
 
     def __init__(self, inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> None:
         """`plan` is for `spec.with_positive_scale()`."""
@@ -37,40 +37,40 @@ class Forward:
             self._make_parts = allocate.result_maker(inputs, spec, (torch.float32, torch.float32), (plan.splits,))
         self._lengths = inputs[8:]
         self._launch: Callable[..., None] = plan.forward
-        has_more_to_do = self._is_empty or not self._fits or plan.splits > 1 or self._set_padding_rows is not None
-        self._only_launches = plan.compiled and not has_more_to_do
+        needs_more_steps = self._is_empty or not self._fits or plan.splits > 1 or self._set_padding_rows is not None
+        self._only_launches = plan.compiled and not needs_more_steps
 
     def of_tensors(self, tensors: tuple) -> tuple[Tensor, Tensor]:
-        """The same of a call without mods and cache, of which the tensors among its inputs are given: where all that is
-        left is to launch, there need be no record of them."""
-        is_here = self._device is None or not prepare.is_elsewhere(self._device)
-        if self._only_launches and is_here and prepare.are_aligned(tensors):
+        """Fast path of `__call__` without mods and cache. tensors: the tensor fields of `AttentionInputs`; if only the
+        launch remains, the record itself is not built."""
+        is_current_device = self._device is None or not prepare.is_elsewhere(self._device)
+        if self._only_launches and is_current_device and prepare.are_aligned(tensors):
             out, lse = self._make(tensors)
             self._launch(tensors, out, lse)
             return out, lse
         return self(AttentionInputs._make((*tensors, *self._lengths)))
 
     def __call__(self, inputs: AttentionInputs, *extra: Any) -> tuple[Tensor, Tensor]:
-        """(out, lse), row-major. extra: the call's mods, if it has any, or None and then its cache."""
+        """Return (out, lse), row-major. extra: nothing, (mods,), or (mods or None, cache)."""
         if self._device is not None and prepare.is_elsewhere(self._device):
             with torch.cuda.device(self._device):
                 return self(inputs, *extra)
         out, lse = self._make(inputs)
         if self._is_empty:
-            _see_nothing(inputs, out, lse)
+            _write_without_keys(inputs, out, lse)
             return out, lse
         plan = self.plan
         if not (self._fits and prepare.are_aligned(inputs)):
             inputs = prepare.inputs_for(plan.layout, inputs, self.spec)
         if plan.splits > 1:
-            self._in_parts(inputs, out, lse, *extra)
+            self._forward_in_parts(inputs, out, lse, *extra)
             return out, lse
         if self._set_padding_rows is not None:
             self._set_padding_rows(inputs, (out,), lse)
         plan.forward(inputs, out, lse, *extra)
         return out, lse
 
-    def _in_parts(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *extra: Any) -> None:
+    def _forward_in_parts(self, inputs: AttentionInputs, out: Tensor, lse: Tensor, *extra: Any) -> None:
         parts, part_lse = self._make_parts(inputs)
         if self._set_padding_rows is not None:
             self._set_padding_rows(inputs, (), part_lse)
@@ -80,7 +80,7 @@ class Forward:
         self._join((parts, part_lse, out, lse, inputs.sink))
 
     def compile(self) -> None:
-        """Compile now what a launch needs."""
+        """Compile all kernels of a launch before the first launch."""
         if self.plan.compiled and not self._is_empty:
             self.plan.compile_forward()
             if self.plan.splits > 1:
@@ -95,12 +95,12 @@ class Forward:
 
 
 def forward(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, *extra: Any) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a problem that comes once; `plan` is for `spec.with_positive_scale()`."""
+    """Run the forward once, without caching: (out, lse); `plan` is for `spec.with_positive_scale()`."""
     return Forward(inputs, spec, plan)(inputs, *extra)
 
 
-def _see_nothing(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
-    """No query has a key: of the logits there is at most the sink. Launches no kernel of a backend."""
+def _write_without_keys(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
+    """Write the results of a problem without keys: out 0, lse the sink or -inf. Launches no kernel of a backend."""
     out.zero_()
     lse.fill_(-torch.inf)
     if inputs.sink is not None and lse.numel():

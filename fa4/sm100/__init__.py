@@ -1,5 +1,5 @@
 """Blackwell datacenter GPUs (sm_100a, sm_103a): tensor memory and tcgen05 matrix operations.
 
-On the vocabulary of `fa4.pipeline`; what only this chip has, for both directions: `tmem` (tensor memory), `mma` (its
-matrix operations), `signals` (its fences and commits), `exp2` (the softmax's exponential).
+Kernels are built from the parts of `fa4.pipeline`. Modules here serve both directions: `tmem` (tensor memory), `mma`
+(tcgen05.mma), `signals` (tcgen05 fences and commits), `exp2` (the exponential of softmax).
 """

@@ -1,4 +1,4 @@
-"""The plan of the Blackwell kernels."""
+"""Plan of the Blackwell kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from .fwd.plan import Forward
 
 
 class Plan(plan.Directions):
-    """A problem on sm_100 or sm_103."""
+    """Plan of a problem on sm_100 or sm_103."""
 
     directions = Forward, Backward

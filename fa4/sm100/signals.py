@@ -1,4 +1,4 @@
-"""What Blackwell adds around barriers: fences of tensor memory, and matrix operations that signal their completion."""
+"""Signals of Blackwell channels: tensor-memory fences around mbarriers, and tcgen05.commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .mma import cta_group
 
 
 class Tcgen05Signals(Signals):
-    """tcgen05.fence around arrivals and waits for what tensor memory carries; tcgen05.commit."""
+    """tcgen05.fence before arrivals and after waits of channels that carry tensor memory; tcgen05.commit."""
 
     __slots__ = ()
 
@@ -24,9 +24,9 @@ class Tcgen05Signals(Signals):
             nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
 
     def commit(self, barrier: cute.Pointer, ctas: int) -> None:
-        """On `barrier` of each CTA of a pair, when every tcgen05.mma this thread has issued is complete."""
-        both = Int16(0b11).ir_value() if ctas == 2 else None
-        nvvm.tcgen05_commit(barrier.llvm_ptr, multicast_mask=both, group=cta_group(ctas))
+        """Arrive on `barrier`, in each CTA of a pair, when all tcgen05.mma of this thread so far are complete."""
+        multicast_mask = Int16(0b11).ir_value() if ctas == 2 else None
+        nvvm.tcgen05_commit(barrier.llvm_ptr, multicast_mask=multicast_mask, group=cta_group(ctas))
 
 
 SIGNALS = Tcgen05Signals()

@@ -1,7 +1,7 @@
-"""Tensor memory: a map of named column spans. 512 columns of 128 lanes of 32 bits, per SM.
+"""Tensor memory (TMEM) of an SM: 512 columns of 128 lanes of 32 bits, as a map of named column ranges.
 
-An address is lane << 16 | column. A kernel that owns a whole SM allocates all 512 columns, so that its columns begin
-at 0 and a span's address is a compile-time constant. CTAs that share an SM have equal shares, which begin anywhere.
+An address is lane << 16 | column. A kernel that owns a whole SM allocates all 512 columns: its columns begin at 0, and
+the address of a range is a compile-time constant. CTAs that share an SM get equal shares with run-time base addresses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LANES = 128
 
 @dataclass(frozen=True, slots=True)
 class TmemRange:
-    """Columns `first` to `first + columns - 1`, 32 bits wide each; `over` names the span it shares them with."""
+    """Columns `first` to `first + columns - 1`, each 32 bits wide; `over` names the range that it aliases."""
 
     first: int
     columns: int
@@ -36,69 +36,71 @@ def cols(first: int, columns: int) -> TmemRange:
 
 
 def alias_of(over: str, columns: int, offset: int = 0) -> TmemRange:
-    """`columns` columns inside the span `over`, from its column `offset`: both live there, at different times."""
+    """`columns` columns inside the range `over`, from its column `offset`; the two are live at different times."""
     return TmemRange(offset, columns, over)
 
 
 class TmemMap(Constant):
-    """Named spans; `tmem.S0` is the first column of span S0.
+    """Map of named ranges; `tmem.S0` is the first column of range S0.
 
     Raises:
-        ValueError: a span leaves the 512 columns or its alias target, or overlaps one it is not declared an alias of.
+        ValueError: a range exceeds the 512 columns or its alias target, or overlaps a range without a declared alias.
     """
 
-    def __init__(self, **spans: TmemRange):
+    def __init__(self, **ranges: TmemRange):
         self.spans: dict[str, TmemRange] = {}
-        for name, span in spans.items():
-            if span.over is not None:
-                target = self.spans.get(span.over)
+        for name, new in ranges.items():
+            if new.over is not None:
+                target = self.spans.get(new.over)
                 if target is None:
-                    raise ValueError(f"tmem span {name} is an alias of {span.over}, which is not declared before it")
-                if span.first + span.columns > target.columns:
-                    raise ValueError(f"tmem span {name} does not fit into {span.over}")
-                span = TmemRange(target.first + span.first, span.columns, span.over)
-            if span.first < 0 or span.columns < 1 or span.first + span.columns > COLUMNS:
-                raise ValueError(f"tmem span {name} leaves the {COLUMNS} columns: {span}")
-            for other, there in self.spans.items():
-                apart = span.first >= there.first + there.columns or there.first >= span.first + span.columns
-                related = other == span.over or (span.over is not None and span.over == there.over)
-                if not apart and not related:
-                    raise ValueError(f"tmem spans {name} and {other} overlap, and neither is an alias of the other")
-            self.spans[name] = span
+                    raise ValueError(f"tmem range {name} is an alias of {new.over}, which is not declared before it")
+                if new.first + new.columns > target.columns:
+                    raise ValueError(f"tmem range {name} does not fit into {new.over}")
+                new = TmemRange(target.first + new.first, new.columns, new.over)
+            if new.first < 0 or new.columns < 1 or new.first + new.columns > COLUMNS:
+                raise ValueError(f"tmem range {name} leaves the {COLUMNS} columns: {new}")
+            for other, old in self.spans.items():
+                disjoint = new.first >= old.first + old.columns or old.first >= new.first + new.columns
+                aliases = other == new.over or (new.over is not None and new.over == old.over)
+                if not disjoint and not aliases:
+                    raise ValueError(f"tmem ranges {name} and {other} overlap, and neither is an alias of the other")
+            self.spans[name] = new
 
     def __getattr__(self, name: str) -> int:
         try:
             return self.spans[name].first
         except KeyError:
-            raise AttributeError(f"no tmem span is named {name!r}") from None
+            raise AttributeError(f"no tmem range is named {name!r}") from None
 
     @property
     def end(self) -> int:
-        """One past the last column in use."""
-        return max(span.first + span.columns for span in self.spans.values())
+        """Number of columns up to the last one in use."""
+        return max(r.first + r.columns for r in self.spans.values())
 
     def table(self) -> str:
-        """As Markdown, for the pages in docs/."""
+        """Markdown table of the ranges, for the pages in docs/."""
         lines = ["| tensor memory | columns | over |", "|---|---|---|"]
-        for name, span in self.spans.items():
-            lines.append(f"| {name} | {span.first}-{span.first + span.columns - 1} | {span.over or ''} |")
+        for name, r in self.spans.items():
+            lines.append(f"| {name} | {r.first}-{r.first + r.columns - 1} | {r.over or ''} |")
         return "\n".join(lines)
 
 
-class PlacedMap(Constant):
-    """The spans of a map, counted from where the allocation begins."""
+class OffsetTmemMap(Constant):
+    """Ranges of a map, offset by the base address of the allocation."""
 
-    def __init__(self, spans: TmemMap, base: Int32):
-        self._spans, self._base = spans, base
+    def __init__(self, tmem_map: TmemMap, base: Int32):
+        self._map, self._base = tmem_map, base
 
     def __getattr__(self, name: str) -> Int32:
-        return self._base + getattr(self._spans, name)
+        return self._base + getattr(self._map, name)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMemory(Resources):
-    """An equal share of the columns for each of `per_sm` CTAs of a multiprocessor, taken by one warp (of each of `ctas`
-    CTAs that work together) and given back by it. The hardware puts the address in the region `tmem` of shared memory.
+    """Tensor memory of a CTA: an equal share of the columns for each of `per_sm` CTAs of an SM.
+
+    One warp allocates and frees it (in each CTA of a pair if `ctas` = 2). The hardware writes the base address to the
+    region `tmem` of shared memory.
 
     Raises:
         ValueError: the map needs more columns than the share.
@@ -118,17 +120,17 @@ class TensorMemory(Resources):
     def release(self, smem: SmemMap) -> None:
         _deallocate(self, smem)
 
-    def place(self, spans: TmemMap, smem: SmemMap) -> TmemMap | PlacedMap:
-        """Where the spans lie; after `acquire` and a barrier."""
-        if spans.end > self.columns:
-            raise ValueError(f"a map of {spans.end} tmem columns does not fit a share of {self.columns}")
-        return spans if self.per_sm == 1 else PlacedMap(spans, base(smem))
+    def place(self, tmem_map: TmemMap, smem: SmemMap) -> TmemMap | OffsetTmemMap:
+        """The map with its addresses in this CTA; valid after `acquire` and a barrier."""
+        if tmem_map.end > self.columns:
+            raise ValueError(f"a map of {tmem_map.end} tmem columns does not fit a share of {self.columns}")
+        return tmem_map if self.per_sm == 1 else OffsetTmemMap(tmem_map, base(smem))
 
 
 @cute.jit
-def _allocate(memory: cutlass.Constexpr[TensorMemory], holder: cute.Pointer):
+def _allocate(memory: cutlass.Constexpr[TensorMemory], address_ptr: cute.Pointer):
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == memory.warp:
-        cute.arch.alloc_tmem(memory.columns, holder, is_two_cta=memory.ctas == 2)
+        cute.arch.alloc_tmem(memory.columns, address_ptr, is_two_cta=memory.ctas == 2)
         cute.arch.relinquish_tmem_alloc_permit(is_two_cta=memory.ctas == 2)
 
 
@@ -141,37 +143,39 @@ def _deallocate(memory: cutlass.Constexpr[TensorMemory], smem: cutlass.Constexpr
 
 
 def base(smem: SmemMap) -> Int32:
-    """The address that the allocation left. It is 0 where all columns are taken; but because it is read back, the
-    compiler forms addresses counted from it with one uniform addition each, where it would move every constant through
-    a vector register: a fifth to a third of the instructions of an mma loop."""
-    holder = cute.make_tensor(smem.pointer("tmem", Int32), cute.make_layout(1))
-    return cute.arch.make_warp_uniform(holder[0])
+    """Base address of the allocation, read from shared memory; 0 if the CTA owns all columns.
+
+    mma loops add to this run-time base even if it is 0: each address is then one uniform addition. Constant addresses
+    would each move through a vector register, a fifth to a third of the instructions of an mma loop.
+    """
+    address = cute.make_tensor(smem.pointer("tmem", Int32), cute.make_layout(1))
+    return cute.arch.make_warp_uniform(address[0])
 
 
 def wait_loads() -> None:
-    """The values of this thread's tcgen05.ld are in their registers."""
+    """Wait until the registers of this thread's tcgen05.ld are valid."""
     nvvm.tcgen05_wait(nvvm.Tcgen05WaitKind.LOAD)
 
 
 def wait_stores() -> None:
-    """This thread's tcgen05.st are in tensor memory."""
+    """Wait until this thread's tcgen05.st are complete."""
     nvvm.tcgen05_wait(nvvm.Tcgen05WaitKind.STORE)
 
 
 def fence_after_sync() -> None:
-    """Later tensor-memory accesses of this thread come after what it has learnt through barriers so far."""
+    """Order later tensor-memory accesses of this thread after its barrier waits so far."""
     nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
 
 
 def lane_address(column, warp) -> Int32:
-    """Tensor-memory address of `column` at the first lane that `warp` may reach."""
+    """Tensor-memory address of `column` at the first lane that `warp` can access."""
     return (warp % 4) << 21 | Int32(column)
 
 
 def load(address, columns: int) -> list[Float32]:
-    """Whole warp: this thread's lane of `columns` (a power of two) columns; valid after `wait_loads()`.
+    """Whole warp: load this thread's lane of `columns` (a power of two) columns; valid after `wait_loads()`.
 
-    `address` includes the warp's first lane: a warp reaches the lanes 32 * (warp % 4) to 32 * (warp % 4) + 31 only.
+    `address` includes the first lane of the warp: a warp can access lanes 32 * (warp % 4) to 32 * (warp % 4) + 31 only.
     """
     kind = ir.VectorType.get([columns], Int32.mlir_type) if columns > 1 else Int32.mlir_type
     loaded = nvvm.tcgen05_ld(kind, nvvm.Tcgen05LdStShape.SHAPE_32X32B, pointer(address))
@@ -181,13 +185,13 @@ def load(address, columns: int) -> list[Float32]:
     return [Float32(vector.extract(floats, [], [i])) for i in range(columns)]
 
 
-def store(address, words: list[Int32]) -> None:
-    """Whole warp: write this thread's lane of len(words) columns; done after `wait_stores()`."""
-    kind = ir.VectorType.get([len(words)], Int32.mlir_type)
-    values = vector.from_elements(kind, [word.ir_value() for word in words])
+def store(address, packed: list[Int32]) -> None:
+    """Whole warp: store this thread's lane of len(packed) columns; complete after `wait_stores()`."""
+    kind = ir.VectorType.get([len(packed)], Int32.mlir_type)
+    values = vector.from_elements(kind, [x.ir_value() for x in packed])
     nvvm.tcgen05_st(nvvm.Tcgen05LdStShape.SHAPE_32X32B, pointer(address), values)
 
 
 def pointer(address):
-    """The address as the LLVM pointer that tcgen05 operations take."""
+    """LLVM pointer of an address, as tcgen05 operations take it."""
     return llvm.inttoptr(llvm.PointerType.get(6), Int32(address).ir_value())

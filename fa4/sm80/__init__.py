@@ -1,1 +1,1 @@
-"""Portable kernels: cp.async, ldmatrix and mma.sync, which every NVIDIA GPU since Ampere has."""
+"""Portable kernels for sm_80 and later: cp.async, ldmatrix and mma.sync."""

@@ -1,11 +1,11 @@
-"""One tile of keys of the portable backward, and the loop over the query rows that see it.
+"""Kernel body of the portable backward: one tile of keys, and the loop over the tiles of query rows that see it.
 
 Per tile of query rows: S = Q K^T and dP = dO V^T, P = exp2(S - lse), dS = P (dP - delta); then dV += P^T dO,
-dQ = dS K is added to a float32 sum in global memory, and dK += dS^T Q.
+dQ = dS K is added to a float32 accumulator in global memory, and dK += dS^T Q.
 
-Two barriers a tile. After the first, Q, dO and the statistics have arrived, and P, dS and the buffers of the tile
-before are free; the loads of the next tile start here. After the second, P and dS are complete. Deterministic: the
-blocks of a tile of dQ add in the order of their keys, each waiting for its turn.
+There are two barriers per tile. After the first, Q, dO and the statistics have arrived, and P, dS and the buffers of
+the previous tile are free; loads of the next tile start here. After the second, P and dS are complete. Deterministic:
+key blocks add to a tile of dQ in ascending order, ordered by a semaphore.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ..core.rows import first_row_block
 from ..core.scoring import Scoring
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
-from .dropout import factors, share_words
+from .dropout import dropout_factors, share_keep_bits
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
 from .tensor_core import (
     Operand,
+    mma_coords,
     operand_a,
     operand_b,
-    places_of,
     product,
     rows_by_columns,
     smem_layout,
@@ -46,10 +46,10 @@ from .tensor_core import (
 
 
 @dataclass(frozen=True)
-class Work(Constant):
-    """A tile of keys: q, dout (packed rows, dim) and k, v, dk, dv (rows, dim) are its sequence's and head's.
+class Sm80BackwardWork(Constant):
+    """Work of a CTA: a tile of keys of one sequence and head. q, dout: (packed rows, dim). k, v, dk, dv: (rows, dim).
 
-    args, cfg: see `backward`. row_block: where the sequence's row blocks begin in the workspaces.
+    args, cfg: see `backward`. row_block: first row block of the sequence in the workspaces.
     """
 
     args: Any
@@ -59,13 +59,13 @@ class Work(Constant):
     n_block: Int32
     row_block: Int32
     rows_q: Int32
-    rows_left: Int32  # keys from the tile's first to the sequence's last
+    rows_left: Int32  # keys from the start of the tile to the end of the sequence
     mask: Band
     score_mod: Traced | None
     mask_mod: Traced | None
     captured: CapturedGrads | None
     dropout: Dropout | None
-    block_iter: ReverseRange | SparseBlocks  # over the blocks of query rows
+    block_iter: ReverseRange | SparseBlocks  # over tiles of query rows
     q: cute.Tensor
     dout: cute.Tensor
     k: cute.Tensor
@@ -76,7 +76,7 @@ class Work(Constant):
 
 @dataclass(frozen=True)
 class Products(Constant):
-    """The products of a step: warps, operands in shared memory, and the accumulators that last."""
+    """Products of a step: tiled MMAs, operands in shared memory, and the accumulators dK and dV."""
 
     mma_s: cute.TiledMma  # S = Q K^T and dP = dO V^T
     q: Operand
@@ -96,8 +96,8 @@ class Products(Constant):
 
 
 @dataclass(frozen=True)
-class Memory(Constant):
-    """Shared memory: tiles of 16-bit elements, of Q and dO as many as there are stages, and the rows' statistics."""
+class SharedMemory(Constant):
+    """Shared memory: 16-bit tiles (Q and dO with stages), row statistics, dropout keep bits."""
 
     k: cute.Tensor
     v: cute.Tensor
@@ -106,10 +106,10 @@ class Memory(Constant):
     p: cute.Tensor
     ds: cute.Tensor
     statistics: cute.Tensor  # (tile_m, 2, stages)
-    words: cute.Tensor | None  # of keep bits, (tile_m, words of a row); written before a step's first barrier
+    keep_bits: cute.Tensor | None  # (tile_m, words per row); written before the first barrier of a step
 
     @staticmethod
-    def allocate(cfg) -> Memory:
+    def allocate(cfg) -> SharedMemory:
         m, n, stages, smem = cfg.tiles.tile_m, cfg.tiles.tile_n, cfg.tiles.stages, SmemAllocator()
 
         def tile(*shape):
@@ -117,15 +117,15 @@ class Memory(Constant):
 
         k, v, q, do = tile(n, cfg.dim), tile(n, cfg.dim_v), tile(m, cfg.dim, stages), tile(m, cfg.dim_v, stages)
         p, ds = tile(m, n), tile(m, n)
-        statistics, words = smem.allocate_tensor(Float32, cute.make_layout((m, 2, stages)), 128), None
+        statistics, keep_bits = smem.allocate_tensor(Float32, cute.make_layout((m, 2, stages)), 128), None
         if cfg.has_dropout:
-            words = smem.allocate_tensor(Int32, cute.make_layout((m, cfg.tiles.words_per_row)), 128)
-        return Memory(k, v, q, do, p, ds, statistics, words)
+            keep_bits = smem.allocate_tensor(Int32, cute.make_layout((m, cfg.tiles.keep_words_per_row)), 128)
+        return SharedMemory(k, v, q, do, p, ds, statistics, keep_bits)
 
 
 @cute.jit
 def work_on_keys(args, cfg: cutlass.Constexpr):
-    """The body of a block of threads."""
+    """Kernel body: find the work of this CTA and process it."""
     n_block, head, sequence = args.order.here()
     tiles = cfg.tiles
     rows_q = args.lengths.queries(sequence, extent(args.q))
@@ -147,9 +147,9 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
         block_iter = SparseBlocks.of(args.mods.blocks, sequence, head, column, ratio, rows, tiles.tile_m, exists)
     else:
         first, stop = mask.query_blocks(n_block)
-        # Last rows first: there all blocks of a head meet, so their turns in a deterministic run follow closely.
+        # Last rows first: all key blocks of a head see them, so deterministic additions follow closely.
         block_iter = ReverseRange(Blocks(first, first, stop, stop))
-    work = Work(
+    work = Sm80BackwardWork(
         args=args,
         cfg=cfg,
         thread=cute.arch.thread_idx()[0],
@@ -172,13 +172,13 @@ def work_on_keys(args, cfg: cutlass.Constexpr):
         dv=dv,
     )
     if work.rows_left > 0:
-        tile_of_keys(work)
+        process_tile(work)
 
 
 @cute.jit
-def tile_of_keys(work):
+def process_tile(work):
     cfg, tiles = work.cfg, work.cfg.tiles
-    memory = Memory.allocate(cfg)
+    memory = SharedMemory.allocate(cfg)
     products = make_products(work, memory)
     products.dk.fill(0.0)
     products.dv.fill(0.0)
@@ -196,7 +196,7 @@ def tile_of_keys(work):
                 step(work, memory, products, block_iter.blocks.stop - 1 - i, i, True)
 
     products.dk.store(products.dk.load() * work.args.softmax_scale)
-    cute.arch.barrier()  # everyone is done with K and V: their memory carries dK and dV out
+    cute.arch.barrier()  # all threads have read K and V; dK and dV are staged over them
     if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
         if block_iter.any():
             release_order(work, block_iter.block(block_iter.last()))
@@ -205,11 +205,11 @@ def tile_of_keys(work):
         (products.dk, memory.k, work.dk, cfg.head_dim),
         (products.dv, memory.v, work.dv, cfg.head_dim_v),
     ):
-        to = rows_of(x, begin, begin + work.rows_left)
-        store_tile(acc, products.mma_kv, staged, to, work.thread, cfg.threads, columns)
+        out_row = rows_of(x, begin, begin + work.rows_left)
+        store_tile(acc, products.mma_kv, staged, out_row, work.thread, cfg.threads, columns)
 
 
-def make_products(work, memory: Memory) -> Products:
+def make_products(work, memory: SharedMemory) -> Products:
     cfg, tiles, thread = work.cfg, work.cfg.tiles, work.thread
     mma_s, mma_kv, mma_q = (tiled_mma(cfg.dtype, *warps) for warps in (tiles.warps_s, tiles.warps_kv, tiles.warps_q))
     dk, dv = (
@@ -235,8 +235,8 @@ def make_products(work, memory: Memory) -> Products:
     )
 
 
-def load_keys(work, memory: Memory) -> None:
-    """Start loading K and V, which the first tile of queries waits for too."""
+def load_keys(work, memory: SharedMemory) -> None:
+    """Start loading K and V. They belong to the cp.async group of the first tile of queries."""
     cfg, n = work.cfg, work.cfg.tiles.tile_n
     for x, target, columns in ((work.k, memory.k, cfg.head_dim), (work.v, memory.v, cfg.head_dim_v)):
         dim = cute.size(target, mode=[1])
@@ -246,7 +246,7 @@ def load_keys(work, memory: Memory) -> None:
 
 @cute.jit
 def load_queries(work, memory, m_block, stage):
-    """Start loading a tile of Q, dO and their statistics; one cp.async group."""
+    """Start loading a tile of Q, dO and row statistics, as one cp.async group."""
     cfg, m = work.cfg, work.cfg.tiles.tile_m
     for x, staged, columns in ((work.q, memory.q, cfg.head_dim), (work.dout, memory.do, cfg.head_dim_v)):
         dim = cute.size(staged, mode=[1])
@@ -263,23 +263,23 @@ def load_queries(work, memory, m_block, stage):
 
 
 @cute.jit
-def step(work, memory, products, place, iteration, masked: cutlass.Constexpr[bool]):
-    """The tile of query rows at a place of the walk; `iteration` counts them. masked: a mask_mod may hide some of it."""
+def step(work, memory, products, pos, iteration, masked: cutlass.Constexpr[bool]):
+    """Process the query tile at `pos` of the block iterator. iteration: its number. masked: a mask_mod may mask it."""
     cfg, stages, block_iter = work.cfg, work.cfg.tiles.stages, work.block_iter
-    m_block, following = block_iter.block(place), block_iter.ahead(place, 1)
+    m_block, next_pos = block_iter.block(pos), block_iter.ahead(pos, 1)
     stage = iteration % stages if cutlass.const_expr(stages > 1) else 0
     m, n = cfg.tiles.tile_m, cfg.tiles.tile_n
     if cutlass.const_expr(work.dropout is not None):
-        share_words(work, memory, m_block)  # those of the step before have been read: a barrier lies between
+        share_keep_bits(work, memory, m_block)  # the bits of the previous step have been read before its second barrier
     cute.arch.cp_async_wait_group(0)
     cute.arch.barrier()
     if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
-        # Not right behind the additions: by now they have long arrived, and the release waits for nothing.
+        # Release the previous step here, not right after its additions: they are complete, so the release is fast.
         if iteration > 0:
-            release_order(work, block_iter.block(block_iter.ahead(place, -1)))
+            release_order(work, block_iter.block(block_iter.ahead(pos, -1)))
     if cutlass.const_expr(stages > 1):  # noqa: SIM102  one is decided at compile time
-        if block_iter.exists(following):
-            load_queries(work, memory, block_iter.block(following), (iteration + 1) % stages)
+        if block_iter.exists(next_pos):
+            load_queries(work, memory, block_iter.block(next_pos), (iteration + 1) % stages)
 
     shape = products.mma_s.get_slice(0).partition_shape_C((m, n))
     s, dp = cute.make_rmem_tensor(shape, Float32), cute.make_rmem_tensor(shape, Float32)
@@ -287,7 +287,7 @@ def step(work, memory, products, place, iteration, masked: cutlass.Constexpr[boo
     dp.fill(0.0)
     product(products.mma_s, s, products.q.at(stage), products.k)
     product(products.mma_s, dp, products.do.at(stage), products.v)
-    weights(work, memory, products.mma_s, s, dp, m_block, stage, masked)
+    compute_p_ds(work, memory, products.mma_s, s, dp, m_block, stage, masked)
     cute.arch.barrier()
 
     product(products.mma_kv, products.dv, products.pt, products.dot.at(stage))
@@ -298,47 +298,47 @@ def step(work, memory, products, place, iteration, masked: cutlass.Constexpr[boo
     product(products.mma_kv, products.dk, products.dst, products.qt.at(stage))
     if cutlass.const_expr(stages == 1):
         cute.arch.barrier()
-        if block_iter.exists(following):
-            load_queries(work, memory, block_iter.block(following), 0)
+        if block_iter.exists(next_pos):
+            load_queries(work, memory, block_iter.block(next_pos), 0)
 
 
 @cute.jit
-def weights(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[bool]):
-    """P and dS from S and dP, into shared memory as 16-bit operands."""
+def compute_p_ds(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[bool]):
+    """Compute P and dS from S and dP, and store them to shared memory as 16-bit operands."""
     cfg, args, mask = work.cfg, work.args, work.mask
     grid = cute.make_identity_tensor((cfg.tiles.tile_m, cfg.tiles.tile_n))
-    own = rows_by_columns(mma.get_slice(work.thread).partition_C(grid))
-    first = rows_by_columns(mma.get_slice(0).partition_C(grid))
-    places = places_of(own, first, m_block * cfg.tiles.tile_m, work.n_block * cfg.tiles.tile_n)
-    score_mod = None if work.score_mod is None else work.score_mod.at(places, args.softmax_scale)
-    mask_mod = None if work.mask_mod is None or not masked else work.mask_mod.at(places)
-    stages = Scoring(args.score, score_mod, mask_mod)
+    coords = rows_by_columns(mma.get_slice(work.thread).partition_C(grid))
+    coords0 = rows_by_columns(mma.get_slice(0).partition_C(grid))
+    fragment = mma_coords(coords, coords0, m_block * cfg.tiles.tile_m, work.n_block * cfg.tiles.tile_n)
+    score_mod = None if work.score_mod is None else work.score_mod.at(fragment, args.softmax_scale)
+    mask_mod = None if work.mask_mod is None or not masked else work.mask_mod.at(fragment)
+    scoring = Scoring(args.score, score_mod, mask_mod)
     scores, grads = rows_by_columns(s), rows_by_columns(dp)
     rows, statistics = cute.size(scores, mode=[0]), memory.statistics
-    kept = None
+    dropout = None
     if cutlass.const_expr(work.dropout is not None):
-        kept = factors(work, memory, own, first)
-        store_lines(grads, _products(lines_of(grads), kept))
+        dropout = dropout_factors(work, memory, coords, coords0)
+        store_lines(grads, _multiply(lines_of(grads), dropout))
     for r in cutlass.range_constexpr(rows):
-        grads[r, None].store(grads[r, None].load() + statistics[own[r, 0][0], 1, stage])
-    if cutlass.const_expr(not stages.is_plain):
-        logits = stages.logits(lines_of(scores))
-        if cutlass.const_expr(stages.softcap is not None):
-            store_lines(grads, stages.sloped(lines_of(grads), logits))
-        store_lines(scores, stages.masked(logits, lambda r, c: statistics[own[r, 0][0], 0, stage]))
+        grads[r, None].store(grads[r, None].load() + statistics[coords[r, 0][0], 1, stage])
+    if cutlass.const_expr(not scoring.is_plain):
+        logits = scoring.logits(lines_of(scores))
+        if cutlass.const_expr(scoring.softcap is not None):
+            store_lines(grads, scoring.sloped(lines_of(grads), logits))
+        store_lines(scores, scoring.masked(logits, lambda r, c: statistics[coords[r, 0][0], 0, stage]))
     if mask.cuts(m_block, work.n_block):
-        mask.apply_mask(scores, own, first, m_block, work.n_block)
+        mask.apply_mask(scores, coords, coords0, m_block, work.n_block)
     for r in cutlass.range_constexpr(rows):
-        minus_lse = statistics[own[r, 0][0], 0, stage]
+        minus_lse = statistics[coords[r, 0][0], 0, stage]
         p = cute.math.exp2(scores[r, None].load() * args.scale_log2 + minus_lse, fastmath=True)
         scores[r, None].store(p)
         grads[r, None].store(grads[r, None].load() * p)
     if cutlass.const_expr(score_mod is not None):
-        store_lines(grads, stages.slopes(lines_of(scores), lines_of(grads)))
+        store_lines(grads, scoring.slopes(lines_of(scores), lines_of(grads)))
     if cutlass.const_expr(work.captured is not None):
         work.captured.add(score_mod, lines_of(scores))
-    if cutlass.const_expr(kept is not None):
-        store_lines(scores, _products(lines_of(scores), kept))
+    if cutlass.const_expr(dropout is not None):
+        store_lines(scores, _multiply(lines_of(scores), dropout))
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cfg.dtype, num_bits_per_copy=32)
     to_smem = cute.make_tiled_copy_C(atom, mma).get_slice(work.thread)
     for acc, staged in ((s, memory.p), (dp, memory.ds)):
@@ -347,24 +347,24 @@ def weights(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Constexpr[
         cute.copy(to_smem, to_smem.retile(half), to_smem.partition_D(staged))
 
 
-def _products(x: list[list[Float32]], y: list[list[Float32]]) -> list[list[Float32]]:
-    return [[a * b for a, b in zip(*lines)] for lines in zip(x, y)]
+def _multiply(x: list[list[Float32]], y: list[list[Float32]]) -> list[list[Float32]]:
+    return [[a * b for a, b in zip(*rows)] for rows in zip(x, y)]
 
 
 @cute.jit
 def add_dq(work, dq, m_block):
-    """Add a tile of dQ to the sum, as `config.Fragments` has it."""
+    """Add a tile of dQ to the accumulator, in the layout `config.Fragments`."""
     cfg, args = work.cfg, work.args
     block = work.row_block + m_block
     if cutlass.const_expr(cfg.deterministic):
-        # All blocks of earlier keys that meet these rows add first. One thread looks, the barrier tells the others.
+        # Earlier key blocks that see these rows add first. One thread waits on the semaphore, the barrier releases all.
         if cutlass.const_expr(cfg.has_blocks):
-            mine = order_index_by_lists(args, cfg, block, work.head, work.n_block)
+            order_index = order_index_by_lists(args, cfg, block, work.head, work.n_block)
         else:
-            mine = work.n_block - work.mask.key_blocks(m_block).first
-        count = semaphore_ptr(args.semaphores, block, work.head)
+            order_index = work.n_block - work.mask.key_blocks(m_block).first
+        semaphore = semaphore_ptr(args.semaphores, block, work.head)
         if work.thread == 0:
-            wait_semaphore(count, mine)
+            wait_semaphore(semaphore, order_index)
         cute.arch.barrier()
     start = args.dq_sum.iterator + cute.crd2idx((0, block, work.head), args.dq_sum.layout) + work.thread
     for i in cutlass.range_constexpr(cute.size(dq)):
@@ -373,7 +373,7 @@ def add_dq(work, dq, m_block):
 
 @cute.jit
 def release_order(work, m_block):
-    """After a barrier behind `add_dq`: let the next block add to these rows."""
-    count = semaphore_ptr(work.args.semaphores, work.row_block + m_block, work.head)
+    """Let the next key block add to these rows. Call after `add_dq` and a barrier."""
+    semaphore = semaphore_ptr(work.args.semaphores, work.row_block + m_block, work.head)
     if work.thread == 0:
-        release_semaphore(count)
+        release_semaphore(semaphore)

@@ -1,4 +1,4 @@
-"""What the generated code of the portable kernels depends on."""
+"""Compile-time configurations of the portable kernels."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cutlass import Int32
 from ..bwd.blocks import Placement, RowBlocks
 from ..core.mask import Window
 from ..core.variant import Variant
-from .tiles import LARGEST_L2_GROUP, SHARED_BYTES, BackwardTiles, ForwardTiles, padded
+from .tiles import L2_GROUP_BYTES, LARGEST_L2_GROUP, BackwardTiles, ForwardTiles, padded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Variant):
-    """Everything the generated code depends on; its fields are the compile key."""
+class Sm80Config(Variant):
+    """Configuration of the generated code; the fields are the compile key."""
 
     tiles: ForwardTiles | BackwardTiles
 
@@ -37,7 +37,7 @@ class Config(Variant):
         return self.tiles.smem_bytes(self.head_dim, self.head_dim_v)
 
     def launch(self, ctas: Int32) -> dict:
-        """The shape of a launch of `ctas` blocks."""
+        """Launch parameters for `ctas` CTAs."""
         return dict(
             grid=[ctas, 1, 1],
             block=[self.threads, 1, 1],
@@ -51,10 +51,10 @@ class Config(Variant):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardConfig(Config):
-    """packed: heads of a group that are rows of one tile: all or 1. split: the keys of a tile are shared among blocks;
-    out and lse have a leading axis of parts and are float32, and there is no sink. fixed_parts: each of a number of
-    blocks that is the same for all tiles."""
+class ForwardConfig(Sm80Config):
+    """packed: heads of a group packed into the rows of a tile, all or 1. split: split-KV, several CTAs share the keys
+    of a tile; out and lse are float32 with an axis of parts, and there is no sink. fixed_parts: parts have the same
+    number of key blocks in all tiles."""
 
     ctas: ClassVar[int] = 1
     persistent: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class ForwardConfig(Config):
 
     @property
     def rows(self) -> int:
-        """Of a work tile."""
+        """Rows of a work tile."""
         return self.tiles.tile_m
 
     @property
@@ -76,31 +76,31 @@ class ForwardConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Fragments(Placement):
-    """A `Placement` of a block's dQ as the warps' accumulators hold it (`tensor_core`): the i-th value of every thread,
-    then the next, so that an addition of a warp covers 128 contiguous bytes. warps: their grid over rows and columns.
+    """Layout of the dQ accumulator of a block in the order of the mma fragments (`tensor_core`): value i of all
+    threads, then value i + 1. So one addition of a warp covers 128 contiguous bytes. warps: grid over rows and columns.
     """
 
     warps: tuple[int, int]
 
     def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
-        column, (down, across) = first + within, self.warps
-        warp = row // 16 % down + column // 8 % across * down
+        column, (warps_m, warps_n) = first + within, self.warps
+        warp = row // 16 % warps_m + column // 8 % warps_n * warps_m
         thread = 32 * warp + row % 8 * 4 + column % 8 // 2
-        repetition = row // (16 * down) + column // (8 * across) * (self.tile_m // (16 * down))
-        value = 4 * repetition + row // 8 % 2 * 2 + column % 2
-        return value * (32 * down * across) + thread
+        repetition = row // (16 * warps_m) + column // (8 * warps_n) * (self.tile_m // (16 * warps_m))
+        i = 4 * repetition + row // 8 % 2 * 2 + column % 2
+        return i * (32 * warps_m * warps_n) + thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackwardConfig(Config):
-    """The rows of a tile are those of all heads of a group."""
+class BackwardConfig(Sm80Config):
+    """A tile has the rows of all heads of a group."""
 
     ctas: ClassVar[int] = 1
     descending: ClassVar[bool] = False
 
     @property
     def row_blocks(self) -> RowBlocks:
-        """What the kernels around the main one depend on."""
+        """Configuration of the kernels before and after the main kernel."""
         return RowBlocks(
             self.dtype,
             self.head_dim,
@@ -117,8 +117,8 @@ class BackwardConfig(Config):
 
     @property
     def smem_bytes(self) -> int:
-        words = self.tiles.words_bytes if self.has_dropout else 0
-        return self.tiles.smem_bytes(self.head_dim, self.head_dim_v) + words
+        keep_bits_bytes = self.tiles.keep_bits_bytes if self.has_dropout else 0
+        return self.tiles.smem_bytes(self.head_dim, self.head_dim_v) + keep_bits_bytes
 
     @property
     def tile_m(self) -> int:
@@ -126,14 +126,14 @@ class BackwardConfig(Config):
 
     @property
     def cluster_tile_n(self) -> int:
-        """Keys of a CTA."""
+        """Keys of a CTA; there are no clusters."""
         return self.tiles.tile_n
 
     def l2_group(self, n_blocks: Int32, seqlen_q: Int32, pairs: Int32) -> Int32:
-        """Pairs that advance together; in a deterministic problem their sums of dQ stay in L2."""
+        """(head, sequence) pairs that advance together; if deterministic, their dQ accumulators stay in L2."""
         if not self.deterministic:
             return Int32(4 if self.masked or self.has_blocks else 1)
-        rows = SHARED_BYTES // (4 * padded(self.head_dim) * self.group)
+        rows = L2_GROUP_BYTES // (4 * padded(self.head_dim) * self.group)
         return cutlass.max(cutlass.min(rows // cutlass.max(seqlen_q, 1), LARGEST_L2_GROUP), 1)
 
     @property
@@ -142,5 +142,5 @@ class BackwardConfig(Config):
 
     @property
     def score_threads(self) -> int:
-        """Threads that have scores."""
+        """Threads that hold scores: all."""
         return self.threads

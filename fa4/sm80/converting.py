@@ -1,4 +1,4 @@
-"""Tiles of 8-bit numbers in global memory, as 16-bit numbers in shared memory: converted on the way in."""
+"""Load 8-bit K and V tiles from global memory and upconvert them to 16 bits in shared memory."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from ..core.bytes import upconverted
 from ..core.vec_io import load_vec
 from .loader import TileCopy, plain_copy
 
-_BYTES = 8  # numbers that a thread takes at a time: 16 bytes of the tile
+_VECTOR = 8  # 8-bit elements per thread and load: 16 bytes of the 16-bit tile
 
 
 @dataclass(frozen=True)
 class ConvertingCopy(TileCopy):
-    """A `TileCopy` whose source has bytes. Rows and columns that do not exist become zeros; their addresses must be
-    some that may be read."""
+    """`TileCopy` with an 8-bit source. Rows and columns out of bounds become zeros, but their addresses must be
+    readable."""
 
     source: torch.dtype
     dtype: type[cutlass.Numeric]
 
     def load_rows(self, row: Callable[[Int32], tuple[cute.Pointer, Boolean]], target: cute.Tensor) -> None:
         smem = self.copy.get_slice(self.thread).partition_D(target)
-        own, _ = self._coordinates()
+        coords, _ = self._coordinates()
         rows, chunks = cute.size(smem, mode=[1]), cute.size(smem, mode=[2])
-        # All loads before the first conversion: their latencies overlap.
+        # All loads come before the first conversion, so that their latencies overlap.
         loaded = []
         for m in range(rows):
-            address, exists = row(own[0, m, 0][0])
+            address, exists = row(coords[0, m, 0][0])
             for k in range(chunks):
-                column = own[0, 0, k][1]
-                is_there = column < self.columns
-                first = cutlass.select_(is_there, Int32(column), Int32(0))
-                words = load_vec(address + first, _BYTES // 4)
-                loaded.append([Int32(cutlass.select_(exists & is_there, word, Int32(0))) for word in words])
+                column = coords[0, 0, k][1]
+                in_bounds = column < self.columns
+                first = cutlass.select_(in_bounds, Int32(column), Int32(0))
+                packed = load_vec(address + first, _VECTOR // 4)
+                loaded.append([Int32(cutlass.select_(exists & in_bounds, x, Int32(0))) for x in packed])
         store = plain_copy(self.dtype)
-        for i, words in enumerate(loaded):
+        for i, packed in enumerate(loaded):
             registers = cute.make_fragment_like(smem[None, 0, 0])
-            halves = cute.recast_tensor(registers, Int32)
-            for j, word in enumerate(words):
-                for k, pair in enumerate(upconverted(word, self.source, self.dtype, has_cvt=False)):
-                    halves[2 * j + k] = pair
+            pairs_16bit = cute.recast_tensor(registers, Int32)
+            for j, x in enumerate(packed):
+                for k, pair in enumerate(upconverted(x, self.source, self.dtype, has_cvt=False)):
+                    pairs_16bit[2 * j + k] = pair
             cute.copy(store, registers, smem[None, i // chunks, i % chunks])

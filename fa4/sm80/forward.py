@@ -1,7 +1,7 @@
-"""The portable forward: the page to read first. From which records it is launched; what a block does is `forward_tile`.
+"""The portable forward. Read this module first: it has the arguments and the launch; `forward_tile` is the kernel body.
 
-A block of threads owns one tile of query rows and walks the key blocks that they see. With few queries the heads of a
-group are packed into the rows of a tile, and the keys of a tile may be split among blocks, for `fwd.combine` to join.
+A CTA owns one tile of query rows and loops over the key blocks that they see. With few queries, heads of a group are
+packed into the rows of a tile (pack_gqa), and several CTAs may share the keys of a tile (split-KV, see `fwd.combine`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Scalars(NamedTuple):
 
 
 class LaunchSizes(NamedTuple):
-    """section: (head, sequence) pairs that advance together, see `core.order`. splits: blocks that share a tile.
-    part_blocks: key blocks of a part, where parts are `fixed`."""
+    """l2_group: (head, sequence) pairs that advance together, see `core.order`. splits: CTAs that share a tile.
+    part_blocks: key blocks of a part if `fixed_parts`."""
 
     max_seqlen_q: Int32
     batch: Int32
@@ -43,9 +43,9 @@ class LaunchSizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """The kernel's run-time arguments. Matrices have the modes of `core.sequence.as_matrices`, those of q, out and lse
-    with packed heads, those of out and lse with a last mode of parts if keys are split."""
+class Sm80ForwardArguments:
+    """Run-time arguments of the kernel. Matrices have the modes of `core.sequence.as_matrices`; q, out and lse have
+    packed heads; with split-KV, out and lse have a last mode of parts."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -59,7 +59,7 @@ class Arguments:
     part_blocks: Int32 | None
     window: Window
     score: Softcap | None
-    scale: Float32  # what turns the scores (or what `score` gives) into logits
+    scale: Float32  # factor from scores (or the output of `score`) to logits
     mods: ModTensors | None
     cache: CacheTensors | None
 
@@ -76,22 +76,24 @@ class ForwardKernel(ForwardProgram):
         window = cfg.window(scalars.left, scalars.right)
         # Last query rows first: under a causal mask they take longest.
         m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tiles.tile_m)
-        heads, listed = cute.size(call.q, mode=[2]), None
+        heads, sparse_order = cute.size(call.q, mode=[2]), None
         if cfg.has_blocks:
-            listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows)
-        order: Order | PackedOrder = Order(m_blocks, heads, sizes.batch, sizes.l2_group, descending=True, listed=listed)
+            sparse_order = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows)
+        order: Order | PackedOrder = Order(
+            m_blocks, heads, sizes.batch, sizes.l2_group, descending=True, listed=sparse_order
+        )
         if cfg.varlen:
-            bounds = call.lengths.cu_seqlens_q
-            order = PackedOrder(cfg.tiles.tile_m, cfg.packed, bounds, extent(call.q), heads, sizes.l2_group)
+            cu_seqlens = call.lengths.cu_seqlens_q
+            order = PackedOrder(cfg.tiles.tile_m, cfg.packed, cu_seqlens, extent(call.q), heads, sizes.l2_group)
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
-        args = Arguments(
+        args = Sm80ForwardArguments(
             *call[:7], order, sizes.splits, part_blocks, window, score, scale, call.mods, call.cache
         )  # fmt: skip
         kernel(args, cfg).launch(**cfg.launch(order.tiles * sizes.splits), stream=stream)
 
 
 @cute.kernel
-def kernel(args: Arguments, cfg: cutlass.Constexpr[ForwardConfig]):
+def kernel(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[ForwardConfig]):
     work_on_queries(args, cfg)
 
 

@@ -1,8 +1,8 @@
-"""One tile of query rows of the portable forward, and the loop over the key blocks from last to first.
+"""Kernel body of the portable forward: one tile of query rows, and the loop over key blocks from last to first.
 
-Per key block: S = Q K^T, softmax in registers, O += P V. K and V travel through rings of `stages` tiles: while S is
-multiplied the next V is on its way, while O is multiplied the next K is. Barriers: a tile is overwritten only after
-the barrier that follows its last read; a tile is read only after cp.async.wait_group and a barrier.
+Per key block: S = Q K^T, softmax in registers, O += P V. K and V each have `stages` stages: the next V loads during
+Q K^T, the next K during P V. A stage is overwritten only after the barrier that follows its last read, and read only
+after cp.async.wait_group and a barrier.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .softmax import OnlineSoftmax
 from .tensor_core import (
     Operand,
     as_operand_a,
+    mma_coords,
     operand_a,
     operand_b,
-    places_of,
     product,
     rows_by_columns,
     smem_layout,
@@ -43,24 +43,24 @@ from .tensor_core import (
 
 
 @dataclass(frozen=True)
-class Work(Constant):
-    """A tile of query rows: q, out (packed rows, dim), lse (packed rows, 1) and k, v (where their rows lie) are its
-    sequence's and head's. args, cfg: see `forward`."""
+class Sm80ForwardWork(Constant):
+    """Work of a CTA: a tile of query rows of one sequence and head. q, out: (packed rows, dim). lse: (packed rows, 1).
+    k, v: where the rows of the keys are. args, cfg: see `forward`."""
 
     args: Any
     cfg: Any
     thread: Int32
     head: Int32
     m_block: Int32
-    rows: Int32  # of the sequence and head
+    rows: Int32  # packed query rows of the sequence and head
     mask: Band
     score: Softcap | None
-    raw_scale: Float32  # of what that gives
-    v_descale: Float32 | None  # what O is multiplied by at the end
+    raw_scale: Float32  # scale of the output of `score`, or of raw scores
+    v_descale: Float32 | None  # factor of O at the end
     score_mod: Traced | None
     mask_mod: Traced | None
     dropout: Dropout | None
-    block_iter: ReverseRange | SparseBlocks  # over the blocks of keys, this block's share of them if they are split
+    block_iter: ReverseRange | SparseBlocks  # over key blocks; with split-KV, over this CTA's part
     q: cute.Tensor
     k: Strided | Paged
     v: Strided | Paged
@@ -73,13 +73,13 @@ class Work(Constant):
 
     @property
     def scale(self) -> Float32:
-        """What turns into logits what softmax gets."""
+        """Factor from the input of softmax to logits."""
         return self.raw_scale if self.score_mod is None else Float32(1.0)
 
 
 @dataclass(frozen=True)
-class Tile(Constant):
-    """Shared memory (O leaves through Q's), the products' operands there, and what lasts in registers."""
+class ForwardTileState(Constant):
+    """Shared memory (O is staged over Q), the operands of the products there, and O and softmax state in registers."""
 
     s_q: cute.Tensor
     s_o: cute.Tensor
@@ -93,17 +93,17 @@ class Tile(Constant):
     softmax: OnlineSoftmax
 
     @staticmethod
-    def make(work) -> Tile:
+    def make(work) -> ForwardTileState:
         cfg, tiles, thread, smem = work.cfg, work.cfg.tiles, work.thread, SmemAllocator()
-        q_or_o = smem.allocate_array(cfg.dtype, tiles.tile_m * max(cfg.dim, cfg.dim_v), byte_alignment=1024)
-        s_q, s_o = (cute.make_tensor(q_or_o, smem_layout(tiles.tile_m, columns)) for columns in (cfg.dim, cfg.dim_v))
+        q_and_o = smem.allocate_array(cfg.dtype, tiles.tile_m * max(cfg.dim, cfg.dim_v), byte_alignment=1024)
+        s_q, s_o = (cute.make_tensor(q_and_o, smem_layout(tiles.tile_m, columns)) for columns in (cfg.dim, cfg.dim_v))
         s_k, s_v = (
             smem.allocate_tensor(cfg.dtype, smem_layout(tiles.tile_n, columns, tiles.stages), 1024)
             for columns in (cfg.dim, cfg.dim_v)
         )
         mma = tiled_mma(cfg.dtype, tiles.warps, 1)
         o = cute.make_rmem_tensor(mma.get_slice(thread).partition_shape_C((tiles.tile_m, cfg.dim_v)), Float32)
-        return Tile(
+        return ForwardTileState(
             s_q=s_q,
             s_o=s_o,
             s_k=s_k,
@@ -119,7 +119,7 @@ class Tile(Constant):
 
 @cute.jit
 def work_on_queries(args, cfg: cutlass.Constexpr):
-    """The body of a block of threads."""
+    """Kernel body: find the work of this CTA and process it."""
     index, part = cute.arch.block_idx()[0], Int32(0)
     out, lse = args.out, args.lse
     if cutlass.const_expr(cfg.split):
@@ -154,8 +154,8 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
                 score = Softcap(score.scale_over_cap * k_descale)
             else:
                 raw_scale = raw_scale * k_descale
-        tile_of_queries(
-            Work(
+        process_tile(
+            Sm80ForwardWork(
                 args=args,
                 cfg=cfg,
                 thread=cute.arch.thread_idx()[0],
@@ -180,9 +180,9 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
 
 
 @cute.jit
-def tile_of_queries(work):
+def process_tile(work):
     cfg, stages, block_iter = work.cfg, work.cfg.tiles.stages, work.block_iter
-    tile = Tile.make(work)
+    tile = ForwardTileState.make(work)
     tile.o.fill(0.0)
     if block_iter.any():
         load_queries(work, tile)
@@ -196,7 +196,7 @@ def tile_of_queries(work):
             for i in cutlass.range(block_iter.count - block_iter.masked, unroll=1):
                 step(work, tile, block_iter.masked + i, False)
         else:
-            # Blocks cut by the right edge of the mask or the end of the keys, whole blocks, blocks cut on the left.
+            # Blocks masked by the right bound or the end of the keys, full blocks, blocks masked by the left bound.
             blocks = block_iter.blocks
             for i in cutlass.range(blocks.stop - blocks.full_stop, unroll=1):
                 step(work, tile, blocks.stop - 1 - i, True)
@@ -208,108 +208,108 @@ def tile_of_queries(work):
     finish(work, tile)
 
 
-def load_queries(work, tile: Tile) -> None:
-    """Start loading the tile's rows; the first group of K waits for them too."""
+def load_queries(work, tile: ForwardTileState) -> None:
+    """Start loading Q. It belongs to the cp.async group of the first K."""
     cfg, m = work.cfg, work.cfg.tiles.tile_m
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, cfg.dim), work.thread, m, cfg.dim, cfg.head_dim)
     copy.load_rows(rows_of(work.q, work.first_row, work.rows), tile.s_q)
 
 
 @cute.jit
-def load(work, x, staged, place, stage, seq_bounded_tma: cutlass.Constexpr[bool]):
-    """Start loading the key block at a place of the walk, of K or V (`x`), if there is one; always one cp.async group,
-    so that groups can be counted. ragged: the sequence may end within the block."""
+def load(work, x, staged, pos, stage, checks_end: cutlass.Constexpr[bool]):
+    """Start loading the key block at `pos` of the block iterator, of K or V (`x`), if it exists. Always commit one
+    cp.async group, so that groups can be counted. checks_end: the sequence may end within the block."""
     cfg, tile_n = work.cfg, work.cfg.tiles.tile_n
     dim = cute.size(staged, mode=[1])
     columns = cfg.head_dim if x is work.k else cfg.head_dim_v
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, tile_n, dim, columns)
-    if work.block_iter.exists(place):
-        n = work.block_iter.block(place)
+    if work.block_iter.exists(pos):
+        n_block = work.block_iter.block(pos)
         if cutlass.const_expr(cfg.has_bytes):
             converting = ConvertingCopy(copy.copy, work.thread, tile_n, dim, columns, cfg.cache.dtype, cfg.dtype)
-            converting.load_rows(x.rows_from(n * tile_n), staged[None, None, stage])
+            converting.load_rows(x.rows_from(n_block * tile_n), staged[None, None, stage])
         elif cutlass.const_expr(x.lies_evenly(tile_n)):
-            left = (
-                work.mask.seqlen_k - n * tile_n
-                if seq_bounded_tma or isinstance(work.block_iter, SparseBlocks)
+            rows_left = (
+                work.mask.seqlen_k - n_block * tile_n
+                if checks_end or isinstance(work.block_iter, SparseBlocks)
                 else None
             )
-            copy.load_tile(x.block(n, tile_n, dim), staged[None, None, stage], left)
+            copy.load_tile(x.block(n_block, tile_n, dim), staged[None, None, stage], rows_left)
         else:
-            copy.load_rows(x.rows_from(n * tile_n), staged[None, None, stage])
+            copy.load_rows(x.rows_from(n_block * tile_n), staged[None, None, stage])
     cute.arch.cp_async_commit_group()
 
 
 @cute.jit
-def step(work, tile, place, masked: cutlass.Constexpr[bool]):
-    """The key block at a place of the walk: S, softmax, O. On entry loads of K and V of this block, ... and K of the
-    one stages - 1 ahead have been started."""
+def step(work, tile, pos, masked: cutlass.Constexpr[bool]):
+    """Process the key block at `pos` of the block iterator: S, softmax, O. On entry, loads of K and V have started for
+    this block up to K of the block `stages - 1` ahead."""
     cfg, mma, stages, block_iter = work.cfg, tile.mma, work.cfg.tiles.stages, work.block_iter
-    m, n_keys = cfg.tiles.tile_m, cfg.tiles.tile_n
-    iteration = block_iter.iteration(place)
+    m, n = cfg.tiles.tile_m, cfg.tiles.tile_n
+    iteration = block_iter.iteration(pos)
     stage = iteration % stages if cutlass.const_expr(stages > 1) else 0
-    s = cute.make_rmem_tensor(mma.get_slice(0).partition_shape_C((m, n_keys)), Float32)
+    s = cute.make_rmem_tensor(mma.get_slice(0).partition_shape_C((m, n)), Float32)
     s.fill(0.0)
 
-    cute.arch.cp_async_wait_group(2 * (stages - 1))  # K is here
+    cute.arch.cp_async_wait_group(2 * (stages - 1))  # K has arrived
     cute.arch.barrier()
-    last_v = (iteration + stages - 1) % stages if cutlass.const_expr(stages > 1) else 0
-    load(work, work.v, tile.s_v, block_iter.ahead(place, stages - 1), last_v, masked and stages == 1)
+    v_stage = (iteration + stages - 1) % stages if cutlass.const_expr(stages > 1) else 0
+    load(work, work.v, tile.s_v, block_iter.ahead(pos, stages - 1), v_stage, masked and stages == 1)
     product(mma, s, tile.q, tile.k.at(stage))
 
-    cute.arch.cp_async_wait_group(2 * (stages - 1))  # V is here, and K has been read by all
-    cute.arch.barrier()
-    load(work, work.k, tile.s_k, block_iter.ahead(place, stages), stage, False)
+    cute.arch.cp_async_wait_group(2 * (stages - 1))  # V has arrived
+    cute.arch.barrier()  # and all threads have read K
+    load(work, work.k, tile.s_k, block_iter.ahead(pos, stages), stage, False)
     if cutlass.const_expr(work.score is not None):
         work.score.apply(s)
     scores = rows_by_columns(s)
-    modify(work, mma, scores, block_iter.block(place), masked)
+    apply_mods(work, mma, scores, block_iter.block(pos), masked)
     may_be_empty = masked or work.score_mod is not None or work.mask_mod is not None
     tile.softmax.update(scores, rows_by_columns(tile.o), may_be_empty)
     if cutlass.const_expr(work.dropout is not None):
-        own = coordinates(mma, work.thread, m, n_keys)
-        rows = [work.first_row + own[r, 0][0] for r in range(cute.size(own, mode=[0]))]
-        store_lines(scores, drop(work.dropout, lines_of(scores), rows, block_iter.block(place) * n_keys))
-    weights = cute.make_fragment_like(s, cfg.dtype)
-    weights.store(s.load().to(cfg.dtype))
-    product(mma, tile.o, as_operand_a(weights), tile.v.at(stage))
+        coords = coords_of_thread(mma, work.thread, m, n)
+        rows = [work.first_row + coords[r, 0][0] for r in range(cute.size(coords, mode=[0]))]
+        store_lines(scores, drop(work.dropout, lines_of(scores), rows, block_iter.block(pos) * n))
+    p = cute.make_fragment_like(s, cfg.dtype)
+    p.store(s.load().to(cfg.dtype))
+    product(mma, tile.o, as_operand_a(p), tile.v.at(stage))
 
 
 @cute.jit
-def modify(work, mma, scores, n, masked: cutlass.Constexpr[bool]):
-    """Traced score and mask, and the band's, on the scores of key block n."""
-    m, n_keys = work.cfg.tiles.tile_m, work.cfg.tiles.tile_n
-    own, first = coordinates(mma, work.thread, m, n_keys), coordinates(mma, 0, m, n_keys)
-    places = places_of(own, first, work.first_row, n * n_keys)
+def apply_mods(work, mma, scores, n_block, masked: cutlass.Constexpr[bool]):
+    """Apply score_mod, mask_mod and the band to the scores of a key block."""
+    m, n = work.cfg.tiles.tile_m, work.cfg.tiles.tile_n
+    coords, coords0 = coords_of_thread(mma, work.thread, m, n), coords_of_thread(mma, 0, m, n)
+    fragment = mma_coords(coords, coords0, work.first_row, n_block * n)
     if cutlass.const_expr(work.score_mod is not None):
-        store_lines(scores, work.score_mod.at(places, work.raw_scale).logits(lines_of(scores)))
-    listed = isinstance(work.block_iter, SparseBlocks)
-    if cutlass.const_expr(work.mask_mod is not None and (masked or not listed)):
-        store_lines(scores, work.mask_mod.at(places).hidden(lines_of(scores)))
-    if cutlass.const_expr(listed):
-        if work.mask.cuts(work.m_block, n):  # the last keys; a list may call a block whole that they cut
-            work.mask.apply_mask(scores, own, first, work.m_block, n)
+        store_lines(scores, work.score_mod.at(fragment, work.raw_scale).logits(lines_of(scores)))
+    is_sparse = isinstance(work.block_iter, SparseBlocks)
+    if cutlass.const_expr(work.mask_mod is not None and (masked or not is_sparse)):
+        store_lines(scores, work.mask_mod.at(fragment).hidden(lines_of(scores)))
+    if cutlass.const_expr(is_sparse):
+        if work.mask.cuts(work.m_block, n_block):  # a last block listed as full may still exceed the keys
+            work.mask.apply_mask(scores, coords, coords0, work.m_block, n_block)
     elif cutlass.const_expr(masked):
-        work.mask.apply_mask(scores, own, first, work.m_block, n)
+        work.mask.apply_mask(scores, coords, coords0, work.m_block, n_block)
 
 
-def coordinates(mma: cute.TiledMma, thread: Int32 | int, rows: int, columns: int) -> cute.Tensor:
-    """(row, column) in a tile of each of a thread's accumulators, as rows by columns."""
+def coords_of_thread(mma: cute.TiledMma, thread: Int32 | int, rows: int, columns: int) -> cute.Tensor:
+    """(row, column) in the tile of each accumulator of a thread, as rows by columns."""
     return rows_by_columns(mma.get_slice(thread).partition_C(cute.make_identity_tensor((rows, columns))))
 
 
 @cute.jit
 def finish(work, tile):
-    """Normalise; write lse and the output."""
+    """Normalise O; write lse and out."""
     cfg, sink = work.cfg, work.args.sink
-    own = coordinates(tile.mma, work.thread, cfg.tiles.tile_m, cfg.dim_v)
-    rows = cute.size(tile.softmax.maximum)
+    coords = coords_of_thread(tile.mma, work.thread, cfg.tiles.tile_m, cfg.dim_v)
+    rows = cute.size(tile.softmax.row_max)
     row_lse = cute.make_rmem_tensor(rows, Float32)
     sinks = None
     if cutlass.const_expr(sink is not None):
         sinks = cute.make_rmem_tensor(rows, Float32)
         for r in cutlass.range_constexpr(rows):
-            row = work.first_row + own[r, 0][0]
+            row = work.first_row + coords[r, 0][0]
             sinks[r] = Float32(sink[work.head * cfg.packed + row % cfg.packed])
     tile.softmax.finish(rows_by_columns(tile.o), row_lse, sinks)
     if cutlass.const_expr(work.dropout is not None):
@@ -317,26 +317,26 @@ def finish(work, tile):
     if cutlass.const_expr(work.v_descale is not None):
         tile.o.store(tile.o.load() * work.v_descale)
     for r in cutlass.range_constexpr(rows):
-        row = work.first_row + own[r, 0][0]
-        if own[0, 0][1] == 0 and row < work.rows:
+        row = work.first_row + coords[r, 0][0]
+        if coords[0, 0][1] == 0 and row < work.rows:
             work.lse[row, 0] = row_lse[r]
 
     if cutlass.const_expr(cfg.split):
-        store_part(work, tile, own)
+        store_part(work, tile, coords)
     else:
-        cute.arch.barrier()  # everyone is done reading Q
-        to = rows_of(work.out, work.first_row, work.rows)
-        store_tile(tile.o, tile.mma, tile.s_o, to, work.thread, cfg.threads, cfg.head_dim_v)
+        cute.arch.barrier()  # all threads have read Q, and O is staged over it
+        out_row = rows_of(work.out, work.first_row, work.rows)
+        store_tile(tile.o, tile.mma, tile.s_o, out_row, work.thread, cfg.threads, cfg.head_dim_v)
 
 
 @cute.jit
-def store_part(work, tile, own):
-    """The float32 output straight from the registers."""
-    o, to = rows_by_columns(tile.o), rows_of(work.out, work.first_row, work.rows)
+def store_part(work, tile, coords):
+    """Store float32 O of a split-KV part directly from registers."""
+    o, out_row = rows_by_columns(tile.o), rows_of(work.out, work.first_row, work.rows)
     for r in cutlass.range_constexpr(cute.size(o, mode=[0])):
-        address, exists = to(own[r, 0][0])
+        address, exists = out_row(coords[r, 0][0])
         for c in cutlass.range_constexpr(0, cute.size(o, mode=[1]), 2):
-            column = own[0, c][1]
+            column = coords[0, c][1]
             if exists and column < work.cfg.head_dim_v:
                 pair = cute.make_rmem_tensor(2, Float32)
                 pair[0], pair[1] = o[r, c], o[r, c + 1]

@@ -1,4 +1,4 @@
-"""Tiles between global and shared memory, 16 bytes a thread at a time."""
+"""Copies of tiles between global and shared memory, in 16-byte vectors."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _VECTOR = 8  # 16-bit elements in 16 bytes
 
 
 def thread_tiling(atom: cute.CopyAtom, threads: int, columns: int) -> cute.TiledCopy:
-    """Threads over a tile: neighbours take neighbouring 16 bytes of a row of 128 (or 64) bytes."""
-    across = (64 if columns % 64 == 0 else 32) // _VECTOR
-    layout = cute.make_layout((threads // across, across), stride=(across, 1))
+    """Tiled copy in which neighbouring threads take neighbouring 16 bytes of a row segment of 128 (or 64) bytes."""
+    threads_per_row = (64 if columns % 64 == 0 else 32) // _VECTOR
+    layout = cute.make_layout((threads // threads_per_row, threads_per_row), stride=(threads_per_row, 1))
     return cute.make_tiled_copy_tv(atom, layout, cute.make_layout((1, _VECTOR)))
 
 
 def async_copy(dtype: type[cutlass.Numeric]) -> cute.CopyAtom:
-    """cp.async past the L1 cache; a predicate that is false writes zeros."""
+    """cp.async that bypasses L1; a false predicate writes zeros."""
     return cute.make_copy_atom(cpasync.CopyG2SOp(cpasync.LoadCacheMode.GLOBAL), dtype, num_bits_per_copy=128)
 
 
 def plain_copy(dtype: type[cutlass.Numeric]) -> cute.CopyAtom:
-    """An ordinary 16-byte load or store."""
+    """Plain 16-byte load or store."""
     return cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=128)
 
 
 @dataclass(frozen=True)
 class TileCopy:
-    """A thread's share of copying (rows, columns) tiles whose rows lie anywhere in global memory.
+    """A thread's part in copies of (rows, padded_columns) tiles. Rows may be anywhere in global memory.
 
-    columns: how many of the tile's columns exist in global memory (head_dim, without the padding).
+    columns: columns that exist in global memory (head_dim, without the padding).
     """
 
     copy: cute.TiledCopy
@@ -45,48 +45,46 @@ class TileCopy:
 
     def _coordinates(self) -> tuple[cute.Tensor, cute.Tensor]:
         tile = cute.make_identity_tensor((self.rows, self.padded_columns))
-        # The first thread's coordinates are compile-time numbers: a comparison against them costs one instruction.
+        # Coordinates of the first thread are compile-time constants: a comparison with them costs one instruction.
         return self.copy.get_slice(self.thread).partition_S(tile), self.copy.get_slice(0).partition_S(tile)
 
     def _predicate(self, row_exists: Boolean | None) -> cute.Tensor | None:
-        """(1, column chunks) of "this exists in global memory"; None if all do."""
-        own, _ = self._coordinates()
-        seq_bounded_tma = self.columns != self.padded_columns
-        if row_exists is None and not seq_bounded_tma:
+        """Predicate of shape (1, column chunks): True where the source exists; None if everywhere."""
+        coords, _ = self._coordinates()
+        has_padding = self.columns != self.padded_columns
+        if row_exists is None and not has_padding:
             return None
-        chunks = cute.size(own, mode=[2])
+        chunks = cute.size(coords, mode=[2])
         predicate = cute.make_rmem_tensor(cute.make_layout((1, chunks)), Boolean)
         for k in range(chunks):
             exists = Boolean(True) if row_exists is None else row_exists
-            if seq_bounded_tma:
-                exists = exists & (own[0, 0, k][1] < self.columns)
+            if has_padding:
+                exists = exists & (coords[0, 0, k][1] < self.columns)
             predicate[0, k] = exists
         return predicate
 
     def load_tile(self, source: cute.Tensor, target: cute.Tensor, rows_left: Int32 | None = None) -> None:
-        """Start copying a (rows, columns) tile of evenly strided rows; rows from `rows_left` on become zeros.
-
-        rows_left None says that the whole tile exists.
-        """
+        """Start copying a (rows, columns) tile of strided rows. Rows from `rows_left` on become zeros; None means that
+        all rows exist."""
         slice_copy = self.copy.get_slice(self.thread)
         gmem, smem = slice_copy.partition_S(source), slice_copy.partition_D(target)
-        own, first = self._coordinates()
+        coords, coords0 = self._coordinates()
         for m in range(cute.size(smem, mode=[1])):
             exists = None
             if rows_left is not None:
-                exists = first[0, m, 0][0] < rows_left - own[0, 0, 0][0]
+                exists = coords0[0, m, 0][0] < rows_left - coords[0, 0, 0][0]
             predicate = self._predicate(exists)
             cute.copy(self.copy, gmem[None, m, None], smem[None, m, None], pred=predicate)
 
     def load_rows(self, row: Callable[[Int32], tuple[cute.Pointer, Boolean]], target: cute.Tensor) -> None:
-        """Start copying rows that `row(r) -> (address, exists)` names one by one; missing rows become zeros."""
+        """Start copying rows. `row(r)` returns (address, exists) of row r; rows that do not exist become zeros."""
         smem = self.copy.get_slice(self.thread).partition_D(target)
         for m in range(cute.size(smem, mode=[1])):
             source, exists = self._row(row, m)
             cute.copy(self.copy, source, smem[None, m, None], pred=self._predicate(exists))
 
     def store_rows(self, source: cute.Tensor, row: Callable[[Int32], tuple[cute.Pointer, Boolean]]) -> None:
-        """Copy a tile from shared memory to the rows that `row` names; rows that do not exist are left out."""
+        """Copy a tile from shared memory to the rows given by `row`, except rows that do not exist."""
         smem = self.copy.get_slice(self.thread).partition_S(source)
         registers = cute.make_fragment_like(smem)
         cute.autovec_copy(smem, registers)
@@ -95,25 +93,25 @@ class TileCopy:
             cute.copy(self.copy, registers[None, m, None], target, pred=self._predicate(exists))
 
     def _row(self, row: Callable, m: int) -> tuple[cute.Tensor, Boolean]:
-        """This thread's chunks of its m-th row: ((8, 1), chunks) in global memory, and whether the row exists."""
-        own, first = self._coordinates()
-        address, exists = row(own[0, m, 0][0])
-        chunks = cute.size(own, mode=[2])
-        step = first[0, 0, 1][1] if chunks > 1 else 0
-        start = (address + own[0, 0, 0][1]).align(16)
+        """Return this thread's chunks of its m-th row, ((8, 1), chunks) in global memory, and if the row exists."""
+        coords, coords0 = self._coordinates()
+        address, exists = row(coords[0, m, 0][0])
+        chunks = cute.size(coords, mode=[2])
+        step = coords0[0, 0, 1][1] if chunks > 1 else 0
+        start = (address + coords[0, 0, 0][1]).align(16)
         return cute.make_tensor(start, cute.make_layout(((_VECTOR, 1), chunks), stride=((1, 0), step))), exists
 
 
 def rows_of(x: cute.Tensor, begin: Int32, stop: Int32) -> Callable[[Int32], tuple[cute.Pointer, Boolean]]:
-    """The rows of a matrix from `begin` as `TileCopy` asks for them; those from `stop` on do not exist."""
+    """Return the `row` function of `TileCopy` for rows `begin` to `stop` - 1 of a matrix."""
     return lambda row: (x.iterator + cute.crd2idx((begin + row, 0), x.layout), begin + row < stop)
 
 
 def store_tile(
     acc: cute.Tensor, mma: cute.TiledMma, staged: cute.Tensor, row: Callable, thread: Int32, threads: int, columns: int
 ) -> None:
-    """A tile of accumulators, in 16 bits, through shared memory (`staged`) to the rows that `row` names, so that they
-    leave in 16-byte pieces. columns: how many of the tile's exist."""
+    """Store accumulators in 16 bits to the rows given by `row`, staged in shared memory (`staged`) for 16-byte stores.
+    columns: columns that exist in global memory."""
     element, (rows, padded_columns) = staged.element_type, cute.product_each(staged.shape)
     half = cute.make_fragment_like(acc, element)
     half.store(acc.load().to(element))

@@ -1,4 +1,4 @@
-"""The plan of the portable kernels: which tiles, and how many blocks share a tile."""
+"""Plan of the portable kernels: tiles, pack_gqa, split-KV and L2 swizzle groups."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from .tiles import BackwardTiles, ForwardTiles, backward_tiles, forward_l2_group
 
 
 class Forward(ForwardPlan):
-    """A forward on any chip with cp.async and mma.sync."""
+    """Forward plan for any chip with cp.async and mma.sync. `tiles` replaces the row of the table, for tuning."""
 
     kernel = forward.KERNEL
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         dims, rows, heads = (spec.head_dim, spec.head_dim_v), extent.max_seqlen_q, spec.heads_q
-        # What a row's sums are made of must not depend on how many queries others have.
-        own = tiles or forward_tiles(*dims, chip, 1 if spec.batch_invariant else rows)
-        # Packing pays as soon as the query rows of one head leave half of a tile empty.
-        packed = spec.group if 2 * rows <= own.tile_m or spec.batch_invariant else 1
-        packed = 1 if spec.has_blocks else packed  # query heads may have blocks of their own
+        # batch_invariant: the order of a row's sums must not depend on the number of queries of other sequences.
+        chosen = tiles or forward_tiles(*dims, chip, 1 if spec.batch_invariant else rows)
+        # Packing is faster if the query rows of one head leave half of a tile empty.
+        packed = spec.group if 2 * rows <= chosen.tile_m or spec.batch_invariant else 1
+        packed = 1 if spec.has_blocks else packed  # query heads may have their own block lists
         if packed > 1:
             rows, heads = rows * packed, spec.heads_kv
-            own = own if spec.batch_invariant else tiles or forward_tiles(*dims, chip, rows)
-        count = -(-rows // own.tile_m) * heads * extent.batch
-        slots = chip.sms * own.blocks_per_sm
+            chosen = chosen if spec.batch_invariant else tiles or forward_tiles(*dims, chip, rows)
+        work_tiles = -(-rows // chosen.tile_m) * heads * extent.batch
+        cta_slots = chip.sms * chosen.blocks_per_sm
         if not spec.has_blocks:
-            self.splits = choose_splits(spec, count, extent.max_seqlen_k, own.tile_n, slots, busy=0.5)
+            self.splits = choose_splits(spec, work_tiles, extent.max_seqlen_k, chosen.tile_n, cta_slots, busy=0.5)
         fields = ForwardConfig.fields(spec)
-        fields["has_sink"] &= self.splits == 1  # whoever joins the parts adds it
+        fields["has_sink"] &= self.splits == 1  # the kernel that combines the parts adds the sink
         is_split = self.splits > 1
         fixed = is_split and spec.batch_invariant
-        cfg = ForwardConfig(**fields, tiles=own, packed=packed, split=is_split, fixed_parts=fixed)
+        cfg = ForwardConfig(**fields, tiles=chosen, packed=packed, split=is_split, fixed_parts=fixed)
         l2_group = forward_l2_group(spec, extent.max_seqlen_k)
-        part_blocks = blocks_of_part(extent.max_seqlen_k, own.tile_n, self.splits)
+        part_blocks = blocks_of_part(extent.max_seqlen_k, chosen.tile_n, self.splits)
         sizes = forward.LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, part_blocks)
         super().__init__(chip, cfg, forward.Scalars(spec.softmax_scale, spec.softcap, *windows(spec)), sizes)
 
@@ -55,8 +55,8 @@ class Forward(ForwardPlan):
 
 
 class Backward(BackwardPlan):
-    """A backward on any chip with cp.async and mma.sync. The heads of a group are rows of one tile: where a block mask
-    has lists for each of them (`by_head`), it walks all that one of them has, and asks a table which are whose."""
+    """Backward plan for any chip with cp.async and mma.sync. A tile has the rows of all heads of a group. If a block
+    mask has lists per head (`by_head`), the kernel visits the union of their blocks and masks by a table per head."""
 
     kernel = backward.KERNEL
 
@@ -84,7 +84,7 @@ class Backward(BackwardPlan):
 
 
 class Plan(plan.Directions):
-    """A problem on any chip with cp.async and mma.sync."""
+    """Plan of a problem on any chip with cp.async and mma.sync."""
 
     layout = plan.Layout.ROWS
     directions = Forward, Backward

@@ -1,4 +1,4 @@
-"""Online softmax over a thread's rows, in base 2: exp(scale * (s - max)) = exp2(scale_log2 * s - scale_log2 * max)."""
+"""Online softmax of a thread's rows in base 2: exp(scale * (s - max)) = exp2(scale_log2 * s - scale_log2 * max)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.softmax import LOG2_E
 
 
 def quad_reduce(value: Float32, combine) -> Float32:
-    """Over the four threads that share a row of an mma accumulator."""
+    """Reduce over the four threads that share a row of an mma accumulator."""
     for offset in (2, 1):
         value = combine(value, cute.arch.shuffle_sync_bfly(value, offset=offset, mask=-1, mask_and_clamp=31))
     return value
@@ -21,63 +21,63 @@ def quad_reduce(value: Float32, combine) -> Float32:
 
 @dataclass(frozen=True)
 class OnlineSoftmax(Constant):
-    """Running maximum (raw scores) and sum of each of a thread's rows; the sum is still split over the quad.
+    """Row max (of raw scores) and row sum of each of a thread's rows; each thread of the quad has its own partial sum.
 
-    scale: what multiplies raw scores to give logits. scale_log2: the same in base 2.
+    scale: factor from raw scores to logits. scale_log2: scale * log2(e).
     """
 
     scale: Float32
     scale_log2: Float32
-    maximum: cute.Tensor
+    row_max: cute.Tensor
     total: cute.Tensor
 
     @staticmethod
     def start(rows: int, scale: Float32) -> OnlineSoftmax:
-        maximum, total = cute.make_rmem_tensor(rows, Float32), cute.make_rmem_tensor(rows, Float32)
-        maximum.fill(-Float32.inf)
+        row_max, total = cute.make_rmem_tensor(rows, Float32), cute.make_rmem_tensor(rows, Float32)
+        row_max.fill(-Float32.inf)
         total.fill(0.0)
-        return OnlineSoftmax(scale, scale * LOG2_E, maximum, total)
+        return OnlineSoftmax(scale, scale * LOG2_E, row_max, total)
 
     @cute.jit
     def update(self, scores: cute.Tensor, out: cute.Tensor, may_be_empty: cutlass.Constexpr[bool]):
-        """Turn scores (rows, columns) into exp2(scale_log2 * (s - max)) in place; rescale out (rows, columns) to the
-        new maximum. `may_be_empty`: a row may have seen nothing but -inf so far."""
-        for r in cutlass.range_constexpr(cute.size(self.maximum)):
+        """Replace scores (rows, columns) by P = exp2(scale_log2 * (s - max)); rescale out (rows, columns) to the new
+        row max. may_be_empty: all scores of a row so far may be -inf."""
+        for r in cutlass.range_constexpr(cute.size(self.row_max)):
             row = scores[r, None].load()
-            before = self.maximum[r]
-            biggest = row.reduce(cute.ReductionOp.MAX, before, 0)
-            biggest = quad_reduce(biggest, cute.arch.fmax)
-            self.maximum[r] = biggest
-            reference = biggest
+            old_max = self.row_max[r]
+            new_max = row.reduce(cute.ReductionOp.MAX, old_max, 0)
+            new_max = quad_reduce(new_max, cute.arch.fmax)
+            self.row_max[r] = new_max
+            finite_max = new_max
             if cutlass.const_expr(may_be_empty):
-                reference = Float32(0.0) if biggest == -Float32.inf else biggest
-            shift = reference * self.scale_log2
-            weights = cute.math.exp2(row * self.scale_log2 - shift, fastmath=True)
-            # The difference first: of equal maxima it is 0 however it is compiled, and the factor 1.
-            factor = cute.math.exp2((before - reference) * self.scale_log2, fastmath=True)
-            # The block's sum first: adding each weight to the running total would round it hundreds of times.
-            self.total[r] = self.total[r] * factor + weights.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
-            scores[r, None].store(weights)
+                finite_max = Float32(0.0) if new_max == -Float32.inf else new_max
+            scaled_max = finite_max * self.scale_log2
+            p = cute.math.exp2(row * self.scale_log2 - scaled_max, fastmath=True)
+            # Subtract first: for equal maxima the difference is exactly 0 and the factor exactly 1.
+            factor = cute.math.exp2((old_max - finite_max) * self.scale_log2, fastmath=True)
+            # Sum the block first: adding each P to the running total would round it hundreds of times.
+            self.total[r] = self.total[r] * factor + p.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+            scores[r, None].store(p)
             out[r, None].store(out[r, None].load() * factor)
 
     @cute.jit
     def finish(self, out: cute.Tensor, lse: cute.Tensor, sinks: cute.Tensor | None):
-        """Divide out by the sums and write each row's log-sum-exp (natural) into lse.
+        """Divide out by the row sums and write the log-sum-exp (natural) of each row to lse.
 
-        sinks: each row's sink logit, an extra term of the sum; None for none. A row that saw nothing becomes 0 with
-        lse -inf (or its sink). Natural units and an exact logarithm here: lse carries more digits than the weights.
+        sinks: sink logit of each row, an extra term of the sum, or None. A row without unmasked keys becomes 0 with lse
+        -inf (or its sink). Natural units and an exact logarithm, because lse needs more digits than P.
         """
-        for r in cutlass.range_constexpr(cute.size(self.maximum)):
+        for r in cutlass.range_constexpr(cute.size(self.row_max)):
             total = quad_reduce(self.total[r], lambda x, y: x + y)
-            shift = self.maximum[r] * self.scale
+            max_logit = self.row_max[r] * self.scale
             numerator = Float32(1.0)
             if cutlass.const_expr(sinks is not None):
-                row_max = cute.arch.fmax(shift, sinks[r])
-                row_max = Float32(0.0) if row_max == -Float32.inf else row_max
-                numerator = cute.math.exp(shift - row_max)
-                total = total * numerator + cute.math.exp(sinks[r] - row_max)
-                shift = row_max
-            empty = total == 0.0
-            inverse = Float32(0.0) if empty else numerator / total
-            lse[r] = -Float32.inf if empty else shift + cute.math.log(total)
+                max_with_sink = cute.arch.fmax(max_logit, sinks[r])
+                max_with_sink = Float32(0.0) if max_with_sink == -Float32.inf else max_with_sink
+                numerator = cute.math.exp(max_logit - max_with_sink)
+                total = total * numerator + cute.math.exp(sinks[r] - max_with_sink)
+                max_logit = max_with_sink
+            is_empty = total == 0.0
+            inverse = Float32(0.0) if is_empty else numerator / total
+            lse[r] = -Float32.inf if is_empty else max_logit + cute.math.log(total)
             out[r, None].store(out[r, None].load() * inverse)

@@ -1,7 +1,7 @@
-"""Warp-level matrix products: shared-memory layouts that ldmatrix reads without conflicts, and the product loops.
+"""Warp-level mma.sync: shared-memory layouts that ldmatrix reads without bank conflicts, and the product loops.
 
 A product is (M, N) += (M, K) (N, K)^T with fp32 accumulators. A thread's accumulator has shape ((2, 2), M', N'): two
-neighbouring columns, two rows eight apart, and the repetitions of the 16x8 instruction over the warp's tile.
+neighbouring columns, two rows with distance eight, and M' x N' repetitions of the 16x8 instruction in a warp's tile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..core.fragment_coords import FragmentCoords
 
 
 def smem_layout(rows: int, columns: int, stages: int | None = None) -> cute.ComposedLayout:
-    """Row-major 16-bit tile in swizzled blocks of 8 rows by 128 (or 64) bytes; `stages` of them if given."""
+    """Layout of a row-major 16-bit tile in swizzled blocks of 8 rows by 128 (or 64) bytes, with `stages` if given."""
     width = 64 if columns % 64 == 0 else 32
     swizzle = cute.make_swizzle(3 if width == 64 else 2, 3, 3)
     block = cute.make_composed_layout(swizzle, 0, cute.make_layout((8, width), stride=(width, 1)))
@@ -27,53 +27,55 @@ def smem_layout(rows: int, columns: int, stages: int | None = None) -> cute.Comp
 
 
 def transposed(x: cute.Tensor) -> cute.Tensor:
-    """The view with axes 0 and 1 exchanged."""
+    """View with axes 0 and 1 exchanged."""
     order = (1, 0, *range(2, cute.rank(x)))
     return cute.make_tensor(x.iterator, cute.select(x.layout, mode=list(order)))
 
 
 def tiled_mma(dtype: type[cutlass.Numeric], warps_m: int, warps_n: int) -> cute.TiledMma:
-    """m16n8k16 over a grid of warps: groups of 8 columns go round among the warps of a row. The tile is twice as wide
-    as that needs, so that one ldmatrix.x4 reads two of a warp's groups of operand B."""
+    """m16n8k16 over a grid of warps; groups of 8 columns alternate between the warps of a row. The tile has twice the
+    needed width, so that one ldmatrix.x4 reads two of a warp's column groups of operand B."""
     atom = warp.MmaF16BF16Op(dtype, Float32, (16, 8, 16))
     return cute.make_tiled_mma(atom, (warps_m, warps_n, 1), permutation_mnk=(warps_m * 16, warps_n * 16, 16))
 
 
 def rows_by_columns(acc: cute.Tensor) -> cute.Tensor:
-    """An accumulator ((2, 2), M', N') as a thread's rows by columns: ((2, M'), (2, N'))."""
-    of = acc.layout
+    """View of an accumulator ((2, 2), M', N') as rows by columns: ((2, M'), (2, N'))."""
+    src = acc.layout
     layout = cute.make_layout(
-        ((of.shape[0][1], of.shape[1]), (of.shape[0][0], of.shape[2])),
-        stride=((of.stride[0][1], of.stride[1]), (of.stride[0][0], of.stride[2])),
+        ((src.shape[0][1], src.shape[1]), (src.shape[0][0], src.shape[2])),
+        stride=((src.stride[0][1], src.stride[1]), (src.stride[0][0], src.stride[2])),
     )
     return cute.make_tensor(acc.iterator, layout)
 
 
-def places_of(own: cute.Tensor, first: cute.Tensor, row: cutlass.Int32, column: cutlass.Int32) -> FragmentCoords:
-    """Where a thread's accumulators are in a tile that begins at `row` and `column`. own, first: (row, column) in the
-    tile of each of them, and of those of the tile's first thread, rows by columns."""
-    lines = tuple(row + own[r, 0][0] for r in range(cute.size(own, mode=[0])))
-    offsets = [first[0, c][1] - first[0, 0][1] for c in range(cute.size(own, mode=[1]))]
-    places = FragmentCoords(lines, column + own[0, 0][1], len(offsets), period=offsets[2])
-    assert places.offsets == offsets
-    return places
+def mma_coords(coords: cute.Tensor, coords0: cute.Tensor, row: cutlass.Int32, column: cutlass.Int32) -> FragmentCoords:
+    """Fragment coordinates of a thread's accumulators in a tile that begins at `row` and `column`.
+
+    coords, coords0: (row, column) in the tile of each accumulator of this thread and of thread 0, rows by columns.
+    """
+    rows = tuple(row + coords[r, 0][0] for r in range(cute.size(coords, mode=[0])))
+    offsets = [coords0[0, c][1] - coords0[0, 0][1] for c in range(cute.size(coords, mode=[1]))]
+    fragment = FragmentCoords(rows, column + coords[0, 0][1], len(offsets), period=offsets[2])
+    assert fragment.offsets == offsets
+    return fragment
 
 
 def as_operand_a(acc: cute.Tensor) -> cute.Tensor:
-    """A 16-bit accumulator ((2, 2), M', N') as operand A of a product over its columns: ((2, 2, 2), M', N' / 2)."""
-    of = cute.logical_divide(acc.layout, (None, None, 2))
+    """View of a 16-bit accumulator ((2, 2), M', N') as operand A, reduced over its columns: ((2, 2, 2), M', N' / 2)."""
+    src = cute.logical_divide(acc.layout, (None, None, 2))
     layout = cute.make_layout(
-        ((of.shape[0][0], of.shape[0][1], of.shape[2][0]), of.shape[1], of.shape[2][1]),
-        stride=((of.stride[0][0], of.stride[0][1], of.stride[2][0]), of.stride[1], of.stride[2][1]),
+        ((src.shape[0][0], src.shape[0][1], src.shape[2][0]), src.shape[1], src.shape[2][1]),
+        stride=((src.stride[0][0], src.stride[0][1], src.stride[2][0]), src.stride[1], src.stride[2][1]),
     )
     return cute.make_tensor(acc.iterator, layout)
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a product in shared memory, as one thread reads it with ldmatrix.
+    """Operand of a product in shared memory, as one thread reads it with ldmatrix. See `operand_a` and `operand_b`.
 
-    Made by `operand_a` and `operand_b`. `source` is (copy, M' or N', K') and perhaps a stage axis.
+    source: (copy, M' or N', K'[, stage]).
     """
 
     copy: cute.TiledCopy
@@ -81,17 +83,17 @@ class Operand:
     fragment: cute.Tensor
 
     def at(self, stage: cutlass.Int32 | int) -> Operand:
-        """The operand in one stage of a multi-stage buffer."""
+        """Return the operand of one stage."""
         return Operand(self.copy, self.source[None, None, None, stage], self.fragment)
 
     def load(self, k: int) -> None:
-        """Read the k-th slice of 16 into its registers."""
+        """Load the k-th slice of 16 into registers."""
         registers = self.copy.retile(self.fragment)
         cute.copy(self.copy, self.source[None, None, k], registers[None, None, k])
 
 
 def operand_a(mma: cute.TiledMma, tile: cute.Tensor, thread: cutlass.Int32, transpose: bool = False) -> Operand:
-    """Operand A (M, K[, stage]) from shared memory; `transpose` when the memory runs along M."""
+    """Operand A (M, K[, stage]) in shared memory. transpose: M is contiguous in memory."""
     own = mma.get_slice(thread)
     return _operand(
         cute.make_tiled_copy_A, lambda x: own.make_fragment_A(own.partition_A(x)), mma, tile, thread, transpose
@@ -99,7 +101,7 @@ def operand_a(mma: cute.TiledMma, tile: cute.Tensor, thread: cutlass.Int32, tran
 
 
 def operand_b(mma: cute.TiledMma, tile: cute.Tensor, thread: cutlass.Int32, transpose: bool = False) -> Operand:
-    """Operand B (N, K[, stage]) from shared memory; `transpose` when the memory runs along N."""
+    """Operand B (N, K[, stage]) in shared memory. transpose: N is contiguous in memory."""
     own = mma.get_slice(thread)
     return _operand(
         cute.make_tiled_copy_B, lambda x: own.make_fragment_B(own.partition_B(x)), mma, tile, thread, transpose
@@ -107,18 +109,16 @@ def operand_b(mma: cute.TiledMma, tile: cute.Tensor, thread: cutlass.Int32, tran
 
 
 def _operand(tiled_copy, fragment, mma, tile, thread, transpose: bool) -> Operand:
-    """From shared memory by ldmatrix.x4; tiled_copy, fragment: of A or of B."""
+    """Operand read by ldmatrix.x4. tiled_copy, fragment: constructors for A or for B."""
     atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose, 4), tile.element_type)
     copy = tiled_copy(atom, mma).get_slice(thread)
-    one = tile if cute.rank(tile) == 2 else tile[None, None, 0]
-    return Operand(copy, copy.partition_S(tile), fragment(one))
+    first_stage = tile if cute.rank(tile) == 2 else tile[None, None, 0]
+    return Operand(copy, copy.partition_S(tile), fragment(first_stage))
 
 
 def product(mma: cute.TiledMma, acc: cute.Tensor, a: Operand | cute.Tensor, b: Operand) -> None:
-    """acc += A B^T; operand A from shared memory, or already in registers as ((2, 2, 2), M', K').
-
-    The next slice is read while the current one is multiplied.
-    """
+    """acc += A B^T, with A in shared memory or in registers as ((2, 2, 2), M', K'). Loads of the next slice overlap the
+    products of the current one."""
     from_smem = isinstance(a, Operand)
     a_registers = a.fragment if from_smem else a
     slices = cute.size(b.source, mode=[2])

@@ -1,1 +1,1 @@
-"""Hopper (sm_90): wgmma and TMA, warp-specialised kernels."""
+"""Hopper (sm_90) kernels: wgmma and TMA, warp-specialised."""

@@ -1,7 +1,7 @@
-"""Which thread of a warpgroup has which element of a 64-row accumulator, and how its words get to shared memory.
+"""Fragment layout of a 64-row wgmma accumulator, and its transfer to and from shared memory.
 
-A warp has 16 rows. Its thread t has the rows t / 4 and t / 4 + 8, and of every 8 columns the pair from 2 * (t % 4).
-Element i of the registers is column i % 2 of the pair i / 4 of row i / 2 % 2 (PTX ISA, wgmma accumulator fragments).
+A warp holds 16 rows. Thread t holds rows t / 4 and t / 4 + 8, and of every 8 columns the pair from 2 (t % 4) on.
+Register element i is column i % 2 of column pair i / 4 in row i / 2 % 2 (PTX ISA, wgmma accumulator fragments).
 """
 
 from __future__ import annotations
@@ -19,64 +19,64 @@ LANES_PER_ROW = 4
 
 
 def row_in_warp(r: int) -> Int32:
-    """The r-th row of this thread, of its warp's 16."""
+    """Return the row of this thread's r-th row within its warp's 16 rows."""
     return cute.arch.lane_idx() // LANES_PER_ROW + 8 * r
 
 
 def first_column() -> Int32:
-    """The first column of this thread."""
+    """Return the first column of this thread."""
     return cute.arch.lane_idx() % LANES_PER_ROW * 2
 
 
-def own_columns(limit: Int32) -> Int32:
-    """How many of this thread's columns of a row lie below column `limit`; none if it is negative."""
+def columns_below(limit: Int32) -> Int32:
+    """Return how many of this thread's columns of a row are less than `limit`; 0 if `limit` is negative."""
     within = limit - first_column()
     return cutlass.max((within >> 3) * 2 + cutlass.min(within & 7, 2), 0)
 
 
 def row_elements(n: int, r: int) -> list[int]:
-    """The register elements of row r of an accumulator of n columns, by column."""
+    """Return the register indices of row r of an accumulator with n columns, in column order."""
     return [4 * pair + 2 * r + i for pair in range(n // 8) for i in range(2)]
 
 
-def across_row(value: Float32, combine) -> Float32:
-    """Over the four threads that share a row."""
+def reduce_row(value: Float32, combine) -> Float32:
+    """Combine a value over the four threads that share a row."""
     for offset in (2, 1):
         value = combine(value, cute.arch.shuffle_sync_bfly(value, offset=offset, mask=-1, mask_and_clamp=31))
     return value
 
 
-def store_matrices(address, tile: Tile, words: list[Int32]) -> None:
-    """Whole warp: write its 16 rows of an accumulator, rounded to 16 bits, to a panelled tile.
+def store_matrices(address, tile: Tile, packed: list[Int32]) -> None:
+    """Whole warp: store its 16 rows of an accumulator, rounded to 16 bits, to a panelled tile.
 
-    words: one for each pair of columns and row, as `pack_pairs` gives them. address: where the warp's first row lies in
-    shared memory, a multiple of 1024.
+    address: shared-memory address of the warp's first row, a multiple of 1024. packed: one 32-bit register for each
+    column pair and row, from `pack_pairs`.
     """
-    for i, place in enumerate(_places(address, tile, len(words))):
-        four = words[4 * i : 4 * i + 4]
-        registers = ", ".join(f"{{$r{i + 1}}}" for i in range(len(four)))
+    for i, row_address in enumerate(_matrix_row_addresses(address, tile, len(packed))):
+        quad = packed[4 * i : 4 * i + 4]
+        registers = ", ".join(f"{{$r{i + 1}}}" for i in range(len(quad)))
         cute.arch.inline_ptx(
-            f"stmatrix.sync.aligned.m8n8.x{len(four)}.shared.b16 [{{$r0}}], {{ {registers} }};",
-            read_only_args=[place, *four],
+            f"stmatrix.sync.aligned.m8n8.x{len(quad)}.shared.b16 [{{$r0}}], {{ {registers} }};",
+            read_only_args=[row_address, *quad],
         )
 
 
 def load_matrices(address, tile: Tile, count: int) -> list[Int32]:
-    """Whole warp: read its 16 rows of a panelled tile, `count` words a thread, a multiple of 4, that lie as
-    `store_matrices` would write them."""
-    words: list[Int32] = []
-    for place in _places(address, tile, count):
-        words += cute.arch.inline_ptx(
+    """Whole warp: load its 16 rows of a panelled tile in the layout of `store_matrices`. count: registers per thread, a
+    multiple of 4."""
+    packed: list[Int32] = []
+    for row_address in _matrix_row_addresses(address, tile, count):
+        packed += cute.arch.inline_ptx(
             "ldmatrix.sync.aligned.m8n8.x4.shared.b16 { {$w0}, {$w1}, {$w2}, {$w3} }, [{$r0}];",
             write_only_types=[Int32] * 4,
-            read_only_args=[place],
+            read_only_args=[row_address],
         )
-    return words
+    return packed
 
 
-def _places(address, tile: Tile, count: int) -> list[Int32]:
-    """For each four of a thread's `count` words, the row of a matrix that its lane names: row l % 8 of matrix l / 8,
-    the matrices being (upper, lower) rows of one 8 columns, then of the next."""
+def _matrix_row_addresses(address, tile: Tile, count: int) -> list[Int32]:
+    """Return, for each four of a thread's `count` registers, the address of the matrix row that its lane names: row l %
+    8 of matrix l / 8 for lane l. Matrices are (upper, lower) rows of 8 columns, then of the next 8."""
     lane = cute.arch.lane_idx()
     row, right = lane % 8 + lane // 8 % 2 * 8, lane // 16
     own = Int32(address) + row * PANEL_ROW_BYTES + ((right ^ (row & 7)) << 4)
@@ -85,7 +85,7 @@ def _places(address, tile: Tile, count: int) -> list[Int32]:
 
 
 def pack_pairs(accumulator: cute.Tensor, factors: list[Float32], dtype: type[cutlass.Numeric]) -> list[Int32]:
-    """The elements of an accumulator times their row's factor, rounded to `dtype`, two to a word."""
+    """Multiply each accumulator element by its row's factor, round it to `dtype`, and pack two per 32-bit register."""
     pairs = range(0, cute.size(accumulator), 2)
     return [
         pack_half(accumulator[i] * factors[i // 2 % 2], accumulator[i + 1] * factors[i // 2 % 2], dtype) for i in pairs

@@ -1,4 +1,4 @@
-"""The plan of the Hopper kernels."""
+"""Plan of the Hopper kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from .fwd.plan import Forward
 
 
 class Plan(plan.Directions):
-    """A problem on sm_90."""
+    """Plan of a problem on sm_90."""
 
     directions = Forward, Backward

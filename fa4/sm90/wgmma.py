@@ -1,7 +1,7 @@
 """wgmma on panelled tiles: a warpgroup computes D (64 x n, fp32, registers) (+)= A (64 x k) B^T (n x k).
 
-B lies in shared memory, A there too or in registers, 16-bit both. Operands are made once, outside of loops; an index
-into them picks a stage. Nothing of D and of A's registers may be touched between `issue` and `wait`.
+A and B are 16-bit. B is in shared memory; A is in shared memory or registers. Operands are created once, outside loops;
+an index selects the stage. Do not touch D or the registers of A between `issue` and `wait`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..core.constant import Constant
 from ..core.vec_io import bits
 from ..pipeline.smem import Tile
 
-ROWS = 64  # of D and A: what one warpgroup computes
-K_PER_MMA = 16  # reduction elements of one instruction
+ROWS = 64  # of D and A, for one warpgroup
+K_PER_MMA = 16  # reduction elements per instruction
 
 
 class Major(enum.Enum):
-    """Which way an operand lies: K = the reduction is contiguous (a tile's columns), MN = the rows reduce."""
+    """Memory layout of an operand: K = the reduction dimension is contiguous (columns), MN = the rows are reduced."""
 
     K = OperandMajorMode.K
     MN = OperandMajorMode.MN
@@ -32,11 +32,8 @@ class Major(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SmemOperand(Constant):
-    """How the matrix unit reads panelled tiles that lie `stage_bytes` apart, one per stage.
-
-    An operand may be a part of a tile: it begins where the pointer says, at a multiple of 8 rows and in the first
-    column of a panel.
-    """
+    """Shared-memory operand: a ring of panelled tiles, `stage_bytes` apart. An operand may be part of a tile; it then
+    starts at the given pointer, at a multiple of 8 rows and in the first column of a panel."""
 
     tile: Tile
     major: Major
@@ -44,8 +41,8 @@ class SmemOperand(Constant):
     stage_bytes: int = 0
 
     def matrix(self, pointer: cute.Pointer, extent: int) -> cute.Tensor:
-        """(m or n, k, stages) over the bytes at `pointer`, `extent` being how many of the tile's rows (K-major) or
-        columns (MN-major) are not reduced."""
+        """Return the tensor (m or n, k, stages) at `pointer`. extent: rows (K-major) or columns (MN-major) of the tile
+        that are not reduced."""
         rows, width = self.tile.rows, self.tile.panel_columns
         panels = (width, self.tile.panels)
         of_panels = (1, rows * width)
@@ -58,14 +55,14 @@ class SmemOperand(Constant):
         return cute.make_tensor(cute.recast_ptr(pointer, cute.make_swizzle(3, 4, 3)), layout)
 
     def padded(self, extent: int) -> int:
-        """`extent` in whole panels where it counts columns: the descriptors are the same, and the layout is simple."""
+        """Round `extent` up to whole panels if it counts columns: same descriptors, simple layout."""
         width = self.tile.panel_columns
         return extent if self.major is Major.K else -(-extent // width) * width
 
 
 @dataclass(frozen=True, slots=True)
 class Wgmma(Constant):
-    """One product shape: n columns (a multiple of 8, at most 256), k reduced 16 at a time; a = None: A in registers."""
+    """One product shape: n columns (a multiple of 8, at most 256), k in steps of 16. a = None: A is in registers."""
 
     dtype: type[cutlass.Numeric]
     n: int
@@ -78,32 +75,32 @@ class Wgmma(Constant):
         return -(-self.k // K_PER_MMA)
 
     def accumulator(self) -> cute.Tensor:
-        """D: see `fragment` for which thread has what."""
+        """Return D, not initialised; for its layout see `fragment`."""
         return cute.make_rmem_tensor(((2, 2, self.n // 8), 1, 1), Float32)
 
     def a_registers(self) -> cute.Tensor:
-        """A in registers: element i is the one that an accumulator 64 x k has as element i."""
+        """Return A as a register tensor; element i is element i of a 64 x k accumulator."""
         return cute.make_rmem_tensor(((2, 2, 2), 1, self.steps), self.dtype)
 
     def a_at(self, pointer: cute.Pointer) -> cute.Tensor:
-        """A's descriptors (.., .., step, stage) for 64 rows at `pointer`, typed as its elements."""
+        """Return the descriptors (.., .., step, stage) of A for 64 rows at `pointer`, a pointer to its element type."""
         part = self._tiled(self.b.padded(self.n)).get_slice(0)
         return part.make_fragment_A(part.partition_A(self.a.matrix(pointer, ROWS)))
 
     def b_at(self, pointer: cute.Pointer) -> cute.Tensor:
-        """B's descriptors (.., .., step, stage) for n rows at `pointer`, typed as its elements."""
+        """Return the descriptors (.., .., step, stage) of B for n rows at `pointer`, a pointer to its element type."""
         part = self._tiled(self.b.padded(self.n)).get_slice(0)
         return part.make_fragment_B(part.partition_B(self.b.matrix(pointer, self.n)))
 
     def issue(self, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate, steps: range | None = None) -> None:
-        """Whole warpgroup: start D (+)= A B^T as a group of its own.
+        """Whole warpgroup: start D (+)= A B^T and commit it as one wgmma group.
 
         Args:
             d: from `accumulator`.
             a: from `a_registers`, or a stage of `a_at`.
             b: a stage of `b_at`.
-            accumulate: False overwrites D at the first step; a bool or Boolean.
-            steps: which groups of 16 reduction elements; all of them by default.
+            accumulate: False overwrites D in the first step; a bool or Boolean.
+            steps: which groups of 16 reduction elements; default: all.
         """
         warpgroup.fence()
         atom = cute.make_mma_atom(self._op(self.n))
@@ -122,15 +119,16 @@ class Wgmma(Constant):
 
 
 def wait(pending: int) -> None:
-    """Whole warpgroup: block until at most `pending` of its latest groups are still at work."""
+    """Whole warpgroup: wait until at most `pending` of its latest wgmma groups are unfinished."""
     warpgroup.wait_group(pending)
 
 
 def pin(*values: Float32) -> None:
-    """Keep the arithmetic that leads to these values before what follows.
+    """Keep the arithmetic that produces these values before the following instructions.
 
-    ptxas moves arithmetic past `wait` as if waiting were free, so that what should overlap a product comes after it. An
-    instruction with an effect is not moved: a trap, on a bit pattern that no arithmetic gives (a NaN of its own).
+    ptxas treats a wgmma wait as free and moves arithmetic behind it, so arithmetic that should overlap a product runs
+    after it. ptxas does not move an instruction with a side effect. So this tests for a bit pattern that no arithmetic
+    produces (a special NaN) and traps on it.
     """
     tests = "".join(
         f"setp.eq{'.or' * (i > 0)}.b32 p, {{$r{i}}}, 0x7fc0fa40{', p' * (i > 0)}; " for i in range(len(values))

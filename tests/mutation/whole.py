@@ -92,11 +92,12 @@ def device_files() -> list[str]:
 def statements(source: bytes) -> Iterator[tuple[str, ast.stmt]]:
     """Statements in the bodies of functions, each with its function's name, but docstrings and what only raises."""
 
-    def of(body: list[ast.stmt], name: str) -> Iterator[tuple[str, ast.stmt]]:
+    def of(body: list[ast.stmt], name: str, is_class: bool = False) -> Iterator[tuple[str, ast.stmt]]:
         for node in body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                yield from of(node.body, f"{name}.{node.name}" if name else node.name)
-            elif name and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+                inner_name = f"{name}.{node.name}" if name else node.name
+                yield from of(node.body, inner_name, isinstance(node, ast.ClassDef))
+            elif name and not is_class and not _says_nothing(node):  # fields run when a module is imported
                 yield name, node
                 for inner in (getattr(node, part, []) for part in ("body", "orelse", "finalbody")):
                     yield from of(inner, name)
@@ -104,7 +105,14 @@ def statements(source: bytes) -> Iterator[tuple[str, ast.stmt]]:
     tree = ast.parse(source)
     functions = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     for function in functions:
-        yield from of(function.body, function.name)
+        yield from of(function.body, function.name, isinstance(function, ast.ClassDef))
+
+
+def _says_nothing(node: ast.stmt) -> bool:
+    """Whether a statement is a docstring or `...`, or raises NotImplementedError."""
+    if isinstance(node, ast.Raise):
+        return isinstance(node.exc, ast.Name) and node.exc.id == "NotImplementedError"
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def unreached(whole: Whole) -> list[str]:

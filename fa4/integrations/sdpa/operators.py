@@ -1,4 +1,4 @@
-"""aten's operators of flash attention on fa4: their arguments and results are torch's."""
+"""aten's flash attention operators on fa4, with torch's arguments and results."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .ways import Refusal, way, with_lengths
 def _forward(
     inputs: AttentionInputs, options: Options, mods: Mods | None = None, num_splits: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    known = way(inputs, options)
-    inputs = with_lengths(known, inputs)
+    cached = way(inputs, options)
+    inputs = with_lengths(cached, inputs)
     if mods is not None:
-        return ops.route(inputs, known.flags, mods).forward(inputs, mods)
-    return _route(known, inputs, num_splits).forward(inputs)
+        return ops.route(inputs, cached.flags, mods).forward(inputs, mods)
+    return _route(cached, inputs, num_splits).forward(inputs)
 
 
-def _route(known: CachedCall, inputs: AttentionInputs, num_splits: int | None) -> ops.Route:
-    """The way to a kernel that cuts keys into so many parts, if that is asked for."""
-    route = known.route(inputs)
+def _route(cached: CachedCall, inputs: AttentionInputs, num_splits: int | None) -> ops.Route:
+    """Return the route to a kernel. Refuse if num_splits differs from the plan's number of key splits."""
+    route = cached.route(inputs)
     if num_splits is not None and num_splits != route.plan.splits:
         raise Refusal(f"num_splits is {num_splits}, and fa4 chose {route.plan.splits}")
     return route
@@ -40,8 +40,8 @@ def _route(known: CachedCall, inputs: AttentionInputs, num_splits: int | None) -
 def _backward(
     saved: Saved, inputs: AttentionInputs, options: Options, mods: Mods | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    known = way(inputs, options._replace(deterministic=torch.are_deterministic_algorithms_enabled()))
-    inputs, flags = with_lengths(known, inputs), known.flags._replace(needs_backward=True)
+    cached = way(inputs, options._replace(deterministic=torch.are_deterministic_algorithms_enabled()))
+    inputs, flags = with_lengths(cached, inputs), cached.flags._replace(needs_backward=True)
     if mods is None:
         dq, dk, dv, _ = ops.route(inputs, flags).backward(inputs, saved)
     else:
@@ -50,46 +50,48 @@ def _backward(
 
 
 def _transpose(x: Tensor) -> Callable[[Tensor], Tensor]:
-    """What transposes axes 1 and 2 of tensors with the sizes and strides of x, as compiled code makes its views:
-    in half of the time of `transpose`, which a short call notices. Autograd does not see it."""
-    turned = x.transpose(1, 2)
-    shape, strides = tuple(turned.shape), turned.stride()
+    """Return a function that transposes axes 1 and 2 of tensors with the sizes and strides of x. It makes views as
+    compiled code does, in half the time of `transpose`, which matters for short calls. Autograd does not record it."""
+    transposed = x.transpose(1, 2)
+    shape, strides = tuple(transposed.shape), transposed.stride()
     return lambda x: reinterpret_tensor(x, shape, strides)
 
 
-class _Dense:
-    """The forward of calls like one: what is not the tensors' is decided."""
+class _DenseForward:
+    """Forward of dense calls with one signature: everything but the tensors is decided in advance."""
 
-    def __init__(self, known: CachedCall, query: Tensor, key: Tensor, value: Tensor) -> None:
-        self._forward, self._lengths = known.first.forward.of_tensors, known.max_seqlens
+    def __init__(self, cached: CachedCall, query: Tensor, key: Tensor, value: Tensor) -> None:
+        self._forward, self._lengths = cached.first.forward.of_tensors, cached.max_seqlens
         self._q, self._k, self._v = _transpose(query), _transpose(key), _transpose(value)
-        made = torch.empty(query.transpose(1, 2).shape, dtype=query.dtype, device="meta")
-        self._out = _transpose(made)
-        self._copies = not _lies_like(made.transpose(1, 2), query)
-        none = ((2,), torch.uint64), ((), torch.uint64), ((0,), query.dtype)
-        self._seed, self._offset, self._mask = (maker(shape, dtype, query.device) for shape, dtype in none)
+        template = torch.empty(query.transpose(1, 2).shape, dtype=query.dtype, device="meta")
+        self._out = _transpose(template)
+        self._must_copy = not _has_layout_of(template.transpose(1, 2), query)
+        empty_specs = ((2,), torch.uint64), ((), torch.uint64), ((0,), query.dtype)
+        self._seed, self._offset, self._mask = (maker(shape, dtype, query.device) for shape, dtype in empty_specs)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
         out, lse = self._forward((self._q(query), self._k(key), self._v(value), None, None, None, None, None))
         out = self._out(out)
-        if self._copies:
+        if self._must_copy:
             out = torch.empty_like(query).copy_(out)
         return out, lse, None, None, *self._lengths, self._seed(), self._offset(), self._mask()
 
 
 class _DenseBackward:
-    """The backward of calls like one."""
+    """Backward of dense calls with one signature."""
 
-    def __init__(self, known: CachedCall, query: Tensor, key: Tensor, value: Tensor, out: Tensor, dout: Tensor) -> None:
-        """Of tensors whose heads come first, as they do in a call."""
+    def __init__(
+        self, cached: CachedCall, query: Tensor, key: Tensor, value: Tensor, out: Tensor, dout: Tensor
+    ) -> None:
+        """Take tensors of (batch, heads, seqlen, head_dim), as in a call."""
         tensors = query, key, value
-        self._lengths, self._transposed = known.max_seqlens, [_transpose(x) for x in (*tensors, out, dout)]
-        flags = known.flags._replace(needs_backward=True)
-        of_rows = with_lengths(known, _inputs(*tensors))
-        self._backward = ops.route(of_rows, flags).backward
-        made = [torch.empty(x.transpose(1, 2).shape, dtype=x.dtype, device="meta") for x in tensors]
-        self._heads_first = [_transpose(x) for x in made]
-        self._copies = not all(_lies_like(x.transpose(1, 2), like) for x, like in zip(made, tensors))
+        self._lengths, self._transposed = cached.max_seqlens, [_transpose(x) for x in (*tensors, out, dout)]
+        flags = cached.flags._replace(needs_backward=True)
+        inputs = with_lengths(cached, _inputs(*tensors))
+        self._backward = ops.route(inputs, flags).backward
+        templates = [torch.empty(x.transpose(1, 2).shape, dtype=x.dtype, device="meta") for x in tensors]
+        self._heads_first = [_transpose(x) for x in templates]
+        self._must_copy = not all(_has_layout_of(x.transpose(1, 2), like) for x, like in zip(templates, tensors))
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, dout: Tensor
@@ -99,39 +101,39 @@ class _DenseBackward:
         grads = self._backward(AttentionInputs._make(rows), Saved(o(out), lse, do(dout)))
         q, k, v = self._heads_first
         dq, dk, dv = q(grads.dq), k(grads.dk), v(grads.dv)
-        if self._copies:
+        if self._must_copy:
             return _in_layout_of(dq, query), _in_layout_of(dk, key), _in_layout_of(dv, value)
         return dq, dk, dv
 
 
 _packed: LastCallGuard[CachedCall] = LastCallGuard()
-_dense: LastCallGuard[_Dense] = LastCallGuard()
+_dense: LastCallGuard[_DenseForward] = LastCallGuard()
 _dense_backward: LastCallGuard[_DenseBackward] = LastCallGuard()
 
 
-def _lies_like(x: Tensor, model: Tensor) -> bool:
-    """Whether x, dense, has the strides of torch.empty_like(model), which torch.compile relies on."""
-    return x.stride() == model.stride() or x.stride() == torch.empty_like(model, device="meta").stride()
+def _has_layout_of(x: Tensor, like: Tensor) -> bool:
+    """Return whether x, dense, has the strides of torch.empty_like(like), which torch.compile relies on."""
+    return x.stride() == like.stride() or x.stride() == torch.empty_like(like, device="meta").stride()
 
 
-def _in_layout_of(x: Tensor, model: Tensor) -> Tensor:
-    """x with the strides of torch.empty_like(model)."""
-    return x if _lies_like(x, model) else torch.empty_like(model).copy_(x)
+def _in_layout_of(x: Tensor, like: Tensor) -> Tensor:
+    """Return x with the strides of torch.empty_like(like)."""
+    return x if _has_layout_of(x, like) else torch.empty_like(like).copy_(x)
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor) -> AttentionInputs:
-    """Of tensors whose heads come first."""
+    """Return the inputs for tensors of (batch, heads, seqlen, head_dim)."""
     return AttentionInputs(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
 
 
-def _rows_first(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """(batch, heads, seqlen, head_dim) as (batch, seqlen, heads, head_dim), and back."""
+def _swap_rows_and_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return views of (batch, heads, seqlen, head_dim) as (batch, seqlen, heads, head_dim), or the reverse."""
     return tuple(x.transpose(1, 2) for x in tensors)
 
 
-def _random_numbers(query: Tensor, mods: Mods | None) -> tuple[Tensor, Tensor, Tensor]:
-    """What torch's operators return for dropout: seed and offset together, an offset that nobody reads, and a mask.
-    Without dropout nobody reads any, and they are not set: that would be two kernels a call."""
+def _rng_results(query: Tensor, mods: Mods | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return torch's dropout results: seed and offset in one tensor, an unused offset, and an empty debug mask. Without
+    dropout nothing reads them, and they stay unset: setting them would cost two kernels a call."""
     offset, no_mask = empty((), torch.uint64, query.device), empty((0,), query.dtype, query.device)
     if mods is None or mods.dropout_seed is None:
         return empty((2,), torch.uint64, query.device), offset, no_mask
@@ -141,7 +143,7 @@ def _random_numbers(query: Tensor, mods: Mods | None) -> tuple[Tensor, Tensor, T
 def _dropout(
     query: Tensor, dropout_p: float, seed: Tensor | None = None, return_debug_mask: bool = False
 ) -> Mods | None:
-    """A call's dropout, if it has any, by a new seed or that of the forward."""
+    """Return the dropout of a call (None without dropout), with a new seed or the forward's."""
     if return_debug_mask:
         raise Refusal("return_debug_mask is asked for, and fa4 has none")
     if not dropout_p:
@@ -181,15 +183,15 @@ def _flash_attention_forward(
     options = Options(scale, is_causal, (window_size_left, window_size_right))
     if mods is not None or cum_seq_q is None or cum_seq_k is None or seqused_k is not None:
         out, lse = _forward(inputs, options, mods, num_splits)
-        return out, lse, *_random_numbers(query, mods)
+        return out, lse, *_rng_results(query, mods)
     tensors = query, key, value, cum_seq_q, cum_seq_k
-    known = _packed.find(tensors, options)
-    if known is None:
-        known = way(inputs, options)
-        _packed.keep(tensors, options, known, free=(0, 1, 2, 3, 4) if known.may_vary else ())
-    inputs = with_lengths(known, inputs)
-    out, lse = _route(known, inputs, num_splits).forward(inputs)
-    return out, lse, *_random_numbers(query, None)
+    cached = _packed.find(tensors, options)
+    if cached is None:
+        cached = way(inputs, options)
+        _packed.keep(tensors, options, cached, free=(0, 1, 2, 3, 4) if cached.may_vary else ())
+    inputs = with_lengths(cached, inputs)
+    out, lse = _route(cached, inputs, num_splits).forward(inputs)
+    return out, lse, *_rng_results(query, None)
 
 
 def _flash_attention_forward_inplace(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -235,16 +237,16 @@ def _sdpa_forward(
 ) -> tuple[Any, ...]:
     if dropout_p or return_debug_mask:
         mods = _dropout(query, dropout_p, return_debug_mask=return_debug_mask)
-        q, k, v = _rows_first(query, key, value)
+        q, k, v = _swap_rows_and_heads(query, key, value)
         out, lse = _forward(AttentionInputs(q, k, v), Options(scale, is_causal), mods)
-        sizes = None, None, query.shape[2], key.shape[2]
-        return _in_layout_of(out.transpose(1, 2), query), lse, *sizes, *_random_numbers(query, mods)
-    tensors, plain = (query, key, value), (is_causal, scale)
-    attend = _dense.find(tensors, plain)
+        bounds = None, None, query.shape[2], key.shape[2]
+        return _in_layout_of(out.transpose(1, 2), query), lse, *bounds, *_rng_results(query, mods)
+    tensors, key_options = (query, key, value), (is_causal, scale)
+    attend = _dense.find(tensors, key_options)
     if attend is None:
-        known = way(_inputs(query, key, value), Options(scale, is_causal))
-        attend = _Dense(known, query, key, value)
-        _dense.keep(tensors, plain, attend, known)
+        cached = way(_inputs(query, key, value), Options(scale, is_causal))
+        attend = _DenseForward(cached, query, key, value)
+        _dense.keep(tensors, key_options, attend, cached)
     return attend(query, key, value)
 
 
@@ -268,20 +270,20 @@ def _sdpa_backward(
 ) -> tuple[Tensor, ...]:
     if dropout_p:
         mods = _dropout(query, dropout_p, philox_seed)
-        q, k, v, out, grad_out = _rows_first(query, key, value, out, grad_out)
+        q, k, v, out, grad_out = _swap_rows_and_heads(query, key, value, out, grad_out)
         grads = _backward(Saved(out, logsumexp, grad_out), AttentionInputs(q, k, v), Options(scale, is_causal), mods)
-        return tuple(_in_layout_of(grad, x) for grad, x in zip(_rows_first(*grads), (query, key, value)))
-    tensors, plain = (query, key, value, out, grad_out), (is_causal, scale)
-    attend = _dense_backward.find(tensors, plain)
+        return tuple(_in_layout_of(grad, x) for grad, x in zip(_swap_rows_and_heads(*grads), (query, key, value)))
+    tensors, key_options = (query, key, value, out, grad_out), (is_causal, scale)
+    attend = _dense_backward.find(tensors, key_options)
     if attend is None:
         options = Options(scale, is_causal, deterministic=torch.are_deterministic_algorithms_enabled())
-        known = way(_inputs(query, key, value), options)
-        attend = _DenseBackward(known, *tensors)
-        _dense_backward.keep(tensors, plain, attend, known)
+        cached = way(_inputs(query, key, value), options)
+        attend = _DenseBackward(cached, *tensors)
+        _dense_backward.keep(tensors, key_options, attend, cached)
     return attend(query, key, value, out, logsumexp, grad_out)
 
 
-def _refuse_on_a_cpu(query: Tensor, key: Tensor, dropout_p: float, is_causal: bool, attn_mask: Tensor | None) -> None:
+def _refuse_on_cpu(query: Tensor, key: Tensor, dropout_p: float, is_causal: bool, attn_mask: Tensor | None) -> None:
     if dropout_p:
         raise Refusal("dropout_p is given, and torch's operator for CPUs has no place for a seed")
     if attn_mask is not None:
@@ -300,7 +302,7 @@ def _cpu_forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    _refuse_on_a_cpu(query, key, dropout_p, is_causal, attn_mask)
+    _refuse_on_cpu(query, key, dropout_p, is_causal, attn_mask)
     out, lse, *_ = _sdpa_forward(query, key, value, dropout_p, is_causal, scale=scale)
     return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -318,10 +320,10 @@ def _cpu_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    _refuse_on_a_cpu(query, key, dropout_p, is_causal, attn_mask)
-    q, k, v, out, grad_out = _rows_first(query, key, value, out, grad_out)
+    _refuse_on_cpu(query, key, dropout_p, is_causal, attn_mask)
+    q, k, v, out, grad_out = _swap_rows_and_heads(query, key, value, out, grad_out)
     saved = Saved(out, logsumexp.contiguous(), grad_out)
-    return _rows_first(*_backward(saved, AttentionInputs(q, k, v), Options(scale, is_causal)))
+    return _swap_rows_and_heads(*_backward(saved, AttentionInputs(q, k, v), Options(scale, is_causal)))
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""From the arguments of torch's operators to a kernel of fa4; calls like an earlier one get there by one look."""
+"""Cached calls of torch's operators: one lookup gives the route to a kernel of fa4, or the reason of a refusal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...spec import AttentionInputs, AttentionSpec
 
 
 class Refusal(Exception):
-    """fa4 does not serve the call; the reason."""
+    """fa4 does not support the call; the message is the reason."""
 
 
-def with_lengths(known: CachedCall, inputs: AttentionInputs) -> AttentionInputs:
-    """The operators' arguments of a call like the one that is known.
+def with_lengths(cached: CachedCall, inputs: AttentionInputs) -> AttentionInputs:
+    """Return the operators' inputs of a call equal to the cached one.
 
     Raises:
-        Refusal: lengths are wrong.
+        Refusal: lengths are invalid.
     """
-    found = known.inputs(tuple(inputs))
+    found = cached.inputs(tuple(inputs))
     if found is None:
         raise Refusal("numbers of packed rows, lengths and sequences do not fit one another")
     if found.varlen:
@@ -32,25 +32,25 @@ def with_lengths(known: CachedCall, inputs: AttentionInputs) -> AttentionInputs:
 
 
 def way(inputs: AttentionInputs, options: Options) -> CachedCall:
-    """The road to a kernel, if there is one: the same object for the same question.
+    """Return the cached call: the same object for equal signatures.
 
     Raises:
-        Refusal: there is none.
+        Refusal: fa4 does not support the call.
     """
     signature = signature_of(inputs.varlen, tuple(inputs), options, "torch")
-    known: CachedCall | str | None = routes.find(signature)  # a text is the reason of a refusal
-    if known is None:
+    cached: CachedCall | str | None = routes.find(signature)  # a str is the reason of a refusal
+    if cached is None:
         try:
-            known = _find(inputs, options)
+            cached = _build(inputs, options)
         except (Refusal, TypeError, ValueError) as error:
-            known = str(error)
-        routes.keep(signature, known)
-    if isinstance(known, str):
-        raise Refusal(known)
-    return known
+            cached = str(error)
+        routes.keep(signature, cached)
+    if isinstance(cached, str):
+        raise Refusal(cached)
+    return cached
 
 
-def _find(inputs: AttentionInputs, options: Options) -> CachedCall:
+def _build(inputs: AttentionInputs, options: Options) -> CachedCall:
     if inputs.v.shape[-1] != inputs.q.shape[-1]:
         raise Refusal("the head_dim of value is not that of query")
     inputs, flags = checks.call(inputs.varlen, inputs, options)

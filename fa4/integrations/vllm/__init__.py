@@ -1,14 +1,14 @@
-"""fa4 as an attention backend of vLLM: its plug-ins call `register`, and `--attention-backend CUSTOM` chooses it."""
+"""fa4 as an attention backend of vLLM: its plug-in loader calls `register`; `--attention-backend CUSTOM` selects it."""
 
 from __future__ import annotations
 
-NAME = "CUSTOM"  # vLLM's name for a backend from elsewhere
+NAME = "CUSTOM"  # vLLM's name for an external backend
 
 
 def register() -> None:
-    """Make fa4's backend known under the name that vLLM keeps for others, unless somebody else has taken it.
+    """Register fa4's backend under vLLM's name for external backends, unless the name is taken.
 
-    vLLM calls this in each of its processes, by the entry point of the group "vllm.general_plugins".
+    vLLM calls this in each of its processes, through the entry point of the group "vllm.general_plugins".
     """
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 

@@ -1,4 +1,4 @@
-"""What vLLM asks of an attention backend: which layers it serves, metadata once a batch, and attention on pages."""
+"""Attention backend of vLLM: supported layers, metadata once per batch, and attention on a paged cache."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
 class Metadata(NamedTuple):
-    """A batch: sequence b's new queries are rows query_start_loc[b] to query_start_loc[b + 1], and the last of its
-    seq_lens[b] keys."""
+    """Metadata of a batch. Sequence b's new queries are rows query_start_loc[b] to query_start_loc[b + 1]; they are the
+    last of its seq_lens[b] keys."""
 
     num_actual_tokens: int
     query_start_loc: Tensor
@@ -39,7 +39,7 @@ class Metadata(NamedTuple):
 
 
 class Backend(AttentionBackend):
-    """Decoders on a paged cache of 16-bit keys, and encoders."""
+    """Backend for decoders on a paged 16-bit cache, and for encoders."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
@@ -93,8 +93,8 @@ class Backend(AttentionBackend):
 
 
 class MetadataBuilder(AttentionMetadataBuilder):
-    """Takes what vLLM tells all backends. Nothing is read from the device, so batches of one query length can be
-    captured in a CUDA graph."""
+    """Builder of `Metadata` from vLLM's common metadata. It reads nothing from the device, so batches with one query
+    length can be captured in a CUDA graph."""
 
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
@@ -121,7 +121,7 @@ class Attention(AttentionImpl):
     """Attention of one layer.
 
     Raises:
-        NotImplementedError: an attention between encoder and decoder, an fp8 cache, or a quantized output.
+        NotImplementedError: attention between encoder and decoder, an fp8 cache, or a quantized output.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Attention(AttentionImpl):
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype, self.attn_type, self.sinks = kv_cache_dtype, attn_type, sinks
         self.softcap = logits_soft_cap or 0.0
-        self.writes_keys = kv_sharing_target_layer_name is None  # else the other layer has written them
+        self.writes_keys = kv_sharing_target_layer_name is None  # else another layer writes them
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self._alibi: Any = None
         left = None if sliding_window is None else sliding_window - 1  # vLLM counts the query's own key
@@ -170,12 +170,12 @@ class Attention(AttentionImpl):
         """Write the new keys and values to their pages and attend.
 
         Args:
-            layer: tells the scales that vLLM writes a cache with.
-            query, key, value: (tokens, heads, head_size) of all requests, one behind the other; rows from
-                num_actual_tokens on are padding.
+            layer: has the scales for writing the cache.
+            query, key, value: (tokens, heads, head_size), all requests concatenated; rows from num_actual_tokens on are
+                padding.
             kv_cache: `Backend.get_kv_cache_shape`.
             attn_metadata: None while vLLM measures memory.
-            output: like query; its rows up to num_actual_tokens are set.
+            output: like query; rows before num_actual_tokens are written.
         """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("a quantized output is asked for, and fa4 writes 16-bit ones")
@@ -214,7 +214,7 @@ class Attention(AttentionImpl):
         return output
 
     def _write(self, layer: Any, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-        """By vLLM's own kernel, which leaves out padding (a slot of -1)."""
+        """Write keys and values by vLLM's own kernel, which skips padding (slot -1)."""
         from vllm._custom_ops import reshape_and_cache_flash
 
         reshape_and_cache_flash(
@@ -225,5 +225,5 @@ class Attention(AttentionImpl):
         if self.alibi_slopes is None:
             return None
         if self._alibi is None:
-            self._alibi = scores.alibi(self.alibi_slopes.to(device))  # of one device for good
+            self._alibi = scores.alibi(self.alibi_slopes.to(device))  # a backend object stays on one device
         return self._alibi

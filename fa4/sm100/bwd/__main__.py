@@ -1,4 +1,4 @@
-"""Print the backward's tables as docs/blackwell-backward.md shows them: bf16, d = 128, a pair of CTAs."""
+"""Print the tables of the backward for docs/blackwell-backward.md: bf16, d = 128, a CTA pair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .plan import configure
 
 
 def tables() -> str:
-    """Everything between the marks in the page."""
+    """Text between the marks in the page."""
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5)
     cfg = configure(spec, chip_by_number(100), has_dlse=False)
     return page(KERNEL, cfg, ("compute", "reduce"), tmem_map(cfg).table())

@@ -1,8 +1,8 @@
-"""Compute role, eight warps: a thread has one key and half of a step's queries; finally dV and dK.
+"""Compute role, eight warps, one thread per key and half of the queries: computes P and dS, finally stores dV and dK.
 
-Per step: P^T = exp2(S^T - lse), in 16 bits over S^T; dS^T = P^T (dP^T - delta), in 16 bits over dP^T for dK and in
-shared memory for dQ. P stays in registers between the two. In a pair of CTAs each keeps one half of the queries' dS in
-its shared memory and writes the other into the other CTA's.
+Per step: P^T = exp2(S^T - lse), in 16 bits over S^T. dS^T = P^T (dP^T - delta), in 16 bits over dP^T for dK and in
+shared memory for dQ. P stays in registers between the two. In a CTA pair, each CTA keeps dS of its half of the queries
+in its own shared memory and writes the other half to the shared memory of the other CTA.
 
 Waits:   load_compute_rows.full, mma_compute_{S,dP,dV,dK}.full
 Signals: compute_mma_P.full, compute_mma_dS.full
@@ -40,7 +40,8 @@ def compute(context):
     ends = context.ends("compute")
     work = work_tile(context)
     lane = cute.arch.thread_idx()[0] % TILE_N
-    first, stop = work.mask.queries(work.own_block * TILE_N + lane)  # statistics hide rows past the last query
+    # The statistics mask rows past the last query.
+    first, stop = work.mask.queries(work.own_block * TILE_N + lane)
     rows = consume(ends.load_compute_rows)
     s, dp = consume(ends.mma_compute_S), consume(ends.mma_compute_dP)
 
@@ -48,58 +49,60 @@ def compute(context):
         of_head = work.of_head(context, member)
         for i in cutlass.range(of_head.first, of_head.stop, unroll=1):
             m_block = of_head.block(i)
-            begin = m_block * cfg.tile_m + half_of_warp() * cfg.half
-            at = At(member, begin, first - begin, stop - begin)
+            first_query = m_block * cfg.tile_m + half_of_warp() * cfg.half
+            queries = StepQueries(member, first_query, first - first_query, stop - first_query)
             if cutlass.const_expr(cfg.has_blocks):
                 if i < of_head.block_iter.masked:
-                    step(context, ends, rows, s, s.in_step(dp), work, at, True, True)
+                    step(context, ends, rows, s, s.in_step(dp), work, queries, True, True)
                 elif (work.own_block + 1) * TILE_N > work.k.count:
-                    step(context, ends, rows, s, s.in_step(dp), work, at, True, False)
+                    step(context, ends, rows, s, s.in_step(dp), work, queries, True, False)
                 else:
-                    step(context, ends, rows, s, s.in_step(dp), work, at, False, False)
+                    step(context, ends, rows, s, s.in_step(dp), work, queries, False, False)
             elif work.cuts(m_block):
-                step(context, ends, rows, s, s.in_step(dp), work, at, True, True)
+                step(context, ends, rows, s, s.in_step(dp), work, queries, True, True)
             else:
-                step(context, ends, rows, s, s.in_step(dp), work, at, False, True)
+                step(context, ends, rows, s, s.in_step(dp), work, queries, False, True)
             rows, s = rows.next(), s.next()
     store_gradients(context, ends, work)
 
 
-class At(NamedTuple):
-    """A step's queries of this warp's half: those of a query head of the group from `begin` on, of which first <= query
-    < stop, counted from there, see the key."""
+class StepQueries(NamedTuple):
+    """This warp's half of the queries of a step: from query `begin` on, for a query head of the group. Queries
+    first <= i < stop, relative to `begin`, see the key."""
 
     member: Int32
     begin: Int32
-    first: Int32  # at most 0 unless the mask bounds the right side
+    first: Int32  # at most 0 if the band has no right bound
     stop: Int32
 
 
-def mods_at(context, work, at: At, asks_mask: bool) -> tuple[FragmentValues | None, FragmentValues | None]:
-    """This thread's elements of a step as a score_mod and a mask_mod see them. asks_mask: whether a mask_mod may hide
-    something there."""
+def bind_mods(
+    context, work, queries: StepQueries, applies_mask_mod: bool
+) -> tuple[FragmentValues | None, FragmentValues | None]:
+    """Fragment values of a step for score_mod and mask_mod. applies_mask_mod: False if the block list says that nothing
+    is masked there."""
     cfg, args, lengths = context.cfg, context.args, (work.q.count, work.k.count)
-    head, key = work.head_kv * cfg.group + at.member, work.own_block * TILE_N + cute.arch.thread_idx()[0] % TILE_N
+    head, key = work.head_kv * cfg.group + queries.member, work.own_block * TILE_N + cute.arch.thread_idx()[0] % TILE_N
     score_mod, mask_mod = bind(cfg.mods, args.mods, work.batch, head, lengths)
-    places = FragmentCoords((key,), at.begin, cfg.half, keys_across=False, run=1, period=1)
-    score = None if score_mod is None else score_mod.at(places, args.scale)
-    mask = None if mask_mod is None or not asks_mask else mask_mod.at(places)
+    coords = FragmentCoords((key,), queries.begin, cfg.half, keys_across=False, run=1, period=1)
+    score = None if score_mod is None else score_mod.at(coords, args.scale)
+    mask = None if mask_mod is None or not applies_mask_mod else mask_mod.at(coords)
     if mask is not None:
         mask.see_ahead()
     return score, mask
 
 
-def kept_at(context, work, at: At) -> list[Int32] | None:
-    """Words of keep bits of this thread's elements of a step, if there is dropout."""
+def keep_bits_of(context, work, queries: StepQueries) -> list[Int32] | None:
+    """32-bit words of dropout keep bits of this thread's elements of a step; None without dropout."""
     cfg, warp = context.cfg, cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, work.head_kv * cfg.group + at.member)
+    dropout = Dropout.of(cfg.mods, context.args.mods, work.batch, work.head_kv * cfg.group + queries.member)
     if dropout is None:
         return None
-    return dropout.by_keys(at.begin, cfg.half, work.own_block * TILE_N + warp % 4 * 32)
+    return dropout.by_keys(queries.begin, cfg.half, work.own_block * TILE_N + warp % 4 * 32)
 
 
 def half_of_warp() -> Int32:
-    """Which half of the queries this warp has."""
+    """Index (0 or 1) of this warp's half of the queries."""
     return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
 
 
@@ -111,20 +114,20 @@ def step(
     scores: Cursor,
     gradients: Cursor,
     work,
-    at: At,
-    is_cut: cutlass.Constexpr[bool],
-    asks_mask: cutlass.Constexpr[bool],
+    queries: StepQueries,
+    applies_band: cutlass.Constexpr[bool],
+    applies_mask_mod: cutlass.Constexpr[bool],
 ):
-    """One block of queries. is_cut: the band may hide the key from some of them; asks_mask: a mask_mod may."""
+    """Process one block of queries. applies_band, applies_mask_mod: the band or a mask_mod may mask some."""
     cfg, args, spans = context.cfg, context.args, context.tmem
-    score, mask = mods_at(context, work, at, asks_mask)
-    kept = kept_at(context, work, at)
+    score, mask = bind_mods(context, work, queries, applies_mask_mod)
+    keep_bits = keep_bits_of(context, work, queries)
     half = half_of_warp()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = cute.arch.thread_idx()[0] % TILE_N
     s_address = tmem.lane_address(spans.S, warp) + half * cfg.half
     dp_address = tmem.lane_address(spans.dP, warp) + half * cfg.half
-    packed = half * (cfg.half // 2)  # the second half goes, packed, to the end of its columns
+    packed_column = half * (cfg.half // 2)  # the second half is stored, packed, at the end of its columns
     rows = context.smem.pointer("rows", Float32) + (statistics.stage * (2 * cfg.tile_m) + half * cfg.half)
     minus_lse, minus_delta = rows, rows + cfg.tile_m
 
@@ -134,87 +137,89 @@ def step(
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         s += tmem.load(s_address + column, CHUNK)
     tmem.wait_loads()
-    stages = Scoring(SoftcapAgain(args.scale_over_cap) if cfg.has_softcap else None, score, mask)
-    logits = stages.logits([s])
-    (s,) = stages.masked(logits, lambda _, i: load_floats(minus_lse + i // 4 * 4, 4)[i % 4])
-    visible = []
-    if cutlass.const_expr(is_cut):
+    scoring = Scoring(SoftcapAgain(args.scale_over_cap) if cfg.has_softcap else None, score, mask)
+    logits = scoring.logits([s])
+    (s,) = scoring.masked(logits, lambda _, i: load_floats(minus_lse + i // 4 * 4, 4)[i % 4])
+    column_bits = []
+    if cutlass.const_expr(applies_band):
         has_first = work.mask.right is not None
-        visible = [mask_bits(at.first if has_first else None, at.stop, query) for query in range(0, cfg.half, 32)]
-    p, words = [], []
+        column_bits = [
+            mask_bits(queries.first if has_first else None, queries.stop, query) for query in range(0, cfg.half, 32)
+        ]
+    p, packed = [], []
     for pair in cutlass.range_constexpr(cfg.half // 2):
         if cutlass.const_expr(pair % 2 == 0):
             lse = load_floats(minus_lse + 2 * pair, 4)
-        both = s[2 * pair : 2 * pair + 2]
+        s_pair = s[2 * pair : 2 * pair + 2]
         scales = (args.scale_log2, args.scale_log2)
-        x = cute.arch.fma_packed_f32x2(tuple(both), scales, tuple(lse[2 * (pair % 2) : 2 * (pair % 2) + 2]))
-        if cutlass.const_expr(is_cut):
-            word, bit = visible[2 * pair // 32], 2 * pair % 32
-            x = apply_mask_unless(word, bit, x[0]), apply_mask_unless(word, bit + 1, x[1])
+        x = cute.arch.fma_packed_f32x2(tuple(s_pair), scales, tuple(lse[2 * (pair % 2) : 2 * (pair % 2) + 2]))
+        if cutlass.const_expr(applies_band):
+            bits, bit = column_bits[2 * pair // 32], 2 * pair % 32
+            x = apply_mask_unless(bits, bit, x[0]), apply_mask_unless(bits, bit + 1, x[1])
         if cutlass.const_expr(is_polynomial(pair, cfg.polynomial)):
-            weights = exp2_polynomial(*x)
+            p_pair = exp2_polynomial(*x)
         else:
-            weights = exp2_mufu(x[0]), exp2_mufu(x[1])
-        factors = factors_at(context, kept, 2 * pair)
-        for_dv = weights
+            p_pair = exp2_mufu(x[0]), exp2_mufu(x[1])
+        factors = dropout_factors(context, keep_bits, 2 * pair)
+        p_dropped = p_pair
         if cutlass.const_expr(factors is not None):
-            for_dv = cute.arch.mul_packed_f32x2(tuple(weights), factors)
-        words.append(pack_half(for_dv[0], for_dv[1], cfg.dtype))
-        p += stages.sloped([list(weights)], [logits[0][2 * pair : 2 * pair + 2]])[0]
-    tmem.store(s_address + packed, words)
+            p_dropped = cute.arch.mul_packed_f32x2(tuple(p_pair), factors)
+        packed.append(pack_half(p_dropped[0], p_dropped[1], cfg.dtype))
+        p += scoring.sloped([list(p_pair)], [logits[0][2 * pair : 2 * pair + 2]])[0]
+    tmem.store(s_address + packed_column, packed)
     tmem.wait_stores()
     ends.compute_mma_P.arrive_full(0)
 
     gradients.wait()
-    words, grads = [], []
+    packed, grads = [], []
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         dp = tmem.load(dp_address + column, CHUNK)
         for i in cutlass.range_constexpr(0, CHUNK, 4):
             delta = load_floats(minus_delta + (column + i), 4)
             for j in cutlass.range_constexpr(0, 4, 2):
-                place = column + i + j
-                factors = factors_at(context, kept, place)
+                q_index = column + i + j
+                factors = dropout_factors(context, keep_bits, q_index)
                 if cutlass.const_expr(factors is None):
                     ds = cute.arch.add_packed_f32x2((dp[i + j], dp[i + j + 1]), tuple(delta[j : j + 2]))
                 else:
                     ds = cute.arch.fma_packed_f32x2((dp[i + j], dp[i + j + 1]), factors, tuple(delta[j : j + 2]))
-                ds = cute.arch.mul_packed_f32x2((p[place], p[place + 1]), ds)
+                ds = cute.arch.mul_packed_f32x2((p[q_index], p[q_index + 1]), ds)
                 grads += ds
                 if cutlass.const_expr(score is None):
-                    words.append(pack_half(ds[0], ds[1], cfg.dtype))
+                    packed.append(pack_half(ds[0], ds[1], cfg.dtype))
     if cutlass.const_expr(score is not None):
-        (grads,) = stages.slopes([p], [grads])
-        words = [pack_half(grads[i], grads[i + 1], cfg.dtype) for i in range(0, cfg.half, 2)]
+        (grads,) = scoring.slopes([p], [grads])
+        packed = [pack_half(grads[i], grads[i + 1], cfg.dtype) for i in range(0, cfg.half, 2)]
         captured = CapturedGrads.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.own_block)
         if cutlass.const_expr(captured is not None):
             captured.add(score, [p])
-    tmem.wait_loads()  # dS goes over dP; a register that a load fills waits for its own value
-    tmem.store(dp_address + packed, words)
+    tmem.wait_loads()  # dS overwrites dP; registers themselves are interlocked
+    tmem.store(dp_address + packed_column, packed)
     if cutlass.const_expr(cfg.ctas == 2):
-        share_ds(context, half, work.rank, lane, words)
+        share_ds(context, half, work.rank, lane, packed)
     else:
-        for own in cutlass.range_constexpr(HALVES):
-            if half == own:
-                store_row(context.smem.address("dS"), cfg.ds_tile, lane, own * cfg.half, words)
+        for i_half in cutlass.range_constexpr(HALVES):
+            if half == i_half:
+                store_row(context.smem.address("dS"), cfg.ds_tile, lane, i_half * cfg.half, packed)
     tmem.wait_stores()
     ends.compute_mma_dS.arrive_full(0)
 
 
-def factors_at(context, kept: list[Int32] | None, i: int) -> tuple[Float32, Float32] | None:
-    """What P and dP of elements i and i + 1 are multiplied by: 1 / (1 - p), or 0 where dropped."""
-    if kept is None:
+def dropout_factors(context, keep_bits: list[Int32] | None, i: int) -> tuple[Float32, Float32] | None:
+    """Factors of P and dP for elements i and i + 1: 1 / (1 - p), or 0 if dropped; None without dropout."""
+    if keep_bits is None:
         return None
     scale = context.args.mods.dropout.scale
-    return dropped(kept, i, scale), dropped(kept, i + 1, scale)
+    return dropped(keep_bits, i, scale), dropped(keep_bits, i + 1, scale)
 
 
 @cute.jit
-def share_ds(context, half: Int32, rank: Int32, lane: Int32, words: list):
-    """A pair: this warpgroup's half of the queries goes to the CTA that has it, which is this one or the other."""
-    tile, place = context.cfg.ds_tile, context.smem.pointer("dS", Int32)
+def share_ds(context, half: Int32, rank: Int32, lane: Int32, packed: list):
+    """CTA pair: store dS of this warpgroup's half of the queries in the CTA that owns the half."""
+    tile, ds_ptr = context.cfg.ds_tile, context.smem.pointer("dS", Int32)
     row = rank * TILE_N + lane
     if half == rank:
-        store_row(place.toint(), tile, row, 0, words)
+        store_row(ds_ptr.toint(), tile, row, 0, packed)
     else:
-        other = cute.arch.map_dsmem_ptr(place, half)
-        store_row(other.toint(), tile, row, 0, words, cute.AddressSpace.dsmem)
+        remote_ptr = cute.arch.map_dsmem_ptr(ds_ptr, half)
+        store_row(remote_ptr.toint(), tile, row, 0, packed, cute.AddressSpace.dsmem)

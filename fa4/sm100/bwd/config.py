@@ -1,12 +1,12 @@
-"""What the generated backward depends on, and the shapes that follow from it.
+"""Compile-time configuration of the Blackwell backward, and the shapes that follow from it.
 
-Everything works on transposed scores: S^T = K Q^T has keys as rows, so that P^T and dS^T, written back to tensor
-memory, are the left operands of dV = P^T dO and dK = dS^T Q.
+Scores are transposed: S^T = K Q^T has keys as rows. So P^T and dS^T, written back to tensor memory, are the left
+operands of dV = P^T dO and dK = dS^T Q.
 
-A pair of CTAs (`ctas` = 2) owns two blocks of keys and computes every product together. The right operand of a
-product is split between the two, so that each reads half of it from its own shared memory: S^T and dP^T take half of
-the queries of Q and dO, dV and dK half of the columns, which is why a pair loads Q and dO both ways. For dQ the queries
-are split: each CTA holds dS^T of both blocks' keys for its half of them, the other half going to the other CTA.
+A CTA pair (`ctas` = 2) owns two key blocks and computes every product together. The right operand of a product is
+split: each CTA holds half of it in shared memory. S^T and dP^T split the queries of Q and dO, dV and dK split the
+columns, so a pair loads Q and dO in both layouts. dQ splits the queries: each CTA holds dS^T of both key blocks for its
+half of the queries, and sends the other half to the other CTA.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
 from .placement import CHUNK, LANES, Chunks, Columns
 
-TILE_N = 128  # keys of one CTA, and queries of a step unless noted
-HALVES = 2  # compute warpgroups, each with its half of a step's queries
+TILE_N = 128  # keys of one CTA; also queries of a step, unless noted
+HALVES = 2  # compute warpgroups; each takes half of the queries of a step
 CHUNK_BYTES = 4 * LANES * CHUNK
 DQ_STAGES = 2
 ROW_STAGES = 2
@@ -30,9 +30,9 @@ BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Variant):
-    """Everything the generated code depends on; its fields are the compile key.
+    """Configuration of the generated code; the fields are the compile key.
 
-    ctas: 1, or 2 that work as a pair. polynomial: pairs of every 16 whose exp2 runs on the FMA units.
+    ctas: 1, or 2 for a CTA pair. polynomial: pairs of every 16 whose exp2 runs on the FMA units.
     """
 
     ctas: int
@@ -43,12 +43,12 @@ class Config(Variant):
 
     @property
     def cluster_tile_n(self) -> int:
-        """Keys of a CTA, or of a pair."""
+        """Keys of a CTA or of a CTA pair."""
         return self.ctas * self.cta_tile_n
 
     @property
     def tile_m(self) -> int:
-        """Query rows of one step: half of them where dK is too wide for tensor memory to hold whole scores too."""
+        """Query rows of one step: 128, or 64 if dK is too wide for tensor memory to also hold 128 columns of scores."""
         return 64 if self.columns > 128 else 128
 
     @property
@@ -60,7 +60,7 @@ class Config(Variant):
         return Tile(rows, columns, self.dtype.width)
 
     def elements(self, nbytes: int) -> int:
-        """How many elements of q, k, v or dout they are."""
+        """Number of 16-bit elements in `nbytes`."""
         return 8 * nbytes // self.dtype.width
 
     @property
@@ -73,7 +73,7 @@ class Config(Variant):
 
     @property
     def q_columns(self) -> Tile:
-        """All queries of a step, and of a pair's columns this CTA's; likewise below."""
+        """Q in the second layout: all queries of a step, this CTA's share of the columns. Likewise below."""
         return self._tile(self.tile_m, self.columns // self.ctas)
 
     @property
@@ -94,48 +94,49 @@ class Config(Variant):
 
     @property
     def ds_tile(self) -> Tile:
-        """dS^T for dQ, a row per key: of a pair's keys all, of its queries this CTA's half."""
+        """dS^T for dQ, one row per key: all keys of a pair, this CTA's half of the queries."""
         return self._tile(self.cluster_tile_n, self.tile_m // self.ctas)
 
     @property
     def q_stages(self) -> int:
-        """A pair has no room for more than one, and with Q held twice needs no more: S^T has long read its copy."""
+        """Two, or one for a pair: it has no room for more, and S^T releases its copy of Q early."""
         return 3 - self.ctas
 
     @property
     def do_stages(self) -> int:
-        """A second stage where there is room for it."""
+        """Two if there is room, else one."""
         if self.ctas == 2:
             return 1
-        held = self.k_tile.nbytes + self.v_tile.nbytes + self.q_stages * self.q_tile.nbytes
-        held += ROW_STAGES * self.rows_bytes + self.ds_tile.nbytes + DQ_STAGES * CHUNK_BYTES + BARRIER_BYTES
-        return 2 if held + 2 * self.do_tile.nbytes <= self.smem_bytes else 1
+        used = self.k_tile.nbytes + self.v_tile.nbytes + self.q_stages * self.q_tile.nbytes
+        used += ROW_STAGES * self.rows_bytes + self.ds_tile.nbytes + DQ_STAGES * CHUNK_BYTES + BARRIER_BYTES
+        return 2 if used + 2 * self.do_tile.nbytes <= self.smem_bytes else 1
 
     @property
     def dq_over_dp(self) -> bool:
-        """Tensor memory has columns of its own for (all of) dQ only if head dims are small. A pair's dQ fits between
-        the halves of dS, so that it can be computed before dK."""
+        """True if dQ aliases dP: only small head dims leave it other columns. A pair's dQ fits between the halves of
+        dS, so it can be computed before dK."""
         return self.columns > 64 or self.columns_v > 64
 
     @property
     def dq_columns(self) -> int:
-        """Tensor-memory columns of dQ; a pair's has half the queries, and half of the columns beside the other half."""
+        """Tensor-memory columns of dQ. A CTA of a pair has half of the queries; lanes 64 to 127 hold the second half of
+        the columns."""
         return self.tile_m if self.dq_transposed else self.columns // self.ctas
 
     @property
     def dq_transposed(self) -> bool:
-        """dQ^T = K^T dS^T instead of dQ = dS K: columns of Q as lanes, 128 of them and then 64. The step's 64 queries
-        would fill only half of the lanes, and tensor memory has no room for them."""
+        """True if dQ^T = K^T dS^T replaces dQ = dS K: columns of Q are lanes, 128 and then 64. The 64 queries of a step
+        would fill only half of the lanes, and tensor memory has no room for that."""
         return self.tile_m < LANES
 
     @property
     def dq_parts(self) -> int:
-        """Stages of dQ's channel: what lies over dP is handed over by itself, for the next dP waits for its place."""
+        """Stages of the dQ channel: 2 if the part that aliases dP has its own, because the next dP waits for it."""
         return 2 if self.dq_transposed else 1
 
     @property
     def row_blocks(self) -> RowBlocks:
-        """What the kernels around the main one depend on."""
+        """Configuration of the kernels before and after the main kernel."""
         transposed = Columns(self.tile_m, self.columns)
         placement = transposed if self.dq_transposed else Chunks(self.tile_m, self.columns, self.ctas)
         return RowBlocks(
@@ -158,25 +159,25 @@ class Config(Variant):
 
     @property
     def dv(self) -> Umma:
-        """dV += P^T dO, P^T from tensor memory."""
+        """dV += P^T dO, with P^T in tensor memory."""
         return self._umma(n=self.columns_v, k=self.tile_m, b=SmemOperand(self.do_columns, Major.MN))
 
     @property
     def dk(self) -> Umma:
-        """dK += dS^T Q, dS^T from tensor memory."""
+        """dK += dS^T Q, with dS^T in tensor memory."""
         return self._umma(n=self.columns, k=self.tile_m, b=SmemOperand(self.q_columns, Major.MN))
 
     @property
     def dq(self) -> Umma:
-        """dQ = dS K, both from shared memory, keys reduced."""
+        """dQ = dS K, reduced over keys, both operands in shared memory."""
         k, ds = SmemOperand(self.k_columns, Major.MN), SmemOperand(self.ds_tile, Major.MN)
         return Umma(self.dtype, n=self.columns, k=self.cluster_tile_n, b=k, a=ds, ctas=self.ctas)
 
     def _umma(self, n: int, k: int, b: SmemOperand, a: SmemOperand | None = None) -> Umma:
-        """A product with a row for each key."""
+        """Product with one row per key."""
         return Umma(self.dtype, n=n, k=k, b=b, a=a, m=self.cluster_tile_n, ctas=self.ctas)
 
     def dq_transpose(self, lanes: int) -> Umma:
-        """`lanes` rows of dQ^T = K^T dS^T."""
+        """dQ^T = K^T dS^T, `lanes` rows of it."""
         k = SmemOperand(self.k_tile, Major.MN)
         return Umma(self.dtype, n=self.tile_m, k=TILE_N, b=SmemOperand(self.ds_tile, Major.MN), a=k, m=lanes)

@@ -1,7 +1,7 @@
-"""The end of the compute role: dV by the first warpgroup, dK by the second, through the places of V and K.
+"""End of the compute role: the first warpgroup stores dV, the second dK, staged over V and K in shared memory.
 
-V is free once dV is complete (the last product that reads it came before), K once dK is: the products that read it,
-the last dQ among them, are committed with it.
+V is free when dV is complete, because the last product that reads V came before. K is free when dK is complete: the
+products that read K, including the last dQ, are committed with dK.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ...pipeline.tma import tma_store
 from .. import tmem
 from .config import CHUNK, TILE_N
 
-AT_ONCE = 128  # columns in a thread's registers
+COLUMNS_PER_BATCH = 128  # columns in registers at a time
 
 
 @cute.jit
 def store_gradients(context, ends, work):
-    """dV and dK from tensor memory to global memory; zeros if no query sees a key of the block."""
+    """Store dV and dK from tensor memory to global memory; zeros if no query sees a key of the block."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp < 4:
         if work.steps > 0:
@@ -41,28 +41,28 @@ def store_gradient(
     work,
     region: cutlass.Constexpr[str],
     name: cutlass.Constexpr[str],
-    span: cutlass.Constexpr[int],
+    first_column: cutlass.Constexpr[int],
     columns: cutlass.Constexpr[int],
     scale: Float32,
 ):
-    """One warpgroup: columns of tensor memory from `span`, times `scale`, staged in `region`, stored by TMA."""
+    """One warpgroup: scale TMEM columns from `first_column`, stage them in `region` and store them by TMA."""
     cfg = context.cfg
     tma = context.tma(name)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = cute.arch.thread_idx()[0] % TILE_N
-    place = context.smem.address(region)
+    smem_address = context.smem.address(region)
     if work.steps > 0:
-        for first in cutlass.range_constexpr(0, columns, AT_ONCE):
-            batch = range(first, min(first + AT_ONCE, columns), CHUNK)
-            loaded = [tmem.load(tmem.lane_address(span, warp) + column, CHUNK) for column in batch]
+        for start in cutlass.range_constexpr(0, columns, COLUMNS_PER_BATCH):
+            batch = range(start, min(start + COLUMNS_PER_BATCH, columns), CHUNK)
+            loaded = [tmem.load(tmem.lane_address(first_column, warp) + column, CHUNK) for column in batch]
             tmem.wait_loads()
             for column, x in zip(batch, loaded):
                 pairs = [(x[i], x[i + 1]) for i in range(0, CHUNK, 2)]
                 scaled = [cute.arch.mul_packed_f32x2(pair, (scale, scale)) for pair in pairs]
-                store_row(place, tma.tile, lane, column, [pack_half(*pair, cfg.dtype) for pair in scaled])
+                store_row(smem_address, tma.tile, lane, column, [pack_half(*pair, cfg.dtype) for pair in scaled])
     else:
         for column in cutlass.range_constexpr(0, columns, CHUNK):
-            store_row(place, tma.tile, lane, column, [Int32(0)] * (CHUNK // 2))
+            store_row(smem_address, tma.tile, lane, column, [Int32(0)] * (CHUNK // 2))
     cute.arch.fence_proxy("async.shared", space="cta")
     barrier = context.gradient_staged + warp // 4
     cute.arch.barrier(barrier_id=barrier, number_of_threads=TILE_N)

@@ -1,13 +1,13 @@
-"""The Blackwell backward: the page to read first. Who does what, who hands what to whom, and where things lie.
+"""The Blackwell backward. Read this module first: it has the tables of roles, channels and memory.
 
-A CTA owns a block of 128 keys and walks the query blocks that see it, for each query head of the group in turn, so
-that dK and dV grow in tensor memory and are written once. Per step, on transposed scores (a lane is a key):
-S^T = K Q^T and dP^T = V dO^T; P^T and dS^T go back over them in 16 bits and are left operands of dV += P^T dO and
-dK += dS^T Q; dQ = dS K leaves through shared memory as an addition to a float32 accumulator. Two small kernels go
-around it: row statistics and a cleared accumulator before, the accumulator's conversion to dQ after.
+A CTA owns a block of 128 keys. For each query head of the group it loops over the query blocks that see the keys: dK
+and dV accumulate in tensor memory and are written once. Scores are transposed (a lane is a key). Per step:
+S^T = K Q^T and dP^T = V dO^T; P^T and dS^T overwrite them in 16 bits and are the left operands of dV += P^T dO and
+dK += dS^T Q; dQ = dS K goes through shared memory and is added to a float32 accumulator. A kernel before it computes
+row statistics and clears the accumulator; a kernel after it converts the accumulator to dQ.
 
-Two CTAs may work as a pair (`cfg.ctas`, see `config`): 256 keys, every product computed by both at once with the right
-operand split between their shared memories, and the halves of dS exchanged, so that each adds half of the queries' dQ.
+Two CTAs can work as a pair (`cfg.ctas`, see `config`) on 256 keys. Both compute every product together, with the right
+operand split between their shared memories. They exchange halves of dS, so each adds dQ of half of the queries.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ ROLES = RoleTable(
         Role("load", warps=(13, 14), regs=80, body=load),
     )
 )
-TMEM_AND_SMEM = Carries.TMEM | Carries.ASYNC_SMEM  # dS: for dK and for dQ
+TMEM_AND_SMEM = Carries.TMEM | Carries.ASYNC_SMEM  # dS: in TMEM for dK, in shared memory for dQ
 
 
 def tmem_map(cfg: Config) -> tmem.TmemMap:
-    """P and dS lie over S and dP in two packed halves, one at each end; dQ lies over dP unless head dims leave it a
-    place, a pair's between the halves of dS."""
+    """TMEM map. P and dS alias S and dP in two packed halves, one at each end. dQ aliases dP (a pair's dQ between the
+    halves of dS) unless small head dims leave room for it."""
     dp = cfg.tile_m + cfg.columns_v
     dk = dp + cfg.tile_m
-    spans = dict(
+    ranges = dict(
         S=tmem.cols(0, cfg.tile_m),
         P=tmem.alias_of("S", columns=cfg.tile_m),
         dV=tmem.cols(cfg.tile_m, cfg.columns_v),
@@ -52,17 +52,17 @@ def tmem_map(cfg: Config) -> tmem.TmemMap:
         dK=tmem.cols(dk, cfg.columns),
     )
     if cfg.dq_over_dp and not cfg.dq_transposed:
-        between = cfg.tile_m // 4 if cfg.ctas == 2 else 0
-        spans.update(dQ=tmem.alias_of("dP", columns=cfg.dq_columns, offset=between))
+        offset = cfg.tile_m // 4 if cfg.ctas == 2 else 0
+        ranges.update(dQ=tmem.alias_of("dP", columns=cfg.dq_columns, offset=offset))
     else:
-        spans.update(dQ=tmem.cols(dk + cfg.columns, cfg.dq_columns))
+        ranges.update(dQ=tmem.cols(dk + cfg.columns, cfg.dq_columns))
     if cfg.dq_transposed:
-        spans.update(dQ_high=tmem.alias_of("dP", columns=cfg.tile_m))
-    return tmem.TmemMap(**spans)
+        ranges.update(dQ_high=tmem.alias_of("dP", columns=cfg.tile_m))
+    return tmem.TmemMap(**ranges)
 
 
 def channels(cfg: Config) -> ChannelTable:
-    """<producer>_<consumer>_<payload>. All but the row statistics' go across a pair."""
+    """Channels, named <producer>_<consumer>_<payload>. A pair shares all but the row statistics."""
     across = Across.PAIR if cfg.ctas == 2 else Across.NOTHING
 
     def channel(name, producer, consumer, filled, freed, stages, carries) -> Channel:
@@ -75,8 +75,8 @@ def channels(cfg: Config) -> ChannelTable:
             channel("load_mma_Qcolumns", "load", "mma", By.TMA, By.UMMA, 1, Carries.ASYNC_SMEM),
             channel("load_mma_dOcolumns", "load", "mma", By.TMA, By.UMMA, 1, Carries.ASYNC_SMEM),
         )
-    # Compute has read the statistics before it writes the dS that dK = dS Q takes, and this Q is then freed.
-    q_of_dk = Implied("load_mma_Qcolumns" if cfg.ctas == 2 else "load_mma_Q", "free")
+    # Implied: compute reads the statistics before it writes dS, and dK = dS^T Q, which reads dS, frees this Q.
+    dk_frees_q = Implied("load_mma_Qcolumns" if cfg.ctas == 2 else "load_mma_Q", "free")
     return ChannelTable(
         (
             channel("load_mma_K", "load", "mma", By.TMA, ONCE, 1, Carries.ASYNC_SMEM),
@@ -84,12 +84,12 @@ def channels(cfg: Config) -> ChannelTable:
             channel("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_stages, Carries.ASYNC_SMEM),
             channel("load_mma_dO", "load", "mma", By.TMA, By.UMMA, cfg.do_stages, Carries.ASYNC_SMEM),
             *columns,
-            Channel("load_compute_rows", "load", "compute", By.TMA, q_of_dk, ROW_STAGES, Carries.SMEM),
-            # S and dP are free again when the products that read P and dS, written over them, have been issued: the
-            # matrix unit works in order.
+            Channel("load_compute_rows", "load", "compute", By.TMA, dk_frees_q, ROW_STAGES, Carries.SMEM),
+            # Implied: S and dP are free when the products that read P and dS, which alias them, have been issued,
+            # because the matrix unit works in order.
             channel("mma_compute_S", "mma", "compute", By.UMMA, Implied("compute_mma_P"), 1, Carries.TMEM),
             channel("mma_compute_dP", "mma", "compute", By.UMMA, Implied("compute_mma_dS"), 1, Carries.TMEM),
-            # P has been read when the next S is full, dS when the next dP is: dQ, which reads it, was issued before.
+            # Implied: P has been read when the next S is full, dS when the next dP is full (dQ was issued before it).
             channel("compute_mma_P", "compute", "mma", By.WARP, Implied("mma_compute_S"), 1, Carries.TMEM),
             channel("compute_mma_dS", "compute", "mma", By.WARP, Implied("mma_compute_dP"), 1, TMEM_AND_SMEM),
             channel("mma_reduce_dQ", "mma", "reduce", By.UMMA, By.WARP, cfg.dq_parts, Carries.TMEM),
@@ -120,23 +120,23 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
         Region("rows", ROW_STAGES * cfg.rows_bytes, align=128),
         Region("barriers", table.nbytes, align=8),
         Region("tmem", 4),
-        Region("zero", 4),  # see `mma.place`
+        Region("zero", 4),  # see `mma.smem_address`
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Context(kernels.Context):
-    """What a role's body gets."""
+class Sm100BackwardContext(kernels.Context):
+    """Context of a role body: adds the tensor-memory map and named barriers."""
 
     tmem: tmem.TmemMap | None = None
     first_reduce_warp: int = ROLES["reduce"].warps[0]
-    dq_staging: int = 1  # named barriers; 0 is the CTA's
-    gradient_staged: int = 2  # and 3: one for each warpgroup of compute
+    dq_staging: int = 1  # named barriers; 0 is the barrier of the CTA
+    gradient_staged: int = 2  # and 3: one per compute warpgroup
 
 
-def context(args: Arguments, cfg: Config, table: ChannelTable, smem: SmemMap) -> Context:
+def context(args: Arguments, cfg: Config, table: ChannelTable, smem: SmemMap) -> Sm100BackwardContext:
     memory = tmem.TensorMemory(ROLES["reduce"].warps[0], cfg.ctas)
-    return Context(args, cfg, table, smem, memory, cfg.ctas, tmem_map(cfg))
+    return Sm100BackwardContext(args, cfg, table, smem, memory, cfg.ctas, tmem_map(cfg))
 
 
 KERNEL = BackwardKernel("sm100.backward", channels, smem_map, context, clusters=True, overlap=kernels.Overlap.NOTHING)

@@ -1,9 +1,9 @@
-"""MMA role, one warp, one elected thread: issues every product; of a pair of CTAs, the leader's warp does for both.
+"""MMA role, one warp, one elected thread: issues every product; the leader of a CTA pair issues for both CTAs.
 
-Per step: dP^T = V dO^T, dV += P^T dO, then the next step's S^T = K Q^T, then dK += dS^T Q and dQ = dS K. So the next
-step's softmax runs beside this step's dK and dQ. The matrix unit works in order: S^T may overwrite P^T, and dQ or dP^T
-may overwrite dS^T, once the products that read those have been issued. A pair's dQ lies beside dS^T and comes before
-dK, so that it has left tensor memory when the next dP^T arrives.
+Per step: dP^T = V dO^T, dV += P^T dO, then S^T = K Q^T of the next step, then dK += dS^T Q and dQ = dS K. So the
+softmax of the next step overlaps dK and dQ of this step. The matrix unit works in order: S^T may overwrite P^T, and dQ
+or dP^T may overwrite dS^T, when the products that read them have been issued. A pair's dQ lies between the halves of
+dS^T and comes before dK, so that `reduce` has read it when the next dP^T is issued.
 
 Waits:   load_mma_*.full, compute_mma_P.full, compute_mma_dS.full, mma_reduce_dQ.free
 Signals: mma_compute_{S,dP,dV,dK}.full, mma_reduce_dQ.full, load_mma_*.free
@@ -36,7 +36,7 @@ def issue(context, ends, steps: Int32):
     base = tmem.base(context.smem)
     zero = opaque_zero(context) if cutlass.const_expr(is_pair) else 0
     q, do = consume(ends.load_mma_Q), consume(ends.load_mma_dO)
-    # One turn a step: what all of these channels go by.
+    # These cursors advance once per step, and other channels go in step with `p`.
     p, ds, dq = consume(ends.compute_mma_P), consume(ends.compute_mma_dS), produce(ends.mma_reduce_dQ, ALL)
     if cutlass.const_expr(is_pair):
         q_columns, do_columns = consume(ends.load_mma_Qcolumns), consume(ends.load_mma_dOcolumns)
@@ -46,30 +46,30 @@ def issue(context, ends, steps: Int32):
     consume(ends.load_mma_V).wait()
     for i in cutlass.range(steps, unroll=1):
         if cutlass.const_expr(is_pair):
-            zero = read_zero(context)  # again, see `place`
+            zero = read_zero(context)  # again in each step, see `smem_address`
         do.wait()
         if cutlass.const_expr(cfg.dq_over_dp):
             p.in_step(dq).wait(0)
-        do_place = place(context, zero, "dO") + do.stage * cfg.do_tile.nbytes
+        do_address = smem_address(context, zero, "dO") + do.stage * cfg.do_tile.nbytes
         with cute.arch.elect_one():
-            cfg.dp.issue(base + spans.dP, cfg.dp.a.at(place(context, zero, "V")), cfg.dp.b.at(do_place), False)
+            cfg.dp.issue(base + spans.dP, cfg.dp.a.at(smem_address(context, zero, "V")), cfg.dp.b.at(do_address), False)
             ends.mma_compute_dP.commit_full(0)
             if cutlass.const_expr(is_pair):
                 do.commit()
 
         p.wait()
         if cutlass.const_expr(is_pair):
-            do_place = place(context, zero, "dOcolumns")
+            do_address = smem_address(context, zero, "dOcolumns")
             p.in_step(do_columns).wait()
         with cute.arch.elect_one():
-            issue_by_halves(cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_place), i > 0)
+            issue_by_halves(cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_address), i > 0)
             if cutlass.const_expr(is_pair):
                 do_columns.commit()
             else:
                 do.commit()
         do = do.next()
 
-        read = q
+        used_q = q
         q = q.next()
         if i + 1 < steps:
             q.wait()
@@ -84,10 +84,10 @@ def issue(context, ends, steps: Int32):
                 consume(ends.load_mma_Kcolumns).wait()
             issue_dq(context, ends, base, zero)
             p.in_step(q_columns).wait()
-            issue_dk(context, base, q_columns, place(context, zero, "Qcolumns"), i > 0)
+            issue_dk(context, base, q_columns, smem_address(context, zero, "Qcolumns"), i > 0)
         else:
-            q_place = place(context, zero, "Q") + read.stage * cfg.q_tile.nbytes
-            issue_dk(context, base, read, q_place, i > 0)
+            q_address = smem_address(context, zero, "Q") + used_q.stage * cfg.q_tile.nbytes
+            issue_dk(context, base, used_q, q_address, i > 0)
             if cutlass.const_expr(not cfg.dq_over_dp):
                 p.in_step(dq).wait(0)
             if cutlass.const_expr(cfg.dq_transposed):
@@ -99,16 +99,19 @@ def issue(context, ends, steps: Int32):
         ends.mma_compute_dK.commit_full(0)
 
 
-def place(context, zero, name):
-    """Shared-memory address of a tile. A pair's is counted from `zero`: with one stage of each tile no address changes
-    from step to step, and the compiler would compute all of them before the loop, keep them in vector registers for
-    want of uniform ones, and move them back one by one. So each step reads a zero of which it knows nothing."""
+def smem_address(context, zero, name):
+    """Shared-memory address of a tile, plus `zero` for a pair.
+
+    A pair has one stage per tile, so addresses are the same in every step. The compiler would compute all of them
+    before the loop, keep them in vector registers because uniform registers are few, and move them back one by one. So
+    each step adds a zero that the compiler does not know.
+    """
     return context.smem.address(name) + zero
 
 
 @cute.jit
 def opaque_zero(context):
-    """Put the zero there, one warp, and read it."""
+    """One warp: store a zero in shared memory and read it back."""
     with cute.arch.elect_one():
         cute.make_tensor(context.smem.pointer("zero", Int32), cute.make_layout(1))[0] = Int32(0)
     cute.arch.sync_warp()
@@ -120,50 +123,52 @@ def read_zero(context) -> Int32:
 
 
 def issue_scores(context, ends, base, zero, q: Cursor):
-    """S^T of a Q tile; a pair reads that copy of Q no more."""
+    """Issue S^T of a Q tile. A pair then frees this copy of Q."""
     scores = context.cfg.scores
-    q_place = place(context, zero, "Q") + q.stage * context.cfg.q_tile.nbytes
+    q_address = smem_address(context, zero, "Q") + q.stage * context.cfg.q_tile.nbytes
     with cute.arch.elect_one():
-        scores.issue(base + context.tmem.S, scores.a.at(place(context, zero, "K")), scores.b.at(q_place), False)
+        scores.issue(
+            base + context.tmem.S, scores.a.at(smem_address(context, zero, "K")), scores.b.at(q_address), False
+        )
         ends.mma_compute_S.commit_full(0)
         if context.cfg.ctas == 2:
             q.commit()
 
 
-def issue_dk(context, base, q: Cursor, q_place, accumulate):
-    """dK, whose Q is then free."""
+def issue_dk(context, base, q: Cursor, q_address, accumulate):
+    """Issue dK += dS^T Q, then free Q."""
     cfg, spans = context.cfg, context.tmem
     with cute.arch.elect_one():
-        issue_by_halves(cfg.dk, base + spans.dK, base + spans.dS, cfg.dk.b.at(q_place), accumulate)
+        issue_by_halves(cfg.dk, base + spans.dK, base + spans.dS, cfg.dk.b.at(q_address), accumulate)
         q.commit()
 
 
 def issue_by_halves(umma, d, a, b, accumulate):
-    """D += A B, A from tensor memory: each compute warpgroup has put its half of the reduction, packed, at its own end
-    of the scores' columns."""
+    """Issue D += A B with A in tensor memory. Each compute warpgroup has stored its half of the reduction, packed, at
+    its end of the score columns."""
     steps = umma.steps // HALVES
     for half in range(HALVES):
-        gap = half * umma.k // HALVES  # columns that packing left unused between the halves
+        gap = half * umma.k // HALVES  # unused columns between the packed halves
         umma.issue(d, a + gap, b, accumulate, range(half * steps, (half + 1) * steps))
 
 
 def issue_dq(context, ends, base, zero):
-    """dQ."""
+    """Issue dQ = dS K."""
     cfg = context.cfg
     with cute.arch.elect_one():
-        keys = place(context, zero, "Kcolumns" if cfg.ctas == 2 else "K")
-        cfg.dq.issue(base + context.tmem.dQ, cfg.dq.a.at(place(context, zero, "dS")), cfg.dq.b.at(keys), False)
+        keys = smem_address(context, zero, "Kcolumns" if cfg.ctas == 2 else "K")
+        cfg.dq.issue(base + context.tmem.dQ, cfg.dq.a.at(smem_address(context, zero, "dS")), cfg.dq.b.at(keys), False)
         ends.mma_reduce_dQ.commit_full(0)
 
 
 def issue_dq_transposed(context, base, dq: Cursor):
-    """dQ^T: its last rows over dP, whose place was waited for before dP; then its first LANES rows."""
+    """Issue dQ^T: first its last rows, over dP (mma waited for these columns before dP), then its first LANES rows."""
     cfg, spans, smem = context.cfg, context.tmem, context.smem
     low, high = cfg.dq_transpose(LANES), cfg.dq_transpose(cfg.columns - LANES)
     ds = low.b.at(smem.address("dS"))
     with cute.arch.elect_one():
-        high_columns = smem.address("K") + LANES // cfg.k_tile.panel_columns * cfg.k_tile.panel_bytes
-        high.issue(base + spans.dQ_high, high.a.at(high_columns), ds, False)
+        high_address = smem.address("K") + LANES // cfg.k_tile.panel_columns * cfg.k_tile.panel_bytes
+        high.issue(base + spans.dQ_high, high.a.at(high_address), ds, False)
         dq.commit(0)
     dq.wait(1)
     with cute.arch.elect_one():

@@ -1,4 +1,4 @@
-"""Where the role `reduce` adds up a block's dQ: in the order in which tensor memory gives it."""
+"""Layouts of the dQ accumulator of a block: the order in which the role `reduce` reads tensor memory."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from cutlass import Int32
 
 from ...bwd.blocks import Placement
 
-LANES = 128  # of tensor memory: the keys of transposed scores, the queries (or columns) of dQ
-CHUNK = 32  # tensor-memory columns of dQ that one bulk addition takes; head dims are padded to whole chunks
+LANES = 128  # TMEM lanes: keys of transposed scores, queries (or columns) of dQ
+CHUNK = 32  # TMEM columns of dQ per bulk addition; head dims are padded to whole chunks
 CHUNK_FLOATS = LANES * CHUNK
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks(Placement):
-    """A lane is a query: chunks of (CHUNK / 4, lane, 4) columns. In a pair of CTAs each has half of the queries, and
-    its lanes 64 to 127 the second half of the columns of lanes 0 to 63."""
+    """A lane is a query: chunks of shape (CHUNK / 4, lane, 4). Each CTA of a pair has half of the queries; its lanes 64
+    to 127 hold the second half of the columns of lanes 0 to 63."""
 
     ctas: int
 
@@ -32,7 +32,7 @@ class Chunks(Placement):
 
 @dataclass(frozen=True, slots=True)
 class Columns(Placement):
-    """A lane is a column of Q: (query / 4, column, 4 queries), the first LANES columns and then the rest."""
+    """A lane is a column of Q: shape (query / 4, column, 4), first LANES columns, then the others."""
 
     rows: ClassVar[int] = 4
 

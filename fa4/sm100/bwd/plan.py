@@ -1,4 +1,4 @@
-"""From a specification to a configuration."""
+"""Plan of the Blackwell backward: configuration of a specification."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tiles import BackwardTiles, tiles_for
 
 
 class Backward(plan.Backward):
-    """A backward on sm_100 or sm_103. `tiles` replaces the row of the table, for tuning."""
+    """Backward plan for sm_100 and sm_103. `tiles` replaces the row of the table, for tuning."""
 
     kernel = KERNEL
 
@@ -25,8 +25,8 @@ class Backward(plan.Backward):
     def __str__(self) -> str:
         tiles, cfg = self.tiles, self.config(has_dlse=False)
         return (
-            f"backward {tiles.name}: {cfg.tile_m} x {cfg.cluster_tile_n}, {cfg.q_stages} Q and {cfg.do_stages} dO stages, "
-            f"group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({tiles.evidence})"
+            f"backward {tiles.name}: {cfg.tile_m} x {cfg.cluster_tile_n}, {cfg.q_stages} Q and {cfg.do_stages} dO "
+            f"stages, group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({tiles.evidence})"
         )
 
     def config(self, has_dlse: bool) -> Config:
@@ -34,7 +34,7 @@ class Backward(plan.Backward):
 
 
 def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None) -> Config:
-    """The compile-time side of a problem."""
+    """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, chip)
     return Config(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),

@@ -1,14 +1,14 @@
-"""Reduce role, four warps: adds each step's dQ to its float32 accumulator in global memory.
+"""Reduce role, four warps: adds dQ of each step to its float32 accumulator in global memory.
 
-A thread has one query (or, `dq_transposed`, one column of Q). In a pair each CTA has half of the queries, and a query
-two threads: lane l + 64 has the second half of the columns of lane l. Chunks of tensor-memory columns go through two
-stages of shared memory, in the accumulator's own order, so that one bulk addition of contiguous bytes takes a chunk.
+A thread has one query (with `dq_transposed` one column of Q). Each CTA of a pair has half of the queries; a query has
+two threads, and lane l + 64 holds the second half of the columns of lane l. Chunks of TMEM columns go through two
+stages of shared memory, in the layout of the accumulator, so that one bulk addition of contiguous bytes adds a chunk.
 
-Deterministic: the key blocks that a query block (of a pair, each half of it) meets take turns, see `bwd.semaphores`. CTAs
-that come earlier in the order were launched earlier and wait for nobody later, so every wait ends. A step's first
-chunks are staged while products do not need shared memory; then the turn is waited for. It is passed on in the step
-after it, at the same place: the additions are done by then, where to wait for them at once would hold up the next dQ,
-and the products, which need dQ's place. The CTA's next dQ depends on nobody's turn.
+Deterministic: the key blocks of a query block (in a pair, of each half of it) add in the order of a semaphore, see
+`bwd.semaphores`. CTAs earlier in the order are launched earlier and never wait for later ones, so every wait ends. The
+first chunks of a step are staged while products do not need shared memory; then this role waits for the semaphore. It
+releases the semaphore one step later, at the same point, when the additions are complete. Waiting for them at once
+would delay the next dQ, and the products that need its columns. The next dQ itself does not depend on the semaphore.
 
 Waits:   mma_reduce_dQ.full
 Signals: mma_reduce_dQ.free
@@ -35,78 +35,78 @@ from .work import work_tile
 def reduce(context):
     cfg, args = context.cfg, context.args
     ends = context.ends("reduce")
-    issues = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == context.first_reduce_warp
+    is_issuer = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == context.first_reduce_warp
     work = work_tile(context)
-    products, stage = consume(ends.mma_reduce_dQ, ALL), Int32(0)
-    owed = Int32(NONE)
+    dq, stage = consume(ends.mma_reduce_dQ, ALL), Int32(0)
+    pending = Int32(NO_RELEASE)
     for member in cutlass.range(cfg.group, unroll=1):
         head = work.head_kv * cfg.group + member
         of_head = work.of_head(context, member)
         for i in cutlass.range(of_head.first, of_head.stop, unroll=1):
             m_block = of_head.block(i)
-            products.wait(0)
+            dq.wait(0)
             block = work.row_block + m_block
-            order_index = OrderedAdd.at(context, work, m_block, head, owed)
+            ordered = OrderedAdd.at(context, work, m_block, head, pending)
             target = args.dq_sum[None, block, head].iterator + work.rank * (cfg.tile_m * cfg.columns // cfg.ctas)
-            stage = add_to_accumulator(context, products, target, issues, stage, order_index)
+            stage = add_to_accumulator(context, dq, target, is_issuer, stage, ordered)
             if cutlass.const_expr(cfg.deterministic):
-                owed = order_index.own
-            products = products.next()
+                pending = ordered.semaphore
+            dq = dq.next()
     if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
-        if issues:
-            release_owed(context, owed)
-    if issues:
+        if is_issuer:
+            release_pending(context, pending)
+    if is_issuer:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
-NONE = -1  # turn is owed
+NO_RELEASE = -1  # no semaphore to release
 
 
 class OrderedAdd(NamedTuple):
-    """Where the counter of a query block (of a pair, of a half of it) is, what it must have reached before this CTA
-    adds, and which counter is to be counted up before that: `release_owed`."""
+    """Order of an addition: index of the query block's semaphore (in a pair, of a half of the block), the order index
+    that it must reach before this CTA adds, and the semaphore to release before that wait (see `release_pending`)."""
 
-    own: Int32
-    place: Int32
-    owed: Int32
+    semaphore: Int32
+    order_index: Int32
+    pending: Int32
 
     @staticmethod
-    def at(context, work, m_block: Int32, head: Int32, owed: Int32) -> OrderedAdd | None:
-        """None where additions have no order."""
+    def at(context, work, m_block: Int32, head: Int32, pending: Int32) -> OrderedAdd | None:
+        """Return the order of this step's addition; None if not deterministic."""
         cfg = context.cfg
         if not cfg.deterministic:
             return None
         block = (work.row_block + m_block) * cfg.ctas + work.rank
-        own = Int32(cute.crd2idx((block, head), context.args.semaphores.layout))
-        return OrderedAdd(own, work.order_index(m_block, head, context), owed)
+        semaphore = Int32(cute.crd2idx((block, head), context.args.semaphores.layout))
+        return OrderedAdd(semaphore, work.order_index(m_block, head, context), pending)
 
 
 @cute.jit
-def release_owed(context, owed: Int32):
-    """The warp that issues additions: pass on the turn of the step before, if there was one."""
-    if owed != NONE:
+def release_pending(context, pending: Int32):
+    """Issuing warp: release the semaphore of the previous step, if there was one."""
+    if pending != NO_RELEASE:
         wait_for_bulk_additions()
         with cute.arch.elect_one():
-            release_semaphore(context.args.semaphores.iterator + owed)
+            release_semaphore(context.args.semaphores.iterator + pending)
 
 
 @cute.jit
-def acquire_order(context, order_index: OrderedAdd):
-    """The same warp, before a step's additions."""
-    release_owed(context, order_index.owed)
-    wait_bulk_semaphore(context.args.semaphores.iterator + order_index.own, order_index.place)
+def acquire_order(context, ordered: OrderedAdd):
+    """Issuing warp, before the additions of a step: wait for the order index."""
+    release_pending(context, ordered.pending)
+    wait_bulk_semaphore(context.args.semaphores.iterator + ordered.semaphore, ordered.order_index)
 
 
 @cute.jit
-def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: Boolean, stage: Int32, order_index):
-    """Add one step's dQ, DQ_STAGES chunks at a time; returns the stage after the last one used.
+def add_to_accumulator(context, dq: Cursor, target: cute.Pointer, is_issuer: Boolean, stage: Int32, ordered):
+    """Add dQ of one step, DQ_STAGES chunks at a time; return the stage after the last one used.
 
     Args:
-        products: this step's dQ in tensor memory, whose first part is there.
-        target: the block's accumulator (of a pair, this CTA's half), chunk after chunk.
-        issues: whether this warp is the one that issues (and waits for) the additions.
-        stage: the next stage of shared memory.
-        turn: waited for before the first addition, if they have an order, else None.
+        dq: cursor of dQ in tensor memory; its first part is full.
+        target: accumulator of the block (in a pair, this CTA's half), chunk after chunk.
+        is_issuer: True in the warp that issues the additions and waits for them.
+        stage: next stage of shared memory.
+        ordered: `OrderedAdd` to wait for before the first addition, or None.
     """
     cfg = context.cfg
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -114,67 +114,67 @@ def add_to_accumulator(context, products: Cursor, target: cute.Pointer, issues: 
     lane = cute.arch.thread_idx()[0] % LANES
     chunks, last = cfg.dq_columns // CHUNK, cfg.dq_parts - 1
     if cutlass.const_expr(cfg.dq_transposed):
-        # The next dP waits for the place of these 64 rows. They lie in the first 16 lanes of each warp.
+        # The next dP waits for the columns of these 64 rows. They are in the first 16 lanes of each warp.
         high = tmem.load(tmem.lane_address(context.tmem.dQ_high, warp), cfg.tile_m)
         tmem.wait_loads()
-        products.arrive(0)
+        dq.arrive(0)
         if cutlass.const_expr(cfg.deterministic):  # noqa: SIM102  one is decided at compile time
-            if issues:
-                acquire_order(context, order_index)
+            if is_issuer:
+                acquire_order(context, ordered)
         row = lane // 32 * 16 + lane % 32
-        part = target + chunks * (CHUNK_BYTES // 4)
-        add_chunk(context, high, row, cfg.columns - LANES, part, issues, stage, lane % 32 < 16)
+        chunk_target = target + chunks * (CHUNK_BYTES // 4)
+        add_chunk(context, high, row, cfg.columns - LANES, chunk_target, is_issuer, stage, lane % 32 < 16)
         stage = (stage + 1) % DQ_STAGES
-        products.wait(last)
+        dq.wait(last)
     for first in cutlass.range_constexpr(0, chunks, DQ_STAGES):
         batch = range(first, min(first + DQ_STAGES, chunks))
         loaded = [tmem.load(address + chunk * CHUNK, CHUNK) for chunk in batch]
         tmem.wait_loads()
         if cutlass.const_expr(batch[-1] == chunks - 1):
-            products.arrive(last)
+            dq.arrive(last)
         if cutlass.const_expr(cfg.deterministic and first == 0 and not cfg.dq_transposed):
-            add_in_order(context, loaded, lane, target, issues, stage, order_index)
+            add_in_order(context, loaded, lane, target, is_issuer, stage, ordered)
             stage = (stage + len(loaded)) % DQ_STAGES
         else:
             for i in cutlass.range_constexpr(len(loaded)):
-                part = target + batch[i] * (CHUNK_BYTES // 4)
-                add_chunk(context, loaded[i], lane, LANES, part, issues, stage)
+                chunk_target = target + batch[i] * (CHUNK_BYTES // 4)
+                add_chunk(context, loaded[i], lane, LANES, chunk_target, is_issuer, stage)
                 stage = (stage + 1) % DQ_STAGES
     return stage
 
 
 @cute.jit
-def add_in_order(context, chunks: list, row: Int32, target: cute.Pointer, issues: Boolean, stage: Int32, order_index):
-    """Stage a step's first chunks, as many as there are stages or fewer; then wait for the turn, and add them."""
-    if issues:
+def add_in_order(context, chunks: list, row: Int32, target: cute.Pointer, is_issuer: Boolean, stage: Int32, ordered):
+    """Stage the first chunks of a step (at most DQ_STAGES), wait for the order index, then add them."""
+    if is_issuer:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
     cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
     for i in cutlass.range_constexpr(len(chunks)):
-        place_chunk(chunks[i], stage_place(context, (stage + i) % DQ_STAGES), row, LANES)
+        store_chunk(chunks[i], stage_ptr(context, (stage + i) % DQ_STAGES), row, LANES)
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
-    if issues:
-        acquire_order(context, order_index)
+    if is_issuer:
+        acquire_order(context, ordered)
         for i in cutlass.range_constexpr(len(chunks)):
-            place = stage_place(context, (stage + i) % DQ_STAGES)
-            issue_addition(place, target + i * (CHUNK_BYTES // 4))
+            smem_ptr = stage_ptr(context, (stage + i) % DQ_STAGES)
+            issue_addition(smem_ptr, target + i * (CHUNK_BYTES // 4))
 
 
-def stage_place(context, stage: Int32) -> cute.Pointer:
+def stage_ptr(context, stage: Int32) -> cute.Pointer:
     return context.smem.pointer("dQ", Float32) + stage * (CHUNK_BYTES // 4)
 
 
-def place_chunk(dq: list, place: cute.Pointer, row: Int32, rows: int) -> None:
-    """A chunk, (columns / 4, rows, 4) floats: this thread's row of it."""
+def store_chunk(dq: list, smem_ptr: cute.Pointer, row: Int32, rows: int) -> None:
+    """Store this thread's row of a chunk of shape (columns / 4, rows, 4), float32."""
     for column in range(0, len(dq), 4):
-        store_vec(place + (column * rows + 4 * row), [bits(x) for x in dq[column : column + 4]])
+        store_vec(smem_ptr + (column * rows + 4 * row), [bits(x) for x in dq[column : column + 4]])
 
 
 @cute.jit
-def issue_addition(place: cute.Pointer, target: cute.Pointer):
-    """Start to add a chunk, as a group of its own."""
+def issue_addition(smem_ptr: cute.Pointer, target: cute.Pointer):
+    """Start the bulk addition of a chunk, in its own bulk group."""
     with cute.arch.elect_one():
-        bulk_add(place, target, CHUNK_BYTES)
+        bulk_add(smem_ptr, target, CHUNK_BYTES)
     cute.arch.cp_async_bulk_commit_group()
 
 
@@ -185,18 +185,18 @@ def add_chunk(
     row: Int32,
     rows: cutlass.Constexpr[int],
     target: cute.Pointer,
-    issues: Boolean,
+    is_issuer: Boolean,
     stage: Int32,
-    takes_part: Boolean = True,
+    is_active: Boolean = True,
 ):
-    """Stage a chunk, `place_chunk`, this thread's row being `row`, and start adding it."""
-    place = stage_place(context, stage)
-    if issues:
-        cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)  # the stage's last addition has read it
+    """Stage a chunk (this thread stores row `row`) and start its addition."""
+    smem_ptr = stage_ptr(context, stage)
+    if is_issuer:
+        cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)  # the last addition from this stage has read it
     cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
-    if takes_part:
-        place_chunk(dq, place, row, rows)
+    if is_active:
+        store_chunk(dq, smem_ptr, row, rows)
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=context.dq_staging, number_of_threads=LANES)
-    if issues:
-        issue_addition(place, target)
+    if is_issuer:
+        issue_addition(smem_ptr, target)

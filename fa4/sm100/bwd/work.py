@@ -1,4 +1,4 @@
-"""What one CTA works on: a block of keys of one key/value head, and the query blocks that see it."""
+"""Work of one CTA: a key block of one kv head, and the query blocks that see it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ...core.sequence import Rows
 from .config import TILE_N
 
 
-class Work(NamedTuple):
-    """A block of keys, of a CTA or of a pair, and its steps: for each query head of the group, the query blocks
-    first <= m < stop."""
+class Sm100BackwardWork(NamedTuple):
+    """A key block of a CTA or of a pair, and its steps: the query blocks first <= m < stop of each query head of the
+    group."""
 
-    n_block: Int32  # down to `steps`: see `Keys`
+    n_block: Int32  # fields up to `steps`: see `Keys`
     head_kv: Int32
     batch: Int32
     q: Rows
@@ -33,61 +33,61 @@ class Work(NamedTuple):
     rank: Int32  # of this CTA in its pair
     own_block: Int32  # this CTA's block of TILE_N keys
 
-    def of_head(self, context, member: Int32) -> Work:
-        """The same for a query head of the group, whose lists may be others."""
+    def of_head(self, context, member: Int32) -> Sm100BackwardWork:
+        """The work of one query head of the group, which may have its own block lists."""
         if not context.cfg.lists_by_head:
             return self
         block_iter = lists_of(context, self, self.head_kv * context.cfg.group + member)
         return self._replace(block_iter=block_iter, stop=block_iter.count)
 
     def step(self, index: Int32, group: int) -> tuple[Int32, Int32]:
-        """(query head, query block) of a step, where all heads of the group have the same."""
+        """(query head, query block) of a step, if all heads of the group have the same query blocks."""
         blocks = self.stop - self.first
         return self.head_kv * group + index // blocks, self.block(self.first + index % blocks)
 
     def block(self, i: Int32) -> Int32:
-        """The query block of a step of a head: i itself, or that at a place of the lists."""
+        """Query block of step i of a head: i, or the i-th listed block of a block mask."""
         return i if self.block_iter is None else self.block_iter.block(i)
 
     def cuts(self, m_block: Int32) -> Boolean:
-        """Whether some query of a block misses some of this CTA's keys."""
+        """True if the band masks some pair of a query block and this CTA's keys."""
         return replace(self.mask, tile_n=TILE_N).cuts(m_block, self.own_block)
 
     def order_index(self, m_block: Int32, head: Int32, context) -> Int32:
-        """How many key blocks add to dQ of a query block before this one."""
+        """Order index: number of key blocks that add to dQ of a query block before this one."""
         cfg = context.cfg
         if cfg.has_blocks:
             return order_index_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
         return order_index(context.args.order, self.mask, m_block, Tile(self.n_block, self.head_kv, self.batch))
 
 
-def work_tile(context) -> Work:
-    """This CTA's work; `steps` is 0 if no query sees a key of the block."""
+def work_tile(context) -> Sm100BackwardWork:
+    """Return this CTA's work; `steps` is 0 if no query sees a key of the block."""
     cfg, keys, rank = context.cfg, keys_here(context), context.args.order.rank
-    return Work(*keys, rank, keys.n_block * cfg.ctas + rank)
+    return Sm100BackwardWork(*keys, rank, keys.n_block * cfg.ctas + rank)
 
 
-class Place(NamedTuple):
-    """A step where query heads have lists of their own: a place in those of a head of the group."""
+class ListPosition(NamedTuple):
+    """Step position if query heads have their own block lists: the `pos`-th listed block of a head of the group."""
 
     member: Int32
-    place: Int32
+    pos: Int32
 
     @staticmethod
-    def first(context, work: Work) -> Place:
-        return Place(first_member(context, work), Int32(0))
+    def first(context, work: Sm100BackwardWork) -> ListPosition:
+        return ListPosition(first_member(context, work), Int32(0))
 
-    def at(self, context, work: Work) -> tuple[Int32, Int32]:
-        """(query head, query block)."""
-        return work.head_kv * context.cfg.group + self.member, work.of_head(context, self.member).block(self.place)
+    def coord(self, context, work: Sm100BackwardWork) -> tuple[Int32, Int32]:
+        """(query head, query block) of the step."""
+        return work.head_kv * context.cfg.group + self.member, work.of_head(context, self.member).block(self.pos)
 
 
 @cute.jit
-def following(context, work: Work, place: Place) -> Place:
-    """The next step; there may be none."""
-    member, i, last = place.member, place.place + 1, context.cfg.group - 1
+def next_position(context, work: Sm100BackwardWork, position: ListPosition) -> ListPosition:
+    """Return the position of the next step; past the last step it is not valid."""
+    member, i, last = position.member, position.pos + 1, context.cfg.group - 1
     count = work.of_head(context, member).stop
     while (i >= count) & (member < last):
         member, i = member + 1, Int32(0)
         count = work.of_head(context, member).stop
-    return Place(member, i)
+    return ListPosition(member, i)

@@ -1,1 +1,1 @@
-"""The Blackwell forward. Read `kernel` first: who does what stands there, as tables."""
+"""The Blackwell forward. Read `kernel` first: it has the tables of roles, channels and memory."""

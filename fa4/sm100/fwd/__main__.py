@@ -1,4 +1,4 @@
-"""Print the forward's tables as docs/blackwell-forward.md shows them: bf16, d = 128, causal."""
+"""Print the tables of the forward for docs/blackwell-forward.md: bf16, d = 128, causal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .plan import configure
 
 
 def tables() -> str:
-    """Everything between the marks in the page."""
+    """Text between the marks in the page."""
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0)
     cfg = configure(spec, chip_by_number(100))
     return page(KERNEL, cfg, ("epilogue",), tmem_map(cfg).table())

@@ -1,4 +1,4 @@
-"""What the generated forward depends on, and the shapes and tables that follow from it."""
+"""Compile-time configuration of the Blackwell forward, and the shapes that follow from it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..tmem import LANES
 
 BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
-STAGES_OF_WIDENED = 3  # tiles that products read, of keys and values that come as 8-bit numbers
+UPCONVERTED_STAGES = 3  # 16-bit K/V stages that the products read, if K and V are 8-bit
 
 
 class Schedule(enum.Enum):
-    """How CTAs get their work."""
+    """How CTAs get their work tiles."""
 
     SINGLE = "one tile a CTA"
     PERSISTENT = "as many CTAs as fit, each strides through the tiles"
@@ -24,22 +24,22 @@ class Schedule(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Variant):
-    """Everything the generated code depends on; its fields are the compile key.
+class Sm100ForwardConfig(Variant):
+    """Configuration of the generated code; the fields are the compile key.
 
-    packed heads divide 128 unless O is stored `directly`. polynomial: pairs of every 16 whose exp2 runs on the FMA
-    units. sawtooth: every other work tile of a CTA takes its unmasked key blocks in ascending order, starting with
-    those that the tile before it read last. q_tiles: Q tiles of one CTA, which take turns. directly: O goes from tensor
-    memory through registers to global memory, where few rows of a tile are written, or they are float32, or shared
-    memory is better spent on K and V. per_sm: CTAs that share a multiprocessor, so that the softmax of one meets the
-    products of the other.
-
-    ctas: 1, or 2 that work as a pair. A Q tile of a pair has 256 rows, 128 in each CTA's tensor memory, and every
-    product is computed by both at once: K's rows and V's columns are split between their shared memories, so that each
-    loads and holds half of every key block.
+    polynomial: pairs of every 16 whose exp2 runs on the FMA units.
+    sawtooth: every other work tile of a CTA takes its unmasked key blocks in ascending order, because the tile before
+        it read those last.
+    q_tiles: Q tiles of one CTA; two of them ping-pong.
+    directly: store O from tensor memory through registers to global memory, without staging. Used if few rows of a
+        tile are written, if the output is float32, or if K and V need the shared memory. Otherwise the number of
+        packed heads must divide 128.
+    per_sm: CTAs that share an SM, so that the softmax of one overlaps the products of the other.
+    ctas: 1, or 2 for a CTA pair. A Q tile of a pair has 256 rows, 128 in each CTA's tensor memory. Both CTAs compute
+        every product together: each loads and holds half of K's rows and half of V's columns of a key block.
 
     Raises:
-        ValueError: a pair is asked for what it does not do.
+        ValueError: the fields contradict each other.
     """
 
     schedule: Schedule
@@ -55,11 +55,11 @@ class Config(Variant):
         if self.slots != self.packed and not self.directly:
             raise ValueError(f"{self.packed} packed heads do not divide {LANES}, and O is not stored directly")
         if (self.has_bytes or self.plain_keys) and not (self.directly and self.q_tiles == self.per_sm == 1):
-            raise ValueError("of keys that warps convert or gather a CTA has one Q tile, which it stores directly")
+            raise ValueError("a CTA that converts or gathers keys takes one Q tile, stores O directly, shares no SM")
         if self.plain_keys and (self.byte_stages or self.kv_stages) < 6:
-            raise ValueError("the blocks that are waited for and copied take six stages, see the gather role")
+            raise ValueError("the gather role needs six stages: three key blocks of K and V")
         if self.split and not self.directly:
-            raise ValueError("parts are float32, which is stored directly only")
+            raise ValueError("split-KV parts are float32 and must be stored directly")
         if self.ctas == 2 and self.head_dim_v != 2 * self.v_operand.panel_columns:
             raise ValueError(f"a pair of CTAs takes head_dim_v = 128, not {self.head_dim_v}")
         if self.ctas == 2 and self.schedule is Schedule.DYNAMIC:
@@ -67,12 +67,12 @@ class Config(Variant):
 
     @property
     def tile_m(self) -> int:
-        """Rows of one Q tile in one CTA: the lanes of tensor memory."""
+        """Rows of one Q tile in one CTA: one per lane of tensor memory."""
         return LANES
 
     @property
     def p_head(self) -> int:
-        """Keys whose P is handed to the matrix unit first; the rest follow."""
+        """Keys of the P head, which PV reads before the P tail is stored."""
         return self.tile_n // 4 * 3
 
     @property
@@ -91,17 +91,17 @@ class Config(Variant):
 
     @property
     def k_tile(self) -> Tile:
-        """This CTA's keys of a block, as they are loaded."""
+        """Keys of a block that this CTA loads, in the loaded type."""
         return Tile(self.tile_n // self.ctas, self.head_dim, self.bits_of_keys, pieces=self.pieces)
 
     @property
     def v_tile(self) -> Tile:
-        """This CTA's columns of a block, as they are loaded."""
+        """Columns of V that this CTA loads for a block, in the loaded type."""
         return Tile(self.tile_n, self.head_dim_v // self.ctas, self.bits_of_keys, pieces=self.pieces)
 
     @property
     def k_operand(self) -> Tile:
-        """As the product reads it."""
+        """K as the product reads it: 16-bit."""
         return self._tile(self.tile_n // self.ctas, self.head_dim)
 
     @property
@@ -112,72 +112,72 @@ class Config(Variant):
     def o_tile(self) -> Tile:
         return self._tile(self.tile_m, self.head_dim_v)
 
-    def _tile(self, rows: int, columns: int, **how: int) -> Tile:
-        return Tile(rows, columns, self.dtype.width, **how)
+    def _tile(self, rows: int, columns: int, **options: int) -> Tile:
+        return Tile(rows, columns, self.dtype.width, **options)
 
     @property
     def kv_stage_bytes(self) -> int:
-        """Of a tile that a product reads."""
+        """Bytes of a K/V stage that a product reads."""
         return max(self.k_operand.nbytes, self.v_operand.nbytes)
 
     @property
-    def byte_stage_bytes(self) -> int:
-        """Of a tile of 8-bit numbers."""
+    def kv8_stage_bytes(self) -> int:
+        """Bytes of a stage of 8-bit K or V."""
         return max(self.k_tile.nbytes, self.v_tile.nbytes)
 
     @property
     def byte_stages(self) -> int:
-        """Of the ring of 8-bit numbers: all the memory that the one that products read leaves."""
+        """Stages of the ring of 8-bit K and V: all shared memory that the 16-bit ring leaves, at most 16."""
         if not self.has_bytes:
             return 0
-        held = self.q_tiles * self.q_tile.nbytes + self.kv_stages * self.kv_stage_bytes
-        return min(self._left(held) // self.byte_stage_bytes, 16)
+        used = self.q_tiles * self.q_tile.nbytes + self.kv_stages * self.kv_stage_bytes
+        return min(self._smem_left(used) // self.kv8_stage_bytes, 16)
 
     @property
     def rows_bytes(self) -> int:
-        """One float for each row of both Q tiles."""
+        """Bytes of one float per row of all Q tiles."""
         return 4 * self.cta_rows
 
     @property
     def o_over_q(self) -> bool:
-        """O is staged in Q's place when separate places would leave fewer than two K/V stages."""
+        """True if O is staged over Q, because separate buffers would leave fewer than two K/V stages."""
         return not self.directly and self._kv_stages(self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)) < 2
 
     @property
     def o_step(self) -> int:
-        """Bytes from one Q tile's staged O to the other's."""
+        """Bytes between the staged O of two Q tiles."""
         return self.q_tile.nbytes if self.o_over_q else self.o_tile.nbytes
 
     @property
     def kv_stages(self) -> int:
-        """Of the ring that K and V share."""
+        """Stages of the ring that K and V share."""
         if self.has_bytes:
-            return STAGES_OF_WIDENED
+            return UPCONVERTED_STAGES
         if self.directly:
             return min(self._kv_stages(self.q_tiles * self.q_tile.nbytes), 16)
-        held = self.q_tiles * max(self.q_tile.nbytes, self.o_tile.nbytes)
+        used = self.q_tiles * max(self.q_tile.nbytes, self.o_tile.nbytes)
         if not self.o_over_q:
-            held = self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)
-        return min(self._kv_stages(held), 8)
+            used = self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)
+        return min(self._kv_stages(used), 8)
 
-    def _kv_stages(self, held: int) -> int:
-        return self._left(held) // self.kv_stage_bytes
+    def _kv_stages(self, used: int) -> int:
+        return self._smem_left(used) // self.kv_stage_bytes
 
-    def _left(self, held: int) -> int:
-        return self.smem_bytes - held - 2 * self.rows_bytes - BARRIER_BYTES
+    def _smem_left(self, used: int) -> int:
+        return self.smem_bytes - used - 2 * self.rows_bytes - BARRIER_BYTES
 
     def elements(self, nbytes: int) -> int:
-        """How many elements of q, k, v or out they are."""
+        """Number of 16-bit elements in `nbytes`."""
         return 8 * nbytes // self.dtype.width
 
     @property
     def o_columns(self) -> int:
-        """Columns of tensor memory that O of one Q tile takes."""
+        """Tensor-memory columns of O of one Q tile."""
         return self.ctas * self.v_operand.panels * self.v_operand.panel_columns
 
     @property
     def head_dim_v_padded(self) -> int:
-        """Columns of the PV product: the matrix unit takes multiples of 16."""
+        """Columns of the PV product, a multiple of 16 as tcgen05.mma requires."""
         return -(-self.head_dim_v // 16) * 16
 
     @property
@@ -188,7 +188,7 @@ class Config(Variant):
 
     @property
     def pv(self) -> Umma:
-        """O += P V, P from tensor memory."""
+        """O += P V, with P in tensor memory."""
         v, m = SmemOperand(self.v_operand, Major.MN), self.ctas * self.tile_m
         return Umma(self.v_dtype, n=self.head_dim_v_padded, k=self.tile_n, b=v, m=m, ctas=self.ctas)
 
@@ -202,8 +202,8 @@ class Config(Variant):
 
     @property
     def seq_bounded_q(self) -> bool:
-        """Rows after a sequence's queries are not the sequence's: TMA's maps must end with it; see `sequence.seq_bounded_tma`.
-        Unused rows of its own are its own business: their output is zero, whatever they hold."""
+        """True if TMA maps of Q and O end with the sequence (`sequence.seq_bounded_tma`): packed sequences follow each
+        other. Unused rows of a sequence need no bound, because their output is zero whatever they hold."""
         return self.varlen
 
     @property

@@ -1,13 +1,13 @@
-"""Correction role, four warps, a thread per row of each Q tile: keeps O to scale, and normalises it at the end. The
-epilogue stores it, or correction itself does where it goes `directly`.
+"""Correction role, four warps, one thread per row of each Q tile: rescales O, and normalises it at the end. The
+epilogue then stores O, or correction itself if `cfg.directly`.
 
 Waits:   softmax_correction_scale.full, softmax_correction_norm.full, mma_correction_O.full, correction_epilogue_O.free
-Signals: mma_softmax_S.free (O may be added to), softmax_correction_scale.free,
+Signals: mma_softmax_S.free (O is ready for the next addition), softmax_correction_scale.free,
          softmax_correction_norm.free, correction_epilogue_O.full
 
-O of a tile is complete up to the previous key block when its scale arrives: softmax saw this block's S, which was
-committed after that product. At a work tile's first block there is nothing to scale; the arrival says that the
-previous work tile's O has been read.
+O is complete up to the previous key block when the scale arrives: softmax has waited for this block's S, which mma
+committed after that PV product. The first block of a work tile needs no scaling; its arrival signals that O of the
+previous work tile has been read.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .. import tmem
 from .softmax import rows_in_smem
 from .work import Queue, row_tile
 
-COLUMNS = 16  # of O in registers at a time; 32 spill
+COLUMNS = 16  # columns of O in registers at a time; 32 would spill
 
 
 @cute.jit
 def correction(context):
-    cfg, ends, context = context.cfg, context.ends("correction"), context.placed()
+    cfg, ends, context = context.cfg, context.ends("correction"), context.with_tmem_addresses()
     lane = cute.arch.thread_idx()[0] % cfg.tile_m
-    scale_of, norm_of = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
+    scale_rows, norm_rows = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
     scales, norms = consume(ends.softmax_correction_scale, ALL), consume(ends.softmax_correction_norm, ALL)
     products = consume(ends.mma_correction_O, ALL)
     staged = None if cfg.directly else produce(ends.correction_epilogue_O, ALL)
@@ -43,16 +43,16 @@ def correction(context):
             for i in cutlass.range(work.count, unroll=1):
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
                     scales.wait(tile)
-                    factor = scale_of[tile * cfg.tile_m + lane]
-                    shrinks = cute.arch.vote_any_sync(factor < 1.0)
+                    factor = scale_rows[tile * cfg.tile_m + lane]
+                    must_rescale = cute.arch.vote_any_sync(factor < 1.0)
                     scales.arrive(tile)
-                    if shrinks and i > 0:
+                    if must_rescale and i > 0:
                         rescale(context, tile, factor)
                     ends.mma_softmax_S.arrive_free(tile)
                 scales = scales.next()
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 norms.wait(tile)
-                norm = norm_of[tile * cfg.tile_m + lane]
+                norm = norm_rows[tile * cfg.tile_m + lane]
                 norms.arrive(tile)
                 norms.in_step(products).wait(tile)
                 if cutlass.const_expr(cfg.directly):
@@ -61,23 +61,23 @@ def correction(context):
                     norms.in_step(staged).wait(tile)
                     out_to_smem(context, tile, lane, norm)
                     staged.arrive(tile)
-            tmem.wait_loads()  # before the next work tile's S.free lets O be overwritten
+            tmem.wait_loads()  # before S.free of the next work tile allows mma to overwrite O
             norms = norms.next()
-        elif cutlass.const_expr(not cfg.split):  # nobody reads a part that saw nothing
+        elif cutlass.const_expr(not cfg.split):  # combine ignores parts without keys
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 zeros_to_global(context, work, tile, lane)
         queue = queue.next()
 
 
 def o_address(context, tile: int) -> Int32:
-    """This warp's lanes of a Q tile's O."""
+    """TMEM address of O of a Q tile, at this warp's first lane."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     return tmem.lane_address(context.tmem.O + tile * context.cfg.o_columns, warp)
 
 
 @cute.jit
 def rescale(context, tile: cutlass.Constexpr[int], factor: Float32):
-    """O *= factor, row by row."""
+    """O *= factor, per row."""
     tmem.fence_after_sync()
     address = o_address(context, tile)
     for column in cutlass.range_constexpr(0, context.cfg.head_dim_v_padded, COLUMNS):
@@ -91,55 +91,55 @@ def rescale(context, tile: cutlass.Constexpr[int], factor: Float32):
 
 
 def normalised(context, tile: int, column: int, norm: Float32) -> list[Int32]:
-    """COLUMNS of output from `column`, O times `norm`, as words: two numbers of 16 bits each, or of a part one of 32.
+    """COLUMNS columns of O times `norm` from `column`, in 32-bit registers: 16-bit pairs, or float32 for split-KV.
 
-    A register that a load fills waits for its value by itself (PTX ISA 9.7.16.6.4.5); the caller waits for the loads
-    before it lets go of O.
+    A register that tcgen05.ld fills is interlocked (PTX ISA 9.7.16.6.4.5). The caller waits for the loads before it
+    releases O.
     """
     o = tmem.load(o_address(context, tile) + column, COLUMNS)
-    words = []
+    packed = []
     for i in range(0, COLUMNS, 2):
         pair = cute.arch.mul_packed_f32x2((o[i], o[i + 1]), (norm, norm))
-        words += [bits(x) for x in pair] if context.cfg.split else [pack_half(*pair, context.cfg.dtype)]
-    if context.cfg.has_seqused_q:  # a row without data may hold anything, NaN included
-        words = [Int32(cutlass.select_(norm == 0.0, Int32(0), word)) for word in words]
-    return words
+        packed += [bits(x) for x in pair] if context.cfg.split else [pack_half(*pair, context.cfg.dtype)]
+    if context.cfg.has_seqused_q:  # an unused row may hold anything, also NaN
+        packed = [Int32(cutlass.select_(norm == 0.0, Int32(0), word)) for word in packed]
+    return packed
 
 
 @cute.jit
 def out_to_smem(context, tile: cutlass.Constexpr[int], lane: Int32, norm: Float32):
-    """Normalise O into its staging tile."""
+    """Write normalised O to its staging tile in shared memory."""
     cfg = context.cfg
-    place = context.smem.address("O") + tile * cfg.o_step
+    smem_ptr = context.smem.address("O") + tile * cfg.o_step
     for column in cutlass.range_constexpr(0, cfg.head_dim_v_padded, COLUMNS):
-        words = normalised(context, tile, column, norm)
+        packed = normalised(context, tile, column, norm)
         for chunk in cutlass.range_constexpr(COLUMNS // 8):
-            store_row_chunk(place, cfg.o_tile, lane, column + 8 * chunk, words[4 * chunk : 4 * chunk + 4])
+            store_row_chunk(smem_ptr, cfg.o_tile, lane, column + 8 * chunk, packed[4 * chunk : 4 * chunk + 4])
 
 
 @cute.jit
 def out_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32, norm: Float32):
-    """Normalise O into the rows of the result."""
+    """Write normalised O to global memory."""
     cfg = context.cfg
     row = row_tile(context, work, tile) * cfg.tile_m + lane
-    place = result(context, "out", work)
-    place = place.iterator + cute.crd2idx((place_of(cfg, row), 0), place.layout)
-    per_word = 1 if cfg.split else 2
+    ptr = result(context, "out", work)
+    ptr = ptr.iterator + cute.crd2idx((place_of(cfg, row), 0), ptr.layout)
+    columns_per_reg = 1 if cfg.split else 2
     for column in cutlass.range_constexpr(0, cfg.head_dim_v_padded, COLUMNS):
-        words = normalised(context, tile, column, norm)  # by the whole warp
+        packed = normalised(context, tile, column, norm)  # whole warp
         if is_written(cfg, work, row):
-            exist = min(COLUMNS, cfg.head_dim_v - column) // per_word
-            for i in cutlass.range_constexpr(0, exist, 4):
-                store_vec(place + (column + i * per_word), words[i : i + 4])
+            count = min(COLUMNS, cfg.head_dim_v - column) // columns_per_reg
+            for i in cutlass.range_constexpr(0, count, 4):
+                store_vec(ptr + (column + i * columns_per_reg), packed[i : i + 4])
 
 
 @cute.jit
 def zeros_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32):
-    """Out of a tile that sees no key."""
+    """Write zeros: O of a tile that sees no key."""
     cfg = context.cfg
     row = row_tile(context, work, tile) * cfg.tile_m + lane
     if is_written(cfg, work, row):
         out = result(context, "out", work)
-        place = out.iterator + cute.crd2idx((place_of(cfg, row), 0), out.layout)
+        ptr = out.iterator + cute.crd2idx((place_of(cfg, row), 0), out.layout)
         for column in cutlass.range_constexpr(0, cfg.head_dim_v, 8):
-            store_vec(place + column, [Int32(0)] * 4)
+            store_vec(ptr + column, [Int32(0)] * 4)

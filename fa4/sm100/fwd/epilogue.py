@@ -1,7 +1,7 @@
 """Epilogue role, one warp: stores staged O tiles by TMA.
 
 Waits:   correction_epilogue_O.full
-Signals: correction_epilogue_O.free, load_mma_Q.free (where O is staged in Q's place)
+Signals: correction_epilogue_O.free, load_mma_Q.free (if O is staged over Q)
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def epilogue(context):
             out = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.seq_bounded_q)
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 staged.wait(tile)
-                place = context.smem.pointer("O", cfg.dtype) + tile * cfg.elements(cfg.o_step)
-                tma_store(tma, out, row_tile(context, work, tile), place)
+                smem_ptr = context.smem.pointer("O", cfg.dtype) + tile * cfg.elements(cfg.o_step)
+                tma_store(tma, out, row_tile(context, work, tile), smem_ptr)
                 staged.arrive(tile)
                 if cutlass.const_expr(cfg.o_over_q):
                     ends.load_mma_Q.arrive_free(tile)

@@ -1,18 +1,17 @@
-"""The Blackwell forward: the page to read first. Who does what, who hands what to whom, and where things lie.
+"""The Blackwell forward. Read this module first: it has the tables of roles, channels and memory.
 
-A CTA owns two Q tiles of 128 rows and walks the key blocks from last to first. While one tile's S is in softmax the
-other tile's products run: per key block and Q tile, S = Q K^T goes to tensor memory, a softmax warpgroup (one thread
-a row) reads it and writes P = exp2(S - max) over it in 16 bits, O += P V accumulates in tensor memory. When a row's
-maximum has grown, the correction warpgroup scales O before the next product; at the end it normalises O.
+A CTA owns two Q tiles of 128 rows and takes the key blocks from last to first. The tiles ping-pong: while one tile is
+in softmax, the products of the other run. Per key block and Q tile, S = Q K^T goes to tensor memory. A softmax
+warpgroup (one thread per row) reads S and writes P = exp2(S - max) over it in 16 bits. O += P V accumulates in tensor
+memory. If a row max has grown, the correction warpgroup rescales O before the next product; it normalises O at the end.
 
-Two CTAs may work as a pair (`cfg.ctas`, see `config`): their Q tiles side by side, one of them issuing for both. Of
-(192, 128) correction stores a pair's O by itself, because Q and staged O would leave K and V two stages.
+Two CTAs can work as a pair (`cfg.ctas`, see `config`): the leader issues the products of both. For head dims (192, 128)
+correction stores O of a pair itself, because Q and a staged O would leave only two K/V stages.
 
-Where queries are few, memory is what takes time. Then a CTA owns one Q tile, a query's heads being neighbouring rows,
-and part of the keys; its K/V ring holds all the memory that is left, two CTAs share a multiprocessor, and correction
-stores O by itself. So it is with keys of 8-bit numbers, however many queries there are: a warpgroup makes of the
-bytes that are loaded the tiles that products read. And so it is with rows that TMA does not bring, which a warpgroup
-copies.
+With few queries memory bandwidth is the limit. A CTA then owns one Q tile (pack_gqa) and a part of the keys (split-KV).
+Its K/V ring takes all remaining shared memory, two CTAs share an SM, and correction stores O itself. The same design
+serves two other cases with any number of queries: 8-bit K and V, which the role `convert` upconverts, and rows that TMA
+cannot load, which the role `gather` copies.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .. import tmem
 from ..signals import SIGNALS
-from .config import Config, Schedule
+from .config import Schedule, Sm100ForwardConfig
 from .convert import convert
 from .correction import correction
 from .epilogue import epilogue
@@ -44,26 +43,26 @@ from .mma import mma
 from .schedule import schedule
 from .softmax import softmax
 
-SOFTMAX_REGS = {1: 192, 2: 120}  # a thread's, by how many CTAs share a multiprocessor
+SOFTMAX_REGS = {1: 192, 2: 120}  # registers per thread, by CTAs per SM
 CORRECTION_REGS = {1: 72, 2: 64}
-HELPER_REGS = 80  # of those that convert or gather
+HELPER_REGS = 80  # of the roles convert and gather
 
 
-def roles(cfg: Config) -> RoleTable:
-    """A softmax warpgroup for each Q tile, and two for the rest; one more converts, one gathers, if asked to."""
+def roles(cfg: Sm100ForwardConfig) -> RoleTable:
+    """Roles: a softmax warpgroup per Q tile, correction, if needed convert and gather, and the single-warp roles."""
     first = 4 * cfg.q_tiles
-    correcting = Role("correction", warps=(first, first + 4), regs=CORRECTION_REGS[cfg.per_sm], body=correction)
-    warpgroups = [correcting]
-    for name, body, is_there in (("convert", convert, cfg.has_bytes), ("gather", gather, cfg.plain_keys)):
-        if is_there:
+    correction_role = Role("correction", warps=(first, first + 4), regs=CORRECTION_REGS[cfg.per_sm], body=correction)
+    warpgroups = [correction_role]
+    for name, body, exists in (("convert", convert, cfg.has_bytes), ("gather", gather, cfg.plain_keys)):
+        if exists:
             end = warpgroups[-1].warps[1]
             warpgroups.append(Role(name, warps=(end, end + 4), regs=HELPER_REGS, body=body))
     single = [("mma", mma), ("load", load), ("epilogue", epilogue), ("schedule", schedule)]
     if cfg.directly:
         single.remove(("epilogue", epilogue))
-    after = warpgroups[-1].warps[1]
+    next_warp = warpgroups[-1].warps[1]
     singles = (
-        Role(name, warps=(warp, warp + 1), regs=56, body=body) for warp, (name, body) in enumerate(single, after)
+        Role(name, warps=(warp, warp + 1), regs=56, body=body) for warp, (name, body) in enumerate(single, next_warp)
     )
     return RoleTable(
         (
@@ -75,8 +74,8 @@ def roles(cfg: Config) -> RoleTable:
     )
 
 
-def tmem_map(cfg: Config) -> tmem.TmemMap:
-    """One S and one O per Q tile; P lies over the second half of each S."""
+def tmem_map(cfg: Sm100ForwardConfig) -> tmem.TmemMap:
+    """TMEM map: one S and one O per Q tile; P aliases the second half of each S."""
     s_columns, half = cfg.q_tiles * cfg.tile_n, cfg.tile_n // 2
     return tmem.TmemMap(
         S=tmem.cols(0, s_columns),
@@ -89,53 +88,54 @@ NEXT_S = Implied("mma_softmax_S")
 FREE_S = Implied("mma_softmax_S", "free")
 
 
-def channels(cfg: Config) -> ChannelTable:
-    """<producer>_<consumer>_<payload>; a stage per Q tile, except K/V's ring. What mma takes part in, a pair shares."""
+def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
+    """Channels, named <producer>_<consumer>_<payload>: one stage per Q tile, except the K/V ring. A pair shares those
+    of mma."""
     across = Across.PAIR if cfg.ctas == 2 else Across.NOTHING
 
     def shared(name, producer, consumer, filled, freed, stages, carries) -> Channel:
         return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, across)
 
-    if cfg.o_over_q:  # a Q tile's place is free when the O staged there has been stored
+    if cfg.o_over_q:  # Q is free when the O staged over it has been stored
         q = Channel("load_mma_Q", "load", "mma", By.TMA, By.WARP, cfg.q_tiles, Carries.ASYNC_SMEM, freer="epilogue")
     else:
         q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_tiles, Carries.ASYNC_SMEM)
-    bringer, brought = ("gather", By.WARP) if cfg.plain_keys else ("load", By.TMA)
+    loader, filled = ("gather", By.WARP) if cfg.plain_keys else ("load", By.TMA)
     if cfg.has_bytes:
-        raw = f"{bringer}_convert_KV", bringer, "convert", brought, By.WARP, cfg.byte_stages
-        wide = "convert_mma_KV", "convert", "mma", By.WARP, By.UMMA, cfg.kv_stages
-        kv = tuple(Channel(*row, Carries.ASYNC_SMEM) for row in (raw, wide))
+        raw = f"{loader}_convert_KV", loader, "convert", filled, By.WARP, cfg.byte_stages
+        converted = "convert_mma_KV", "convert", "mma", By.WARP, By.UMMA, cfg.kv_stages
+        kv = tuple(Channel(*row, Carries.ASYNC_SMEM) for row in (raw, converted))
     else:
-        kv = (shared(f"{bringer}_mma_KV", bringer, "mma", brought, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),)
+        kv = (shared(f"{loader}_mma_KV", loader, "mma", filled, By.UMMA, cfg.kv_stages, Carries.ASYNC_SMEM),)
     rows = (
         q,
         *kv,
-        # Free again = P's head is written over S, and O is ready to be added to. The next S needs no wait of
-        # its own: the matrix unit works in order, and the product before it waited for this.
+        # Free means: the P head is written over S, and O is ready for the next addition. The next S needs no wait of
+        # its own: the matrix unit works in order, and the PV product before it waited for this.
         shared("mma_softmax_S", "mma", ("softmax", "correction"), By.UMMA, By.WARP, cfg.q_tiles, Carries.TMEM),
-        # The next S comes after the product that reads P.
+        # Implied: the next S is issued after the product that reads P.
         shared("softmax_mma_Ptail", "softmax", "mma", By.WARP, NEXT_S, cfg.q_tiles, Carries.TMEM),
         Channel("softmax_correction_scale", "softmax", "correction", By.WARP, By.WARP, cfg.q_tiles, Carries.SMEM),
         Channel("softmax_correction_norm", "softmax", "correction", By.WARP, By.WARP, cfg.q_tiles, Carries.SMEM),
-        # Correction has read O when it frees the next work tile's first S.
+        # Implied: correction has read O before it frees the first S of the next work tile.
         shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, cfg.q_tiles, Carries.TMEM),
     )
-    storing = ("correction",) if cfg.directly else ("correction", "epilogue")
+    storing_roles = ("correction",) if cfg.directly else ("correction", "epilogue")
     if not cfg.directly:
-        rows += (Channel("correction_epilogue_O", *storing, By.WARP, By.READ, cfg.q_tiles, Carries.ASYNC_SMEM),)
+        rows += (Channel("correction_epilogue_O", *storing_roles, By.WARP, By.READ, cfg.q_tiles, Carries.ASYNC_SMEM),)
     if cfg.schedule is Schedule.DYNAMIC:
-        readers = (Every("softmax"), *storing, "mma", "load", "schedule")
+        readers = (Every("softmax"), *storing_roles, "mma", "load", "schedule")
         rows += (Channel("schedule_all_index", "schedule", readers, By.TMA, By.WARP, 1, Carries.ASYNC_SMEM),)
     return ChannelTable(rows, roles(cfg), SIGNALS)
 
 
-def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
+def smem_map(cfg: Sm100ForwardConfig, table: ChannelTable) -> SmemMap:
     out_bytes = (cfg.q_tiles - 1) * cfg.o_step + cfg.o_tile.nbytes
     out = Region("O", out_bytes, align=1024, over="Q" if cfg.o_over_q else None)
     return SmemMap(
         Region("Q", cfg.q_tiles * cfg.q_tile.nbytes, align=1024),
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
-        *((Region("KV bytes", cfg.byte_stages * cfg.byte_stage_bytes, align=1024),) if cfg.has_bytes else ()),
+        *((Region("KV bytes", cfg.byte_stages * cfg.kv8_stage_bytes, align=1024),) if cfg.has_bytes else ()),
         *(() if cfg.directly else (out,)),
         Region("scale", cfg.rows_bytes),
         Region("norm", cfg.rows_bytes),
@@ -146,19 +146,19 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Context(kernels.Context):
-    """What a role's body gets."""
+class Sm100ForwardContext(kernels.Context):
+    """Context of a role body: adds the tensor-memory map."""
 
-    tmem: tmem.TmemMap | tmem.PlacedMap | None = None
+    tmem: tmem.TmemMap | tmem.OffsetTmemMap | None = None
 
-    def placed(self) -> Context:
-        """The same with tensor memory's spans where they lie in this CTA."""
+    def with_tmem_addresses(self) -> Sm100ForwardContext:
+        """Copy whose TMEM ranges have their addresses in this CTA."""
         return replace(self, tmem=self.resources.place(self.tmem, self.smem))
 
 
-def context(args: Arguments, cfg: Config, table: ChannelTable, smem: SmemMap) -> Context:
-    memory = tmem.TensorMemory(table.roles["correction"].warps[0], cfg.ctas, cfg.per_sm)  # any warp would do
-    return Context(args, cfg, table, smem, memory, cfg.ctas, tmem_map(cfg))
+def context(args: Arguments, cfg: Sm100ForwardConfig, table: ChannelTable, smem: SmemMap) -> Sm100ForwardContext:
+    memory = tmem.TensorMemory(table.roles["correction"].warps[0], cfg.ctas, cfg.per_sm)  # any warp can allocate
+    return Sm100ForwardContext(args, cfg, table, smem, memory, cfg.ctas, tmem_map(cfg))
 
 
 KERNEL = ForwardKernel("sm100.forward", channels, smem_map, context, clusters=True, is_cutlass=False)

@@ -1,9 +1,9 @@
-"""Load role, one warp: brings Q, K and V from global to shared memory by TMA. A pair of CTAs shares every block of keys
-and values: each loads half of K's rows and half of V's columns.
+"""Load role, one warp: loads Q, K and V from global to shared memory by TMA. Each CTA of a pair loads half of K's rows
+and half of V's columns.
 
-Waits:   load_mma_Q.free, load_mma_KV.free; of 8-bit numbers load_convert_KV.free
-Signals: load_mma_Q.full, load_mma_KV.full (of 8-bit numbers load_convert_KV.full) in the order the products consume
-         them: Q0 K Q1 V, then K V per block.
+Waits:   load_mma_Q.free, load_mma_KV.free (for 8-bit K and V load_convert_KV.free)
+Signals: load_mma_Q.full, load_mma_KV.full (for 8-bit K and V load_convert_KV.full), in the order in which the products
+         consume the tiles: Q0 K Q1 V, then K V per block.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def load(context):
     ends = context.ends("load")
     q = produce(ends.load_mma_Q, ALL)
     if cutlass.const_expr(context.cfg.plain_keys):
-        queries_alone(context, ends, q)
+        load_q_only(context, ends, q)
     else:
         kv = produce(ends.load_convert_KV if context.cfg.has_bytes else ends.load_mma_KV)
-        all_of_them(context, ends, q, kv)
+        load_qkv(context, ends, q, kv)
 
 
 @cute.jit
-def queries_alone(context, ends, q: Cursor):
-    """Keys and values are another role's."""
+def load_q_only(context, ends, q: Cursor):
+    """Load Q; the role gather copies K and V."""
     queue = Queue.first(context, ends)
     while queue.has_tile():
         work = queue.tile()
@@ -43,7 +43,7 @@ def queries_alone(context, ends, q: Cursor):
 
 
 @cute.jit
-def all_of_them(context, ends, q: Cursor, kv: Cursor):
+def load_qkv(context, ends, q: Cursor, kv: Cursor):
     queue = Queue.first(context, ends)
     while queue.has_tile():
         work = queue.tile()
@@ -61,49 +61,49 @@ def all_of_them(context, ends, q: Cursor, kv: Cursor):
                 kv = kv.next()
             q = q.next()
         queue = queue.next()
-    # The last loads are all consumed before the CTA ends: correction waits for the products that read them.
+    # All loads are consumed before the CTA ends: correction waits for the products that read them.
 
 
 def load_q(context, work, tile: int, cursor: Cursor):
-    """This CTA's rows of a Q tile."""
+    """Load this CTA's rows of a Q tile."""
     cfg, tma = context.cfg, context.tma("q")
     cursor.wait(tile)
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.seq_bounded_q)
-    place = context.smem.pointer("Q", cfg.dtype) + tile * cfg.elements(cfg.q_tile.nbytes)
+    smem_ptr = context.smem.pointer("Q", cfg.dtype) + tile * cfg.elements(cfg.q_tile.nbytes)
     cursor.expect_tx(tma.tile.nbytes, context.args.order.rank, tile)
-    number = row_tile(context, work, tile)
+    tile_index = row_tile(context, work, tile)
     if cfg.seq_bounded_q:
-        number = clamp_tile(number, work.place, tma.tile.rows // cfg.slots)
-    tma_load(tma, q, number, place, cursor.barrier(tile))
+        tile_index = clamp_tile(tile_index, work.place, tma.tile.rows // cfg.slots)
+    tma_load(tma, q, tile_index, smem_ptr, cursor.barrier(tile))
 
 
 def load_k(context, work, block: Int32, kv: Cursor):
-    """This CTA's keys of a block."""
+    """Load this CTA's keys of a block."""
     cfg, tma, rank = context.cfg, context.tma("k"), context.args.order.rank
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
     kv.wait()
     kv.expect_tx(tma.tile.nbytes, rank)
     if cfg.ctas == 2 and cfg.seq_bounded_k:
         rank = clamp_tile(rank, Rows(Int32(0), work.k.count - block * cfg.tile_n), tma.tile.rows)
-    for i, (k, own) in enumerate(pieces):
-        tma_load(tma, k, own * cfg.ctas + rank, kv_place(context, kv.stage), kv.barrier(), i)
+    for i, (k, index) in enumerate(pieces):
+        tma_load(tma, k, index * cfg.ctas + rank, kv_ptr(context, kv.stage), kv.barrier(), i)
 
 
 def load_v(context, work, block: Int32, kv: Cursor):
-    """This CTA's columns of a block."""
+    """Load this CTA's columns of V of a block."""
     cfg, tma, rank = context.cfg, context.tma("v"), context.args.order.rank
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
     kv.wait()
     kv.expect_tx(tma.tile.nbytes, rank)
-    for i, (v, own) in enumerate(pieces):
+    for i, (v, index) in enumerate(pieces):
         if cfg.ctas == 2:
-            tma_load_panel(tma, v, own, rank, kv_place(context, kv.stage), kv.barrier())
+            tma_load_panel(tma, v, index, rank, kv_ptr(context, kv.stage), kv.barrier())
         else:
-            tma_load(tma, v, own, kv_place(context, kv.stage), kv.barrier(), i)
+            tma_load(tma, v, index, kv_ptr(context, kv.stage), kv.barrier(), i)
 
 
-def kv_place(context, stage: Int32) -> cute.Pointer:
+def kv_ptr(context, stage: Int32) -> cute.Pointer:
     cfg = context.cfg
     if cfg.has_bytes:
-        return context.smem.pointer("KV bytes", Uint8) + stage * cfg.byte_stage_bytes
+        return context.smem.pointer("KV bytes", Uint8) + stage * cfg.kv8_stage_bytes
     return context.smem.pointer("KV", cfg.dtype) + stage * cfg.elements(cfg.kv_stage_bytes)

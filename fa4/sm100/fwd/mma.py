@@ -1,10 +1,10 @@
-"""MMA role, one warp, one elected thread: issues every product; of a pair of CTAs, the leader's does for both.
+"""MMA role, one warp, one elected thread: issues every product; the leader of a CTA pair issues for both CTAs.
 
-Per work tile: S0 = Q0 K, S1 = Q1 K of the last key block; then per block and Q tile: O += P V, and S = Q K of the
-block before. The matrix unit works in order, so S may be overwritten as soon as the product that reads P (which lies
-over S) has been issued.
+Per work tile: S0 = Q0 K, S1 = Q1 K of the last key block. Then per block and Q tile: O += P V, and S = Q K of the
+next block (key blocks descend). P aliases S. The matrix unit works in order: the next S may overwrite P once PV is
+issued.
 
-Waits:   load_mma_Q.full, load_mma_KV.full (of 8-bit numbers convert_mma_KV.full), mma_softmax_S.free,
+Waits:   load_mma_Q.full, load_mma_KV.full (for 8-bit K and V convert_mma_KV.full), mma_softmax_S.free,
          softmax_mma_Ptail.full
 Signals: mma_softmax_S.full, mma_correction_O.full, load_mma_Q.free, load_mma_KV.free (convert_mma_KV.free)
 """
@@ -20,7 +20,7 @@ from ...pipeline.cursor import ALL, Cursor, consume, produce
 from ...pipeline.ends import LEADER, End, Ends
 from .. import tmem
 from ..mma import K_PER_MMA
-from .config import Config
+from .config import Sm100ForwardConfig
 from .work import Queue
 
 
@@ -35,12 +35,12 @@ def issue(context):
     cfg = context.cfg
     ends = context.ends("mma")
     qk, pv = cfg.qk, cfg.pv
-    spans = Spans(context)
+    addresses = TmemAddresses(context)
     q_address, kv_address = context.smem.address("Q"), context.smem.address("KV")
-    q_places = [qk.a.at(q_address + tile * cfg.q_tile.nbytes) for tile in range(cfg.q_tiles)]
-    q, kv = consume(ends.load_mma_Q, ALL), consume(keys_end(cfg, ends))
-    # What S.free tells, that P's head is there and O may be added to, is waited for after S is committed and before the
-    # S after it. So the first S of the kernel is not waited for.
+    q_descriptors = [qk.a.at(q_address + tile * cfg.q_tile.nbytes) for tile in range(cfg.q_tiles)]
+    q, kv = consume(ends.load_mma_Q, ALL), consume(kv_end(cfg, ends))
+    # S.free means: the P head is stored, and O is ready for the next addition. mma waits for it after it commits S and
+    # before it issues the next S. So the first S of the kernel needs no wait: the cursor starts one iteration ahead.
     s = produce(ends.mma_softmax_S, ALL, ahead=1)
     ptail = consume(ends.softmax_mma_Ptail, ALL)
 
@@ -54,7 +54,7 @@ def issue(context):
                 if cutlass.const_expr(tile == 0):
                     kv.wait()
                 with cute.arch.elect_one():
-                    qk.issue(spans.S[tile], q_places[tile], k, False)
+                    qk.issue(addresses.S[tile], q_descriptors[tile], k, False)
                     s.commit(tile)
             with cute.arch.elect_one():
                 kv.commit()
@@ -67,13 +67,13 @@ def issue(context):
                 kv = kv.next()
                 k = qk.b.at(kv_address + kv.stage * cfg.kv_stage_bytes)
                 for tile in cutlass.range_constexpr(cfg.q_tiles):
-                    issue_pv(cfg, spans, tile, v, i > 0, s, ptail)
+                    issue_pv(cfg, addresses, tile, v, i > 0, s, ptail)
                     if cutlass.const_expr(tile == 0):
                         kv.wait()
                     with cute.arch.elect_one():
                         if cutlass.const_expr(tile == cfg.q_tiles - 1):
                             v_cursor.commit()
-                        qk.issue(spans.S[tile], q_places[tile], k, False)
+                        qk.issue(addresses.S[tile], q_descriptors[tile], k, False)
                         s.commit(tile)
                         if cutlass.const_expr(tile == cfg.q_tiles - 1):
                             kv.commit()
@@ -88,7 +88,7 @@ def issue(context):
             kv.wait()
             v = pv.b.at(kv_address + kv.stage * cfg.kv_stage_bytes)
             for tile in cutlass.range_constexpr(cfg.q_tiles):
-                issue_pv(cfg, spans, tile, v, work.count > 1, s, ptail)
+                issue_pv(cfg, addresses, tile, v, work.count > 1, s, ptail)
                 with cute.arch.elect_one():
                     if cutlass.const_expr(tile == cfg.q_tiles - 1):
                         kv.commit()
@@ -98,30 +98,32 @@ def issue(context):
         queue = queue.next()
 
 
-def keys_end(cfg: Config, ends: Ends) -> End:
-    """Where K and V come from."""
+def kv_end(cfg: Sm100ForwardConfig, ends: Ends) -> End:
+    """Channel end that supplies K and V."""
     if cfg.has_bytes:
         return ends.convert_mma_KV
     return ends.gather_mma_KV if cfg.plain_keys else ends.load_mma_KV
 
 
-class Spans(Constant):
-    """Tensor-memory addresses of S, P and O, by Q tile, counted from `tmem.base`."""
+class TmemAddresses(Constant):
+    """TMEM addresses of S, P and O per Q tile, relative to the run-time `tmem.base`."""
 
     def __init__(self, context):
-        cfg, base, spans = context.cfg, tmem.base(context.smem), context.tmem
-        steps = ((spans.S, cfg.tile_n), (spans.P, cfg.tile_n), (spans.O, cfg.o_columns))
+        cfg, base, tmem_map = context.cfg, tmem.base(context.smem), context.tmem
+        steps = ((tmem_map.S, cfg.tile_n), (tmem_map.P, cfg.tile_n), (tmem_map.O, cfg.o_columns))
         by_tile = [[base + first + tile * step for tile in range(cfg.q_tiles)] for first, step in steps]
         self.S, self.P, self.O = by_tile
 
 
-def issue_pv(cfg: Config, spans: Spans, tile: int, v, accumulate: Boolean, s: Cursor, ptail: Cursor):
-    """O += P V for one Q tile, P's head as soon as it is there."""
-    pv, head = cfg.pv, cfg.p_head // K_PER_MMA
-    o, p = spans.O[tile], spans.P[tile]
+def issue_pv(
+    cfg: Sm100ForwardConfig, addresses: TmemAddresses, tile: int, v, accumulate: Boolean, s: Cursor, ptail: Cursor
+):
+    """O += P V for one Q tile: the P head as soon as it is stored, then the P tail."""
+    pv, head_steps = cfg.pv, cfg.p_head // K_PER_MMA
+    o, p = addresses.O[tile], addresses.P[tile]
     s.wait(tile)
     with cute.arch.elect_one():
-        pv.issue(o, p, v, accumulate, range(head))
+        pv.issue(o, p, v, accumulate, range(head_steps))
     s.in_step(ptail).wait(tile)
     with cute.arch.elect_one():
-        pv.issue(o, p, v, True, range(head, pv.steps))
+        pv.issue(o, p, v, True, range(head_steps, pv.steps))

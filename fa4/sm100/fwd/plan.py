@@ -1,4 +1,4 @@
-"""From a specification to a configuration, and in which order its tiles are worked on."""
+"""Plan of the Blackwell forward: configuration, split-KV and L2 swizzle groups of a specification."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...pipeline.smem import SWIZZLE_ALIGN
 from ...spec import AttentionSpec, ProblemSize
 from ..tmem import LANES
-from .config import Config, Schedule
+from .config import Schedule, Sm100ForwardConfig
 from .kernel import KERNEL
 from .tiles import ForwardTiles, are_few, tiles_for
 
-# Bytes of K and V that one section of heads may hold at a time: half of the chip's L2, the rest is for Q and out.
+# Bytes of K and V of one L2 swizzle group: half of the L2; Q and out use the rest.
 L2_GROUP_BYTES = 50 << 20
 
 
 class Forward(plan.Forward):
-    """A forward on sm_100 or sm_103. `tiles` replaces the row of the table, for tuning."""
+    """Forward plan for sm_100 and sm_103. `tiles` replaces the row of the table, for tuning."""
 
     kernel = KERNEL
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
-        self.tiles, self.splits = _in_parts(spec, extent, chip, tiles or tiles_for(spec, chip, extent))
+        self.tiles, self.splits = _split(spec, extent, chip, tiles or tiles_for(spec, chip, extent))
         cfg = configure(spec, chip, self.tiles, self.splits)
         part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
         l2_group = _l2_group(spec, extent, cfg.packed)
@@ -47,12 +47,14 @@ class Forward(plan.Forward):
         )
 
 
-def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None, splits: int = 1) -> Config:
-    """The compile-time side of a problem."""
+def configure(
+    spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None, splits: int = 1
+) -> Sm100ForwardConfig:
+    """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, chip)
-    fields, split = Variant.fields(spec), splits > 1
-    fields["has_sink"] &= not split  # whoever joins the parts adds it
-    return Config(
+    fields, is_split = Variant.fields(spec), splits > 1
+    fields["has_sink"] &= not is_split  # the kernel that combines the parts adds the sink
+    return Sm100ForwardConfig(
         **fields,
         packed=_packed_heads(spec, tiles),
         schedule=tiles.schedule,
@@ -62,49 +64,52 @@ def configure(spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None
         ctas=tiles.ctas,
         q_tiles=tiles.q_tiles,
         tile_n=tiles.tile_n,
-        directly=tiles.directly or split,
-        split=split,
-        fixed_parts=split and spec.batch_invariant,
+        directly=tiles.directly or is_split,
+        split=is_split,
+        fixed_parts=is_split and spec.batch_invariant,
         per_sm=tiles.per_sm,
-        smem_bytes=_smem_share(chip, tiles.per_sm, JOINING_BYTES if split else 0),
+        smem_bytes=_smem_share(chip, tiles.per_sm, JOINING_BYTES if is_split else 0),
     )
 
 
 _RESERVED = 1 << 10  # bytes of shared memory that every CTA sets aside
 
 
-def _smem_share(chip: Chip, per_sm: int, left: int) -> int:
-    """Bytes for each of `per_sm` CTAs of a multiprocessor, with some left for others; multiples of a swizzle's."""
-    return ((chip.smem_per_block + _RESERVED - left) // per_sm - _RESERVED) // SWIZZLE_ALIGN * SWIZZLE_ALIGN
+def _smem_share(chip: Chip, per_sm: int, reserved_bytes: int) -> int:
+    """Shared-memory bytes of each of `per_sm` CTAs, in multiples of SWIZZLE_ALIGN. Other kernels get reserved_bytes."""
+    return ((chip.smem_per_block + _RESERVED - reserved_bytes) // per_sm - _RESERVED) // SWIZZLE_ALIGN * SWIZZLE_ALIGN
 
 
 def _packed_heads(spec: AttentionSpec, tiles: ForwardTiles) -> int:
-    """Query heads packed as neighbouring rows of a tile: a divisor of its 128 rows, or of few queries, whose O is
-    stored row by row, as many as there are; 1 where they may have blocks of their own."""
+    """Query heads packed into neighbouring rows of a tile (pack_gqa).
+
+    A divisor of 128; with few queries the whole group, because O is stored row by row. 1 with a block mask, which may
+    list other blocks for each head.
+    """
     if spec.has_blocks:
         return 1
-    of_few = tiles.directly and tiles.q_tiles == 1
-    return spec.group if of_few and spec.group <= LANES else math.gcd(spec.group, LANES)
+    pads_rows = tiles.directly and tiles.q_tiles == 1
+    return spec.group if pads_rows and spec.group <= LANES else math.gcd(spec.group, LANES)
 
 
-def _in_parts(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> tuple[ForwardTiles, int]:
-    """The row, and the parts that the keys of a work tile are cut into. Nothing pairs up where CTAs are too few.
-    Training steps of many queries are not cut: what that would give them was not even predicted."""
+def _split(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> tuple[ForwardTiles, int]:
+    """Return the tile row and the number of split-KV parts. Split tiles use no pairs, since CTAs are too few. Training
+    with many queries is not split: no prediction exists for it."""
     if spec.has_blocks or (spec.needs_backward and not are_few(spec, extent)):
         return tiles, 1
     if tiles.splits is not None:
         return tiles, tiles.splits
     packed = _packed_heads(spec, tiles)
     m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.q_tiles * LANES))
-    count = m_blocks * (spec.heads_q // packed) * extent.batch
-    splits = choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, chip.sms * tiles.per_sm)
+    work_tiles = m_blocks * (spec.heads_q // packed) * extent.batch
+    splits = choose_splits(spec, work_tiles, extent.max_seqlen_k, tiles.tile_n, chip.sms * tiles.per_sm)
     return (tiles if splits == 1 else replace(tiles, ctas=1, schedule=Schedule.SINGLE)), splits
 
 
 def _l2_group(spec: AttentionSpec, extent: ProblemSize, packed: int) -> int:
-    """Pairs of head and sequence worked on together: what fits in L2 where tiles differ in length, else one."""
+    """(head, sequence) pairs that advance together: as many as fit in L2 if tiles differ in length, else 1."""
     if spec.window_left is None and spec.window_right is None and not spec.has_blocks:
         return 1
-    per_pair = max(extent.max_seqlen_k, 1) * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
+    pair_bytes = max(extent.max_seqlen_k, 1) * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     heads = spec.heads_q // packed
-    return even_l2_group(L2_GROUP_BYTES // per_pair, heads if spec.varlen else heads * extent.batch)
+    return even_l2_group(L2_GROUP_BYTES // pair_bytes, heads if spec.varlen else heads * extent.batch)

@@ -1,6 +1,6 @@
-"""Schedule role, one warp: with the dynamic schedule, asks the hardware for the place of a CTA that has not started.
+"""Schedule role, one warp: with the dynamic schedule, takes over work tiles of CTAs that have not started.
 
-One question is open at a time; it is asked as soon as every role has read the answer to the one before.
+It issues cluster launch control queries, one at a time. The next query follows when every role has read the response.
 
 Waits:   schedule_all_index.free, .full
 Signals: schedule_all_index.full, .free
@@ -24,12 +24,12 @@ def schedule(context):
     if cutlass.const_expr(context.cfg.schedule is Schedule.DYNAMIC):
         ends = context.ends("schedule")
         response = context.smem.pointer("index", Int32)
-        questions = produce(ends.schedule_all_index)
+        queries = produce(ends.schedule_all_index)
         queue = Queue.first(context, ends)
         while queue.has_tile():
-            questions.wait()
-            questions.expect_tx(RESPONSE_BYTES)
+            queries.wait()
+            queries.expect_tx(RESPONSE_BYTES)
             with cute.arch.elect_one():
-                cute.arch.issue_clc_query(questions.barrier(), response, multicast=False)
-            questions = questions.next()
+                cute.arch.issue_clc_query(queries.barrier(), response, multicast=False)
+            queries = queries.next()
             queue = queue.next()

@@ -1,4 +1,4 @@
-"""What is tuned, not what follows from the shape. `evidence` says what chose the numbers."""
+"""Tile table of the forward: tuned choices. `evidence` says what the numbers are based on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .config import Schedule
 
 @dataclass(frozen=True, slots=True)
 class ForwardTiles:
-    """A tuned row; see `Config` for what the columns mean. splits: parts that keys are cut into, None for as many as
-    keep the chip busy."""
+    """A tuned row; `Sm100ForwardConfig` explains the fields. splits: parts of split-KV, None for as many as fill the
+    chip."""
 
     name: str
     polynomial: int
@@ -31,70 +31,71 @@ class ForwardTiles:
     splits: int | None = None
 
 
-# Of few queries. A key block of 64 leaves softmax registers, and each CTA tensor memory, for two CTAs on a
-# multiprocessor, as long as O and the stages leave room.
+# Few queries. With key blocks of 64, registers and tensor memory suffice for two CTAs per SM, if O and the K/V stages
+# leave room.
 _FEW = {"polynomial": 0, "schedule": Schedule.SINGLE, "q_tiles": 1, "tile_n": 64, "directly": True}
 FEW = ForwardTiles("few queries", evidence="64 KB or more of K and V in flight a CTA; predicted", per_sm=2, **_FEW)
 FEW_WIDE = ForwardTiles("few queries, wide", evidence="128 KB or more of K and V in flight; predicted", **_FEW)
-# Of keys of 8 bits, however many queries. A multiprocessor's shared memory is what takes time: of each byte it moves
-# six (in, to the warps that convert it, two from them, two to the product), so that a CTA more would add nothing.
+# 8-bit keys, any number of queries. Shared-memory bandwidth is the limit: a loaded byte moves six bytes (one in, one to
+# the converting warps, two from them, two to the product). A second CTA per SM would add nothing.
 BYTES = ForwardTiles("8-bit keys", evidence="as much of K and V in flight as there is room for; predicted", **_FEW)
-# Rows that a warpgroup copies one by one, however many queries.
-GATHER = ForwardTiles("gathered rows", evidence="as those of few queries; predicted", **_FEW)
+# Gathered rows, any number of queries.
+GATHER = ForwardTiles("gathered rows", evidence="as for few queries; predicted", **_FEW)
 
-_EXP2 = {  # polynomial -> why, by which unit of which chip bounds the loop
+_EXP2 = {  # polynomial -> reason
     0: "the special-function unit is no bound",
-    4: "the way from S to P, on which the other tile's products wait, is shortest",
-    5: "head_dim_v <= 64: exp2 takes twice the product's cycles",
-    6: "the way from S to P is shortest, of blocks that no mask cuts",
+    4: "shortest latency from S to P, which the products of the other tile wait for",
+    5: "head_dim_v <= 64: exp2 takes twice the cycles of the product",
+    6: "shortest latency from S to P in unmasked blocks",
 }
 _SCHEDULES = {
-    Schedule.PERSISTENT: "tiles of one length",
-    Schedule.SINGLE: "tiles of many lengths, packed or of pairs: the hardware hands out the next, longest first, as "
-    "CTAs retire",
-    Schedule.DYNAMIC: "tiles of many lengths: a CTA that stays takes the next, longest first, while its last one ends",
+    Schedule.PERSISTENT: "all tiles have one length",
+    Schedule.SINGLE: "tiles differ in length, varlen or pairs: the hardware starts the next CTA when one ends",
+    Schedule.DYNAMIC: "tiles differ in length: a CTA takes the next, longest first, while the previous one ends",
 }
 
 
 def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
-    """Whether one Q tile has room for all query rows of a key/value head, or has to be taken, because what a sequence's
-    sums are made of must not depend on how many queries others have."""
+    """True if one Q tile holds all query rows of a kv head. Also true for `batch_invariant`: the order of a row's sums
+    must not depend on the number of queries of other sequences."""
     if spec.has_blocks:
         return False
     return spec.batch_invariant or extent.max_seqlen_q * slots_of(spec.group) <= LANES
 
 
 def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize | None = None) -> ForwardTiles:
-    """The row for a problem on a chip; of many queries where nothing is said of the extent.
+    """Return the row for a problem on a chip; without `extent`, for many queries.
 
-    Its columns are independent of each other: the share of exp2 follows from the chip and the head dims, the schedule
-    from how much the tiles differ in length, pairs from the shape. None of it was measured.
+    The fields are independent: the exp2 share follows from the chip and the head dims, the schedule from how much tiles
+    differ in length, pairs from the shape. All are predicted, none is measured.
     """
     if spec.cache is not None and (spec.cache.has_bytes or spec.cache.is_scattered):
         return BYTES if spec.cache.has_bytes else GATHER
     if extent is not None and are_few(spec, extent):
         return FEW if spec.head_dim <= 128 and spec.head_dim_v <= 128 else FEW_WIDE
     rows = None if extent is None else extent.max_seqlen_q * math.gcd(spec.group, LANES)
-    ctas = 2 if _fills_pairs(spec, rows) else 1
+    ctas = 2 if _takes_pair(spec, rows) else 1
     name, schedule = _schedule(spec, ctas)
     polynomial = _polynomial(spec, chip)
     if spec.mods is not None and spec.mods.block is not None:
-        # A work tile is one block of queries, or part of one.
+        # A work tile is a block of queries of the block mask, or a part of one.
         evidence = f"exp2: {_EXP2[polynomial]}; schedule: {_SCHEDULES[Schedule.SINGLE]}; predicted, not measured"
         q_tiles = 1 if spec.mods.block[0] % (2 * LANES) else 2
-        return ForwardTiles("lists of blocks", polynomial, Schedule.SINGLE, evidence, q_tiles=q_tiles)
-    # Beside Q of 192 columns staged O would leave a pair two stages of K and V; without it there are five.
+        return ForwardTiles("block mask", polynomial, Schedule.SINGLE, evidence, q_tiles=q_tiles)
+    # With Q of 192 columns, a staged O would leave a pair two K/V stages instead of five.
     directly = ctas == 2 and spec.head_dim > 128
     evidence = f"exp2: {_EXP2[polynomial]}; schedule: {_SCHEDULES[schedule]}; predicted, not measured"
     return ForwardTiles(name, polynomial, schedule, evidence, ctas, directly=directly)
 
 
 def _polynomial(spec: AttentionSpec, chip: Chip) -> int:
-    """Of every 16 pairs, those whose exp2 the FMA units take. sm_103 has twice the special-function units. Products
-    that take longer than all exponentials, those of (192, 128), do not hide them: a tile's S is in softmax while the
-    other tile's products run, which take half as long as both tiles' exponentials (`python -m fa4.emulator.timing fwd`
-    with 0 and 4: 1804 and 1919 TFLOP/s predicted for (192, 128), full, 16k; d128 with 4 and 6: 1609 and 1720 for full,
-    1575 and 1562 for causal, 16k)."""
+    """Pairs of every 16 whose exp2 runs on the FMA units; 0 on sm_103, whose special-function units are twice as fast.
+
+    At (192, 128) the products take longer than all exponentials, but do not hide them. A tile's softmax overlaps the
+    products of the other tile only, which take half as long as the exponentials of both tiles. Predicted TFLOP/s at 16k
+    (`python -m fa4.emulator.timing fwd`), (192, 128), full: 1804 for 0, 1919 for 4; d = 128: 1609 for 4 and 1720 for 6,
+    causal 1575 and 1562.
+    """
     if chip.number == 103:
         return 0
     if spec.head_dim_v <= 64:
@@ -104,32 +105,36 @@ def _polynomial(spec: AttentionSpec, chip: Chip) -> int:
 
 
 def _schedule(spec: AttentionSpec, ctas: int) -> tuple[str, Schedule]:
-    """Causal tiles differ in length as packed sequences do. For 32k tokens on 148 multiprocessors a simulation of this
-    order of tiles puts the last CTA's end 6 to 20% past the ideal when each strides through the tiles, and 1 to 3%
-    when they are handed out one by one; a CTA that stays then takes 3,800 cycles a tile where a new one takes 9,900
-    (`python -m fa4.emulator.timing fwd --causal`). Packed tiles, some of which are empty, are left to new CTAs, and so
-    are tiles of pairs, which do not take over work."""
+    """Return (name, schedule). Causal and varlen tiles differ in length.
+
+    For 32k tokens on 148 SMs, a simulation ends 6 to 20% after the ideal time if CTAs stride through the tiles, and 1
+    to 3% if CTAs get tiles one by one. A tile then takes 3,800 cycles in a CTA that stays, 9,900 in a new CTA
+    (`python -m fa4.emulator.timing fwd --causal`). Varlen uses new CTAs because some tiles are empty; pairs do because
+    they cannot take over work.
+    """
     if spec.varlen:
         return "varlen", Schedule.SINGLE
     if spec.window_left is None and spec.window_right is None:
         return "full", Schedule.PERSISTENT
-    # A window bounded on both sides gives all tiles but the first and last the same length.
+    # With a window bounded on both sides, all tiles but the first and last ones have the same length.
     if spec.window_left is not None:
         return "window", Schedule.PERSISTENT
     return "causal", Schedule.DYNAMIC if ctas == 1 else Schedule.SINGLE
 
 
-def _fills_pairs(spec: AttentionSpec, rows: int | None) -> bool:
-    """Whether two CTAs share a tile: where nothing is masked but ends of sequences, head dims are whole panels for
-    each, and there are rows for both. Of packed sequences each leaves half a tile idle at its end, and a causal tile
-    of two half a tile more above the diagonal, so that the longest must fill several. Causal ones of (192, 128) alone:
-    one CTA has room for two stages of K and V (predicted at 4k and 16k: 1312 and 1466 TFLOP/s by one CTA, 1386 and
-    1768 by pairs; of d128 at 16k 1637 and 1555)."""
-    masked = spec.window_left is not None or spec.window_right is not None
+def _takes_pair(spec: AttentionSpec, rows: int | None) -> bool:
+    """True if a CTA pair shares a tile: only sequence ends are masked, head dims split into whole panels, and both CTAs
+    have rows.
+
+    Half of a pair's tile is padding on average at the end of a varlen sequence, and masked above a causal diagonal. So
+    the longest sequence must fill several tiles. Causal pairs are limited to (192, 128), where a single CTA has only
+    two K/V stages (predicted at 16k: 1466 TFLOP/s by one CTA, 1768 by pairs; at d = 128 1637 and 1555).
+    """
+    has_band = spec.window_left is not None or spec.window_right is not None
     is_causal = spec.window_left is None and spec.window_right == 0
     if spec.cache is not None or spec.head_dim not in (128, 192) or spec.head_dim_v != 128:
         return False
-    if masked and not (is_causal and spec.head_dim == 192 and not spec.varlen):
+    if has_band and not (is_causal and spec.head_dim == 192 and not spec.varlen):
         return False
-    least = (16 if spec.varlen or masked else 2) * LANES
-    return rows is None or rows > least
+    min_rows = (16 if spec.varlen or has_band else 2) * LANES
+    return rows is None or rows > min_rows

@@ -1,6 +1,6 @@
-"""Which work tile next, and what it consists of: rows, keys, key blocks.
+"""Work tiles of a CTA, and their key blocks and row tiles.
 
-The loop over work is the same in every role:
+Every role has the same loop:
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -21,17 +21,17 @@ from .config import Schedule
 
 
 class Queue:
-    """Where a role stands in the order of work tiles. Immutable; `queue = queue.next()`."""
+    """Position of a role in the order of work tiles. Immutable: `queue = queue.next()`."""
 
-    def __init__(self, context, index: Int32, answers: Cursor | None):
-        self.context, self.index, self.answers = context, index, answers
+    def __init__(self, context, index: Int32, responses: Cursor | None):
+        self.context, self.index, self.responses = context, index, responses
 
     @staticmethod
     def first(context, ends) -> Queue:
-        """`ends`: the role's channels."""
+        """Return the position of this CTA's first tile. ends: the channel ends of the role."""
         is_dynamic = context.cfg.schedule is Schedule.DYNAMIC
-        answers = consume(ends.schedule_all_index) if is_dynamic else None
-        return Queue(context, Int32(cute.arch.block_idx()[0]) // context.cfg.ctas, answers)
+        responses = consume(ends.schedule_all_index) if is_dynamic else None
+        return Queue(context, Int32(cute.arch.block_idx()[0]) // context.cfg.ctas, responses)
 
     def has_tile(self) -> Boolean:
         return self.index < self.context.args.tiles
@@ -41,41 +41,41 @@ class Queue:
 
     def next(self) -> Queue:
         order = self.context.args.order
-        if self.answers is None:
+        if self.responses is None:
             return Queue(self.context, self.index + order.stride, None)
-        # The hardware answers with the CTA whose place is taken, if one was left that had not started.
-        self.answers.wait()
+        # The response holds the index of the CTA that is replaced, if one had not started yet.
+        self.responses.wait()
         index, _, _, is_taken = cute.arch.clc_response(self.context.smem.pointer("index", Int32))
-        self.answers.arrive()
+        self.responses.arrive()
         index = Int32(cutlass.select_(is_taken != 0, index, self.context.args.tiles))
-        return Queue(self.context, index, self.answers.next())
+        return Queue(self.context, index, self.responses.next())
 
     def __get_mlir_types__(self):
-        return [self.index.type, *([] if self.answers is None else self.answers.__get_mlir_types__())]
+        return [self.index.type, *([] if self.responses is None else self.responses.__get_mlir_types__())]
 
     def __extract_mlir_values__(self):
-        return [self.index.ir_value(), *([] if self.answers is None else self.answers.__extract_mlir_values__())]
+        return [self.index.ir_value(), *([] if self.responses is None else self.responses.__extract_mlir_values__())]
 
     def __new_from_mlir_values__(self, values):
-        answers = None if self.answers is None else self.answers.__new_from_mlir_values__(values[1:])
-        return Queue(self.context, Int32(values[0]), answers)
+        responses = None if self.responses is None else self.responses.__new_from_mlir_values__(values[1:])
+        return Queue(self.context, Int32(values[0]), responses)
 
 
 def key_block(context, work: Work, i: Int32) -> Int32:
-    """The i-th key block to take: as a block mask lists them, or from last to first, but in every other work tile of a
-    `sawtooth` the unmasked ones the other way round."""
+    """Index of the i-th key block to process: in the order of the block mask's lists, else from last to first. With
+    `sawtooth`, every other work tile takes its unmasked blocks in ascending order."""
     if context.cfg.has_blocks:
         return work.block_iter.block(i)
     b, descending = work.blocks, work.blocks.stop - 1 - i
     if not context.cfg.sawtooth:
         return Int32(descending)
-    ascends = Boolean(work.index // context.args.order.stride % 2 == 1)
+    is_ascending = Boolean(work.index // context.args.order.stride % 2 == 1)
     is_full = (descending >= b.full_first) & (descending < b.full_stop)
     ascending = b.full_first + (b.full_stop - 1 - descending)
-    return Int32(cutlass.select_(ascends & is_full, ascending, descending))
+    return Int32(cutlass.select_(is_ascending & is_full, ascending, descending))
 
 
 def row_tile(context, work: Work, tile) -> Int32:
-    """Which block of `tile_m` rows of the sequence this CTA has in its Q tile `tile`."""
+    """Index of the block of `tile_m` rows of the sequence that is this CTA's Q tile `tile`."""
     cfg = context.cfg
     return (work.m_block * cfg.q_tiles + tile) * cfg.ctas + context.args.order.rank

@@ -1,1 +1,1 @@
-"""The Hopper backward. Read `kernel` first: who does what stands there, as tables."""
+"""Hopper backward. Read `kernel` first: roles, channels and shared-memory map as tables."""

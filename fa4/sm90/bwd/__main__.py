@@ -1,4 +1,4 @@
-"""Print the backward's tables as docs/hopper-backward.md shows them: bf16, d = 128, causal."""
+"""Print the backward tables of docs/hopper-backward.md: bf16, d = 128, causal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tiles import D128_CUT
 
 
 def tables() -> str:
-    """Everything between the marks in the page."""
+    """Return the text between the marks in the page."""
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0)
     cfg = configure(spec, chip_by_number(90), has_dlse=False, tiles=D128_CUT)
     return page(KERNEL, cfg, ("compute", "reduce"))

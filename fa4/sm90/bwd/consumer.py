@@ -1,4 +1,4 @@
-"""What a warpgroup of the compute role works with at every step."""
+"""Operands and accumulators of a consumer of the compute role."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...pipeline.ends import Ends
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
 from ..wgmma import ROWS
-from .config import CONSUMERS, Config, Division
+from .config import CONSUMERS, Division, Sm90BackwardConfig
 
 
 @dataclass(frozen=True)
 class BackwardConsumer(Constant):
-    """Its channels, the products' operands, the sums of dV and dK."""
+    """Channels, operands of the products, and the dV and dK accumulators."""
 
-    cfg: Config
+    cfg: Sm90BackwardConfig
     ends: Ends
     index: Int32
     k: cute.Tensor
@@ -51,7 +51,7 @@ class BackwardConsumer(Constant):
         self.cfg.dk.issue(self.dk, ds, self.q_columns[None, None, None, q.stage], True)
 
     def start_dq(self, ds: Cursor, products: slice) -> list[cute.Tensor]:
-        """Start some products of this warpgroup's share of dQ; returns their accumulators."""
+        """Start some products of this consumer's share of dQ. Returns their accumulators."""
         of_a, of_b = (0, ds.stage) if self.cfg.division is Division.COLUMNS else (ds.stage, 0)
         dq = [product.accumulator() for product in self.cfg.dq[products]]
         for product, d, a, b in zip(self.cfg.dq[products], dq, self.dq_a[products], self.dq_b[products]):
@@ -60,11 +60,11 @@ class BackwardConsumer(Constant):
 
 
 def consumer_of(context) -> BackwardConsumer:
-    """This warpgroup's operands and accumulators."""
+    """Return the operands and accumulators of this consumer."""
     cfg = context.cfg
     index = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // WARPS_PER_WARPGROUP
 
-    def place(name: str, offset=0) -> cute.Pointer:
+    def ptr(name: str, offset=0) -> cute.Pointer:
         return context.smem.pointer(name, cfg.dtype) + offset
 
     own_rows = index * (ROWS * PANEL_ROW_BYTES // 2)
@@ -72,20 +72,20 @@ def consumer_of(context) -> BackwardConsumer:
         panel, queries = cfg.k_tile.panel_bytes // 2, cfg.tile_m // CONSUMERS * (PANEL_ROW_BYTES // 2)
         each, odd = divmod(cfg.k_tile.panels, CONSUMERS)
         panels = [index * (each * panel) + i * panel for i in range(each)] + [CONSUMERS * each * panel] * odd
-        dq_a = [product.a_at(place("K", at)) for product, at in zip(cfg.dq, panels)]
-        dq_b = [product.b_at(place("dS", at)) for product, at in zip(cfg.dq, [0] * each + [index * queries] * odd)]
+        dq_a = [product.a_at(ptr("K", start)) for product, start in zip(cfg.dq, panels)]
+        dq_b = [product.b_at(ptr("dS", start)) for product, start in zip(cfg.dq, [0] * each + [index * queries] * odd)]
     else:
-        dq_a, dq_b = [cfg.dq[0].a_at(place("dS", own_rows))], [cfg.dq[0].b_at(place("K"))]
+        dq_a, dq_b = [cfg.dq[0].a_at(ptr("dS", own_rows))], [cfg.dq[0].b_at(ptr("K"))]
     return BackwardConsumer(
         cfg=cfg,
         ends=context.ends("compute"),
         index=index,
-        k=cfg.scores.a_at(place("K", own_rows)),
-        v=cfg.dp.a_at(place("V", own_rows)),
-        q=cfg.scores.b_at(place("Q")),
-        do=cfg.dp.b_at(place("dO")),
-        q_columns=cfg.dk.b_at(place("Q")),
-        do_columns=cfg.dv.b_at(place("dO")),
+        k=cfg.scores.a_at(ptr("K", own_rows)),
+        v=cfg.dp.a_at(ptr("V", own_rows)),
+        q=cfg.scores.b_at(ptr("Q")),
+        do=cfg.dp.b_at(ptr("dO")),
+        q_columns=cfg.dk.b_at(ptr("Q")),
+        do_columns=cfg.dv.b_at(ptr("dO")),
         dq_a=dq_a,
         dq_b=dq_b,
         dv=cfg.dv.accumulator(),

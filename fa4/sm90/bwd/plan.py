@@ -1,4 +1,4 @@
-"""From a specification to a configuration."""
+"""Backward plan: from a specification to a configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...core.variant import Variant
 from ...device import Chip
 from ...spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
-from .config import Config, Steps
+from .config import Sm90BackwardConfig, Steps
 from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for
 from .wide.config import WideConfig
@@ -19,7 +19,7 @@ from .wide.kernel import KERNEL as WIDE
 
 
 class Backward(plan.Backward):
-    """A backward on sm_90. `tiles` replaces the row of the table, for tuning."""
+    """Backward plan on sm_90. tiles: replaces the row of the tile table, for tuning."""
 
     kernel = KERNEL
 
@@ -47,13 +47,13 @@ class Backward(plan.Backward):
 
 
 def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles, chained: bool = False) -> Steps:
-    """The compile-time side of a problem."""
-    first_writer = tiles.first_writer and not spec.has_blocks  # not measured with lists
-    made: Callable[..., Steps] = partial(Config, first_writer=first_writer)
+    """Return the compile-time configuration of a problem."""
+    first_writer = tiles.first_writer and not spec.has_blocks  # not measured with block lists
+    make: Callable[..., Steps] = partial(Sm90BackwardConfig, first_writer=first_writer)
     if tiles.tile_n == ROWS:
-        made = partial(WideConfig, ctas=tiles.ctas, multicast=tiles.multicast)
+        make = partial(WideConfig, ctas=tiles.ctas, multicast=tiles.multicast)
     spec = replace(spec, deterministic=spec.deterministic or tiles.ordered)
-    return made(
+    return make(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         tile_m=tiles.tile_m,
         q_stages=tiles.q_stages,

@@ -1,11 +1,12 @@
-"""Reduce role: adds each step's dQ to its float32 sum in global memory, by one bulk addition for each warpgroup's
-share: the sum keeps the order in which threads hold dQ.
+"""Reduce role: adds the dQ of each step to its float32 sum in global memory, with one bulk addition per consumer's
+share. The sum keeps the layout in which the threads hold dQ.
 
-Deterministic: the key blocks that a query block meets take turns (`bwd.semaphores`). To wait for one, to add and to pass it
-on takes longer than a step, so several warps take the steps in turn. A wait is
-for CTAs of lower launch index, which run or have ended.
+Deterministic: the key blocks that a query block meets add in order (`bwd.semaphores`). To wait for the semaphore, add
+and release it takes longer than a step, so several warps take the steps round-robin. A CTA waits only for CTAs with
+lower launch indices, which run or have ended.
 
-The first in turn, or without an order (`Config.first_writer`) the first to come, stores what others add to.
+The first CTA in the order stores what the others add to. Without an order this is the first writer
+(`Sm90BackwardConfig.first_writer`).
 
 Waits:   compute_reduce_dQ.full
 Signals: compute_reduce_dQ.free
@@ -35,19 +36,19 @@ from .work import work_tile
 @cute.jit
 def reduce(context):
     cfg = context.cfg
-    own = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - context.first_reduce_warp
+    reducer = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - context.first_reduce_warp
     if cutlass.const_expr(cfg.deterministic):
-        add_in_order(context, own)
-    elif own < cfg.dq_consumers:
-        add_share(context, own)
+        add_in_order(context, reducer)
+    elif reducer < cfg.dq_consumers:
+        add_share(context, reducer)
 
 
 @cute.jit
 def add_share(context, consumer: Int32):
-    """One warp for each warpgroup: its share of every step."""
+    """Add a consumer's share of every step; one warp per consumer."""
     cfg, work = context.cfg, work_tile(context)
     dq = consume(context.ends("reduce").compute_reduce_dQ, consumer)
-    cute.arch.griddepcontrol_wait()  # the sums or their counters are cleared by the statistics kernel
+    cute.arch.griddepcontrol_wait()  # the statistics kernel clears the sums or their semaphores
     if cutlass.const_expr(cfg.lists_by_head):
         for member in cutlass.range(cfg.group, unroll=1):
             of_head = work.of_head(context, member)
@@ -63,61 +64,61 @@ def add_share(context, consumer: Int32):
 
 @cute.jit
 def add_step(context, consumer: Int32, work, dq: Cursor, head: Int32, m_block: Int32):
-    """A warpgroup's share of a step."""
+    """Add a consumer's share of one step."""
     cfg = context.cfg
     block, is_first = work.row_block + m_block, Boolean(False)
-    count, state = None, None
+    semaphore, state = None, None
     if cutlass.const_expr(cfg.first_writer):
-        count = semaphore_ptr(work.sums(context)[1], block * cfg.semaphores + consumer, head)
-        state = first_writer_state(count)
+        semaphore = semaphore_ptr(work.sums(context)[1], block * cfg.semaphores + consumer, head)
+        state = first_writer_state(semaphore)
     dq.wait()
-    cute.arch.fence_proxy("async.shared", space="cta")  # here, where no product waits for it
+    cute.arch.fence_proxy("async.shared", space="cta")  # here no product waits for it
     if cutlass.const_expr(cfg.first_writer):
-        is_first = claim_first_writer(count, state)
+        is_first = claim_first_writer(semaphore, state)
     if is_first:
         start(bulk_store, context, work, block, head, consumer)
     else:
         start(bulk_add, context, work, block, head, consumer)
     wait_read()
     dq.arrive()
-    if cutlass.const_expr(cfg.first_writer):  # noqa: SIM102  one is decided at compile time
+    if cutlass.const_expr(cfg.first_writer):  # noqa: SIM102  the outer condition is compile-time
         if is_first:
             with cute.arch.elect_one():
                 wait_for_bulk_additions()
-                release_semaphore(count)
+                release_semaphore(semaphore)
 
 
 @cute.jit
-def add_in_order(context, own: Int32):
-    """Every `reducers`-th step, both warpgroups' shares, when it is this CTA's turn."""
+def add_in_order(context, reducer: Int32):
+    """Add both shares of every `reducers`-th step, in the order of the semaphores."""
     cfg, work = context.cfg, work_tile(context)
-    cute.arch.griddepcontrol_wait()  # the turns are cleared by the statistics kernel
+    cute.arch.griddepcontrol_wait()  # the statistics kernel clears the semaphores
     if cutlass.const_expr(cfg.lists_by_head):
         before = Int32(0)
         for member in cutlass.range(cfg.group, unroll=1):
             of_head = work.of_head(context, member)
-            first = (own + cfg.reducers - before % cfg.reducers) % cfg.reducers
+            first = (reducer + cfg.reducers - before % cfg.reducers) % cfg.reducers
             for i in cutlass.range(first, of_head.blocks, cfg.reducers, unroll=1):
                 head = work.head_kv * cfg.group + member
-                add_step_in_order(context, own, work, before + i, head, of_head.block(i))
+                add_step_in_order(context, reducer, work, before + i, head, of_head.block(i))
             before = before + of_head.blocks
     else:
-        for i in cutlass.range(own, work.blocks * cfg.group, cfg.reducers, unroll=1):
+        for i in cutlass.range(reducer, work.blocks * cfg.group, cfg.reducers, unroll=1):
             head = work.head_kv * cfg.group + i // work.blocks
             of_head = work.of_head(context, i // work.blocks)
             m_block = of_head.block(work.first + i % work.blocks)
-            add_step_in_order(context, own, work, i, head, m_block)
+            add_step_in_order(context, reducer, work, i, head, m_block)
 
 
 @cute.jit
-def add_step_in_order(context, own: Int32, work, i: Int32, head: Int32, m_block: Int32):
-    """Step i of a CTA."""
+def add_step_in_order(context, reducer: Int32, work, i: Int32, head: Int32, m_block: Int32):
+    """Add step i of the CTA."""
     cfg, dq = context.cfg, context.ends("reduce").compute_reduce_dQ
-    count = semaphore_ptr(work.sums(context)[1], work.row_block + m_block, head)
+    semaphore = semaphore_ptr(work.sums(context)[1], work.row_block + m_block, head)
     order_index = work.order_index(m_block, head, context)
-    wait_bulk_semaphore(count, order_index)
+    wait_bulk_semaphore(semaphore, order_index)
     for consumer in cutlass.range_constexpr(cfg.dq_consumers):
-        dq.wait_full(own * cfg.dq_consumers + consumer, i // cfg.reducers & 1)
+        dq.wait_full(reducer * cfg.dq_consumers + consumer, i // cfg.reducers & 1)
         cute.arch.fence_proxy("async.shared", space="cta")
         if order_index == 0:
             start(bulk_store, context, work, work.row_block + m_block, head, consumer)
@@ -126,14 +127,14 @@ def add_step_in_order(context, own: Int32, work, i: Int32, head: Int32, m_block:
     for consumer in cutlass.range_constexpr(cfg.dq_consumers):
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(cfg.dq_consumers - 1 - consumer, read=True)
-        dq.arrive_read(own * cfg.dq_consumers + consumer)
+        dq.arrive_read(reducer * cfg.dq_consumers + consumer)
     with cute.arch.elect_one():
         wait_for_bulk_additions()
-        release_semaphore(count)
+        release_semaphore(semaphore)
 
 
 def start(copy: Callable[..., None], context, work, block: Int32, head: Int32, consumer: Int32) -> None:
-    """Add a warpgroup's share of dQ to that of a block's sum, or store it there, as a bulk group of its own."""
+    """Start a bulk addition or store of a consumer's share of dQ to a block's sum, as one bulk group."""
     share = context.cfg.dq_bytes // 4
     target = work.sums(context)[0][None, block, head].iterator
     with cute.arch.elect_one():

@@ -1,4 +1,4 @@
-"""What one CTA works on: a block of keys of one key/value head, and the query blocks that see it."""
+"""Work of one CTA: a block of keys of one key/value head, and the query blocks that see it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ from .config import CONSUMERS
 
 
 class Neighbours(NamedTuple):
-    """Key blocks of a sequence whose CTAs run at the same time: `count` of them, this one being number `place`."""
+    """Key blocks of a sequence whose CTAs run at the same time: `count` blocks; this one has index `rank`."""
 
-    place: Int32
+    rank: Int32
     count: Int32
 
 
 class Work(NamedTuple):
-    """A block of keys and its steps: for each query head of the group, the query blocks first <= m < stop.
+    """Block of keys and its steps: for each query head of the group, the query blocks first <= m < stop. Blocks
+    full_first <= m < full_stop are unmasked."""
 
-    The mask hides nothing in those full_first <= m < full_stop.
-    """
-
-    n_block: Int32  # down to `steps`: see `Keys`
+    n_block: Int32  # for the fields up to `steps` see `Keys`
     head_kv: Int32
     batch: Int32
     q: Rows
@@ -44,8 +42,8 @@ class Work(NamedTuple):
     full_first: Int32
     full_stop: Int32
     neighbours: Neighbours | None  # if CTAs are `staggered`
-    ascends: Int32 | None  # 1 in a section whose key blocks ascend, 0 if not; None where there are no such
-    back: Int32 | None  # 1 if a query head's steps go from its last query block to the first, 0 if not; None as above
+    ascends: Int32 | None  # 1 in an L2 group with ascending key blocks, else 0; None without such groups
+    reverse: Int32 | None  # 1 if a query head's steps go from its last query block to the first, else 0; None as above
 
     @property
     def blocks(self) -> Int32:
@@ -53,128 +51,130 @@ class Work(NamedTuple):
         return self.stop - self.first
 
     def of_head(self, context, member: Int32) -> Work:
-        """The same for a query head of the group, whose lists, or whose way through the query blocks, may be others."""
+        """Return the work of a query head of the group, which may have its own block lists or its own direction."""
         if not context.cfg.differs_by_head:
             return self
         if not context.cfg.lists_by_head:
-            return self._replace(back=back(self.ascends, member, context.cfg.group))
+            return self._replace(reverse=reverse_flag(self.ascends, member, context.cfg.group))
         block_iter = lists_of(context, self, self.head_kv * context.cfg.group + member)
         return self._replace(
             block_iter=block_iter, stop=block_iter.count, full_first=block_iter.masked, full_stop=block_iter.count
         )
 
     def block(self, i: Int32) -> Int32:
-        """The query block of step first <= i < stop: i itself, or counted back from the last, or that at a place of the
-        lists; or, with neighbours, so that these begin evenly apart and go round."""
+        """Return the query block of step first <= i < stop: i itself; i counted back from the last block; entry i of
+        the lists; or, with neighbours, i rotated so that the neighbours start evenly spaced and wrap around."""
         if self.block_iter is not None:
             return self.block_iter.block(i)
-        if self.back is not None:
-            return i + self.back * (self.first + self.stop - 1 - 2 * i)
+        if self.reverse is not None:
+            return i + self.reverse * (self.first + self.stop - 1 - 2 * i)
         if self.neighbours is None:
             return i
-        m_block = i + self.neighbours.place * self.blocks // self.neighbours.count
+        m_block = i + self.neighbours.rank * self.blocks // self.neighbours.count
         return Int32(cutlass.select_(m_block < self.stop, m_block, m_block - self.blocks))
 
     def order_index(self, m_block: Int32, head: Int32, context) -> Int32:
-        """How many key blocks add to dQ of a query block before this one; all that the query block meets do. The CTAs
-        of these have lower launch indices."""
+        """Return how many key blocks add to dQ of a query block before this one; all that the query block meets do. The
+        CTAs of the earlier ones have lower launch indices."""
         cfg = context.cfg
         if cfg.has_blocks:
             return order_index_by_lists(context.args, cfg, self.row_block + m_block, head, self.n_block)
-        block, mask = of_pair(self.n_block, self.mask, cfg)
+        block, mask = dq_block(self.n_block, self.mask, cfg)
         before = order_index(context.args.order, mask, m_block, Tile(block, self.head_kv, self.batch))
         return before // cfg.chains_of(context.args) if cfg.chained else before
 
     def sums(self, context) -> tuple[cute.Tensor, cute.Tensor | None]:
-        """dQ's sums and counters of all blocks and heads, those of this key block's chain."""
+        """Return (dQ sums, semaphores) of all blocks and heads; with chains, of this key block's chain."""
         args, cfg = context.args, context.cfg
         if not cfg.chained:
             return args.dq_sum, args.semaphores
-        chain = of_pair(self.n_block, self.mask, cfg)[0] % cfg.chains_of(args)
+        chain = dq_block(self.n_block, self.mask, cfg)[0] % cfg.chains_of(args)
         return args.dq_sum[None, None, None, chain], args.semaphores[None, None, chain]
 
 
 def work_tile(context) -> Work:
-    """This CTA's work."""
+    """Return this CTA's work."""
     cfg, keys = context.cfg, keys_here(context)
     neighbours = None
     if cfg.staggered:
-        place = keys.n_block % cfg.most_blocks
-        together = (keys.k.count + cfg.cluster_tile_n - 1) // cfg.cluster_tile_n - (keys.n_block - place)
-        neighbours = Neighbours(place, cutlass.min(together, cfg.most_blocks))
+        rank = keys.n_block % cfg.most_blocks
+        concurrent = (keys.k.count + cfg.cluster_tile_n - 1) // cfg.cluster_tile_n - (keys.n_block - rank)
+        neighbours = Neighbours(rank, cutlass.min(concurrent, cfg.most_blocks))
     tile = Tile(keys.n_block, keys.head_kv, keys.batch)
     if cfg.ctas == 2:
-        # The pair walks together; each CTA's own keys are a block of half as many.
+        # The pair iterates together; each CTA has half of its keys.
         mask = replace(keys.mask, tile_n=cfg.cluster_tile_n // 2)
         keys = keys._replace(n_block=keys.n_block * 2 + context.args.order.rank, mask=mask)
     full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
     if keys.block_iter is not None:
         full = keys.block_iter.masked, keys.stop
     ascends = context.args.order.goes_back(tile) if cfg.folds else None
-    of_first = None if ascends is None else back(ascends, Int32(0), cfg.group)
-    return Work(*keys, *full, neighbours, ascends, of_first)
+    reverse = None if ascends is None else reverse_flag(ascends, Int32(0), cfg.group)
+    return Work(*keys, *full, neighbours, ascends, reverse)
 
 
-def of_pair(n_block: Int32, mask: Band, cfg) -> tuple[Int32, Band]:
-    """The block of keys whose dQ is added at once, and the mask of such blocks: a pair's, or a CTA's own."""
+def dq_block(n_block: Int32, mask: Band, cfg) -> tuple[Int32, Band]:
+    """Return the block of keys whose dQ is added at once, a pair's or a CTA's own, and the mask of such blocks."""
     return (n_block // 2, replace(mask, tile_n=cfg.cluster_tile_n)) if cfg.ctas == 2 else (n_block, mask)
 
 
-def back(ascends: Int32, member: Int32, group: int) -> Int32:
-    """1 if a query head's steps go from its last query block to the first, 0 if not.
+def reverse_flag(ascends: Int32, member: Int32, group: int) -> Int32:
+    """Return 1 if the steps of a query head go from its last query block to the first, else 0.
 
-    For each head that is done a key block gains two steps on the one before it, which has two more. Where blocks begin
-    at once, the one behind is then 2, 4, 6, ... steps behind on the way there and two fewer on the way back; where
-    they end at once, it is so many before the end. The fewer, the less goes through the L2 cache meanwhile, but two
-    there must be, to take turns.
+    A key block has two steps fewer than the key block before it, so it gains two steps on that block with each head. If
+    the blocks start together, the later block is 2, 4, 6, ... steps behind in forward heads, and two fewer in reversed
+    heads. If they end together, the same holds counted from the end. A small lag saves L2 traffic, but ordered
+    additions need a lag of at least two steps.
     """
     if group == 1:
         return ascends
-    there = cutlass.select_(ascends == 1, member != group - 1, member == 0)
-    return Int32(cutlass.select_(there, Int32(0), Int32(1)))
+    is_forward = cutlass.select_(ascends == 1, member != group - 1, member == 0)
+    return Int32(cutlass.select_(is_forward, Int32(0), Int32(1)))
 
 
-class OwnSteps(NamedTuple):
-    """Of a CTA's steps, those first <= i < stop of one warpgroup, whose keys are seen by none at the others. The mask
-    hides nothing in those full_first <= i < full_stop."""
+class WarpgroupSteps(NamedTuple):
+    """Steps of one consumer: first <= i < stop of its CTA's steps; in the other steps no query sees its keys. Steps
+    full_first <= i < full_stop are unmasked."""
 
     first: Int32
     full_first: Int32
     full_stop: Int32
     stop: Int32
 
-    def cut(self, half: Int32, first: Int32) -> tuple[Int32, Int32]:
-        """From step `first` on, those that the mask cuts: in half 0 before those it does not, in half 1 after them."""
+    def partial(self, half: Int32, first: Int32) -> tuple[Int32, Int32]:
+        """Return the range of partially masked steps from `first` on; half 0: before the unmasked, half 1: after."""
         begin = cutlass.select_(half == 0, first, cutlass.max(first, self.full_stop))
         return Int32(begin), Int32(cutlass.select_(half == 0, self.full_first, self.stop))
 
-    def full(self, half: Int32, first: Int32, none: Int32) -> tuple[Int32, Int32]:
-        """And those that it does not, all of which are half 0's; none: no step is before it."""
-        end = cutlass.select_(half == 0, self.full_stop, none)
+    def full(self, half: Int32, first: Int32, no_step: Int32) -> tuple[Int32, Int32]:
+        """Return the range of unmasked steps from `first` on, all in half 0. no_step: no step is before it."""
+        end = cutlass.select_(half == 0, self.full_stop, no_step)
         return cutlass.max(first, self.full_first), Int32(end)
 
 
-def own_steps(work: Work, consumer: Int32, cfg) -> OwnSteps:
-    """A warpgroup's."""
-    own = OwnSteps(work.first, work.full_first, work.full_stop, work.stop)
+def warpgroup_steps(work: Work, consumer: Int32, cfg) -> WarpgroupSteps:
+    """Return the steps of a consumer."""
+    steps = WarpgroupSteps(work.first, work.full_first, work.full_stop, work.stop)
     if cfg.trims:
         mask, block = replace(work.mask, tile_n=ROWS), work.n_block * CONSUMERS + consumer
         first, _ = mask.query_blocks(block)
         first = cutlass.min(cutlass.max(first, work.first), work.stop)
-        own = OwnSteps(first, *whole_blocks(mask, block, first, work.stop), work.stop)
-    if work.back is None:
-        return own
+        steps = WarpgroupSteps(first, *whole_blocks(mask, block, first, work.stop), work.stop)
+    if work.reverse is None:
+        return steps
     last = work.first + work.stop
-    turned = OwnSteps(*(at + work.back * (last - at - other) for at, other in zip(own, reversed(own))))
-    return turned if cfg.trims else turned._replace(first=work.first, stop=work.stop)
+    reversed_steps = WarpgroupSteps(
+        *(at + work.reverse * (last - at - other) for at, other in zip(steps, reversed(steps)))
+    )
+    return reversed_steps if cfg.trims else reversed_steps._replace(first=work.first, stop=work.stop)
 
 
 def whole_blocks(mask: Band, n_block: Int32, first: Int32, stop: Int32) -> tuple[Int32, Int32]:
-    """Of the query blocks first <= m < stop, those all of whose queries see all keys of a block."""
+    """Return the range of the query blocks first <= m < stop whose queries all see all keys of a block."""
     sees_last, _ = mask.queries((n_block + 1) * mask.tile_n - 1)
     _, misses_first = mask.queries(n_block * mask.tile_n)
     full_first = (cutlass.max(sees_last, 0) + mask.tile_m - 1) // mask.tile_m
-    # A block of keys that ends beyond the last key is seen whole by nobody.
+    # A block of keys that ends behind the last key is always masked.
     full_first = cutlass.select_((n_block + 1) * mask.tile_n <= mask.seqlen_k, full_first, stop)
     full_first = cutlass.max(cutlass.min(Int32(full_first), stop), first)
     full_stop = stop

@@ -1,1 +1,1 @@
-"""The Hopper forward."""
+"""Hopper forward."""

@@ -1,4 +1,4 @@
-"""Print the forward's tables as docs/hopper-forward.md shows them: bf16, d = 128, causal."""
+"""Print the forward tables of docs/hopper-forward.md: bf16, d = 128, causal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .plan import configure
 
 
 def tables() -> str:
-    """Everything between the marks in the page."""
+    """Return the text between the marks in the page."""
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0)
     cfg = configure(spec, ProblemSize(4, 4096, 4096), chip_by_number(90))
     return page(KERNEL, cfg, ("compute",))

@@ -1,8 +1,8 @@
-"""Compute role, teams of one warpgroup, each with 64 rows of the work tile: products, softmax, and O to global memory.
+"""Compute role, consumers of one warpgroup with 64 rows of the work tile each: products, softmax, store of O.
 
-Per key block: S = Q K^T of this block and O += P V of the one before are started together; while the second still
-runs, softmax turns S into the next P. A team's O leaves through shared memory, each warp storing its own 16 rows; the
-warp waits until they have left only when it needs the place again, and at its end.
+Per key block, S = Q K^T of this block and O += P V of the previous block are issued together. While the second product
+runs, softmax turns S into the next P. O leaves through shared memory; each warp stores its own 16 rows. A warp waits
+for its bulk store only before it writes the buffer again, and at its end.
 
 Waits:   load_compute_Q.full, load_compute_K.full, load_compute_V.full; of 8-bit numbers
          convert_compute_K.full, convert_compute_V.full
@@ -54,7 +54,7 @@ def compute(context):
     q = consume(ends.load_compute_Q, Lane(consumer.index, cfg.consumers))
     if cutlass.const_expr(cfg.has_bytes):
         k, v = consume(ends.convert_compute_K), consume(ends.convert_compute_V)
-    elif cutlass.const_expr(cfg.gathers):
+    elif cutlass.const_expr(cfg.has_gather):
         k, v = consume(ends.gather_compute_K), consume(ends.gather_compute_V)
     else:
         k, v = consume(ends.load_compute_K), consume(ends.load_compute_V)
@@ -68,21 +68,21 @@ def compute(context):
             softmax.reset(work, consumer.first_row(work))
             q.wait()
             if cutlass.const_expr(cfg.holds_q):
-                consumer.take_q(q)
+                consumer.load_q_registers(q)
                 if cutlass.const_expr(not cfg.o_over_q):
                     q.arrive()
             if cutlass.const_expr(cfg.has_blocks):
-                k, v = over_lists(consumer, softmax, work.block_iter, q, k, v)
-                several = Boolean(work.count > 1)
+                k, v = loop_lists(consumer, softmax, work.block_iter, q, k, v)
+                has_o = Boolean(work.count > 1)
             else:
                 blocks = consumer.blocks(work)
                 if cutlass.const_expr(consumer.trims):
-                    k, v = pass_over(consumer, work.blocks.stop - blocks.stop, k, v)
-                k, v = over_band(consumer, softmax, work, blocks, q, k, v)
-                several = Boolean(blocks.stop - blocks.first > 1)
+                    k, v = skip_blocks(consumer, work.blocks.stop - blocks.stop, k, v)
+                k, v = loop_band(consumer, softmax, work, blocks, q, k, v)
+                has_o = Boolean(blocks.stop - blocks.first > 1)
             if cutlass.const_expr(not (cfg.holds_q or cfg.o_over_q)):
                 q.arrive()
-            v = last_block(consumer, v, several)
+            v = last_block(consumer, v, has_o)
             norms = softmax.finish(work, consumer.first_row(work))
             if cutlass.const_expr(cfg.directly):
                 out_to_global(context, work, consumer, norms)
@@ -90,21 +90,21 @@ def compute(context):
                 out_to_smem(context, consumer, norms)
                 store_out(context, work, consumer)
             if cutlass.const_expr(cfg.o_over_q):
-                wait_stored()
+                wait_stores_read()
                 q.arrive()
             q = q.next()
         else:
             softmax.finish_empty(work, consumer.first_row(work))
-            if cutlass.const_expr(not cfg.split):  # nobody reads a part that saw nothing
+            if cutlass.const_expr(not cfg.split):  # a part without keys is not read
                 zeros_to_global(context, work, consumer)
         queue = queue.next()
     if cutlass.const_expr(not (cfg.directly or cfg.o_over_q)):
-        wait_stored()  # shared memory is another CTA's as soon as this one ends
+        wait_stores_read()  # another CTA may use the shared memory after this one ends
 
 
 @cute.jit
-def pass_over(consumer, count: Int32, k: Cursor, v: Cursor):
-    """The first `count` key blocks of a work tile, of which the team's rows see nothing: they are free again."""
+def skip_blocks(consumer, count: Int32, k: Cursor, v: Cursor):
+    """Release the first `count` key blocks of a work tile, which are masked for all of the consumer's rows."""
     for _ in cutlass.range(count, unroll=1):
         k.wait()
         consumer.ping_pong.wait()
@@ -117,10 +117,10 @@ def pass_over(consumer, count: Int32, k: Cursor, v: Cursor):
 
 
 @cute.jit
-def over_band(consumer, softmax, work, blocks, q: Cursor, k: Cursor, v: Cursor):
-    """P of the key blocks of a work tile from the last to the first, O of those after each."""
+def loop_band(consumer, softmax, work, blocks, q: Cursor, k: Cursor, v: Cursor):
+    """Iterate over the key blocks of a work tile from last to first: P of each block, O of the block before."""
     last = blocks.stop - 1
-    if consumer.sees_half(work, blocks):
+    if consumer.is_second_half_masked(work, blocks):
         k = first_block(consumer, softmax, consumer.half_qk, q, k, last)
     else:
         k = first_block(consumer, softmax, consumer.qk, q, k, last)
@@ -141,10 +141,10 @@ def over_band(consumer, softmax, work, blocks, q: Cursor, k: Cursor, v: Cursor):
 
 
 @cute.jit
-def over_lists(consumer, softmax, block_iter, q: Cursor, k: Cursor, v: Cursor):
-    """P of the key blocks of a work tile's lists, of which there is one at least: those to mask, then those seen whole;
-    O of those before each."""
-    block, following = block_iter.block(Int32(0)), block_iter.block(Int32(1))  # asked for a step ahead
+def loop_lists(consumer, softmax, block_iter, q: Cursor, k: Cursor, v: Cursor):
+    """Iterate over the key blocks in a work tile's lists (at least one): partially masked blocks first, then unmasked
+    blocks. P of each block, O of the block before."""
+    block, following = block_iter.block(Int32(0)), block_iter.block(Int32(1))  # loaded a step ahead
     if block_iter.masked > 0:
         k = first_block(consumer, softmax, consumer.qk, q, k, block)
     else:
@@ -159,7 +159,7 @@ def over_lists(consumer, softmax, block_iter, q: Cursor, k: Cursor, v: Cursor):
 
 
 class ForwardConsumer(Constant):
-    """What a team works with: its operands, made once, and its registers."""
+    """Operands and registers of one consumer; created once."""
 
     def __init__(self, context, index: Int32):
         cfg, smem = context.cfg, context.smem
@@ -167,8 +167,8 @@ class ForwardConsumer(Constant):
         self.rank = context.args.order.rank
         self.qk, self.pv = cfg.qk, cfg.pv
         self.half_qk = replace(self.qk, n=cfg.half_n)
-        self.q_place = smem.pointer("Q", cfg.dtype)
-        self.q = self.qk.a_registers() if cfg.holds_q else self.qk.a_at(self.q_place)
+        self.q_ptr = smem.pointer("Q", cfg.dtype)
+        self.q = self.qk.a_registers() if cfg.holds_q else self.qk.a_at(self.q_ptr)
         self.k, self.v = self.qk.b_at(smem.pointer("K", cfg.dtype)), self.pv.b_at(smem.pointer("V", cfg.v_dtype))
         self.o, self.p = self.pv.accumulator(), self.pv.a_registers()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
@@ -177,7 +177,7 @@ class ForwardConsumer(Constant):
         self.warp = warp
 
     def first_row(self, work) -> Int32:
-        """Of this warp's rows of a work tile, in the sequence."""
+        """Return the first row of this warp in a work tile, as a row of the sequence."""
         return self.row_tile(work) * ROWS + self.warp * ROWS_PER_WARP
 
     def row_tile(self, work) -> Int32:
@@ -185,45 +185,45 @@ class ForwardConsumer(Constant):
 
     @property
     def trims(self) -> bool:
-        """Whether the team leaves out key blocks that only others of the work tile see: right of a diagonal, or all but
-        one where it has no rows; the latter alone pays among many teams."""
+        """True if the consumer skips key blocks that only other consumers' rows see: blocks right of the diagonal, or
+        all blocks but one if the consumer has no rows. The second case alone pays only with many consumers."""
         cfg = self.cfg
         return cfg.rows > (1 if cfg.has_right else 2) * cfg.tile_n and not cfg.has_blocks
 
     def blocks(self, work) -> Blocks:
-        """Of a work tile's key blocks those that the team's rows see, and which of them whole; one at least."""
-        every = work.blocks
+        """Return the key blocks of a work tile that the consumer's rows see (at least one), and which are unmasked."""
+        of_tile = work.blocks
         if not self.trims:
-            return every
+            return of_tile
         index = self.row_tile(work)
-        own = replace(work.mask, tile_m=ROWS).key_blocks(index)
+        of_rows = replace(work.mask, tile_m=ROWS).key_blocks(index)
         has_rows = index * ROWS < work.q.count * self.cfg.slots
-        stop = cutlass.min(Int32(cutlass.select_(has_rows, own.stop, Int32(0))), every.stop)
-        stop = cutlass.max(stop, every.first + 1)
-        full_stop = cutlass.max(cutlass.min(own.full_stop, stop), every.first)
-        full_first = cutlass.max(cutlass.min(own.full_first, full_stop), every.first)
-        return Blocks(every.first, full_first, full_stop, stop)
+        stop = cutlass.min(Int32(cutlass.select_(has_rows, of_rows.stop, Int32(0))), of_tile.stop)
+        stop = cutlass.max(stop, of_tile.first + 1)
+        full_stop = cutlass.max(cutlass.min(of_rows.full_stop, stop), of_tile.first)
+        full_first = cutlass.max(cutlass.min(of_rows.full_first, full_stop), of_tile.first)
+        return Blocks(of_tile.first, full_first, full_stop, stop)
 
-    def sees_half(self, work, blocks) -> Boolean:
-        """Whether the second half of a work tile's last key block is hidden from all of the team's rows."""
+    def is_second_half_masked(self, work, blocks) -> Boolean:
+        """True if the second half of the last key block is masked for all of the consumer's rows."""
         last_row = (self.row_tile(work) + 1) * ROWS - 1
         _, stop = work.mask.keys(query_of(self.cfg, last_row))
         return Boolean(stop - (blocks.stop - 1) * self.cfg.tile_n <= self.cfg.half_n)
 
-    def take_q(self, q: Cursor) -> None:
-        """This warp's rows of Q into its registers."""
-        words = cute.recast_tensor(self.q, Int32)
-        rows = self.q_place.toint() + q.stage * self.cfg.q_step + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
-        for i, word in enumerate(load_matrices(rows, self.cfg.q_tile, cute.size(words))):
-            words[i] = word
+    def load_q_registers(self, q: Cursor) -> None:
+        """Load this warp's rows of Q into registers."""
+        packed = cute.recast_tensor(self.q, Int32)
+        q_rows = self.q_ptr.toint() + q.stage * self.cfg.q_step + self.warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
+        for i, pair in enumerate(load_matrices(q_rows, self.cfg.q_tile, cute.size(packed))):
+            packed[i] = pair
 
     def start_s(self, product: Wgmma, s: cute.Tensor, q: Cursor, k: Cursor) -> None:
-        """Start S = Q K^T, or its first half."""
-        rows = self.q if self.cfg.holds_q else self.q[None, None, None, q.stage]
-        product.issue(s, rows, self.k[None, None, None, k.stage], False)
+        """Start S = Q K^T, or only its first half."""
+        q_rows = self.q if self.cfg.holds_q else self.q[None, None, None, q.stage]
+        product.issue(s, q_rows, self.k[None, None, None, k.stage], False)
 
     def start_o(self, v: Cursor, has_o: Boolean) -> None:
-        """Start O += P V; O = P V if there is no O yet."""
+        """Start O += P V; without `has_o`, O = P V."""
         self.pv.issue(self.o, self.p, self.v[None, None, None, v.stage], has_o)
 
 
@@ -236,15 +236,15 @@ def first_block(
     block: Int32,
     is_masked: bool = True,
 ) -> Cursor:
-    """P of a work tile's first key block to be worked on, or of its first half, the rest being hidden from all of the
-    team's rows; keys may end in it."""
+    """Compute P of the first key block that is processed, or of its first half if the rest is masked for all of the
+    consumer's rows. The keys may end in this block."""
     s = product.accumulator()
     k.wait()
     consumer.start_s(product, s, q, k)
-    at = softmax.at(s, block)
+    scores = softmax.block_scores(s, block)
     wait(0)
     k.arrive()
-    softmax.softmax_step(s, at, is_masked)
+    softmax.softmax_step(s, scores, is_masked)
     pack(s, consumer.p)
     return k.next()
 
@@ -259,7 +259,7 @@ def step(
     has_o: Boolean,
     is_masked: bool,
 ) -> tuple[Cursor, Cursor]:
-    """P of a key block, while the block before is added to O."""
+    """Compute P of a key block while the product of the block before is added to O."""
     s = consumer.qk.accumulator()
     k.wait()
     consumer.ping_pong.wait()
@@ -267,10 +267,10 @@ def step(
     v.wait()
     consumer.start_o(v, has_o)
     consumer.ping_pong.arrive_next()
-    at = softmax.at(s, block)
+    scores = softmax.block_scores(s, block)
     wait(1)
     k.arrive()
-    has_grown = softmax.softmax_step(s, at, is_masked)
+    has_grown = softmax.softmax_step(s, scores, is_masked)
     pin(softmax.total[0], softmax.total[1])
     wait(0)
     v.arrive()
@@ -280,7 +280,7 @@ def step(
 
 
 def last_block(consumer: ForwardConsumer, v: Cursor, has_o: Boolean) -> Cursor:
-    """O is complete."""
+    """Add the last P V to O, and wait for it."""
     v.wait()
     consumer.start_o(v, has_o)
     wait(0)
@@ -290,7 +290,7 @@ def last_block(consumer: ForwardConsumer, v: Cursor, has_o: Boolean) -> Cursor:
 
 @cute.jit
 def rescale(o: cute.Tensor, factor: cute.Tensor, has_grown: Boolean):
-    """O *= factor, row by row, where a row of the warp has outgrown its reference."""
+    """Multiply O by `factor`, row by row, if the scaled maximum of a row of the warp has grown."""
     if has_grown:
         _multiply(o, factor)
 
@@ -301,52 +301,52 @@ def _multiply(o: cute.Tensor, factor: cute.Tensor) -> None:
 
 
 def out_to_smem(context, consumer: ForwardConsumer, norms: list[Float32]) -> None:
-    """This warp's rows of O, normalised, to their staging place."""
+    """Store this warp's rows of O, normalised, to the staging buffer."""
     cfg = context.cfg
-    words = pack_pairs(consumer.o, norms, cfg.dtype)
+    packed = pack_pairs(consumer.o, norms, cfg.dtype)
     if cfg.has_seqused_q:  # a row without data may hold anything, NaN included
-        words = [Int32(cutlass.select_(norms[i % 2] == 0.0, Int32(0), word)) for i, word in enumerate(words)]
-    if cfg.o_over_q:  # the products of the whole team have read Q
-        barrier = FIRST_BARRIER + cfg.consumers + consumer.index  # those before are for turns
+        packed = [Int32(cutlass.select_(norms[i % 2] == 0.0, Int32(0), pair)) for i, pair in enumerate(packed)]
+    if cfg.o_over_q:  # all warps: the products have read Q
+        barrier = FIRST_BARRIER + cfg.consumers + consumer.index  # the barriers before are for ping-pong
         cute.arch.barrier(barrier_id=barrier, number_of_threads=CONSUMER_THREADS)
     else:
-        wait_stored()
-    store_matrices(consumer.out.toint(), cfg.o_tile, words)
+        wait_stores_read()
+    store_matrices(consumer.out.toint(), cfg.o_tile, packed)
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_warp()
 
 
 def store_out(context, work, consumer: ForwardConsumer) -> None:
-    """Start to store this warp's staged rows; rows and columns outside the tensor are left out."""
+    """Start the TMA store of this warp's staged rows; TMA skips rows and columns outside the tensor."""
     cfg, tma = context.cfg, context.tma("o")
     out = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.varlen)
-    sides = tma_panels(tma, out, consumer.first_row(work) // ROWS_PER_WARP, consumer.out)
+    copies = tma_panels(tma, out, consumer.first_row(work) // ROWS_PER_WARP, consumer.out)
     with cute.arch.elect_one():
-        for shared, glob in sides:
+        for shared, glob in copies:
             cute.copy(tma.atom, shared, glob)
         cute.arch.cp_async_bulk_commit_group()
 
 
 @cute.jit
 def out_to_global(context, work, consumer, norms: list[Float32]):
-    """This warp's rows of O, normalised, straight from the registers."""
+    """Store this warp's rows of O, normalised, from registers to global memory."""
     cfg, first_row = context.cfg, consumer.first_row(work)
     out = result(context, "out", work)
     for r in cutlass.range_constexpr(ROWS_PER_THREAD):
         row = first_row + row_in_warp(r)
         if is_written(cfg, work, row):
-            place = out.iterator + cute.crd2idx((place_of(cfg, row), first_column()), out.layout)
-            elements = row_elements(cfg.head_dim_v, r)
-            for i in cutlass.range_constexpr(0, len(elements), 2):
-                pair = [consumer.o[element] * norms[r] for element in elements[i : i + 2]]
+            ptr = out.iterator + cute.crd2idx((place_of(cfg, row), first_column()), out.layout)
+            indices = row_elements(cfg.head_dim_v, r)
+            for i in cutlass.range_constexpr(0, len(indices), 2):
+                pair = [consumer.o[index] * norms[r] for index in indices[i : i + 2]]
                 if cutlass.const_expr(cfg.has_seqused_q):  # a row without data may hold anything, NaN included
                     pair = [Float32(cutlass.select_(norms[r] == 0.0, Float32(0.0), x)) for x in pair]
-                words = [bits(x) for x in pair] if cfg.split else [pack_half(*pair, cfg.dtype)]
-                store_vec(place + 4 * i, words)
+                packed = [bits(x) for x in pair] if cfg.split else [pack_half(*pair, cfg.dtype)]
+                store_vec(ptr + 4 * i, packed)
 
 
-def wait_stored() -> None:
-    """Whole warp: what it last stored has left shared memory."""
+def wait_stores_read() -> None:
+    """Whole warp: wait until its bulk stores have read shared memory."""
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0, read=True)
     cute.arch.sync_warp()
@@ -354,12 +354,12 @@ def wait_stored() -> None:
 
 @cute.jit
 def zeros_to_global(context, work, consumer):
-    """Out of rows that see no key."""
+    """Store zeros as O of rows that see no key."""
     cfg, first_row = context.cfg, consumer.first_row(work)
     out = result(context, "out", work)
     for r in cutlass.range_constexpr(ROWS_PER_THREAD):
         row = first_row + row_in_warp(r)
         if is_written(cfg, work, row):
-            place = out.iterator + cute.crd2idx((place_of(cfg, row), 0), out.layout)
+            ptr = out.iterator + cute.crd2idx((place_of(cfg, row), 0), out.layout)
             for column in cutlass.range(cute.arch.lane_idx() % LANES_PER_ROW * 8, cfg.head_dim_v, 8 * LANES_PER_ROW):
-                store_vec(place + column, [Int32(0)] * 4)
+                store_vec(ptr + column, [Int32(0)] * 4)

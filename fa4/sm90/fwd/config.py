@@ -1,4 +1,4 @@
-"""What the generated forward depends on, and the shapes and tables that follow from it."""
+"""Compile-time configuration of the forward kernel, and the tile shapes and operands that follow from it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ...pipeline.smem import Tile
 from ..fragment import ROWS_PER_WARP
 from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
 
-BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
+BARRIER_BYTES = 512  # upper bound for all mbarriers, in the smem budget
 REGISTERS = 65536  # of a multiprocessor
-OPERAND_REGS = 30  # of a product, beside its accumulators: ptxas refuses one for which a thread starts with fewer
+OPERAND_REGS = 30  # of a product, beside its accumulators; with fewer at CTA start, ptxas rejects the kernel
 
 
 class Helpers(enum.Enum):
-    """Who brings K and V, beside one warp that loads."""
+    """Warps that produce K and V in addition to the load warp."""
 
-    NONE = "nobody: TMA brings whole blocks"
-    PIECES = "nobody: TMA brings pieces of blocks"
+    NONE = "no warpgroup: TMA loads whole blocks"
+    PIECES = "no warpgroup: TMA loads pieces of blocks"
     ONE = "a warpgroup that converts 8-bit numbers or copies rows"
     FETCHING = "a warpgroup that loads 8-bit numbers into registers and converts them"
     BOTH = "a warpgroup that copies rows of 8-bit numbers, and one that converts them"
 
 
-# A thread's registers, of those that compute, of those that load and of those that help, by how many warpgroups
-# compute; one alone has enough as it starts. With 24 a loader of pieces of keys spills; with 152 a third warpgroup that
-# computes would. Where there is no row registers are too few.
+# Number of consumers -> registers per thread of (consumers, load warp, helpers). A single consumer keeps its start
+# registers. A load warp of key pieces spills with 24 registers, the third consumer with 152. Without an entry the
+# registers are too few.
 _WHOLE = {1: (256, 256, 0), 2: (240, 24, 0), 3: (160, 32, 0), 4: (112, 24, 0)}
 REGS = {
     Helpers.NONE: _WHOLE,
@@ -37,32 +37,31 @@ REGS = {
     Helpers.FETCHING: {1: (240, 40, 120), 2: (192, 24, 104)},
     Helpers.BOTH: {1: (216, 40, 120)},
 }
-OTHER_REGS = 32  # of a thread that computes, beside tiles
-STAGES_OF_GATHERED = 3  # at least, of those that rows are gathered into; see that role
+OTHER_REGS = 32  # of a consumer thread, beside tiles
+STAGES_OF_GATHERED = 3  # minimum for gathered rows; see the gather role
 
 
 class Schedule(enum.Enum):
-    """How CTAs get their work."""
+    """Assignment of work tiles to CTAs."""
 
     SINGLE = "one tile a CTA"
     PACKED = "one tile a CTA, for packed sequences only as many as their rows may need"
-    PERSISTENT = "as many CTAs as fit, each goes through the tiles to and fro"
+    PERSISTENT = "as many CTAs as fit, each takes tiles in snake order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Variant):
-    """Everything the generated code depends on; its fields are the compile key.
+class Sm90ForwardConfig(Variant):
+    """Compile-time configuration; the fields are the compile key.
 
-    packed heads divide 16 unless O is stored `directly`. teams: warpgroups that compute, each 64 rows of the work tile.
-    ctas: 1, or 2 that share a work tile: each has `consumers` of its rows, and loads half of every block of K and of V into
-    the shared memory of both.
-    most_stages: of K, and of V, where there is room for more. byte_stages: of K, and of V, as 8-bit numbers; 0 where
-    these do not come through shared memory, or are none. ping_pong: teams take turns on the matrix unit, so that one's
-    softmax meets another's products.
+    The number of packed heads divides 16 unless `directly`. consumers: warpgroups that compute; each has 64 rows of the
+    work tile. ctas: 1, or 2 CTAs that share a work tile; each has `consumers` * 64 rows and multicasts half of all K
+    and V blocks. most_stages: upper bound of K stages and of V stages. byte_stages: stages of 8-bit K and of 8-bit V; 0
+    if these do not pass through shared memory or do not exist. ping_pong: consumers issue products in turn, so the
+    softmax of one overlaps with the products of the others.
 
     Raises:
-        ValueError: the tiles do not fit the shared memory, or the warpgroups the registers, or a pair of CTAs has no
-            keys to share.
+        ValueError: the tiles do not fit in shared memory; the warpgroups do not fit in the registers; a pair of CTAs
+            cannot share key blocks.
     """
 
     consumers: int
@@ -75,14 +74,14 @@ class Config(Variant):
     def __post_init__(self) -> None:
         if self.consumers not in REGS[self.helpers] or self.head_dim_v // 2 + OPERAND_REGS > self.start_regs:
             raise ValueError(
-                f"registers are too few for {self.consumers} warpgroups with O of {ROWS} x {self.head_dim_v} each, beside "
-                f"{self.helpers.value}"
+                f"registers are too few for {self.consumers} warpgroups with O of {ROWS} x {self.head_dim_v} each, "
+                f"beside {self.helpers.value}"
             )
         if self.stages < 1:
             raise ValueError(f"{self.rows} x {self.tile_n} tiles of head_dim {self.head_dim} exceed {self.smem_bytes}")
         if self.ctas > 1 and (self.lengths_vary or self.cache is not None or self.has_blocks):
             raise ValueError("a pair of CTAs shares blocks of keys that lie one after the other, the same for both")
-        if self.gathers and (self.byte_stages or self.stages) < STAGES_OF_GATHERED:
+        if self.has_gather and (self.byte_stages or self.stages) < STAGES_OF_GATHERED:
             raise ValueError("the blocks that are waited for and copied take three stages, see the gather role")
 
     @property
@@ -92,7 +91,7 @@ class Config(Variant):
 
     @property
     def tma_ctas(self) -> int:
-        """Each CTA of a pair counts what it gets itself."""
+        """1: each CTA of a pair counts the bytes of its own shared memory."""
         return 1
 
     def sharers(self, name: str) -> int:
@@ -100,24 +99,24 @@ class Config(Variant):
 
     @property
     def directly(self) -> bool:
-        """O goes from registers to global memory: float32, or a few rows of a tile."""
+        """True if O goes from registers to global memory: float32 O, or a tile with few rows."""
         return self.split or self.consumers == 1
 
     @property
     def holds_q(self) -> bool:
-        """Whether a team's rows of Q lie in registers, of which enough are left, and not in shared memory, for the
-        product to read again in every key block."""
-        held = self.head_dim_v // 2 + self.tile_n // 2 + self.tile_n // 4 + self.head_dim // 4  # O, S, P, Q
-        return self.consumers > 1 and self.mods is None and held + OTHER_REGS <= self.regs[0]
+        """True if a consumer keeps its rows of Q in registers, where enough of them are free. Otherwise the product
+        reads Q from shared memory for every key block."""
+        used = self.head_dim_v // 2 + self.tile_n // 2 + self.tile_n // 4 + self.head_dim // 4  # O, S, P, Q
+        return self.consumers > 1 and self.mods is None and used + OTHER_REGS <= self.regs[0]
 
     @property
     def q_tile(self) -> Tile:
-        """One team's rows."""
+        """Q rows of one consumer."""
         return Tile(ROWS, self.head_dim, slots=self.q_slots)
 
     @property
     def k_tile(self) -> Tile:
-        """As it is loaded."""
+        """K block in the format of the load."""
         return Tile(self.tile_n, self.head_dim, self.bits_of_keys, pieces=self.pieces)
 
     @property
@@ -126,7 +125,7 @@ class Config(Variant):
 
     @property
     def k_operand(self) -> Tile:
-        """As the product reads it."""
+        """K block in the format of the product."""
         return Tile(self.tile_n, self.head_dim)
 
     @property
@@ -134,79 +133,79 @@ class Config(Variant):
         return Tile(self.tile_n, self.head_dim_v)
 
     @property
-    def fetches(self) -> bool:
-        """Whether those who convert 8-bit numbers load them themselves."""
+    def convert_fetches(self) -> bool:
+        """True if the convert role loads 8-bit K and V from global memory itself."""
         return self.plain_keys and self.has_bytes and not self.byte_stages
 
     @property
-    def gathers(self) -> bool:
-        """Whether a role copies rows into shared memory."""
-        return self.plain_keys and not self.fetches
+    def has_gather(self) -> bool:
+        """True if a gather role copies rows to shared memory."""
+        return self.plain_keys and not self.convert_fetches
 
     @property
     def helpers(self) -> Helpers:
-        if self.fetches:
+        if self.convert_fetches:
             return Helpers.FETCHING
-        if self.has_bytes or self.gathers:
-            return Helpers.BOTH if self.has_bytes and self.gathers else Helpers.ONE
+        if self.has_bytes or self.has_gather:
+            return Helpers.BOTH if self.has_bytes and self.has_gather else Helpers.ONE
         return Helpers.NONE if self.pieces == 1 else Helpers.PIECES
 
     @property
     def regs(self) -> tuple[int, int, int]:
-        """A thread's, of those that compute, of those that load and of those that convert or gather, if any."""
+        """Registers per thread of (consumers, load warp, convert or gather warpgroup)."""
         return REGS[self.helpers][self.consumers]
 
     @property
     def start_regs(self) -> int:
-        """A thread's registers as a CTA starts, which are the same for all; registers are given to whole warpgroups."""
+        """Registers per thread at CTA start: the same for all threads, allocated for whole warpgroups."""
         helpers = {Helpers.NONE: 0, Helpers.PIECES: 0, Helpers.BOTH: 2}.get(self.helpers, 1)
         threads = (self.consumers + helpers + 1) * WARPS_PER_WARPGROUP * 32
         return min(REGISTERS // threads // 8 * 8, 255)
 
     @property
     def o_tile(self) -> Tile:
-        """One warp's rows, which it stores by itself."""
+        """O rows of one warp, which it stores by itself."""
         return Tile(ROWS_PER_WARP, self.head_dim_v)
 
     @property
     def o_bytes(self) -> int:
-        """One team's staged O."""
+        """Bytes of the staged O of one consumer."""
         return 0 if self.directly else WARPS_PER_WARPGROUP * self.o_tile.nbytes
 
     @property
     def q_buffers(self) -> int:
-        """2 where the next work tile's Q has a place of its own beside as many K/V stages as are needed. A Q that goes
-        to registers leaves its place at once."""
+        """2 if the Q of the next work tile has its own buffer and enough K/V stages remain; otherwise 1. A Q that moves
+        to registers frees its buffer at once, so 1 is enough."""
         if self.holds_q:
             return 1
-        least = STAGES_OF_GATHERED if self.gathers and not self.has_bytes else 2
+        least = STAGES_OF_GATHERED if self.has_gather and not self.has_bytes else 2
         return 2 if self._stages(2 * self.q_tile.nbytes + self.o_bytes) >= least else 1
 
     @property
     def o_over_q(self) -> bool:
-        """O is staged in Q's place when separate places would leave fewer than two K/V stages."""
+        """True if O is staged over Q because separate buffers would leave fewer than two K/V stages."""
         return not self.directly and self._stages(self.q_tile.nbytes + self.o_bytes) < 2
 
     @property
     def q_step(self) -> int:
-        """Bytes from one team's Q to the next one's."""
+        """Bytes between the Q tiles of consecutive consumers."""
         return max(self.q_tile.nbytes, self.o_bytes) if self.o_over_q else self.q_tile.nbytes
 
     @property
     def o_step(self) -> int:
-        """Bytes from one team's staged O to the next one's."""
+        """Bytes between the staged O tiles of consecutive consumers."""
         return self.q_step if self.o_over_q else self.o_bytes
 
     @property
     def stages(self) -> int:
-        """Of K, and as many of V."""
-        held = self.q_buffers * self.q_step + (0 if self.o_over_q else self.o_bytes)
-        return min(self._stages(held), self.most_stages)
+        """K stages; V has as many."""
+        used = self.q_buffers * self.q_step + (0 if self.o_over_q else self.o_bytes)
+        return min(self._stages(used), self.most_stages)
 
-    def _stages(self, held: int) -> int:
-        """With `held` bytes a team for Q and O."""
-        held = self.consumers * held + self.byte_stages * (self.k_tile.nbytes + self.v_tile.nbytes) + BARRIER_BYTES
-        return (self.smem_bytes - held) // (self.k_operand.nbytes + self.v_operand.nbytes)
+    def _stages(self, used: int) -> int:
+        """Return the K/V stages that fit beside `used` bytes of Q and O per consumer."""
+        used = self.consumers * used + self.byte_stages * (self.k_tile.nbytes + self.v_tile.nbytes) + BARRIER_BYTES
+        return (self.smem_bytes - used) // (self.k_operand.nbytes + self.v_operand.nbytes)
 
     @property
     def qk(self) -> Wgmma:
@@ -217,7 +216,7 @@ class Config(Variant):
 
     @property
     def half_n(self) -> int:
-        """Keys of a block's first half, in whole steps of the second product."""
+        """Keys in the first half of a block, rounded up to whole steps of the second product."""
         return -(-self.tile_n // (2 * K_PER_MMA)) * K_PER_MMA
 
     @property
@@ -240,10 +239,10 @@ class Config(Variant):
 
     @property
     def seq_bounded_q(self) -> bool:
-        """Rows after a sequence's queries may hold anything: nobody looks at what becomes of them."""
+        """False: Q rows behind a sequence's end may hold any values, because their results are not used."""
         return False
 
     @property
     def seq_bounded_o(self) -> bool:
-        """Rows after a sequence's queries are not the sequence's, so that stores must end with it."""
+        """True for varlen: rows behind a sequence's end belong to another sequence, so stores end with the sequence."""
         return self.varlen

@@ -1,4 +1,4 @@
-"""Keys and values of 8 bits in plain memory on the way to registers, a block ahead."""
+"""Prefetch of 8-bit K and V from global memory to registers, one block ahead."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from ...core.vec_io import load_vec
 from ...fwd.key_rows import KeyRows
 from ...pipeline.upconvert import COLUMNS, Upconversion
 
-_WORDS = 4  # that a thread loads at a time
+_VEC = 4  # 32-bit registers per load
 
 
 @dataclass(frozen=True)
 class Fetch(Constant):
-    """One thread's `Upconversion.shares` of the bytes of k or v, a block ahead. held: the words of one block."""
+    """A thread's `Upconversion.shares` of the bytes of k or v, one block ahead. packed: registers of one block."""
 
     x: cute.Tensor
     columns: cutlass.Constexpr[int]
     upconversion: Upconversion
     rows: KeyRows
-    held: cute.Tensor
+    packed: cute.Tensor
 
     @staticmethod
     def of(context: Any, name: str, work: Any, upconversion: Upconversion) -> Fetch:
-        own = tuple(upconversion.row(group) for group in range(upconversion.groups))
-        held = cute.make_rmem_tensor(_WORDS * len(upconversion.shares), Int32)
+        tile_rows = tuple(upconversion.row(group) for group in range(upconversion.groups))
+        packed = cute.make_rmem_tensor(_VEC * len(upconversion.shares), Int32)
         columns = getattr(context.cfg, f"{name}_tile").columns
-        return Fetch(getattr(context.args, name), columns, upconversion, KeyRows.of(context, work, own), held)
+        return Fetch(getattr(context.args, name), columns, upconversion, KeyRows.of(context, work, tile_rows), packed)
 
     def look_up(self, block: Int32) -> None:
-        """Before the first `ask`."""
+        """Look up the rows of a block; call before the first `prefetch`."""
         self.rows.look_up(block)
 
-    def ask(self, block: Int32, following: Int32) -> None:
-        """Start to load a block's bytes, the one last looked up, and look up the following one. Rows that are no keys
-        are some that are, and so are columns."""
+    def prefetch(self, block: Int32, following: Int32) -> None:
+        """Start to load the block that was looked up last, and look up the following block. Rows and columns outside
+        the data are replaced by valid ones."""
         sources = [self.rows.source(self.x, block, i)[0] for i in range(self.upconversion.groups)]
         for i, (group, panel) in enumerate(self.upconversion.shares):
             column = panel * COLUMNS + self.upconversion.column()
             if self.columns % COLUMNS:
-                column = cutlass.min(column, self.columns - 4 * _WORDS)
-            for j, word in enumerate(load_vec(sources[group] + column, _WORDS)):
-                self.held[_WORDS * i + j] = word
+                column = cutlass.min(column, self.columns - 4 * _VEC)
+            for j, pack_i in enumerate(load_vec(sources[group] + column, _VEC)):
+                self.packed[_VEC * i + j] = pack_i
         self.look_up(following)
 
-    def words(self) -> list[list[Int32]]:
-        """What was asked for."""
-        return [[self.held[_WORDS * i + j] for j in range(_WORDS)] for i in range(len(self.upconversion.shares))]
+    def vectors(self) -> list[list[Int32]]:
+        """Return the prefetched registers, one list per share."""
+        return [[self.packed[_VEC * i + j] for j in range(_VEC)] for i in range(len(self.upconversion.shares))]

@@ -1,11 +1,11 @@
-"""Gather role, one warpgroup, where pages do not hold what TMA takes: copies K and V row by row, block by block.
+"""Gather role, one warpgroup: copies K and V row by row, block by block, for pages that TMA cannot load.
 
 Waits:   gather_compute_K.free, gather_compute_V.free; of 8-bit numbers gather_convert_K.free, gather_convert_V.free
 Signals: gather_compute_K.full, gather_compute_V.full; of 8-bit numbers gather_convert_K.full, gather_convert_V.full
 
-A block is handed on when the next one's copies have been started, so that those of two are under way. Compute lets go
-of a V when the K after it has come, so the rings have a stage more: the block that is waited for, its successor, and
-the one that is being copied.
+A block arrives after the copies of the next block have started, so the copies of two blocks are in flight. Compute
+releases a V after the next K has arrived. So the rings need a third stage: the block that compute waits for, the block
+after it, and the block being copied.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def gather(context):
     cfg, ends, smem = context.cfg, context.ends("gather"), context.smem
     if cutlass.const_expr(cfg.has_bytes):
         k, v = produce(ends.gather_convert_K), produce(ends.gather_convert_V)
-        k_place, v_place = smem.address("K bytes"), smem.address("V bytes")
+        k_base, v_base = smem.address("K bytes"), smem.address("V bytes")
     else:
         k, v = produce(ends.gather_compute_K), produce(ends.gather_compute_V)
-        k_place, v_place = smem.address("K"), smem.address("V")
+        k_base, v_base = smem.address("K"), smem.address("V")
     copied_k, copied_v = k, v
 
     queue = Queue.first(context)
@@ -39,9 +39,9 @@ def gather(context):
             for i in cutlass.range(work.count, unroll=1):
                 block = block_iter.block(block_iter.ahead(start, i))
                 k.wait()
-                rows.copy("k", block, k_place + k.stage * cfg.k_tile.nbytes)
+                rows.copy("k", block, k_base + k.stage * cfg.k_tile.nbytes)
                 v.wait()
-                rows.copy("v", block, v_place + v.stage * cfg.v_tile.nbytes)
+                rows.copy("v", block, v_base + v.stage * cfg.v_tile.nbytes)
                 cute.arch.cp_async_commit_group()
                 k, v = k.next(), v.next()
                 rows.look_up(block_iter.block(block_iter.ahead(start, i + 1)))

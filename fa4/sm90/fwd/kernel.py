@@ -1,12 +1,13 @@
-"""The Hopper forward: the page to read first. Who does what, who hands what to whom, and where things lie.
+"""Hopper forward kernel: roles, channels and shared-memory map. Read this file first.
 
-A CTA owns a tile of query rows, 64 for each warpgroup that computes, and walks the key blocks from last to first. Each
-of these teams does all of its rows' work: S = Q K^T, softmax in the registers where S arrives, O += P V with P from
-registers. They take turns on the matrix unit, so that the softmax of one meets the products of the others. One warp of
-another warpgroup loads, a work tile ahead. Two CTAs may share a tile of twice the rows and load its keys together: each
-half of every block, into the shared memory of both. Where K and V are 8-bit numbers, one more warpgroup makes of them
-the tiles that products read, of bytes that it is brought or loads itself. Rows that TMA does not bring are copied by a
-warpgroup, too.
+A CTA owns a tile of query rows, 64 per consumer warpgroup, and iterates over the key blocks from last to first. Each
+consumer does all work of its rows: S = Q K^T, softmax in registers, O += P V with P from registers. The consumers use
+the tensor cores in ping-pong order, so the softmax of one consumer overlaps with the products of the others. One
+producer warp loads one work tile ahead.
+
+Optional parts: A cluster of two CTAs can share a tile with twice the rows; each CTA then multicasts half of every K and
+V block to both. For 8-bit K and V, a warpgroup converts them to 16-bit tiles; it gets the bytes through shared memory
+or loads them itself. A gather warpgroup copies rows that TMA cannot load.
 """
 
 from __future__ import annotations
@@ -17,48 +18,50 @@ from ...pipeline.channels import Across, By, Carries, Channel, ChannelTable, Eve
 from ...pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .compute import compute
-from .config import Config
+from .config import Sm90ForwardConfig
 from .convert import convert
 from .gather import gather
 from .load import load
 
 
-def roles(cfg: Config) -> RoleTable:
+def roles(cfg: Sm90ForwardConfig) -> RoleTable:
     end = cfg.consumers * WARPS_PER_WARPGROUP
     compute_regs, load_regs, helper_regs = cfg.regs
     table = [Role("compute", warps=(0, end), regs=compute_regs, body=compute, instances=cfg.consumers)]
-    for name, body, is_there in (("convert", convert, cfg.has_bytes), ("gather", gather, cfg.gathers)):
-        if is_there:
+    for name, body, is_used in (("convert", convert, cfg.has_bytes), ("gather", gather, cfg.has_gather)):
+        if is_used:
             table.append(Role(name, warps=(end, end + WARPS_PER_WARPGROUP), regs=helper_regs, body=body))
             end += WARPS_PER_WARPGROUP
     return RoleTable((*table, Role("load", warps=(end, end + 1), regs=load_regs, body=load)))
 
 
-def channels(cfg: Config) -> ChannelTable:
-    """<producer>_<consumer>_<payload>; a stage of Q per team and buffer, rings of K and V that all teams read, and of
-    bytes, if they come as such."""
-    bringer, brought = ("gather", By.WARP) if cfg.gathers else ("load", By.TMA)
+def channels(cfg: Sm90ForwardConfig) -> ChannelTable:
+    """Channels, named <producer>_<consumer>_<payload>. Q has `q_buffers` stages per consumer. All consumers read the
+    same K and V rings. 8-bit K and V have rings of their own."""
+    source, filled_by = ("gather", By.WARP) if cfg.has_gather else ("load", By.TMA)
     memory, consumers = Carries.ASYNC_SMEM, Every("compute")
-    # By the loads into registers or the stores of the O staged there, or by the products.
-    q_freed = By.WARP if cfg.holds_q or cfg.o_over_q else By.WGMMA
-    queries = Channel("load_compute_Q", "load", "compute", By.TMA, q_freed, cfg.q_buffers * cfg.consumers, memory)
+    # Q is free after the loads into registers, after the stores of O staged over it, or after the products.
+    q_freed_by = By.WARP if cfg.holds_q or cfg.o_over_q else By.WGMMA
+    queries = Channel("load_compute_Q", "load", "compute", By.TMA, q_freed_by, cfg.q_buffers * cfg.consumers, memory)
     shared = (cfg.ctas, Across.MULTICAST) if cfg.ctas > 1 else ()
-    keys: list[Channel] = []
+    kv_channels: list[Channel] = []
     for x in ("K", "V"):
         if cfg.has_bytes:
-            if not cfg.fetches:
-                raw = f"{bringer}_convert_{x}", bringer, "convert", brought, By.WARP, cfg.byte_stages
-                keys.append(Channel(*raw, memory))
-            keys.append(Channel(f"convert_compute_{x}", "convert", consumers, By.WARP, By.WGMMA, cfg.stages, memory))
+            if not cfg.convert_fetches:
+                fp8_ring = f"{source}_convert_{x}", source, "convert", filled_by, By.WARP, cfg.byte_stages
+                kv_channels.append(Channel(*fp8_ring, memory))
+            kv_channels.append(
+                Channel(f"convert_compute_{x}", "convert", consumers, By.WARP, By.WGMMA, cfg.stages, memory)
+            )
         else:
-            of_keys = f"{bringer}_compute_{x}", bringer, consumers, brought, By.WGMMA, cfg.stages, memory
-            keys.append(Channel(*of_keys, *shared))
-    return ChannelTable((queries, *keys), roles(cfg))
+            ring = f"{source}_compute_{x}", source, consumers, filled_by, By.WGMMA, cfg.stages, memory
+            kv_channels.append(Channel(*ring, *shared))
+    return ChannelTable((queries, *kv_channels), roles(cfg))
 
 
-def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
+def smem_map(cfg: Sm90ForwardConfig, table: ChannelTable) -> SmemMap:
     out = Region("O", (cfg.consumers - 1) * cfg.o_step + cfg.o_bytes, align=1024, over="Q" if cfg.o_over_q else None)
-    bytes_of_keys = (
+    fp8_regions = (
         (
             Region("K bytes", cfg.byte_stages * cfg.k_tile.nbytes, align=1024),
             Region("V bytes", cfg.byte_stages * cfg.v_tile.nbytes, align=1024),
@@ -70,13 +73,13 @@ def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
         Region("Q", cfg.q_buffers * cfg.consumers * cfg.q_step, align=1024),
         Region("K", cfg.stages * cfg.k_operand.nbytes, align=1024),
         Region("V", cfg.stages * cfg.v_operand.nbytes, align=1024),
-        *bytes_of_keys,
+        *fp8_regions,
         *(() if cfg.directly else (out,)),
         Region("barriers", table.nbytes, align=8),
     )
 
 
-def context(args: Arguments, cfg: Config, table: ChannelTable, smem: SmemMap) -> kernels.Context:
+def context(args: Arguments, cfg: Sm90ForwardConfig, table: ChannelTable, smem: SmemMap) -> kernels.Context:
     return kernels.Context(args, cfg, table, smem, cluster=cfg.ctas)
 
 

@@ -1,12 +1,12 @@
-"""Load role, one warp: brings Q, K and V from global to shared memory by TMA, in the order the products take them.
+"""Load role, one warp: TMA loads of Q, K and V to shared memory, in the order in which the products read them.
 
 Waits:   load_compute_Q.free, load_compute_K.free, load_compute_V.free; of 8-bit numbers
          load_convert_K.free, load_convert_V.free
 Signals: load_compute_Q.full, load_compute_K.full, load_compute_V.full; of 8-bit numbers
          load_convert_K.full, load_convert_V.full
 
-Per work tile: the first K, each team's Q, then a K and the V before it, and the last V. Nothing waits for the end of a
-work tile: the next one's K and Q are on their way while its O is still being worked on.
+Order per work tile: the first K; Q of each consumer; then each next K followed by the V before it; the last V. The role
+does not wait for the end of a work tile: it loads the next K and Q while the consumers still work on O.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def load(context):
     cfg, ends = context.cfg, context.ends("load")
     q = [produce(ends.load_compute_Q, Lane(consumer, cfg.consumers)) for consumer in range(cfg.consumers)]
     if cutlass.const_expr(cfg.plain_keys):
-        queries_alone(context, q)
+        load_q_only(context, q)
     elif cutlass.const_expr(cfg.has_bytes):
-        all_of_them(context, q, produce(ends.load_convert_K), produce(ends.load_convert_V))
+        load_qkv(context, q, produce(ends.load_convert_K), produce(ends.load_convert_V))
     else:
-        all_of_them(context, q, produce(ends.load_compute_K), produce(ends.load_compute_V))
+        load_qkv(context, q, produce(ends.load_compute_K), produce(ends.load_compute_V))
 
 
 @cute.jit
-def queries_alone(context, q: list[Cursor]):
-    """Keys and values are another role's."""
+def load_q_only(context, q: list[Cursor]):
+    """Load Q only: another role loads K and V."""
     queue = Queue.first(context)
     while queue.has_tile():
         work = queue.tile()
@@ -47,7 +47,7 @@ def queries_alone(context, q: list[Cursor]):
 
 
 @cute.jit
-def all_of_them(context, q: list[Cursor], k: Cursor, v: Cursor):
+def load_qkv(context, q: list[Cursor], k: Cursor, v: Cursor):
     cfg = context.cfg
     queue = Queue.first(context)
     while queue.has_tile():
@@ -68,29 +68,29 @@ def all_of_them(context, q: list[Cursor], k: Cursor, v: Cursor):
             v = v.next()
             q = [cursor.next() for cursor in q]
         queue = queue.next()
-    # The last loads are all consumed before the CTA ends: compute waits for the products that read them.
+    # All loads are consumed before the CTA ends: compute waits for the products that read them.
 
 
 def load_q(context, work, consumer: int, cursor: Cursor):
-    """One team's rows."""
+    """Load one consumer's rows of Q."""
     cfg, tma = context.cfg, context.tma("q")
     cursor.wait()
     q = sequence_matrix(tma.tensor, work.head, work.batch, work.q, cfg.varlen)
-    place = context.smem.pointer("Q", cfg.dtype) + cursor.stage * (cfg.q_step // 2)
+    ptr = context.smem.pointer("Q", cfg.dtype) + cursor.stage * (cfg.q_step // 2)
     cursor.expect_tx(tma.tile.nbytes)
-    tma_load(tma, q, row_tile(cfg, work, context.args.order.rank, consumer), place, cursor.barrier())
+    tma_load(tma, q, row_tile(cfg, work, context.args.order.rank, consumer), ptr, cursor.barrier())
 
 
 def load_block(context, name: str, work, block: Int32, cursor: Cursor):
-    """A block of keys ("k") or values ("v")."""
+    """Load a block of K ("k") or V ("v")."""
     cfg, tma = context.cfg, context.tma(name)
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
     region, dtype = (f"{name.upper()} bytes", Uint8) if cfg.has_bytes else (name.upper(), cfg.dtype)
-    place = context.smem.pointer(region, dtype) + cursor.stage * (8 * tma.tile.nbytes // tma.tile.bits)
+    ptr = context.smem.pointer(region, dtype) + cursor.stage * (8 * tma.tile.nbytes // tma.tile.bits)
     cursor.wait()
     cursor.expect_tx(tma.tile.nbytes)
-    for i, (x, own) in enumerate(pieces):
-        if cfg.ctas > 1:  # which has no pieces
+    for i, (x, tile) in enumerate(pieces):
+        if cfg.ctas > 1:  # a pair has no pieces
             i = context.args.order.rank
-            own = own * cfg.ctas + i
-        tma_load(tma, x, own, place, cursor.barrier(), i)
+            tile = tile * cfg.ctas + i
+        tma_load(tma, x, tile, ptr, cursor.barrier(), i)

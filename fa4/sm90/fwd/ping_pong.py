@@ -1,8 +1,8 @@
-"""PingPong on the matrix unit: teams issue their products one after the other, so that while one team's products run the
-others have time for softmax.
+"""Ping-pong order of the consumers on the tensor cores: consumers issue their products one after the other, so the
+products of one consumer overlap with the softmax of the others.
 
-A named barrier per team: the team before arrives at it, the team itself waits at it. Every team must take as many turns
-as the others.
+Each consumer waits at its own named barrier, and the consumer before it arrives there. All consumers must call `wait`
+and `arrive_next` equally often.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from cutlass import Int32
 from ...core.constant import Constant
 from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
 
-FIRST_BARRIER = 1  # barrier 0 is that of all threads
+FIRST_BARRIER = 1  # barrier 0 is the CTA barrier
 CONSUMER_THREADS = WARPS_PER_WARPGROUP * WARP
 
 
 @dataclass(frozen=True)
 class PingPong(Constant):
-    """The turns of `consumers` teams as `consumer` sees them; nothing at all unless they are `active`."""
+    """Ping-pong order of `consumers` warpgroups, seen by warpgroup `consumer`. Does nothing unless `active`."""
 
     consumers: cutlass.Constexpr[int]
     consumer: Int32
     active: cutlass.Constexpr[bool]
 
     def start(self) -> None:
-        """The first turn is the first team's."""
+        """Let the first consumer go first."""
         if self.active:
             _arrive_first(self)
 

@@ -1,4 +1,4 @@
-"""From a specification to a configuration, and in which order its tiles are worked on."""
+"""Forward plan: from a specification to a configuration and the order of work tiles."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...spec import AttentionSpec, ProblemSize
 from ..fragment import ROWS_PER_WARP
 from ..wgmma import ROWS
-from .config import Config, Schedule
+from .config import Schedule, Sm90ForwardConfig
 from .kernel import KERNEL
 from .tiles import ForwardTiles, tiles_for
 
 MANY = LaunchSizes._field_defaults["most_l2_groups"]
-# Of K and V in a last section that is larger. With 62 MB, more than L2, d128 of 2k keys took 1.4 % longer.
+# K and V bytes in a larger last L2 group. 62 MB, more than L2, are 1.4 % slower (d128, 2k keys).
 LAST_BYTES = 32 << 20
 
 
 class Forward(plan.Forward):
-    """A forward on sm_90. `tiles` replaces the row of the table, for tuning."""
+    """Forward plan on sm_90. tiles: replaces the row of the tile table, for tuning."""
 
     kernel = KERNEL
 
@@ -33,7 +33,7 @@ class Forward(plan.Forward):
         self.tiles = tiles or _tiles_on(chip, tiles_for(spec, extent))
         cfg = configure(spec, extent, chip, self.tiles)
         self.splits = splits_for(spec, extent, chip, self.tiles)
-        l2_group, most = _sections(spec, extent, chip, cfg, self.tiles)
+        l2_group, most = _l2_groups(spec, extent, chip, cfg, self.tiles)
         part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks, most)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
@@ -50,20 +50,22 @@ class Forward(plan.Forward):
 
 
 def _tiles_on(chip: Chip, tiles: ForwardTiles) -> ForwardTiles:
-    """Of a persistent grid, CTAs that find no multiprocessor would begin their share of the tiles late, and end late:
-    on a chip that is shared, the hardware hands tiles to what is free."""
+    """Use a hardware-scheduled grid on a shared chip. In a persistent grid, CTAs that find no free multiprocessor would
+    start, and end, their share of the tiles late."""
     if not chip.shared or tiles.schedule is not Schedule.PERSISTENT:
         return tiles
     return replace(tiles, schedule=Schedule.SINGLE, ctas=1, name=f"{tiles.name}, beside messages")
 
 
-def configure(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> Config:
-    """The compile-time side of a problem."""
+def configure(
+    spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None
+) -> Sm90ForwardConfig:
+    """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, extent)
     split = splits_for(spec, extent, chip, tiles) > 1
     fields = Variant.fields(spec)
-    fields["has_sink"] &= not split  # whoever joins the parts adds it
-    return Config(
+    fields["has_sink"] &= not split  # the combine kernel adds it
+    return Sm90ForwardConfig(
         **fields,
         packed=packed_heads(spec, extent, tiles),
         split=split,
@@ -81,7 +83,7 @@ def configure(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Forwa
 
 
 def packed_heads(spec: AttentionSpec, extent: ProblemSize, tiles: ForwardTiles) -> int:
-    """Heads of a group that are rows of one tile. It pays where one head's rows would leave half of a tile empty."""
+    """Return the query heads per tile (pack_gqa). Packing pays if the rows of one head leave half of a tile empty."""
     if spec.has_blocks:
         return 1  # query heads may have blocks of their own
     if tiles.consumers == 1:
@@ -91,7 +93,7 @@ def packed_heads(spec: AttentionSpec, extent: ProblemSize, tiles: ForwardTiles) 
 
 
 def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> int:
-    """Parts that the keys of a work tile are cut into."""
+    """Return the number of key parts per work tile (split-KV)."""
     if tiles.splits is not None:
         return tiles.splits
     if spec.has_blocks:
@@ -99,20 +101,20 @@ def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Forw
     packed = packed_heads(spec, extent, tiles)
     m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.ctas * tiles.consumers * ROWS))
     count = m_blocks * (spec.heads_q // packed) * extent.batch
-    # Of few rows as many as keep the memory busy; those of 8-bit keys, which are converted, take more.
+    # Few rows: as many parts as keep the memory busy; 8-bit keys, which are converted, need more.
     slots = chip.sms * (7 if tiles.byte_stages else 6) // 8 if tiles.consumers == 1 else chip.sms // tiles.ctas
     return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
 
 
-def _sections(
-    spec: AttentionSpec, extent: ProblemSize, chip: Chip, cfg: Config, tiles: ForwardTiles
+def _l2_groups(
+    spec: AttentionSpec, extent: ProblemSize, chip: Chip, cfg: Sm90ForwardConfig, tiles: ForwardTiles
 ) -> tuple[int, int]:
-    """Pairs of head and sequence that advance together, longest tiles first (those of lists of blocks too), and how
-    many such sections there may be; one pair where all tiles are equally long.
+    """Return the size of an L2 group, the (head, sequence) pairs that advance together, and the maximum number of
+    groups. Longest tiles are first (also for block lists). The size is 1 if all tiles have the same length.
 
-    Where each tile has its CTA, as many pairs as L2 holds, in sections of the same size. A persistent grid goes to and
-    fro in whole rounds, so that every CTA gets the same share of each section: of as few pairs as can be, so that CTAs
-    read K and V that are new at different times. Only the last may be larger, as L2 allows.
+    With one CTA per tile, a group has as many pairs as fit in L2, and groups have equal sizes. A persistent grid runs
+    in snake order in whole rounds, so every CTA gets the same share of each group. Its groups are as small as possible,
+    so CTAs read new K and V at different times. Only the last group may be larger, within the L2 limit.
     """
     pairs = spec.heads_q // cfg.packed * (1 if cfg.counts_rows else extent.batch)
     if not spec.has_blocks and (spec.window_right is None or spec.window_left is not None):
@@ -121,8 +123,8 @@ def _sections(
     per_pair = max(keys * cfg.packed // spec.group, 1)
     if not cfg.persistent:
         return -(-pairs // -(-pairs * per_pair // tiles.l2_group_bytes)), MANY
-    places = chip.sms // cfg.ctas
-    round_trip = 2 * places
+    concurrent_tiles = chip.sms // cfg.ctas
+    round_trip = 2 * concurrent_tiles
     m_blocks = -(-extent.max_seqlen_q * cfg.packed // cfg.rows)
     l2_group = round_trip // math.gcd(round_trip, m_blocks)
     if tiles.l2_group is not None and tiles.l2_group % l2_group == 0:
@@ -133,6 +135,6 @@ def _sections(
     if spec.has_blocks or m_blocks == 1:
         return l2_group, MANY
     last = [min(extent.max_seqlen_q, -(-(i + 1) * cfg.rows // cfg.packed)) for i in reversed(range(m_blocks))]
-    seen = [row + extent.max_seqlen_k - extent.max_seqlen_q for row in last]
-    lengths = [max(-(-keys // cfg.tile_n), 0) for keys in seen]
-    return l2_group, even_l2_groups(l2_group, pairs, min(LAST_BYTES // per_pair, pairs), lengths, places)
+    key_counts = [row + extent.max_seqlen_k - extent.max_seqlen_q for row in last]
+    lengths = [max(-(-keys // cfg.tile_n), 0) for keys in key_counts]
+    return l2_group, even_l2_groups(l2_group, pairs, min(LAST_BYTES // per_pair, pairs), lengths, concurrent_tiles)

@@ -1,4 +1,4 @@
-"""Online softmax of a team's rows, two to a thread, a row's columns split over four threads; in base 2."""
+"""Online softmax in base 2. A thread has two of the consumer's rows; four threads share the columns of a row."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ from ...fwd.scales import Scales
 from ..fragment import (
     LANES_PER_ROW,
     ROWS_PER_THREAD,
-    across_row,
+    columns_below,
     first_column,
-    own_columns,
+    reduce_row,
     row_elements,
     row_in_warp,
 )
 
-CHAINS = 4  # of the row's maximum and sum: independent ones, to hide the latency of each
+CHAINS = 4  # independent chains of a row's maximum and sum, to hide latency
 
 
 @dataclass(frozen=True)
-class At(Constant):
-    """A key block, and a thread's elements of it as a score_mod and a mask_mod see them."""
+class BlockScores(Constant):
+    """Key block of a step, and the values of score_mod and mask_mod at this thread's elements."""
 
     block: Int32
     score: FragmentValues | None
     mask: FragmentValues | None
-    kept: list[list[Int32]] | None  # of each row, see `core.dropout.Dropout.by_quads`
+    keep_bits: list[list[Int32]] | None  # per row, see `core.dropout.Dropout.by_quads`
 
 
 class Softmax(Constant):
-    """The state of a thread's rows, in registers.
+    """Softmax state of a thread's two rows, in registers.
 
-    reference: what is subtracted in the exponent: a maximum of the row so far in log2 units, or something within
-    `rescale_threshold` below it; -inf before the row has seen a key. total: this thread's part of the sum of P at that
-    reference. top: of this thread's scores of the row so far. factor: what the last change of the reference multiplies
-    O by. first, stop: the row sees keys first <= key < stop.
+    row_max_scaled: value subtracted in the exponent, in log2 units: a row maximum so far, at most `rescale_threshold`
+    below the current one; -inf before the first visible key. total: this thread's part of the sum of P, relative to it.
+    row_max: maximum of this thread's scores of the row so far. factor: multiplier of O for the last change of
+    `row_max_scaled`. first, stop: the row sees keys first <= key < stop.
     """
 
     def __init__(self, context):
         self.context = context
-        self.reference, self.total, self.row_max, self.factor = (
+        self.row_max_scaled, self.total, self.row_max, self.factor = (
             cute.make_rmem_tensor(ROWS_PER_THREAD, Float32) for _ in range(4)
         )
         self.first, self.stop = (cute.make_rmem_tensor(ROWS_PER_THREAD, Int32) for _ in range(2))
-        self.score_mod, self.mask_mod, self.dropout, self.lines, self.scales = None, None, None, (), None
+        self.score_mod, self.mask_mod, self.dropout, self.rows, self.scales = None, None, None, (), None
 
     def reset(self, work, first_row: Int32) -> None:
-        """Before a work tile; first_row: of this warp, in the sequence."""
-        self.reference.fill(-Float32.inf)
+        """Initialise the state for a work tile. first_row: of this warp, as a row of the sequence."""
+        self.row_max_scaled.fill(-Float32.inf)
         self.total.fill(0.0)
         self.row_max.fill(-Float32.inf)
         for r in range(ROWS_PER_THREAD):
@@ -75,85 +75,86 @@ class Softmax(Constant):
                 cfg.mods, args.mods, work.batch, head, lengths, cfg.packed, rows_per_query=cfg.slots
             )
             self.dropout = Dropout.of(cfg.mods, args.mods, work.batch, head, cfg.packed, cfg.slots)
-            self.lines = tuple(first_row + row_in_warp(r) for r in range(ROWS_PER_THREAD))
+            self.rows = tuple(first_row + row_in_warp(r) for r in range(ROWS_PER_THREAD))
 
-    def at(self, s: cute.Tensor, block: Int32) -> At:
-        """Where S of a key block is, and what of traced functions may be known before S is."""
+    def block_scores(self, s: cute.Tensor, block: Int32) -> BlockScores:
+        """Return the context of a key block's scores; loads what score_mod and mask_mod need before S is complete."""
         cfg = self.context.cfg
-        places = FragmentCoords(self.lines, block * cfg.tile_n + first_column(), cute.size(s) // ROWS_PER_THREAD)
-        score = None if self.score_mod is None else self.score_mod.at(places, self.scales.over_cap)
-        mask = None if self.mask_mod is None else self.mask_mod.at(places)
-        for elements in (score, mask):
-            if elements is not None:
-                elements.ask_ahead()
-        kept = None
+        coords = FragmentCoords(self.rows, block * cfg.tile_n + first_column(), cute.size(s) // ROWS_PER_THREAD)
+        score = None if self.score_mod is None else self.score_mod.at(coords, self.scales.over_cap)
+        mask = None if self.mask_mod is None else self.mask_mod.at(coords)
+        for values in (score, mask):
+            if values is not None:
+                values.ask_ahead()
+        keep_bits = None
         if self.dropout is not None:
-            kept = self.dropout.by_quads(list(self.lines), block * cfg.tile_n, 2 * cute.size(s))
-        return At(block, score, mask, kept)
+            keep_bits = self.dropout.by_quads(list(self.rows), block * cfg.tile_n, 2 * cute.size(s))
+        return BlockScores(block, score, mask, keep_bits)
 
-    def softmax_step(self, s: cute.Tensor, at: At, is_masked: bool) -> Boolean:
-        """S -> P in place, for one key block; returns whether O must be multiplied by `factor`, row by row: the same
-        for all rows of a warp."""
+    def softmax_step(self, s: cute.Tensor, scores: BlockScores, is_masked: bool) -> Boolean:
+        """Replace S by P for one key block. Returns True if O must be multiplied by `factor`, row by row; the result is
+        the same for all rows of a warp."""
         cfg, scale = self.context.cfg, self.scales.log2
-        rows = self.visible(s, at, is_masked)
-        row_maxes = [in_chains(x, cute.arch.fmax) for x in rows]
-        # Not so while a row has seen no key: -inf - -inf.
-        grows = [row_max * scale - self.reference[r] > cfg.rescale_threshold for r, row_max in enumerate(row_maxes)]
+        rows = self.masked_scores(s, scores, is_masked)
+        row_maxes = [reduce_in_chains(x, cute.arch.fmax) for x in rows]
+        # False while a row has seen no key: -inf - -inf is NaN.
+        grows = [
+            row_max * scale - self.row_max_scaled[r] > cfg.rescale_threshold for r, row_max in enumerate(row_maxes)
+        ]
         has_grown = cute.arch.vote_any_sync(grows[0] | grows[1])
-        follow(self, row_maxes, has_grown)
+        update_row_max(self, row_maxes, has_grown)
         for r, x in enumerate(rows):
-            reference = self.reference[r]
+            row_max_scaled = self.row_max_scaled[r]
             if is_masked or cfg.mods is not None:
-                reference = Float32(cutlass.select_(reference == -Float32.inf, Float32(0.0), reference))
-            weights = [cute.math.exp2(value * scale - reference, fastmath=True) for value in x]
-            for c, (i, weight) in enumerate(zip(row_elements(2 * cute.size(s), r), weights)):
-                s[i] = weight if at.kept is None else dropped(at.kept[r], c // 2 * 8 + c % 2, weight)
-            # The block's sum first: adding each weight to the running total would round it hundreds of times.
-            self.total[r] = self.total[r] + in_chains(weights, lambda a, b: a + b)
+                row_max_scaled = Float32(cutlass.select_(row_max_scaled == -Float32.inf, Float32(0.0), row_max_scaled))
+            p = [cute.math.exp2(value * scale - row_max_scaled, fastmath=True) for value in x]
+            for c, (i, p_i) in enumerate(zip(row_elements(2 * cute.size(s), r), p)):
+                s[i] = p_i if scores.keep_bits is None else dropped(scores.keep_bits[r], c // 2 * 8 + c % 2, p_i)
+            # Sum the block first: adding each P to the running total would round the total hundreds of times.
+            self.total[r] = self.total[r] + reduce_in_chains(p, lambda a, b: a + b)
             self.row_max[r] = cute.arch.fmax(self.row_max[r], row_maxes[r])
         return has_grown
 
-    def visible(self, s: cute.Tensor, at: At, is_masked: bool) -> list[list[Float32]]:
-        """Each row's scores, or logits by a score_mod; -inf where the row does not see the key."""
+    def masked_scores(self, s: cute.Tensor, scores: BlockScores, is_masked: bool) -> list[list[Float32]]:
+        """Return each row's scores, or logits of score_mod; -inf for masked keys."""
         cfg = self.context.cfg
-        places = [row_elements(2 * cute.size(s), r) for r in range(ROWS_PER_THREAD)]
+        row_indices = [row_elements(2 * cute.size(s), r) for r in range(ROWS_PER_THREAD)]
         if cfg.has_softcap:
             Softcap(self.scales.over_cap).apply(s)
-        rows = [[s[i] for i in row] for row in places]
-        if at.score is not None:
-            rows = at.score.logits(rows)
-        if at.mask is not None and (is_masked or not cfg.has_blocks):
-            rows = at.mask.hidden(rows)
-        begin = at.block * cfg.tile_n
+        rows = [[s[i] for i in row] for row in row_indices]
+        if scores.score is not None:
+            rows = scores.score.logits(rows)
+        if scores.mask is not None and (is_masked or not cfg.has_blocks):
+            rows = scores.mask.hidden(rows)
+        first_key = scores.block * cfg.tile_n
         if cfg.has_blocks:
-            for row, elements in zip(rows, places):
-                for i, x in zip(elements, row):
+            for row, indices in zip(rows, row_indices):
+                for i, x in zip(indices, row):
                     s[i] = x
-            mask_end(s, begin, self.stop, cfg.tile_n)  # a list may call a block whole in which keys end
-            return [[s[i] for i in row] for row in places]
+            mask_end(s, first_key, self.stop, cfg.tile_n)  # keys may end in a block that a list marks as unmasked
+            return [[s[i] for i in row] for row in row_indices]
         if not is_masked:
             return rows
-        firsts = [own_columns(self.first[r] - begin) if cfg.has_left else None for r in range(ROWS_PER_THREAD)]
-        return [apply_mask(x, firsts[r], own_columns(self.stop[r] - begin)) for r, x in enumerate(rows)]
+        firsts = [columns_below(self.first[r] - first_key) if cfg.has_left else None for r in range(ROWS_PER_THREAD)]
+        return [apply_mask(x, firsts[r], columns_below(self.stop[r] - first_key)) for r, x in enumerate(rows)]
 
     def finish(self, work, first_row: Int32) -> list[Float32]:
-        """Write each row's log-sum-exp; returns the factors that normalise O, 0 for a row that saw no key or holds no
-        data."""
+        """Write each row's log-sum-exp. Returns the factors that normalise O; 0 for a row without keys or data."""
         norms = []
         for r in range(ROWS_PER_THREAD):
             row = first_row + row_in_warp(r)
-            total = across_row(self.total[r], lambda a, b: a + b)
-            row_max = across_row(self.row_max[r], cute.arch.fmax)
-            largest = cute.math.exp2(row_max * self.scales.log2 - self.reference[r], fastmath=True)
+            total = reduce_row(self.total[r], lambda a, b: a + b)
+            row_max = reduce_row(self.row_max[r], cute.arch.fmax)
+            largest_p = cute.math.exp2(row_max * self.scales.log2 - self.row_max_scaled[r], fastmath=True)
             query = query_of(self.context.cfg, row)
-            norm, lse = normalise(self.context, work, row, query, self.reference[r], total, largest)
+            norm, lse = normalise(self.context, work, row, query, self.row_max_scaled[r], total, largest_p)
             write_lse(self.context, work, row, lse)
             factors = (None if self.dropout is None else self.dropout.scale, self.scales.of_v)
             norms.append(functools.reduce(lambda a, b: a if b is None else a * b, factors, norm))
         return norms
 
     def finish_empty(self, work, first_row: Int32) -> None:
-        """The same for rows that see no key."""
+        """Write the log-sum-exp of rows that see no key."""
         for r in range(ROWS_PER_THREAD):
             row = first_row + row_in_warp(r)
             query = query_of(self.context.cfg, row)
@@ -162,40 +163,40 @@ class Softmax(Constant):
 
 
 @cute.jit
-def mask_end(s: cute.Tensor, begin: Int32, stop: cute.Tensor, tile_n: cutlass.Constexpr[int]):
-    """-inf for keys from `stop` on, the same for every row, in the key block at `begin`."""
-    if stop[0] - begin < tile_n:
+def mask_end(s: cute.Tensor, first_key: Int32, stop: cute.Tensor, tile_n: cutlass.Constexpr[int]):
+    """Set scores of the key block at `first_key` to -inf for keys >= `stop`, which is the same for all rows."""
+    if stop[0] - first_key < tile_n:
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
-            elements = row_elements(2 * cute.size(s), r)
-            for i, x in zip(elements, apply_mask([s[i] for i in elements], None, own_columns(stop[0] - begin))):
+            indices = row_elements(2 * cute.size(s), r)
+            for i, x in zip(indices, apply_mask([s[i] for i in indices], None, columns_below(stop[0] - first_key))):
                 s[i] = x
 
 
 @cute.jit
-def follow(softmax, row_maxes, has_grown: Boolean):
-    """Let the references of the rows that have grown follow, where some row of the warp has; tops: the maxima of each
-    thread's part of its rows."""
+def update_row_max(softmax, row_maxes, has_grown: Boolean):
+    """Raise `row_max_scaled` of the rows that have grown, if any row of the warp has. row_maxes: maxima of the block
+    over this thread's part of its rows."""
     if has_grown:
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
-            before = softmax.reference[r]
-            candidate = across_row(row_maxes[r], cute.arch.fmax) * softmax.scales.log2
-            shrink = before - candidate
+            old_max = softmax.row_max_scaled[r]
+            new_max = reduce_row(row_maxes[r], cute.arch.fmax) * softmax.scales.log2
+            shrink = old_max - new_max
             grows = shrink < -softmax.context.cfg.rescale_threshold
             factor = cutlass.select_(grows, cute.math.exp2(shrink, fastmath=True), Float32(1.0))
             softmax.factor[r] = Float32(factor)
             softmax.total[r] = softmax.total[r] * Float32(factor)
-            softmax.reference[r] = Float32(cutlass.select_(grows, candidate, before))
+            softmax.row_max_scaled[r] = Float32(cutlass.select_(grows, new_max, old_max))
 
 
 def pack(s: cute.Tensor, p: cute.Tensor) -> None:
-    """P, rounded to 16 bits, as the next product's operand; 0 for keys after those of s."""
-    words = cute.recast_tensor(p, Int32)
-    for i in range(cute.size(words)):
-        words[i] = pack_half(s[2 * i], s[2 * i + 1], p.element_type) if 2 * i < cute.size(s) else Int32(0)
+    """Round P to 16 bits into the next product's operand; 0 for keys behind those of s."""
+    packed = cute.recast_tensor(p, Int32)
+    for i in range(cute.size(packed)):
+        packed[i] = pack_half(s[2 * i], s[2 * i + 1], p.element_type) if 2 * i < cute.size(s) else Int32(0)
 
 
-def in_chains(values: list[Float32], combine) -> Float32:
-    """All values combined, in independent chains."""
+def reduce_in_chains(values: list[Float32], combine) -> Float32:
+    """Combine all values in CHAINS independent chains."""
     chains = list(values[:CHAINS])
     for i, value in enumerate(values[CHAINS:]):
         chains[i % CHAINS] = combine(chains[i % CHAINS], value)
@@ -206,7 +207,7 @@ def in_chains(values: list[Float32], combine) -> Float32:
 
 @cute.jit
 def write_lse(context, work, row: Int32, lse: Float32):
-    """One of the threads that share a row writes it, if the row has a place."""
+    """Write log-sum-exp of a row, if the row exists; one of the four threads of the row writes."""
     if is_written(context.cfg, work, row) and cute.arch.lane_idx() % LANES_PER_ROW == 0:
-        place = result(context, "lse", work)
-        place[place_of(context.cfg, row), 0] = lse
+        matrix = result(context, "lse", work)
+        matrix[place_of(context.cfg, row), 0] = lse

@@ -1,6 +1,6 @@
-"""Which work tile next, and what it consists of: rows, keys, key blocks.
+"""Queue of work tiles: which tile is next, and its rows, keys and key blocks.
 
-The loop over work is the same in every role:
+The work loop is the same in every role:
 
     queue = Queue.first(context)
     while queue.has_tile():
@@ -19,15 +19,15 @@ from ...fwd.work import Work, work_tile
 
 
 def row_tile(cfg, work: Work, rank: Int32, consumer: Int32 | int) -> Int32:
-    """Which 64 rows of the sequence are a team's, of a work tile; rank: of the CTA, of those that share the tile."""
+    """Return the index of a consumer's 64 rows in the sequence. rank: of the CTA within the pair of a work tile."""
     return (work.m_block * cfg.ctas + rank) * cfg.consumers + consumer
 
 
 class Queue:
-    """Where a role stands in the order of work tiles. Immutable; `queue = queue.next()`.
+    """Position of a role in the order of work tiles. Immutable; `queue = queue.next()`.
 
-    A persistent grid goes to and fro: who is last to get one of a lap's tiles is first to get one of the next. Where
-    tiles grow shorter along the order (causal), every CTA then gets about the same amount of work.
+    A persistent grid uses snake order: the CTA that gets the last tile of a lap gets the first tile of the next lap.
+    When tiles get shorter along the order (causal), all CTAs get about the same amount of work.
     """
 
     def __init__(self, context, lap: Int32):
@@ -39,11 +39,11 @@ class Queue:
 
     @property
     def index(self) -> Int32:
-        order, own = self.context.args.order, Int32(cute.arch.block_idx()[0]) // self.context.cfg.ctas
+        order, cta = self.context.args.order, Int32(cute.arch.block_idx()[0]) // self.context.cfg.ctas
         if not self.context.cfg.persistent:
-            return own + self.lap * self.context.args.tiles
-        place = cutlass.select_(Boolean(self.lap % 2 == 1), order.stride - 1 - own, own)
-        return self.lap * order.stride + Int32(place)
+            return cta + self.lap * self.context.args.tiles
+        pos = cutlass.select_(Boolean(self.lap % 2 == 1), order.stride - 1 - cta, cta)
+        return self.lap * order.stride + Int32(pos)
 
     def has_tile(self) -> Boolean:
         return self.index < self.context.args.tiles

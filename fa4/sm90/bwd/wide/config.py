@@ -1,4 +1,4 @@
-"""Shapes of the wide backward: one warpgroup has dV of 64 keys, the other dK; see `kernel`."""
+"""Configuration of the wide backward: one consumer computes dV of 64 keys, the other dK; see `kernel`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import ClassVar
 from ....bwd.blocks import RowBlocks
 from ....pipeline.smem import Tile
 from ...wgmma import ROWS, Major, SmemOperand, Wgmma
-from ..config import BARRIER_BYTES, PANEL_COLUMNS, ByThread, Steps
+from ..config import BARRIER_BYTES, PANEL_COLUMNS, Steps, ThreadOrderedBlocks
 from ..placement import ByQueries
 
-P_BYTES = 2  # of an element of P as it is handed over
-# What is handed over is 2^15 P, at most 32768 as float16: it has all 11 bits from P = 2^-29 on, and some from 2^-39. P
-# itself would have them from 2^-14 on, and a row of n keys has weights of 1 / n.
+P_BYTES = 2  # of an element of P in shared memory
+# Shared memory has 2^15 P as float16, at most 32768: all 11 significant bits from P = 2^-29 on, some from 2^-39 on. P
+# itself would have all bits from 2^-14 on only, but a row of n keys has P of about 1 / n.
 WEIGHT_EXPONENT = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WideConfig(Steps):
-    """A step has 64 queries, so that a warpgroup computes dQ of all of them, for its panels of columns."""
+    """A step has 64 queries; a consumer computes dQ of all of them, for its column panels."""
 
     ctas: int = 1
     multicast: int = 1
@@ -34,55 +34,55 @@ class WideConfig(Steps):
 
     @property
     def tma_ctas(self) -> int:
-        """Each CTA of a pair loads for itself."""
+        """1: each CTA of a pair issues its own loads."""
         return 1
 
     @property
     def semaphores(self) -> int:
-        """Counters of a block of queries, each of which orders the additions of a CTA's columns."""
+        """Counters per query block: one per CTA of a pair, which orders the additions of the CTA's columns."""
         return self.ctas if self.deterministic else 0
 
     @property
     def order_bytes(self) -> int:
-        """A number for each step whose dQ may be added."""
+        """Bytes of the order index of each stage of dS."""
         return 4 * self.ds_stages if self.deterministic else 0
 
     @property
     def cta_panels(self) -> int:
-        """Panels of columns of dQ that a CTA computes."""
+        """Column panels of dQ that a CTA computes."""
         return self.k_tile.panels // self.ctas
 
     @property
-    def others_k_bytes(self) -> int:
-        """Of a pair, the other CTA's keys in this one's columns of dQ."""
+    def peer_k_bytes(self) -> int:
+        """CTA pair: bytes of the peer CTA's keys in this CTA's dQ columns."""
         return self.cta_panels * self.k_tile.panel_bytes if self.ctas == 2 else 0
 
     @property
     def ds_tile(self) -> Tile:
-        """dS, a row per query: a panel for each CTA's keys, one's own first."""
+        """dS, a row per query; one panel for each CTA's keys, the own keys first."""
         return Tile(ROWS, self.cluster_tile_n)
 
     @property
     def p_bytes(self) -> int:
-        """P of a step, as the threads of a warpgroup hold it."""
+        """Bytes of P of a step, in thread order."""
         return P_BYTES * ROWS * ROWS
 
     @property
     def held_bytes(self) -> int:
-        """Shared memory in use."""
-        held = self.k_tile.nbytes + self.others_k_bytes + self.v_tile.nbytes
-        held += self.ds_stages * (self.p_bytes + self.ds_tile.nbytes)
-        of_q = self.q_tile.nbytes + self.rows_bytes
-        return held + self.q_stages * of_q + self.stages * self.do_tile.nbytes + self.order_bytes + BARRIER_BYTES
+        """Shared memory in use, in bytes."""
+        used = self.k_tile.nbytes + self.peer_k_bytes + self.v_tile.nbytes
+        used += self.ds_stages * (self.p_bytes + self.ds_tile.nbytes)
+        q_bytes = self.q_tile.nbytes + self.rows_bytes
+        return used + self.q_stages * q_bytes + self.stages * self.do_tile.nbytes + self.order_bytes + BARRIER_BYTES
 
     @property
     def row_blocks(self) -> RowBlocks:
-        """What the kernels around the main one depend on."""
+        """Configuration of the kernels before and after the main kernel."""
         placement = ByQueries(ROWS, self.k_tile.panels * PANEL_COLUMNS)
-        return ByThread(
+        return ThreadOrderedBlocks(
             self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, semaphores=self.semaphores, first_stores=self.semaphores > 0, pdl=True, weight_exponent=WEIGHT_EXPONENT,
-            chained=self.chained,
+            self.has_dlse, semaphores=self.semaphores, first_stores=self.semaphores > 0, pdl=True,
+            weight_exponent=WEIGHT_EXPONENT, chained=self.chained,
         )  # fmt: skip
 
     @property
@@ -90,12 +90,12 @@ class WideConfig(Steps):
         return False
 
     def dq_panels(self, consumer: int) -> range:
-        """Of the CTA's panels of columns of dQ, those that a warpgroup computes."""
+        """Return the panels, among the CTA's column panels of dQ, that a consumer computes."""
         first = -(-self.cta_panels // 2)
         return range(first) if consumer == 0 else range(first, self.cta_panels)
 
     def dq(self, consumer: int) -> Wgmma:
-        """dQ = dS K of one CTA's keys, a warpgroup's panels of columns."""
+        """dQ = dS K for the keys of one CTA and the panels of a consumer."""
         k = SmemOperand(self.k_tile, Major.MN)
         ds = SmemOperand(self.ds_tile, Major.K, self.ds_stages, self.ds_tile.nbytes)
         return Wgmma(self.dtype, n=len(self.dq_panels(consumer)) * PANEL_COLUMNS, k=ROWS, b=k, a=ds)

@@ -1,13 +1,13 @@
-"""The Hopper backward of the largest head dims: who does what, who hands what to whom, and where things lie.
+"""Hopper backward kernel for large head dims: roles, channels and shared-memory map.
 
-dV and dK of 64 keys fill the registers of two warpgroups. So a CTA owns 64 keys, and its warpgroups divide the work by
-products: one has S^T = K Q^T and dV += P^T dO, the other dP^T = V dO^T and dK += dS^T Q. The left operands of both sums
-stay in registers; P is handed over through shared memory, in the order in which threads hold it, and dS goes there for
-dQ = dS K, of which each warpgroup has some columns and adds them to the float32 sum straight from its registers.
-The warpgroups wait for each other only through the channels, so one computes weights while the other multiplies.
-In a deterministic run two warps keep the order of those additions; see `semaphores`.
-CTAs of a pair (`ctas` = 2) walk through the same queries and send each other dS, so that each has half of dQ's columns
-for the keys of both, and dQ is added to the sum once for 128 keys.
+dV and dK of 64 keys fill the registers of two warpgroups. So a CTA owns 64 keys, and its two consumers divide the work
+by product: dV computes S^T = K Q^T and dV += P^T dO; dK computes dP^T = V dO^T and dK += dS^T Q. The left operands of
+both accumulators stay in registers. P passes from dV to dK through shared memory, in thread order. dS is stored to
+shared memory for dQ = dS K: each consumer computes some columns of dQ and adds them to the float32 sum directly from
+registers. The consumers wait for each other only through channels, so one computes P or dS while the other runs
+products. In a deterministic run two warps keep the order of the additions; see `semaphores`. The CTAs of a pair (`ctas`
+= 2) iterate over the same queries and send each other dS. Each CTA has half of the dQ columns for the keys of both, so
+dQ is added to the sum once per 128 keys.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ IN_ORDER = RoleTable(
 
 
 def channels(cfg: WideConfig) -> ChannelTable:
-    """<producer>_<consumer>_<payload>; "compute" are both warpgroups."""
+    """Channels, named <producer>_<consumer>_<payload>; "compute" is both consumers."""
     both, memory = ("dV", "dK"), Carries.ASYNC_SMEM
     across = Across.MULTICAST if cfg.multicast > 1 else Across.NOTHING
-    of_pair: tuple[Channel, ...] = ()
+    pair_channels: tuple[Channel, ...] = ()
     ds_freed: By | Implied = By.WGMMA
     if cfg.ctas == 2:
-        other = Channel(
+        peer_ds = Channel(
             "dK_compute_dSother", "dK", both, By.TMA, By.WGMMA, cfg.ds_stages, memory, cfg.ctas, Across.MULTICAST
         )
-        of_pair = Channel("load_compute_Kother", "load", both, By.TMA, ONCE, 1, memory), other
-        ds_freed = Implied(other.name, "free")
+        pair_channels = Channel("load_compute_Kother", "load", both, By.TMA, ONCE, 1, memory), peer_ds
+        ds_freed = Implied(peer_ds.name, "free")
     order_channels: tuple[Channel, ...] = ()
     if cfg.deterministic:
-        # In step with dS, one step late.
-        order_index = Channel(
+        # Same stages as dS, one step later.
+        order_channel = Channel(
             "acquire_compute_order", "acquire", both, By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM, freer="release"
         )
-        added = Channel(
-            "compute_release_dQ", both, "release", By.WARP, Implied(order_index.name), cfg.ds_stages, Carries.SMEM
+        added_channel = Channel(
+            "compute_release_dQ", both, "release", By.WARP, Implied(order_channel.name), cfg.ds_stages, Carries.SMEM
         )
-        order_channels = order_index, added
+        order_channels = order_channel, added_channel
     return ChannelTable(
         (
             Channel("load_compute_K", "load", both, By.TMA, ONCE, 1, memory),
@@ -70,7 +70,7 @@ def channels(cfg: WideConfig) -> ChannelTable:
             Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory, cfg.multicast, across),
             Channel("dV_dK_P", "dV", "dK", By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM),
             Channel("dK_compute_dS", "dK", both, By.WARP, ds_freed, cfg.ds_stages, memory),
-            *of_pair,
+            *pair_channels,
             *order_channels,
         ),
         IN_ORDER if cfg.deterministic else ROLES,
@@ -80,7 +80,7 @@ def channels(cfg: WideConfig) -> ChannelTable:
 def smem_map(cfg: WideConfig, table: ChannelTable) -> SmemMap:
     return SmemMap(
         Region("K", cfg.k_tile.nbytes, align=1024),
-        Region("Kother", cfg.others_k_bytes, align=1024),
+        Region("Kother", cfg.peer_k_bytes, align=1024),
         Region("V", cfg.v_tile.nbytes, align=1024),
         Region("Q", cfg.q_stages * cfg.q_tile.nbytes, align=1024),
         Region("dO", cfg.stages * cfg.do_tile.nbytes, align=1024),
@@ -94,10 +94,10 @@ def smem_map(cfg: WideConfig, table: ChannelTable) -> SmemMap:
 
 @dataclass(frozen=True, slots=True)
 class Context(kernels.Context):
-    """What a role's body gets."""
+    """Context of a role's body."""
 
-    last_dq: int = 1  # named barriers; 0 is the CTA's
-    gradients_staged: int = 2  # and 3: one for each warpgroup
+    last_dq: int = 1  # named barriers; 0 is the CTA barrier
+    gradients_staged: int = 2  # and 3: one per consumer
     ds_written: int = 4
 
 

@@ -1,9 +1,9 @@
-"""Take and pass roles, a warp each: the order in which a deterministic run adds dQ.
+"""Acquire and release roles, one warp each: the order in which a deterministic run adds dQ.
 
-The key blocks that a query block meets take turns (`bwd.semaphores`), by a counter for each CTA's columns. One warp waits
-for the turn of each step and lets the warpgroups add; the other passes a turn on when both have. That takes a wait for
-all memory of the GPU, so neither is done by those who multiply. Were one warp to do both, it would wait for a turn
-before it has passed the last one on.
+The key blocks that a query block meets add in order (`bwd.semaphores`), with one semaphore per CTA's columns. The
+acquire warp waits for the semaphore of each step and then lets the consumers add. The release warp releases it after
+both consumers have added. The release waits for all memory operations to be visible to the GPU, so the consumers do
+neither. A single warp for both would wait for the next semaphore before it has released the last one.
 
 Waits:   compute_release_dQ.full, acquire_compute_order.free
 Signals: acquire_compute_order.{full,free}
@@ -27,67 +27,67 @@ AHEAD = 2  # steps
 
 @cute.jit
 def acquire(context):
-    cute.arch.griddepcontrol_wait()  # the turns are cleared by the statistics kernel
+    cute.arch.griddepcontrol_wait()  # the statistics kernel clears the semaphores
     if cutlass.const_expr(context.cfg.follows):
         wait_for_distance(context)
-    at_every_step(context, acquire_order, produce(context.ends("acquire").acquire_compute_order))
+    for_each_step(context, acquire_order, produce(context.ends("acquire").acquire_compute_order))
 
 
 @cute.jit
 def wait_for_distance(context):
-    """Before the first step: until the CTA that this one follows is AHEAD of it. The warpgroups that multiply wait for
-    each step's additions, so at a distance of one step a delay of a CTA would delay all that follow it."""
+    """Before the first step: wait until the CTA that this CTA follows is AHEAD steps ahead. The consumers wait for the
+    additions of each step; at a distance of one step, a delay of one CTA would delay all CTAs that follow it."""
     work = work_tile(context)
     if work.blocks > 0:
         head, m_block = work.head_kv * context.cfg.group, work.block(cutlass.min(work.first + AHEAD, work.stop) - 1)
-        wait_semaphore(own_counter(context, work, head, m_block), work.order_index(m_block, head, context))
+        wait_semaphore(own_semaphore(context, work, head, m_block), work.order_index(m_block, head, context))
 
 
 @cute.jit
 def release(context):
-    at_every_step(context, release_order, consume(context.ends("release").compute_release_dQ))
+    for_each_step(context, release_order, consume(context.ends("release").compute_release_dQ))
 
 
 @cute.jit
-def at_every_step(context, do: cutlass.Constexpr[Callable[..., None]], at: Cursor):
-    """All steps of a block of keys, as the warpgroups take them."""
+def for_each_step(context, step: cutlass.Constexpr[Callable[..., None]], cursor: Cursor):
+    """Call `step` for all steps of a block of keys, in the order of the consumers."""
     cfg, work = context.cfg, work_tile(context)
     for member in cutlass.range(cfg.group, unroll=1):
         of_head, head = work.of_head(context, member), work.head_kv * cfg.group + member
         for i in cutlass.range(of_head.first, of_head.stop, unroll=1):
-            do(context, work, head, of_head.block(i), at)
-            at = at.next()
+            step(context, work, head, of_head.block(i), cursor)
+            cursor = cursor.next()
 
 
 @cute.jit
-def acquire_order(context, work, head: Int32, m_block: Int32, at: Cursor):
-    """When a step's turn has come, say so, and which it is."""
+def acquire_order(context, work, head: Int32, m_block: Int32, cursor: Cursor):
+    """Wait for a step's semaphore, then publish its order index."""
     order_index = work.order_index(m_block, head, context)
-    at.wait()
-    wait_semaphore(own_counter(context, work, head, m_block), order_index)
-    store_vec(_place(context, at.stage), [order_index])
-    at.arrive()
+    cursor.wait()
+    wait_semaphore(own_semaphore(context, work, head, m_block), order_index)
+    store_vec(_order_slot(context, cursor.stage), [order_index])
+    cursor.arrive()
 
 
 @cute.jit
-def release_order(context, work, head: Int32, m_block: Int32, at: Cursor):
-    """When both warpgroups have added a step's dQ."""
-    at.wait()
+def release_order(context, work, head: Int32, m_block: Int32, cursor: Cursor):
+    """Release a step's semaphore after both consumers have added its dQ."""
+    cursor.wait()
     with cute.arch.elect_one():
-        release_semaphore(own_counter(context, work, head, m_block))
-    at.in_step(consume(context.ends("release").acquire_compute_order)).arrive()
+        release_semaphore(own_semaphore(context, work, head, m_block))
+    cursor.in_step(consume(context.ends("release").acquire_compute_order)).arrive()
 
 
 def order_index_at(context, stage: Int32) -> Int32:
-    """The turn of the step that has a stage."""
-    return load_vec(_place(context, stage), 1)[0]
+    """Return the order index of the step in a stage."""
+    return load_vec(_order_slot(context, stage), 1)[0]
 
 
-def own_counter(context, work, head: Int32, m_block: Int32) -> cute.Pointer:
-    """Of this CTA's columns of a query block."""
+def own_semaphore(context, work, head: Int32, m_block: Int32) -> cute.Pointer:
+    """Return the semaphore of this CTA's columns of a query block."""
     block = (work.row_block + m_block) * context.cfg.semaphores + context.args.order.rank
     return semaphore_ptr(work.sums(context)[1], block, head)
 
 
-def _place(context, stage: Int32) -> cute.Pointer:
+def _order_slot(context, stage: Int32) -> cute.Pointer:
     return context.smem.pointer("semaphores", Int32) + stage

@@ -1,5 +1,5 @@
-"""The steps of a block of keys, as both warpgroups take them: dQ is computed one step late, when everybody's dS of that
-step is there."""
+"""Loop over the steps of a block of keys, for both consumers. dQ is computed one step late, after both consumers, and
+in a pair both CTAs, have stored dS of that step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cutlass import Int32
 from ....core.constant import Constant
 from ....pipeline.cursor import Cursor, consume
 from ...wgmma import Wgmma, wait
-from ..work import own_steps
-from .share import Share
+from ..work import warpgroup_steps
+from .share import DqShare
 
 
 class Cursors(NamedTuple):
-    """Where a warpgroup stands before a step. p: P, handed from one to the other. last_...: of the step before."""
+    """A consumer's cursors before a step. p: of P, from one consumer to the other. last_...: of the step before."""
 
     q: Cursor
     do: Cursor
@@ -28,75 +28,77 @@ class Cursors(NamedTuple):
     last_block: Int32
 
     def after_first(self, head: Int32, m_block: Int32) -> Cursors:
-        """Those of the second step; the first was at (head, m_block)."""
+        """Return the cursors of the second step; the first step was at (head, m_block)."""
         return Cursors(self.q.next(), self.do.next(), self.p.next(), self.last_ds, head, m_block)
 
     def next(self, head: Int32, m_block: Int32) -> Cursors:
-        """Those of the step after that at (head, m_block)."""
+        """Return the cursors of the step after the step at (head, m_block)."""
         return Cursors(self.q.next(), self.do.next(), self.p.next(), self.last_ds.next(), head, m_block)
 
 
-class Side(Constant):
-    """What a warpgroup works with at every step, made once: operands of its products, its share of dQ, and a sum over
-    all steps, of `product`. step: what it does until the last product of a step but dQ has been started."""
+class WideConsumer(Constant):
+    """State of a consumer, created once: operands, its share of dQ, and the accumulator of `product` over all steps.
+    step: runs a step up to its last product before dQ."""
 
-    compares: bool  # queries with keys, where a mask cuts a block
+    applies_mask: bool  # in partially masked blocks
 
-    def __init__(self, context, role: str, step: Callable[..., None], consumer: int, product: Wgmma):
+    def __init__(self, context, role: str, step: Callable[..., None], index: int, product: Wgmma):
         self.ends, self.step = context.ends(role), step
-        self.share, self.total = Share(context, consumer, self.ends), product.accumulator()
+        self.share, self.total = DqShare(context, index, self.ends), product.accumulator()
 
-    def let_go(self, at: Cursors) -> None:
-        """Of what a step's last product but dQ has read."""
+    def release(self, cursors: Cursors) -> None:
+        """Release the stages that a step's last product before dQ has read."""
         raise NotImplementedError
 
 
 @cute.jit
-def finish_step(context, side: cutlass.Constexpr[Side], work, at: Cursors, has_dq: cutlass.Constexpr[bool]):
-    """The end of a step, with dQ of the one before, if there was one."""
-    share = side.share
+def finish_step(
+    context, consumer: cutlass.Constexpr[WideConsumer], work, cursors: Cursors, has_dq: cutlass.Constexpr[bool]
+):
+    """End a step; with has_dq, compute and add dQ of the step before."""
+    share = consumer.share
     if cutlass.const_expr(has_dq):
-        dq = share.start(at.last_ds)
+        dq = share.start(cursors.last_ds)
         wait(share.products)
-        side.let_go(at)
+        consumer.release(cursors)
         wait(0)
-        share.arrive(at.last_ds)
-        share.add(context, work, at, dq)
+        share.arrive(cursors.last_ds)
+        share.add(context, work, cursors, dq)
     else:
         wait(0)
-        side.let_go(at)
+        consumer.release(cursors)
 
 
 @cute.jit
-def all_steps(context, side: cutlass.Constexpr[Side], work, p: Cursor):
-    """All steps of a block of keys; there is one at least."""
-    cfg, ends, step = context.cfg, side.ends, side.step
+def all_steps(context, consumer: cutlass.Constexpr[WideConsumer], work, p: Cursor):
+    """Run all steps of a block of keys (at least one)."""
+    cfg, ends, step = context.cfg, consumer.ends, consumer.step
     q, do = consume(ends.load_compute_Q), consume(ends.load_compute_dO)
     head, m_block = work.head_kv * cfg.group, work.block(work.first)
-    at = Cursors(q, do, p, consume(ends.dK_compute_dS), head, m_block)
-    step(context, side, work, (head, m_block), at, side.compares, False)
-    at = at.after_first(head, m_block)
+    cursors = Cursors(q, do, p, consume(ends.dK_compute_dS), head, m_block)
+    step(context, consumer, work, (head, m_block), cursors, consumer.applies_mask, False)
+    cursors = cursors.after_first(head, m_block)
     for member in cutlass.range(cfg.group, unroll=1):
         head, of_head = work.head_kv * cfg.group + member, work.of_head(context, member)
         first = work.first + cutlass.select_(member == 0, Int32(1), Int32(0))
-        if cutlass.const_expr(side.compares):
-            own = own_steps(of_head, Int32(0), cfg)
-            for half in cutlass.range(2 if cfg.has_left or cfg.folds else 1, unroll=1):  # cut blocks may come last, too
-                begin_cut, end_cut = own.cut(half, first)
-                for i in cutlass.range(begin_cut, end_cut, unroll=1):
+        if cutlass.const_expr(consumer.applies_mask):
+            wg_steps = warpgroup_steps(of_head, Int32(0), cfg)
+            for half in cutlass.range(2 if cfg.has_left or cfg.folds else 1, unroll=1):  # partial blocks may be last
+                begin_partial, end_partial = wg_steps.partial(half, first)
+                for i in cutlass.range(begin_partial, end_partial, unroll=1):
                     m_block = of_head.block(i)
-                    step(context, side, work, (head, m_block), at, True, True)
-                    at = at.next(head, m_block)
-                begin_full, end_full = own.full(half, first, work.first)
+                    step(context, consumer, work, (head, m_block), cursors, True, True)
+                    cursors = cursors.next(head, m_block)
+                begin_full, end_full = wg_steps.full(half, first, work.first)
                 for i in cutlass.range(begin_full, end_full, unroll=1):
                     m_block = of_head.block(i)
-                    step(context, side, work, (head, m_block), at, False, True)
-                    at = at.next(head, m_block)
+                    step(context, consumer, work, (head, m_block), cursors, False, True)
+                    cursors = cursors.next(head, m_block)
         else:
             for i in cutlass.range(first, work.stop, unroll=1):
                 m_block = of_head.block(i)
-                step(context, side, work, (head, m_block), at, False, True)
-                at = at.next(head, m_block)
-    dq = side.share.start(at.last_ds)
+                step(context, consumer, work, (head, m_block), cursors, False, True)
+                cursors = cursors.next(head, m_block)
+    dq = consumer.share.start(cursors.last_ds)
     wait(0)
-    side.share.add(context, work, at, dq)
+    consumer.share.add(context, work, cursors, dq)
