@@ -165,13 +165,13 @@ def timed(works: list[Work], device: torch.device, seconds: float) -> dict[str, 
 
 def passing_gbps(device: torch.device, megabytes: int) -> float | None:
     """GB/s of every rank's sending to the next one and receiving from the one before at once, one direction."""
-    from fa4.distributed.place import Passing, Place
+    from fa4.distributed.group_rank import GroupRank, RingExchange
 
     if dist.get_world_size() == 1:
         return None
 
     x = torch.zeros(megabytes << 20, dtype=torch.uint8, device=device)
-    work = Work(Provider("", lambda *_: x), lambda: Passing((x,), Place.of(None)).wait(), {})
+    work = Work(Provider("", lambda *_: x), lambda: RingExchange((x,), GroupRank.of(None)).wait(), {})
     times = [_sample(work, device) for _ in range(8)]
     return x.numel() / statistics.median(times[2:]) / 1e6
 

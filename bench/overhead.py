@@ -114,7 +114,7 @@ def _there_and_back(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], o
     inputs = AttentionInputs(*(x.detach() for x in leaves), max_seqlen_q=1, max_seqlen_k=1)
     spec = AttentionSpec.of(inputs, Flags(0.125, window_right=0, needs_backward=True))
     plan = dispatch.plan(spec, inputs.extent, chip_of(q.device))
-    forward = run.Forward(inputs, spec, plan)
+    forward = run.ForwardExecutor(inputs, spec, plan)
     saved = Saved(*forward(inputs), dout)
     grads = Gradients(*(torch.empty_like(x) for x in (q, k, v)))
 
@@ -159,7 +159,7 @@ def main() -> None:
     inputs = AttentionInputs(q, k, v, max_seqlen_q=1, max_seqlen_k=1)
     spec = AttentionSpec.of(inputs, Flags(0.125, window_right=0))
     plan = dispatch.plan(spec, inputs.extent, chip_of(q.device))
-    forward = run.Forward(inputs, spec, plan)
+    forward = run.ForwardExecutor(inputs, spec, plan)
     packed, ends = [x[0] for x in (q, k, v)], torch.tensor([0, 1], device="cuda", dtype=torch.int32)
 
     def varlen() -> None:

@@ -201,7 +201,7 @@ def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
     chip = chip_by_number(100)
     begin = time.perf_counter()
     if name in FEW_CASES:
-        compiled = forward.KERNEL.compile(forward.Forward(spec, ProblemSize(1, 1, _FEW_KEYS), chip).cfg, chip)
+        compiled = forward.KERNEL.compile(forward.Sm100Forward(spec, ProblemSize(1, 1, _FEW_KEYS), chip).cfg, chip)
     elif ctas is None:
         compiled = forward.KERNEL.compile(forward.configure(spec, chip), chip)
     else:

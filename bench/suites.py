@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fa4.ops import visible_pairs
+from fa4.ops import unmasked_pairs
 
 HIDDEN = 2048  # heads * head_dim, as in the published comparisons of the field
 
@@ -43,7 +43,7 @@ class BenchCase:
     @property
     def flops(self) -> int:
         """Floating-point operations over the visible pairs; backward 2.5 times forward when head_dims are equal."""
-        pairs = visible_pairs(self.seqlen_q, self.seqlen_k, None, 0 if self.causal else None)
+        pairs = unmasked_pairs(self.seqlen_q, self.seqlen_k, None, 0 if self.causal else None)
         per_pair = (
             self.head_dim + self.head_dim_v if self.direction == "fwd" else 3 * self.head_dim + 2 * self.head_dim_v
         )

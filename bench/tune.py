@@ -74,7 +74,7 @@ def _sm90() -> Sweep:
     def backward_rows(spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> Rows:
         row = backward.tiles_for(spec, extent)
         if spec.deterministic:
-            return _changed(row, together=(None, 1, 2, 4, 8, 16, 33, 66, 132))
+            return _changed(row, pairs_per_group=(None, 1, 2, 4, 8, 16, 33, 66, 132))
         return _changed(row, tile_m=(64, 80, 96, 128), first_writer=(False, True), ordered=(False, True))
 
     return Sweep(Plan, forward_rows, backward_rows)

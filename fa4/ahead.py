@@ -29,7 +29,7 @@ class AheadProblem(NamedTuple):
 
 
 class AppendProblem(NamedTuple):
-    """An append to a cache that a model ran on a chip; config: the fields of a `fwd.append.Config`."""
+    """An append to a cache that a model ran on a chip; config: the fields of a `fwd.append.AppendConfig`."""
 
     chip: int
     config: dict[str, Any]
@@ -64,7 +64,7 @@ def recorded(file: Path) -> Iterator[AheadProblem | AppendProblem]:
 
 def _with_dtypes(fields: dict[str, Any]) -> dict[str, Any]:
     """Convert names of dtypes to dtypes."""
-    names = ("dtype", "rotary", "bytes_dtype")
+    names = ("dtype", "rotary", "kv_8bit_dtype")
     return fields | {name: getattr(torch, fields[name]) for name in names if fields.get(name) is not None}
 
 
@@ -91,10 +91,10 @@ def compile_into(directory: Path, problem: AheadProblem | AppendProblem) -> dict
 
 
 def _run_append(problem: AppendProblem) -> None:
-    from .fwd.append import Config, launcher  # needs CuTe DSL
+    from .fwd.append import AppendConfig, launcher  # needs CuTe DSL
 
-    missing = {field.name: None for field in dataclasses.fields(Config)}
-    launcher(Config(**missing | problem.config), chip_of(torch.device("cpu")))
+    missing = {field.name: None for field in dataclasses.fields(AppendConfig)}
+    launcher(AppendConfig(**missing | problem.config), chip_of(torch.device("cpu")))
 
 
 def _run_attention(problem: AheadProblem) -> None:
@@ -124,7 +124,7 @@ def _with_cache(inputs: AttentionInputs, problem: AheadProblem) -> tuple[Attenti
         for dim in (spec.head_dim, spec.head_dim_v)
     )
     numbers = torch.zeros(batch, dtype=torch.int32)
-    factors = torch.ones(batch, spec.heads_kv) if kind.has_bytes else None
+    factors = torch.ones(batch, spec.heads_kv) if kind.has_8bit_kv else None
     cache = Cache(
         None if kind.page_size is None else torch.zeros(batch, shape[0] // batch, dtype=torch.int32),
         numbers if kind.has_batch_idx else None,

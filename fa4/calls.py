@@ -13,7 +13,7 @@ from torch.nn import functional
 from . import autograd, checks, jagged, mod_ops, ops
 from .checks import Options
 from .mods.record import Mods
-from .signature import MOST, CallCache, Signature, routes
+from .signature import MAX_ENTRIES, CallCache, Signature, routes
 from .spec import PACKED, AttentionInputs, Flags
 from .torch_internals import modes_need_dispatcher, needs_dispatcher, unwrap_dead_wrappers
 from .torch_internals import scaled_dot_product_attention as _sdpa
@@ -49,7 +49,7 @@ class CachedCall:
         self._limits = limits
         self._routes: dict[tuple, ops.Route] = {}
         is_plain = not (flags.needs_backward or inputs.varlen or inputs.seqused_k is not None or mods is not None)
-        self.plain_forward = self.first.forward.of_tensors if is_plain else None  # q, k, v and options only
+        self.plain_forward = self.first.forward.call_with_tensors if is_plain else None  # q, k, v and options only
 
     def inputs(self, arguments: tuple) -> AttentionInputs | None:
         """Return the inputs of an equal call; None if sizes of packed sequences do not match each other or the mods."""
@@ -73,7 +73,7 @@ class CachedCall:
         route = self._routes.get(sizes)
         if route is None:
             extent = inputs.extent.rounded()
-            if len(self._routes) >= MOST:
+            if len(self._routes) >= MAX_ENTRIES:
                 self._routes.clear()
             route = self._routes.get(extent)
             if route is None:

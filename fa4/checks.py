@@ -75,19 +75,19 @@ def check_dense(q: Tensor, k: Tensor, v: Tensor) -> None:
         warn_of_axes(q, k)
 
 
-_told_of_axes = False
+_warned_of_axes = False
 
 
 def warn_of_axes(q: Tensor, k: Tensor, by_flex: bool = False) -> None:
     """Warn once, at the caller's line, if heads and rows of q and k, (batch, seqlen, heads, head_dim), seem swapped:
     both have more than one row and more heads than rows, and k has over 128 heads, or 64 for small head_dim and batch
     (a large batch may be image windows). by_flex: the caller passed transposed tensors."""
-    global _told_of_axes
+    global _warned_of_axes
     (batch, rows_q, heads_q, dim), (_, rows, heads, _) = q.shape, k.shape
     most = 64 if dim <= 64 and batch <= 256 else 128
-    if _told_of_axes or not (heads > max(most, rows) and heads_q > rows_q and min(rows, rows_q) > 1):
+    if _warned_of_axes or not (heads > max(most, rows) and heads_q > rows_q and min(rows, rows_q) > 1):
         return
-    _told_of_axes = True
+    _warned_of_axes = True
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
         frame, level = frame.f_back, level + 1

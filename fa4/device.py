@@ -159,12 +159,12 @@ class DeviceContext(NamedTuple):
 
 # None outside `emulating`, `dry_run` and `sharing`, and a distinct object inside each: anything cached for a chip is
 # valid while this object is the same.
-stage: ContextVar[DeviceContext | None] = ContextVar("fa4_stage", default=None)
+device_context: ContextVar[DeviceContext | None] = ContextVar("fa4_stage", default=None)
 
 
 def chip_of(device: torch.device) -> Chip:
     """Return the chip of a torch device. CPU tensors inside `emulating(chip)` are on the emulated chip."""
-    emulated, recorder, shared = stage.get() or DeviceContext()
+    emulated, recorder, shared = device_context.get() or DeviceContext()
     if device.type == "cpu":
         chip = emulated or _CPU
     elif device.type == "cuda" and torch.version.hip is None:
@@ -201,18 +201,18 @@ def sharing(with_others: bool = True) -> Iterator[None]:
     if not with_others:
         yield
         return
-    outer = stage.get()
-    token = stage.set(_SHARED if outer is None else outer._replace(shared=True))
+    outer = device_context.get()
+    token = device_context.set(_SHARED if outer is None else outer._replace(shared=True))
     try:
         yield
     finally:
-        stage.reset(token)
+        device_context.reset(token)
 
 
 @contextlib.contextmanager
 def _changed_context(**change: Any) -> Iterator[None]:
-    token = stage.set((stage.get() or DeviceContext())._replace(**change))
+    token = device_context.set((device_context.get() or DeviceContext())._replace(**change))
     try:
         yield
     finally:
-        stage.reset(token)
+        device_context.reset(token)

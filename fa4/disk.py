@@ -178,7 +178,7 @@ def is_kept(root: Path) -> bool:
     return (root / _KEPT).exists()
 
 
-def tend(root: Path) -> None:
+def prune_daily(root: Path) -> None:
     """Prune a root to the limits of the environment, once a day, by one process. For an invalid limit, warn once and
     remove nothing."""
     try:

@@ -167,7 +167,7 @@ def _captured_limits(spec: AttentionSpec) -> list[str]:
         return []
     graph, lacks = spec.mods.score, list[str]()
     for scatter in graph.scatters:
-        if not graph.is_of_heads(scatter):
+        if not graph.is_per_head(scatter):
             if spec.deterministic and not graph.has_single_writer(scatter):
                 lacks.append("lacks deterministic gradients of captured tensors to whose elements several pairs add")
         elif spec.varlen and "b" in graph.inputs_of(*scatter.indices):
@@ -175,9 +175,9 @@ def _captured_limits(spec: AttentionSpec) -> list[str]:
     return list(dict.fromkeys(lacks))
 
 
-@_limit("a cache of 8-bit numbers of a head_dim that is no multiple of 16", Feature.CACHE_BYTES)
+@_limit("a cache of 8-bit numbers of a head_dim that is no multiple of 16", Feature.CACHE_8BIT)
 def _cache_8bit_limits(spec: AttentionSpec) -> list[str]:
-    if spec.cache is not None and spec.cache.has_bytes and (spec.head_dim % 16 or spec.head_dim_v % 16):
+    if spec.cache is not None and spec.cache.has_8bit_kv and (spec.head_dim % 16 or spec.head_dim_v % 16):
         return [
             f"lacks a cache of 8-bit numbers of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"
         ]
@@ -352,19 +352,19 @@ def _judge(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -
     return _Verdict(None, tuple(refused))
 
 
-_told = False
+_warned = False
 
 
 def warn_of_tiled_torch(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> None:
     """Warn once, with the reasons, if "auto" selects plain torch on an accelerator: it is several times slower than
     kernels."""
-    global _told
-    if _told or backend != "auto" or chip.emulated or chip.device_type in ("cpu", "meta"):
+    global _warned
+    if _warned or backend != "auto" or chip.emulated or chip.device_type in ("cpu", "meta"):
         return
     row, refused = _judge(spec, extent, chip, backend)
     if row is None or row.requires:
         return
-    _told = True
+    _warned = True
     reasons = "; ".join(f"{name} {', '.join(why)}" for name, why in refused)
     warnings.warn(
         f"fa4 runs attention on {chip} in plain torch, which is several times slower than a kernel: {reasons}. Said "

@@ -266,7 +266,7 @@ def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any]) ->
         try:
             _export(kernel, entry)
             if directory.name == fingerprint():
-                disk.tend(directory.parent)
+                disk.prune_daily(directory.parent)
             return _load(entry)  # same path as a warm start; this launcher has less Python overhead
         except Exception as error:  # a full disk must not fail a call
             warnings.warn(f"fa4 could not keep a compiled kernel in {directory}: {error}", stacklevel=2)

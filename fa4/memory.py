@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .torch_internals import guards, has_fast_allocation
 
-_has_short_way = has_fast_allocation()
+_has_fast_allocation = has_fast_allocation()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -26,14 +26,14 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     On CUDA, `device` must be the current one. There this uses the allocation call of torch.compile's generated code, if
     this torch has it: a tenth of torch.empty's host time, which dominates a short call.
     """
-    if _has_short_way and device.type == "cuda":
+    if _has_fast_allocation and device.type == "cuda":
         return guards._empty_strided_cuda(*_row_major(shape), dtype)
     return torch.empty(shape, dtype=dtype, device=device)
 
 
 def maker(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
     """Return a function that returns a new `empty(shape, dtype, device)` at each call, at still lower cost."""
-    if _has_short_way and device.type == "cuda":
+    if _has_fast_allocation and device.type == "cuda":
         shape, strides = _row_major(shape)
         return lambda: guards._empty_strided_cuda(shape, strides, dtype)
     return lambda: torch.empty(shape, dtype=dtype, device=device)

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import autograd, checks, ops
 from .device import chip_of
-from .mods import blocks, coarse, remember
+from .mods import blocks, coarse, trace_cache
 from .mods.blocks import ModProblem
 from .mods.call import MaskMod, ScoreMod, gather
 from .mods.graph import parse
@@ -63,7 +63,7 @@ def prepare(
     mods = gather(problem, score_mod, mask_mod, block_mask, flags.needs_backward)
     mods = mods._replace(dropout_p=dropout[0], dropout_seed=dropout[1])
     # (Compiled code cannot extend graphs: there such blocks stay as they are.)
-    if mods.blocks and not torch.compiler.is_compiling() and coarse.takes((mods.block_q, mods.block_k)):  # noqa: SIM102
+    if mods.blocks and not torch.compiler.is_compiling() and coarse.needs_tiling((mods.block_q, mods.block_k)):  # noqa: SIM102
         if flags.backend != "torch" and chip_of(inputs.q.device).compiles:
             mods = coarse.in_tiles(mods, block_mask.seq_lengths)
     return mods, flags._replace(needs_backward=flags.needs_backward or bool(mods.trained))
@@ -109,7 +109,7 @@ class Limits(NamedTuple):
     @classmethod
     def of(cls, mods: Mods, block_mask: Any = None) -> Limits:
         entries: dict[str, int] = {}
-        for text, of in ((mods.score, mods.of_score), (mods.mask, mods.of_mask)):
+        for text, of in ((mods.score, mods.score_values), (mods.mask, mods.mask_values)):
             for name, size in entries_of(parse(text), of()[0]) if text else ():
                 entries[name] = min(size, entries.get(name, size))
         batch, seqlens = None, None
@@ -137,7 +137,7 @@ class Limits(NamedTuple):
 
 def cached(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) -> CallCache | None:
     """Return the call cache of these three objects, or None."""
-    entry = remember.known(score_mod, mask_mod, block_mask)
+    entry = trace_cache.known(score_mod, mask_mod, block_mask)
     return None if entry is None else entry.value
 
 
@@ -148,7 +148,7 @@ def keep(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) 
     functions = [function for function in (score_mod, mask_mod) if function is not None]
     calls: CallCache[Any] = CallCache()
     mask_mod = None if block_mask is not None else mask_mod
-    return calls if remember.keep(score_mod, mask_mod, block_mask, functions, calls) else None
+    return calls if trace_cache.keep(score_mod, mask_mod, block_mask, functions, calls) else None
 
 
 def forward(inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
@@ -204,7 +204,7 @@ def _flops(inputs: AttentionInputs, mods: Mods, flags: Flags, matmuls_qk: int, m
 
 def _visited_in_sequences(inputs: AttentionInputs, mods: Mods) -> int:
     """Count the blocks that all heads of all packed sequences visit; blocks past a sequence's end are skipped."""
-    listed = blocks.table_of(mods.blocks[:4], -(-inputs.max_seqlen_k // mods.block_k)) != blocks.NONE
+    listed = blocks.state_table(mods.blocks[:4], -(-inputs.max_seqlen_k // mods.block_k)) != blocks.NONE
     listed = listed.expand(inputs.batch, inputs.q.shape[-2], -1, -1)
     total = 0
     for sequence in sequences(inputs):

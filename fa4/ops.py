@@ -58,13 +58,13 @@ class Route:
 
     def __init__(self, inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> None:
         self.spec, self.plan = spec, plan
-        self.forward = run.Forward(inputs, spec, plan)
-        self._backward: run.Backward | None = None
+        self.forward = run.ForwardExecutor(inputs, spec, plan)
+        self._backward: run.BackwardExecutor | None = None
 
     def backward(self, inputs: AttentionInputs, saved: Saved, *extra: Any) -> Gradients:
-        """Run `run.Backward`, which is created on first use."""
+        """Run `run.BackwardExecutor`, which is created on first use."""
         if self._backward is None:
-            self._backward = run.Backward(inputs, self.spec, self.plan)
+            self._backward = run.BackwardExecutor(inputs, self.spec, self.plan)
         return self._backward(inputs, saved, *extra)
 
 
@@ -146,7 +146,7 @@ for _name, _records in (("forward", FORWARD), ("backward", BACKWARD)):
     torch.library.register_vmap(f"fa4::{_name}", _rule, lib=library)
 
 
-def visible_pairs(seqlen_q: int, seqlen_k: int, window_left: int | None, window_right: int | None) -> int:
+def unmasked_pairs(seqlen_q: int, seqlen_k: int, window_left: int | None, window_right: int | None) -> int:
     """Count the (query, key) pairs of one sequence that the bottom-right aligned mask keeps."""
 
     def capped_sum(n: int) -> int:
@@ -167,13 +167,13 @@ def flops(inputs: AttentionInputs, flags: Flags, matmuls_qk: int, matmuls_v: int
     q, k, v, window = inputs.q, inputs.k, inputs.v, (flags.window_left, flags.window_right)
     lengths = [x for x in (inputs.cu_seqlens_q, inputs.cu_seqlens_k) if x is not None]
     if not inputs.varlen:
-        pairs = q.shape[0] * visible_pairs(q.shape[1], k.shape[1], *window)
+        pairs = q.shape[0] * unmasked_pairs(q.shape[1], k.shape[1], *window)
     elif not all(map(has_values, lengths)):
         # Lengths without values: count every sequence at its upper bound.
-        pairs = inputs.batch * visible_pairs(inputs.max_seqlen_q, inputs.max_seqlen_k, *window)
+        pairs = inputs.batch * unmasked_pairs(inputs.max_seqlen_q, inputs.max_seqlen_k, *window)
     else:
         per_sequence = zip(*(x.diff().tolist() for x in lengths))
-        pairs = sum(visible_pairs(seqlen_q, seqlen_k, *window) for seqlen_q, seqlen_k in per_sequence)
+        pairs = sum(unmasked_pairs(seqlen_q, seqlen_k, *window) for seqlen_q, seqlen_k in per_sequence)
     return 2 * q.shape[-2] * pairs * (matmuls_qk * q.shape[-1] + matmuls_v * v.shape[-1])
 
 

@@ -83,7 +83,7 @@ class Plan:
         raise NotImplementedError
 
 
-class Directions(Plan):
+class ForwardBackwardPlan(Plan):
     """Plan with separate forward and backward objects, made from (spec, extent, chip, tiles), with a method `launch`
     and a text. Tiles passed here replace the table rows, for tuning."""
 

@@ -14,12 +14,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from .device import stage
+from .device import device_context
 from .torch_internals import deterministic_algorithms, may_carry_tangents, tensor_check
 
 T = TypeVar("T")
-MOST = 4096
-MOST_OPTIONS = 64
+MAX_ENTRIES = 4096
+MAX_OPTIONS = 64
 
 
 class Signature(NamedTuple):
@@ -70,8 +70,8 @@ def _types(options: tuple) -> tuple:
 
 
 class RouteMap:
-    """Map from signatures to at most `MOST` values; each value is valid in the device context that stored it. A full
-    map is cleared."""
+    """Map from signatures to at most `MAX_ENTRIES` values; each value is valid in the device context that stored it. A
+    full map is cleared."""
 
     def __init__(self) -> None:
         self._values: dict[Signature, tuple[Any, Any]] = {}
@@ -82,15 +82,15 @@ class RouteMap:
             tensor_positions, value = self._values[signature]  # type: ignore[index]
         except (KeyError, TypeError):
             return None
-        return value if tensor_positions is stage.get() else None
+        return value if tensor_positions is device_context.get() else None
 
     def keep(self, signature: Signature | None, value: Any) -> None:
         if signature is None:
             return
-        if len(self._values) >= MOST:
+        if len(self._values) >= MAX_ENTRIES:
             self.clear()
         with contextlib.suppress(TypeError):
-            self._values[signature] = stage.get(), value
+            self._values[signature] = device_context.get(), value
 
     def clear(self) -> None:
         self._values.clear()
@@ -116,7 +116,7 @@ class LastCallGuard(Generic[T]):
 
     def __init__(self) -> None:
         self._calls: dict[tuple, _GuardedCall[T]] = {}
-        self._before: dict[tuple, object] = {}
+        self._previous: dict[tuple, object] = {}
 
     def find(self, tensors: tuple, options: tuple) -> T | None:
         """Return the value stored for an equal call; None without one."""
@@ -134,7 +134,7 @@ class LastCallGuard(Generic[T]):
         first size may differ."""
         identity = value if identity is None else identity
         try:
-            previous = self._before.get(options)
+            previous = self._previous.get(options)
         except TypeError:
             return
         if previous is identity:
@@ -142,13 +142,13 @@ class LastCallGuard(Generic[T]):
             if call is not None:
                 self._calls[options] = call
             return
-        if len(self._before) >= MOST_OPTIONS:
+        if len(self._previous) >= MAX_OPTIONS:
             self.clear()
-        self._before[options] = identity
+        self._previous[options] = identity
 
     def clear(self) -> None:
         self._calls.clear()
-        self._before.clear()
+        self._previous.clear()
 
 
 class CallCache(Generic[T]):
@@ -164,7 +164,7 @@ class CallCache(Generic[T]):
         self.routes.clear()
 
 
-_grad_mode, _deterministic, _context = torch.is_grad_enabled, deterministic_algorithms, stage.get
+_grad_mode, _deterministic, _context = torch.is_grad_enabled, deterministic_algorithms, device_context.get
 
 
 class _GuardedCall(Generic[T]):

@@ -40,7 +40,7 @@ class Feature(enum.Enum):
     PAGES = "page_table"
     CACHE_ROWS = "cache_batch_idx and cache_leftpad"
     CACHE_VARLEN = "packed queries on a cache"
-    CACHE_BYTES = "cache of 8-bit numbers"
+    CACHE_8BIT = "cache of 8-bit numbers"
     BATCH_INVARIANT = "batch_invariant"
 
 
@@ -61,7 +61,7 @@ class CacheSpec:
     dtype: torch.dtype | None = None
 
     @property
-    def has_bytes(self) -> bool:
+    def has_8bit_kv(self) -> bool:
         return self.dtype is not None
 
     @property
@@ -185,7 +185,7 @@ class AttentionSpec:
                 Feature.PAGES: self.cache.page_size is not None,
                 Feature.CACHE_ROWS: self.cache.has_batch_idx or self.cache.has_leftpad,
                 Feature.CACHE_VARLEN: self.varlen,
-                Feature.CACHE_BYTES: self.cache.has_bytes,
+                Feature.CACHE_8BIT: self.cache.has_8bit_kv,
             }
         if self.mods is not None:
             requested |= {

@@ -1,9 +1,9 @@
-"""What calls remember of each other."""
+"""What calls trace_cache of each other."""
 
 import sys
 
 from fa4 import calls, dispatch
-from fa4.mods import remember
+from fa4.mods import trace_cache
 from fa4.signature import CallCache, LastCallGuard, routes
 
 
@@ -11,7 +11,7 @@ def forget_calls() -> None:
     """The next call of each kind is planned anew."""
     dispatch.planned.cache_clear()
     routes.clear()
-    remember._known.clear()
+    trace_cache._cached_mods.clear()
     for name in (calls.__name__, "fa4.kvcache.calls", "fa4.integrations.sdpa.operators"):
         for x in vars(sys.modules.get(name, calls)).values():
             if isinstance(x, (CallCache, LastCallGuard)):

@@ -1,8 +1,8 @@
 """The waits between CTAs of an ordered backward, simulated on the host from the order code that kernels run.
 
 A chip launches CTAs in the order of their index, each when a resident CTA ends. `walks` evaluates the kernel's own
-`work_tile`, `Work.block` and `Work.turn` for every CTA, or with a block mask its lists and `order_index_by_lists`; `run`
-executes these walks with any number of resident CTAs.
+`work_tile`, `Work.block` and `Work.order_index` for every CTA, or with a block mask its lists and
+`order_index_by_lists`; `run` executes these walks with any number of resident CTAs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fa4.bwd.work import order_index_by_lists
 from fa4.core.mask import Band
 from fa4.core.order import Order
 from fa4.core.sequence import Lengths
-from fa4.sm80.config import BackwardConfig as Portable
+from fa4.sm80.config import Sm80BackwardConfig as Portable
 from fa4.sm90.bwd import work as hopper
 from fa4.sm100.bwd import work as blackwell
-from fa4.sm100.bwd.config import Config as Blackwell
+from fa4.sm100.bwd.config import Sm100BackwardConfig as Blackwell
 
 _MODULES = (
     "fa4.core.mask", "fa4.core.order", "fa4.core.sequence", "fa4.bwd.work", "fa4.sm90.bwd.config", "fa4.sm90.bwd.work",
@@ -119,7 +119,7 @@ def walks(cfg: Any, problem: Problem, chains: int = 1) -> list[Walk]:
                 of_head, head = work.of_head(context, member), work.head_kv * cfg.group + member
                 steps = (of_head.block(i) for i in range(of_head.first, of_head.stop))
                 at = (work.batch, head, order.at(index).block % chains)
-                found[-1] += [((*at, m), of_head.turn(m, head, context)) for m in steps]
+                found[-1] += [((*at, m), of_head.order_index(m, head, context)) for m in steps]
     return found
 
 
@@ -188,18 +188,18 @@ def run(walks: Sequence[Walk], resident: int, pace: Pace = Pace(), seed: int = 0
             ended, latest = ended + 1, max(latest, time)
             launch(time)
             continue
-        counter, turn = addition = walks[index][i]
-        if counts[counter] != turn:
-            assert counts[counter] < turn, f"CTA {index} adds to {counter} out of order"
-            assert addition not in waiting, f"two CTAs are number {turn} at {counter}"
+        counter, order_index = addition = walks[index][i]
+        if counts[counter] != order_index:
+            assert counts[counter] < order_index, f"CTA {index} adds to {counter} out of order"
+            assert addition not in waiting, f"two CTAs are number {order_index} at {counter}"
             waiting[addition] = (time, index, i, computed, additions)
             continue
         if ready[counter] > time:
             heapq.heappush(events, (ready[counter], index, i, computed, additions))
             continue
-        counts[counter], ready[counter] = turn + 1, time + pace.handing
-        if (counter, turn + 1) in waiting:
-            since, *rest = waiting.pop((counter, turn + 1))
+        counts[counter], ready[counter] = order_index + 1, time + pace.handing
+        if (counter, order_index + 1) in waiting:
+            since, *rest = waiting.pop((counter, order_index + 1))
             heapq.heappush(events, (max(since, ready[counter]), *rest))
         additions.append(time)
         if i + 1 == len(walks[index]):

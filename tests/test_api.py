@@ -473,7 +473,7 @@ def test_axes_that_look_wrong_are_told_at_the_callers_line(monkeypatch):
             r"head_dim\): 512 heads of 4 keys.* call fa4.flash_attn_func. Said once",
         ),
     ):
-        monkeypatch.setattr(fa4.checks, "_told_of_axes", False)
+        monkeypatch.setattr(fa4.checks, "_warned_of_axes", False)
         with pytest.warns(UserWarning, match=message) as told:
             _, place = call()
         assert [(warning.filename, warning.lineno) for warning in told] == [place]

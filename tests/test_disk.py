@@ -150,16 +150,16 @@ def test_limits_of_the_environment(monkeypatch):
 def test_a_root_is_tended_once_a_day_unless_it_was_compiled_ahead(tmp_path, monkeypatch):
     an_entry(tmp_path, 1, 99)
     disk.keep(tmp_path)
-    disk.tend(tmp_path)
+    disk.prune_daily(tmp_path)
     assert left(tmp_path) == [1]
     (tmp_path / "kept").unlink()
-    disk.tend(tmp_path)
+    disk.prune_daily(tmp_path)
     assert left(tmp_path) == []
     an_entry(tmp_path, 2, 99)
-    disk.tend(tmp_path)
+    disk.prune_daily(tmp_path)
     assert left(tmp_path) == [2]
     os.utime(tmp_path / "tended", (time.time() - 2 * DAY,) * 2)
-    disk.tend(tmp_path)
+    disk.prune_daily(tmp_path)
     assert left(tmp_path) == []
 
 
@@ -177,7 +177,7 @@ def test_a_wrong_limit_is_warned_of_once_and_the_kernel_is_kept(tmp_path, monkey
             jit._through_disk(folder, ("key", number), lambda: built.append("kernel"))
     assert len(warned) == 1 and len(built) == 3 and old.exists()
     monkeypatch.delenv("FA4_CACHE_DAYS")
-    disk.tend(tmp_path)
+    disk.prune_daily(tmp_path)
     assert not old.exists()
 
 

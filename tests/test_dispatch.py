@@ -393,14 +393,14 @@ def test_variables_of_the_environment_have_defaults(monkeypatch):
 
 
 def test_the_tiled_path_on_an_accelerator_is_told_once(monkeypatch):
-    monkeypatch.setattr(dispatch, "_told", False)
+    monkeypatch.setattr(dispatch, "_warned", False)
     gpu = Chip("cuda", 75, name="T4")
     with pytest.warns(UserWarning, match=r"plain torch.*: sm100 needs.*sm80 needs.*pass backend='torch'"):
         dispatch.warn_of_tiled_torch(spec(), MANY, gpu, "auto")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dispatch.warn_of_tiled_torch(spec(), MANY, gpu, "auto")
-        monkeypatch.setattr(dispatch, "_told", False)
+        monkeypatch.setattr(dispatch, "_warned", False)
         dispatch.warn_of_tiled_torch(spec(), MANY, gpu, "torch")
         dispatch.warn_of_tiled_torch(spec(), MANY, CPU, "auto")
         dispatch.warn_of_tiled_torch(spec(), MANY, chip_by_number(80), "auto")

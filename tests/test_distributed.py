@@ -17,8 +17,8 @@ import fa4
 import fa4.distributed as cp
 from fa4 import cases
 from fa4.cases import Case
-from fa4.device import chip_of, sharing, stage
-from fa4.distributed import agree, parts, place, ring
+from fa4.device import chip_of, device_context, sharing
+from fa4.distributed import agree, group_rank, parts, ring
 from fa4.emulator import emulate
 from fa4.integrations.dtensor import register_dtensor
 
@@ -216,7 +216,7 @@ def refused_before_the_first_message(rank, world):
     for method in cp.METHODS:
         expected = cp.context_parallel_attention(x, x, x + rank, method=method)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parts.Call, "forward", failing)
+            patch.setattr(parts.ChunkCall, "forward", failing)
             with pytest.raises(MemoryError):
                 cp.context_parallel_attention(x, x, x + 7, method=method)
         assert torch.equal(cp.context_parallel_attention(x, x, x + rank, method=method), expected)
@@ -232,7 +232,7 @@ def test_the_group_alone_says_whether_ranks_tell_each_other_what_they_were_asked
     monkeypatch.setattr(fa4.checks, "_checks_everywhere", lambda: asked)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     configs = "cpu:gloo", "cpu:gloo,cuda:gloo", "cpu:mpi", "cpu:gloo,cuda:nccl", "cuda:nccl", "cpu:fake,cuda:fake"
-    assert [agree._talks(config) for config in configs] == [True, True, True, asked, asked, False]
+    assert [agree._should_exchange(config) for config in configs] == [True, True, True, asked, asked, False]
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -285,12 +285,12 @@ def test_beside_messages_a_chip_is_shared(monkeypatch):
     """The ring's calls, as long as something travels; a call alone keeps its way, and finds it again."""
     cpu, seen = torch.device("cpu"), []
 
-    class Call:
+    class ChunkCall:
         def __init__(self, of):
             self.of = of
 
         def forward(self, q, k, v, sink=None):
-            seen.append((self.of, chip_of(cpu).shared, stage.get()))
+            seen.append((self.of, chip_of(cpu).shared, device_context.get()))
             return q, torch.zeros(1, 1, 2)
 
         def rows(self, x):
@@ -299,9 +299,13 @@ def test_beside_messages_a_chip_is_shared(monkeypatch):
         statistics = rows
 
     of_three = SimpleNamespace(
-        place=place.Place(0, 3, None), own_at_once=lambda: Call("own"), with_keys_of=lambda source: Call(source)
+        group_rank=group_rank.GroupRank(0, 3, None),
+        own_at_once=lambda: ChunkCall("own"),
+        with_keys_of=lambda source: ChunkCall(source),
     )
-    monkeypatch.setattr(ring, "Passing", lambda tensors, place: SimpleNamespace(wait=lambda: tensors, under_way=False))
+    monkeypatch.setattr(
+        ring, "RingExchange", lambda tensors, group_rank: SimpleNamespace(wait=lambda: tensors, is_pending=False)
+    )
     x = torch.zeros(1, 2, 1, 8)
     for _ in range(2):
         ring.forward(x, x, x, None, of_three)
@@ -322,8 +326,10 @@ def test_without_a_process_group_it_says_so():
 def test_zigzag_parts_hold_each_row_once_and_see_as_many_pairs(world):
     """From the first and last chunk inwards: the sum of positions, so of visible keys, is the same on every rank."""
     lengths = torch.tensor([0, 12, 36], dtype=torch.int32)
-    held = [place.held(lengths, place.Place(rank, world, None), 36 // world) for rank in range(world)]
-    assert sorted(torch.cat(held).tolist()) == list(range(36))
-    assert len({int(rows.sum()) for rows in held}) == 1
-    order = place.order(lengths, place.Place(0, world, None), 36)
-    assert torch.equal(torch.cat(held)[order], torch.arange(36, dtype=torch.int32))
+    rows_of_rank = [
+        group_rank.rows_of_rank(lengths, group_rank.GroupRank(rank, world, None), 36 // world) for rank in range(world)
+    ]
+    assert sorted(torch.cat(rows_of_rank).tolist()) == list(range(36))
+    assert len({int(rows.sum()) for rows in rows_of_rank}) == 1
+    order = group_rank.order(lengths, group_rank.GroupRank(0, world, None), 36)
+    assert torch.equal(torch.cat(rows_of_rank)[order], torch.arange(36, dtype=torch.int32))

@@ -83,7 +83,7 @@ RIGHT = {
 @pytest.mark.parametrize("q, k", [*LIKELY_HEADS_FIRST.values(), *RIGHT.values()])
 def test_heads_before_rows_are_warned_of_once(q, k, monkeypatch):
     """The commonest mistake of those who come from torch's layout; nothing else is suspected."""
-    monkeypatch.setattr(fa4.checks, "_told_of_axes", False)
+    monkeypatch.setattr(fa4.checks, "_warned_of_axes", False)
     q, k = torch.empty(q, device="meta"), torch.empty(k, device="meta")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -12,8 +12,8 @@ import fa4
 from fa4 import calls, checks
 from fa4.device import chip_by_number, emulating
 from fa4.kvcache import calls as cache_calls
-from fa4.mods import remember
-from fa4.signature import MOST, MOST_OPTIONS, routes
+from fa4.mods import trace_cache
+from fa4.signature import MAX_ENTRIES, MAX_OPTIONS, routes
 
 
 def problem(seed):
@@ -130,9 +130,11 @@ def _many(count):
 
 def _kept():
     guards = (calls._dense.last, calls._packed.last, cache_calls._plain.last)
-    assert len(routes) <= MOST and all(len(guard._calls) <= MOST_OPTIONS for guard in guards)
-    assert len(remember._traces) <= remember._MOST_TRACES
-    return len(remember._known) + sum(len(x._routes) for _, x in routes._values.values() if isinstance(x, calls.Known))
+    assert len(routes) <= MAX_ENTRIES and all(len(guard._calls) <= MAX_OPTIONS for guard in guards)
+    assert len(trace_cache._traces) <= trace_cache._MOST_TRACES
+    return len(trace_cache._cached_mods) + sum(
+        len(x._routes) for _, x in routes._values.values() if isinstance(x, calls.CachedCall)
+    )
 
 
 def _resident_bytes():
@@ -152,7 +154,7 @@ def test_what_is_kept_of_calls_is_bounded(unlaunched):
         kept, objects = _kept(), len(gc.get_objects())
         _many(5_000)
         gc.collect()
-    assert _kept() <= kept + MOST and len(gc.get_objects()) < 1.2 * objects
+    assert _kept() <= kept + MAX_ENTRIES and len(gc.get_objects()) < 1.2 * objects
 
 
 @pytest.mark.soak

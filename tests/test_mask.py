@@ -57,7 +57,7 @@ def test_blocks_hold_all_that_is_visible_and_whole_blocks_nothing_hidden(seed):
                     assert whole, (mask, m, n)
                 elif (m + 1) * mask.tile_m <= visible.shape[0]:
                     assert not whole, (mask, m, n)  # it would be masked element by element
-                assert bool(mask.cuts(m, n)) >= (not whole), (mask, m, n)
+                assert bool(mask.needs_mask(m, n)) >= (not whole), (mask, m, n)
         for n in range(n_blocks):
             first, stop = mask.query_blocks(n)
             by_queries |= {(m, n) for m in range(first, stop)}

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fa4
 from fa4 import reference
 from fa4.cases import CASES, make
-from fa4.ops import visible_pairs
+from fa4.ops import unmasked_pairs
 from fa4.spec import AttentionInputs, Flags, Gradients, Saved
 from tests.small import SMALL
 
@@ -91,7 +91,7 @@ def test_visible_pairs_counts_the_mask(name):
     problem = make(CASES[name], 0)
     sizes = CASES[name].seqlen_q, CASES[name].seqlen_k
     expected = int(reference.mask(problem.spec, *sizes).sum())
-    assert visible_pairs(*sizes, problem.spec.window_left, problem.spec.window_right) == expected
+    assert unmasked_pairs(*sizes, problem.spec.window_left, problem.spec.window_right) == expected
 
 
 @pytest.mark.parametrize("case", [SMALL["dense"], SMALL["varlen"], SMALL["sink"]], ids=str)
@@ -118,5 +118,5 @@ def test_flops_of_lengths_that_are_not_known_are_an_upper_bound(known_as):
     with mode if known_as == "fake" else nullcontext(), FlopCounterMode(display=False) as counter:
         flags = Flags(0.3, window_left=4)
         torch.ops.fa4.forward(q, k, v, None, *lengths, None, None, 21, 33, *flags)
-    pairs = i.batch * visible_pairs(21, 33, 4, None)
+    pairs = i.batch * unmasked_pairs(21, 33, 4, None)
     assert counter.get_total_flops() == 4 * pairs * i.q.shape[1] * i.q.shape[2]

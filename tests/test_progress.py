@@ -15,10 +15,10 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4.device import chip_by_number
 from fa4.mods.record import ModSpec
-from fa4.sm80.plan import Backward as Portable
-from fa4.sm90.bwd.plan import Backward as Hopper
+from fa4.sm80.plan import Sm80Backward as Portable
+from fa4.sm90.bwd.plan import Sm90Backward as Hopper
 from fa4.sm90.bwd.tiles import D64, D96, D96_ORDERED, D128_CUT, D256, D256_ORDERED, WIDE, tiles_for
-from fa4.sm100.bwd.plan import Backward as Blackwell
+from fa4.sm100.bwd.plan import Sm100Backward as Blackwell
 from fa4.spec import AttentionSpec, ProblemSize
 from tests.gpu.residency import FEW_HEADS, HEADS, PLAIN, SEQLEN
 from tests.schedules import NoProgress, Pace, Problem, run, walks, without_waits
@@ -35,7 +35,7 @@ KINDS = {
 }
 
 
-def configured(kind: str, problem: Problem, group: int, sms: int, together: int | None = None, mods=None):
+def configured(kind: str, problem: Problem, group: int, sms: int, pairs_per_group: int | None = None, mods=None):
     """The deterministic kernel's configuration."""
     backward, number, head_dim, tiles = KINDS[kind]
     spec = AttentionSpec(
@@ -44,8 +44,8 @@ def configured(kind: str, problem: Problem, group: int, sms: int, together: int 
         deterministic=True, mods=mods,
     )  # fmt: skip
     chip = chip_by_number(number, sms=sms)
-    if together is not None and backward is Hopper:
-        tiles = dataclasses.replace(tiles, together=together)
+    if pairs_per_group is not None and backward is Hopper:
+        tiles = dataclasses.replace(tiles, pairs_per_group=pairs_per_group)
     return backward(spec, ProblemSize(problem.batch, problem.seqlen_q, problem.seqlen_k), chip, tiles).config(False)
 
 
@@ -62,7 +62,7 @@ def test_every_wait_is_for_a_lower_launch_index(kind, blocks, seed):
         if choose.random() < 0.5:
             lengths = tuple((choose.randint(1, 300), choose.randint(1, problem.seqlen_k)) for _ in range(batch))
             problem = dataclasses.replace(problem, lengths=lengths)
-        chains = choose.randint(1, 4) if getattr(cfg, "follows", False) else 1
+        chains = choose.randint(1, 4) if getattr(cfg, "ascending_order", False) else 1
         if chains > 1:
             cfg = dataclasses.replace(cfg, chained=True)
         found = walks(cfg, problem, chains)
@@ -121,7 +121,7 @@ def test_waits_cost_little_on_a_whole_chip(shape):
     )
     cfg = Hopper(spec, ProblemSize(problem.batch, seqlen, seqlen), chip_by_number(90)).config(False)
     found = walks(cfg, problem)
-    assert without_waits(found, cfg.most_blocks) / run(found, cfg.most_blocks, Pace(jitter=0.1)) > 0.97
+    assert without_waits(found, cfg.concurrent_blocks) / run(found, cfg.concurrent_blocks, Pace(jitter=0.1)) > 0.97
 
 
 def test_ordered_rows_without_a_mask_need_pairs_enough():

@@ -105,7 +105,9 @@ def test_the_kernel_for_idle_rows_writes_them_alone(kind, seed):
         seqused = None if seqused is None else torch.tensor(seqused, dtype=torch.int32)
         batch = () if varlen else (3,)
         for matrices, parts in ((2, 1), (0, 2)):
-            cfg = padding_rows.Config(torch.bfloat16, matrices, parts - 1, torch.inf, varlen, seqused is not None)
+            cfg = padding_rows.PaddingRowsConfig(
+                torch.bfloat16, matrices, parts - 1, torch.inf, varlen, seqused is not None
+            )
             of_dims = [torch.full((*batch, rows, heads, d), 7.0, dtype=torch.bfloat16) for d in (8, 24)[:matrices]]
             lse = torch.full((*((2,) if parts == 2 else ()), *batch, heads, rows), 7.0)
             padding_rows.launcher(cfg, here)((tuple(of_dims) or None, lse, lengths, seqused), 2)
@@ -336,13 +338,13 @@ def test_memory_on_cuda_comes_by_the_short_way_if_there_is_one(monkeypatch):
     assert memory.empty((2, 3, 4), torch.float16, torch.device("cpu")).shape == (2, 3, 4) and not asked
     memory.empty(torch.Size((2, 3, 4)), torch.float16, torch.device("cuda", 0))
     assert asked == [((2, 3, 4), (12, 4, 1), torch.float16)] and type(asked[0][0]) is tuple
-    monkeypatch.setattr(memory, "_has_short_way", False)
+    monkeypatch.setattr(memory, "_has_fast_allocation", False)
     assert memory.empty((2, 3), torch.float32, torch.device("meta")).is_meta
 
 
 def test_launches_land_on_the_current_device(monkeypatch):
     monkeypatch.setattr(prepare, "current_cuda_device", lambda: 1)
-    assert [prepare.is_elsewhere(index) for index in (0, 1, 2)] == [True, False, True]
+    assert [prepare.is_other_device(index) for index in (0, 1, 2)] == [True, False, True]
 
 
 class _Launching(fallback.Plan):
@@ -363,11 +365,11 @@ class _Launching(fallback.Plan):
 def test_tensors_alone_are_launched_as_they_are_or_go_the_longer_way(seed):
     problem = cases.make(Case("alone", batch=2, seqlen_q=20, seqlen_k=33, causal=True), seed)
     inputs, plan = problem.inputs, _Launching(problem.spec, problem.inputs.extent, chip_of(problem.inputs.q.device))
-    forward = run.Forward(inputs, problem.spec, plan)
+    forward = run.ForwardExecutor(inputs, problem.spec, plan)
     expected = forward(inputs)
     given = [inputs, *(inputs._replace(**{name: _at_odd_address(getattr(inputs, name))}) for name in "qkv")]
     for of_call in given:
-        got = forward.of_tensors(tuple(of_call[:8]))
+        got = forward.call_with_tensors(tuple(of_call[:8]))
         assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
     assert plan.got == [AttentionInputs, tuple, *[AttentionInputs] * 3]
 
@@ -392,7 +394,7 @@ def test_tensors_alone_go_the_longer_way_where_there_is_more_to_do(case, seed, m
     plan = _Launching(spec, inputs.extent, chip_of(inputs.q.device))
     if case.lengths:  # idle rows are set without a kernel
         monkeypatch.setattr(allocate, "padding_setter", lambda *_: functools.partial(allocate._fill_all, -torch.inf))
-    forward = run.Forward(inputs, problem.spec, plan)
-    got, expected = forward.of_tensors(tuple(inputs[:8])), forward(inputs)
+    forward = run.ForwardExecutor(inputs, problem.spec, plan)
+    got, expected = forward.call_with_tensors(tuple(inputs[:8])), forward(inputs)
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
     cases.assert_right(cases.judge_forward(problem, *got), f"seed {seed}")

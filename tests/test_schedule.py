@@ -57,7 +57,7 @@ def test_waves_descend_and_the_blocks_of_every_other_ascend():
 def test_sections_of_one_wave_go_there_and_back():
     order = Order(blocks=3, heads=2, batch=2, l2_group=1, wave=3)
     assert [order.at(i).block for i in range(12)] == [2, 1, 0, 0, 1, 2] * 2
-    assert [order.goes_back(order.at(i)) for i in range(12)] == [0, 0, 0, 1, 1, 1] * 2
+    assert [order.starts_at_last_row(order.at(i)) for i in range(12)] == [0, 0, 0, 1, 1, 1] * 2
 
 
 @pytest.mark.parametrize("wave", [None, 3, 8])
@@ -69,7 +69,7 @@ def test_blocks_take_turns_in_the_order_of_work(wave):
             tiles = [order.at(8 * head + i) for i in range(8)]
             for first, stop in ((0, 8), (0, 6), (3, 8), (1, 4)):  # those that a block of rows meets
                 met = [tile for tile in tiles if first <= tile.block < stop]
-                assert [order.turn(tile, first, stop) for tile in met] == list(range(stop - first))
+                assert [order.order_index(tile, first, stop) for tile in met] == list(range(stop - first))
 
 
 def test_no_section_is_a_section_of_the_heads_of_a_sequence():

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import forward_ad
 
 from fa4.device import chip_by_number, emulating
-from fa4.signature import MOST_OPTIONS, LastCallGuard
+from fa4.signature import MAX_OPTIONS, LastCallGuard
 
 OPTIONS = (0.5, True, (3, None), 1, "auto", None)
 
@@ -93,11 +93,11 @@ def test_what_is_made_anew_is_told_by_what_it_came_of():
 
 
 def test_it_forgets_rather_than_grow(guard):
-    for i in range(3 * MOST_OPTIONS):
+    for i in range(3 * MAX_OPTIONS):
         for _ in range(2):
             guard.keep(tensors(), (i,), i)
         assert guard.find(tensors(), (i,)) == i
-    assert len(guard._calls) <= MOST_OPTIONS and len(guard._before) <= MOST_OPTIONS
+    assert len(guard._calls) <= MAX_OPTIONS and len(guard._previous) <= MAX_OPTIONS
 
 
 @pytest.mark.parametrize("given, options", [((3, None), ()), ((X,), ([3],))], ids=["a number", "no hash"])

@@ -18,7 +18,7 @@ SOFTMAX, LOADS = "softmax", "loads"
 LEFT_OUT = ((SOFTMAX,), (LOADS,), (SOFTMAX, LOADS))
 
 
-def _weigh(self, s, at, is_masked: bool) -> Boolean:
+def _softmax_step(self, s, at, is_masked: bool) -> Boolean:
     """S is taken for P."""
     return Boolean(False)
 
@@ -42,7 +42,7 @@ def without(parts: tuple[str, ...]) -> Iterator[None]:
         stack.enter_context(mock.patch.object(jit, "cache_directory", lambda: kept))
         stack.enter_context(mock.patch.dict(jit._launchers, clear=True))
         if SOFTMAX in parts:
-            stack.enter_context(mock.patch.object(softmax.Softmax, "weigh", _weigh))
+            stack.enter_context(mock.patch.object(softmax.Softmax, "softmax_step", _softmax_step))
         if LOADS in parts:
             stack.enter_context(mock.patch.object(load, "load_block", _load_block))
         yield

@@ -83,7 +83,7 @@ class RowBlocks(Constant):
     weight_exponent: int = 0
     chained: bool = False
 
-    def arranged(self, statistics: cute.Tensor) -> cute.Tensor:
+    def permute_statistics(self, statistics: cute.Tensor) -> cute.Tensor:
         """Return the row statistics, (tile_m, 2, blocks, heads), with rows permuted to the load order of the main
         kernel."""
         return statistics

@@ -24,7 +24,7 @@ def targets(inputs: AttentionInputs, mods: Mods | None, gradients: Sequence[Tens
     blocks = row_blocks(rows_k, inputs.batch, cfg.cta_tile_n, 1, inputs.varlen)
     graph, bufs = parse(mods.score), list[Tensor]()
     for scatter in graph.scatters:
-        if graph.is_of_heads(scatter):
+        if graph.is_per_head(scatter):
             shape = inputs.q.shape[-2], blocks, cfg.score_threads
             bufs.append(torch.zeros(shape, dtype=torch.float32, device=inputs.q.device))
             continue
@@ -41,7 +41,7 @@ def finish(inputs: AttentionInputs, mods: Mods | None, gradients: Sequence[Tenso
     graph = parse(mods.score)
     for scatter, sums in zip(graph.scatters, bufs):
         gradient = gradients[scatter.tensor]
-        if gradient is not None and graph.is_of_heads(scatter):
+        if gradient is not None and graph.is_per_head(scatter):
             sequences = 1 if inputs.varlen else inputs.batch
             by_head = sums.view(sums.shape[0], sequences, -1).sum(dim=2).transpose(0, 1)
             _add_by_head(graph, scatter, mods, gradient, by_head)
@@ -51,5 +51,5 @@ def _add_by_head(graph: Graph, scatter: Scatter, mods: Mods, gradient: Tensor, s
     """sums: (sequences, heads_q)."""
     b, h = (torch.arange(extent, device=sums.device) for extent in sums.shape)
     inputs = {"b": b[:, None], "h": h, "q_idx": h.new_zeros(())}  # the indices do not depend on positions
-    evaluated = evaluation(graph, *mods.of_score(), inputs, torch.float32)
+    evaluated = evaluation(graph, *mods.score_values(), inputs, torch.float32)
     add_where(gradient, [evaluated.value(i) for i in scatter.indices], sums)

@@ -29,7 +29,7 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
     if cutlass.const_expr(cfg.pdl):
         cute.arch.griddepcontrol_wait()
     m_block, head, batch = args.order.here()
-    query_rows = args.lengths.query_place(batch, extent(args.dq))
+    query_rows = args.lengths.query_rows_of(batch, extent(args.dq))
     block = first_row_block(batch, query_rows, extent(args.dq), cfg.tile_m, cfg.packed, cfg.varlen) + m_block
     begin = m_block * cfg.tile_m
     rows = cutlass.min(query_rows.count * cfg.packed - begin, cfg.tile_m)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..core.order import Order, PackedOrder, listed_order
+from ..core.order import Order, PackedOrder, sparse_block_order
 from ..core.sequence import Lengths, seq_bounded_tma
 from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
-from .program import BackwardProgram, Call
+from .program import BackwardArguments, BackwardProgram
 
 
 class Maps(NamedTuple):
@@ -28,7 +28,7 @@ class Maps(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Arguments:
+class BackwardKernelArguments:
     """Run-time arguments of the main kernel."""
 
     maps: Maps
@@ -50,9 +50,9 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BackwardKernel(BackwardProgram, RoleKernel):
-    """Base class of a chip's main kernel. Its configuration is a `bwd.variant.Variant`."""
+    """Base class of a chip's main kernel. Its configuration is a `bwd.variant.BackwardVariant`."""
 
-    def begin(self, call: Call, cfg: Any, stream: Any) -> None:
+    def begin(self, call: BackwardArguments, cfg: Any, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
         rows, sizes = call.rows, call.sizes
         seqlens = cute.size(call.q, mode=[0]), cute.size(call.k, mode=[0])
@@ -61,11 +61,13 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         pairs = heads * sizes.batch
         l2_group = cfg.l2_group(n_blocks, sizes.max_seqlen_q, pairs)
         wave = cfg.wave(n_blocks, l2_group, pairs)
-        listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.cluster_tile_n) if cfg.has_blocks else None
-        order: Order | PackedOrder = Order(
-            n_blocks, heads, sizes.batch, l2_group, cfg.descending, cfg.ctas, wave, listed
+        block_order = (
+            sparse_block_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.cluster_tile_n) if cfg.has_blocks else None
         )
-        if cfg.counts_keys:
+        order: Order | PackedOrder = Order(
+            n_blocks, heads, sizes.batch, l2_group, cfg.descending, cfg.ctas, wave, block_order
+        )
+        if cfg.has_packed_order:
             bounds = rows.lengths.cu_seqlens_k
             order = PackedOrder(cfg.cluster_tile_n, 1, bounds, seqlens[1], heads, l2_group, cfg.descending, cfg.ctas)
         loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)
@@ -76,5 +78,5 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         maps = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in zip(loaded, tiles, multicast)]
         maps += [TmaTile.store(x, tile).map for x, tile in zip(stored, tiles[4:])]
         sums = rows.statistics, rows.dq_sum, rows.semaphores, rows.ranks
-        args = Arguments(Maps(*maps), *sums, rows.lengths, *seqlens, order, *call.scalars, call.mods)
+        args = BackwardKernelArguments(Maps(*maps), *sums, rows.lengths, *seqlens, order, *call.scalars, call.mods)
         self.start(args, cfg, order.ctas, stream)

@@ -14,7 +14,7 @@ from ..core.program import Program
 from ..core.softmax import LOG2_E
 from ..device import Chip
 from ..mods.record import Mods
-from ..mods.tensors import filled
+from ..mods.tensors import kernel_mods
 from ..spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
 from . import captured as gradients
 from .workspace import Allocator
@@ -39,7 +39,7 @@ class Scalars(NamedTuple):
         return Scalars(scale, (1.0 if has_score_mod else spec.softcap or scale) * LOG2_E, over_cap, *windows(spec))
 
 
-class Backward:
+class BackwardDirection:
     """The backward of one kind of problem on one chip. A subclass per chip sets `kernel` and implements `config`."""
 
     kernel: Program
@@ -51,7 +51,7 @@ class Backward:
         self._compiled: dict[bool, tuple[Any, Allocator, jit.Launcher]] = {}  # key: has_dlse
 
     def config(self, has_dlse: bool) -> Any:
-        """Return the configuration of the kernel, a `Variant` with `row_blocks`."""
+        """Return the configuration of the kernel, a `BackwardVariant` with `row_blocks`."""
         raise NotImplementedError
 
     def launch(
@@ -73,7 +73,7 @@ class Backward:
         targets = gradients.targets(inputs, mods, captured, cfg)
         mod_tensors = None
         if mods is not None:
-            mod_tensors = filled(
+            mod_tensors = kernel_mods(
                 mods, inputs.q.shape[-2], backward=True, is_ordered=cfg.ordered_by_lists, captured=targets
             )
         launcher(inputs[:8], saved, grads, workspace, self.scalars, extent, mod_tensors)

@@ -21,7 +21,7 @@ from .statistics import launch_statistics
 from .workspace import Workspace
 
 
-class Call(NamedTuple):
+class BackwardArguments(NamedTuple):
     """Arguments of a main kernel, as matrices with the modes of `core.sequence.as_matrices`. q has the packed heads of
     `rows`. `rows` holds dout, the workspaces and the lengths."""
 
@@ -37,7 +37,8 @@ class Call(NamedTuple):
 
 
 class BackwardProgram(Program):
-    """Base class; `begin` of a subclass starts the main kernel. Its configuration is a `Variant` with `row_blocks`."""
+    """Base class; `begin` of a subclass starts the main kernel. Its configuration is a `BackwardVariant` with
+    `row_blocks`."""
 
     __slots__ = ()
 
@@ -67,16 +68,16 @@ class BackwardProgram(Program):
         k, v, dk, dv = (as_matrices(x) for x in (inputs.k, inputs.v, grads.dk, grads.dv))
         filled = ModTensors.of(mods)
         rows = RowTensors.of(inputs, saved, grads.dq, workspace, scalars.scale, sizes, filled, blocks)
-        rows = replace(rows, statistics=blocks.arranged(rows.statistics))
+        rows = replace(rows, statistics=blocks.permute_statistics(rows.statistics))
         launch_statistics(rows, blocks, stream)
-        self.begin(Call(q, k, v, dk, dv, rows, scalars, sizes, filled), cfg, stream)
+        self.begin(BackwardArguments(q, k, v, dk, dv, rows, scalars, sizes, filled), cfg, stream)
         launch_finish(rows, blocks, stream)
 
-    def begin(self, call: Call, cfg: Any, stream: Any) -> None:
+    def begin(self, call: BackwardArguments, cfg: Any, stream: Any) -> None:
         """Start the main kernel, from inside a `cute.jit` host function."""
         raise NotImplementedError
 
-    def stand_ins(self, cfg: Any) -> tuple:
+    def fake_args(self, cfg: Any) -> tuple:
         out, dout, *grads = fake_matrices(cfg, 5)
         saved = Saved(out, fake_rows(cfg), dout, fake_rows(cfg, cfg.has_dlse))
         workspace, numbers = Workspace.fake(cfg.row_blocks), (fake_numbers(Scalars), ProblemSize(*[Int32(0)] * 3))

@@ -34,7 +34,7 @@ def kernel(args: RowTensors, cfg: cutlass.Constexpr[RowBlocks]):
         cute.arch.griddepcontrol_launch_dependents()
     thread = cute.arch.thread_idx()[0]
     m_block, head, batch = args.order.here()
-    query_rows = args.lengths.query_place(batch, extent(args.out))
+    query_rows = args.lengths.query_rows_of(batch, extent(args.out))
     used_rows = args.lengths.queries(batch, extent(args.out))
     if m_block * cfg.tile_m < query_rows.count * cfg.packed:
         block = first_row_block(batch, query_rows, extent(args.out), cfg.tile_m, cfg.packed, cfg.varlen) + m_block

@@ -12,7 +12,7 @@ from ..pipeline.smem import Tile
 
 
 @dataclass(frozen=True, slots=True)
-class Variant(variant.Variant):
+class BackwardVariant(variant.Variant):
     """Kind of problem, and tiling of the backward. Subclasses add `tile_m` (queries per step), `cluster_tile_n` (keys
     per CTA, or per pair if `ctas` is 2), `q_tile`, `do_tile`, `dk_tile`, `dv_tile` and `row_blocks`."""
 

@@ -14,7 +14,7 @@ from ..core.rows import first_row_block
 from ..core.sequence import Rows
 
 
-class Keys(NamedTuple):
+class KeyBlock(NamedTuple):
     """A block of `cfg.cluster_tile_n` keys, and its query blocks first <= m < stop, of `cfg.tile_m` queries."""
 
     n_block: Int32
@@ -30,7 +30,7 @@ class Keys(NamedTuple):
     steps: Int32  # number of query blocks over all heads of the group
 
 
-def keys_here(context) -> Keys:
+def cta_keys(context) -> KeyBlock:
     """Return the work of this CTA."""
     args, cfg = context.args, context.cfg
     n_block, head_kv, batch = args.order.here()
@@ -42,22 +42,22 @@ def keys_here(context) -> Keys:
     first, stop = mask.query_blocks(n_block)
     stop = Int32(cutlass.select_(n_block * cfg.cluster_tile_n < k.count, stop, first))
     row_block = first_row_block(batch, q, args.seqlen_q, cfg.tile_m, 1, cfg.varlen)
-    keys = Keys(n_block, head_kv, batch, q, k, mask, first, stop, row_block, None, (stop - first) * cfg.group)
+    keys = KeyBlock(n_block, head_kv, batch, q, k, mask, first, stop, row_block, None, (stop - first) * cfg.group)
     if not cfg.has_blocks:
         return keys
     if not cfg.lists_by_head:
-        block_iter = lists_of(context, keys, head_kv)
+        block_iter = sparse_blocks_of(context, keys, head_kv)
         return keys._replace(
             first=Int32(0), stop=block_iter.count, block_iter=block_iter, steps=block_iter.count * cfg.group
         )
-    block_iter = lists_of(context, keys, head_kv * cfg.group)
+    block_iter = sparse_blocks_of(context, keys, head_kv * cfg.group)
     return keys._replace(
         first=Int32(0), stop=block_iter.count, block_iter=block_iter, steps=steps_of_group(context, keys)
     )
 
 
-def lists_of(context, keys, head: Int32) -> SparseBlocks:
-    """Query blocks of a key block, from the block-mask lists of a query head. keys: `Keys`, or a chip's record that
+def sparse_blocks_of(context, keys, head: Int32) -> SparseBlocks:
+    """Query blocks of a key block, from the block-mask lists of a query head. keys: `KeyBlock`, or a chip's record that
     starts with the same fields, for `cfg.cluster_tile_n` keys."""
     args, cfg = context.args, context.cfg
     block_q, block_k = cfg.mods.block
@@ -71,7 +71,7 @@ def steps_of_group(context, keys) -> Int32:
     """Number of query blocks in the lists of all heads of the group."""
     total = Int32(0)
     for member in cutlass.range(context.cfg.group, unroll=1):
-        total = total + lists_of(context, keys, keys.head_kv * context.cfg.group + member).count
+        total = total + sparse_blocks_of(context, keys, keys.head_kv * context.cfg.group + member).count
     return total
 
 
@@ -82,7 +82,7 @@ def first_member(context, keys) -> Int32:
     if cutlass.const_expr(context.cfg.lists_by_head):
         for i in cutlass.range(context.cfg.group, unroll=1):
             member = context.cfg.group - 1 - i
-            count = lists_of(context, keys, keys.head_kv * context.cfg.group + member).count
+            count = sparse_blocks_of(context, keys, keys.head_kv * context.cfg.group + member).count
             first = Int32(cutlass.select_(count > 0, member, first))
     return first
 

@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
     def fake(cfg: Any) -> Inputs:
         """Return fake arguments for compilation; None for tensors that the `Variant` does not have."""
         (q,) = fake_matrices(cfg, 1)
-        kv_dtype = Uint8 if cfg.has_bytes else cfg.dtype
+        kv_dtype = Uint8 if cfg.has_8bit_kv else cfg.dtype
         k, v = (jit.fake_tensor(kv_dtype, 3 if cfg.varlen_k else 4, align=ALIGNMENT) for _ in range(2))
         sink = jit.fake_tensor(Float32, 1, align=4) if cfg.has_sink else None
         present = (cfg.varlen, cfg.varlen_k, cfg.has_seqused_q, cfg.has_seqused_k)

@@ -2,7 +2,7 @@
 
 `Keys.of` returns the keys of a sequence. TMA kernels load blocks by `pieces_of`: whole blocks if pages hold them whole,
 else pieces that pages hold whole. Other kernels get a `Strided` or a `Paged` of k and of v by `of_head`. If the rows of
-a block have a constant stride (`lies_evenly`), also within pages, they load it by `block`, else row by row by
+a block have a constant stride (`has_constant_stride`), also within pages, they load it by `block`, else row by row by
 `rows_from`. Page-table entries past the sequence's end are never read. Lengths and page indices beyond the cache are
 clamped.
 """
@@ -42,7 +42,7 @@ class CacheTensors(NamedTuple):
         batch_idx, leftpad = (
             jit.fake_tensor(Int32, 1, align=4) if exists else None for exists in (spec.has_batch_idx, spec.has_leftpad)
         )
-        descales = (jit.fake_tensor(Float32, 2, align=4) if spec.has_bytes else None for _ in range(2))
+        descales = (jit.fake_tensor(Float32, 2, align=4) if spec.has_8bit_kv else None for _ in range(2))
         return CacheTensors(table, batch_idx, leftpad, *descales)
 
 
@@ -59,7 +59,7 @@ class Strided(Constant):
     matrix: cute.Tensor
     count: Int32
 
-    def lies_evenly(self, tile_n: int) -> bool:
+    def has_constant_stride(self, tile_n: int) -> bool:
         return True
 
     def block(self, n: Int32, tile_n: int, dim: int) -> cute.Tensor:
@@ -88,7 +88,7 @@ class Paged(Constant):
     size: cutlass.Constexpr[int]
     has_leftpad: cutlass.Constexpr[bool]
 
-    def lies_evenly(self, tile_n: int) -> bool:
+    def has_constant_stride(self, tile_n: int) -> bool:
         return self.size % tile_n == 0 and not self.has_leftpad
 
     def page(self, index: Int32) -> Int32:
@@ -96,7 +96,7 @@ class Paged(Constant):
         return page_at(self.table, index, cute.size(self.pages, mode=[2]))
 
     def block(self, n: Int32, tile_n: int, dim: int) -> cute.Tensor:
-        """(tile_n, dim): the n-th key block, if `lies_evenly`."""
+        """(tile_n, dim): the n-th key block, if `has_constant_stride`."""
         per_page = self.size // tile_n
         page = self.pages[(None, None, self.page(n // per_page))]
         return cute.local_tile(page, (tile_n, dim), (None, 0))[None, None, n % per_page]

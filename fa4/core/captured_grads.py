@@ -25,7 +25,7 @@ from .vec_io import add_unless_zero
 @dataclass(frozen=True)
 class CapturedGrads(Constant):
     """Destinations of a thread's gradients. targets: per scatter of the score's graph, the tensor, or (heads_q, key
-    blocks, threads) if `Graph.is_of_heads`. block: key block, counted over all sequences. thread: index among the
+    blocks, threads) if `Graph.is_per_head`. block: key block, counted over all sequences. thread: index among the
     threads with scores."""
 
     targets: tuple
@@ -42,7 +42,7 @@ class CapturedGrads(Constant):
         return CapturedGrads(targets, first + n_block, Int32(cute.arch.thread_idx()[0]))
 
     def add(self, values: FragmentValues, p: list[list[Float32]]) -> None:
-        """Add an iteration's gradients, after `values.slopes`. p: P of each element; add nothing where it is 0."""
+        """Add an iteration's gradients, after `values.score_grads`. p: P of each element; add nothing where it is 0."""
 
         def value(scatter: Scatter, r: int, c: int) -> Float32:
             x, p_element = values.value_at(scatter.value, r, c), p[r][c]
@@ -51,7 +51,7 @@ class CapturedGrads(Constant):
         rows, cols = range(len(values.coords.rows)), range(values.coords.count)
         for scatter, target in zip(values.traced.graph.scatters, self.targets):
             varies_by_row, varies_by_col = values.index_varies(scatter.indices)
-            if values.traced.graph.is_of_heads(scatter):
+            if values.traced.graph.is_per_head(scatter):
                 self._add_to_own(values, target, [_sum([value(scatter, r, c) for c in cols]) for r in rows])
                 continue
             if varies_by_row and varies_by_col:

@@ -26,8 +26,8 @@ from .mask_bits import is_unmasked
 
 
 class DropoutTensors(NamedTuple):
-    """Run-time values of a call's dropout, from `mods.tensors.filled`. seed: (2,) int64, seed and offset. bits, scale:
-    see `mods.dropout.Rate`. heads: query heads."""
+    """Run-time values of a call's dropout, from `mods.tensors.kernel_mods`. seed: (2,) int64, seed and offset. bits,
+    scale: see `mods.dropout.Rate`. heads: query heads."""
 
     seed: cute.Tensor
     bits: tuple
@@ -53,12 +53,12 @@ class Dropout(Constant):
     rows_per_query: int
 
     @staticmethod
-    def of(mods: Any, filled: Any, batch: Int32, head: Int32, packed: int = 1, rows: int | None = None) -> Any:
+    def of(mods: Any, kernel_mods: Any, batch: Int32, head: Int32, packed: int = 1, rows: int | None = None) -> Any:
         """Return a call's dropout, or None. mods, filled: its `ModSpec` and `core.traced.ModTensors`. rows: rows per
         query, if more than `packed`."""
         if mods is None or not mods.dropout:
             return None
-        tensors = filled.dropout
+        tensors = kernel_mods.dropout
         seed, offset = Int64(tensors.seed[0]), Int64(tensors.seed[1])
         key = Uint32(seed), Uint32(seed >> 32)
         return Dropout(tensors, key, Uint32(offset), batch * tensors.heads + head, packed, rows or packed)
@@ -152,6 +152,6 @@ def keeps(words: list[Int32], i: int) -> Boolean:
     return is_unmasked(words[i // KEYS], i % KEYS)
 
 
-def dropped(words: list[Int32], i: int, x: Float32) -> Float32:
+def apply_dropout(words: list[Int32], i: int, x: Float32) -> Float32:
     """Return x if bit i is set, else 0."""
     return Float32(cutlass.select_(keeps(words, i), x, Float32(0.0)))

@@ -16,14 +16,14 @@ class FragmentCoords(Constant):
     """A thread's fragment: rows at arbitrary coordinates, and `count` columns that all rows share.
 
     rows: coordinate of each fragment row. first: coordinate of column 0; the others follow at compile-time `offsets`,
-    `run` neighbours per `period`, a power of two. keys_across: rows are query rows and columns are keys; else rows are
-    keys and columns are query rows.
+    `run` neighbours per `period`, a power of two. cols_are_keys: rows are query rows and columns are keys; else rows
+    are keys and columns are query rows.
     """
 
     rows: tuple[Int32, ...]
     first: Int32
     count: int
-    keys_across: bool = True
+    cols_are_keys: bool = True
     run: int = 2
     period: int = 8
 
@@ -39,12 +39,12 @@ class FragmentCoords(Constant):
         return whole + cutlass.min(limit & (self.period - 1), self.run)
 
 
-def lines_of(x: cute.Tensor) -> list[list]:
+def fragment_rows(x: cute.Tensor) -> list[list]:
     """Return the values of a register tensor (rows, columns) as a list of rows."""
     return [[x[r, c] for c in range(cute.size(x, mode=[1]))] for r in range(cute.size(x, mode=[0]))]
 
 
-def store_lines(x: cute.Tensor, rows: list[list]) -> None:
+def store_fragment_rows(x: cute.Tensor, rows: list[list]) -> None:
     """Store a list of rows to a register tensor (rows, columns)."""
     for r, row in enumerate(rows):
         for c, value in enumerate(row):

@@ -41,8 +41,8 @@ class FragmentValues:
         self._inputs: dict[tuple, Any] = {}  # scores and their gradients
         self._pos = (0, _ORIGIN)
         self._clamped = False
-        self._mask_words: list[list[Int32]] | None = None  # of each row, after `see_ahead`
-        query, key = (_ROW, _COL) if coords.keys_across else (_COL, _ROW)
+        self._mask_words: list[list[Int32]] | None = None  # of each row, after `precompute_mask`
+        query, key = (_ROW, _COL) if coords.cols_are_keys else (_COL, _ROW)
         inputs = {"q_idx": {query}, "kv_idx": {key}, "h": {query} if traced.rows_per_query > 1 else set(), "b": set()}
         all_tags = {_ROW, _COL, _ELEMENT}
         self._varies: list[frozenset] = []
@@ -52,7 +52,7 @@ class FragmentValues:
             self._varies.append(frozenset(varies).union(*(self._varies[i] for i in node.args)))
             self._affine.append(self._is_affine(node))
 
-    def ask_ahead(self) -> None:
+    def prefetch_loads(self) -> None:
         """Start early the loads that do not depend on scores or on both row and column, to hide their latency."""
         for i, node in enumerate(self.nodes):
             varies = self._varies[i]
@@ -63,7 +63,7 @@ class FragmentValues:
                     self._pos = r, c
                     self.value(i)
 
-    def see_ahead(self) -> None:
+    def precompute_mask(self) -> None:
         """Compute a whole mask as words before the scores exist. The words need fewer registers than the loaded values,
         but one more instruction per element."""
         self._mask_words = []
@@ -86,13 +86,13 @@ class FragmentValues:
         self._set_inputs("score", scores)
         return self._all_values(self.traced.graph.result)
 
-    def slopes(self, grads: list[list[Float32]]) -> list[list[Float32]]:
+    def score_grads(self, grads: list[list[Float32]]) -> list[list[Float32]]:
         """Return the gradients of the scaled scores from those of the logits. Call after `logits`."""
         self._set_inputs("grad", grads)
         assert self.traced.graph.dscore is not None
         return self._all_values(self.traced.graph.dscore)
 
-    def hidden(self, scores: list[list[Float32]]) -> list[list[Float32]]:
+    def apply_mask(self, scores: list[list[Float32]]) -> list[list[Float32]]:
         """Return the scores, -inf where the mask is false."""
         bitwise, per_element = [], []
         for i in self._conjuncts(self.traced.graph.result):
@@ -216,7 +216,7 @@ class FragmentValues:
         if name == "b":
             return traced.batch, None
         col = coords.first if c == _ORIGIN else coords.first + coords.offsets[c]
-        row, key = (coords.rows[r], col) if coords.keys_across else (col, coords.rows[r])
+        row, key = (coords.rows[r], col) if coords.cols_are_keys else (col, coords.rows[r])
         if name == "kv_idx":
             # The tile's last key may not exist; its load is unused but must be valid.
             return (cutlass.min(key, traced.seqlen_k - 1) if self._clamped else key), None
@@ -237,8 +237,8 @@ class FragmentValues:
         """Whether a value is exactly its value at offset 0 plus a compile-time multiple of the offset. Floats only
         if integer: other multiples of a distance would lose precision near 0, as a difference of large numbers."""
         if node.op == "input":
-            name = "kv_idx" if self.coords.keys_across else "q_idx"
-            return node.value == name and (self.coords.keys_across or self.traced.rows_per_query == 1)
+            name = "kv_idx" if self.coords.cols_are_keys else "q_idx"
+            return node.value == name and (self.coords.cols_are_keys or self.traced.rows_per_query == 1)
         affine = [self._affine[i] for i in node.args]
         col_invariant = [not self._varies[i] & {_COL, _ELEMENT} for i in node.args]
         if node.op == "to_float":

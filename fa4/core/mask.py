@@ -179,7 +179,7 @@ class Mask(Protocol):
     def query_blocks(self, n_block: Int32) -> tuple[Int32, Int32]:
         """[first, stop): the blocks of query rows that attend to a key block: exactly those with it in `key_blocks`."""
 
-    def cuts(self, m_block: Int32, n_block: Int32) -> Boolean:
+    def needs_mask(self, m_block: Int32, n_block: Int32) -> Boolean:
         """Whether an element of the tile may be masked, so that elements must be compared."""
 
     def keys(self, query: Int32) -> tuple[Int32, Int32]:
@@ -265,7 +265,7 @@ class Band:
             first += cutlass.min(cutlass.max(begin - self.seqlen_q + 1, 0), 1)
         return first, cutlass.max(stop, first)
 
-    def cuts(self, m_block: Int32, n_block: Int32) -> Boolean:
+    def needs_mask(self, m_block: Int32, n_block: Int32) -> Boolean:
         """Whether an element of the tile may be masked, so that elements must be compared."""
         first_query = m_block * self.tile_m // self.group
         last_query = cutlass.min(((m_block + 1) * self.tile_m - 1) // self.group, self.seqlen_q - 1)

@@ -41,7 +41,7 @@ class Order:
     descending: cutlass.Constexpr[bool] = False
     cluster: cutlass.Constexpr[int] = 1
     wave: Int32 | None = None
-    listed: cute.Tensor | None = None
+    block_order: cute.Tensor | None = None
     most_l2_groups: Int32 | None = None
 
     @property
@@ -83,9 +83,9 @@ class Order:
             within = index - first_pair * self.blocks
             block, pair = within // pairs, first_pair + within % pairs
             head, sequence = pair % self.heads, pair // self.heads
-        if self.listed is not None:
-            shape = self.listed.shape
-            block = self.listed[cutlass.min(sequence, shape[0] - 1), cutlass.min(head, shape[1] - 1), block]
+        if self.block_order is not None:
+            shape = self.block_order.shape
+            block = self.block_order[cutlass.min(sequence, shape[0] - 1), cutlass.min(head, shape[1] - 1), block]
         elif self.wave is not None:
             index = block // self.wave
             first, stop = self._wave(index)
@@ -108,7 +108,7 @@ class Order:
         descending, ascending = end - 1 - block, block - begin
         return stop - end + descending + self._ascends(index, tile.head, tile.sequence) * (ascending - descending)
 
-    def goes_back(self, tile: Tile) -> Int32:
+    def starts_at_last_row(self, tile: Tile) -> Int32:
         """1 if the pair's key blocks of a causal problem must start at the last query row; else 0.
 
         Descending key blocks (shortest first) start together, each at its diagonal. The last block leads and ends
@@ -127,7 +127,7 @@ class Order:
         return cutlass.max(stop - self.wave, 0), stop
 
 
-def listed_order(cfg: Any, blocks: Any, rows: int, tile: int) -> cute.Tensor | None:
+def sparse_block_order(cfg: Any, blocks: Any, rows: int, tile: int) -> cute.Tensor | None:
     """Return the order of a block mask's listing blocks (`rows` rows each) if they are the tiles of a grid.
 
     None otherwise, for varlen (a sequence has fewer blocks) and if additions follow the order of block numbers. blocks:

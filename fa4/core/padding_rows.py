@@ -27,7 +27,7 @@ _VECTOR = 16  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class PaddingRowsConfig:
     """Compile-time configuration. dtype: of the matrices. leading: axes of `rows` before those of lse; None if there is
     no `rows` tensor. fill: value of the padding rows in `rows`."""
 
@@ -55,7 +55,7 @@ class PaddingRows(NamedTuple):
 
 class _Clear(Program):
     @cute.jit
-    def launch(self, padding_rows: PaddingRows, blocks: Int32, cfg: cutlass.Constexpr[Config], stream):
+    def launch(self, padding_rows: PaddingRows, blocks: Int32, cfg: cutlass.Constexpr[PaddingRowsConfig], stream):
         """blocks: CTAs per group."""
         groups = Int32(1)
         if cutlass.const_expr(cfg.has_seqused):
@@ -63,7 +63,7 @@ class _Clear(Program):
         self.kernel(padding_rows, cfg).launch(grid=(groups, blocks, 1), block=(_THREADS, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(self, padding_rows: PaddingRows, cfg: cutlass.Constexpr[Config]):
+    def kernel(self, padding_rows: PaddingRows, cfg: cutlass.Constexpr[PaddingRowsConfig]):
         group, block, _ = cute.arch.block_idx()
         blocks = cute.arch.grid_dim()[1]
         begin = block * _THREADS + cute.arch.thread_idx()[0]
@@ -90,7 +90,7 @@ class _Clear(Program):
                 (rows.iterator + index).store(Float32(cfg.fill))
 
     @cute.jit
-    def range_of(self, padding_rows: PaddingRows, group: Int32, cfg: cutlass.Constexpr[Config]):
+    def range_of(self, padding_rows: PaddingRows, group: Int32, cfg: cutlass.Constexpr[PaddingRowsConfig]):
         """Return the sequence (0 if varlen), and the first and one past the last of its padding rows."""
         extent = padding_rows.rows.shape[-1] if padding_rows.rows is not None else padding_rows.matrices[0].shape[-3]
         if cutlass.const_expr(not cfg.varlen):
@@ -105,7 +105,7 @@ class _Clear(Program):
                 )
         return Int32(0), first, last
 
-    def stand_ins(self, cfg: Config) -> tuple:
+    def fake_args(self, cfg: PaddingRowsConfig) -> tuple:
         rank = 3 if cfg.varlen else 4
         dtype = jit.dsl_dtype(cfg.dtype)
         matrices = tuple(jit.fake_tensor(dtype, rank, contiguous=True) for _ in range(cfg.matrices))
@@ -120,7 +120,7 @@ class _Clear(Program):
 _CLEAR = _Clear("idle_rows")
 
 
-def launcher(cfg: Config, chip: Chip) -> jit.Launcher:
+def launcher(cfg: PaddingRowsConfig, chip: Chip) -> jit.Launcher:
     """Return a launcher that takes `PaddingRows` and the number of CTAs per group, see `blocks`."""
     return _CLEAR.launcher(cfg, chip)
 

@@ -28,13 +28,13 @@ class Program(Constant):
     def __repr__(self) -> str:
         return self.name  # the compiler uses it in the names of its dumps
 
-    def stand_ins(self, cfg: Any) -> tuple:
+    def fake_args(self, cfg: Any) -> tuple:
         """Return fake run-time arguments of `launch`, without memory."""
         raise NotImplementedError
 
     def compile(self, cfg: Any, chip: Chip) -> Any:
         """Compile `launch` with fake arguments."""
-        return jit.compile_kernel(self.launch, *self.stand_ins(cfg), cfg, jit.current_stream(), chip=chip)
+        return jit.compile_kernel(self.launch, *self.fake_args(cfg), cfg, jit.current_stream(), chip=chip)
 
     def launcher(self, cfg: Any, chip: Chip) -> jit.Launcher:
         """Return a launcher that takes the run-time arguments and runs on the caller's current stream."""

@@ -29,7 +29,7 @@ class Softcap:
 
 
 @dataclass(frozen=True)
-class SoftcapAgain:
+class BackwardSoftcap:
     """Softcap of one score in a backward. Its logit only gives a 16-bit P, so `tanh_by_exp` is accurate enough."""
 
     scale_over_cap: Float32

@@ -18,7 +18,7 @@ from cutlass import Float32
 
 from .constant import Constant
 from .fragment_values import FragmentValues
-from .score import SoftcapAgain
+from .score import BackwardSoftcap
 
 Fragment = list[list[Float32]]  # a thread's values, in the rows of `FragmentCoords`
 
@@ -27,7 +27,7 @@ Fragment = list[list[Float32]]  # a thread's values, in the rows of `FragmentCoo
 class Scoring(Constant):
     """Stages for a thread's fragment of a tile, with at most one of softcap and score_mod."""
 
-    softcap: SoftcapAgain | None = None
+    softcap: BackwardSoftcap | None = None
     score_mod: FragmentValues | None = None
     mask_mod: FragmentValues | None = None
 
@@ -51,19 +51,19 @@ class Scoring(Constant):
                 [Float32(cutlass.select_(minus_lse(r, c) == -Float32.inf, Float32(0.0), x)) for c, x in enumerate(row)]
                 for r, row in enumerate(masked)
             ]
-        return masked if self.mask_mod is None else self.mask_mod.hidden(masked)
+        return masked if self.mask_mod is None else self.mask_mod.apply_mask(masked)
 
-    def sloped(self, factor: Fragment, logits: Fragment) -> Fragment:
+    def times_softcap_grad(self, factor: Fragment, logits: Fragment) -> Fragment:
         """Return `factor`, a factor of dS (P or dP - delta), times the softcap's derivative. logits: unmasked."""
         if self.softcap is None:
             return factor
         return [[x * self.softcap.derivative(t) for x, t in zip(*rows)] for rows in zip(factor, logits)]
 
-    def slopes(self, p: Fragment, ds: Fragment) -> Fragment:
+    def score_grads(self, p: Fragment, ds: Fragment) -> Fragment:
         """Return dS, the gradients of the scaled scores, from those of the logits. Call after `logits`."""
         if self.score_mod is None:
             return ds
-        of_scores = self.score_mod.slopes(ds)
+        of_scores = self.score_mod.score_grads(ds)
         if self.score_mod.traced.has_finite_grads:
             return of_scores
         return [

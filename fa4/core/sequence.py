@@ -46,7 +46,7 @@ class Lengths(NamedTuple):
 
     def queries(self, batch: Int32, extent: Int32) -> Rows:
         """Query rows of sequence `batch` that hold data. extent: rows of a dense tensor; unused if varlen."""
-        return _used(self.query_place(batch, extent), batch, self.seqused_q, self.max_q)
+        return _used(self.query_rows_of(batch, extent), batch, self.seqused_q, self.max_q)
 
     def keys(self, batch: Int32, extent: Int32) -> Rows:
         """Key rows of sequence `batch` that hold data."""
@@ -56,7 +56,7 @@ class Lengths(NamedTuple):
         """Return these lengths with bounds if varlen; a dense batch needs none."""
         return self._replace(max_q=max_q, max_k=max_k) if self.varlen else self
 
-    def query_place(self, batch: Int32, extent: Int32) -> Rows:
+    def query_rows_of(self, batch: Int32, extent: Int32) -> Rows:
         """All query rows of sequence `batch`, including padding rows."""
         return _all_rows(batch, extent, self.cu_seqlens_q)
 

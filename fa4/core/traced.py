@@ -87,13 +87,13 @@ def _fake_captured(dtype: str, rank: int) -> cute.Tensor:
 def _fake_gradients(mods: ModSpec) -> tuple:
     graph = mods.score
     assert graph is not None
-    ranks = (3 if graph.is_of_heads(scatter) else len(scatter.indices) for scatter in graph.scatters)
+    ranks = (3 if graph.is_per_head(scatter) else len(scatter.indices) for scatter in graph.scatters)
     return tuple(jit.fake_tensor(Float32, rank, contiguous=True, align=4) for rank in ranks)
 
 
 def bind(
     mods: ModSpec | None,
-    filled: ModTensors | None,
+    kernel_mods: ModTensors | None,
     batch: Int32,
     head: Int32,
     seqlens: tuple[Int32, Int32],
@@ -101,9 +101,9 @@ def bind(
     rows_per_query: int | None = None,
 ) -> tuple[Traced | None, Traced | None]:
     """Bind the score_mod and the mask_mod to a tile's sequence and head; None for a missing one. See `Traced`."""
-    if mods is None or filled is None:
+    if mods is None or kernel_mods is None:
         return None, None
-    bound, tensors, numbers = [], filled.tensors, filled.numbers
+    bound, tensors, numbers = [], kernel_mods.tensors, kernel_mods.numbers
     for graph in (mods.score, mods.mask):
         if graph is None:
             bound.append(None)

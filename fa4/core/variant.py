@@ -79,12 +79,12 @@ class Variant(Constant):
         return self.varlen and self.cache is None
 
     @property
-    def has_bytes(self) -> bool:
+    def has_8bit_kv(self) -> bool:
         """Whether k and v hold 8-bit values of `cache.dtype`."""
-        return self.cache is not None and self.cache.has_bytes
+        return self.cache is not None and self.cache.has_8bit_kv
 
     @property
-    def plain_keys(self) -> bool:
+    def kv_without_tma(self) -> bool:
         """Whether k and v are loaded row by row instead of by TMA."""
         return self.cache is not None and self.cache.is_scattered
 

@@ -48,14 +48,14 @@ def agreeing(group_rank: GroupRank) -> Iterator[dict[str, Any]]:
 
 def _exchange(group_rank: GroupRank, refusal: str | None, arguments: dict[str, Any]) -> tuple[list, list]:
     """Return the error text (or None) and the arguments of each rank; two empty lists if ranks do not exchange them."""
-    if group_rank.world == 1 or not _talks(dist.get_backend_config(group_rank.group)):
+    if group_rank.world == 1 or not _should_exchange(dist.get_backend_config(group_rank.group)):
         return [], []
     gathered: list[Any] = [None] * group_rank.world
     dist.all_gather_object(gathered, (refusal, arguments), group=group_rank.group)
     return [refusal for refusal, _ in gathered], [arguments for _, arguments in gathered]
 
 
-def _talks(config: str) -> bool:
+def _should_exchange(config: str) -> bool:
     """Return whether ranks exchange their arguments. config: torch's list of backends, such as "cpu:gloo,cuda:nccl"."""
     backends = {pair.split(":")[-1] for pair in config.split(",")}
     return "fake" not in backends and checks_lengths("cpu" if backends <= {"gloo", "mpi"} else "cuda")

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..device import sharing
 from ..spec import Saved
 from .group_rank import AllGather, AllToAllSum
-from .parts import Call, Parts
+from .parts import ChunkCall, Parts
 
 _MAX_GROUPS = 4
 
@@ -28,9 +28,9 @@ class _Heads(NamedTuple):
         return x[..., self.queries, :]
 
 
-def calls(parts: Parts) -> list[tuple[Call, int]]:
+def calls(parts: Parts) -> list[tuple[ChunkCall, int]]:
     """Return the calls of a forward and a backward, each with the number of ranks whose keys it gets."""
-    return [(call, parts.place.world) for call in parts.with_all_keys()]
+    return [(call, parts.group_rank.world) for call in parts.with_all_keys()]
 
 
 def _groups(q: Tensor, k: Tensor, v: Tensor, parts: Parts) -> Iterator[tuple[_Heads, Tensor, Tensor]]:
@@ -41,7 +41,7 @@ def _groups(q: Tensor, k: Tensor, v: Tensor, parts: Parts) -> Iterator[tuple[_He
 
     def start(i: int) -> _Heads:
         keys = slice(i * step, (i + 1) * step)
-        k_gather, v_gather = (AllGather(parts.as_message(x[..., keys, :]), parts.place) for x in (k, v))
+        k_gather, v_gather = (AllGather(parts.as_message(x[..., keys, :]), parts.group_rank) for x in (k, v))
         return _Heads(slice(i * step_q, (i + 1) * step_q), keys, (k_gather, v_gather))
 
     pending = [start(0)]
@@ -83,7 +83,7 @@ def backward(
         saved_part = Saved(heads.select(saved.out), heads.select(saved.lse), heads.select(saved.dout), dlse)
         grads = [call.backward(saved_part, heads.select(q), k_whole, v_whole, sink_part) for call in calls]
         sums = parts.by_rank([grad.dk for grad in grads]), parts.by_rank([grad.dv for grad in grads])
-        pending.append([AllToAllSum(x, parts.place) for x in sums])
+        pending.append([AllToAllSum(x, parts.group_rank) for x in sums])
         dqs.append(grads[0].dq if len(grads) == 1 else parts.join(grads[0].dq, grads[1].dq, axis))
         dsinks.append([grad.dsink for grad in grads if grad.dsink is not None])
     dk, dv = (

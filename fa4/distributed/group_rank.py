@@ -56,7 +56,7 @@ def shard(
         cu_seqlens = _one_sequence(rows, x.device)
     else:
         check_lengths(cu_seqlens, group_rank, rows, x, "x")
-    return x.index_select(dim, held(cu_seqlens, group_rank, rows // group_rank.world))
+    return x.index_select(dim, rows_of_rank(cu_seqlens, group_rank, rows // group_rank.world))
 
 
 def unshard(
@@ -127,7 +127,7 @@ def _one_sequence(rows: int, device: torch.device) -> Tensor:
     return torch.tensor([0, rows], dtype=torch.int32, device=device)
 
 
-def held(cu_seqlens: Tensor, group_rank: GroupRank, rows: int) -> Tensor:
+def rows_of_rank(cu_seqlens: Tensor, group_rank: GroupRank, rows: int) -> Tensor:
     """Return (rows,): the indices in the whole tensor of this rank's rows."""
     part = cu_seqlens // group_rank.world
     row = torch.arange(rows, dtype=torch.int32, device=cu_seqlens.device)
@@ -156,7 +156,7 @@ def order(cu_seqlens: Tensor, group_rank: GroupRank, rows: int) -> Tensor:
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
-class Passing:
+class RingExchange:
     """Pending exchange: tensors sent to the next rank, and those received from the previous rank."""
 
     def __init__(self, tensors: tuple[Tensor, ...], group_rank: GroupRank) -> None:
@@ -168,7 +168,7 @@ class Passing:
         self._works = dist.batch_isend_irecv(works)
 
     @property
-    def under_way(self) -> bool:
+    def is_pending(self) -> bool:
         """True until `wait` is called."""
         return bool(self._works)
 

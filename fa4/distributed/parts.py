@@ -34,7 +34,7 @@ def accumulator(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-class Call(NamedTuple):
+class ChunkCall(NamedTuple):
     """One call of the operators. queries, keys: slices of the rows, for padded parts. lengths: for packed parts, the
     fields of AttentionInputs from cu_seqlens_q on."""
 
@@ -78,10 +78,10 @@ class Parts(abc.ABC):
     """Memory layout of the ranks' parts, and the calls that they need."""
 
     flags: Flags
-    place: GroupRank
+    group_rank: GroupRank
 
     @abc.abstractmethod
-    def call(self, queries: Chunks, chunks: int, total_chunks: int, flags: Flags) -> Call:
+    def call(self, queries: Chunks, chunks: int, total_chunks: int, flags: Flags) -> ChunkCall:
         """Return the call of the queries with the first `chunks` of the `total_chunks` chunks of available keys."""
 
     @abc.abstractmethod
@@ -110,27 +110,27 @@ class Parts(abc.ABC):
     def causal(self) -> bool:
         return self.flags.window_right is not None
 
-    def own(self) -> list[Call]:
+    def own(self) -> list[ChunkCall]:
         """Return the calls for this rank's own keys: with a causal mask two, the longer one first."""
         if not self.causal:
             return [self.call(Chunks.BOTH, 2, 2, self.flags)]
         return [self.call(Chunks.LATE, 2, 2, self.flags), self.call(Chunks.EARLY, 1, 2, self.flags)]
 
-    def own_at_once(self) -> Call:
+    def own_at_once(self) -> ChunkCall:
         return self.call(Chunks.BOTH, 2, 2, self.flags)
 
-    def with_keys_of(self, source: int) -> Call:
+    def with_keys_of(self, source: int) -> ChunkCall:
         """Return the call for this rank's queries and the keys of rank `source`."""
         if not self.causal:
             return self.own_at_once()
         flags = self.flags._replace(window_right=None)
-        if source < self.place.rank:  # its early chunk precedes both of ours, its late chunk follows both
+        if source < self.group_rank.rank:  # its early chunk precedes both of ours, its late chunk follows both
             return self.call(Chunks.BOTH, 1, 2, flags)
         return self.call(Chunks.LATE, 2, 2, flags)  # both of its chunks lie between ours
 
-    def with_all_keys(self) -> list[Call]:
+    def with_all_keys(self) -> list[ChunkCall]:
         """Return the calls for this rank's queries and all keys in order. Causal: each chunk up to its last query."""
-        rank, chunks = self.place.rank, 2 * self.place.world
+        rank, chunks = self.group_rank.rank, 2 * self.group_rank.world
         if not self.causal:
             return [self.call(Chunks.BOTH, chunks, chunks, self.flags)]
         return [
@@ -143,15 +143,15 @@ class PaddedParts(Parts):
     """(batch, rows, heads, head_dim)."""
 
     def __init__(self, rows: int, flags: Flags, group_rank: GroupRank) -> None:
-        self.flags, self.place, self._chunk = flags, group_rank, rows // 2
+        self.flags, self.group_rank, self._chunk = flags, group_rank, rows // 2
 
-    def call(self, queries: Chunks, chunks: int, total_chunks: int, flags: Flags) -> Call:
+    def call(self, queries: Chunks, chunks: int, total_chunks: int, flags: Flags) -> ChunkCall:
         rows = {
             Chunks.BOTH: _ALL,
             Chunks.EARLY: slice(0, self._chunk),
             Chunks.LATE: slice(self._chunk, None),
         }
-        return Call(flags, rows[queries], _ALL if chunks == total_chunks else slice(0, chunks * self._chunk))
+        return ChunkCall(flags, rows[queries], _ALL if chunks == total_chunks else slice(0, chunks * self._chunk))
 
     def join(self, early: Tensor, late: Tensor, axis: int) -> Tensor:
         return torch.cat((early, late), axis)
@@ -163,7 +163,7 @@ class PaddedParts(Parts):
         return torch.cat((*gathered[::2], *gathered[1::2].unbind()[::-1]), 1)
 
     def by_rank(self, parts: list[Tensor]) -> Tensor:
-        world, (batch, _, *rest) = self.place.world, parts[0].shape
+        world, (batch, _, *rest) = self.group_rank.world, parts[0].shape
         sums = parts[0].new_empty((2 * world, batch, self._chunk, *rest), dtype=accumulator(parts[0]))
         for slot, i in enumerate(i for rank in range(world) for i in (rank, 2 * world - 1 - rank)):
             first = i * self._chunk
@@ -184,22 +184,22 @@ class PackedParts(Parts):
     """(rows, heads, head_dim). cu_seqlens: of the whole sequences. max_part: an upper bound of a part's length."""
 
     def __init__(self, cu_seqlens: Tensor, rows: int, max_part: int, flags: Flags, group_rank: GroupRank) -> None:
-        self.flags, self.place, self._max, self._rows = flags, group_rank, max_part, rows
+        self.flags, self.group_rank, self._max, self._rows = flags, group_rank, max_part, rows
         self._whole, self._part = cu_seqlens, (cu_seqlens // group_rank.world).contiguous()
         self._half = self._part.diff() // 2
 
-    def call(self, queries: Chunks, chunks: int, total_chunks: int, flags: Flags) -> Call:
+    def call(self, queries: Chunks, chunks: int, total_chunks: int, flags: Flags) -> ChunkCall:
         half, max_k = self._half, self._max * (total_chunks // 2)
         keys = self._part if total_chunks == 2 else self._whole
         used = None if chunks == total_chunks else chunks * half
         if queries is not Chunks.LATE:
             used_q = half if queries is Chunks.EARLY else None
-            return Call(flags, lengths=(self._part, keys.contiguous(), used_q, used, self._max, max_k))
+            return ChunkCall(flags, lengths=(self._part, keys.contiguous(), used_q, used, self._max, max_k))
         # Cut each sequence in two: the early halves are padding rows, without keys.
         bounds = _split_each(self._part, self._part[:-1] + half)
         zeros = torch.zeros_like(half)
         used = None if used is None else _interleave(zeros, used)
-        return Call(
+        return ChunkCall(
             flags, lengths=(bounds, _split_each(keys, keys[:-1]), _interleave(zeros, half), used, self._max, max_k)
         )
 
@@ -222,7 +222,7 @@ class PackedParts(Parts):
 
     @functools.cached_property
     def _order(self) -> Tensor:
-        return order(self._whole, self.place, self.place.world * self._rows)
+        return order(self._whole, self.group_rank, self.group_rank.world * self._rows)
 
 
 def _interleave(first: Tensor, second: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..device import chip_of, sharing
 from ..spec import Saved
-from .group_rank import GroupRank, Passing
-from .parts import Call, Parts, accumulator
+from .group_rank import GroupRank, RingExchange
+from .parts import ChunkCall, Parts, accumulator
 
 
 class _Messages:
@@ -18,7 +18,7 @@ class _Messages:
     call would receive pending messages as its own."""
 
     def __init__(self, group_rank: GroupRank) -> None:
-        self._group_rank, self._sent = group_rank, list[Passing]()
+        self._group_rank, self._sent = group_rank, list[RingExchange]()
 
     def __enter__(self) -> _Messages:
         return self
@@ -28,29 +28,29 @@ class _Messages:
             for exchange in self._sent:
                 exchange.wait()
 
-    def send(self, *tensors: Tensor) -> Passing:
+    def send(self, *tensors: Tensor) -> RingExchange:
         """Send tensors to the next rank, and receive those of the previous rank."""
-        exchange = Passing(tensors, self._group_rank)
-        self._sent = [*(x for x in self._sent if x.under_way), exchange]  # do not keep finished ones
+        exchange = RingExchange(tensors, self._group_rank)
+        self._sent = [*(x for x in self._sent if x.is_pending), exchange]  # do not keep finished ones
         return exchange
 
 
-def calls(parts: Parts) -> list[tuple[Call, int]]:
+def calls(parts: Parts) -> list[tuple[ChunkCall, int]]:
     """Return the calls of a forward and a backward, each with the number of ranks whose keys it gets."""
-    others = [parts.with_keys_of(source) for source in range(parts.place.world) if source != parts.place.rank]
+    others = [parts.with_keys_of(source) for source in range(parts.group_rank.world) if source != parts.group_rank.rank]
     return [(call, 1) for call in (parts.own_at_once(), *parts.own(), *others)]
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
     """Return out and lse. Each step computes with the available keys while they travel to the next rank."""
-    with _Messages(parts.place) as messages:
+    with _Messages(parts.group_rank) as messages:
         return _forward(q, k, v, sink, parts, messages)
 
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, messages: _Messages
 ) -> tuple[Tensor, Tensor]:
-    rank, world, _ = parts.place
+    rank, world, _ = parts.group_rank
     exchange = messages.send(k, v) if world > 1 else None
     with sharing(exchange is not None):
         out, lse = parts.own_at_once().forward(q, k, v, sink)  # only this call has the sink, one logit of each row
@@ -76,8 +76,8 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     if chip.compiles:
         from ..fwd import join  # needs CuTe DSL
 
-        if join.takes(part):
-            kernel = join.launcher(join.Config(part.dtype, out.dtype, part.shape[-1]), chip)
+        if join.can_join(part):
+            kernel = join.launcher(join.JoinConfig(part.dtype, out.dtype, part.shape[-1]), chip)
             packed = out.ndim == 3  # a batch of one
             with torch.cuda.device_of(out):
                 kernel(tuple(x.unsqueeze(0) if packed else x for x in (out, lse, part, part_lse)))
@@ -100,14 +100,14 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return dq, dk, dv and dsink. A rank computes part of its own keys while the first keys of others arrive, and the
     rest while the gradients of its keys travel back to it."""
-    with _Messages(parts.place) as messages:
+    with _Messages(parts.group_rank) as messages:
         return _backward(saved, q, k, v, sink, parts, messages)
 
 
 def _backward(
     saved: Saved, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, messages: _Messages
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    rank, world, _ = parts.place
+    rank, world, _ = parts.group_rank
     exchange = messages.send(k, v) if world > 1 else None
     first, *last = parts.own()
     grads = first.backward(saved, q, k, v, sink)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..mods.tensors import add_gradients, where_seen
+from ..mods.tensors import add_gradients, zero_where_masked
 from ..spec import AttentionInputs, Saved
 from .modified import ModifiedCall, mask_of
 from .passes import Pass
@@ -67,7 +67,7 @@ def backward_pass(
                 evaluated.inputs["grad"] = part.by_head(ds)
                 p_by_head = part.by_head(p)
                 add_gradients(evaluated, p_by_head, captured)
-                ds = where_seen(evaluated, evaluated.graph.dscore, p_by_head).reshape(ds.shape)
+                ds = zero_where_masked(evaluated, evaluated.graph.dscore, p_by_head).reshape(ds.shape)
             add_product(dk_tile, ds.transpose(1, 2), q)
             partial = dq_view[:, q_rows.start : q_rows.stop].permute(0, 2, 3, 1, 4)
             partial.add_(product(ds, k).view(partial.shape), alpha=spec.softmax_scale)

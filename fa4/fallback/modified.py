@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..mods import dropout
-from ..mods.blocks import FULL, NONE, table_of
+from ..mods.blocks import FULL, NONE, state_table
 from ..mods.graph import Evaluation, parse
 from ..mods.record import Mods
 from ..mods.tensors import evaluation
@@ -32,7 +32,7 @@ class ModifiedCall:
     def of(mods: Mods | None, spec: AttentionSpec, seqlen_k: int) -> ModifiedCall | None:
         if mods is None:
             return None
-        table = table_of(mods.blocks[:4], -(-seqlen_k // mods.block_k)).cpu() if mods.blocks else None
+        table = state_table(mods.blocks[:4], -(-seqlen_k // mods.block_k)).cpu() if mods.blocks else None
         return ModifiedCall(mods, spec, table)
 
     @property
@@ -54,7 +54,7 @@ class ModifiedCall:
 
     def score(self, part: Pass, s: Tensor, q_rows: range, k_rows: range) -> Evaluation:
         """Evaluate the graph of the score_mod on a tile of S."""
-        graph, (tensors, numbers) = parse(self.mods.score), self.mods.of_score()
+        graph, (tensors, numbers) = parse(self.mods.score), self.mods.score_values()
         inputs = part.indices(q_rows, k_rows, s.device) | {"score": part.by_head(s)}
         return evaluation(graph, tensors, numbers, inputs, s.dtype)
 
@@ -119,7 +119,7 @@ class ModifiedMask:
             full = (state == FULL).to(s.device).view(-1, 1, 1)
             unmasked = (state != NONE).to(s.device).view(-1, 1, 1)
         if mods.mask:
-            tensors, numbers = mods.of_mask()
+            tensors, numbers = mods.mask_values()
             inputs = self.part.indices(q_rows, k_rows, s.device)
             evaluated = evaluation(parse(mods.mask), tensors, numbers, inputs, s.dtype)
             mask_mod = evaluated.value(evaluated.graph.result)

@@ -25,10 +25,10 @@ _WARP, _WARPS = 32, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """Compile-time configuration; fields as in `kvcache.record.Appended`, and two more. rotary: dtype of cos and sin,
-    or None. bytes_dtype: dtype of an 8-bit cache (one of `spec.BYTES`), passed as uint8; None if the cache has the
-    dtype of k and v."""
+class AppendConfig:
+    """Compile-time configuration; fields as in `kvcache.record.AppendArguments`, and two more. rotary: dtype of cos and
+    sin, or None. kv_8bit_dtype: dtype of an 8-bit cache (one of `spec.BYTES`), passed as uint8; None if the cache has
+    the dtype of k and v."""
 
     dtype: torch.dtype
     rotary: torch.dtype | None
@@ -39,15 +39,16 @@ class Config:
     has_rotary_seqlens: bool
     interleaved: bool
     same_position: bool
-    bytes_dtype: torch.dtype | None
+    kv_8bit_dtype: torch.dtype | None
 
     @property
-    def has_bytes(self) -> bool:
-        return self.bytes_dtype is not None
+    def has_8bit_kv(self) -> bool:
+        return self.kv_8bit_dtype is not None
 
 
 class AppendTensors(NamedTuple):
-    """Tensors of `kvcache.record.Appended`, and the results: `rotated` (like q) and `seqlens`, (batch,) int32."""
+    """Tensors of `kvcache.record.AppendArguments`, and the results: `rotated` (like q) and `seqlens`, (batch,)
+    int32."""
 
     q: cute.Tensor | None
     rotated: cute.Tensor | None
@@ -81,7 +82,7 @@ class AppendTensors(NamedTuple):
 
 class _Append(Program):
     @cute.jit
-    def launch(self, x: AppendTensors, cfg: cutlass.Constexpr[Config], stream):
+    def launch(self, x: AppendTensors, cfg: cutlass.Constexpr[AppendConfig], stream):
         items = _rows(x.k) * x.k.shape[-2]
         if cutlass.const_expr(cfg.rotary is not None):
             items += _rows(x.q) * x.q.shape[-2]
@@ -90,7 +91,7 @@ class _Append(Program):
         self.kernel(x, cfg).launch(grid=(blocks, 1, 1), block=(_WARP * _WARPS, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(self, x: AppendTensors, cfg: cutlass.Constexpr[Config]):
+    def kernel(self, x: AppendTensors, cfg: cutlass.Constexpr[AppendConfig]):
         block, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
         work_item, lane = block * _WARPS + thread // _WARP, thread % _WARP
         q_items = Int32(0)
@@ -134,25 +135,27 @@ class _Append(Program):
             page = cutlass.max(cutlass.min(page, x.k_cache.shape[0] - 1), 0)
             k, v = (_head_row(tensor, x.cu_seqlens_k, seq, step, row, head) for tensor in (x.k, x.v))
             to_k, to_v = (cache[(page, slot, head, None)] for cache in (x.k_cache, x.v_cache))
-            k_descale = x.k_descale[seq, head] if cutlass.const_expr(cfg.has_bytes) else None
-            v_descale = x.v_descale[seq, head] if cutlass.const_expr(cfg.has_bytes) else None
+            k_descale = x.k_descale[seq, head] if cutlass.const_expr(cfg.has_8bit_kv) else None
+            v_descale = x.v_descale[seq, head] if cutlass.const_expr(cfg.has_8bit_kv) else None
             if cutlass.const_expr(cfg.rotary is not None):
-                rotate(k, to_k, x.cos, x.sin, x.position(seq) + step, lane, cfg.interleaved, cfg.bytes_dtype, k_descale)
+                rotate(
+                    k, to_k, x.cos, x.sin, x.position(seq) + step, lane, cfg.interleaved, cfg.kv_8bit_dtype, k_descale
+                )
             else:
-                copy(k, to_k, lane, cfg.bytes_dtype, k_descale)
-            copy(v, to_v, lane, cfg.bytes_dtype, v_descale)
+                copy(k, to_k, lane, cfg.kv_8bit_dtype, k_descale)
+            copy(v, to_v, lane, cfg.kv_8bit_dtype, v_descale)
 
-    def stand_ins(self, cfg: Config) -> tuple:
+    def fake_args(self, cfg: AppendConfig) -> tuple:
         dtype = jit.dsl_dtype(cfg.dtype)
 
         def matrices(varlen: bool) -> cute.Tensor:
             return jit.fake_tensor(dtype, 3 if varlen else 4, align=2)
 
         def cache() -> cute.Tensor:
-            return jit.fake_tensor(Uint8, 4, align=1) if cfg.has_bytes else matrices(False)
+            return jit.fake_tensor(Uint8, 4, align=1) if cfg.has_8bit_kv else matrices(False)
 
         def descale() -> cute.Tensor | None:
-            return jit.fake_tensor(Float32, 2, align=4) if cfg.has_bytes else None
+            return jit.fake_tensor(Float32, 2, align=4) if cfg.has_8bit_kv else None
 
         def fake_ints(exists: bool, rank: int = 1) -> cute.Tensor | None:
             return jit.fake_tensor(Int32, rank, align=4) if exists else None
@@ -250,6 +253,6 @@ min.s32 {$w0}, {$w0}, 127;
 _APPEND = _Append("append")
 
 
-def launcher(cfg: Config, chip: Chip) -> jit.Launcher:
+def launcher(cfg: AppendConfig, chip: Chip) -> jit.Launcher:
     """Return the launcher; its argument is an `AppendTensors`."""
     return _APPEND.launcher(cfg, chip)

@@ -204,7 +204,7 @@ class _Combine(Program):
         if row < rows and warp % cfg.warps == 0:
             cfg.write(x.out[sequence, query, head, None], sums, lane)
 
-    def stand_ins(self, cfg: CombineConfig) -> tuple:
+    def fake_args(self, cfg: CombineConfig) -> tuple:
         return (
             Parts(
                 jit.fake_tensor(Float32, 5, contiguous=True),

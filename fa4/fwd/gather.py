@@ -38,12 +38,12 @@ class Gather(Constant):
         tile_rows = tuple((warp * count + i) * _ROWS + cute.arch.lane_idx() // _LANES for i in range(count))
         return Gather(context, KeyRows.of(context, work, tile_rows))
 
-    def look_up(self, block: Int32) -> None:
+    def load_pages(self, block: Int32) -> None:
         """Load the page numbers of a block's rows; of any valid rows if the block does not exist."""
-        self.rows.look_up(block)
+        self.rows.load_pages(block)
 
     def copy(self, name: str, block: Int32, address: Int32) -> None:
-        """Start to copy the rows of "k" or "v" for the block of the last `look_up`; rows and columns out of bounds
+        """Start to copy the rows of "k" or "v" for the block of the last `load_pages`; rows and columns out of bounds
         become zeros."""
         x, tile = getattr(self.context.args, name), getattr(self.context.cfg, f"{name}_tile")
         lane = cute.arch.lane_idx() % _LANES

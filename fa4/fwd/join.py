@@ -29,7 +29,7 @@ _IN_FLIGHT = 4  # rows per lane
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class JoinConfig:
     """dtype: of the tensor `more`, 16 bits. out: dtype of the result, the same or float32."""
 
     dtype: torch.dtype
@@ -58,14 +58,14 @@ class JoinTensors(NamedTuple):
 
 class _Join(Program):
     @cute.jit
-    def launch(self, x: JoinTensors, cfg: cutlass.Constexpr[Config], stream):
+    def launch(self, x: JoinTensors, cfg: cutlass.Constexpr[JoinConfig], stream):
         rows = x.out.shape[0] * x.out.shape[1] * x.out.shape[2]
         self.kernel(x, rows, cfg).launch(
             grid=(cute.ceil_div(rows, cfg.rows), 1, 1), block=(_THREADS, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(self, x: JoinTensors, rows: Int32, cfg: cutlass.Constexpr[Config]):
+    def kernel(self, x: JoinTensors, rows: Int32, cfg: cutlass.Constexpr[JoinConfig]):
         thread, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         lane, first = thread % cfg.lanes, block * cfg.rows + thread // cfg.lanes
         first_column = lane * _VECTOR
@@ -95,7 +95,7 @@ class _Join(Program):
                 if lane == 0:
                     x.lse[sequence, head, query] = finite_max + cute.math.log(total)
 
-    def stand_ins(self, cfg: Config) -> tuple:
+    def fake_args(self, cfg: JoinConfig) -> tuple:
         dtype, out = jit.dsl_dtype(cfg.dtype), jit.dsl_dtype(cfg.out)
         lse = jit.fake_tensor(Float32, 3, align=4)
         more_lse = jit.fake_tensor(Float32, 3, contiguous=True, align=4)
@@ -132,13 +132,13 @@ def _write(pointer: cute.Pointer, values: list[Float32], dtype: torch.dtype) -> 
 _JOIN = _Join("join_states")
 
 
-def takes(more: torch.Tensor) -> bool:
+def can_join(more: torch.Tensor) -> bool:
     """True if the kernel supports these outputs: 16-bit, not empty, and rows of whole 16-byte vectors."""
     head_dim_v = more.shape[-1]
     fits = head_dim_v % _VECTOR == 0 and head_dim_v <= 32 * _VECTOR
     return fits and more.dtype in (torch.float16, torch.bfloat16) and more.numel() > 0
 
 
-def launcher(cfg: Config, chip: Chip) -> jit.Launcher:
+def launcher(cfg: JoinConfig, chip: Chip) -> jit.Launcher:
     """Return the launcher; its argument is a `JoinTensors`."""
     return _JOIN.launcher(cfg, chip)

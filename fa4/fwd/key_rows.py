@@ -20,7 +20,7 @@ from ..core.constant import Constant
 @dataclass(frozen=True)
 class KeyRows(Constant):
     """One thread's rows in each key block of a work tile. tile_rows: indices of these rows in the block. pages: page
-    numbers of these rows for the block of the last `look_up`; None without pages."""
+    numbers of these rows for the block of the last `load_pages`; None without pages."""
 
     context: Any
     keys: Keys
@@ -33,7 +33,7 @@ class KeyRows(Constant):
         pages = None if work.keys.table is None else cute.make_rmem_tensor(len(tile_rows), Int32)
         return KeyRows(context, work.keys, work.head_kv, tile_rows, pages)
 
-    def look_up(self, block: Int32) -> None:
+    def load_pages(self, block: Int32) -> None:
         """Load the page numbers of a block's rows; of any valid rows if the block does not exist."""
         if self.pages is None:
             return
@@ -42,8 +42,8 @@ class KeyRows(Constant):
             self.pages[i] = page_at(self.keys.table, self._key(block, i)[0] // size, pages)
 
     def source(self, x: cute.Tensor, block: Int32, i: int) -> tuple[cute.Pointer, Boolean]:
-        """(pointer to the i-th row in k or v for the block of the last `look_up`, True if that key exists); the pointer
-        is valid in both cases."""
+        """(pointer to the i-th row in k or v for the block of the last `load_pages`, True if that key exists); the
+        pointer is valid in both cases."""
         row, exists = self._key(block, i)
         if self.pages is None:
             coord = row, 0, self.head, self.keys.sequence

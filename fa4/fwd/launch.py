@@ -10,29 +10,29 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..core.cache import CacheTensors
-from ..core.order import Order, PackedOrder, listed_order
+from ..core.order import Order, PackedOrder, sparse_block_order
 from ..core.sequence import Lengths, extent, seq_bounded_tma
 from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
 from ..pipeline.tma import TmaMap, TmaTile
-from .program import Call, ForwardProgram
+from .program import ForwardArguments, ForwardProgram
 
 
 class Maps(NamedTuple):
     """TMA maps of matrices (rows, head_dim, heads, batch), varlen without batch; some are `seq_bounded_tma`."""
 
     q: TmaMap
-    k: TmaMap | None  # k and v: None if `plain_keys`
+    k: TmaMap | None  # k and v: None if `kv_without_tma`
     v: TmaMap | None
     o: TmaMap | None  # None if O is stored without TMA
 
 
 @dataclass(frozen=True)
-class Arguments:
+class ForwardKernelArguments:
     """Run-time arguments of the kernel. Row mode of a matrix: (query), or with pack_gqa (head in group, query)."""
 
     maps: Maps
-    k: cute.Tensor | None  # k and v: global memory, (rows of a page, columns, heads, pages), if `plain_keys`
+    k: cute.Tensor | None  # k and v: global memory, (rows of a page, columns, heads, pages), if `kv_without_tma`
     v: cute.Tensor | None
     out: cute.Tensor  # global memory, (rows, head_dim_v, heads, batch), varlen without batch; parts as in lse
     lse: cute.Tensor  # (rows, 1, heads, batch), varlen (rows, 1, heads); with split-KV, a last mode of parts
@@ -62,12 +62,12 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ForwardKernel(ForwardProgram, RoleKernel):
-    """Base class of a chip's forward kernel. Its configuration is a `fwd.variant.Variant` with more fields: `rows` (of
-    a work tile), `q_tile`, `k_tile`, `v_tile` and `o_tile`, `ctas` (per work tile), `seq_bounded_q` and `seq_bounded_o`
-    (the TMA map ends with the sequence), `persistent` (grid), `counts_rows` (varlen tiles use a `PackedOrder`) and
-    `directly` (O is stored without TMA)."""
+    """Base class of a chip's forward kernel. Its configuration is a `fwd.variant.ForwardVariant` with more fields:
+    `rows` (of a work tile), `q_tile`, `k_tile`, `v_tile` and `o_tile`, `ctas` (per work tile), `seq_bounded_q` and
+    `seq_bounded_o` (the TMA map ends with the sequence), `persistent` (grid), `has_packed_order` (varlen tiles use a
+    `PackedOrder`) and `direct_store` (O is stored without TMA)."""
 
-    def begin(self, call: Call, cfg: Any, stream: Any) -> None:
+    def begin(self, call: ForwardArguments, cfg: Any, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
         sizes = call.sizes
         matrices = (
@@ -79,26 +79,28 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         *loaded, stored = (seq_bounded_tma(x) if is_seq_bounded else x for x, is_seq_bounded in matrices)
         tiles = (cfg.q_tile, cfg.k_tile, cfg.v_tile)
         multicast = [cfg.sharers(name) for name in ("q", "k", "v")]
-        parts = zip(loaded[: 1 if cfg.plain_keys else 3], tiles, multicast)
+        parts = zip(loaded[: 1 if cfg.kv_without_tma else 3], tiles, multicast)
         loads = [TmaTile.load(x, tile, cfg.tma_ctas, n).map for x, tile, n in parts]
         loads += [None] * (3 - len(loads))
-        plain = (call.k, call.v) if cfg.plain_keys else (None, None)
-        maps = Maps(*loads, None if cfg.directly else TmaTile.store(stored, cfg.o_tile).map)
+        plain = (call.k, call.v) if cfg.kv_without_tma else (None, None)
+        maps = Maps(*loads, None if cfg.direct_store else TmaTile.store(stored, cfg.o_tile).map)
         heads, splits = cute.size(call.q, mode=[2]), sizes.splits if cfg.split else None
         # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
-        if cfg.counts_rows:
+        if cfg.has_packed_order:
             rows, cu_seqlens = extent(call.q), call.lengths.cu_seqlens_q
             order = PackedOrder(cfg.rows, cfg.slots, cu_seqlens, rows, heads, sizes.l2_group, cluster=cfg.ctas)
         else:
             m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
-            listed = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows) if cfg.has_blocks else None
+            block_order = (
+                sparse_block_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows) if cfg.has_blocks else None
+            )
             most_l2_groups = sizes.most_l2_groups if cfg.snake else None
             order = Order(
-                m_blocks, heads, sizes.batch, sizes.l2_group, descending=True, cluster=cfg.ctas, listed=listed,
-                most_l2_groups=most_l2_groups,
+                m_blocks, heads, sizes.batch, sizes.l2_group, descending=True, cluster=cfg.ctas,
+                block_order=block_order, most_l2_groups=most_l2_groups,
             )  # fmt: skip
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
-        args = Arguments(
+        args = ForwardKernelArguments(
             maps, *plain, call.out, call.lse, call.sink, call.lengths, call.cache, order, splits, part_blocks,
             *call.scalars, call.mods,
         )  # fmt: skip

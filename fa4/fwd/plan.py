@@ -16,7 +16,7 @@ from ..core.program import Program
 from ..core.softmax import LOG2_E
 from ..device import Chip
 from ..mods.record import Mods
-from ..mods.tensors import filled
+from ..mods.tensors import kernel_mods
 from ..spec import AttentionInputs, AttentionSpec, Cache
 
 
@@ -56,7 +56,7 @@ class LaunchSizes(NamedTuple):
     most_l2_groups: Int32 = 1 << 30
 
 
-class Forward:
+class ForwardDirection:
     """The forward of one kind of problem on one chip. A subclass per chip sets `kernel` and `splits` (split-KV
     parts) and passes the configuration, the scalars and the sizes."""
 
@@ -65,7 +65,7 @@ class Forward:
 
     def __init__(self, chip: Chip, cfg: Any, scalars: tuple, sizes: tuple) -> None:
         self.chip, self.cfg, self.scalars, self.sizes = chip, cfg, scalars, sizes
-        self._has_bytes, self._has_cache_tensors = cfg.has_bytes, cfg.cache is not None and cfg.cache.has_tensors
+        self._has_bytes, self._has_cache_tensors = cfg.has_8bit_kv, cfg.cache is not None and cfg.cache.has_tensors
         self._varlen, self._fixed_sizes = cfg.varlen, tuple(sizes[2:])
         self._fixed_arguments = jit.fixed(scalars), jit.fixed(sizes)
 
@@ -79,7 +79,7 @@ class Forward:
     ) -> None:
         if self._has_bytes:
             inputs = inputs._replace(k=inputs.k.view(torch.uint8), v=inputs.v.view(torch.uint8))
-        mod_tensors = None if mods is None else filled(mods, inputs.q.shape[-2])
+        mod_tensors = None if mods is None else kernel_mods(mods, inputs.q.shape[-2])
         cache_tensors = tuple(cache) if self._has_cache_tensors and cache is not None else None
         scalars, sizes = self._fixed_arguments
         if self._varlen:  # one plan serves many lengths

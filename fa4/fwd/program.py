@@ -15,7 +15,7 @@ from ..core.traced import ModTensors
 from . import plan
 
 
-class Call(NamedTuple):
+class ForwardArguments(NamedTuple):
     """Arguments of a launch, as matrices with the modes of `core.sequence.as_matrices`. q, out and lse have
     `cfg.packed` heads in their rows, and with split-KV out and lse have a last mode of parts."""
 
@@ -33,8 +33,8 @@ class Call(NamedTuple):
 
 
 class ForwardProgram(Program):
-    """Base class; `begin` of a subclass starts the kernel. Its configuration is a `Variant` with `packed` (heads of
-    pack_gqa) and `split` (split-KV). scalars, sizes: types of the records of numbers that the plan passes."""
+    """Base class; `begin` of a subclass starts the kernel. Its configuration is a `ForwardVariant` with `packed` (heads
+    of pack_gqa) and `split` (split-KV). scalars, sizes: types of the records of numbers that the plan passes."""
 
     __slots__ = ()
 
@@ -64,13 +64,15 @@ class ForwardProgram(Program):
         out = in_parts(align_strides(out), as_matrices, cfg.packed, cfg.split)
         lse = in_parts(lse, as_columns, cfg.packed, cfg.split)
         mods = ModTensors.of(mods)
-        self.begin(Call(q, k, v, out, lse, inputs.sink, inputs.lengths, scalars, sizes, mods, cache), cfg, stream)
+        self.begin(
+            ForwardArguments(q, k, v, out, lse, inputs.sink, inputs.lengths, scalars, sizes, mods, cache), cfg, stream
+        )
 
-    def begin(self, call: Call, cfg: Any, stream: Any) -> None:
+    def begin(self, call: ForwardArguments, cfg: Any, stream: Any) -> None:
         """Start the kernel, from inside a `cute.jit` host function."""
         raise NotImplementedError
 
-    def stand_ins(self, cfg: Any) -> tuple:
+    def fake_args(self, cfg: Any) -> tuple:
         out, lse = fake_results(cfg)
         numbers = fake_numbers(self.scalars), fake_numbers(self.sizes)
         return Inputs.fake(cfg), out, lse, *numbers, ModTensors.fake(cfg.mods), CacheTensors.fake(cfg.cache)

@@ -10,7 +10,7 @@ from ..core.sequence import sequence_matrix
 from ..core.softmax import LOG2_E
 
 
-def slots_of(packed: int) -> int:
+def padded_heads_of(packed: int) -> int:
     """Tile rows per query with pack_gqa: the number of packed heads, padded to a power of two."""
     return 1 << (packed - 1).bit_length()
 
@@ -25,7 +25,7 @@ def head_of(cfg, row):
     return row % cfg.slots if cfg.slots > 1 else 0
 
 
-def place_of(cfg, row):
+def row_coord_of(cfg, row):
     """Row coordinate of a tile row in `as_matrices` and `as_columns`."""
     return (head_of(cfg, row), query_of(cfg, row)) if cfg.packed > 1 else row
 
@@ -35,7 +35,7 @@ def result(context, name: str, work) -> cute.Tensor:
     x = getattr(context.args, name)
     if context.cfg.split:
         x = x[(*[None] * (len(x.shape) - 1), work.part)]
-    return sequence_matrix(x, work.head, work.batch, work.place, context.cfg.varlen)
+    return sequence_matrix(x, work.head, work.batch, work.query_rows, context.cfg.varlen)
 
 
 def is_written(cfg, work, row: Int32) -> Boolean:
@@ -43,7 +43,7 @@ def is_written(cfg, work, row: Int32) -> Boolean:
 
     With split-KV the kernel does not write the parts of padding rows: the combine kernel recognises their preset lse.
     """
-    count = work.q.count if cfg.split else work.place.count
+    count = work.q.count if cfg.split else work.query_rows.count
     return Boolean((query_of(cfg, row) < count) & (head_of(cfg, row) < cfg.packed))
 
 

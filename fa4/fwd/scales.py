@@ -10,25 +10,25 @@ from cutlass import Float32
 
 class Scales(NamedTuple):
     """log2, over_cap: `scale_log2` and `scale_over_cap` of `plan.Scalars`, times the descale of K if it applies there.
-    of_v: descale of V, or None."""
+    v_descale: descale of V, or None."""
 
     log2: Float32
     over_cap: Float32
-    of_v: Float32 | None
+    v_descale: Float32 | None
 
     @staticmethod
     def of(context: Any, work: Any) -> Scales:
         cfg, args = context.cfg, context.args
         log2, over_cap = args.scale_log2, args.scale_over_cap
-        if not cfg.has_bytes:
+        if not cfg.has_8bit_kv:
             return Scales(log2, over_cap, None)
         coord = work.batch, work.head_kv
-        k_descale, v_descale = at_least(args.cache.k_descale[coord]), args.cache.v_descale[coord]
+        k_descale, v_descale = nonzero_descale(args.cache.k_descale[coord]), args.cache.v_descale[coord]
         if cfg.has_softcap or cfg.has_score_mod:
             return Scales(log2, over_cap * k_descale, v_descale)
         return Scales(log2 * k_descale, over_cap, v_descale)
 
 
-def at_least(descale: Float32) -> Float32:
+def nonzero_descale(descale: Float32) -> Float32:
     """Replace a descale of 0 by 1e-30, which acts as 0 on a finite score: 0 times the -inf of a masked key is NaN."""
     return cute.arch.fmax(descale, Float32(1e-30))

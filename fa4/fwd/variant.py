@@ -8,11 +8,11 @@ from typing import ClassVar
 from cutlass import Float16
 
 from ..core import variant
-from .rows import slots_of
+from .rows import padded_heads_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant(variant.Variant):
+class ForwardVariant(variant.Variant):
     """Kind of problem, and tiling of the forward.
 
     packed: query heads packed into the rows of a tile (pack_gqa); 1 for none. tile_n: keys per block.
@@ -33,7 +33,7 @@ class Variant(variant.Variant):
     @property
     def slots(self) -> int:
         """Tile rows per query: `packed`, padded to a power of two."""
-        return slots_of(self.packed)
+        return padded_heads_of(self.packed)
 
     @property
     def q_slots(self) -> int:
@@ -43,18 +43,18 @@ class Variant(variant.Variant):
     @property
     def pieces(self) -> int:
         """Number of separate TMA loads per key block (pages)."""
-        return 1 if self.cache is None or self.plain_keys else self.cache.pieces(self.tile_n)
+        return 1 if self.cache is None or self.kv_without_tma else self.cache.pieces(self.tile_n)
 
     @property
-    def bits_of_keys(self) -> int:
+    def kv_bits(self) -> int:
         """Bits per element of k and v in global memory."""
-        return 8 if self.has_bytes else self.dtype.width
+        return 8 if self.has_8bit_kv else self.dtype.width
 
     @property
     def v_dtype(self) -> type:
         """Dtype of the operands P and V. 8-bit V: float16. Its conversion takes half as many instructions as to
         bfloat16, and each P from 2^-14 up to its bound of 2^rescale_threshold has three more significant bits."""
-        return Float16 if self.has_bytes else self.dtype
+        return Float16 if self.has_8bit_kv else self.dtype
 
     @property
     def seq_bounded_k(self) -> bool:

@@ -21,7 +21,7 @@ class Work(NamedTuple):
     head: Int32
     head_kv: Int32
     batch: Int32
-    place: Rows  # all query rows of the sequence
+    query_rows: Rows  # all query rows of the sequence
     q: Rows  # query rows that hold data
     k: Rows
     keys: Keys  # location of the key rows
@@ -43,9 +43,9 @@ def work_tile(context, index: Int32) -> Work:
     args, cfg = context.args, context.cfg
     tile, part = (index % args.order.tiles, index // args.order.tiles) if cfg.split else (index, Int32(0))
     m_block, head, batch = args.order.at(tile)
-    query_rows = args.lengths.query_place(batch, args.seqlen_q)
+    query_rows = args.lengths.query_rows_of(batch, args.seqlen_q)
     q = args.lengths.queries(batch, args.seqlen_q)
-    keys = Keys.of(args.lengths, args.cache, args.k if cfg.plain_keys else args.maps.k.tensor, batch, cfg)
+    keys = Keys.of(args.lengths, args.cache, args.k if cfg.kv_without_tma else args.maps.k.tensor, batch, cfg)
     k = keys.rows
     left = args.left if cfg.has_left else None
     right = args.right if cfg.has_right else None

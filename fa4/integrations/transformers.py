@@ -233,7 +233,7 @@ def _padding_mask(
 ) -> Tensor | BlockMask | None:
     """Return the mask of a batch with padding. function: mask function of positions, without padding."""
     valid_keys = _keys(attention_mask, kv_length, kv_offset)
-    if _can_look(valid_keys):  # else assume one run of keys per row
+    if _can_read(valid_keys):  # else assume one run of keys per row
         if _covers_all_keys(q_length, kv_length, q_offset, kv_offset, causal) and bool(valid_keys.all()):
             return None
         if bool((valid_keys[:, 0].int() + (valid_keys[:, 1:] & ~valid_keys[:, :-1]).sum(1) > 1).any()):
@@ -293,7 +293,7 @@ def _parts_when_compiled(function: Callable[..., Any], may_be_packed: bool, othe
     return ()
 
 
-def _can_look(x: Tensor) -> bool:
+def _can_read(x: Tensor) -> bool:
     """Return whether the host may read values: not while a graph is compiled or captured."""
     return (
         not torch.compiler.is_compiling()
@@ -310,7 +310,7 @@ def _keys(valid_keys: Tensor, kv_length: int, kv_offset: int | Tensor) -> Tensor
 
 def _table_of(starts: Tensor) -> Tensor:
     """Return the table of documents that fill the rows. starts: (batch, length) bool, their first tokens."""
-    if _can_look(starts):
+    if _can_read(starts):
         return documents.table_of_documents(*documents.cu_seqlens_of(starts))
     return documents.table_of_documents(documents.cu_seqlens_on_device(starts), starts.shape[1])
 
@@ -345,7 +345,7 @@ def _in_documents(
             valid_keys = torch.ones(batch, kv_length, dtype=torch.bool, device=device)
             table = documents.table_of_runs(valid_keys, q_length, kv_length - q_length, causal)
         return documents.compiled_check(position_ids, table, kv_length)
-    if not _can_look(position_ids):
+    if not _can_read(position_ids):
         if mask is not None or q_length != kv_length:
             return mask
         kept = torch.ones(batch, q_length, dtype=torch.bool, device=position_ids.device)

@@ -14,9 +14,9 @@ from ..checks import Options, WindowSize
 from ..spec import BYTES, AttentionInputs, Cache
 from ..torch_internals import autocast_anywhere, is_transformed, needs_dispatcher
 from . import calls, checks
-from .calls import CachedKvCall, Given
+from .calls import CachedKvCall, KvCallOptions
 from .ops import append_by_operator, forward, is_plain, route
-from .record import Appended
+from .record import AppendArguments
 from .values import check_values
 
 if TYPE_CHECKING:
@@ -125,13 +125,13 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx,
         cache_leftpad, page_table, cu_seqlens_q, cu_seqlens_k_new, k_descale, v_descale,
     )  # fmt: skip
-    opts = Given(
+    opts = KvCallOptions(
         softmax_scale, causal, window_size, softcap, backend, num_splits, batch_invariant, rotary_interleaved,
     )  # fmt: skip
     tensors, by_dispatcher, signature = (*t, learnable_sink), False, None
     has_mods = score_mod is not None or mask_mod is not None
     cache = calls.cache_of(score_mod, mask_mod)
-    cached = calls.like_the_last(tensors, opts, cache)
+    cached = calls.equal_to_last(tensors, opts, cache)
     is_new = cached is None
     if cached is None:
         by_dispatcher = needs_dispatcher((q, k_cache, v_cache, *(x for x in tensors[3:] if isinstance(x, Tensor))))
@@ -166,7 +166,7 @@ def flash_attn_with_kvcache(
         if backend != "auto" and not by_operator and not cached.has_run:
             route(inputs, layout, mods, flags)  # refuse an unsuitable backend before rows are written
         same_position = flags.window_left is None and flags.window_right is None
-        new = Appended(
+        new = AppendArguments(
             q, k_cache, v_cache, k, v, seqlens, cu_seqlens_q, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_seqlens,
             page_table, cache_batch_idx, k_descale, v_descale, bool(rotary_interleaved), same_position,
             backend,
@@ -187,7 +187,7 @@ def _autocast(
     return in_dtype(q, dtype), k if k is None else in_dtype(k, dtype), v if v is None else in_dtype(v, dtype)
 
 
-def _checked(t: checks.Tensors, sink: Tensor | None, opts: Given, table: str) -> CachedKvCall:
+def _checked(t: checks.Tensors, sink: Tensor | None, opts: KvCallOptions, table: str) -> CachedKvCall:
     """Check a call's arguments and return what follows from them."""
     checks.check(t, table)
     checks.refuse_derivatives(t, sink)

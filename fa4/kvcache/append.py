@@ -15,8 +15,8 @@ from torch import Tensor
 from .. import recording
 from ..device import Chip, chip_of
 from ..memory import maker
-from ..run.prepare import is_elsewhere
-from .record import Appended
+from ..run.prepare import is_other_device
+from .record import AppendArguments
 
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
@@ -25,8 +25,8 @@ _LARGEST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 class Append:
     """Append operation for all calls with the same shapes, dtypes, device and options."""
 
-    def __init__(self, a: Appended) -> None:
-        chip, least = chip_of(a.q.device), 89 if a.bytes_dtype == torch.float8_e4m3fn else 80
+    def __init__(self, a: AppendArguments) -> None:
+        chip, least = chip_of(a.q.device), 89 if a.kv_8bit_dtype == torch.float8_e4m3fn else 80
         by_kernel = a.backend != "torch" and a.q.dtype in _HALF and chip.number >= least and chip.compiles
         self._launch = _launcher(a, chip) if by_kernel else None
         device = a.q.device
@@ -34,17 +34,17 @@ class Append:
         self._seqlens = maker(a.cache_seqlens.shape, torch.int32, device)
         self._rotated = None if a.cos is None else maker(a.q.shape, a.q.dtype, device)
 
-    def __call__(self, a: Appended) -> tuple[Tensor | None, Tensor]:
+    def __call__(self, a: AppendArguments) -> tuple[Tensor | None, Tensor]:
         """Write into a.k_cache and a.v_cache; return q rotated (or None), and the resulting rows of each sequence. Rows
         without room in the cache are dropped."""
         if self._launch is None:
             return append_in_torch(a)
-        if self._device is not None and is_elsewhere(self._device):
+        if self._device is not None and is_other_device(self._device):
             with torch.cuda.device(self._device):
                 return self(a)
         seqlens, rotated = self._seqlens(), None if self._rotated is None else self._rotated()
         caches = a.k_cache, a.v_cache
-        if a.bytes_dtype is not None:
+        if a.kv_8bit_dtype is not None:
             caches = a.k_cache.view(torch.uint8), a.v_cache.view(torch.uint8)
         rotates = rotated is not None
         queries = (a.q, rotated, a.cu_seqlens_q) if rotates else (None, None, None)
@@ -55,20 +55,20 @@ class Append:
         return rotated, seqlens
 
 
-def _launcher(a: Appended, chip: Chip) -> Callable[..., None]:
-    from ..fwd.append import Config, launcher  # needs CuTe DSL
+def _launcher(a: AppendArguments, chip: Chip) -> Callable[..., None]:
+    from ..fwd.append import AppendConfig, launcher  # needs CuTe DSL
 
-    cfg = Config(
+    cfg = AppendConfig(
         a.q.dtype, None if a.cos is None else a.cos.dtype, a.cu_seqlens_q is not None, a.cu_seqlens_k_new is not None,
         None if a.page_table is None else a.k_cache.shape[1], a.batch_idx is not None, a.rotary_seqlens is not None,
-        a.interleaved, a.same_position, a.bytes_dtype,
+        a.interleaved, a.same_position, a.kv_8bit_dtype,
     )  # fmt: skip
     recording.append(cfg, chip)
     return launcher(cfg, chip)
 
 
 @torch.no_grad()
-def append_in_torch(a: Appended) -> tuple[Tensor | None, Tensor]:
+def append_in_torch(a: AppendArguments) -> tuple[Tensor | None, Tensor]:
     """Append on any device. Synchronises: the rows to write depend on the room left."""
     sequence, step, exists = rows_of(a.k, a.batch, a.cu_seqlens_k_new)
     row = a.cache_seqlens[sequence] + step
@@ -102,7 +102,7 @@ def rows_of(x: Tensor, batch: int, cu_seqlens: Tensor | None) -> tuple[Tensor, T
     return sequence, row - cu_seqlens[sequence], row < cu_seqlens[-1]
 
 
-def _cache_index(a: Appended, sequence: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+def _cache_index(a: AppendArguments, sequence: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first two indices of rows in the cache."""
     if a.page_table is None:
         return sequence if a.batch_idx is None else a.batch_idx[sequence].long(), row
@@ -110,11 +110,11 @@ def _cache_index(a: Appended, sequence: Tensor, row: Tensor) -> tuple[Tensor, Te
     return a.page_table[sequence, row // size].long(), row % size
 
 
-def _new_rows(a: Appended) -> Tensor | int:
+def _new_rows(a: AppendArguments) -> Tensor | int:
     return a.k.shape[1] if a.cu_seqlens_k_new is None else a.cu_seqlens_k_new.diff()
 
 
-def _rotated_queries(a: Appended) -> Tensor | None:
+def _rotated_queries(a: AppendArguments) -> Tensor | None:
     if a.cos is None or a.sin is None:
         return None
     sequence, step, _ = rows_of(a.q, a.batch, a.cu_seqlens_q)

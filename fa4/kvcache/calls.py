@@ -13,16 +13,16 @@ from torch import Tensor
 
 from .. import checks, mod_ops, ops
 from ..mods.record import Mods
-from ..run import Forward
-from ..signature import MOST, CallCache, Signature, routes
+from ..run import ForwardExecutor
+from ..signature import MAX_ENTRIES, CallCache, Signature, routes
 from ..spec import MIN_PLANNED_KEYS, AttentionInputs, Cache, Flags, rounded_keys
 from ..torch_internals import modes_need_dispatcher
 from .append import Append
 from .ops import is_plain, route
-from .record import Appended
+from .record import AppendArguments
 
 
-class Given(NamedTuple):
+class KvCallOptions(NamedTuple):
     """Options of a call besides its tensors, as the caller wrote them."""
 
     softmax_scale: Any
@@ -47,7 +47,7 @@ class CachedKvCall:
         self.mods: Mods | None = None
         self._limits: mod_ops.Limits | None = None
         self._append: Append | None = None
-        self._forwards: dict[tuple[int, int], Forward] = {}
+        self._forwards: dict[tuple[int, int], ForwardExecutor] = {}
         self._is_plain = False
 
     def max_seqlens(self, q: Tensor, packed: bool, max_seqlen_q: Any, max_seqlen_k: Any) -> tuple[int, int]:
@@ -88,7 +88,7 @@ class CachedKvCall:
         """Whether a call has reached its kernel, so a backend serves it."""
         return bool(self._forwards)
 
-    def append(self, appended: Appended) -> tuple[Tensor, Tensor]:
+    def append(self, appended: AppendArguments) -> tuple[Tensor, Tensor]:
         """Append, and return q (rotated if requested) and the rows of each sequence then in the cache."""
         if self._append is None:
             self._append = Append(appended)
@@ -106,12 +106,12 @@ class CachedKvCall:
             return forward(inputs) if self.mods is None else forward(inputs, self.mods)
         return forward(inputs, self.mods, cache)
 
-    def _forward(self, inputs: AttentionInputs, cache: Cache) -> Forward:
+    def _forward(self, inputs: AttentionInputs, cache: Cache) -> ForwardExecutor:
         if self._is_plain:
             forward = ops.route(inputs, self.flags, self.mods).forward
         else:
-            forward = Forward(inputs, *route(inputs, cache, self.mods, self.flags))
-        if len(self._forwards) >= MOST:
+            forward = ForwardExecutor(inputs, *route(inputs, cache, self.mods, self.flags))
+        if len(self._forwards) >= MAX_ENTRIES:
             self._forwards.clear()
         self._forwards[inputs.max_seqlens] = forward
         return forward
@@ -139,17 +139,19 @@ def cache_of(score_mod: Any, mask_mod: Any) -> CallCache[CachedKvCall] | None:
     return _plain if score_mod is None and mask_mod is None else mod_ops.cached(score_mod, mask_mod, None)
 
 
-def like_the_last(tensors: tuple, opts: Given, cache: CallCache[CachedKvCall] | None = _plain) -> CachedKvCall | None:
+def equal_to_last(
+    tensors: tuple, opts: KvCallOptions, cache: CallCache[CachedKvCall] | None = _plain
+) -> CachedKvCall | None:
     """Return the cached call if this call equals the last one. tensors: those of `checks.Tensors` and the sink."""
     return None if cache is None else cache.last.find(tensors, opts)
 
 
-def signature_of(tensors: tuple, opts: Given) -> Signature | None:
+def signature_of(tensors: tuple, opts: KvCallOptions) -> Signature | None:
     return Signature.of("cache", tensors, opts)
 
 
 def find(
-    signature: Signature | None, tensors: tuple, opts: Given, cache: CallCache[CachedKvCall] | None = _plain
+    signature: Signature | None, tensors: tuple, opts: KvCallOptions, cache: CallCache[CachedKvCall] | None = _plain
 ) -> CachedKvCall | None:
     """Return the cached call by its signature, and make it the last call."""
     cached = None if cache is None else cache.routes.find(signature)
@@ -161,7 +163,7 @@ def find(
 def keep(
     signature: Signature | None,
     tensors: tuple,
-    opts: Given,
+    opts: KvCallOptions,
     cached: CachedKvCall,
     cache: CallCache[CachedKvCall] | None = _plain,
 ) -> None:

@@ -14,13 +14,13 @@ from ..mods.record import Mods
 from ..plan import Plan
 from ..spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags
 from .append import Append
-from .record import Appended
+from .record import AppendArguments
 from .values import check_append, check_attention
 
 FORWARD = (AttentionInputs, Cache, Mods, Flags)
 NO_MODS = Mods.without_functions()
 
-_APPEND_SCHEMA = ops.schema((Appended,))
+_APPEND_SCHEMA = ops.schema((AppendArguments,))
 for _number, _name in enumerate(("k_cache", "v_cache")):
     _APPEND_SCHEMA = _APPEND_SCHEMA.replace(f"Tensor {_name}", f"Tensor({'ab'[_number]}!) {_name}")
 ops.library.define(f"append_to_cache({_APPEND_SCHEMA}) -> (Tensor q, Tensor seqlens)")
@@ -47,7 +47,7 @@ def forward(inputs: AttentionInputs, cache: Cache, mods: Mods | None, flags: Fla
     return torch.ops.fa4.forward_with_cache(*(x for record in arguments for x in record))
 
 
-def append_by_operator(appended: Appended) -> tuple[Tensor, Tensor]:
+def append_by_operator(appended: AppendArguments) -> tuple[Tensor, Tensor]:
     """Append, and return q (rotated if requested) and the rows of each sequence then in the cache."""
     try:
         q, seqlens = torch.ops.fa4.append_to_cache(*appended)
@@ -75,14 +75,14 @@ def _forward_fake(*arguments):
 
 
 def _append(*arguments):
-    appended = Appended(*arguments)
+    appended = AppendArguments(*arguments)
     check_append(appended)
     rotated, seqlens = Append(appended)(appended)
     return appended.q.new_empty(0) if rotated is None else rotated, seqlens
 
 
 def _append_fake(*arguments):
-    a = Appended(*arguments)
+    a = AppendArguments(*arguments)
     q = a.q.new_empty(0 if a.cos is None else a.q.shape)
     return q, a.cache_seqlens.new_empty(a.cache_seqlens.shape)
 

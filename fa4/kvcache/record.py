@@ -10,7 +10,7 @@ from torch import Tensor
 from ..spec import BYTES, Cache
 
 
-class Appended(NamedTuple):
+class AppendArguments(NamedTuple):
     """New rows for a cache, and their rotation and that of q: the arguments of `fa4::append_to_cache`.
 
     q: (batch, rows, heads_q, head_dim), packed (rows, heads_q, head_dim). k_cache, v_cache: see `spec.Cache`; modified
@@ -51,7 +51,7 @@ class Appended(NamedTuple):
         return self.cache_seqlens if self.rotary_seqlens is None else self.rotary_seqlens
 
     @property
-    def bytes_dtype(self) -> torch.dtype | None:
+    def kv_8bit_dtype(self) -> torch.dtype | None:
         """dtype of an 8-bit cache, else None."""
         return self.k_cache.dtype if self.k_cache.dtype in BYTES else None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..checks import checks_lengths
 from ..spec import AttentionInputs, Cache, Flags
 from .checks import Tensors
-from .record import Appended
+from .record import AppendArguments
 
 
 def check_values(t: Tensors, flags: Flags, max_seqlens: tuple[int, int], table: str) -> None:
@@ -27,7 +27,7 @@ def check_values(t: Tensors, flags: Flags, max_seqlens: tuple[int, int], table: 
         _check(t, flags.window_left is None and flags.window_right is None, max_seqlens, table)
 
 
-def check_append(a: Appended) -> None:
+def check_append(a: AppendArguments) -> None:
     """Check values in the append operator, because compiled code has no values before. `check_attention` checks left
     padding and length bounds, which are missing here."""
     _check_memory(a.k_cache, a.v_cache)

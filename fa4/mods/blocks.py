@@ -139,7 +139,7 @@ def _ordered(selected: Tensor) -> tuple[Tensor, Tensor]:
     return selected.sum(-1).to(torch.int32).contiguous(), order.to(torch.int32).contiguous()
 
 
-def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
+def block_lists(block_mask: Any, both_sides: bool) -> BlockLists:
     """Return the tensors of a BlockMask, whose lists may have any order; the query side is empty unless
     `both_sides`."""
     of_keys = _side(block_mask, "kv")
@@ -149,7 +149,7 @@ def lists_of(block_mask: Any, both_sides: bool) -> BlockLists:
 
 
 def source_tensors(block_mask: Any) -> list[Tensor]:
-    """Return the tensors that `lists_of` reads. Kernels read copies; autograd saves these to detect changes."""
+    """Return the tensors that `block_lists` reads. Kernels read copies; autograd saves these to detect changes."""
     return [x for x in (getattr(block_mask, name) for name in LISTS) if x is not None]
 
 
@@ -172,7 +172,7 @@ def _side_of_queries(block_mask: Any, of_keys: Sequence[Tensor]) -> tuple[Tensor
     ):
         return _side(block_mask, "q")
     columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
-    return listed(table_of(of_keys, columns).transpose(2, 3))
+    return listed(state_table(of_keys, columns).transpose(2, 3))
 
 
 def visited(counts: Tensor, full_counts: Tensor, columns: int) -> float:
@@ -203,7 +203,7 @@ def _ascending(counts: Tensor, lists: Tensor) -> Tensor:
     return torch.where(is_entry, ordered, 0)
 
 
-def table_of(of_keys: Sequence[Tensor], columns: int) -> Tensor:
+def state_table(of_keys: Sequence[Tensor], columns: int) -> Tensor:
     """Return the state of each block, from the first four of `BlockLists`: (batch or 1, heads or 1, blocks of queries,
     the first `columns` blocks of keys) uint8."""
     counts, lists, full_counts, full_lists = of_keys

@@ -14,8 +14,8 @@ from . import blocks
 from .problem import ModProblem, check_fit
 from .ready import ReadyMade, made
 from .record import Mods
-from .remember import cached_trace
 from .trace import ModError, begin_of, name_of, trace_mask, trace_score
+from .trace_cache import cached_trace
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -55,7 +55,7 @@ def gather(
 
 
 def _with_blocks(mods: Mods, block_mask: Any, needs_backward: bool) -> Mods:
-    lists = list(blocks.lists_of(block_mask, both_sides=needs_backward or bool(mods.trained)))
+    lists = list(blocks.block_lists(block_mask, both_sides=needs_backward or bool(mods.trained)))
     if not torch.compiler.is_compiling():
         lists += blocks.source_tensors(block_mask)
     block_q, block_k = block_mask.BLOCK_SIZE

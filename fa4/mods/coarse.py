@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .blocks import FULL, NONE, PARTIAL, listed, orders, table_of
+from .blocks import FULL, NONE, PARTIAL, listed, orders, state_table
 from .graph import Builder, Graph, TensorType, parse
 from .record import NUM_BLOCK_TENSORS, Mods, ModSpec
 
@@ -20,7 +20,7 @@ TILE = 128  # kernels process blocks of multiples of it
 _MIN_COMMON = 16  # minimum common factor of block sizes and TILE: tables of smaller blocks are large
 
 
-def takes(block: tuple[int, int]) -> bool:
+def needs_tiling(block: tuple[int, int]) -> bool:
     """Whether kernels cannot use this block size directly, and it can be converted."""
     return any(size % TILE for size in block) and all(math.gcd(size, TILE) >= _MIN_COMMON for size in block)
 
@@ -29,7 +29,7 @@ def in_tiles(mods: Mods, seqlens: tuple[int, int]) -> Mods:
     """Convert a mask to block sizes that are multiples of TILE. seqlens: queries and keys."""
     block = mods.block_q, mods.block_k
     sizes = tuple(size if size % TILE == 0 else TILE for size in block)
-    table = table_of(mods.blocks[:4], -(-seqlens[1] // block[1]))
+    table = state_table(mods.blocks[:4], -(-seqlens[1] // block[1]))
     pooled = table
     for axis in range(2):
         pooled = _pooled(pooled, 2 + axis, block[axis], sizes[axis], seqlens[axis])
@@ -46,9 +46,9 @@ def in_tiles(mods: Mods, seqlens: tuple[int, int]) -> Mods:
     )
 
 
-def of_groups(mods: Mods, batch: int, heads: int, group: int) -> Mods:
+def to_head_groups(mods: Mods, batch: int, heads: int, group: int) -> Mods:
     """Convert a mask to lists shared by all query heads of a group: the union of their blocks."""
-    table = table_of(mods.blocks[:4], mods.key_blocks).expand(batch, heads, -1, -1)
+    table = state_table(mods.blocks[:4], mods.key_blocks).expand(batch, heads, -1, -1)
     parts = table.unflatten(1, (heads // group, group))
     pooled = (parts != NONE).any(2).to(torch.uint8) + (parts == FULL).all(2).to(torch.uint8)
     of_keys, of_queries = listed(pooled), listed(pooled.transpose(2, 3))
@@ -60,7 +60,7 @@ def of_groups(mods: Mods, batch: int, heads: int, group: int) -> Mods:
 
 
 def mask_of_groups(mods: ModSpec) -> Graph:
-    """Return the mask_mod that goes with `of_groups`; its table covers all sequences and heads."""
+    """Return the mask_mod that goes with `to_head_groups`; its table covers all sequences and heads."""
     assert mods.block is not None
     return _with_state_lookup(mods.mask, mods.block, (2, 2))
 

@@ -107,7 +107,7 @@ class Graph:
         """Whether the result depends on any of these inputs."""
         return any(self.nodes[i].op == "input" and self.nodes[i].value in names for i in self.needed(self.result))
 
-    def is_of_heads(self, scatter: Scatter) -> bool:
+    def is_per_head(self, scatter: Scatter) -> bool:
         """Whether the element's indices depend on sequence and query head only."""
         return self.inputs_of(*scatter.indices) <= {"b", "h"}
 

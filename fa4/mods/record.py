@@ -113,12 +113,12 @@ class Mods(NamedTuple):
         kinds = [kind for text in (self.score, self.mask) if text for kind in parse(text).numbers]
         return tuple(int(x) if kind == "int" else x for kind, x in zip(kinds, self.numbers))
 
-    def of_score(self) -> tuple[list[Tensor], list[float]]:
+    def score_values(self) -> tuple[list[Tensor], list[float]]:
         """Return tensors and numbers of the score's graph."""
         graph = parse(self.score)
         return self.tensors[: len(graph.tensors)], self.numbers[: len(graph.numbers)]
 
-    def of_mask(self) -> tuple[list[Tensor], list[float]]:
+    def mask_values(self) -> tuple[list[Tensor], list[float]]:
         """Return tensors and numbers of the mask's graph."""
         graph = parse(self.mask)
         tensors, numbers = len(self.tensors) - len(graph.tensors), len(self.numbers) - len(graph.numbers)

@@ -82,7 +82,7 @@ def for_kernels(x: Tensor) -> Tensor:
     return x.contiguous().view(1) if x.ndim == 0 else x.contiguous()
 
 
-def filled(
+def kernel_mods(
     mods: Mods, heads: int, backward: bool = False, is_ordered: bool = False, captured: tuple | None = None
 ) -> tuple:
     """Return the kernel arguments of a call's mods, as `core.traced.ModTensors`. Block lists: per query block, in a
@@ -100,7 +100,7 @@ def filled(
     return tuple(map(for_kernels, mods.tensors)) or None, mods.typed_numbers() or None, *lists, captured, dropout
 
 
-def where_seen(evaluated: Evaluation, node: int, p: Tensor) -> Tensor:
+def zero_where_masked(evaluated: Evaluation, node: int, p: Tensor) -> Tensor:
     """Return a gradient at every pair of a tile, 0 where P is 0: a derivative may be infinite or NaN at a masked pair,
     and 0 times that is NaN."""
     value = torch.broadcast_to(evaluated.value(node), p.shape)
@@ -115,7 +115,7 @@ def add_gradients(evaluated: Evaluation, p: Tensor, gradients: Sequence[Tensor |
         if target is None:
             continue
         indices = [evaluated.value(i) for i in scatter.indices]
-        value = where_seen(evaluated, scatter.value, p).to(target.dtype)
+        value = zero_where_masked(evaluated, scatter.value, p).to(target.dtype)
         # First sum axes along which no index varies, in a fixed order.
         index_shape = torch.broadcast_shapes(*(i.shape for i in indices)) if indices else ()
         index_shape = (1,) * (len(shape) - len(index_shape)) + tuple(index_shape)

@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .aten import LIKE_CONSTANTS, OPERATORS, REDUCTIONS, kind_of
+from .constant_tensors import make
 from .graph import Builder, Graph, Number, Scatter, TensorType
-from .made import make
 from .recorder import NO_COUNTERPART, ModError, Reach, Recorder, check_plain, without_values
 
 

@@ -42,7 +42,7 @@ class Carries(enum.Flag):
     TMEM = enum.auto()
 
 
-class Across(enum.Enum):
+class ClusterSharing(enum.Enum):
     """How the CTAs of a cluster share a channel; see the module docstring."""
 
     NOTHING = "each CTA has its own channel"
@@ -90,8 +90,8 @@ class Channel:
     stages: int
     carries: Carries
     ctas: int = 1
-    across: Across = Across.NOTHING
-    freer: Side | None = None
+    sharing: ClusterSharing = ClusterSharing.NOTHING
+    releaser: Side | None = None
 
     @property
     def producers(self) -> tuple[Side, ...]:
@@ -110,17 +110,17 @@ class Channel:
         return tuple(role_of(side) for side in self.consumers)
 
     @property
-    def freers(self) -> tuple[Side, ...]:
-        return self.consumers if self.freer is None else (self.freer,)
+    def releasers(self) -> tuple[Side, ...]:
+        return self.consumers if self.releaser is None else (self.releaser,)
 
     @property
-    def freeing_roles(self) -> tuple[str, ...]:
-        return tuple(role_of(side) for side in self.freers)
+    def releasing_roles(self) -> tuple[str, ...]:
+        return tuple(role_of(side) for side in self.releasers)
 
     @property
     def roles(self) -> tuple[str, ...]:
         """All roles of the channel, each once."""
-        return tuple(dict.fromkeys(self.producing_roles + self.consuming_roles + self.freeing_roles))
+        return tuple(dict.fromkeys(self.producing_roles + self.consuming_roles + self.releasing_roles))
 
     @property
     def has_free_barriers(self) -> bool:
@@ -132,7 +132,7 @@ class Channel:
 
     @property
     def is_pair(self) -> bool:
-        return self.across is Across.PAIR
+        return self.sharing is ClusterSharing.PAIR
 
     @property
     def is_relaxed(self) -> bool:
@@ -143,7 +143,7 @@ class Channel:
     def is_async_only(self) -> bool:
         """Whether only copies (multicast) and products access the payload. A fence of shared memory is then enough; it
         does not wait for the memory of the whole GPU."""
-        return self.across is Across.MULTICAST and self.filled is By.TMA and self.freed is By.WGMMA
+        return self.sharing is ClusterSharing.MULTICAST and self.filled is By.TMA and self.freed is By.WGMMA
 
 
 def role_of(side: Side) -> str:
@@ -179,7 +179,7 @@ class ChannelTable(Constant):
 
     Raises:
         ValueError: two channels share a name; a channel has an unknown role, no stage, or several CTAs without
-            `across`; an implied release names an unknown channel, or a barrier that the producer does not wait for.
+            `sharing`; an implied release names an unknown channel, or a barrier that the producer does not wait for.
     """
 
     channels: tuple[Channel, ...]
@@ -193,7 +193,7 @@ class ChannelTable(Constant):
         for channel in self.channels:
             if channel.stages < 1:
                 raise ValueError(f"channel {channel.name} has {channel.stages} stages, expected at least 1")
-            if channel.ctas > 1 and channel.across is Across.NOTHING:
+            if channel.ctas > 1 and channel.sharing is ClusterSharing.NOTHING:
                 raise ValueError(f"channel {channel.name} has {channel.ctas} CTAs and does not say what they share")
             for role in channel.roles:
                 self.roles[role]
@@ -234,7 +234,7 @@ class ChannelTable(Constant):
 
     def free_arrivals(self, channel: Channel) -> int:
         """Arrivals that complete one phase of a free barrier."""
-        return self._arrivals(channel.freed, channel.freers, channel.ctas)
+        return self._arrivals(channel.freed, channel.releasers, channel.ctas)
 
     def _arrivals(self, by: By, sides: tuple[Side, ...], ctas: int) -> int:
         if by in (By.TMA, By.UMMA):

@@ -74,7 +74,7 @@ class Cursor:
             start = Int32(stage.first if isinstance(stage, Lane) else 0)
         return Cursor(end, produces, start, Int32(first_phase), first_phase, moves, step)
 
-    def in_step(self, other: Cursor) -> Cursor:
+    def at_iteration_of(self, other: Cursor) -> Cursor:
         """Return `other`, a new cursor of another channel, moved to this cursor's iteration. Both channels advance
         together, so they share one phase; rings of equal length also share the stage."""
         mine, others = self.end.channel, other.end.channel

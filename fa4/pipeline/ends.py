@@ -20,7 +20,7 @@ from cutlass import Int32
 from cutlass._mlir.dialects import nvvm
 
 from ..core.constant import Constant
-from .channels import Across, By, Carries, Channel, ChannelTable, Implied, Signals
+from .channels import By, Carries, Channel, ChannelTable, ClusterSharing, Implied, Signals
 from .roles import WARPS_PER_WARPGROUP
 
 LEADER = 0  # cluster rank of the leading CTA of a pair
@@ -59,8 +59,8 @@ class End(Constant):
         return self.role in self.channel.consuming_roles
 
     @property
-    def frees(self) -> bool:
-        return self.role in self.channel.freeing_roles
+    def releases(self) -> bool:
+        return self.role in self.channel.releasing_roles
 
     def full(self, stage) -> cute.Pointer:
         return self._full + stage
@@ -96,7 +96,7 @@ class End(Constant):
 
     def commit_free(self, stage) -> None:
         """Consumer by UMMA, one thread: signal free when the matrix operations issued so far are done."""
-        self._require(self.frees and self.channel.freed is By.UMMA, "a consumer by UMMA")
+        self._require(self.releases and self.channel.freed is By.UMMA, "a consumer by UMMA")
         self._signals.commit(self.free(stage), self.channel.ctas)
 
     def arrive_full(self, stage) -> None:
@@ -106,7 +106,7 @@ class End(Constant):
 
     def arrive_free(self, stage) -> None:
         """Consumer by WARP, whole warp: release the stage."""
-        self._require(self.frees and self.channel.freed is By.WARP, "a consumer by warps")
+        self._require(self.releases and self.channel.freed is By.WARP, "a consumer by warps")
         self._arrive(self.free(stage))
 
     def arrive_read(self, stage) -> None:
@@ -117,7 +117,7 @@ class End(Constant):
         """
         freed = self.channel.freed
         is_by_reading = freed in (By.READ, By.WGMMA, By.WARPGROUP)
-        self._require(self.frees and is_by_reading, "a consumer that reads by copies or products")
+        self._require(self.releases and is_by_reading, "a consumer that reads by copies or products")
         if freed is By.WARPGROUP:
             _first_warp_only(self, stage)
         else:
@@ -135,7 +135,7 @@ class End(Constant):
     def _signal(self, barrier: cute.Pointer) -> None:
         """One elected lane arrives: on the leader's barrier of a pair, on every CTA's free barrier of a multicast."""
         channel = self.channel
-        is_shared = channel.across is Across.MULTICAST and self.frees
+        is_shared = channel.sharing is ClusterSharing.MULTICAST and self.releases
         targets = range(channel.ctas) if is_shared else [LEADER] if channel.is_pair else []
         with cute.arch.elect_one():
             if channel.is_async_only:

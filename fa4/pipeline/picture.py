@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .channels import ONCE, Across, Channel, ChannelTable, Implied
+from .channels import ONCE, Channel, ChannelTable, ClusterSharing, Implied
 from .kernel import RoleKernel
 from .roles import WARP, RoleTable
 from .smem import SmemMap
@@ -50,7 +50,7 @@ def channels_table(table: ChannelTable) -> str:
             by = "filled once"
         else:
             by, arrivals = freed.name, table.free_arrivals(channel)
-        shared = "" if channel.across is Across.NOTHING else f" ({channel.across.name.lower()})"
+        shared = "" if channel.sharing is ClusterSharing.NOTHING else f" ({channel.sharing.name.lower()})"
         carries = " + ".join(memory.name for memory in channel.carries)
         lines.append(
             f"| `{channel.name}`{shared} | {channel.stages} | {channel.filled.name} | {table.full_arrivals(channel)} "

@@ -3,7 +3,7 @@
 `fa4.plan` defines the contract of a plan; this package establishes its preconditions.
 """
 
-from .backward import Backward, backward
-from .forward import Forward, forward
+from .backward import BackwardExecutor, backward
+from .forward import ForwardExecutor, forward
 
-__all__ = ["Backward", "Forward", "backward", "forward"]
+__all__ = ["BackwardExecutor", "ForwardExecutor", "backward", "forward"]

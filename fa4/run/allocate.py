@@ -111,7 +111,7 @@ def padding_setter(
     from ..core import padding_rows  # needs CuTe DSL
 
     leading = None if parts is None else int(parts > 1)
-    cfg = padding_rows.Config(spec.dtype, matrices, leading, fill, spec.varlen, has_seqused)
+    cfg = padding_rows.PaddingRowsConfig(spec.dtype, matrices, leading, fill, spec.varlen, has_seqused)
     launcher = padding_rows.launcher(cfg, plan.chip)
 
     def blocks_of(inputs: AttentionInputs) -> int:

@@ -13,8 +13,8 @@ from ..spec import AttentionInputs, AttentionSpec, Gradients, Saved
 from . import allocate, prepare
 
 
-class Backward:
-    """Executor of the backward for one kind of problem; the counterpart of `Forward`."""
+class BackwardExecutor:
+    """Executor of the backward for one kind of problem; the counterpart of `ForwardExecutor`."""
 
     def __init__(self, inputs: AttentionInputs, spec: AttentionSpec, plan: Plan) -> None:
         """`plan` is for `spec.with_positive_scale()`."""
@@ -27,7 +27,7 @@ class Backward:
     def __call__(self, inputs: AttentionInputs, saved: Saved, *extra: Any) -> Gradients:
         """Return the gradients of q, k, v and the sink, row-major. extra: mods of the call, if any, and zero tensors,
         to which the gradients of captured tensors are added."""
-        if self._device is not None and prepare.is_elsewhere(self._device):
+        if self._device is not None and prepare.is_other_device(self._device):
             with torch.cuda.device(self._device):
                 return self(inputs, saved, *extra)
         grads, spec, sink = self._make(inputs), self.spec, inputs.sink
@@ -52,7 +52,7 @@ def backward(
     inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, saved: Saved, mods: Mods | None = None, captured: Any = ()
 ) -> Gradients:
     """Run the backward once, without caching; `plan` is for `spec.with_positive_scale()`."""
-    return Backward(inputs, spec, plan)(inputs, saved, *(() if mods is None else (mods, captured)))
+    return BackwardExecutor(inputs, spec, plan)(inputs, saved, *(() if mods is None else (mods, captured)))
 
 
 def _undo_scale(softmax_scale: float, grads: Gradients) -> None:

@@ -14,7 +14,7 @@ from ..spec import AttentionInputs, AttentionSpec
 from . import allocate, prepare
 
 
-class Forward:
+class ForwardExecutor:
     """Executor of the forward for one kind of problem, reusable for later calls. Everything that is the same for such
     calls is decided here; addresses and the contents of length tensors are not. Valid for inputs with the same shapes,
     strides, dtypes and device. With varlen, the numbers of rows and sequences may differ (a number above 1 stays above
@@ -40,10 +40,10 @@ class Forward:
         needs_more_steps = self._is_empty or not self._fits or plan.splits > 1 or self._set_padding_rows is not None
         self._only_launches = plan.compiled and not needs_more_steps
 
-    def of_tensors(self, tensors: tuple) -> tuple[Tensor, Tensor]:
+    def call_with_tensors(self, tensors: tuple) -> tuple[Tensor, Tensor]:
         """Fast path of `__call__` without mods and cache. tensors: the tensor fields of `AttentionInputs`; if only the
         launch remains, the record itself is not built."""
-        is_current_device = self._device is None or not prepare.is_elsewhere(self._device)
+        is_current_device = self._device is None or not prepare.is_other_device(self._device)
         if self._only_launches and is_current_device and prepare.are_aligned(tensors):
             out, lse = self._make(tensors)
             self._launch(tensors, out, lse)
@@ -52,7 +52,7 @@ class Forward:
 
     def __call__(self, inputs: AttentionInputs, *extra: Any) -> tuple[Tensor, Tensor]:
         """Return (out, lse), row-major. extra: nothing, (mods,), or (mods or None, cache)."""
-        if self._device is not None and prepare.is_elsewhere(self._device):
+        if self._device is not None and prepare.is_other_device(self._device):
             with torch.cuda.device(self._device):
                 return self(inputs, *extra)
         out, lse = self._make(inputs)
@@ -96,7 +96,7 @@ class Forward:
 
 def forward(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, *extra: Any) -> tuple[Tensor, Tensor]:
     """Run the forward once, without caching: (out, lse); `plan` is for `spec.with_positive_scale()`."""
-    return Forward(inputs, spec, plan)(inputs, *extra)
+    return ForwardExecutor(inputs, spec, plan)(inputs, *extra)
 
 
 def _write_without_keys(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:

@@ -72,6 +72,6 @@ def device_to_enter(device: torch.device) -> int | None:
     return device.index if device.type == "cuda" and torch.cuda.device_count() > 1 else None
 
 
-def is_elsewhere(index: int) -> bool:
+def is_other_device(index: int) -> bool:
     """True if a CUDA device is not the current one. Launches go to the current device."""
     return index != current_cuda_device()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .. import plan
-from .bwd.plan import Backward
-from .fwd.plan import Forward
+from .bwd.plan import Sm100Backward
+from .fwd.plan import Sm100Forward
 
 
-class Plan(plan.Directions):
+class Plan(plan.ForwardBackwardPlan):
     """Plan of a problem on sm_100 or sm_103."""
 
-    directions = Forward, Backward
+    directions = Sm100Forward, Sm100Backward

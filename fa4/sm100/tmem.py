@@ -48,10 +48,10 @@ class TmemMap(Constant):
     """
 
     def __init__(self, **ranges: TmemRange):
-        self.spans: dict[str, TmemRange] = {}
+        self.ranges: dict[str, TmemRange] = {}
         for name, new in ranges.items():
             if new.over is not None:
-                target = self.spans.get(new.over)
+                target = self.ranges.get(new.over)
                 if target is None:
                     raise ValueError(f"tmem range {name} is an alias of {new.over}, which is not declared before it")
                 if new.first + new.columns > target.columns:
@@ -59,28 +59,28 @@ class TmemMap(Constant):
                 new = TmemRange(target.first + new.first, new.columns, new.over)
             if new.first < 0 or new.columns < 1 or new.first + new.columns > COLUMNS:
                 raise ValueError(f"tmem range {name} leaves the {COLUMNS} columns: {new}")
-            for other, old in self.spans.items():
+            for other, old in self.ranges.items():
                 disjoint = new.first >= old.first + old.columns or old.first >= new.first + new.columns
                 aliases = other == new.over or (new.over is not None and new.over == old.over)
                 if not disjoint and not aliases:
                     raise ValueError(f"tmem ranges {name} and {other} overlap, and neither is an alias of the other")
-            self.spans[name] = new
+            self.ranges[name] = new
 
     def __getattr__(self, name: str) -> int:
         try:
-            return self.spans[name].first
+            return self.ranges[name].first
         except KeyError:
             raise AttributeError(f"no tmem range is named {name!r}") from None
 
     @property
     def end(self) -> int:
         """Number of columns up to the last one in use."""
-        return max(r.first + r.columns for r in self.spans.values())
+        return max(r.first + r.columns for r in self.ranges.values())
 
     def table(self) -> str:
         """Markdown table of the ranges, for the pages in docs/."""
         lines = ["| tensor memory | columns | over |", "|---|---|---|"]
-        for name, r in self.spans.items():
+        for name, r in self.ranges.items():
             lines.append(f"| {name} | {r.first}-{r.first + r.columns - 1} | {r.over or ''} |")
         return "\n".join(lines)
 

@@ -14,14 +14,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
-from ..bwd.program import BackwardProgram, Call
+from ..bwd.program import BackwardArguments, BackwardProgram
 from ..core.mask import Window
-from ..core.order import Order, PackedOrder, listed_order
-from ..core.score import SoftcapAgain
+from ..core.order import Order, PackedOrder, sparse_block_order
+from ..core.score import BackwardSoftcap
 from ..core.sequence import Lengths, extent
 from ..core.traced import ModTensors
 from .backward_tile import work_on_keys
-from .config import BackwardConfig
+from .config import Sm80BackwardConfig
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Sm80BackwardArguments:
     lengths: Lengths
     order: Order | PackedOrder
     window: Window
-    score: SoftcapAgain | None
+    score: BackwardSoftcap | None
     softmax_scale: Float32
     scale_log2: Float32  # scale of the output of `score`, in log2 units
     mods: ModTensors | None
@@ -51,17 +51,17 @@ class Sm80BackwardArguments:
 class BackwardKernel(BackwardProgram):
     __slots__ = ()
 
-    def begin(self, call: Call, cfg: BackwardConfig, stream: Any) -> None:
+    def begin(self, call: BackwardArguments, cfg: Sm80BackwardConfig, stream: Any) -> None:
         rows, scalars, sizes = call.rows, call.scalars, call.sizes
-        score = SoftcapAgain(scalars.scale_over_cap) if cfg.has_softcap else None
+        score = BackwardSoftcap(scalars.scale_over_cap) if cfg.has_softcap else None
         # First keys first: under a causal mask they take longest, and in a deterministic run they add first.
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.tiles.tile_n)
         heads = cute.size(call.k, mode=[2])
         l2_group = cfg.l2_group(n_blocks, sizes.max_seqlen_q, heads * sizes.batch)
         sparse_order = (
-            listed_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.cluster_tile_n) if cfg.has_blocks else None
+            sparse_block_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.cluster_tile_n) if cfg.has_blocks else None
         )
-        order: Order | PackedOrder = Order(n_blocks, heads, sizes.batch, l2_group, listed=sparse_order)
+        order: Order | PackedOrder = Order(n_blocks, heads, sizes.batch, l2_group, block_order=sparse_order)
         if cfg.counts_keys:
             cu_seqlens = rows.lengths.cu_seqlens_k
             order = PackedOrder(cfg.tiles.tile_n, 1, cu_seqlens, extent(call.k), heads, l2_group, False)
@@ -74,7 +74,7 @@ class BackwardKernel(BackwardProgram):
 
 
 @cute.kernel
-def kernel(args: Sm80BackwardArguments, cfg: cutlass.Constexpr[BackwardConfig]):
+def kernel(args: Sm80BackwardArguments, cfg: cutlass.Constexpr[Sm80BackwardConfig]):
     work_on_keys(args, cfg)
 
 

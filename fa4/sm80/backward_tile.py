@@ -24,7 +24,7 @@ from ..bwd.work import order_index_by_lists
 from ..core.captured_grads import CapturedGrads
 from ..core.constant import Constant
 from ..core.dropout import Dropout
-from ..core.fragment_coords import lines_of, store_lines
+from ..core.fragment_coords import fragment_rows, store_fragment_rows
 from ..core.mask import Band, Blocks, ReverseRange, SparseBlocks
 from ..core.rows import first_row_block
 from ..core.scoring import Scoring
@@ -318,15 +318,15 @@ def compute_p_ds(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Const
     dropout = None
     if cutlass.const_expr(work.dropout is not None):
         dropout = dropout_factors(work, memory, coords, coords0)
-        store_lines(grads, _multiply(lines_of(grads), dropout))
+        store_fragment_rows(grads, _multiply(fragment_rows(grads), dropout))
     for r in cutlass.range_constexpr(rows):
         grads[r, None].store(grads[r, None].load() + statistics[coords[r, 0][0], 1, stage])
     if cutlass.const_expr(not scoring.is_plain):
-        logits = scoring.logits(lines_of(scores))
+        logits = scoring.logits(fragment_rows(scores))
         if cutlass.const_expr(scoring.softcap is not None):
-            store_lines(grads, scoring.sloped(lines_of(grads), logits))
-        store_lines(scores, scoring.masked(logits, lambda r, c: statistics[coords[r, 0][0], 0, stage]))
-    if mask.cuts(m_block, work.n_block):
+            store_fragment_rows(grads, scoring.times_softcap_grad(fragment_rows(grads), logits))
+        store_fragment_rows(scores, scoring.masked(logits, lambda r, c: statistics[coords[r, 0][0], 0, stage]))
+    if mask.needs_mask(m_block, work.n_block):
         mask.apply_mask(scores, coords, coords0, m_block, work.n_block)
     for r in cutlass.range_constexpr(rows):
         minus_lse = statistics[coords[r, 0][0], 0, stage]
@@ -334,11 +334,11 @@ def compute_p_ds(work, memory, mma, s, dp, m_block, stage, masked: cutlass.Const
         scores[r, None].store(p)
         grads[r, None].store(grads[r, None].load() * p)
     if cutlass.const_expr(score_mod is not None):
-        store_lines(grads, scoring.slopes(lines_of(scores), lines_of(grads)))
+        store_fragment_rows(grads, scoring.score_grads(fragment_rows(scores), fragment_rows(grads)))
     if cutlass.const_expr(work.captured is not None):
-        work.captured.add(score_mod, lines_of(scores))
+        work.captured.add(score_mod, fragment_rows(scores))
     if cutlass.const_expr(dropout is not None):
-        store_lines(scores, _multiply(lines_of(scores), dropout))
+        store_fragment_rows(scores, _multiply(fragment_rows(scores), dropout))
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), cfg.dtype, num_bits_per_copy=32)
     to_smem = cute.make_tiled_copy_C(atom, mma).get_slice(work.thread)
     for acc, staged in ((s, memory.p), (dp, memory.ds)):

@@ -51,7 +51,7 @@ class Sm80Config(Variant):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardConfig(Sm80Config):
+class Sm80ForwardConfig(Sm80Config):
     """packed: heads of a group packed into the rows of a tile, all or 1. split: split-KV, several CTAs share the keys
     of a tile; out and lse are float32 with an axis of parts, and there is no sink. fixed_parts: parts have the same
     number of key blocks in all tiles."""
@@ -92,7 +92,7 @@ class Fragments(Placement):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackwardConfig(Sm80Config):
+class Sm80BackwardConfig(Sm80Config):
     """A tile has the rows of all heads of a group."""
 
     ctas: ClassVar[int] = 1

@@ -6,13 +6,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
-from ..core.dropout import Dropout, dropped
+from ..core.dropout import Dropout, apply_dropout
 
 
 def drop(dropout: Dropout, p: list[list[Float32]], rows: list[Int32], key: Int32) -> list[list[Float32]]:
     """Return P with dropped elements set to 0, for warps that hold whole rows. key: first key of the fragment."""
     keep_bits = dropout.by_quads(rows, key, 4 * len(p[0]))
-    return [[dropped(keep_bits[r], i // 2 * 8 + i % 2, x) for i, x in enumerate(row)] for r, row in enumerate(p)]
+    return [[apply_dropout(keep_bits[r], i // 2 * 8 + i % 2, x) for i, x in enumerate(row)] for r, row in enumerate(p)]
 
 
 @cute.jit
@@ -35,5 +35,5 @@ def dropout_factors(work, memory, coords: cute.Tensor, coords0: cute.Tensor) -> 
     for r in range(cute.size(coords, mode=[0])):
         keep_bits = [memory.keep_bits[coords[r, 0][0], i] for i in range(work.cfg.tiles.keep_words_per_row)]
         keep_bits = [Int32(Uint32(word) >> first_bit) for word in keep_bits]
-        rows.append([dropped(keep_bits, offset, work.dropout.scale) for offset in offsets])
+        rows.append([apply_dropout(keep_bits, offset, work.dropout.scale) for offset in offsets])
     return rows

@@ -15,12 +15,12 @@ from cutlass import Float32, Int32
 
 from ..core.cache import CacheTensors
 from ..core.mask import Window
-from ..core.order import Order, PackedOrder, listed_order
+from ..core.order import Order, PackedOrder, sparse_block_order
 from ..core.score import Softcap
 from ..core.sequence import Lengths, extent
 from ..core.traced import ModTensors
-from ..fwd.program import Call, ForwardProgram
-from .config import ForwardConfig
+from ..fwd.program import ForwardArguments, ForwardProgram
+from .config import Sm80ForwardConfig
 from .forward_tile import work_on_queries
 
 
@@ -68,7 +68,7 @@ class ForwardKernel(ForwardProgram):
     __slots__ = ()
     scalars, sizes = Scalars, LaunchSizes
 
-    def begin(self, call: Call, cfg: ForwardConfig, stream: Any) -> None:
+    def begin(self, call: ForwardArguments, cfg: Sm80ForwardConfig, stream: Any) -> None:
         scalars, sizes = call.scalars, call.sizes
         score, scale = None, scalars.softmax_scale
         if cfg.has_softcap:
@@ -78,9 +78,9 @@ class ForwardKernel(ForwardProgram):
         m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tiles.tile_m)
         heads, sparse_order = cute.size(call.q, mode=[2]), None
         if cfg.has_blocks:
-            sparse_order = listed_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows)
+            sparse_order = sparse_block_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows)
         order: Order | PackedOrder = Order(
-            m_blocks, heads, sizes.batch, sizes.l2_group, descending=True, listed=sparse_order
+            m_blocks, heads, sizes.batch, sizes.l2_group, descending=True, block_order=sparse_order
         )
         if cfg.varlen:
             cu_seqlens = call.lengths.cu_seqlens_q
@@ -93,7 +93,7 @@ class ForwardKernel(ForwardProgram):
 
 
 @cute.kernel
-def kernel(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[ForwardConfig]):
+def kernel(args: Sm80ForwardArguments, cfg: cutlass.Constexpr[Sm80ForwardConfig]):
     work_on_queries(args, cfg)
 
 

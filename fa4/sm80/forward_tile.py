@@ -18,12 +18,12 @@ from cutlass.memory import SmemAllocator
 from ..core.cache import Keys, Paged, Strided
 from ..core.constant import Constant
 from ..core.dropout import Dropout
-from ..core.fragment_coords import lines_of, store_lines
+from ..core.fragment_coords import fragment_rows, store_fragment_rows
 from ..core.mask import Band, ReverseRange, SparseBlocks
 from ..core.score import Softcap
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
-from ..fwd.scales import at_least
+from ..fwd.scales import nonzero_descale
 from .converting import ConvertingCopy
 from .dropout import drop
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling
@@ -147,8 +147,8 @@ def work_on_queries(args, cfg: cutlass.Constexpr):
                 blocks = blocks.part(part, args.splits, args.part_blocks)
             block_iter = ReverseRange(blocks)
         score, raw_scale, v_descale = args.score, args.scale, None
-        if cutlass.const_expr(cfg.has_bytes):
-            k_descale = at_least(args.cache.k_descale[sequence, head_kv])
+        if cutlass.const_expr(cfg.has_8bit_kv):
+            k_descale = nonzero_descale(args.cache.k_descale[sequence, head_kv])
             v_descale = args.cache.v_descale[sequence, head_kv]
             if cutlass.const_expr(score is not None):
                 score = Softcap(score.scale_over_cap * k_descale)
@@ -225,10 +225,10 @@ def load(work, x, staged, pos, stage, checks_end: cutlass.Constexpr[bool]):
     copy = TileCopy(thread_tiling(async_copy(cfg.dtype), cfg.threads, dim), work.thread, tile_n, dim, columns)
     if work.block_iter.exists(pos):
         n_block = work.block_iter.block(pos)
-        if cutlass.const_expr(cfg.has_bytes):
+        if cutlass.const_expr(cfg.has_8bit_kv):
             converting = ConvertingCopy(copy.copy, work.thread, tile_n, dim, columns, cfg.cache.dtype, cfg.dtype)
             converting.load_rows(x.rows_from(n_block * tile_n), staged[None, None, stage])
-        elif cutlass.const_expr(x.lies_evenly(tile_n)):
+        elif cutlass.const_expr(x.has_constant_stride(tile_n)):
             rows_left = (
                 work.mask.seqlen_k - n_block * tile_n
                 if checks_end or isinstance(work.block_iter, SparseBlocks)
@@ -269,7 +269,7 @@ def step(work, tile, pos, masked: cutlass.Constexpr[bool]):
     if cutlass.const_expr(work.dropout is not None):
         coords = coords_of_thread(mma, work.thread, m, n)
         rows = [work.first_row + coords[r, 0][0] for r in range(cute.size(coords, mode=[0]))]
-        store_lines(scores, drop(work.dropout, lines_of(scores), rows, block_iter.block(pos) * n))
+        store_fragment_rows(scores, drop(work.dropout, fragment_rows(scores), rows, block_iter.block(pos) * n))
     p = cute.make_fragment_like(s, cfg.dtype)
     p.store(s.load().to(cfg.dtype))
     product(mma, tile.o, as_operand_a(p), tile.v.at(stage))
@@ -282,12 +282,12 @@ def apply_mods(work, mma, scores, n_block, masked: cutlass.Constexpr[bool]):
     coords, coords0 = coords_of_thread(mma, work.thread, m, n), coords_of_thread(mma, 0, m, n)
     fragment = mma_coords(coords, coords0, work.first_row, n_block * n)
     if cutlass.const_expr(work.score_mod is not None):
-        store_lines(scores, work.score_mod.at(fragment, work.raw_scale).logits(lines_of(scores)))
+        store_fragment_rows(scores, work.score_mod.at(fragment, work.raw_scale).logits(fragment_rows(scores)))
     is_sparse = isinstance(work.block_iter, SparseBlocks)
     if cutlass.const_expr(work.mask_mod is not None and (masked or not is_sparse)):
-        store_lines(scores, work.mask_mod.at(fragment).hidden(lines_of(scores)))
+        store_fragment_rows(scores, work.mask_mod.at(fragment).apply_mask(fragment_rows(scores)))
     if cutlass.const_expr(is_sparse):
-        if work.mask.cuts(work.m_block, n_block):  # a last block listed as full may still exceed the keys
+        if work.mask.needs_mask(work.m_block, n_block):  # a last block listed as full may still exceed the keys
             work.mask.apply_mask(scores, coords, coords0, work.m_block, n_block)
     elif cutlass.const_expr(masked):
         work.mask.apply_mask(scores, coords, coords0, work.m_block, n_block)

@@ -8,19 +8,19 @@ from typing import Any
 from torch import Tensor
 
 from .. import plan
-from ..bwd.plan import Backward as BackwardPlan
+from ..bwd.plan import BackwardDirection
 from ..core.arguments import windows
 from ..device import Chip
-from ..fwd.plan import Forward as ForwardPlan
+from ..fwd.plan import ForwardDirection
 from ..fwd.splits import blocks_of_part, choose_splits
-from ..mods.coarse import mask_of_groups, of_groups
+from ..mods.coarse import mask_of_groups, to_head_groups
 from ..spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
 from . import backward, forward
-from .config import BackwardConfig, ForwardConfig
+from .config import Sm80BackwardConfig, Sm80ForwardConfig
 from .tiles import BackwardTiles, ForwardTiles, backward_tiles, forward_l2_group, forward_tiles
 
 
-class Forward(ForwardPlan):
+class Sm80Forward(ForwardDirection):
     """Forward plan for any chip with cp.async and mma.sync. `tiles` replaces the row of the table, for tuning."""
 
     kernel = forward.KERNEL
@@ -39,11 +39,11 @@ class Forward(ForwardPlan):
         cta_slots = chip.sms * chosen.blocks_per_sm
         if not spec.has_blocks:
             self.splits = choose_splits(spec, work_tiles, extent.max_seqlen_k, chosen.tile_n, cta_slots, busy=0.5)
-        fields = ForwardConfig.fields(spec)
+        fields = Sm80ForwardConfig.fields(spec)
         fields["has_sink"] &= self.splits == 1  # the kernel that combines the parts adds the sink
         is_split = self.splits > 1
         fixed = is_split and spec.batch_invariant
-        cfg = ForwardConfig(**fields, tiles=chosen, packed=packed, split=is_split, fixed_parts=fixed)
+        cfg = Sm80ForwardConfig(**fields, tiles=chosen, packed=packed, split=is_split, fixed_parts=fixed)
         l2_group = forward_l2_group(spec, extent.max_seqlen_k)
         part_blocks = blocks_of_part(extent.max_seqlen_k, chosen.tile_n, self.splits)
         sizes = forward.LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, part_blocks)
@@ -54,7 +54,7 @@ class Forward(ForwardPlan):
         return f"forward {self.cfg.tiles}{', packed heads' if self.cfg.packed > 1 else ''}{parts}"
 
 
-class Backward(BackwardPlan):
+class Sm80Backward(BackwardDirection):
     """Backward plan for any chip with cp.async and mma.sync. A tile has the rows of all heads of a group. If a block
     mask has lists per head (`by_head`), the kernel visits the union of their blocks and masks by a table per head."""
 
@@ -75,16 +75,16 @@ class Backward(BackwardPlan):
     def launch(self, inputs: AttentionInputs, saved: Saved, grads: Gradients, *extra: Any) -> Tensor | None:
         if self.by_head is not None:
             mods, captured = extra
-            extra = of_groups(mods, inputs.batch, self.spec.heads_q, self.spec.group), [*captured, None]
+            extra = to_head_groups(mods, inputs.batch, self.spec.heads_q, self.spec.group), [*captured, None]
         return super().launch(inputs, saved, grads, *extra)
 
-    def config(self, has_dlse: bool) -> BackwardConfig:
-        fields = BackwardConfig.fields(self.spec, backward=True, has_dlse=has_dlse)
-        return BackwardConfig(**fields, tiles=self.tiles)
+    def config(self, has_dlse: bool) -> Sm80BackwardConfig:
+        fields = Sm80BackwardConfig.fields(self.spec, backward=True, has_dlse=has_dlse)
+        return Sm80BackwardConfig(**fields, tiles=self.tiles)
 
 
-class Plan(plan.Directions):
+class Plan(plan.ForwardBackwardPlan):
     """Plan of a problem on any chip with cp.async and mma.sync."""
 
     layout = plan.Layout.ROWS
-    directions = Forward, Backward
+    directions = Sm80Forward, Sm80Backward

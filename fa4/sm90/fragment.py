@@ -34,7 +34,7 @@ def columns_below(limit: Int32) -> Int32:
     return cutlass.max((within >> 3) * 2 + cutlass.min(within & 7, 2), 0)
 
 
-def row_elements(n: int, r: int) -> list[int]:
+def row_registers(n: int, r: int) -> list[int]:
     """Return the register indices of row r of an accumulator with n columns, in column order."""
     return [4 * pair + 2 * r + i for pair in range(n // 8) for i in range(2)]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .. import plan
-from .bwd.plan import Backward
-from .fwd.plan import Forward
+from .bwd.plan import Sm90Backward
+from .fwd.plan import Sm90Forward
 
 
-class Plan(plan.Directions):
+class Plan(plan.ForwardBackwardPlan):
     """Plan of a problem on sm_90."""
 
-    directions = Forward, Backward
+    directions = Sm90Forward, Sm90Backward

@@ -23,7 +23,7 @@ from typing import Any
 from fa4 import dispatch
 from fa4.core.program import Program, compile_key
 from fa4.device import Chip, chip_by_number
-from fa4.plan import Directions
+from fa4.plan import ForwardBackwardPlan
 
 from .problems import Problem, families
 
@@ -46,7 +46,7 @@ ORDER = (
     "sawtooth",
     "fixed_parts",
     "first_writer",
-    "together",
+    "pairs_per_group",
     "chained",
     "deterministic",
     "multicast",
@@ -84,7 +84,7 @@ def planned(problem: Problem, number: int, backend: str) -> list[Kernel] | None:
     if row is None:
         return None
     plan = row.load().Plan(problem.spec.with_positive_scale(), problem.extent, chip)
-    assert isinstance(plan, Directions) and plan.describe()
+    assert isinstance(plan, ForwardBackwardPlan) and plan.describe()
     kernels = [Kernel(plan._forward.kernel, plan._forward.cfg, chip, problem)]
     if problem.spec.needs_backward:
         backward = plan._backward
@@ -112,7 +112,7 @@ def structure(kernel: Kernel) -> tuple:
         elif field.name == "mods":
             value = cfg.has_blocks
         elif field.name == "cache" and value is not None:
-            value = value.has_bytes, cfg.plain_keys, value.pieces(cfg.tile_n) > 1
+            value = value.has_8bit_kv, cfg.kv_without_tma, value.pieces(cfg.tile_n) > 1
         own.append((field.name, value))
     return kernel.chip.number, kernel.program.name, tuple(own)
 

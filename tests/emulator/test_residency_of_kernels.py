@@ -20,9 +20,9 @@ from fa4.device import chip_of
 from fa4.emulator import emulate
 from fa4.run import backward
 from fa4.sm80.plan import Plan as Portable
-from fa4.sm90.bwd.config import Steps
+from fa4.sm90.bwd.config import Sm90BackwardSteps
 from fa4.sm90.bwd.tiles import D96_ORDERED, D256_ORDERED
-from fa4.sm90.bwd.work import Work
+from fa4.sm90.bwd.work import Sm90BackwardWork
 from fa4.sm90.plan import Plan as Hopper
 from fa4.sm100.plan import Plan as Blackwell
 from fa4.spec import Gradients
@@ -110,7 +110,7 @@ def test_an_ordered_backward_needs_one_resident_cluster(name: str, seed: int) ->
         cfg = its.config(has_dlse=True)
         # Key blocks do wait for others.
         assert cfg.deterministic and cfg.row_blocks.semaphores and cfg.ctas == row.ctas
-        assert its.chains == row.chains < -(-problem.inputs.max_seqlen_k // cfg.span)
+        assert its.chains == row.chains < -(-problem.inputs.max_seqlen_k // cfg.cluster_tile_n)
         judged = judge_gradients(problem, gradients(made, problem))
     cases.assert_right(judged, f"{name}, seed {seed}")
 
@@ -185,15 +185,15 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backward whose key blocks begin at different query blocks and go round. Of a query block's additions the first
     is that of the last CTA that begins at or before it; so each CTA waits for the CTA after it, too."""
 
-    def order_index(self: Work, m_block: Int32, head: Int32, context: Any) -> Int32:
+    def order_index(self: Sm90BackwardWork, m_block: Int32, head: Int32, context: Any) -> Int32:
         pos, count = self.neighbours
         nearest = ((m_block + 1) * count - 1) // self.blocks
         behind = nearest - pos
         return Int32(cutlass.select_(behind < 0, behind + count, behind))
 
-    monkeypatch.setattr(Steps, "shifted", property(lambda cfg: True))
-    monkeypatch.setattr(Steps, "follows", property(lambda cfg: False))
-    monkeypatch.setattr(Work, "turn", order_index)
+    monkeypatch.setattr(Sm90BackwardSteps, "shifted", property(lambda cfg: True))
+    monkeypatch.setattr(Sm90BackwardSteps, "ascending_order", property(lambda cfg: False))
+    monkeypatch.setattr(Sm90BackwardWork, "turn", order_index)
     # Compile keys do not tell this kernel from the right one.
     monkeypatch.setattr(jit, "_launchers", {})
     monkeypatch.setattr(jit, "cache_directory", lambda: None)

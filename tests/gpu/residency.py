@@ -17,10 +17,10 @@ from typing import Any
 import cutlass.cute as cute
 import torch
 from cutlass import Int32
-from fa4.bwd.semaphores import wait_semaphore
 
 import fa4
 from fa4 import jit
+from fa4.bwd.semaphores import wait_semaphore
 from fa4.device import Chip, chip_of
 
 HEAD_DIMS = (64, 96, 128, 192, 256)

@@ -183,7 +183,7 @@ def test_images_in_documents(seed):
 @pytest.mark.parametrize("can_look", [True, False])
 def test_where_documents_begin(positions, lengths, can_look, monkeypatch):
     if not can_look:
-        monkeypatch.setattr(ours, "_can_look", lambda x: False)
+        monkeypatch.setattr(ours, "_can_read", lambda x: False)
     found = ours._in_documents(torch.tensor([positions]), None, 1, 6, 6, True, torch.device("cpu"))
     if found is None:
         assert can_look and lengths is None

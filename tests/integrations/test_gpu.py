@@ -37,9 +37,9 @@ def served(monkeypatch):
     """fa4 serves CUDA tensors; the list grows with each forward that it serves."""
     if not hasattr(torch.nn.attention, "restore_flash_attention_impl"):
         pytest.skip("needs torch.nn.attention.restore_flash_attention_impl, which torch has from 2.11 on")
-    calls, way = [], operators.way
-    monkeypatch.setattr(operators, "way", lambda *a: calls.append(a) or way(*a))
-    monkeypatch.setattr(sdpa, "_told", set())
+    calls, cached_call = [], operators.cached_call
+    monkeypatch.setattr(operators, "cached_call", lambda *a: calls.append(a) or cached_call(*a))
+    monkeypatch.setattr(sdpa, "_warned", set())
     fa4.register_sdpa(activate=True)
     yield calls
     torch.nn.attention.restore_flash_attention_impl()
@@ -56,8 +56,8 @@ def test_the_first_call_of_a_process_is_served():
     code = """
 import torch, fa4
 from fa4.integrations.sdpa import operators
-calls, way = [], operators.way
-operators.way = lambda *a: calls.append(a) or way(*a)
+calls, cached_call = [], operators.cached_call
+operators.cached_call = lambda *a: calls.append(a) or cached_call(*a)
 fa4.register_sdpa(activate=True)
 x = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16)
 torch.nn.functional.scaled_dot_product_attention(x, x, x)
@@ -172,7 +172,7 @@ def test_documents_of_packed_position_ids(can_look, monkeypatch, seed):
     replay = run
     if not can_look:
         with monkeypatch.context() as patch:
-            patch.setattr(ours, "_can_look", lambda x: False)
+            patch.setattr(ours, "_can_read", lambda x: False)
             run()  # compiles what the graph launches
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

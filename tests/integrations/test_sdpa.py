@@ -15,7 +15,7 @@ from fa4 import run
 from fa4.cases import Case, make
 from fa4.emulator import emulate
 from fa4.integrations import sdpa
-from fa4.integrations.sdpa import ways
+from fa4.integrations.sdpa import cached_calls
 from tests.integrations.oracle import assert_attention, leaves
 
 attention = torch.nn.attention
@@ -35,7 +35,7 @@ CASES = {
 @pytest.fixture
 def active(monkeypatch):
     """fa4 serves CPU tensors."""
-    monkeypatch.setattr(sdpa, "_told", set())
+    monkeypatch.setattr(sdpa, "_warned", set())
     fa4.register_sdpa(devices=("cpu",), activate=True)
     yield
     attention.restore_flash_attention_impl()
@@ -149,8 +149,10 @@ def test_results_lie_in_memory_as_torch_compile_expects(contiguous, active, seed
 
 def test_torchs_deterministic_flag_is_asked_at_each_backward(active, seed, monkeypatch):
     """It may change between calls that are alike otherwise."""
-    asked, backward = [], run.Backward.__call__
-    monkeypatch.setattr(run.Backward, "__call__", lambda b, *a: asked.append(b.spec.deterministic) or backward(b, *a))
+    asked, backward = [], run.BackwardExecutor.__call__
+    monkeypatch.setattr(
+        run.BackwardExecutor, "__call__", lambda b, *a: asked.append(b.spec.deterministic) or backward(b, *a)
+    )
     q, k, v = leaves(make(CASES["full"], seed))
     flags = [False, True, False, False, False, True, True, True, False]
     for deterministic in flags:
@@ -247,14 +249,14 @@ def test_unknown_devices_are_refused():
 def test_a_call_like_the_one_before_is_told_by_one_look(grad, active, monkeypatch):
     """From the third call on, without a key, though torch makes a new float for the scale each time."""
     q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=grad) for _ in range(3))
-    looks, find = [], ways.routes.find
+    looks, find = [], cached_calls.routes.find
 
     def look(signature):
         if signature is not None and signature.kind == "torch":
             looks.append(signature)
         return find(signature)
 
-    monkeypatch.setattr(ways.routes, "find", look)
+    monkeypatch.setattr(cached_calls.routes, "find", look)
     for _ in range(6):
         out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, scale=0.37)[0]
         if grad:

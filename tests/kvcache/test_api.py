@@ -11,7 +11,7 @@ from fa4 import cases
 from fa4.cases import Case
 from fa4.device import chip_by_number, emulating
 from fa4.kvcache.ops import NO_MODS
-from fa4.kvcache.record import Appended
+from fa4.kvcache.record import AppendArguments
 from fa4.spec import AttentionInputs, Cache, Flags
 
 from .named import CASES
@@ -386,7 +386,7 @@ def test_vmap_maps_whole_caches_and_refuses_the_rest_by_name(seed):
 
 def operator_arguments(name, seed):
     a = build(CASES[name], seed).arguments
-    appended = Appended(
+    appended = AppendArguments(
         a["q"], a["k_cache"].nan_to_num(), a["v_cache"].nan_to_num(), a["k"], a["v"], a["cache_seqlens"],
         cos=a.get("rotary_cos"), sin=a.get("rotary_sin"), page_table=a.get("page_table"),
         batch_idx=a.get("cache_batch_idx"), interleaved=a.get("rotary_interleaved", True),
@@ -408,7 +408,7 @@ def test_opcheck(name, seed):
 
 def test_the_schemas_are_the_records():
     names = [x.name for x in torch.ops.fa4.append_to_cache.default._schema.arguments]
-    assert names == list(Appended._fields)
+    assert names == list(AppendArguments._fields)
     mutated = [x.name for x in torch.ops.fa4.append_to_cache.default._schema.arguments if x.alias_info is not None]
     assert mutated == ["k_cache", "v_cache"]
 

@@ -18,14 +18,14 @@ def arguments(seed, **changes):
     return given | dict(page_table=table, causal=True) | changes
 
 
-def look(given) -> calls.Known | None:
+def look(given) -> calls.CachedKvCall | None:
     """What one look knows of a call."""
     names = calls_of_tensors()
-    options = calls.Given(
+    options = calls.KvCallOptions(
         given.get("softmax_scale"), given["causal"], given.get("window_size", (None, None)), given.get("softcap", 0.0),
         given.get("backend", "auto"), given.get("num_splits", 0), False, True,
     )  # fmt: skip
-    return calls.like_the_last(tuple(given.get(name) for name in names), options)
+    return calls.equal_to_last(tuple(given.get(name) for name in names), options)
 
 
 def calls_of_tensors() -> tuple[str, ...]:

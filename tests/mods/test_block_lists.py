@@ -89,8 +89,8 @@ def test_a_block_mask_that_comes_again_is_known_by_one_look(seed, monkeypatch):
     from fa4.mods import blocks
 
     calls = []
-    own = blocks.lists_of
-    monkeypatch.setattr(blocks, "lists_of", lambda *given, **options: calls.append(1) or own(*given, **options))
+    own = blocks.block_lists
+    monkeypatch.setattr(blocks, "block_lists", lambda *given, **options: calls.append(1) or own(*given, **options))
     only_keys = made()
     only_keys.q_num_blocks = only_keys.q_indices = only_keys.full_q_num_blocks = only_keys.full_q_indices = None
     for mask in (made(), only_keys):

@@ -5,7 +5,7 @@ import torch
 
 import fa4
 from fa4.mods import coarse
-from fa4.mods.blocks import FULL, NONE, PARTIAL, listed, table_of
+from fa4.mods.blocks import FULL, NONE, PARTIAL, listed, state_table
 from fa4.mods.graph import parse
 from fa4.mods.record import Mods
 from fa4.mods.tensors import evaluation
@@ -16,13 +16,13 @@ ROWS, KEYS = 300, 410
 
 def seen_by(mods: Mods) -> torch.Tensor:
     """(batch, heads, ROWS, KEYS)."""
-    table = table_of(mods.blocks[:4], -(-KEYS // mods.block_k))
+    table = state_table(mods.blocks[:4], -(-KEYS // mods.block_k))
     state = table.repeat_interleave(mods.block_q, 2).repeat_interleave(mods.block_k, 3)[:, :, :ROWS, :KEYS]
     if not mods.mask:
         return state != NONE
     b, h, row, key = (torch.arange(n) for n in (2, 3, ROWS, KEYS))
     inputs = {"b": b.view(-1, 1, 1, 1), "h": h.view(-1, 1, 1), "q_idx": row[:, None], "kv_idx": key}
-    done = evaluation(parse(mods.mask), *mods.of_mask(), inputs, torch.float32)
+    done = evaluation(parse(mods.mask), *mods.mask_values(), inputs, torch.float32)
     return (state == FULL) | ((state == PARTIAL) & done.value(done.graph.result))
 
 
@@ -39,14 +39,14 @@ def test_the_same_pairs_are_seen(block, heads, mask, seed):
     traced = None if mask is None else trace_mask(mask)
     text, numbers = ("", []) if traced is None else (traced.graph.text, [float(x) for x in traced.numbers])
     mods = Mods([], lists, "", text, numbers, *block, [])
-    assert coarse.takes(block)
+    assert coarse.needs_tiling(block)
     made = coarse.in_tiles(mods, (ROWS, KEYS))
     assert made.block_q % 128 == 0 and made.block_k % 128 == 0
     assert torch.equal(seen_by(made), seen_by(mods)), f"seed {seed}"
-    of_keys = table_of(made.blocks[:4], made.blocks[1].shape[3])
-    assert torch.equal(table_of(made.blocks[4:8], made.blocks[5].shape[3]), of_keys.transpose(2, 3))
+    of_keys = state_table(made.blocks[:4], made.blocks[1].shape[3])
+    assert torch.equal(state_table(made.blocks[4:8], made.blocks[5].shape[3]), of_keys.transpose(2, 3))
 
 
 @pytest.mark.parametrize("block", [(128, 128), (256, 384), (100, 128), (128, 8)], ids=str)
 def test_sizes_that_are_left_alone(block):
-    assert not coarse.takes(block)
+    assert not coarse.needs_tiling(block)

@@ -7,7 +7,7 @@ from torch.nn.attention import flex_attention as torchs
 import fa4
 from fa4 import fallback, masks
 from fa4.mods import blocks
-from fa4.mods.blocks import lists_of
+from fa4.mods.blocks import block_lists
 from fa4.mods.tensors import add_where
 
 from .programs import BATCH, HEADS, KEYS, MASKS, QUERIES, SCORES, normal, torchs_answer
@@ -147,7 +147,7 @@ def test_blocks_with_the_longest_lists_come_first(seed):
     block_mask = fa4.create_block_mask(
         lambda b, h, q_idx, kv_idx: seen[h, q_idx // 16, kv_idx // 16], None, 3, 9 * 16, 11 * 16, "cpu", BLOCK_SIZE=16
     )
-    lists = lists_of(block_mask, both_sides=True)
+    lists = block_lists(block_mask, both_sides=True)
     for order, lengths, sign in ((lists.query_order, seen.sum(2), -1), (lists.key_order, seen.sum(1), 1)):
         for own, of_head in zip(order[0].tolist(), lengths.tolist()):
             assert own == sorted(range(len(of_head)), key=lambda i: (-of_head[i], sign * i)), f"seed {seed}"

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.pipeline.channels import Across, By, Carries, Channel, ChannelTable, Every, Implied
+from fa4.pipeline.channels import By, Carries, Channel, ChannelTable, ClusterSharing, Every, Implied
 from fa4.pipeline.ends import Ends
 from fa4.pipeline.roles import Role, RoleTable
 from fa4.pipeline.smem import Region, SmemMap, Tile
@@ -37,15 +37,15 @@ def test_arrivals_follow_from_roles():
 )
 def test_every_team_lets_go_of_a_stage(freed, ctas, arrivals):
     """Two warpgroups read each block of keys; when copies are multicast, so do those of the other CTAs."""
-    across = Across.MULTICAST if ctas > 1 else Across.NOTHING
-    keys = Channel("load_consume_K", "load", Every("consume"), By.TMA, freed, 2, Carries.ASYNC_SMEM, ctas, across)
+    sharing = ClusterSharing.MULTICAST if ctas > 1 else ClusterSharing.NOTHING
+    keys = Channel("load_consume_K", "load", Every("consume"), By.TMA, freed, 2, Carries.ASYNC_SMEM, ctas, sharing)
     table = ChannelTable((keys,), HOPPER)
     assert table.free_arrivals(keys) == arrivals
     assert table.full_arrivals(keys) == 1  # its own announcement; the bytes come on top
 
 
 def test_a_pair_counts_on_its_leader():
-    table = ChannelTable((channel(filled=By.WARP, ctas=2, across=Across.PAIR),), ROLES)
+    table = ChannelTable((channel(filled=By.WARP, ctas=2, sharing=ClusterSharing.PAIR),), ROLES)
     (s,) = table.channels
     assert (table.full_arrivals(s), table.free_arrivals(s)) == (2, 8)
 

@@ -36,10 +36,10 @@ def test_the_first_phase_follows_from_the_side(cursor, phase):
 def test_channels_in_step_share_a_phase():
     """Only a cursor that walks through a ring carries its stage from one turn to the next."""
     queries = consume(MULTIPLY.load_multiply_Q, ALL)
-    assert queries.in_step(produce(LOAD.load_multiply_Q, 1)).stage == 1
+    assert queries.at_iteration_of(produce(LOAD.load_multiply_Q, 1)).stage == 1
     keys = consume(MULTIPLY.load_multiply_K)
     assert len(keys._carried()) == 2
-    assert keys.in_step(consume(MULTIPLY.load_multiply_K)).stage is keys.stage
+    assert keys.at_iteration_of(consume(MULTIPLY.load_multiply_K)).stage is keys.stage
     assert len(queries._carried()) == len(consume(MULTIPLY.load_multiply_Q, 1)._carried()) == 1
 
 
@@ -47,7 +47,10 @@ def test_channels_in_step_share_a_phase():
     "misuse, complaint",
     [
         (lambda: produce(LOAD.load_multiply_K, ahead=1), "starts at its beginning"),
-        (lambda: consume(MULTIPLY.load_multiply_K).in_step(consume(MULTIPLY.load_multiply_Q, 0)), "do not go in step"),
+        (
+            lambda: consume(MULTIPLY.load_multiply_K).at_iteration_of(consume(MULTIPLY.load_multiply_Q, 0)),
+            "do not go in step",
+        ),
         (lambda: consume(MULTIPLY.load_multiply_Q, ALL).wait(), "asked about None"),
         (lambda: consume(MULTIPLY.load_multiply_Q, 0).wait(1), "asked about 1"),
         (lambda: produce(MULTIPLY.load_multiply_K).wait(), "multiply is used as a producer"),

@@ -236,5 +236,5 @@ def test_every_head_dim_fits_the_chip():
         spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, heads_q=1, heads_kv=1, softmax_scale=1.0)
         cfg = plan.configure(spec, chip, has_dlse=True)
         assert smem_map(cfg, channels(cfg)).nbytes <= chip.smem_per_block
-        spans = tmem_map(cfg).spans  # raises on an overlap that is not declared
-        assert spans["dK"].columns >= head_dim and spans["dV"].columns >= head_dim_v
+        ranges = tmem_map(cfg).ranges  # raises on an overlap that is not declared
+        assert ranges["dK"].columns >= head_dim and ranges["dV"].columns >= head_dim_v

@@ -9,7 +9,7 @@ from fa4 import device
 from fa4.pipeline.roles import RoleTable
 from fa4.sm100 import tmem
 from fa4.sm100.fwd.kernel import channels, roles, smem_map, tmem_map
-from fa4.sm100.fwd.plan import Forward
+from fa4.sm100.fwd.plan import Sm100Forward
 from fa4.sm100.fwd.tiles import tiles_for
 from fa4.spec import AttentionSpec, CacheSpec, ProblemSize
 from tests import parts
@@ -39,8 +39,8 @@ def test_parts_are_joined_under_many_interleavings(name, seed):
 DECODE = ProblemSize(1, 1, 8192)
 
 
-def made(dims=(128, 128), heads=(32, 8), extent=DECODE, **changes) -> Forward:
-    return Forward(AttentionSpec(torch.bfloat16, *dims, *heads, 0.1, window_right=0, **changes), extent, CHIP)
+def made(dims=(128, 128), heads=(32, 8), extent=DECODE, **changes) -> Sm100Forward:
+    return Sm100Forward(AttentionSpec(torch.bfloat16, *dims, *heads, 0.1, window_right=0, **changes), extent, CHIP)
 
 
 @pytest.mark.parametrize(

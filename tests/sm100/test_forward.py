@@ -99,7 +99,7 @@ PACKED = Case(
 def test_a_pair_serves_sequences_of_any_length(head_dim, seed):
     problem = poison_unused(cases.make(replace(PACKED, head_dim=head_dim, head_dim_v=128), seed))
     for schedule in ("round_robin", "adversarial"):
-        out, lse = KERNELS.forward(problem, seed, schedule, replace(PAIRS, directly=head_dim > 128))
+        out, lse = KERNELS.forward(problem, seed, schedule, replace(PAIRS, direct_store=head_dim > 128))
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{schedule}, seed {seed}")
 
 
@@ -107,7 +107,7 @@ def test_a_pair_of_wide_heads_under_many_interleavings(seed):
     """O is not staged, so that Q of 192 columns leaves five stages of K and V."""
     one = dict(heads_q=2, heads_kv=1, lengths=((300, 520),), seqused=((300, 520),))
     problem = cases.make(replace(PACKED, head_dim=192, head_dim_v=128, **one), seed)
-    tiles = replace(PAIRS, directly=True)
+    tiles = replace(PAIRS, direct_store=True)
     results = [KERNELS.forward(problem, seed + i, schedule, tiles) for i in range(2) for schedule in SCHEDULES]
     cases.assert_right(cases.judge_forward(problem, *results[0]), f"seed {seed}")
     for out, lse in results:
@@ -120,7 +120,7 @@ def test_a_pair_of_wide_heads_ends_at_the_diagonal(schedule, seqlen_k, seed):
     """The diagonal crosses all four row blocks of a work tile; of short keys the first rows see none."""
     case = Case("causal", seqlen_q=700, seqlen_k=seqlen_k, head_dim=192, head_dim_v=128, heads_q=2, causal=True)
     problem = cases.make(case, seed)
-    tiles = replace(PAIRS, directly=True)
+    tiles = replace(PAIRS, direct_store=True)
     out, lse = KERNELS.forward(problem, seed, schedule, tiles)
     cases.assert_right(cases.judge_forward(problem, out, lse), f"{schedule}, seed {seed}")
 

@@ -10,7 +10,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from fa4 import jit
 from fa4.device import chip_by_number
 from fa4.sm80.backward import KERNEL
-from fa4.sm80.config import BackwardConfig
+from fa4.sm80.config import Sm80BackwardConfig
 from fa4.sm80.tiles import _BACKWARD, backward_tiles
 
 _FLAGS = (
@@ -49,7 +49,7 @@ def test_the_row_of_a_head_dim(dims, rows):
 def test_compiles_without_a_gpu(everything, number):
     chip = chip_by_number(number)
     head_dim, head_dim_v = (72, 40) if everything else (64, 64)
-    cfg = BackwardConfig(
+    cfg = Sm80BackwardConfig(
         dtype=jit.dsl_dtype(torch.float16 if everything else torch.bfloat16),
         head_dim=head_dim,
         head_dim_v=head_dim_v,

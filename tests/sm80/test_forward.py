@@ -11,7 +11,7 @@ from fa4 import cases, jit
 from fa4.cases import Case
 from fa4.device import chip_by_number
 from fa4.fwd.splits import choose_splits
-from fa4.sm80.config import ForwardConfig
+from fa4.sm80.config import Sm80ForwardConfig
 from fa4.sm80.forward import KERNEL
 from fa4.sm80.plan import Plan
 from fa4.sm80.tiles import _FORWARD, _FORWARD_SHORT, forward_tiles
@@ -77,7 +77,7 @@ _FLAGS = ("has_left", "has_right", "has_softcap", "has_sink", "varlen", "has_seq
 def test_compiles_without_a_gpu(name, number):
     chip, everything = chip_by_number(number), name != "plain"
     head_dim, head_dim_v, group = (72, 40, 4) if everything else (64, 64, 1)
-    cfg = ForwardConfig(
+    cfg = Sm80ForwardConfig(
         dtype=jit.dsl_dtype(torch.float16 if everything else torch.bfloat16),
         head_dim=head_dim,
         head_dim_v=head_dim_v,

@@ -15,7 +15,7 @@ from fa4.emulator.machine import SCHEDULES
 from fa4.sm90.bwd import config as config_module
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
-from fa4.sm90.bwd.plan import Backward, configure
+from fa4.sm90.bwd.plan import Sm90Backward, configure
 from fa4.sm90.bwd.tiles import (
     D64,
     D96,
@@ -151,7 +151,7 @@ def test_deterministic_gradients_are_equal_whatever_the_order_of_events(window, 
 )
 def test_few_pairs_add_to_several_sums(head_dim, heads, chains, seed, monkeypatch):
     """Key blocks of one pair in chains, of which some hold no block that meets a query."""
-    monkeypatch.setattr(config_module.Steps, "chains", lambda *of: chains)
+    monkeypatch.setattr(config_module.Sm90BackwardSteps, "chains", lambda *of: chains)
     shape = dict(heads_q=heads[0], heads_kv=heads[1], head_dim=head_dim)
     for window in ((None, None), (60, None)):
         case = Case("chains", seqlen_q=300, seqlen_k=520, window_size=window, deterministic=True, **shape)
@@ -163,7 +163,7 @@ def test_few_pairs_add_to_several_sums(head_dim, heads, chains, seed, monkeypatc
 def test_chains_shorten_the_lag_of_few_pairs():
     def chains(heads: int, batch: int, seqlen: int, **asked) -> int:
         spec = AttentionSpec(torch.bfloat16, 128, 128, heads, heads, 0.1, deterministic=True, needs_backward=True)
-        return Backward(replace(spec, **asked), ProblemSize(batch, seqlen, seqlen), chip_by_number(90)).chains
+        return Sm90Backward(replace(spec, **asked), ProblemSize(batch, seqlen, seqlen), chip_by_number(90)).chains
 
     assert chains(1, 1, 16384) == 16 and chains(4, 1, 16384) > 1
     assert chains(16, 1, 16384) == chains(16, 4, 4096) == chains(16, 16, 1024) == chains(1, 1, 131072) == 1
@@ -232,7 +232,7 @@ def config(head_dim: int, tiles: BackwardTiles):
 
 def config_of(spec: AttentionSpec):
     """By the row of the table."""
-    return Backward(spec, LONG, chip_by_number(90)).config(has_dlse=False)
+    return Sm90Backward(spec, LONG, chip_by_number(90)).config(has_dlse=False)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def config_of(spec: AttentionSpec):
 def test_tables_fit_the_chip(head_dim, tiles):
     cfg = config(head_dim, tiles)
     table = channels(cfg)
-    assert smem_map(cfg, table).nbytes <= cfg.held_bytes <= 227 * 1024
+    assert smem_map(cfg, table).nbytes <= cfg.smem_used <= 227 * 1024
     assert ROLES.threads == 384
 
 
@@ -251,7 +251,7 @@ def test_tables_of_wide_heads_fit_the_chip(head_dim, head_dim_v):
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, needs_backward=True)
     for deterministic in (False, True):
         cfg = config_of(replace(spec, deterministic=deterministic))
-        assert wide.smem_map(cfg, wide.channels(cfg)).nbytes <= cfg.held_bytes <= 227 * 1024
+        assert wide.smem_map(cfg, wide.channels(cfg)).nbytes <= cfg.smem_used <= 227 * 1024
     panels = [panel for consumer in range(2) for panel in cfg.dq_panels(consumer)]
     assert panels == list(range(-(-head_dim // 64) // cfg.ctas))
 
@@ -263,7 +263,7 @@ def test_tables_of_128_keys_fit_the_chip_where_registers_do(head_dim, head_dim_v
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim_v, 16, 16, 0.1, needs_backward=True)
     for softcap in (0.0, 9.0):
         cfg = config_of(replace(spec, softcap=softcap))
-        assert smem_map(cfg, channels(cfg)).nbytes <= cfg.held_bytes <= 227 * 1024
+        assert smem_map(cfg, channels(cfg)).nbytes <= cfg.smem_used <= 227 * 1024
         assert cfg.row_blocks.placement.elements * 4 == 2 * cfg.dq_bytes
 
 

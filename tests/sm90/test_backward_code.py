@@ -12,7 +12,7 @@ from fa4.device import chip_by_number
 from fa4.emulator.host.modules import fatbins_in
 from fa4.emulator.timing.sass.code import nvdisasm
 from fa4.mods.record import ModSpec
-from fa4.sm90.bwd.plan import Backward
+from fa4.sm90.bwd.plan import Sm90Backward
 from fa4.spec import AttentionSpec, ProblemSize
 
 # As written: how many groups each wait leaves in flight, and products; ptxas serialises them (a fence before and a wait
@@ -47,7 +47,7 @@ CODE = [
 def machine_code(spec, directory) -> str:
     """Of the main kernel, whose name ends its part of the disassembly's head."""
     exported = directory / "kernel.o"
-    backward = Backward(spec, ProblemSize(4, 4096, 4096), chip_by_number(90))
+    backward = Sm90Backward(spec, ProblemSize(4, 4096, 4096), chip_by_number(90))
     backward.kernel.compile(backward.config(has_dlse=False), backward.chip).export_to_c(str(exported), "kernel")
     parts = []
     for i, binary in enumerate(fatbins_in(exported.read_bytes())):

@@ -15,7 +15,7 @@ from fa4.emulator.machine import Checks
 from fa4.run import forward
 from fa4.sm90.fwd.config import Schedule
 from fa4.sm90.fwd.kernel import channels, smem_map
-from fa4.sm90.fwd.plan import Forward, configure
+from fa4.sm90.fwd.plan import Sm90Forward, configure
 from fa4.sm90.fwd.tiles import NARROW_MANY, USUAL, USUAL_LONG, tiles_for
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec, CacheSpec, ProblemSize
@@ -244,7 +244,7 @@ def test_on_a_shared_chip_the_hardware_hands_out_tiles():
         (spec, Schedule.PERSISTENT, Schedule.SINGLE),
         (replace(spec, varlen=True), Schedule.PACKED, Schedule.PACKED),
     ):
-        plans = [Forward(of, extent, on) for on in (chip, replace(chip, shared=True))]
+        plans = [Sm90Forward(of, extent, on) for on in (chip, replace(chip, shared=True))]
         assert [plan.cfg.schedule for plan in plans] == [alone, beside]
         assert replace(plans[0].cfg, schedule=beside) == plans[1].cfg
 
@@ -270,7 +270,7 @@ def test_every_cta_gets_the_same_share_of_a_causal_problem(seqlen, head_dim):
     chip, heads = device.chip_by_number(90), 2048 // head_dim
     extent = ProblemSize(16384 // seqlen, seqlen, seqlen)
     spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, heads, heads, 0.1, window_right=0)
-    made = Forward(spec, extent, chip)
+    made = Sm90Forward(spec, extent, chip)
     blocks = -(-seqlen // made.cfg.rows)
     sizes = made.sizes
     order = Order(blocks, heads, extent.batch, sizes.l2_group, descending=True, most_l2_groups=sizes.most_l2_groups)

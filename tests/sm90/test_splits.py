@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4 import device
-from fa4.sm90.fwd.plan import Forward
+from fa4.sm90.fwd.plan import Sm90Forward
 from fa4.sm90.fwd.tiles import tiles_for
 from fa4.spec import AttentionSpec, ProblemSize
 from tests import parts
@@ -48,7 +48,7 @@ def test_parts_are_joined_under_many_interleavings(name, seed):
 def test_parts_of_a_problem(heads, batch, rows, keys, expected):
     """Enough to keep the memory busy where there are few rows, or every multiprocessor where there are more."""
     spec = AttentionSpec(torch.bfloat16, 128, 128, *heads, 0.1, window_right=0)
-    made = Forward(spec, ProblemSize(batch, rows, keys), device.chip_by_number(90))
+    made = Sm90Forward(spec, ProblemSize(batch, rows, keys), device.chip_by_number(90))
     assert made.splits == expected and ("parts" in str(made)) == (expected > 1)
 
 
@@ -59,5 +59,5 @@ def test_parts_of_a_problem(heads, batch, rows, keys, expected):
 def test_heads_of_a_group_share_a_tile(group, rows, consumers, packed):
     """All of them while one team's rows hold them, a number of heads being rounded up to a power of two."""
     spec = AttentionSpec(torch.bfloat16, 64, 64, 2 * group, 2, 0.1)
-    cfg = Forward(spec, ProblemSize(1, rows, 100), device.chip_by_number(90)).cfg
+    cfg = Sm90Forward(spec, ProblemSize(1, rows, 100), device.chip_by_number(90)).cfg
     assert (cfg.consumers, cfg.packed) == (consumers, packed)

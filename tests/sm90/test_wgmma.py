@@ -88,7 +88,7 @@ def chain(self: Chain, places, staging, d, warp):
     cute.arch.sync_warp()
     for r in range(fragment.ROWS_PER_THREAD):
         row = fragment.row_in_warp(r)
-        for i, element in enumerate(fragment.row_elements(self.second.n, r)):
+        for i, element in enumerate(fragment.row_registers(self.second.n, r)):
             d[warp * 16 + row, fragment.first_column() + 8 * (i // 2) + i % 2, 0] = o[element]
     swizzled = cute.recast_ptr(staging, cute.make_swizzle(3, 4, 3), dtype=cutlass.BFloat16)
     layout = cute.make_layout((16, (64, tile.panels)), stride=(64, (1, 16 * 64)))

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from .cached_calls import Refusal
 from .operators import CPU_OPERATORS, OPERATORS
-from .ways import Refusal
 
 NAME = "fa4"
 DEVICES = ("cuda", "cpu")
@@ -124,10 +124,10 @@ def _kernel(name: str, serve: Callable[..., Any], torch_kernel: Any) -> Callable
     return kernel
 
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def _warn_once(reason: str) -> None:
-    if reason not in _told:
-        _told.add(reason)
+    if reason not in _warned:
+        _warned.add(reason)
         warnings.warn(f"fa4 leaves this attention to torch's own kernel: {reason}. Said once.", stacklevel=3)

@@ -16,13 +16,13 @@ from ...mods.record import Mods
 from ...signature import LastCallGuard
 from ...spec import AttentionInputs, Saved
 from ...torch_internals import reinterpret_tensor
-from .ways import Refusal, way, with_lengths
+from .cached_calls import Refusal, cached_call, with_lengths
 
 
 def _forward(
     inputs: AttentionInputs, options: Options, mods: Mods | None = None, num_splits: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    cached = way(inputs, options)
+    cached = cached_call(inputs, options)
     inputs = with_lengths(cached, inputs)
     if mods is not None:
         return ops.route(inputs, cached.flags, mods).forward(inputs, mods)
@@ -40,7 +40,7 @@ def _route(cached: CachedCall, inputs: AttentionInputs, num_splits: int | None) 
 def _backward(
     saved: Saved, inputs: AttentionInputs, options: Options, mods: Mods | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    cached = way(inputs, options._replace(deterministic=torch.are_deterministic_algorithms_enabled()))
+    cached = cached_call(inputs, options._replace(deterministic=torch.are_deterministic_algorithms_enabled()))
     inputs, flags = with_lengths(cached, inputs), cached.flags._replace(needs_backward=True)
     if mods is None:
         dq, dk, dv, _ = ops.route(inputs, flags).backward(inputs, saved)
@@ -61,7 +61,7 @@ class _DenseForward:
     """Forward of dense calls with one signature: everything but the tensors is decided in advance."""
 
     def __init__(self, cached: CachedCall, query: Tensor, key: Tensor, value: Tensor) -> None:
-        self._forward, self._lengths = cached.first.forward.of_tensors, cached.max_seqlens
+        self._forward, self._lengths = cached.first.forward.call_with_tensors, cached.max_seqlens
         self._q, self._k, self._v = _transpose(query), _transpose(key), _transpose(value)
         template = torch.empty(query.transpose(1, 2).shape, dtype=query.dtype, device="meta")
         self._out = _transpose(template)
@@ -187,7 +187,7 @@ def _flash_attention_forward(
     tensors = query, key, value, cum_seq_q, cum_seq_k
     cached = _packed.find(tensors, options)
     if cached is None:
-        cached = way(inputs, options)
+        cached = cached_call(inputs, options)
         _packed.keep(tensors, options, cached, free=(0, 1, 2, 3, 4) if cached.may_vary else ())
     inputs = with_lengths(cached, inputs)
     out, lse = _route(cached, inputs, num_splits).forward(inputs)
@@ -244,7 +244,7 @@ def _sdpa_forward(
     tensors, key_options = (query, key, value), (is_causal, scale)
     attend = _dense.find(tensors, key_options)
     if attend is None:
-        cached = way(_inputs(query, key, value), Options(scale, is_causal))
+        cached = cached_call(_inputs(query, key, value), Options(scale, is_causal))
         attend = _DenseForward(cached, query, key, value)
         _dense.keep(tensors, key_options, attend, cached)
     return attend(query, key, value)
@@ -277,7 +277,7 @@ def _sdpa_backward(
     attend = _dense_backward.find(tensors, key_options)
     if attend is None:
         options = Options(scale, is_causal, deterministic=torch.are_deterministic_algorithms_enabled())
-        cached = way(_inputs(query, key, value), options)
+        cached = cached_call(_inputs(query, key, value), options)
         attend = _DenseBackward(cached, *tensors)
         _dense_backward.keep(tensors, key_options, attend, cached)
     return attend(query, key, value, out, logsumexp, grad_out)

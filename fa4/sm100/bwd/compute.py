@@ -17,11 +17,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...core.captured_grads import CapturedGrads
-from ...core.dropout import Dropout, dropped
+from ...core.dropout import Dropout, apply_dropout
 from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues
 from ...core.mask_bits import apply_mask_unless, mask_bits
-from ...core.score import SoftcapAgain
+from ...core.score import BackwardSoftcap
 from ...core.scoring import Scoring
 from ...core.traced import bind
 from ...core.vec_io import load_floats, pack_half
@@ -53,15 +53,15 @@ def compute(context):
             queries = StepQueries(member, first_query, first - first_query, stop - first_query)
             if cutlass.const_expr(cfg.has_blocks):
                 if i < of_head.block_iter.masked:
-                    step(context, ends, rows, s, s.in_step(dp), work, queries, True, True)
+                    step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, True, True)
                 elif (work.own_block + 1) * TILE_N > work.k.count:
-                    step(context, ends, rows, s, s.in_step(dp), work, queries, True, False)
+                    step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, True, False)
                 else:
-                    step(context, ends, rows, s, s.in_step(dp), work, queries, False, False)
-            elif work.cuts(m_block):
-                step(context, ends, rows, s, s.in_step(dp), work, queries, True, True)
+                    step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, False, False)
+            elif work.needs_mask(m_block):
+                step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, True, True)
             else:
-                step(context, ends, rows, s, s.in_step(dp), work, queries, False, True)
+                step(context, ends, rows, s, s.at_iteration_of(dp), work, queries, False, True)
             rows, s = rows.next(), s.next()
     store_gradients(context, ends, work)
 
@@ -84,11 +84,11 @@ def bind_mods(
     cfg, args, lengths = context.cfg, context.args, (work.q.count, work.k.count)
     head, key = work.head_kv * cfg.group + queries.member, work.own_block * TILE_N + cute.arch.thread_idx()[0] % TILE_N
     score_mod, mask_mod = bind(cfg.mods, args.mods, work.batch, head, lengths)
-    coords = FragmentCoords((key,), queries.begin, cfg.half, keys_across=False, run=1, period=1)
+    coords = FragmentCoords((key,), queries.begin, cfg.half, cols_are_keys=False, run=1, period=1)
     score = None if score_mod is None else score_mod.at(coords, args.scale)
     mask = None if mask_mod is None or not applies_mask_mod else mask_mod.at(coords)
     if mask is not None:
-        mask.see_ahead()
+        mask.precompute_mask()
     return score, mask
 
 
@@ -137,7 +137,7 @@ def step(
     for column in cutlass.range_constexpr(0, cfg.half, CHUNK):
         s += tmem.load(s_address + column, CHUNK)
     tmem.wait_loads()
-    scoring = Scoring(SoftcapAgain(args.scale_over_cap) if cfg.has_softcap else None, score, mask)
+    scoring = Scoring(BackwardSoftcap(args.scale_over_cap) if cfg.has_softcap else None, score, mask)
     logits = scoring.logits([s])
     (s,) = scoring.masked(logits, lambda _, i: load_floats(minus_lse + i // 4 * 4, 4)[i % 4])
     column_bits = []
@@ -165,7 +165,7 @@ def step(
         if cutlass.const_expr(factors is not None):
             p_dropped = cute.arch.mul_packed_f32x2(tuple(p_pair), factors)
         packed.append(pack_half(p_dropped[0], p_dropped[1], cfg.dtype))
-        p += scoring.sloped([list(p_pair)], [logits[0][2 * pair : 2 * pair + 2]])[0]
+        p += scoring.times_softcap_grad([list(p_pair)], [logits[0][2 * pair : 2 * pair + 2]])[0]
     tmem.store(s_address + packed_column, packed)
     tmem.wait_stores()
     ends.compute_mma_P.arrive_full(0)
@@ -188,7 +188,7 @@ def step(
                 if cutlass.const_expr(score is None):
                     packed.append(pack_half(ds[0], ds[1], cfg.dtype))
     if cutlass.const_expr(score is not None):
-        (grads,) = scoring.slopes([p], [grads])
+        (grads,) = scoring.score_grads([p], [grads])
         packed = [pack_half(grads[i], grads[i + 1], cfg.dtype) for i in range(0, cfg.half, 2)]
         captured = CapturedGrads.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.own_block)
         if cutlass.const_expr(captured is not None):
@@ -210,7 +210,7 @@ def dropout_factors(context, keep_bits: list[Int32] | None, i: int) -> tuple[Flo
     if keep_bits is None:
         return None
     scale = context.args.mods.dropout.scale
-    return dropped(keep_bits, i, scale), dropped(keep_bits, i + 1, scale)
+    return apply_dropout(keep_bits, i, scale), apply_dropout(keep_bits, i + 1, scale)
 
 
 @cute.jit

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...bwd.blocks import RowBlocks
-from ...bwd.variant import Variant
+from ...bwd.variant import BackwardVariant
 from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
 from .placement import CHUNK, LANES, Chunks, Columns
@@ -29,7 +29,7 @@ BARRIER_BYTES = 512  # upper bound of all mbarriers, for the smem budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Variant):
+class Sm100BackwardConfig(BackwardVariant):
     """Configuration of the generated code; the fields are the compile key.
 
     ctas: 1, or 2 for a CTA pair. polynomial: pairs of every 16 whose exp2 runs on the FMA units.

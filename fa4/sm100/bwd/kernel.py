@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...bwd.launch import Arguments, BackwardKernel
+from ...bwd.launch import BackwardKernel, BackwardKernelArguments
 from ...pipeline import kernel as kernels
-from ...pipeline.channels import ONCE, Across, By, Carries, Channel, ChannelTable, Implied
+from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, ClusterSharing, Implied
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .. import tmem
 from ..signals import SIGNALS
 from .compute import compute
-from .config import CHUNK_BYTES, DQ_STAGES, ROW_STAGES, Config
+from .config import CHUNK_BYTES, DQ_STAGES, ROW_STAGES, Sm100BackwardConfig
 from .load import load
 from .mma import mma
 from .reduce import reduce
@@ -38,7 +38,7 @@ ROLES = RoleTable(
 TMEM_AND_SMEM = Carries.TMEM | Carries.ASYNC_SMEM  # dS: in TMEM for dK, in shared memory for dQ
 
 
-def tmem_map(cfg: Config) -> tmem.TmemMap:
+def tmem_map(cfg: Sm100BackwardConfig) -> tmem.TmemMap:
     """TMEM map. P and dS alias S and dP in two packed halves, one at each end. dQ aliases dP (a pair's dQ between the
     halves of dS) unless small head dims leave room for it."""
     dp = cfg.tile_m + cfg.columns_v
@@ -61,12 +61,12 @@ def tmem_map(cfg: Config) -> tmem.TmemMap:
     return tmem.TmemMap(**ranges)
 
 
-def channels(cfg: Config) -> ChannelTable:
+def channels(cfg: Sm100BackwardConfig) -> ChannelTable:
     """Channels, named <producer>_<consumer>_<payload>. A pair shares all but the row statistics."""
-    across = Across.PAIR if cfg.ctas == 2 else Across.NOTHING
+    sharing = ClusterSharing.PAIR if cfg.ctas == 2 else ClusterSharing.NOTHING
 
     def channel(name, producer, consumer, filled, freed, stages, carries) -> Channel:
-        return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, across)
+        return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, sharing)
 
     columns = ()
     if cfg.ctas == 2:
@@ -101,7 +101,7 @@ def channels(cfg: Config) -> ChannelTable:
     )
 
 
-def smem_map(cfg: Config, table: ChannelTable) -> SmemMap:
+def smem_map(cfg: Sm100BackwardConfig, table: ChannelTable) -> SmemMap:
     columns = ()
     if cfg.ctas == 2:
         columns = (
@@ -134,7 +134,9 @@ class Sm100BackwardContext(kernels.Context):
     gradient_staged: int = 2  # and 3: one per compute warpgroup
 
 
-def context(args: Arguments, cfg: Config, table: ChannelTable, smem: SmemMap) -> Sm100BackwardContext:
+def context(
+    args: BackwardKernelArguments, cfg: Sm100BackwardConfig, table: ChannelTable, smem: SmemMap
+) -> Sm100BackwardContext:
     memory = tmem.TensorMemory(ROLES["reduce"].warps[0], cfg.ctas)
     return Sm100BackwardContext(args, cfg, table, smem, memory, cfg.ctas, tmem_map(cfg))
 

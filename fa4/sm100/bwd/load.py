@@ -51,7 +51,7 @@ def load(context):
         load_queries(context, do, work, "do", "dO", coord)
         do = do.next()
         if cutlass.const_expr(is_pair):
-            q_columns.in_step(do_columns).wait()
+            q_columns.at_iteration_of(do_columns).wait()
             load_columns(context, do_columns, work, "do", "dOcolumns", coord, work.q)
         if i + 1 < work.steps:
             q.wait()

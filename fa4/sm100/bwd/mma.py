@@ -49,7 +49,7 @@ def issue(context, ends, steps: Int32):
             zero = read_zero(context)  # again in each step, see `smem_address`
         do.wait()
         if cutlass.const_expr(cfg.dq_over_dp):
-            p.in_step(dq).wait(0)
+            p.at_iteration_of(dq).wait(0)
         do_address = smem_address(context, zero, "dO") + do.stage * cfg.do_tile.nbytes
         with cute.arch.elect_one():
             cfg.dp.issue(base + spans.dP, cfg.dp.a.at(smem_address(context, zero, "V")), cfg.dp.b.at(do_address), False)
@@ -60,7 +60,7 @@ def issue(context, ends, steps: Int32):
         p.wait()
         if cutlass.const_expr(is_pair):
             do_address = smem_address(context, zero, "dOcolumns")
-            p.in_step(do_columns).wait()
+            p.at_iteration_of(do_columns).wait()
         with cute.arch.elect_one():
             issue_by_halves(cfg.dv, base + spans.dV, base + spans.P, cfg.dv.b.at(do_address), i > 0)
             if cutlass.const_expr(is_pair):
@@ -78,20 +78,20 @@ def issue(context, ends, steps: Int32):
             with cute.arch.elect_one():
                 ends.mma_compute_dV.commit_full(0)
 
-        p.in_step(ds).wait()
+        p.at_iteration_of(ds).wait()
         if cutlass.const_expr(is_pair):
             if i == 0:
                 consume(ends.load_mma_Kcolumns).wait()
             issue_dq(context, ends, base, zero)
-            p.in_step(q_columns).wait()
+            p.at_iteration_of(q_columns).wait()
             issue_dk(context, base, q_columns, smem_address(context, zero, "Qcolumns"), i > 0)
         else:
             q_address = smem_address(context, zero, "Q") + used_q.stage * cfg.q_tile.nbytes
             issue_dk(context, base, used_q, q_address, i > 0)
             if cutlass.const_expr(not cfg.dq_over_dp):
-                p.in_step(dq).wait(0)
+                p.at_iteration_of(dq).wait(0)
             if cutlass.const_expr(cfg.dq_transposed):
-                issue_dq_transposed(context, base, p.in_step(dq))
+                issue_dq_transposed(context, base, p.at_iteration_of(dq))
             else:
                 issue_dq(context, ends, base, zero)
         p = p.next()

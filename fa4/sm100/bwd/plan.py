@@ -6,12 +6,12 @@ from ...bwd import plan
 from ...core.variant import Variant
 from ...device import Chip
 from ...spec import AttentionSpec, ProblemSize
-from .config import Config
+from .config import Sm100BackwardConfig
 from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for
 
 
-class Backward(plan.Backward):
+class Sm100Backward(plan.BackwardDirection):
     """Backward plan for sm_100 and sm_103. `tiles` replaces the row of the table, for tuning."""
 
     kernel = KERNEL
@@ -29,14 +29,16 @@ class Backward(plan.Backward):
             f"stages, group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({tiles.evidence})"
         )
 
-    def config(self, has_dlse: bool) -> Config:
+    def config(self, has_dlse: bool) -> Sm100BackwardConfig:
         return configure(self.spec, self.chip, has_dlse, self.tiles)
 
 
-def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None) -> Config:
+def configure(
+    spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None
+) -> Sm100BackwardConfig:
     """Return the compile-time configuration of a problem."""
     tiles = tiles or tiles_for(spec, chip)
-    return Config(
+    return Sm100BackwardConfig(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         ctas=tiles.ctas,
         polynomial=tiles.polynomial,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ...bwd.work import first_member, keys_here, lists_of, order_index, order_index_by_lists
+from ...bwd.work import cta_keys, first_member, order_index, order_index_by_lists, sparse_blocks_of
 from ...core.mask import Band, SparseBlocks
 from ...core.order import Tile
 from ...core.sequence import Rows
@@ -37,7 +37,7 @@ class Sm100BackwardWork(NamedTuple):
         """The work of one query head of the group, which may have its own block lists."""
         if not context.cfg.lists_by_head:
             return self
-        block_iter = lists_of(context, self, self.head_kv * context.cfg.group + member)
+        block_iter = sparse_blocks_of(context, self, self.head_kv * context.cfg.group + member)
         return self._replace(block_iter=block_iter, stop=block_iter.count)
 
     def step(self, index: Int32, group: int) -> tuple[Int32, Int32]:
@@ -49,9 +49,9 @@ class Sm100BackwardWork(NamedTuple):
         """Query block of step i of a head: i, or the i-th listed block of a block mask."""
         return i if self.block_iter is None else self.block_iter.block(i)
 
-    def cuts(self, m_block: Int32) -> Boolean:
+    def needs_mask(self, m_block: Int32) -> Boolean:
         """True if the band masks some pair of a query block and this CTA's keys."""
-        return replace(self.mask, tile_n=TILE_N).cuts(m_block, self.own_block)
+        return replace(self.mask, tile_n=TILE_N).needs_mask(m_block, self.own_block)
 
     def order_index(self, m_block: Int32, head: Int32, context) -> Int32:
         """Order index: number of key blocks that add to dQ of a query block before this one."""
@@ -63,7 +63,7 @@ class Sm100BackwardWork(NamedTuple):
 
 def work_tile(context) -> Sm100BackwardWork:
     """Return this CTA's work; `steps` is 0 if no query sees a key of the block."""
-    cfg, keys, rank = context.cfg, keys_here(context), context.args.order.rank
+    cfg, keys, rank = context.cfg, cta_keys(context), context.args.order.rank
     return Sm100BackwardWork(*keys, rank, keys.n_block * cfg.ctas + rank)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from ...fwd.variant import Variant
+from ...fwd.variant import ForwardVariant
 from ...pipeline.smem import Tile
 from ..mma import Major, SmemOperand, Umma
 from ..tmem import LANES
@@ -24,7 +24,7 @@ class Schedule(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm100ForwardConfig(Variant):
+class Sm100ForwardConfig(ForwardVariant):
     """Configuration of the generated code; the fields are the compile key.
 
     polynomial: pairs of every 16 whose exp2 runs on the FMA units.
@@ -48,17 +48,17 @@ class Sm100ForwardConfig(Variant):
     ctas: int
     q_tiles: int = 2
     tile_n: int = 128
-    directly: bool = False
+    direct_store: bool = False
     per_sm: int = 1
 
     def __post_init__(self) -> None:
-        if self.slots != self.packed and not self.directly:
+        if self.slots != self.packed and not self.direct_store:
             raise ValueError(f"{self.packed} packed heads do not divide {LANES}, and O is not stored directly")
-        if (self.has_bytes or self.plain_keys) and not (self.directly and self.q_tiles == self.per_sm == 1):
+        if (self.has_8bit_kv or self.kv_without_tma) and not (self.direct_store and self.q_tiles == self.per_sm == 1):
             raise ValueError("a CTA that converts or gathers keys takes one Q tile, stores O directly, shares no SM")
-        if self.plain_keys and (self.byte_stages or self.kv_stages) < 6:
+        if self.kv_without_tma and (self.kv8_stages or self.kv_stages) < 6:
             raise ValueError("the gather role needs six stages: three key blocks of K and V")
-        if self.split and not self.directly:
+        if self.split and not self.direct_store:
             raise ValueError("split-KV parts are float32 and must be stored directly")
         if self.ctas == 2 and self.head_dim_v != 2 * self.v_operand.panel_columns:
             raise ValueError(f"a pair of CTAs takes head_dim_v = 128, not {self.head_dim_v}")
@@ -92,12 +92,12 @@ class Sm100ForwardConfig(Variant):
     @property
     def k_tile(self) -> Tile:
         """Keys of a block that this CTA loads, in the loaded type."""
-        return Tile(self.tile_n // self.ctas, self.head_dim, self.bits_of_keys, pieces=self.pieces)
+        return Tile(self.tile_n // self.ctas, self.head_dim, self.kv_bits, pieces=self.pieces)
 
     @property
     def v_tile(self) -> Tile:
         """Columns of V that this CTA loads for a block, in the loaded type."""
-        return Tile(self.tile_n, self.head_dim_v // self.ctas, self.bits_of_keys, pieces=self.pieces)
+        return Tile(self.tile_n, self.head_dim_v // self.ctas, self.kv_bits, pieces=self.pieces)
 
     @property
     def k_operand(self) -> Tile:
@@ -126,9 +126,9 @@ class Sm100ForwardConfig(Variant):
         return max(self.k_tile.nbytes, self.v_tile.nbytes)
 
     @property
-    def byte_stages(self) -> int:
+    def kv8_stages(self) -> int:
         """Stages of the ring of 8-bit K and V: all shared memory that the 16-bit ring leaves, at most 16."""
-        if not self.has_bytes:
+        if not self.has_8bit_kv:
             return 0
         used = self.q_tiles * self.q_tile.nbytes + self.kv_stages * self.kv_stage_bytes
         return min(self._smem_left(used) // self.kv8_stage_bytes, 16)
@@ -141,7 +141,7 @@ class Sm100ForwardConfig(Variant):
     @property
     def o_over_q(self) -> bool:
         """True if O is staged over Q, because separate buffers would leave fewer than two K/V stages."""
-        return not self.directly and self._kv_stages(self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)) < 2
+        return not self.direct_store and self._kv_stages(self.q_tiles * (self.q_tile.nbytes + self.o_tile.nbytes)) < 2
 
     @property
     def o_step(self) -> int:
@@ -151,9 +151,9 @@ class Sm100ForwardConfig(Variant):
     @property
     def kv_stages(self) -> int:
         """Stages of the ring that K and V share."""
-        if self.has_bytes:
+        if self.has_8bit_kv:
             return UPCONVERTED_STAGES
-        if self.directly:
+        if self.direct_store:
             return min(self._kv_stages(self.q_tiles * self.q_tile.nbytes), 16)
         used = self.q_tiles * max(self.q_tile.nbytes, self.o_tile.nbytes)
         if not self.o_over_q:
@@ -197,7 +197,7 @@ class Sm100ForwardConfig(Variant):
         return self.schedule is Schedule.PERSISTENT
 
     @property
-    def counts_rows(self) -> bool:
+    def has_packed_order(self) -> bool:
         return self.varlen
 
     @property

@@ -17,7 +17,7 @@ from .work import Queue
 @cute.jit
 def convert(context):
     cfg, ends, smem = context.cfg, context.ends("convert"), context.smem
-    raw = consume(ends.gather_convert_KV if cfg.plain_keys else ends.load_convert_KV)
+    raw = consume(ends.gather_convert_KV if cfg.kv_without_tma else ends.load_convert_KV)
     converted = produce(ends.convert_mma_KV)
     to_k = Upconversion(smem.address("KV"), cfg.kv_stage_bytes, cfg.k_operand, cfg.cache.dtype, cfg.dtype)
     to_v = Upconversion(smem.address("KV"), cfg.kv_stage_bytes, cfg.v_operand, cfg.cache.dtype, cfg.v_dtype)

@@ -1,5 +1,5 @@
 """Correction role, four warps, one thread per row of each Q tile: rescales O, and normalises it at the end. The
-epilogue then stores O, or correction itself if `cfg.directly`.
+epilogue then stores O, or correction itself if `cfg.direct_store`.
 
 Waits:   softmax_correction_scale.full, softmax_correction_norm.full, mma_correction_O.full, correction_epilogue_O.free
 Signals: mma_softmax_S.free (O is ready for the next addition), softmax_correction_scale.free,
@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...core.vec_io import bits, pack_half, store_vec
-from ...fwd.rows import is_written, place_of, result
+from ...fwd.rows import is_written, result, row_coord_of
 from ...pipeline.cursor import ALL, consume, produce
 from ...pipeline.smem import store_row_chunk
 from .. import tmem
@@ -34,7 +34,7 @@ def correction(context):
     scale_rows, norm_rows = rows_in_smem(context, "scale"), rows_in_smem(context, "norm")
     scales, norms = consume(ends.softmax_correction_scale, ALL), consume(ends.softmax_correction_norm, ALL)
     products = consume(ends.mma_correction_O, ALL)
-    staged = None if cfg.directly else produce(ends.correction_epilogue_O, ALL)
+    staged = None if cfg.direct_store else produce(ends.correction_epilogue_O, ALL)
 
     queue = Queue.first(context, ends)
     while queue.has_tile():
@@ -54,11 +54,11 @@ def correction(context):
                 norms.wait(tile)
                 norm = norm_rows[tile * cfg.tile_m + lane]
                 norms.arrive(tile)
-                norms.in_step(products).wait(tile)
-                if cutlass.const_expr(cfg.directly):
+                norms.at_iteration_of(products).wait(tile)
+                if cutlass.const_expr(cfg.direct_store):
                     out_to_global(context, work, tile, lane, norm)
                 else:
-                    norms.in_step(staged).wait(tile)
+                    norms.at_iteration_of(staged).wait(tile)
                     out_to_smem(context, tile, lane, norm)
                     staged.arrive(tile)
             tmem.wait_loads()  # before S.free of the next work tile allows mma to overwrite O
@@ -123,7 +123,7 @@ def out_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32, norm
     cfg = context.cfg
     row = row_tile(context, work, tile) * cfg.tile_m + lane
     ptr = result(context, "out", work)
-    ptr = ptr.iterator + cute.crd2idx((place_of(cfg, row), 0), ptr.layout)
+    ptr = ptr.iterator + cute.crd2idx((row_coord_of(cfg, row), 0), ptr.layout)
     columns_per_reg = 1 if cfg.split else 2
     for column in cutlass.range_constexpr(0, cfg.head_dim_v_padded, COLUMNS):
         packed = normalised(context, tile, column, norm)  # whole warp
@@ -140,6 +140,6 @@ def zeros_to_global(context, work, tile: cutlass.Constexpr[int], lane: Int32):
     row = row_tile(context, work, tile) * cfg.tile_m + lane
     if is_written(cfg, work, row):
         out = result(context, "out", work)
-        ptr = out.iterator + cute.crd2idx((place_of(cfg, row), 0), out.layout)
+        ptr = out.iterator + cute.crd2idx((row_coord_of(cfg, row), 0), out.layout)
         for column in cutlass.range_constexpr(0, cfg.head_dim_v, 8):
             store_vec(ptr + column, [Int32(0)] * 4)

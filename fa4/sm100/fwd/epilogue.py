@@ -26,7 +26,7 @@ def epilogue(context):
     while queue.has_tile():
         work = queue.tile()
         if work.count > 0:
-            out = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.seq_bounded_q)
+            out = sequence_matrix(tma.tensor, work.head, work.batch, work.query_rows, cfg.varlen, cfg.seq_bounded_q)
             for tile in cutlass.range_constexpr(cfg.q_tiles):
                 staged.wait(tile)
                 smem_ptr = context.smem.pointer("O", cfg.dtype) + tile * cfg.elements(cfg.o_step)

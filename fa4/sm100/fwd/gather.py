@@ -21,7 +21,7 @@ from .work import Queue, key_block
 @cute.jit
 def gather(context):
     cfg, ends, smem = context.cfg, context.ends("gather"), context.smem
-    if cutlass.const_expr(cfg.has_bytes):
+    if cutlass.const_expr(cfg.has_8bit_kv):
         kv, base, stage_bytes = produce(ends.gather_convert_KV), smem.address("KV bytes"), cfg.kv8_stage_bytes
     else:
         kv, base, stage_bytes = produce(ends.gather_mma_KV), smem.address("KV"), cfg.kv_stage_bytes
@@ -32,7 +32,7 @@ def gather(context):
         work = queue.tile()
         if work.count > 0:
             rows = Gather.of(context, work)
-            rows.look_up(key_block(context, work, 0))
+            rows.load_pages(key_block(context, work, 0))
             for i in cutlass.range(work.count, unroll=1):
                 block = key_block(context, work, i)
                 kv.wait()
@@ -42,7 +42,7 @@ def gather(context):
                 rows.copy("v", block, base + kv.stage * stage_bytes)
                 kv = kv.next()
                 cute.arch.cp_async_commit_group()
-                rows.look_up(key_block(context, work, i + 1))
+                rows.load_pages(key_block(context, work, i + 1))
                 if i > 0:
                     cute.arch.cp_async_wait_group(1)
                     copied = arrive_block(copied)

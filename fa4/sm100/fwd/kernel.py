@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...fwd.launch import Arguments, ForwardKernel
+from ...fwd.launch import ForwardKernel, ForwardKernelArguments
 from ...pipeline import kernel as kernels
 from ...pipeline.channels import (
-    Across,
     By,
     Carries,
     Channel,
     ChannelTable,
+    ClusterSharing,
     Every,
     Implied,
 )
@@ -53,12 +53,12 @@ def roles(cfg: Sm100ForwardConfig) -> RoleTable:
     first = 4 * cfg.q_tiles
     correction_role = Role("correction", warps=(first, first + 4), regs=CORRECTION_REGS[cfg.per_sm], body=correction)
     warpgroups = [correction_role]
-    for name, body, exists in (("convert", convert, cfg.has_bytes), ("gather", gather, cfg.plain_keys)):
+    for name, body, exists in (("convert", convert, cfg.has_8bit_kv), ("gather", gather, cfg.kv_without_tma)):
         if exists:
             end = warpgroups[-1].warps[1]
             warpgroups.append(Role(name, warps=(end, end + 4), regs=HELPER_REGS, body=body))
     single = [("mma", mma), ("load", load), ("epilogue", epilogue), ("schedule", schedule)]
-    if cfg.directly:
+    if cfg.direct_store:
         single.remove(("epilogue", epilogue))
     next_warp = warpgroups[-1].warps[1]
     singles = (
@@ -91,18 +91,18 @@ FREE_S = Implied("mma_softmax_S", "free")
 def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
     """Channels, named <producer>_<consumer>_<payload>: one stage per Q tile, except the K/V ring. A pair shares those
     of mma."""
-    across = Across.PAIR if cfg.ctas == 2 else Across.NOTHING
+    sharing = ClusterSharing.PAIR if cfg.ctas == 2 else ClusterSharing.NOTHING
 
     def shared(name, producer, consumer, filled, freed, stages, carries) -> Channel:
-        return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, across)
+        return Channel(name, producer, consumer, filled, freed, stages, carries, cfg.ctas, sharing)
 
     if cfg.o_over_q:  # Q is free when the O staged over it has been stored
-        q = Channel("load_mma_Q", "load", "mma", By.TMA, By.WARP, cfg.q_tiles, Carries.ASYNC_SMEM, freer="epilogue")
+        q = Channel("load_mma_Q", "load", "mma", By.TMA, By.WARP, cfg.q_tiles, Carries.ASYNC_SMEM, releaser="epilogue")
     else:
         q = shared("load_mma_Q", "load", "mma", By.TMA, By.UMMA, cfg.q_tiles, Carries.ASYNC_SMEM)
-    loader, filled = ("gather", By.WARP) if cfg.plain_keys else ("load", By.TMA)
-    if cfg.has_bytes:
-        raw = f"{loader}_convert_KV", loader, "convert", filled, By.WARP, cfg.byte_stages
+    loader, filled = ("gather", By.WARP) if cfg.kv_without_tma else ("load", By.TMA)
+    if cfg.has_8bit_kv:
+        raw = f"{loader}_convert_KV", loader, "convert", filled, By.WARP, cfg.kv8_stages
         converted = "convert_mma_KV", "convert", "mma", By.WARP, By.UMMA, cfg.kv_stages
         kv = tuple(Channel(*row, Carries.ASYNC_SMEM) for row in (raw, converted))
     else:
@@ -120,8 +120,8 @@ def channels(cfg: Sm100ForwardConfig) -> ChannelTable:
         # Implied: correction has read O before it frees the first S of the next work tile.
         shared("mma_correction_O", "mma", "correction", By.UMMA, FREE_S, cfg.q_tiles, Carries.TMEM),
     )
-    storing_roles = ("correction",) if cfg.directly else ("correction", "epilogue")
-    if not cfg.directly:
+    storing_roles = ("correction",) if cfg.direct_store else ("correction", "epilogue")
+    if not cfg.direct_store:
         rows += (Channel("correction_epilogue_O", *storing_roles, By.WARP, By.READ, cfg.q_tiles, Carries.ASYNC_SMEM),)
     if cfg.schedule is Schedule.DYNAMIC:
         readers = (Every("softmax"), *storing_roles, "mma", "load", "schedule")
@@ -135,8 +135,8 @@ def smem_map(cfg: Sm100ForwardConfig, table: ChannelTable) -> SmemMap:
     return SmemMap(
         Region("Q", cfg.q_tiles * cfg.q_tile.nbytes, align=1024),
         Region("KV", cfg.kv_stages * cfg.kv_stage_bytes, align=1024),
-        *((Region("KV bytes", cfg.byte_stages * cfg.kv8_stage_bytes, align=1024),) if cfg.has_bytes else ()),
-        *(() if cfg.directly else (out,)),
+        *((Region("KV bytes", cfg.kv8_stages * cfg.kv8_stage_bytes, align=1024),) if cfg.has_8bit_kv else ()),
+        *(() if cfg.direct_store else (out,)),
         Region("scale", cfg.rows_bytes),
         Region("norm", cfg.rows_bytes),
         Region("barriers", table.nbytes, align=8),
@@ -156,7 +156,9 @@ class Sm100ForwardContext(kernels.Context):
         return replace(self, tmem=self.resources.place(self.tmem, self.smem))
 
 
-def context(args: Arguments, cfg: Sm100ForwardConfig, table: ChannelTable, smem: SmemMap) -> Sm100ForwardContext:
+def context(
+    args: ForwardKernelArguments, cfg: Sm100ForwardConfig, table: ChannelTable, smem: SmemMap
+) -> Sm100ForwardContext:
     memory = tmem.TensorMemory(table.roles["correction"].warps[0], cfg.ctas, cfg.per_sm)  # any warp can allocate
     return Sm100ForwardContext(args, cfg, table, smem, memory, cfg.ctas, tmem_map(cfg))
 

@@ -22,10 +22,10 @@ from .work import Queue, key_block, row_tile
 def load(context):
     ends = context.ends("load")
     q = produce(ends.load_mma_Q, ALL)
-    if cutlass.const_expr(context.cfg.plain_keys):
+    if cutlass.const_expr(context.cfg.kv_without_tma):
         load_q_only(context, ends, q)
     else:
-        kv = produce(ends.load_convert_KV if context.cfg.has_bytes else ends.load_mma_KV)
+        kv = produce(ends.load_convert_KV if context.cfg.has_8bit_kv else ends.load_mma_KV)
         load_qkv(context, ends, q, kv)
 
 
@@ -68,12 +68,12 @@ def load_q(context, work, tile: int, cursor: Cursor):
     """Load this CTA's rows of a Q tile."""
     cfg, tma = context.cfg, context.tma("q")
     cursor.wait(tile)
-    q = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.seq_bounded_q)
+    q = sequence_matrix(tma.tensor, work.head, work.batch, work.query_rows, cfg.varlen, cfg.seq_bounded_q)
     smem_ptr = context.smem.pointer("Q", cfg.dtype) + tile * cfg.elements(cfg.q_tile.nbytes)
     cursor.expect_tx(tma.tile.nbytes, context.args.order.rank, tile)
     tile_index = row_tile(context, work, tile)
     if cfg.seq_bounded_q:
-        tile_index = clamp_tile(tile_index, work.place, tma.tile.rows // cfg.slots)
+        tile_index = clamp_tile(tile_index, work.query_rows, tma.tile.rows // cfg.slots)
     tma_load(tma, q, tile_index, smem_ptr, cursor.barrier(tile))
 
 
@@ -104,6 +104,6 @@ def load_v(context, work, block: Int32, kv: Cursor):
 
 def kv_ptr(context, stage: Int32) -> cute.Pointer:
     cfg = context.cfg
-    if cfg.has_bytes:
+    if cfg.has_8bit_kv:
         return context.smem.pointer("KV bytes", Uint8) + stage * cfg.kv8_stage_bytes
     return context.smem.pointer("KV", cfg.dtype) + stage * cfg.elements(cfg.kv_stage_bytes)

@@ -100,9 +100,9 @@ def issue(context):
 
 def kv_end(cfg: Sm100ForwardConfig, ends: Ends) -> End:
     """Channel end that supplies K and V."""
-    if cfg.has_bytes:
+    if cfg.has_8bit_kv:
         return ends.convert_mma_KV
-    return ends.gather_mma_KV if cfg.plain_keys else ends.load_mma_KV
+    return ends.gather_mma_KV if cfg.kv_without_tma else ends.load_mma_KV
 
 
 class TmemAddresses(Constant):
@@ -124,6 +124,6 @@ def issue_pv(
     s.wait(tile)
     with cute.arch.elect_one():
         pv.issue(o, p, v, accumulate, range(head_steps))
-    s.in_step(ptail).wait(tile)
+    s.at_iteration_of(ptail).wait(tile)
     with cute.arch.elect_one():
         pv.issue(o, p, v, True, range(head_steps, pv.steps))

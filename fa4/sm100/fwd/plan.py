@@ -10,7 +10,7 @@ from ...core.variant import Variant
 from ...device import Chip
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars
-from ...fwd.rows import slots_of
+from ...fwd.rows import padded_heads_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...pipeline.smem import SWIZZLE_ALIGN
 from ...spec import AttentionSpec, ProblemSize
@@ -23,7 +23,7 @@ from .tiles import ForwardTiles, are_few, tiles_for
 L2_GROUP_BYTES = 50 << 20
 
 
-class Forward(plan.Forward):
+class Sm100Forward(plan.ForwardDirection):
     """Forward plan for sm_100 and sm_103. `tiles` replaces the row of the table, for tuning."""
 
     kernel = KERNEL
@@ -64,7 +64,7 @@ def configure(
         ctas=tiles.ctas,
         q_tiles=tiles.q_tiles,
         tile_n=tiles.tile_n,
-        directly=tiles.directly or is_split,
+        direct_store=tiles.direct_store or is_split,
         split=is_split,
         fixed_parts=is_split and spec.batch_invariant,
         per_sm=tiles.per_sm,
@@ -88,7 +88,7 @@ def _packed_heads(spec: AttentionSpec, tiles: ForwardTiles) -> int:
     """
     if spec.has_blocks:
         return 1
-    pads_rows = tiles.directly and tiles.q_tiles == 1
+    pads_rows = tiles.direct_store and tiles.q_tiles == 1
     return spec.group if pads_rows and spec.group <= LANES else math.gcd(spec.group, LANES)
 
 
@@ -100,7 +100,7 @@ def _split(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardT
     if tiles.splits is not None:
         return tiles, tiles.splits
     packed = _packed_heads(spec, tiles)
-    m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.q_tiles * LANES))
+    m_blocks = -(-extent.max_seqlen_q * padded_heads_of(packed) // (tiles.q_tiles * LANES))
     work_tiles = m_blocks * (spec.heads_q // packed) * extent.batch
     splits = choose_splits(spec, work_tiles, extent.max_seqlen_k, tiles.tile_n, chip.sms * tiles.per_sm)
     return (tiles if splits == 1 else replace(tiles, ctas=1, schedule=Schedule.SINGLE)), splits

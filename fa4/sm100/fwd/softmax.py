@@ -17,14 +17,14 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...core.constant import Constant
-from ...core.dropout import Dropout, dropped
+from ...core.dropout import Dropout, apply_dropout
 from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues
 from ...core.mask_bits import apply_mask
 from ...core.score import Softcap
 from ...core.traced import Traced, bind
 from ...core.vec_io import pack_half
-from ...fwd.rows import is_written, normalise, place_of, query_of, result
+from ...fwd.rows import is_written, normalise, query_of, result, row_coord_of
 from ...fwd.scales import Scales
 from ...pipeline.cursor import Cursor, consume, produce
 from .. import tmem
@@ -89,14 +89,14 @@ def softmax(context):
             norms.wait()
             if cutlass.const_expr(cfg.has_dropout):
                 norm = norm * context.args.mods.dropout.scale
-            if cutlass.const_expr(cfg.has_bytes):
+            if cutlass.const_expr(cfg.has_8bit_kv):
                 norm = norm * context.args.cache.v_descale[work.batch, work.head_kv]
             norm_rows[thread] = norm
             norms.arrive()
             norms = norms.next()
         if is_written(cfg, work, row):
             lse_column = result(context, "lse", work)
-            lse_column[place_of(cfg, row), 0] = lse
+            lse_column[row_coord_of(cfg, row), 0] = lse
         queue = queue.next()
 
 
@@ -149,7 +149,7 @@ class RowKeys(Constant):
         score = None if self.score_mod is None else self.score_mod.at(coords, self.scales.over_cap)
         mask = None if self.mask_mod is None or not applies_mask_mod else self.mask_mod.at(coords)
         if mask is not None:
-            mask.see_ahead()  # mask bits first: there are no registers for all loaded values
+            mask.precompute_mask()  # mask bits first: there are no registers for all loaded values
         keep_bits = None if self.dropout is None else self.dropout.words(self.row, begin, cfg.tile_n)
         return RowInBlock(self.first - begin, self.stop - begin, self.scales, score, mask, keep_bits)
 
@@ -189,7 +189,7 @@ def step(
     if block.score is not None:
         (s,) = block.score.logits([s])
     if block.mask is not None:
-        (s,) = block.mask.hidden([s])
+        (s,) = block.mask.apply_mask([s])
     if is_masked:
         s = apply_mask(s, block.first if cfg.has_left else None, block.stop)
 
@@ -201,7 +201,7 @@ def step(
     factor = cutlass.select_(must_rescale, cute.math.exp2(log2_factor, fastmath=True), Float32(1.0))
     row_max_scaled = Float32(cutlass.select_(must_rescale, block_max_scaled, row_max_scaled))
     factor = Float32(factor)
-    factors = cursor.in_step(produce(ends.softmax_correction_scale, tile))
+    factors = cursor.at_iteration_of(produce(ends.softmax_correction_scale, tile))
     rows_in_smem(context, "scale")[thread] = factor
     factors.arrive()
 
@@ -221,7 +221,7 @@ def step(
             p = exp2_mufu(x), exp2_mufu(y)
         p_pairs.append(p)
         if block.keep_bits is not None:
-            p = [dropped(block.keep_bits, 2 * pair + i, x) for i, x in enumerate(p)]
+            p = [apply_dropout(block.keep_bits, 2 * pair + i, x) for i, x in enumerate(p)]
         packed.append(pack_half(p[0], p[1], cfg.v_dtype))
         stored = 2 * pair + 2
         if stored == STORE_KEYS:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ...device import Chip
-from ...fwd.rows import slots_of
+from ...fwd.rows import padded_heads_of
 from ...spec import AttentionSpec, ProblemSize
 from ..tmem import LANES
 from .config import Schedule
@@ -26,14 +26,14 @@ class ForwardTiles:
     sawtooth: bool = False
     rescale_threshold: float = 8.0
     tile_n: int = 128
-    directly: bool = False
+    direct_store: bool = False
     per_sm: int = 1
     splits: int | None = None
 
 
 # Few queries. With key blocks of 64, registers and tensor memory suffice for two CTAs per SM, if O and the K/V stages
 # leave room.
-_FEW = {"polynomial": 0, "schedule": Schedule.SINGLE, "q_tiles": 1, "tile_n": 64, "directly": True}
+_FEW = {"polynomial": 0, "schedule": Schedule.SINGLE, "q_tiles": 1, "tile_n": 64, "direct_store": True}
 FEW = ForwardTiles("few queries", evidence="64 KB or more of K and V in flight a CTA; predicted", per_sm=2, **_FEW)
 FEW_WIDE = ForwardTiles("few queries, wide", evidence="128 KB or more of K and V in flight; predicted", **_FEW)
 # 8-bit keys, any number of queries. Shared-memory bandwidth is the limit: a loaded byte moves six bytes (one in, one to
@@ -60,7 +60,7 @@ def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
     must not depend on the number of queries of other sequences."""
     if spec.has_blocks:
         return False
-    return spec.batch_invariant or extent.max_seqlen_q * slots_of(spec.group) <= LANES
+    return spec.batch_invariant or extent.max_seqlen_q * padded_heads_of(spec.group) <= LANES
 
 
 def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize | None = None) -> ForwardTiles:
@@ -69,8 +69,8 @@ def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize | None = None
     The fields are independent: the exp2 share follows from the chip and the head dims, the schedule from how much tiles
     differ in length, pairs from the shape. All are predicted, none is measured.
     """
-    if spec.cache is not None and (spec.cache.has_bytes or spec.cache.is_scattered):
-        return BYTES if spec.cache.has_bytes else GATHER
+    if spec.cache is not None and (spec.cache.has_8bit_kv or spec.cache.is_scattered):
+        return BYTES if spec.cache.has_8bit_kv else GATHER
     if extent is not None and are_few(spec, extent):
         return FEW if spec.head_dim <= 128 and spec.head_dim_v <= 128 else FEW_WIDE
     rows = None if extent is None else extent.max_seqlen_q * math.gcd(spec.group, LANES)
@@ -83,9 +83,9 @@ def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize | None = None
         q_tiles = 1 if spec.mods.block[0] % (2 * LANES) else 2
         return ForwardTiles("block mask", polynomial, Schedule.SINGLE, evidence, q_tiles=q_tiles)
     # With Q of 192 columns, a staged O would leave a pair two K/V stages instead of five.
-    directly = ctas == 2 and spec.head_dim > 128
+    direct_store = ctas == 2 and spec.head_dim > 128
     evidence = f"exp2: {_EXP2[polynomial]}; schedule: {_SCHEDULES[schedule]}; predicted, not measured"
-    return ForwardTiles(name, polynomial, schedule, evidence, ctas, directly=directly)
+    return ForwardTiles(name, polynomial, schedule, evidence, ctas, direct_store=direct_store)
 
 
 def _polynomial(spec: AttentionSpec, chip: Chip) -> int:

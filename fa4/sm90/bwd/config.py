@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...bwd.blocks import RowBlocks
-from ...bwd.variant import Variant
+from ...bwd.variant import BackwardVariant
 from ...pipeline.smem import Tile
 from ..wgmma import K_PER_MMA, ROWS, Major, SmemOperand, Wgmma
 from .placement import CONSUMERS, ByColumns, ByQueries
@@ -43,7 +43,7 @@ class Division(enum.Enum):
 class ThreadOrderedBlocks(RowBlocks):
     """Row blocks with statistics in the order in which threads of `compute` load them."""
 
-    def arranged(self, statistics: cute.Tensor) -> cute.Tensor:
+    def permute_statistics(self, statistics: cute.Tensor) -> cute.Tensor:
         """Make the four of every 16 queries that belong to one thread contiguous: 2j, 2j + 1, 2j + 8, 2j + 9."""
         shape, stride = statistics.shape, statistics.stride
         layout = cute.make_layout(((2, 4, 2, self.tile_m // 16), *shape[1:]), stride=((1, 4, 2, 16), *stride[1:]))
@@ -51,7 +51,7 @@ class ThreadOrderedBlocks(RowBlocks):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps(Variant):
+class Sm90BackwardSteps(BackwardVariant):
     """Loop of a CTA over query blocks: what all backward kernels share. The fields are the compile key.
 
     tile_m, q_stages, stages, ds_stages, together: see `tiles`. sms: CTAs that the chip runs at a time. chained: key
@@ -67,7 +67,7 @@ class Steps(Variant):
     ds_stages: int
     sms: int
     smem_bytes: int
-    together: int | None
+    pairs_per_group: int | None
     chained: bool = False
     column_unit: ClassVar[int] = K_PER_MMA
     ctas: ClassVar[int] = 1
@@ -77,9 +77,9 @@ class Steps(Variant):
     def __post_init__(self) -> None:
         if self.ds_stages < 2:
             raise ValueError("ds_stages is 1, expected 2 at least: dQ is computed a step after dS")
-        if self.held_bytes > self.smem_bytes:
+        if self.smem_used > self.smem_bytes:
             raise ValueError(
-                f"{self.tile_m} x {self.cluster_tile_n} tiles hold {self.held_bytes} bytes, there are {self.smem_bytes}"
+                f"{self.tile_m} x {self.cluster_tile_n} tiles hold {self.smem_used} bytes, there are {self.smem_bytes}"
             )
 
     @property
@@ -117,7 +117,7 @@ class Steps(Variant):
         return self.first_writer and not self.deterministic and not self.masked and not self.has_blocks
 
     @property
-    def follows(self) -> bool:
+    def ascending_order(self) -> bool:
         """True if ordered additions go by ascending key block: block b adds to every query block after block b - 1,
         whose CTA has a lower launch index. All CTAs iterate in the same direction, so block b runs some steps behind
         block b - 1."""
@@ -131,7 +131,7 @@ class Steps(Variant):
         if self.descending:
             return self.l2_group_that_fills(n_blocks, pairs)
         by_l2 = L2_GROUP_BYTES // self.query_bytes // self.group // cutlass.max(seqlen_q, 1)
-        if self.follows:
+        if self.ascending_order:
             return self.l2_group_that_follows(n_blocks, seqlen_q, pairs, by_l2)
         balanced = 2 * self.sms // n_blocks + 1 if self.has_right else 1
         return cutlass.min(Int32(cutlass.max(by_l2, balanced)), pairs)
@@ -140,9 +140,9 @@ class Steps(Variant):
         """Return the number of pairs whose key blocks, of all lengths, run at a time; twice as many for a query group
         that does not fold. Then the longest work of a pair does not run alone at the end."""
         n_blocks, pairs = cutlass.max(n_blocks, 1), cutlass.max(pairs, 1)
-        together = (1 if self.group == 1 or self.folds else 2) * self.most_blocks // n_blocks
-        together = cutlass.max(together, 1)
-        l2_groups = (pairs + together - 1) // together  # of about equal size
+        pairs_per_group = (1 if self.group == 1 or self.folds else 2) * self.concurrent_blocks // n_blocks
+        pairs_per_group = cutlass.max(pairs_per_group, 1)
+        l2_groups = (pairs + pairs_per_group - 1) // pairs_per_group  # of about equal size
         if self.folds:
             l2_groups += cutlass.min(l2_groups - 1, 1) * (l2_groups % 2)  # an even number: the last group ends evenly
         return (pairs + l2_groups - 1) // l2_groups
@@ -153,10 +153,14 @@ class Steps(Variant):
         later blocks start as earlier ones end. But fewer blocks then share what they read and add to."""
         steps = cutlass.max((seqlen_q + self.tile_m - 1) // self.tile_m * self.group, 1)
         n_blocks, pairs = cutlass.max(n_blocks, 1), cutlass.max(pairs, 1)
-        by_lag = MIN_STEPS_PER_LAG * self.most_blocks * self.most_blocks // n_blocks // pairs // steps
-        together = cutlass.min(cutlass.max(by_lag, by_l2), self.most_blocks // MIN_BLOCKS_PER_PAIR)
-        together = cutlass.min(cutlass.max(together, 1), pairs) if self.together is None else Int32(self.together)
-        l2_groups = (pairs + together - 1) // together  # of about equal size
+        by_lag = MIN_STEPS_PER_LAG * self.concurrent_blocks * self.concurrent_blocks // n_blocks // pairs // steps
+        pairs_per_group = cutlass.min(cutlass.max(by_lag, by_l2), self.concurrent_blocks // MIN_BLOCKS_PER_PAIR)
+        pairs_per_group = (
+            cutlass.min(cutlass.max(pairs_per_group, 1), pairs)
+            if self.pairs_per_group is None
+            else Int32(self.pairs_per_group)
+        )
+        l2_groups = (pairs + pairs_per_group - 1) // pairs_per_group  # of about equal size
         return Int32((pairs + l2_groups - 1) // l2_groups)
 
     def chains(self, n_blocks: int, seqlen_q: int, pairs: int) -> int:
@@ -164,15 +168,15 @@ class Steps(Variant):
         late. Key block b adds to sum b % chains, after block b - chains. The number depends only on the problem and the
         kind of chip, so results repeat."""
         steps = max(1, n_blocks * pairs * self.group * -(-seqlen_q // self.tile_m))
-        lag = min(n_blocks - 1, self.most_blocks // pairs) * self.most_blocks * CHAIN_STEPS_PER_LAG
-        return max(1, min(-(-lag // steps), MAX_SUMS // pairs, n_blocks)) if self.follows else 1
+        lag = min(n_blocks - 1, self.concurrent_blocks // pairs) * self.concurrent_blocks * CHAIN_STEPS_PER_LAG
+        return max(1, min(-(-lag // steps), MAX_SUMS // pairs, n_blocks)) if self.ascending_order else 1
 
     def chains_of(self, args: Any) -> Int32:
         """Return `chains` of a launch with `chained` additions."""
         return args.dq_sum.shape[3]
 
     @property
-    def most_blocks(self) -> int:
+    def concurrent_blocks(self) -> int:
         """Key blocks that run at a time."""
         return self.sms // self.ctas
 
@@ -189,7 +193,7 @@ class Steps(Variant):
             return None
         if self.group == 1:
             return n_blocks
-        wave_blocks = cutlass.max(self.most_blocks // cutlass.max(l2_group, 1), 1)
+        wave_blocks = cutlass.max(self.concurrent_blocks // cutlass.max(l2_group, 1), 1)
         return Int32(cutlass.select_(l2_group < pairs, n_blocks, wave_blocks))
 
     @property
@@ -218,7 +222,7 @@ class Steps(Variant):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm90BackwardConfig(Steps):
+class Sm90BackwardConfig(Sm90BackwardSteps):
     """Two consumers with 64 keys each, which divide the dQ of a step. first_writer: see `tiles`."""
 
     first_writer: bool
@@ -230,9 +234,9 @@ class Sm90BackwardConfig(Steps):
         run at a time and find its queries in L2. Causal or with block lists, see `l2_group_that_fills`."""
         if self.has_right or self.has_blocks:
             return self.l2_group_that_fills(n_blocks, pairs)
-        if self.staggered or (self.group == 1 and not self.follows):
+        if self.staggered or (self.group == 1 and not self.ascending_order):
             return Int32(1)
-        return Steps.l2_group(self, n_blocks, seqlen_q, pairs)
+        return Sm90BackwardSteps.l2_group(self, n_blocks, seqlen_q, pairs)
 
     @property
     def trims(self) -> bool:
@@ -285,7 +289,7 @@ class Sm90BackwardConfig(Steps):
         return 4 * ROWS * sum(product.n for product in self.dq)
 
     @property
-    def held_bytes(self) -> int:
+    def smem_used(self) -> int:
         """Shared memory in use, in bytes."""
         used = self.k_tile.nbytes + self.v_tile.nbytes + self.q_stages * (self.q_tile.nbytes + self.rows_bytes)
         used += self.stages * self.do_tile.nbytes + self.ds_stages * self.ds_tile.nbytes

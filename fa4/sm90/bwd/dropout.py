@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from ...core.constant import Constant
-from ...core.dropout import Dropout, dropped, keeps
+from ...core.dropout import Dropout, apply_dropout, keeps
 from ...mods.dropout import KEYS
 from ..fragment import LANES_PER_ROW, first_column, row_in_warp
 
@@ -45,11 +45,11 @@ class KeepBits(Constant):
 
     def factor(self, i: int) -> Float32:
         """Return the factor of P and dP at accumulator element i: 1 / (1 - p), or 0 if dropped."""
-        return dropped(*self._bit(i), self.scale)
+        return apply_dropout(*self._bit(i), self.scale)
 
     def only(self, p: list[Float32]) -> list[Float32]:
         """Return the elements, with 0 for dropped ones."""
-        return [dropped(*self._bit(i), x) for i, x in enumerate(p)]
+        return [apply_dropout(*self._bit(i), x) for i, x in enumerate(p)]
 
     def by_sign(self, p: list[Float32]) -> list[Float32]:
         """Return the elements, which are not negative, with a minus sign for dropped ones."""

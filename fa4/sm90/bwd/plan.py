@@ -11,14 +11,14 @@ from ...core.variant import Variant
 from ...device import Chip
 from ...spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
-from .config import Sm90BackwardConfig, Steps
+from .config import Sm90BackwardConfig, Sm90BackwardSteps
 from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for
-from .wide.config import WideConfig
+from .wide.config import Sm90WideConfig
 from .wide.kernel import KERNEL as WIDE
 
 
-class Backward(plan.Backward):
+class Sm90Backward(plan.BackwardDirection):
     """Backward plan on sm_90. tiles: replaces the row of the tile table, for tuning."""
 
     kernel = KERNEL
@@ -42,16 +42,18 @@ class Backward(plan.Backward):
         shape = f"{cfg.tile_m} x {cfg.cluster_tile_n}, {cfg.q_stages} + {cfg.stages} stages, group {cfg.group}"
         return f"backward {tiles.name}: {shape} ({tiles.evidence})"
 
-    def config(self, has_dlse: bool) -> Steps:
+    def config(self, has_dlse: bool) -> Sm90BackwardSteps:
         return configure(self.spec, self.chip, has_dlse, self.tiles, chained=self.chains > 1)
 
 
-def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles, chained: bool = False) -> Steps:
+def configure(
+    spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles, chained: bool = False
+) -> Sm90BackwardSteps:
     """Return the compile-time configuration of a problem."""
     first_writer = tiles.first_writer and not spec.has_blocks  # not measured with block lists
-    make: Callable[..., Steps] = partial(Sm90BackwardConfig, first_writer=first_writer)
+    make: Callable[..., Sm90BackwardSteps] = partial(Sm90BackwardConfig, first_writer=first_writer)
     if tiles.tile_n == ROWS:
-        make = partial(WideConfig, ctas=tiles.ctas, multicast=tiles.multicast)
+        make = partial(Sm90WideConfig, ctas=tiles.ctas, multicast=tiles.multicast)
     spec = replace(spec, deterministic=spec.deterministic or tiles.ordered)
     return make(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
@@ -61,6 +63,6 @@ def configure(spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTi
         ds_stages=tiles.ds_stages,
         sms=chip.sms,
         smem_bytes=chip.smem_per_block,
-        together=tiles.together,
+        pairs_per_group=tiles.pairs_per_group,
         chained=chained,
     )

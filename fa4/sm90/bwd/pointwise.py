@@ -14,13 +14,13 @@ from ...core.constant import Constant
 from ...core.dropout import Dropout
 from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues
-from ...core.score import SoftcapAgain
+from ...core.score import BackwardSoftcap
 from ...core.scoring import Scoring
 from ...core.traced import bind
 from ...core.vec_io import load_floats, pack_half, store_vec
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
-from ..fragment import LANES_PER_ROW, ROWS_PER_WARP, first_column, row_elements, row_in_warp
+from ..fragment import LANES_PER_ROW, ROWS_PER_WARP, first_column, row_in_warp, row_registers
 from .dropout import KeepBits
 from .placement import WARPGROUP
 
@@ -95,13 +95,13 @@ def step_scores(context, work, coord: tuple[Int32, Int32], is_partial: bool) -> 
     head, lengths = work.head_kv * cfg.group + member, (work.q.count, work.k.count)
     score_mod, mask_mod = bind(cfg.mods, args.mods, work.batch, head, lengths)
     query = m_block * cfg.tile_m + first_column()
-    coords = FragmentCoords(own_keys(work), query, cfg.tile_m // LANES_PER_ROW, keys_across=False)
+    coords = FragmentCoords(own_keys(work), query, cfg.tile_m // LANES_PER_ROW, cols_are_keys=False)
     score = None if score_mod is None else score_mod.at(coords, args.scale)
     mask = None if mask_mod is None or (cfg.has_blocks and not is_partial) else mask_mod.at(coords)
     if score is not None:
-        score.ask_ahead()
+        score.prefetch_loads()
     if mask is not None:
-        mask.see_ahead()  # few registers are left
+        mask.precompute_mask()  # few registers are left
     captured_grads = CapturedGrads.of(args.mods.captured, cfg, work.batch, work.k, args.seqlen_k, work.n_block)
     keep_bits = keep_bits_at(context, work, head, m_block)
     return StepScores(bounds, score, mask, work if cfg.has_blocks else None, captured_grads, keep_bits)
@@ -116,7 +116,7 @@ def keep_bits_at(context, work, head: Int32, m_block: Int32) -> KeepBits | None:
 
 def by_key(s: Any, queries: int) -> list[list]:
     """Return elements, or values derived from them, grouped by this thread's keys."""
-    return [[s[i] for i in row_elements(queries, r)] for r in range(2)]
+    return [[s[i] for i in row_registers(queries, r)] for r in range(2)]
 
 
 def to_accumulator_order(grouped: list[list]) -> list:
@@ -144,7 +144,7 @@ def _mask_missing(x: cute.Tensor, work):
 
 def scoring(context, scores: StepScores) -> Scoring:
     """Return the stages that the scores of a step pass through."""
-    softcap = SoftcapAgain(context.args.scale_over_cap) if context.cfg.has_softcap else None
+    softcap = BackwardSoftcap(context.args.scale_over_cap) if context.cfg.has_softcap else None
     return Scoring(softcap, scores.score, scores.mask)
 
 
@@ -181,7 +181,7 @@ def compute_ds(
     grads = [dp[i] if scores.keep_bits is None else dp[i] * scores.keep_bits.factor(i) for i in range(len(p))]
     ds = [x * (grads[i] + minus_delta[query_of(i)]) for i, x in enumerate(p)]
     p_by_key = by_key(p, context.cfg.tile_m)
-    ds = to_accumulator_order(stages.slopes(p_by_key, by_key(ds, context.cfg.tile_m)))
+    ds = to_accumulator_order(stages.score_grads(p_by_key, by_key(ds, context.cfg.tile_m)))
     if scores.captured_grads is not None:
         scores.captured_grads.add(scores.score, p_by_key)
     return pack(ds, context.cfg.dtype)
@@ -189,7 +189,7 @@ def compute_ds(
 
 def dp_factor(context, s: cute.Tensor, p: list[Float32], scores: StepScores) -> list[Float32]:
     """Return P^T times the derivative of softcap. s: from `compute_p`."""
-    (dp_factor,) = scoring(context, scores).sloped([p], [[s[i] for i in range(len(p))]])
+    (dp_factor,) = scoring(context, scores).times_softcap_grad([p], [[s[i] for i in range(len(p))]])
     return dp_factor
 
 

@@ -27,7 +27,7 @@ class BackwardTiles:
     multicast: int = 1
     first_writer: bool = False
     ordered: bool = False
-    together: int | None = None
+    pairs_per_group: int | None = None
 
 
 D64 = BackwardTiles(

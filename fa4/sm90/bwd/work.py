@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...bwd.work import keys_here, lists_of, order_index, order_index_by_lists
+from ...bwd.work import cta_keys, order_index, order_index_by_lists, sparse_blocks_of
 from ...core.mask import Band, SparseBlocks
 from ...core.order import Tile
 from ...core.sequence import Rows
@@ -24,7 +24,7 @@ class Neighbours(NamedTuple):
     count: Int32
 
 
-class Work(NamedTuple):
+class Sm90BackwardWork(NamedTuple):
     """Block of keys and its steps: for each query head of the group, the query blocks first <= m < stop. Blocks
     full_first <= m < full_stop are unmasked."""
 
@@ -50,13 +50,13 @@ class Work(NamedTuple):
         """Query blocks of one head; 0 if no query sees a key."""
         return self.stop - self.first
 
-    def of_head(self, context, member: Int32) -> Work:
+    def of_head(self, context, member: Int32) -> Sm90BackwardWork:
         """Return the work of a query head of the group, which may have its own block lists or its own direction."""
         if not context.cfg.differs_by_head:
             return self
         if not context.cfg.lists_by_head:
             return self._replace(reverse=reverse_flag(self.ascends, member, context.cfg.group))
-        block_iter = lists_of(context, self, self.head_kv * context.cfg.group + member)
+        block_iter = sparse_blocks_of(context, self, self.head_kv * context.cfg.group + member)
         return self._replace(
             block_iter=block_iter, stop=block_iter.count, full_first=block_iter.masked, full_stop=block_iter.count
         )
@@ -92,14 +92,14 @@ class Work(NamedTuple):
         return args.dq_sum[None, None, None, chain], args.semaphores[None, None, chain]
 
 
-def work_tile(context) -> Work:
+def work_tile(context) -> Sm90BackwardWork:
     """Return this CTA's work."""
-    cfg, keys = context.cfg, keys_here(context)
+    cfg, keys = context.cfg, cta_keys(context)
     neighbours = None
     if cfg.staggered:
-        rank = keys.n_block % cfg.most_blocks
+        rank = keys.n_block % cfg.concurrent_blocks
         concurrent = (keys.k.count + cfg.cluster_tile_n - 1) // cfg.cluster_tile_n - (keys.n_block - rank)
-        neighbours = Neighbours(rank, cutlass.min(concurrent, cfg.most_blocks))
+        neighbours = Neighbours(rank, cutlass.min(concurrent, cfg.concurrent_blocks))
     tile = Tile(keys.n_block, keys.head_kv, keys.batch)
     if cfg.ctas == 2:
         # The pair iterates together; each CTA has half of its keys.
@@ -108,9 +108,9 @@ def work_tile(context) -> Work:
     full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
     if keys.block_iter is not None:
         full = keys.block_iter.masked, keys.stop
-    ascends = context.args.order.goes_back(tile) if cfg.folds else None
+    ascends = context.args.order.starts_at_last_row(tile) if cfg.folds else None
     reverse = None if ascends is None else reverse_flag(ascends, Int32(0), cfg.group)
-    return Work(*keys, *full, neighbours, ascends, reverse)
+    return Sm90BackwardWork(*keys, *full, neighbours, ascends, reverse)
 
 
 def dq_block(n_block: Int32, mask: Band, cfg) -> tuple[Int32, Band]:
@@ -152,7 +152,7 @@ class WarpgroupSteps(NamedTuple):
         return cutlass.max(first, self.full_first), Int32(end)
 
 
-def warpgroup_steps(work: Work, consumer: Int32, cfg) -> WarpgroupSteps:
+def warpgroup_steps(work: Sm90BackwardWork, consumer: Int32, cfg) -> WarpgroupSteps:
     """Return the steps of a consumer."""
     steps = WarpgroupSteps(work.first, work.full_first, work.full_stop, work.stop)
     if cfg.trims:

@@ -22,7 +22,7 @@ from ...core.constant import Constant
 from ...core.mask import Blocks
 from ...core.sequence import sequence_matrix
 from ...core.vec_io import bits, pack_half, store_vec
-from ...fwd.rows import is_written, place_of, query_of, result
+from ...fwd.rows import is_written, query_of, result, row_coord_of
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES
@@ -34,8 +34,8 @@ from ..fragment import (
     first_column,
     load_matrices,
     pack_pairs,
-    row_elements,
     row_in_warp,
+    row_registers,
     store_matrices,
 )
 from ..wgmma import ROWS, Wgmma, pin, wait
@@ -52,7 +52,7 @@ def compute(context):
     consumer = ForwardConsumer(context, warp // WARPS_PER_WARPGROUP)
     softmax = Softmax(context)
     q = consume(ends.load_compute_Q, Lane(consumer.index, cfg.consumers))
-    if cutlass.const_expr(cfg.has_bytes):
+    if cutlass.const_expr(cfg.has_8bit_kv):
         k, v = consume(ends.convert_compute_K), consume(ends.convert_compute_V)
     elif cutlass.const_expr(cfg.has_gather):
         k, v = consume(ends.gather_compute_K), consume(ends.gather_compute_V)
@@ -84,7 +84,7 @@ def compute(context):
                 q.arrive()
             v = last_block(consumer, v, has_o)
             norms = softmax.finish(work, consumer.first_row(work))
-            if cutlass.const_expr(cfg.directly):
+            if cutlass.const_expr(cfg.direct_store):
                 out_to_global(context, work, consumer, norms)
             else:
                 out_to_smem(context, consumer, norms)
@@ -98,7 +98,7 @@ def compute(context):
             if cutlass.const_expr(not cfg.split):  # a part without keys is not read
                 zeros_to_global(context, work, consumer)
         queue = queue.next()
-    if cutlass.const_expr(not (cfg.directly or cfg.o_over_q)):
+    if cutlass.const_expr(not (cfg.direct_store or cfg.o_over_q)):
         wait_stores_read()  # another CTA may use the shared memory after this one ends
 
 
@@ -172,7 +172,7 @@ class ForwardConsumer(Constant):
         self.k, self.v = self.qk.b_at(smem.pointer("K", cfg.dtype)), self.pv.b_at(smem.pointer("V", cfg.v_dtype))
         self.o, self.p = self.pv.accumulator(), self.pv.a_registers()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
-        if not cfg.directly:
+        if not cfg.direct_store:
             self.out = smem.pointer("O", cfg.dtype) + (index * (cfg.o_step // 2) + warp * (cfg.o_tile.nbytes // 2))
         self.warp = warp
 
@@ -319,7 +319,7 @@ def out_to_smem(context, consumer: ForwardConsumer, norms: list[Float32]) -> Non
 def store_out(context, work, consumer: ForwardConsumer) -> None:
     """Start the TMA store of this warp's staged rows; TMA skips rows and columns outside the tensor."""
     cfg, tma = context.cfg, context.tma("o")
-    out = sequence_matrix(tma.tensor, work.head, work.batch, work.place, cfg.varlen, cfg.varlen)
+    out = sequence_matrix(tma.tensor, work.head, work.batch, work.query_rows, cfg.varlen, cfg.varlen)
     copies = tma_panels(tma, out, consumer.first_row(work) // ROWS_PER_WARP, consumer.out)
     with cute.arch.elect_one():
         for shared, glob in copies:
@@ -335,8 +335,8 @@ def out_to_global(context, work, consumer, norms: list[Float32]):
     for r in cutlass.range_constexpr(ROWS_PER_THREAD):
         row = first_row + row_in_warp(r)
         if is_written(cfg, work, row):
-            ptr = out.iterator + cute.crd2idx((place_of(cfg, row), first_column()), out.layout)
-            indices = row_elements(cfg.head_dim_v, r)
+            ptr = out.iterator + cute.crd2idx((row_coord_of(cfg, row), first_column()), out.layout)
+            indices = row_registers(cfg.head_dim_v, r)
             for i in cutlass.range_constexpr(0, len(indices), 2):
                 pair = [consumer.o[index] * norms[r] for index in indices[i : i + 2]]
                 if cutlass.const_expr(cfg.has_seqused_q):  # a row without data may hold anything, NaN included
@@ -360,6 +360,6 @@ def zeros_to_global(context, work, consumer):
     for r in cutlass.range_constexpr(ROWS_PER_THREAD):
         row = first_row + row_in_warp(r)
         if is_written(cfg, work, row):
-            ptr = out.iterator + cute.crd2idx((place_of(cfg, row), 0), out.layout)
+            ptr = out.iterator + cute.crd2idx((row_coord_of(cfg, row), 0), out.layout)
             for column in cutlass.range(cute.arch.lane_idx() % LANES_PER_ROW * 8, cfg.head_dim_v, 8 * LANES_PER_ROW):
                 store_vec(ptr + column, [Int32(0)] * 4)

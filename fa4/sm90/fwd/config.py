@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from ...fwd.variant import Variant
+from ...fwd.variant import ForwardVariant
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import Tile
 from ..fragment import ROWS_PER_WARP
@@ -50,13 +50,13 @@ class Schedule(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sm90ForwardConfig(Variant):
+class Sm90ForwardConfig(ForwardVariant):
     """Compile-time configuration; the fields are the compile key.
 
-    The number of packed heads divides 16 unless `directly`. consumers: warpgroups that compute; each has 64 rows of the
-    work tile. ctas: 1, or 2 CTAs that share a work tile; each has `consumers` * 64 rows and multicasts half of all K
-    and V blocks. most_stages: upper bound of K stages and of V stages. byte_stages: stages of 8-bit K and of 8-bit V; 0
-    if these do not pass through shared memory or do not exist. ping_pong: consumers issue products in turn, so the
+    The number of packed heads divides 16 unless `direct_store`. consumers: warpgroups that compute; each has 64 rows of
+    the work tile. ctas: 1, or 2 CTAs that share a work tile; each has `consumers` * 64 rows and multicasts half of all
+    K and V blocks. most_stages: upper bound of K stages and of V stages. kv8_stages: stages of 8-bit K and of 8-bit V;
+    0 if these do not pass through shared memory or do not exist. ping_pong: consumers issue products in turn, so the
     softmax of one overlaps with the products of the others.
 
     Raises:
@@ -66,7 +66,7 @@ class Sm90ForwardConfig(Variant):
 
     consumers: int
     most_stages: int
-    byte_stages: int
+    kv8_stages: int
     schedule: Schedule
     ping_pong: bool
     ctas: int = 1
@@ -81,7 +81,7 @@ class Sm90ForwardConfig(Variant):
             raise ValueError(f"{self.rows} x {self.tile_n} tiles of head_dim {self.head_dim} exceed {self.smem_bytes}")
         if self.ctas > 1 and (self.lengths_vary or self.cache is not None or self.has_blocks):
             raise ValueError("a pair of CTAs shares blocks of keys that lie one after the other, the same for both")
-        if self.has_gather and (self.byte_stages or self.stages) < STAGES_OF_GATHERED:
+        if self.has_gather and (self.kv8_stages or self.stages) < STAGES_OF_GATHERED:
             raise ValueError("the blocks that are waited for and copied take three stages, see the gather role")
 
     @property
@@ -98,7 +98,7 @@ class Sm90ForwardConfig(Variant):
         return self.ctas if name in ("k", "v") else 1
 
     @property
-    def directly(self) -> bool:
+    def direct_store(self) -> bool:
         """True if O goes from registers to global memory: float32 O, or a tile with few rows."""
         return self.split or self.consumers == 1
 
@@ -117,11 +117,11 @@ class Sm90ForwardConfig(Variant):
     @property
     def k_tile(self) -> Tile:
         """K block in the format of the load."""
-        return Tile(self.tile_n, self.head_dim, self.bits_of_keys, pieces=self.pieces)
+        return Tile(self.tile_n, self.head_dim, self.kv_bits, pieces=self.pieces)
 
     @property
     def v_tile(self) -> Tile:
-        return Tile(self.tile_n, self.head_dim_v, self.bits_of_keys, pieces=self.pieces)
+        return Tile(self.tile_n, self.head_dim_v, self.kv_bits, pieces=self.pieces)
 
     @property
     def k_operand(self) -> Tile:
@@ -135,19 +135,19 @@ class Sm90ForwardConfig(Variant):
     @property
     def convert_fetches(self) -> bool:
         """True if the convert role loads 8-bit K and V from global memory itself."""
-        return self.plain_keys and self.has_bytes and not self.byte_stages
+        return self.kv_without_tma and self.has_8bit_kv and not self.kv8_stages
 
     @property
     def has_gather(self) -> bool:
         """True if a gather role copies rows to shared memory."""
-        return self.plain_keys and not self.convert_fetches
+        return self.kv_without_tma and not self.convert_fetches
 
     @property
     def helpers(self) -> Helpers:
         if self.convert_fetches:
             return Helpers.FETCHING
-        if self.has_bytes or self.has_gather:
-            return Helpers.BOTH if self.has_bytes and self.has_gather else Helpers.ONE
+        if self.has_8bit_kv or self.has_gather:
+            return Helpers.BOTH if self.has_8bit_kv and self.has_gather else Helpers.ONE
         return Helpers.NONE if self.pieces == 1 else Helpers.PIECES
 
     @property
@@ -170,7 +170,7 @@ class Sm90ForwardConfig(Variant):
     @property
     def o_bytes(self) -> int:
         """Bytes of the staged O of one consumer."""
-        return 0 if self.directly else WARPS_PER_WARPGROUP * self.o_tile.nbytes
+        return 0 if self.direct_store else WARPS_PER_WARPGROUP * self.o_tile.nbytes
 
     @property
     def q_buffers(self) -> int:
@@ -178,13 +178,13 @@ class Sm90ForwardConfig(Variant):
         to registers frees its buffer at once, so 1 is enough."""
         if self.holds_q:
             return 1
-        least = STAGES_OF_GATHERED if self.has_gather and not self.has_bytes else 2
+        least = STAGES_OF_GATHERED if self.has_gather and not self.has_8bit_kv else 2
         return 2 if self._stages(2 * self.q_tile.nbytes + self.o_bytes) >= least else 1
 
     @property
     def o_over_q(self) -> bool:
         """True if O is staged over Q because separate buffers would leave fewer than two K/V stages."""
-        return not self.directly and self._stages(self.q_tile.nbytes + self.o_bytes) < 2
+        return not self.direct_store and self._stages(self.q_tile.nbytes + self.o_bytes) < 2
 
     @property
     def q_step(self) -> int:
@@ -204,7 +204,7 @@ class Sm90ForwardConfig(Variant):
 
     def _stages(self, used: int) -> int:
         """Return the K/V stages that fit beside `used` bytes of Q and O per consumer."""
-        used = self.consumers * used + self.byte_stages * (self.k_tile.nbytes + self.v_tile.nbytes) + BARRIER_BYTES
+        used = self.consumers * used + self.kv8_stages * (self.k_tile.nbytes + self.v_tile.nbytes) + BARRIER_BYTES
         return (self.smem_bytes - used) // (self.k_operand.nbytes + self.v_operand.nbytes)
 
     @property
@@ -234,7 +234,7 @@ class Sm90ForwardConfig(Variant):
         return self.persistent
 
     @property
-    def counts_rows(self) -> bool:
+    def has_packed_order(self) -> bool:
         return self.schedule is Schedule.PACKED
 
     @property

@@ -63,7 +63,7 @@ def convert_fetched(context, to_k, to_v, k: Cursor, v: Cursor):
             keys, values = Fetch.of(context, "k", work, to_k), Fetch.of(context, "v", work, to_v)
             blocks = [block_iter.block(block_iter.ahead(start, i)) for i in range(3)]
             for fetch in (keys, values):
-                fetch.look_up(blocks[0])
+                fetch.load_pages(blocks[0])
                 fetch.prefetch(blocks[0], blocks[1])
             k = to_k.put(k, keys.vectors())
             keys.prefetch(blocks[1], blocks[2])

@@ -34,9 +34,9 @@ class Fetch(Constant):
         columns = getattr(context.cfg, f"{name}_tile").columns
         return Fetch(getattr(context.args, name), columns, upconversion, KeyRows.of(context, work, tile_rows), packed)
 
-    def look_up(self, block: Int32) -> None:
+    def load_pages(self, block: Int32) -> None:
         """Look up the rows of a block; call before the first `prefetch`."""
-        self.rows.look_up(block)
+        self.rows.load_pages(block)
 
     def prefetch(self, block: Int32, following: Int32) -> None:
         """Start to load the block that was looked up last, and look up the following block. Rows and columns outside
@@ -48,7 +48,7 @@ class Fetch(Constant):
                 column = cutlass.min(column, self.columns - 4 * _VEC)
             for j, pack_i in enumerate(load_vec(sources[group] + column, _VEC)):
                 self.packed[_VEC * i + j] = pack_i
-        self.look_up(following)
+        self.load_pages(following)
 
     def vectors(self) -> list[list[Int32]]:
         """Return the prefetched registers, one list per share."""

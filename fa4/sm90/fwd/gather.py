@@ -21,7 +21,7 @@ from .work import Queue
 @cute.jit
 def gather(context):
     cfg, ends, smem = context.cfg, context.ends("gather"), context.smem
-    if cutlass.const_expr(cfg.has_bytes):
+    if cutlass.const_expr(cfg.has_8bit_kv):
         k, v = produce(ends.gather_convert_K), produce(ends.gather_convert_V)
         k_base, v_base = smem.address("K bytes"), smem.address("V bytes")
     else:
@@ -35,7 +35,7 @@ def gather(context):
         if work.count > 0:
             rows, block_iter = Gather.of(context, work), work.block_iter
             start = block_iter.start()
-            rows.look_up(block_iter.block(start))
+            rows.load_pages(block_iter.block(start))
             for i in cutlass.range(work.count, unroll=1):
                 block = block_iter.block(block_iter.ahead(start, i))
                 k.wait()
@@ -44,7 +44,7 @@ def gather(context):
                 rows.copy("v", block, v_base + v.stage * cfg.v_tile.nbytes)
                 cute.arch.cp_async_commit_group()
                 k, v = k.next(), v.next()
-                rows.look_up(block_iter.block(block_iter.ahead(start, i + 1)))
+                rows.load_pages(block_iter.block(block_iter.ahead(start, i + 1)))
                 if i > 0:
                     cute.arch.cp_async_wait_group(1)
                     copied_k.arrive()

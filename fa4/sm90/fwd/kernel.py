@@ -12,9 +12,9 @@ or loads them itself. A gather warpgroup copies rows that TMA cannot load.
 
 from __future__ import annotations
 
-from ...fwd.launch import Arguments, ForwardKernel
+from ...fwd.launch import ForwardKernel, ForwardKernelArguments
 from ...pipeline import kernel as kernels
-from ...pipeline.channels import Across, By, Carries, Channel, ChannelTable, Every
+from ...pipeline.channels import By, Carries, Channel, ChannelTable, ClusterSharing, Every
 from ...pipeline.roles import WARPS_PER_WARPGROUP, Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .compute import compute
@@ -28,7 +28,7 @@ def roles(cfg: Sm90ForwardConfig) -> RoleTable:
     end = cfg.consumers * WARPS_PER_WARPGROUP
     compute_regs, load_regs, helper_regs = cfg.regs
     table = [Role("compute", warps=(0, end), regs=compute_regs, body=compute, instances=cfg.consumers)]
-    for name, body, is_used in (("convert", convert, cfg.has_bytes), ("gather", gather, cfg.has_gather)):
+    for name, body, is_used in (("convert", convert, cfg.has_8bit_kv), ("gather", gather, cfg.has_gather)):
         if is_used:
             table.append(Role(name, warps=(end, end + WARPS_PER_WARPGROUP), regs=helper_regs, body=body))
             end += WARPS_PER_WARPGROUP
@@ -43,12 +43,12 @@ def channels(cfg: Sm90ForwardConfig) -> ChannelTable:
     # Q is free after the loads into registers, after the stores of O staged over it, or after the products.
     q_freed_by = By.WARP if cfg.holds_q or cfg.o_over_q else By.WGMMA
     queries = Channel("load_compute_Q", "load", "compute", By.TMA, q_freed_by, cfg.q_buffers * cfg.consumers, memory)
-    shared = (cfg.ctas, Across.MULTICAST) if cfg.ctas > 1 else ()
+    shared = (cfg.ctas, ClusterSharing.MULTICAST) if cfg.ctas > 1 else ()
     kv_channels: list[Channel] = []
     for x in ("K", "V"):
-        if cfg.has_bytes:
+        if cfg.has_8bit_kv:
             if not cfg.convert_fetches:
-                fp8_ring = f"{source}_convert_{x}", source, "convert", filled_by, By.WARP, cfg.byte_stages
+                fp8_ring = f"{source}_convert_{x}", source, "convert", filled_by, By.WARP, cfg.kv8_stages
                 kv_channels.append(Channel(*fp8_ring, memory))
             kv_channels.append(
                 Channel(f"convert_compute_{x}", "convert", consumers, By.WARP, By.WGMMA, cfg.stages, memory)
@@ -63,10 +63,10 @@ def smem_map(cfg: Sm90ForwardConfig, table: ChannelTable) -> SmemMap:
     out = Region("O", (cfg.consumers - 1) * cfg.o_step + cfg.o_bytes, align=1024, over="Q" if cfg.o_over_q else None)
     fp8_regions = (
         (
-            Region("K bytes", cfg.byte_stages * cfg.k_tile.nbytes, align=1024),
-            Region("V bytes", cfg.byte_stages * cfg.v_tile.nbytes, align=1024),
+            Region("K bytes", cfg.kv8_stages * cfg.k_tile.nbytes, align=1024),
+            Region("V bytes", cfg.kv8_stages * cfg.v_tile.nbytes, align=1024),
         )
-        if cfg.byte_stages
+        if cfg.kv8_stages
         else ()
     )
     return SmemMap(
@@ -74,12 +74,14 @@ def smem_map(cfg: Sm90ForwardConfig, table: ChannelTable) -> SmemMap:
         Region("K", cfg.stages * cfg.k_operand.nbytes, align=1024),
         Region("V", cfg.stages * cfg.v_operand.nbytes, align=1024),
         *fp8_regions,
-        *(() if cfg.directly else (out,)),
+        *(() if cfg.direct_store else (out,)),
         Region("barriers", table.nbytes, align=8),
     )
 
 
-def context(args: Arguments, cfg: Sm90ForwardConfig, table: ChannelTable, smem: SmemMap) -> kernels.Context:
+def context(
+    args: ForwardKernelArguments, cfg: Sm90ForwardConfig, table: ChannelTable, smem: SmemMap
+) -> kernels.Context:
     return kernels.Context(args, cfg, table, smem, cluster=cfg.ctas)
 
 

@@ -25,9 +25,9 @@ from .work import Queue, row_tile
 def load(context):
     cfg, ends = context.cfg, context.ends("load")
     q = [produce(ends.load_compute_Q, Lane(consumer, cfg.consumers)) for consumer in range(cfg.consumers)]
-    if cutlass.const_expr(cfg.plain_keys):
+    if cutlass.const_expr(cfg.kv_without_tma):
         load_q_only(context, q)
-    elif cutlass.const_expr(cfg.has_bytes):
+    elif cutlass.const_expr(cfg.has_8bit_kv):
         load_qkv(context, q, produce(ends.load_convert_K), produce(ends.load_convert_V))
     else:
         load_qkv(context, q, produce(ends.load_compute_K), produce(ends.load_compute_V))
@@ -85,7 +85,7 @@ def load_block(context, name: str, work, block: Int32, cursor: Cursor):
     """Load a block of K ("k") or V ("v")."""
     cfg, tma = context.cfg, context.tma(name)
     pieces = work.keys.pieces_of(tma.tensor, work.head_kv, block, cfg.tile_n, cfg.pieces, cfg.seq_bounded_k)
-    region, dtype = (f"{name.upper()} bytes", Uint8) if cfg.has_bytes else (name.upper(), cfg.dtype)
+    region, dtype = (f"{name.upper()} bytes", Uint8) if cfg.has_8bit_kv else (name.upper(), cfg.dtype)
     ptr = context.smem.pointer(region, dtype) + cursor.stage * (8 * tma.tile.nbytes // tma.tile.bits)
     cursor.wait()
     cursor.expect_tx(tma.tile.nbytes)

@@ -10,7 +10,7 @@ from ...core.variant import Variant
 from ...device import Chip
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars
-from ...fwd.rows import slots_of
+from ...fwd.rows import padded_heads_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...spec import AttentionSpec, ProblemSize
 from ..fragment import ROWS_PER_WARP
@@ -24,7 +24,7 @@ MANY = LaunchSizes._field_defaults["most_l2_groups"]
 LAST_BYTES = 32 << 20
 
 
-class Forward(plan.Forward):
+class Sm90Forward(plan.ForwardDirection):
     """Forward plan on sm_90. tiles: replaces the row of the tile table, for tuning."""
 
     kernel = KERNEL
@@ -73,7 +73,7 @@ def configure(
         consumers=tiles.consumers,
         tile_n=tiles.tile_n,
         most_stages=tiles.most_stages,
-        byte_stages=tiles.byte_stages,
+        kv8_stages=tiles.kv8_stages,
         schedule=tiles.schedule,
         ping_pong=tiles.ping_pong,
         ctas=tiles.ctas,
@@ -99,10 +99,10 @@ def splits_for(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: Forw
     if spec.has_blocks:
         return 1
     packed = packed_heads(spec, extent, tiles)
-    m_blocks = -(-extent.max_seqlen_q * slots_of(packed) // (tiles.ctas * tiles.consumers * ROWS))
+    m_blocks = -(-extent.max_seqlen_q * padded_heads_of(packed) // (tiles.ctas * tiles.consumers * ROWS))
     count = m_blocks * (spec.heads_q // packed) * extent.batch
     # Few rows: as many parts as keep the memory busy; 8-bit keys, which are converted, need more.
-    slots = chip.sms * (7 if tiles.byte_stages else 6) // 8 if tiles.consumers == 1 else chip.sms // tiles.ctas
+    slots = chip.sms * (7 if tiles.kv8_stages else 6) // 8 if tiles.consumers == 1 else chip.sms // tiles.ctas
     return choose_splits(spec, count, extent.max_seqlen_k, tiles.tile_n, slots)
 
 
@@ -116,7 +116,7 @@ def _l2_groups(
     in snake order in whole rounds, so every CTA gets the same share of each group. Its groups are as small as possible,
     so CTAs read new K and V at different times. Only the last group may be larger, within the L2 limit.
     """
-    pairs = spec.heads_q // cfg.packed * (1 if cfg.counts_rows else extent.batch)
+    pairs = spec.heads_q // cfg.packed * (1 if cfg.has_packed_order else extent.batch)
     if not spec.has_blocks and (spec.window_right is None or spec.window_left is not None):
         return 1, MANY
     keys = extent.max_seqlen_k * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize

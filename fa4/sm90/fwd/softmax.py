@@ -10,14 +10,14 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from ...core.constant import Constant
-from ...core.dropout import Dropout, dropped
+from ...core.dropout import Dropout, apply_dropout
 from ...core.fragment_coords import FragmentCoords
 from ...core.fragment_values import FragmentValues
 from ...core.mask_bits import apply_mask
 from ...core.score import Softcap
 from ...core.traced import bind
 from ...core.vec_io import pack_half
-from ...fwd.rows import is_written, normalise, place_of, query_of, result
+from ...fwd.rows import is_written, normalise, query_of, result, row_coord_of
 from ...fwd.scales import Scales
 from ..fragment import (
     LANES_PER_ROW,
@@ -25,8 +25,8 @@ from ..fragment import (
     columns_below,
     first_column,
     reduce_row,
-    row_elements,
     row_in_warp,
+    row_registers,
 )
 
 CHAINS = 4  # independent chains of a row's maximum and sum, to hide latency
@@ -85,7 +85,7 @@ class Softmax(Constant):
         mask = None if self.mask_mod is None else self.mask_mod.at(coords)
         for values in (score, mask):
             if values is not None:
-                values.ask_ahead()
+                values.prefetch_loads()
         keep_bits = None
         if self.dropout is not None:
             keep_bits = self.dropout.by_quads(list(self.rows), block * cfg.tile_n, 2 * cute.size(s))
@@ -108,8 +108,8 @@ class Softmax(Constant):
             if is_masked or cfg.mods is not None:
                 row_max_scaled = Float32(cutlass.select_(row_max_scaled == -Float32.inf, Float32(0.0), row_max_scaled))
             p = [cute.math.exp2(value * scale - row_max_scaled, fastmath=True) for value in x]
-            for c, (i, p_i) in enumerate(zip(row_elements(2 * cute.size(s), r), p)):
-                s[i] = p_i if scores.keep_bits is None else dropped(scores.keep_bits[r], c // 2 * 8 + c % 2, p_i)
+            for c, (i, p_i) in enumerate(zip(row_registers(2 * cute.size(s), r), p)):
+                s[i] = p_i if scores.keep_bits is None else apply_dropout(scores.keep_bits[r], c // 2 * 8 + c % 2, p_i)
             # Sum the block first: adding each P to the running total would round the total hundreds of times.
             self.total[r] = self.total[r] + reduce_in_chains(p, lambda a, b: a + b)
             self.row_max[r] = cute.arch.fmax(self.row_max[r], row_maxes[r])
@@ -118,14 +118,14 @@ class Softmax(Constant):
     def masked_scores(self, s: cute.Tensor, scores: BlockScores, is_masked: bool) -> list[list[Float32]]:
         """Return each row's scores, or logits of score_mod; -inf for masked keys."""
         cfg = self.context.cfg
-        row_indices = [row_elements(2 * cute.size(s), r) for r in range(ROWS_PER_THREAD)]
+        row_indices = [row_registers(2 * cute.size(s), r) for r in range(ROWS_PER_THREAD)]
         if cfg.has_softcap:
             Softcap(self.scales.over_cap).apply(s)
         rows = [[s[i] for i in row] for row in row_indices]
         if scores.score is not None:
             rows = scores.score.logits(rows)
         if scores.mask is not None and (is_masked or not cfg.has_blocks):
-            rows = scores.mask.hidden(rows)
+            rows = scores.mask.apply_mask(rows)
         first_key = scores.block * cfg.tile_n
         if cfg.has_blocks:
             for row, indices in zip(rows, row_indices):
@@ -149,7 +149,7 @@ class Softmax(Constant):
             query = query_of(self.context.cfg, row)
             norm, lse = normalise(self.context, work, row, query, self.row_max_scaled[r], total, largest_p)
             write_lse(self.context, work, row, lse)
-            factors = (None if self.dropout is None else self.dropout.scale, self.scales.of_v)
+            factors = (None if self.dropout is None else self.dropout.scale, self.scales.v_descale)
             norms.append(functools.reduce(lambda a, b: a if b is None else a * b, factors, norm))
         return norms
 
@@ -167,7 +167,7 @@ def mask_end(s: cute.Tensor, first_key: Int32, stop: cute.Tensor, tile_n: cutlas
     """Set scores of the key block at `first_key` to -inf for keys >= `stop`, which is the same for all rows."""
     if stop[0] - first_key < tile_n:
         for r in cutlass.range_constexpr(ROWS_PER_THREAD):
-            indices = row_elements(2 * cute.size(s), r)
+            indices = row_registers(2 * cute.size(s), r)
             for i, x in zip(indices, apply_mask([s[i] for i in indices], None, columns_below(stop[0] - first_key))):
                 s[i] = x
 
@@ -210,4 +210,4 @@ def write_lse(context, work, row: Int32, lse: Float32):
     """Write log-sum-exp of a row, if the row exists; one of the four threads of the row writes."""
     if is_written(context.cfg, work, row) and cute.arch.lane_idx() % LANES_PER_ROW == 0:
         matrix = result(context, "lse", work)
-        matrix[place_of(context.cfg, row), 0] = lse
+        matrix[row_coord_of(context.cfg, row), 0] = lse

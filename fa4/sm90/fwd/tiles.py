@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...fwd.rows import slots_of
+from ...fwd.rows import padded_heads_of
 from ...spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
 from .config import Schedule
@@ -25,7 +25,7 @@ class ForwardTiles:
     tile_n: int
     evidence: str
     most_stages: int = 4
-    byte_stages: int = 0
+    kv8_stages: int = 0
     schedule: Schedule = Schedule.PERSISTENT
     ping_pong: bool = True
     ctas: int = 1
@@ -55,15 +55,15 @@ FEW_NARROW = ForwardTiles("few queries, head_dim <= 64", tile_n=128, **_FEW)
 FEW = ForwardTiles("few queries, head_dim <= 128", tile_n=64, **_FEW)
 FEW_WIDE = ForwardTiles("few queries, head_dim <= 256", tile_n=32, **_FEW)
 # 8-bit K and V: the convert warpgroup needs registers; the bytes need smem beside the converted tiles.
-FP8 = ForwardTiles("8-bit keys, head_dim <= 128", 2, 128, _MEASURED, byte_stages=1, ping_pong=False)
+FP8 = ForwardTiles("8-bit keys, head_dim <= 128", 2, 128, _MEASURED, kv8_stages=1, ping_pong=False)
 # Rows that TMA cannot load: the convert role loads them.
-FP8_FETCHED = replace(FP8, name="fetched 8-bit keys, head_dim <= 128", byte_stages=0)
-FP8_FEW = ForwardTiles("few queries, 8-bit keys, head_dim <= 128", tile_n=128, byte_stages=2, **_FEW)
+FP8_FETCHED = replace(FP8, name="fetched 8-bit keys, head_dim <= 128", kv8_stages=0)
+FP8_FEW = ForwardTiles("few queries, 8-bit keys, head_dim <= 128", tile_n=128, kv8_stages=2, **_FEW)
 # Beside a gather warpgroup there are registers for one consumer only, with any number of queries.
-FP8_GATHERED = replace(FP8_FEW, tile_n=64, byte_stages=4)
-FP8_WIDE = ForwardTiles("8-bit keys, head_dim <= 256", tile_n=32, byte_stages=4, **_FEW)
+FP8_GATHERED = replace(FP8_FEW, tile_n=64, kv8_stages=4)
+FP8_WIDE = ForwardTiles("8-bit keys, head_dim <= 256", tile_n=32, kv8_stages=4, **_FEW)
 # Beside a gather warpgroup, a CTA starts with too few registers for a product with so many columns.
-FP8_WIDE_FETCHED = replace(FP8_WIDE, name="fetched 8-bit keys, head_dim <= 256", byte_stages=0, evidence="by reasoning")
+FP8_WIDE_FETCHED = replace(FP8_WIDE, name="fetched 8-bit keys, head_dim <= 256", kv8_stages=0, evidence="by reasoning")
 # Rows copied one by one; for the third stage see `gather`.
 _GATHERED = {"name": "gathered rows", "most_stages": 3, "evidence": "by reasoning"}
 GATHER = replace(USUAL, tile_n=64, **_GATHERED)
@@ -73,12 +73,12 @@ GATHER_WIDE = replace(FEW_WIDE, **_GATHERED)
 
 def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
     """True if all query rows of a key/value head fit in one consumer, or if results must not depend on the batch."""
-    return spec.batch_invariant or extent.max_seqlen_q * slots_of(spec.group) <= ROWS
+    return spec.batch_invariant or extent.max_seqlen_q * padded_heads_of(spec.group) <= ROWS
 
 
 def tiles_for(spec: AttentionSpec, extent: ProblemSize) -> ForwardTiles:
     """Return the table row for a problem."""
-    is_fp8 = spec.cache is not None and spec.cache.has_bytes
+    is_fp8 = spec.cache is not None and spec.cache.has_8bit_kv
     is_gathered = spec.cache is not None and spec.cache.is_scattered
     choose = (
         _fp8_row

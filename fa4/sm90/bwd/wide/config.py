@@ -8,7 +8,7 @@ from typing import ClassVar
 from ....bwd.blocks import RowBlocks
 from ....pipeline.smem import Tile
 from ...wgmma import ROWS, Major, SmemOperand, Wgmma
-from ..config import BARRIER_BYTES, PANEL_COLUMNS, Steps, ThreadOrderedBlocks
+from ..config import BARRIER_BYTES, PANEL_COLUMNS, Sm90BackwardSteps, ThreadOrderedBlocks
 from ..placement import ByQueries
 
 P_BYTES = 2  # of an element of P in shared memory
@@ -18,7 +18,7 @@ WEIGHT_EXPONENT = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WideConfig(Steps):
+class Sm90WideConfig(Sm90BackwardSteps):
     """A step has 64 queries; a consumer computes dQ of all of them, for its column panels."""
 
     ctas: int = 1
@@ -68,7 +68,7 @@ class WideConfig(Steps):
         return P_BYTES * ROWS * ROWS
 
     @property
-    def held_bytes(self) -> int:
+    def smem_used(self) -> int:
         """Shared memory in use, in bytes."""
         used = self.k_tile.nbytes + self.peer_k_bytes + self.v_tile.nbytes
         used += self.ds_stages * (self.p_bytes + self.ds_tile.nbytes)

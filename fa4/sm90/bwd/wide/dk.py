@@ -68,7 +68,7 @@ def step(
     cfg.dp.issue(dp, consumer.v[None, None, None, 0], consumer.do[None, None, None, cursors.do.stage], False)
     cursors.q.wait()
     minus_delta = Statistic(rows_of(context, cursors.q.stage) + cfg.tile_m, cfg)
-    ds = cursors.p.in_step(produce(ends.dK_compute_dSother if cfg.ctas == 2 else ends.dK_compute_dS))
+    ds = cursors.p.at_iteration_of(produce(ends.dK_compute_dSother if cfg.ctas == 2 else ends.dK_compute_dS))
     cursors.p.wait()
     p = load_p(context, cursors.p.stage, cute.size(dp))
     ds.wait()
@@ -86,7 +86,7 @@ def step(
     ds_operand = cfg.dk.a_registers()
     fill(ds_operand, packed_ds)
     cfg.dk.issue(consumer.total, ds_operand, consumer.q_columns[None, None, None, cursors.q.stage], True)
-    cursors.p.in_step(produce(ends.dK_compute_dS)).arrive()
+    cursors.p.at_iteration_of(produce(ends.dK_compute_dS)).arrive()
     if cutlass.const_expr(cfg.ctas == 2):
         send_ds(context, ds)
     finish_step(context, consumer, work, cursors, has_dq)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from ....bwd.launch import BackwardKernel
 from ....pipeline import kernel as kernels
-from ....pipeline.channels import ONCE, Across, By, Carries, Channel, ChannelTable, Implied
+from ....pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, ClusterSharing, Implied
 from ....pipeline.roles import Role, RoleTable
 from ....pipeline.smem import Region, SmemMap
 from ..load import load
-from .config import WideConfig
+from .config import Sm90WideConfig
 from .dk import dk
 from .dv import dv
 from .semaphores import acquire, release
@@ -40,15 +40,23 @@ IN_ORDER = RoleTable(
 )
 
 
-def channels(cfg: WideConfig) -> ChannelTable:
+def channels(cfg: Sm90WideConfig) -> ChannelTable:
     """Channels, named <producer>_<consumer>_<payload>; "compute" is both consumers."""
     both, memory = ("dV", "dK"), Carries.ASYNC_SMEM
-    across = Across.MULTICAST if cfg.multicast > 1 else Across.NOTHING
+    sharing = ClusterSharing.MULTICAST if cfg.multicast > 1 else ClusterSharing.NOTHING
     pair_channels: tuple[Channel, ...] = ()
     ds_freed: By | Implied = By.WGMMA
     if cfg.ctas == 2:
         peer_ds = Channel(
-            "dK_compute_dSother", "dK", both, By.TMA, By.WGMMA, cfg.ds_stages, memory, cfg.ctas, Across.MULTICAST
+            "dK_compute_dSother",
+            "dK",
+            both,
+            By.TMA,
+            By.WGMMA,
+            cfg.ds_stages,
+            memory,
+            cfg.ctas,
+            ClusterSharing.MULTICAST,
         )
         pair_channels = Channel("load_compute_Kother", "load", both, By.TMA, ONCE, 1, memory), peer_ds
         ds_freed = Implied(peer_ds.name, "free")
@@ -56,7 +64,7 @@ def channels(cfg: WideConfig) -> ChannelTable:
     if cfg.deterministic:
         # Same stages as dS, one step later.
         order_channel = Channel(
-            "acquire_compute_order", "acquire", both, By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM, freer="release"
+            "acquire_compute_order", "acquire", both, By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM, releaser="release"
         )
         added_channel = Channel(
             "compute_release_dQ", both, "release", By.WARP, Implied(order_channel.name), cfg.ds_stages, Carries.SMEM
@@ -66,8 +74,8 @@ def channels(cfg: WideConfig) -> ChannelTable:
         (
             Channel("load_compute_K", "load", both, By.TMA, ONCE, 1, memory),
             Channel("load_compute_V", "load", "dK", By.TMA, ONCE, 1, memory),
-            Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory, cfg.multicast, across),
-            Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory, cfg.multicast, across),
+            Channel("load_compute_Q", "load", both, By.TMA, By.WGMMA, cfg.q_stages, memory, cfg.multicast, sharing),
+            Channel("load_compute_dO", "load", both, By.TMA, By.WGMMA, cfg.stages, memory, cfg.multicast, sharing),
             Channel("dV_dK_P", "dV", "dK", By.WARP, By.WARP, cfg.ds_stages, Carries.SMEM),
             Channel("dK_compute_dS", "dK", both, By.WARP, ds_freed, cfg.ds_stages, memory),
             *pair_channels,
@@ -77,7 +85,7 @@ def channels(cfg: WideConfig) -> ChannelTable:
     )
 
 
-def smem_map(cfg: WideConfig, table: ChannelTable) -> SmemMap:
+def smem_map(cfg: Sm90WideConfig, table: ChannelTable) -> SmemMap:
     return SmemMap(
         Region("K", cfg.k_tile.nbytes, align=1024),
         Region("Kother", cfg.peer_k_bytes, align=1024),
@@ -101,7 +109,7 @@ class Context(kernels.Context):
     ds_written: int = 4
 
 
-def context(args, cfg: WideConfig, table: ChannelTable, smem: SmemMap) -> Context:
+def context(args, cfg: Sm90WideConfig, table: ChannelTable, smem: SmemMap) -> Context:
     return Context(args, cfg, table, smem, cluster=cfg.ctas)
 
 

@@ -28,7 +28,7 @@ AHEAD = 2  # steps
 @cute.jit
 def acquire(context):
     cute.arch.griddepcontrol_wait()  # the statistics kernel clears the semaphores
-    if cutlass.const_expr(context.cfg.follows):
+    if cutlass.const_expr(context.cfg.ascending_order):
         wait_for_distance(context)
     for_each_step(context, acquire_order, produce(context.ends("acquire").acquire_compute_order))
 
@@ -75,7 +75,7 @@ def release_order(context, work, head: Int32, m_block: Int32, cursor: Cursor):
     cursor.wait()
     with cute.arch.elect_one():
         release_semaphore(own_semaphore(context, work, head, m_block))
-    cursor.in_step(consume(context.ends("release").acquire_compute_order)).arrive()
+    cursor.at_iteration_of(consume(context.ends("release").acquire_compute_order)).arrive()
 
 
 def order_index_at(context, stage: Int32) -> Int32:

@@ -50,7 +50,7 @@ class DqShare(Constant):
             dq = self.product.accumulator()
             self.product.issue(dq, self.ds[None, None, None, ds.stage], self.k[None, None, None, 0], False)
             if self.cfg.ctas == 2:
-                ds.in_step(consume(self.ends.dK_compute_dSother)).wait()
+                ds.at_iteration_of(consume(self.ends.dK_compute_dSother)).wait()
                 ds_of_peer = self.peer_ds[None, None, None, ds.stage]
                 self.product.issue(dq, ds_of_peer, self.peer_k[None, None, None, 0], True)
         return dq
@@ -58,7 +58,7 @@ class DqShare(Constant):
     def arrive(self, ds: Cursor) -> None:
         """Release dS after the products have read it."""
         if self.cfg.ctas == 2:
-            ds.in_step(consume(self.ends.dK_compute_dSother)).arrive()
+            ds.at_iteration_of(consume(self.ends.dK_compute_dSother)).arrive()
         else:
             ds.arrive()
 
@@ -70,10 +70,10 @@ class DqShare(Constant):
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         ptr = block + (self.first + 4 * thread)
         if context.cfg.deterministic:
-            order_cursor = cursors.last_ds.in_step(consume(self.ends.acquire_compute_order))
+            order_cursor = cursors.last_ds.at_iteration_of(consume(self.ends.acquire_compute_order))
             order_cursor.wait()
             add_or_store(ptr, values, order_index_at(context, order_cursor.stage) != 0)
-            cursors.last_ds.in_step(produce(self.ends.compute_release_dQ)).arrive()
+            cursors.last_ds.at_iteration_of(produce(self.ends.compute_release_dQ)).arrive()
         else:
             add(ptr, values)
 

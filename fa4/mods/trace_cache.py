@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from .blocks import LISTS
-from .reads import IdentityGuard, Traversal
 from .trace import Traced, trace_mask, trace_score
+from .traversal import IdentityGuard, Traversal
 
 _traces: dict[tuple, tuple[Traced, tuple[int, ...]]] = {}
 _MOST_TRACES = 512
@@ -64,7 +64,7 @@ class CachedMods:
     def forget_with(self, key: tuple, given: list[Any]) -> None:
         """Remove the entry when one of `given` is garbage-collected. The weak references belong to this record: a later
         entry under the same key has its own."""
-        self._weakrefs = [weakref.ref(x, lambda _: _known.pop(key, None)) for x in given]
+        self._weakrefs = [weakref.ref(x, lambda _: _cached_mods.pop(key, None)) for x in given]
 
     def holds(self, block_mask: Any) -> bool:
         for name, x in self._blocks:
@@ -77,12 +77,12 @@ class CachedMods:
 
 
 _BLOCK_FIELDS = (*LISTS, "mask_mod", "BLOCK_SIZE", "seq_lengths")
-_known: dict[tuple, CachedMods] = {}
+_cached_mods: dict[tuple, CachedMods] = {}
 
 
 def known(score_mod: Any, mask_mod: Any, block_mask: Any) -> CachedMods | None:
     """Return what is cached for these three objects, or None."""
-    found = _known.get((id(score_mod), id(mask_mod), id(block_mask)))
+    found = _cached_mods.get((id(score_mod), id(mask_mod), id(block_mask)))
     return found if found is not None and found.holds(block_mask) else None
 
 
@@ -106,5 +106,5 @@ def keep(score_mod: Any, mask_mod: Any, block_mask: Any, functions: list[Any], v
         entry.forget_with(key, [x for x in (score_mod, mask_mod, block_mask) if x is not None])
     except (TypeError, AttributeError, RuntimeError):  # no weak reference possible, or changes that cannot be detected
         return False
-    _known[key] = entry
+    _cached_mods[key] = entry
     return True

@@ -34,8 +34,8 @@ from .constants import (
     names_in,
     root,
 )
+from .guards import MISSING, IdentityGuard
 from .ready import ReadyMade, plain_key
-from .watched import MISSING, IdentityGuard
 
 _MOST_OBJECTS = 1000  # of a traversal; beyond, tracing is faster
 _TEXT_FUNCTIONS = frozenset(map(id, (str, repr, ascii, format, print)))

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import fa4
-from fa4.mods import remember
+from fa4.mods import trace_cache
 from fa4.mods.call import remembered
 from fa4.mods.trace import trace_mask, trace_score
 
@@ -557,7 +557,7 @@ def test_a_usual_function_is_known_by_identity(restored, name):
     del functions["wrapped"].window
     q = torch.randn(1, 4, 2, 8)
     fa4.flash_attn_func(q, q, q, mask_mod=functions[name])
-    assert remember.known(None, functions[name], None) is not None
+    assert trace_cache.known(None, functions[name], None) is not None
 
 
 def test_a_clock_is_read_again():
@@ -597,11 +597,11 @@ def test_what_is_kept_does_not_grow():
         for _ in range(count):
             factor += 0.01
             for function in (score_mod, itself, of_exec(factor)):
-                remember.keep(function, None, None, [function], None)
+                trace_cache.keep(function, None, None, [function], None)
 
     calls(600)  # more than the table of traces holds
     gc.collect()
-    kept, registry = len(remember._known), len(weakref.finalize._registry)
+    kept, registry = len(trace_cache._cached_mods), len(weakref.finalize._registry)
     for work in (functools.partial(calls, 40), functools.partial(keeps, 20_000)):
         gc.collect()
         tracemalloc.start()
@@ -610,13 +610,13 @@ def test_what_is_kept_does_not_grow():
         grown, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert grown < 400_000, grown
-    assert len(remember._known) == kept and len(weakref.finalize._registry) == registry
+    assert len(trace_cache._cached_mods) == kept and len(weakref.finalize._registry) == registry
 
 
 def test_kept_functions_are_gone_with_their_last_reference():
     q = torch.randn(1, 4, 1, 8)
     gc.collect()
-    kept = len(remember._known)
+    kept = len(trace_cache._cached_mods)
     for _ in range(5):
         holder = Config()
         holder.mask_mod = lambda b, h, q_idx, kv_idx, of=holder: q_idx - kv_idx <= of.window
@@ -635,7 +635,7 @@ def test_kept_functions_are_gone_with_their_last_reference():
         del holder, table, mask_mod, executed, owner
         gc.collect()
         assert not any(x() for x in gone)
-    assert len(remember._known) == kept
+    assert len(trace_cache._cached_mods) == kept
 
 
 def test_threads_with_functions_of_their_own(restored, seed):

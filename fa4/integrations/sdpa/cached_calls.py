@@ -31,7 +31,7 @@ def with_lengths(cached: CachedCall, inputs: AttentionInputs) -> AttentionInputs
     return found
 
 
-def way(inputs: AttentionInputs, options: Options) -> CachedCall:
+def cached_call(inputs: AttentionInputs, options: Options) -> CachedCall:
     """Return the cached call: the same object for equal signatures.
 
     Raises:
