@@ -24,7 +24,7 @@ def page(kernel: RoleKernel, cfg: Any, output_roles: tuple[str, ...], *memories:
 
 def roles_table(roles: RoleTable) -> str:
     """Return a table of roles: warps, instances, registers, and the first sentence of the role's module docstring."""
-    lines = ["| role | warps | teams | registers a thread | what it does |", "|---|---|--:|--:|---|"]
+    lines = ["| role | warps | instances | registers a thread | what it does |", "|---|---|--:|--:|---|"]
     for role in roles.roles:
         first, stop = role.warps
         warps = f"{first}" if stop == first + 1 else f"{first}-{stop - 1}"

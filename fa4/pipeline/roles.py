@@ -56,7 +56,7 @@ class RoleTable(Constant):
             if role.warps[0] != next_warp or role.warps[1] <= role.warps[0]:
                 raise ValueError(f"role {role.name} has warps {role.warps}, expected them to start at {next_warp}")
             if (role.warps[1] - role.warps[0]) % role.instances:
-                raise ValueError(f"role {role.name} splits warps {role.warps} into {role.instances} unequal teams")
+                raise ValueError(f"role {role.name} splits warps {role.warps} into {role.instances} unequal instances")
             if role.regs % 8 or not 24 <= role.regs <= 256:
                 raise ValueError(f"role {role.name} has regs={role.regs}, expected a multiple of 8 from 24 to 256")
             next_warp = role.warps[1]

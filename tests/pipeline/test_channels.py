@@ -103,7 +103,7 @@ def test_a_role_sees_only_its_channels():
         ((Role("a", (0, 4), 100),), "multiple of 8"),
         ((Role("a", (0, 3), 64), Role("b", (3, 4), 72)), "must agree on regs"),
         ((Role("a", (0, 16), 136),), "the SM has 65536"),
-        ((Role("a", (0, 4), 128, instances=3),), "unequal teams"),
+        ((Role("a", (0, 4), 128, instances=3),), "unequal instances"),
     ],
 )
 def test_role_table_refuses(roles, complaint):
