@@ -67,7 +67,7 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         order: Order | PackedOrder = Order(
             n_blocks, heads, sizes.batch, l2_group, cfg.descending, cfg.ctas, wave, block_order
         )
-        if cfg.has_packed_order:
+        if cfg.has_packed_key_order:
             bounds = rows.lengths.cu_seqlens_k
             order = PackedOrder(cfg.cluster_tile_n, 1, bounds, seqlens[1], heads, l2_group, cfg.descending, cfg.ctas)
         loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)

@@ -12,9 +12,6 @@ class Constant:
 
     __slots__ = ()
 
-    def __get_mlir_types__(self) -> list:
-        return []
-
     def __extract_mlir_values__(self) -> list:
         return []
 

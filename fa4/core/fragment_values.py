@@ -295,8 +295,6 @@ class FragmentValues:
         """Whether a bool is computed 32 columns at a time as mask bits: comparisons of operands that are affine in the
         column, with slopes that differ by one, and values that do not vary by column."""
         node, varies = self.nodes[i], self._varies[i]
-        if _ELEMENT in varies:
-            return False
         if _COL not in varies:
             return True
         if node.op in ("and", "or", "xor", "not"):

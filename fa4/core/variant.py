@@ -68,7 +68,7 @@ class Variant(Constant):
         return 1
 
     @property
-    def counts_keys(self) -> bool:
+    def has_packed_key_order(self) -> bool:
         """Whether a backward uses the tiles of varlen keys (`core.order.PackedOrder`). A deterministic order
         numbers the blocks of all sequences alike."""
         return self.varlen and not self.deterministic

@@ -1,6 +1,6 @@
 """Addresses of K and V rows in global memory, for kernels that load them without TMA.
 
-The rows of a sequence are contiguous or lie in pages of any size. The page numbers of a block are loaded while the
+The rows of a sequence lie in pages of any size. The page numbers of a block are loaded while the
 block before it is read.
 """
 
@@ -20,23 +20,20 @@ from ..core.constant import Constant
 @dataclass(frozen=True)
 class KeyRows(Constant):
     """One thread's rows in each key block of a work tile. tile_rows: indices of these rows in the block. pages: page
-    numbers of these rows for the block of the last `load_pages`; None without pages."""
+    numbers of these rows for the block of the last `load_pages`."""
 
     context: Any
     keys: Keys
     head: Int32
     tile_rows: tuple[Int32, ...]
-    pages: cute.Tensor | None
+    pages: cute.Tensor
 
     @staticmethod
     def of(context: Any, work: Any, tile_rows: tuple[Int32, ...]) -> KeyRows:
-        pages = None if work.keys.table is None else cute.make_rmem_tensor(len(tile_rows), Int32)
-        return KeyRows(context, work.keys, work.head_kv, tile_rows, pages)
+        return KeyRows(context, work.keys, work.head_kv, tile_rows, cute.make_rmem_tensor(len(tile_rows), Int32))
 
     def load_pages(self, block: Int32) -> None:
         """Load the page numbers of a block's rows; of any valid rows if the block does not exist."""
-        if self.pages is None:
-            return
         pages, size = cute.size(self.context.args.k, mode=[3]), self.context.cfg.cache.page_size
         for i in range(len(self.tile_rows)):
             self.pages[i] = page_at(self.keys.table, self._key(block, i)[0] // size, pages)
@@ -45,10 +42,7 @@ class KeyRows(Constant):
         """(pointer to the i-th row in k or v for the block of the last `load_pages`, True if that key exists); the
         pointer is valid in both cases."""
         row, exists = self._key(block, i)
-        if self.pages is None:
-            coord = row, 0, self.head, self.keys.sequence
-        else:
-            coord = row % self.context.cfg.cache.page_size, 0, self.head, self.pages[i]
+        coord = row % self.context.cfg.cache.page_size, 0, self.head, self.pages[i]
         return x.iterator + cute.crd2idx(coord, x.layout), exists
 
     def _key(self, block: Int32, i: int) -> tuple[Int32, Boolean]:

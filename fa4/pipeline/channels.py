@@ -20,7 +20,7 @@ import cutlass
 import cutlass.cute as cute
 
 from ..core.constant import Constant
-from .roles import WARPS_PER_WARPGROUP, RoleTable
+from .roles import RoleTable
 
 
 class By(enum.Enum):
@@ -31,7 +31,6 @@ class By(enum.Enum):
     WARP = "one elected lane of each warp"
     READ = "one elected lane, after its bulk copies have read the stage"
     WGMMA = "one elected lane of each warp, after the products that read the stage"
-    WARPGROUP = "one elected lane of each warpgroup, after the products that read the stage"
 
 
 class Carries(enum.Flag):
@@ -239,11 +238,10 @@ class ChannelTable(Constant):
     def _arrivals(self, by: By, sides: tuple[Side, ...], ctas: int) -> int:
         if by in (By.TMA, By.UMMA):
             return 1
-        roles = [(self.roles[role_of(side)], isinstance(side, Every)) for side in sides]
-        counts = [role.instance_warps * (role.instances if every else 1) for role, every in roles]
         if by is By.READ:
             return ctas
-        return ctas * sum(counts) // (WARPS_PER_WARPGROUP if by is By.WARPGROUP else 1)
+        roles = [(self.roles[role_of(side)], isinstance(side, Every)) for side in sides]
+        return ctas * sum(role.instance_warps * (role.instances if every else 1) for role, every in roles)
 
     def barrier_names(self) -> tuple[str, ...]:
         """Names of all mbarriers in order, for reports: `load_mma_KV.full[0]`."""

@@ -133,9 +133,6 @@ class Cursor:
     def _carried(self) -> list:
         return [self.stage, self.phase] if self.moves else [self.phase]
 
-    def __get_mlir_types__(self):
-        return [value.type for value in self._carried()]
-
     def __extract_mlir_values__(self):
         return [value.ir_value() for value in self._carried()]
 

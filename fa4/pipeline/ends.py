@@ -14,14 +14,12 @@ A payload in two memories (dS: tensor memory for one product, shared memory for 
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass._mlir.dialects import nvvm
 
 from ..core.constant import Constant
 from .channels import By, Carries, Channel, ChannelTable, ClusterSharing, Implied, Signals
-from .roles import WARPS_PER_WARPGROUP
 
 LEADER = 0  # cluster rank of the leading CTA of a pair
 
@@ -110,18 +108,14 @@ class End(Constant):
         self._arrive(self.free(stage))
 
     def arrive_read(self, stage) -> None:
-        """Consumer by READ, WGMMA or WARPGROUP, whole warp: release the stage.
+        """Consumer by READ or WGMMA, whole warp: release the stage.
 
         The warp has waited for the reads of the elected lane's bulk copies, or of the warpgroup's products. No thread
         has accessed the stage itself, so no fence and no warp sync is needed.
         """
-        freed = self.channel.freed
-        is_by_reading = freed in (By.READ, By.WGMMA, By.WARPGROUP)
+        is_by_reading = self.channel.freed in (By.READ, By.WGMMA)
         self._require(self.releases and is_by_reading, "a consumer that reads by copies or products")
-        if freed is By.WARPGROUP:
-            _first_warp_only(self, stage)
-        else:
-            self._signal(self.free(stage))
+        self._signal(self.free(stage))
 
     def _arrive(self, barrier: cute.Pointer) -> None:
         channel = self.channel
@@ -160,13 +154,6 @@ class End(Constant):
     def _require(self, holds: bool, what: str) -> None:
         if not holds:
             raise ValueError(f"channel {self.channel.name}: {self.role} is used as {what}, which it is not")
-
-
-@cute.jit
-def _first_warp_only(end: cutlass.Constexpr[End], stage):
-    """The first warp of a warpgroup signals for all four warps: a wgmma completes for all of them at once."""
-    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
-        end._signal(end.free(stage))
 
 
 def arrive_relaxed(barrier: cute.Pointer, rank: int) -> None:

@@ -173,15 +173,13 @@ def lane_address(column, warp) -> Int32:
 
 
 def load(address, columns: int) -> list[Float32]:
-    """Whole warp: load this thread's lane of `columns` (a power of two) columns; valid after `wait_loads()`.
+    """Whole warp: load this thread's lane of `columns` (a power of two from 2 on) columns; valid after `wait_loads()`.
 
     `address` includes the first lane of the warp: a warp can access lanes 32 * (warp % 4) to 32 * (warp % 4) + 31 only.
     """
-    kind = ir.VectorType.get([columns], Int32.mlir_type) if columns > 1 else Int32.mlir_type
+    kind = ir.VectorType.get([columns], Int32.mlir_type)
     loaded = nvvm.tcgen05_ld(kind, nvvm.Tcgen05LdStShape.SHAPE_32X32B, pointer(address))
-    floats = llvm.bitcast(ir.VectorType.get([columns], Float32.mlir_type) if columns > 1 else Float32.mlir_type, loaded)
-    if columns == 1:
-        return [Float32(floats)]
+    floats = llvm.bitcast(ir.VectorType.get([columns], Float32.mlir_type), loaded)
     return [Float32(vector.extract(floats, [], [i])) for i in range(columns)]
 
 

@@ -62,7 +62,7 @@ class BackwardKernel(BackwardProgram):
             sparse_block_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.cluster_tile_n) if cfg.has_blocks else None
         )
         order: Order | PackedOrder = Order(n_blocks, heads, sizes.batch, l2_group, block_order=sparse_order)
-        if cfg.counts_keys:
+        if cfg.has_packed_key_order:
             cu_seqlens = rows.lengths.cu_seqlens_k
             order = PackedOrder(cfg.tiles.tile_n, 1, cu_seqlens, extent(call.k), heads, l2_group, False)
         args = Sm80BackwardArguments(

@@ -72,7 +72,9 @@ _ALL = (
     CacheCase("chunk_in_pages_of_5", (200, 90), new=70, queries=70, page_size=5, capacity=320, heads_q=4),
     CacheCase("fp8_wide", (90, 200), page_size=128, capacity=256, fp8="both", head_dim=256, queries=2),
     CacheCase("fp8_rows_elsewhere", (50, 30, 0), leftpad=(7, 30, 0), batch_idx=True, fp8="heads", queries=(1, 5, 2)),
-    CacheCase("fp8_chunk_in_pages_of_5", (200, 90), new=70, queries=70, page_size=5, capacity=320, fp8="heads"),
+    CacheCase(
+        "fp8_chunk_in_pages_of_5", (200, 90), new=70, queries=70, page_size=5, capacity=320, head_dim_v=80, fp8="heads"
+    ),
     CacheCase(
         "fp8_chunk_elsewhere",
         (200, 90, 70),

@@ -252,6 +252,10 @@ def _places(case: CacheCase, generator: torch.Generator, arguments: dict[str, An
     size, width = case.page_size, -(-case.capacity // case.page_size)
     used = [-(-(n + new) // size) for n, new in zip(case.lengths, case.of_each(case.new))]
     numbers = torch.randperm(case.batch * width + spare, generator=generator).int()
+    # A sequence begins in the last page, after which there is no memory.
+    first = next((b * width for b, count in enumerate(used) if count), 0)
+    last = int(numbers.argmax())
+    numbers[[first, last]] = numbers[[last, first]]
     table = numbers[: case.batch * width].view(case.batch, width).clone()
     table[:, : case.shared] = table[0, : case.shared].clone()
     own = table.clone()

@@ -47,6 +47,7 @@ SM80 = (
     "append_and_rotate_in_pages",
     "int8_append_and_rotate",
     "fp8_float16",
+    "fp8_softcap",
 )
 
 

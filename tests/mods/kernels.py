@@ -33,6 +33,12 @@ def shifted_by_head(shift):
     )
 
 
+def wide_and_narrow(b, h, q_idx, kv_idx):
+    """Odd heads see all keys before a query and a few after it, even heads no keys far before it. Of negated indices,
+    and of floats."""
+    return (-kv_idx <= 20 + 500 * (h % 2) - q_idx) & (kv_idx * 0.5 <= q_idx * 0.5 + 8.25)
+
+
 @functools.cache
 def problems(device: str = "cpu") -> dict[str, Problem]:
     """By name; what functions captured lies on the device."""
@@ -51,6 +57,17 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
             return torch.tanh(score / 2.5) * 2.5 + near + text + score.abs().sqrt() + far
 
         return dict(score_mod=score_mod, trained=tuple(x for x in (table, rows, slopes) if x.requires_grad))
+
+    def rare_operators(of_pairs, of_keys, of_queries):
+        """The error function; an integer and a bool made of another kind; elements of pairs, of keys and of queries."""
+
+        def score_mod(score, b, h, q_idx, kv_idx):
+            steps = (kv_idx * 0.375).to(torch.int32) % 4 - (q_idx > kv_idx).to(torch.int32)
+            odd = ((q_idx + kv_idx) & 1).to(torch.bool)
+            bias = of_pairs[b, h, q_idx, kv_idx] + of_keys[kv_idx]
+            return 3 * torch.erf(score) * of_queries[q_idx] + bias + torch.where(odd, steps * 0.5, score)
+
+        return dict(score_mod=score_mod, trained=(of_pairs, of_keys, of_queries))
 
     def blocks(mask_mod, heads, queries, keys, size=128):
         return fa4.create_block_mask(mask_mod, 1, heads, queries, keys, device=device, BLOCK_SIZE=size)
@@ -126,12 +143,24 @@ def problems(device: str = "cpu") -> dict[str, Problem]:
         "heads_far": of_heads(450, 450, deterministic=True, width=400, **temperature),
         # The same kernels: other lengths, lists, a number and a tensor that were captured.
         "heads_near": of_heads(200, 330, deterministic=True, width=90, **temperature_of(leaf(table[:3, 1].abs()))),
+        # Operators and gradients of elements that no other problem has; heads of a group have lists of their own.
+        "rare_operators": Problem(
+            "rare_operators",
+            *(280, 150, 4, 2),
+            **rare_operators(
+                leaf(torch.randn(1, 4, 280, 150, generator=generator).to(device)), leaf(rows[:150]), leaf(rows[:280])
+            ),
+            mask_mod=wide_and_narrow,
+            call=dict(block_mask=blocks(wide_and_narrow, 4, 280, 150)),
+        ),
         # Blocks that are no tiles: kernels walk larger ones, and look up which of the caller's a pair is in.
         "other_blocks": of_heads(300, 260, size=(48, 16)),
         "heads_wide": of_heads(300, 260, head_dim=128),
         # Heads of a group have lists of their own, the first none in some columns; in any order, and in order.
         "heads_of_group": of_heads(300, 260, heads=4, heads_kv=2, head_dim=128, shift=150),
         "heads_of_group_in_order": of_heads(300, 330, heads=4, heads_kv=2, shift=150, deterministic=True),
+        # As many heads of a group as leave no step at the same place; in order.
+        "three_of_group_in_order": of_heads(280, 270, heads=3, heads_kv=1, shift=150, deterministic=True),
         # A mask without a block mask.
         "divides": Problem("divides", *(140, 200, 4, 2), head_dim=128, mask_mod=divides, call=dict(deterministic=True)),
         "stripes": Problem("stripes", *(140, 200, 4, 2), head_dim=128, mask_mod=stripes, call=dict(deterministic=True)),

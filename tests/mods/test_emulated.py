@@ -15,7 +15,7 @@ CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}
 # what traces them is the same for all: the portable kernels show it, forward and backward.
 SOME = {
     # Lists of blocks, of each head its own, are below; documents in lists are the other chips'.
-    "sm80": ("many_kinds_in_order", "logarithm_and_angle"),
+    "sm80": ("many_kinds_in_order", "logarithm_and_angle", "rare_operators"),
     # Steps in order, which keep scores; the same by lists; steps that overlap, by lists of each head of a group; blocks
     # with the longest lists first.
     "sm90": ("few_kinds", "documents", "documents_192_128", "heads_of_group", "heads_wide"),
@@ -60,6 +60,14 @@ def test_other_values_numbers_lengths_and_lists_compile_nothing(seed):
         compiled = set(jit._launchers)
         assert_kernel_is_right(near, seed, "sm80")
     assert set(jit._launchers) == compiled
+
+
+def test_heads_of_a_group_add_their_blocks_in_order(seed):
+    """By lists of their own, on several warps of a CTA."""
+    problem = problems()["three_of_group_in_order"]
+    with emulate("sm_90a", seed=seed):
+        assert_kernel_is_right(problem, seed, "sm90")
+    assert len(sums_of_dq(problem, seed, "sm90", "sm_90a", sms=2)) == 1, f"seed {seed}"
 
 
 def test_blocks_of_keys_add_in_the_order_of_their_numbers(seed):

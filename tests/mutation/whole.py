@@ -109,7 +109,9 @@ def statements(source: bytes) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _says_nothing(node: ast.stmt) -> bool:
-    """Whether a statement is a docstring or `...`, or raises NotImplementedError."""
+    """Whether a statement is a docstring, `...`, or a type without a value; or raises NotImplementedError."""
+    if isinstance(node, ast.AnnAssign) and node.value is None:
+        return True  # Python runs nothing for the type of a local variable
     if isinstance(node, ast.Raise):
         return isinstance(node.exc, ast.Name) and node.exc.id == "NotImplementedError"
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

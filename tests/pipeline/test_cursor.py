@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from fa4.pipeline.channels import By, Carries, Channel, ChannelTable
-from fa4.pipeline.cursor import ALL, consume, produce
+from fa4.pipeline.cursor import ALL, Lane, consume, produce
 from fa4.pipeline.ends import Ends
 from fa4.pipeline.roles import Role, RoleTable
 
@@ -47,6 +47,7 @@ def test_channels_in_step_share_a_phase():
     "misuse, complaint",
     [
         (lambda: produce(LOAD.load_multiply_K, ahead=1), "starts at its beginning"),
+        (lambda: consume(MULTIPLY.load_multiply_K, Lane(0, 2)), "3 stages have no 2 lanes"),
         (
             lambda: consume(MULTIPLY.load_multiply_K).at_iteration_of(consume(MULTIPLY.load_multiply_Q, 0)),
             "do not go in step",

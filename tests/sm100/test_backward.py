@@ -11,6 +11,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from bench import traffic
 from fa4 import cases, demo
+from fa4.bwd.workspace import Allocator, Workspace
 from fa4.cases import Case
 from fa4.device import chip_by_number
 from fa4.emulator import emulate
@@ -193,6 +194,20 @@ def distinct(case: Case, tiles: BackwardTiles, seed: int, runs: int) -> int:
 @pytest.mark.parametrize(("name", "tiles"), [("gqa", PAIR), ("varlen", SINGLE)], ids=lambda x: getattr(x, "name", x))
 def test_deterministic_gradients_are_bitwise_equal(name, tiles, seed):
     assert distinct(replace(ORDERED[name], deterministic=True), tiles, seed, runs=3) == 1
+
+
+def test_wide_gradients_in_order_with_exponentials_as_polynomials(seed, monkeypatch):
+    """dQ of wide heads is added in two parts, in one order: its float32 sums have the same bits whatever comes first.
+    No row of the table asks for polynomials; here they are 5 of every 16 pairs."""
+    allocate, sums = Allocator.__call__, list[Workspace]()
+    monkeypatch.setattr(Allocator, "__call__", lambda *given: sums.append(allocate(*given)) or sums[-1])
+    shape = dict(heads_q=1, heads_kv=1, head_dim=192, head_dim_v=128)
+    problem = cases.make(Case("wide", seqlen_q=40, seqlen_k=500, deterministic=True, **shape), seed)
+    saved = given(problem)
+    for i in range(4):  # four blocks of keys; an even seed runs all at a time, an odd one after the other
+        grads = KERNELS.gradients(problem, seed + i, "random", replace(SINGLE, polynomial=5), 8, saved)
+        assert len({of_run.dq_sum.numpy().tobytes() for of_run in sums}) == 1, f"seed {seed}"
+    cases.assert_right(judge_gradients(problem, grads, saved), f"seed {seed}")
 
 
 @pytest.mark.soak  # it judges the test above and no kernel, and has one of its own

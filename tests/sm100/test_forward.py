@@ -250,3 +250,25 @@ def test_a_pair_refuses(changes, complaint):
     assert pair.ctas == 2
     with pytest.raises(ValueError, match=complaint):
         replace(pair, **changes)
+
+
+SCATTERED = {"cache": CacheSpec(page_size=5)}
+
+
+@pytest.mark.parametrize(
+    "problem, changes, complaint",
+    [
+        ({"heads_q": 6}, {"packed": 3}, "3 packed heads do not divide 128"),
+        (SCATTERED, {"direct_store": False}, "takes one Q tile, stores O directly"),
+        (SCATTERED, {"q_tiles": 2}, "takes one Q tile, stores O directly"),
+        (SCATTERED, {"per_sm": 2}, "takes one Q tile, stores O directly"),
+        (SCATTERED, {"smem_bytes": 64 << 10}, "needs six stages"),
+        ({}, {"split": True, "ctas": 1}, "parts are float32"),
+    ],
+)
+def test_a_configuration_refuses(problem, changes, complaint):
+    """What it refuses is one step away from what the table gives."""
+    spec = replace(AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1), **problem)
+    given = plan.configure(spec, device.chip_by_number(100))
+    with pytest.raises(ValueError, match=complaint):
+        replace(given, **changes)

@@ -41,6 +41,12 @@ def test_the_row_of_a_head_dim(dims, rows):
     assert chosen == [_BACKWARD[row][1] for row in rows]
 
 
+def test_a_chip_with_too_little_shared_memory_has_no_tiles():
+    small = dataclasses.replace(chip_by_number(80), smem_per_block=16 << 10)
+    with pytest.raises(ValueError, match=r"head_dim \(256, 128\) has no backward tiles on"):
+        backward_tiles(256, 128, small)
+
+
 # That kernels compile for sm_80 is what all tests on the emulated chip show.
 @pytest.mark.parametrize(
     ("everything", "number"),

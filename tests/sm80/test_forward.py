@@ -46,6 +46,13 @@ def test_the_row_of_a_head_dim(number, dims, rows, row):
     assert forward_tiles(*dims, chip_by_number(number), rows) is row[1]
 
 
+def test_a_chip_with_too_little_shared_memory_has_no_tiles():
+    small = dataclasses.replace(chip_by_number(80), smem_per_block=16 << 10)
+    for rows in (1, 4096):
+        with pytest.raises(ValueError, match=r"head_dim \(256, 128\) has no forward tiles on"):
+            forward_tiles(256, 128, small, rows)
+
+
 @pytest.mark.parametrize(
     "shape, packed, splits",
     [

@@ -16,7 +16,7 @@ from fa4.run import forward
 from fa4.sm90.fwd.config import Schedule
 from fa4.sm90.fwd.kernel import channels, smem_map
 from fa4.sm90.fwd.plan import Sm90Forward, configure
-from fa4.sm90.fwd.tiles import NARROW_MANY, USUAL, USUAL_LONG, tiles_for
+from fa4.sm90.fwd.tiles import GATHER, MIDDLE, NARROW_MANY, USUAL, USUAL_LONG, WIDE, WIDEST, tiles_for
 from fa4.sm90.plan import Plan
 from fa4.spec import AttentionSpec, CacheSpec, ProblemSize
 from tests.emulated import (
@@ -260,6 +260,43 @@ def test_tiles_that_do_not_fit_are_refused():
     spec = AttentionSpec(torch.bfloat16, 256, 256, 4, 2, 0.1)
     with pytest.raises(ValueError, match="128 x 256 tiles of head_dim 256 exceed"):
         configure(spec, ProblemSize(1, 4096, 4096), device.chip_by_number(90), replace(USUAL, tile_n=256))
+
+
+def test_warpgroups_that_registers_do_not_serve_are_refused():
+    chip, extent = device.chip_by_number(90), ProblemSize(1, 4096, 4096)
+    # No such row of registers; O alone takes more than a thread starts with.
+    for dims, consumers in ((64, 5), (256, 4)):
+        spec = AttentionSpec(torch.bfloat16, 64, dims, 4, 2, 0.1)
+        with pytest.raises(ValueError, match=f"too few for {consumers} warpgroups with O of 64 x {dims} each"):
+            configure(spec, extent, chip, replace(USUAL, consumers=consumers, tile_n=32))
+
+
+def test_rows_that_are_copied_take_three_stages():
+    spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, cache=CacheSpec(page_size=5))
+    chip, extent = device.chip_by_number(90), ProblemSize(1, 4096, 4096)
+    assert configure(spec, extent, chip, GATHER).stages == 3
+    with pytest.raises(ValueError, match="take three stages"):
+        configure(spec, extent, chip, replace(GATHER, most_stages=2))
+
+
+@pytest.mark.parametrize(
+    "dims, usual, page_size, expected",
+    [
+        ((96, 96), MIDDLE, 128, USUAL),
+        ((96, 96), MIDDLE, 96, MIDDLE),
+        ((96, 96), MIDDLE, 64, MIDDLE),
+        ((192, 192), WIDE, 256, WIDEST),
+        ((192, 192), WIDE, 112, WIDE),
+    ],
+    ids=lambda x: getattr(x, "name", str(x)),
+)
+def test_blocks_that_a_page_holds_whole_are_preferred(dims, usual, page_size, expected):
+    """Where pages hold whole blocks of 128 keys and none of the usual row: such blocks come in one copy each."""
+    spec, extent = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1), ProblemSize(1, 4096, 4096)
+    assert tiles_for(spec, extent) is usual
+    row = tiles_for(replace(spec, cache=CacheSpec(page_size=page_size)), extent)
+    assert replace(row, name=expected.name) == expected
+    assert (row.name == "whole blocks in a page") is (expected is not usual)
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])

@@ -50,9 +50,6 @@ class Queue:
         index = Int32(cutlass.select_(is_taken != 0, index, self.context.args.tiles))
         return Queue(self.context, index, self.responses.next())
 
-    def __get_mlir_types__(self):
-        return [self.index.type, *([] if self.responses is None else self.responses.__get_mlir_types__())]
-
     def __extract_mlir_values__(self):
         return [self.index.ir_value(), *([] if self.responses is None else self.responses.__extract_mlir_values__())]
 

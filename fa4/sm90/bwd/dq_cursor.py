@@ -50,9 +50,6 @@ class DqCursor:
         """Whole warp: signal that its part of this step's dQ is in the consumer's buffer."""
         self.end.arrive_full(self.reducer * self.cfg.dq_consumers + consumer)
 
-    def __get_mlir_types__(self):
-        return [self.reducer.type, self.phase.type]
-
     def __extract_mlir_values__(self):
         return [self.reducer.ir_value(), self.phase.ir_value()]
 

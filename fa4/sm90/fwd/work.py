@@ -54,9 +54,6 @@ class Queue:
     def next(self) -> Queue:
         return Queue(self.context, self.lap + 1)
 
-    def __get_mlir_types__(self):
-        return [self.lap.type]
-
     def __extract_mlir_values__(self):
         return [self.lap.ir_value()]
 
