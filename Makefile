@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 setup: $(STAMP)
 
 # The extension module is part of the build, so its sources are prerequisites too.
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard fa4/emulator/machine/core/* fa4/emulator/timing/core/* fa4/emulator/host/*.c)
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard warpcheck/src/warpcheck/machine/core/* warpcheck/src/warpcheck/timing/core/* warpcheck/src/warpcheck/host/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'

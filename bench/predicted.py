@@ -11,9 +11,10 @@ import math
 import sys
 from pathlib import Path
 
-from fa4.emulator.lab.attention import Problem
-from fa4.emulator.lab.predict import predict
-from fa4.emulator.timing.chips import chip_table
+from warpcheck.timing.chips import chip_table
+
+from fa4.emulator.attention import Problem
+from fa4.emulator.predict import predict
 
 from .suites import BenchCase
 
@@ -25,7 +26,7 @@ def facts(chip: str) -> dict:
             "clock_ghz_backward": table.clock_of("bwd")}  # fmt: skip
 
 
-PREDICTED = {  # provider: package of `fa4.emulator.lab.attention`, and whether its backward is deterministic
+PREDICTED = {  # provider: package of `fa4.emulator.attention`, and whether its backward is deterministic
     "fa4": ("fa4", False),
     "fa4-deterministic": ("fa4", True),
     "flash-attn-4": ("flash-attn-4", False),

@@ -30,7 +30,7 @@ import unittest.mock
 from collections import Counter
 from pathlib import Path
 
-from fa4.emulator.timing.sass.code import disassemble
+from warpcheck.timing.sass.code import disassemble
 
 _WAIT = "SYNCS.PHASECHK.TRANS64.TRYWAIT"
 _FENCE, _DRAIN = "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR"  # around wgmma

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from warpcheck.machine import LaunchReport
 
 from fa4.cases import Case, make
 from fa4.device import chip_of
 from fa4.emulator import emulate
-from fa4.emulator.machine import LaunchReport
 from fa4.run import backward
 from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles
 from fa4.sm100.plan import Plan

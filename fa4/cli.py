@@ -81,7 +81,7 @@ def environment() -> dict:
         "versions": {name: _version(name) for name in distributions},
         "cuda": torch.version.cuda,
         "chip": {**dataclasses.asdict(chip), "text": str(chip)},
-        "emulator": importlib.util.find_spec("fa4.emulator.machine._core") is not None,
+        "emulator": importlib.util.find_spec("warpcheck.machine._core") is not None,
         "backends": {name: {"runs": not reasons, "reasons": reasons} for name, reasons in backends.items()},
         "variables": {v.name: {"value": os.environ.get(v.name), "default": v.default} for v in VARIABLES},
     }
@@ -286,7 +286,7 @@ def _attention_on_an_emulated_chip(model) -> list[str]:
     from .api import flash_attn_func
     from .demo import first_attention
 
-    missing = [name for name in ("cutlass", "fa4.emulator.machine._core") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("cutlass", "warpcheck.machine._core") if importlib.util.find_spec(name) is None]
     if missing:
         return [f"emulated        not here: {' and '.join(missing)} is not installed"]
     from .emulator import emulate

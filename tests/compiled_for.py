@@ -7,10 +7,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+from warpcheck.host.modules import fatbins_in
 
 from fa4 import jit
 from fa4.device import Chip
-from fa4.emulator.host.modules import fatbins_in
 
 
 @cute.kernel

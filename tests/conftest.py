@@ -20,7 +20,7 @@ _frozen_kernels = 0
 
 def pytest_collection_finish():
     """What all tests imported need not be looked through for tensors at every launch on an emulated chip."""
-    memory = sys.modules.get("fa4.emulator.host.memory")
+    memory = sys.modules.get("warpcheck.host.memory")
     if memory is not None:
         memory.freeze()
 
@@ -29,7 +29,7 @@ def pytest_runtest_logfinish():
     """Nor need the kernels that were loaded since: after some dozens of them a launch would look for longer than it
     runs."""
     global _frozen_kernels
-    machine, memory = (sys.modules.get(f"fa4.emulator.{name}") for name in ("machine.machine", "host.memory"))
+    machine, memory = (sys.modules.get(f"warpcheck.{name}") for name in ("machine.machine", "host.memory"))
     if machine is None or memory is None:
         return
     loaded = machine._load.cache_info().misses

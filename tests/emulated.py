@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from warpcheck.machine import SCHEDULES
 
 import fa4
 from fa4 import cases, plan, reference
 from fa4.cases import Case
 from fa4.device import chip_of
 from fa4.emulator import emulate
-from fa4.emulator.machine import SCHEDULES
 from fa4.run import backward, forward
 from fa4.spec import Gradients, Saved
 from tests.poisoned import poison_unused

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from warpcheck.machine import SCHEDULES
 
 from fa4 import cases
 from fa4.cases import Case, Problem
-from fa4.emulator.machine import SCHEDULES
 from tests.emulated import Kernels, poison_unused
 
 # Parts, and a case. Those that share head dims, grouping and flags share one compiled kernel.

@@ -16,12 +16,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from warpcheck.errors import EmulationError
 
 import fa4
 from fa4 import disk, jit
 from fa4.device import chip_by_number, chip_of
 from fa4.emulator import emulate
-from fa4.emulator.errors import EmulationError
 
 pytest.importorskip("cutlass", reason="compiling kernels needs CuTe DSL, which is installed on Linux only")
 

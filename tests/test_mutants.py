@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.emulator.lab.mutate import main
+from warpcheck.tools.mutate import main
 
 BLACKWELL = "--letter --leftovers "
 LARGE_LOGITS = "--seqlen 384 --seqlen 300x120 --logits 30 --heads 3 "
@@ -24,7 +24,7 @@ COMMANDS = {
     "sm80_backward": "bwd " + AMPERE,
 }
 
-# What is redundant, each told in docs/emulator.md; beside what `fa4.emulator.lab.explained` explains, in EXPLAINED.
+# What is redundant, each told in docs/emulator.md; beside what `warpcheck.tools.explained` explains, in EXPLAINED.
 SURVIVORS = {
     "forward": {"mbarrier wait": 6, "tcgen05 fence": 2, "warp barrier": 4, "proxy fence": 6},
     "forward_pair": {"mbarrier wait": 4, "tcgen05 fence": 2, "warp barrier": 4},

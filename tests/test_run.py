@@ -26,7 +26,7 @@ def chip(backend: str, seed: int):
     if backend == "torch":
         return contextlib.nullcontext()
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-    pytest.importorskip("fa4.emulator.machine._core", reason="the emulator has a part in C++")
+    pytest.importorskip("warpcheck.machine._core", reason="the emulator has a part in C++")
     from fa4.emulator import emulate
 
     return emulate({"sm80": "sm_80", "sm100": "sm_100a"}[backend], seed=seed, sms=8)

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from warpcheck.machine import Checks
+from warpcheck.machine.record import KINDS, Record
+from warpcheck.timing.chips import ChipTable, chip_table
+from warpcheck.timing.grid import CtaCost, Handing, Sample, makespan
+from warpcheck.timing.replay import replay
+from warpcheck.tools.examples import Example
 
 from fa4.device import chip_by_number
 from fa4.emulator import emulate
-from fa4.emulator.lab.examples import Example
-from fa4.emulator.machine import Checks
-from fa4.emulator.machine.record import KINDS, Record
-from fa4.emulator.timing.chips import ChipTable, chip_table
-from fa4.emulator.timing.grid import CtaCost, Handing, Sample, makespan
-from fa4.emulator.timing.replay import replay
 
 CHIP = "sm_90a"
 _SCRIPT = "cute/hopper/kernel/dense_gemm/dense_gemm.py"

@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from warpcheck.machine import Checks
+from warpcheck.machine.record import Record
+from warpcheck.timing.chips import ChipTable
+from warpcheck.timing.code import binary_of, issue_of, issue_with
+from warpcheck.timing.grid import CtaCost, Sample
+from warpcheck.timing.issue import Issue
+from warpcheck.timing.replay import replay, resident_ctas
 
 from bench.suites import BenchCase
 from fa4 import run
 from fa4.device import Chip, chip_of
 from fa4.emulator import emulate
-from fa4.emulator.lab.walk import Walk, walk_of
-from fa4.emulator.machine import Checks
-from fa4.emulator.machine.record import Record
-from fa4.emulator.timing.chips import ChipTable
-from fa4.emulator.timing.code import binary_of, issue_of, issue_with
-from fa4.emulator.timing.grid import CtaCost, Sample
-from fa4.emulator.timing.issue import Issue
-from fa4.emulator.timing.replay import replay, resident_ctas
+from fa4.emulator.walk import Walk, walk_of
 from fa4.spec import ProblemSize, Saved
 
 from . import attention, skeletons

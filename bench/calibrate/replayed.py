@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from warpcheck.machine import Checks
+from warpcheck.timing.chips import ChipTable, chip_table
+from warpcheck.timing.code import binary_of, issue_with
+from warpcheck.timing.replay import replay
 
 from fa4.device import chip_by_number
 from fa4.emulator import emulate
-from fa4.emulator.machine import Checks
-from fa4.emulator.timing.chips import ChipTable, chip_table
-from fa4.emulator.timing.code import binary_of, issue_with
-from fa4.emulator.timing.replay import replay
 
 from . import beside, launch, run
 from .frame import Bench

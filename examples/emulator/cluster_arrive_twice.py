@@ -3,7 +3,7 @@
 ISA 9.7.13.3: an arrival is followed by a wait before the next one. Here the wait of the helper may end with the early
 arrivals, before the other CTA has initialised the mbarrier that is arrived at next, and the last wait has no arrival.
 
-    python -m fa4.emulator run --chip sm_100a -- examples/emulator/cluster_arrive_twice.py [--repaired]
+    warpcheck run --chip sm_100a -- examples/emulator/cluster_arrive_twice.py [--repaired]
 """
 
 import sys

@@ -3,7 +3,7 @@
 The barrier orders the write of a step before the reads of the same step. Nothing orders these reads before the write of
 the next step: a warp that is ahead overwrites what its partner has yet to read (ISA 8.7.1).
 
-    python -m fa4.emulator run --chip sm_100a -- examples/emulator/exchange_in_a_loop.py [--repaired]
+    warpcheck run --chip sm_100a -- examples/emulator/exchange_in_a_loop.py [--repaired]
 """
 
 import sys

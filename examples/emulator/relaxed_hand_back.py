@@ -4,7 +4,7 @@ The next load overwrites the place. ISA 8.8: only a release pattern, here `mbarr
 a thread has done or waited for before what others do after the wait; a relaxed arrival orders nothing. In practice the
 copy is over when its thread goes on, so that this is a letter.
 
-    python -m fa4.emulator run --chip sm_100a -- examples/emulator/relaxed_hand_back.py [--repaired]
+    warpcheck run --chip sm_100a -- examples/emulator/relaxed_hand_back.py [--repaired]
 """
 
 import sys

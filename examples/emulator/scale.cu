@@ -1,6 +1,6 @@
 // y = factor * x: every block scales a tile of 128 numbers in shared memory and stores it by one bulk copy.
 //
-//     python -m fa4.emulator ptx examples/emulator/scale.cu --grid 2 --block 128 --arg 'f32[256]' --arg 'f32[256]' --arg 3
+//     warpcheck ptx examples/emulator/scale.cu --grid 2 --block 128 --arg 'f32[256]' --arg 'f32[256]' --arg 3
 //
 // It gives the right result, and has a mistake that docs/emulator-quickstart.md finds and repairs.
 extern "C" __global__ void scale(const float* x, float* y, float factor) {

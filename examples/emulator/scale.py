@@ -1,7 +1,7 @@
 """Multiply a matrix by a number: every CTA scales one tile in shared memory and stores it by TMA.
 
     python examples/emulator/scale.py --rows 256                                   # on a GPU
-    python -m fa4.emulator run --chip sm_100a --seeds 10 -- examples/emulator/scale.py --rows 256
+    warpcheck run --chip sm_100a --seeds 10 -- examples/emulator/scale.py --rows 256
 
 It prints "right" on every chip that was tried, and has a mistake that docs/emulator.md finds and repairs.
 """

@@ -3,7 +3,7 @@
 Warps with little to do share a warpgroup, and each branch has a `setmaxnreg` of its own. ISA 9.7.19.5: all warps of a
 warpgroup execute the same `setmaxnreg`, else the behaviour is undefined.
 
-    python -m fa4.emulator run --chip sm_100a -- examples/emulator/two_register_counts.py [--repaired]
+    warpcheck run --chip sm_100a -- examples/emulator/two_register_counts.py [--repaired]
 """
 
 import sys

@@ -3,7 +3,7 @@
 That orders the threads, and not the copy's unit, which works by the asynchronous proxy. ISA 9.7.13.4: the thread that
 initialised has to execute `fence.mbarrier_init` (or a proxy fence) before the barrier is handed over.
 
-    python -m fa4.emulator run --chip sm_100a -- examples/emulator/unpublished_barrier.py [--repaired]
+    warpcheck run --chip sm_100a -- examples/emulator/unpublished_barrier.py [--repaired]
 """
 
 import sys

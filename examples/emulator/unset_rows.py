@@ -4,7 +4,7 @@ their threads turns depends on shared memory that nobody has written.
 Nothing of such a row is stored, and the count is at most PARTS whatever was there, so that the result is right; only
 the time of those turns is left to chance. ISA 8.2.6: such memory holds an unknown value.
 
-    python -m fa4.emulator run --chip sm_100a -- examples/emulator/unset_rows.py [--repaired]
+    warpcheck run --chip sm_100a -- examples/emulator/unset_rows.py [--repaired]
 """
 
 import sys

@@ -1,23 +1,5 @@
-"""A GPU in software: PTX for sm_80 to sm_103, from CuTe DSL or any other compiler, runs on CPU memory, with every check
-that a chip cannot make."""
+"""fa4's kernels on an emulated chip: `warpcheck`, and what it must know of fa4."""
 
-from __future__ import annotations
+from warpcheck import emulate
 
-from typing import TYPE_CHECKING, Any
-
-from fa4.emulator.emulated import Emulated
-from fa4.emulator.machine import Checks
-
-if TYPE_CHECKING:
-    from fa4.emulator.context import Gpu, emulate
-
-__all__ = ["Checks", "Emulated", "Gpu", "emulate"]
-
-
-def __getattr__(name: str) -> Any:
-    # CuTe DSL and torch are imported when an emulation of theirs starts, not when PTX alone is run.
-    if name in __all__:
-        from fa4.emulator import context
-
-        return getattr(context, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["emulate"]

@@ -7,13 +7,13 @@ import time
 
 import click
 import torch
+from warpcheck.errors import EmulationError
+from warpcheck.machine import SCHEDULES, Checks, interleavings
+from warpcheck.options import CHIP, COUNT, LENGTH, NEW_FILE, RESIDENT, SIDE_OF_WINDOW, choosing_checks
 
 from fa4 import cases
 from fa4.device import chip_by_number
 from fa4.dispatch import NoBackend, check_backend_name, select
-from fa4.emulator.errors import EmulationError
-from fa4.emulator.machine import SCHEDULES, Checks, interleavings
-from fa4.emulator.options import CHIP, COUNT, LENGTH, NEW_FILE, RESIDENT, SIDE_OF_WINDOW, choosing_checks
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -55,7 +55,8 @@ def emulate_command(
     checks: Checks, trace_path: str | None, report: bool, **shape,
 ) -> None:  # fmt: skip
     """Run our attention kernels on an emulated chip, judged against float64, under one seed or several."""
-    from fa4.emulator import emulate, trace
+    from fa4.emulator import emulate
+    from warpcheck import trace
 
     heads_kv = heads_kv or heads
     if heads % heads_kv:

@@ -46,8 +46,9 @@ def code(ptx: str) -> str:
 
 def digests(number: int, backend: str, family: str, share: int, shares: int) -> dict[str, str]:
     """Of every `shares`-th problem of a family's sample: digest by kernel."""
+    from warpcheck.host.modules import Modules
+
     from fa4.emulator import emulate
-    from fa4.emulator.host.modules import Modules
 
     found, seen, texts = dict[str, str](), set[tuple](), list[str]()
 

@@ -76,9 +76,10 @@ class Where:
         if self.chip in ("torch", "cuda"):
             yield
             return
+        from warpcheck.host import assembly
+        from warpcheck.machine import SCHEDULES
+
         from fa4.emulator import emulate
-        from fa4.emulator.host import assembly
-        from fa4.emulator.machine import SCHEDULES
 
         draw = random.Random(seed)
         # Keys are cut into parts where there are more multiprocessors than other work.

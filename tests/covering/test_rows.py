@@ -32,7 +32,7 @@ def _labels(where: Where, array: str) -> list[str]:
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_row_on_an_emulated_chip(chip, array, seed):
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-    pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a compiler")
+    pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a compiler")
     label = random.Random(seed).choice(_labels(Where(chip), array))
     assert_right(run(label, seed, Where(chip)), chip)
 

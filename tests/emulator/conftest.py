@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture
 def nvrtc():
     """The module that compiles CUDA C++."""
-    from fa4.emulator import nvrtc
+    from warpcheck import nvrtc
 
     try:
         nvrtc.library()

@@ -132,7 +132,7 @@ def shape() -> dict:
 
 
 def main() -> None:
-    from fa4.emulator.lab.libcuda import Device
+    from warpcheck.tools.libcuda import Device
 
     device = Device()
     for kernel in KERNELS:

@@ -3,8 +3,7 @@
 import struct
 
 import numpy as np
-
-from fa4.emulator.machine import Allocation, Checks, Machine
+from warpcheck.machine import Allocation, Checks, Machine
 
 HEADER = ".version 8.8\n.target {target}\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
 

@@ -85,7 +85,7 @@ def test(arguments: list[str]) -> int:
 
 def pytest_sessionfinish(session: Any) -> None:
     """Were the tests those of the build?"""
-    if not Path(sys.modules["fa4.emulator.machine._core"].__file__ or "").is_relative_to(BUILD):
+    if not Path(sys.modules["warpcheck.machine._core"].__file__ or "").is_relative_to(BUILD):
         session.exitstatus = 3
 
 

@@ -4,18 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
-
-from fa4.emulator.lab import coverage
-from fa4.emulator.lab.opcodes import CASES
-from fa4.emulator.machine.lowering.lower import HANDLERS
-from fa4.emulator.machine.ptx import parse
+from warpcheck.machine.lowering.lower import HANDLERS
+from warpcheck.machine.ptx import parse
+from warpcheck_cases import coverage
+from warpcheck_cases.opcodes import CASES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ptx-coverage.md").read_text()
 ROOTS = {instruction.name.split(".")[0] for instruction in coverage.instructions()}
 
 
 def test_the_page_is_what_the_emulator_does():
-    assert coverage.page() in PAGE, "python -m fa4.emulator.lab.coverage prints the table"
+    assert coverage.page() in PAGE, "PYTHONPATH=warpcheck/tests python -m warpcheck_cases.coverage prints the table"
 
 
 def test_the_table_has_every_chapter_and_all_that_the_emulator_knows():

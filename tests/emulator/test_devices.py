@@ -13,11 +13,11 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from cutlass.cute.runtime import from_dlpack
+from warpcheck.host.caches import PLACES, SWITCHES
 
 import fa4
 from fa4 import cases
 from fa4.emulator import emulate
-from fa4.emulator.host.caches import PLACES, SWITCHES
 from fa4.spec import Gradients
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -204,7 +204,7 @@ import json, os, sys, tempfile
 from pathlib import Path
 from fa4 import jit
 from fa4.emulator import emulate
-from fa4.emulator.host.caches import PLACES
+from warpcheck.host.caches import PLACES
 
 with emulate("sm_90a", tells_devices_apart=True):
     own = jit.cache_directory()  # remembered for the life of the process

@@ -4,8 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-
-from fa4.emulator.errors import (
+from warpcheck.errors import (
     BarrierMisuse,
     DataRace,
     Deadlock,
@@ -14,7 +13,8 @@ from fa4.emulator.errors import (
     OutOfBounds,
     TmemMisuse,
 )
-from fa4.emulator.machine import Allocation, Machine, load_core
+from warpcheck.machine import Allocation, Machine, load_core
+
 from tests.emulator.handwritten import entry, launch
 
 SCHEDULES = ("round_robin", "random", "adversarial")

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from warpcheck.errors import BarrierMisuse, Deadlock, DivergentAligned, UninitializedRead, UnknownInstruction
 
-from fa4.emulator.errors import BarrierMisuse, Deadlock, DivergentAligned, UninitializedRead, UnknownInstruction
 from tests.emulator.handwritten import launch
 
 SCHEDULES = ("round_robin", "random", "adversarial")

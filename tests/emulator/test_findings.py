@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from warpcheck.errors import EmulationError
+from warpcheck.findings import FINAL, KINDS, Finding, Findings, Severity
+from warpcheck.machine import Allocation, Checks, Machine, load_core
 
-from fa4.emulator.errors import EmulationError
-from fa4.emulator.findings import FINAL, KINDS, Finding, Findings, Severity
-from fa4.emulator.machine import Allocation, Checks, Machine, load_core
 from tests.emulator.handwritten import entry, launch
 from tests.emulator.test_races import arrays as data_and_map
 

@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.emulator.foreign import Outcome, run_example, table_row
-from fa4.emulator.lab.examples import COMMIT, EXAMPLES, EXAMPLES_ROOT, Example
-from fa4.emulator.machine import SCHEDULES
+from warpcheck.machine import SCHEDULES
+from warpcheck.tools.examples import COMMIT, EXAMPLES, EXAMPLES_ROOT, Example
+
+from tests.emulator.foreign import Outcome, run_example, table_row
 
 ROOT = Path(__file__).parents[2]
 HEAD = """\

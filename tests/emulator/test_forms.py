@@ -1,13 +1,12 @@
 """Rows that are repeated by the form of an instruction are the handler's."""
 
 import pytest
-
-from fa4.emulator.errors import UnknownInstruction
-from fa4.emulator.lab.opcodes import CASES
-from fa4.emulator.lab.opcodes.run import for_chip
-from fa4.emulator.machine import load_core
-from fa4.emulator.machine.lowering import Lowering, lower
-from fa4.emulator.machine.ptx import parse
+from warpcheck.errors import UnknownInstruction
+from warpcheck.machine import load_core
+from warpcheck.machine.lowering import Lowering, lower
+from warpcheck.machine.ptx import parse
+from warpcheck_cases.opcodes import CASES
+from warpcheck_cases.opcodes.run import for_chip
 
 HEAD = """.version 8.7
 .target sm_100a

@@ -4,9 +4,8 @@ import random
 import secrets
 
 import pytest
-
-from fa4.emulator.lab.fuzz import CHIP, Tally, judge, orders, run
-from fa4.emulator.lab.pipelines import FILLS, PEER_FILLS, Pipeline, Ring, Writer, drawn, written
+from warpcheck_cases.fuzz import CHIP, Tally, judge, orders, run
+from warpcheck_cases.pipelines import FILLS, PEER_FILLS, Pipeline, Ring, Writer, drawn, written
 
 COUNT = 45  # seeds 0 to 44, fixed: they draw every way to fill a ring
 

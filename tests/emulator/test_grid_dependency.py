@@ -5,9 +5,9 @@ import struct
 
 import numpy as np
 import pytest
+from warpcheck.errors import DataRace
+from warpcheck.machine import SCHEDULES, Allocation, Checks, Machine
 
-from fa4.emulator.errors import DataRace
-from fa4.emulator.machine import SCHEDULES, Allocation, Checks, Machine
 from tests.emulator.handwritten import entry
 
 WORD = "cvt.u64.u32 %d0, %r0; shl.b64 %d0, %d0, 2; add.s64 %d1, %a0, %d0; add.s64 %d2, %a1, %d0;"

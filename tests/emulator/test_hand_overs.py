@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from warpcheck.errors import EmulationError
+from warpcheck.machine import Allocation, Machine
 
-from fa4.emulator.errors import EmulationError
-from fa4.emulator.machine import Allocation, Machine
 from tests.emulator.hand_overs import KERNELS, HandOver, rows, shape
 
 

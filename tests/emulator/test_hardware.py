@@ -4,11 +4,10 @@ import ctypes
 
 import pytest
 from click.testing import CliRunner
-
-from fa4.emulator.host.memory import Heap
-from fa4.emulator.lab import hardware, libcuda
-from fa4.emulator.lab.recording import Recording
-from fa4.emulator.machine import Allocation, Machine
+from warpcheck.host.memory import Heap
+from warpcheck.machine import Allocation, Machine
+from warpcheck.tools import libcuda
+from warpcheck.tools.recording import Recording
 
 PTX = """.version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry test(.param .u64 x) {
 .reg .b64 %d<2>; .reg .f32 %f<2>;
@@ -55,9 +54,9 @@ def recorded(tmp_path):
 
 
 def run(monkeypatch, folder, flaw: int, only: str):
-    monkeypatch.setattr(hardware, "Device", StandIn)
+    monkeypatch.setattr(compare, "Device", StandIn)
     monkeypatch.setattr(StandIn, "flaw", flaw)
-    return CliRunner().invoke(hardware.main, ["compare", str(folder), "--seeds", "2", "--only", only])
+    return CliRunner().invoke(compare.main, ["compare", str(folder), "--seeds", "2", "--only", only])
 
 
 def test_an_equal_chip_agrees(monkeypatch, recorded) -> None:

@@ -13,13 +13,13 @@ import cutlass.cute as cute
 from cuda.bindings import driver, runtime
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream
 from torch.nn.attention import flex_attention
+from warpcheck.context import Gpu
+from warpcheck.errors import EmulationError, OutOfBounds
+from warpcheck.host.memory import CUDA_ALIGNMENT, freeze, torch_allocations
+from warpcheck.host.modules import Modules, parameter_bytes
+from warpcheck.trace import write
 
-from fa4.emulator import emulate
-from fa4.emulator.context import Gpu
-from fa4.emulator.errors import EmulationError, OutOfBounds
-from fa4.emulator.host.memory import CUDA_ALIGNMENT, freeze, torch_allocations
-from fa4.emulator.host.modules import Modules, parameter_bytes
-from fa4.emulator.trace import write
+from warpcheck import emulate
 
 
 @cute.kernel

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from warpcheck.machine import load_core
+from warpcheck.machine.lowering import Lowering
+from warpcheck.machine.ptx import parse
 
-from fa4.emulator.machine import load_core
-from fa4.emulator.machine.lowering import Lowering
-from fa4.emulator.machine.ptx import parse
 from tests.emulator.handwritten import launch
 
 KERNEL = ".version 8.7\n.target sm_100a\n.address_size 64\n.visible .entry k() { ret; }"

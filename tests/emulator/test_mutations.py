@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from click.testing import CliRunner
+from warpcheck.errors import EmulationError
+from warpcheck.tools.explained import reason_of
+from warpcheck.tools.mutations import Mutant, mutants
 
 from fa4.cases import CASES
-from fa4.emulator.errors import EmulationError
-from fa4.emulator.lab.explained import reason_of
-from fa4.emulator.lab.mutations import Mutant, mutants
 
 PTX = """\
 .version 8.8
@@ -78,9 +78,8 @@ def test_mutants_of_a_text() -> None:
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from cutlass.cute.runtime import from_dlpack
-
-from fa4.emulator import emulate
-from fa4.emulator.lab.mutate import (
+from warpcheck.machine import SCHEDULES, Checks
+from warpcheck.tools.mutate import (
     Options,
     Stage,
     count_mutants,
@@ -91,9 +90,10 @@ from fa4.emulator.lab.mutate import (
     prepare,
     reached_mutants,
 )
-from fa4.emulator.lab.recording import Recorder, Recording
-from fa4.emulator.lab.verdicts import Ledger, summary
-from fa4.emulator.machine import SCHEDULES, Checks
+from warpcheck.tools.recording import Recorder, Recording
+from warpcheck.tools.verdicts import Ledger, summary
+
+from fa4.emulator import emulate
 from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
 
 

@@ -7,11 +7,12 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from warpcheck.context import Gpu
+from warpcheck.errors import Deadlock
+from warpcheck.machine.names import names_in, with_names
+
 from fa4 import cases
 from fa4.emulator import emulate
-from fa4.emulator.context import Gpu
-from fa4.emulator.errors import Deadlock
-from fa4.emulator.machine.names import names_in, with_names
 from tests.emulator.handwritten import entry
 
 

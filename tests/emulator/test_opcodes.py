@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-
-from fa4.emulator.lab.opcodes import CASES, Case, mismatch
-from fa4.emulator.lab.opcodes.run import expected_of, run_emulated
-from fa4.emulator.machine import SCHEDULES
+from warpcheck.machine import SCHEDULES
+from warpcheck_cases.opcodes import CASES, Case, mismatch
+from warpcheck_cases.opcodes.run import expected_of, run_emulated
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

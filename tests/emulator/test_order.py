@@ -7,10 +7,11 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from warpcheck.errors import DataRace
+from warpcheck.machine import Checks, Machine
+
 from fa4 import cases
 from fa4.emulator import emulate
-from fa4.emulator.errors import DataRace
-from fa4.emulator.machine import Checks, Machine
 
 LETTER = Checks(order="letter")
 # Columns of tensor memory at head_dim 64, by what lies there while a product reads it.

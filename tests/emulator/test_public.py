@@ -10,12 +10,12 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from cutlass.cute.runtime import from_dlpack
+from warpcheck.findings import KINDS
+from warpcheck.machine import interleavings
 
-from fa4.emulator.findings import KINDS
-from fa4.emulator.lab.public import page, run
-from fa4.emulator.lab.public.rows import Outcome, Row, by_formula, draw, run_row
-from fa4.emulator.machine import interleavings
 from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
+from tests.emulator.public import page, run
+from tests.emulator.public.rows import Outcome, Row, by_formula, draw, run_row
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.emulator.lab.public import page, run
-from fa4.emulator.machine import interleavings
-from fa4.emulator.scripts import run_script
+from warpcheck.machine import interleavings
+from warpcheck.scripts import run_script
+
+from tests.emulator.public import page, run
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "emulator"

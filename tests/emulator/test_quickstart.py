@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
-from fa4.emulator.__main__ import main
+from warpcheck.cli import main
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 ROOT = Path(__file__).parents[2]
@@ -42,7 +41,7 @@ def test_the_road(state: str, tmp_path, monkeypatch):
     script.write_text(text)
     monkeypatch.chdir(tmp_path)
     command, _, told = shown(f"road: {state}", "text").partition("\n")
-    words = [word.strip("'") for word in command.removeprefix("$ python -m fa4.emulator ").split()]
+    words = [word.strip("'") for word in command.removeprefix("$ warpcheck ").split()]
     result = CliRunner().invoke(main, words)
     print(result.output)
     assert comparable(result.output) == comparable(told)

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from warpcheck.errors import DataRace
+from warpcheck.machine import SCHEDULES, Checks, load_core
 
-from fa4.emulator.errors import DataRace
-from fa4.emulator.machine import SCHEDULES, Checks, load_core
 from tests.emulator.handwritten import launch
 
 FIRST = "setp.ne.u32 %p0, %r0, 0;"  # %p0: not thread 0

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from warpcheck.cli import main
+from warpcheck.errors import DataRace, LaunchRefused, OutOfBounds
+from warpcheck.machine.arguments import written
 
-from fa4.emulator import Emulated
-from fa4.emulator.__main__ import main
-from fa4.emulator.errors import DataRace, LaunchRefused, OutOfBounds
-from fa4.emulator.machine.arguments import written
+from warpcheck import Emulated
 
 # y[i] = x[i] * factor + offset for i < n; warps read what others wrote to shared memory, reversed.
 SCALE = """.version 8.8
@@ -151,8 +151,8 @@ sys.meta_path.insert(0, Absent())
 import importlib.util
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "torch" else found(name, package)
-import fa4.emulator, fa4.emulator.lab.opcodes
-from fa4.emulator.__main__ import main
+import warpcheck
+from warpcheck.cli import main
 main(sys.argv[1:])
 """
     words = ["ptx", str(tmp_path / "right.ptx"), "--arg=f32[64]", "--arg=f32[64]", "--arg=1.0", "--arg=0"]

@@ -1,9 +1,9 @@
 """What a chip or its driver refuses, the emulator refuses: the size of a launch, and registers."""
 
 import pytest
+from warpcheck.errors import Deadlock, IllegalInstruction, LaunchRefused, RegisterFileOverflow
+from warpcheck.machine import Checks, Machine
 
-from fa4.emulator.errors import Deadlock, IllegalInstruction, LaunchRefused, RegisterFileOverflow
-from fa4.emulator.machine import Checks, Machine
 from tests.emulator.handwritten import entry, launch
 
 

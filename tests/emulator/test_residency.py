@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
+from warpcheck.emulated import Emulated
+from warpcheck.errors import CoResidency, Deadlock, EmulationError, LaunchRefused
+from warpcheck.machine import SCHEDULES, Checks, Machine
 
-from fa4.emulator.emulated import Emulated
-from fa4.emulator.errors import CoResidency, Deadlock, EmulationError, LaunchRefused
-from fa4.emulator.machine import SCHEDULES, Checks, Machine
 from tests.emulator.handwritten import entry, launch
 
 N = 6  # CTAs

@@ -1,4 +1,4 @@
-"""`python -m fa4.emulator run` and the pytest plug-in: other people's scripts and tests, unmodified; and the docs' road
+"""`warpcheck run` and the pytest plug-in: other people's scripts and tests, unmodified; and the docs' road
 from a script to its repair, as the docs show it."""
 
 import json
@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.emulator.__main__ import main
+from warpcheck.cli import main
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "emulator" / "scale.py"
@@ -54,7 +54,7 @@ def test_the_road_of_the_docs(state: str, tmp_path) -> None:
     script.parent.mkdir(parents=True)
     script.write_text(text if state == "mistake" else text.replace(before, after))
     result = run("--chip", "sm_100a", "--seeds", "10", "--", str(script), "--rows", "128")
-    shown = re.search(rf"<!-- road: {state} -->\n```text\n\$ python -m fa4\.emulator run .*?\n(.*?)```", DOCS, re.S)[1]
+    shown = re.search(rf"<!-- road: {state} -->\n```text\n\$ warpcheck run .*?\n(.*?)```", DOCS, re.S)[1]
     print(result.output)
     assert comparable(shown) == comparable(result.output)
     assert result.exit_code == (1 if state == "mistake" else 0)
@@ -105,7 +105,7 @@ def test_no_kernel():
 def test_the_plug_in_runs_gpu_tests_of_others(tmp_path) -> None:
     (tmp_path / "test_theirs.py").write_text(TESTS)
     sarif = tmp_path / "found.sarif"
-    command = [sys.executable, "-m", "pytest", "-p", "fa4_pytest", "-p", "no:cacheprovider", "-q"]
+    command = [sys.executable, "-m", "pytest", "-p", "warpcheck_pytest", "-p", "no:cacheprovider", "-q"]
     options = ["--emulate", "sm_90a", "--emulate-seeds", "3", "--emulate-sarif", str(sarif), "-rA"]
     done = subprocess.run([*command, *options, f"--rootdir={tmp_path}", str(tmp_path)], capture_output=True, text=True,
                           cwd=ROOT)  # fmt: skip
@@ -120,7 +120,7 @@ NOTHING = """
 import sys
 
 def test_nothing_is_loaded(pytestconfig):
-    assert pytestconfig.pluginmanager.has_plugin("fa4_pytest")
+    assert pytestconfig.pluginmanager.has_plugin("warpcheck_pytest")
     loaded = {name.partition(".")[0] for name in sys.modules}
     assert not loaded & {"fa4", "torch"}
     rewritten = pytestconfig.pluginmanager.rewrite_hook._must_rewrite
@@ -130,18 +130,29 @@ def test_nothing_is_loaded(pytestconfig):
 
 def test_the_plug_in_costs_nothing_until_it_is_asked_for(tmp_path) -> None:
     (tmp_path / "test_nothing.py").write_text(NOTHING)
-    command = [sys.executable, "-m", "pytest", "-p", "fa4_pytest", "-p", "no:cacheprovider", "-q"]
+    command = [sys.executable, "-m", "pytest", "-p", "warpcheck_pytest", "-p", "no:cacheprovider", "-q"]
     done = subprocess.run([*command, f"--rootdir={tmp_path}", str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
     print(done.stdout, done.stderr)
     assert done.returncode == 0 and "1 passed" in done.stdout
     project = (ROOT / "pyproject.toml").read_text()
     (registered,) = re.findall(r"^\[project.entry-points.pytest11\]\n(?:#.*\n)*(.*)\n\n", project, re.M)
-    assert registered == 'fa4_pytest = "fa4_pytest"', "a module of fa4 would import torch"
-    assert 'py-modules = ["fa4_pytest"]' in project
+    assert registered == 'warpcheck_pytest = "warpcheck_pytest"', "a module of fa4 would import torch"
+    assert 'py-modules = ["warpcheck_pytest"]' in project
 
 
 def test_a_chip_that_is_unknown_is_refused_by_the_plug_in(tmp_path) -> None:
     (tmp_path / "test_theirs.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "fa4_pytest", "-p", "no:cacheprovider", "-q", "--emulate", "sm_7"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "warpcheck_pytest",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "--emulate",
+        "sm_7",
+    ]
     done = subprocess.run([*command, f"--rootdir={tmp_path}", str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 4 and "--emulate: " in done.stderr and "sm_7" in done.stderr, done.stderr

@@ -4,11 +4,11 @@ import ctypes
 
 import pytest
 
-pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
+pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
-from fa4.emulator.errors import TensorMapRefused
-from fa4.emulator.host.memory import aligned_buffer
-from fa4.emulator.host.tensor_map import encode_tiled
+from warpcheck.errors import TensorMapRefused
+from warpcheck.host.memory import aligned_buffer
+from warpcheck.host.tensor_map import encode_tiled
 
 U8, F16, TF32, B4, B4_PADDED, B6_PADDED = 0, 6, 11, 13, 14, 15
 NONE, SWIZZLE_32B, SWIZZLE_64B, SWIZZLE_128B = range(4)

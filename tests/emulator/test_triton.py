@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fa4.emulator import Emulated, emulate
+from warpcheck import Emulated, emulate
 
 FOLDER = Path(__file__).parent / "triton_ptx"
 CHIPS = ("sm_80", "sm_90a", "sm_100a")

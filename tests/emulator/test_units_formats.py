@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 units = pytest.importorskip(
-    "fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler"
+    "warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler"
 ).units
 
 # name: exponent bits, mantissa bits, largest finite code, has infinity, has NaN

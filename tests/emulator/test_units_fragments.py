@@ -6,7 +6,7 @@ from cute_layout import Layout
 from mma_model import encode, exact_matrix, place
 
 units = pytest.importorskip(
-    "fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler"
+    "warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler"
 ).units
 
 BITS = {

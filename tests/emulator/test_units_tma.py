@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 units = pytest.importorskip(
-    "fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler"
+    "warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler"
 ).units
 
 U8, U16, U32, S32, U64, F16, F32, F32_FTZ, F64, BF16, B4, B4_PAD, B6_PAD = 0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13

@@ -5,7 +5,7 @@ import pytest
 from cute_layout import Layout, swizzle
 
 units = pytest.importorskip(
-    "fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler"
+    "warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler"
 ).units
 
 LANES, COLUMNS = 128, 512

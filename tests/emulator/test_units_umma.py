@@ -9,7 +9,7 @@ from mma_model import EXACT, MODES, NARROW_BITS, Placement, chunk_bytes, encode,
 from mma_model import tensor_core_sums as sums_of_the_core
 
 units = pytest.importorskip(
-    "fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler"
+    "warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler"
 ).units
 
 KINDS = {"f16": 0, "tf32": 1, "f8f6f4": 2, "i8": 3, "mxf8f6f4": 4, "mxf4": 5, "mxf4nvf4": 6}

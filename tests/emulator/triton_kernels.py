@@ -86,7 +86,7 @@ def run_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.
 
 def record() -> None:
     """Write the PTX of the matmul and the attention for each chip, with the shared memory that it is launched with."""
-    from fa4.emulator import emulate
+    from warpcheck import emulate
 
     for chip in CHIPS:
         with emulate(chip, tells_devices_apart=True):

@@ -38,7 +38,7 @@ _TUNE = ("-m", "bench.tune", "--chip", "100", "--suite", "sm100", "--filter")
 
 STEPS = (
     Step("environment", "what is installed, which backends run", ("-m", "fa4", "env")),
-    Step("opcodes", "instructions do what the emulator says they do", ("-m", "fa4.emulator.lab.hardware", "compare")),
+    Step("opcodes", "instructions do what the emulator says they do", ("-m", "warpcheck", "compare")),
     Step("forward", "every named case against the oracle", (*_PYTEST, "gpu", "tests/gpu/test_cases.py::test_forward")),
     Step(
         "memcheck", "no access out of bounds, on one case per kind of kernel",

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
+pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
+
+from warpcheck.machine import SCHEDULES
 
 import fa4
 from fa4.core.cache import CacheTensors
 from fa4.emulator import emulate
-from fa4.emulator.machine import SCHEDULES
 from fa4.kvcache import values
 from fa4.spec import BYTES, CacheSpec
 

@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
+pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
 from fa4 import jit
 from fa4.emulator import emulate

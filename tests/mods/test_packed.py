@@ -10,7 +10,7 @@ import fa4
 from tests.mods.packed import assert_packed_is_right, packed_problems, results_of
 
 needs_chips = pytest.mark.skipif(
-    not (importlib.util.find_spec("cutlass") and importlib.util.find_spec("fa4.emulator.machine._core")),
+    not (importlib.util.find_spec("cutlass") and importlib.util.find_spec("warpcheck.machine._core")),
     reason="needs CuTe DSL, which is installed on Linux only, and the emulator's core",
 )
 CHIPS = {"sm80": "sm_80", "sm90": "sm_90a", "sm100": "sm_100a"}

@@ -63,9 +63,7 @@ IN_SHORT = (("sm80", "mla_rope"),)  # rows of captured numbers; the soak runs al
 )
 def test_kernels(backend, name, seed):
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-    pytest.importorskip(
-        "fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler"
-    )
+    pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
     from fa4.emulator import emulate
 
     with emulate(CHIPS[backend], seed=seed):

@@ -9,13 +9,14 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from warpcheck.machine import SCHEDULES
+
 from bench import traffic
 from fa4 import cases, demo
 from fa4.bwd.workspace import Allocator, Workspace
 from fa4.cases import Case
 from fa4.device import chip_by_number
 from fa4.emulator import emulate
-from fa4.emulator.machine import SCHEDULES
 from fa4.sm100.bwd import plan
 from fa4.sm100.bwd.kernel import channels, smem_map, tmem_map
 from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles, tiles_for

@@ -7,11 +7,12 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from warpcheck.machine import SCHEDULES
+
 from fa4 import cases, device
 from fa4.cases import Case
 from fa4.core.order import even_l2_group
 from fa4.emulator import emulate
-from fa4.emulator.machine import SCHEDULES
 from fa4.run import forward
 from fa4.sm100.fwd import plan
 from fa4.sm100.fwd.config import Schedule

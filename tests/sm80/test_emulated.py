@@ -6,13 +6,14 @@ import pytest
 import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a C++ compiler")
+pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
+
+from warpcheck.machine import SCHEDULES
 
 from fa4 import cases, run
 from fa4.cases import Case
 from fa4.device import chip_of
 from fa4.emulator import emulate
-from fa4.emulator.machine import SCHEDULES
 from fa4.sm80.plan import Plan
 from fa4.sm80.tiles import ForwardTiles
 from tests.emulated import Kernels, bits, check_gradients, check_small_logits_under_a_softcap

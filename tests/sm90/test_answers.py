@@ -9,8 +9,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from click.testing import CliRunner
 
-from fa4.emulator.lab import answers
-from fa4.emulator.lab.answers import CASES, Answers
+from fa4.emulator import answers
+from fa4.emulator.answers import CASES, Answers
 
 FILE = Path(__file__).parent / "answers_of_an_h100.npz"
 

@@ -8,10 +8,11 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from warpcheck.machine import SCHEDULES
+
 from fa4 import cases
 from fa4.cases import Case
 from fa4.device import chip_by_number
-from fa4.emulator.machine import SCHEDULES
 from fa4.sm90.bwd import config as config_module
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries

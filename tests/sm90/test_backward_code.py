@@ -7,10 +7,11 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from warpcheck.host.modules import fatbins_in
+from warpcheck.timing.sass.code import nvdisasm
+
 from bench import static
 from fa4.device import chip_by_number
-from fa4.emulator.host.modules import fatbins_in
-from fa4.emulator.timing.sass.code import nvdisasm
 from fa4.mods.record import ModSpec
 from fa4.sm90.bwd.plan import Sm90Backward
 from fa4.spec import AttentionSpec, ProblemSize

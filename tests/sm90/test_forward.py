@@ -7,11 +7,12 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from warpcheck.machine import Checks
+
 from fa4 import cases, device
 from fa4.cases import Case
 from fa4.core.order import Order
 from fa4.emulator import emulate
-from fa4.emulator.machine import Checks
 from fa4.run import forward
 from fa4.sm90.fwd.config import Schedule
 from fa4.sm90.fwd.kernel import channels, smem_map

@@ -18,7 +18,7 @@ SOON = ("share_1024k", "share_64k")
     "name", [name if name in SOON else pytest.param(name, marks=pytest.mark.soak) for name in CASES]
 )
 def test_gradients_of_small_weights(name, seed):
-    pytest.importorskip("fa4.emulator.machine._core", reason="the emulator's core is built where there is a compiler")
+    pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a compiler")
     rows = CASES[name]
     problem, saved = rows.make(seed)
     rows.assert_right(problem, saved, SM90.gradients(problem, seed, saved=saved), f"seed {seed}")

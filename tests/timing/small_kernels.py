@@ -8,9 +8,8 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.memory
 from cutlass import Float32, Int32, Int64
-
-from fa4.emulator.host.modules import entries, fatbins_in
-from fa4.emulator.timing.sass.code import cubin_in, embedded_ptx
+from warpcheck.host.modules import entries, fatbins_in
+from warpcheck.timing.sass.code import cubin_in, embedded_ptx
 
 
 @cute.kernel

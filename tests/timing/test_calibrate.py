@@ -8,13 +8,14 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from warpcheck.host.modules import fatbins_in
+from warpcheck.timing.sass import code
+
 from bench.calibrate import issue, launch, run, skeletons
 from bench.calibrate.frame import compile_bench
 from fa4 import jit
 from fa4.device import chip_by_number
 from fa4.emulator import emulate
-from fa4.emulator.host.modules import fatbins_in
-from fa4.emulator.timing.sass import code
 from tests.timing.test_sass import needs_nvdisasm
 
 # One of each kind; the soak runs the others.

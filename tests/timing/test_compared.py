@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from warpcheck.timing.chips import chip_table
+
 from bench.calibrate import compared, gemm, kernels, replayed, run
-from fa4.emulator.timing.chips import chip_table
 from tests.timing.test_predict import needs_machine_code
 
 MICROBENCHMARKS = compared.RESULTS / "2026-11-22_nvidia-h100-80gb-hbm3_calibrate.jsonl"

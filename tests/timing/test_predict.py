@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from warpcheck.timing.code import assembler
+from warpcheck.timing.sass.code import nvdisasm
 
 from bench.compare import load, read_rows
 from bench.predicted import predicted_row, tables
 from bench.run import main as bench
 from bench.suites import square
-from fa4.emulator.lab.attention import Problem
-from fa4.emulator.lab.predict import predict
-from fa4.emulator.timing.__main__ import main
-from fa4.emulator.timing.code import assembler
-from fa4.emulator.timing.sass.code import nvdisasm
+from fa4.emulator.attention import Problem
+from fa4.emulator.predict import predict
+from fa4.emulator.timing import main
 
 
 def machine_code_is_readable():

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from warpcheck.machine import Machine
+from warpcheck.machine.record import EVENTS, KINDS
 
-from fa4.emulator.machine import Machine
-from fa4.emulator.machine.record import EVENTS, KINDS
 from tests.emulator.handwritten import launch
 from tests.emulator.test_engine_async import ROUND_TRIP, WAIT
 

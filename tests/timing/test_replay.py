@@ -5,17 +5,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-from fa4.emulator.emulated import Emulated
-from fa4.emulator.machine import Checks
-from fa4.emulator.timing import (
+from warpcheck.emulated import Emulated
+from warpcheck.machine import Checks
+from warpcheck.timing import (
     _replay,  # type: ignore[attr-defined]
     timeline,
 )
-from fa4.emulator.timing.chips import TABLES, chip_table
-from fa4.emulator.timing.code import issue_of
-from fa4.emulator.timing.grid import CtaCost, Handing, Sample, chain, makespan
-from fa4.emulator.timing.replay import replay
+from warpcheck.timing.chips import TABLES, chip_table
+from warpcheck.timing.code import issue_of
+from warpcheck.timing.grid import CtaCost, Handing, Sample, chain, makespan
+from warpcheck.timing.replay import replay
+
 from tests.emulator.handwritten import entry, launch
 from tests.emulator.test_engine_async import ROUND_TRIP, WAIT
 
@@ -146,7 +146,7 @@ def test_timing_reports_and_draws(tmp_path):
 
 
 def test_numbers_say_where_they_come_from():
-    from fa4.emulator.timing import _replay
+    from warpcheck.timing import _replay
 
     for table in TABLES.values():
         assert set(table.numbers) == set(_replay.CHIP_NUMBERS)

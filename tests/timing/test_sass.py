@@ -6,16 +6,17 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.emulator import emulate
-from fa4.emulator.host.modules import Modules, fatbins_in, machine_code
-from fa4.emulator.host.stored import register_stored
-from fa4.emulator.timing.sass import Slot, code, cycles_alone, issue_model
-from fa4.emulator.timing.sass.blocks import machine_blocks
-from fa4.emulator.timing.sass.control import Control
-from fa4.emulator.timing.sass.pipes import rate
-from fa4.emulator.timing.sass.stalls import distances
-from fa4.emulator.timing.sass.walk import walk
+from warpcheck.host.modules import Modules, fatbins_in, machine_code
+from warpcheck.host.stored import register_stored
+from warpcheck.timing.sass import Slot, code, cycles_alone, issue_model
+from warpcheck.timing.sass.blocks import machine_blocks
+from warpcheck.timing.sass.control import Control
+from warpcheck.timing.sass.pipes import rate
+from warpcheck.timing.sass.stalls import distances
+from warpcheck.timing.sass.walk import walk
+
 from tests.timing import small_kernels
+from warpcheck import emulate
 
 try:
     code.nvdisasm()
@@ -150,7 +151,7 @@ def test_no_latency_of_the_table_is_more_than_the_compiler_leaves(compiled):
 
 
 def code_of(ptx, entry):
-    from fa4.emulator.machine.ptx import parse
+    from warpcheck.machine.ptx import parse
 
     return parse(ptx).kernels[entry]
 

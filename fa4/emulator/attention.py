@@ -1,0 +1,130 @@
+"""Attention of a package on a few emulated multiprocessors, timed: what `predict` extends to a whole chip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from warpcheck.context import emulate
+from warpcheck.machine import Checks
+from warpcheck.machine.record import Record
+
+from fa4 import dispatch, run
+from fa4.device import chip_of
+from fa4.spec import AttentionInputs, AttentionSpec, ProblemSize
+
+Attend = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """direction: "fwd" or "bwd"."""
+
+    direction: str
+    batch: int
+    seqlen: int
+    heads: int
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    deterministic: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Over the visible pairs."""
+        pairs = self.seqlen * (self.seqlen + 1) / 2 if self.causal else float(self.seqlen) ** 2
+        columns = self.head_dim + self.head_dim_v
+        if self.direction == "bwd":
+            columns = 3 * self.head_dim + 2 * self.head_dim_v
+        return 2.0 * self.batch * self.heads * pairs * columns
+
+
+class Shape(NamedTuple):
+    """What is emulated: one sequence."""
+
+    queries: int
+    keys: int
+    heads: int
+
+
+@dataclass(frozen=True)
+class Package:
+    """attend: q, k, v, causal, deterministic -> out. options: of `emulate`."""
+
+    attend: Attend
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _fa4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
+    import fa4
+
+    return fa4.flash_attn_func(q, k, v, causal=causal, deterministic=deterministic)
+
+
+def _flash_attn_4(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
+    from flash_attn.cute.interface import flash_attn_func
+
+    out = flash_attn_func(q, k, v, causal=causal, deterministic=deterministic)
+    return out[0] if isinstance(out, tuple) else out
+
+
+PACKAGES = {
+    "fa4": Package(_fa4),
+    # Its host code asks where tensors are, and it initialises a barrier twice.
+    "flash-attn-4": Package(_flash_attn_4, {"tells_devices_apart": True, "on_finding": "collect"}),
+}
+
+
+def spec_of(problem: Problem) -> AttentionSpec:
+    """What our kernels are asked for."""
+    return AttentionSpec(
+        torch.bfloat16, problem.head_dim, problem.head_dim_v, problem.heads, problem.heads, problem.head_dim**-0.5,
+        window_right=0 if problem.causal else None, deterministic=problem.deterministic,
+        needs_backward=problem.direction == "bwd",
+    )  # fmt: skip
+
+
+def _with_tiles(problem: Problem, tiles: Any) -> Attend:
+    """Our forward with a row of its table that another extent would not get."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, deterministic: bool) -> Tensor:
+        spec = spec_of(replace(problem, heads=q.shape[2]))
+        what = spec, ProblemSize(1, q.shape[1], k.shape[1]), chip_of(q.device)
+        made: Any = type(dispatch.plan(*what))
+        plan = made(*what, forward_tiles=tiles)
+        inputs = AttentionInputs(q, k, v, max_seqlen_q=q.shape[1], max_seqlen_k=k.shape[1])
+        return run.forward(inputs, spec, plan)[0]
+
+    return attend
+
+
+@lru_cache(maxsize=64)
+def recorded(
+    chip: str, package: str, problem: Problem, sms: int, shape: Shape, tiles: Any = None
+) -> tuple[Record, ...]:
+    """Each launch of the problem's direction. Of `problem` its batch, seqlen and heads do not matter. tiles: of our
+    forward [default: the shape's]."""
+    attend, extra = PACKAGES[package].attend, PACKAGES[package].options
+    if tiles is not None:
+        attend = _with_tiles(problem, tiles)
+    generator = torch.Generator().manual_seed(0)
+    is_backward = problem.direction == "bwd"
+    options = {"sms": sms, "checks": Checks(races=False, poison=False), **extra}
+
+    def normal(seqlen: int, columns: int) -> Tensor:
+        made = torch.randn(1, seqlen, shape.heads, columns, generator=generator).to(torch.bfloat16)
+        return (made.cuda() if extra else made).requires_grad_(is_backward)
+
+    with emulate(chip, timing=not is_backward, **options) as gpu:
+        q, k = normal(shape.queries, problem.head_dim), normal(shape.keys, problem.head_dim)
+        v = normal(shape.keys, problem.head_dim_v)
+        out = attend(q, k, v, problem.causal, problem.deterministic)
+        dout = torch.ones_like(out)
+    if is_backward:
+        with emulate(chip, timing=True, **options) as gpu:
+            torch.autograd.grad(out, (q, k, v), dout)
+    return tuple(launch.record for launch in gpu.launches if launch.record is not None)

@@ -1,6 +1,0 @@
-"""Parsed instructions -> rows of the core's table: `lower` holds the frame, the other modules the opcodes."""
-
-from fa4.emulator.machine.lowering import alu, asynchronous, memory  # noqa: F401  (they register their handlers)
-from fa4.emulator.machine.lowering.lower import SHARED_RESERVED, Lowering
-
-__all__ = ["SHARED_RESERVED", "Lowering"]

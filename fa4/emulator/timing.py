@@ -1,0 +1,65 @@
+"""python -m fa4.emulator.timing: how long would it take on a chip?"""
+
+from __future__ import annotations
+
+import click
+from warpcheck.options import COUNT, NEW_FILE
+from warpcheck.timing import timeline as drawing
+from warpcheck.timing.chips import TABLES
+
+from fa4.emulator.attention import PACKAGES, Problem
+from fa4.emulator.predict import Prediction, predict
+
+_SHOWN = 8
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.argument("direction", type=click.Choice(["fwd", "bwd"]))
+@click.option("--chip", type=click.Choice(list(TABLES)), default="sm_100a", show_default=True)
+@click.option("--seqlen", type=COUNT, default=8192, show_default=True)
+@click.option("--batch", type=COUNT, help="Sequences [default: 32k tokens].")
+@click.option("--heads", type=COUNT, help="[default: 2048 / head dim]")
+@click.option("--head-dim", type=COUNT, default=128, show_default=True)
+@click.option("--head-dim-v", type=COUNT, help="[default: the head dim]")
+@click.option("--causal", is_flag=True)
+@click.option("--deterministic", is_flag=True)
+@click.option("--package", type=click.Choice(list(PACKAGES)), default="fa4", show_default=True)
+@click.option("--clock", type=click.FloatRange(min=0.1), help="GHz [default: the chip table's].")
+@click.option("--timeline", type=NEW_FILE, help="Write the replays as a Chrome trace with real time.")
+def main(
+    direction: str, chip: str, seqlen: int, batch: int | None, heads: int | None, head_dim: int, head_dim_v: int | None,
+    causal: bool, deterministic: bool, package: str, clock: float | None, timeline: str | None,
+) -> None:  # fmt: skip
+    """Predict attention on a whole chip: cycles, TFLOP/s at a clock, and what bounds it. Nothing is measured."""
+    batch = batch or max(1, 32768 // seqlen)
+    heads = heads or max(1, 2048 // head_dim)
+    problem = Problem(direction, batch, seqlen, heads, head_dim, head_dim_v or head_dim, causal, deterministic)
+    try:
+        found = predict(problem, chip, package, clock, timeline=timeline is not None)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    mask = "causal" if causal else "full"
+    click.echo(f"{package} {direction} d{head_dim} {mask} b{batch} h{heads} {seqlen} on {chip}, predicted")
+    click.echo(text(found, TABLES[chip].sms))
+    if timeline is not None:
+        click.echo(f"{drawing.write(timeline, found.times)} slices in {timeline}")
+
+
+def text(found: Prediction, sms: int) -> str:
+    """A prediction as lines."""
+    cost = found.cost
+    tile = found.flops / found.tiles
+    lines = [
+        f"  {found.cycles:,.0f} cycles, {found.milliseconds:.3f} ms, {found.tflops:,.0f} TFLOP/s at {found.clock} GHz",
+        f"  {found.tiles} tiles of {tile / 1e9:.2f} GFLOP on average over {sms} SMs, handed out: {found.handing.value}",
+        f"  a CTA: {cost.start:,.0f} cycles, {cost.tile:,.0f} a tile, {cost.rate:,.0f} FLOPs a cycle and SM in between",
+        f"  kernels before and after: {found.around:,.0f} cycles" if found.around else "  one kernel",
+        "  busy in between: " + ", ".join(f"{name} {share:.0%}" for name, share in list(found.busy.items())[:_SHOWN]),
+    ]
+    times = found.times[0]
+    lines.append(f"  issue model from {times.source}; untied events, instructions, lost events: {times.untied}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m fa4.emulator.timing")

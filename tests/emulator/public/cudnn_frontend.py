@@ -1,0 +1,111 @@
+"""nvidia-cudnn-frontend: the kernels that it has in CuTe DSL. libcudnn is not needed for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fa4.cases import Judgement
+from tests.emulator.public.rows import Row, attention, by_formula, draw
+
+PACKAGE = "nvidia-cudnn-frontend"
+
+
+def _dense(chip: str, causal: bool, head_dim: int, seed: int) -> list[Judgement]:
+    """Heads come before rows in its tensors."""
+    from cudnn.sdpa.fwd import api_dsl
+
+    q, k, v = draw(seed, (1, 200, 2, head_dim), (1, 200, 1, head_dim), (1, 200, 1, head_dim))
+    function = getattr(api_dsl, f"sdpa_fwd_wrapper_dsl_{chip}")
+    result = function(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
+    out = result["o_tensor"].transpose(1, 2)
+    return by_formula(["out"], [out], functools.partial(attention, causal=causal), q, k, v)
+
+
+def _flex(head_dim: int, seed: int) -> list[Judgement]:
+    """Intervals of keys [0, i] for query i: causal; with gradients."""
+    from cudnn.flex_attention import create_mask_plan, flex_attn_func
+
+    q, k, v, upstream = draw(seed, *((1, 200, 2, head_dim),) * 4)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    ends = torch.arange(1, 201, dtype=torch.int32, device="cuda").reshape(1, 1, 200)
+    plan = create_mask_plan(ends, q, k, v)
+    out = flex_attn_func(q, k, v, mask_plan=plan)
+    grads = torch.autograd.grad(out, leaves, upstream)
+
+    def formula(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor) -> list[Tensor]:
+        given = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = attention(*given, causal=True)
+        return [out.detach(), *torch.autograd.grad(out, given, upstream)]
+
+    return by_formula(["out", "dq", "dk", "dv"], [out, *grads], formula, *(x.detach() for x in (q, k, v)), upstream)
+
+
+def _gemm_swiglu(seed: int) -> list[Judgement]:
+    """The product alone is judged: its gate takes columns in an order of the kernel's own."""
+    import cudnn
+
+    a, b = draw(seed, (256, 128), (256, 128))
+    result = cudnn.gemm_swiglu_wrapper_sm100(a[..., None], b[..., None])
+    return by_formula(["ab12"], [result["ab12_tensor"][..., 0]], lambda a, b: a @ b.T, a, b)
+
+
+def _rms_norm_hadamard(seed: int) -> list[Judgement]:
+    """Blocks of 16 columns are turned by a Hadamard matrix; amax is over the rows of a CTA."""
+    import cudnn
+
+    x, weight = draw(seed, (64, 2048), (2048,))
+    result = cudnn.rmsnorm_rht_amax_wrapper_sm100(x, weight)
+    rows = 64 // result["amax_tensor"].numel()
+
+    def formula(x: Tensor, weight: Tensor) -> list[Tensor]:
+        turn = x.new_ones(1, 1)
+        for _ in range(4):
+            turn = torch.cat([torch.cat([turn, turn], 1), torch.cat([turn, -turn], 1)])
+        normed = functional.rms_norm(x, (2048,), weight, 1e-5)
+        turned = (normed.reshape(64, 128, 16) @ turn / 4).reshape(64, 2048)
+        return [turned, turned.reshape(-1, rows * 2048).abs().amax(1)]
+
+    return by_formula(["out", "amax"], [result["o_tensor"], result["amax_tensor"]], formula, x, weight)
+
+
+def _causal_convolution(seed: int) -> list[Judgement]:
+    from cudnn.causal_conv1d_bulk_sm100.api import causal_conv1d_bulk_fwd_wrapper_sm100
+
+    x, weight = draw(seed, (1, 96, 256), (256, 4))
+    with torch.no_grad():
+        out = causal_conv1d_bulk_fwd_wrapper_sm100(x, weight)["output_tensor"]
+
+    def formula(x: Tensor, weight: Tensor) -> Tensor:
+        padded = functional.pad(x.transpose(1, 2), (3, 0))
+        return functional.silu(functional.conv1d(padded, weight[:, None], groups=256)).transpose(1, 2)
+
+    return by_formula(["out"], [out], formula, x, weight)
+
+
+def _rows() -> list[Row]:
+    blackwell: dict[str, Callable[[int], list[Judgement]]] = {
+        "sdpa_fwd_wrapper_dsl_sm100, d128": functools.partial(_dense, "sm100", False, 128),
+        "sdpa_fwd_wrapper_dsl_sm100, causal d128": functools.partial(_dense, "sm100", True, 128),
+        "sdpa_fwd_wrapper_dsl_sm100, causal d256": functools.partial(_dense, "sm100", True, 256),
+        "sdpa_fwd_wrapper_dsl_sm100, d512": functools.partial(_dense, "sm100", False, 512),
+        "gemm_swiglu_wrapper_sm100, 256 x 256 x 128": _gemm_swiglu,
+        "rmsnorm_rht_amax_wrapper_sm100, 64 x 2048": _rms_norm_hadamard,
+        "causal_conv1d_bulk_fwd_wrapper_sm100, 96 x 256": _causal_convolution,
+    }
+    rows = [Row(PACKAGE, name, "sm_100a", run) for name, run in blackwell.items()]
+    rows += [
+        Row(PACKAGE, f"flex_attn_func and its gradients, d{head_dim}", chip, functools.partial(_flex, head_dim))
+        for chip in ("sm_100a", "sm_90a")
+        for head_dim in (128, 64)
+    ]
+    rows.append(Row(PACKAGE, "sdpa_fwd_wrapper_dsl_sm90, d512", "sm_90a",
+                    functools.partial(_dense, "sm90", False, 512)))  # fmt: skip
+    return rows
+
+
+ROWS = _rows()

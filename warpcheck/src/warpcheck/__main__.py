@@ -1,0 +1,5 @@
+"""python -m warpcheck."""
+
+from warpcheck.cli import main
+
+main(prog_name="warpcheck")

@@ -1,0 +1,186 @@
+"""warpcheck: other people's scripts on an emulated chip."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from warpcheck.emulated import Emulated, chip_of
+from warpcheck.errors import EmulationError
+from warpcheck.findings import KINDS, Findings, Severity
+from warpcheck.machine import SCHEDULES, Checks, LaunchReport, interleavings
+from warpcheck.machine.arguments import written
+from warpcheck.nvrtc import CompilationError, compile_cuda
+from warpcheck.options import CHIP, COUNT, NEW_FILE, RESIDENT, choosing_checks
+
+_SEVERITIES = click.Choice([severity.value for severity in Severity])
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What becomes of findings: where they are written, and which severities of them make the exit code 1."""
+
+    fail_on: tuple[str, ...]
+    json_path: str | None
+    sarif_path: str | None
+
+    def tell(self, findings: Findings, launches: Sequence[LaunchReport], chip: str, seeds: int) -> int:
+        """Write and print them; the exit code."""
+        for path, text in ((self.json_path, findings.to_json), (self.sarif_path, findings.to_sarif)):
+            if path is not None:
+                Path(path).write_text(text() + "\n")
+        click.echo()
+        _tell(findings, launches, chip, seeds)
+        return int(bool(findings.of(*self.fail_on)))
+
+
+def telling(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options that say what becomes of findings; it gets them as `telling`."""
+
+    @click.option("--fail-on", type=_SEVERITIES, multiple=True, default=["error"], show_default=True,
+                  help="Severities of findings that make the exit code 1; may be repeated.")  # fmt: skip
+    @click.option("--json", "json_path", type=NEW_FILE, help="Write the findings as JSON.")
+    @click.option("--sarif", "sarif_path", type=NEW_FILE, help="Write the findings as SARIF, for code hosts.")
+    @functools.wraps(command)
+    def with_telling(*args: Any, fail_on: tuple[str, ...], json_path: str | None, sarif_path: str | None,
+                     **kwargs: Any) -> Any:  # fmt: skip
+        return command(*args, telling=Telling(fail_on, json_path, sarif_path), **kwargs)
+
+    return with_telling
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def main() -> None:
+    """A GPU in software: run CuTe DSL kernels without a GPU, and find what a GPU would not show."""
+
+
+@main.command("run", context_settings={"ignore_unknown_options": True})
+@click.option("--chip", type=CHIP, default="sm_100a", show_default=True)
+@click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--seeds", type=COUNT, default=3, show_default=True,
+              help="In how many orders every launch is run, each with the next schedule.")  # fmt: skip
+@click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
+@RESIDENT
+@choosing_checks
+@telling
+@click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGUMENTS]...")
+def run(
+    chip: str, sms: int, seed: int, seeds: int, schedule: str | None, resident: int | None, checks: Checks,
+    telling: Telling, script: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Run a script that launches CuTe DSL kernels, unmodified, as `python SCRIPT.py ARGUMENTS` would (or `-m MODULE`).
+
+    Every launch runs in several orders from the same memory; the script sees the results of the first. The exit code is
+    the script's own, or 1 where it is 0 and something was found.
+    """
+    from warpcheck.scripts import run_script
+
+    if script[0] == "-m":
+        if len(script) < 2:
+            raise click.BadParameter("-m needs the name of a module", param_hint="SCRIPT")
+    elif not Path(script[0]).is_file():
+        raise click.BadParameter(f"there is no file {script[0]!r}", param_hint="SCRIPT")
+    orders = interleavings(seed, seeds, schedule)
+    outcome = run_script(script, chip, orders, sms=sms, checks=checks, resident=resident)
+    found = telling.tell(outcome.findings, outcome.launches, chip, seeds)
+    if not outcome.launches:
+        click.echo("the script launched no kernel", err=True)
+    raise SystemExit(outcome.exit_code or found or int(not outcome.launches))
+
+
+def _tell(findings: Findings, launches: Sequence[LaunchReport], chip: str, seeds: int) -> None:
+    for finding in findings:
+        click.echo(f"{finding}\n")
+    for launch in launches:
+        if launch.differs:
+            click.echo(f"{launch.entry[:60]} leaves other bytes in {len(launch.differs)} of {seeds} orders\n")
+    count = sum(launch.warp_instructions for launch in launches)
+    counts = ", ".join(
+        f"{len(findings.of(severity))} {severity.value}" for severity in Severity if findings.of(severity)
+    )
+    click.echo(
+        f"{len(launches)} launch{'' if len(launches) == 1 else 'es'} on {chip}, {count:,} warp-instructions, "
+        f"{seeds} order{'' if seeds == 1 else 's'}: " + (f"found {counts}" if counts else "no finding")
+    )
+
+
+class _Extents(click.ParamType):
+    """One to three numbers, such as 8 or 8,2,1."""
+
+    name = "X[,Y[,Z]]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            return tuple(int(extent) for extent in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r}: expected one to three numbers, such as 8 or 8,2,1", param, ctx)
+
+
+@main.command("ptx")
+@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--entry", help="The kernel, or a part of its name [default: the only one].")
+@click.option("--grid", type=_Extents(), default="1", show_default=True)
+@click.option("--block", type=_Extents(), help="[default: the entry's .reqntid]")
+@click.option("--cluster", type=_Extents(), help="[default: the entry's .reqnctapercluster, or 1]")
+@click.option("--smem", "smem_bytes", type=click.IntRange(min=0), default=0, help="Bytes of dynamic shared memory.")
+@click.option("--arg", "args", multiple=True,
+              help="One per parameter, in order: f32[64x64] (random), i32[256]=zeros, x.npy, 7, f32=0.5.")  # fmt: skip
+@click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Write the arrays there after the run.")
+@click.option("--chip", type=CHIP, help="[default: the target in the text; sm_90a for CUDA C++]")
+@click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--seeds", type=COUNT, default=10, show_default=True, help="In how many orders the launch is run.")
+@click.option("--cooperative", is_flag=True, help="Launch it cooperatively: all CTAs are resident.")
+@RESIDENT
+@choosing_checks
+@telling
+def ptx(
+    source: Path, entry: str | None, args: tuple[str, ...], save: Path | None, chip: str | None, sms: int, seed: int,
+    seeds: int, resident: int | None, checks: Checks, telling: Telling, **shape: Any,
+) -> None:  # fmt: skip
+    """Run one kernel of a PTX file, or of a CUDA C++ file (.cu, through NVRTC), in several orders.
+
+    Needs neither torch nor CuTe DSL.
+    """
+    text = source.read_text()
+    try:
+        if source.suffix == ".cu":
+            chip = chip or "sm_90a"
+            text = compile_cuda(text, chip, name=str(source))
+        chip = chip or chip_of(text)
+        rng = np.random.default_rng(seed)
+        values = [written(arg, rng) for arg in args]
+        emulated = Emulated(
+            chip, sms=sms, seed=seed, seeds=seeds, checks=checks, on_finding="collect", resident=resident
+        )
+        emulated.launch(text, entry, args=values, **shape)
+    except (ValueError, TypeError, EmulationError, CompilationError) as error:
+        raise click.ClickException(str(error)) from None
+    if save is not None:
+        save.mkdir(parents=True, exist_ok=True)
+    for index, value in enumerate(values):
+        if isinstance(value, np.ndarray):
+            first = ", ".join(f"{x:g}" for x in value.flat[:4])
+            click.echo(f"argument {index}, {args[index]}: {first}{', ...' if value.size > 4 else ''}")
+            if save is not None:
+                np.save(save / f"{index}.npy", value)
+    raise SystemExit(telling.tell(emulated.findings, emulated.launches, chip, seeds))
+
+
+@main.command("kinds")
+def kinds() -> None:
+    """List the kinds of findings; docs/findings.md has a section for each."""
+    for kind in KINDS.values():
+        asked = f" (asked for by {kind.asked})" if kind.asked else ""
+        click.echo(f"{kind.name:20} {kind.severity.value:10} {kind.what}, ISA {kind.isa}{asked}")
+
+
+if __name__ == "__main__":
+    main(prog_name="warpcheck")

@@ -1,0 +1,275 @@
+"""An emulated chip, the memory that kernels may touch on it, and what it did: launches, findings, a report.
+
+Needs NumPy and nothing else, for PTX from any compiler. `warpcheck.emulate` puts one behind torch and CuTe DSL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from warpcheck.findings import Finding, Findings
+from warpcheck.machine import (
+    Allocation,
+    Checks,
+    Launch,
+    LaunchReport,
+    Machine,
+    Order,
+    interleavings,
+    kernel_of,
+    three,
+)
+from warpcheck.machine.arguments import packed
+from warpcheck.machine.chips import CHIPS
+from warpcheck.machine.ptx import entries
+from warpcheck.report import Report
+from warpcheck.timing.report import Timing
+
+Extent = int | Sequence[int]
+
+
+class Emulated:
+    """An emulated chip.
+
+    launches: one LaunchReport per kernel run so far, in order.
+    roles: warp index within its CTA -> name, shown in errors, reports and traces, for kernels that bring no names of
+        their own (`fa4.pipeline.kernel.describe`); set it before a launch. A function of the kernel's entry name where
+        several kernels run.
+    """
+
+    def __init__(
+        self,
+        chip: str,
+        *,
+        sms: int = 4,
+        seed: int = 0,
+        schedule: str = "round_robin",
+        checks: Checks | None = None,
+        trace: bool = False,
+        timing: bool = False,
+        on_finding: str = "raise",
+        seeds: int = 1,
+        resident: int | None = None,
+    ) -> None:
+        """
+        Args:
+            chip: "sm_80", "sm_90a", "sm_100a", ...
+            sms: multiprocessors; grids larger than the chip run in waves.
+            seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
+            schedule: "round_robin", "random" or "adversarial" (starves one role, or lets one run far ahead).
+            checks: which checks are on; default all.
+            trace: record events for `warpcheck.trace.write`.
+            timing: record what `warpcheck.timing` needs.
+            on_finding: "raise" the first error, or "collect" all in `findings` and go on with the values that the
+                machine has.
+            seeds: in how many orders every launch is run, from the same memory: `seed` and the ones after it, each with
+                the next schedule. The results are those of the first.
+            resident: how many clusters (CTAs, where there are none) run at a time, lowest index first; 0: as many as
+                fit. Cooperative launches are resident as a whole. [default: 1, which is all that a launch guarantees,
+                in orders with an odd seed, as many as fit in the others]
+
+        Raises:
+            ValueError: an unknown chip or schedule.
+        """
+        if sms < 1:
+            raise ValueError(f"sms is {sms}, expected at least 1")
+        if seeds < 1:
+            raise ValueError(f"seeds is {seeds}, expected at least 1")
+        self.machine = Machine(
+            chip,
+            sms=sms,
+            seed=seed,
+            schedule=schedule,
+            checks=checks,
+            trace=trace,
+            timing=timing,
+            on_finding=on_finding,
+            resident=resident,
+        )
+        self.launches: list[LaunchReport] = []
+        self.roles: Mapping[int, str] | Callable[[str], Mapping[int, str]] = {}
+        self._others: list[Machine] = []
+        self._found: list[Finding] = []
+        self.repeat(interleavings(seed + 1, seeds - 1))
+
+    def repeat(self, orders: Iterable[Order]) -> None:
+        """From now on run every launch again, from the same memory, in each of `orders`. The results, and the reports
+        in `launches`, are those of the first run; what is found in the others is raised or noted likewise."""
+        self._others = [self.machine.in_order(order) for order in orders]
+
+    @property
+    def findings(self) -> Findings:
+        """What `on_finding="collect"` noted in every launch so far, the same thing once."""
+        return Findings.merged(self._found)
+
+    def take_findings(self) -> Findings:
+        """`findings`, which are forgotten then, as are the reports of the launches."""
+        found, self._found = Findings.merged(self._found), []
+        self.launches.clear()
+        return found
+
+    def report(self) -> Report:
+        """Instructions by opcode and role, bytes by path, MMA FLOPs and waits of every launch so far."""
+        return Report(tuple(self.launches))
+
+    def timing(self, *, timeline: bool = False) -> Timing:
+        """How long every launch so far would take on the chip: predicted, on as many SMs as the chip was given.
+
+        timeline: keep what each unit did when, for `warpcheck.timing.timeline.write`.
+
+        Raises:
+            ValueError: nothing was recorded, which `timing=True` does; or the clock has no numbers of the chip.
+        """
+        return Timing.of((launch.record for launch in self.launches), timeline=timeline)
+
+    def allocations(self) -> list[Allocation]:
+        """Memory that every kernel launched now may touch, beside its own arguments."""
+        return []
+
+    def launch(
+        self,
+        ptx: str,
+        entry: str | None = None,
+        *,
+        grid: Extent,
+        block: Extent | None = None,
+        args: Sequence[Any] = (),
+        cluster: Extent | None = None,
+        smem_bytes: int = 0,
+        cooperative: bool = False,
+    ) -> LaunchReport:
+        """Run one grid of a PTX text to its end.
+
+        Args:
+            ptx: the text of a module.
+            entry: name of the kernel, or a part of it that no other entry has [default: the only one].
+            grid: CTAs, up to three extents.
+            block: threads, up to three extents [default: the entry's `.reqntid`].
+            args: one per parameter. NumPy arrays and torch tensors on the CPU are global memory, written in place;
+                numbers become the parameter's type; bytes are passed as they are (structures, tensor maps).
+            cluster: CTAs of a cluster [default: the entry's `.reqnctapercluster`, or 1].
+            smem_bytes: dynamic shared memory per CTA.
+            cooperative: a cooperative launch: all CTAs are resident, or it is refused.
+
+        Raises:
+            ValueError, TypeError: an entry that is not there, or arguments that do not fit its parameters.
+            EmulationError: what the kernel does wrong, if findings are raised.
+        """
+        name = entry_named(ptx, entry)
+        kernel = kernel_of(ptx, name)
+        block = block or kernel.directives.get("reqntid")
+        if block is None:
+            raise ValueError(f"block is missing, and {name} has no .reqntid")
+        if cluster is None:
+            cluster = kernel.directives.get("reqnctapercluster", (1,))
+        params, memory = packed(kernel.params, args)
+        launch = Launch(
+            ptx, name, params, _extent("grid", grid), _extent("block", block), _extent("cluster", cluster), smem_bytes,
+            cooperative=cooperative,
+        )  # fmt: skip
+        with _nothing_collected():
+            self._run(launch, [*memory, *self.allocations()])
+        return self.launches[-1]
+
+    def run(self, launch: Launch) -> None:
+        """Run a caught launch to its end. Raises EmulationError for what the kernel does wrong."""
+        with _nothing_collected():
+            self._run(launch, self.allocations())
+
+    def _run(self, launch: Launch, allocations: list[Allocation]) -> None:
+        allocations = merge(allocations)
+        before = _contents(allocations) if self._others else []
+        self.launches.append(self._run_on(self.machine, launch, allocations))
+        if not self._others:
+            return
+        after = _contents(allocations)
+        differs = []
+        try:
+            for machine in self._others:
+                _restore(allocations, before)
+                self._run_on(machine, launch, allocations)
+                if _contents(allocations) != after:
+                    differs.append((machine.seed, machine.schedule))
+        finally:
+            _restore(allocations, after)
+        self.launches[-1] = replace(self.launches[-1], differs=tuple(differs))
+
+    def _run_on(self, machine: Machine, launch: Launch, allocations: list[Allocation]) -> LaunchReport:
+        report = machine.launch(
+            launch.ptx,
+            launch.entry,
+            grid=launch.grid,
+            block=launch.block,
+            cluster=launch.cluster,
+            smem_bytes=launch.smem_bytes,
+            params=launch.params,
+            allocations=allocations,
+            roles=self.roles(launch.entry) if callable(self.roles) else self.roles,
+            programmatic=launch.programmatic,
+            cooperative=launch.cooperative,
+        )
+        self._found += report.findings
+        return report
+
+
+def entry_named(ptx: str, entry: str | None) -> str:
+    """The full name of an entry of a PTX text. Raises ValueError unless exactly one fits."""
+    names = entries(ptx)
+    fitting = [entry] if entry in names else [name for name in names if (entry or "") in name]
+    if len(fitting) == 1:
+        return str(fitting[0])
+    raise ValueError(f"entry is {entry!r}, expected one of {', '.join(names) or 'none: the PTX has no entry'}")
+
+
+def chip_of(ptx: str) -> str:
+    """The chip that a PTX text names as its target. Raises ValueError where none of the emulator's is."""
+    match = re.search(r"^\s*\.target\s+(\w+)", ptx, re.M)
+    target = match[1] if match else "nothing"
+    for chip in (target, f"{target}a", f"{target[:-1]}a"):  # sm_90 and sm_100f run on sm_90a, sm_100a
+        if chip in CHIPS:
+            return chip
+    raise ValueError(f"the PTX is for {target}, expected one of {', '.join(CHIPS)}")
+
+
+def merge(allocations: Iterable[Allocation]) -> list[Allocation]:
+    """Sorted by address, with ranges that lie inside another one dropped."""
+    merged: list[Allocation] = []
+    for allocation in sorted(allocations, key=lambda a: (a.base, -a.nbytes)):
+        if merged and allocation.base + allocation.nbytes <= merged[-1].base + merged[-1].nbytes:
+            continue
+        merged.append(allocation)
+    return merged
+
+
+def _extent(name: str, extent: Extent) -> tuple[int, int, int]:
+    extents = (extent,) if isinstance(extent, int) else tuple(int(x) for x in extent)
+    if not 1 <= len(extents) <= 3 or min(extents) < 1:
+        raise ValueError(f"{name} is {extent!r}, expected one to three numbers from 1 on")
+    return three(extents)
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """What is garbage, but was found to be memory of a kernel, stays until the kernel has ended."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _contents(allocations: Iterable[Allocation]) -> list[bytes]:
+    return [ctypes.string_at(allocation.base, allocation.nbytes) for allocation in allocations]
+
+
+def _restore(allocations: Iterable[Allocation], contents: Iterable[bytes]) -> None:
+    for allocation, content in zip(allocations, contents):
+        ctypes.memmove(allocation.base, content, allocation.nbytes)

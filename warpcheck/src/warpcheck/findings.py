@@ -1,0 +1,299 @@
+"""What the emulator finds in a kernel, as records: their kinds, how severe each is and why, and what would repair it.
+
+docs/findings.md has a section for every kind.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from warpcheck import errors
+from warpcheck.errors import EmulationError, Place
+
+_SHOWN = 60  # characters of a kernel's name
+_SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+class Severity(enum.Enum):
+    """ERROR: the result may be wrong, or the kernel hang. LETTER: the ISA does not grant it, and every chip so far does
+    it. REDUNDANT: unordered writes of equal bytes. LEFTOVER: something is still under way when its memory ends."""
+
+    ERROR = "error"
+    LETTER = "letter"
+    REDUNDANT = "redundant"
+    LEFTOVER = "leftover"
+
+
+_LEVELS = {
+    Severity.ERROR: "error",
+    Severity.LETTER: "warning",
+    Severity.REDUNDANT: "note",
+    Severity.LEFTOVER: "note",
+}  # fmt: skip  (of SARIF)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the checks. isa: section of PTX ISA 9.1. repair: what a program with it lacks; empty where the places say
+    more. asked: part of `Checks` that has to be switched on first."""
+
+    name: str
+    severity: Severity
+    error: type[EmulationError]
+    isa: str
+    what: str
+    repair: str = ""
+    asked: str = ""
+
+
+_E, _L, _R, _O = Severity.ERROR, Severity.LETTER, Severity.REDUNDANT, Severity.LEFTOVER
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("deadlock", _E, errors.Deadlock, "9.7.13.15", "nothing can run any more"),
+        Kind("unknown-instruction", _E, errors.UnknownInstruction, "9", "an instruction that is not modelled"),
+        Kind("launch-refused", _E, errors.LaunchRefused, "5.1.7", "the driver would refuse the launch"),
+        Kind("register-file", _E, errors.RegisterFileOverflow, "9.7.19.5", "more registers than there are"),
+        Kind("divergent", _E, errors.DivergentAligned, "9.7.13.1", "a warp does not execute together what it must"),
+        Kind("out-of-bounds", _E, errors.OutOfBounds, "5.1", "an access outside every allocation"),
+        Kind("misaligned", _E, errors.Misaligned, "6.4.1", "an address that is not a multiple of what it must be"),
+        Kind("uninitialized", _E, errors.UninitializedRead, "8.2.6", "a value that nobody wrote is used"),
+        Kind("barrier-misuse", _E, errors.BarrierMisuse, "9.7.13.15", "a barrier used against its protocol"),
+        Kind("tmem-misuse", _E, errors.TmemMisuse, "9.7.16.1", "tensor memory used against its protocol"),
+        Kind("illegal-instruction", _E, errors.IllegalInstruction, "9", "operands that an instruction forbids"),
+        Kind("race", _E, errors.DataRace, "8.7.1", "two accesses that nothing orders"),
+        Kind("lane-race", _E, errors.DataRace, "9.7.13.2", "two lanes of a warp that nothing orders", "bar.warp.sync"),
+        Kind("proxy-fence", _E, errors.DataRace, "8.6", "a generic write that the asynchronous proxy need not see",
+             "fence.proxy.async, after the write and before the synchronisation that hands it over"),
+        Kind("tensormap-fence", _E, errors.DataRace, "9.7.13.4", "a tensor map that its readers need not see",
+             "fence.proxy.tensormap::generic: .release after the write, .acquire before the use"),
+        Kind("barrier-init-fence", _E, errors.DataRace, "9.7.13.4", "an mbarrier whose init others need not see",
+             "fence.mbarrier_init.release.cluster after mbarrier.init, before the synchronisation"),
+        Kind("wgmma-fence", _E, errors.DataRace, "9.7.15.7.1", "registers that wgmma need not see",
+             "wgmma.fence.sync.aligned before the first wgmma that uses the register"),
+        Kind("wgmma-wait", _E, errors.UninitializedRead, "9.7.15.7.3", "registers that a wgmma still owns",
+             "wgmma.wait_group before the register is touched"),
+        Kind("grid-dependency", _E, errors.DataRace, "9.7.13.13", "memory that the grid before may still use",
+             "griddepcontrol.wait before the access"),
+        Kind("cta-end", _E, errors.DataRace, "5.1.7", "shared memory in use after its CTA has ended",
+             "a wait for the copy, or a cluster barrier, before the CTA ends"),
+        Kind("co-residency", _E, errors.CoResidency, "2.2.3", "a CTA waits for one that need not be resident",
+             "wait only for CTAs of the same cluster or of a lower launch index, or launch cooperatively"),
+        Kind("cp-async-proxy", _L, errors.DataRace, "8.6", "what cp.async wrote is read by the asynchronous proxy",
+             "fence.proxy.async after the wait for cp.async, before the synchronisation that hands it over"),
+        Kind("relaxed-arrival", _L, errors.DataRace, "9.7.13.15.13", "a relaxed arrival after a wait for a copy",
+             "mbarrier.arrive with .release (the default), at the scope of the cluster if another CTA waits"),
+        Kind("copy-arrival", _L, errors.DataRace, "8.9.1.1", "an arrival of cp.async hands over what was not copied",
+             "mbarrier.arrive beside it, after what the thread did itself", "letter"),
+        Kind("barrier-init-lanes", _L, errors.BarrierMisuse, "9.7.13.15.9", "an mbarrier is initialised by many lanes",
+             "mbarrier.init by one elected lane"),
+        Kind("tensor-fence", _L, errors.DataRace, "9.7.16.6", "tensor memory handed over without its fences",
+             "tcgen05.wait, then tcgen05.fence::before_thread_sync, the synchronisation, and "
+             "tcgen05.fence::after_thread_sync", "letter"),
+        Kind("tmem-quarter", _L, errors.TmemMisuse, "9.7.16.8.1", "an address of tensor memory lacks the warp's lanes",
+             "the warp's number in its warpgroup, times 32, in bits 16 to 31 of the address"),
+        Kind("mma-order", _L, errors.DataRace, "9.7.16.6.2", "products of one thread that need not execute in order",
+             "tcgen05.commit and a wait for its mbarrier between the two", 'order="letter"'),
+        Kind("setmaxnreg-count", _L, errors.IllegalInstruction, "9.7.19.5", "one warpgroup, two counts of registers",
+             "one setmaxnreg that all warps of the warpgroup execute"),
+        Kind("setmaxnreg-place", _L, errors.IllegalInstruction, "9.7.19.5", "one warpgroup, several setmaxnreg",
+             "one setmaxnreg that all warps of the warpgroup execute", "letter"),
+        Kind("equal-writes", _R, errors.DataRace, "8.7.1", "unordered writes of the same bytes",
+             "one writer; or nothing, if the bytes can never differ"),
+        Kind("barrier-leftover", _O, errors.BarrierMisuse, "9.7.13.15.3", "a CTA ends in the middle of a phase",
+             "a wait for the phase, or one arrival less", "leftovers"),
+        Kind("store-leftover", _O, errors.DataRace, "9.7.9.25", "a CTA ends before its bulk store has read its source",
+             "cp.async.bulk.wait_group.read 0 before the CTA ends", "leftovers"),
+        Kind("tmem-leftover", _O, errors.DataRace, "9.7.16.7", "tensor memory is given back while in use",
+             "a wait and a barrier between the last use and tcgen05.dealloc", "leftovers"),
+    )
+}  # fmt: skip
+# Nothing can follow these; they are told always.
+FINAL = ("deadlock", "unknown-instruction", "launch-refused", "register-file", "divergent")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a kernel does wrong.
+
+    place: where and who; None for what belongs to the launch as a whole. others: further places, each with a sentence
+    (the other access of a race, every waiter of a deadlock). barrier: the mbarrier that it is about, by name if it has
+    one. repair: what would order the two, or end the misuse. kernel: its PTX entry. chip, seed and schedule show it
+    again. count: how often it came, in all launches and seeds.
+    """
+
+    kind: str
+    severity: Severity
+    message: str
+    place: Place | None = None
+    others: tuple[tuple[str, Place | None], ...] = ()
+    barrier: str = ""
+    repair: str = ""
+    kernel: str = ""
+    chip: str = ""
+    seed: int = 0
+    schedule: str = ""
+    count: int = 1
+
+    @property
+    def error(self) -> EmulationError:
+        """The exception that `on_finding="raise"` raises for it."""
+        return KINDS[self.kind].error(self.message, self.place, self.others, self)
+
+    @property
+    def identity(self) -> tuple:
+        """Equal for the same trouble at the same lines of Python, or, where these are not known, of PTX."""
+        places = [self.place, *(place for _, place in self.others[:1])]
+        keys = [self._source(place) if place else ("", 0) for place in places]
+        if self.kind in ("race", "equal-writes"):  # which of the two came first is luck
+            return ("race", *sorted(keys))
+        return (self.kind, *keys)
+
+    def _source(self, place: Place) -> tuple[str, int]:
+        return (self.kernel, place.ptx_line) if place.file is None else (place.file, place.line or 0)
+
+    def __str__(self) -> str:
+        times = f", {self.count:,} times" if self.count > 1 else ""
+        kernel = self.kernel if len(self.kernel) <= _SHOWN else self.kernel[:_SHOWN] + "..."
+        lines = [f"{self.severity.value} [{self.kind}] {EmulationError(self.message, self.place, self.others)}"]
+        if self.repair:
+            lines.append(f"  repair: {self.repair}")
+        lines.append(f"  seen on {self.chip} with seed {self.seed}, {self.schedule}{times}, in {kernel}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """With JSON's types only."""
+        others = [{"text": text, "place": place.as_dict() if place else None} for text, place in self.others]
+        own = {name: value for name, value in vars(self).items() if name not in ("severity", "place", "others")}
+        return {
+            "severity": self.severity.value, "place": self.place.as_dict() if self.place else None, "others": others,
+            **own,
+        }  # fmt: skip
+
+
+class Findings(tuple[Finding, ...]):
+    """Findings in the order in which they were first seen."""
+
+    @classmethod
+    def merged(cls, findings: Iterable[Finding]) -> Findings:
+        """The same finding of several instructions, launches or seeds becomes one, with the sum of their counts. Writes
+        that were equal in one of them and not in another are a race."""
+        known: dict[tuple, Finding] = {}
+        for finding in findings:
+            before = known.get(finding.identity)
+            if before is None:
+                known[finding.identity] = finding
+            else:
+                worse = finding if before.kind == "equal-writes" else before
+                known[finding.identity] = replace(worse, count=before.count + finding.count)
+        return cls(known.values())
+
+    def of(self, *severities: Severity | str) -> Findings:
+        """Those of the given severities."""
+        wanted = {Severity(severity) for severity in severities}
+        return Findings(finding for finding in self if finding.severity in wanted)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "no finding"
+
+    def to_json(self) -> str:
+        return json.dumps([finding.as_dict() for finding in self], indent=1)
+
+    def to_sarif(self, root: str | Path = ".") -> str:
+        """SARIF 2.1.0, which code hosts show beside the lines; `root`: the folder that files are named from."""
+        rules = [_rule(KINDS[kind]) for kind in dict.fromkeys(finding.kind for finding in self)]
+        results = [_result(finding, Path(root).resolve()) for finding in self]
+        driver = {"name": "warpcheck", "rules": rules}
+        return json.dumps(
+            {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]},
+            indent=1,
+        )
+
+
+def _rule(kind: Kind) -> dict[str, Any]:
+    return {
+        "id": kind.name,
+        "shortDescription": {"text": kind.what},
+        "fullDescription": {"text": f"{kind.what} (PTX ISA {kind.isa})"},
+        "help": {"text": kind.repair or kind.what},
+        "defaultConfiguration": {"level": _LEVELS[kind.severity]},
+    }
+
+
+def _result(finding: Finding, root: Path) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "ruleId": finding.kind,
+        "level": _LEVELS[finding.severity],
+        "message": {"text": finding.message + (f"; repair: {finding.repair}" if finding.repair else "")},
+        "occurrenceCount": finding.count,
+        "properties": {
+            name: getattr(finding, name) for name in ("kernel", "barrier", "chip", "seed", "schedule")
+        } | {"severity": finding.severity.value},
+    }  # fmt: skip
+    if finding.place is not None:
+        result["locations"] = [_location(finding.place, "", root)]
+    further = [_location(place, text, root) for text, place in finding.others if place is not None]
+    if further:
+        result["relatedLocations"] = further
+    return result
+
+
+def _location(place: Place, text: str, root: Path) -> dict[str, Any]:
+    location: dict[str, Any] = {"message": {"text": f"{text}: {place}" if text else str(place)}}
+    if place.file is not None:
+        path = Path(place.file).resolve()
+        uri = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_uri()
+        location["physicalLocation"] = {
+            "artifactLocation": {"uri": uri}, "region": {"startLine": max(1, place.line or 1)},
+        }  # fmt: skip
+    return location
+
+
+# What makes the end of an operation known, by the start of its opcode; the first that fits.
+_ENDS = (
+    ("cp.async.bulk.commit", ""),
+    ("cp.async.bulk.prefetch", ""),
+    ("tcgen05.mma", "tcgen05.commit to an mbarrier after the product, and a wait for that phase"),
+    ("tcgen05.cp", "tcgen05.commit to an mbarrier after the copy, and a wait for that phase"),
+    ("tcgen05.shift", "tcgen05.commit to an mbarrier after the shift, and a wait for that phase"),
+    ("tcgen05.ld", "tcgen05.wait::ld, and a barrier if another warp goes on"),
+    ("tcgen05.st", "tcgen05.wait::st, and a barrier if another warp goes on"),
+    ("wgmma", "wgmma.commit_group and wgmma.wait_group, and a barrier if another warp goes on"),
+    ("st.async", "a wait for the phase of the mbarrier that the store completes"),
+    ("red.async", "a wait for the phase of the mbarrier that the operation completes"),
+    ("clusterlaunchcontrol", "a wait for the phase of the mbarrier that the answer completes"),
+)
+
+
+def repair_of(kind: str, place: Place | None, others: tuple[tuple[str, Place | None], ...], barrier: str) -> str:
+    """What would order the two accesses of a finding, or end the misuse."""
+    other = others[0][1] if others else None
+    if kind != "race" or other is None:
+        return KINDS[kind].repair
+    opcode = other.ptx_text.split()[0] if other.ptx_text else ""
+    if opcode.startswith("@"):
+        opcode = other.ptx_text.split()[1]
+    if opcode.startswith("cp.") and "bulk" in opcode:
+        if "bulk_group" in opcode:
+            return "cp.async.bulk.wait_group (.read is enough for its source), and a barrier if another thread goes on"
+        return f"a wait for the phase of {barrier or 'the mbarrier'} that the copy completes"
+    if opcode.startswith("cp.async"):
+        return "cp.async.wait_group, and a barrier for what other threads copied"
+    for start, repair in _ENDS:
+        if opcode.startswith(start):
+            return repair
+    if place is None or place.cta is None or other.cta is None:
+        return "a barrier between the two"
+    if place.cta != other.cta:
+        return (
+            "within a cluster a cluster barrier, or an arrival at a remote mbarrier; else a release and an acquire of "
+            "a flag at the scope of the chip, or two launches"
+        )
+    if place.warp == other.warp:
+        return "bar.warp.sync between the lanes"
+    return "between the two warps an mbarrier (arrive after the first, wait before the second) or bar.sync"

@@ -1,0 +1,119 @@
+"""Global memory as kernels see it: the host allocations that are alive when a kernel starts."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+
+import torch
+
+from warpcheck.host.placement import real_device
+from warpcheck.machine import Allocation
+
+POISON = 0xFF  # of every byte of fresh memory: a NaN in every floating-point type
+CUDA_ALIGNMENT = 512  # of every allocation of cudaMalloc and of torch's CUDA allocator, bytes
+
+
+def aligned_buffer(nbytes: int) -> ctypes.Array:
+    """Zeroed bytes that start at a multiple of CUDA_ALIGNMENT; they live as long as the returned array."""
+    whole = (ctypes.c_char * (nbytes + CUDA_ALIGNMENT))()
+    start = -(-ctypes.addressof(whole) // CUDA_ALIGNMENT) * CUDA_ALIGNMENT
+    buffer = (ctypes.c_char * nbytes).from_address(start)
+    setattr(buffer, "owner", whole)  # noqa: B010  (keeps the memory; the type does not declare it)
+    return buffer
+
+
+class Heap:
+    """Memory that the host code asks the driver for, kept alive until it is freed."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, ctypes.Array] = {}
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of a fresh block; its content is not defined, so it is poison."""
+        buffer = aligned_buffer(nbytes)
+        ctypes.memset(buffer, POISON, nbytes)
+        self._blocks[ctypes.addressof(buffer)] = buffer
+        return ctypes.addressof(buffer)
+
+    def free(self, address: int) -> None:
+        """Release a block. Raises ValueError for an address that `allocate` did not return."""
+        if address and self._blocks.pop(address, None) is None:
+            raise ValueError(f"free of {address:#x}, which is not the start of an emulated device allocation")
+
+    def allocations(self) -> list[Allocation]:
+        return [Allocation(address, len(block), "cudaMalloc") for address, block in self._blocks.items()]
+
+
+class Arrays:
+    """Arrays that reached the emulator through dlpack and that no scan of torch tensors can find (NumPy, JAX)."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], weakref.ref | object] = {}
+
+    def add(self, array: object, address: int, nbytes: int) -> None:
+        try:
+            owner: weakref.ref | object = weakref.ref(array)
+        except TypeError:  # not weakly referenceable: keep it alive rather than lose it
+            owner = array
+        self._known[address, nbytes] = owner
+
+    def allocations(self) -> list[Allocation]:
+        alive = {}
+        for key, owner in self._known.items():
+            if not (isinstance(owner, weakref.ref) and owner() is None):
+                alive[key] = owner
+        self._known = alive
+        return [Allocation(address, nbytes, "array") for address, nbytes in alive]
+
+
+_frozen: list[weakref.ref] = []
+
+
+def freeze() -> None:
+    """`gc.freeze`, for programs with many modules and many launches: each launch looks through all objects that are not
+    frozen. Tensors that are frozen stay known."""
+    gc.collect()
+    _frozen[:] = [reference for reference in _frozen if reference() is not None]
+    _frozen.extend(map(weakref.ref, _living_tensors()))
+    gc.freeze()
+
+
+def _living_tensors() -> list[torch.Tensor]:
+    kinds = _kinds_of(torch.Tensor)  # a look into a set is many times cheaper than issubclass, for each living object
+    return [x for x in gc.get_objects() if type(x) in kinds]
+
+
+def torch_allocations() -> list[Allocation]:
+    """One allocation per live CPU storage that some Python tensor refers to, exactly its bytes."""
+    storages: dict[int, Allocation] = {}
+    frozen = (reference() for reference in _frozen)
+    for candidate in (*_living_tensors(), *(x for x in frozen if x is not None)):
+        storage = _storage_of(candidate)
+        if storage is None:
+            continue
+        base, nbytes = storage
+        known = storages.get(base)
+        if known is None or known.nbytes < nbytes:
+            # A nested tensor that is not jagged has no shape.
+            is_nested = candidate.is_nested and candidate.layout is torch.strided
+            shape = "nested" if is_nested else "x".join(str(extent) for extent in torch.Tensor.size(candidate))
+            storages[base] = Allocation(base, nbytes, f"tensor {shape or 'scalar'} {candidate.dtype}")
+    return list(storages.values())
+
+
+def _kinds_of(kind: type) -> set[type]:
+    """A class and all that derive from it."""
+    return {kind}.union(*map(_kinds_of, type.__subclasses__(kind)))
+
+
+def _storage_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    try:
+        if tensor.layout is not torch.strided or real_device(tensor).type != "cpu":
+            return None
+        storage = tensor.untyped_storage()
+        base, nbytes = storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # fake, functional and subclass tensors without memory
+        return None
+    return (base, nbytes) if base and nbytes else None

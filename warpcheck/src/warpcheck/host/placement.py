@@ -1,0 +1,150 @@
+"""Where a tensor would lie on a machine with a GPU, told by `tensor.device`, `is_cuda` and `is_cpu`.
+
+All memory is the host's. A tensor that was made without a device, or moved to the CPU, and what is computed from such
+alone, is marked as the host's; every other one, gradients that autograd makes by itself among them, is the GPU's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from warpcheck.host.replaced import replaced
+
+_BASE_DEVICE = torch._C.TensorBase.device
+_GPU = torch.device("cuda", 0)
+_ON_HOST = "_fa4_on_host"
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Is it marked as the host's?"""
+    return getattr(tensor, _ON_HOST, False)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+
+
+def goes_to_host(func: Any, args: tuple, kwargs: dict) -> bool | None:
+    """Whether a call names the host or the GPU as the place of its result; None where it names neither."""
+    if func in (torch.Tensor.cpu, torch.Tensor.pin_memory):
+        return True
+    if func is torch.Tensor.to:
+        other = kwargs.get("other", args[1] if len(args) > 1 else None)
+        if isinstance(other, torch.Tensor):
+            return on_host(other)
+    numbered = args[1:2] if func is torch.Tensor.to else ()
+    if func is torch.Tensor.cuda or any(type(place) is int for place in (kwargs.get("device"), *numbered)):
+        return False
+    for device in (kwargs.get("device"), *args):
+        kind = device.type if isinstance(device, torch.device) else device if isinstance(device, str) else ""
+        if kind.partition(":")[0] in ("cpu", "cuda"):
+            return kind.startswith("cpu")
+    return None
+
+
+class Placement:
+    """Marks the results of torch functions, and answers for their devices."""
+
+    def note(self, result: Any, func: Any, args: tuple, kwargs: dict) -> None:
+        """Mark what `func(*args, **kwargs)` gave."""
+        if getattr(func, "__name__", "") == "__set__":  # parameter.data = tensor
+            args[0].__dict__[_ON_HOST] = all(on_host(value) for value in _tensors(args[1:]))
+            return
+        results = [tensor for tensor in _tensors((result,)) if type(tensor) in (torch.Tensor, torch.nn.Parameter)]
+        if not results:
+            return
+        host = self._host(func, args, kwargs)
+        for tensor in results:
+            tensor.__dict__[_ON_HOST] = host
+
+    def _host(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        said = goes_to_host(func, args, kwargs)
+        if said is not None:
+            return said
+        given = list(_tensors((*args, *kwargs.values())))
+        if not given:
+            stack = _get_current_function_mode_stack()
+            return not any(type(mode) is DeviceContext and mode.device.type == "cuda" for mode in stack)
+        return all(on_host(tensor) for tensor in given)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, tensors tell where they would be, nothing is compiled by torch, and operators that a package has for
+        CUDA only run on what is the host's memory after all."""
+        with (
+            replaced(
+                torch.Tensor,
+                device=property(_device),
+                is_cuda=property(lambda tensor: _device(tensor).type == "cuda"),
+                is_cpu=property(lambda tensor: _device(tensor).type == "cpu"),
+                get_device=lambda tensor: 0 if _device(tensor).type == "cuda" else -1,
+            ),
+            replaced(DeviceContext, __torch_function__=_default_device),
+            replaced(torch, compile=_uncompiled),
+            replaced(torch.library, custom_op=_for_the_host(torch.library.custom_op, "device_types")),
+            replaced(torch.library.Library, impl=_with_host_key(torch.library.Library.impl)),
+        ):
+            yield
+
+
+def real_device(tensor: torch.Tensor) -> torch.device:
+    """Where torch itself keeps it."""
+    with torch._C.DisableTorchFunction():
+        return _BASE_DEVICE.__get__(tensor)
+
+
+def _device(tensor: torch.Tensor) -> torch.device:
+    real = real_device(tensor)
+    here = type(tensor) in (torch.Tensor, torch.nn.Parameter) and real.type == "cpu" and not on_host(tensor)
+    return _GPU if here else real
+
+
+_DEFAULT_DEVICE = DeviceContext.__torch_function__
+
+
+def _default_device(self: DeviceContext, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    """A default device that comes after the mode of torch_cuda.py, as torch.set_default_device has it, must not reach
+    torch; one before it (`with torch.device("cuda")`) is an argument to that mode."""
+    below = _get_current_function_mode_stack()
+    if self.device.type == "cuda" and not any(hasattr(mode, "placement") for mode in below):
+        return func(*args, **(kwargs or {}))
+    return _DEFAULT_DEVICE(self, func, types, args, kwargs)
+
+
+def _uncompiled(model: Any = None, **_options: Any) -> Any:
+    """torch.compile, which compiles nothing."""
+    return model if model is not None else lambda function: function
+
+
+def _for_the_host(function: Callable[..., Any], keyword: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def register(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get(keyword) in ("cuda", ["cuda"], ("cuda",)):
+            kwargs[keyword] = None
+        return function(*args, **kwargs)
+
+    return register
+
+
+def _with_host_key(impl: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(impl)
+    def register(self: Any, name: Any, function: Any, dispatch_key: str = "", **kwargs: Any) -> Any:
+        if dispatch_key == "CUDA":
+            full = name if isinstance(name, str) else name._qualified_op_name
+            full = full if "::" in full else f"{self.ns}::{full}"
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU"):
+                dispatch_key = "CPU"
+        return impl(self, name, function, dispatch_key, **kwargs)
+
+    return register

@@ -1,0 +1,93 @@
+"""Compiled functions on disk: the object file carries the PTX of its kernels behind its last section.
+
+A real chip needs only the machine code inside an object; the emulated one runs PTX. So `export_to_c` appends it, with
+what machine code can be made of, and `load_module` finds it there, and host code that keeps compiled kernels works on
+an emulated chip as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import struct
+import types
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from warpcheck.errors import EmulationError
+from warpcheck.host.assembly import Unassembled
+from warpcheck.host.modules import Modules, fatbins_in, unassembled
+
+_END = struct.Struct("<QQ8s")  # bytes of the compressed texts and of all codes before it, and a mark
+_MARK = b"fa4.ptx2"
+
+
+def append_ptx(path: Path, modules: Modules) -> None:
+    """Write the PTX of every kernel of the object file `path` behind it."""
+    texts = [modules.ptx_of(binary) for binary in fatbins_in(path.read_bytes())]
+    codes = [unassembled(ptx) or Unassembled(b"", "") for ptx in texts]
+    table = [(ptx, code.passes, len(code.bytecode)) for ptx, code in zip(texts, codes)]
+    packed = zlib.compress(json.dumps(table).encode(), level=1)
+    bytecodes = b"".join(code.bytecode for code in codes)
+    with path.open("ab") as file:
+        file.write(packed + bytecodes + _END.pack(len(packed), len(bytecodes), _MARK))
+
+
+def register_stored(path: Path, modules: Modules) -> None:
+    """Tell `modules` the PTX that the object file `path` carries.
+
+    Raises:
+        EmulationError: the file carries none: it was exported for a real chip, or is cut off.
+    """
+    data = path.read_bytes()
+    table_bytes, code_bytes, mark = _END.unpack(data[-_END.size :]) if len(data) >= _END.size else (0, 0, b"")
+    if mark != _MARK:
+        raise EmulationError(f"{path} carries no PTX: export it inside `with emulate(...)`")
+    codes = len(data) - _END.size - code_bytes
+    table = codes - table_bytes
+    for binary, (ptx, passes, size) in zip(
+        fatbins_in(data[:table]), json.loads(zlib.decompress(data[table:codes])), strict=True
+    ):
+        modules.register(binary, ptx, Unassembled(data[codes : codes + size], passes) if size else None)
+        codes += size
+
+
+@contextlib.contextmanager
+def installed(modules: Modules) -> Iterator[None]:
+    """Inside, tvm-ffi functions are exported with their PTX, and loaded by it.
+
+    Their host code is not optimised: that takes longer than an emulated chip's calls ever gain from it.
+    """
+    from cutlass.base_dsl.export.external_binary_module import ExternalBinaryModule
+    from cutlass.cutlass_dsl import tvm_ffi_provider
+    from cutlass.cutlass_dsl.tvm_ffi_provider import TVMFFIJitCompiledFunctionBase
+
+    from warpcheck.host.replaced import replaced
+
+    export, load = TVMFFIJitCompiledFunctionBase.export_to_c, ExternalBinaryModule.__init__
+    support = tvm_ffi_provider._aot_support
+
+    @functools.wraps(support.export_module_to_bytes)
+    def unoptimised(*args: Any, **kwargs: Any) -> bytes:
+        return support.export_module_to_bytes(*args, **{**kwargs, "opt_level": 0})
+
+    @functools.wraps(export)
+    def export_to_c(self: Any, object_file_path: str, *args: Any, **kwargs: Any) -> None:
+        export(self, object_file_path, *args, **kwargs)
+        append_ptx(Path(object_file_path), modules)
+
+    @functools.wraps(load)
+    def init(self: Any, file_path: str, *args: Any, **kwargs: Any) -> None:
+        register_stored(Path(file_path), modules)
+        load(self, file_path, *args, **kwargs)
+
+    quick = types.SimpleNamespace(**{**vars(support), "export_module_to_bytes": unoptimised})
+    with (
+        replaced(tvm_ffi_provider, _aot_support=quick),
+        replaced(TVMFFIJitCompiledFunctionBase, export_to_c=export_to_c),
+        replaced(ExternalBinaryModule, __init__=init),
+    ):
+        yield

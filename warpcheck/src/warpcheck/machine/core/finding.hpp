@@ -1,0 +1,109 @@
+// What a kernel can do wrong: the checks by name, a finding with its places, and what becomes of it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "place.hpp"
+
+namespace fa4 {
+
+// By the names that warpcheck/src/warpcheck/findings.py describes.
+// clang-format off
+#define FA4_CHECKS(X) \
+    X(Deadlock, "deadlock") X(UnknownInstruction, "unknown-instruction") X(LaunchRefused, "launch-refused") \
+    X(RegisterFile, "register-file") X(Divergent, "divergent") X(OutOfBounds, "out-of-bounds") X(Misaligned, "misaligned") \
+    X(Uninitialized, "uninitialized") X(BarrierMisuse, "barrier-misuse") X(TmemMisuse, "tmem-misuse") \
+    X(IllegalInstruction, "illegal-instruction") \
+    X(Race, "race") X(LaneRace, "lane-race") X(ProxyFence, "proxy-fence") X(TensormapFence, "tensormap-fence") \
+    X(BarrierInitFence, "barrier-init-fence") X(WgmmaFence, "wgmma-fence") X(WgmmaWait, "wgmma-wait") \
+    X(GridDependency, "grid-dependency") X(CtaEnd, "cta-end") X(CoResidency, "co-residency") \
+    X(CpAsyncProxy, "cp-async-proxy") X(RelaxedArrival, "relaxed-arrival") X(CopyArrival, "copy-arrival") \
+    X(BarrierInitLanes, "barrier-init-lanes") X(TensorFence, "tensor-fence") \
+    X(TmemQuarter, "tmem-quarter") X(MmaOrder, "mma-order") X(RegisterCount, "setmaxnreg-count") X(RegisterPlace, "setmaxnreg-place") \
+    X(EqualWrites, "equal-writes") \
+    X(BarrierLeftover, "barrier-leftover") X(StoreLeftover, "store-leftover") X(TmemLeftover, "tmem-leftover")
+// clang-format on
+
+enum class Check : uint8_t {
+#define X(name, text) name,
+    FA4_CHECKS(X)
+#undef X
+        count
+};
+
+// `fatal`: no instruction can follow. `barrier`: what the finding is about, if it is a barrier.
+struct SimError : std::runtime_error {
+    Check check;
+    Place place;
+    std::vector<std::pair<std::string, Place>> others;
+    std::string barrier;
+    bool fatal = false;
+    SimError(Check c, const std::string& message) : std::runtime_error(message), check(c) {}
+};
+
+// The same instructions in the same trouble are one finding. `equal`: all its writes left the bytes as they were.
+struct Finding {
+    SimError error;
+    uint64_t count = 1;
+    bool equal = false;
+};
+
+class Findings {
+public:
+    bool collect = false;       // note findings and go on, instead of throwing the first
+    uint64_t off = 0;           // a bit for every check that is not told
+    bool undefined = false;     // what was noted leaves values that no kernel asked for
+
+    bool told(Check check) const { return !(off >> int(check) & 1); }
+    // Is the run to go on after it?
+    bool goes_on(const SimError& error) const { return !error.fatal && (collect || !told(error.check)); }
+    // The same as before? Then it is only counted.
+    bool again(Check check, int32_t row, int32_t other, bool equal = false) {
+        if (!collect) return false;
+        const auto known = index_.find(key(check, row, other));
+        if (known == index_.end()) return false;
+        Finding& finding = all_[known->second];
+        ++finding.count;
+        finding.equal &= equal;
+        return true;
+    }
+    // Throws it, or keeps it, or forgets it. `equal`: a race of writes that changed nothing.
+    void note(SimError error, bool equal = false) {
+        const Check check = error.check;
+        if (equal) error.check = Check::EqualWrites;
+        if (!told(error.check)) return;
+        if (!collect || error.fatal) throw error;
+        const int32_t other = error.others.empty() ? -1 : error.others.front().second.row;
+        if (again(check, error.place.row, other, equal)) return;
+        error.check = check;
+        undefined |= check < Check::Race;
+        index_[key(check, error.place.row, other)] = all_.size();
+        all_.push_back({error, 1, equal});
+    }
+    // In the order in which they were first seen.
+    std::vector<Finding> all() const {
+        std::vector<Finding> named = all_;
+        for (Finding& finding : named)
+            if (finding.equal) finding.error.check = Check::EqualWrites;
+        return named;
+    }
+
+private:
+    using Key = std::tuple<Check, int32_t, int32_t>;        // rows of the two places
+    // Which of two racing accesses came first is luck.
+    static Key key(Check check, int32_t row, int32_t other) {
+        return check == Check::Race ? Key(check, std::min(row, other), std::max(row, other)) : Key(check, row, other);
+    }
+
+    std::vector<Finding> all_;
+    std::map<Key, size_t> index_;
+};
+
+}  // namespace fa4

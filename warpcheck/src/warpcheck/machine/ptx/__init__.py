@@ -1,0 +1,41 @@
+"""PTX text as records: `parse` reads a module, `records` says what comes out."""
+
+from warpcheck.machine.ptx.parser import parse
+from warpcheck.machine.ptx.records import (
+    TYPE_BITS,
+    Address,
+    Imm,
+    Instruction,
+    Kernel,
+    Module,
+    Negated,
+    Pair,
+    Param,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
+)  # fmt: skip
+from warpcheck.machine.ptx.text import entries
+
+__all__ = [
+    "TYPE_BITS",
+    "Address",
+    "Imm",
+    "Instruction",
+    "Kernel",
+    "Module",
+    "Negated",
+    "Pair",
+    "Param",
+    "Register",
+    "Sink",
+    "Special",
+    "Symbol",
+    "Variable",
+    "Vector",
+    "entries",
+    "parse",
+]  # fmt: skip

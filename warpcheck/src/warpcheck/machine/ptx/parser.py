@@ -1,0 +1,382 @@
+"""PTX text -> records. Knows the syntax of PTX (ISA chapter 4, 5, 11), nothing of what instructions mean."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+
+from warpcheck.errors import Place, PtxSyntaxError
+from warpcheck.machine.ptx.records import (
+    TYPE_BITS,
+    Address,
+    Imm,
+    Instruction,
+    Kernel,
+    Module,
+    Negated,
+    Pair,
+    Param,
+    Sink,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
+)  # fmt: skip
+from warpcheck.machine.ptx.scopes import Scopes
+from warpcheck.machine.ptx.text import float_bytes, parse_literal, split_top
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_SPACE = re.compile(r"\s+")
+_LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
+_FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"[^\n]*')
+_ENTRY = re.compile(r"(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b")
+_NAME = re.compile(r"[A-Za-z_$%][\w$%.]*")
+_INSTRUCTION = r"(?P<text>(?:@(?P<negated>!?)\s*(?P<guard>[\w$%%]+)\s+)?(?P<opcode>[a-zA-Z_]%s)(?P<operands>%s))"
+# Nearly every line of a body: `.loc`, or an instruction whose operands stand apart from its opcode, so that it cannot
+# be a label. What does not fit (a label, a scope, a directive) is looked at more closely.
+_LINE = re.compile(
+    r"\s*(?:\.loc\s+(\d+)\s+(\d+)\s+\d+[^\n]*|"
+    + _INSTRUCTION % (r"[\w.]*(?:::[\w.]+)*", r"(?:\s+[^\s:;][^;]*)?")
+    + r"\s*;)"
+)
+_ANY_INSTRUCTION = re.compile(_INSTRUCTION % (r"[\w.:]*", "[^;]*"))
+_ADDRESS = re.compile(r"(.*?)\s*(?:\+\s*([-+]?\s*\w+)|(-\s*\w+))?$", re.S)
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        # Comments become blanks of the same shape, so offsets keep their line numbers.
+        self.text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+        self.starts = [0] + [m.end() for m in re.finditer("\n", self.text)]
+        self.pos = 0
+
+    def line(self, pos: int) -> int:
+        return bisect_right(self.starts, pos)
+
+    def fail(self, message: str, pos: int | None = None) -> PtxSyntaxError:
+        pos = self.pos if pos is None else pos
+        line = self.line(pos)
+        end = self.text.find("\n", pos)
+        return PtxSyntaxError(message, Place(line, self.text[pos : end if end >= 0 else None].strip()))
+
+    def skip(self) -> bool:
+        m = _SPACE.match(self.text, self.pos)
+        if m:
+            self.pos = m.end()
+        return self.pos < len(self.text)
+
+    def until(self, stop: str) -> str:
+        end = self.text.find(stop, self.pos)
+        if end < 0:
+            raise self.fail(f"expected {stop!r}")
+        piece = self.text[self.pos : end]
+        self.pos = end + len(stop)
+        return piece
+
+    def braces(self) -> str:
+        """The inside of a balanced {...} that starts here."""
+        depth, start = 0, self.pos
+        for m in re.finditer(r"[{}]", self.text[start:]):
+            depth += 1 if m[0] == "{" else -1
+            if depth == 0:
+                self.pos = start + m.end()
+                return self.text[start + 1 : start + m.start()]
+        raise self.fail("unbalanced braces")
+
+    # Module level.
+
+    def module(self) -> Module:
+        module = Module("", {}, {}, {})
+        functions: set[str] = set()
+        while self.skip():
+            rest = self.text[self.pos : self.pos + 400]
+            if m := _FILE.match(self.text, self.pos):
+                module.files[int(m[1])] = m[2]
+                self.pos = m.end()
+            elif m := re.match(r"\.(version|target|address_size)\s+([^\n]*)", rest):
+                if m[1] == "target":
+                    module.target = m[2].split(",")[0].strip()
+                self.pos += m.end()
+            elif m := _ENTRY.match(self.text, self.pos):
+                self.pos = m.end()
+                if m[1] == "entry":
+                    kernel = self.kernel(module)
+                    module.kernels[kernel.name] = kernel
+                else:
+                    functions.add(self.function_declaration())
+            elif rest.startswith(".section"):
+                self.until("{")
+                self.pos -= 1
+                self.braces()
+            elif rest.startswith((".pragma", ".alias")):
+                self.until(";")
+            elif m := re.match(r"(\.(?:extern|visible|weak|common)\s+)*\.(global|shared|const)\b", rest):
+                start = self.pos
+                statement = self.until(";")
+                variable = self.variable(statement, start)
+                module.variables[variable.name] = variable
+            else:
+                raise self.fail("cannot read this at module level")
+        return module
+
+    def function_declaration(self) -> str:
+        """`.extern .func` prototypes are skipped; a defined function is not supported."""
+        start = self.pos
+        m = re.compile(r"[^;{]*").match(self.text, start)
+        assert m is not None, "nothing is a match too"
+        self.pos = m.end()
+        if self.text[self.pos : self.pos + 1] == "{":
+            raise self.fail("device functions (.func with a body) are not modelled", start)
+        self.until(";")
+        return re.sub(r"\([^()]*\)", "", m[0]).strip()
+
+    def variable(self, statement: str, start: int) -> Variable:
+        declaration, _, initial = statement.partition("=")
+        words = declaration.split()
+        extern = ".extern" in words
+        space = next(w[1:] for w in words if w in (".global", ".shared", ".const", ".local", ".param"))
+        align_m = re.search(r"\.align\s+(\d+)", declaration)
+        types = [w for w in re.findall(r"\.([a-z]\w*)", declaration) if w in TYPE_BITS]
+        vector = {"v2": 2, "v4": 4}.get((re.findall(r"\.(v[24])\b", declaration) or [""])[0], 1)
+        tail = re.search(r"([A-Za-z_$%][\w$%.]*)\s*((?:\[[^\]]*\]\s*)*)$", declaration.strip())
+        if not types or not tail:
+            raise self.fail("cannot read this variable", start)
+        element = max(1, TYPE_BITS[types[0]] // 8) * vector
+        count = 1
+        for dim in re.findall(r"\[([^\]]*)\]", tail[2]):
+            dim = dim.strip()
+            count *= int(dim, 0) if dim else 0
+        data, relocations = None, []
+        if initial.strip():
+            values = re.findall(r"[^\s,{}]+", initial)
+            raw = bytearray()
+            for value in values:
+                literal = parse_literal(value)
+                if literal is None:
+                    relocations.append((len(raw), value))
+                    raw += bytes(element)
+                elif literal.float_bits:
+                    raw += float_bytes(literal, element)
+                else:
+                    raw += (literal.value & ((1 << (8 * element)) - 1)).to_bytes(element, "little")
+            data = bytes(raw)
+            count = max(count, len(data) // element)
+        align = int(align_m[1]) if align_m else element
+        return Variable(tail[1], space, element * count, align, data, tuple(relocations), extern)
+
+    def kernel(self, module: Module) -> Kernel:
+        self.skip()
+        m = _NAME.match(self.text, self.pos)
+        if not m:
+            raise self.fail("expected the name of the entry")
+        name = m[0]
+        self.pos = m.end()
+        self.skip()
+        params: list[Param] = []
+        if self.text[self.pos] == "(":
+            self.pos += 1
+            start = self.pos
+            depth_text = self.until(")")
+            offset = 0
+            for declaration in split_top(depth_text):
+                variable = self.variable(
+                    re.sub(r"\.ptr\b(\s*\.(global|shared|const|local))?(\s*\.align\s+\d+)?", "", declaration), start
+                )
+                offset = -(-offset // variable.align) * variable.align
+                type_ = next(word for word in re.findall(r"\.([a-z]\w*)", declaration) if word in TYPE_BITS)
+                params.append(Param(variable.name, variable.nbytes, variable.align, offset, type_))
+                offset += variable.nbytes
+        directives: dict[str, tuple[int, ...]] = {}
+        while self.skip() and self.text[self.pos] != "{":
+            m = re.compile(r"\.(\w+)([^.{;]*)").match(self.text, self.pos)
+            if not m:
+                raise self.fail("cannot read this kernel directive")
+            if m[1] == "pragma":
+                self.until(";")
+                continue
+            directives[m[1]] = tuple(int(x) for x in re.findall(r"\d+", m[2]))
+            self.pos = m.end()
+        return self.body(module, name, params, directives)
+
+    # Function level.
+
+    def body(self, module: Module, name: str, params: list[Param], directives) -> Kernel:
+        scopes = Scopes()
+        code: list[Instruction] = []
+        variables: dict[str, Variable] = {}
+        tables: dict[str, tuple[str, ...]] = {}
+        file = source_line = None
+        self.pos += 1
+        depth = 1
+        while depth:
+            m = _LINE.match(self.text, self.pos)
+            if m is not None:
+                if m[1] is not None:
+                    file, source_line = int(m[1]), int(m[2])
+                else:
+                    code.append(self.instruction(m, scopes, file, source_line))
+                self.pos = m.end()
+                continue
+            if not self.skip():
+                raise self.fail(f"the body of {name} does not end")
+            c = self.text[self.pos]
+            if c == "{":
+                scopes.push()
+                depth += 1
+                self.pos += 1
+            elif c == "}":
+                scopes.pop()
+                depth -= 1
+                self.pos += 1
+            elif c == ";":
+                self.pos += 1
+            elif c == ".":
+                self.directive(scopes, variables)
+            elif m := _LABEL.match(self.text, self.pos):
+                self.pos = m.end()
+                self.skip()
+                if self.text.startswith(".branchtargets", self.pos):
+                    tables[m[1]] = tuple(self.until(";")[len(".branchtargets") :].replace(",", " ").split())
+                elif self.text.startswith(".callprototype", self.pos):
+                    self.until(";")
+                else:
+                    scopes.labels[scopes.current][m[1]] = len(code)
+            else:
+                code.append(self.instruction(self.any_instruction(), scopes, file, source_line))
+        labels: dict[str, int] = {}
+        for instruction in code:
+            if instruction.opcode.split(".")[0] in ("bra", "brx"):
+                self.resolve(instruction, scopes, labels, tables)
+        return Kernel(name, params, code, labels, scopes.registers, variables, directives, tables)
+
+    def resolve(self, instruction: Instruction, scopes: Scopes, labels: dict, tables: dict) -> None:
+        def unique(name: str) -> Symbol:
+            target = scopes.label(name, instruction.scope)
+            if target is None:
+                raise PtxSyntaxError(
+                    f"label {name} is not defined in this scope", Place(instruction.line, instruction.text)
+                )
+            key = f"{name}@{target}"
+            labels[key] = target
+            return Symbol(key)
+
+        if instruction.opcode.startswith("bra"):
+            instruction.operands = (unique(instruction.operands[0].name),)
+        else:
+            index, table = instruction.operands
+            targets = tables.get(table.name, ())
+            instruction.operands = (index, Vector(tuple(unique(t) for t in targets)))
+
+    def directive(self, scopes: Scopes, variables: dict[str, Variable]) -> None:
+        start = self.pos
+        statement = self.until(";")
+        if m := re.match(r"\.reg\s+(?:\.(v[24])\s+)?\.(\w+)\s+(.*)", statement, re.S):
+            if m[2] not in TYPE_BITS:
+                raise self.fail(f"unknown register type .{m[2]}", start)
+            for name in m[3].split(","):
+                scopes.declare(name.strip(), m[2], elements=int(m[1][1:]) if m[1] else 0)
+        elif re.match(r"\.(local|shared|param|global)\b", statement):
+            variable = self.variable(statement, start)
+            variables[variable.name] = variable
+        elif not statement.startswith(".pragma"):
+            raise self.fail("cannot read this directive", start)
+
+    def any_instruction(self) -> re.Match:
+        start = self.pos
+        statement = self.until(";")
+        m = _ANY_INSTRUCTION.match(self.text, start)
+        if m is None:
+            guard = statement.startswith("@") and not re.match(r"@!?\s*[\w$%]+\s", statement)
+            raise self.fail("cannot read this guard" if guard else "cannot read this instruction", start)
+        return m
+
+    def instruction(self, m: re.Match, scopes: Scopes, file: int | None, source_line: int | None) -> Instruction:
+        text, negated, name, opcode, operands = m.group("text", "negated", "guard", "opcode", "operands")
+        guard = None
+        if name is not None:
+            guard = scopes.register(name)
+            if guard is None:
+                raise self.fail(f"predicate {name} is not declared", m.start("text"))
+        try:
+            read = tuple(self.operands(operands, scopes))
+        except ValueError as error:
+            raise self.fail(str(error), m.start("text")) from None
+        line, text = self.line(m.start("text")), " ".join(text.split())
+        return Instruction(opcode, read, guard, bool(negated), line, text, file, source_line, scopes.current)
+
+    def operands(self, text: str, scopes: Scopes) -> list:
+        """A list of operands. The same text in the same scope is the same operand."""
+        read, known = [], scopes.known[scopes.current]
+        for piece in split_top(text):
+            operand = known.get(piece)
+            if operand is None:
+                operand = known[piece] = self.operand(piece, scopes)
+            read.append(operand)
+        return read
+
+    def operand(self, text: str, scopes: Scopes):
+        if not text:
+            raise ValueError("an operand is missing")
+        c = text[0]
+        if c == "{":
+            return Vector(tuple(self.operands(text[1:-1], scopes)))
+        if c == "[":
+            return self.address(text[1 : text.rindex("]")], scopes)
+        if c == "(":
+            return Vector(tuple(self.operands(text[1:-1], scopes)))
+        if c == "!":
+            register = scopes.register(text[1:].strip())
+            if register is None:
+                raise ValueError(f"predicate {text[1:]} is not declared")
+            return Negated(register)
+        if text == "_":
+            return Sink()
+        if "|" in text:
+            first, second = (self.operand(o.strip(), scopes) for o in text.split("|"))
+            return Pair(first, second)
+        literal = None if c == "%" else parse_literal(text)
+        if literal is not None:
+            return literal
+        register = scopes.register(text)
+        if register is not None:
+            return register
+        vector = scopes.vector(text)
+        if vector is not None:
+            return Vector(vector)
+        if text == "WARP_SZ":
+            return Imm(32)
+        if text[0] == "%":
+            return Special(text[1:])
+        m = re.match(r"([\w$%.]+)\s*([+-]\s*\w+)?$", text)
+        if not m:
+            raise ValueError(f"cannot read operand {text!r}")
+        return Symbol(m[1], int(m[2].replace(" ", ""), 0) if m[2] else 0)
+
+    def address(self, text: str, scopes: Scopes) -> Address:
+        parts = split_top(text)
+        m = _ADDRESS.match(parts[0])
+        assert m is not None, "every group is optional"
+        base_text, offset_text = m[1].strip(), (m[2] or m[3])
+        offset = 0
+        if offset_text is not None:
+            literal = parse_literal(offset_text.replace(" ", ""))
+            if literal is None:
+                raise ValueError(f"cannot read address {text!r}")
+            offset = literal.value
+        base = self.operand(base_text, scopes)
+        if isinstance(base, Symbol):
+            offset += base.offset
+            base = Symbol(base.name)
+        coords, extra = None, []
+        for part in parts[1:]:
+            operand = self.operand(part, scopes)
+            if isinstance(operand, Vector) and coords is None:
+                coords = operand.items
+            else:
+                extra.append(operand)
+        return Address(base, offset, coords, tuple(extra))
+
+
+def parse(text: str) -> Module:
+    """Read one PTX module. Raises PtxSyntaxError with the line."""
+    return _Parser(text).module()

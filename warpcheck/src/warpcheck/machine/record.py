@@ -1,0 +1,78 @@
+"""What a launch did that a clock can time: per warp what it executed, and the values that the time of it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from warpcheck.machine.ptx import Kernel
+
+# Kinds of events, by number, with the names of their values: core/recorder.hpp.
+EVENTS = (
+    ("init", "cta", "barrier", "arrivals"),
+    ("arrive", "cta", "barrier", "arrivals", "bytes"),
+    ("wait", "cta", "barrier", "phases"),
+    ("load", "cta", "barrier_cta", "barrier", "bytes", "address", "pieces"),
+    ("store", "lane", "adds", "bytes", "address", "pieces"),
+    ("put", "cta", "barrier_cta", "barrier", "bytes"),
+    ("product", "m", "n", "k", "group", "tmem", "kind"),
+    ("commit", "cta", "barrier"),
+    ("named", "barrier", "threads"),
+    ("shared", "bytes", "passes", "cta"),
+    ("global", "bytes", "sectors", "address", "access"),
+    ("cancel", "cta", "barrier"),
+)
+KINDS = {names[0]: number for number, names in enumerate(EVENTS)}
+
+
+@dataclass(frozen=True)
+class RecordedLaunch:
+    """How the kernel was launched. smem_bytes: dynamic shared memory of a CTA."""
+
+    chip: str
+    ptx: str
+    entry: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    cluster: tuple[int, ...]
+    smem_bytes: int
+
+
+@dataclass(frozen=True)
+class WarpRecord:
+    """One warp. runs: (n, 2) first row of the core's table and count of consecutive ones, in the order of execution.
+    events: (m, 8) place among the executed rows, kind (`KINDS`), and up to six values (`EVENTS`)."""
+
+    cta: int
+    warp: int
+    sm: int
+    executed: int
+    runs: np.ndarray
+    events: np.ndarray
+
+
+@dataclass(frozen=True)
+class Record:
+    """One launch. instructions: by row of the core's table, the index of the PTX instruction it comes from."""
+
+    launch: RecordedLaunch
+    kernel: Kernel
+    instructions: np.ndarray
+    warps: tuple[WarpRecord, ...]
+    roles: Mapping[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, launch: RecordedLaunch, kernel: Kernel, sources: Sequence[int], raw: Sequence[tuple],
+           roles: Mapping[int, str]) -> Record:  # fmt: skip
+        """From what the core hands over."""
+        warps = tuple(
+            WarpRecord(
+                cta, warp, sm, executed,
+                np.frombuffer(runs, dtype=np.uint32).reshape(-1, 2),
+                np.frombuffer(events, dtype=np.int64).reshape(-1, 8),
+            )
+            for cta, warp, sm, executed, runs, events in raw
+        )  # fmt: skip
+        return cls(launch, kernel, np.asarray(sources, dtype=np.int32), warps, dict(roles))

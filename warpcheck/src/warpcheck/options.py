@@ -1,0 +1,76 @@
+"""Kinds of command-line options that the emulator's commands share; each refuses what it cannot use."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from warpcheck.findings import FINAL, KINDS
+from warpcheck.machine import ORDERS, Checks
+from warpcheck.machine.chips import CHIPS
+
+CHIP = click.Choice(list(CHIPS))
+COUNT = click.IntRange(min=1)
+LENGTH = click.IntRange(min=0)
+SIDE_OF_WINDOW = click.IntRange(min=-1)  # -1 is open
+
+
+class _Pattern(click.ParamType):
+    """A regular expression."""
+
+    name = "regex"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            self.fail(f"{value!r} is no regular expression: {error}", param, ctx)
+        return value
+
+
+class _NewFile(click.Path):
+    """A file that can be written when there is something to write, which may be minutes later."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if not Path(os.fsdecode(path)).absolute().parent.is_dir():
+            self.fail(f"{value!r} is in no directory that exists", param, ctx)
+        return path
+
+
+PATTERN = _Pattern()
+NEW_FILE = _NewFile(dir_okay=False, writable=True)
+
+
+RESIDENT = click.option(
+    "--resident", type=click.IntRange(min=0), metavar="N",
+    help="Clusters (CTAs, where there are none) that run at a time, lowest index first; 0: as many as fit. "
+    "[default: 1 with an odd seed, else as many as fit]",
+)  # fmt: skip
+
+
+def choosing_checks(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options that say what is checked; it gets them as `checks`."""
+
+    @click.option("--races/--no-races", default=True, show_default=True, help="Check for data races.")
+    @click.option("--letter", is_flag=True, help="Hold tensor memory and setmaxnreg to the letter of the ISA.")
+    @click.option("--order", type=click.Choice(ORDERS), default="practice", show_default=True,
+                  help="In which order the products that one thread issues execute.")  # fmt: skip
+    @click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of an mbarrier's phase.")
+    @click.option("--off", multiple=True, type=click.Choice([kind for kind in KINDS if kind not in FINAL]),
+                  metavar="KIND", help="A kind of finding that is not told; may be repeated.")  # fmt: skip
+    @functools.wraps(command)
+    def with_checks(*args: Any, races: bool, letter: bool, order: str, leftovers: bool, off: tuple[str, ...],
+                    **kwargs: Any) -> Any:  # fmt: skip
+        checks = Checks(races=races, letter=letter, leftovers=leftovers, order=order, off=frozenset(off))
+        return command(*args, checks=checks, **kwargs)
+
+    return with_checks

@@ -1,0 +1,74 @@
+"""Run a Python script, unmodified, on an emulated chip, and say what its kernels do wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from warpcheck.findings import Findings
+from warpcheck.machine import Checks, LaunchReport, Order
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """exit_code: the script's own, 1 if it ended with an exception, which was printed. launches: those of the first
+    order, with the other orders that left other bytes."""
+
+    exit_code: int
+    findings: Findings
+    launches: tuple[LaunchReport, ...]
+
+
+@contextlib.contextmanager
+def _as_from_the_shell(arguments: Sequence[str]) -> Iterator[None]:
+    """`sys.argv` and `sys.path` as the interpreter sets them for `python ARGUMENTS`."""
+    argv, path = sys.argv, list(sys.path)
+    module = arguments[0] == "-m"
+    sys.argv = list(arguments[1:] if module else arguments)
+    sys.path.insert(0, "" if module else str(Path(arguments[0]).resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def run_script(
+    arguments: Sequence[str], chip: str, orders: Sequence[Order], *, sms: int = 4, checks: Checks | None = None,
+    resident: int | None = None,
+) -> Outcome:  # fmt: skip
+    """Run `python ARGUMENTS` (a script or `-m MODULE`, and what follows) in this process on an emulated chip.
+
+    Every launch is run in all of `orders`, from the same memory; the script sees the results of the first.
+    """
+    from warpcheck.context import emulate
+
+    (seed, schedule), *others = orders
+    with emulate(
+        chip, sms=sms, seed=seed, schedule=schedule, checks=checks, on_finding="collect", resident=resident,
+        tells_devices_apart=True,
+    ) as gpu:  # fmt: skip
+        gpu.repeat(others)
+        exit_code = _run(arguments)
+        return Outcome(exit_code, gpu.findings, tuple(gpu.launches))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        with _as_from_the_shell(arguments):
+            if arguments[0] == "-m":
+                runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as exit_:
+        if isinstance(exit_.code, str):
+            print(exit_.code, file=sys.stderr)
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0

@@ -1,0 +1,119 @@
+"""What PTX instructions do to units whose time the clock models, as far as their text says it.
+
+Values (addresses, barriers, shapes in registers) are in the record's events; what stands in the text is here.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from warpcheck.machine.ptx import Imm, Instruction, Kernel, Special, Vector
+
+
+class Action(IntEnum):
+    """As in core/replay.hpp."""
+
+    NONE = 0
+    TMEM_LOAD = 1
+    TMEM_STORE = 2
+    TMEM_WAIT_LOAD = 3
+    TMEM_WAIT_STORE = 4
+    BULK_COMMIT = 5
+    BULK_WAIT = 6
+    BULK_WAIT_READ = 7
+    WGMMA = 8
+    WGMMA_COMMIT = 9
+    WGMMA_WAIT = 10
+    COPY_COMMIT = 11
+    COPY_WAIT = 12
+    COPY = 13
+    CLUSTER_ARRIVE = 14
+    CLUSTER_WAIT = 15
+    NAMED_SYNC = 16
+    NAMED_ARRIVE = 17
+    TENSOR_SYNC = 18
+    EXIT = 19
+    CLOCK = 20
+
+
+Effect = tuple[int, int, int]  # action and its two values
+IN_SHARED, ENDS_GROUP = 1, 2  # flags of wgmma: where A is; the last of its group
+_NOTHING: Effect = (Action.NONE, 0, 0)
+_REGISTERS = {"16x64b": 1, "16x128b": 2, "16x256b": 4, "32x32b": 1, "16x32bx2": 1}  # of a repetition
+
+
+def effects(kernel: Kernel) -> list[Effect]:
+    """The effect of each instruction of a kernel.
+
+    The end of a group of wgmma is said of the product before it: the machine code has no instruction for it.
+    """
+    found = [effect(instruction) for instruction in kernel.instructions]
+    last = -1
+    for i in range(len(found)):
+        if found[i][0] == Action.WGMMA:
+            last = i
+        elif found[i][0] == Action.WGMMA_COMMIT:
+            found[i] = _NOTHING
+            if last >= 0:
+                action, n, flags = found[last]
+                found[last] = (action, n, flags | ENDS_GROUP)
+    return found
+
+
+def effect(instruction: Instruction) -> Effect:
+    """Bytes of a warp for tensor memory, groups left open for waits, N for wgmma, FLOPs of a warp for mma.sync."""
+    parts = instruction.parts
+    root, name = parts[0], instruction.opcode
+    if root == "tcgen05":
+        if parts[1] in ("ld", "st"):
+            count = next(int(part[1:]) for part in parts if part[:1] == "x" and part[1:].isdigit())
+            shape = next(part for part in parts if part in _REGISTERS)
+            action = Action.TMEM_LOAD if parts[1] == "ld" else Action.TMEM_STORE
+            return (action, 128 * count * _REGISTERS[shape], 0)
+        if parts[1].startswith("wait"):
+            return (Action.TMEM_WAIT_LOAD if parts[1].endswith("ld") else Action.TMEM_WAIT_STORE, 0, 0)
+    elif root == "wgmma":
+        if parts[1] == "mma_async":
+            n = next(int(part[4:].split("k")[0]) for part in parts if part.startswith("m64n"))
+            return (Action.WGMMA, n, IN_SHARED * (not isinstance(instruction.operands[1], Vector)))
+        if parts[1] == "commit_group":
+            return (Action.WGMMA_COMMIT, 0, 0)
+        if parts[1] == "wait_group":
+            return (Action.WGMMA_WAIT, _count(instruction), 0)
+    elif name.startswith("cp.async.bulk.commit_group"):
+        return (Action.BULK_COMMIT, 0, 0)
+    elif name.startswith("cp.async.bulk.wait_group"):
+        return (Action.BULK_WAIT_READ if "read" in parts else Action.BULK_WAIT, _count(instruction), 0)
+    elif name.startswith("cp.async.commit_group"):
+        return (Action.COPY_COMMIT, 0, 0)
+    elif name.startswith("cp.async.wait_group"):
+        return (Action.COPY_WAIT, _count(instruction), 0)
+    elif name.startswith("cp.async.wait_all"):
+        return (Action.COPY_WAIT, 0, 1)
+    elif root == "cp" and parts[1] == "async" and parts[2] in ("ca", "cg"):
+        return (Action.COPY, 0, 0)
+    elif name.startswith("barrier.cluster.arrive"):
+        return (Action.CLUSTER_ARRIVE, 0, 0)
+    elif name.startswith("barrier.cluster.wait"):
+        return (Action.CLUSTER_WAIT, 0, 0)
+    elif root in ("bar", "barrier"):
+        return (Action.NAMED_ARRIVE if "arrive" in parts else Action.NAMED_SYNC, 0, 0)
+    elif root == "mma":
+        return (Action.TENSOR_SYNC, _flops(parts), 0)
+    elif root in ("exit", "ret"):
+        return (Action.EXIT, 0, 0)
+    elif root == "mov" and instruction.operands[1:] == (Special("clock64"),):
+        return (Action.CLOCK, 0, 0)
+    return _NOTHING
+
+
+def _count(instruction: Instruction) -> int:
+    first = instruction.operands[0]
+    return first.value if isinstance(first, Imm) else 0
+
+
+def _flops(parts: list[str]) -> int:
+    shape = next(part for part in parts if part[0] == "m" and "n" in part and "k" in part and part[1].isdigit())
+    m, rest = shape[1:].split("n")
+    n, k = rest.split("k")
+    return 2 * int(m) * int(n) * int(k)

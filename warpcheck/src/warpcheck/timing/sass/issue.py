@@ -1,0 +1,377 @@
+"""What a warp issues on the chip while the emulator runs a block of its PTX.
+
+The compiler reorders, merges and drops blocks, so a block of machine code seldom is a block of PTX. Each block of
+machine code gets a *home*: the block of PTX that runs as often as it does. A branch that ends it, and an instruction
+with an effect that nothing guards, cannot have moved to where they would run more or less often, so their blocks of PTX
+run exactly when it does, and the first of these is the home. Each block of machine code is charged, as a whole and in
+its own order, when the warp enters its home; slots carry the PTX instruction they were made of, which may stand in a
+later block.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from warpcheck.machine.ptx import Kernel, parse
+from warpcheck.timing.sass import blocks as flow
+from warpcheck.timing.sass.code import Function, MachineInstruction, cubin_in, embedded_ptx, functions
+from warpcheck.timing.sass.pipes import Rate, rate
+
+# Instructions with effects: where they stand they run as often as the PTX they came of.
+_ANCHORS = frozenset({
+    "BAR", "SYNCS", "STS", "STG", "ST", "STL", "STSM", "STAS", "RED", "REDG", "ATOM", "ATOMS", "ATOMG", "LDGSTS",
+    "LDGDEPBAR", "DEPBAR", "MEMBAR", "FENCE", "WARPGROUP", "HGMMA", "HMMA", "SHFL", "VOTE", "VOTEU", "REDUX", "CREDUX",
+    "LDTM", "STTM", "UTCHMMA", "UTCQMMA", "UTCIMMA", "UTCOMMA", "UTCMXQMMA", "UTCBAR", "UTCCP", "UTCATOMSWS", "UTMALDG",
+    "UTMASTG", "UTMAREDG", "UTMACMDFLUSH", "UBLKCP", "UBLKRED", "UCGABAR_ARV", "UCGABAR_WAIT", "USETMAXREG", "ACQBULK",
+    "PREEXIT",
+})  # fmt: skip
+_EFFECTS = frozenset({
+    "mbarrier", "tcgen05", "wgmma", "cp", "bar", "barrier", "st", "stmatrix", "red", "atom", "fence", "setmaxnreg",
+    "griddepcontrol",
+})  # fmt: skip
+_WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
+_A_BIT_OF_ANOTHER = "wgmma.commit_group"  # of the group's last product
+_PRODUCT = "wgmma.mma_async"
+_PADDING = frozenset({"NOP", "BRA"})
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One issue of a warp.
+
+    pipe, occupancy, latency, released, holds, takes, slowed: see `pipes`. stall: clocks until this warp may
+    issue its next. wait: mask of scoreboards that must be zero first. written, read: the scoreboard that counts down
+    when results are there, when operands were read. until: (scoreboard, count) of a wait for a count above zero. ptx:
+    index of the PTX instruction this is part of, None where no line says. guarded: under a predicate, so perhaps
+    without effect.
+    """
+
+    pipe: str
+    stall: int
+    wait: int
+    written: int | None
+    read: int | None
+    ptx: int | None
+    opcode: str
+    reuse: int
+    yields: bool
+    occupancy: float
+    latency: float
+    until: tuple[int, int] | None = None
+    guarded: bool = False
+    released: float = 0
+    holds: float = 0
+    takes: float = 0
+    slowed: float = 0
+
+    @property
+    def sets(self) -> tuple[int, ...]:
+        """Scoreboards that this slot counts up."""
+        return tuple(board for board in (self.written, self.read) if board is not None)
+
+
+@dataclass(frozen=True)
+class Block:
+    """PTX instructions `start` up to `stop`, and what a warp issues when it enters them.
+
+    slots: empty where the compiler put the block's instructions under predicates in the slots of an earlier one.
+    retries: what it issues each further time that it enters at once again, because a wait failed. copies: further
+    copies of the same code, as of an unrolled loop; one pass through the block issues one of them.
+    """
+
+    start: int
+    stop: int
+    slots: tuple[Slot, ...]
+    retries: tuple[Slot, ...] = ()
+    copies: tuple[tuple[Slot, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Untied:
+    """Machine code that no block of PTX could be named for: instructions `start` up to `stop`, and why."""
+
+    start: int
+    stop: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Shares of 1. tied: machine instructions in some block of PTX. named: those whose own PTX instruction is known.
+    reached: PTX instructions with an effect that some slot carries.
+    """
+
+    instructions: int
+    tied: float
+    named: float
+    reached: float
+
+
+@dataclass(frozen=True)
+class IssueModel:
+    """The machine code of one kernel by blocks of its PTX. blocks: in order, without gaps, from first to last.
+
+    homes: block of machine code (`blocks.machine_blocks`) whose slots stand in a block -> index of that in `blocks`.
+    """
+
+    entry: str
+    chip: str
+    blocks: tuple[Block, ...]
+    untied: tuple[Untied, ...]
+    coverage: Coverage
+    code: Function
+    homes: Mapping[int, int]
+
+
+def issue_model(ptx: str, cubin: bytes, entry: str) -> IssueModel:
+    """Machine code and PTX of one kernel, tied to each other.
+
+    cubin: made of this PTX, with line information; a fat binary that holds it uncompressed will do.
+
+    Raises:
+        FileNotFoundError: nvdisasm is not installed.
+        ValueError: the cubin has no line information, no such kernel, or was made from another PTX.
+    """
+    cubin = cubin_in(cubin)
+    module = parse(ptx)
+    found = functions(cubin)
+    if entry not in found or entry not in module.kernels:
+        raise ValueError(f"entry {entry}: the cubin has {', '.join(found)}; the PTX has {', '.join(module.kernels)}")
+    kernel = module.kernels[entry]
+    lines = _lines(kernel, cubin)
+    return tie(kernel, found[entry], lines, module.target)
+
+
+def _lines(kernel: Kernel, cubin: bytes) -> dict[int, list[int]]:
+    """Line of the PTX inside the cubin -> indices of the kernel's instructions there."""
+    text = embedded_ptx(cubin)
+    if text is None:
+        raise ValueError("the cubin has no PTX lines: compile with --generate-line-info (ptxas: -lineinfo)")
+    written = text.split("\n")
+    for instruction in kernel.instructions:
+        if instruction.opcode not in "".join(written[instruction.line - 1 : instruction.line + 2]):
+            break
+    else:
+        return _by_line(kernel, written)
+    # Numbered differently, as where comments were added or taken out.
+    inside = parse(text).kernels.get(kernel.name)
+    if inside is None or [i.opcode for i in inside.instructions] != [i.opcode for i in kernel.instructions]:
+        raise ValueError(f"the cubin was not made from this PTX: {kernel.name} has other instructions in it")
+    return _by_line(inside, written)
+
+
+def _by_line(kernel: Kernel, written: Sequence[str]) -> dict[int, list[int]]:
+    """An instruction of several lines, as mma.sync, is known by each of them: ptxas names the last."""
+    found = defaultdict(list)
+    for index, instruction in enumerate(kernel.instructions):
+        line = instruction.line
+        found[line].append(index)
+        while ";" not in written[line - 1] and line < len(written):
+            line += 1
+            found[line].append(index)
+    return found
+
+
+def tie(kernel: Kernel, function: Function, lines: dict[int, list[int]], chip: str) -> IssueModel:
+    """`issue_model` of parsed parts."""
+    of_ptx, of_code = flow.ptx_blocks(kernel), flow.machine_blocks(function)
+    indices = [_index(instruction, lines, kernel) for instruction in function.instructions]
+    _tie_products(kernel, function, indices)
+    _tie_waits(kernel, function, indices)
+    slots = [_slot(*parts, chip) for parts in zip(function.instructions, indices, strict=True)]
+    homes, untied = _homes(kernel, function, slots, of_ptx, of_code)
+    residents = defaultdict(list)
+    for block, home in homes.items():
+        residents[home].append(block)
+    cold = _cold(kernel, function, indices, of_code)
+    blocks: list[Block] = []
+    charged: dict[int, int] = {}
+    for home in range(len(of_ptx)):
+        parts = {block: tuple(slots[i] for i in of_code[block]) for block in residents[home]}
+        last = {block: function.instructions[of_code[block][-1]].target for block in parts}
+        turned = {block for block, target in last.items() if target is not None and target <= of_code[block].start}
+        made, kept = _block(kernel, of_ptx[home], parts, turned, cold)
+        blocks.append(made)
+        charged.update(dict.fromkeys(kept, home))
+    coverage = _coverage(kernel, slots, blocks)
+    return IssueModel(kernel.name, chip, tuple(blocks), tuple(untied), coverage, function, charged)
+
+
+def _cold(kernel: Kernel, function: Function, indices: Sequence[int | None], of_code: flow.Ranges) -> set[int]:
+    """Blocks of machine code that only a failed wait runs: from where it goes up to the branch back into line."""
+    code = function.instructions
+    found = set()
+    for i, instruction in enumerate(code):
+        target = instruction.target
+        if instruction.root != "BRA" or not instruction.guard or target is None or target <= i:
+            continue
+        if not _is_wait(kernel, indices[i]) or of_code.of(target) == of_code.of(i) + 1:
+            continue
+        block = of_code.of(target)
+        while block < len(of_code):
+            found.add(block)
+            last = code[of_code[block][-1]]
+            if last.root == "BRA" and not last.guard:
+                break
+            block += 1
+    return found
+
+
+def _index(instruction: MachineInstruction, lines: dict[int, list[int]], kernel: Kernel) -> int | None:
+    at = lines.get(instruction.line, ()) if instruction.line is not None else ()
+    if len(at) > 1 and instruction.root in flow.ENDS:
+        return next((i for i in at if kernel.instructions[i].parts[0] in ("bra", "brx", "ret", "exit")), at[0])
+    return at[0] if at else None
+
+
+def _tie_products(kernel: Kernel, function: Function, indices: list[int | None]) -> None:
+    """wgmma carries the line of the fence before its group. The n-th one behind a fence in machine code is the n-th one
+    behind it in PTX, where their shapes agree: ptxas keeps their order."""
+    products = [i for i, instruction in enumerate(kernel.instructions) if instruction.opcode.startswith(_PRODUCT)]
+    coming: Iterator[int] = iter(())
+    for i, instruction in enumerate(function.instructions):
+        at = indices[i]
+        if instruction.opcode.startswith("WARPGROUP.ARRIVE") and at is not None:
+            coming = iter(products[bisect_left(products, at) :])
+        elif instruction.root.endswith("GMMA"):
+            product = next(coming, None)
+            shape = instruction.opcode.split(".")[1].split("x")
+            if product is not None and "m{}n{}k{}".format(*shape) not in kernel.instructions[product].parts:
+                coming, product = iter(()), None
+            indices[i] = product
+
+
+def _tie_waits(kernel: Kernel, function: Function, indices: list[int | None]) -> None:
+    """The first try of a wait stands in line and carries the line before the wait; where it fails the code goes to a
+    loop elsewhere, whose tries carry the wait's own line."""
+    code = function.instructions
+    for i, instruction in enumerate(code):
+        if instruction.root != "SYNCS" or "TRYWAIT" not in instruction.opcode or _is_wait(kernel, indices[i]):
+            continue
+        # The branch on the outcome: the next one of the straight line.
+        branch = next((j for j in range(i + 1, min(i + 40, len(code))) if code[j].root in flow.ENDS), None)
+        target = code[branch].target if branch is not None else None
+        if branch is None or target is None:
+            continue
+        again = next((j for j in range(target, min(target + 8, len(code))) if _is_wait(kernel, indices[j])), None)
+        if again is not None:
+            indices[i] = indices[branch] = indices[again]
+
+
+def _is_wait(kernel: Kernel, index: int | None) -> bool:
+    return index is not None and kernel.instructions[index].opcode.startswith(_WAITS)
+
+
+_FIRST, _BOTH = 1, 3  # bits of operands that stay in the operand cache
+
+
+def _holds(row: Rate, reuse: int) -> float:
+    """Clocks of the registers' ports: a product whose first operand stays for the next reads for one less, with both
+    operands for two. Which of the two products gains does not matter."""
+    if row.pipe != "tensor":
+        return row.holds
+    return max(0.0, row.holds - bool(reuse & _FIRST) - (reuse & _BOTH == _BOTH))
+
+
+def _slot(instruction: MachineInstruction, ptx: int | None, chip: str) -> Slot:
+    row: Rate = rate(instruction.opcode, chip)
+    control = instruction.control
+    until = None
+    if instruction.root == "DEPBAR" and instruction.operands.startswith("SB"):
+        board, _, count = instruction.operands.partition(",")
+        until = int(board[2:]), int(count.strip() or "0", 16)
+    return Slot(
+        row.pipe, control.stall, control.wait, control.written, control.read, ptx, instruction.opcode, control.reuse,
+        control.yields, row.occupancy, row.latency, until, bool(instruction.guard),
+        row.released, _holds(row, control.reuse), row.takes, row.slowed,
+    )  # fmt: skip
+
+
+def _homes(kernel: Kernel, function: Function, slots: Sequence[Slot], of_ptx: flow.Ranges, of_code: flow.Ranges):
+    """Block of machine code -> block of PTX; and what has none."""
+    homes: dict[int, int] = {}
+    untied = []
+    for block in range(len(of_code)):
+        span = of_code[block]
+        sure: list[int] = []
+        likely: Counter[int] = Counter()
+        for i in span:
+            instruction, slot = function.instructions[i], slots[i]
+            if slot.ptx is None:
+                continue
+            home = of_ptx.of(slot.ptx)
+            is_end = i == span[-1] and instruction.root in flow.ENDS
+            converted = slot.guarded and kernel.instructions[slot.ptx].guard is None
+            if is_end or (instruction.root in _ANCHORS and not converted):
+                sure.append(home)
+            likely[home] += 1 if instruction.guard else 2
+        if sure:
+            homes[block] = min(sure)
+        elif likely:
+            most = max(likely.values())
+            homes[block] = min(home for home, votes in likely.items() if votes == most)
+        elif all(function.instructions[i].root in _PADDING for i in span):
+            untied.append(Untied(span.start, span.stop, "padding"))
+        else:
+            untied.append(Untied(span.start, span.stop, "no instruction here has a line of PTX"))
+    return homes, untied
+
+
+def _block(
+    kernel: Kernel, span: range, parts: Mapping[int, tuple[Slot, ...]], turned: set[int], cold: set[int]
+) -> tuple[Block, list[int]]:
+    """The block of PTX, and the blocks of machine code that its slots are.
+
+    parts: in the order of the machine code. cold: those that only failed waits run. turned: those that branch back. A
+    loop whose test the compiler moved to its end has the test before it, too: the part that branches back runs more
+    often, so the other one is the copy.
+    """
+    made_of = {block: _made_of(kernel, part) for block, part in parts.items()}
+    retries: list[Slot] = []
+    first: list[int] = []
+    tried: set[int] = set()
+    for block, part in parts.items():
+        waits = {slot.ptx for slot in part if slot.ptx is not None and _is_wait(kernel, slot.ptx)}
+        does_more = any(slot.opcode.partition(".")[0] in _ANCHORS and slot.ptx not in waits for slot in part)
+        if block in cold or (waits & tried and not does_more) or (retries and not made_of[block]):
+            retries.extend(part)
+        else:
+            first.append(block)
+            tried |= waits
+    kept: list[int] = []
+    copies: list[tuple[Slot, ...]] = []
+    for block in sorted(first, key=lambda block: (block not in turned, block)):
+        if any(_is_copy(made_of[block], made_of[other]) for other in kept):
+            copies.append(parts[block])
+        else:
+            kept.append(block)
+    kept.sort()
+    slots = tuple(slot for block in kept for slot in parts[block])
+    return Block(span.start, span.stop, slots, tuple(retries), tuple(copies)), kept
+
+
+def _made_of(kernel: Kernel, part: tuple[Slot, ...]) -> set[int]:
+    """PTX instructions of a part, without branches."""
+    return {slot.ptx for slot in part if slot.ptx is not None and kernel.instructions[slot.ptx].parts[0] != "bra"}
+
+
+def _is_copy(made_of: set[int], other: set[int]) -> bool:
+    """One instruction of PTX may become code with blocks of its own; several that come again are a copy."""
+    both = made_of & other
+    return len(both) > 2 and 2 * len(both) >= min(len(made_of), len(other))
+
+
+def _coverage(kernel: Kernel, slots: Sequence[Slot], blocks: Sequence[Block]) -> Coverage:
+    tied = sum(len(b.slots) + len(b.retries) + sum(map(len, b.copies)) for b in blocks)
+    carried = {slot.ptx for slot in slots}
+    effects = [
+        i
+        for i, instruction in enumerate(kernel.instructions)
+        if instruction.parts[0] in _EFFECTS and not instruction.opcode.startswith(_A_BIT_OF_ANOTHER)
+    ]
+    named = sum(slot.ptx is not None for slot in slots)
+    reached = sum(i in carried for i in effects) / len(effects) if effects else 1.0
+    return Coverage(len(slots), tied / len(slots), named / len(slots), reached)

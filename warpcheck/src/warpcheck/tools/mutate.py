@@ -1,0 +1,467 @@
+"""Would a missing synchronisation be noticed?
+
+    python -m fa4.emulator.mutate fwd|bwd [--seqlen 256 --causal ...]    one of fa4's own kernels
+    warpcheck mutate EXAMPLE --cutlass PATH [-- ARGUMENTS [-- ARGUMENTS ...]]    a foreign example
+    warpcheck mutate FILE.npz [FILE.npz ...]                launches that `hardware record` wrote
+    warpcheck mutate "PACKAGE CALL CHIP" ["PACKAGE ..."]    calls of a public package that is installed
+
+Removes or weakens each synchronising instruction of one kernel in turn, and runs the mutant under every schedule with
+seeds 0, 1, ... until it is killed: by an error, or by a result that is not the original's. Instructions that no run of
+the original reaches are not counted. Prints a table by kind, and every survivor with its place.
+
+What a synchronisation is for may show in one shape and not in another (a stage that wraps, a tile of one key block):
+several shapes of one kernel, by --seqlen given again, by more arguments after a further --, or by several files or
+calls, are tried in turn on each mutant. Calls are named as `foreign --packages` prints them.
+
+Large kernels take long: --count judges as many mutants, drawn by --seed, --limit ends each after so many seconds, and
+--ledger keeps the verdicts, so that a second run of the same command goes on where the first one stopped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import multiprocessing
+import random
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice, product
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fa4 import cases
+from tests.emulator.public.rows import Row
+from tests.emulator.public.run import all_rows
+from warpcheck.errors import DataRace, EmulationError
+from warpcheck.host.memory import aligned_buffer
+from warpcheck.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine
+from warpcheck.machine.ptx import parse
+from warpcheck.options import CHIP, COUNT, PATTERN, SIDE_OF_WINDOW
+from warpcheck.tools.mutations import Mutant, mutants
+from warpcheck.tools.recording import Recorder, Recording
+from warpcheck.tools.verdicts import Ledger, Verdict, summary
+
+Order = tuple[int, str]  # seed and schedule
+_PATIENCE = 20  # a mutant that runs this many times the original's instructions will not end
+_SPREAD = 16.0  # how often the original's own spread a sum in another order may differ
+_SUMS = re.compile(r"\b(red|atom|cp\.reduce|multimem)\.")  # what may leave other bits in another order
+
+
+class Stage:
+    """A recorded launch with memory of its own, to run again and again."""
+
+    def __init__(self, recording: Recording, sms: int, checks: Checks) -> None:
+        self.recording, self.sms, self.checks = recording, sms, checks
+        self.buffers = [aligned_buffer(len(content)) for content in recording.before]
+        addresses = [ctypes.addressof(buffer) for buffer in self.buffers]
+        self.params = recording.moved_params(addresses)
+        self.allocations = [
+            Allocation(address, len(content), name)
+            for address, content, name in zip(addresses, recording.before, recording.names)
+        ]
+        self.after_unknown = recording.programmatic and self._touches_only_after_waiting()
+
+    def _touches_only_after_waiting(self) -> bool:
+        """Whether the grid before may be any: a kernel that reads its caller's tensors while that one still runs knows
+        it, and of such a one the wait for it cannot be judged alone."""
+        self.after_unknown = True
+        try:
+            self.run(self.recording.ptx, (0, SCHEDULES[0]))
+        except DataRace:
+            return False
+        return True
+
+    def run(self, ptx: str, order: Order, limit: int = 0, sms: int | None = None) -> tuple[LaunchReport, list[bytes]]:
+        """Run `ptx` in place of the recorded text, on `sms` multiprocessors instead of its own number; the report and
+        the memory it leaves."""
+        for buffer, content in zip(self.buffers, self.recording.before):
+            buffer.raw = content
+        launch, (seed, schedule) = self.recording, order
+        machine = Machine(
+            launch.chip, sms=sms or self.sms, seed=seed, schedule=schedule, checks=self.checks, limit=limit
+        )
+        report = machine.launch(
+            ptx, launch.entry, grid=launch.grid, block=launch.block, cluster=launch.cluster,
+            smem_bytes=launch.smem_bytes, params=self.params, allocations=self.allocations,
+            programmatic=launch.programmatic, cooperative=launch.cooperative, after_unknown=self.after_unknown,
+        )  # fmt: skip
+        return report, [buffer.raw for buffer in self.buffers]
+
+
+@dataclass(frozen=True)
+class Original:
+    """What the kernel does when nothing is changed.
+
+    memory: what each range of memory holds afterwards. Where that depends on the order of atomic sums, taken as
+    float32, `slack` is the largest difference allowed; elsewhere it is None and the bytes must be the same.
+    """
+
+    memory: tuple[bytes, ...]
+    slack: tuple[float | None, ...]
+    reached: frozenset[int]
+    instructions: int
+
+    def agrees(self, memory: list[bytes]) -> bool:
+        return all(
+            mine == theirs if slack is None else _difference(mine, theirs) <= slack
+            for mine, theirs, slack in zip(self.memory, memory, self.slack)
+        )
+
+
+def _difference(one: bytes, other: bytes) -> float:
+    """Largest difference of two arrays of float32; infinite where a value is not finite in both."""
+    if one == other:
+        return 0.0
+    a, b = (np.frombuffer(raw, np.float32).astype(np.float64) for raw in (one, other))
+    with np.errstate(invalid="ignore"):
+        difference = np.where(a.view(np.uint64) == b.view(np.uint64), 0.0, np.abs(a - b))
+    return float(np.nan_to_num(difference, nan=np.inf).max())
+
+
+def observe(stage: Stage, orders: Iterable[Order]) -> Original:
+    """Run the original in every order.
+
+    Raises:
+        EmulationError: the original itself is not clean.
+        ValueError: what it leaves depends on the order by more than the rounding of sums explains.
+    """
+    # On more multiprocessors too: what is summed as CTAs come must show that it is, or a kill would be by chance.
+    sizes = cycle((stage.sms, stage.sms + 1, 2 * stage.sms, 3 * stage.sms))
+    runs = [stage.run(stage.recording.ptx, order, sms=sms) for order, sms in zip(orders, sizes)]
+    reports, memories = zip(*runs)
+    slack: list[float | None] = []
+    for index, versions in enumerate(zip(*memories)):
+        if len(set(versions)) == 1:
+            slack.append(None)
+            continue
+        name = f"{stage.recording.names[index]} ({len(versions[0])} bytes) of {stage.recording.entry}"
+        if len(versions[0]) % 4:
+            raise ValueError(f"{name} depends on the order, but is no array of float32")
+        spread = max(_difference(versions[0], version) for version in versions)
+        largest = float(np.nanmax(np.abs(np.frombuffer(versions[0], np.float32))))
+        if not spread <= 1e-4 * largest:
+            raise ValueError(f"{name} depends on the order by {spread:.3g} of {largest:.3g}: these are no float32 sums")
+        slack.append(_SPREAD * max(spread, largest * 2.0**-24))
+    reached = frozenset().union(*(report.lines for report in reports))
+    return Original(memories[0], tuple(slack), reached, max(report.warp_instructions for report in reports))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How mutants are run: on which launches of one PTX text, against what each left unchanged, in which orders.
+
+    seconds: no further run of a mutant begins after so many; None: all orders are tried.
+    """
+
+    stages: tuple[Stage, ...]
+    originals: tuple[Original, ...]
+    orders: tuple[Order, ...]
+    seconds: float | None = None
+
+    @property
+    def ptx(self) -> str:
+        return self.stages[0].recording.ptx
+
+    @property
+    def reached(self) -> frozenset[int]:
+        """Lines that any of the launches reaches."""
+        return frozenset().union(*(original.reached for original in self.originals))
+
+    def judge(self, mutant: Mutant) -> Verdict:
+        launches = [pair for pair in zip(self.stages, self.originals) if mutant.line in pair[1].reached]
+        runs, start = 0, time.monotonic()
+        for order, (stage, original) in product(self.orders, launches):
+            if self.seconds is not None and runs and time.monotonic() - start > self.seconds:
+                break
+            runs += 1
+            try:
+                _, memory = stage.run(mutant.ptx, order, _PATIENCE * original.instructions)
+            except EmulationError as error:
+                return Verdict(mutant, type(error).__name__, runs)
+            if not original.agrees(memory):
+                return Verdict(mutant, "wrong result", runs)
+        return Verdict(mutant, "", runs)
+
+
+def prepare(
+    recordings: Recording | Sequence[Recording], *, sms: int = 4, seeds: int = 10, checks: Checks | None = None,
+    seconds: float | None = None,
+) -> Trial:  # fmt: skip
+    """Observe the original in each of its launches, and get ready to judge its mutants.
+
+    Raises:
+        ValueError: the launches are not of one kernel; and as `observe` does.
+    """
+    launches = [recordings] if isinstance(recordings, Recording) else list(recordings)
+    for launch in launches[1:]:
+        if (launch.ptx, launch.entry) != (launches[0].ptx, launches[0].entry):
+            raise ValueError(f"{launch.name}: this shape runs another kernel than the first one; mutate them apart")
+    stages = tuple(Stage(launch, sms, checks or Checks()) for launch in launches)
+    orders = tuple(product(range(seeds), SCHEDULES))
+    observed = _observed(orders, launches[0].ptx)
+    return Trial(stages, tuple(observe(stage, observed) for stage in stages), orders, seconds)
+
+
+def _observed(orders: tuple[Order, ...], ptx: str) -> list[Order]:
+    """In which orders the original is run: those of its mutants, and where it may add up in any order, again and again
+    up to a number that shows the spread of the sums."""
+    fewest = 24 if _SUMS.search(ptx) else 1
+    return list(islice(cycle(orders), max(fewest, min(len(orders), 48))))
+
+
+def reached_mutants(trial: Trial, only: str = "") -> list[Mutant]:
+    """The mutants of instructions that the original reaches; `only` is searched in "line N, kind change"."""
+    reached = trial.reached
+    return [mutant for mutant in mutants(trial.ptx) if mutant.line in reached and re.search(only, str(mutant))]
+
+
+_trial: Trial  # of this worker process
+
+
+def _start_worker(
+    recordings: list[Recording], sms: int, checks: Checks, originals: tuple[Original, ...], orders: tuple[Order, ...],
+    seconds: float | None,
+) -> None:  # fmt: skip
+    global _trial
+    _trial = Trial(tuple(Stage(recording, sms, checks) for recording in recordings), originals, orders, seconds)
+
+
+def _judge_in_worker(mutant: Mutant) -> Verdict:
+    return _trial.judge(mutant)
+
+
+def drawn(mutants: Sequence[Mutant], count: int | None, seed: int) -> list[Mutant]:
+    """`count` of them in an order that the seed decides, of which a larger count takes more. None: all, as they are."""
+    return list(mutants) if count is None else random.Random(seed).sample(list(mutants), len(mutants))[:count]
+
+
+def judge_all(trial: Trial, chosen: list[Mutant], processes: int = 1) -> Iterator[Verdict]:
+    """One verdict per mutant, in their order."""
+    if processes == 1:
+        yield from map(trial.judge, chosen)
+        return
+    recordings, first = [stage.recording for stage in trial.stages], trial.stages[0]
+    with ProcessPoolExecutor(
+        processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(recordings, first.sms, first.checks, trial.originals, trial.orders, trial.seconds),
+    ) as pool:
+        yield from pool.map(_judge_in_worker, chosen)
+
+
+def _record(target: str, case: cases.Case, chip: str, sms: int, folder: Path) -> None:
+    from warpcheck import emulate
+
+    problem = cases.make(case, seed=0)
+    with emulate(chip, sms=sms) as gpu:
+        if target == "fwd":
+            Recorder(gpu, folder, case.name)
+            problem.call()
+        else:
+            leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.tensors().items()}
+            out, _ = problem.call(**leaves)
+            Recorder(gpu, folder, case.name)
+            torch.autograd.grad(out, list(leaves.values()), problem.dout)
+
+
+def _record_row(row: Row, sms: int, folder: Path) -> None:
+    from warpcheck import emulate
+
+    with emulate(row.chip, sms=sms, on_finding="collect", tells_devices_apart=True) as gpu:
+        Recorder(gpu, folder, row.name)
+        list(row.run(0))
+
+
+def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: int, folder: Path) -> None:
+    from warpcheck import emulate
+    from warpcheck.tools.examples import EXAMPLES
+
+    example = next((example for example in EXAMPLES if example.name == name), None)
+    if example is None:
+        raise click.UsageError(f"{name} is neither fwd, bwd, a file nor one of {', '.join(e.name for e in EXAMPLES)}")
+    if arguments:
+        example = dataclasses.replace(example, arguments=arguments)
+    with emulate(example.chip, sms=sms) as gpu:
+        Recorder(gpu, folder, name)
+        example.run(cutlass)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    target: str
+    arguments: tuple[str, ...]
+    cutlass: Path | None
+    lengths: tuple[tuple[int, int], ...]
+    named: tuple[str, ...]
+    head_dim: int
+    heads_q: int
+    heads_kv: int | None
+    causal: bool
+    window_size: tuple[int, int] | None
+    logits: float
+    deterministic: bool
+    chip: str
+    sms: int
+    launch: int | None
+    seeds: int
+    only: str
+    letter: bool
+    leftovers: bool
+    processes: int
+    count: int | None
+    seed: int
+    limit: float | None
+    ledger: Path | None
+
+    def recordings(self) -> list[Recording]:
+        """The launches whose kernel is mutated: of files, of our kernels, or of a foreign example."""
+        if self.target.endswith(".npz"):
+            return [Recording.load(Path(path)) for path in (self.target, *self.arguments)]
+        recorders: list[Callable[[Path], None]]
+        rows = {row.key: row for row in all_rows()}
+        if self.target in ("fwd", "bwd"):
+            recorders = [partial(_record, self.target, case, self.chip, self.sms) for case in self._cases()]
+        elif self.target in rows:
+            unknown = [key for key in self.arguments if key not in rows]
+            if unknown:
+                raise click.UsageError(f"{unknown[0]} is no call of `warpcheck catalogue --packages`")
+            recorders = [partial(_record_row, rows[key], self.sms) for key in (self.target, *self.arguments)]
+        elif self.cutlass is None:
+            raise click.UsageError(f"{self.target} is a foreign example: --cutlass says where it is")
+        else:
+            lines = _split(self.arguments)
+            recorders = [partial(_record_example, self.target, line, self.cutlass, self.sms) for line in lines]
+        return _recorded(recorders, self.launch)
+
+    def _cases(self) -> list[cases.Case]:
+        flags: dict[str, Any] = dict(
+            head_dim=self.head_dim, heads_q=self.heads_q, heads_kv=self.heads_kv or self.heads_q, causal=self.causal,
+            window_size=self.window_size or (None, None), logits=self.logits, deterministic=self.deterministic,
+        )  # fmt: skip
+        lengths = self.lengths or (() if self.named else ((256, 256),))
+        drawn = [cases.Case(f"{self.target} {q}x{k}", seqlen_q=q, seqlen_k=k, **flags) for q, k in lengths]
+        return drawn + [dataclasses.replace(cases.CASES[name], name=f"{self.target} {name}") for name in self.named]
+
+
+class _Lengths(click.ParamType):
+    """`seqlen_q` or `seqlen_qXseqlen_k`."""
+
+    name = "QxK"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(value))
+        if match is None:
+            self.fail(f"{value!r}: expected a length such as 256, or queries and keys such as 256x100", param, ctx)
+        return int(match[1]), int(match[2] or match[1])
+
+
+@click.command(help=__doc__)
+@click.argument("target")
+@click.argument("arguments", nargs=-1)
+@click.option("--cutlass", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--seqlen", "lengths", type=_Lengths(), multiple=True,
+              help="For fwd and bwd; given again, a further shape [default: 256, without --case].")  # fmt: skip
+@click.option("--case", "named", type=click.Choice(list(cases.CASES)), multiple=True, metavar="NAME",
+              help="A named case of fa4.cases, for fwd and bwd; may be repeated.")  # fmt: skip
+@click.option("--head-dim", type=COUNT, default=128, show_default=True)
+@click.option("--heads", "heads_q", type=COUNT, default=1, show_default=True)
+@click.option("--heads-kv", type=COUNT, help="Of keys and values [default: as many as of queries].")
+@click.option("--causal", is_flag=True)
+@click.option("--window", "window_size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), help="Left and right; -1 is open.")
+@click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
+@click.option("--deterministic", is_flag=True)
+@click.option("--chip", type=CHIP, default="sm_100a", show_default=True, help="For fwd and bwd.")
+@click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
+@click.option("--launch", type=int, help="Which launch of the target [default: the one with the most mutants].")
+@click.option("--seeds", type=COUNT, default=10, show_default=True, help="Tried on a mutant, each with every schedule.")
+@click.option("--only", type=PATTERN, default="", help="Regular expression on 'line N, kind change'.")
+@click.option("--letter", is_flag=True, help="Hold the kernel to the letter of the ISA, see Checks.letter.")
+@click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of a phase, see Checks.leftovers.")
+@click.option("--processes", type=COUNT, default=1, show_default=True)
+@click.option("--count", type=COUNT, help="Judge so many mutants, drawn at random [default: all].")
+@click.option("--seed", type=int, default=1, show_default=True, help="Which ones --count draws.")
+@click.option("--limit", type=click.FloatRange(min=0), help="Begin no further run of a mutant after so many seconds.")
+@click.option("--ledger", type=click.Path(dir_okay=False, path_type=Path), help="File of verdicts, used again.")
+def main(**options) -> None:
+    asked = Options(**options)
+    recordings = asked.recordings()
+    recording = recordings[0]
+    checks = Checks(letter=asked.letter, leftovers=asked.leftovers)
+    trial = prepare(recordings, sms=asked.sms, seeds=asked.seeds, checks=checks, seconds=asked.limit)
+    reached = reached_mutants(trial, asked.only)
+    chosen = drawn(reached, asked.count, asked.seed)
+    shapes = [(launch.ptx, launch.entry, launch.grid, launch.name) for launch in recordings]
+    ledger = Ledger(asked.ledger, (shapes, asked.sms, asked.seeds, checks)) if asked.ledger else None
+    verdicts = [known for known in map(ledger.known, chosen) if known] if ledger else []
+    judged = {str(verdict.mutant) for verdict in verdicts}
+    left = [mutant for mutant in chosen if str(mutant) not in judged]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("mutants", total=len(chosen), completed=len(verdicts))
+        for verdict in judge_all(trial, left, asked.processes):
+            verdicts.append(verdict)
+            if ledger:
+                ledger.note(verdict)
+            if not verdict.how:
+                progress.console.print(f"survived: {verdict.mutant}")
+            progress.advance(task)
+    names = ", ".join(f"{launch.name} on a grid of {launch.grid}" for launch in recordings)
+    click.echo(
+        f"{recording.entry}: {names}; {asked.sms} SMs, {asked.seeds} seeds x {len(SCHEDULES)} schedules; "
+        f"{len(chosen)} of {len(reached)} mutants\n"
+    )
+    click.echo(summary(recording, verdicts))
+
+
+def _split(arguments: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The command lines between further `--`."""
+    lines: list[list[str]] = [[]]
+    for argument in arguments:
+        if argument == "--":
+            lines.append([])
+        else:
+            lines[-1].append(argument)
+    return [tuple(line) for line in lines]
+
+
+def _recorded(recorders: list[Callable[[Path], None]], launch: int | None) -> list[Recording]:
+    """One launch of each: number `launch`, or the one that has the most mutants in the first."""
+    chosen = []
+    for record in recorders:
+        with tempfile.TemporaryDirectory(prefix="fa4-mutate-") as scratch:
+            record(Path(scratch))
+            launches = [Recording.load(path) for path in sorted(Path(scratch).glob("*.npz"))]
+        launch = _richest(launches) if launch is None else launch
+        chosen.append(launches[launch])
+    return chosen
+
+
+def _richest(recordings: list[Recording]) -> int:
+    return max(range(len(recordings)), key=lambda i: count_mutants(recordings[i]))
+
+
+def count_mutants(recording: Recording) -> int:
+    """Mutants of the recorded entry; its PTX may hold other kernels too."""
+    lines = {instruction.line for instruction in parse(recording.ptx).kernels[recording.entry].instructions}
+    return sum(mutant.line in lines for mutant in mutants(recording.ptx))
+
+
+if __name__ == "__main__":
+    main()

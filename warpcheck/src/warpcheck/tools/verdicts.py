@@ -1,0 +1,91 @@
+"""What became of mutants: as a table, and as a file with which a run that was cut off goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from warpcheck.machine.ptx import parse
+from warpcheck.tools.explained import reason_of
+from warpcheck.tools.mutations import Mutant
+from warpcheck.tools.recording import Recording
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant. `how`: the error's name, "wrong result", or "" for a survivor; `runs` it took."""
+
+    mutant: Mutant
+    how: str
+    runs: int
+
+
+class Ledger:
+    """Verdicts in a file, a line of JSON each, so that no mutant is judged twice.
+
+    `under`: what they depend on beside the mutant. Lines of other kernels, shapes or orders stay, and are not used.
+    """
+
+    def __init__(self, path: Path, under: Iterable[object]) -> None:
+        self.path = path
+        self._under = hashlib.sha256(repr(list(under)).encode()).hexdigest()[:16]
+        self._known: dict[str, tuple[str, int]] = {}
+        for text in path.read_text().splitlines() if path.exists() else ():
+            line = json.loads(text)
+            if line["under"] == self._under:
+                self._known[line["mutant"]] = line["how"], line["runs"]
+
+    def known(self, mutant: Mutant) -> Verdict | None:
+        found = self._known.get(str(mutant))
+        return Verdict(mutant, *found) if found else None
+
+    def note(self, verdict: Verdict) -> None:
+        line = {"under": self._under, "mutant": str(verdict.mutant), "how": verdict.how, "runs": verdict.runs}
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def summary(recording: Recording, verdicts: Sequence[Verdict]) -> str:
+    """A Markdown table by kind of mutant, then one of the survivors, why they may live, and where they come from."""
+    survivors = [verdict for verdict in verdicts if not verdict.how]
+    reasons = {id(verdict): reason_of(verdict.mutant, recording.ptx) for verdict in survivors}
+    lines = ["| kind | mutants | killed | by | explained |", "|---|---|---|---|---|"]
+    for kind in dict.fromkeys(verdict.mutant.kind for verdict in verdicts):
+        mine = [verdict for verdict in verdicts if verdict.mutant.kind == kind]
+        ways = Counter(verdict.how for verdict in mine if verdict.how)
+        by = ", ".join(f"{how} {count}" for how, count in ways.most_common())
+        why = Counter(reason for verdict in mine if (reason := reasons.get(id(verdict))))
+        explained = "; ".join(f"{reason}: {count}" for reason, count in why.most_common())
+        lines.append(f"| {kind} | {len(mine)} | {sum(ways.values())} | {by} | {explained} |")
+    killed = [verdict for verdict in verdicts if verdict.how]
+    share = len(killed) / len(verdicts) if verdicts else 0.0
+    at_once = sum(verdict.runs == 1 for verdict in killed)
+    known = len(killed) + sum(map(bool, reasons.values()))
+    of_all = f"{known / len(verdicts):.1%}" if verdicts else "0.0%"
+    lines.append(
+        f"| **all** | {len(verdicts)} | {len(killed)} ({share:.1%}) | {at_once} of them in the first run "
+        f"| killed or explained: {known} ({of_all}) |"
+    )
+    if survivors:
+        places = _source_places(recording)
+        lines += ["", "| survivor | runs | place | instruction | why |", "|---|---|---|---|---|"]
+        for verdict in survivors:
+            mutant, why_one = verdict.mutant, reasons[id(verdict)]
+            place = places.get(mutant.line, "")
+            lines.append(f"| {mutant} | {verdict.runs} | {place} | `{mutant.before[:120]}` | {why_one} |")
+    return "\n".join(lines)
+
+
+def _source_places(recording: Recording) -> dict[int, str]:
+    """Line of the PTX -> Python file:line, where the text has line information."""
+    module = parse(recording.ptx)
+    places = {}
+    for instruction in module.kernels[recording.entry].instructions:
+        place = module.place(instruction)
+        if place.file is not None:
+            places[place.ptx_line] = f"{Path(place.file).name}:{place.line}"
+    return places
