@@ -16,10 +16,12 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 setup: $(STAMP)
 
-# The extension module is part of the build, so its sources are prerequisites too.
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard warpcheck/src/warpcheck/machine/core/* warpcheck/src/warpcheck/timing/core/* warpcheck/src/warpcheck/host/*.c)
+# warpcheck's extension modules are part of the build, so their sources are prerequisites too.
+CORE := $(wildcard warpcheck/setup.py warpcheck/pyproject.toml $(addprefix warpcheck/src/warpcheck/,machine/core/* timing/core/* host/*.c))
+$(STAMP): pyproject.toml constraints.txt $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -v -e ./warpcheck | grep --line-buffered "^  compil"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 

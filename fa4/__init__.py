@@ -1,22 +1,17 @@
 """Attention kernels for NVIDIA Blackwell in CuTe DSL, with portable paths for every other device."""
 
-from importlib.util import find_spec as _find_spec
-from typing import TYPE_CHECKING
-
-# Without torch only what needs no tensors is here: fa4.emulator, for PTX.
-if TYPE_CHECKING or _find_spec("torch") is not None:
-    from . import masks, scores
-    from .api import flash_attn_func, flash_attn_varlen_func
-    from .dispatch import NoBackend
-    from .dropout import dropout_mask
-    from .explained import explain
-    from .flex import flex_attention
-    from .integrations.sdpa import register_sdpa
-    from .integrations.transformers import register_transformers
-    from .kvcache import flash_attn_with_kvcache
-    from .mods.blocks import create_block_mask
-    from .mods.trace import ModError
-    from .states import merge_states
+from . import masks, scores
+from .api import flash_attn_func, flash_attn_varlen_func
+from .dispatch import NoBackend
+from .dropout import dropout_mask
+from .explained import explain
+from .flex import flex_attention
+from .integrations.sdpa import register_sdpa
+from .integrations.transformers import register_transformers
+from .kvcache import flash_attn_with_kvcache
+from .mods.blocks import create_block_mask
+from .mods.trace import ModError
+from .states import merge_states
 
 __version__ = "0.1.0"
 __all__ = [

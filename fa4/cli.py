@@ -21,7 +21,6 @@ from rich.table import Table
 
 from . import __version__, dispatch
 from .device import Chip, chip_by_number, chip_of
-from .emulator import cli as emulator_cli
 from .env import VARIABLES
 from .options import DTYPES, POSITIVE, ChipNumber, problem_from_options, problem_options
 from .spec import AttentionInputs, AttentionSpec, Feature, Flags, ProblemSize
@@ -35,7 +34,24 @@ def main() -> None:
     """Attention kernels for NVIDIA Blackwell in CuTe DSL, with portable paths for every other device."""
 
 
-emulator_cli.register(main)
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
+
+
+if _is_there("warpcheck.machine"):
+    from .emulator.cli import emulate_command
+
+    main.add_command(emulate_command)
+else:
+
+    @main.command("emulate", context_settings={"ignore_unknown_options": True})
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def emulate_without_emulator(arguments: tuple[str, ...]) -> None:
+        """Run our attention kernels on an emulated chip: needs the package warpcheck."""
+        raise click.ClickException("the emulator is not installed: pip install warpcheck")
 
 
 def _default_device() -> torch.device:
@@ -81,7 +97,7 @@ def environment() -> dict:
         "versions": {name: _version(name) for name in distributions},
         "cuda": torch.version.cuda,
         "chip": {**dataclasses.asdict(chip), "text": str(chip)},
-        "emulator": importlib.util.find_spec("warpcheck.machine._core") is not None,
+        "emulator": _is_there("warpcheck.machine._core"),
         "backends": {name: {"runs": not reasons, "reasons": reasons} for name, reasons in backends.items()},
         "variables": {v.name: {"value": os.environ.get(v.name), "default": v.default} for v in VARIABLES},
     }
@@ -102,7 +118,7 @@ def env(as_json: bool) -> None:
         table.add_row(name, version or "not installed")
     table.add_row("cuda", found["cuda"] or "not in this torch")
     table.add_row("chip", found["chip"]["text"])
-    table.add_row("emulator", "built" if found["emulator"] else "not built (needs a C++ compiler at install time)")
+    table.add_row("emulator", "installed" if found["emulator"] else "not installed (pip install warpcheck)")
     for name, state in found["backends"].items():
         table.add_row(f"backend {name}", "runs here" if state["runs"] else "; ".join(state["reasons"]))
     for variable in VARIABLES:
@@ -286,7 +302,7 @@ def _attention_on_an_emulated_chip(model) -> list[str]:
     from .api import flash_attn_func
     from .demo import first_attention
 
-    missing = [name for name in ("cutlass", "warpcheck.machine._core") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("cutlass", "warpcheck.machine._core") if not _is_there(name)]
     if missing:
         return [f"emulated        not here: {' and '.join(missing)} is not installed"]
     from .emulator import emulate

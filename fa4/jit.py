@@ -19,6 +19,7 @@ import enum
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import threading
@@ -46,7 +47,6 @@ HOST_ONLY = (
     "fallback", "flex.py", "integrations", "jagged.py", "kvcache", "masks.py", "mod_ops.py", "ops.py", "options.py",
     "plan.py", "recording.py", "reference.py", "run", "scores.py", "sequences.py", "signature.py", "states.py",
 )  # fmt: skip
-_EMULATOR_RUNTIME = "emulator/host"  # the runtime that emulated kernels link to
 # The compiler's packages: each affects the code or its calling convention.
 _COMPILER = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
 _SYMBOL = "fa4_kernel"
@@ -283,8 +283,8 @@ def _load(entry: Path) -> Launcher:
 def fingerprint() -> str:
     """Return a digest of everything outside the key that determines compiled code or its calling convention.
 
-    The text of every source file that is not `HOST_ONLY`, versions of CuTe DSL and of tvm-ffi, the CUDA toolkit, the
-    machine, and every DSL setting in the environment.
+    The text of every source file that is not `HOST_ONLY` and of warpcheck's runtime, versions of CuTe DSL and of
+    tvm-ffi, the CUDA toolkit, the machine, and every DSL setting in the environment.
     """
     from cutlass.base_dsl.version_info import CUDA_VERSION
 
@@ -295,18 +295,26 @@ def fingerprint() -> str:
     )
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
     digest = hashlib.sha256(repr((versions, str(CUDA_VERSION), platform.machine(), settings)).encode())
-    for source in device_sources():
-        digest.update(str(source.relative_to(_PACKAGE)).encode() + b"\0" + source.read_bytes() + b"\0")
+    for root, sources in ((_PACKAGE, device_sources()), (_emulator_runtime(), _texts(_emulator_runtime()))):
+        for source in sources:
+            digest.update(str(source.relative_to(root)).encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
 def device_sources() -> list[Path]:
     """Return the files whose text enters the fingerprint."""
+    return [source for source in _texts(_PACKAGE) if source.relative_to(_PACKAGE).parts[0] not in HOST_ONLY]
 
-    def is_device_source(source: Path) -> bool:
-        return source.relative_to(_PACKAGE).parts[0] not in HOST_ONLY or source.parent == _PACKAGE / _EMULATOR_RUNTIME
 
-    return sorted(source for end in ("*.py", "*.c") for source in _PACKAGE.rglob(end) if is_device_source(source))
+def _texts(folder: Path | None) -> list[Path]:
+    return sorted(source for end in ("*.py", "*.c") for source in folder.rglob(end)) if folder else []
+
+
+def _emulator_runtime() -> Path | None:
+    """Return the folder of the runtime that emulated kernels link to; None without warpcheck."""
+    spec = importlib.util.find_spec("warpcheck")
+    found = [Path(folder) / "host" for folder in (spec and spec.submodule_search_locations) or ()]
+    return next((folder for folder in found if folder.is_dir()), None)
 
 
 def _check_plain(key: tuple) -> None:

@@ -10,10 +10,10 @@ import torch
 import fa4
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "warpcheck" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Below these folders every path in backticks is a file or folder of the repository.
-_PATH = re.compile(r"`((?:fa4|bench|tests|docs)/[\w./-]*)`")
-_MODULE = re.compile(r"python -m ((?:fa4|bench)[\w.]*)")
+_PATH = re.compile(r"`((?:fa4|warpcheck|bench|tests|docs)/[\w./-]*)`")
+_MODULE = re.compile(r"python -m ((?:fa4|warpcheck|bench)[\w.]*)")
 _LINK = re.compile(r"\]\(([^)#\s]+)")
 
 

@@ -31,30 +31,19 @@ LAYERS = (
     ("distributed", "kvcache"),
     ("explained",),
     ("ahead", "cases", "compat", "demo", "flex", "integrations"),
-    ("emulator.errors", "emulator.toolkit"),
-    ("emulator.findings",),
-    ("emulator.machine",),
-    ("emulator.host",),
-    ("emulator.timing",),
     ("emulator",),
-    ("emulator.lab",),
-    ("emulator.foreign",),
     ("options",),
     ("cli",),
     ("__main__",),
 )
 CHIPS = ("sm80", "sm90", "sm100")
 SHARED = ("core", "fwd", "bwd", "pipeline")
-ROOMS = ("errors", "findings", "foreign", "machine", "host", "lab", "timing", "toolkit")
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 
 
 def part_of(path: Path) -> str:
-    """The part that a file belongs to: a module or folder of the package, a room of the emulator."""
-    first, *rest = path.relative_to(PACKAGE).with_suffix("").parts
-    if first == "emulator" and rest[0] in ROOMS and rest[-1] == "__main__":
-        return "__main__"  # a command line may use all there is
-    return f"{first}.{rest[0]}" if first == "emulator" and rest[0] in ROOMS else first
+    """The part that a file belongs to: a module or folder of the package."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imported_files(path: Path, text: str) -> set[Path]:
@@ -134,4 +123,4 @@ def test_the_page_lists_the_parts_in_the_order_of_their_layers():
     for above, below in itertools.pairwise(ranks):
         assert min(above) >= max(below), f"{lines[ranks.index(above)]} stands above {lines[ranks.index(below)]}"
     listed = {part for parts in lines for part in parts}
-    assert listed == {part.split(".")[0] for part in map(part_of, SOURCES)} - {"__main__"}
+    assert listed == set(map(part_of, SOURCES)) - {"__main__"}

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from warpcheck.tools.mutate import main
+from fa4.emulator.mutate import main
 
 BLACKWELL = "--letter --leftovers "
 LARGE_LOGITS = "--seqlen 384 --seqlen 300x120 --logits 30 --heads 3 "

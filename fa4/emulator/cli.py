@@ -18,11 +18,6 @@ from fa4.dispatch import NoBackend, check_backend_name, select
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def register(group: click.Group) -> None:
-    """Add `emulate` to the project's command line."""
-    group.add_command(emulate_command)
-
-
 @click.command("emulate")
 @click.argument("direction", type=click.Choice(["fwd", "bwd"]))
 @click.option("--seqlen", type=LENGTH, default=256, show_default=True, help="Queries per sequence.")

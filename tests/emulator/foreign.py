@@ -3,7 +3,8 @@
     warpcheck catalogue --cutlass PATH [--only REGEX] [--seeds 5]
     warpcheck catalogue --packages [--only REGEX] [--write docs/results]
 
-The second runs public packages that are installed (lab/public). In the first, PATH is a checkout of NVIDIA/cutlass.
+The second runs public packages that are installed (tests/emulator/public). In the first, PATH is a checkout of
+NVIDIA/cutlass.
 Every example runs as its own script, with fresh random inputs, and checks its own results against torch; one that
 compares nothing fails. Each of its kernel launches is repeated from the same memory under every other seed and
 schedule, and must leave the same bits. Where it may not (sums by atomics), the whole script runs, and checks, again.
@@ -177,7 +178,7 @@ def table_row(outcome: Outcome, example: Example) -> str:
 
 
 def _run_packages(only: str, seeds: int, timeout: float, folder: Path | None) -> int:
-    """Run the rows of lab/public that can run here; the exit code."""
+    """Run the rows of `tests.emulator.public` that can run here; the exit code."""
     from tests.emulator.public import page, rows, run
 
     here, absent = run.installed(row for row in run.all_rows() if re.search(only, row.key))

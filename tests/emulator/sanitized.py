@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+PROJECT = ROOT / "warpcheck"
 BUILD = ROOT / "build" / "sanitized"
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")  # the last one, so that exceptions are caught
@@ -43,7 +44,7 @@ def build() -> str:
     ]
     environment = {**os.environ, "CFLAGS": FLAGS, "LDFLAGS": FLAGS}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command, cwd=PROJECT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     if done.returncode:
         print(done.stdout[-4000:])
@@ -76,7 +77,7 @@ def test(arguments: list[str]) -> int:
         "-p",
         "no:cacheprovider",
         "-o",
-        f"pythonpath={BUILD / 'lib'} .",
+        f"pythonpath={BUILD / 'lib'} . warpcheck/tests",
     ]
     options += ["-p", "tests.emulator.sanitized"]
     command = [str(Path(sys.executable).with_name("pytest")), *options, *(arguments or TESTS)]

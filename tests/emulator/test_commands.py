@@ -5,10 +5,10 @@ from click.testing import CliRunner
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from warpcheck.tools import mutate
+from warpcheck.tools import compare, mutate
 
 from fa4.cli import main
-from fa4.emulator import answers
+from fa4.emulator import answers, record
 from tests.emulator import foreign
 
 QUACK = "quack-kernels gemm 200 x 264 x 192 sm_100a"
@@ -23,12 +23,12 @@ REFUSALS = {
     "window": ("-7 is not in the range x>=-1", main, ["emulate", "fwd", "--window-size", "-7", "3"]),
     "softcap": ("-1.0 is not in the range x>=0", main, ["emulate", "fwd", "--softcap", "-1"]),
     "backend": ("backend is 'nope', expected one of 'auto'", main, ["emulate", "fwd", "--backend", "nope"]),
-    "no_gpu": ("no GPU to compare with", compare.main, ["compare"]),
+    "no_gpu": ("no GPU to compare with", compare.main, []),
     "no_gpu_answers": ("no GPU here", answers.main, ["keep", "here.npz"]),
-    "pattern": ("'(' is no regular expression", compare.main, ["compare", "--only", "("]),
-    "record_for": ("'sm_42' is not one of", compare.main, ["record", "here", "--cutlass", ".", "--chip", "sm_42"]),
+    "pattern": ("'(' is no regular expression", compare.main, ["--only", "("]),
+    "record_for": ("'sm_42' is not one of", record.main, ["here", "--cutlass", ".", "--chip", "sm_42"]),
     "mutate_what": ("xyz is a foreign example: --cutlass says where it is", mutate.main, ["xyz"]),
-    "mutate_nothing": ("xyz is neither fwd, bwd, a file nor one of", mutate.main, ["xyz", "--cutlass", "."]),
+    "mutate_nothing": ("xyz is neither a script, a file nor one of", mutate.main, ["xyz", "--cutlass", "."]),
     "mutate_calls": ("xyz is no call of `warpcheck catalogue --packages`", mutate.main, [QUACK, "xyz"]),
     "foreign_pattern": ("'[' is no regular expression", foreign.main, ["--cutlass", ".", "--only", "["]),
 }

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from warpcheck.host.memory import Heap
 from warpcheck.machine import Allocation, Machine
-from warpcheck.tools import libcuda
+from warpcheck.tools import compare, libcuda
 from warpcheck.tools.recording import Recording
 
 PTX = """.version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry test(.param .u64 x) {
@@ -56,7 +56,7 @@ def recorded(tmp_path):
 def run(monkeypatch, folder, flaw: int, only: str):
     monkeypatch.setattr(compare, "Device", StandIn)
     monkeypatch.setattr(StandIn, "flaw", flaw)
-    return CliRunner().invoke(compare.main, ["compare", str(folder), "--seeds", "2", "--only", only])
+    return CliRunner().invoke(compare.main, [str(folder), "--seeds", "2", "--only", only])
 
 
 def test_an_equal_chip_agrees(monkeypatch, recorded) -> None:

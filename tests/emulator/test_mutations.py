@@ -2,7 +2,7 @@
 # ruff: noqa: E402  (what follows importorskip needs CuTe DSL)
 
 import struct
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from cutlass.cute.runtime import from_dlpack
 from warpcheck.machine import SCHEDULES, Checks
 from warpcheck.tools.mutate import (
-    Options,
+    Judging,
     Stage,
     count_mutants,
     drawn,
@@ -94,6 +94,7 @@ from warpcheck.tools.recording import Recorder, Recording
 from warpcheck.tools.verdicts import Ledger, summary
 
 from fa4.emulator import emulate
+from fa4.emulator import mutate as own
 from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
 
 
@@ -203,7 +204,9 @@ def test_a_survivor_is_explained_by_what_stands_around_it_or_not(kind: str, text
     ],
 )
 def test_shapes_are_lengths_or_named_cases(arguments: list[str], names: list[str]) -> None:
-    found = Options(**main.make_context("mutate", ["bwd", *arguments]).params)._cases()
+    given = own.main.make_context("mutate", ["bwd", *arguments]).params
+    judged = {field.name for field in fields(Judging)} | {"chip"}
+    found = own.cases_of(**{name: value for name, value in given.items() if name not in judged})
     assert [case.name for case in found] == names
     assert [case for case in found if case.window_size != (None, None)] == [
         replace(CASES["window"], name="bwd window") for name in names if name == "bwd window"
@@ -212,7 +215,7 @@ def test_shapes_are_lengths_or_named_cases(arguments: list[str], names: list[str
 
 @pytest.mark.parametrize("lengths", ["", "x12", "12x", "12,13", "-5"])
 def test_lengths_are_checked(lengths: str) -> None:
-    done = CliRunner().invoke(main, ["fwd", f"--seqlen={lengths}"])
+    done = CliRunner().invoke(own.main, ["fwd", f"--seqlen={lengths}"])
     assert done.exit_code == 2 and "expected a length such as 256" in done.output
 
 

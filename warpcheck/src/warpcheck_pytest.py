@@ -2,8 +2,8 @@
 
     pytest --emulate sm_100a --emulate-seeds 5 tests/
 
-pytest loads the plug-ins of every installed package in every run. This module lies outside of the package fa4, so that
-a run without --emulate imports neither fa4 nor torch. `-p warpcheck_pytest` loads it from a checkout.
+pytest loads the plug-ins of every installed package in every run. This module lies outside of the package, so that a
+run without --emulate imports neither NumPy nor torch. `-p warpcheck_pytest` loads it from a checkout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     # pytest rewrites the assertions of all files of a package that has a plug-in. These files have none for users.
     rewritten = getattr(getattr(pluginmanager, "rewrite_hook", None), "_must_rewrite", None)
     if isinstance(rewritten, set):
-        rewritten.difference_update(("fa4", "warpcheck_pytest"))
+        rewritten.difference_update(("warpcheck", "warpcheck_pytest"))
     group = parser.getgroup("emulate", "CuTe DSL kernels on an emulated GPU (warpcheck)")
     group.addoption("--emulate", metavar="CHIP", help="run on an emulated chip: sm_90a, sm_100a, ...")
     group.addoption("--emulate-sms", type=int, default=4, metavar="N", help="its multiprocessors (4)")
@@ -45,4 +45,4 @@ def pytest_configure(config: pytest.Config) -> None:
         plugin = Plugin(config.option)
     except ValueError as error:
         raise pytest.UsageError(f"--emulate: {error}") from None
-    config.pluginmanager.register(plugin, "fa4-emulate")
+    config.pluginmanager.register(plugin, "warpcheck-emulate")

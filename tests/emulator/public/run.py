@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 
 from warpcheck.machine import Order, interleavings
 
 from tests.emulator.public.rows import Outcome, Row, run_row, version_of
 
+_ROOT = Path(__file__).parents[3]
 # Scripts of examples/emulator that show the same as what is found, by its kind and file; every error has one.
 EXAMPLES = {
     f"{kind} {file}": script
@@ -68,7 +70,7 @@ def run_rows(rows: Sequence[Row], seeds: int, timeout: float, tell: Callable[[Ou
 def _worker(rows: Sequence[Row], seeds: int, timeout: float) -> Iterable[Outcome]:
     """Outcomes of the first rows, up to one that ended its process."""
     command = [sys.executable, "-m", "tests.emulator.public.run", str(seeds), *(row.key for row in rows)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=_ROOT)
     assert process.stdout and process.stderr
     lines: queue.Queue[str | None] = queue.Queue()
     complaints: list[str] = []
@@ -100,7 +102,7 @@ def _worker(rows: Sequence[Row], seeds: int, timeout: float) -> Iterable[Outcome
         process.wait()
 
 
-_MARK = "fa4-outcome "
+_MARK = "outcome of a row: "
 
 
 def _pump(stream: Iterable[str], take: Callable[[str | None], object]) -> None:

@@ -1,12 +1,13 @@
-"""warpcheck: other people's scripts on an emulated chip."""
+"""The command `warpcheck`: kernels on an emulated chip, from the shell."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import numpy as np
@@ -55,9 +56,29 @@ def telling(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_telling
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _Commands(click.Group):
+    """With commands whose modules are imported when one is asked for: some need more than NumPy."""
+
+    LATER: ClassVar = {
+        "timing": "warpcheck.timing.command",
+        "mutate": "warpcheck.tools.mutate",
+        "compare": "warpcheck.tools.compare",
+        "catalogue": "warpcheck.tools.catalogue",
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *self.LATER]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.LATER:
+            return importlib.import_module(self.LATER[cmd_name]).main
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="warpcheck")
 def main() -> None:
-    """A GPU in software: run CuTe DSL kernels without a GPU, and find what a GPU would not show."""
+    """A GPU in software: run kernels without a GPU, and find what a GPU would not show."""
 
 
 @main.command("run", context_settings={"ignore_unknown_options": True})
@@ -180,7 +201,3 @@ def kinds() -> None:
     for kind in KINDS.values():
         asked = f" (asked for by {kind.asked})" if kind.asked else ""
         click.echo(f"{kind.name:20} {kind.severity.value:10} {kind.what}, ISA {kind.isa}{asked}")
-
-
-if __name__ == "__main__":
-    main(prog_name="warpcheck")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from fa4.device import chip_by_number, emulating
+from warpcheck import libraries
 from warpcheck.emulated import Emulated, merge
 from warpcheck.host import caches, torch_cuda, triton_jit
 from warpcheck.host.launch import Runtime
@@ -54,8 +54,9 @@ def emulate(
 ) -> Iterator[Gpu]:
     """CPU tensors live on an emulated chip inside this context.
 
-    `cute.compile` targets the chip, compiled functions run on it, `device="cuda"` means host memory, and fa4's own
-    functions dispatch CPU tensors to the chip's backend. Kernels must be compiled inside the context.
+    `cute.compile` targets the chip, compiled functions run on it, `device="cuda"` means host memory, and
+    libraries that take part (`warpcheck.libraries`) dispatch CPU tensors to the chip. Kernels must be compiled inside
+    the context.
 
     Args:
         chip: "sm_80", "sm_90a", "sm_100a", ...
@@ -87,7 +88,7 @@ def emulate(
         on_finding=on_finding, seeds=seeds, resident=resident,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
-        stack.enter_context(emulating(chip_by_number(gpu.chip_number, sms=sms, emulated=True)))
+        stack.enter_context(libraries.emulating(gpu.machine.facts, sms))
         stack.enter_context(torch_cuda.installed(gpu.runtime, tells_devices_apart))
         if _is_there("cuda", "bindings"):
             from warpcheck.host import driver
@@ -99,5 +100,5 @@ def emulate(
             stack.enter_context(dsl.installed(gpu.runtime, arrays, chip))
         stack.enter_context(triton_jit.installed(gpu.runtime))
         if tells_devices_apart:
-            stack.enter_context(caches.bypassed())
+            stack.enter_context(caches.bypassed(libraries.own_caches()))
         yield gpu

@@ -39,7 +39,7 @@ class Emulated:
 
     launches: one LaunchReport per kernel run so far, in order.
     roles: warp index within its CTA -> name, shown in errors, reports and traces, for kernels that bring no names of
-        their own (`fa4.pipeline.kernel.describe`); set it before a launch. A function of the kernel's entry name where
+        their own (`warpcheck.libraries`); set it before a launch. A function of the kernel's entry name where
         several kernels run.
     """
 

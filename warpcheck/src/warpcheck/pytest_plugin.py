@@ -1,4 +1,4 @@
-"""What `warpcheck_pytest` registers with pytest where --emulate is given: GPU tests of any project, on an emulated chip.
+"""What `warpcheck_pytest` registers where --emulate is given: GPU tests of any project, on an emulated chip.
 
 The chip is there from before collection on, so that tests that skip themselves without a GPU do not. Every launch is
 run in several orders; a test fails when a finding of a severity in --emulate-fail-on came up in it.
@@ -19,7 +19,7 @@ from warpcheck.machine import Checks
 
 
 class Plugin:
-    """The emulated chip of a test session, and what was found on it. `option`: pytest's, by the names of warpcheck_pytest."""
+    """The emulated chip of a test session, and what was found on it. `option`: pytest's, see `warpcheck_pytest`."""
 
     def __init__(self, option: Any) -> None:
         self.chip: str = option.emulate

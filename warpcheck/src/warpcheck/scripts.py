@@ -53,11 +53,12 @@ def run_script(
         tells_devices_apart=True,
     ) as gpu:  # fmt: skip
         gpu.repeat(others)
-        exit_code = _run(arguments)
+        exit_code = run_as_from_the_shell(arguments)
         return Outcome(exit_code, gpu.findings, tuple(gpu.launches))
 
 
-def _run(arguments: Sequence[str]) -> int:
+def run_as_from_the_shell(arguments: Sequence[str]) -> int:
+    """Run `python ARGUMENTS` in this process; its exit code, 1 for an exception, which is printed."""
     try:
         with _as_from_the_shell(arguments):
             if arguments[0] == "-m":

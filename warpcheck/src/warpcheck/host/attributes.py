@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cuda.bindings import driver
 
-from fa4.chips import ChipFacts
-from warpcheck.machine.chips import RESERVED_SHARED
+from warpcheck.machine.chips import RESERVED_SHARED, ChipFacts
 
 _KIB = 1024
 LARGEST_CLUSTER = 16  # blocks, of a kernel that allows sizes that are not portable

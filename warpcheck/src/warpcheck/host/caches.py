@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # What a package reads when it is imported, and the value that leaves its files alone.
@@ -22,10 +22,10 @@ KEPT = ("huggingface", "torch")
 
 
 @contextlib.contextmanager
-def bypassed() -> Iterator[None]:
+def bypassed(kept: Mapping[str, str]) -> Iterator[None]:
     """Inside, what packages keep in the usual places of caches and temporary files goes to a directory that is removed
     when the process ends, so that no later process finds it. Packages that look for a place of their own are named in
-    SWITCHES. fa4 tells emulated kernels apart, and keeps them where it does outside."""
+    SWITCHES. kept: variables of libraries that tell emulated kernels apart, which keep theirs where they do outside."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     scratch = _scratch()
     places = {name: str(scratch / folder) for name, folder in PLACES.items()}
@@ -35,7 +35,7 @@ def bypassed() -> Iterator[None]:
         with contextlib.suppress(OSError):  # a home that cannot be written to
             (user / name).mkdir(parents=True, exist_ok=True)
             Path(places["XDG_CACHE_HOME"], name).symlink_to(user / name)
-    inside = SWITCHES | places | {"FA4_CACHE_DIR": os.environ.get("FA4_CACHE_DIR") or str(user / "fa4")}
+    inside = SWITCHES | places | dict(kept)
     before, directory = {name: os.environ.get(name) for name in inside}, tempfile.tempdir
     os.environ.update(inside)
     tempfile.tempdir = places["TMPDIR"]
@@ -53,7 +53,7 @@ def bypassed() -> Iterator[None]:
 def _scratch() -> Path:
     """A new directory that this process removes when it ends, and no child of it. Packages that were imported inside
     `bypassed` remember the places, and go on to use them."""
-    path, owner = tempfile.mkdtemp(prefix="fa4-emulator-"), os.getpid()
+    path, owner = tempfile.mkdtemp(prefix="warpcheck-"), os.getpid()
 
     def remove() -> None:
         if os.getpid() == owner:

@@ -23,6 +23,7 @@ from warpcheck.host.launch import Runtime
 from warpcheck.host.memory import Arrays
 from warpcheck.host.modules import Modules, fatbins_in
 from warpcheck.host.replaced import replaced
+from warpcheck.libraries import names_of
 from warpcheck.machine.names import with_names
 from warpcheck.machine.ptx import entries
 
@@ -57,8 +58,7 @@ def runtime_library() -> str:
         from warpcheck.host import _intercept  # type: ignore[attr-defined]
     except ImportError as error:
         raise ImportError(
-            "warpcheck was installed without its compiled parts (no C compiler at build time); "
-            "reinstall fa4 where a C/C++ compiler is available"
+            "warpcheck is here without its compiled parts: in a checkout, `pip install -e ./warpcheck` builds them"
         ) from error
     return _intercept.__file__
 
@@ -72,8 +72,8 @@ def installed(runtime: Runtime, arrays: Arrays, chip: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         library = ctypes.CDLL(runtime_library())
         dispatcher = _DISPATCHER(runtime.dispatch)
-        library.fa4_set_dispatcher(dispatcher)
-        stack.callback(library.fa4_set_dispatcher, None)
+        library.warpcheck_set_dispatcher(dispatcher)
+        stack.callback(library.warpcheck_set_dispatcher, None)
         stack.enter_context(_settings(chip))
         stack.enter_context(_places())
         stack.enter_context(_compilations(runtime.modules, library))
@@ -91,7 +91,7 @@ def _settings(chip: str) -> Iterator[None]:
     settings = {"_arch": chip, "shared_libs": runtime_library(), "lineinfo": True, "disable_file_caching": True}
     with contextlib.ExitStack() as stack:
         if "CUTE_DSL_DUMP_DIR" not in os.environ:  # kept artifacts would land in the working directory
-            settings["dump_dir"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="fa4-emulator-"))
+            settings["dump_dir"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="warpcheck-"))
         for dsl in _live_dsls(DSLSingletonMeta):
             stack.enter_context(replaced(dsl.envar, **settings))
         yield
@@ -167,7 +167,7 @@ def _compilations(modules: Modules, library: ctypes.CDLL) -> Iterator[None]:
     @functools.wraps(original)
     def compile(self: Any, module: Any, pipeline: str, *args: Any, **kwargs: Any) -> Any:
         # Always a private directory: the names of dumped files do not tell apart what two processes compile.
-        with tempfile.TemporaryDirectory(prefix="fa4-emulator-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="warpcheck-") as scratch:
             private = Path(scratch, "kernels")
             pipeline, asked = _dumping_ptx_to(private, pipeline)
             result, code = _without_ptxas(original, self, module, pipeline, args, kwargs)
@@ -202,13 +202,11 @@ def _without_ptxas(
 
 
 def _named(ptx: str) -> str:
-    """The text with what the tables of its kernels call warps and barriers."""
-    from fa4.pipeline.kernel import describe
-
+    """The text with what libraries call the warps and barriers of its kernels."""
     for entry in entries(ptx):
-        description = describe(entry)
-        if description is not None:
-            ptx = with_names(ptx, entry, description.roles, description.barriers)
+        names = names_of(entry)
+        if names is not None:
+            ptx = with_names(ptx, entry, *names)
     return ptx
 
 
@@ -231,7 +229,7 @@ def _rename_runtime_calls(module: Any, library: ctypes.CDLL) -> None:
         if operation.operation.name != "llvm.func" or len(operation.regions[0].blocks):
             continue
         name = ir.SymbolTable.get_symbol_name(operation).value
-        renamed = f"fa4{name}" if name.startswith("_") else f"fa4_{name}"
+        renamed = f"warpcheck{name}" if name.startswith("_") else f"warpcheck_{name}"
         if hasattr(library, renamed):
             ir.SymbolTable.replace_all_symbol_uses(name, renamed, module.operation)
             ir.SymbolTable.set_symbol_name(operation, renamed)

@@ -1,7 +1,7 @@
 /* The CUDA runtime symbols that a compiled CuTe DSL host function calls, answered in Python.
  *
  * A host function takes these symbols from the library that CUTE_DSL_LIBS names, unless the process has loaded
- * the real runtime globally: so they carry the prefix fa4 here, and warpcheck.host.dsl renames the calls. Each one
+ * the real runtime globally: so they carry the prefix warpcheck here, and warpcheck.host.dsl renames the calls. Each one
  * packs its arguments into an array of 64-bit words and hands them, with its name, to the dispatcher that
  * warpcheck.host.launch installs. Without a dispatcher every call reports that there is no device.
  */
@@ -23,7 +23,7 @@ enum { SUCCESS = 0, NO_DEVICE = 100 };
 typedef int32_t (*Dispatcher)(const char *symbol, const uint64_t *args);
 static Dispatcher dispatcher;
 
-EXPORT void fa4_set_dispatcher(Dispatcher function) { dispatcher = function; }
+EXPORT void warpcheck_set_dispatcher(Dispatcher function) { dispatcher = function; }
 
 static int32_t call(const char *symbol, const uint64_t *args) {
   return dispatcher ? dispatcher(symbol, args) : NO_DEVICE;
@@ -31,7 +31,7 @@ static int32_t call(const char *symbol, const uint64_t *args) {
 
 #define WORD(x) ((uint64_t)(x))
 #define FORWARD(symbol, parameters, ...)        \
-  EXPORT int32_t fa4##symbol parameters {       \
+  EXPORT int32_t warpcheck##symbol parameters {       \
     const uint64_t args[] = {__VA_ARGS__};      \
     return call(#symbol, args);                 \
   }
@@ -106,20 +106,20 @@ FORWARD(_cudaEventRecord, (void *event, void *stream), WORD(event), WORD(stream)
 FORWARD(_cudaEventElapsedTime, (void *milliseconds, void *start, void *end), WORD(milliseconds), WORD(start),
         WORD(end))
 
-EXPORT const char *fa4_cuda_dialect_get_error_name(int32_t code) { return code ? "EmulatedLaunchFailure" : "Success"; }
+EXPORT const char *warpcheck_cuda_dialect_get_error_name(int32_t code) { return code ? "EmulatedLaunchFailure" : "Success"; }
 
-EXPORT void fa4_cuda_dialect_print_on_error(int32_t code) {
+EXPORT void warpcheck_cuda_dialect_print_on_error(int32_t code) {
   if (code) fprintf(stderr, "emulated CUDA call failed with code %d\n", code);
 }
 
 /* The host code cannot go on after an error of a call whose result it does not return. */
-EXPORT void fa4_cuda_dialect_assert_success(int32_t code) { fa4_cuda_dialect_print_on_error(code); }
+EXPORT void warpcheck_cuda_dialect_assert_success(int32_t code) { warpcheck_cuda_dialect_print_on_error(code); }
 
 /* Functions called through tvm-ffi load their library on the first call and keep it in *state. */
 typedef void (*SetError)(const char *kind, const char *message);
 typedef void (*SetErrorParts)(const char *kind, const char **parts, int32_t count);
 
-EXPORT int32_t fa4_cuda_dialect_init_library_once(void **state, int32_t (*init)(void *), int32_t (*load)(void *, int32_t),
+EXPORT int32_t warpcheck_cuda_dialect_init_library_once(void **state, int32_t (*init)(void *), int32_t (*load)(void *, int32_t),
                                               SetError set_error) {
   if (*state) return SUCCESS;
   int32_t code = init(state);
@@ -134,9 +134,9 @@ EXPORT int32_t fa4_cuda_dialect_init_library_once(void **state, int32_t (*init)(
   return SUCCESS;
 }
 
-EXPORT void fa4_cuda_dialect_unload_library_once(void **state) { *state = NULL; }
+EXPORT void warpcheck_cuda_dialect_unload_library_once(void **state) { *state = NULL; }
 
-EXPORT void fa4_CuteDSLRT_TVMFFISetRaisedCudaError(SetErrorParts set_error, int32_t code) {
+EXPORT void warpcheck_CuteDSLRT_TVMFFISetRaisedCudaError(SetErrorParts set_error, int32_t code) {
   char message[64];
   snprintf(message, sizeof message, "CUDA Error Code: %d", code);
   const char *parts[] = {message};
@@ -144,7 +144,7 @@ EXPORT void fa4_CuteDSLRT_TVMFFISetRaisedCudaError(SetErrorParts set_error, int3
 }
 
 /* A launch that exceeds a limit of the chip, found by the host function itself before it calls the runtime. */
-EXPORT void fa4_CuteDSLRT_TVMFFISetRaisedCudaLaunchError(SetErrorParts set_error, int32_t grid_x, int32_t grid_y,
+EXPORT void warpcheck_CuteDSLRT_TVMFFISetRaisedCudaLaunchError(SetErrorParts set_error, int32_t grid_x, int32_t grid_y,
                                                      int32_t grid_z, int32_t block_x, int32_t block_y,
                                                      int32_t block_z, int32_t cluster, int64_t smem_bytes) {
   char message[256];

@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fa4.chips import ChipFacts
 from warpcheck.errors import EmulationError
 from warpcheck.host.attributes import device_attribute, resident_blocks
 from warpcheck.host.memory import Heap
 from warpcheck.host.modules import Kernel, Modules, fatbin_size
 from warpcheck.host.tensor_map import encode_tiled
 from warpcheck.machine import Launch
+from warpcheck.machine.chips import ChipFacts
 
 _SUCCESS, _LAUNCH_FAILURE = 0, 719
 _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # cudaLaunchAttributeID

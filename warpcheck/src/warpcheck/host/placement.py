@@ -19,7 +19,7 @@ from warpcheck.host.replaced import replaced
 
 _BASE_DEVICE = torch._C.TensorBase.device
 _GPU = torch.device("cuda", 0)
-_ON_HOST = "_fa4_on_host"
+_ON_HOST = "_warpcheck_on_host"
 
 
 def on_host(tensor: torch.Tensor) -> bool:

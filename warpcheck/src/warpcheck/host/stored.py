@@ -22,7 +22,7 @@ from warpcheck.host.assembly import Unassembled
 from warpcheck.host.modules import Modules, fatbins_in, unassembled
 
 _END = struct.Struct("<QQ8s")  # bytes of the compressed texts and of all codes before it, and a mark
-_MARK = b"fa4.ptx2"
+_MARK = b"warp.ptx"
 
 
 def append_ptx(path: Path, modules: Modules) -> None:

@@ -1,14 +1,53 @@
-"""The chips that the machine models, by the name of their target, from the package's one table."""
+"""The chips that the machine models, by the name of their target."""
 
 from __future__ import annotations
 
-from fa4.chips import CHIPS as KNOWN
-from fa4.chips import ChipFacts
+from dataclasses import dataclass
 
 RESERVED_SHARED = 1024  # bytes that the system keeps of every block's shared memory
-_MODELLED = (80, 86, 89, 90, 100, 103)
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
-CHIPS = {KNOWN[number].target: KNOWN[number] for number in _MODELLED}
+
+@dataclass(frozen=True, slots=True)
+class ChipFacts:
+    """What a compute capability is, and the GPU that stands for it where GPUs of one capability differ.
+
+    From the CUDA C++ Programming Guide (technical specifications per compute capability) and NVIDIA's data sheets.
+
+    number: 10 * major + minor of the compute capability.
+    smem_per_sm, l2, memory: bytes, of `gpu`.
+    """
+
+    number: int
+    target: str
+    gpu: str
+    smem_per_sm: int
+    l2: int
+    memory: int
+    threads_per_sm: int = 2048
+    blocks_per_sm: int = 32
+    registers_per_sm: int = 65536
+    tmem_columns: int = 0
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return divmod(self.number, 10)
+
+    @property
+    def smem_per_block(self) -> int:
+        """Bytes that one block may use."""
+        return self.smem_per_sm - RESERVED_SHARED
+
+
+_TABLE = (
+    ChipFacts(80, "sm_80", "A100", 164 * _KIB, 40 * _MIB, 80 * _GIB),
+    ChipFacts(86, "sm_86", "A40", 100 * _KIB, 6 * _MIB, 48 * _GIB, 1536, 16),
+    ChipFacts(89, "sm_89", "RTX 4090", 100 * _KIB, 72 * _MIB, 24 * _GIB, 1536, 24),
+    ChipFacts(90, "sm_90a", "H100", 228 * _KIB, 50 * _MIB, 80 * _GIB),
+    ChipFacts(100, "sm_100a", "B200", 228 * _KIB, 126 * _MIB, 180 * _GIB, tmem_columns=512),
+    ChipFacts(103, "sm_103a", "B300", 228 * _KIB, 126 * _MIB, 270 * _GIB, tmem_columns=512),
+)
+CHIPS = {facts.target: facts for facts in _TABLE}
 
 
 def chip_facts(chip: str) -> ChipFacts:

@@ -1,7 +1,7 @@
 """Names of a kernel's warps and barriers, as comments in its PTX: they go wherever the text goes, to disk too.
 
-One line each: `// fa4.name ENTRY warp INDEX NAME`, `// fa4.name ENTRY barrier OFFSET NAME`, the offset counted in bytes
-from the start of dynamic shared memory.
+One line each: `// warpcheck.name ENTRY warp INDEX NAME`, `// warpcheck.name ENTRY barrier OFFSET NAME`, the offset in
+bytes from the start of dynamic shared memory.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_LINE = re.compile(r"^// fa4\.name (\S+) (warp|barrier) (\d+) (.+)$", re.M)
+_LINE = re.compile(r"^// warpcheck\.name (\S+) (warp|barrier) (\d+) (.+)$", re.M)
 
 
 def with_names(ptx: str, entry: str, warps: Mapping[int, str], barriers: Mapping[int, str]) -> str:
     """The text with the names of one of its entries added."""
-    lines = [f"// fa4.name {entry} warp {warp} {name}" for warp, name in warps.items()]
-    lines += [f"// fa4.name {entry} barrier {offset} {name}" for offset, name in barriers.items()]
+    lines = [f"// warpcheck.name {entry} warp {warp} {name}" for warp, name in warps.items()]
+    lines += [f"// warpcheck.name {entry} barrier {offset} {name}" for offset, name in barriers.items()]
     # A tail of NULs may end the text; the comments come before it.
     text = ptx.rstrip("\0")
     return "\n".join([text.rstrip("\n"), *lines, ""]) + ptx[len(text) :]

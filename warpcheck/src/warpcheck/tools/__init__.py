@@ -1,1 +1,1 @@
-"""The laboratory: experiments with the machine: mutants, foreign kernels, single opcodes, comparisons with a chip."""
+"""Commands beside `run` and `ptx`: mutants of a kernel, recorded launches, a real chip beside the emulated one."""

@@ -1,17 +1,17 @@
 """Would a missing synchronisation be noticed?
 
-    python -m fa4.emulator.mutate fwd|bwd [--seqlen 256 --causal ...]    one of fa4's own kernels
-    warpcheck mutate EXAMPLE --cutlass PATH [-- ARGUMENTS [-- ARGUMENTS ...]]    a foreign example
-    warpcheck mutate FILE.npz [FILE.npz ...]                launches that `hardware record` wrote
-    warpcheck mutate "PACKAGE CALL CHIP" ["PACKAGE ..."]    calls of a public package that is installed
+    warpcheck mutate SCRIPT.py [--chip sm_90a] [-- ARGUMENTS [-- ...]]   a kernel of a script
+    warpcheck mutate FILE.npz [FILE.npz ...]                             launches that were recorded
+    warpcheck mutate EXAMPLE --cutlass PATH [-- ARGUMENTS [-- ...]]      an example of NVIDIA/cutlass
+    warpcheck mutate "PACKAGE CALL CHIP" ["PACKAGE ..."]                 calls of `warpcheck catalogue --packages`
 
 Removes or weakens each synchronising instruction of one kernel in turn, and runs the mutant under every schedule with
 seeds 0, 1, ... until it is killed: by an error, or by a result that is not the original's. Instructions that no run of
 the original reaches are not counted. Prints a table by kind, and every survivor with its place.
 
 What a synchronisation is for may show in one shape and not in another (a stage that wraps, a tile of one key block):
-several shapes of one kernel, by --seqlen given again, by more arguments after a further --, or by several files or
-calls, are tried in turn on each mutant. Calls are named as `foreign --packages` prints them.
+several shapes of one kernel, by more arguments after a further --, or by several files or calls, are tried in turn on
+each mutant.
 
 Large kernels take long: --count judges as many mutants, drawn by --seed, --limit ends each after so many seconds, and
 --ledger keeps the verdicts, so that a second run of the same command goes on where the first one stopped.
@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import multiprocessing
 import random
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,18 +38,13 @@ from typing import Any
 
 import click
 import numpy as np
-import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fa4 import cases
-from tests.emulator.public.rows import Row
-from tests.emulator.public.run import all_rows
+from warpcheck import repository
 from warpcheck.errors import DataRace, EmulationError
 from warpcheck.host.memory import aligned_buffer
 from warpcheck.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine
 from warpcheck.machine.ptx import parse
-from warpcheck.options import CHIP, COUNT, PATTERN, SIDE_OF_WINDOW
+from warpcheck.options import CHIP, COUNT, PATTERN
 from warpcheck.tools.mutations import Mutant, mutants
 from warpcheck.tools.recording import Recorder, Recording
 from warpcheck.tools.verdicts import Ledger, Verdict, summary
@@ -261,22 +258,7 @@ def judge_all(trial: Trial, chosen: list[Mutant], processes: int = 1) -> Iterato
         yield from pool.map(_judge_in_worker, chosen)
 
 
-def _record(target: str, case: cases.Case, chip: str, sms: int, folder: Path) -> None:
-    from warpcheck import emulate
-
-    problem = cases.make(case, seed=0)
-    with emulate(chip, sms=sms) as gpu:
-        if target == "fwd":
-            Recorder(gpu, folder, case.name)
-            problem.call()
-        else:
-            leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.tensors().items()}
-            out, _ = problem.call(**leaves)
-            Recorder(gpu, folder, case.name)
-            torch.autograd.grad(out, list(leaves.values()), problem.dout)
-
-
-def _record_row(row: Row, sms: int, folder: Path) -> None:
+def _record_row(row: Any, sms: int, folder: Path) -> None:
     from warpcheck import emulate
 
     with emulate(row.chip, sms=sms, on_finding="collect", tells_devices_apart=True) as gpu:
@@ -290,7 +272,7 @@ def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: i
 
     example = next((example for example in EXAMPLES if example.name == name), None)
     if example is None:
-        raise click.UsageError(f"{name} is neither fwd, bwd, a file nor one of {', '.join(e.name for e in EXAMPLES)}")
+        raise click.UsageError(f"{name} is neither a script, a file nor one of {', '.join(e.name for e in EXAMPLES)}")
     if arguments:
         example = dataclasses.replace(example, arguments=arguments)
     with emulate(example.chip, sms=sms) as gpu:
@@ -298,23 +280,21 @@ def _record_example(name: str, arguments: tuple[str, ...], cutlass: Path, sms: i
         example.run(cutlass)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command line."""
+def _record_script(words: tuple[str, ...], chip: str, sms: int, folder: Path) -> None:
+    from warpcheck import emulate
+    from warpcheck.scripts import run_as_from_the_shell
 
-    target: str
-    arguments: tuple[str, ...]
-    cutlass: Path | None
-    lengths: tuple[tuple[int, int], ...]
-    named: tuple[str, ...]
-    head_dim: int
-    heads_q: int
-    heads_kv: int | None
-    causal: bool
-    window_size: tuple[int, int] | None
-    logits: float
-    deterministic: bool
-    chip: str
+    with emulate(chip, sms=sms, on_finding="collect", tells_devices_apart=True) as gpu:
+        Recorder(gpu, folder, Path(words[0]).stem)
+        exit_code = run_as_from_the_shell(words)
+    if exit_code:
+        raise click.ClickException(f"{words[0]} ended with {exit_code}")
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How mutants of a kernel are judged, as options say it: see `judging`."""
+
     sms: int
     launch: int | None
     seeds: int
@@ -327,107 +307,101 @@ class Options:
     limit: float | None
     ledger: Path | None
 
-    def recordings(self) -> list[Recording]:
-        """The launches whose kernel is mutated: of files, of our kernels, or of a foreign example."""
-        if self.target.endswith(".npz"):
-            return [Recording.load(Path(path)) for path in (self.target, *self.arguments)]
-        recorders: list[Callable[[Path], None]]
-        rows = {row.key: row for row in all_rows()}
-        if self.target in ("fwd", "bwd"):
-            recorders = [partial(_record, self.target, case, self.chip, self.sms) for case in self._cases()]
-        elif self.target in rows:
-            unknown = [key for key in self.arguments if key not in rows]
-            if unknown:
-                raise click.UsageError(f"{unknown[0]} is no call of `warpcheck catalogue --packages`")
-            recorders = [partial(_record_row, rows[key], self.sms) for key in (self.target, *self.arguments)]
-        elif self.cutlass is None:
-            raise click.UsageError(f"{self.target} is a foreign example: --cutlass says where it is")
-        else:
-            lines = _split(self.arguments)
-            recorders = [partial(_record_example, self.target, line, self.cutlass, self.sms) for line in lines]
-        return _recorded(recorders, self.launch)
+    def run(self, recorders: Sequence[Callable[[Path], None]]) -> None:
+        """Record one launch by each of `recorders`, which write launches into a folder, and judge the mutants on
+        them.
+        """
+        self.judge(_recorded(recorders, self.launch))
 
-    def _cases(self) -> list[cases.Case]:
-        flags: dict[str, Any] = dict(
-            head_dim=self.head_dim, heads_q=self.heads_q, heads_kv=self.heads_kv or self.heads_q, causal=self.causal,
-            window_size=self.window_size or (None, None), logits=self.logits, deterministic=self.deterministic,
-        )  # fmt: skip
-        lengths = self.lengths or (() if self.named else ((256, 256),))
-        drawn = [cases.Case(f"{self.target} {q}x{k}", seqlen_q=q, seqlen_k=k, **flags) for q, k in lengths]
-        return drawn + [dataclasses.replace(cases.CASES[name], name=f"{self.target} {name}") for name in self.named]
-
-
-class _Lengths(click.ParamType):
-    """`seqlen_q` or `seqlen_qXseqlen_k`."""
-
-    name = "QxK"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(value))
-        if match is None:
-            self.fail(f"{value!r}: expected a length such as 256, or queries and keys such as 256x100", param, ctx)
-        return int(match[1]), int(match[2] or match[1])
+    def judge(self, recordings: Sequence[Recording]) -> None:
+        recording = recordings[0]
+        checks = Checks(letter=self.letter, leftovers=self.leftovers)
+        trial = prepare(recordings, sms=self.sms, seeds=self.seeds, checks=checks, seconds=self.limit)
+        reached = reached_mutants(trial, self.only)
+        chosen = drawn(reached, self.count, self.seed)
+        shapes = [(launch.ptx, launch.entry, launch.grid, launch.name) for launch in recordings]
+        ledger = Ledger(self.ledger, (shapes, self.sms, self.seeds, checks)) if self.ledger else None
+        verdicts = [known for known in map(ledger.known, chosen) if known] if ledger else []
+        judged = {str(verdict.mutant) for verdict in verdicts}
+        left = [mutant for mutant in chosen if str(mutant) not in judged]
+        with click.progressbar(length=len(chosen), label="mutants", file=sys.stderr, show_pos=True) as progress:
+            progress.update(len(verdicts))
+            for verdict in judge_all(trial, left, self.processes):
+                verdicts.append(verdict)
+                if ledger:
+                    ledger.note(verdict)
+                if not verdict.how:
+                    click.echo(f"\nsurvived: {verdict.mutant}", err=True)
+                progress.update(1)
+        names = ", ".join(f"{launch.name} on a grid of {launch.grid}" for launch in recordings)
+        click.echo(
+            f"{recording.entry}: {names}; {self.sms} SMs, {self.seeds} seeds x {len(SCHEDULES)} schedules; "
+            f"{len(chosen)} of {len(reached)} mutants\n"
+        )
+        click.echo(summary(recording, verdicts))
 
 
-@click.command(help=__doc__)
+_JUDGING = (
+    click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip."),
+    click.option("--launch", type=int, help="Which launch of the target [default: the one with the most mutants]."),
+    click.option("--seeds", type=COUNT, default=10, show_default=True,
+                 help="Tried on a mutant, each with every schedule."),
+    click.option("--only", type=PATTERN, default="", help="Regular expression on 'line N, kind change'."),
+    click.option("--letter", is_flag=True, help="Hold the kernel to the letter of the ISA, see Checks.letter."),
+    click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of a phase, see Checks.leftovers."),
+    click.option("--processes", type=COUNT, default=1, show_default=True),
+    click.option("--count", type=COUNT, help="Judge so many mutants, drawn at random [default: all]."),
+    click.option("--seed", type=int, default=1, show_default=True, help="Which ones --count draws."),
+    click.option("--limit", type=click.FloatRange(min=0),
+                 help="Begin no further run of a mutant after so many seconds."),
+    click.option("--ledger", type=click.Path(dir_okay=False, path_type=Path), help="File of verdicts, used again."),
+)  # fmt: skip
+
+
+def judging(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of `Judging`; it gets them as `judging`."""
+    names = [field.name for field in dataclasses.fields(Judging)]
+
+    @functools.wraps(command)
+    def with_judging(*args: Any, **kwargs: Any) -> Any:
+        return command(*args, judging=Judging(**{name: kwargs.pop(name) for name in names}), **kwargs)
+
+    for option in reversed(_JUDGING):
+        with_judging = option(with_judging)
+    return with_judging
+
+
+@click.command("mutate", help=__doc__, short_help="Would a missing synchronisation of a kernel be noticed?")
 @click.argument("target")
 @click.argument("arguments", nargs=-1)
 @click.option("--cutlass", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--seqlen", "lengths", type=_Lengths(), multiple=True,
-              help="For fwd and bwd; given again, a further shape [default: 256, without --case].")  # fmt: skip
-@click.option("--case", "named", type=click.Choice(list(cases.CASES)), multiple=True, metavar="NAME",
-              help="A named case of fa4.cases, for fwd and bwd; may be repeated.")  # fmt: skip
-@click.option("--head-dim", type=COUNT, default=128, show_default=True)
-@click.option("--heads", "heads_q", type=COUNT, default=1, show_default=True)
-@click.option("--heads-kv", type=COUNT, help="Of keys and values [default: as many as of queries].")
-@click.option("--causal", is_flag=True)
-@click.option("--window", "window_size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), help="Left and right; -1 is open.")
-@click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
-@click.option("--deterministic", is_flag=True)
-@click.option("--chip", type=CHIP, default="sm_100a", show_default=True, help="For fwd and bwd.")
-@click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
-@click.option("--launch", type=int, help="Which launch of the target [default: the one with the most mutants].")
-@click.option("--seeds", type=COUNT, default=10, show_default=True, help="Tried on a mutant, each with every schedule.")
-@click.option("--only", type=PATTERN, default="", help="Regular expression on 'line N, kind change'.")
-@click.option("--letter", is_flag=True, help="Hold the kernel to the letter of the ISA, see Checks.letter.")
-@click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of a phase, see Checks.leftovers.")
-@click.option("--processes", type=COUNT, default=1, show_default=True)
-@click.option("--count", type=COUNT, help="Judge so many mutants, drawn at random [default: all].")
-@click.option("--seed", type=int, default=1, show_default=True, help="Which ones --count draws.")
-@click.option("--limit", type=click.FloatRange(min=0), help="Begin no further run of a mutant after so many seconds.")
-@click.option("--ledger", type=click.Path(dir_okay=False, path_type=Path), help="File of verdicts, used again.")
-def main(**options) -> None:
-    asked = Options(**options)
-    recordings = asked.recordings()
-    recording = recordings[0]
-    checks = Checks(letter=asked.letter, leftovers=asked.leftovers)
-    trial = prepare(recordings, sms=asked.sms, seeds=asked.seeds, checks=checks, seconds=asked.limit)
-    reached = reached_mutants(trial, asked.only)
-    chosen = drawn(reached, asked.count, asked.seed)
-    shapes = [(launch.ptx, launch.entry, launch.grid, launch.name) for launch in recordings]
-    ledger = Ledger(asked.ledger, (shapes, asked.sms, asked.seeds, checks)) if asked.ledger else None
-    verdicts = [known for known in map(ledger.known, chosen) if known] if ledger else []
-    judged = {str(verdict.mutant) for verdict in verdicts}
-    left = [mutant for mutant in chosen if str(mutant) not in judged]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("mutants", total=len(chosen), completed=len(verdicts))
-        for verdict in judge_all(trial, left, asked.processes):
-            verdicts.append(verdict)
-            if ledger:
-                ledger.note(verdict)
-            if not verdict.how:
-                progress.console.print(f"survived: {verdict.mutant}")
-            progress.advance(task)
-    names = ", ".join(f"{launch.name} on a grid of {launch.grid}" for launch in recordings)
-    click.echo(
-        f"{recording.entry}: {names}; {asked.sms} SMs, {asked.seeds} seeds x {len(SCHEDULES)} schedules; "
-        f"{len(chosen)} of {len(reached)} mutants\n"
-    )
-    click.echo(summary(recording, verdicts))
+@click.option("--chip", type=CHIP, default="sm_100a", show_default=True, help="For scripts.")
+@judging
+def main(target: str, arguments: tuple[str, ...], cutlass: Path | None, chip: str, judging: Judging) -> None:
+    if target.endswith(".npz"):
+        judging.judge([Recording.load(Path(path)) for path in (target, *arguments)])
+        return
+    recorders: list[Callable[[Path], None]]
+    if target.endswith(".py"):
+        lines = _split(arguments)
+        recorders = [partial(_record_script, (target, *line), chip, judging.sms) for line in lines]
+    elif " " in target and cutlass is None and (rows := _calls_of_packages()) and target in rows:
+        unknown = [key for key in arguments if key not in rows]
+        if unknown:
+            raise click.UsageError(f"{unknown[0]} is no call of `warpcheck catalogue --packages`")
+        recorders = [partial(_record_row, rows[key], judging.sms) for key in (target, *arguments)]
+    elif cutlass is None:
+        raise click.UsageError(f"{target} is a foreign example: --cutlass says where it is")
+    else:
+        recorders = [partial(_record_example, target, line, cutlass, judging.sms) for line in _split(arguments)]
+    judging.run(recorders)
+
+
+def _calls_of_packages() -> dict[str, Any]:
+    """By their keys, the calls of public packages that the repository has; none in an installed wheel."""
+    if not repository.is_here():
+        return {}
+    return {row.key: row for row in repository.module("tests.emulator.public.run").all_rows()}
 
 
 def _split(arguments: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -441,11 +415,11 @@ def _split(arguments: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [tuple(line) for line in lines]
 
 
-def _recorded(recorders: list[Callable[[Path], None]], launch: int | None) -> list[Recording]:
+def _recorded(recorders: Sequence[Callable[[Path], None]], launch: int | None) -> list[Recording]:
     """One launch of each: number `launch`, or the one that has the most mutants in the first."""
     chosen = []
     for record in recorders:
-        with tempfile.TemporaryDirectory(prefix="fa4-mutate-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="warpcheck-mutate-") as scratch:
             record(Path(scratch))
             launches = [Recording.load(path) for path in sorted(Path(scratch).glob("*.npz"))]
         launch = _richest(launches) if launch is None else launch

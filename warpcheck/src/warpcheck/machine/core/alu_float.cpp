@@ -5,10 +5,10 @@
 #include "lanes.hpp"
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define FA4_FMA __attribute__((target("avx2,fma")))
+#define WARPCHECK_FMA __attribute__((target("avx2,fma")))
 #endif
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 struct Mode : mod::Float {
@@ -67,14 +67,14 @@ float fused32(float a, float b, float c, const Mode& m) {
     return finish(canonical(round_float(exact, m.rounding)), exact, m);
 }
 
-#ifdef FA4_FMA
+#ifdef WARPCHECK_FMA
 bool has_fma() {
     static const bool yes = __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2");
     return yes;
 }
 
 template <int Count>
-FA4_FMA void fma_row(const float* a, const float* b, const float* c, float* r) {
+WARPCHECK_FMA void fma_row(const float* a, const float* b, const float* c, float* r) {
     for (int i = 0; i < Count; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
 }
 #endif
@@ -90,7 +90,7 @@ bool plain_rows(Exec& x, const Mode& m) {
         case Op::fadd: for (int i = 0; i < Count; ++i) r[i] = v[0][i] + v[1][i]; break;
         case Op::fsub: for (int i = 0; i < Count; ++i) r[i] = v[0][i] - v[1][i]; break;
         case Op::fmul: for (int i = 0; i < Count; ++i) r[i] = v[0][i] * v[1][i]; break;
-#ifdef FA4_FMA
+#ifdef WARPCHECK_FMA
         case Op::ffma:
             if (!has_fma()) return false;
             fma_row<Count>(v[0], v[1], v[2], r);
@@ -286,4 +286,4 @@ bool Engine::alu_float(Exec& x) {
     }
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -4,7 +4,7 @@
 #include "engine.hpp"
 #include "lanes.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 template <class T> struct Wider { using type = T; };
@@ -418,4 +418,4 @@ bool Engine::alu_int(Exec& x) {
     }
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -3,7 +3,7 @@
 #include "engine.hpp"
 #include "lanes.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 constexpr int64_t kMaxTx = (1 << 20) - 1;
@@ -391,4 +391,4 @@ Next Engine::barrier(Exec& x) {
     return Next::Advance;
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

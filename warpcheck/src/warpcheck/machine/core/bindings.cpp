@@ -6,7 +6,7 @@
 
 namespace py = pybind11;
 
-namespace fa4 {
+namespace warpcheck {
 
 void register_units(py::module_& m);
 
@@ -74,7 +74,7 @@ std::unique_ptr<Program> make_program(const py::list& rows, const py::list& cons
 
 constexpr const char* kCheckNames[] = {
 #define X(name, text) text,
-    FA4_CHECKS(X)
+    WARPCHECK_CHECKS(X)
 #undef X
 };
 
@@ -156,7 +156,7 @@ py::dict record_fields(mod::Record record) {
 #define F(type, name) d[#name] = field_values<type>();
 #define R(Name, fields) \
     case mod::Record::Name: fields(F) break;
-        FA4_RECORDS(R)
+        WARPCHECK_RECORDS(R)
 #undef R
 #undef F
     }
@@ -167,15 +167,15 @@ py::dict record_fields(mod::Record record) {
 
 PYBIND11_MODULE(_core, m) {
 #define X(name, record) #name,
-    m.attr("OPS") = names<Op>({FA4_OPS(X)});
+    m.attr("OPS") = names<Op>({WARPCHECK_OPS(X)});
 #undef X
     py::dict modifiers;
 #define X(name, record) modifiers[#name] = record_fields(mod::Record::record);
-    FA4_OPS(X)
+    WARPCHECK_OPS(X)
 #undef X
     m.attr("MODIFIERS") = modifiers;
 #define X(name) #name,
-    m.attr("TYPES") = names<Type>({FA4_TYPES(X)});
+    m.attr("TYPES") = names<Type>({WARPCHECK_TYPES(X)});
 #undef X
     m.attr("PRESETS") = names<Preset>({"TidX", "TidY", "TidZ", "NtidX", "NtidY", "NtidZ", "CtaidX", "CtaidY", "CtaidZ", "NctaidX", "NctaidY",
         "NctaidZ", "LaneId", "WarpId", "NwarpId", "SmId", "NsmId", "GridId", "ClusteridX", "ClusteridY", "ClusteridZ", "NclusteridX",
@@ -233,4 +233,4 @@ PYBIND11_MODULE(_core, m) {
     register_units(m);
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace fa4 {
+namespace warpcheck {
 
 // Component s: accesses of agent s with an epoch up to it are ordered before the owner of the clock. Copies share their
 // components until one of them learns more: most orders that are passed on hold what the receiver has already.
@@ -188,4 +188,4 @@ struct WarpClock {
     }
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

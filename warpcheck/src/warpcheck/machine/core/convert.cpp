@@ -2,7 +2,7 @@
 #include "engine.hpp"
 #include "lanes.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 bool is_float(Type t) { return t == Type::f16 || t == Type::bf16 || t == Type::f32 || t == Type::f64 || t == Type::tf32 || t >= Type::e4m3; }
@@ -319,4 +319,4 @@ bool Engine::convert(Exec& x) {
     }
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

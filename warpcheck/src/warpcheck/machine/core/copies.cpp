@@ -3,7 +3,7 @@
 #include "lanes.hpp"
 #include "tma.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 TmaType reduce_type(Type t) {
@@ -480,4 +480,4 @@ Next Engine::async_copy(Exec& x) {
     return Next::Advance;
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -3,7 +3,7 @@
 
 #include "lanes.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 constexpr uint32_t kIdleRounds = 128;   // time-outs granted to waits with a limit before nothing can change any more
@@ -367,4 +367,4 @@ void Engine::run() {
     }
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

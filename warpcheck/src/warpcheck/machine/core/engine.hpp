@@ -8,7 +8,7 @@
 #include "state.hpp"
 #include "tensormap.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 struct TmaPiece;
 
@@ -340,4 +340,4 @@ private:
     std::vector<std::unique_ptr<Cluster>> retired_;     // kept until their last asynchronous operation
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -4,41 +4,41 @@
 
 #include <cstdint>
 
-namespace fa4 {
+namespace warpcheck {
 
 // An enumeration that knows its enumerators' names: "A, B = 4, C".
-#define FA4_ENUM(Name, ...) \
+#define WARPCHECK_ENUM(Name, ...) \
     enum class Name : uint8_t { __VA_ARGS__ }; \
     constexpr const char* enumerators(Name) { return #__VA_ARGS__; }
 
 // Memory and its model.
-FA4_ENUM(Space, Generic, Global, Shared, SharedCluster, Local, Param, Const)
-FA4_ENUM(Semantics, Weak = 0, Relaxed = 1, Acquire = 2, Release = 4, AcquireRelease = 6)     // 2 and 4 are bits
-FA4_ENUM(Scope, Cta, Cluster, Gpu, Sys)
-FA4_ENUM(ProxyKind, Async, Tensormap, Alias)
-FA4_ENUM(AtomicOp, Add, Min, Max, Inc, Dec, And, Or, Xor, Exch, Cas)
-FA4_ENUM(ReduceOp, Add, Min, Max, Inc, Dec, And, Or, Xor)
-FA4_ENUM(CopySource, Whole, Size, Ignore)           // cp.async: no further operand, src-size, ignore-src
+WARPCHECK_ENUM(Space, Generic, Global, Shared, SharedCluster, Local, Param, Const)
+WARPCHECK_ENUM(Semantics, Weak = 0, Relaxed = 1, Acquire = 2, Release = 4, AcquireRelease = 6)     // 2 and 4 are bits
+WARPCHECK_ENUM(Scope, Cta, Cluster, Gpu, Sys)
+WARPCHECK_ENUM(ProxyKind, Async, Tensormap, Alias)
+WARPCHECK_ENUM(AtomicOp, Add, Min, Max, Inc, Dec, And, Or, Xor, Exch, Cas)
+WARPCHECK_ENUM(ReduceOp, Add, Min, Max, Inc, Dec, And, Or, Xor)
+WARPCHECK_ENUM(CopySource, Whole, Size, Ignore)           // cp.async: no further operand, src-size, ignore-src
 
 // Arithmetic and logic.
-FA4_ENUM(Round, NearestEven, Zero, Down, Up, NearestAway)
-FA4_ENUM(Comparison, Eq, Ne, Lt, Le, Gt, Ge, Equ, Neu, Ltu, Leu, Gtu, Geu, Num, Nan)
-FA4_ENUM(Boolean, None, And, Or, Xor)
-FA4_ENUM(Permutation, Index, F4e, B4e, Rc8, Ecl, Ecr, Rc16)
-FA4_ENUM(FloatProperty, Finite, Infinite, Number, NotANumber, Normal, Subnormal)
+WARPCHECK_ENUM(Round, NearestEven, Zero, Down, Up, NearestAway)
+WARPCHECK_ENUM(Comparison, Eq, Ne, Lt, Le, Gt, Ge, Equ, Neu, Ltu, Leu, Gtu, Geu, Num, Nan)
+WARPCHECK_ENUM(Boolean, None, And, Or, Xor)
+WARPCHECK_ENUM(Permutation, Index, F4e, B4e, Rc8, Ecl, Ecr, Rc16)
+WARPCHECK_ENUM(FloatProperty, Finite, Infinite, Number, NotANumber, Normal, Subnormal)
 
 // Warps and barriers.
-FA4_ENUM(ShuffleMode, Up, Down, Butterfly, Index)
-FA4_ENUM(VoteMode, All, Any, Uniform)
-FA4_ENUM(BarrierReduction, Popc, And, Or)
-FA4_ENUM(Timer, Clock, ClockHigh, Clock64, Global, GlobalLow, GlobalHigh)
+WARPCHECK_ENUM(ShuffleMode, Up, Down, Butterfly, Index)
+WARPCHECK_ENUM(VoteMode, All, Any, Uniform)
+WARPCHECK_ENUM(BarrierReduction, Popc, And, Or)
+WARPCHECK_ENUM(Timer, Clock, ClockHigh, Clock64, Global, GlobalLow, GlobalHigh)
 
 // Matrices. Element types of matrix instructions:
-FA4_ENUM(MmaType, F16, BF16, TF32, F64, E4M3, E5M2, S8, U8, S4, U4, B1, F32, S32, E2M1, E2M3, E3M2)
-FA4_ENUM(MmaKind, F16, TF32, F8F6F4, I8, MXF8F6F4, MXF4, MXF4NVF4)
+WARPCHECK_ENUM(MmaType, F16, BF16, TF32, F64, E4M3, E5M2, S8, U8, S4, U4, B1, F32, S32, E2M1, E2M3, E3M2)
+WARPCHECK_ENUM(MmaKind, F16, TF32, F8F6F4, I8, MXF8F6F4, MXF4, MXF4NVF4)
 // Shapes of ldmatrix and stmatrix; the address of each row comes from one thread, row i of matrix j from thread
 // (rows per matrix) * j + i.
-FA4_ENUM(MatrixShape,
+WARPCHECK_ENUM(MatrixShape,
     M8N8B16,        // ld, st
     M16N8B8,        // st.trans; 8 rows of 16 bytes in shared memory
     M16N16B8,       // ld.trans; 16 rows
@@ -46,10 +46,10 @@ FA4_ENUM(MatrixShape,
     M8N16B4,        // ld of 4-bit elements (b4x16_p64)
     M16N16B6,       // the same, .trans
     M16N16B4)
-FA4_ENUM(TmemShape, S16x64b, S16x128b, S16x256b, S32x32b, S16x32bx2)
-FA4_ENUM(TmemCopyShape, S128x256b, S4x256b, S128x128b, S64x128b_02_13, S64x128b_01_23, S32x128b_x4)
-FA4_ENUM(TmemCopyFormat, None, B4x16Pad64, B6x16Pad32)      // decompressed to 8-bit containers
-FA4_ENUM(TensorMapField, GlobalAddress, Rank, BoxDim, GlobalDim, GlobalStride, ElementStride, ElemType, Interleave,
+WARPCHECK_ENUM(TmemShape, S16x64b, S16x128b, S16x256b, S32x32b, S16x32bx2)
+WARPCHECK_ENUM(TmemCopyShape, S128x256b, S4x256b, S128x128b, S64x128b_02_13, S64x128b_01_23, S32x128b_x4)
+WARPCHECK_ENUM(TmemCopyFormat, None, B4x16Pad64, B6x16Pad32)      // decompressed to 8-bit containers
+WARPCHECK_ENUM(TensorMapField, GlobalAddress, Rank, BoxDim, GlobalDim, GlobalStride, ElementStride, ElemType, Interleave,
     SwizzleMode, SwizzleAtomicity, FillMode)
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -2,7 +2,7 @@
 #include "engine.hpp"
 #include "lanes.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 // Fragments that meet at the same instruction run together again.
 void Engine::merge(Warp& w) {
@@ -345,4 +345,4 @@ Next Engine::execute(Warp& w, Fragment& f, const Instr& in) {
     return dispatch(x);
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

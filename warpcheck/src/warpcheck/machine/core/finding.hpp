@@ -12,11 +12,11 @@
 
 #include "place.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 // By the names that warpcheck/src/warpcheck/findings.py describes.
 // clang-format off
-#define FA4_CHECKS(X) \
+#define WARPCHECK_CHECKS(X) \
     X(Deadlock, "deadlock") X(UnknownInstruction, "unknown-instruction") X(LaunchRefused, "launch-refused") \
     X(RegisterFile, "register-file") X(Divergent, "divergent") X(OutOfBounds, "out-of-bounds") X(Misaligned, "misaligned") \
     X(Uninitialized, "uninitialized") X(BarrierMisuse, "barrier-misuse") X(TmemMisuse, "tmem-misuse") \
@@ -33,7 +33,7 @@ namespace fa4 {
 
 enum class Check : uint8_t {
 #define X(name, text) name,
-    FA4_CHECKS(X)
+    WARPCHECK_CHECKS(X)
 #undef X
         count
 };
@@ -106,4 +106,4 @@ private:
     std::map<Key, size_t> index_;
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -1,7 +1,7 @@
 // What becomes of something that went wrong: it ends the run, is noted, or is left out; and what a deadlock looks like.
 #include "engine.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 constexpr uint64_t kAftermath = 100000;     // warp instructions in which a race may explain an undefined value
@@ -163,4 +163,4 @@ void Engine::deadlock() {
     throw named;
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

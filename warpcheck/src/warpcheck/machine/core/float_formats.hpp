@@ -8,7 +8,7 @@
 
 #include "enumerations.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 inline float bits_to_float(uint32_t bits) { float f; std::memcpy(&f, &bits, 4); return f; }
 inline uint32_t float_to_bits(float f) { uint32_t bits; std::memcpy(&bits, &f, 4); return bits; }
@@ -152,4 +152,4 @@ inline void bf16_to_float(const uint16_t* source, float* destination, size_t cou
     for (size_t i = 0; i < count; ++i) destination[i] = bits_to_float(uint32_t(source[i]) << 16);
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace fa4 {
+namespace warpcheck {
 
 // Why a unit refuses: the engine turns each into one of the emulator's named errors.
 enum class Fault : uint8_t {
@@ -67,4 +67,4 @@ struct CtaMemory {
     uint32_t* tmem = nullptr;       // [kTmemLanes][kTmemColumns]
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

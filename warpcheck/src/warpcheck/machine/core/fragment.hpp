@@ -8,7 +8,7 @@
 
 #include "operand.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace detail {
 
 // Elements of A or B in one 32-bit register.
@@ -82,4 +82,4 @@ inline void pack_accumulator(bool half, uint32_t rows, uint32_t groups, const T*
 }
 
 }  // namespace detail
-}  // namespace fa4
+}  // namespace warpcheck

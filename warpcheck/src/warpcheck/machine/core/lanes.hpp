@@ -7,7 +7,7 @@
 #include "engine.hpp"
 #include "numerics.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 template <class T>
 inline T get(const uint32_t* row, int lane) {
@@ -55,4 +55,4 @@ inline void map3(Exec& x, F&& f) {
     for_lanes(x.mask, [&](int l) { put<R>(d, l, R(f(get<A>(a, l), get<B>(b, l), get<C>(c, l)))); });
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

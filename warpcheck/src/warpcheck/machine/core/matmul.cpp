@@ -8,7 +8,7 @@
 #include "float_formats.hpp"
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define FA4_MATMUL_AVX2 1
+#define WARPCHECK_MATMUL_AVX2 1
 #if defined(__GNUC__) && !defined(__clang__)    // GCC 12 warns of its own header's undefined vectors
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -16,7 +16,7 @@
 #include <immintrin.h>
 #endif
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 // Exponents stand for three kinds of numbers: finite ones; zeros, which never decide the alignment; infinity and NaN,
@@ -71,7 +71,7 @@ float sum_block(const Summation& how, uint32_t count, const float* a, const int*
     return finish(std::ldexp(sum + aligned(c), top - how.fraction_bits), how.output);
 }
 
-#ifdef FA4_MATMUL_AVX2
+#ifdef WARPCHECK_MATMUL_AVX2
 bool has_avx2() {
     static const bool yes = __builtin_cpu_supports("avx2");
     return yes;
@@ -205,7 +205,7 @@ void matmul(const Summation& how, uint32_t m, uint32_t n, uint32_t k, const floa
     if (a_exponents.size() < m * k) a_exponents.resize(m * k);
     if (b_exponents.size() < k * ldb) b_exponents.resize(k * ldb);
     const auto exponents = [](const float* values, uint32_t count, int least, int* out) {
-#ifdef FA4_MATMUL_AVX2
+#ifdef WARPCHECK_MATMUL_AVX2
         if (has_avx2()) return exponents_avx2(values, count, least, out);
 #endif
         for (uint32_t i = 0; i < count; ++i) out[i] = exponent_of(values[i], least);
@@ -230,7 +230,7 @@ void matmul(const Summation& how, uint32_t m, uint32_t n, uint32_t k, const floa
                 d[i][j + x] = sum_block(how, count, row, row_exponents, column + x, ldb, column_exponents + x, d[i][j + x]);
         };
         uint32_t j = 0;
-#ifdef FA4_MATMUL_AVX2
+#ifdef WARPCHECK_MATMUL_AVX2
         for (; has_avx512() && j + 16 <= n; j += 16)
             for (uint32_t i = 0; i < m; ++i) columns(i, j, 16, sum_block_avx512);
         for (; has_avx2() && j + 8 <= n; j += 8)
@@ -285,4 +285,4 @@ void matmul(uint32_t m, uint32_t n, uint32_t k, const int32_t* a, size_t lda, co
     }
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

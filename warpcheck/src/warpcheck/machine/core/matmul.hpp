@@ -16,7 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace fa4 {
+namespace warpcheck {
 
 enum class MatmulOutput : uint8_t { F32, E8M13, F16 };
 
@@ -49,4 +49,4 @@ void matmul_scaled_groups(uint32_t m, uint32_t n, uint32_t k, const float* a, si
 void matmul(uint32_t m, uint32_t n, uint32_t k, const int32_t* a, size_t lda, const int32_t* b, size_t ldb,
             int32_t* const* d, bool accumulate, bool saturate);
 
-}  // namespace fa4
+}  // namespace warpcheck

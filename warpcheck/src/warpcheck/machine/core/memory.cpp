@@ -3,7 +3,7 @@
 #include "lanes.hpp"
 #include "mma_sync.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 uint32_t element_bytes(Type t) {
@@ -516,4 +516,4 @@ Next Engine::memory(Exec& x) {
     return Next::Advance;
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

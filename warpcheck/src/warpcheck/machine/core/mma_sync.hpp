@@ -5,7 +5,7 @@
 #include "fragment.hpp"
 #include "matmul.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 // mma.sync.m8n8kK and .m16n8kK with A row-major and B column-major (all shapes but the f16 m8n8k4 of sm_70).
 struct MmaSyncOp {
@@ -177,4 +177,4 @@ inline void movmatrix_execute(const uint32_t* source, uint32_t* destination) {
     }
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

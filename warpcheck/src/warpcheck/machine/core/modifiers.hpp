@@ -1,6 +1,6 @@
 // The modifiers and immediates of every operation, named once. A record here is what `Lowering.emit` takes as keywords
 // (a bool, an int, or an enumerator by name; what is not given is false, 0, or the first enumerator) and what the
-// engine reads with `in.as<mod::...>()`. A new operation is a line of FA4_OPS, with a record of FA4_RECORDS.
+// engine reads with `in.as<mod::...>()`. A new operation is a line of WARPCHECK_OPS, with a record of WARPCHECK_RECORDS.
 #pragma once
 
 #include <cstring>
@@ -11,85 +11,85 @@
 #include "enumerations.hpp"
 
 // clang-format off
-#define FA4_NONE(F)
+#define WARPCHECK_NONE(F)
 /* arithmetic and logic */
-#define FA4_INTEGER(F) F(bool, sat) F(bool, relu) F(bool, shiftamt) F(bool, wrap)
-#define FA4_CARRY(F) F(bool, reads) F(bool, writes)
-#define FA4_DOT(F) F(bool, high)
-#define FA4_LOGIC(F) F(int, table) F(Boolean, boolean)
-#define FA4_PERMUTE(F) F(Permutation, mode)
-#define FA4_COMPARE(F) F(Comparison, comparison) F(Boolean, boolean) F(bool, ftz)
-#define FA4_SELECT(F) F(bool, ftz)
-#define FA4_CONVERT(F) F(Round, rounding) F(bool, integral) F(bool, ftz) F(bool, sat) F(bool, satfinite) F(bool, relu)
-#define FA4_PACK_INTEGERS(F) F(int, bits)
-#define FA4_WINDOW(F) F(Space, space)
-#define FA4_FLOAT(F) F(Round, rounding) F(bool, ftz) F(bool, sat) F(bool, relu) F(bool, nan) F(bool, xorsign)
-#define FA4_TEST(F) F(FloatProperty, property)
+#define WARPCHECK_INTEGER(F) F(bool, sat) F(bool, relu) F(bool, shiftamt) F(bool, wrap)
+#define WARPCHECK_CARRY(F) F(bool, reads) F(bool, writes)
+#define WARPCHECK_DOT(F) F(bool, high)
+#define WARPCHECK_LOGIC(F) F(int, table) F(Boolean, boolean)
+#define WARPCHECK_PERMUTE(F) F(Permutation, mode)
+#define WARPCHECK_COMPARE(F) F(Comparison, comparison) F(Boolean, boolean) F(bool, ftz)
+#define WARPCHECK_SELECT(F) F(bool, ftz)
+#define WARPCHECK_CONVERT(F) F(Round, rounding) F(bool, integral) F(bool, ftz) F(bool, sat) F(bool, satfinite) F(bool, relu)
+#define WARPCHECK_PACK_INTEGERS(F) F(int, bits)
+#define WARPCHECK_WINDOW(F) F(Space, space)
+#define WARPCHECK_FLOAT(F) F(Round, rounding) F(bool, ftz) F(bool, sat) F(bool, relu) F(bool, nan) F(bool, xorsign)
+#define WARPCHECK_TEST(F) F(FloatProperty, property)
 /* control and warp */
-#define FA4_BRANCH(F) F(int, target)
-#define FA4_REGISTERS(F) F(int, registers) F(bool, grows)
-#define FA4_SHUFFLE(F) F(ShuffleMode, mode)
-#define FA4_VOTE(F) F(VoteMode, mode)
-#define FA4_REDUX(F) F(ReduceOp, operation) F(bool, abs) F(bool, nan)
-#define FA4_TIME(F) F(Timer, timer)
+#define WARPCHECK_BRANCH(F) F(int, target)
+#define WARPCHECK_REGISTERS(F) F(int, registers) F(bool, grows)
+#define WARPCHECK_SHUFFLE(F) F(ShuffleMode, mode)
+#define WARPCHECK_VOTE(F) F(VoteMode, mode)
+#define WARPCHECK_REDUX(F) F(ReduceOp, operation) F(bool, abs) F(bool, nan)
+#define WARPCHECK_TIME(F) F(Timer, timer)
 /* memory: offsets are bytes that are added to an address operand */
-#define FA4_ACCESS(F) F(Space, space) F(int, count) F(int, offset) F(Semantics, semantics) F(Scope, scope)
-#define FA4_ATOMIC(F) FA4_ACCESS(F) F(AtomicOp, operation)
-#define FA4_ASYNC_STORE(F) F(int, count) F(int, offset) F(int, barrier_offset) F(AtomicOp, operation)
-#define FA4_BULK_FILL(F) F(Space, space) F(int, offset)
-#define FA4_FENCE(F) F(Semantics, semantics) F(Scope, scope) F(bool, barrier_init)
-#define FA4_PROXY_FENCE(F) F(ProxyKind, kind) F(bool, global) F(bool, shared) F(Semantics, semantics)
-#define FA4_MATRIX(F) F(MatrixShape, shape) F(int, count) F(bool, trans) F(Space, space) F(int, offset)
-#define FA4_MMA_SYNC(F) \
+#define WARPCHECK_ACCESS(F) F(Space, space) F(int, count) F(int, offset) F(Semantics, semantics) F(Scope, scope)
+#define WARPCHECK_ATOMIC(F) WARPCHECK_ACCESS(F) F(AtomicOp, operation)
+#define WARPCHECK_ASYNC_STORE(F) F(int, count) F(int, offset) F(int, barrier_offset) F(AtomicOp, operation)
+#define WARPCHECK_BULK_FILL(F) F(Space, space) F(int, offset)
+#define WARPCHECK_FENCE(F) F(Semantics, semantics) F(Scope, scope) F(bool, barrier_init)
+#define WARPCHECK_PROXY_FENCE(F) F(ProxyKind, kind) F(bool, global) F(bool, shared) F(Semantics, semantics)
+#define WARPCHECK_MATRIX(F) F(MatrixShape, shape) F(int, count) F(bool, trans) F(Space, space) F(int, offset)
+#define WARPCHECK_MMA_SYNC(F) \
     F(int, m) F(int, n) F(int, k) F(MmaType, d_type) F(MmaType, a_type) F(MmaType, b_type) F(MmaType, c_type) F(bool, satfinite) \
     F(bool, a_columns) F(bool, b_rows) F(bool, containers) F(int, a_registers) F(int, b_registers) F(int, c_registers)
-#define FA4_MAP_FIELD(F) F(TensorMapField, field) F(int, ordinal) F(Space, space) F(int, offset)
-#define FA4_MAP_COPY(F) F(int, bytes) F(int, to_offset) F(int, from_offset)
+#define WARPCHECK_MAP_FIELD(F) F(TensorMapField, field) F(int, ordinal) F(Space, space) F(int, offset)
+#define WARPCHECK_MAP_COPY(F) F(int, bytes) F(int, to_offset) F(int, from_offset)
 /* barriers; strong: .release or .acquire, not .relaxed */
-#define FA4_NAMED_BARRIER(F) F(BarrierReduction, reduction)
-#define FA4_CLUSTER_BARRIER(F) F(bool, strong)
-#define FA4_MBARRIER(F) F(Space, space) F(int, offset) F(bool, strong) F(bool, expect_tx) F(bool, parity)
+#define WARPCHECK_NAMED_BARRIER(F) F(BarrierReduction, reduction)
+#define WARPCHECK_CLUSTER_BARRIER(F) F(bool, strong)
+#define WARPCHECK_MBARRIER(F) F(Space, space) F(int, offset) F(bool, strong) F(bool, expect_tx) F(bool, parity)
 /* asynchronous copies */
-#define FA4_CP_ASYNC(F) F(int, bytes) F(int, to_offset) F(int, from_offset) F(CopySource, source)
-#define FA4_CP_ASYNC_WAIT(F) F(int, keep) F(bool, all)
-#define FA4_CP_ASYNC_BARRIER(F) F(Space, space) F(int, offset) F(bool, noinc)
-#define FA4_BULK(F) F(int, to_offset) F(int, from_offset) F(int, barrier_offset) F(bool, multicast) F(ReduceOp, operation) F(bool, byte_mask)
-#define FA4_BULK_WAIT(F) F(int, keep) F(bool, read)
-#define FA4_TENSOR_COPY(F) F(int, rank) F(int, offset) F(int, barrier_offset) F(bool, multicast) F(bool, pair) F(bool, four) F(ReduceOp, operation)
-#define FA4_TRY_CANCEL(F) F(int, offset) F(int, barrier_offset) F(bool, multicast)
-#define FA4_FIRST_CTAID(F) F(int, axis)    /* -1: all */
+#define WARPCHECK_CP_ASYNC(F) F(int, bytes) F(int, to_offset) F(int, from_offset) F(CopySource, source)
+#define WARPCHECK_CP_ASYNC_WAIT(F) F(int, keep) F(bool, all)
+#define WARPCHECK_CP_ASYNC_BARRIER(F) F(Space, space) F(int, offset) F(bool, noinc)
+#define WARPCHECK_BULK(F) F(int, to_offset) F(int, from_offset) F(int, barrier_offset) F(bool, multicast) F(ReduceOp, operation) F(bool, byte_mask)
+#define WARPCHECK_BULK_WAIT(F) F(int, keep) F(bool, read)
+#define WARPCHECK_TENSOR_COPY(F) F(int, rank) F(int, offset) F(int, barrier_offset) F(bool, multicast) F(bool, pair) F(bool, four) F(ReduceOp, operation)
+#define WARPCHECK_TRY_CANCEL(F) F(int, offset) F(int, barrier_offset) F(bool, multicast)
+#define WARPCHECK_FIRST_CTAID(F) F(int, axis)    /* -1: all */
 /* tensor cores; group: CTAs of cta_group */
-#define FA4_TMEM_ALLOC(F) F(int, group) F(int, offset) F(Space, space)
-#define FA4_TMEM_GROUP(F) F(int, group)
-#define FA4_TMEM_MOVE(F) F(TmemShape, shape) F(int, repeat) F(bool, pack16) F(int, offset) F(int, split)
-#define FA4_TMEM_WAIT(F) F(bool, stores)
-#define FA4_TMEM_FENCE(F) F(bool, after)
-#define FA4_TMEM_COPY(F) F(int, group) F(int, offset) F(TmemCopyShape, shape) F(TmemCopyFormat, format)
-#define FA4_TMEM_SHIFT(F) F(int, group) F(int, offset)
-#define FA4_UMMA(F) \
+#define WARPCHECK_TMEM_ALLOC(F) F(int, group) F(int, offset) F(Space, space)
+#define WARPCHECK_TMEM_GROUP(F) F(int, group)
+#define WARPCHECK_TMEM_MOVE(F) F(TmemShape, shape) F(int, repeat) F(bool, pack16) F(int, offset) F(int, split)
+#define WARPCHECK_TMEM_WAIT(F) F(bool, stores)
+#define WARPCHECK_TMEM_FENCE(F) F(bool, after)
+#define WARPCHECK_TMEM_COPY(F) F(int, group) F(int, offset) F(TmemCopyShape, shape) F(TmemCopyFormat, format)
+#define WARPCHECK_TMEM_SHIFT(F) F(int, group) F(int, offset)
+#define WARPCHECK_UMMA(F) \
     F(int, group) F(MmaKind, kind) F(bool, a_in_tmem) F(bool, stationary) F(bool, lanes) F(int, scale_vector) F(int, scale_d) \
     F(int, d_offset) F(int, a_offset)
-#define FA4_UMMA_COMMIT(F) F(int, group) F(int, offset) F(Space, space)
-#define FA4_WGMMA(F) \
+#define WARPCHECK_UMMA_COMMIT(F) F(int, group) F(int, offset) F(Space, space)
+#define WARPCHECK_WGMMA(F) \
     F(int, n) F(MmaType, d_type) F(MmaType, a_type) F(MmaType, b_type) F(bool, a_in_registers) F(bool, negate_a) F(bool, negate_b) \
     F(bool, a_mn_major) F(bool, b_mn_major) F(bool, satfinite)
-#define FA4_WGMMA_WAIT(F) F(int, keep)
+#define WARPCHECK_WGMMA_WAIT(F) F(int, keep)
 
-#define FA4_RECORDS(R) \
-    R(None, FA4_NONE) R(Integer, FA4_INTEGER) R(Carry, FA4_CARRY) R(Dot, FA4_DOT) R(Logic, FA4_LOGIC) R(Permute, FA4_PERMUTE) \
-    R(Compare, FA4_COMPARE) R(Select, FA4_SELECT) R(Convert, FA4_CONVERT) R(PackIntegers, FA4_PACK_INTEGERS) R(Window, FA4_WINDOW) \
-    R(Float, FA4_FLOAT) R(Test, FA4_TEST) R(Branch, FA4_BRANCH) R(Registers, FA4_REGISTERS) R(Shuffle, FA4_SHUFFLE) R(Vote, FA4_VOTE) \
-    R(Redux, FA4_REDUX) R(Time, FA4_TIME) R(Access, FA4_ACCESS) R(Atomic, FA4_ATOMIC) R(AsyncStore, FA4_ASYNC_STORE) \
-    R(BulkFill, FA4_BULK_FILL) R(Fence, FA4_FENCE) R(ProxyFence, FA4_PROXY_FENCE) R(Matrix, FA4_MATRIX) R(MmaSync, FA4_MMA_SYNC) \
-    R(MapField, FA4_MAP_FIELD) R(MapCopy, FA4_MAP_COPY) R(NamedBarrier, FA4_NAMED_BARRIER) R(ClusterBarrier, FA4_CLUSTER_BARRIER) \
-    R(Mbarrier, FA4_MBARRIER) R(CpAsync, FA4_CP_ASYNC) R(CpAsyncWait, FA4_CP_ASYNC_WAIT) R(CpAsyncBarrier, FA4_CP_ASYNC_BARRIER) \
-    R(Bulk, FA4_BULK) R(BulkWait, FA4_BULK_WAIT) R(TensorCopy, FA4_TENSOR_COPY) R(TryCancel, FA4_TRY_CANCEL) R(FirstCtaid, FA4_FIRST_CTAID) \
-    R(TmemAlloc, FA4_TMEM_ALLOC) R(TmemGroup, FA4_TMEM_GROUP) R(TmemMove, FA4_TMEM_MOVE) R(TmemWait, FA4_TMEM_WAIT) \
-    R(TmemFence, FA4_TMEM_FENCE) R(TmemCopy, FA4_TMEM_COPY) R(TmemShift, FA4_TMEM_SHIFT) R(Umma, FA4_UMMA) \
-    R(UmmaCommit, FA4_UMMA_COMMIT) R(Wgmma, FA4_WGMMA) R(WgmmaWait, FA4_WGMMA_WAIT)
+#define WARPCHECK_RECORDS(R) \
+    R(None, WARPCHECK_NONE) R(Integer, WARPCHECK_INTEGER) R(Carry, WARPCHECK_CARRY) R(Dot, WARPCHECK_DOT) R(Logic, WARPCHECK_LOGIC) R(Permute, WARPCHECK_PERMUTE) \
+    R(Compare, WARPCHECK_COMPARE) R(Select, WARPCHECK_SELECT) R(Convert, WARPCHECK_CONVERT) R(PackIntegers, WARPCHECK_PACK_INTEGERS) R(Window, WARPCHECK_WINDOW) \
+    R(Float, WARPCHECK_FLOAT) R(Test, WARPCHECK_TEST) R(Branch, WARPCHECK_BRANCH) R(Registers, WARPCHECK_REGISTERS) R(Shuffle, WARPCHECK_SHUFFLE) R(Vote, WARPCHECK_VOTE) \
+    R(Redux, WARPCHECK_REDUX) R(Time, WARPCHECK_TIME) R(Access, WARPCHECK_ACCESS) R(Atomic, WARPCHECK_ATOMIC) R(AsyncStore, WARPCHECK_ASYNC_STORE) \
+    R(BulkFill, WARPCHECK_BULK_FILL) R(Fence, WARPCHECK_FENCE) R(ProxyFence, WARPCHECK_PROXY_FENCE) R(Matrix, WARPCHECK_MATRIX) R(MmaSync, WARPCHECK_MMA_SYNC) \
+    R(MapField, WARPCHECK_MAP_FIELD) R(MapCopy, WARPCHECK_MAP_COPY) R(NamedBarrier, WARPCHECK_NAMED_BARRIER) R(ClusterBarrier, WARPCHECK_CLUSTER_BARRIER) \
+    R(Mbarrier, WARPCHECK_MBARRIER) R(CpAsync, WARPCHECK_CP_ASYNC) R(CpAsyncWait, WARPCHECK_CP_ASYNC_WAIT) R(CpAsyncBarrier, WARPCHECK_CP_ASYNC_BARRIER) \
+    R(Bulk, WARPCHECK_BULK) R(BulkWait, WARPCHECK_BULK_WAIT) R(TensorCopy, WARPCHECK_TENSOR_COPY) R(TryCancel, WARPCHECK_TRY_CANCEL) R(FirstCtaid, WARPCHECK_FIRST_CTAID) \
+    R(TmemAlloc, WARPCHECK_TMEM_ALLOC) R(TmemGroup, WARPCHECK_TMEM_GROUP) R(TmemMove, WARPCHECK_TMEM_MOVE) R(TmemWait, WARPCHECK_TMEM_WAIT) \
+    R(TmemFence, WARPCHECK_TMEM_FENCE) R(TmemCopy, WARPCHECK_TMEM_COPY) R(TmemShift, WARPCHECK_TMEM_SHIFT) R(Umma, WARPCHECK_UMMA) \
+    R(UmmaCommit, WARPCHECK_UMMA_COMMIT) R(Wgmma, WARPCHECK_WGMMA) R(WgmmaWait, WARPCHECK_WGMMA_WAIT)
 
 // Every operation and the record of its modifiers. The order matters where the engine asks for a range of operations.
-#define FA4_OPS(X) \
+#define WARPCHECK_OPS(X) \
     /* moves and bits */ \
     X(mov, None) X(pack, None) X(unpack, None) X(add, Integer) X(sub, Integer) X(mul_lo, Integer) X(mul_hi, Integer) X(mul_wide, Integer) \
     X(mad_lo, Integer) X(mad_hi, Integer) X(mad_wide, Integer) X(mul24_lo, Integer) X(mul24_hi, Integer) X(sad, Integer) X(div, Integer) \
@@ -129,11 +129,11 @@
     X(wgmma_fence, None) X(wgmma, Wgmma) X(wgmma_commit, None) X(wgmma_wait, WgmmaWait)
 // clang-format on
 
-namespace fa4 {
+namespace warpcheck {
 
 enum class Op : uint16_t {
 #define X(name, record) name,
-    FA4_OPS(X)
+    WARPCHECK_OPS(X)
 #undef X
         count
 };
@@ -142,7 +142,7 @@ namespace mod {
 
 enum class Record : uint8_t {
 #define R(Name, fields) Name,
-    FA4_RECORDS(R)
+    WARPCHECK_RECORDS(R)
 #undef R
 };
 
@@ -160,13 +160,13 @@ T field_from(int64_t value) {
         static constexpr Record kRecord = Record::Name; \
         fields(F) \
     };
-FA4_RECORDS(R)
+WARPCHECK_RECORDS(R)
 #undef R
 #undef F
 
 inline constexpr Record kRecordOf[] = {
 #define X(name, record) Record::record,
-    FA4_OPS(X)
+    WARPCHECK_OPS(X)
 #undef X
 };
 
@@ -189,7 +189,7 @@ struct Modifiers {
         std::memcpy(bytes, &fields, sizeof fields); \
         break; \
     }
-            FA4_RECORDS(R)
+            WARPCHECK_RECORDS(R)
 #undef R
 #undef F
         }
@@ -198,4 +198,4 @@ struct Modifiers {
 };
 
 }  // namespace mod
-}  // namespace fa4
+}  // namespace warpcheck

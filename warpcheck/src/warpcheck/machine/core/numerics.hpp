@@ -8,7 +8,7 @@
 
 #include "float_formats.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 inline double bits_to_double(uint64_t bits) { double d; std::memcpy(&d, &bits, 8); return d; }
 inline uint64_t double_to_bits(double d) { uint64_t bits; std::memcpy(&bits, &d, 8); return bits; }
@@ -87,4 +87,4 @@ inline I round_integer(double value, int mode) {
     return I(value);
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

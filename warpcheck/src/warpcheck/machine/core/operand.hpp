@@ -8,7 +8,7 @@
 #include "float_formats.hpp"
 #include "smem_desc.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 // How an element type narrower than 8 bits is stored.
 enum class Packing : uint8_t {
@@ -203,4 +203,4 @@ struct SharedOperand {
     }
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -3,7 +3,7 @@
 
 #include "engine.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 // Keys of a thread's bulk stores beside that of its tcgen05 pipe.
@@ -230,4 +230,4 @@ void Engine::drain(const Cta& cta) {
     }
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

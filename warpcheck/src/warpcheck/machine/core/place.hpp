@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace fa4 {
+namespace warpcheck {
 
 // Who and where, as far as known.
 struct Place {
@@ -13,4 +13,4 @@ struct Place {
     uint32_t lanes = 0;
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

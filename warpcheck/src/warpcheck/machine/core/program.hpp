@@ -9,7 +9,7 @@
 
 #include "modifiers.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 inline std::string hex(uint64_t v) {
     char text[24];
@@ -18,7 +18,7 @@ inline std::string hex(uint64_t v) {
 }
 
 // clang-format off
-#define FA4_TYPES(X) \
+#define WARPCHECK_TYPES(X) \
     X(pred) X(b8) X(b16) X(b32) X(b64) X(b128) X(u8) X(u16) X(u32) X(u64) X(s8) X(s16) X(s32) X(s64) \
     X(f16) X(bf16) X(f16x2) X(bf16x2) X(f32) X(f64) X(f32x2) X(tf32) \
     X(e4m3) X(e5m2) X(e2m1) X(e2m3) X(e3m2) X(ue8m0)
@@ -26,7 +26,7 @@ inline std::string hex(uint64_t v) {
 
 enum class Type : uint8_t {
 #define X(name) name,
-    FA4_TYPES(X)
+    WARPCHECK_TYPES(X)
 #undef X
         count
 };
@@ -107,4 +107,4 @@ struct Program {
     }
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

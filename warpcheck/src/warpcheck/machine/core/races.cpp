@@ -4,7 +4,7 @@
 
 #include "state.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 constexpr size_t kTried = 16;       // given slots that a new operation looks at
@@ -608,4 +608,4 @@ void Races::forget_shared(Cta& cta, uint32_t offset, uint32_t bytes) {
     cta.races.forget(offset / 4, (offset + bytes + 3) / 4 - offset / 4);
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

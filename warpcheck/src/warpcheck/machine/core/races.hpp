@@ -16,7 +16,7 @@
 #include "footprint.hpp"
 #include "shadow.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 struct Program;
 struct Warp;
@@ -181,4 +181,4 @@ private:
     std::unordered_map<uint32_t, uint64_t> issuers_;    // by the letter: of tcgen05 operations, by slot
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace fa4 {
+namespace warpcheck {
 
 // Values a - f of an event; `cta` is a CTA's number in the grid, `barrier` an offset in its shared window.
 enum class Timed : int64_t {
@@ -98,4 +98,4 @@ private:
     uint64_t first_ = 0;
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -2,7 +2,7 @@
 // cluster launch guarantees one cluster at a time, in the order of their index, a cooperative launch all of them.
 #include "engine.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 bool is_global(uint64_t address) { return address && !(address & kWindowMask); }
@@ -83,4 +83,4 @@ void Engine::poll(Exec& x, Look look, uint32_t looks) {
     f.looks[f.look_count++ % f.looks.size()] = look;
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

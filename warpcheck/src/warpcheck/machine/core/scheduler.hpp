@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-namespace fa4 {
+namespace warpcheck {
 
 enum class Schedule : uint8_t { RoundRobin, Random, Adversarial };
 
@@ -114,4 +114,4 @@ inline std::unique_ptr<Scheduler> Scheduler::make(Schedule schedule, uint64_t se
     }
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

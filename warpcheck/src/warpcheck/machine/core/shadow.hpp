@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-namespace fa4 {
+namespace warpcheck {
 
 enum AccessKind : uint8_t { kWrite = 1, kAsync = 2, kAtomic = 4, kCopy = 8 };     // kCopy: by cp.async
 
@@ -115,4 +115,4 @@ private:
     std::vector<uint32_t> numbers_;
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

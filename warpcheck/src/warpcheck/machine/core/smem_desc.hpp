@@ -4,7 +4,7 @@
 
 #include "footprint.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 enum class Swizzle : uint8_t { None, B32, B64, B128, B128Atom32 };
 
@@ -103,4 +103,4 @@ private:
     bool mn_major_;
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -16,7 +16,7 @@
 #include "shadow.hpp"
 #include "recorder.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 struct Cta;
 struct Cluster;
@@ -202,4 +202,4 @@ struct Sm {
     Shadow races;               // of tensor memory, lane by lane
 };
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -5,7 +5,7 @@
 #include "tmem.hpp"
 #include "umma.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 // N and M in the instruction descriptor, whatever the kind.
@@ -200,4 +200,4 @@ Next Engine::tensor(Exec& x) {
     return Next::Advance;
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

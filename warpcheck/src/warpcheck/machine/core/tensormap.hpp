@@ -19,7 +19,7 @@
 #include "enumerations.hpp"
 #include "footprint.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 // Element types in the numbering of the map. tensormap.replace numbers tf32 11, tf32.ftz 12 and the packed types
 // 13-15; the map holds tf32 as f32 with the rounding bit set, and the packed types as 11-13.
@@ -159,4 +159,4 @@ inline void encode_tensormap(const TensorMap& map, uint8_t* map128) {
     }
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

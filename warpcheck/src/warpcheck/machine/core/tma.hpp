@@ -9,7 +9,7 @@
 #include "float_formats.hpp"
 #include "tensormap.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 // `bytes` bytes that are contiguous on both sides. A load writes zeros (or NaN) where `fill` is set;
 // a store or a reduction skips such pieces.
@@ -301,4 +301,4 @@ inline void reduce_bytes(ReduceOp op, TmaType type, uint8_t* destination, const 
     }
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

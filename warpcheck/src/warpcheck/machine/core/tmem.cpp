@@ -5,7 +5,7 @@
 #include "lanes.hpp"
 #include "tmem.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 // The first aligned run of columns that is free on an SM, and on its peer's where there is one; -1 if there is none.
@@ -230,4 +230,4 @@ void Engine::tmem_copy_shift(Exec& x) {
     });
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

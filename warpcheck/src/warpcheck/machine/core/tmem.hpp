@@ -8,7 +8,7 @@
 #include "footprint.hpp"
 #include "smem_desc.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 // One warp-wide tcgen05.ld or tcgen05.st.
 struct TmemAccess {
@@ -247,4 +247,4 @@ inline void tmem_shift_execute(const TmemShiftOp& op, const CtaMemory ctas[2]) {
     }
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

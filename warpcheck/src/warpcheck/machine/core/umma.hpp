@@ -14,7 +14,7 @@
 #include "matmul.hpp"
 #include "operand.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 // One tcgen05.mma instruction with its operands' values.
 struct UmmaOp {
@@ -370,4 +370,4 @@ inline uint64_t umma_flops(const UmmaOp& op) {
     return 2ull * d.m * d.n * d.k;
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -11,7 +11,7 @@
 
 namespace py = pybind11;
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
@@ -363,4 +363,4 @@ void register_units(py::module_& parent) {
     m.def("movmatrix", movmatrix);
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -2,7 +2,7 @@
 #include "engine.hpp"
 #include "wgmma.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 namespace {
 
 uint64_t warpgroup_key(const Cta& cta, uint32_t group) { return uint64_t(1) << 62 | uint64_t(cta.linear) << 8 | group; }
@@ -137,4 +137,4 @@ Next Engine::wgmma(Exec& x) {
     return Next::Advance;
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

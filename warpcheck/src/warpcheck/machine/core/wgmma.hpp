@@ -5,7 +5,7 @@
 #include "fragment.hpp"
 #include "matmul.hpp"
 
-namespace fa4 {
+namespace warpcheck {
 
 struct WgmmaOp {
     MmaType d_type, a_type, b_type;
@@ -82,4 +82,4 @@ inline void wgmma_execute(const WgmmaOp& op, const CtaMemory& memory, const uint
     else detail::wgmma_compute<float>(op, memory, a, d);
 }
 
-}  // namespace fa4
+}  // namespace warpcheck

@@ -9,7 +9,7 @@
 
 namespace py = pybind11;
 
-namespace fa4::timing {
+namespace warpcheck::timing {
 namespace {
 
 template <class T>
@@ -27,7 +27,7 @@ Chip chip_from(const std::map<std::string, double>& numbers) {
 #define X(name) \
     if (!numbers.count(#name)) throw std::invalid_argument("the chip's table has no " #name); \
     chip.name = numbers.at(#name);
-    FA4_CHIP_NUMBERS(X)
+    WARPCHECK_CHIP_NUMBERS(X)
 #undef X
     return chip;
 }
@@ -93,10 +93,10 @@ py::dict run(const std::map<std::string, double>& numbers, int64_t pipes, const 
 PYBIND11_MODULE(_replay, m) {
     py::list names;
 #define X(name) names.append(#name);
-    FA4_CHIP_NUMBERS(X)
+    WARPCHECK_CHIP_NUMBERS(X)
 #undef X
     m.attr("CHIP_NUMBERS") = py::tuple(names);
     m.def("run", &run);
 }
 
-}  // namespace fa4::timing
+}  // namespace warpcheck::timing

@@ -5,7 +5,7 @@
 #include <set>
 #include <unordered_set>
 
-namespace fa4::timing {
+namespace warpcheck::timing {
 namespace {
 
 constexpr int kPartitions = 4;
@@ -839,4 +839,4 @@ Result replay(const Model& model, const Chip& chip, const std::vector<WarpInput>
     return Replay(model, chip, warps, ctas, options).run();
 }
 
-}  // namespace fa4::timing
+}  // namespace warpcheck::timing

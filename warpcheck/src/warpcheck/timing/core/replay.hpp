@@ -14,7 +14,7 @@
 
 #include "../../machine/core/recorder.hpp"
 
-namespace fa4::timing {
+namespace warpcheck::timing {
 
 using Cycles = double;
 constexpr Cycles kNever = 1e300;
@@ -75,7 +75,7 @@ struct CtaInput {
 
 // Numbers of the chip; names as in chips.py.
 struct Chip {
-#define FA4_CHIP_NUMBERS(X) \
+#define WARPCHECK_CHIP_NUMBERS(X) \
     X(launch) X(replace) X(mbarrier_arrive) X(mbarrier_wake) X(mbarrier_try) X(named_barrier) X(cluster_barrier) \
     X(mma_flops) X(mma_start_ss) X(mma_start_ts) X(mma_start_pair) X(mma_residual_pair) X(commit) X(wgmma_start) X(wgmma_start_ss) X(wgmma_tail) X(wgmma_overhead) \
     X(smem_bytes) X(smem_latency) X(tma_share) \
@@ -83,7 +83,7 @@ struct Chip {
     X(tma_latency) X(tma_bytes) X(tma_store_latency) X(tma_store_bytes) X(reduce_bytes) X(red_bytes) X(store_read_bytes) X(store_share) \
     X(code_miss) X(l2_bytes) X(l2_own_bytes) X(gpcs) X(l2_latency) X(dram_bytes) X(dram_latency) X(dsmem_latency) X(dsmem_bytes) X(atomic_latency) X(cancel_latency)
 #define X(name) double name = 0;
-    FA4_CHIP_NUMBERS(X)
+    WARPCHECK_CHIP_NUMBERS(X)
 #undef X
 };
 
@@ -116,4 +116,4 @@ struct Options {
 
 Result replay(const Model& model, const Chip& chip, const std::vector<WarpInput>& warps, const std::vector<CtaInput>& ctas, const Options& options);
 
-}  // namespace fa4::timing
+}  // namespace warpcheck::timing

@@ -1,0 +1,35 @@
+"""What emulations must know of fa4: which chip its calls are for, its kernels' roles and barriers, and its cache."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from warpcheck.libraries import Library, Names
+from warpcheck.machine.chips import ChipFacts
+
+from ..device import chip_by_number, emulating
+
+
+class Fa4(Library):
+    @contextlib.contextmanager
+    def emulating(self, facts: ChipFacts, sms: int) -> Iterator[None]:
+        """CPU tensors dispatch to the chip's backends."""
+        with emulating(chip_by_number(facts.number, sms=sms, emulated=True)):
+            yield
+
+    def names(self, entry: str) -> Names | None:
+        from ..pipeline.kernel import describe  # which imports CuTe DSL
+
+        description = describe(entry)
+        return None if description is None else Names(description.roles, description.barriers)
+
+    def own_caches(self) -> Mapping[str, str]:
+        """The key of a compiled kernel holds whether the chip is emulated."""
+        from ..env import CACHE_DIR
+        from ..jit import cache_root
+
+        return {CACHE_DIR.name: str(cache_root())}
+
+
+FA4 = Fa4()

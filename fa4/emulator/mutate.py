@@ -1,0 +1,86 @@
+"""Would a missing synchronisation of fa4's own kernels be noticed?
+
+    python -m fa4.emulator.mutate fwd|bwd [--seqlen 256 --causal ...]
+
+As `warpcheck mutate` does for any kernel. --seqlen given again is a further shape of the same kernel, tried in turn on
+each mutant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from warpcheck.options import CHIP, COUNT, SIDE_OF_WINDOW
+from warpcheck.tools.mutate import Judging, judging
+from warpcheck.tools.recording import Recorder
+
+from fa4 import cases
+
+
+def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path) -> None:
+    from fa4.emulator import emulate
+
+    problem = cases.make(case, seed=0)
+    with emulate(chip, sms=sms) as gpu:
+        if direction == "fwd":
+            Recorder(gpu, folder, case.name)
+            problem.call()
+        else:
+            leaves = {name: x.detach().clone().requires_grad_() for name, x in problem.tensors().items()}
+            out, _ = problem.call(**leaves)
+            Recorder(gpu, folder, case.name)
+            torch.autograd.grad(out, list(leaves.values()), problem.dout)
+
+
+def cases_of(
+    direction: str, lengths: tuple[tuple[int, int], ...], named: tuple[str, ...], **flags: Any
+) -> list[cases.Case]:
+    """The shapes that the options say. flags: of a case; heads_kv may be None, as many as heads_q, and window_size."""
+    flags["heads_kv"] = flags["heads_kv"] or flags["heads_q"]
+    flags["window_size"] = flags["window_size"] or (None, None)
+    asked = lengths or (() if named else ((256, 256),))
+    drawn = [cases.Case(f"{direction} {q}x{k}", seqlen_q=q, seqlen_k=k, **flags) for q, k in asked]
+    return drawn + [dataclasses.replace(cases.CASES[name], name=f"{direction} {name}") for name in named]
+
+
+class _Lengths(click.ParamType):
+    """`seqlen_q` or `seqlen_qXseqlen_k`."""
+
+    name = "QxK"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(value))
+        if match is None:
+            self.fail(f"{value!r}: expected a length such as 256, or queries and keys such as 256x100", param, ctx)
+        return int(match[1]), int(match[2] or match[1])
+
+
+@click.command(help=__doc__)
+@click.argument("direction", type=click.Choice(["fwd", "bwd"]))
+@click.option("--seqlen", "lengths", type=_Lengths(), multiple=True,
+              help="Given again, a further shape [default: 256, without --case].")  # fmt: skip
+@click.option("--case", "named", type=click.Choice(list(cases.CASES)), multiple=True, metavar="NAME",
+              help="A named case of fa4.cases; may be repeated.")  # fmt: skip
+@click.option("--head-dim", type=COUNT, default=128, show_default=True)
+@click.option("--heads", "heads_q", type=COUNT, default=1, show_default=True)
+@click.option("--heads-kv", type=COUNT, help="Of keys and values [default: as many as of queries].")
+@click.option("--causal", is_flag=True)
+@click.option("--window", "window_size", type=(SIDE_OF_WINDOW, SIDE_OF_WINDOW), help="Left and right; -1 is open.")
+@click.option("--logits", default=1.0, show_default=True, help="Factor on q: large ones make rows be rescaled.")
+@click.option("--deterministic", is_flag=True)
+@click.option("--chip", type=CHIP, default="sm_100a", show_default=True)
+@judging
+def main(direction: str, chip: str, judging: Judging, **shape: Any) -> None:
+    judging.run([partial(_record, direction, case, chip, judging.sms) for case in cases_of(direction, **shape)])
+
+
+if __name__ == "__main__":
+    main()
