@@ -118,7 +118,7 @@ def load_a_box(place: int, below: int) -> np.ndarray:
     fields = dict(base=ones.ctypes.data - 4 * below, type=2, extent=[64], stride=[4], box=[32])
     buffer = np.zeros(192, np.uint8)
     first = -buffer.ctypes.data % 64
-    buffer[first : first + 128] = np.frombuffer(load_core().units.encode_tensormap(fields), np.uint8)
+    buffer[first : first + 128] = np.frombuffer(load_core().encode_tensormap(fields), np.uint8)
     launch(OUTSIDE.format(place=place), [buffer[first : first + 128], result, ones], target="sm_90a")
     return result
 
@@ -151,7 +151,7 @@ def test_a_store_may_cross_the_end_of_its_tensor_and_not_the_beginning(copy: str
         fields = dict(base=stored.ctypes.data, type=2, extent=[64], stride=[4], box=[32])
         buffer = np.zeros(192, np.uint8)
         first = -buffer.ctypes.data % 64
-        buffer[first : first + 128] = np.frombuffer(load_core().units.encode_tensormap(fields), np.uint8)
+        buffer[first : first + 128] = np.frombuffer(load_core().encode_tensormap(fields), np.uint8)
         body = STORED.format(place=place, copy=copy, how=how)
         launch(body, [buffer[first : first + 128], stored], target="sm_90a")
         return stored
@@ -172,7 +172,7 @@ def test_the_end_of_a_padded_load_counts_packed_bytes(type_: int, packed: int) -
     fields = dict(base=ones.ctypes.data, type=type_, extent=[128], stride=[0], box=[128])
     buffer = np.zeros(192, np.uint8)
     first = -buffer.ctypes.data % 64
-    buffer[first : first + 128] = np.frombuffer(load_core().units.encode_tensormap(fields), np.uint8)
+    buffer[first : first + 128] = np.frombuffer(load_core().encode_tensormap(fields), np.uint8)
     body = OUTSIDE.replace("_, [%r2], 128", f"_, [%r2], {packed}").format(place=0)
     launch(body, [buffer[first : first + 128], result, ones], target="sm_100a")
     taken = packed // 32  # words of each four that hold elements

@@ -279,7 +279,7 @@ def arrays() -> list[np.ndarray]:
     data = data[-data.ctypes.data % 64 // 4 :][:128]
     map_ = np.zeros(64, np.uint32)
     map_ = map_[-map_.ctypes.data % 64 // 4 :][:32]
-    packed = load_core().units.encode_tensormap({
+    packed = load_core().encode_tensormap({
         "base": data.ctypes.data, "type": 2, "tf32": False, "swizzle": 0, "atomicity": 0, "interleave": 0,
         "nan_fill": False, "extent": [32], "stride": [0], "box": [32], "element_stride": [1],
     })  # fmt: skip

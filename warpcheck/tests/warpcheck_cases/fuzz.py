@@ -35,7 +35,7 @@ def run(pipeline: Pipeline, ptx: str, order: Order) -> Outcome:
     x = _aligned(ctas * pipeline.tiles * WORDS)
     x[:] = np.arange(x.size) * 2654435761 + 1
     y = _aligned(x.size)
-    tensor_map = load_core().units.encode_tensormap({
+    tensor_map = load_core().encode_tensormap({
         "base": x.ctypes.data, "type": 2, "tf32": False, "swizzle": 0, "atomicity": 0, "interleave": 0,
         "nan_fill": False, "extent": [x.size], "stride": [0], "box": [WORDS], "element_stride": [1],
     })  # fmt: skip

@@ -101,7 +101,7 @@ class TiledMap:
         steps = self.element_strides
         if self.interleave == _INTERLEAVE_NONE:
             steps = (1, *steps[1:])
-        return load_core().units.encode_tensormap({
+        return load_core().encode_tensormap({
             "base": self.global_address,
             "type": type_.code,
             "tf32": type_.rounds_to_tf32,

@@ -232,11 +232,11 @@ class Machine:
         roles = dict(roles or loaded.roles)
         start = time.perf_counter()
         config = self._config(core, grid, block, cluster, smem_bytes)
-        config.params = _param_block(loaded.kernel, params)
-        config.regions = [(a.base, a.nbytes, a.name) for a in allocations] + loaded.variables
-        config.overlaps = programmatic and (after_unknown or self._before is not None)
-        config.cooperative = cooperative
-        config.before = None if after_unknown else self._before
+        config["params"] = _param_block(loaded.kernel, params)
+        config["regions"] = [(a.base, a.nbytes, a.name) for a in allocations] + loaded.variables
+        config["overlaps"] = programmatic and (after_unknown or self._before is not None)
+        config["cooperative"] = cooperative
+        config["before"] = None if after_unknown else self._before
         result = core.run(loaded.program, config)
         self._before = result["touched"]
         extent = tuple(int(g) for g in grid)
@@ -256,25 +256,23 @@ class Machine:
             report.record = Record.of(shape, loaded.kernel, loaded.sources, result["records"], roles)
         return report
 
-    def _config(self, core, grid, block, cluster, smem_bytes):
-        config = core.Config()
-        config.grid, config.block, config.cluster = list(grid), list(block), list(cluster)
-        config.explicit_cluster = tuple(cluster) != (1, 1, 1)
-        config.dynamic_shared = smem_bytes
-        config.sms, config.seed, config.schedule = self.sms, self.seed, SCHEDULES.index(self.schedule)
-        facts = self.facts
-        config.arch, config.has_tmem = facts.number, facts.tmem_columns > 0
-        config.shared_per_block, config.shared_per_sm = facts.smem_per_block, facts.smem_per_sm
-        config.registers_per_sm = facts.registers_per_sm
-        config.threads_per_sm, config.blocks_per_sm = facts.threads_per_sm, facts.blocks_per_sm
-        config.check_bounds, config.check_poison = self.checks.bounds, self.checks.poison
-        config.check_races, config.check_tmem = self.checks.races, self.checks.tmem
-        config.check_letter, config.check_leftovers = self.checks.letter, self.checks.leftovers
-        config.order_by_letter, config.collect = self.checks.order == "letter", self.on_finding == "collect"
-        config.off = sum(1 << i for i, name in enumerate(core.CHECKS) if name in self.checks.off)
-        config.trace, config.timing, config.limit = self.trace, self.timing, self.limit
-        config.resident = self.resident
-        return config
+    def _config(self, core, grid, block, cluster, smem_bytes) -> dict[str, Any]:
+        """The fields of `Config` in core/engine.hpp."""
+        facts, checks = self.facts, self.checks
+        return {
+            "grid": tuple(grid), "block": tuple(block), "cluster": tuple(cluster),
+            "explicit_cluster": tuple(cluster) != (1, 1, 1), "dynamic_shared": smem_bytes,
+            "sms": self.sms, "seed": self.seed, "schedule": SCHEDULES.index(self.schedule),
+            "arch": facts.number, "has_tmem": facts.tmem_columns > 0,
+            "shared_per_block": facts.smem_per_block, "shared_per_sm": facts.smem_per_sm,
+            "registers_per_sm": facts.registers_per_sm, "threads_per_sm": facts.threads_per_sm,
+            "blocks_per_sm": facts.blocks_per_sm,
+            "check_bounds": checks.bounds, "check_poison": checks.poison, "check_races": checks.races,
+            "check_tmem": checks.tmem, "check_letter": checks.letter, "check_leftovers": checks.leftovers,
+            "order_by_letter": checks.order == "letter", "collect": self.on_finding == "collect",
+            "off": sum(1 << i for i, name in enumerate(core.CHECKS) if name in checks.off),
+            "trace": self.trace, "timing": self.timing, "limit": self.limit, "resident": self.resident,
+        }  # fmt: skip
 
 
 def load_core():

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -112,8 +113,8 @@ def replay(
     places = list(_places(record, issue.registers))
     warps = [(w.cta, w.warp, w.sm, w.runs.tobytes(), w.events.tobytes()) for w in record.warps]
     result = _replay.run(
-        chip.values(), len(issue.pipes), issue.slots, issue.instructions, issue.blocks, record.instructions.tolist(),
-        warps, np.array(places, dtype=np.int64), timeline, cold, list(ranges), 0.0,
+        chip.values(), len(issue.pipes), *map(_rows, (issue.slots, issue.instructions, issue.blocks)),
+        record.instructions.tolist(), warps, _rows(places), timeline, cold, list(ranges), 0.0,
     )  # fmt: skip
     if result["stuck"]:
         raise RuntimeError(f"the replay got stuck: {result['stuck']}")
@@ -128,6 +129,11 @@ def replay(
         (result["untied_events"], result["untied_instructions"], result["lost_events"]),
         result["misses"] / max(1, result["loads"]), issue.source,
     )  # fmt: skip
+
+
+def _rows(array: Any) -> np.ndarray:
+    """As the core reads it."""
+    return np.ascontiguousarray(array, dtype=np.int64)
 
 
 def _waited(raw: Mapping[str, float]) -> dict[tuple[int, int], float]:

@@ -1,75 +1,75 @@
 // The engine as the Python module warpcheck.machine._core.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include "python.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
 
 #include "engine.hpp"
-
-namespace py = pybind11;
+#include "tensormap.hpp"
 
 namespace warpcheck {
-
-void register_units(py::module_& m);
-
 namespace {
 
+using namespace python;
+
+constexpr const char* kProgram = "warpcheck.Program";
+constexpr const char* kTouched = "warpcheck.Touched";
+using TouchedPtr = std::shared_ptr<Touched>;
+
 // (kind, word offset, register number or -1, bits, negated)
-Operand operand_from(const py::handle& h) {
-    const auto t = py::reinterpret_borrow<py::tuple>(h);
+Operand operand_from(PyObject* t) {
     Operand o;
-    o.kind = Operand::Kind(t[0].cast<int>());
-    o.offset = t[1].cast<uint32_t>();
-    o.id = t[2].cast<int32_t>();
-    o.bits = uint8_t(t[3].cast<int>());
-    o.negated = t[4].cast<bool>();
+    o.kind = Operand::Kind(whole(item(t, 0)));
+    o.offset = number<uint32_t>(item(t, 1));
+    o.id = number<int32_t>(item(t, 2));
+    o.bits = number<uint8_t>(item(t, 3));
+    o.negated = truth(item(t, 4));
     return o;
 }
 
-// rows: (op, type, type2, destinations, sources, modifiers in the order of their record, guard, aligned, sync); constants: (value, offset, words);
-// presets: (operand, code, value).
-std::unique_ptr<Program> make_program(const py::list& rows, const py::list& constants, uint32_t constant_words, const py::list& presets,
-                                      uint32_t register_words, uint32_t register_count, uint32_t local_bytes, uint32_t static_shared,
-                                      uint32_t max_registers, std::map<uint32_t, std::string> barrier_names) {
+// Arguments: rows: (op, type, type2, destinations, sources, modifiers in the order of their record, guard, aligned, sync); constants: (value,
+// offset, words); words of constants; presets: (operand, code, value); words of registers; their number; bytes of local memory; bytes of
+// static shared memory; most registers; names of barriers by offset.
+Ref make_program(PyObject* arguments) {
     auto p = std::make_unique<Program>();
-    for (const py::handle& row : rows) {
-        const auto t = py::reinterpret_borrow<py::tuple>(row);
+    each(item(arguments, 0), [&](PyObject* t) {
         Instr in;
-        in.op = Op(t[0].cast<int>());
-        in.type = Type(t[1].cast<int>());
-        in.type2 = Type(t[2].cast<int>());
+        in.op = Op(whole(item(t, 0)));
+        in.type = Type(whole(item(t, 1)));
+        in.type2 = Type(whole(item(t, 2)));
         in.first = uint32_t(p->operands.size());
-        for (const py::handle& o : py::reinterpret_borrow<py::list>(t[3])) p->operands.push_back(operand_from(o));
+        each(item(t, 3), [&](PyObject* o) { p->operands.push_back(operand_from(o)); });
         in.ndst = uint8_t(p->operands.size() - in.first);
-        for (const py::handle& o : py::reinterpret_borrow<py::list>(t[4])) p->operands.push_back(operand_from(o));
+        each(item(t, 4), [&](PyObject* o) { p->operands.push_back(operand_from(o)); });
         in.count = uint32_t(p->operands.size()) - in.first;
-        in.modifiers.set(mod::kRecordOf[size_t(in.op)], t[5].cast<std::vector<int64_t>>());
-        in.guard = operand_from(t[6]);
-        in.aligned = t[7].cast<bool>();
-        in.sync = t[8].cast<bool>();
+        std::vector<int64_t> modifiers;
+        each(item(t, 5), [&](PyObject* value) { modifiers.push_back(whole(value)); });
+        in.modifiers.set(mod::kRecordOf[size_t(in.op)], modifiers);
+        in.guard = operand_from(item(t, 6));
+        in.aligned = truth(item(t, 7));
+        in.sync = truth(item(t, 8));
         p->uses_wgmma |= in.op == Op::wgmma;
         p->code.push_back(in);
-    }
-    p->constants.resize(constant_words + 128);
-    for (const py::handle& c : constants) {
-        const auto t = py::reinterpret_borrow<py::tuple>(c);
-        const auto value = t[0].cast<uint64_t>();
-        const auto offset = t[1].cast<uint32_t>(), words = t[2].cast<uint32_t>();
+    });
+    p->constants.resize(number<uint32_t>(item(arguments, 2)) + 128);
+    each(item(arguments, 1), [&](PyObject* t) {
+        const uint64_t value = word(item(t, 0));
+        const auto offset = number<uint32_t>(item(t, 1)), words = number<uint32_t>(item(t, 2));
         for (uint32_t l = 0; l < 32; ++l) {
             if (words == 1) p->constants[offset] = value & 1 ? ~0u : 0;
             else if (words >= 64) std::memcpy(&p->constants[offset + 2 * l], &value, 8);
             else p->constants[offset + l] = uint32_t(value);
         }
-    }
-    for (const py::handle& h : presets) {
-        const auto t = py::reinterpret_borrow<py::tuple>(h);
-        p->presets.push_back({operand_from(t[0]), Preset(t[1].cast<int>()), t[2].cast<uint64_t>()});
-    }
-    p->register_words = register_words;
-    p->register_count = register_count;
-    p->local_bytes = local_bytes;
-    p->static_shared_bytes = static_shared;
-    p->max_registers = max_registers;
-    p->barrier_names = std::move(barrier_names);
-    return p;
+    });
+    each(item(arguments, 3), [&](PyObject* t) { p->presets.push_back({operand_from(item(t, 0)), Preset(whole(item(t, 1))), word(item(t, 2))}); });
+    p->register_words = number<uint32_t>(item(arguments, 4));
+    p->register_count = number<uint32_t>(item(arguments, 5));
+    p->local_bytes = number<uint32_t>(item(arguments, 6));
+    p->static_shared_bytes = number<uint32_t>(item(arguments, 7));
+    p->max_registers = number<uint32_t>(item(arguments, 8));
+    each_of_dict(item(arguments, 9), [&](PyObject* offset, PyObject* name) { p->barrier_names[number<uint32_t>(offset)] = text(name); });
+    return capsule(kProgram, p.release());
 }
 
 constexpr const char* kCheckNames[] = {
@@ -78,159 +78,215 @@ constexpr const char* kCheckNames[] = {
 #undef X
 };
 
-py::tuple place_tuple(const Place& p) { return py::make_tuple(p.row, p.cta, p.warp, p.lanes); }
+Ref place_tuple(const Place& p) { return tuple_of(p.row, p.cta, p.warp, p.lanes); }
 
-py::tuple error_tuple(const SimError& e) {
-    py::list others;
-    for (auto& o : e.others) others.append(py::make_tuple(o.first, place_tuple(o.second)));
-    return py::make_tuple(kCheckNames[int(e.check)], std::string(e.what()), place_tuple(e.place), others, e.barrier);
+Ref error_tuple(const SimError& e) {
+    const Ref others(PyList_New(0));
+    for (auto& o : e.others) append(others, tuple_of(o.first, place_tuple(o.second)));
+    return tuple_of(kCheckNames[int(e.check)], e.what(), place_tuple(e.place), others, e.barrier);
 }
 
-// Runs a launch; the result is a dictionary, with "error" when the kernel did something wrong.
-py::dict run(const Program& program, const Config& config) {
-    Engine engine(program, config);
-    py::dict result;
-    py::object error = py::none();
-    try {
-        py::gil_scoped_release release;
-        engine.run();
-    } catch (const SimError& e) {
-        error = error_tuple(e);
+// What is told of a launch, by the names of `Config`'s fields; what is left out stays as it is there.
+Config config_from(PyObject* options) {
+    Config c;
+    each_of_dict(options, [&](PyObject* key, PyObject* value) {
+        const std::string name = text(key);
+        const auto extents = [&](uint32_t (&to)[3]) {
+            for (int i = 0; i < 3; ++i) to[i] = number<uint32_t>(item(value, i));
+        };
+        if (name == "params") {
+            const auto [raw, size] = bytes(value);
+            c.params.assign(raw, raw + size);
+        } else if (name == "regions") {
+            each(value, [&](PyObject* t) { c.regions.push_back({word(item(t, 0)), word(item(t, 1)), text(item(t, 2))}); });
+            std::sort(c.regions.begin(), c.regions.end(), [](const Region& a, const Region& b) { return a.base < b.base; });
+        } else if (name == "before") {
+            if (value != Py_None) c.before = held<TouchedPtr>(value, kTouched);
+        } else if (name == "schedule") {
+            c.schedule = Schedule(whole(value));
+        }
+#define EXTENTS(field) else if (name == #field) extents(c.field);
+#define NUMBER(field) else if (name == #field) c.field = number<decltype(c.field)>(value);
+#define WORD(field) else if (name == #field) c.field = word(value);
+#define FLAG(field) else if (name == #field) c.field = truth(value);
+        EXTENTS(grid) EXTENTS(block) EXTENTS(cluster)
+        NUMBER(dynamic_shared) NUMBER(sms) NUMBER(shared_per_block) NUMBER(shared_per_sm) NUMBER(registers_per_sm)
+        NUMBER(threads_per_sm) NUMBER(blocks_per_sm) NUMBER(arch) NUMBER(resident)
+        WORD(seed) WORD(off) WORD(limit)
+        FLAG(explicit_cluster) FLAG(has_tmem) FLAG(check_bounds) FLAG(check_poison) FLAG(check_races) FLAG(check_tmem)
+        FLAG(check_letter) FLAG(check_leftovers) FLAG(order_by_letter) FLAG(collect) FLAG(trace) FLAG(timing)
+        FLAG(cooperative) FLAG(overlaps)
+        else throw std::invalid_argument("a launch has no " + name);
+#undef FLAG
+#undef WORD
+#undef NUMBER
+#undef EXTENTS
+    });
+    return c;
+}
+
+// Runs a launch of a program; the result is a dictionary, with "error" when the kernel did something wrong.
+Ref run(PyObject* arguments) {
+    const Config config = config_from(item(arguments, 1));
+    Engine engine(held<Program>(item(arguments, 0), kProgram), config);
+    const Ref result(PyDict_New());
+    put(result, "error", none());
+    std::unique_ptr<SimError> stopped;
+    {
+        const Released others_run;
+        try {
+            engine.run();
+        } catch (const SimError& e) {
+            stopped = std::make_unique<SimError>(e);
+        }
     }
-    py::list findings;
-    for (const Finding& f : engine.findings()) findings.append(py::make_tuple(error_tuple(f.error), f.count));
-    result["findings"] = findings;
-    result["error"] = error;
-    result["bytes"] = engine.counters.bytes;
-    result["mma_flops"] = engine.counters.mma_flops;
-    result["waits"] = engine.counters.waits;
-    result["by_warp"] = engine.counters.by_warp;
-    result["trace_hash"] = engine.trace_hash;
-    if (engine.launched_dependents && config.check_races) result["touched"] = engine.touched();
-    else result["touched"] = py::none();
-    py::list trace;
-    for (const TraceEvent& t : engine.trace) trace.append(py::make_tuple(t.time, t.cta, t.warp, t.row, t.count, std::string(t.what)));
-    result["trace"] = trace;
-    py::list records;   // (cta, warp, SM, executed, runs of rows, events), the last two as raw arrays
+    if (stopped) put(result, "error", error_tuple(*stopped));
+    const Ref findings(PyList_New(0)), trace(PyList_New(0)), records(PyList_New(0));
+    for (const Finding& f : engine.findings()) append(findings, tuple_of(error_tuple(f.error), f.count));
+    put(result, "findings", findings);
+    put(result, "bytes", engine.counters.bytes);
+    put(result, "mma_flops", engine.counters.mma_flops);
+    put(result, "waits", engine.counters.waits);
+    put(result, "by_warp", engine.counters.by_warp);
+    put(result, "trace_hash", engine.trace_hash);
+    const bool may_overlap = engine.launched_dependents && config.check_races;
+    put(result, "touched", may_overlap ? capsule(kTouched, new TouchedPtr(engine.touched())) : none());
+    for (const TraceEvent& t : engine.trace) append(trace, tuple_of(t.time, t.cta, t.warp, t.row, t.count, t.what));
+    put(result, "trace", trace);
+    // (cta, warp, SM, executed, runs of rows, events), the last two as raw arrays
     for (const WarpRecord& r : engine.records)
-        records.append(py::make_tuple(r.cta, r.warp, r.sm, r.executed,
-                                      py::bytes(reinterpret_cast<const char*>(r.runs.data()), r.runs.size() * sizeof(WarpRecord::Run)),
-                                      py::bytes(reinterpret_cast<const char*>(r.events.data()), r.events.size() * sizeof(TimedEvent))));
-    result["records"] = records;
+        append(records, tuple_of(r.cta, r.warp, r.sm, r.executed, raw_bytes(r.runs.data(), r.runs.size() * sizeof(WarpRecord::Run)),
+                                 raw_bytes(r.events.data(), r.events.size() * sizeof(TimedEvent))));
+    put(result, "records", records);
     return result;
 }
 
-template <class E>
-py::dict names(std::initializer_list<const char*> list) {
-    py::dict d;
-    int i = 0;
-    for (const char* name : list) d[name] = i++;
+// The 128 bytes of a tensor map, of a dictionary: base, type, extent, stride, box; others are 0 and element_stride 1.
+Ref encode_map(PyObject* arguments) {
+    TensorMap m;
+    bool has_steps = false;
+    each_of_dict(item(arguments, 0), [&](PyObject* key, PyObject* value) {
+        const std::string name = text(key);
+        const auto per_axis = [&](auto& to) {
+            size_t axis = 0;
+            each(value, [&](PyObject* extent) {
+                if (axis == std::size(to)) throw std::invalid_argument("a tensor map has at most 5 axes");
+                to[axis++] = std::remove_reference_t<decltype(to[0])>(word(extent));
+            });
+            return axis;
+        };
+        if (name == "base") m.base = word(value);
+        else if (name == "type") m.type = TmaType(whole(value));
+        else if (name == "tf32") m.tf32 = truth(value);
+        else if (name == "swizzle") m.swizzle = TmaSwizzle(whole(value));
+        else if (name == "atomicity") m.atomicity = TmaAtomicity(whole(value));
+        else if (name == "interleave") m.interleave = TmaInterleave(whole(value));
+        else if (name == "nan_fill") m.nan_fill = truth(value);
+        else if (name == "extent") m.rank = uint8_t(per_axis(m.extent));
+        else if (name == "stride") per_axis(m.stride);
+        else if (name == "box") per_axis(m.box);
+        else if (name == "element_stride") has_steps = per_axis(m.element_stride);
+        else throw std::invalid_argument("a tensor map has no " + name);
+    });
+    if (!has_steps) std::fill_n(m.element_stride, m.rank, 1);
+    uint8_t raw[128];
+    encode_tensormap(m, raw);
+    return raw_bytes(raw, sizeof raw);
+}
+
+template <size_t n>
+Ref names(const char* const (&list)[n]) {
+    const Ref d(PyDict_New());
+    for (size_t i = 0; i < n; ++i) put(d, list[i], i);
     return d;
 }
 
 // "A, B = 4, C" -> {"A": 0, "B": 4, "C": 5}
-py::dict enumeration(const std::string& text) {
-    py::dict d;
+Ref enumeration(const std::string& text) {
+    const Ref d(PyDict_New());
     int code = 0;
     for (size_t at = 0; at < text.size();) {
         const size_t end = std::min(text.find(", ", at), text.size()), equals = text.find(" = ", at);
         if (equals < end) code = std::stoi(text.substr(equals + 3));
-        d[py::str(text.substr(at, std::min(equals, end) - at))] = code++;
+        put(d, text.substr(at, std::min(equals, end) - at).c_str(), code++);
         at = end + 2;
     }
     return d;
 }
 
-// What the fields of a record take: "bool", "int", or the codes of an enumeration by name.
+// A field of a record, and what it takes: "bool", "int", or the enumerators of its type.
+struct Field {
+    const char *name, *values;
+};
+
 template <class T>
-py::object field_values() {
-    if constexpr (std::is_same_v<T, bool>) return py::str("bool");
-    else if constexpr (std::is_same_v<T, int>) return py::str("int");
-    else return enumeration(enumerators(T{}));
+constexpr const char* values_of() {
+    if constexpr (std::is_same_v<T, bool>) return "bool";
+    else if constexpr (std::is_same_v<T, int>) return "int";
+    else return enumerators(T{});
 }
 
-// The fields of a record in their order: name -> what it takes.
-py::dict record_fields(mod::Record record) {
-    py::dict d;
+std::vector<Field> fields_of(mod::Record record) {
     switch (record) {
-#define F(type, name) d[#name] = field_values<type>();
+#define F(type, name) {#name, values_of<type>()},
 #define R(Name, fields) \
-    case mod::Record::Name: fields(F) break;
+    case mod::Record::Name: return {fields(F)};
         WARPCHECK_RECORDS(R)
 #undef R
 #undef F
     }
+    return {};
+}
+
+// The fields of a record in their order: name -> what it takes, an enumeration as its codes by name.
+Ref record_fields(mod::Record record) {
+    const Ref d(PyDict_New());
+    for (const Field& field : fields_of(record)) {
+        const std::string values = field.values;
+        put(d, field.name, values == "bool" || values == "int" ? to_python(values) : enumeration(values));
+    }
     return d;
 }
 
-}  // namespace
-
-PYBIND11_MODULE(_core, m) {
+constexpr const char* kOpNames[] = {
 #define X(name, record) #name,
-    m.attr("OPS") = names<Op>({WARPCHECK_OPS(X)});
-#undef X
-    py::dict modifiers;
-#define X(name, record) modifiers[#name] = record_fields(mod::Record::record);
     WARPCHECK_OPS(X)
 #undef X
-    m.attr("MODIFIERS") = modifiers;
+};
+constexpr const char* kTypeNames[] = {
 #define X(name) #name,
-    m.attr("TYPES") = names<Type>({WARPCHECK_TYPES(X)});
+    WARPCHECK_TYPES(X)
 #undef X
-    m.attr("PRESETS") = names<Preset>({"TidX", "TidY", "TidZ", "NtidX", "NtidY", "NtidZ", "CtaidX", "CtaidY", "CtaidZ", "NctaidX", "NctaidY",
-        "NctaidZ", "LaneId", "WarpId", "NwarpId", "SmId", "NsmId", "GridId", "ClusteridX", "ClusteridY", "ClusteridZ", "NclusteridX",
-        "NclusteridY", "NclusteridZ", "ClusterCtaidX", "ClusterCtaidY", "ClusterCtaidZ", "ClusterNctaidX", "ClusterNctaidY", "ClusterNctaidZ",
-        "ClusterCtarank", "ClusterNctarank", "IsExplicitCluster", "LanemaskEq", "LanemaskLe", "LanemaskLt", "LanemaskGe", "LanemaskGt",
-        "DynamicSmemSize", "TotalSmemSize", "AggrSmemSize", "SharedSymbol", "Zero"});
-    py::list checks;
-    for (const char* name : kCheckNames) checks.append(name);
-    m.attr("CHECKS") = py::tuple(checks);
-    py::class_<Program>(m, "Program").def(py::init(&make_program));
-    py::class_<Touched, std::shared_ptr<Touched>>(m, "Touched");
-    py::class_<Config>(m, "Config")
-        .def(py::init<>())
-        .def_property("grid", [](Config&) { return 0; }, [](Config& c, std::array<uint32_t, 3> v) { std::copy(v.begin(), v.end(), c.grid); })
-        .def_property("block", [](Config&) { return 0; }, [](Config& c, std::array<uint32_t, 3> v) { std::copy(v.begin(), v.end(), c.block); })
-        .def_property("cluster", [](Config&) { return 0; }, [](Config& c, std::array<uint32_t, 3> v) { std::copy(v.begin(), v.end(), c.cluster); })
-        .def_property("params", [](Config&) { return 0; }, [](Config& c, const py::bytes& b) {
-            const std::string s = b;
-            c.params.assign(s.begin(), s.end());
-        })
-        .def_property("regions", [](Config&) { return 0; }, [](Config& c, const std::vector<std::tuple<uint64_t, uint64_t, std::string>>& v) {
-            c.regions.clear();
-            for (auto& [base, bytes, name] : v) c.regions.push_back({base, bytes, name});
-            std::sort(c.regions.begin(), c.regions.end(), [](const Region& a, const Region& b) { return a.base < b.base; });
-        })
-        .def_property("schedule", [](Config&) { return 0; }, [](Config& c, int v) { c.schedule = Schedule(v); })
-        .def_property("before", [](Config&) { return 0; }, [](Config& c, std::shared_ptr<Touched> v) { c.before = v; })
-        .def_readwrite("overlaps", &Config::overlaps)
-        .def_readwrite("explicit_cluster", &Config::explicit_cluster)
-        .def_readwrite("dynamic_shared", &Config::dynamic_shared)
-        .def_readwrite("sms", &Config::sms)
-        .def_readwrite("shared_per_block", &Config::shared_per_block)
-        .def_readwrite("shared_per_sm", &Config::shared_per_sm)
-        .def_readwrite("registers_per_sm", &Config::registers_per_sm)
-        .def_readwrite("threads_per_sm", &Config::threads_per_sm)
-        .def_readwrite("blocks_per_sm", &Config::blocks_per_sm)
-        .def_readwrite("has_tmem", &Config::has_tmem)
-        .def_readwrite("arch", &Config::arch)
-        .def_readwrite("seed", &Config::seed)
-        .def_readwrite("check_bounds", &Config::check_bounds)
-        .def_readwrite("check_poison", &Config::check_poison)
-        .def_readwrite("check_races", &Config::check_races)
-        .def_readwrite("check_tmem", &Config::check_tmem)
-        .def_readwrite("check_letter", &Config::check_letter)
-        .def_readwrite("check_leftovers", &Config::check_leftovers)
-        .def_readwrite("order_by_letter", &Config::order_by_letter)
-        .def_readwrite("collect", &Config::collect)
-        .def_readwrite("off", &Config::off)
-        .def_readwrite("trace", &Config::trace)
-        .def_readwrite("timing", &Config::timing)
-        .def_readwrite("limit", &Config::limit)
-        .def_readwrite("resident", &Config::resident)
-        .def_readwrite("cooperative", &Config::cooperative);
-    m.def("run", &run);
-    register_units(m);
-}
+};
+constexpr const char* kPresetNames[] = {
+    "TidX", "TidY", "TidZ", "NtidX", "NtidY", "NtidZ", "CtaidX", "CtaidY", "CtaidZ", "NctaidX", "NctaidY",
+    "NctaidZ", "LaneId", "WarpId", "NwarpId", "SmId", "NsmId", "GridId", "ClusteridX", "ClusteridY", "ClusteridZ", "NclusteridX",
+    "NclusteridY", "NclusteridZ", "ClusterCtaidX", "ClusterCtaidY", "ClusterCtaidZ", "ClusterNctaidX", "ClusterNctaidY", "ClusterNctaidZ",
+    "ClusterCtarank", "ClusterNctarank", "IsExplicitCluster", "LanemaskEq", "LanemaskLe", "LanemaskLt", "LanemaskGe", "LanemaskGt",
+    "DynamicSmemSize", "TotalSmemSize", "AggrSmemSize", "SharedSymbol", "Zero"};
 
+PyMethodDef functions[] = {
+    {"Program", call<make_program>, METH_VARARGS, "A lowered kernel, for `run`."},
+    {"run", call<run>, METH_VARARGS, "Run a launch of a program."},
+    {"encode_tensormap", call<encode_map>, METH_VARARGS, "The bytes of a tensor map."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_core", "The engine.", -1, functions, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
 }  // namespace warpcheck
+
+PyMODINIT_FUNC PyInit__core() {
+    using namespace warpcheck;
+    return module(definition, [](const auto& add) {
+        add("OPS", names(kOpNames));
+        add("TYPES", names(kTypeNames));
+        add("PRESETS", names(kPresetNames));
+        const Ref modifiers(PyDict_New());
+        for (size_t i = 0; i < std::size(kOpNames); ++i) put(modifiers, kOpNames[i], record_fields(mod::kRecordOf[i]));
+        add("MODIFIERS", modifiers);
+        const Ref checks(PyTuple_New(std::size(kCheckNames)));
+        for (size_t i = 0; i < std::size(kCheckNames); ++i) PyTuple_SET_ITEM(checks.get(), Py_ssize_t(i), to_python(kCheckNames[i]).release());
+        add("CHECKS", checks);
+    });
+}

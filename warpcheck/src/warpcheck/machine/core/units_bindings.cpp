@@ -1,4 +1,4 @@
-// The pure units as Python functions on NumPy arrays, for their tests: `warpcheck.machine._core.units`.
+// The pure units as Python functions on NumPy arrays, for their tests: `warpcheck.machine._units`, which no wheel has.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -127,31 +127,6 @@ py::dict decode_map(const py::bytes& bytes) {
     d["box"] = std::vector<uint32_t>(m.box, m.box + m.rank);
     d["element_stride"] = std::vector<uint32_t>(m.element_stride, m.element_stride + m.rank);
     return d;
-}
-
-py::bytes encode_map(const py::dict& d) {
-    TensorMap m;
-    m.base = d["base"].cast<uint64_t>();
-    m.type = TmaType(d["type"].cast<int>());
-    m.tf32 = get(d, "tf32", false);
-    m.swizzle = TmaSwizzle(get(d, "swizzle", 0));
-    m.atomicity = TmaAtomicity(get(d, "atomicity", 0));
-    m.interleave = TmaInterleave(get(d, "interleave", 0));
-    m.nan_fill = get(d, "nan_fill", false);
-    const auto extent = d["extent"].cast<std::vector<uint64_t>>();
-    const auto stride = d["stride"].cast<std::vector<uint64_t>>();
-    const auto box = d["box"].cast<std::vector<uint32_t>>();
-    const auto steps = get(d, "element_stride", std::vector<uint32_t>(extent.size(), 1));
-    m.rank = uint8_t(extent.size());
-    for (size_t i = 0; i < extent.size(); ++i) {
-        m.extent[i] = extent[i];
-        m.stride[i] = stride[i];
-        m.box[i] = box[i];
-        m.element_stride[i] = steps[i];
-    }
-    uint8_t raw[128];
-    encode_tensormap(m, raw);
-    return py::bytes(reinterpret_cast<const char*>(raw), 128);
 }
 
 py::bytes replace_map(const py::bytes& bytes, int field, uint32_t ordinal, uint64_t value) {
@@ -337,13 +312,11 @@ Words movmatrix(Words source) {
 
 }  // namespace
 
-void register_units(py::module_& parent) {
-    py::module_ m = parent.def_submodule("units", "Pure units of the emulator, on NumPy arrays.");
+PYBIND11_MODULE(_units, m) {
     py::register_exception<UnitError>(m, "UnitError", PyExc_ValueError);
     m.def("decode_floats", decode_floats);
     m.def("encode_floats", encode_floats, py::arg("format"), py::arg("values"), py::arg("round") = "rn", py::arg("satfinite") = false);
     m.def("decode_tensormap", decode_map);
-    m.def("encode_tensormap", encode_map);
     m.def("tensormap_replace", replace_map);
     m.def("tma_box_bytes", [](const py::bytes& map) { return tma_box_bytes(map_of(map)); });
     m.def("tma_load", tma_load, py::arg("map"), py::arg("coords"), py::arg("shared"), py::arg("offset"), py::arg("gather4") = false);

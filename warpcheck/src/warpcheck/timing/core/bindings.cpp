@@ -1,102 +1,114 @@
 // The replay as the Python module warpcheck.timing._replay.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include "../../machine/core/python.hpp"
 
 #include <cstring>
 
 #include "replay.hpp"
 
-namespace py = pybind11;
-
 namespace warpcheck::timing {
 namespace {
 
+using namespace python;
+
+// What lies in the contiguous array of another object, while this one lives.
+class View {
+public:
+    explicit View(PyObject* object) { checked(PyObject_GetBuffer(object, &view_, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)); }
+    ~View() { PyBuffer_Release(&view_); }
+    View(const View&) = delete;
+    View& operator=(const View&) = delete;
+    const Py_buffer& operator*() const { return view_; }
+
+private:
+    Py_buffer view_{};
+};
+
+// Rows of int64, each of which is a T.
 template <class T>
-std::vector<T> rows(const py::array& given) {
-    const auto array = py::array_t<int64_t, py::array::c_style | py::array::forcecast>(given);
-    if (array.ndim() != 2 || size_t(array.shape(1)) * sizeof(int64_t) != sizeof(T))
-        throw std::invalid_argument("an array of the replay has the wrong number of columns");
-    std::vector<T> result(size_t(array.shape(0)));
-    if (!result.empty()) std::memcpy(static_cast<void*>(result.data()), array.data(), result.size() * sizeof(T));
+std::vector<T> rows(PyObject* array) {
+    const View view(array);
+    const Py_buffer& b = *view;
+    const bool is_int64 = b.itemsize == 8 && b.format && (!std::strcmp(b.format, "l") || !std::strcmp(b.format, "q"));
+    if (!is_int64 || b.ndim != 2 || size_t(b.shape[1]) * sizeof(int64_t) != sizeof(T))
+        throw std::invalid_argument("an array of the replay is not of int64, or has the wrong number of columns");
+    std::vector<T> result(size_t(b.shape[0]));
+    if (!result.empty()) std::memcpy(static_cast<void*>(result.data()), b.buf, result.size() * sizeof(T));
     return result;
 }
 
-Chip chip_from(const std::map<std::string, double>& numbers) {
+template <class T>
+std::vector<T> items_in(PyObject* raw) {
+    const auto [data, size] = bytes(raw);
+    std::vector<T> result(size / sizeof(T));
+    if (!result.empty()) std::memcpy(static_cast<void*>(result.data()), data, result.size() * sizeof(T));
+    return result;
+}
+
+Chip chip_from(PyObject* numbers) {
     Chip chip;
 #define X(name) \
-    if (!numbers.count(#name)) throw std::invalid_argument("the chip's table has no " #name); \
-    chip.name = numbers.at(#name);
+    if (PyObject* const value = PyDict_GetItemString(numbers, #name)) chip.name = real(value); \
+    else throw std::invalid_argument("the chip's table has no " #name);
     WARPCHECK_CHIP_NUMBERS(X)
 #undef X
     return chip;
 }
 
-py::dict run(const std::map<std::string, double>& numbers, int64_t pipes, const py::array& slots, const py::array& instructions,
-             const py::array& blocks, const std::vector<int32_t>& sources, const py::list& warps, const py::array& ctas, bool timeline, bool cold,
-             const std::vector<std::tuple<int64_t, int64_t, double, bool>>& ranges, double limit) {
+// Arguments: numbers of the chip; pipes; arrays of slots, instructions, blocks; row -> instruction; (CTA, warp, SM, runs, events) of each warp;
+// array of CTAs; timeline; cold; ranges of addresses; limit.
+Ref run(PyObject* arguments) {
     Model model;
-    model.pipes = pipes;
-    model.slots = rows<Slot>(slots);
-    model.instructions = rows<Instruction>(instructions);
-    model.blocks = rows<Block>(blocks);
-    model.sources = sources;
+    model.pipes = whole(item(arguments, 1));
+    model.slots = rows<Slot>(item(arguments, 2));
+    model.instructions = rows<Instruction>(item(arguments, 3));
+    model.blocks = rows<Block>(item(arguments, 4));
+    each(item(arguments, 5), [&](PyObject* source) { model.sources.push_back(number<int32_t>(source)); });
     model.block_at.assign(model.instructions.size(), -1);
     for (size_t b = 0; b < model.blocks.size(); ++b) model.block_at.at(size_t(model.blocks[b].begin)) = int32_t(b);
     std::vector<WarpInput> inputs;
-    for (const py::handle& h : warps) {
-        const auto t = py::reinterpret_borrow<py::tuple>(h);
+    each(item(arguments, 6), [&](PyObject* t) {
         WarpInput w;
-        w.cta = t[0].cast<uint32_t>(), w.warp = t[1].cast<uint32_t>(), w.sm = t[2].cast<uint32_t>();
-        const std::string runs = t[3].cast<py::bytes>(), events = t[4].cast<py::bytes>();
-        w.runs.resize(runs.size() / sizeof(WarpRecord::Run));
-        std::memcpy(static_cast<void*>(w.runs.data()), runs.data(), runs.size());
-        w.events.resize(events.size() / sizeof(TimedEvent));
-        std::memcpy(static_cast<void*>(w.events.data()), events.data(), events.size());
+        w.cta = number<uint32_t>(item(t, 0)), w.warp = number<uint32_t>(item(t, 1)), w.sm = number<uint32_t>(item(t, 2));
+        w.runs = items_in<WarpRecord::Run>(item(t, 3));
+        w.events = items_in<TimedEvent>(item(t, 4));
         inputs.push_back(std::move(w));
-    }
-    const Chip chip = chip_from(numbers);
-    const std::vector<CtaInput> places = rows<CtaInput>(ctas);
+    });
+    const Chip chip = chip_from(item(arguments, 0));
+    const std::vector<CtaInput> places = rows<CtaInput>(item(arguments, 7));
     Options options;
-    options.timeline = timeline, options.cold = cold, options.limit = limit;
-    for (const auto& [begin, end, sharers, from_dram] : ranges) options.ranges.push_back({begin, end, sharers, from_dram});
+    options.timeline = truth(item(arguments, 8)), options.cold = truth(item(arguments, 9)), options.limit = real(item(arguments, 11));
+    each(item(arguments, 10), [&](PyObject* t) { options.ranges.push_back({whole(item(t, 0)), whole(item(t, 1)), real(item(t, 2)), truth(item(t, 3))}); });
     Result r;
     {
-        py::gil_scoped_release release;
+        const Released others_run;
         r = replay(model, chip, inputs, places, options);
     }
-    py::dict result;
-    result["cta_start"] = r.cta_start;
-    result["cta_end"] = r.cta_end;
-    result["busy"] = r.busy;
-    result["pipe_busy"] = r.pipe_busy;
-    result["waited"] = r.waited;
-    result["products"] = r.products;
-    py::list intervals;
-    for (const Interval& i : r.intervals) intervals.append(py::make_tuple(i.track, i.sm, i.index, i.what, i.start, i.end));
-    result["intervals"] = intervals;
-    result["clocks"] = r.clocks;
-    result["issued"] = r.issued;
-    result["instructions"] = r.instructions;
-    result["untied_events"] = r.untied_events;
-    result["lost_events"] = r.lost_events;
-    result["untied_instructions"] = r.untied_instructions;
-    result["loads"] = r.loads;
-    result["misses"] = r.misses;
-    result["end"] = r.end;
-    result["stuck"] = r.stuck;
+    const Ref result(PyDict_New()), intervals(PyList_New(0));
+    for (const Interval& i : r.intervals) append(intervals, tuple_of(i.track, i.sm, i.index, i.what, i.start, i.end));
+    put(result, "intervals", intervals);
+#define X(name) put(result, #name, r.name);
+    X(cta_start) X(cta_end) X(busy) X(pipe_busy) X(waited) X(products) X(clocks) X(issued) X(instructions) X(untied_events) X(lost_events)
+    X(untied_instructions) X(loads) X(misses) X(end) X(stuck)
+#undef X
     return result;
 }
 
+PyMethodDef functions[] = {
+    {"run", call<run>, METH_VARARGS, "Give recorded warps their schedule."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_replay", "The replay.", -1, functions, nullptr, nullptr, nullptr, nullptr};
+
 }  // namespace
-
-PYBIND11_MODULE(_replay, m) {
-    py::list names;
-#define X(name) names.append(#name);
-    WARPCHECK_CHIP_NUMBERS(X)
-#undef X
-    m.attr("CHIP_NUMBERS") = py::tuple(names);
-    m.def("run", &run);
-}
-
 }  // namespace warpcheck::timing
+
+PyMODINIT_FUNC PyInit__replay() {
+    using namespace warpcheck::python;
+    return module(warpcheck::timing::definition, [](const auto& add) {
+        const Ref names(PyList_New(0));
+#define X(name) append(names, to_python(#name));
+        WARPCHECK_CHIP_NUMBERS(X)
+#undef X
+        add("CHIP_NUMBERS", Ref(PyList_AsTuple(names.get())));
+    });
+}
