@@ -21,7 +21,8 @@ CORE := $(wildcard warpcheck/setup.py warpcheck/pyproject.toml $(addprefix warpc
 $(STAMP): pyproject.toml constraints.txt $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -v -e ./warpcheck | grep --line-buffered "^  compil"
+	mkdir -p build && bash -o pipefail -c '$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -v \
+	  -e ./warpcheck 2>&1 | tee build/warpcheck.log | sed -un "/compiled .* of/p"' || { tail -40 build/warpcheck.log; false; }
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 

@@ -295,9 +295,10 @@ def fingerprint() -> str:
     )
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
     digest = hashlib.sha256(repr((versions, str(CUDA_VERSION), platform.machine(), settings)).encode())
-    for root, sources in ((_PACKAGE, device_sources()), (_emulator_runtime(), _texts(_emulator_runtime()))):
+    runtime = _emulator_runtime()
+    for root, sources in ((_PACKAGE, device_sources()), (runtime, _texts(runtime) if runtime else [])):
         for source in sources:
-            digest.update(str(source.relative_to(root)).encode() + b"\0" + source.read_bytes() + b"\0")
+            digest.update(os.path.relpath(source, root).encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
@@ -306,8 +307,8 @@ def device_sources() -> list[Path]:
     return [source for source in _texts(_PACKAGE) if source.relative_to(_PACKAGE).parts[0] not in HOST_ONLY]
 
 
-def _texts(folder: Path | None) -> list[Path]:
-    return sorted(source for end in ("*.py", "*.c") for source in folder.rglob(end)) if folder else []
+def _texts(folder: Path) -> list[Path]:
+    return sorted(source for end in ("*.py", "*.c") for source in folder.rglob(end))
 
 
 def _emulator_runtime() -> Path | None:

@@ -15,7 +15,8 @@ from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fak
 from torch.nn.attention import flex_attention
 from warpcheck.context import Gpu
 from warpcheck.errors import EmulationError, OutOfBounds
-from warpcheck.host.memory import CUDA_ALIGNMENT, freeze, torch_allocations
+from warpcheck.host.buffers import CUDA_ALIGNMENT
+from warpcheck.host.memory import freeze, torch_allocations
 from warpcheck.host.modules import Modules, parameter_bytes
 from warpcheck.trace import write
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
 from warpcheck.errors import TensorMapRefused
-from warpcheck.host.memory import aligned_buffer
+from warpcheck.host.buffers import aligned_buffer
 from warpcheck.host.tensor_map import encode_tiled
 
 U8, F16, TF32, B4, B4_PADDED, B6_PADDED = 0, 6, 11, 13, 14, 15

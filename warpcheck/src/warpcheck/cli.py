@@ -18,7 +18,7 @@ from warpcheck.findings import KINDS, Findings, Severity
 from warpcheck.machine import SCHEDULES, Checks, LaunchReport, interleavings
 from warpcheck.machine.arguments import written
 from warpcheck.nvrtc import CompilationError, compile_cuda
-from warpcheck.options import CHIP, COUNT, NEW_FILE, RESIDENT, choosing_checks
+from warpcheck.options import CHIP, COUNT, NEW_FILE, RESIDENT, check_torch, choosing_checks
 
 _SEVERITIES = click.Choice([severity.value for severity in Severity])
 
@@ -108,6 +108,7 @@ def run(
             raise click.BadParameter("-m needs the name of a module", param_hint="SCRIPT")
     elif not Path(script[0]).is_file():
         raise click.BadParameter(f"there is no file {script[0]!r}", param_hint="SCRIPT")
+    check_torch()
     orders = interleavings(seed, seeds, schedule)
     outcome = run_script(script, chip, orders, sms=sms, checks=checks, resident=resident)
     found = telling.tell(outcome.findings, outcome.launches, chip, seeds)

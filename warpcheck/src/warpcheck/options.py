@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 from collections.abc import Callable
@@ -44,6 +45,12 @@ class _NewFile(click.Path):
         if not Path(os.fsdecode(path)).absolute().parent.is_dir():
             self.fail(f"{value!r} is in no directory that exists", param, ctx)
         return path
+
+
+def check_torch() -> None:
+    """Refuse a command that runs Python scripts where torch, whose tensors they launch kernels on, is missing."""
+    if importlib.util.find_spec("torch") is None:
+        raise click.UsageError("scripts need torch, which is missing; `warpcheck ptx` runs PTX and CUDA C++ without it")
 
 
 PATTERN = _Pattern()

@@ -17,7 +17,7 @@ def is_here() -> bool:
 
 
 def module(name: str) -> ModuleType:
-    """A module of the tests: of `warpcheck_cases`, or of the folder `tests` beside fa4.
+    """A module of the tests: of `warpcheck_cases`, or of `tests`.
 
     Raises:
         ImportError: this package is an installed wheel.

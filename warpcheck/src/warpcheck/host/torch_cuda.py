@@ -17,8 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from warpcheck.host import exchange
+from warpcheck.host.buffers import CUDA_ALIGNMENT, POISON, aligned_buffer
 from warpcheck.host.launch import Runtime
-from warpcheck.host.memory import CUDA_ALIGNMENT, POISON, aligned_buffer
 from warpcheck.host.placement import Placement, goes_to_host, on_host, real_device
 from warpcheck.host.replaced import replaced
 

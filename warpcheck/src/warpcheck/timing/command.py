@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from warpcheck.machine import Checks
-from warpcheck.options import COUNT, NEW_FILE
+from warpcheck.options import COUNT, NEW_FILE, check_torch
 from warpcheck.timing.chips import TABLES
 
 
@@ -21,6 +21,7 @@ def main(chip: str, sms: int, timeline: str | None, script: tuple[str, ...]) -> 
 
     Nothing is measured, and nothing is checked: `warpcheck run` does that. Needs torch.
     """
+    check_torch()
     from warpcheck import emulate
     from warpcheck.scripts import run_as_from_the_shell
     from warpcheck.timing import timeline as drawing

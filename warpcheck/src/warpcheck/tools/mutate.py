@@ -41,7 +41,7 @@ import numpy as np
 
 from warpcheck import repository
 from warpcheck.errors import DataRace, EmulationError
-from warpcheck.host.memory import aligned_buffer
+from warpcheck.host.buffers import aligned_buffer
 from warpcheck.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine
 from warpcheck.machine.ptx import parse
 from warpcheck.options import CHIP, COUNT, PATTERN
