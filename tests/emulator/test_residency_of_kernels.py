@@ -191,9 +191,9 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> None:
         behind = nearest - pos
         return Int32(cutlass.select_(behind < 0, behind + count, behind))
 
-    monkeypatch.setattr(Sm90BackwardSteps, "shifted", property(lambda cfg: True))
+    monkeypatch.setattr(Sm90BackwardSteps, "staggered", property(lambda cfg: True))
     monkeypatch.setattr(Sm90BackwardSteps, "ascending_order", property(lambda cfg: False))
-    monkeypatch.setattr(Sm90BackwardWork, "turn", order_index)
+    monkeypatch.setattr(Sm90BackwardWork, "order_index", order_index)
     # Compile keys do not tell this kernel from the right one.
     monkeypatch.setattr(jit, "_launchers", {})
     monkeypatch.setattr(jit, "cache_directory", lambda: None)

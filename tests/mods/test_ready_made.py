@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention as torchs
 
 import fa4
 from fa4 import masks, scores
-from fa4.mods.call import remembered
+from fa4.mods.call import cached_trace
 from fa4.mods.trace import trace_mask, trace_score
 
 SLOPES, TABLE, BIAS = torch.rand(2), torch.randn(2, 7), torch.randn(1, 2, 12, 12)
@@ -117,8 +117,8 @@ def test_equal_functions_share_a_trace():
 
     score, mask = count(trace_score), count(trace_mask)
     for _ in range(3):
-        remembered(score, scores.alibi(torch.rand(2)))
-        remembered(mask, masks.both(masks.causal, masks.sliding_window(3)))
+        cached_trace(score, scores.alibi(torch.rand(2)))
+        cached_trace(mask, masks.both(masks.causal, masks.sliding_window(3)))
     assert len(traces) == 2
 
 

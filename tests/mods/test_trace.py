@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fa4
-from fa4.mods.call import remembered
+from fa4.mods.call import cached_trace
 from fa4.mods.graph import parse
 from fa4.mods.trace import ModError, trace_mask, trace_score
 
@@ -216,12 +216,12 @@ def test_a_function_is_traced_again_only_when_a_trace_would_differ(monkeypatch):
     def make(cap, table):
         return lambda score, b, h, q_idx, kv_idx: torch.tanh(score / cap) * table[h]
 
-    first = remembered(trace, make(3.0, torch.ones(4)))
+    first = cached_trace(trace, make(3.0, torch.ones(4)))
     other = torch.randn(4)
-    again = remembered(trace, make(3.0, other))
+    again = cached_trace(trace, make(3.0, other))
     assert len(traces) == 1 and again.tensors[0] is other and again.graph == first.graph
-    assert remembered(trace, make(4.0, other)).numbers[0] == 4.0 and len(traces) == 2
-    assert remembered(trace, make(3.0, torch.ones(4, requires_grad=True))).graph != first.graph and len(traces) == 3
+    assert cached_trace(trace, make(4.0, other)).numbers[0] == 4.0 and len(traces) == 2
+    assert cached_trace(trace, make(3.0, torch.ones(4, requires_grad=True))).graph != first.graph and len(traces) == 3
 
     class Holder:
         cap = 3.0
@@ -230,9 +230,9 @@ def test_a_function_is_traced_again_only_when_a_trace_would_differ(monkeypatch):
             return torch.tanh(score / self.cap)
 
     holder = Holder()
-    assert remembered(trace, holder.score_mod).numbers[0] == 3.0
+    assert cached_trace(trace, holder.score_mod).numbers[0] == 3.0
     holder.cap = 5.0  # seen by nobody: such functions are traced each time
-    assert remembered(trace, holder.score_mod).numbers[0] == 5.0
+    assert cached_trace(trace, holder.score_mod).numbers[0] == 5.0
 
 
 def test_a_call_that_comes_again_sees_what_changed_since():

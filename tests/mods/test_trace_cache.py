@@ -22,7 +22,7 @@ import torch
 
 import fa4
 from fa4.mods import trace_cache
-from fa4.mods.call import remembered
+from fa4.mods.call import cached_trace
 from fa4.mods.trace import trace_mask, trace_score
 
 cfg = types.ModuleType("cfg")
@@ -422,7 +422,7 @@ def test_numbers_that_are_equal_but_not_the_same(first, second):
         kind = lambda: 2 if isinstance(x, bool) else 3 if isinstance(x, int) else 4  # noqa: E731
         return lambda score, b, h, q_idx, kv_idx: score + math.copysign(1.0, x) * q_idx + kind() * kv_idx
 
-    one, other = (remembered(trace_score, make(x)) for x in (first, second))
+    one, other = (cached_trace(trace_score, make(x)) for x in (first, second))
     assert one == trace_score(make(first)) and other == trace_score(make(second)) and one != other
 
 
@@ -431,7 +431,7 @@ def test_long_doubles_are_numbers_like_others():
         return lambda b, h, q_idx, kv_idx: q_idx - kv_idx <= int(x)
 
     assert traced_once(make(np.longdouble(3)))
-    numbers = [remembered(trace_mask, make(np.longdouble(x))).numbers for x in (3, 5)]
+    numbers = [cached_trace(trace_mask, make(np.longdouble(x))).numbers for x in (3, 5)]
     assert numbers == [trace_mask(make(x)).numbers for x in (3, 5)]
 
 
@@ -445,7 +445,7 @@ def test_a_nan_is_the_same_as_another(monkeypatch):
 
     for _ in range(3):
         x = float("nan") * 1.0
-        remembered(trace, lambda score, b, h, q_idx, kv_idx, x=x: torch.where(q_idx > 3, score, x))
+        cached_trace(trace, lambda score, b, h, q_idx, kv_idx, x=x: torch.where(q_idx > 3, score, x))
     assert len(traces) == 1
 
 
@@ -486,7 +486,7 @@ def traced_once(function):
         return trace_mask(x)
 
     for _ in range(2):
-        remembered(trace, function)
+        cached_trace(trace, function)
     return len(traces) == 1
 
 
@@ -539,8 +539,8 @@ def test_tensors_of_other_strides_and_devices_have_other_traces():
 
     x = torch.zeros(2, 2)
     for make, other in ((by_stride, x.T), (by_device, x.to("meta"))):
-        assert remembered(trace_mask, make(x)).numbers == (3,)
-        assert remembered(trace_mask, make(other)).numbers == (5,)
+        assert cached_trace(trace_mask, make(x)).numbers == (3,)
+        assert cached_trace(trace_mask, make(other)).numbers == (5,)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ _MODS = ("tests/mods/test_trace.py", "tests/mods/test_flex.py", _DROPOUT)
 # What functions read, ready-made ones, block masks and what is refused: of `mods` alone.
 _MODS_BY_LINE = tuple(
     f"tests/mods/test_{name}.py"
-    for name in ("refused", "coarse", "block_lists", "compositions", "operators", "remember", "ready_made")
+    for name in ("refused", "coarse", "block_lists", "compositions", "operators", "trace_cache", "ready_made")
 )
 _EXPLAINED, _STALE, _SIZES = "tests/test_explained.py", "tests/test_stale_calls.py", "tests/test_changing_sizes.py"
 _JIT = "tests/test_jit.py"
@@ -296,12 +296,14 @@ NO_MISTAKES = (
         "fa4/*", r"dropped: cute.arch.griddepcontrol_launch_dependents", "the next kernel would only start later"
     ),
     NoMistake(
-        "fa4/sm80/tiles.py", r"^: |_section: ", "sizes of tiles and sections are measured, and tests see that they fit"
+        "fa4/sm80/tiles.py",
+        r"^: |_l2_group: ",
+        "sizes of tiles and L2 groups are measured, and tests see that they fit",
     ),
     NoMistake("fa4/sm100/*/tiles.py", r"^: ", "rows of tuned numbers"),
     NoMistake("fa4/sm90/*/tiles.py", r"^: ", "rows of tuned numbers"),
-    NoMistake("fa4/sm100/fwd/plan.py", r"^_section: ", "how many heads advance together is a matter of speed"),
-    NoMistake("fa4/sm90/fwd/plan.py", r"^_section: ", "how many heads advance together is a matter of speed"),
+    NoMistake("fa4/sm100/fwd/plan.py", r"^_l2_group: ", "how many heads advance together is a matter of speed"),
+    NoMistake("fa4/sm90/fwd/plan.py", r"^_l2_group: ", "how many heads advance together is a matter of speed"),
 )
 
 

@@ -53,7 +53,7 @@ def test_parts_of_a_problem(heads, batch, rows, keys, expected):
 
 
 @pytest.mark.parametrize(
-    "group, rows, teams, packed",
+    "group, rows, consumers, packed",
     [(5, 8, 1, 5), (5, 13, 3, 1), (8, 8, 1, 8), (8, 9, 3, 8), (1, 64, 1, 1), (24, 2, 1, 24)],
 )
 def test_heads_of_a_group_share_a_tile(group, rows, consumers, packed):
