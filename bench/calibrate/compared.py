@@ -1,4 +1,4 @@
-"""Our kernels' cycles as an H100 counted them, beside what the emulator's clock says: the part of docs/timing.md.
+"""Our kernels' cycles as an H100 counted them, beside what the emulator's clock says: the part of docs/results/predicted-times.md.
 
     python -m bench.calibrate.compared --predict        # all cases; emulates for some 10 minutes
     python -m bench.calibrate.compared --write          # the page, from the rows
@@ -31,7 +31,7 @@ HELD_OUT_NEXT = (
     RESULTS / "2026-11-23_nvidia-h100-80gb-hbm3_held-out-next-predicted.jsonl",
 )
 KEPT = Path("build/calibrate/attention")  # what was emulated
-PAGE = Path("docs/timing.md")
+PAGE = Path("docs/results/predicted-times.md")
 BEGIN, END = "<!-- rows of bench.calibrate.compared -->\n", "<!-- end of rows -->\n"
 _DIFFER = 1.03  # by which two variants must be apart to be asked for their order
 

@@ -109,6 +109,6 @@ def test_what_is_not_predicted_is_refused(arguments):
 
 def test_the_page_shows_the_rows():
     rows = read_rows(ROOT / "bench/results/2026-11-23_predicted_sm_100a_sm100.jsonl")
-    page = (ROOT / "docs/timing.md").read_text()
+    page = (ROOT / "docs/results/predicted-times.md").read_text()
     for table in tables(rows).split("\n\n"):
         assert table.strip() in page, "run `python -m bench.predicted` on the rows and paste its tables into the page"
