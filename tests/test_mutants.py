@@ -24,7 +24,7 @@ COMMANDS = {
     "sm80_backward": "bwd " + AMPERE,
 }
 
-# What is redundant, each told in docs/results/mutants.md; beside what `warpcheck.tools.explained` explains, in EXPLAINED.
+# What is redundant; docs/results/mutants.md tells why. `warpcheck.tools.explained` explains more, in EXPLAINED.
 SURVIVORS = {
     "forward": {"mbarrier wait": 6, "tcgen05 fence": 2, "warp barrier": 4, "proxy fence": 6},
     "forward_pair": {"mbarrier wait": 4, "tcgen05 fence": 2, "warp barrier": 4},
