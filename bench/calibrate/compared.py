@@ -1,4 +1,4 @@
-"""Compares the cycles of our kernels as an H100 counted them with the emulator's clock: docs/results/predicted-times.md.
+"""Our kernels' cycles on an H100 beside the emulator's clock: the part of docs/results/predicted-times.md.
 
     python -m bench.calibrate.compared --predict        # all cases; emulates for some 10 minutes
     python -m bench.calibrate.compared --write          # the page, from the rows
