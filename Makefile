@@ -33,6 +33,7 @@ test: setup
 	$(PYTEST) -m "not soak and not gpu"
 
 gpu: setup
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu needs a GPU that torch can use, and finds none: python -m fa4 env tells more")'
 	$(BIN)/python -m pytest -m "gpu and not soak"
 
 first-day: setup
