@@ -230,9 +230,18 @@ def _kept_on_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+# Suites of a chip, and its number for --dry-run.
+CHIP_SUITES = {"sm100": 100, "hopper": 90}
+PEERS = ("fa4", "fa4-deterministic", "fa2", "cudnn", "flash-attn-4")
+
+
 @click.command()
 @click.option("--suite", type=click.Choice(list(SUITES)), default="smoke", show_default=True)
-@click.option("--providers", default="fa4,sdpa", show_default=True, help=f"Comma-separated: {', '.join(PROVIDERS)}.")
+@click.option(
+    "--providers",
+    help=f"Comma-separated: {', '.join(PROVIDERS)}. Default: fa4,sdpa; of the suites {', '.join(CHIP_SUITES)} fa4, "
+    "fa4-deterministic and every peer that is installed.",
+)
 @click.option("--device", default=None, help="Default: cuda if there is one, else cpu.")
 @click.option("--seed", default=0, show_default=True)
 @click.option(
@@ -248,6 +257,8 @@ def _kept_on_interrupt() -> Iterator[None]:
 @click.option("--dry-run", "chip", type=int, default=None, help="Only compile fa4's kernels for this chip, e.g. 100.")
 def main(suite, providers, device, seed, seconds, check, pattern, output, graph, predict, chip) -> None:
     """Check and time a suite; rows go to a JSONL file, a table to the terminal."""
+    if providers is None:
+        providers = ",".join(PEERS if suite in CHIP_SUITES else ("fa4", "sdpa"))
     names = [name.strip() for name in providers.split(",")]
     unknown = [name for name in names if name not in PROVIDERS]
     if unknown:
@@ -271,6 +282,11 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, graph,
 
         raise SystemExit(_predict(suite, cases, [name for name in names if name in PREDICTED], output))
     where = device_named(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if suite in CHIP_SUITES and where.type == "cpu":
+        raise click.UsageError(
+            f"suite {suite} is timed on a GPU, and the device is {where}. Without a GPU, "
+            f"`--dry-run {CHIP_SUITES[suite]}` compiles its kernels, and `--predict` predicts times of a B200."
+        )
     for name in names:
         reason = PROVIDERS[name].unavailable(where)
         if reason:

@@ -130,6 +130,8 @@ def test_unknown_provider_and_empty_filter_are_refused(tiny):
         ("'nope' is not a device of this machine", ["--device", "nope"]),
         ("chip number 77 is not known", ["--dry-run", 77]),
         ("--seconds", ["--seconds", -1]),
+        ("suite sm100 is timed on a GPU", ["--suite", "sm100", "--device", "cpu"]),
+        ("`--dry-run 90` compiles its kernels", ["--suite", "hopper", "--device", "cpu"]),
     ],
 )
 def test_bad_options_are_usage_errors(tiny, message, arguments):
