@@ -1,4 +1,4 @@
-"""Table of chips. Needs only Python, so the emulator's machine works without torch."""
+"""Table of chips."""
 
 from __future__ import annotations
 

@@ -153,16 +153,16 @@ def _exp(s: Tensor, row_value: Tensor) -> Tensor:
     return torch.where(s == -torch.inf, 0.0, torch.exp(s - row_value))
 
 
-def _out(math: _Arithmetic, s: Tensor, lse: Tensor, vs: Tensor, kept: Tensor | None) -> Tensor:
+def _out(math: _Arithmetic, s: Tensor, lse: Tensor, vs: Tensor, k: Tensor | int) -> Tensor:
     """O in math.dtype. The same-precision reference rounds exp(S - max) and divides later, like every flash kernel."""
     row_max = s.amax(dim=2) if s.shape[2] else lse
-    p = math.round(_exp(s, row_max))
-    o = (p if kept is None else p * kept) @ math.round(vs)
+    o = (math.round(_exp(s, row_max)) * k) @ math.round(vs)
     return o * torch.exp(row_max - lse).nan_to_num(0.0)[..., None]
 
 
-def _kept_of(kept: Tensor, index: int, s: Tensor) -> Tensor:
-    return kept[index, :, : s.shape[1], : s.shape[2]].to(s.dtype)
+def _kept_of(kept: Tensor | None, index: int, s: Tensor) -> Tensor | int:
+    """K of a sequence; 1 without dropout."""
+    return 1 if kept is None else kept[index, :, : s.shape[1], : s.shape[2]].to(s.dtype)
 
 
 def unreached(
@@ -209,7 +209,7 @@ def forward(
         vs = _heads_first(seq.select(inputs.v, seq.k_rows, varlen), spec.group, math.dtype)
         s = _scores(spec, math, qs, ks, functions, seq.index)
         row_lse = _lse(s, inputs.sink, math.dtype)
-        o = _out(math, s, row_lse, vs, None if kept is None else _kept_of(kept, seq.index, s))
+        o = _out(math, s, row_lse, vs, _kept_of(kept, seq.index, s))
         seq.select(out, seq.q_rows, varlen).copy_(o.transpose(0, 1))
         seq.select_lse(lse, varlen).copy_(row_lse)
     if precise:
@@ -263,10 +263,9 @@ def backward_with_captured(
         forward_s = _scores(spec, math, qs.flip(2), ks.flip(2), functions, seq.index) if uses_other_sums else s
         lse = _lse(forward_s, inputs.sink, math.dtype)
         p = _exp(s, lse)
-        kept_rows = None if kept is None else _kept_of(kept, seq.index, s)
+        k = _kept_of(kept, seq.index, s)
         # D uses o as the forward returned it. For rows with few keys, the rounding of o is most of the error of dS.
-        o = math.round(_out(math, forward_s, lse, vs, kept_rows))
-        k = 1 if kept_rows is None else kept_rows
+        o = math.round(_out(math, forward_s, lse, vs, k))
         dropped = p * k
         d = (math.round(dos) * o).sum(dim=2)
         if dlse is not None:
