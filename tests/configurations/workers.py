@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import time
+from collections.abc import Sequence
 
 from .kernels import Kernel, enumerated
 
 
-@functools.cache
-def _chosen(number: int, backend: str, every: int) -> list[Kernel]:
-    return sorted(enumerated(number, backend, every).chosen(), key=lambda kernel: repr(kernel.key))
-
-
-def count(target: tuple[int, str], every: int) -> tuple[int, int]:
-    """Kernels that calls ask for, and those that stand for them; of one target."""
+def enumerate_target(target: tuple[int, str], every: int) -> tuple[int, list[Kernel]]:
+    """How many kernels calls to a target ask for, and those that stand for them, in a fixed order."""
     found = enumerated(*target, every)
-    return len(found.seen), len(found.chosen())
+    return len(found.seen), sorted(found.chosen(), key=lambda kernel: repr(kernel.key))
 
 
-def compile_share(target: tuple[int, str], every: int, share: int, shares: int) -> list[tuple[str, float, str]]:
-    """(kernel, seconds, what went wrong or nothing) of every `shares`-th kernel of a target."""
+def compile_share(kernels: Sequence[Kernel]) -> list[tuple[str, float, str]]:
+    """(kernel, seconds, what went wrong or nothing) of each."""
     results = []
-    for kernel in _chosen(*target, every)[share::shares]:
+    for kernel in kernels:
         started, error = time.perf_counter(), ""
         try:
             kernel.compile()
