@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import fa4
-from fa4 import reference
-from fa4.cases import Judgement, judge
-from fa4.spec import AttentionInputs, AttentionSpec, Flags
+from fa4.oracle import reference
+from fa4.oracle.cases import Judgement, judge
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags
 
 from .suites import BenchCase
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torchs
 
 import fa4
-from fa4.flex import flex_attention
+from fa4.api.flex import flex_attention
 
 from .overhead import host_times
 from .timing import measure_in_turns

@@ -10,7 +10,7 @@ import subprocess
 import torch
 
 import fa4
-from fa4.device import chip_of
+from fa4.runtime.device import chip_of
 
 from .timing import measure
 

@@ -26,10 +26,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa4
-from fa4 import dispatch, run
-from fa4.device import chip_of
-from fa4.plan import Plan
-from fa4.spec import AttentionInputs, AttentionSpec, Flags, Gradients, Saved
+from fa4.runtime import dispatch
+from fa4.runtime.device import chip_of
+from fa4.runtime.plan import Plan
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags, Gradients, Saved
+from fa4.torch_ops import run
 
 from .timing import Timing
 

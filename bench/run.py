@@ -19,9 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 
-from fa4.cli import device_named
-from fa4.device import chip_by_number, emulating
-from fa4.jit import compile_only
+from fa4.cli.main import device_named
+from fa4.runtime.device import chip_by_number, emulating
+from fa4.runtime.jit import compile_only
 
 from . import machine
 from .check import Judge, what_failed

@@ -188,11 +188,11 @@ def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
     if name in SM90_CASES:
         return _compile_sm90(name, directory)
 
-    from fa4.device import chip_by_number
+    from fa4.runtime.device import chip_by_number
+    from fa4.runtime.spec import AttentionSpec, ProblemSize
     from fa4.sm100.bwd import plan as backward
     from fa4.sm100.bwd.tiles import PAIR, SINGLE
     from fa4.sm100.fwd import plan as forward
-    from fa4.spec import AttentionSpec, ProblemSize
 
     case, ctas = BACKWARD_CASES.get(name, (name, None))
     d, dv, causal = CASES[case] if name not in FEW_CASES else (*FEW_CASES[name], True)
@@ -216,9 +216,9 @@ def compile_ours(name: str, directory: Path) -> tuple[Path, float]:
 def _compile_sm90(name: str, directory: Path) -> tuple[Path, float]:
     import torch
 
-    from fa4.device import chip_by_number
+    from fa4.runtime.device import chip_by_number
+    from fa4.runtime.spec import AttentionSpec, ProblemSize
     from fa4.sm90.plan import Plan
-    from fa4.spec import AttentionSpec, ProblemSize
 
     d, dv, causal, direction = SM90_CASES[name]
     heads, rows, keys = ((32, 8), 1, _FEW_KEYS) if direction == "few" else ((16, 16), 4096, 4096)

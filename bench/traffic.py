@@ -14,13 +14,13 @@ from dataclasses import replace
 import torch
 from warpcheck.machine import LaunchReport
 
-from fa4.cases import Case, make
-from fa4.device import chip_of
 from fa4.emulator import emulate
-from fa4.run import backward
+from fa4.oracle.cases import Case, make
+from fa4.runtime.device import chip_of
+from fa4.runtime.spec import Saved
 from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles
 from fa4.sm100.plan import Plan
-from fa4.spec import Saved
+from fa4.torch_ops.run import backward
 
 BYTES_PER_CLOCK = 128
 KEYS = 256  # two blocks, so that every row of the table runs two CTAs

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from fa4.cli import device_named
+from fa4.cli.main import device_named
 
 from . import machine
 from .providers import PROVIDERS, Attention

@@ -22,10 +22,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fa4 import run
-from fa4.device import Chip, chip_by_number, chip_of, emulating
-from fa4.jit import compile_only
-from fa4.spec import AttentionInputs, AttentionSpec, ProblemSize, Saved
+from fa4.runtime.device import Chip, chip_by_number, chip_of, emulating
+from fa4.runtime.jit import compile_only
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, ProblemSize, Saved
+from fa4.torch_ops import run
 
 from . import machine
 from .check import what_failed

@@ -1,17 +1,17 @@
 """Attention kernels for NVIDIA Blackwell in CuTe DSL, with portable paths for every other device."""
 
 from . import masks, scores
-from .api import flash_attn_func, flash_attn_varlen_func
-from .dispatch import NoBackend
-from .dropout import dropout_mask
-from .explained import explain
-from .flex import flex_attention
+from .api.dense import flash_attn_func, flash_attn_varlen_func
+from .api.dropout import dropout_mask
+from .api.explained import explain
+from .api.flex import flex_attention
+from .api.states import merge_states
 from .integrations.sdpa import register_sdpa
 from .integrations.transformers import register_transformers
 from .kvcache import flash_attn_with_kvcache
-from .mods.blocks import create_block_mask
-from .mods.trace import ModError
-from .states import merge_states
+from .mods.frontend.blocks import create_block_mask
+from .mods.frontend.trace import ModError
+from .runtime.dispatch import NoBackend
 
 __version__ = "0.1.0"
 __all__ = [

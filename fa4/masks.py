@@ -3,9 +3,9 @@
 Queries and keys are counted from the start, as in torch's flex_attention (causal=True aligns them at the end).
 
 `causal`, `sliding_window`, `columns`, and combinations of these by `both` and `either` have `of_ranges`
-(`fa4.mods.blocks`): their block masks need no evaluation of every pair.
+(`fa4.mods.frontend.blocks`): their block masks need no evaluation of every pair.
 
-They are values (`fa4.mods.ready`): equal ones compare equal, and they can be pickled, copied and stored in modules.
+They are values (`fa4.mods.ir.ready`): equal ones compare equal, and they can be pickled, copied and stored in modules.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .mods.blocks import OfRanges
-from .mods.call import MaskMod
-from .mods.ready import ReadyMade, check_tensor, check_whole
+from .mods.frontend.blocks import OfRanges
+from .mods.frontend.call import MaskMod
+from .mods.ir.ready import ReadyMade, check_tensor, check_whole
 
 
 def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

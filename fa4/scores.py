@@ -1,6 +1,6 @@
 """Ready-made score_mods: functions of (score, b, h, q_idx, kv_idx). Their tensor parameters get gradients.
 
-They are values (`fa4.mods.ready`): equal ones compare equal, and they can be pickled, copied and stored in modules.
+They are values (`fa4.mods.ir.ready`): equal ones compare equal, and they can be pickled, copied and stored in modules.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numbers
 import torch
 from torch import Tensor
 
-from .mods.ready import ReadyMade, check_tensor, check_whole
+from .mods.ir.ready import ReadyMade, check_tensor, check_whole
 
 
 class alibi(ReadyMade):

@@ -9,8 +9,8 @@ import cutlass
 import cutlass.cute as cute
 from warpcheck.host.modules import fatbins_in
 
-from fa4 import jit
-from fa4.device import Chip
+from fa4.runtime import jit
+from fa4.runtime.device import Chip
 
 
 @cute.kernel

@@ -70,7 +70,7 @@ def seed(request) -> int:
 @pytest.fixture
 def asked(monkeypatch, tmp_path) -> list[str]:
     """The entries of kernels that calls ask the disk for, none of which is there; what is launched does nothing."""
-    from fa4 import jit
+    from fa4.runtime import jit
     from tests.forget import forget_calls
 
     entries = []

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 
 import fa4
-from fa4.cases import Case, assert_right, judge_backward, judge_forward, make
-from fa4.mods.dropout import Rate
+from fa4.mods.ir.dropout import Rate
+from fa4.oracle.cases import Case, assert_right, judge_backward, judge_forward, make
 
 # Rows and keys of several tiles and words, none of a whole one; sequences that are short or see nothing; packed heads.
 PACKED = Case(

@@ -10,12 +10,13 @@ import torch
 from warpcheck.machine import SCHEDULES
 
 import fa4
-from fa4 import cases, plan, reference
-from fa4.cases import Case
-from fa4.device import chip_of
 from fa4.emulator import emulate
-from fa4.run import backward, forward
-from fa4.spec import Gradients, Saved
+from fa4.oracle import cases, reference
+from fa4.oracle.cases import Case
+from fa4.runtime import plan
+from fa4.runtime.device import chip_of
+from fa4.runtime.spec import Gradients, Saved
+from fa4.torch_ops.run import backward, forward
 from tests.poisoned import poison_unused
 
 Result = tuple[torch.Tensor, torch.Tensor]

@@ -2,9 +2,10 @@
 
 import sys
 
-from fa4 import calls, dispatch
-from fa4.mods import trace_cache
-from fa4.signature import CallCache, LastCallGuard, routes
+from fa4.mods.frontend import trace_cache
+from fa4.runtime import dispatch
+from fa4.torch_ops import calls
+from fa4.torch_ops.signature import CallCache, LastCallGuard, routes
 
 
 def forget_calls() -> None:

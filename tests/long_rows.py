@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fa4.cases import Case, Problem, make
-from fa4.spec import Gradients, Saved
+from fa4.oracle.cases import Case, Problem, make
+from fa4.runtime.spec import Gradients, Saved
 
 
 @dataclass(frozen=True)

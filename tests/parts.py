@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from warpcheck.machine import SCHEDULES
 
-from fa4 import cases
-from fa4.cases import Case, Problem
+from fa4.oracle import cases
+from fa4.oracle.cases import Case, Problem
 from tests.emulated import Kernels, poison_unused
 
 # Parts, and a case. Those that share head dims, grouping and flags share one compiled kernel.

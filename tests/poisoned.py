@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from fa4 import cases
+from fa4.oracle import cases
 
 _POISON_BYTE = 0x5A  # as int32 1,515,870,810: no length, index or offset of any test
 
@@ -37,7 +37,7 @@ def _poisoning(allocate):
 
 @contextlib.contextmanager
 def fresh_memory_is_poison() -> Iterator[None]:
-    """`torch.empty` and its like, and the allocation call that fa4.memory makes, give poison."""
+    """`torch.empty` and its like, and the allocation call that fa4.runtime.memory makes, give poison."""
     places = [(torch, name) for name in ("empty", "empty_like", "empty_strided")] + [(torch.Tensor, "new_empty")]
     guards = getattr(torch._C._dynamo, "guards", None)
     if hasattr(guards, "_empty_strided_cuda"):

@@ -2,7 +2,7 @@
 
 import torch
 
-from fa4.cases import Case
+from fa4.oracle.cases import Case
 
 SMALL = {
     "dense": Case("dense", batch=2, seqlen_q=20, seqlen_k=30, heads_q=4, head_dim=8, causal=True, dtype=torch.float32),

@@ -9,11 +9,12 @@ import torch
 from click.testing import CliRunner
 
 import fa4
-from fa4 import ahead, disk, jit, recording
-from fa4.cases import Case, make
-from fa4.cli import main
-from fa4.device import chip_by_number, emulating
+from fa4.api import ahead
+from fa4.cli.main import main
 from fa4.kvcache import calls
+from fa4.oracle.cases import Case, make
+from fa4.runtime import disk, jit, recording
+from fa4.runtime.device import chip_by_number, emulating
 from tests.integrations.oracle import leaves
 
 CASE = Case("dense", seqlen_q=64, seqlen_k=64, heads_q=4, causal=True)

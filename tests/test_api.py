@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fa4
-from fa4.cases import CASES, make
-from fa4.spec import AttentionInputs, AttentionSpec
+from fa4.oracle.cases import CASES, make
+from fa4.runtime.spec import AttentionInputs, AttentionSpec
 
 
 def qkv(batch=2, seqlen_q=7, seqlen_k=9, heads_q=4, heads_kv=2, head_dim=16, dtype=torch.float32):
@@ -241,14 +241,14 @@ def test_lengths_on_an_accelerator_are_checked_on_request(asked, monkeypatch):
         device = torch.device("cuda", 0)
 
     monkeypatch.setenv("FA4_CHECK_LENGTHS", "1" if asked else "0")
-    monkeypatch.setattr(fa4.checks, "_checks_everywhere", fa4.checks._checks_everywhere.__wrapped__)
+    monkeypatch.setattr(fa4.torch_ops.checks, "_checks_everywhere", fa4.torch_ops.checks._checks_everywhere.__wrapped__)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     q = torch.empty(10, 2, 8).as_subclass(Far)
     inputs = AttentionInputs(q, q, q, None, i32(0, 8, 4), i32(0, 4, 8), None, None, 8, 8)
     with pytest.raises(ValueError, match="cu_seqlens_q is") if asked else contextlib.nullcontext():
-        fa4.checks.lengths(inputs)
+        fa4.torch_ops.checks.lengths(inputs)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    fa4.checks.lengths(inputs)
+    fa4.torch_ops.checks.lengths(inputs)
 
 
 class _Operators(TorchDispatchMode):
@@ -410,8 +410,8 @@ def test_explain_names_backend_tiles_and_refusals():
 @pytest.mark.parametrize(
     ("function", "keywords"),
     [
-        (fa4.flash_attn_func, fa4.api._DenseKeywords),
-        (fa4.flash_attn_varlen_func, fa4.api._PackedKeywords),
+        (fa4.flash_attn_func, fa4.api.dense._DenseKeywords),
+        (fa4.flash_attn_varlen_func, fa4.api.dense._PackedKeywords),
     ],
     ids=["dense", "packed"],
 )
@@ -449,8 +449,8 @@ def test_compiled_code_looks_at_lengths_when_it_runs(name):
 
 @pytest.mark.parametrize("watched", [False, True])
 def test_lengths_are_looked_at_once(watched, monkeypatch):
-    looks, real = [], fa4.checks.lengths
-    monkeypatch.setattr(fa4.checks, "lengths", lambda inputs: looks.append(1) or real(inputs))
+    looks, real = [], fa4.torch_ops.checks.lengths
+    monkeypatch.setattr(fa4.torch_ops.checks, "lengths", lambda inputs: looks.append(1) or real(inputs))
     with _Operators() if watched else contextlib.nullcontext():
         fa4.flash_attn_varlen_func(*PACKED.values(), cu_seqlens_q=i32(0, 4, 10), cu_seqlens_k=i32(0, 5, 12))
     assert len(looks) == 1
@@ -473,7 +473,7 @@ def test_axes_that_look_wrong_are_told_at_the_callers_line(monkeypatch):
             r"head_dim\): 512 heads of 4 keys.* call fa4.flash_attn_func. Said once",
         ),
     ):
-        monkeypatch.setattr(fa4.checks, "_warned_of_axes", False)
+        monkeypatch.setattr(fa4.torch_ops.checks, "_warned_of_axes", False)
         with pytest.warns(UserWarning, match=message) as told:
             _, place = call()
         assert [(warning.filename, warning.lineno) for warning in told] == [place]

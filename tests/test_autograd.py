@@ -5,8 +5,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from fa4 import reference
-from fa4.cases import make
+from fa4.oracle import reference
+from fa4.oracle.cases import make
 from tests.small import SMALL
 
 

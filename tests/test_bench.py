@@ -37,7 +37,7 @@ from bench import (
     tune,
 )
 from bench.suites import BenchCase, square
-from fa4 import jit
+from fa4.runtime import jit
 
 TINY = (
     BenchCase("fwd", 1, 40, 40, 2, 2, 16, 16, True, "float32"),
@@ -410,8 +410,8 @@ def test_extra_memory_is_seen_again_after_it_was_freed():
 
 def test_a_sweep_times_rows_that_differ_in_one_column_in_turns(monkeypatch):
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-    from fa4.device import chip_by_number
-    from fa4.spec import AttentionSpec, ProblemSize
+    from fa4.runtime.device import chip_by_number
+    from fa4.runtime.spec import AttentionSpec, ProblemSize
 
     for number, make in tune.SWEEPS.items():
         spec = AttentionSpec(torch.bfloat16, 128, 128, 8, 8, 0.1)

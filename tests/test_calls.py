@@ -8,9 +8,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fa4
-from fa4 import calls
-from fa4.device import chip_by_number, emulating
-from fa4.signature import routes
+from fa4.runtime.device import chip_by_number, emulating
+from fa4.torch_ops import calls
+from fa4.torch_ops.signature import routes
 
 
 def clear():

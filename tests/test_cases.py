@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fa4 import cases, reference
-from fa4.cases import CASES, Case, judge_backward, judge_forward, make
-from fa4.spec import Gradients
+from fa4.oracle import cases, reference
+from fa4.oracle.cases import CASES, Case, judge_backward, judge_forward, make
+from fa4.runtime.spec import Gradients
 
 PLAIN = Case("plain", batch=2, seqlen_q=20, seqlen_k=30, heads_q=4, head_dim=16, causal=True)
 FLOAT32 = replace(PLAIN, name="float32", dtype=torch.float32)

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import fa4
-from fa4 import calls, checks, dispatch, jit
-from fa4.cases import Case, make
-from fa4.device import chip_by_number, emulating
 from fa4.kvcache import api as cache_api
 from fa4.kvcache import calls as cache_calls
-from fa4.signature import routes
-from fa4.spec import ProblemSize, rounded, rounded_keys
+from fa4.oracle.cases import Case, make
+from fa4.runtime import dispatch, jit
+from fa4.runtime.device import chip_by_number, emulating
+from fa4.runtime.spec import ProblemSize, rounded, rounded_keys
+from fa4.torch_ops import calls, checks
+from fa4.torch_ops.signature import routes
 
 CHIPS = (80, 90, 100)
 

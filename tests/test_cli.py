@@ -8,8 +8,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from fa4 import demo, dispatch
-from fa4.cli import main, support_table
+from fa4.cli import demo
+from fa4.cli.main import main, support_table
+from fa4.runtime import dispatch
 
 
 def run(*arguments: str, code: int = 0) -> str:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fa4
-from fa4.cases import Case, make
 from fa4.compat import flash_attn
+from fa4.oracle.cases import Case, make
 
 COMMON = ("dropout_p", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes", "deterministic")
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fa4
-from fa4.cases import make
+from fa4.oracle.cases import make
 from tests.small import SMALL
 
 

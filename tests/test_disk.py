@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fa4 import disk, jit
-from fa4.cli import main
-from fa4.device import chip_by_number
+from fa4.cli.main import main
+from fa4.runtime import disk, jit
+from fa4.runtime.device import chip_by_number
 
 DAY = 24 * 3600
 

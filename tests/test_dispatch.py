@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import fa4
-from fa4 import device, dispatch, env
-from fa4.cases import Case, make
-from fa4.chips import CHIPS
-from fa4.device import Chip, NoTarget, chip_by_number, chip_of, emulating, target_for
-from fa4.dispatch import Backend, HeadDims, NoBackend
-from fa4.mods.record import ModSpec
-from fa4.mods.trace import trace_score
-from fa4.spec import AttentionSpec, CacheSpec, Feature, Flags, ProblemSize
+from fa4.mods.frontend.trace import trace_score
+from fa4.mods.ir.record import ModSpec
+from fa4.oracle.cases import Case, make
+from fa4.runtime import device, dispatch, env
+from fa4.runtime.chips import CHIPS
+from fa4.runtime.device import Chip, NoTarget, chip_by_number, chip_of, emulating, target_for
+from fa4.runtime.dispatch import Backend, HeadDims, NoBackend
+from fa4.runtime.spec import AttentionSpec, CacheSpec, Feature, Flags, ProblemSize
 
 PICKY = Backend(
     name="picky",

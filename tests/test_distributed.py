@@ -15,12 +15,12 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 import fa4
 import fa4.distributed as cp
-from fa4 import cases
-from fa4.cases import Case
-from fa4.device import chip_of, device_context, sharing
 from fa4.distributed import agree, group_rank, parts, ring
 from fa4.emulator import emulate
 from fa4.integrations.dtensor import register_dtensor
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.runtime.device import chip_of, device_context, sharing
 
 CASES = [
     Case("full", seqlen_q=32, seqlen_k=32, head_dim=16),
@@ -229,7 +229,7 @@ def failing(*arguments):
 @pytest.mark.parametrize("asked", [False, True])
 def test_the_group_alone_says_whether_ranks_tell_each_other_what_they_were_asked(asked, monkeypatch):
     """One rank without a tensor would wait for the others in a group of gloo and NCCL, if its tensors said so."""
-    monkeypatch.setattr(fa4.checks, "_checks_everywhere", lambda: asked)
+    monkeypatch.setattr(fa4.torch_ops.checks, "_checks_everywhere", lambda: asked)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     configs = "cpu:gloo", "cpu:gloo,cuda:gloo", "cpu:mpi", "cpu:gloo,cuda:nccl", "cuda:nccl", "cpu:fake,cuda:fake"
     assert [agree._should_exchange(config) for config in configs] == [True, True, True, asked, asked, False]
@@ -238,7 +238,7 @@ def test_the_group_alone_says_whether_ranks_tell_each_other_what_they_were_asked
 @pytest.mark.parametrize("world", [2, 4])
 def test_parts_on_ranks_are_the_whole(world, seed, tmp_path):
     """Cases by every method: out, lse and gradients; some twice, bit for bit."""
-    mp.get_context("forkserver").set_forkserver_preload(["fa4.distributed", "fa4.cases", __name__])
+    mp.get_context("forkserver").set_forkserver_preload(["fa4.distributed", "fa4.oracle.cases", __name__])
     started = (world, tmp_path / "store", seed)
     context = mp.start_processes(on_every_rank, started, world, join=False, start_method="forkserver")
     ends = time.monotonic() + 400

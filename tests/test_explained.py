@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fa4
-from fa4.device import chip_by_number, emulating
+from fa4.runtime.device import chip_by_number, emulating
 
 Q, K = torch.randn(2, 7, 4, 16), torch.randn(2, 9, 2, 16)
 PACKED = {"q": Q[0], "k": K[0], "v": K[0]}
@@ -83,7 +83,7 @@ RIGHT = {
 @pytest.mark.parametrize("q, k", [*LIKELY_HEADS_FIRST.values(), *RIGHT.values()])
 def test_heads_before_rows_are_warned_of_once(q, k, monkeypatch):
     """The commonest mistake of those who come from torch's layout; nothing else is suspected."""
-    monkeypatch.setattr(fa4.checks, "_warned_of_axes", False)
+    monkeypatch.setattr(fa4.torch_ops.checks, "_warned_of_axes", False)
     q, k = torch.empty(q, device="meta"), torch.empty(k, device="meta")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -7,9 +7,9 @@ import torch
 
 import fa4
 from fa4 import fallback
-from fa4.cases import CASES, Case, assert_right, judge_backward, judge_forward, make
-from fa4.device import chip_of
-from fa4.run import forward
+from fa4.oracle.cases import CASES, Case, assert_right, judge_backward, judge_forward, make
+from fa4.runtime.device import chip_of
+from fa4.torch_ops.run import forward
 
 CPU = chip_of(torch.device("cpu"))
 

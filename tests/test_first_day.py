@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import dispatch
+from fa4.runtime import dispatch
 from tests.gpu import first_day
 
 ROOT = Path(__file__).parents[1]

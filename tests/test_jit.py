@@ -19,9 +19,9 @@ import torch
 from warpcheck.errors import EmulationError
 
 import fa4
-from fa4 import disk, jit
-from fa4.device import chip_by_number, chip_of
 from fa4.emulator import emulate
+from fa4.runtime import disk, jit
+from fa4.runtime.device import chip_by_number, chip_of
 
 pytest.importorskip("cutlass", reason="compiling kernels needs CuTe DSL, which is installed on Linux only")
 
@@ -33,7 +33,7 @@ _CHIP = chip_by_number(80)
 _PROCESS = """
 import torch
 from fa4 import disk, jit
-from fa4.device import chip_by_number, chip_of
+from fa4.runtime.device import chip_by_number, chip_of
 from fa4.emulator import emulate
 from tests.compiled_for import scale_kernel
 
@@ -65,7 +65,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
 _RANKS = """
 import os, sys
 from fa4 import jit
-from fa4.device import chip_by_number
+from fa4.runtime.device import chip_by_number
 from tests.compiled_for import scale_kernel
 
 def build():
@@ -456,7 +456,7 @@ def test_dry_runs_and_emulated_chips_belong_to_their_thread():
 _FORK = """
 import os, signal, threading
 from fa4 import jit
-from fa4.device import chip_by_number
+from fa4.runtime.device import chip_by_number
 jit.cache_directory = lambda: None
 inside, leave = threading.Event(), threading.Event()
 def build():

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import fa4
-from fa4 import cases
-from fa4.cases import Case
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
 
 CASE = Case("layouts", batch=2, seqlen_q=20, seqlen_k=33, causal=True, deterministic=True)
 CHIPS = {"torch": None, "sm80": "sm_80", "sm100": "sm_100a"}

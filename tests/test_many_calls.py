@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import fa4
-from fa4 import calls, checks
-from fa4.device import chip_by_number, emulating
 from fa4.kvcache import calls as cache_calls
-from fa4.mods import trace_cache
-from fa4.signature import MAX_ENTRIES, MAX_OPTIONS, routes
+from fa4.mods.frontend import trace_cache
+from fa4.runtime.device import chip_by_number, emulating
+from fa4.torch_ops import calls, checks
+from fa4.torch_ops.signature import MAX_ENTRIES, MAX_OPTIONS, routes
 
 
 def problem(seed):

@@ -82,7 +82,7 @@ def test_what_comments_and_docstrings_name_exists(path):
         ('"""How `fa4.mods.device.captured` hands it over."""', ["mods.device.captured"]),
         ('class A:\n    """`fwd.plan.Nothing`."""', ["fwd.plan.Nothing"]),
         ("# as core/schedule.py has it", ["core/schedule.py"]),
-        ("# `core.order`, `fwd.plan`, `dispatch.BACKENDS`, core/order.py, fa4/spec.py, `torch.nn`", []),
+        ("# `core.order`, `fwd.plan`, `dispatch.BACKENDS`, core/order.py, fa4/runtime/spec.py, `torch.nn`", []),
         ("cache = None  # `cache.dtype`", []),
     ],
 )

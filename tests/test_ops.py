@@ -9,10 +9,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import fa4
-from fa4 import reference
-from fa4.cases import CASES, make
-from fa4.ops import unmasked_pairs
-from fa4.spec import AttentionInputs, Flags, Gradients, Saved
+from fa4.oracle import reference
+from fa4.oracle.cases import CASES, make
+from fa4.runtime.spec import AttentionInputs, Flags, Gradients, Saved
+from fa4.torch_ops.ops import unmasked_pairs
 from tests.small import SMALL
 
 

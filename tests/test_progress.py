@@ -13,13 +13,13 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.device import chip_by_number
-from fa4.mods.record import ModSpec
+from fa4.mods.ir.record import ModSpec
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.spec import AttentionSpec, ProblemSize
 from fa4.sm80.plan import Sm80Backward as Portable
 from fa4.sm90.bwd.plan import Sm90Backward as Hopper
 from fa4.sm90.bwd.tiles import D64, D96, D96_ORDERED, D128_CUT, D256, D256_ORDERED, WIDE, tiles_for
 from fa4.sm100.bwd.plan import Sm100Backward as Blackwell
-from fa4.spec import AttentionSpec, ProblemSize
 from tests.gpu.residency import FEW_HEADS, HEADS, PLAIN, SEQLEN
 from tests.schedules import NoProgress, Pace, Problem, run, walks, without_waits
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fa4 import reference
-from fa4.cases import CASES, Case, make
+from fa4.oracle import reference
+from fa4.oracle.cases import CASES, Case, make
 
 # Cases whose rows all see a key: autograd through logsumexp of an empty row is undefined.
 SMALL = {

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fa4
 from fa4 import fallback
-from fa4.cases import CASES, Case, make
-from fa4.device import chip_by_number, emulating
+from fa4.oracle.cases import CASES, Case, make
+from fa4.runtime.device import chip_by_number, emulating
 from tests.small import SMALL
 
 
@@ -184,8 +184,8 @@ def test_a_repeated_call_looks_once_and_passes_the_dispatcher_by(monkeypatch, se
     def unexpected(*_):
         raise AssertionError("looked again")
 
-    monkeypatch.setattr(fa4.checks, "call", unexpected)
-    monkeypatch.setattr(fa4.ops, "route", unexpected)
+    monkeypatch.setattr(fa4.torch_ops.checks, "call", unexpected)
+    monkeypatch.setattr(fa4.torch_ops.ops, "route", unexpected)
     assert torch.equal(fa4.flash_attn_func(q, k, v), expected)
 
 

@@ -11,12 +11,15 @@ import pytest
 import torch
 
 import fa4
-from fa4 import cases, fallback, memory, run
-from fa4.cases import Case
-from fa4.device import chip_of
-from fa4.plan import Layout, Plan
-from fa4.run import allocate, prepare
-from fa4.spec import AttentionInputs, ProblemSize, Saved
+from fa4 import fallback
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.runtime import memory
+from fa4.runtime.device import chip_of
+from fa4.runtime.plan import Layout, Plan
+from fa4.runtime.spec import AttentionInputs, ProblemSize, Saved
+from fa4.torch_ops import run
+from fa4.torch_ops.run import allocate, prepare
 
 BACKENDS = ("torch", "sm80", "sm100")
 
@@ -93,7 +96,7 @@ def test_the_kernel_for_idle_rows_writes_them_alone(kind, seed):
     """In matrices of two widths, in lse, and in the lse of two parts; some sequences are empty, full or unused."""
     with chip("sm80", seed):
         from fa4.core import padding_rows
-        from fa4.device import chip_of
+        from fa4.runtime.device import chip_of
 
         here = chip_of(torch.device("cpu"))
         varlen, heads, rows = kind != "seqused", 3, 11
@@ -180,7 +183,7 @@ def test_scales_that_are_not_positive(backend, scale, seed):
 def test_explain_sees_the_lengths():
     """Pairs of CTAs are for many queries; of a few, keys are cut into parts."""
     pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
-    from fa4.device import chip_by_number, emulating
+    from fa4.runtime.device import chip_by_number, emulating
 
     def explained(rows, **flags):
         q, k = torch.empty(1, rows, 8, 128, dtype=torch.bfloat16), torch.empty(1, 4096, 8, 128, dtype=torch.bfloat16)

@@ -1,11 +1,11 @@
-"""What tells a call from others, whatever asks: `fa4.signature.LastCallGuard`, by itself."""
+"""What tells a call from others, whatever asks: `fa4.torch_ops.signature.LastCallGuard`, by itself."""
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
-from fa4.device import chip_by_number, emulating
-from fa4.signature import MAX_OPTIONS, LastCallGuard
+from fa4.runtime.device import chip_by_number, emulating
+from fa4.torch_ops.signature import MAX_OPTIONS, LastCallGuard
 
 OPTIONS = (0.5, True, (3, None), 1, "auto", None)
 

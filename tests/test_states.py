@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fa4
-from fa4 import cases
-from fa4.cases import Case
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
 
 
 def states_of(problem: cases.Problem, cuts: list[int], **leaves) -> list[tuple[torch.Tensor, torch.Tensor]]:

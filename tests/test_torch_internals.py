@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import fa4
-from fa4 import autograd, calls, checks, memory, ops, signature, torch_internals
 from fa4.integrations.sdpa import operators
-from fa4.run import prepare
-from fa4.signature import routes
+from fa4.runtime import memory, torch_internals
+from fa4.torch_ops import autograd, calls, checks, ops, signature
+from fa4.torch_ops.run import prepare
+from fa4.torch_ops.signature import routes
 
 
 def unexpected(*_, **__):
@@ -40,7 +41,7 @@ CHANGES = {
     "dispatch_mode": _without("dispatch_modes", torch_internals._yes),
     "transform": _without("transform", None),
     "deterministic": _without("deterministic_algorithms", torch.are_deterministic_algorithms_enabled),
-    "autocast": _without("autocast_anywhere", torch_internals._yes, fa4.api),
+    "autocast": _without("autocast_anywhere", torch_internals._yes, fa4.api.dense),
     "device": _without("current_cuda_device", torch.cuda.current_device, prepare),
     "tangents": _without("may_carry_tangents", lambda: True, checks, signature),
     "wrappers": _without("unwrap_dead_wrappers", torch_internals._through_a_view, calls),

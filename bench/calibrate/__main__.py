@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from bench import machine
-from fa4.device import Chip, chip_by_number, chip_of
+from fa4.runtime.device import Chip, chip_by_number, chip_of
 
 from . import run
 from .frame import compile_bench

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from bench.suites import BenchCase, made_tensors, square
-from fa4 import run
-from fa4.device import Chip
-from fa4.spec import AttentionInputs, AttentionSpec, ProblemSize, Saved
+from fa4.runtime.device import Chip
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, ProblemSize, Saved
+from fa4.torch_ops import run
 
 from . import skeletons
 

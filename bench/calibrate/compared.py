@@ -137,7 +137,7 @@ def on_page(page: str, part: str) -> str:
 def _predict(pattern: str, kept: Path) -> None:
     from warpcheck.timing.chips import chip_table
 
-    from fa4.device import chip_by_number
+    from fa4.runtime.device import chip_by_number
 
     from .predicted import CHIP, predict
 

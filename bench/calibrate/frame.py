@@ -18,8 +18,8 @@ import torch
 from cutlass import Int8, Int64
 from cutlass._mlir.dialects import llvm
 
-from fa4 import jit
-from fa4.device import Chip
+from fa4.runtime import jit
+from fa4.runtime.device import Chip
 
 ROUNDS = 9  # repetitions in a launch; the first warms up
 BARRIERS = 1024  # bytes of shared memory before a body's own: mbarriers, 8 bytes each

@@ -22,8 +22,8 @@ from warpcheck.timing.grid import CtaCost, Handing, Sample, makespan
 from warpcheck.timing.replay import replay
 from warpcheck.tools.examples import Example
 
-from fa4.device import chip_by_number
 from fa4.emulator import emulate
+from fa4.runtime.device import chip_by_number
 
 CHIP = "sm_90a"
 _SCRIPT = "cute/hopper/kernel/dense_gemm/dense_gemm.py"

@@ -26,8 +26,8 @@ import torch
 
 from bench import machine
 from bench.check import what_failed
-from fa4 import jit
-from fa4.device import chip_by_number, chip_of, emulating
+from fa4.runtime import jit
+from fa4.runtime.device import chip_by_number, chip_of, emulating
 
 from . import attention, skeletons
 from .frame import CLOCKS, Bench, Section, compile_bench

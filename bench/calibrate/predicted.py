@@ -26,11 +26,11 @@ from warpcheck.timing.issue import Issue
 from warpcheck.timing.replay import replay, resident_ctas
 
 from bench.suites import BenchCase
-from fa4 import run
-from fa4.device import Chip, chip_of
 from fa4.emulator import emulate
 from fa4.emulator.walk import Walk, walk_of
-from fa4.spec import ProblemSize, Saved
+from fa4.runtime.device import Chip, chip_of
+from fa4.runtime.spec import ProblemSize, Saved
+from fa4.torch_ops import run
 
 from . import attention, skeletons
 

@@ -21,8 +21,8 @@ from warpcheck.timing.chips import ChipTable, chip_table
 from warpcheck.timing.code import binary_of, issue_with
 from warpcheck.timing.replay import replay
 
-from fa4.device import chip_by_number
 from fa4.emulator import emulate
+from fa4.runtime.device import chip_by_number
 
 from . import beside, launch, run
 from .frame import Bench

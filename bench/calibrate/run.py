@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fa4.device import Chip
+from fa4.runtime.device import Chip
 
 from . import beside, copies, handoff, issue, launch, mixed, pairs, portable, tensor
 from .frame import CLOCKS, SCRATCH, Bench, compile_bench

@@ -11,7 +11,7 @@ from unittest import mock
 
 from cutlass import Boolean
 
-from fa4 import jit
+from fa4.runtime import jit
 from fa4.sm90.fwd import load, softmax
 
 SOFTMAX, LOADS = "softmax", "loads"

@@ -26,7 +26,7 @@ from ..core.constant import Constant
 from ..core.order import Order, PackedOrder
 from ..core.sequence import Lengths, as_columns, as_matrices, extent, modes_reversed
 from ..core.traced import BlockTensors, ModTensors
-from ..spec import ProblemSize, Saved
+from ..runtime.spec import ProblemSize, Saved
 
 if TYPE_CHECKING:
     from .workspace import Workspace

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..core.rows import row_blocks
-from ..mods.graph import Graph, Scatter, parse
-from ..mods.record import Mods
-from ..mods.tensors import add_where, evaluation
-from ..spec import AttentionInputs
+from ..mods.ir.graph import Graph, Scatter, parse
+from ..mods.ir.record import Mods
+from ..mods.ir.tensors import add_where, evaluation
+from ..runtime.spec import AttentionInputs
 
 
 def targets(inputs: AttentionInputs, mods: Mods | None, gradients: Sequence[Tensor | None], cfg: Any) -> tuple | None:

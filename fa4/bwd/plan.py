@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from cutlass import Float32, Int32
 from torch import Tensor
 
-from .. import jit
 from ..core.arguments import windows
 from ..core.program import Program
 from ..core.softmax import LOG2_E
-from ..device import Chip
-from ..mods.record import Mods
-from ..mods.tensors import kernel_mods
-from ..spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
+from ..mods.ir.record import Mods
+from ..mods.ir.tensors import kernel_mods
+from ..runtime import jit
+from ..runtime.device import Chip
+from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
 from . import captured as gradients
 from .workspace import Allocator
 

@@ -13,7 +13,7 @@ from ..core.arguments import Inputs, fake_matrices, fake_numbers, fake_rows
 from ..core.program import Program
 from ..core.sequence import as_matrices
 from ..core.traced import ModTensors
-from ..spec import Gradients, ProblemSize, Saved
+from ..runtime.spec import Gradients, ProblemSize, Saved
 from .blocks import RowTensors
 from .finish import launch_finish
 from .plan import Scalars

@@ -10,11 +10,11 @@ import torch
 from cutlass import Float32, Int32
 from torch import Tensor
 
-from .. import jit
 from ..core.rows import row_blocks
-from ..memory import maker
-from ..mods.record import Mods
-from ..spec import AttentionInputs
+from ..mods.ir.record import Mods
+from ..runtime import jit
+from ..runtime.memory import maker
+from ..runtime.spec import AttentionInputs
 from .blocks import RowBlocks
 
 

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checks, jagged
-from ..api import flash_attn_func as _dense
-from ..api import flash_attn_varlen_func as _varlen
+from ..api.dense import flash_attn_func as _dense
+from ..api.dense import flash_attn_varlen_func as _varlen
 from ..kvcache import flash_attn_with_kvcache as _with_kvcache
-from ..mods.ready import ReadyMade
+from ..mods.ir.ready import ReadyMade
+from ..torch_ops import checks, jagged
 
 __all__ = [
     "flash_attn_func",

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, get_type_hints
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint8
 
-from .. import jit
-from ..spec import AttentionSpec
+from ..runtime import jit
+from ..runtime.spec import AttentionSpec
 from .sequence import Lengths
 
-ALIGNMENT = 16  # bytes; alignment of the rows of q, k, v, out and dout, see `fa4.plan.Layout`
+ALIGNMENT = 16  # bytes; alignment of the rows of q, k, v, out and dout, see `fa4.runtime.plan.Layout`
 
 
 class Inputs(NamedTuple):

@@ -29,7 +29,7 @@ SCALED_OPS = {
 
 
 def apply(op: str, kinds: list[str], args: list, constants: list) -> Any:
-    """Apply an operator of `mods.graph.OPERATORS`. kinds, constants: of its arguments; None if not constant."""
+    """Apply an operator of `mods.ir.graph.OPERATORS`. kinds, constants: of its arguments; None if not constant."""
     a, b = args[0], args[1] if len(args) > 1 else None
     if op in _COMPARE:
         return Boolean(_COMPARE[op](a, b))

@@ -17,8 +17,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from .. import jit
-from ..spec import CacheSpec
+from ..runtime import jit
+from ..runtime.spec import CacheSpec
 from .constant import Constant
 from .sequence import Lengths, Rows, clamp_tile, extent, sequence_matrix
 

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..mods.graph import Scatter
+from ..mods.ir.graph import Scatter
 from .constant import Constant
 from .fragment_values import FragmentValues
 from .rows import first_row_block

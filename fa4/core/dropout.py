@@ -1,4 +1,4 @@
-"""Keep bits of dropout in device code, as defined in `mods.dropout`: one word per query row and 32 keys.
+"""Keep bits of dropout in device code, as defined in `mods.ir.dropout`: one word per query row and 32 keys.
 
 A word costs two Philox calls and eight instructions. Threads whose elements share words share the work:
 
@@ -19,15 +19,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 
-from .. import jit
-from ..mods.dropout import BITS, KEYS, MULTIPLIERS, ROUNDS, WEYL
+from ..mods.ir.dropout import BITS, KEYS, MULTIPLIERS, ROUNDS, WEYL
+from ..runtime import jit
 from .constant import Constant
 from .mask_bits import is_unmasked
 
 
 class DropoutTensors(NamedTuple):
-    """Run-time values of a call's dropout, from `mods.tensors.kernel_mods`. seed: (2,) int64, seed and offset. bits,
-    scale: see `mods.dropout.Rate`. heads: query heads."""
+    """Run-time values of a call's dropout, from `mods.ir.tensors.kernel_mods`. seed: (2,) int64, seed and offset. bits,
+    scale: see `mods.ir.dropout.Rate`. heads: query heads."""
 
     seed: cute.Tensor
     bits: tuple

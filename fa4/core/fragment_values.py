@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..mods.graph import Node
+from ..mods.ir.graph import Node
 from .arithmetic import KINDS, SCALED_OPS, apply
 from .fragment_coords import FragmentCoords
 from .mask_bits import apply_mask_unless, is_unmasked, low_bits

@@ -17,8 +17,8 @@ import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32, Int64
 
-from .. import jit
-from ..device import Chip
+from ..runtime import jit
+from ..runtime.device import Chip
 from .program import Program
 from .vec_io import store_vec
 

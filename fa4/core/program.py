@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from .. import jit
-from ..device import Chip
-from ..mods.record import ModSpec
+from ..mods.ir.record import ModSpec
+from ..runtime import jit
+from ..runtime.device import Chip
 from .constant import Constant
 
 

@@ -9,9 +9,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from .. import jit
-from ..mods.graph import Graph
-from ..mods.record import ModSpec
+from ..mods.ir.graph import Graph
+from ..mods.ir.record import ModSpec
+from ..runtime import jit
 from .arithmetic import KINDS
 from .constant import Constant
 from .dropout import DropoutTensors
@@ -20,8 +20,8 @@ from .fragment_values import FragmentValues
 
 
 class BlockTensors(NamedTuple):
-    """Block lists of one side of a block mask, as in `mods.blocks.BlockLists`, int32. counts: (batch or 1, heads or 1,
-    blocks). lists: one more axis. order: order of the listing blocks, shaped like counts."""
+    """Block lists of one side of a block mask, as in `mods.frontend.blocks.BlockLists`, int32. counts: (batch or 1,
+    heads or 1, blocks). lists: one more axis. order: order of the listing blocks, shaped like counts."""
 
     counts: cute.Tensor
     lists: cute.Tensor
@@ -72,7 +72,7 @@ class ModTensors(NamedTuple):
         return ModTensors(tensors or None, numbers or None, *blocks, captured, dropout)
 
 
-# Device dtypes, as `mods.tensors.for_kernels` converts them.
+# Device dtypes, as `mods.ir.tensors.for_kernels` converts them.
 _DEVICE_DTYPES = {
     "float32": Float32, "float64": Float32, "float16": cutlass.Float16, "bfloat16": cutlass.BFloat16,
     "int32": Int32, "int64": cutlass.Int64, "bool": cutlass.Uint8,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import jit
-from ..mods.record import ModSpec
-from ..spec import AttentionSpec, CacheSpec
+from ..mods.ir.record import ModSpec
+from ..runtime import jit
+from ..runtime.spec import AttentionSpec, CacheSpec
 from .constant import Constant
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ..checks import checks_lengths
+from ..torch_ops.checks import checks_lengths
 
 if TYPE_CHECKING:
     from .group_rank import GroupRank

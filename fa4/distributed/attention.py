@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import checks, dispatch
-from ..checks import Options, WindowSize
-from ..device import chip_of
-from ..spec import AttentionSpec, Flags, Saved
+from ..runtime import dispatch
+from ..runtime.device import chip_of
+from ..runtime.spec import AttentionSpec, Flags, Saved
+from ..torch_ops import checks
+from ..torch_ops.checks import Options, WindowSize
 from . import gather, ring
 from .agree import agreeing
 from .group_rank import GroupRank, check_lengths, host_values

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..device import sharing
-from ..spec import Saved
+from ..runtime.device import sharing
+from ..runtime.spec import Saved
 from .group_rank import AllGather, AllToAllSum
 from .parts import ChunkCall, Parts
 

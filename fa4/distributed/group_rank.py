@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import checks
+from ..torch_ops import checks
 from .agree import agreeing
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..spec import AttentionInputs, Flags, Gradients, Saved
+from ..runtime.spec import AttentionInputs, Flags, Gradients, Saved
 from .group_rank import GroupRank, order
 
 

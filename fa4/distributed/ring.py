@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..device import chip_of, sharing
-from ..spec import Saved
+from ..runtime.device import chip_of, sharing
+from ..runtime.spec import Saved
 from .group_rank import GroupRank, RingExchange
 from .parts import ChunkCall, Parts, accumulator
 

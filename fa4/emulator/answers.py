@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from warpcheck.options import PATTERN
 
-from fa4 import cases as problems
-from fa4 import dispatch
-from fa4.cases import Case, Problem
-from fa4.device import chip_of
+from fa4.oracle import cases as problems
+from fa4.oracle.cases import Case, Problem
+from fa4.runtime import dispatch
+from fa4.runtime.device import chip_of
 
 CASES = {
     case.name: case

@@ -13,9 +13,10 @@ from warpcheck.context import emulate
 from warpcheck.machine import Checks
 from warpcheck.machine.record import Record
 
-from fa4 import dispatch, run
-from fa4.device import chip_of
-from fa4.spec import AttentionInputs, AttentionSpec, ProblemSize
+from fa4.runtime import dispatch
+from fa4.runtime.device import chip_of
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, ProblemSize
+from fa4.torch_ops import run
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, bool], Tensor]
 

@@ -11,9 +11,9 @@ from warpcheck.errors import EmulationError
 from warpcheck.machine import SCHEDULES, Checks, interleavings
 from warpcheck.options import CHIP, COUNT, LENGTH, NEW_FILE, RESIDENT, SIDE_OF_WINDOW, choosing_checks
 
-from fa4 import cases
-from fa4.device import chip_by_number
-from fa4.dispatch import NoBackend, check_backend_name, select
+from fa4.oracle import cases
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.dispatch import NoBackend, check_backend_name, select
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

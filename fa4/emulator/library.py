@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from warpcheck.libraries import Library, Names
 from warpcheck.machine.chips import ChipFacts
 
-from ..device import chip_by_number, emulating
+from ..runtime.device import chip_by_number, emulating
 
 
 class Fa4(Library):
@@ -26,8 +26,8 @@ class Fa4(Library):
 
     def own_caches(self) -> Mapping[str, str]:
         """The key of a compiled kernel holds whether the chip is emulated."""
-        from ..env import CACHE_DIR
-        from ..jit import cache_root
+        from ..runtime.env import CACHE_DIR
+        from ..runtime.jit import cache_root
 
         return {CACHE_DIR.name: str(cache_root())}
 

@@ -20,7 +20,7 @@ from warpcheck.options import CHIP, COUNT, SIDE_OF_WINDOW
 from warpcheck.tools.mutate import Judging, judging
 from warpcheck.tools.recording import Recorder
 
-from fa4 import cases
+from fa4.oracle import cases
 
 
 def _record(direction: str, case: cases.Case, chip: str, sms: int, folder: Path) -> None:
@@ -68,7 +68,7 @@ class _Lengths(click.ParamType):
 @click.option("--seqlen", "lengths", type=_Lengths(), multiple=True,
               help="Given again, a further shape [default: 256, without --case].")  # fmt: skip
 @click.option("--case", "named", type=click.Choice(list(cases.CASES)), multiple=True, metavar="NAME",
-              help="A named case of fa4.cases; may be repeated.")  # fmt: skip
+              help="A named case of fa4.oracle.cases; may be repeated.")  # fmt: skip
 @click.option("--head-dim", type=COUNT, default=128, show_default=True)
 @click.option("--heads", "heads_q", type=COUNT, default=1, show_default=True)
 @click.option("--heads-kv", type=COUNT, help="Of keys and values [default: as many as of queries].")

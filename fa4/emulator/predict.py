@@ -16,11 +16,11 @@ from warpcheck.timing.chips import ChipTable, chip_table
 from warpcheck.timing.grid import CtaCost, Handing, Sample, chain
 from warpcheck.timing.replay import Times, replay
 
-from fa4 import dispatch
-from fa4.device import chip_by_number
 from fa4.emulator.attention import Problem, Shape, recorded, spec_of
 from fa4.emulator.walk import Walk, walk_of
-from fa4.spec import ProblemSize
+from fa4.runtime import dispatch
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.spec import ProblemSize
 
 _SPAN = 128  # keys of a CTA of the backward
 _SMS = {"sm_100a": 2, "sm_90a": 1}  # that are emulated: a pair of CTAs has two

@@ -15,7 +15,7 @@ from warpcheck.options import CHIP, PATTERN
 from warpcheck.tools.examples import EXAMPLES
 from warpcheck.tools.recording import Recorder
 
-from fa4 import cases as problems
+from fa4.oracle import cases as problems
 
 _NAMES = "^(hopper|ampere|fwd|bwd)"  # of what is recorded; fa4's own calls begin with their direction
 OWN = (  # none with packed sequences: their tensor maps begin where no recorded memory lies

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..mods.tensors import add_gradients, zero_where_masked
-from ..spec import AttentionInputs, Saved
+from ..mods.ir.tensors import add_gradients, zero_where_masked
+from ..runtime.spec import AttentionInputs, Saved
 from .modified import ModifiedCall, mask_of
 from .passes import Pass
 from .products import add_product, product

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..spec import AttentionSpec
+from ..runtime.spec import AttentionSpec
 from . import tiles
 from .tiles import tiles_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..spec import AttentionInputs
+from ..runtime.spec import AttentionInputs
 from .modified import ModifiedCall, mask_of
 from .passes import Pass
 from .products import add_product

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..mods import dropout
-from ..mods.blocks import FULL, NONE, state_table
-from ..mods.graph import Evaluation, parse
-from ..mods.record import Mods
-from ..mods.tensors import evaluation
-from ..spec import AttentionSpec
+from ..mods.frontend.blocks import FULL, NONE, state_table
+from ..mods.ir import dropout
+from ..mods.ir.graph import Evaluation, parse
+from ..mods.ir.record import Mods
+from ..mods.ir.tensors import evaluation
+from ..runtime.spec import AttentionSpec
 from . import tiles
 from .band import Band
 from .passes import Pass

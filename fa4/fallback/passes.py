@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..sequences import cached_rows, sequences
-from ..spec import AttentionInputs, AttentionSpec, Cache
+from ..runtime.sequences import cached_rows, sequences
+from ..runtime.spec import AttentionInputs, AttentionSpec, Cache
 from . import tiles
 
 

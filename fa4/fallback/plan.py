@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import plan
-from ..mods.record import Mods
-from ..spec import AttentionInputs, Cache, Gradients, Saved
+from ..mods.ir.record import Mods
+from ..runtime import plan
+from ..runtime.spec import AttentionInputs, Cache, Gradients, Saved
 from . import tiles
 from .backward import backward_pass
 from .forward import forward_pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..mods.graph import Evaluation
+from ..mods.ir.graph import Evaluation
 from .band import Band
 from .modified import ModifiedCall, ModifiedMask
 from .passes import Pass

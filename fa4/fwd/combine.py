@@ -19,11 +19,11 @@ import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32
 
-from .. import jit
 from ..core.constant import Constant
 from ..core.program import Program
 from ..core.vec_io import bits, load_floats, pack_half, store_vec
-from ..device import Chip
+from ..runtime import jit
+from ..runtime.device import Chip
 from .splits import MOST_SPLITS
 
 _WARP = 32

@@ -10,14 +10,14 @@ import torch
 from cutlass import Float32, Int32
 from torch import Tensor
 
-from .. import jit
 from ..core.arguments import windows
 from ..core.program import Program
 from ..core.softmax import LOG2_E
-from ..device import Chip
-from ..mods.record import Mods
-from ..mods.tensors import kernel_mods
-from ..spec import AttentionInputs, AttentionSpec, Cache
+from ..mods.ir.record import Mods
+from ..mods.ir.tensors import kernel_mods
+from ..runtime import jit
+from ..runtime.device import Chip
+from ..runtime.spec import AttentionInputs, AttentionSpec, Cache
 
 
 class Scalars(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..spec import AttentionSpec
+from ..runtime.spec import AttentionSpec
 
 MOST_SPLITS = 128
 # Costs in units of one key block: start and end of a part, the combine kernel, and the combine kernel per part.

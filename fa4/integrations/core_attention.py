@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..api import flash_attn_varlen_func
+from ..api.dense import flash_attn_varlen_func
 from ..distributed import context_parallel_attention
 
 METHODS = {None: "ring", "p2p": "ring", "all_gather": "all-gather"}

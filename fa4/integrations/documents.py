@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .. import ops
-from ..mods.blocks import create_block_mask
-from ..torch_internals import entry
+from ..mods.frontend.blocks import create_block_mask
+from ..runtime.torch_internals import entry
+from ..torch_ops import ops
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

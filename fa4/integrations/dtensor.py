@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..spec import AttentionInputs, Saved
+from ..runtime.spec import AttentionInputs, Saved
 
 
 def register_dtensor() -> None:

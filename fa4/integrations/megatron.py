@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..api import flash_attn_func
+from ..api.dense import flash_attn_func
 from ..distributed import context_parallel_attention
 from .core_attention import METHODS, PackedSequences, attend_packed, mask_mod_of
 

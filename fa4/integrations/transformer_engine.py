@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..api import flash_attn_func
+from ..api.dense import flash_attn_func
 from ..distributed import context_parallel_attention
 from ..masks import causal as top_left
 from ..scores import bias

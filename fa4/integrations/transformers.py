@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..api import flash_attn_func, flash_attn_varlen_func
+from ..api.dense import flash_attn_func, flash_attn_varlen_func
+from ..runtime.torch_internals import has_values
 from ..scores import bias
-from ..torch_internals import has_values
 from . import documents
 from .documents import PackedLengths
 

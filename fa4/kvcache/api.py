@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import checks as common
-from .. import mod_ops
-from ..api import autocast_dtype, in_dtype
-from ..checks import Options, WindowSize
-from ..spec import BYTES, AttentionInputs, Cache
-from ..torch_internals import autocast_anywhere, is_transformed, needs_dispatcher
+from ..runtime.spec import BYTES, AttentionInputs, Cache
+from ..runtime.torch_internals import autocast_anywhere, is_transformed, needs_dispatcher
+from ..torch_ops import checks as common
+from ..torch_ops import mod_ops
+from ..torch_ops.autocast import autocast_dtype, in_dtype
+from ..torch_ops.checks import Options, WindowSize
 from . import calls, checks
 from .calls import CachedKvCall, KvCallOptions
 from .ops import append_by_operator, forward, is_plain, route
@@ -20,7 +20,7 @@ from .record import AppendArguments
 from .values import check_values
 
 if TYPE_CHECKING:
-    from ..mods.call import MaskMod, ScoreMod
+    from ..mods.frontend.call import MaskMod, ScoreMod
 
 
 def flash_attn_with_kvcache(

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .. import recording
-from ..device import Chip, chip_of
-from ..memory import maker
-from ..run.prepare import is_other_device
+from ..runtime import recording
+from ..runtime.device import Chip, chip_of
+from ..runtime.memory import maker
+from ..torch_ops.run.prepare import is_other_device
 from .record import AppendArguments
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -1,7 +1,7 @@
 """Cached calls on a key/value cache: a call with a known signature skips the checks and goes directly to its kernels.
 
-As in `fa4.calls`: a call's result is stored under its signature, and a call equal to the last one with the same options
-needs none.
+As in `fa4.torch_ops.calls`: a call's result is stored under its signature, and a call equal to the last one with the
+same options needs none.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import checks, mod_ops, ops
-from ..mods.record import Mods
-from ..run import ForwardExecutor
-from ..signature import MAX_ENTRIES, CallCache, Signature, routes
-from ..spec import MIN_PLANNED_KEYS, AttentionInputs, Cache, Flags, rounded_keys
-from ..torch_internals import modes_need_dispatcher
+from ..mods.ir.record import Mods
+from ..runtime.spec import MIN_PLANNED_KEYS, AttentionInputs, Cache, Flags, rounded_keys
+from ..runtime.torch_internals import modes_need_dispatcher
+from ..torch_ops import checks, mod_ops, ops
+from ..torch_ops.run import ForwardExecutor
+from ..torch_ops.signature import MAX_ENTRIES, CallCache, Signature, routes
 from .append import Append
 from .ops import is_plain, route
 from .record import AppendArguments

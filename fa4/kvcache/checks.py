@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..checks import DTYPES, check_int32, shown
-from ..spec import BYTES, Cache
-from ..torch_internals import is_mapped, may_carry_tangents
+from ..runtime.spec import BYTES, Cache
+from ..runtime.torch_internals import is_mapped, may_carry_tangents
+from ..torch_ops.checks import DTYPES, check_int32, shown
 
 _BYTES_SHOWN = " or ".join(map(str, BYTES))
 

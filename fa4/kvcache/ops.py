@@ -8,11 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import dispatch, mod_ops, ops, run
-from ..device import chip_of
-from ..mods.record import Mods
-from ..plan import Plan
-from ..spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags
+from ..mods.ir.record import Mods
+from ..runtime import dispatch
+from ..runtime.device import chip_of
+from ..runtime.plan import Plan
+from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags
+from ..torch_ops import mod_ops, ops, run
 from .append import Append
 from .record import AppendArguments
 from .values import check_append, check_attention

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..spec import BYTES, Cache
+from ..runtime.spec import BYTES, Cache
 
 
 class AppendArguments(NamedTuple):

@@ -7,8 +7,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from ..checks import checks_lengths
-from ..spec import AttentionInputs, Cache, Flags
+from ..runtime.spec import AttentionInputs, Cache, Flags
+from ..torch_ops.checks import checks_lengths
 from .checks import Tensors
 from .record import AppendArguments
 

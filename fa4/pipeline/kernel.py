@@ -15,7 +15,7 @@ from cutlass import Int32, Int64
 
 from ..core.constant import Constant
 from ..core.program import Program
-from ..device import Chip
+from ..runtime.device import Chip
 from .channels import ChannelTable, init_barriers
 from .ends import Ends
 from .roles import run_roles

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import plan
+from ..runtime import plan
 from .bwd.plan import Sm100Backward
 from .fwd.plan import Sm100Forward
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import plan
 from ..bwd.plan import BackwardDirection
 from ..core.arguments import windows
-from ..device import Chip
 from ..fwd.plan import ForwardDirection
 from ..fwd.splits import blocks_of_part, choose_splits
-from ..mods.coarse import mask_of_groups, to_head_groups
-from ..spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
+from ..mods.frontend.coarse import mask_of_groups, to_head_groups
+from ..runtime import plan
+from ..runtime.device import Chip
+from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
 from . import backward, forward
 from .config import Sm80BackwardConfig, Sm80ForwardConfig
 from .tiles import BackwardTiles, ForwardTiles, backward_tiles, forward_l2_group, forward_tiles

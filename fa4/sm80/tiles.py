@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..device import Chip
-from ..mods.dropout import KEYS
-from ..spec import AttentionSpec
+from ..mods.ir.dropout import KEYS
+from ..runtime.device import Chip
+from ..runtime.spec import AttentionSpec
 
 
 def padded(head_dim: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import plan
+from ..runtime import plan
 from .bwd.plan import Sm90Backward
 from .fwd.plan import Sm90Forward
 

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 
-from fa4.device import chip_by_number
+from fa4.runtime.device import chip_by_number
 
 from .kernels import TARGETS
 from .workers import compile_share, enumerate_target

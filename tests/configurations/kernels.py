@@ -20,10 +20,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from fa4 import dispatch
 from fa4.core.program import Program, compile_key
-from fa4.device import Chip, chip_by_number
-from fa4.plan import ForwardBackwardPlan
+from fa4.runtime import dispatch
+from fa4.runtime.device import Chip, chip_by_number
+from fa4.runtime.plan import ForwardBackwardPlan
 
 from .problems import Problem, families
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 import fa4
-from fa4.mods.graph import Graph
-from fa4.mods.record import ModSpec
-from fa4.mods.trace import trace_mask, trace_score
-from fa4.spec import AttentionSpec, CacheSpec, ProblemSize
+from fa4.mods.frontend.trace import trace_mask, trace_score
+from fa4.mods.ir.graph import Graph
+from fa4.mods.ir.record import ModSpec
+from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 
 # Tables ask for 64, 96, 128, 192 and 256 columns, panels have 64, the portable kernels pad to 32, products to 16.
 DIMS = (8, 64, 72, 96, 104, 128, 136, 192, 200, 208, 256)

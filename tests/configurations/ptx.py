@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from fa4.device import chip_by_number
+from fa4.runtime.device import chip_by_number
 
 from .kernels import planned
 from .problems import families

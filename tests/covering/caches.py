@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fa4.reference import Functions
+from fa4.oracle.reference import Functions
 from tests.covering import calls, functions, layouts
 from tests.covering.judge import Judged, judge
 from tests.covering.model import Row

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 
 import fa4
-from fa4 import cases
-from fa4.cases import Case
+from fa4.api.flex import flex_attention
 from fa4.compat import flash_attn
-from fa4.flex import flex_attention
-from fa4.mods.dropout import Rate
-from fa4.reference import Functions
+from fa4.mods.ir.dropout import Rate
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.oracle.reference import Functions
 from tests.covering import functions, layouts, lengths
 from tests.covering.judge import Judged, defined, judge
 from tests.covering.model import Row

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fa4
-from fa4.reference import Functions
+from fa4.oracle.reference import Functions
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Results against the oracle, by the judge of `fa4.cases`."""
+"""Results against the oracle, by the judge of `fa4.oracle.cases`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fa4 import cases, reference
-from fa4.cases import Judgement as Judged
-from fa4.reference import Functions
+from fa4.oracle import cases, reference
+from fa4.oracle.cases import Judgement as Judged
+from fa4.oracle.reference import Functions
 
 _ROWS = {"out": 0, "dq": 0, "dk": 1, "dv": 1}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from fa4 import dispatch
-from fa4.device import chip_by_number, emulating
 from fa4.kvcache import append
+from fa4.runtime import dispatch
+from fa4.runtime.device import chip_by_number, emulating
 from tests.covering.model import Row
 from tests.covering.run import BUILD
 from tests.forget import forget_calls

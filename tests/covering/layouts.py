@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fa4 import cases
+from fa4.oracle import cases
 
 
 def _heads_first(x: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fa4 import cases
-from fa4.cases import Case
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
 from tests.covering.model import Row
 
 

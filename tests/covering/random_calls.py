@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from fa4.device import chip_of
+from fa4.runtime.device import chip_of
 from tests.covering.model import BACKENDS, CACHES, CALLS, Row
 from tests.covering.run import Outcome, Where, in_processes, is_lost, run_row
 

@@ -15,8 +15,8 @@ from unittest import mock
 
 import torch
 
-from fa4 import dispatch
-from fa4.device import chip_by_number, chip_of
+from fa4.runtime import dispatch
+from fa4.runtime.device import chip_by_number, chip_of
 from tests.covering import caches, calls
 from tests.covering.arrays import ARRAYS, PAIRS, TRIPLES
 from tests.covering.model import Row

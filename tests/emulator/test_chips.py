@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from warpcheck.machine.chips import CHIPS
 
-from fa4.chips import CHIPS as KNOWN
+from fa4.runtime.chips import CHIPS as KNOWN
 
 
 @pytest.mark.parametrize("facts", CHIPS.values(), ids=CHIPS)

@@ -7,7 +7,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from warpcheck.tools import compare, mutate
 
-from fa4.cli import main
+from fa4.cli.main import main
 from fa4.emulator import answers, record
 from tests.emulator import foreign
 

@@ -16,9 +16,9 @@ from cutlass.cute.runtime import from_dlpack
 from warpcheck.host.caches import PLACES, SWITCHES
 
 import fa4
-from fa4 import cases
 from fa4.emulator import emulate
-from fa4.spec import Gradients
+from fa4.oracle import cases
+from fa4.runtime.spec import Gradients
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 

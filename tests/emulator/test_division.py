@@ -11,9 +11,9 @@ pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is bu
 import cutlass.cute as cute
 from cutlass import Int32
 
-from fa4 import jit
-from fa4.device import chip_of
 from fa4.emulator import emulate
+from fa4.runtime import jit
+from fa4.runtime.device import chip_of
 
 DIVISORS = (3, 8, -3)
 

@@ -11,7 +11,7 @@ from warpcheck.errors import EmulationError
 from warpcheck.tools.explained import reason_of
 from warpcheck.tools.mutations import Mutant, mutants
 
-from fa4.cases import CASES
+from fa4.oracle.cases import CASES
 
 PTX = """\
 .version 8.8

@@ -11,8 +11,8 @@ from warpcheck.context import Gpu
 from warpcheck.errors import Deadlock
 from warpcheck.machine.names import names_in, with_names
 
-from fa4 import cases
 from fa4.emulator import emulate
+from fa4.oracle import cases
 from tests.emulator.handwritten import entry
 
 

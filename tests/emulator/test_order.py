@@ -10,8 +10,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from warpcheck.errors import DataRace
 from warpcheck.machine import Checks, Machine
 
-from fa4 import cases
 from fa4.emulator import emulate
+from fa4.oracle import cases
 
 LETTER = Checks(order="letter")
 # Columns of tensor memory at head_dim 64, by what lies there while a product reads it.

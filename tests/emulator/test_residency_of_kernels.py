@@ -14,18 +14,19 @@ import cutlass
 from cutlass import Int32
 
 import fa4
-from fa4 import cases, jit, plan
-from fa4.cases import Case
-from fa4.device import chip_of
 from fa4.emulator import emulate
-from fa4.run import backward
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.runtime import jit, plan
+from fa4.runtime.device import chip_of
+from fa4.runtime.spec import Gradients
 from fa4.sm80.plan import Plan as Portable
 from fa4.sm90.bwd.config import Sm90BackwardSteps
 from fa4.sm90.bwd.tiles import D96_ORDERED, D256_ORDERED
 from fa4.sm90.bwd.work import Sm90BackwardWork
 from fa4.sm90.plan import Plan as Hopper
 from fa4.sm100.plan import Plan as Blackwell
-from fa4.spec import Gradients
+from fa4.torch_ops.run import backward
 from tests.emulated import given, judge_gradients
 from tests.mods.oracle import Problem, assert_kernel_is_right
 

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fa4.device import chip_of
+from fa4.runtime.device import chip_of
 from tests.gpu.offered import offered
 
 _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m")

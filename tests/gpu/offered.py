@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from fa4 import dispatch
-from fa4.cases import Case
-from fa4.device import chip_of
-from fa4.spec import Feature
+from fa4.oracle.cases import Case
+from fa4.runtime import dispatch
+from fa4.runtime.device import chip_of
+from fa4.runtime.spec import Feature
 
 needs_gpu = [
     pytest.mark.gpu,

@@ -19,9 +19,9 @@ import torch
 from cutlass import Int32
 
 import fa4
-from fa4 import jit
 from fa4.bwd.semaphores import wait_semaphore
-from fa4.device import Chip, chip_of
+from fa4.runtime import jit
+from fa4.runtime.device import Chip, chip_of
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 SEQLEN = 132 * 128  # a key block of 128 for each SM of an H100

@@ -7,9 +7,9 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import cases
-from fa4.cases import Case
-from fa4.spec import Feature
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.runtime.spec import Feature
 from tests.gpu.offered import needs_gpu, serving
 from tests.sm100.named import EXTRA
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import fa4.distributed as cp
-from fa4 import cases
-from fa4.cases import Case
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
 from tests.test_distributed import CASES, WINDOW, attend
 
 pytestmark = [

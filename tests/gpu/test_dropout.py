@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 import fa4
-from fa4.spec import Feature
+from fa4.runtime.spec import Feature
 from tests.dropout import DENSE, PACKED, WIDE, WIDE_IN_ORDER, WIDE_KEYS, assert_bits, assert_right_with_dropout
 from tests.gpu.offered import needs_gpu, serving
 

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 import fa4
-from fa4.cases import Case
+from fa4.oracle.cases import Case
 from tests.gpu.offered import needs_gpu, serving
 from tests.long_rows import LongRows
 

@@ -6,9 +6,9 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 import fa4
-from fa4 import dispatch
-from fa4.mods.tensors import add_where
-from fa4.spec import Feature
+from fa4.mods.ir.tensors import add_where
+from fa4.runtime import dispatch
+from fa4.runtime.spec import Feature
 from tests.gpu.offered import needs_gpu, offered
 from tests.mods import packed
 from tests.mods.kernels import problems

@@ -7,14 +7,15 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import cases, run
-from fa4.cases import Case
-from fa4.device import chip_of
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.runtime.device import chip_of
+from fa4.runtime.spec import Saved
 from fa4.sm100.bwd import tiles as backward_tiles
 from fa4.sm100.fwd import tiles as forward_tiles
 from fa4.sm100.fwd.config import Schedule
 from fa4.sm100.plan import Plan
-from fa4.spec import Saved
+from fa4.torch_ops import run
 from tests.gpu.offered import needs_gpu, offered
 
 pytestmark = [

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fa4 import reference
-from fa4.cases import Problem, assert_right, judge_by_draws, other_draws
+from fa4.oracle import reference
+from fa4.oracle.cases import Problem, assert_right, judge_by_draws, other_draws
 
 
 def leaves(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:

@@ -300,13 +300,13 @@ COMPILED = [
 @pytest.fixture
 def called(monkeypatch):
     """(sequences, longest query, longest key) of each forward that an operator of compiled code runs."""
-    calls, route = [], fa4.ops.route
+    calls, route = [], fa4.torch_ops.ops.route
 
     def recorded(inputs, *others):
         calls.append((inputs.batch if inputs.varlen else None, *inputs.max_seqlens))
         return route(inputs, *others)
 
-    monkeypatch.setattr(fa4.ops, "route", recorded)
+    monkeypatch.setattr(fa4.torch_ops.ops, "route", recorded)
     return calls
 
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa4
-from fa4.cases import Case, make
 from fa4.integrations import sdpa
 from fa4.integrations.sdpa import operators
+from fa4.oracle.cases import Case, make
 from tests.integrations.oracle import assert_attention, leaves
 
 pytestmark = [

@@ -20,10 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fa4
 import fa4.distributed as cp
-from fa4.cases import Case, make
 from fa4.integrations import sdpa
 from fa4.integrations.dtensor import register_dtensor
 from fa4.integrations.megatron import CoreAttention
+from fa4.oracle.cases import Case, make
 from tests.integrations.oracle import assert_attention
 from tests.integrations.test_megatron import LENGTH, Mask, config, module, rows_of
 
@@ -235,5 +235,5 @@ def on_every_rank(rank, file, seed):
 
 def test_on_two_processes(seed, tmp_path):
     """Everything above, for a process takes longer to start than all of it."""
-    mp.get_context("forkserver").set_forkserver_preload(["fa4.distributed", "fa4.cases", __name__])
+    mp.get_context("forkserver").set_forkserver_preload(["fa4.distributed", "fa4.oracle.cases", __name__])
     mp.start_processes(on_every_rank, (tmp_path / "store", seed), WORLD, start_method="forkserver")

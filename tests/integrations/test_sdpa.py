@@ -11,11 +11,11 @@ from torch.nested._internal import sdpa as nested_sdpa
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fa4
-from fa4 import run
-from fa4.cases import Case, make
 from fa4.emulator import emulate
 from fa4.integrations import sdpa
 from fa4.integrations.sdpa import cached_calls
+from fa4.oracle.cases import Case, make
+from fa4.torch_ops import run
 from tests.integrations.oracle import assert_attention, leaves
 
 attention = torch.nn.attention

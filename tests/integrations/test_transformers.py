@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import fa4
-from fa4 import cases
-from fa4.cases import DRAWS, assert_right, judge_by_draws
+from fa4.oracle import cases
+from fa4.oracle.cases import DRAWS, assert_right, judge_by_draws
 from tests.integrations.models import (
     BATCH,
     LENGTH,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import fa4
-from fa4 import cases
-from fa4.cases import Case
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
 
 FP8 = torch.float8_e4m3fn
 

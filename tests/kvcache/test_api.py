@@ -7,12 +7,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fa4
-from fa4 import cases
-from fa4.cases import Case
-from fa4.device import chip_by_number, emulating
 from fa4.kvcache.ops import NO_MODS
 from fa4.kvcache.record import AppendArguments
-from fa4.spec import AttentionInputs, Cache, Flags
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.runtime.device import chip_by_number, emulating
+from fa4.runtime.spec import AttentionInputs, Cache, Flags
 
 from .named import CASES
 from .problem import FP8, build

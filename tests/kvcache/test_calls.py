@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fa4
 from fa4.kvcache import calls
-from fa4.signature import routes
+from fa4.torch_ops.signature import routes
 
 
 def arguments(seed, **changes):
@@ -117,7 +117,7 @@ def test_whoever_watches_sees_operators(known):
 
 def test_another_stage_of_devices_is_not_this_one(known):
     """What was found out on this machine's chip says nothing of an emulated one."""
-    from fa4.device import chip_by_number, emulating
+    from fa4.runtime.device import chip_by_number, emulating
 
     with emulating(chip_by_number(90)):
         assert look(known) is None

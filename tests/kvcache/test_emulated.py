@@ -15,7 +15,7 @@ import fa4
 from fa4.core.cache import CacheTensors
 from fa4.emulator import emulate
 from fa4.kvcache import values
-from fa4.spec import BYTES, CacheSpec
+from fa4.runtime.spec import BYTES, CacheSpec
 
 from .named import CASES
 from .problem import CacheCase, build, serves, shared_front

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fa4
-from fa4 import reference
+from fa4.oracle import reference
 
 from .named import CASES
 from .problem import build, shared_front

@@ -13,9 +13,9 @@ from torch.nn.attention.flex_attention import _vmap_for_bhqkv, create_mask
 
 import fa4
 from fa4.bwd.workspace import Allocator, Workspace
-from fa4.cases import DRAWS, assert_right, judge_by_draws
 from fa4.emulator import emulate
-from fa4.spec import Gradients
+from fa4.oracle.cases import DRAWS, assert_right, judge_by_draws
+from fa4.runtime.spec import Gradients
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fa4
-from fa4.cases import DRAWS, assert_right, judge_by_draws
+from fa4.oracle.cases import DRAWS, assert_right, judge_by_draws
 from tests.mods.oracle import Problem, by_formula
 
 NAMES = "out", "lse", "dq", "dk", "dv"

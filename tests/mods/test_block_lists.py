@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 import fa4
-from fa4.mods.blocks import LISTS
+from fa4.mods.frontend.blocks import LISTS
 
 BLOCK, ROWS = 16, 90  # the last block is cut
 
@@ -86,7 +86,7 @@ def test_lists_that_change_before_the_backward_are_an_error(name, seed):
 
 def test_a_block_mask_that_comes_again_is_known_by_one_look(seed, monkeypatch):
     """Lists are sorted once, also those whose blocks kernels do not walk, and those without the side of queries."""
-    from fa4.mods import blocks
+    from fa4.mods.frontend import blocks
 
     calls = []
     own = blocks.block_lists

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import fa4
-from fa4.mods import coarse
-from fa4.mods.blocks import FULL, NONE, PARTIAL, listed, state_table
-from fa4.mods.graph import parse
-from fa4.mods.record import Mods
-from fa4.mods.tensors import evaluation
-from fa4.mods.trace import trace_mask
+from fa4.mods.frontend import coarse
+from fa4.mods.frontend.blocks import FULL, NONE, PARTIAL, listed, state_table
+from fa4.mods.frontend.trace import trace_mask
+from fa4.mods.ir.graph import parse
+from fa4.mods.ir.record import Mods
+from fa4.mods.ir.tensors import evaluation
 
 ROWS, KEYS = 300, 410
 

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 import fa4
-from fa4.device import chip_by_number, emulating
+from fa4.runtime.device import chip_by_number, emulating
 
 
 def attend(rows=300, keys=260, heads=4, batch=1, **call):

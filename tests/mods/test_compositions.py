@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fa4
-from fa4.mods.tensors import evaluation
-from fa4.mods.trace import trace_mask, trace_score
+from fa4.mods.frontend.trace import trace_mask, trace_score
+from fa4.mods.ir.tensors import evaluation
 
 from .programs import torchs_answer
 from .test_flex import assert_same, gradients, problem

@@ -8,12 +8,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import fa4
-from fa4.cases import Case, assert_right, judge_backward, judge_forward, make
-from fa4.device import chip_by_number
-from fa4.dispatch import BACKENDS
-from fa4.mods.dropout import KEYS, Rate, philox
-from fa4.mods.record import Mods, ModSpec
-from fa4.spec import AttentionInputs, AttentionSpec, Flags, ProblemSize
+from fa4.mods.ir.dropout import KEYS, Rate, philox
+from fa4.mods.ir.record import Mods, ModSpec
+from fa4.oracle.cases import Case, assert_right, judge_backward, judge_forward, make
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.dispatch import BACKENDS
+from fa4.runtime.spec import AttentionInputs, AttentionSpec, Flags, ProblemSize
 
 SIZES = dict(batch=2, heads=3, seqlen_q=70, seqlen_k=100)
 

@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is built where there is a C++ compiler")
 
-from fa4 import jit
 from fa4.emulator import emulate
+from fa4.runtime import jit
 from tests.mods.kernels import problems
 from tests.mods.oracle import assert_kernel_is_right, sums_of_dq
 

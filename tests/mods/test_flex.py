@@ -6,9 +6,9 @@ from torch.nn.attention import flex_attention as torchs
 
 import fa4
 from fa4 import fallback, masks
-from fa4.mods import blocks
-from fa4.mods.blocks import block_lists
-from fa4.mods.tensors import add_where
+from fa4.mods.frontend import blocks
+from fa4.mods.frontend.blocks import block_lists
+from fa4.mods.ir.tensors import add_where
 
 from .programs import BATCH, HEADS, KEYS, MASKS, QUERIES, SCORES, normal, torchs_answer
 

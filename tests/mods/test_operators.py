@@ -8,8 +8,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import fa4
-from fa4 import mod_ops
-from fa4.spec import AttentionInputs, Flags
+from fa4.runtime.spec import AttentionInputs, Flags
+from fa4.torch_ops import mod_ops
 
 from .programs import SCORES
 

@@ -13,8 +13,8 @@ from torch.nn.attention import flex_attention as torchs
 
 import fa4
 from fa4 import masks, scores
-from fa4.mods.call import cached_trace
-from fa4.mods.trace import trace_mask, trace_score
+from fa4.mods.frontend.call import cached_trace
+from fa4.mods.frontend.trace import trace_mask, trace_score
 
 SLOPES, TABLE, BIAS = torch.rand(2), torch.randn(2, 7), torch.randn(1, 2, 12, 12)
 DOCUMENT, LENGTHS, NODES = torch.arange(12) // 5, torch.tensor([4]), torch.arange(12)

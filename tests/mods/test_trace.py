@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import fa4
-from fa4.mods.call import cached_trace
-from fa4.mods.graph import parse
-from fa4.mods.trace import ModError, trace_mask, trace_score
+from fa4.mods.frontend.call import cached_trace
+from fa4.mods.frontend.trace import ModError, trace_mask, trace_score
+from fa4.mods.ir.graph import parse
 
 from .programs import MASKS, SCORES
 

@@ -21,9 +21,9 @@ import pytest
 import torch
 
 import fa4
-from fa4.mods import trace_cache
-from fa4.mods.call import cached_trace
-from fa4.mods.trace import trace_mask, trace_score
+from fa4.mods.frontend import trace_cache
+from fa4.mods.frontend.call import cached_trace
+from fa4.mods.frontend.trace import trace_mask, trace_score
 
 cfg = types.ModuleType("cfg")
 cfg.mask = types.ModuleType("cfg.mask")

@@ -78,7 +78,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 @click.option("--enough", default=600.0, show_default=True, help="Processor seconds of kernels' tests for one mutant.")
 @click.option("--only", type=int, help="The one mutant of this number.")
 @click.option("--area", "areas", multiple=True, type=click.Choice([area.name for area in AREAS]), help="Only these.")
-@click.option("--file", "files", multiple=True, help="Only these files, as fa4/api.py.")
+@click.option("--file", "files", multiple=True, help="Only these files, as fa4/api/dense.py.")
 @click.option("--device", is_flag=True, help="Only device code; tests by what `tests.mutation.whole` has measured.")
 @click.option("--list", "listed", is_flag=True, help="Show the mutants and run nothing.")
 def main(

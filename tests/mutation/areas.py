@@ -132,21 +132,21 @@ _SM90_BACKWARD = (
 AREAS = (
     Area(
         "api",
-        ("fa4/__init__.py", "fa4/api.py", "fa4/checks.py", "fa4/explained.py"),
+        ("fa4/__init__.py", "fa4/api/dense.py", "fa4/torch_ops/checks.py", "fa4/api/explained.py"),
         (),
         (_API, _EXPLAINED, _OPS_AT_ONCE, _STALE, _OPS_COMPILED, *_MODS),
     ),
     Area(
         "operators",
         (
-            "fa4/calls.py",
-            "fa4/signature.py",
-            "fa4/torch_internals.py",
-            "fa4/ops.py",
-            "fa4/autograd.py",
-            "fa4/spec.py",
-            "fa4/batching.py",
-            "fa4/jagged.py",
+            "fa4/torch_ops/calls.py",
+            "fa4/torch_ops/signature.py",
+            "fa4/runtime/torch_internals.py",
+            "fa4/torch_ops/ops.py",
+            "fa4/torch_ops/autograd.py",
+            "fa4/runtime/spec.py",
+            "fa4/torch_ops/batching.py",
+            "fa4/torch_ops/jagged.py",
         ),
         (),
         (
@@ -164,7 +164,7 @@ AREAS = (
     ),
     Area(
         "choice",
-        ("fa4/dispatch.py", "fa4/chips.py", "fa4/device.py", "fa4/env.py"),
+        ("fa4/runtime/dispatch.py", "fa4/runtime/chips.py", "fa4/runtime/device.py", "fa4/runtime/env.py"),
         (),
         (
             _CHOICE_AT_ONCE,
@@ -177,7 +177,7 @@ AREAS = (
     ),
     Area(
         "jit",
-        ("fa4/jit.py", "fa4/disk.py"),
+        ("fa4/runtime/jit.py", "fa4/runtime/disk.py"),
         (),
         (
             "tests/test_disk.py",
@@ -185,20 +185,24 @@ AREAS = (
             f"{_JIT} -k 'process or dry_run or forked'",
         ),
     ),
-    Area("fallback", ("fa4/fallback/*", "fa4/sequences.py"), (_FALLBACK, _DROPOUT), (_STALE,)),
+    Area("fallback", ("fa4/fallback/*", "fa4/runtime/sequences.py"), (_FALLBACK, _DROPOUT), (_STALE,)),
     Area(
         "dropout",
-        ("fa4/dropout.py", "fa4/*/dropout.py"),
+        ("fa4/api/dropout.py", "fa4/*/dropout.py"),
         (),
         (_DROPOUT, "tests/mods/test_dropout_in_kernels.py::test_bits"),
     ),
     Area(
         "mods",
-        ("fa4/flex.py", "fa4/masks.py", "fa4/scores.py", "fa4/mod_ops.py", "fa4/mods/*"),
+        ("fa4/api/flex.py", "fa4/masks.py", "fa4/scores.py", "fa4/torch_ops/mod_ops.py", "fa4/mods/*"),
         _MODS,
         (*_MODS_BY_LINE, _STALE),
     ),
-    Area("oracle", ("fa4/reference.py", "fa4/cases.py"), ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK)),
+    Area(
+        "oracle",
+        ("fa4/oracle/reference.py", "fa4/oracle/cases.py"),
+        ("tests/test_reference.py", "tests/test_cases.py", _FALLBACK),
+    ),
     Area(
         "neighbours",
         ("fa4/compat/*", "fa4/integrations/*"),
@@ -213,18 +217,25 @@ AREAS = (
     ),
     Area(
         "states",
-        ("fa4/states.py", "fa4/distributed/*", "fa4/fwd/join.py"),
+        ("fa4/api/states.py", "fa4/distributed/*", "fa4/fwd/join.py"),
         ("tests/test_states.py", "tests/test_distributed.py"),
         ("tests/test_wrong_arguments.py",),
     ),
     Area(
         "command line",
-        ("fa4/cli.py", "fa4/options.py", "fa4/ahead.py", "fa4/recording.py", "fa4/demo.py", "fa4/__main__.py"),
+        (
+            "fa4/cli/main.py",
+            "fa4/cli/options.py",
+            "fa4/api/ahead.py",
+            "fa4/runtime/recording.py",
+            "fa4/cli/demo.py",
+            "fa4/__main__.py",
+        ),
         ("tests/test_cli.py", "tests/test_ahead.py"),
     ),
     Area(
         "run",
-        ("fa4/run/*", "fa4/memory.py", "fa4/plan.py"),
+        ("fa4/torch_ops/run/*", "fa4/runtime/memory.py", "fa4/runtime/plan.py"),
         (),
         (f"{_RUN} -k 'not torch and not sm'", f"{_RUN} -k torch", f"{_LAYOUTS} -k torch", *_SM80_RUN, *_SM80_SPLIT),
     ),
@@ -284,10 +295,12 @@ class NoMistake:
 
 
 NO_MISTAKES = (
-    NoMistake("fa4/dispatch.py", r"keyword dropped: .*summary=", "words for people"),
-    NoMistake("fa4/chips.py", r": ChipFacts\(", "facts of chips, which nothing here can check"),
+    NoMistake("fa4/runtime/dispatch.py", r"keyword dropped: .*summary=", "words for people"),
+    NoMistake("fa4/runtime/chips.py", r": ChipFacts\(", "facts of chips, which nothing here can check"),
     NoMistake("fa4/*", r"(AttentionSpec|Chip): constant", "defaults of fields that every call gives"),
-    NoMistake("fa4/api.py", r"checks\.flags\(.* -> (k, q|v, k)$", "q, k and v are only asked who wants a gradient"),
+    NoMistake(
+        "fa4/api/dense.py", r"checks\.flags\(.* -> (k, q|v, k)$", "q, k and v are only asked who wants a gradient"
+    ),
     NoMistake(
         "fa4/*", r"(constant|dropped): .*unroll=|unroll_full=", "how often a loop is unrolled is a matter of speed"
     ),

@@ -5,7 +5,7 @@ python -m tests.sm100.backward_errors [SEED]
 
 import sys
 
-from fa4 import cases
+from fa4.oracle import cases
 
 from .test_backward import KERNELS, SERVED, judge_gradients, rows_for
 

@@ -5,7 +5,7 @@ python -m tests.sm100.forward_errors [SEED]
 
 import sys
 
-from fa4 import cases
+from fa4.oracle import cases
 
 from .named import CASES
 from .test_forward import KERNELS, poison_unused

@@ -2,8 +2,8 @@
 
 import torch
 
-from fa4 import cases
-from fa4.cases import Case
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
 
 # Sequences of no query and of no key, rows behind the last one, groups, a sink and a softcap: what packed kernels have,
 # in one of them.

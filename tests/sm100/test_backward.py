@@ -12,16 +12,17 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from warpcheck.machine import SCHEDULES
 
 from bench import traffic
-from fa4 import cases, demo
 from fa4.bwd.workspace import Allocator, Workspace
-from fa4.cases import Case
-from fa4.device import chip_by_number
+from fa4.cli import demo
 from fa4.emulator import emulate
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.spec import AttentionSpec
 from fa4.sm100.bwd import plan
 from fa4.sm100.bwd.kernel import channels, smem_map, tmem_map
 from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles, tiles_for
 from fa4.sm100.plan import Plan
-from fa4.spec import AttentionSpec
 from tests.emulated import (
     Kernels,
     bits,

@@ -5,13 +5,13 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import device
 from fa4.pipeline.roles import RoleTable
+from fa4.runtime import device
+from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 from fa4.sm100 import tmem
 from fa4.sm100.fwd.kernel import channels, roles, smem_map, tmem_map
 from fa4.sm100.fwd.plan import Sm100Forward
 from fa4.sm100.fwd.tiles import tiles_for
-from fa4.spec import AttentionSpec, CacheSpec, ProblemSize
 from tests import parts
 from tests.sm100.test_forward import KERNELS
 

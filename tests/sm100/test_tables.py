@@ -9,8 +9,9 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 import cutlass
 import torch
 
-from fa4.device import chip_by_number
 from fa4.pipeline.smem import Tile
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.spec import AttentionSpec
 from fa4.sm100.bwd import plan as backward_plan
 from fa4.sm100.bwd.tiles import PAIR, SINGLE, BackwardTiles
 from fa4.sm100.fwd import plan as forward_plan
@@ -19,7 +20,6 @@ from fa4.sm100.fwd.config import Schedule
 from fa4.sm100.fwd.tiles import ForwardTiles
 from fa4.sm100.mma import Major, SmemOperand, Umma
 from fa4.sm100.tmem import TmemMap, alias_of, cols
-from fa4.spec import AttentionSpec
 
 
 def test_tmem_map_knows_its_spans():

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import jit
-from fa4.device import chip_by_number
+from fa4.runtime import jit
+from fa4.runtime.device import chip_by_number
 from fa4.sm80.backward import KERNEL
 from fa4.sm80.config import Sm80BackwardConfig
 from fa4.sm80.tiles import _BACKWARD, backward_tiles

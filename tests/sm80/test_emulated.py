@@ -10,12 +10,13 @@ pytest.importorskip("warpcheck.machine._core", reason="the emulator's core is bu
 
 from warpcheck.machine import SCHEDULES
 
-from fa4 import cases, run
-from fa4.cases import Case
-from fa4.device import chip_of
 from fa4.emulator import emulate
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.runtime.device import chip_of
 from fa4.sm80.plan import Plan
 from fa4.sm80.tiles import ForwardTiles
+from fa4.torch_ops import run
 from tests.emulated import Kernels, bits, check_gradients, check_small_logits_under_a_softcap
 
 # Small, and each with a part of the kernels that the others leave out; a GPU runs all cases. Compiling takes most of a

@@ -7,10 +7,11 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import cases, jit
-from fa4.cases import Case
-from fa4.device import chip_by_number
 from fa4.fwd.splits import choose_splits
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.runtime import jit
+from fa4.runtime.device import chip_by_number
 from fa4.sm80.config import Sm80ForwardConfig
 from fa4.sm80.forward import KERNEL
 from fa4.sm80.plan import Plan

@@ -2,8 +2,8 @@
 
 import torch
 
-from fa4 import cases
-from fa4.cases import Case
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
 from tests.sm100.named import PACKED_WITH_ALL
 
 # Cases that share dtype, head dims, grouping and flags share one compiled kernel, which is most of a case's time.

@@ -10,9 +10,10 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from warpcheck.machine import SCHEDULES
 
-from fa4 import cases
-from fa4.cases import Case
-from fa4.device import chip_by_number
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.spec import AttentionSpec, ProblemSize
 from fa4.sm90.bwd import config as config_module
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
@@ -36,7 +37,6 @@ from fa4.sm90.bwd.tiles import (
 )
 from fa4.sm90.bwd.wide import kernel as wide
 from fa4.sm90.plan import Plan
-from fa4.spec import AttentionSpec, ProblemSize
 from tests.emulated import (
     Kernels,
     bits,

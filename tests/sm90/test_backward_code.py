@@ -11,10 +11,10 @@ from warpcheck.host.modules import fatbins_in
 from warpcheck.timing.sass.code import nvdisasm
 
 from bench import static
-from fa4.device import chip_by_number
-from fa4.mods.record import ModSpec
+from fa4.mods.ir.record import ModSpec
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.spec import AttentionSpec, ProblemSize
 from fa4.sm90.bwd.plan import Sm90Backward
-from fa4.spec import AttentionSpec, ProblemSize
 
 # As written: how many groups each wait leaves in flight, and products; ptxas serialises them (a fence before and a wait
 # after each) where it thinks that registers in flight are touched. A first step without dQ, which ptxas waits in once

@@ -12,10 +12,10 @@ from warpcheck.host.modules import fatbins_in
 from warpcheck.timing.sass.code import nvdisasm
 
 from bench import static
-from fa4.device import chip_by_number
+from fa4.runtime.device import chip_by_number
+from fa4.runtime.spec import AttentionSpec, ProblemSize
 from fa4.sm90.fwd.kernel import KERNEL
 from fa4.sm90.fwd.plan import configure
-from fa4.spec import AttentionSpec, ProblemSize
 
 # (head_dim, head_dim_v, causal, rows): a row of tiles each. Each is compiled anew; the soak does the others.
 SHAPES = [

@@ -9,17 +9,18 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from warpcheck.machine import Checks
 
-from fa4 import cases, device
-from fa4.cases import Case
 from fa4.core.order import Order
 from fa4.emulator import emulate
-from fa4.run import forward
+from fa4.oracle import cases
+from fa4.oracle.cases import Case
+from fa4.runtime import device
+from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 from fa4.sm90.fwd.config import Schedule
 from fa4.sm90.fwd.kernel import channels, smem_map
 from fa4.sm90.fwd.plan import Sm90Forward, configure
 from fa4.sm90.fwd.tiles import GATHER, MIDDLE, NARROW_MANY, USUAL, USUAL_LONG, WIDE, WIDEST, tiles_for
 from fa4.sm90.plan import Plan
-from fa4.spec import AttentionSpec, CacheSpec, ProblemSize
+from fa4.torch_ops.run import forward
 from tests.emulated import (
     SOAK_ONLY,
     Kernels,

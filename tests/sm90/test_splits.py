@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4 import device
+from fa4.runtime import device
+from fa4.runtime.spec import AttentionSpec, ProblemSize
 from fa4.sm90.fwd.plan import Sm90Forward
 from fa4.sm90.fwd.tiles import tiles_for
-from fa4.spec import AttentionSpec, ProblemSize
 from tests import parts
 from tests.sm90.test_forward import KERNELS
 

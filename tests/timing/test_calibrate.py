@@ -13,9 +13,9 @@ from warpcheck.timing.sass import code
 
 from bench.calibrate import issue, launch, run, skeletons
 from bench.calibrate.frame import compile_bench
-from fa4 import jit
-from fa4.device import chip_by_number
 from fa4.emulator import emulate
+from fa4.runtime import jit
+from fa4.runtime.device import chip_by_number
 from tests.timing.test_sass import needs_nvdisasm
 
 # One of each kind; the soak runs the others.

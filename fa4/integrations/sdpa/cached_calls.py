@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ... import checks, dispatch
-from ...calls import CachedCall, signature_of
-from ...checks import Options
-from ...device import chip_of
-from ...signature import routes
-from ...spec import AttentionInputs, AttentionSpec
+from ...runtime import dispatch
+from ...runtime.device import chip_of
+from ...runtime.spec import AttentionInputs, AttentionSpec
+from ...torch_ops import checks
+from ...torch_ops.calls import CachedCall, signature_of
+from ...torch_ops.checks import Options
+from ...torch_ops.signature import routes
 
 
 class Refusal(Exception):

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ops
-from ...calls import CachedCall
-from ...checks import Dropout, Options
-from ...memory import empty, maker
-from ...mods.record import Mods
-from ...signature import LastCallGuard
-from ...spec import AttentionInputs, Saved
-from ...torch_internals import reinterpret_tensor
+from ...mods.ir.record import Mods
+from ...runtime.memory import empty, maker
+from ...runtime.spec import AttentionInputs, Saved
+from ...runtime.torch_internals import reinterpret_tensor
+from ...torch_ops import ops
+from ...torch_ops.calls import CachedCall
+from ...torch_ops.checks import Dropout, Options
+from ...torch_ops.signature import LastCallGuard
 from .cached_calls import Refusal, cached_call, with_lengths
 
 

@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import (
 )
 
 from ... import scores
-from ...api import flash_attn_varlen_func
+from ...api.dense import flash_attn_varlen_func
 from ...kvcache import flash_attn_with_kvcache
 from . import NAME
 

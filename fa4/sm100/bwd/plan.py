@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...bwd import plan
 from ...core.variant import Variant
-from ...device import Chip
-from ...spec import AttentionSpec, ProblemSize
+from ...runtime.device import Chip
+from ...runtime.spec import AttentionSpec, ProblemSize
 from .config import Sm100BackwardConfig
 from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for

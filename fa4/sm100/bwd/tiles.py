@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...device import Chip
-from ...spec import AttentionSpec
+from ...runtime.device import Chip
+from ...runtime.spec import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,7 @@ from dataclasses import dataclass, replace
 
 from ...fwd.launch import ForwardKernel, ForwardKernelArguments
 from ...pipeline import kernel as kernels
-from ...pipeline.channels import (
-    By,
-    Carries,
-    Channel,
-    ChannelTable,
-    ClusterSharing,
-    Every,
-    Implied,
-)
+from ...pipeline.channels import By, Carries, Channel, ChannelTable, ClusterSharing, Every, Implied
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
 from .. import tmem

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from ...core.order import even_l2_group
 from ...core.variant import Variant
-from ...device import Chip
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars
 from ...fwd.rows import padded_heads_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...pipeline.smem import SWIZZLE_ALIGN
-from ...spec import AttentionSpec, ProblemSize
+from ...runtime.device import Chip
+from ...runtime.spec import AttentionSpec, ProblemSize
 from ..tmem import LANES
 from .config import Schedule, Sm100ForwardConfig
 from .kernel import KERNEL

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...device import Chip
 from ...fwd.rows import padded_heads_of
-from ...spec import AttentionSpec, ProblemSize
+from ...runtime.device import Chip
+from ...runtime.spec import AttentionSpec, ProblemSize
 from ..tmem import LANES
 from .config import Schedule
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ...device import chip_by_number
 from ...pipeline.picture import page
-from ...spec import AttentionSpec
+from ...runtime.device import chip_by_number
+from ...runtime.spec import AttentionSpec
 from .kernel import KERNEL
 from .plan import configure
 from .tiles import D128_CUT

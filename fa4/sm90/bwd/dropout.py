@@ -10,7 +10,7 @@ from cutlass import Float32, Int32, Uint32
 
 from ...core.constant import Constant
 from ...core.dropout import Dropout, apply_dropout, keeps
-from ...mods.dropout import KEYS
+from ...mods.ir.dropout import KEYS
 from ..fragment import LANES_PER_ROW, first_column, row_in_warp
 
 PAIR = 2 * KEYS  # queries: the bits of 16 keys for two queries fill a word

@@ -8,8 +8,8 @@ from functools import cached_property, partial
 
 from ...bwd import plan
 from ...core.variant import Variant
-from ...device import Chip
-from ...spec import AttentionSpec, ProblemSize
+from ...runtime.device import Chip
+from ...runtime.spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
 from .config import Sm90BackwardConfig, Sm90BackwardSteps
 from .kernel import KERNEL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...spec import AttentionSpec, ProblemSize
+from ...runtime.spec import AttentionSpec, ProblemSize
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from ...core.order import even_l2_groups
 from ...core.variant import Variant
-from ...device import Chip
 from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars
 from ...fwd.rows import padded_heads_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
-from ...spec import AttentionSpec, ProblemSize
+from ...runtime.device import Chip
+from ...runtime.spec import AttentionSpec, ProblemSize
 from ..fragment import ROWS_PER_WARP
 from ..wgmma import ROWS
 from .config import Schedule, Sm90ForwardConfig

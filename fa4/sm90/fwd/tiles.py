@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...fwd.rows import padded_heads_of
-from ...spec import AttentionSpec, ProblemSize
+from ...runtime.spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
 from .config import Schedule
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from fa4 import cases, reference
-from fa4.cases import Case, Judgement, Problem
-from fa4.spec import Gradients
+from fa4.oracle import cases, reference
+from fa4.oracle.cases import Case, Judgement, Problem
+from fa4.runtime.spec import Gradients
 from tests.emulator.public.rows import Row, by_formula
 
 PACKAGE = "flash-attn-4"

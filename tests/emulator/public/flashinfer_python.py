@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fa4.cases import Judgement
+from fa4.oracle.cases import Judgement
 from tests.emulator.public.rows import Row, attention, by_formula, draw
 
 PACKAGE = "flashinfer-python"

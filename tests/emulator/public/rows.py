@@ -14,7 +14,7 @@ from torch import Tensor
 from warpcheck.findings import Finding, Findings
 from warpcheck.machine import Order
 
-from fa4.cases import Judgement, judge
+from fa4.oracle.cases import Judgement, judge
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def draw(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat1
 
 
 def against(name: str, got: Tensor, oracle: Tensor, floor: Tensor) -> Judgement:
-    """`fa4.cases.judge` on host copies: twice the error of `floor`, the same formula in the same precision."""
+    """`fa4.oracle.cases.judge` on host copies: twice the error of `floor`, the same formula in the same precision."""
     return judge(name, got.detach().cpu(), oracle.detach().cpu().double(), floor.detach().cpu())
 
 

@@ -1,0 +1,1 @@
+"""The public functions; `fa4/__init__.py` lists the names that users import."""

@@ -1,0 +1,185 @@
+"""Ahead-of-time compilation of kernels into a directory for FA4_CACHE_DIR; the target chip need not be present."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kvcache import ops as cache_ops
+from ..mods.ir.record import Mods, ModSpec
+from ..runtime import disk, jit
+from ..runtime.device import chip_by_number, chip_of, emulating
+from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, ProblemSize, Saved
+from ..torch_ops import mod_ops, ops, run  # noqa: F401  mod_ops: its operators
+
+
+class AheadProblem(NamedTuple):
+    """An attention problem that a model ran on a chip."""
+
+    chip: int  # 10 * major + minor of the compute capability
+    spec: AttentionSpec
+    extent: ProblemSize
+    backend: str = "auto"
+    sms: int | None = None  # multiprocessors; None means the number in `fa4.runtime.chips`
+
+
+class AppendProblem(NamedTuple):
+    """An append to a cache that a model ran on a chip; config: the fields of a `fwd.append.AppendConfig`."""
+
+    chip: int
+    config: dict[str, Any]
+    sms: int | None = None
+
+
+def recorded(file: Path) -> Iterator[AheadProblem | AppendProblem]:
+    """Yield the problems that FA4_RECORD wrote to a file, each once.
+
+    Raises:
+        ValueError: a line does not have that format.
+    """
+    lines = dict.fromkeys(file.read_text().splitlines())
+    for number, line in enumerate(lines, start=1):
+        try:
+            fields = json.loads(line)
+            if "append" in fields:
+                yield AppendProblem(fields["chip"], _with_dtypes(fields["append"]), fields["sms"])
+                continue
+            spec_fields = _with_dtypes(fields["spec"])
+            if "mods" in spec_fields:
+                spec_fields["mods"] = ModSpec.of_plain(spec_fields["mods"])
+            if "cache" in spec_fields:
+                spec_fields["cache"] = CacheSpec(**_with_dtypes(spec_fields["cache"]))
+            spec = AttentionSpec(**spec_fields)
+            yield AheadProblem(
+                fields["chip"], spec, ProblemSize(*fields["extent"]), fields["backend"], fields.get("sms")
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file}, line {number} is no problem that FA4_RECORD wrote: {error}") from error
+
+
+def _with_dtypes(fields: dict[str, Any]) -> dict[str, Any]:
+    """Convert names of dtypes to dtypes."""
+    names = ("dtype", "rotary", "kv_8bit_dtype")
+    return fields | {name: getattr(torch, fields[name]) for name in names if fields.get(name) is not None}
+
+
+def compile_into(directory: Path, problem: AheadProblem | AppendProblem) -> dict[tuple, float]:
+    """Compile the kernels of a problem, forward and, if needed, backward (for out only, without dlse); return seconds
+    by (target, key).
+
+    The directory is for FA4_CACHE_DIR: entries are in subdirectories by toolchain and source text.
+
+    Raises:
+        NoBackend: no backend serves the problem on the chip.
+        ValueError: the chip is unknown.
+    """
+    chip = chip_by_number(problem.chip, sms=problem.sms)
+    below = directory / jit.fingerprint()
+    below.mkdir(mode=0o700, parents=True, exist_ok=True)
+    disk.keep(directory)
+    with emulating(chip), jit.compile_only(below) as compiled, torch.no_grad():
+        if isinstance(problem, AppendProblem):
+            _run_append(problem)
+        else:
+            _run_attention(problem)
+    return compiled.seconds
+
+
+def _run_append(problem: AppendProblem) -> None:
+    from ..fwd.append import AppendConfig, launcher  # needs CuTe DSL
+
+    missing = {field.name: None for field in dataclasses.fields(AppendConfig)}
+    launcher(AppendConfig(**missing | problem.config), chip_of(torch.device("cpu")))
+
+
+def _run_attention(problem: AheadProblem) -> None:
+    inputs, flags = _inputs(problem)
+    mods = None if problem.spec.mods is None else _mods(problem.spec.mods, problem)
+    if problem.spec.cache is not None:
+        inputs, cache = _with_cache(inputs, problem)
+        run.forward(inputs, *cache_ops.route(inputs, cache, mods, flags), mods, cache)
+        return
+    out, lse = ops.route(inputs, flags, mods).forward(inputs, mods)
+    if flags.needs_backward:
+        saved = Saved(out, lse, out)
+        if mods is None:
+            torch.ops.fa4.backward(*saved, *inputs, *flags)
+        else:
+            torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
+
+
+def _with_cache(inputs: AttentionInputs, problem: AheadProblem) -> tuple[AttentionInputs, Cache]:
+    """Return the same call with keys and values in a cache of this kind, with room for the longest sequence."""
+    spec, (batch, _, rows) = problem.spec, problem.extent
+    kind = spec.cache
+    assert kind is not None
+    shape = (batch, rows) if kind.page_size is None else (batch * -(-rows // kind.page_size), kind.page_size)
+    k, v = (
+        torch.empty(*shape, spec.heads_kv, dim, dtype=kind.dtype or spec.dtype)
+        for dim in (spec.head_dim, spec.head_dim_v)
+    )
+    numbers = torch.zeros(batch, dtype=torch.int32)
+    factors = torch.ones(batch, spec.heads_kv) if kind.has_8bit_kv else None
+    cache = Cache(
+        None if kind.page_size is None else torch.zeros(batch, shape[0] // batch, dtype=torch.int32),
+        numbers if kind.has_batch_idx else None,
+        numbers if kind.has_leftpad else None,
+        factors,
+        factors,
+    )
+    return inputs._replace(k=k, v=v, cu_seqlens_k=None), cache
+
+
+def _mods(spec: ModSpec, problem: AheadProblem) -> Mods:
+    """Return functions and block lists for a call; values of numbers and tensors are never read."""
+    graphs = [graph for graph in (spec.score, spec.mask) if graph is not None]
+    types = [tensor for graph in graphs for tensor in graph.tensors]
+    tensors = [torch.empty((1,) * tensor.rank, dtype=getattr(torch, tensor.dtype)) for tensor in types]
+    blocks: list[Tensor] = []
+    block_q, block_k = spec.block or (0, 0)
+    if spec.block is not None:
+        heads = problem.spec.heads_q if spec.heads_differ else 1
+        rows, keys = -(-problem.extent.max_seqlen_q // block_q), -(-problem.extent.max_seqlen_k // block_k)
+        for count, other in ((rows, keys), (rows, keys), (keys, rows), (keys, rows)):
+            blocks += [torch.empty(1, heads, *shape, dtype=torch.int32) for shape in ((count,), (count, other))]
+        blocks += [torch.empty(1, heads, count, dtype=torch.int32) for count in (rows, keys)]
+    return Mods(
+        tensors,
+        blocks,
+        "" if spec.score is None else spec.score.text,
+        "" if spec.mask is None else spec.mask.text,
+        [0.0] * sum(len(graph.numbers) for graph in graphs),
+        block_q,
+        block_k,
+        list(spec.trained),
+        0.5 if spec.dropout else 0.0,
+        torch.empty(2, dtype=torch.int64) if spec.dropout else None,
+    )
+
+
+def _inputs(problem: AheadProblem) -> tuple[AttentionInputs, Flags]:
+    """Return a call of the problem's shape; values of its tensors are never read."""
+    spec, (batch, rows_q, rows_k) = problem.spec, problem.extent
+    lead_q, lead_k = ((batch * rows_q,), (batch * rows_k,)) if spec.varlen else ((batch, rows_q), (batch, rows_k))
+    lengths = torch.full((batch,), rows_q, dtype=torch.int32), torch.full((batch,), rows_k, dtype=torch.int32)
+    bounds = [torch.nn.functional.pad(x.cumsum(0, dtype=torch.int32), (1, 0)) for x in lengths]
+    inputs = AttentionInputs(
+        q=torch.empty(*lead_q, spec.heads_q, spec.head_dim, dtype=spec.dtype),
+        k=torch.empty(*lead_k, spec.heads_kv, spec.head_dim, dtype=spec.dtype),
+        v=torch.empty(*lead_k, spec.heads_kv, spec.head_dim_v, dtype=spec.dtype),
+        sink=torch.zeros(spec.heads_q) if spec.has_sink else None,
+        cu_seqlens_q=bounds[0] if spec.varlen else None,
+        cu_seqlens_k=bounds[1] if spec.varlen else None,
+        seqused_q=lengths[0] if spec.has_seqused_q else None,
+        seqused_k=lengths[1] if spec.has_seqused_k else None,
+        max_seqlen_q=rows_q,
+        max_seqlen_k=rows_k,
+    )
+    flag_fields = {name: getattr(spec, name) for name in Flags._fields if hasattr(spec, name)}
+    return inputs, Flags(**flag_fields | {"backend": problem.backend})

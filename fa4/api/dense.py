@@ -1,0 +1,243 @@
+"""Public functions: check the caller's arguments and turn them into one operator call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
+
+from torch import Tensor
+
+from ..mods.frontend.call import MaskMod, ScoreMod
+from ..runtime.torch_internals import autocast_anywhere
+from ..torch_ops import calls, checks
+from ..torch_ops.autocast import cast_all
+from ..torch_ops.checks import WindowSize
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+    from typing_extensions import Required, Unpack
+
+
+# Keywords of the two functions below, shared and own: they type the results by return_lse. The functions hold defaults
+# and meanings; a test checks that both agree.
+class _Keywords(TypedDict, total=False):
+    softmax_scale: float | None
+    causal: bool
+    window_size: WindowSize
+    softcap: float
+    score_mod: ScoreMod | None
+    mask_mod: MaskMod | None
+    learnable_sink: Tensor | None
+    dropout_p: float
+    dropout_seed: checks.Seed | None
+    deterministic: bool | None
+    backend: str
+
+
+class _DenseKeywords(_Keywords, total=False):
+    seqused_k: Tensor | None
+    block_mask: BlockMask | None
+
+
+class _PackedKeywords(_Keywords, total=False):
+    cu_seqlens_q: Required[Tensor]
+    cu_seqlens_k: Required[Tensor]
+    max_seqlen_q: int | Tensor | None
+    max_seqlen_k: int | Tensor | None
+    seqused_q: Tensor | None
+    seqused_k: Tensor | None
+    block_mask: BlockMask | None
+
+
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **kwargs: Unpack[_DenseKeywords]
+) -> Tensor: ...
+
+
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **kwargs: Unpack[_DenseKeywords]
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **kwargs: Unpack[_DenseKeywords]
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
+    learnable_sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: checks.Seed | None = None,
+    deterministic: bool | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute exact softmax attention over padded batches with O(seqlen) memory.
+
+    Key/value head h serves query heads h * g to h * g + g - 1, where g = heads_q / heads_kv (GQA, MQA).
+
+    Args:
+        q: (batch, seqlen_q, heads_q, head_dim); float16, bfloat16, float32 or float64, last axis contiguous.
+        k: (batch, seqlen_k, heads_kv, head_dim), same dtype and device as q.
+        v: (batch, seqlen_k, heads_kv, head_dim_v), same dtype and device as q.
+        seqused_k: (batch,) int32 on q's device: number of keys used in each sequence, counted from its first key. Masks
+            align to these lengths; the other rows of k and v get gradients 0. Values are checked on a CPU; on other
+            devices only with FA4_CHECK_LENGTHS=1, which synchronises.
+        softmax_scale: factor on the logits; None means 1 / sqrt(head_dim).
+        causal: query i attends to key j only if j <= i + seqlen_k - seqlen_q (aligned bottom-right).
+        window_size: (left, right); query i attends to keys from i + seqlen_k - seqlen_q - left to i + seqlen_k -
+            seqlen_q + right. None, -1 or any value of at least 2^30 leaves a side open. With causal, both conditions
+            apply.
+        softcap: if positive, logits become softcap * tanh(logits / softcap).
+        score_mod: score_mod(score, b, h, q_idx, kv_idx) returns the logit of a scaled score, as in torch's
+            flex_attention. It is a function of 0-dim tensors that uses operators and elements of captured tensors, and
+            is traced once instead of called for each pair. Captured tensors that require grad get gradients. Captured
+            numbers may change from call to call. Batch, query head, query and key indices start at 0, in packed batches
+            within each sequence.
+        mask_mod: mask_mod(b, h, q_idx, kv_idx) returns whether a query attends to a key; it applies together with
+            causal and window_size, and is traced in the same way.
+        block_mask: the result of `fa4.create_block_mask` or of torch's function of that name, instead of mask_mod. Only
+            the blocks in its lists are visited.
+        learnable_sink: (heads_q,) an extra logit per query head that takes probability but has no value.
+        dropout_p: probability to set a normalised probability to 0; the kept ones are scaled to the same mean, and lse
+            covers all keys. Rounded to a multiple of 1 / 256, to at least one and at most 255 of them unless it is 0 or
+            1. Pass 0 in evaluation.
+        dropout_seed: with the positions of query and key, determines what is dropped (see `fa4.dropout_mask`);
+            identical in every backend and in the backward. An int, a pair of ints (seed, offset), or an int64 tensor
+            (2,) of both on q's device, which a CUDA graph reads again at each replay. None draws both from the
+            generator of q's device, which torch.manual_seed sets.
+        deterministic: make gradients bitwise reproducible; None follows `torch.are_deterministic_algorithms_enabled()`.
+            The forward is always deterministic.
+        return_lse: also return the log-sum-exp of each row's logits (including the sink), which is differentiable.
+        backend: "auto", or the name of a backend, which then serves the call or raises.
+
+    q, k and v may be nested tensors of torch's jagged layout, (batch, lengths, heads, head_dim). Then out and lse
+    (batch, heads_q, lengths) are jagged too, the call is a packed one, and a block_mask follows the rules of packed
+    calls. `torch.func.vmap` maps calls without mods and dropout with one launch. Exceptions are packed tensors and
+    calls with a sink whose mapped calls have different lengths: these are launched one by one.
+
+    Under `torch.autocast`, q, k and v (but not the sink) are cast to autocast's dtype, except float64.
+
+    Returns:
+        out (batch, seqlen_q, heads_q, head_dim_v) in q's dtype and, with return_lse, lse (batch, heads_q, seqlen_q),
+        natural logarithm, float32 (float64 for float64 inputs). A row without a key has out 0 and lse -inf (the sink,
+        if there is one).
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, device, layout or value, or no backend can serve the call.
+        ModError: score_mod or mask_mod cannot be traced; a ValueError that names the operator and the line.
+        NotImplementedError: forward-mode differentiation, or a derivative of a gradient.
+    """
+    checks.refuse_nested(q, k, v)
+    if return_lse is not False:
+        checks.boolean("return_lse", return_lse, "a bool")
+    if autocast_anywhere():
+        q, k, v = cast_all(q, k, v)
+    arguments = (q, k, v, learnable_sink, None, None, None, seqused_k, None, None)
+    options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
+    if score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p):
+        out, lse = calls.attend(False, arguments, options)
+    else:
+        extras = calls.CallExtras(score_mod, mask_mod, block_mask, checks.Dropout(dropout_p, dropout_seed))
+        out, lse = calls.attend(False, arguments, options, extras)
+    return (out, lse) if return_lse else out
+
+
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **kwargs: Unpack[_PackedKeywords]
+) -> Tensor: ...
+
+
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **kwargs: Unpack[_PackedKeywords]
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **kwargs: Unpack[_PackedKeywords]
+) -> Tensor | tuple[Tensor, Tensor]: ...
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
+    learnable_sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: checks.Seed | None = None,
+    deterministic: bool | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute softmax attention over packed sequences of different lengths.
+
+    Sequence b occupies rows cu_seqlens[b] to cu_seqlens[b + 1] of the packed tensors; attention stays within it. The
+    tensors may have more rows than cu_seqlens[-1], as in a batch padded to a fixed size: these rows of q have out 0 and
+    lse -inf, and all of them have gradients 0. Arguments not listed here are those of `flash_attn_func`.
+
+    Args:
+        q: (total_q, heads_q, head_dim).
+        k: (total_k, heads_kv, head_dim).
+        v: (total_k, heads_kv, head_dim_v).
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device: 0, then the running sums of the lengths.
+        max_seqlen_q, max_seqlen_k: upper bounds of the lengths, an int or a 0-dim tensor; they size the launch and
+            never change results. None, or a tensor on an accelerator (reading it would synchronise), means total_q,
+            total_k. Lengths are checked on a CPU; on other devices only with FA4_CHECK_LENGTHS=1, which synchronises.
+        seqused_q, seqused_k: (batch,) int32: number of rows used in each sequence, counted from its first row. Masks
+            align to these lengths; the other rows have out 0, lse -inf and gradients 0.
+        block_mask: made for (batch or None, heads_q or None, max_seqlen_q, max_seqlen_k), or for longer sequences. Its
+            blocks, and the indices of its mask_mod, count from each sequence's first query and first key; b is the
+            sequence. Blocks past a sequence's used rows are not visited. Where max_seqlen is None, no sequence may be
+            longer than the mask.
+
+    Returns:
+        out (total_q, heads_q, head_dim_v) in q's dtype and, with return_lse, lse (heads_q, total_q).
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `flash_attn_func`.
+    """
+    checks.refuse_nested(q, k, v)
+    if return_lse is not False:
+        checks.boolean("return_lse", return_lse, "a bool")
+    if autocast_anywhere():
+        q, k, v = cast_all(q, k, v)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
+    if score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p):
+        out, lse = calls.attend(True, (q, k, v, learnable_sink, *lengths), options)
+    else:
+        extras = calls.CallExtras(score_mod, mask_mod, block_mask, checks.Dropout(dropout_p, dropout_seed))
+        out, lse = calls.attend(True, (q, k, v, learnable_sink, *lengths), options, extras)
+    return (out, lse) if return_lse else out

@@ -1,0 +1,161 @@
+"""`fa4.explain`: what a call would run, and why."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..kvcache import checks as cache_checks
+from ..mods.frontend.call import MaskMod, ScoreMod
+from ..runtime import dispatch
+from ..runtime.device import chip_of
+from ..runtime.spec import BYTES, AttentionInputs, AttentionSpec, Cache, ProblemSize
+from ..torch_ops import checks, jagged, mod_ops
+from ..torch_ops.autocast import cast_all
+from ..torch_ops.checks import WindowSize
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
+    learnable_sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    deterministic: bool | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_table: Tensor | None = None,
+    num_splits: int = 0,
+    batch_invariant: bool = False,
+    backend: str = "auto",
+) -> dispatch.Explanation:
+    """Return which backend and tiles a call with these arguments gets, and why the preferred backends do not serve it.
+
+    Takes the arguments of `flash_attn_func` or `flash_attn_varlen_func`, without `return_lse` and `dropout_seed`, which
+    change nothing here. Also takes those arguments of `flash_attn_with_kvcache` that affect the choice, with the caches
+    as k and v. Packed q, k, v without cu_seqlens count as one sequence. Runs nothing, and reads only a block mask's
+    counts, for the fraction of visited blocks. The returned record prints as text. Tensors on the "meta" device work if
+    only shapes are known.
+
+    Raises:
+        TypeError, ValueError: the call would raise it for one of its arguments.
+    """
+    checks.refuse_nested(q, k, v)
+    q, k, v = cast_all(q, k, v)
+    if jagged.is_jagged((q, k, v)):
+        packed_args = jagged.packed((q, k, v, learnable_sink, None, None, None, seqused_k, None, None))
+        score_mod, mask_mod, block_mask = jagged.packed_mods((q, k, v), (score_mod, mask_mod, block_mask))
+        q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = packed_args
+    packed = isinstance(q, Tensor) and q.ndim == 3
+    cache = _cache(q, k, Cache(page_table, cache_batch_idx, cache_leftpad))
+    if cache is not None or cache_seqlens is not None:
+        _check_cache(q, k, v, cache or Cache(), cache_seqlens, cu_seqlens_q)
+    else:
+        (checks.check_packed if packed else checks.check_dense)(q, k, v)
+        _check_lengths(packed, q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    options = checks.Options(softmax_scale, causal, window_size, softcap, deterministic, backend)
+    flags = checks.flags(q, k, v, learnable_sink, options)._replace(
+        num_splits=checks.count("num_splits", num_splits),
+        batch_invariant=checks.boolean("batch_invariant", batch_invariant, "a bool"),
+    )
+    if cache is not None:
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        longest = q.shape[1] if cu_seqlens_q is None else checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
+        extent = ProblemSize(batch, longest, cache.capacity(k))
+    elif packed:
+        batch = 1 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
+        longest_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
+        extent = ProblemSize(batch, longest_q, longest_k)
+        if cu_seqlens_q is None:
+            cu_seqlens_q = torch.empty(2, dtype=torch.int32, device="meta")  # (only its shape matters from here)
+    else:
+        extent = ProblemSize(q.shape[0], q.shape[1], k.shape[1])
+    lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *extent[1:]
+    inputs = AttentionInputs(q, k, v, learnable_sink, *lengths)
+    if packed and block_mask is not None:
+        inputs = mod_ops.bounded(block_mask, inputs, (max_seqlen_q, max_seqlen_k))
+        extent = inputs.extent
+    if cache is not None or cache_seqlens is not None:
+        inputs = inputs._replace(seqused_k=q)  # only its presence matters
+    mods = None
+    has_dropout = not checks.drops_nothing(dropout_p)
+    if score_mod is not None or mask_mod is not None or block_mask is not None or has_dropout:
+        if cache is not None and has_dropout:
+            raise ValueError(f"dropout_p is {dropout_p}, expected 0: attention on a cache has no dropout")
+        dropout_p = checks.probability("dropout_p", dropout_p)
+        random = dropout_p, q if dropout_p else None  # only its presence matters
+        mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask, random)
+    visited = None if mods is None else mod_ops.visited(mods)
+    return dispatch.explain(AttentionSpec.of(inputs, flags, mods, cache), extent, chip_of(q.device), backend, visited)
+
+
+def _check_cache(
+    q: Tensor, k: Tensor, v: Tensor, cache: Cache, cache_seqlens: int | Tensor | None, cu_seqlens_q: Tensor | None
+) -> None:
+    """Run the checks of `flash_attn_with_kvcache`, with k and v in place of k_cache and v_cache in messages."""
+    given = dict.fromkeys(cache_checks.Tensors._fields) | {
+        "q": q,
+        "k_cache": k,
+        "v_cache": v,
+        "cu_seqlens_q": cu_seqlens_q,
+    }
+    given |= {"cache_seqlens": cache_seqlens, "page_table": cache.page_table}
+    given |= {"cache_batch_idx": cache.batch_idx, "cache_leftpad": cache.leftpad}
+    if cu_seqlens_q is not None:
+        checks.check_int32("cu_seqlens_q", cu_seqlens_q, q, None)
+    try:
+        cache_checks.check(cache_checks.Tensors(**given))  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise type(error)(re.sub(r"\b([kv])_cache\b", r"\1", str(error))) from None
+
+
+def _check_lengths(
+    packed: bool,
+    q: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_q: Tensor | None,
+    seqused_k: Tensor | None,
+) -> None:
+    """Check the length tensors that are given; all are optional here."""
+    bounds = None
+    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if x is not None:
+            if not packed:
+                raise ValueError(
+                    f"{name} is given with q of shape {checks.shown(q)}, expected (total, heads, head_dim)"
+                )
+            bounds = checks.check_int32(name, x, q, bounds).shape[0]
+    batch = q.shape[0] if not packed else 1 if bounds is None else bounds - 1
+    for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
+        if x is not None:
+            checks.check_int32(name, x, q, batch)
+
+
+def _cache(q: Tensor, k: Tensor, cache: Cache) -> Cache | None:
+    """Return the cache that k is, or None if k is a padded or packed batch."""
+    are_tensors = isinstance(q, Tensor) and isinstance(k, Tensor)
+    has_own_layout = are_tensors and (q.ndim < k.ndim or k.dtype in BYTES)
+    return cache if has_own_layout or any(x is not None for x in cache) else None

@@ -1,0 +1,1 @@
+"""The command `python -m fa4`, its options and its demo."""

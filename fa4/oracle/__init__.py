@@ -1,0 +1,1 @@
+"""Attention by formula in float64, and named cases that are judged by it."""

@@ -1,0 +1,300 @@
+"""Oracle: attention and its gradients by formula, in float64 (or float32), clear and slow.
+
+The code keeps whole N x N matrices and loops over sequences. Tests, the correctness checks of the benchmark and the
+command line compare against it. With `precise=False` it is the same-precision reference, whose error bounds the allowed
+error of a kernel. It rounds the operands of each matrix product to the input dtype, as tensor cores do. It sums scores
+16 products at a time and truncates each partial sum to float32, as tensor cores do. It rounds results to the input
+dtype once.
+
+For one head and one sequence, with scale t, sink z (minus infinity when absent) and mask M:
+
+    X_ij   = t * q_i . k_j,   S_ij = c * tanh(X_ij / c) if softcap c > 0 else X_ij,   S_ij = -inf outside M
+    lse_i  = log(exp(z) + sum_j exp(S_ij)),   P_ij = exp(S_ij - lse_i),   o_i = sum_j P_ij v_j
+
+and, for upstream gradients do and dlse,
+
+    dv_j   = sum_i P_ij do_i,   dP_ij = do_i . v_j,   D_i = do_i . o_i - dlse_i
+    dS_ij  = P_ij (dP_ij - D_i),   dX_ij = dS_ij (1 - (S_ij / c)^2) if c > 0 else dS_ij
+    dq_i   = t sum_j dX_ij k_j,   dk_j = t sum_i dX_ij q_i,   dz = -sum_i exp(z - lse_i) D_i
+
+With dropout, K_ij is 0 for dropped pairs and 1 / (1 - p) for others: o_i = sum_j K_ij P_ij v_j,
+dv_j = sum_i K_ij P_ij do_i and dP_ij = K_ij do_i . v_j; the rest is the same. With a score_mod f and a mask_mod m,
+S_ij = f(X_ij, b, h, i, j) inside M and where m(b, h, i, j) is true. Autograd computes dX_ij = dS_ij f'(X_ij) and the
+gradients of the tensors that f captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..runtime.sequences import sequences
+from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients
+
+
+def mask(spec: AttentionSpec, seqlen_q: int, seqlen_k: int, device: torch.device | None = None) -> Tensor:
+    """Mask of causal and window: bool (seqlen_q, seqlen_k), True for visible keys, bottom-right aligned."""
+    diagonal = torch.arange(seqlen_q, device=device)[:, None] + (seqlen_k - seqlen_q)
+    key = torch.arange(seqlen_k, device=device)[None, :]
+    keep = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
+    if spec.window_left is not None:
+        keep &= key >= diagonal - spec.window_left
+    if spec.window_right is not None:
+        keep &= key <= diagonal + spec.window_right
+    return keep
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """score_mod and mask_mod of a call; both must accept broadcasting index tensors as well as 0-dim ones.
+
+    score: returns the score_mod for given captured tensors. captured: these tensors; they may need gradients.
+    """
+
+    score: Callable[..., Callable] | None = None
+    mask: Callable | None = None
+    captured: tuple[Tensor, ...] = ()
+
+    def logits(self, s: Tensor, index: int, captured: Sequence[Tensor]) -> Tensor:
+        """Apply score_mod to the scaled scores (heads, seqlen_q, seqlen_k) of sequence `index`."""
+        return s if self.score is None else self.score(*captured)(s, *_indices(s.shape, index, s.device))
+
+    def mask_bits(self, shape: Sequence[int], index: int, device: torch.device) -> Tensor:
+        """Evaluate mask_mod for all pairs: bool (heads, seqlen_q, seqlen_k)."""
+        if self.mask is None or 0 in shape:
+            return torch.ones(*shape, dtype=torch.bool, device=device)
+        return self.mask(*_indices(shape, index, device)).expand(*shape)
+
+
+_NO_FUNCTIONS = Functions()
+
+
+def _indices(shape: Sequence[int], index: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Index tensors b, h, q_idx and kv_idx that broadcast over (heads, seqlen_q, seqlen_k)."""
+    h, i, j = (torch.arange(extent, device=device) for extent in shape)
+    return torch.tensor(index, device=device), h[:, None, None], i[:, None], j
+
+
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    """Arithmetic in `dtype`; matrix operands are first rounded to `operand` (None: not rounded)."""
+
+    dtype: torch.dtype
+    operand: torch.dtype | None
+
+    def round(self, x: Tensor) -> Tensor:
+        return x if self.operand is None else x.to(self.operand).to(self.dtype)
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.round(a) @ self.round(b)
+
+    def scores(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b with the summation of tensor cores: no later rounding hides the error of this sum in lse."""
+        if self.operand is None:
+            return a @ b
+        a, b = self.round(a).double(), self.round(b).double()
+        total = a.new_zeros(*a.shape[:-1], b.shape[-1])
+        for part_a, part_b in zip(a.split(_MMA_K, -1), b.split(_MMA_K, -2)):
+            _cut(total.baddbmm_(part_a, part_b))
+        return total.float()
+
+
+_MMA_K = 16  # products that one MMA instruction on 16-bit operands adds at once
+
+
+def _cut(x: Tensor) -> None:
+    """Truncate float64 numbers to the significand of float32, in place, as tensor cores do.
+
+    Source: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021.
+    """
+    x.view(torch.int64).bitwise_and_(-(1 << (53 - 24)))
+
+
+def _arithmetic(spec: AttentionSpec, precise: bool) -> _Arithmetic:
+    if precise:
+        return _Arithmetic(torch.float64, None)
+    if spec.dtype == torch.float64:
+        return _Arithmetic(torch.float64, None)
+    return _Arithmetic(torch.float32, None if spec.dtype == torch.float32 else spec.dtype)
+
+
+def _heads_first(x: Tensor, repeat: int, dtype: torch.dtype) -> Tensor:
+    """Convert (rows, heads, dim) to (heads * repeat, rows, dim): key/value heads repeated to match the query heads."""
+    return x.transpose(0, 1).to(dtype).repeat_interleave(repeat, dim=0)
+
+
+def _scores(
+    spec: AttentionSpec, math: _Arithmetic, q: Tensor, k: Tensor, functions: Functions = _NO_FUNCTIONS, index: int = 0
+) -> Tensor:
+    """S, (heads, seqlen_q, seqlen_k); -inf where masked."""
+    s = math.scores(q, k.transpose(1, 2)) * spec.softmax_scale
+    if spec.softcap > 0:
+        s = spec.softcap * torch.tanh(s / spec.softcap)
+    s = functions.logits(s, index, [x.detach().to(math.dtype) for x in functions.captured])
+    visible = mask(spec, q.shape[1], k.shape[1], q.device) & functions.mask_bits(s.shape, index, s.device)
+    return s.masked_fill(~visible, -torch.inf)
+
+
+def _lse(s: Tensor, sink: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Log-sum-exp of rows with the sink, (heads, seqlen_q); -inf for a row without terms."""
+    if sink is not None:
+        s = torch.cat([s, sink.to(dtype)[:, None, None].expand(-1, s.shape[1], 1)], dim=2)
+    if s.shape[2] == 0:
+        return s.new_full(s.shape[:2], -torch.inf)
+    return torch.logsumexp(s, dim=2)
+
+
+def _exp(s: Tensor, row_value: Tensor) -> Tensor:
+    """exp(S_ij - row_value_i); 0 where S is -inf, also if row_value is -inf."""
+    row_value = row_value.masked_fill(row_value == -torch.inf, 0.0)[..., None]
+    return torch.where(s == -torch.inf, 0.0, torch.exp(s - row_value))
+
+
+def _out(math: _Arithmetic, s: Tensor, lse: Tensor, vs: Tensor, k: Tensor | int) -> Tensor:
+    """O in math.dtype. The same-precision reference rounds exp(S - max) and divides later, like every flash kernel."""
+    row_max = s.amax(dim=2) if s.shape[2] else lse
+    o = (math.round(_exp(s, row_max)) * k) @ math.round(vs)
+    return o * torch.exp(row_max - lse).nan_to_num(0.0)[..., None]
+
+
+def _kept_of(kept: Tensor | None, index: int, s: Tensor) -> Tensor | int:
+    """K of a sequence; 1 without dropout."""
+    return 1 if kept is None else kept[index, :, : s.shape[1], : s.shape[2]].to(s.dtype)
+
+
+def unreached(
+    inputs: AttentionInputs, spec: AttentionSpec, functions: Functions = _NO_FUNCTIONS
+) -> tuple[Tensor, Tensor]:
+    """Find queries without visible keys, and keys that are visible to no query: bool, leading axes of q and of k.
+
+    With a mask_mod this must hold in all heads. Padding rows are included. out and all gradients of such rows are
+    exactly 0.
+    """
+    alone_q, alone_k = (torch.ones(x.shape[:-2], dtype=torch.bool, device=x.device) for x in (inputs.q, inputs.k))
+    for seq in sequences(inputs):
+        rows_q, rows_k = seq.select(alone_q, seq.q_rows, inputs.varlen), seq.select(alone_k, seq.k_rows, inputs.varlen)
+        visible = mask(spec, len(rows_q), len(rows_k), inputs.q.device)
+        if functions.mask is not None:
+            shape = spec.heads_q, len(rows_q), len(rows_k)
+            visible = visible & functions.mask_bits(shape, seq.index, inputs.q.device).any(dim=0)
+        rows_q.copy_(~visible.any(dim=1)), rows_k.copy_(~visible.any(dim=0))
+    return alone_q, alone_k
+
+
+def forward(
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    *,
+    precise: bool = True,
+    kept: Tensor | None = None,
+    functions: Functions = _NO_FUNCTIONS,
+) -> tuple[Tensor, Tensor]:
+    """Attention by formula. kept: K of dropout, (batch, heads_q, max_seqlen_q, max_seqlen_k).
+
+    Returns:
+        out, shaped like q with last axis head_dim_v, and lse (batch, heads_q, seqlen_q) or (heads_q, total_q):
+        both float64 when `precise`; otherwise out in the input dtype and lse in float32, as a kernel returns them.
+    """
+    math = _arithmetic(spec, precise)
+    q, varlen = inputs.q, inputs.varlen
+    out = torch.zeros(*q.shape[:-1], spec.head_dim_v, dtype=math.dtype, device=q.device)
+    lse_shape = (spec.heads_q, q.shape[0]) if varlen else (q.shape[0], spec.heads_q, q.shape[1])
+    lse = torch.full(lse_shape, -torch.inf, dtype=math.dtype, device=q.device)
+    for seq in sequences(inputs):
+        qs = _heads_first(seq.select(q, seq.q_rows, varlen), 1, math.dtype)
+        ks = _heads_first(seq.select(inputs.k, seq.k_rows, varlen), spec.group, math.dtype)
+        vs = _heads_first(seq.select(inputs.v, seq.k_rows, varlen), spec.group, math.dtype)
+        s = _scores(spec, math, qs, ks, functions, seq.index)
+        row_lse = _lse(s, inputs.sink, math.dtype)
+        o = _out(math, s, row_lse, vs, _kept_of(kept, seq.index, s))
+        seq.select(out, seq.q_rows, varlen).copy_(o.transpose(0, 1))
+        seq.select_lse(lse, varlen).copy_(row_lse)
+    if precise:
+        return out, lse
+    return out.to(spec.dtype), lse.to(torch.float64 if spec.dtype == torch.float64 else torch.float32)
+
+
+def backward(
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    dout: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    precise: bool = True,
+    kept: Tensor | None = None,
+    functions: Functions = _NO_FUNCTIONS,
+) -> Gradients:
+    """Gradients by formula, for `dout` shaped like out and `dlse` shaped like lse (None: zero). kept: as in `forward`.
+
+    Returns float64 gradients when `precise`, else in the dtypes of the inputs.
+    """
+    return backward_with_captured(inputs, spec, dout, dlse, precise=precise, kept=kept, functions=functions)[0]
+
+
+def backward_with_captured(
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    dout: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    precise: bool = True,
+    kept: Tensor | None = None,
+    functions: Functions = _NO_FUNCTIONS,
+) -> tuple[Gradients, list[Tensor]]:
+    """`backward`, and the gradients of the tensors that the score_mod captured."""
+    math, varlen = _arithmetic(spec, precise), inputs.varlen
+    grads = [torch.zeros(x.shape, dtype=math.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v)]
+    dq, dk, dv = grads
+    dsink = None if inputs.sink is None else torch.zeros_like(inputs.sink, dtype=math.dtype)
+    leaves = [x.detach().to(math.dtype).requires_grad_() for x in functions.captured]
+    captured_grads = [torch.zeros_like(x) for x in leaves]
+    for seq in sequences(inputs):
+        qs = _heads_first(seq.select(inputs.q, seq.q_rows, varlen), 1, math.dtype)
+        ks = _heads_first(seq.select(inputs.k, seq.k_rows, varlen), spec.group, math.dtype)
+        vs = _heads_first(seq.select(inputs.v, seq.k_rows, varlen), spec.group, math.dtype)
+        dos = _heads_first(seq.select(dout, seq.q_rows, varlen), 1, math.dtype)
+        s = _scores(spec, math, qs, ks, functions, seq.index)
+        # The forward that saved lse and o summed its scores in another order. The two sums of a score differ, so P has
+        # this error, even for a single key. It is visible in float32; with 16-bit operands, rounding hides it.
+        uses_other_sums = not precise and math.operand is None
+        forward_s = _scores(spec, math, qs.flip(2), ks.flip(2), functions, seq.index) if uses_other_sums else s
+        lse = _lse(forward_s, inputs.sink, math.dtype)
+        p = _exp(s, lse)
+        k = _kept_of(kept, seq.index, s)
+        # D uses o as the forward returned it. For rows with few keys, the rounding of o is most of the error of dS.
+        o = math.round(_out(math, forward_s, lse, vs, k))
+        dropped = p * k
+        d = (math.round(dos) * o).sum(dim=2)
+        if dlse is not None:
+            d = d - seq.select_lse(dlse, varlen).to(math.dtype)
+        # dP - D: the two sums are equal if a query has one visible key; then only their rounding errors remain.
+        dx = p * (math.scores(dos, vs.transpose(1, 2)) * k - d[..., None])
+        if spec.softcap > 0:
+            dx = dx * (1 - (s.masked_fill(s == -torch.inf, 0.0) / spec.softcap) ** 2)
+        if functions.score is not None:
+            with torch.enable_grad():
+                x = (math.scores(qs, ks.transpose(1, 2)) * spec.softmax_scale).requires_grad_()
+                logits = functions.logits(x, seq.index, leaves).expand_as(x)
+            dx, *leaf_grads = torch.autograd.grad(logits, [x, *leaves], dx, allow_unused=True, materialize_grads=True)
+            captured_grads = [total + grad for total, grad in zip(captured_grads, leaf_grads)]
+
+        def per_kv_head(x: Tensor) -> Tensor:
+            """Reshape (heads_q, rows, n) to (heads_kv, group * rows, n): one sum over the group, as in kernels."""
+            return x.unflatten(0, (spec.heads_kv, spec.group)).flatten(1, 2)
+
+        seq.select(dq, seq.q_rows, varlen).copy_((math.matmul(dx, ks) * spec.softmax_scale).transpose(0, 1))
+        dk_heads = math.matmul(per_kv_head(dx).transpose(1, 2), per_kv_head(qs)) * spec.softmax_scale
+        seq.select(dk, seq.k_rows, varlen).copy_(dk_heads.transpose(0, 1))
+        dv_heads = math.matmul(per_kv_head(dropped).transpose(1, 2), per_kv_head(dos))
+        seq.select(dv, seq.k_rows, varlen).copy_(dv_heads.transpose(0, 1))
+        if dsink is not None and inputs.sink is not None:
+            p_sink = _exp(inputs.sink.to(math.dtype)[:, None, None].expand(-1, lse.shape[1], 1), lse)
+            dsink -= (p_sink.squeeze(2) * d).sum(dim=1)
+    if precise:
+        return Gradients(dq, dk, dv, dsink), captured_grads
+    dq, dk, dv = (g.to(spec.dtype) for g in grads)
+    dsink = dsink if dsink is None or inputs.sink is None else dsink.to(inputs.sink.dtype)
+    return Gradients(dq, dk, dv, dsink), [g.to(x.dtype) for g, x in zip(captured_grads, functions.captured)]

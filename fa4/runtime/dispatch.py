@@ -1,0 +1,421 @@
+"""Dispatch table: backend x chips x features x sizes. The first row that fits serves a call; else the error lists why.
+
+`explain`, the refusals and the README's support table all read `BACKENDS`; a new backend is a new row.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+from . import recording
+from .device import Chip
+from .plan import Plan
+from .spec import AttentionSpec, Feature, ProblemSize
+
+_HALF = (torch.float16, torch.bfloat16)
+ALL_FEATURES = frozenset(Feature)
+_BACKWARD_FEATURES = frozenset((Feature.BACKWARD, Feature.DETERMINISTIC, Feature.CAPTURED_GRADIENTS))
+MODS = frozenset((Feature.SCORE_MOD, Feature.MASK_MOD, Feature.BLOCK_MASK, Feature.CAPTURED_GRADIENTS, Feature.DROPOUT))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDims:
+    """Supported (head_dim, head_dim_v): multiples of `multiple` up to `largest`, and additional `pairs`."""
+
+    multiple: int = 1
+    largest: int | None = None
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    def takes(self, head_dim: int, head_dim_v: int) -> bool:
+        def regular(d: int) -> bool:
+            return d % self.multiple == 0 and (self.largest is None or d <= self.largest)
+
+        return (head_dim, head_dim_v) in self.pairs or (regular(head_dim) and regular(head_dim_v))
+
+    def __str__(self) -> str:
+        if self.largest is None:
+            return "any"
+        rule = f"multiples of {self.multiple} up to {self.largest}"
+        return rule + "".join(f", ({d}, {dv})" for d, dv in self.pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRule:
+    """Problems that a row serves, as text and as a test."""
+
+    text: str
+    take: Callable[[AttentionSpec, ProblemSize], bool]
+
+
+# At most one warpgroup's tile of rows: with more rows, loading keys is no longer the only bottleneck.
+_FEW_ROWS = 64
+FEW_QUERIES = SizeRule(
+    f"inference with at most {_FEW_ROWS} query rows a key/value head",
+    lambda spec, extent: not spec.needs_backward and extent.max_seqlen_q * spec.group <= _FEW_ROWS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Unsupported part of a feature that a row has: a text, and a test that returns the parts a spec needs. of: the
+    features; the text applies to rows that have one of them."""
+
+    text: str
+    of: frozenset[Feature]
+    refusals: Callable[[AttentionSpec], list[str]]
+
+
+def _limit(text: str, *of: Feature) -> Callable[[Callable[[AttentionSpec], list[str]]], Limit]:
+    return lambda refusals: Limit(text, frozenset(of), refusals)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One row of the table.
+
+    `module` is imported when the row is first used and offers a class `Plan`, see `fa4.runtime.plan`. A backend may
+    have further rows, for more shapes with fewer features or for some `sizes` only.
+    """
+
+    name: str
+    summary: str
+    chips: str  # text of `on`
+    on: Callable[[Chip], bool]
+    dtypes: tuple[torch.dtype, ...]
+    head_dims: HeadDims
+    features: frozenset[Feature]
+    module: str
+    requires: tuple[str, ...] = ()
+    sizes: SizeRule | None = None
+    limits: tuple[Limit, ...] = ()
+
+    def refusals(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> list[str]:
+        """Return every reason why this backend cannot serve the problem on `chip`; empty if it can."""
+        reasons = []
+        if not self.on(chip):
+            reasons.append(f"needs {self.chips} (this is {chip})")
+        elif self.requires and not chip.compiles:
+            reasons.append(chip.no_target)
+        if self.sizes is not None and not self.sizes.take(spec, extent):
+            reasons.append(f"is only for {self.sizes.text}")
+        reasons += [
+            f"needs the module {name}, which is not installed" for name in self.requires if not _installed(name)
+        ]
+        if spec.dtype not in self.dtypes:
+            reasons.append(f"lacks dtype {_dtype_name(spec.dtype)} (has {', '.join(map(_dtype_name, self.dtypes))})")
+        if not self.head_dims.takes(spec.head_dim, spec.head_dim_v):
+            reasons.append(f"lacks head_dim ({spec.head_dim}, {spec.head_dim_v}) (has {self.head_dims})")
+        for limit in self.limits:
+            reasons += limit.refusals(spec)
+        reasons += [f"lacks {feature.value}" for feature in Feature if feature in spec.features() - self.features]
+        return reasons
+
+    def load(self) -> ModuleType:
+        return importlib.import_module(self.module)
+
+
+_MOST_LOADS = (
+    64  # loads of captured tensors by a function: each costs at least one instruction for every element, in sequence
+)
+
+
+@_limit(
+    f"a score_mod or mask_mod that reads more than {_MOST_LOADS} captured numbers for each pair",
+    Feature.SCORE_MOD, Feature.MASK_MOD,
+)  # fmt: skip
+def _mod_limits(spec: AttentionSpec) -> list[str]:
+    if spec.mods is None:
+        return []
+    graphs = {"score_mod": spec.mods.score, "mask_mod": spec.mods.mask}
+    loads = {role: len(graph.loads()) for role, graph in graphs.items() if graph is not None}
+    return [
+        f"lacks a {role} that reads {count} captured numbers for each pair (has up to {_MOST_LOADS})"
+        for role, count in loads.items()
+        if count > _MOST_LOADS
+    ]
+
+
+@_limit(
+    "a block_mask whose block sizes share no factor of 16 with 128, or, inside torch.compile, are no multiples of it",
+    Feature.BLOCK_MASK,
+)
+def _block_limits(spec: AttentionSpec) -> list[str]:
+    if spec.mods is None or spec.mods.block is None:
+        return []
+    lacks = []
+    if any(size % 128 for size in spec.mods.block):
+        lacks.append(f"lacks block_mask with blocks of {spec.mods.block} (has multiples of 128)")
+    return lacks
+
+
+@_limit(
+    "gradients of captured tensors: deterministic ones of elements that several pairs read, and those of elements "
+    "chosen by the number of a packed sequence",
+    Feature.CAPTURED_GRADIENTS,
+)
+def _captured_limits(spec: AttentionSpec) -> list[str]:
+    if spec.mods is None or spec.mods.score is None or Feature.CAPTURED_GRADIENTS not in spec.features():
+        return []
+    graph, lacks = spec.mods.score, list[str]()
+    for scatter in graph.scatters:
+        if not graph.is_per_head(scatter):
+            if spec.deterministic and not graph.has_single_writer(scatter):
+                lacks.append("lacks deterministic gradients of captured tensors to whose elements several pairs add")
+        elif spec.varlen and "b" in graph.inputs_of(*scatter.indices):
+            lacks.append("lacks gradients of captured tensors that are chosen by packed sequences")
+    return list(dict.fromkeys(lacks))
+
+
+@_limit("a cache of 8-bit numbers of a head_dim that is no multiple of 16", Feature.CACHE_8BIT)
+def _cache_8bit_limits(spec: AttentionSpec) -> list[str]:
+    if spec.cache is not None and spec.cache.has_8bit_kv and (spec.head_dim % 16 or spec.head_dim_v % 16):
+        return [
+            f"lacks a cache of 8-bit numbers of head_dim ({spec.head_dim}, {spec.head_dim_v}) (has multiples of 16)"
+        ]
+    return []
+
+
+@_limit(
+    "pages of a size that is no multiple of 8, or with cache_leftpad, above head_dim 192",
+    Feature.PAGES,
+)
+def _sm100_page_limits(spec: AttentionSpec) -> list[str]:
+    lacks, widest = list[str](), max(spec.head_dim, spec.head_dim_v)
+    if spec.cache is not None and spec.cache.is_scattered and widest > 192:
+        lacks.append(f"lacks single rows of pages of head_dim {widest}: room for three blocks of them (has up to 192)")
+    return lacks
+
+
+@_limit("dropout_p above head_dim 128", Feature.DROPOUT)
+def _sm90_dropout_limits(spec: AttentionSpec) -> list[str]:
+    if spec.has_dropout and max(spec.head_dim, spec.head_dim_v) > 128:  # its random words would spill registers
+        return [f"lacks dropout_p with all else at head_dim ({spec.head_dim}, {spec.head_dim_v}) (has up to 128)"]
+    return []
+
+
+_LIMITS = _mod_limits, _block_limits, _captured_limits, _cache_8bit_limits
+_CUTE = ("cutlass.cute", "tvm_ffi")
+_SM80 = Backend(
+    name="sm80",
+    summary="CuTe DSL, cp.async and mma.sync: every NVIDIA GPU since Ampere",
+    chips="an NVIDIA GPU of compute capability 8.0 or newer",
+    on=lambda chip: chip.number >= 80,
+    dtypes=_HALF,
+    head_dims=HeadDims(multiple=8, largest=256),
+    features=ALL_FEATURES,
+    module="fa4.sm80.plan",
+    requires=_CUTE,
+    limits=_LIMITS,
+)
+_SM90 = Backend(
+    name="sm90",
+    summary="CuTe DSL, wgmma and TMA: Hopper GPUs",
+    chips="sm_90",
+    on=lambda chip: chip.number == 90,
+    dtypes=_HALF,
+    head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
+    features=ALL_FEATURES,
+    module="fa4.sm90.plan",
+    requires=_CUTE,
+    limits=(*_LIMITS, _sm90_dropout_limits),
+)
+_SM100 = Backend(
+    name="sm100",
+    summary="CuTe DSL, tcgen05 and TMA: Blackwell datacenter GPUs",
+    chips="sm_100 or sm_103",
+    on=lambda chip: chip.number in (100, 103),
+    dtypes=_HALF,
+    head_dims=HeadDims(multiple=8, largest=128, pairs=((192, 128),)),
+    features=ALL_FEATURES,
+    module="fa4.sm100.plan",
+    requires=_CUTE,
+    limits=(*_LIMITS, _sm100_page_limits),
+)
+
+# In order of preference.
+BACKENDS: tuple[Backend, ...] = (
+    _SM100,
+    replace(  # a single Q tile leaves tensor memory for wider heads
+        _SM100,
+        summary="the same, the forward",
+        head_dims=HeadDims(multiple=8, largest=256),
+        features=_SM100.features - _BACKWARD_FEATURES - {Feature.BLOCK_MASK},
+        sizes=FEW_QUERIES,
+    ),
+    _SM90,
+    replace(
+        _SM90,
+        summary="the same, the forward",
+        head_dims=HeadDims(multiple=8, largest=256),
+        features=_SM90.features - _BACKWARD_FEATURES,
+        limits=_LIMITS,
+    ),
+    replace(
+        _SM90,
+        summary="the same, without functions and masks of callers",
+        head_dims=HeadDims(multiple=8, largest=256),
+        features=_SM90.features - MODS | {Feature.DROPOUT},
+        limits=_LIMITS,
+    ),
+    _SM80,
+    Backend(
+        name="torch",
+        summary="tiled torch: online softmax, O(N) memory, any device; always deterministic",
+        chips="any torch device",
+        on=lambda chip: True,
+        dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        head_dims=HeadDims(),
+        features=ALL_FEATURES,
+        module="fa4.fallback",
+    ),
+)
+
+
+@functools.cache
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package is missing, or another one has its name
+        return False
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def backend_names() -> tuple[str, ...]:
+    """Return the name of every backend, once, in order of preference."""
+    return tuple(dict.fromkeys(row.name for row in BACKENDS))
+
+
+def check_backend_name(backend: str) -> None:
+    """Raise ValueError unless `backend` is "auto" or the name of a row."""
+    if backend != "auto" and backend not in backend_names():
+        raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, ('auto', *backend_names())))}")
+
+
+class NoBackend(ValueError):
+    """No backend, or not the named one, can serve the call; the message lists the reasons of each."""
+
+
+@functools.lru_cache(maxsize=4096)
+def select(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> Backend:
+    """Return the first backend that fits, or the named one.
+
+    Raises:
+        NoBackend: the named backend cannot serve the problem, or (auto) none can.
+        ValueError: no backend has that name.
+    """
+    check_backend_name(backend)
+    explanation = _judge(spec, extent, chip, backend)
+    if explanation.row is not None:
+        return explanation.row
+    refused = (f"{name} {', '.join(reasons)}" for name, reasons in explanation.refused if backend in ("auto", name))
+    raise NoBackend(f"no backend can run this on {chip}: " + "; ".join(refused))
+
+
+def plan(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto") -> Plan:
+    """Return the cached plan of the selected backend, for `spec.with_positive_scale()` and `extent.planned(spec)`."""
+    return planned(spec, extent.planned(spec), chip, backend)
+
+
+@functools.lru_cache(maxsize=4096)
+def planned(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> Plan:
+    """Return the cached plan for exactly this extent."""
+    result = select(spec, extent, chip, backend).load().Plan(spec.with_positive_scale(), extent, chip)
+    if result.compiled and recording.is_on(chip):
+        recording.problem(spec, extent, chip, backend)
+    return result
+
+
+def _judge(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> _Verdict:
+    refused: list[tuple[str, tuple[str, ...]]] = []
+    for row in BACKENDS:
+        if row.sizes is not None and not row.on(chip):
+            continue  # size rules of another chip's rows are no reason here
+        reasons = row.refusals(spec, extent, chip)
+        if backend not in ("auto", row.name):
+            reasons.insert(0, f"backend={backend!r} was asked for")
+        if not reasons:
+            return _Verdict(row, tuple(refused))
+        if (row.name, tuple(reasons)) not in refused:  # several rows of a backend may have the same reasons
+            refused.append((row.name, tuple(reasons)))
+    return _Verdict(None, tuple(refused))
+
+
+_warned = False
+
+
+def warn_of_tiled_torch(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> None:
+    """Warn once, with the reasons, if "auto" selects plain torch on an accelerator: it is several times slower than
+    kernels."""
+    global _warned
+    if _warned or backend != "auto" or chip.emulated or chip.device_type in ("cpu", "meta"):
+        return
+    row, refused = _judge(spec, extent, chip, backend)
+    if row is None or row.requires:
+        return
+    _warned = True
+    reasons = "; ".join(f"{name} {', '.join(why)}" for name, why in refused)
+    warnings.warn(
+        f"fa4 runs attention on {chip} in plain torch, which is several times slower than a kernel: {reasons}. Said "
+        f"once; pass backend={row.name!r} to choose it, or filter this UserWarning.",
+        stacklevel=2,
+    )
+
+
+class _Verdict(NamedTuple):
+    row: Backend | None
+    refused: tuple[tuple[str, tuple[str, ...]], ...]  # the rows before it, with reasons
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Result of `fa4.explain`; prints as a few lines of text."""
+
+    spec: AttentionSpec
+    extent: ProblemSize
+    chip: Chip
+    chosen: str | None
+    tiles: str
+    refused: tuple[tuple[str, tuple[str, ...]], ...]
+    visited: float | None = None  # fraction of blocks that the block mask lists
+    progress: str = ""  # what CTAs wait for
+
+    def __str__(self) -> str:
+        lines = [f"chip     {self.chip}", f"backend  {self.chosen or 'none'}"]
+        if self.tiles:
+            lines.append(f"tiles    {self.tiles}")
+        if self.progress:
+            lines.append(f"progress {self.progress}")
+        if self.spec.mods is not None:
+            share = "" if self.visited is None else f"; {self.visited:.1%} of the blocks are visited"
+            lines.append(f"mods     {self.spec.mods}{share}")
+        lines += [f"not {name}: {'; '.join(reasons)}" for name, reasons in self.refused]
+        return "\n".join(lines)
+
+
+def explain(
+    spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str = "auto", visited: float | None = None
+) -> Explanation:
+    """Return which backend serves the problem, with which tiles, and why the preferred ones do not. visited: see
+    `Explanation`.
+
+    Raises:
+        ValueError: no backend has that name.
+    """
+    check_backend_name(backend)
+    row, refused = _judge(spec, extent, chip, backend)
+    if row is None:
+        return Explanation(spec, extent, chip, None, "", refused, visited)
+    chosen = plan(spec, extent, chip, backend)
+    return Explanation(spec, extent, chip, row.name, chosen.describe(), refused, visited, chosen.progress)

@@ -1,0 +1,326 @@
+"""Compiled kernels: looked up in memory, then on disk, then compiled.
+
+    launcher = compiled(("sm80.forward", spec.dtype, tiles), build, chip)
+    launcher(q, k, v, out, ...)            # torch tensors; runs on the caller's current stream
+
+A key is a tuple of plain values and contains everything that may change the generated code; `build` closes over the
+same values and calls `compile_kernel`. The disk entry also depends on this package's sources, on the versions and
+settings of the compiler and on the chip (see `fingerprint`), so a stale entry is never found. A disk that cannot be
+written, read or locked costs time but never fails a call. Threads wait for each other if they need the same kernel, and
+while both compile: CuTe DSL compiles one kernel at a time in a process.
+
+CuTe DSL is imported on the first compile, never by importing this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import disk, env
+from .device import Chip, dry_run
+
+Launcher = Callable[..., None]
+
+_PACKAGE = Path(__file__).parent
+# Sources that affect no compiled code; all others do, including new ones. A test checks that no device code imports one
+# of these.
+HOST_ONLY = (
+    "__init__.py", "__main__.py", "ahead.py", "api.py", "autograd.py", "batching.py", "calls.py", "cases.py",
+    "checks.py", "cli.py", "compat", "demo.py", "dispatch.py", "distributed", "dropout.py", "emulator", "explained.py",
+    "fallback", "flex.py", "integrations", "jagged.py", "kvcache", "masks.py", "mod_ops.py", "ops.py", "options.py",
+    "plan.py", "recording.py", "reference.py", "run", "scores.py", "sequences.py", "signature.py", "states.py",
+)  # fmt: skip
+# The compiler's packages: each affects the code or its calling convention.
+_COMPILER = ("nvidia-cutlass-dsl", "apache-tvm-ffi")
+_SYMBOL = "fa4_kernel"
+_PLAIN = (str, int, float, bool, type(None), torch.dtype, enum.Enum)
+
+_launchers: dict[tuple, Launcher] = {}
+_locks: dict[tuple, threading.RLock] = {}  # by full key
+_compiling = threading.RLock()
+_for_export_only: ContextVar[bool] = ContextVar("fa4_to_be_exported", default=False)
+
+
+def _after_fork_in_child() -> None:
+    global _compiling
+    _compiling = threading.RLock()  # a thread that held it does not exist in the child
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class DryRun:
+    """Record of what `compile_only` compiled: seconds by (target, key)."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.seconds: dict[tuple, float] = {}
+        self._directory = directory
+
+    def compile(self, full_key: tuple, build: Callable[[], Any]) -> Launcher:
+        target, _, key = full_key
+        if (target, key) not in self.seconds:
+            started = time.perf_counter()
+            with _for_export():
+                kernel = build()
+            if self._directory is not None:
+                _export(kernel, _entry(self._directory, full_key))
+            self.seconds[target, key] = time.perf_counter() - started
+        return lambda *arguments: None
+
+
+@contextlib.contextmanager
+def compile_only(directory: Path | None = None) -> Iterator[DryRun]:
+    """Dry run: inside, this thread compiles kernels, bypassing all caches, and launches none. The chip need not be
+    present.
+
+    `directory`, if given, receives the kernels and may then serve as a `cache_directory`. Results of calls inside are
+    uninitialised memory. Use with `fa4.runtime.device.emulating(chip)` and CPU tensors. The chip of every tensor
+    carries the dry run, so plans made inside, whose launchers do nothing, belong to another chip and are not found by
+    calls outside.
+    """
+    record = DryRun(directory)
+    with dry_run(record):
+        yield record
+
+
+def compiled(key: tuple, build: Callable[[], Any], chip: Chip) -> Launcher:
+    """Return the launcher for `key` on `chip`: from memory, from the disk cache, or freshly built.
+
+    Args:
+        key: plain values (str, int, float, bool, None, dtype, enum, tuples of these) that determine the code.
+        build: returns the result of `compile_kernel`. Called at most once per key and process, and once per key among
+            the processes that share a disk cache; twice if that disk cannot be written.
+        chip: where it will run. Emulated chips have separate entries: these call another runtime.
+
+    Raises:
+        TypeError: the key holds something else, a tensor for example.
+        ValueError: nothing can be compiled for the chip.
+    """
+    full_key = (chip.target, chip.emulated, key)
+    if chip.dry_run is not None:
+        _check_plain(key)
+        return chip.dry_run.compile(full_key, build)
+    launcher = _launchers.get(full_key)
+    if launcher is not None:
+        return launcher
+    _check_plain(key)
+    if not chip.compiles:
+        raise ValueError(f"no kernel can be compiled for {chip}")
+
+    def build_alone() -> Any:
+        with _compiling:
+            return build()
+
+    with _locks.setdefault(full_key, threading.RLock()):
+        if full_key not in _launchers:
+            directory = cache_directory()
+            _launchers[full_key] = (
+                build_alone() if directory is None else _through_disk(directory, full_key, build_alone)
+            )
+        return _launchers[full_key]
+
+
+def compile_kernel(function: Callable, *args: Any, chip: Chip) -> Any:
+    """Compile a `cute.jit` host function for `chip` with the tvm-ffi calling convention.
+
+    `args` are fake tensors, scalars of the DSL's types, compile-time values, and last `current_stream()`.
+
+    A kernel compiled for export cannot be called: its host code is generated for the object file only, not also for
+    this process, which saves a tenth of the compile time.
+    """
+    import cutlass.cute as cute
+
+    options = f"--enable-tvm-ffi --gpu-arch {chip.target}"
+    if chip.emulated:
+        options += " --keep-ptx --generate-line-info"
+    return cute.compile(function, *args, options=options, no_jit_engine=_for_export_only.get())
+
+
+@contextlib.contextmanager
+def _for_export() -> Iterator[None]:
+    token = _for_export_only.set(True)
+    try:
+        yield
+    finally:
+        _for_export_only.reset(token)
+
+
+def fixed(numbers: tuple) -> Any:
+    """Convert a tuple of numbers to a launcher argument once, instead of at every launch."""
+    import tvm_ffi
+
+    return tvm_ffi.convert(numbers)
+
+
+def current_stream() -> Any:
+    """Return the stream argument for compilation; at a call it is the caller's current stream."""
+    from cutlass.cute.runtime import make_fake_stream
+
+    return make_fake_stream(use_tvm_ffi_env_stream=True)
+
+
+def fake_tensor(dtype: Any, rank: int, *, contiguous: bool = False, align: int = 16) -> Any:
+    """Return a compile-time argument for a tensor with `rank` run-time extents and 64-bit strides, the last 1.
+
+    Args:
+        dtype: the DSL's element type.
+        contiguous: row-major strides derived from the extents, instead of free ones.
+        align: alignment of the base address in bytes; checked at every call.
+    """
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
+
+    shape = tuple(cute.sym_int() for _ in range(rank))
+    if contiguous:
+        order = tuple(reversed(range(rank)))
+        return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
+    stride = (*(cute.sym_int64() for _ in range(rank - 1)), 1)
+    return make_fake_tensor(dtype, shape, stride, assumed_align=align)
+
+
+@functools.cache
+def dsl_dtype(dtype: torch.dtype) -> Any:
+    """Return the DSL's type for a torch dtype."""
+    import cutlass
+
+    return {
+        torch.float16: cutlass.Float16,
+        torch.bfloat16: cutlass.BFloat16,
+        torch.float32: cutlass.Float32,
+        torch.int32: cutlass.Int32,
+    }[dtype]
+
+
+def cache_root() -> Path:
+    """Return the directory of the disk cache, which may not exist."""
+    home = env.CACHE_DIR.get()
+    return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fa4"
+
+
+@functools.cache
+def cache_directory() -> Path | None:
+    """Return the directory of compiled kernels, or None if `FA4_CACHE=0` or no private directory is available.
+
+    `FA4_CACHE_DIR`, else `$XDG_CACHE_HOME/fa4`, else `~/.cache/fa4`; in it one directory per toolchain and source text.
+    See `fa4.runtime.disk` for permissions and removal.
+    """
+    if env.CACHE.get() == "0":
+        return None
+    try:
+        root = cache_root()
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        disk.check_private(root)
+        directory = root / fingerprint()
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        warnings.warn(f"fa4 keeps no compiled kernels on disk: {error}", stacklevel=2)
+        return None
+    return directory
+
+
+def _entry(directory: Path, full_key: tuple) -> Path:
+    return directory / (hashlib.sha256(repr(full_key).encode()).hexdigest()[:32] + ".o")
+
+
+def _export(kernel: Any, entry: Path) -> None:
+    """Write the file under another name and move it, so that readers never see a part of it."""
+    temporary = entry.with_suffix(f".{uuid.uuid4().hex}.o")  # unique among hosts and processes
+    try:
+        kernel.export_to_c(str(temporary), _SYMBOL)
+        temporary.replace(entry)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _through_disk(directory: Path, full_key: tuple, build: Callable[[], Any]) -> Launcher:
+    entry = _entry(directory, full_key)
+    # One lock across check, compile and export: of N ranks that start together, one compiles, the rest load.
+    with disk.file_lock(disk.lock_of(entry)):
+        with contextlib.suppress(Exception):  # a missing or unloadable entry is a miss, replaced below
+            if entry.exists():
+                launcher = _load(entry)
+                disk.used(entry)
+                return launcher
+        with _for_export():
+            kernel = build()
+        try:
+            _export(kernel, entry)
+            if directory.name == fingerprint():
+                disk.prune_daily(directory.parent)
+            return _load(entry)  # same path as a warm start; this launcher has less Python overhead
+        except Exception as error:  # a full disk must not fail a call
+            warnings.warn(f"fa4 could not keep a compiled kernel in {directory}: {error}", stacklevel=2)
+        return build()  # again, for this process
+
+
+def _load(entry: Path) -> Launcher:
+    from cutlass.cute.runtime import load_module
+
+    return getattr(load_module(str(entry), enable_tvm_ffi=True), _SYMBOL)
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Return a digest of everything outside the key that determines compiled code or its calling convention.
+
+    The text of every source file that is not `HOST_ONLY` and of warpcheck's runtime, versions of CuTe DSL and of
+    tvm-ffi, the CUDA toolkit, the machine, and every DSL setting in the environment.
+    """
+    from cutlass.base_dsl.version_info import CUDA_VERSION
+
+    versions = sorted(
+        f"{name} {package.version}"
+        for package in importlib.metadata.distributions()
+        if (name := (package.metadata["Name"] or "").lower()).startswith(_COMPILER)
+    )
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
+    digest = hashlib.sha256(repr((versions, str(CUDA_VERSION), platform.machine(), settings)).encode())
+    runtime = _emulator_runtime()
+    for root, sources in ((_PACKAGE, device_sources()), (runtime, _texts(runtime) if runtime else [])):
+        for source in sources:
+            digest.update(os.path.relpath(source, root).encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def device_sources() -> list[Path]:
+    """Return the files whose text enters the fingerprint."""
+    return [source for source in _texts(_PACKAGE) if source.relative_to(_PACKAGE).parts[0] not in HOST_ONLY]
+
+
+def _texts(folder: Path) -> list[Path]:
+    return sorted(source for end in ("*.py", "*.c") for source in folder.rglob(end))
+
+
+def _emulator_runtime() -> Path | None:
+    """Return the folder of the runtime that emulated kernels link to; None without warpcheck."""
+    spec = importlib.util.find_spec("warpcheck")
+    found = [Path(folder) / "host" for folder in (spec and spec.submodule_search_locations) or ()]
+    return next((folder for folder in found if folder.is_dir()), None)
+
+
+def _check_plain(key: tuple) -> None:
+    for value in key:
+        if isinstance(value, tuple):
+            _check_plain(value)
+        elif not isinstance(value, _PLAIN):
+            raise TypeError(f"a compile key holds {type(value).__name__} ({value!r}), expected plain values")

@@ -1,0 +1,72 @@
+"""FA4_RECORD: write each problem that runs on a chip as a line of JSON, which `fa4.api.ahead` reads and compiles.
+
+A line holds the chip, its number of multiprocessors (some kernels depend on it), and either spec and extent of a
+problem or the configuration of an append to a cache. Processes may share the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import warnings
+from typing import Any
+
+import torch
+
+from . import env
+from .device import Chip
+from .spec import AttentionSpec, ProblemSize
+
+_added: set[tuple[str, str]] = set()
+
+
+def is_on(chip: Chip) -> bool:
+    """Whether problems on this chip are recorded."""
+    return bool(env.RECORD.get()) and chip.dry_run is None
+
+
+def problem(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) -> None:
+    """Record an attention problem."""
+    mods = {} if spec.mods is None else {"mods": spec.mods.plain()}
+    cache = {} if spec.cache is None else {"cache": _plain(spec.cache)}
+    _add(chip, {"backend": backend, "extent": list(extent), "spec": _plain(spec) | mods | cache})
+
+
+def append(config: Any, chip: Chip) -> None:
+    """Record an append to a cache, a `fwd.append.AppendConfig`."""
+    if is_on(chip):
+        _add(chip, {"append": _plain(config)})
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that are not None, with dtypes by name."""
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    names = {name: str(x).removeprefix("torch.") for name, x in values.items() if isinstance(x, torch.dtype)}
+    return {name: x for name, x in (values | names).items() if x is not None}
+
+
+def _add(chip: Chip, request: dict[str, Any]) -> None:
+    file, line = env.RECORD.get(), json.dumps({"chip": chip.number, "sms": chip.sms} | request) + "\n"
+    if (file, line) in _added:
+        return
+    _added.add((file, line))
+    try:
+        _add_line(file, line.encode())
+    except OSError as error:
+        warnings.warn(f"FA4_RECORD: nothing can be added to {file}: {error}", stacklevel=2)
+
+
+def _add_line(file: str, line: bytes) -> None:
+    """Write a whole line, with concurrent writers: a buffered file would split long lines."""
+    import fcntl
+
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: O_APPEND still writes at the end
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        while line:
+            line = line[os.write(fd, line) :]
+    finally:
+        os.close(fd)

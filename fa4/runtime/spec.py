@@ -1,0 +1,363 @@
+"""Attention problem: `AttentionSpec` (what shapes code), `ProblemSize` (sizes) and `AttentionInputs` (tensors).
+
+The spec holds everything that may change generated code or results: two calls with equal specs on one chip run the same
+kernels. The problem size takes part in the choice of kernels and tiles; the inputs carry data and lengths. Neither may
+enter a compile key.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..mods.ir.record import Mods, ModSpec
+
+
+class Feature(enum.Enum):
+    """Optional feature of a backend; the dispatcher compares sets of these. Values are shown to users."""
+
+    CAUSAL = "causal"
+    WINDOW = "window_size"
+    GQA = "GQA/MQA"
+    HEAD_DIM_V = "head_dim_v != head_dim"
+    VARLEN = "varlen"
+    SEQUSED = "seqused"
+    SOFTCAP = "softcap"
+    SINK = "learnable_sink"
+    BACKWARD = "backward"
+    DETERMINISTIC = "deterministic backward"
+    SCORE_MOD = "score_mod"
+    MASK_MOD = "mask_mod"
+    BLOCK_MASK = "block_mask"
+    CAPTURED_GRADIENTS = "gradients of captured tensors"
+    DROPOUT = "dropout_p"
+    PAGES = "page_table"
+    CACHE_ROWS = "cache_batch_idx and cache_leftpad"
+    CACHE_VARLEN = "packed queries on a cache"
+    CACHE_8BIT = "cache of 8-bit numbers"
+    BATCH_INVARIANT = "batch_invariant"
+
+
+BYTES = (torch.float8_e4m3fn, torch.int8)  # 8-bit dtypes of K/V in a cache
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """Part of a `Cache` that shapes code: how the rows of a sequence are found, and how K/V are stored.
+
+    page_size: rows of a page; None if a sequence's rows are contiguous. dtype: 8-bit dtype of k and v, one of `BYTES`,
+    multiplied by descales; None for q's dtype.
+    """
+
+    page_size: int | None = None
+    has_batch_idx: bool = False
+    has_leftpad: bool = False
+    dtype: torch.dtype | None = None
+
+    @property
+    def has_8bit_kv(self) -> bool:
+        return self.dtype is not None
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether a kernel must read tensors besides k and v."""
+        return self != CacheSpec()
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether TMA cannot load rows in boxes: a sequence may begin anywhere in a page, or pages are no multiples of
+        8 rows, the period of the shared-memory swizzle."""
+        return self.page_size is not None and (self.page_size % 8 > 0 or self.has_leftpad)
+
+    def pieces(self, tile_n: int) -> int:
+        """Return the number of contiguous pieces of a block of `tile_n` keys; 1 if a page holds whole blocks."""
+        return 1 if self.page_size is None else tile_n // math.gcd(tile_n, self.page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """One attention problem without its tensors.
+
+    Causal masking is the window `window_right == 0`, so each mask has one representation. Windows are aligned
+    bottom-right: query i of a sequence attends to key j when `i + seqlen_k - seqlen_q - window_left <= j <= i +
+    seqlen_k - seqlen_q + window_right`; None is an open side.
+    """
+
+    dtype: torch.dtype
+    head_dim: int
+    head_dim_v: int
+    heads_q: int
+    heads_kv: int
+    softmax_scale: float
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float = 0.0
+    has_sink: bool = False
+    varlen: bool = False
+    has_seqused_q: bool = False
+    has_seqused_k: bool = False
+    deterministic: bool = False
+    needs_backward: bool = False
+    mods: ModSpec | None = None
+    cache: CacheSpec | None = None
+    num_splits: int = 0
+    batch_invariant: bool = False
+
+    @staticmethod
+    def of(
+        inputs: AttentionInputs, flags: Flags, mods: Mods | None = None, cache: Cache | None = None
+    ) -> AttentionSpec:
+        """Return the spec of an operator call."""
+        shape_q, shape_v = inputs.q.shape, inputs.v.shape
+        return AttentionSpec(
+            dtype=inputs.q.dtype,
+            head_dim=shape_q[-1],
+            head_dim_v=shape_v[-1],
+            heads_q=shape_q[-2],
+            heads_kv=shape_v[-2],
+            softmax_scale=flags.softmax_scale,
+            window_left=flags.window_left,
+            window_right=flags.window_right,
+            softcap=flags.softcap,
+            has_sink=inputs.sink is not None,
+            varlen=inputs.varlen,
+            has_seqused_q=inputs.seqused_q is not None,
+            has_seqused_k=inputs.seqused_k is not None,
+            deterministic=flags.deterministic,
+            needs_backward=flags.needs_backward,
+            mods=None if mods is None else mods.spec(),
+            cache=None if cache is None else cache.spec(inputs),
+            num_splits=flags.num_splits,
+            batch_invariant=flags.batch_invariant,
+        )
+
+    @property
+    def causal(self) -> bool:
+        return self.window_right == 0
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.heads_q // self.heads_kv
+
+    def with_positive_scale(self) -> AttentionSpec:
+        """Return the spec to solve after q has taken the scale's sign: online softmax takes the maximum of unscaled
+        scores. A scale of 0 becomes 1e-30: it acts as 0 on any finite score, and keeps 0 * -inf out of kernels."""
+        return self if self.softmax_scale > 0 else replace(self, softmax_scale=-self.softmax_scale or 1e-30)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a block mask lists the blocks to visit."""
+        return self.mods is not None and self.mods.block is not None
+
+    @property
+    def lengths_vary(self) -> bool:
+        """Whether a sequence may have fewer rows than the longest."""
+        return self.varlen or self.has_seqused_q or self.has_seqused_k
+
+    @property
+    def has_dropout(self) -> bool:
+        return self.mods is not None and self.mods.dropout
+
+    def features(self) -> frozenset[Feature]:
+        """Return the features that a backend needs to serve this spec."""
+        requested = {
+            Feature.CAUSAL: self.causal,
+            Feature.WINDOW: self.window_left is not None or self.window_right not in (None, 0),
+            Feature.GQA: self.heads_q != self.heads_kv,
+            Feature.HEAD_DIM_V: self.head_dim != self.head_dim_v,
+            Feature.VARLEN: self.varlen,
+            Feature.SEQUSED: self.has_seqused_q or self.has_seqused_k,
+            Feature.SOFTCAP: self.softcap > 0,
+            Feature.SINK: self.has_sink,
+            Feature.BACKWARD: self.needs_backward,
+            Feature.DETERMINISTIC: self.needs_backward and self.deterministic,
+            Feature.BATCH_INVARIANT: self.batch_invariant,
+        }
+        if self.cache is not None:
+            requested |= {
+                Feature.PAGES: self.cache.page_size is not None,
+                Feature.CACHE_ROWS: self.cache.has_batch_idx or self.cache.has_leftpad,
+                Feature.CACHE_VARLEN: self.varlen,
+                Feature.CACHE_8BIT: self.cache.has_8bit_kv,
+            }
+        if self.mods is not None:
+            requested |= {
+                Feature.SCORE_MOD: self.mods.score is not None,
+                Feature.MASK_MOD: self.mods.mask is not None,
+                Feature.BLOCK_MASK: self.mods.block is not None,
+                Feature.CAPTURED_GRADIENTS: self.needs_backward and bool(self.mods.trained),
+                Feature.DROPOUT: self.mods.dropout,
+            }
+        return frozenset(feature for feature, is_requested in requested.items() if is_requested)
+
+
+class ProblemSize(NamedTuple):
+    """Size of a problem. `max_seqlen_*` are upper bounds of the sequence lengths, host integers."""
+
+    batch: int
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+    def planned(self, spec: AttentionSpec) -> ProblemSize:
+        """Return the size that a plan is made for. Sizes of packed batches change with each call and are rounded up, so
+        that few plans serve them all; launches use the exact sizes."""
+        if not spec.varlen:
+            return self
+        rounded = self.rounded()
+        # The split size that batch_invariant fixes follows from the cache's capacity.
+        return rounded._replace(max_seqlen_k=self.max_seqlen_k) if spec.batch_invariant else rounded
+
+    def rounded(self) -> ProblemSize:
+        batch, rows, keys = self
+        return ProblemSize(rounded(batch), rounded(rows), rounded_keys(keys))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def rounded(n: int) -> int:
+    """Return n up to 64, else the next number with four significant bits, at most an eighth larger."""
+    unit = 1 << max(n.bit_length() - 4, 0)
+    return n if n <= 64 else -(-n // unit) * unit
+
+
+MIN_PLANNED_KEYS = 128  # no choice depends on fewer keys
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def rounded_keys(n: int) -> int:
+    """Round a number of keys likewise: 0, or at least `MIN_PLANNED_KEYS`."""
+    return n and rounded(max(n, MIN_PLANNED_KEYS))
+
+
+class Flags(NamedTuple):
+    """Options of a call besides its tensors and lengths; see `AttentionSpec`.
+
+    `fa4.torch_ops.ops` derives the operator's schema from the fields of `AttentionInputs` and these, in their order.
+
+    num_splits: parts to split the keys into (split-KV); 0 leaves it to the backend. batch_invariant: the results of a
+    sequence depend on no other sequence of the batch, bitwise.
+    """
+
+    softmax_scale: float
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float = 0.0
+    deterministic: bool = False
+    needs_backward: bool = False
+    backend: str = "auto"
+    num_splits: int = 0
+    batch_invariant: bool = False
+    scales: Tensor | None = None
+    """softmax_scale and softcap as float64 in host memory, for compiled code where they may change from call to call.
+    The fields of these names then only tell whether there is a softcap."""
+
+    def resolved(self) -> Flags:
+        """Return the flags with the numbers of `scales` in their fields."""
+        if self.scales is None:
+            return self
+        softmax_scale, softcap = self.scales.tolist()
+        return self._replace(softmax_scale=softmax_scale, softcap=softcap, scales=None)
+
+
+class AttentionInputs(NamedTuple):
+    """The tensors of one attention problem, already validated.
+
+    Dense: q (batch, seqlen_q, heads_q, head_dim), k (batch, seqlen_k, heads_kv, head_dim), v (batch, seqlen_k,
+    heads_kv, head_dim_v). Varlen: the first two axes are packed into one, sequence b occupying rows cu_seqlens[b] to
+    cu_seqlens[b + 1] (int32, batch + 1 entries); seqused (int32, batch) counts the rows of each sequence that hold
+    data. The last axis of q, k, v has stride 1; other strides are free. `max_seqlen_*` are upper bounds, host integers.
+    sink: one logit per query head, (heads_q,). With a `Cache`, k and v have the cache's layout, and cu_seqlens_k is
+    None.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sink: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    seqused_q: Tensor | None = None
+    seqused_k: Tensor | None = None
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All fields but the lengths."""
+        return self[:_TENSORS]  # type: ignore[return-value]
+
+    @property
+    def max_seqlens(self) -> tuple[int, int]:
+        return self.max_seqlen_q, self.max_seqlen_k
+
+    @property
+    def varlen(self) -> bool:
+        return self.cu_seqlens_q is not None
+
+    @property
+    def batch(self) -> int:
+        return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
+    @property
+    def extent(self) -> ProblemSize:
+        return ProblemSize(self.batch, self.max_seqlen_q, self.max_seqlen_k)
+
+
+_TENSORS = AttentionInputs._fields.index("max_seqlen_q")
+PACKED = tuple(
+    AttentionInputs._fields.index(name)
+    for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+)
+"""Positions of the tensors whose first size differs between batches of packed sequences."""
+
+
+class Cache(NamedTuple):
+    """Layout of a key/value cache: where in k and v the keys of a sequence are. All tensors on their device, indices
+    int32.
+
+    k is (sequences, rows, heads_kv, head_dim), or paged (pages, rows of a page, heads_kv, head_dim); v likewise. Row r
+    of sequence b is row r of sequence batch_idx[b], or row r % page_size of page page_table[b, r // page_size]. The
+    keys are rows leftpad[b] to seqused_k[b]. Entries of page_table past these rows are never read.
+
+    page_table: (batch, pages of a sequence). batch_idx, leftpad: (batch,). k_descale, v_descale: (batch, heads_kv)
+    float32, factors on 8-bit K/V.
+    """
+
+    page_table: Tensor | None = None
+    batch_idx: Tensor | None = None
+    leftpad: Tensor | None = None
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
+
+    def spec(self, inputs: AttentionInputs) -> CacheSpec:
+        page_size = None if self.page_table is None else inputs.k.shape[1]
+        dtype = inputs.k.dtype if inputs.k.dtype in BYTES else None
+        return CacheSpec(page_size, self.batch_idx is not None, self.leftpad is not None, dtype)
+
+    def capacity(self, k: Tensor) -> int:
+        """Return the number of rows that a sequence has room for."""
+        return k.shape[1] if self.page_table is None else self.page_table.shape[1] * k.shape[1]
+
+
+class Saved(NamedTuple):
+    """Inputs of a backward besides `AttentionInputs`: the forward's results, and the gradients of the loss."""
+
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+    dlse: Tensor | None = None
+
+
+class Gradients(NamedTuple):
+    """Gradients by name: dq, dk, dv have the shapes and dtypes of q, k, v; dsink that of sink, or None."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dsink: Tensor | None = None

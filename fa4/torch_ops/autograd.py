@@ -1,0 +1,210 @@
+"""Gradients of attention: one autograd rule for the operators, and one for calls that bypass torch's dispatcher, which
+costs more host time than a short kernel takes on the GPU.
+
+There are no second derivatives: requesting them raises, because an operator without a rule would return wrong values.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..mods.ir.record import Mods
+from ..runtime.spec import AttentionInputs, Flags, Gradients, Saved
+from ..runtime.torch_internals import apply_of, may_be_transformed, needs_dispatcher
+from . import batching, ops
+from .run.allocate import rows_dtype
+
+InputAndCapturedGrads = tuple[Gradients, list[Tensor | None]]
+"""Gradients of q, k, v and the sink, and of captured tensors (None for those without gradient)."""
+Backward = Callable[[Saved, AttentionInputs, Mods | None, Flags], InputAndCapturedGrads]
+
+
+def save(ctx: Any, results: tuple[Tensor, Tensor], inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> None:
+    """Save for the backward. Every tensor, block lists included, is a saved tensor: a change before the backward then
+    raises, and saved-tensor hooks see it."""
+    ctx.set_materialize_grads(False)  # a caller that uses only out must not pay for a zero dlse
+    scales = flags.scales
+    ctx.flags = flags if scales is None else flags._replace(scales=None)
+    ctx.max_seqlens = inputs.max_seqlen_q, inputs.max_seqlen_k
+    if mods is None:
+        ctx.mods = None
+        ctx.save_for_backward(*results, *inputs[:8], scales)
+    else:
+        ctx.mods = mods._replace(tensors=[], blocks=[], dropout_seed=None)
+        ctx.counts = len(mods.tensors), len(mods.blocks)
+        ctx.save_for_backward(*results, *inputs[:8], scales, mods.dropout_seed, *mods.tensors, *mods.blocks)
+
+
+def run_backward(
+    backward: Backward, ctx: Any, dout: Tensor | None, dlse: Tensor | None
+) -> InputAndCapturedGrads | None:
+    """Run a backward on what `save` stored; None if there is no incoming gradient."""
+    if dout is None and dlse is None:
+        return None
+    out, lse, q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scales, *others = ctx.saved_tensors
+    inputs = AttentionInputs(
+        q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *ctx.max_seqlens
+    )  # fmt: skip
+    flags = ctx.flags if scales is None else ctx.flags._replace(scales=scales)
+    mods = ctx.mods
+    if mods is not None:
+        seed, *lists = others
+        captured, _ = ctx.counts
+        mods = mods._replace(tensors=lists[:captured], blocks=lists[captured:], dropout_seed=seed)
+    return backward(Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse), inputs, mods, flags)
+
+
+def by_operator(
+    saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags, operator: Callable | None = None
+) -> InputAndCapturedGrads:
+    """Compute gradients by the operator; `operator` replaces fa4::backward."""
+    captured: list[Tensor | None] = []
+    if mods is None:
+        dq, dk, dv, dsink = (operator or torch.ops.fa4.backward)(*saved, *inputs, *flags)
+    else:
+        dq, dk, dv, dsink, all_captured = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
+        captured = [dx if i in mods.trained else None for i, dx in enumerate(all_captured)]
+    return Gradients(dq, dk, dv, None if inputs.sink is None else dsink), captured
+
+
+def by_route(route: ops.Route, saved: Saved, inputs: AttentionInputs, mods: Mods | None) -> InputAndCapturedGrads:
+    """Compute gradients without torch's dispatcher."""
+    if mods is None:
+        return route.backward(inputs, saved), []
+    captured = [
+        torch.zeros(x.shape, dtype=rows_dtype(route.spec), device=x.device) if i in mods.trained else None
+        for i, x in enumerate(mods.tensors)
+    ]
+    found = route.backward(inputs, saved, mods, captured)
+    return found, [None if dx is None else dx.to(x.dtype) for x, dx in zip(mods.tensors, captured)]
+
+
+def autograd_rule(records: tuple) -> tuple[Callable[..., None], Callable[..., tuple]]:
+    """Return setup_context and backward for `torch.library.register_autograd`, for a forward operator whose arguments
+    are the records' fields. Each argument gets its gradient or None, by name."""
+    names = ops.names(records)
+
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        input_record, *mods, flags = ops.split(inputs, records)
+        save(ctx, output, input_record, mods[0] if mods else None, flags)
+
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, by: Backward = by_operator) -> tuple:
+        grads = dict[str, Any].fromkeys(names)
+        if ctx.mods is not None:
+            captured, blocks = ctx.counts
+            # torch expects a list for a tensor list, and treats every empty list as a tensor list.
+            grads.update(tensors=[None] * captured, blocks=[None] * blocks)
+            grads.update({name: [] for name in ("numbers", "trained") if not getattr(ctx.mods, name)})
+        found = run_backward(by, ctx, dout, dlse)
+        if found is not None:
+            of_inputs, of_captured = found
+            grads.update(zip(("q", "k", "v", "sink"), of_inputs))
+            if ctx.mods is not None:
+                grads["tensors"] = of_captured
+        return tuple(grads.values())
+
+    return setup_context, backward
+
+
+def _second_derivative(ctx: Any, *grads: Any) -> None:
+    raise NotImplementedError(
+        "fa4 attention has first derivatives only, and one of its gradients was differentiated (create_graph=True); "
+        "for second derivatives use torch's scaled_dot_product_attention with SDPBackend.MATH"
+    )
+
+
+def register(suffix: str, records: tuple) -> None:
+    """Register the rules of `fa4::forward{suffix}`, with the records' fields as arguments, and its backward."""
+    setup_context, backward = autograd_rule(records)
+    torch.library.register_autograd(f"fa4::forward{suffix}", backward, setup_context=setup_context, lib=ops.library)
+    torch.library.register_autograd(f"fa4::backward{suffix}", _second_derivative, lib=ops.library)
+
+
+register("", ops.FORWARD)
+_setup_context, _backward = autograd_rule(ops.FORWARD)
+
+
+def forward(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) by the operator."""
+    flags = ops.with_scales(flags)
+    if torch.compiler.is_compiling() or not may_be_transformed():
+        return torch.ops.fa4.forward(*inputs, *flags)
+    try:  # torch.func cannot transform an operator with a registered gradient, but it can transform this
+        return _Forward.apply(*inputs, *flags)
+    except RuntimeError as error:
+        if "Functionalize rule" not in str(error):
+            raise
+        raise NotImplementedError("fa4 attention does not work inside torch.func.functionalize") from error
+
+
+class _Forward(torch.autograd.Function):
+    """`fa4::forward` for torch.func, which needs an autograd function of this form."""
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.fa4.forward(*arguments)
+
+    setup_context = staticmethod(_setup_context)
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        return _backward(ctx, dout, dlse, functools.partial(by_operator, operator=_Backward.apply))
+
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        return batching.rule(_Forward.apply, ops.names(ops.FORWARD))(info, in_dims, *arguments)
+
+
+class _Backward(torch.autograd.Function):
+    """`fa4::backward` for torch.func."""
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.fa4.backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_second_derivative)
+
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        return batching.rule(_Backward.apply, ops.names(ops.BACKWARD))(info, in_dims, *arguments)
+
+
+def attend(route: ops.Route, flags: Flags, inputs: AttentionInputs, mods: Mods | None = None) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) with autograd, for a call that needs no dispatcher."""
+    return _apply(route, flags, inputs, mods, *inputs[:4], *(() if mods is None else mods.tensors))
+
+
+class _Attention(torch.autograd.Function):
+    """Autograd function; its differentiable arguments follow `mods`: q, k, v, the sink, and captured tensors."""
+
+    @staticmethod
+    def forward(ctx, route, flags, inputs, mods, *differentiable):
+        results = route.forward(inputs) if mods is None else route.forward(inputs, mods)
+        ctx.route = route
+        save(ctx, results, inputs, mods, flags)
+        return results
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        def backward(saved, inputs, mods, flags):
+            if torch.is_grad_enabled() or needs_dispatcher(inputs):  # a mode is active, or double backward
+                return by_operator(saved, inputs, mods, flags)
+            return by_route(ctx.route, saved, inputs, mods)
+
+        found = run_backward(backward, ctx, dout, dlse)
+        if found is None:
+            return (None,) * len(ctx.needs_input_grad)
+        of_inputs, of_captured = found
+        return None, None, None, None, *of_inputs, *of_captured
+
+
+_apply = apply_of(_Attention)
