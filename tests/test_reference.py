@@ -1,5 +1,7 @@
 """The oracle against torch.autograd, gradcheck and torch's own attention."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -103,3 +105,19 @@ def test_a_backward_in_float32_meets_an_lse_of_other_sums(seed):
     exact, floor = (reference.backward(problem.inputs, problem.spec, problem.dout, precise=p).dv for p in (True, False))
     error = (floor.double() - exact).abs().max() / exact.abs().max()
     assert 1e-8 < error < 1e-5
+
+
+def test_sequential_sums_add_their_terms_in_order(seed):
+    """2^24 + 1 - 2^24 is 0 in float32 from the left to the right, and 1 in float64: lse of a single key tells."""
+    problem = make(Case("one", seqlen_q=1, seqlen_k=1, head_dim=3, dtype=torch.float32), seed)
+    q = torch.tensor([2.0**24, 1.0, -(2.0**24)]).view(1, 1, 1, 3).expand(problem.inputs.q.shape)
+    inputs = problem.inputs._replace(q=q, k=torch.ones_like(problem.inputs.k))
+    spec = replace(problem.spec, softmax_scale=1.0)
+    assert not reference.forward(inputs, spec, precise=False, sequential=True)[1].any()
+    assert (reference.forward(inputs, spec)[1] == 1).all()
+    problem = make(Case("more", seqlen_q=40, seqlen_k=50, head_dim=24, causal=True, dtype=torch.float32), seed)
+    arguments = problem.inputs, problem.spec, problem.dout, problem.dlse
+    for x, y in zip(
+        reference.backward(*arguments, precise=False), reference.backward(*arguments, precise=False, sequential=True)
+    ):
+        assert x is None or (not torch.equal(x, y) and torch.allclose(x, y, rtol=1e-4, atol=1e-5))

@@ -73,13 +73,15 @@ _DROPOUT_SEED = 0x0123456789ABCDEF, 7  # one seed for all cases: the dropout mas
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A case with its tensors: `inputs` and `spec` for backends and oracle; `dout`, `dlse`: upstream gradients."""
+    """A case with its tensors: `inputs` and `spec` for backends and oracle; `dout`, `dlse`: upstream gradients.
+    sequential: for the reference, see `reference.forward`."""
 
     case: Case
     inputs: AttentionInputs
     spec: AttentionSpec
     dout: Tensor
     dlse: Tensor
+    sequential: bool = False
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that have gradients, by name."""
@@ -235,6 +237,7 @@ def _reordered(problem: Problem, order: int) -> Problem:
 
 def other_draws(problem: Problem) -> Iterator[Problem]:
     """Generate problems that differ from this one only in rounding or random data."""
+    yield replace(problem, sequential=True)
     for order in range(_ORDERS):
         yield _reordered(problem, order)
     for seed in range(_LARGE_LOGITS_DRAWS if problem.case.logits >= _LARGE_LOGITS else DRAWS):
@@ -296,7 +299,7 @@ def judge_forward(problem: Problem, out: Tensor, lse: Tensor) -> list[Judgement]
     kept = problem.kept()
 
     def references(draw: Problem, precise: bool) -> Sequence[Tensor | None]:
-        return reference.forward(draw.inputs, draw.spec, precise=precise, kept=kept)
+        return reference.forward(draw.inputs, draw.spec, precise=precise, kept=kept, sequential=draw.sequential)
 
     return _judge_all(problem, {"out": out, "lse": lse}, references)
 
@@ -306,7 +309,8 @@ def judge_backward(problem: Problem, grads: Gradients) -> list[Judgement]:
     kept = problem.kept()
 
     def references(draw: Problem, precise: bool) -> Sequence[Tensor | None]:
-        return reference.backward(draw.inputs, draw.spec, draw.dout, draw.dlse, precise=precise, kept=kept)
+        of = draw.inputs, draw.spec, draw.dout, draw.dlse
+        return reference.backward(*of, precise=precise, kept=kept, sequential=draw.sequential)
 
     return _judge_all(problem, grads._asdict(), references)
 

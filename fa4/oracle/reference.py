@@ -80,21 +80,32 @@ def _indices(shape: Sequence[int], index: int, device: torch.device) -> tuple[Te
 
 @dataclass(frozen=True, slots=True)
 class _Arithmetic:
-    """Arithmetic in `dtype`; matrix operands are first rounded to `operand` (None: not rounded)."""
+    """Arithmetic in `dtype`; matrix operands are first rounded to `operand` (None: not rounded). sequential: a product
+    of operands that are not rounded adds its terms one after the other, as a BLAS does for some shapes. Other shapes
+    have partial sums, which err less."""
 
     dtype: torch.dtype
     operand: torch.dtype | None
+    sequential: bool = False
 
     def round(self, x: Tensor) -> Tensor:
         return x if self.operand is None else x.to(self.operand).to(self.dtype)
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.round(a) @ self.round(b)
+        return self._sums(a, b) if self.operand is None else self.round(a) @ self.round(b)
+
+    def _sums(self, a: Tensor, b: Tensor) -> Tensor:
+        if not self.sequential:
+            return a @ b
+        total = a.new_zeros(*a.shape[:-1], b.shape[-1])
+        for column, row in zip(a.split(1, -1), b.split(1, -2)):
+            total.addcmul_(column, row)
+        return total
 
     def scores(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b with the summation of tensor cores: no later rounding hides the error of this sum in lse."""
         if self.operand is None:
-            return a @ b
+            return self._sums(a, b)
         a, b = self.round(a).double(), self.round(b).double()
         total = a.new_zeros(*a.shape[:-1], b.shape[-1])
         for part_a, part_b in zip(a.split(_MMA_K, -1), b.split(_MMA_K, -2)):
@@ -113,12 +124,12 @@ def _cut(x: Tensor) -> None:
     x.view(torch.int64).bitwise_and_(-(1 << (53 - 24)))
 
 
-def _arithmetic(spec: AttentionSpec, precise: bool) -> _Arithmetic:
+def _arithmetic(spec: AttentionSpec, precise: bool, sequential: bool) -> _Arithmetic:
     if precise:
         return _Arithmetic(torch.float64, None)
     if spec.dtype == torch.float64:
         return _Arithmetic(torch.float64, None)
-    return _Arithmetic(torch.float32, None if spec.dtype == torch.float32 else spec.dtype)
+    return _Arithmetic(torch.float32, None if spec.dtype == torch.float32 else spec.dtype, sequential)
 
 
 def _heads_first(x: Tensor, repeat: int, dtype: torch.dtype) -> Tensor:
@@ -191,14 +202,16 @@ def forward(
     precise: bool = True,
     kept: Tensor | None = None,
     functions: Functions = _NO_FUNCTIONS,
+    sequential: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attention by formula. kept: K of dropout, (batch, heads_q, max_seqlen_q, max_seqlen_k).
+    """Attention by formula. kept: K of dropout, (batch, heads_q, max_seqlen_q, max_seqlen_k). sequential: unless
+    `precise`, float32 products add their terms in order.
 
     Returns:
         out, shaped like q with last axis head_dim_v, and lse (batch, heads_q, seqlen_q) or (heads_q, total_q):
         both float64 when `precise`; otherwise out in the input dtype and lse in float32, as a kernel returns them.
     """
-    math = _arithmetic(spec, precise)
+    math = _arithmetic(spec, precise, sequential)
     q, varlen = inputs.q, inputs.varlen
     out = torch.zeros(*q.shape[:-1], spec.head_dim_v, dtype=math.dtype, device=q.device)
     lse_shape = (spec.heads_q, q.shape[0]) if varlen else (q.shape[0], spec.heads_q, q.shape[1])
@@ -226,12 +239,16 @@ def backward(
     precise: bool = True,
     kept: Tensor | None = None,
     functions: Functions = _NO_FUNCTIONS,
+    sequential: bool = False,
 ) -> Gradients:
-    """Gradients by formula, for `dout` shaped like out and `dlse` shaped like lse (None: zero). kept: as in `forward`.
+    """Gradients by formula, for `dout` shaped like out and `dlse` shaped like lse (None: zero). kept, sequential: as in
+    `forward`.
 
     Returns float64 gradients when `precise`, else in the dtypes of the inputs.
     """
-    return backward_with_captured(inputs, spec, dout, dlse, precise=precise, kept=kept, functions=functions)[0]
+    return backward_with_captured(
+        inputs, spec, dout, dlse, precise=precise, kept=kept, functions=functions, sequential=sequential
+    )[0]
 
 
 def backward_with_captured(
@@ -243,9 +260,10 @@ def backward_with_captured(
     precise: bool = True,
     kept: Tensor | None = None,
     functions: Functions = _NO_FUNCTIONS,
+    sequential: bool = False,
 ) -> tuple[Gradients, list[Tensor]]:
     """`backward`, and the gradients of the tensors that the score_mod captured."""
-    math, varlen = _arithmetic(spec, precise), inputs.varlen
+    math, varlen = _arithmetic(spec, precise, sequential), inputs.varlen
     grads = [torch.zeros(x.shape, dtype=math.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v)]
     dq, dk, dv = grads
     dsink = None if inputs.sink is None else torch.zeros_like(inputs.sink, dtype=math.dtype)

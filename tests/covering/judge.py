@@ -27,7 +27,7 @@ def judge(
     wants_gradients = any(name not in ("out", "lse") for name in results)
 
     def references(of: cases.Problem, precise: bool) -> Sequence[Tensor | None]:
-        options = dict(precise=precise, kept=kept, functions=functions)
+        options = dict(precise=precise, kept=kept, functions=functions, sequential=of.sequential)
         found: dict[str, Tensor | None] = dict(zip(("out", "lse"), reference.forward(of.inputs, of.spec, **options)))
         if wants_gradients:
             dlse = defined(of.dlse, lse) if has_dlse else None
