@@ -3,11 +3,13 @@
 # make gpu    every test that needs one, on the backends that the chip here offers
 # make sanitize   the emulator's C and C++ under AddressSanitizer and UndefinedBehaviorSanitizer
 # make docs   the pages as a site, in build/site
-# make first-day   a chip that no kernel has run on yet: all of it, in order
+# make lint   style and types, in an environment of its own: no torch, no compiler
+# make first-day   tests and measurements of the GPU here, and one report; FLAGS=--dry-run needs no GPU
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.fa4-installed
+LINTERS ?= build/linters
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 # Neighbouring tests share compiled kernels, so each worker starts on a stretch of its own and steals when it is done.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -36,8 +38,11 @@ gpu: setup
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make gpu needs a GPU that torch can use, and finds none: python -m fa4 env tells more")'
 	$(BIN)/python -m pytest -m "gpu and not soak"
 
+# With a torch of CUDA 13, CuTe DSL needs its libraries for CUDA 13.
 first-day: setup
-	$(BIN)/python -m tests.gpu.first_day
+	if $(BIN)/python -c 'import sys, torch; sys.exit(not (torch.cuda.is_available() and (torch.version.cuda or "") >= "13"))'; \
+	  then $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[cu13]'; fi
+	$(BIN)/python -m tests.gpu.first_day $(FLAGS)
 
 # The covering arrays, whole, note what came of them in tests/covering/stamp.json. What fails stops nothing else.
 soak: setup
@@ -50,10 +55,15 @@ soak: setup
 sanitize: setup
 	$(BIN)/python -m tests.emulator.sanitized
 
-lint: setup
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m mypy
+$(LINTERS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(LINTERS)
+	$(LINTERS)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt ruff mypy click
+	touch $@
+
+lint: $(LINTERS)/.installed
+	$(LINTERS)/bin/python -m ruff check .
+	$(LINTERS)/bin/python -m ruff format --check .
+	$(LINTERS)/bin/python -m mypy
 
 docs: setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -189,4 +189,9 @@ SUITES: dict[str, tuple[BenchCase, ...]] = {
     ),
     "hopper": _hopper(),
     "cpu": _CPU,
+    "tiny": tuple(  # seconds on any CPU: shows that checks, rows and plots work
+        BenchCase(direction, 1, seqlen, seqlen, 2, 2, 64, 64, True, "float32")
+        for direction in ("fwd", "bwd")
+        for seqlen in (64, 128)
+    ),
 }
