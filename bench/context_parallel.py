@@ -343,7 +343,7 @@ def main(seqlens, heads, head_dim, deterministic, only, seconds, torch_to, check
     offered = [p for p in offered if not only or p.name in names]
     gbps = passing_gbps(device, 256 if device.type == "cuda" else 1)
     facts = {**machine.facts(device), "world": world, "passing_gbps": gbps, "nccl": _nccl()}
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     common = {"suite": "context_parallel", "time": now.isoformat(timespec="seconds"), "machine": facts}
     output = output or RESULTS / f"{now:%Y-%m-%d}_{world}x-{machine.slug(facts['device'])}_context_parallel.jsonl"
     rows: list[dict] = []

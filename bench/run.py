@@ -194,7 +194,7 @@ def _predict(
     """Append what the emulator's clock says of providers on a chip; the exit code."""
     from .predicted import facts, predicted_row
 
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     where = facts(chip)
     output = output or RESULTS / f"{now:%Y-%m-%d}_predicted_{chip}_{suite}.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -309,7 +309,7 @@ def main(suite, providers, device, seed, seconds, check, pattern, output, graph,
         after = f"{gemm[1]:.3g} after"
     except RuntimeError as error:  # what was measured before a kernel broke the device is kept
         after = f"none after ({str(error).splitlines()[0]})"
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     if output is None:
         output = RESULTS / f"{now:%Y-%m-%d}_{machine.slug(facts['device'])}_{suite}{'-graphs' * graph}.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)

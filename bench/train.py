@@ -140,7 +140,7 @@ def main(providers, layers, heads, head_dim, batch, seqlen, dtype, vocabulary, s
         if reason:
             console.print(f"{name} is skipped: {reason}")
     table = Table("provider", "ms a step", "quartiles", "tokens/s", "last loss", title=str(shape))
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     common = {"suite": "train", "time": now, "machine": machine.facts(where)}
     for name, (timing, loss) in train(shape, names, steps, where).items():
         rate, quartiles = 1000 * batch * seqlen / timing.median_ms, f"{timing.q25_ms:.1f} {timing.q75_ms:.1f}"

@@ -172,7 +172,7 @@ def main(
     if not torch.cuda.is_available() or chip_of(device).number != int(number):
         raise click.ClickException(f"needs an sm_{number}; --dry-run compiles the rows without one")
     facts = machine.facts(device)
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     output = output or RESULTS / f"{now:%Y-%m-%d}_{machine.slug(facts['device'])}_tune.jsonl"
     output.parent.mkdir(parents=True, exist_ok=True)
     for case in cases:

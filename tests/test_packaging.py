@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import pytest
 pytest.importorskip("setuptools", reason="builds distributions")
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = ("fa4", "warpcheck", "tests", "bench", "docs", "examples", "pyproject.toml", "MANIFEST.in", "Makefile",
-           "constraints.txt", "README.md", "LICENSE", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md",
-           "SECURITY.md")  # fmt: skip
+SHIPPED = (".ci", "fa4", "warpcheck", "tests", "bench", "docs", "examples", "pyproject.toml", "MANIFEST.in",
+           "Makefile", "noxfile.py", "constraints.txt", "README.md", "LICENSE", "mkdocs.yml", "CHANGELOG.md",
+           "CONTRIBUTING.md", "SECURITY.md")  # fmt: skip
 
 
 # A setup.py that says nothing, which ends with every thread's stack after so many seconds.
@@ -26,6 +27,22 @@ sys.path.insert(0, "")
 from setuptools import setup
 setup()
 """
+
+
+@pytest.mark.parametrize("folder", [".", "warpcheck"])
+def test_no_python_is_promised_that_is_not_required(folder):
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    prefix = "Programming Language :: Python :: 3."
+    minors = sorted(int(text.removeprefix(prefix)) for text in project["classifiers"] if text.startswith(prefix))
+    assert project["requires-python"] == f">=3.{minors[0]}" and minors == [*range(minors[0], minors[-1] + 1)]
+
+
+def test_addresses_of_the_project_stand_in_one_place():
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    host = urls["Homepage"]
+    assert all(url.startswith(host) for url in urls.values())
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.yml"), *ROOT.glob("*/pyproject.toml")]
+    assert not [str(path) for path in pages if host in path.read_text()]
 
 
 @pytest.fixture

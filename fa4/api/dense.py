@@ -13,8 +13,10 @@ from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
 
 if TYPE_CHECKING:
+    from typing import Required
+
     from torch.nn.attention.flex_attention import BlockMask
-    from typing_extensions import Required, Unpack
+    from typing_extensions import Unpack
 
 
 # Keywords of the two functions below, shared and own: they type the results by return_lse. The functions hold defaults

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 WindowSize = tuple[int, int]
-Result = Tensor | tuple[Tensor, Tensor, None]
+Result: TypeAlias = Tensor | tuple[Tensor, Tensor, None]
 
 
 def flash_attn_func(

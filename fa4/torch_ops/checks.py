@@ -7,7 +7,7 @@ import itertools
 import math
 import sys
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -213,7 +213,7 @@ def probability(name: str, value: float) -> float:
     return value
 
 
-Seed = int | tuple[int, int] | Tensor
+Seed: TypeAlias = int | tuple[int, int] | Tensor
 
 
 def seed(name: str, value: Seed, device: torch.device) -> Tensor:

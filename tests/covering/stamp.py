@@ -49,7 +49,7 @@ def write(chip: str, seed: int, counts: dict[str, int], wrong: list[str]) -> Non
     """Replace a chip's note."""
     note = dict(
         device=device_name(chip),
-        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         commit=_commit(),
         arrays=digests(chip),
         seed=seed,
