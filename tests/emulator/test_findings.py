@@ -1,4 +1,4 @@
-"""Findings as records: every kind has a section in the docs whose example shows it, and whose repair ends it."""
+"""Findings as records: every kind has a section in the docs, and an example that shows it and whose repair ends it."""
 
 import json
 import re
@@ -14,8 +14,14 @@ from warpcheck.machine import Allocation, Checks, Machine, load_core
 from tests.emulator.handwritten import entry, launch
 from tests.emulator.test_races import arrays as data_and_map
 
-PAGE = (Path(__file__).parents[2] / "docs" / "findings.md").read_text()
-SECTIONS = dict(re.findall(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def sections(page: str) -> dict[str, str]:
+    return dict(re.findall(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", (DOCS / page).read_text(), re.M | re.S))
+
+
+MEANINGS, SECTIONS = sections("findings.md"), sections("finding-examples.md")
 EARLY = "griddepcontrol.launch_dependents; st.global.b32 [%a0], 1;"
 
 
@@ -54,10 +60,10 @@ def run(section: str, sign: str, *, on_finding: str = "collect", off=(), seed: i
 
 
 def test_the_docs_have_every_kind_and_no_other() -> None:
-    assert list(SECTIONS) == list(KINDS) == list(load_core().CHECKS)
-    for name, section in SECTIONS.items():
+    assert list(MEANINGS) == list(SECTIONS) == list(KINDS) == list(load_core().CHECKS)
+    for name, section in MEANINGS.items():
         assert section.startswith(f"{KINDS[name].severity.value}, ISA {KINDS[name].isa}. "), name
-        assert "\nRepair: " in section, name
+        assert "\n**Repair**: " in section, name
 
 
 EVERY_KIND = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "unknown-instruction"])
