@@ -297,7 +297,7 @@ class Sm90BackwardConfig(Sm90BackwardSteps):
 
     @property
     def semaphores(self) -> int:
-        """Counters per query block: 1 that orders additions; or one per consumer's dQ share: is it initialised?"""
+        """Counters per query block: one that orders additions, or a first-writer flag for each consumer's dQ share."""
         return 1 if self.deterministic else self.dq_consumers if self.first_writer else 0
 
     @property
@@ -320,5 +320,5 @@ class Sm90BackwardConfig(Sm90BackwardSteps):
     @property
     def reducers(self) -> int:
         """Warps that add a consumer's dQ to its sum. A deterministic run has several, which take the steps round-robin:
-        to wait for the semaphore, add and release it takes longer than a step."""
+        waiting for the semaphore, adding and releasing take longer than a step."""
         return REDUCERS if self.deterministic else 1
