@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -34,6 +36,13 @@ def test_a_step_can_be_run(step, dry):
             path, _, name = word.partition("::")
             text = (ROOT / path).read_text()
             assert not name or re.search(rf"^def {name}\(", text, re.MULTILINE), word
+
+
+@pytest.mark.parametrize("step", [step for step in first_day.STEPS if "-k" in step.command], ids=lambda step: step.name)
+def test_a_choice_of_tests_is_not_empty(step):
+    command = [sys.executable, *step.command, "--collect-only"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
 def call(*arguments: str) -> Result:
