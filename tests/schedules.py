@@ -21,7 +21,7 @@ from unittest import mock
 
 import cutlass
 
-from fa4.bwd.work import order_index_by_lists
+from fa4.bwd.device.work import order_index_by_lists
 from fa4.core.mask import Band
 from fa4.core.order import Order
 from fa4.core.sequence import Lengths
@@ -31,8 +31,8 @@ from fa4.sm100.bwd import work as blackwell
 from fa4.sm100.bwd.config import Sm100BackwardConfig as Blackwell
 
 _MODULES = (
-    "fa4.core.mask", "fa4.core.order", "fa4.core.sequence", "fa4.bwd.work", "fa4.sm90.bwd.config", "fa4.sm90.bwd.work",
-    "fa4.sm100.bwd.work",
+    "fa4.core.mask", "fa4.core.order", "fa4.core.sequence", "fa4.bwd.device.work", "fa4.sm90.bwd.config",
+    "fa4.sm90.bwd.work", "fa4.sm100.bwd.work",
 )  # fmt: skip
 Addition = tuple[Hashable, int]  # (counter, order index): a CTA adds when the counter has reached the index
 Walk = list[Addition]
@@ -135,7 +135,7 @@ def _portable_walk(cfg: Portable, problem: Problem, tile: Any) -> Walk:
 
 
 def _listed_walk(cfg: Any, states: Sequence[Sequence[int]], tile: Any) -> Walk:
-    """As `core.mask.SparseBlocks` goes through lists, with ranks as `bwd.ranks` computes them."""
+    """As `core.mask.SparseBlocks` goes through lists, with ranks as `bwd.device.ranks` computes them."""
     (rows, keys), group = cfg.mods.block, cfg.group
     heads, rows = (1, rows * group) if isinstance(cfg, Portable) else (group, rows)
     column, steps = tile.block // (keys // cfg.cluster_tile_n), range(rows // cfg.tile_m)

@@ -1,4 +1,4 @@
-"""Where each chip adds up a block's dQ: every element has a place of its own, and `bwd.finish` may read it in fours."""
+"""Where each chip adds up a block's dQ: an element has its own place, and `bwd.kernels.finish` may read it in fours."""
 
 import pytest
 

@@ -30,7 +30,7 @@ class AheadProblem(NamedTuple):
 
 
 class AppendProblem(NamedTuple):
-    """An append to a cache that a model ran on a chip; config: the fields of a `fwd.append.AppendConfig`."""
+    """An append to a cache that a model ran on a chip; config: the fields of a `fwd.kernels.append.AppendConfig`."""
 
     chip: int
     config: dict[str, Any]
@@ -92,7 +92,7 @@ def compile_into(directory: Path, problem: AheadProblem | AppendProblem) -> dict
 
 
 def _run_append(problem: AppendProblem) -> None:
-    from ..fwd.append import AppendConfig, launcher  # needs CuTe DSL
+    from ..fwd.kernels.append import AppendConfig, launcher  # needs CuTe DSL
 
     missing = {field.name: None for field in dataclasses.fields(AppendConfig)}
     launcher(AppendConfig(**missing | problem.config), chip_of(torch.device("cpu")))

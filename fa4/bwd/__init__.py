@@ -1,1 +1,1 @@
-"""Parts of the backward that all chips share."""
+"""Backward parts that all chips share: host code here, small kernels in `kernels`, parts of kernels in `device`."""

@@ -15,9 +15,9 @@ from ..core.sequence import as_matrices
 from ..core.traced import ModTensors
 from ..runtime.spec import Gradients, ProblemSize, Saved
 from .blocks import RowTensors
-from .finish import launch_finish
+from .kernels.finish import launch_finish
+from .kernels.statistics import launch_statistics
 from .plan import Scalars
-from .statistics import launch_statistics
 from .workspace import Workspace
 
 

@@ -74,7 +74,7 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     one pass over memory; torch operators, where no kernel can be compiled, need several."""
     chip = chip_of(out.device)
     if chip.compiles:
-        from ..fwd import join  # needs CuTe DSL
+        from ..fwd.kernels import join  # needs CuTe DSL
 
         if join.can_join(part):
             kernel = join.launcher(join.JoinConfig(part.dtype, out.dtype, part.shape[-1]), chip)

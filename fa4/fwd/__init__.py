@@ -1,1 +1,1 @@
-"""Parts of the forward that all chips share."""
+"""Forward parts that all chips share: host code here, small kernels in `kernels`, parts of kernels in `device`."""

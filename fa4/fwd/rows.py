@@ -1,76 +1,8 @@
-"""Rows of a work tile: their query and head, the position of their results, and the end of their softmax."""
+"""Rows of a work tile, host side: the padding of packed heads. Device side: `fwd.device.rows`."""
 
 from __future__ import annotations
-
-import cutlass
-import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
-
-from ..core.sequence import sequence_matrix
-from ..core.softmax import LOG2_E
 
 
 def padded_heads_of(packed: int) -> int:
     """Tile rows per query with pack_gqa: the number of packed heads, padded to a power of two."""
     return 1 << (packed - 1).bit_length()
-
-
-def query_of(cfg, row):
-    """Query index of a tile row."""
-    return row // cfg.slots if cfg.slots > 1 else row
-
-
-def head_of(cfg, row):
-    """Packed head of a tile row; `packed` or more in a padding row."""
-    return row % cfg.slots if cfg.slots > 1 else 0
-
-
-def row_coord_of(cfg, row):
-    """Row coordinate of a tile row in `as_matrices` and `as_columns`."""
-    return (head_of(cfg, row), query_of(cfg, row)) if cfg.packed > 1 else row
-
-
-def result(context, name: str, work) -> cute.Tensor:
-    """Matrix of out or lse that contains the rows of a work tile."""
-    x = getattr(context.args, name)
-    if context.cfg.split:
-        x = x[(*[None] * (len(x.shape) - 1), work.part)]
-    return sequence_matrix(x, work.head, work.batch, work.query_rows, context.cfg.varlen)
-
-
-def is_written(cfg, work, row: Int32) -> Boolean:
-    """True if the kernel writes the results of this tile row: the row belongs to the sequence and to a head.
-
-    With split-KV the kernel does not write the parts of padding rows: the combine kernel recognises their preset lse.
-    """
-    count = work.q.count if cfg.split else work.query_rows.count
-    return Boolean((query_of(cfg, row) < count) & (head_of(cfg, row) < cfg.packed))
-
-
-@cute.jit
-def normalise(context, work, row: Int32, query: Int32, row_max_scaled: Float32, row_sum: Float32, largest_p: Float32):
-    """Return (factor that normalises O, log-sum-exp) of a row; (0, -inf) without a visible key and for padding rows.
-
-    largest_p: largest P of the row. O is a sum of rounded P, row_sum is a sum of unrounded P. If the rescale of O
-    is delayed, the largest P is not 1 and is rounded too. In a row dominated by one key, that rounding would scale the
-    whole row of O. So O is divided by a sum in which the largest P is rounded.
-    """
-    cfg, args = context.cfg, context.args
-    numerator = Float32(1.0)
-    # Without a visible key `largest_p` is not a number, although a sink makes `row_sum` positive below.
-    rounding_correction = Float32(cfg.v_dtype(largest_p)) - largest_p if row_sum != 0.0 else Float32(0.0)
-    if cutlass.const_expr(cfg.has_sink):
-        head = head_of(cfg, row)
-        if cutlass.const_expr(cfg.slots > cfg.packed):
-            head = cutlass.min(head, cfg.packed - 1)
-        sink = args.sink[work.head * cfg.packed + head] * LOG2_E
-        row_max = cute.arch.fmax(row_max_scaled, sink)
-        row_max = Float32(0.0) if row_max == -Float32.inf else row_max
-        numerator = cute.math.exp2(row_max_scaled - row_max, fastmath=True)
-        row_sum = row_sum * numerator + cute.math.exp2(sink - row_max, fastmath=True)
-        row_max_scaled = row_max
-    holds_data = query < work.q.count
-    has_keys = holds_data and row_sum != 0.0  # also true for NaN
-    norm = numerator * cute.arch.rcp_approx(row_sum + numerator * rounding_correction) if has_keys else Float32(0.0)
-    lse = row_max_scaled * args.to_natural + cute.math.log(row_sum) if has_keys else -Float32.inf
-    return norm, lse

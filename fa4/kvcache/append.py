@@ -1,8 +1,8 @@
 """Append to a cache: write new keys (rotated) and values into their rows, and rotate q, by a kernel if possible, else
 in torch.
 
-The kernel (`fwd.append`) runs on every NVIDIA GPU since Ampere, for float16 and bfloat16. fp8 caches need a GPU that
-converts to e4m3 (sm_89 and newer). Other dtypes and devices, and backend="torch", use torch.
+The kernel (`fwd.kernels.append`) runs on every NVIDIA GPU since Ampere, for float16 and bfloat16. fp8 caches need a GPU
+that converts to e4m3 (sm_89 and newer). Other dtypes and devices, and backend="torch", use torch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Append:
 
 
 def _launcher(a: AppendArguments, chip: Chip) -> Callable[..., None]:
-    from ..fwd.append import AppendConfig, launcher  # needs CuTe DSL
+    from ..fwd.kernels.append import AppendConfig, launcher  # needs CuTe DSL
 
     cfg = AppendConfig(
         a.q.dtype, None if a.cos is None else a.cos.dtype, a.cu_seqlens_q is not None, a.cu_seqlens_k_new is not None,

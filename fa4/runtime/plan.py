@@ -121,7 +121,7 @@ class ForwardBackwardPlan(Plan):
 
 
 def _awaited(cfg: Any, has_counters: bool = False) -> str:
-    """Return the CTAs that a CTA waits for. has_counters: additions to dQ are counted, see `bwd.semaphores`."""
+    """Return the CTAs that a CTA waits for. has_counters: additions to dQ are counted, see `bwd.device.semaphores`."""
     awaited = ["CTAs of its own cluster"] if cfg.ctas > 1 else []
     if has_counters:
         awaited.append("CTAs of lower launch index" if cfg.deterministic else "a CTA that runs and does not wait")

@@ -35,7 +35,7 @@ def problem(spec: AttentionSpec, extent: ProblemSize, chip: Chip, backend: str) 
 
 
 def append(config: Any, chip: Chip) -> None:
-    """Record an append to a cache, a `fwd.append.AppendConfig`."""
+    """Record an append to a cache, a `fwd.kernels.append.AppendConfig`."""
     if is_on(chip):
         _add(chip, {"append": _plain(config)})
 

@@ -19,8 +19,8 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from ..bwd.semaphores import release_semaphore, semaphore_ptr, wait_semaphore
-from ..bwd.work import order_index_by_lists
+from ..bwd.device.semaphores import release_semaphore, semaphore_ptr, wait_semaphore
+from ..bwd.device.work import order_index_by_lists
 from ..core.captured_grads import CapturedGrads
 from ..core.constant import Constant
 from ..core.dropout import Dropout

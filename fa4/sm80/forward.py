@@ -1,7 +1,8 @@
 """The portable forward. Read this module first: it has the arguments and the launch; `forward_tile` is the kernel body.
 
 A CTA owns one tile of query rows and loops over the key blocks that they see. With few queries, heads of a group are
-packed into the rows of a tile (pack_gqa), and several CTAs may share the keys of a tile (split-KV, see `fwd.combine`).
+packed into the rows of a tile (pack_gqa), and several CTAs may share the keys of a tile (split-KV, see
+`fwd.kernels.combine`).
 """
 
 from __future__ import annotations

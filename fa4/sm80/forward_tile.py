@@ -23,7 +23,7 @@ from ..core.mask import Band, ReverseRange, SparseBlocks
 from ..core.score import Softcap
 from ..core.sequence import extent, sequence_matrix
 from ..core.traced import Traced, bind
-from ..fwd.scales import nonzero_descale
+from ..fwd.device.scales import nonzero_descale
 from .converting import ConvertingCopy
 from .dropout import drop
 from .loader import TileCopy, async_copy, rows_of, store_tile, thread_tiling

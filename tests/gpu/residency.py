@@ -19,7 +19,7 @@ import torch
 from cutlass import Int32
 
 import fa4
-from fa4.bwd.semaphores import wait_semaphore
+from fa4.bwd.device.semaphores import wait_semaphore
 from fa4.runtime import jit
 from fa4.runtime.device import Chip, chip_of
 

@@ -25,7 +25,7 @@ ODD = (
     Case("negative_scale_sink", seqlen_q=90, seqlen_k=70, softmax_scale=-0.2, sink=True),
     Case("sink_without_keys", seqlen_q=5, seqlen_k=0, sink=True),
 )
-# Few rows and many keys: blocks share the keys of a tile, and `fwd.combine` joins their parts.
+# Few rows and many keys: blocks share the keys of a tile, and `fwd.kernels.combine` joins their parts.
 SPLIT = (
     Case("split_decode_sink", batch=2, seqlen_q=1, seqlen_k=3000, heads_q=8, head_dim=128, causal=True, sink=True),
     Case("split_ragged_dims", seqlen_q=130, seqlen_k=2100, head_dim=72, head_dim_v=40, softcap=20.0),

@@ -217,7 +217,7 @@ AREAS = (
     ),
     Area(
         "states",
-        ("fa4/api/states.py", "fa4/distributed/*", "fa4/fwd/join.py"),
+        ("fa4/api/states.py", "fa4/distributed/*", "fa4/fwd/kernels/join.py"),
         ("tests/test_states.py", "tests/test_distributed.py"),
         ("tests/test_wrong_arguments.py",),
     ),

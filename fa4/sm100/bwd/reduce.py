@@ -5,10 +5,11 @@ two threads, and lane l + 64 holds the second half of the columns of lane l. Chu
 stages of shared memory, in the layout of the accumulator, so that one bulk addition of contiguous bytes adds a chunk.
 
 Deterministic: the key blocks of a query block (in a pair, of each half of it) add in the order of a semaphore, see
-`bwd.semaphores`. CTAs earlier in the order are launched earlier and never wait for later ones, so every wait ends. The
-first chunks of a step are staged while products do not need shared memory; then this role waits for the semaphore. It
-releases the semaphore one step later, at the same point, when the additions are complete. Waiting for them at once
-would delay the next dQ, and the products that need its columns. The next dQ itself does not depend on the semaphore.
+`bwd.device.semaphores`. CTAs earlier in the order are launched earlier and never wait for later ones, so every wait
+ends. The first chunks of a step are staged while products do not need shared memory; then this role waits for the
+semaphore. It releases the semaphore one step later, at the same point, when the additions are complete. Waiting for
+them at once would delay the next dQ, and the products that need its columns. The next dQ itself does not depend on the
+semaphore.
 
 Waits:   mma_reduce_dQ.full
 Signals: mma_reduce_dQ.free
@@ -22,7 +23,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from ...bwd.semaphores import release_semaphore, wait_bulk_semaphore, wait_for_bulk_additions
+from ...bwd.device.semaphores import release_semaphore, wait_bulk_semaphore, wait_for_bulk_additions
 from ...core.vec_io import bits, store_vec
 from ...pipeline.cursor import ALL, Cursor, consume
 from ...pipeline.tma import bulk_add

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...core.vec_io import bits, pack_half, store_vec
-from ...fwd.rows import is_written, result, row_coord_of
+from ...fwd.device.rows import is_written, result, row_coord_of
 from ...pipeline.cursor import ALL, consume, produce
 from ...pipeline.smem import store_row_chunk
 from .. import tmem

@@ -24,8 +24,8 @@ from ...core.mask_bits import apply_mask
 from ...core.score import Softcap
 from ...core.traced import Traced, bind
 from ...core.vec_io import pack_half
-from ...fwd.rows import is_written, normalise, query_of, result, row_coord_of
-from ...fwd.scales import Scales
+from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
+from ...fwd.device.scales import Scales
 from ...pipeline.cursor import Cursor, consume, produce
 from .. import tmem
 from ..exp2 import exp2_mufu, exp2_polynomial, is_polynomial

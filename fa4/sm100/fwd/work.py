@@ -15,7 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ...fwd.work import Work, work_tile
+from ...fwd.device.work import Work, work_tile
 from ...pipeline.cursor import Cursor, consume
 from .config import Schedule
 

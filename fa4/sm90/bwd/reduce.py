@@ -1,9 +1,9 @@
 """Reduce role: adds the dQ of each step to its float32 sum in global memory, with one bulk addition per consumer's
 share. The sum keeps the layout in which the threads hold dQ.
 
-Deterministic: the key blocks that a query block meets add in order (`bwd.semaphores`). To wait for the semaphore, add
-and release it takes longer than a step, so several warps take the steps round-robin. A CTA waits only for CTAs with
-lower launch indices, which run or have ended.
+Deterministic: the key blocks that a query block meets add in order (`bwd.device.semaphores`). To wait for the
+semaphore, add and release it takes longer than a step, so several warps take the steps round-robin. A CTA waits only
+for CTAs with lower launch indices, which run or have ended.
 
 The first CTA in the order stores what the others add to. Without an order this is the first writer
 (`Sm90BackwardConfig.first_writer`).
@@ -20,7 +20,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from ...bwd.semaphores import (
+from ...bwd.device.semaphores import (
     claim_first_writer,
     first_writer_state,
     release_semaphore,

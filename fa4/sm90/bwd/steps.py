@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...bwd.work import first_member
+from ...bwd.device.work import first_member
 from ...pipeline.cursor import Cursor, consume, produce
 from ..wgmma import wait
 from .config import Division

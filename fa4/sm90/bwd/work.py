@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...bwd.work import cta_keys, order_index, order_index_by_lists, sparse_blocks_of
+from ...bwd.device.work import cta_keys, order_index, order_index_by_lists, sparse_blocks_of
 from ...core.mask import Band, SparseBlocks
 from ...core.order import Tile
 from ...core.sequence import Rows

@@ -22,7 +22,7 @@ from ...core.constant import Constant
 from ...core.mask import Blocks
 from ...core.sequence import sequence_matrix
 from ...core.vec_io import bits, pack_half, store_vec
-from ...fwd.rows import is_written, query_of, result, row_coord_of
+from ...fwd.device.rows import is_written, query_of, result, row_coord_of
 from ...pipeline.cursor import Cursor, Lane, consume
 from ...pipeline.roles import WARPS_PER_WARPGROUP
 from ...pipeline.smem import PANEL_ROW_BYTES

@@ -11,7 +11,7 @@ from cutlass import Int32
 
 from ...core.constant import Constant
 from ...core.vec_io import load_vec
-from ...fwd.key_rows import KeyRows
+from ...fwd.device.key_rows import KeyRows
 from ...pipeline.upconvert import COLUMNS, Upconversion
 
 _VEC = 4  # 32-bit registers per load

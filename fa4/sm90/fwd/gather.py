@@ -13,7 +13,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-from ...fwd.gather import Gather
+from ...fwd.device.gather import Gather
 from ...pipeline.cursor import produce
 from .work import Queue
 

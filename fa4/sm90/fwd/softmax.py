@@ -17,8 +17,8 @@ from ...core.mask_bits import apply_mask
 from ...core.score import Softcap
 from ...core.traced import bind
 from ...core.vec_io import pack_half
-from ...fwd.rows import is_written, normalise, query_of, result, row_coord_of
-from ...fwd.scales import Scales
+from ...fwd.device.rows import is_written, normalise, query_of, result, row_coord_of
+from ...fwd.device.scales import Scales
 from ..fragment import (
     LANES_PER_ROW,
     ROWS_PER_THREAD,

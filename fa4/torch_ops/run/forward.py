@@ -88,7 +88,7 @@ class ForwardExecutor:
 
     @functools.cached_property
     def _join(self) -> Callable[..., None]:
-        from ...fwd.combine import launcher  # needs CuTe DSL
+        from ...fwd.kernels.combine import launcher  # needs CuTe DSL
 
         spec = self.plan.spec
         return launcher(spec.dtype, spec.head_dim_v, spec.has_sink, self.plan.splits, self.plan.chip)

@@ -1,9 +1,9 @@
 """Acquire and release roles, one warp each: the order in which a deterministic run adds dQ.
 
-The key blocks that a query block meets add in order (`bwd.semaphores`), with one semaphore per CTA's columns. The
-acquire warp waits for the semaphore of each step and then lets the consumers add. The release warp releases it after
-both consumers have added. The release waits for all memory operations to be visible to the GPU, so the consumers do
-neither. A single warp for both would wait for the next semaphore before it has released the last one.
+The key blocks that a query block meets add in order (`bwd.device.semaphores`), with one semaphore per CTA's columns.
+The acquire warp waits for the semaphore of each step and then lets the consumers add. The release warp releases it
+after both consumers have added. The release waits for all memory operations to be visible to the GPU, so the consumers
+do neither. A single warp for both would wait for the next semaphore before it has released the last one.
 
 Waits:   compute_release_dQ.full, acquire_compute_order.free
 Signals: acquire_compute_order.{full,free}
@@ -17,7 +17,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ....bwd.semaphores import release_semaphore, semaphore_ptr, wait_semaphore
+from ....bwd.device.semaphores import release_semaphore, semaphore_ptr, wait_semaphore
 from ....core.vec_io import load_vec, store_vec
 from ....pipeline.cursor import Cursor, consume, produce
 from ..work import work_tile

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Boolean, Int32
 
-from ..core.cache import Keys
-from ..core.mask import Band, Blocks, Mask, ReverseRange, SparseBlocks
-from ..core.sequence import Rows
+from ...core.cache import Keys
+from ...core.mask import Band, Blocks, Mask, ReverseRange, SparseBlocks
+from ...core.sequence import Rows
 
 
 class Work(NamedTuple):

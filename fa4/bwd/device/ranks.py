@@ -11,8 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..core.traced import BlockTensors
-from .blocks import THREADS
+from ...core.traced import BlockTensors
+from ..blocks import THREADS
 
 
 @cute.jit

@@ -8,10 +8,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..core.mask import Band, SparseBlocks
-from ..core.order import Order, Tile
-from ..core.rows import first_row_block
-from ..core.sequence import Rows
+from ...core.mask import Band, SparseBlocks
+from ...core.order import Order, Tile
+from ...core.rows import first_row_block
+from ...core.sequence import Rows
 
 
 class KeyBlock(NamedTuple):

@@ -14,9 +14,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..core.constant import Constant
-from ..pipeline.roles import WARP, WARPS_PER_WARPGROUP
-from ..pipeline.smem import PANEL_ROW_BYTES
+from ...core.constant import Constant
+from ...pipeline.roles import WARP, WARPS_PER_WARPGROUP
+from ...pipeline.smem import PANEL_ROW_BYTES
 from .key_rows import KeyRows
 
 _CHUNK = 16  # bytes per thread and copy

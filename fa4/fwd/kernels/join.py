@@ -18,10 +18,10 @@ import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32
 
-from ..core.program import Program
-from ..core.vec_io import bits, load_floats, load_halves, pack_half, store_vec
-from ..runtime import jit
-from ..runtime.device import Chip
+from ...core.program import Program
+from ...core.vec_io import bits, load_floats, load_halves, pack_half, store_vec
+from ...runtime import jit
+from ...runtime.device import Chip
 
 _THREADS = 256
 _VECTOR = 8  # columns per lane: 16 bytes of 16-bit values

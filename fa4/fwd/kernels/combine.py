@@ -19,12 +19,12 @@ import cutlass.cute as cute
 import torch
 from cutlass import Float32, Int32
 
-from ..core.constant import Constant
-from ..core.program import Program
-from ..core.vec_io import bits, load_floats, pack_half, store_vec
-from ..runtime import jit
-from ..runtime.device import Chip
-from .splits import MOST_SPLITS
+from ...core.constant import Constant
+from ...core.program import Program
+from ...core.vec_io import bits, load_floats, pack_half, store_vec
+from ...runtime import jit
+from ...runtime.device import Chip
+from ..splits import MOST_SPLITS
 
 _WARP = 32
 _WARPS = 8  # per block

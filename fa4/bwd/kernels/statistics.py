@@ -11,12 +11,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from ..core.rows import first_row_block
-from ..core.sequence import extent, sequence_matrix
-from ..core.softmax import LOG2_E
-from ..core.vec_io import load_halves, store_vec
-from .blocks import THREADS, RowBlocks, RowTensors
-from .ranks import rank_key_blocks
+from ...core.rows import first_row_block
+from ...core.sequence import extent, sequence_matrix
+from ...core.softmax import LOG2_E
+from ...core.vec_io import load_halves, store_vec
+from ..blocks import THREADS, RowBlocks, RowTensors
+from ..device.ranks import rank_key_blocks
 
 LANES = 8
 VECTOR = 8  # columns per lane and iteration

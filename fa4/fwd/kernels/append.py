@@ -17,9 +17,9 @@ import cutlass.cute as cute
 import torch
 from cutlass import Boolean, Float32, Int32, Uint8
 
-from ..core.program import Program
-from ..runtime import jit
-from ..runtime.device import Chip
+from ...core.program import Program
+from ...runtime import jit
+from ...runtime.device import Chip
 
 _WARP, _WARPS = 32, 8
 

@@ -10,10 +10,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from ..core.rows import first_row_block
-from ..core.sequence import extent, sequence_matrix
-from ..core.vec_io import load_floats, pack_half, store_vec
-from .blocks import THREADS, Placement, RowBlocks, RowTensors
+from ...core.rows import first_row_block
+from ...core.sequence import extent, sequence_matrix
+from ...core.vec_io import load_floats, pack_half, store_vec
+from ..blocks import THREADS, Placement, RowBlocks, RowTensors
 
 VECTOR = 8
 

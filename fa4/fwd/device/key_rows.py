@@ -13,8 +13,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from ..core.cache import Keys, page_at
-from ..core.constant import Constant
+from ...core.cache import Keys, page_at
+from ...core.constant import Constant
 
 
 @dataclass(frozen=True)
