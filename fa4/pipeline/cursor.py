@@ -76,13 +76,14 @@ class Cursor:
 
     def at_iteration_of(self, other: Cursor) -> Cursor:
         """Return `other`, a new cursor of another channel, moved to this cursor's iteration. Both channels advance
-        together, so they share one phase; rings of equal length also share the stage."""
+        together, so they share one phase; rings of equal length also share the stage, and the lane in the ring."""
         mine, others = self.end.channel, other.end.channel
-        if self.moves != other.moves or (self.moves and mine.stages != others.stages):
-            raise ValueError(f"channels {mine.name} and {others.name}: rings of other lengths do not go in step")
+        ring, other_ring = (mine.stages, self.step), (others.stages, other.step)
+        if self.moves != other.moves or (self.moves and ring != other_ring):
+            raise ValueError(f"channels {mine.name} and {others.name}: other rings or lanes do not go in step")
         phase = self.phase ^ 1 if self.first_phase != other.first_phase else self.phase
         stage = self.stage if other.moves else other.stage
-        return Cursor(other.end, other.produces, stage, phase, other.first_phase, other.moves)
+        return Cursor(other.end, other.produces, stage, phase, other.first_phase, other.moves, other.step)
 
     def next(self) -> Cursor:
         """Return the cursor of the next iteration."""

@@ -14,6 +14,7 @@ TABLE = ChannelTable(
     (
         Channel("load_multiply_K", "load", "multiply", By.TMA, By.WARP, 3, Carries.ASYNC_SMEM),
         Channel("load_multiply_Q", "load", "multiply", By.TMA, By.WARP, 2, Carries.ASYNC_SMEM),
+        Channel("load_multiply_V", "load", "multiply", By.TMA, By.WARP, 4, Carries.ASYNC_SMEM),
     ),
     ROLES,
 )
@@ -43,6 +44,12 @@ def test_channels_in_step_share_a_phase():
     assert len(queries._carried()) == len(consume(MULTIPLY.load_multiply_Q, 1)._carried()) == 1
 
 
+def test_a_cursor_in_step_keeps_to_its_lane():
+    lane = consume(MULTIPLY.load_multiply_V, Lane(1, 2))
+    other = lane.at_iteration_of(produce(LOAD.load_multiply_V, Lane(1, 2)))
+    assert (other.step, other.stage) == (2, lane.stage)
+
+
 @pytest.mark.parametrize(
     "misuse, complaint",
     [
@@ -51,6 +58,10 @@ def test_channels_in_step_share_a_phase():
         (
             lambda: consume(MULTIPLY.load_multiply_K).at_iteration_of(consume(MULTIPLY.load_multiply_Q, 0)),
             "do not go in step",
+        ),
+        (
+            lambda: consume(MULTIPLY.load_multiply_V, Lane(0, 2)).at_iteration_of(consume(MULTIPLY.load_multiply_V)),
+            "other rings or lanes do not go in step",
         ),
         (lambda: consume(MULTIPLY.load_multiply_Q, ALL).wait(), "asked about None"),
         (lambda: consume(MULTIPLY.load_multiply_Q, 0).wait(1), "asked about 1"),
