@@ -100,12 +100,12 @@ class End(Constant):
     def arrive_full(self, stage) -> None:
         """Producer by WARP, whole warp: signal that this warp's part of the stage is written."""
         self._require(self.produces and self.channel.filled is By.WARP, "a producer by warps")
-        self._arrive(self.full(stage))
+        self._arrive(self.full(stage), is_release=False)
 
     def arrive_free(self, stage) -> None:
         """Consumer by WARP, whole warp: release the stage."""
         self._require(self.releases and self.channel.freed is By.WARP, "a consumer by warps")
-        self._arrive(self.free(stage))
+        self._arrive(self.free(stage), is_release=True)
 
     def arrive_read(self, stage) -> None:
         """Consumer by READ or WGMMA, whole warp: release the stage.
@@ -115,21 +115,22 @@ class End(Constant):
         """
         is_by_reading = self.channel.freed in (By.READ, By.WGMMA)
         self._require(self.releases and is_by_reading, "a consumer that reads by copies or products")
-        self._signal(self.free(stage))
+        self._signal(self.free(stage), is_release=True)
 
-    def _arrive(self, barrier: cute.Pointer) -> None:
+    def _arrive(self, barrier: cute.Pointer, is_release: bool) -> None:
         channel = self.channel
         self._signals.before_arrival(channel.carries)
         if Carries.ASYNC_SMEM in channel.carries:
             cute.arch.fence_proxy("async.shared", space="cta" if channel.ctas == 1 else "cluster")
         if channel.carries != Carries.TMEM:
             cute.arch.sync_warp()  # the elected lane's arrival releases the writes of every lane
-        self._signal(barrier)
+        self._signal(barrier, is_release)
 
-    def _signal(self, barrier: cute.Pointer) -> None:
-        """One elected lane arrives: on the leader's barrier of a pair, on every CTA's free barrier of a multicast."""
+    def _signal(self, barrier: cute.Pointer, is_release: bool) -> None:
+        """One elected lane arrives: on the leader's barrier of a pair; in a multicast on every CTA's free barrier, but
+        on its own CTA's full barrier. A role may both fill and release a channel, so the role does not tell which."""
         channel = self.channel
-        is_shared = channel.sharing is ClusterSharing.MULTICAST and self.releases
+        is_shared = channel.sharing is ClusterSharing.MULTICAST and is_release
         targets = range(channel.ctas) if is_shared else [LEADER] if channel.is_pair else []
         with cute.arch.elect_one():
             if channel.is_async_only:

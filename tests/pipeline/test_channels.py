@@ -1,9 +1,12 @@
 """The tables a warp-specialised kernel is built from: what they derive, and what they refuse."""
 
+import contextlib
+
 import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
+from fa4.pipeline import ends
 from fa4.pipeline.channels import By, Carries, Channel, ChannelTable, ClusterSharing, Every, Implied
 from fa4.pipeline.ends import Ends
 from fa4.pipeline.roles import Role, RoleTable
@@ -80,6 +83,20 @@ def test_an_end_refuses_what_its_role_does_not_do(role, operation):
     arguments = (0, 0) if operation.startswith("wait") else (0,)
     with pytest.raises(ValueError, match=f"mma_softmax_S: {role} is used as a"):
         getattr(end, operation)(*arguments)
+
+
+def test_only_a_release_of_a_multicast_goes_to_every_cta(monkeypatch):
+    """The role fills the stages and releases them: its arrivals on full barriers stay in its own CTA."""
+    shared = (2, ClusterSharing.MULTICAST)
+    x = Channel("x", "consume", "load", By.WARP, By.WARP, 1, Carries.SMEM, *shared, releaser="consume")
+    end, arrivals = Ends(ChannelTable((x,), HOPPER), "consume", 0).x, []
+    monkeypatch.setattr(ends.cute.arch, "elect_one", contextlib.nullcontext)
+    monkeypatch.setattr(ends.cute.arch, "sync_warp", lambda: None)
+    monkeypatch.setattr(ends.cute.arch, "mbarrier_arrive", lambda *barrier, **_scope: arrivals.append(barrier))
+    end.arrive_full(0)
+    assert arrivals == [(end.full(0),)]
+    end.arrive_free(0)
+    assert arrivals[1:] == [(end.free(0), 0), (end.free(0), 1)]
 
 
 def test_a_chip_without_tcgen05_refuses_its_channels():
