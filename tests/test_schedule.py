@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
-from fa4.core.order import Order, even_l2_groups
+from fa4.core.order import Order, PackedOrder, even_l2_groups, tile_order
 
 
 def test_every_tile_once_and_blocks_of_a_pair_in_order(seed):
@@ -75,3 +75,14 @@ def test_blocks_take_turns_in_the_order_of_work(wave):
 def test_no_section_is_a_section_of_the_heads_of_a_sequence():
     tiles = [Order(blocks=4, heads=3, batch=2).at(i) for i in range(24)]
     assert tiles == [Order(blocks=4, heads=3, batch=2, l2_group=3).at(i) for i in range(24)]
+
+
+def test_cumulative_lengths_make_a_packed_order():
+    """Two tile rows per row: 5 rows fill 3 tiles of 4."""
+    dense = tile_order(4, 2, 5, 100, None, 3, 7, 2, descending=True, cluster=2, wave=8, most_l2_groups=6)
+    assert dense == Order(3, 3, 7, 2, True, 2, 8, most_l2_groups=6)
+    bounds = object()
+    assert tile_order(4, 2, 5, 100, bounds, 3, 7, 2, descending=True, cluster=2) == PackedOrder(
+        4, 2, bounds, 100, 3, 2, True, 2
+    )
+    assert tile_order(4, 2, 5, 100, bounds, 3, 7).l2_group == 3  # the heads of a sequence

@@ -23,7 +23,7 @@ from cutlass import Float32, Int32
 
 from ..core.arguments import Inputs
 from ..core.constant import Constant
-from ..core.order import Order, PackedOrder
+from ..core.order import Order, PackedOrder, tile_order
 from ..core.sequence import Lengths, as_columns, as_matrices, extent, modes_reversed
 from ..core.traced import BlockTensors, ModTensors
 from ..runtime.spec import ProblemSize, Saved
@@ -134,12 +134,8 @@ class RowTensors:
         lse, dlse, dsink = (None if x is None else as_columns(x, cfg.packed) for x in row_values)
         statistics, dq_sum, semaphores, ranks = (None if x is None else modes_reversed(x) for x in workspace[:4])
         of_queries = None if mods is None else mods.of_queries
-        heads = cute.size(dq, mode=[2])
-        order: Order | PackedOrder = Order(
-            cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tile_m), heads, sizes.batch
-        )
-        if cfg.varlen:
-            order = PackedOrder(cfg.tile_m, cfg.packed, inputs.lengths.cu_seqlens_q, extent(out), heads, heads, False)
+        heads, cu_seqlens = cute.size(dq, mode=[2]), inputs.lengths.cu_seqlens_q
+        order = tile_order(cfg.tile_m, cfg.packed, sizes.max_seqlen_q, extent(out), cu_seqlens, heads, sizes.batch)
         lengths = inputs.lengths.bounded(sizes.max_seqlen_q, sizes.max_seqlen_k)
         return RowTensors(
             out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, semaphores, ranks, of_queries, lengths,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..core.order import Order, PackedOrder, sparse_block_order
+from ..core.order import Order, PackedOrder, sparse_block_order, tile_order
 from ..core.sequence import Lengths, seq_bounded_tma
 from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
@@ -61,15 +61,12 @@ class BackwardKernel(BackwardProgram, RoleKernel):
         pairs = heads * sizes.batch
         l2_group = cfg.l2_group(n_blocks, sizes.max_seqlen_q, pairs)
         wave = cfg.wave(n_blocks, l2_group, pairs)
-        block_order = (
-            sparse_block_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.cluster_tile_n) if cfg.has_blocks else None
-        )
-        order: Order | PackedOrder = Order(
-            n_blocks, heads, sizes.batch, l2_group, cfg.descending, cfg.ctas, wave, block_order
-        )
-        if cfg.has_packed_key_order:
-            bounds = rows.lengths.cu_seqlens_k
-            order = PackedOrder(cfg.cluster_tile_n, 1, bounds, seqlens[1], heads, l2_group, cfg.descending, cfg.ctas)
+        cu_seqlens = rows.lengths.cu_seqlens_k if cfg.has_packed_order else None
+        order = tile_order(
+            cfg.cluster_tile_n, 1, sizes.max_seqlen_k, seqlens[1], cu_seqlens, heads, sizes.batch, l2_group,
+            descending=cfg.descending, cluster=cfg.ctas, wave=wave,
+            block_order=sparse_block_order(cfg, call.mods, 1, cfg.cluster_tile_n),
+        )  # fmt: skip
         loaded, stored = (call.q, call.k, call.v, rows.dout), (call.dk, call.dv)
         if cfg.lengths_vary:
             loaded, stored = tuple(seq_bounded_tma(x) for x in loaded), tuple(seq_bounded_tma(x) for x in stored)

@@ -127,14 +127,14 @@ class Order:
         return cutlass.max(stop - self.wave, 0), stop
 
 
-def sparse_block_order(cfg: Any, blocks: Any, rows: int, tile: int) -> cute.Tensor | None:
-    """Return the order of a block mask's listing blocks (`rows` rows each) if they are the tiles of a grid.
+def sparse_block_order(cfg: Any, mods: Any, axis: int, tile: int) -> cute.Tensor | None:
+    """Return the order of a block mask's listing blocks if they are the tiles (`tile` rows each) of a grid.
 
-    None otherwise, for varlen (a sequence has fewer blocks) and if additions follow the order of block numbers. blocks:
-    `core.traced.BlockTensors`.
+    None otherwise, without a block mask, for varlen (a sequence has fewer blocks) and if additions follow the order of
+    block numbers. mods: `core.traced.ModTensors`. axis: 0 if blocks of queries list blocks of keys, 1 in a backward.
     """
     is_fixed = cfg.varlen or cfg.deterministic or cfg.lists_by_head
-    return None if is_fixed or rows != tile else blocks.order
+    return None if not cfg.has_blocks or is_fixed or cfg.mods.block[axis] != tile else mods.blocks.order
 
 
 _NONE = 1 << 20  # block index beyond every sequence
@@ -158,7 +158,7 @@ class PackedOrder:
     total: Int32
     heads: Int32
     l2_group: Int32
-    descending: cutlass.Constexpr[bool] = True
+    descending: cutlass.Constexpr[bool] = False
     cluster: cutlass.Constexpr[int] = 1
 
     ctas, rank, stride, here = Order.ctas, Order.rank, Order.stride, Order.here
@@ -185,6 +185,35 @@ class PackedOrder:
         order = Order(blocks, self.heads, Int32(1), self.l2_group, self.descending)
         block, head, _ = order.at(cutlass.min(within, last))
         return Tile(Int32(cutlass.select_(within > last, Int32(_NONE), block)), head, sequence)
+
+
+def tile_order(
+    rows: int,
+    per_query: int,
+    longest: Int32,
+    total: Int32,
+    cu_seqlens: cute.Tensor | None,
+    heads: Int32,
+    batch: Int32,
+    l2_group: Int32 | None = None,
+    *,
+    descending: bool = False,
+    cluster: int = 1,
+    wave: Int32 | None = None,
+    block_order: cute.Tensor | None = None,
+    most_l2_groups: Int32 | None = None,
+) -> Order | PackedOrder:
+    """Return the order of a launch's tiles: a `PackedOrder` if `cu_seqlens` is given, else the same number of tiles for
+    each sequence.
+
+    rows, per_query: as in `PackedOrder`; by default its l2_group is all heads. longest: rows of the longest sequence.
+    total: rows of all sequences. Other arguments: as in `Order`; a `PackedOrder` uses none after `cluster`.
+    """
+    if cu_seqlens is not None:
+        l2_group = heads if l2_group is None else l2_group
+        return PackedOrder(rows, per_query, cu_seqlens, total, heads, l2_group, descending, cluster)
+    blocks = cute.ceil_div(longest * per_query, rows)
+    return Order(blocks, heads, batch, l2_group, descending, cluster, wave, block_order, most_l2_groups)
 
 
 @cute.jit

@@ -68,9 +68,9 @@ class Variant(Constant):
         return 1
 
     @property
-    def has_packed_key_order(self) -> bool:
-        """Whether a backward uses the tiles of varlen keys (`core.order.PackedOrder`). A deterministic order
-        numbers the blocks of all sequences alike."""
+    def has_packed_order(self) -> bool:
+        """Whether the tiles of the main kernel have a `core.order.PackedOrder`: for varlen, unless a deterministic
+        backward numbers the key blocks of all sequences alike."""
         return self.varlen and not self.deterministic
 
     @property

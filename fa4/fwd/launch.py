@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..core.cache import CacheTensors
-from ..core.order import Order, PackedOrder, sparse_block_order
+from ..core.order import Order, PackedOrder, sparse_block_order, tile_order
 from ..core.sequence import Lengths, extent, seq_bounded_tma
 from ..core.traced import ModTensors
 from ..pipeline.kernel import RoleKernel
@@ -64,8 +64,8 @@ class ForwardKernelArguments:
 class ForwardKernel(ForwardProgram, RoleKernel):
     """Base class of a chip's forward kernel. Its configuration is a `fwd.variant.ForwardVariant` with more fields:
     `rows` (of a work tile), `q_tile`, `k_tile`, `v_tile` and `o_tile`, `ctas` (per work tile), `seq_bounded_q` and
-    `seq_bounded_o` (the TMA map ends with the sequence), `persistent` (grid), `has_packed_order` (varlen tiles use a
-    `PackedOrder`) and `direct_store` (O is stored without TMA)."""
+    `seq_bounded_o` (the TMA map ends with the sequence), `persistent` (grid) and `direct_store` (O is stored without
+    TMA)."""
 
     def begin(self, call: ForwardArguments, cfg: Any, stream: Any) -> None:
         """Build the TMA maps and start the kernel."""
@@ -84,21 +84,14 @@ class ForwardKernel(ForwardProgram, RoleKernel):
         loads += [None] * (3 - len(loads))
         plain = (call.k, call.v) if cfg.kv_without_tma else (None, None)
         maps = Maps(*loads, None if cfg.direct_store else TmaTile.store(stored, cfg.o_tile).map)
-        heads, splits = cute.size(call.q, mode=[2]), sizes.splits if cfg.split else None
         # The last row blocks of a causal problem see the most keys, so the longest tiles start first.
-        if cfg.has_packed_order:
-            rows, cu_seqlens = extent(call.q), call.lengths.cu_seqlens_q
-            order = PackedOrder(cfg.rows, cfg.slots, cu_seqlens, rows, heads, sizes.l2_group, cluster=cfg.ctas)
-        else:
-            m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.slots, cfg.rows)
-            block_order = (
-                sparse_block_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows) if cfg.has_blocks else None
-            )
-            most_l2_groups = sizes.most_l2_groups if cfg.snake else None
-            order = Order(
-                m_blocks, heads, sizes.batch, sizes.l2_group, descending=True, cluster=cfg.ctas,
-                block_order=block_order, most_l2_groups=most_l2_groups,
-            )  # fmt: skip
+        heads, cu_seqlens = cute.size(call.q, mode=[2]), call.lengths.cu_seqlens_q if cfg.has_packed_order else None
+        order = tile_order(
+            cfg.rows, cfg.slots, sizes.max_seqlen_q, extent(call.q), cu_seqlens, heads, sizes.batch, sizes.l2_group,
+            descending=True, cluster=cfg.ctas, block_order=sparse_block_order(cfg, call.mods, 0, cfg.rows),
+            most_l2_groups=sizes.most_l2_groups if cfg.snake else None,
+        )  # fmt: skip
+        splits = sizes.splits if cfg.split else None
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = ForwardKernelArguments(
             maps, *plain, call.out, call.lse, call.sink, call.lengths, call.cache, order, splits, part_blocks,

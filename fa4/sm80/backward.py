@@ -16,7 +16,7 @@ from cutlass import Float32
 
 from ..bwd.program import BackwardArguments, BackwardProgram
 from ..core.mask import Window
-from ..core.order import Order, PackedOrder, sparse_block_order
+from ..core.order import Order, PackedOrder, sparse_block_order, tile_order
 from ..core.score import BackwardSoftcap
 from ..core.sequence import Lengths, extent
 from ..core.traced import ModTensors
@@ -58,13 +58,11 @@ class BackwardKernel(BackwardProgram):
         n_blocks = cute.ceil_div(sizes.max_seqlen_k, cfg.tiles.tile_n)
         heads = cute.size(call.k, mode=[2])
         l2_group = cfg.l2_group(n_blocks, sizes.max_seqlen_q, heads * sizes.batch)
-        sparse_order = (
-            sparse_block_order(cfg, call.mods.blocks, cfg.mods.block[1], cfg.cluster_tile_n) if cfg.has_blocks else None
-        )
-        order: Order | PackedOrder = Order(n_blocks, heads, sizes.batch, l2_group, block_order=sparse_order)
-        if cfg.has_packed_key_order:
-            cu_seqlens = rows.lengths.cu_seqlens_k
-            order = PackedOrder(cfg.tiles.tile_n, 1, cu_seqlens, extent(call.k), heads, l2_group, False)
+        cu_seqlens = rows.lengths.cu_seqlens_k if cfg.has_packed_order else None
+        order = tile_order(
+            cfg.tiles.tile_n, 1, sizes.max_seqlen_k, extent(call.k), cu_seqlens, heads, sizes.batch, l2_group,
+            block_order=sparse_block_order(cfg, call.mods, 1, cfg.tiles.tile_n),
+        )  # fmt: skip
         args = Sm80BackwardArguments(
             call.q, call.k, call.v, rows.dout, call.dk, call.dv, rows.statistics, rows.dq_sum, rows.semaphores,
             rows.ranks, rows.lengths, order, cfg.window(scalars.left, scalars.right), score, scalars.scale,

@@ -16,7 +16,7 @@ from cutlass import Float32, Int32
 
 from ..core.cache import CacheTensors
 from ..core.mask import Window
-from ..core.order import Order, PackedOrder, sparse_block_order
+from ..core.order import Order, PackedOrder, sparse_block_order, tile_order
 from ..core.score import Softcap
 from ..core.sequence import Lengths, extent
 from ..core.traced import ModTensors
@@ -76,16 +76,11 @@ class ForwardKernel(ForwardProgram):
             score, scale = Softcap(scalars.softmax_scale / scalars.softcap), scalars.softcap
         window = cfg.window(scalars.left, scalars.right)
         # Last query rows first: under a causal mask they take longest.
-        m_blocks = cute.ceil_div(sizes.max_seqlen_q * cfg.packed, cfg.tiles.tile_m)
-        heads, sparse_order = cute.size(call.q, mode=[2]), None
-        if cfg.has_blocks:
-            sparse_order = sparse_block_order(cfg, call.mods.blocks, cfg.mods.block[0], cfg.rows)
-        order: Order | PackedOrder = Order(
-            m_blocks, heads, sizes.batch, sizes.l2_group, descending=True, block_order=sparse_order
-        )
-        if cfg.varlen:
-            cu_seqlens = call.lengths.cu_seqlens_q
-            order = PackedOrder(cfg.tiles.tile_m, cfg.packed, cu_seqlens, extent(call.q), heads, sizes.l2_group)
+        heads, cu_seqlens = cute.size(call.q, mode=[2]), call.lengths.cu_seqlens_q if cfg.has_packed_order else None
+        order = tile_order(
+            cfg.rows, cfg.packed, sizes.max_seqlen_q, extent(call.q), cu_seqlens, heads, sizes.batch, sizes.l2_group,
+            descending=True, block_order=sparse_block_order(cfg, call.mods, 0, cfg.rows),
+        )  # fmt: skip
         part_blocks = sizes.part_blocks if cfg.fixed_parts else None
         args = Sm80ForwardArguments(
             *call[:7], order, sizes.splits, part_blocks, window, score, scale, call.mods, call.cache

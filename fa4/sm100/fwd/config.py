@@ -197,10 +197,6 @@ class Sm100ForwardConfig(ForwardVariant):
         return self.schedule is Schedule.PERSISTENT
 
     @property
-    def has_packed_order(self) -> bool:
-        return self.varlen
-
-    @property
     def seq_bounded_q(self) -> bool:
         """True if TMA maps of Q and O end with the sequence (`sequence.seq_bounded_tma`): packed sequences follow each
         other. Unused rows of a sequence need no bound, because their output is zero whatever they hold."""

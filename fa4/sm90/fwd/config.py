@@ -235,6 +235,7 @@ class Sm90ForwardConfig(ForwardVariant):
 
     @property
     def has_packed_order(self) -> bool:
+        """Narrower than on other chips: varlen sequences with one tile each have `Schedule.SINGLE`."""
         return self.schedule is Schedule.PACKED
 
     @property
