@@ -92,10 +92,10 @@ from warpcheck.tools.mutate import (
 )
 from warpcheck.tools.recording import Recorder, Recording
 from warpcheck.tools.verdicts import Ledger, summary
+from warpcheck_cases.planted import COLUMNS, ROWS, run_pipeline
 
 from fa4.emulator import emulate
 from fa4.emulator import mutate as own
-from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from cutlass.cute.runtime import from_dlpack
 from warpcheck.findings import KINDS
 from warpcheck.machine import interleavings
+from warpcheck_cases.planted import COLUMNS, ROWS, run_pipeline
 
-from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
 from tests.emulator.public import page, run
 from tests.emulator.public.rows import Outcome, Row, by_formula, draw, run_row
 

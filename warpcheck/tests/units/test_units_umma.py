@@ -4,9 +4,19 @@ Operands are small numbers whose products and sums are exact, so that a wrong pl
 
 import numpy as np
 import pytest
-from cute_layout import Layout
-from mma_model import EXACT, MODES, NARROW_BITS, Placement, chunk_bytes, encode, exact_matrix, place, spread
-from mma_model import tensor_core_sums as sums_of_the_core
+from warpcheck_cases.cute_layout import Layout
+from warpcheck_cases.mma_model import (
+    EXACT,
+    MODES,
+    NARROW_BITS,
+    Placement,
+    chunk_bytes,
+    encode,
+    exact_matrix,
+    place,
+    spread,
+)
+from warpcheck_cases.mma_model import tensor_core_sums as sums_of_the_core
 
 units = pytest.importorskip(
     "warpcheck.machine._units", reason="it is in no wheel: pip install -e ./warpcheck builds it"

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from warpcheck.machine import Machine
 from warpcheck.machine.record import EVENTS, KINDS
-
-from tests.emulator.handwritten import launch
-from tests.emulator.test_engine_async import ROUND_TRIP, WAIT
+from warpcheck_cases.handwritten import ROUND_TRIP, WAIT, launch
 
 
 def recorded(body, arrays, **options):

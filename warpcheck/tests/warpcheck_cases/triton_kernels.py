@@ -1,6 +1,8 @@
 """Kernels as users of Triton write them, and their PTX as Triton 3.9 compiled it, for tests without Triton.
 
-TRITON_DEFAULT_FP_FUSION=1 python -m tests.emulator.triton_kernels      # writes triton_ptx/ anew; needs Triton
+Write triton_ptx/, with Triton installed:
+
+    PYTHONPATH=warpcheck/tests TRITON_DEFAULT_FP_FUSION=1 python -m warpcheck_cases.triton_kernels
 """
 
 import gzip

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 from warpcheck.errors import DataRace
-from warpcheck.machine import SCHEDULES, Checks, load_core
-
-from tests.emulator.handwritten import launch
+from warpcheck.machine import SCHEDULES, Checks
+from warpcheck_cases.handwritten import data_and_map, launch
 
 FIRST = "setp.ne.u32 %p0, %r0, 0;"  # %p0: not thread 0
 SLOT = "shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3;"  # %r4: this thread's word of shared memory
@@ -273,22 +271,8 @@ TENSOR_PAIRS = [
 ]  # fmt: skip
 
 
-def arrays() -> list[np.ndarray]:
-    """512 bytes of data, and a tensor map of the first 128."""
-    data = np.zeros(160, np.uint32)
-    data = data[-data.ctypes.data % 64 // 4 :][:128]
-    map_ = np.zeros(64, np.uint32)
-    map_ = map_[-map_.ctypes.data % 64 // 4 :][:32]
-    packed = load_core().encode_tensormap({
-        "base": data.ctypes.data, "type": 2, "tf32": False, "swizzle": 0, "atomicity": 0, "interleave": 0,
-        "nan_fill": False, "extent": [32], "stride": [0], "box": [32], "element_stride": [1],
-    })  # fmt: skip
-    map_.view(np.uint8)[:] = np.frombuffer(packed, np.uint8)
-    return [data, map_]
-
-
 def run(pair: Pair, edge: str, **keywords) -> None:
-    launch(pair.body.replace("EDGE", edge), arrays(), checks=pair.checks, **pair.options, **keywords)
+    launch(pair.body.replace("EDGE", edge), data_and_map(), checks=pair.checks, **pair.options, **keywords)
 
 
 ALL = pytest.mark.parametrize("pair", PAIRS + TENSOR_PAIRS, ids=lambda pair: pair.name)
@@ -328,23 +312,23 @@ EACH_ARRIVES = f"""{BARRIER.format(count="COUNT")} {SLOT}
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_arrival_of_a_lane_that_comes_too_late_hands_over_nothing(schedule):
     """32 lanes arrive by one instruction; where the barrier expects fewer, the stores of the last are a race."""
-    launch(EACH_ARRIVES.replace("COUNT", "32"), arrays(), schedule=schedule, **WARPS)
+    launch(EACH_ARRIVES.replace("COUNT", "32"), data_and_map(), schedule=schedule, **WARPS)
     with pytest.raises(DataRace, match="no synchronisation orders"):
-        launch(EACH_ARRIVES.replace("COUNT", "31"), arrays(), schedule=schedule, **WARPS)
+        launch(EACH_ARRIVES.replace("COUNT", "31"), data_and_map(), schedule=schedule, **WARPS)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_by_practice_an_arrival_of_cp_async_hands_over_stores(schedule):
     body = BESIDE_COPY.replace("EDGE", STORE_AFTER)
-    assert not launch(body, arrays(), schedule=schedule, **WARPS, on_finding="collect").findings
-    by_letter = launch(body, arrays(), schedule=schedule, **WARPS, on_finding="collect", checks=LETTER).findings
+    assert not launch(body, data_and_map(), schedule=schedule, **WARPS, on_finding="collect").findings
+    by_letter = launch(body, data_and_map(), schedule=schedule, **WARPS, on_finding="collect", checks=LETTER).findings
     assert [finding.kind for finding in by_letter] == ["copy-arrival"]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_by_the_letter_a_fence_is_not_asked_for_twice(schedule):
     """The store lacks its order, whose fence is there."""
-    found = launch(FENCED_BY_NEXT.replace("EDGE", "fence.proxy.async.shared::cta;"), arrays(), schedule=schedule,
+    found = launch(FENCED_BY_NEXT.replace("EDGE", "fence.proxy.async.shared::cta;"), data_and_map(), schedule=schedule,
                    **WARPS, on_finding="collect", checks=LETTER).findings  # fmt: skip
     assert {finding.kind for finding in found} == {"copy-arrival"}
 
@@ -352,4 +336,4 @@ def test_by_the_letter_a_fence_is_not_asked_for_twice(schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_store_is_remembered_through_many_later_copies(schedule):
     with pytest.raises(DataRace):
-        launch(MANY, arrays(), schedule=schedule)
+        launch(MANY, data_and_map(), schedule=schedule)

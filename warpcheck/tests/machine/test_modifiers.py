@@ -5,8 +5,7 @@ import pytest
 from warpcheck.machine import load_core
 from warpcheck.machine.lowering import Lowering
 from warpcheck.machine.ptx import parse
-
-from tests.emulator.handwritten import launch
+from warpcheck_cases.handwritten import launch
 
 KERNEL = ".version 8.7\n.target sm_100a\n.address_size 64\n.visible .entry k() { ret; }"
 

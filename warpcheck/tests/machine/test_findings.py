@@ -10,11 +10,9 @@ import pytest
 from warpcheck.errors import EmulationError
 from warpcheck.findings import FINAL, KINDS, Finding, Findings, Severity
 from warpcheck.machine import Allocation, Checks, Machine, load_core
+from warpcheck_cases.handwritten import data_and_map, entry, launch
 
-from tests.emulator.handwritten import entry, launch
-from tests.emulator.test_races import arrays as data_and_map
-
-PAGE = (Path(__file__).parents[2] / "docs" / "findings.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "findings.md").read_text()
 SECTIONS = dict(re.findall(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 EARLY = "griddepcontrol.launch_dependents; st.global.b32 [%a0], 1;"
 
@@ -170,13 +168,13 @@ def test_findings_as_json_and_sarif() -> None:
     assert {told["place"]["warp"], told["others"][0]["place"]["warp"]} == {0, 1}
     here = Path(__file__)
     place = found.place.__class__(**{**vars(found.place), "file": str(here), "line": 12})
-    sarif = json.loads(Findings([finding(place=place)]).to_sarif(root=here.parents[2]))
+    sarif = json.loads(Findings([finding(place=place)]).to_sarif(root=here.parents[1]))
     assert sarif["version"] == "2.1.0"
     (run_,) = sarif["runs"]
     assert [rule["id"] for rule in run_["tool"]["driver"]["rules"]] == ["race"]
     (result,) = run_["results"]
     where = result["locations"][0]["physicalLocation"]
-    assert where == {"artifactLocation": {"uri": "tests/emulator/test_findings.py"}, "region": {"startLine": 12}}
+    assert where == {"artifactLocation": {"uri": "machine/test_findings.py"}, "region": {"startLine": 12}}
     assert result["level"] == "error" and result["relatedLocations"] and result["properties"]["seed"] == 0
 
 

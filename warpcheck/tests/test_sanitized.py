@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import pytest
-
-from tests.emulator.sanitized import ROOT, environment
+from warpcheck_cases.sanitized import PROJECT, environment
 
 
 @pytest.mark.soak
@@ -14,7 +13,9 @@ from tests.emulator.sanitized import ROOT, environment
 def test_no_warning_and_nothing_for_the_sanitizers() -> None:
     if shutil.which("gcc") is None:
         pytest.skip("no gcc is installed")
-    done = subprocess.run([sys.executable, "-m", "tests.emulator.sanitized"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "warpcheck_cases.sanitized"], cwd=PROJECT / "tests", capture_output=True, text=True
+    )
     print(done.stdout[-8000:], done.stderr[-8000:])
     assert done.returncode == 0
     assert "no warning of the compiler" in done.stdout and " passed" in done.stdout

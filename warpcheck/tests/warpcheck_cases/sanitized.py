@@ -1,6 +1,6 @@
-"""The emulator's C and C++ built with AddressSanitizer and UndefinedBehaviorSanitizer, and its tests on that build:
+"""Build the emulator's C and C++ with AddressSanitizer and UndefinedBehaviorSanitizer, and test that build:
 
-    python -m tests.emulator.sanitized [PYTEST ARGUMENTS]
+    PYTHONPATH=warpcheck/tests python -m warpcheck_cases.sanitized [PYTEST ARGUMENTS]
 
 The build lies in build/sanitized, with a copy of the package. A warning of the compiler is an error. Tests of CuTe
 DSL's kernels are left out: the compiler is not built for the sanitizers, and takes minutes under them.
@@ -15,33 +15,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROJECT = ROOT / "warpcheck"
 BUILD = ROOT / "build" / "sanitized"
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")  # the last one, so that exceptions are caught
 # Hand-written PTX and the units by themselves.
 TESTS = [
-    *(f"tests/emulator/test_{name}.py" for name in (
-        "division", "engine_async", "engine_control", "findings", "fuzz", "grid_dependency", "hand_overs", "modifiers",
-        "opcodes", "races", "residency", "tensor_map", "units_arithmetic", "units_formats", "units_fragments",
-        "units_tma", "units_tmem", "units_umma",
+    *(f"machine/test_{name}.py" for name in (
+        "engine_async", "engine_control", "findings", "fuzz", "grid_dependency", "hand_overs", "modifiers", "opcodes",
+        "races", "residency",
     )),
-    "tests/timing/test_record.py", "tests/timing/test_replay.py",
+    "host/test_tensor_map.py", "timing/test_record.py", "timing/test_replay.py", "units",
 ]  # fmt: skip
 
 
 def build() -> str:
     """What the compiler printed. Raises CalledProcessError if it fails."""
-    command = [
-        sys.executable,
-        "setup.py",
-        "build",
-        "--build-base",
-        str(BUILD / "temp"),
-        "--build-lib",
-        str(BUILD / "lib"),
-    ]
+    folders = ["--build-base", str(BUILD / "temp"), "--build-lib", str(BUILD / "lib")]
+    command = [sys.executable, "setup.py", "build", *folders]
     environment = {**os.environ, "CFLAGS": FLAGS, "LDFLAGS": FLAGS}
     done = subprocess.run(
         command, cwd=PROJECT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -63,25 +55,20 @@ def environment() -> dict[str, str]:
         "LD_PRELOAD": ":".join(found),
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
-        "PYTHONPATH": f"{BUILD / 'lib'}:{ROOT}",
+        "PYTHONPATH": f"{BUILD / 'lib'}:{PROJECT / 'tests'}",
     }
 
 
 def test(arguments: list[str]) -> int:
     """The exit code of the tests on the build."""
-    options = [
-        "-q",
-        "-n0",
-        "-m",
-        "not soak and not gpu",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        f"pythonpath={BUILD / 'lib'} . warpcheck/tests",
+    options = ["-q", "-n0", "-m", "not soak and not gpu", "-p", "no:cacheprovider", "-p", "warpcheck_cases.sanitized"]
+    options += ["-o", f"pythonpath={BUILD / 'lib'} tests"]
+    command = [
+        str(Path(sys.executable).with_name("pytest")),
+        *options,
+        *(arguments or [f"tests/{name}" for name in TESTS]),
     ]
-    options += ["-p", "tests.emulator.sanitized"]
-    command = [str(Path(sys.executable).with_name("pytest")), *options, *(arguments or TESTS)]
-    return subprocess.run(command, cwd=ROOT, env=environment()).returncode
+    return subprocess.run(command, cwd=PROJECT, env=environment()).returncode
 
 
 def pytest_sessionfinish(session: Any) -> None:

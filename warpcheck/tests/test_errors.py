@@ -11,8 +11,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from cutlass.cute.runtime import from_dlpack
 from warpcheck.errors import DataRace, Deadlock, EmulationError, OutOfBounds, UninitializedRead
 from warpcheck.machine import SCHEDULES
+from warpcheck_cases.planted import COLUMNS, ROWS, run_pipeline, run_unwaited_copy
 
-from tests.emulator.planted import COLUMNS, ROWS, run_pipeline, run_unwaited_copy
 from warpcheck import emulate
 
 ROOT = Path(__file__).parents[2]

@@ -14,34 +14,9 @@ from warpcheck.errors import (
     TmemMisuse,
 )
 from warpcheck.machine import Allocation, Machine, load_core
-
-from tests.emulator.handwritten import entry, launch
+from warpcheck_cases.handwritten import ROUND_TRIP, WAIT, entry, launch
 
 SCHEDULES = ("round_robin", "random", "adversarial")
-ROUND_TRIP = """
-    setp.ne.u32 %p0, %r0, 0;
-    add.u32 %r4, %r2, 128;
-    @!%p0 mbarrier.init.shared.b64 [%r2], 1;
-    fence.mbarrier_init.release.cluster;
-    bar.sync 0;
-    @%p0 bra WAIT;
-    mbarrier.arrive.expect_tx.shared.b64 _, [%r2], {expected};
-    cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r4], [%a0], 512, [%r2];
-WAIT:
-    {wait}
-    shl.b32 %r5, %r0, 2; add.u32 %r6, %r4, %r5;
-    ld.shared.b32 %r7, [%r6];
-    add.u32 %r7, %r7, 1;
-    st.shared.b32 [%r6], %r7;
-    {fence}
-    bar.sync 0;
-    @%p0 bra DONE;
-    cp.async.bulk.global.shared::cta.bulk_group [%a1], [%r4], 512;
-    cp.async.bulk.commit_group;
-    cp.async.bulk.wait_group 0;
-DONE:
-"""
-WAIT = "LOOP: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra LOOP;"
 
 
 def round_trip(expected=512, wait=WAIT, fence="fence.proxy.async.shared::cta;", **keywords):

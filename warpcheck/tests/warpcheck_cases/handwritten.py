@@ -3,9 +3,34 @@
 import struct
 
 import numpy as np
-from warpcheck.machine import Allocation, Checks, Machine
+from warpcheck.machine import Allocation, Checks, Machine, load_core
 
 HEADER = ".version 8.8\n.target {target}\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
+# Copies 512 bytes in and out of shared memory, in bulk; each thread adds one to its word.
+ROUND_TRIP = """
+    setp.ne.u32 %p0, %r0, 0;
+    add.u32 %r4, %r2, 128;
+    @!%p0 mbarrier.init.shared.b64 [%r2], 1;
+    fence.mbarrier_init.release.cluster;
+    bar.sync 0;
+    @%p0 bra WAIT;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r2], {expected};
+    cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r4], [%a0], 512, [%r2];
+WAIT:
+    {wait}
+    shl.b32 %r5, %r0, 2; add.u32 %r6, %r4, %r5;
+    ld.shared.b32 %r7, [%r6];
+    add.u32 %r7, %r7, 1;
+    st.shared.b32 [%r6], %r7;
+    {fence}
+    bar.sync 0;
+    @%p0 bra DONE;
+    cp.async.bulk.global.shared::cta.bulk_group [%a1], [%r4], 512;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+DONE:
+"""
+WAIT = "LOOP: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @!%p1 bra LOOP;"
 
 
 def entry(body: str, pointers: int, target: str = "sm_100a") -> str:
@@ -35,3 +60,17 @@ def launch(
         allocations=[Allocation(a.ctypes.data, a.nbytes, f"array {i}") for i, a in enumerate(arrays)],
         **options,
     )  # fmt: skip
+
+
+def data_and_map() -> list[np.ndarray]:
+    """512 bytes of data, and a tensor map of the first 128."""
+    data = np.zeros(160, np.uint32)
+    data = data[-data.ctypes.data % 64 // 4 :][:128]
+    map_ = np.zeros(64, np.uint32)
+    map_ = map_[-map_.ctypes.data % 64 // 4 :][:32]
+    packed = load_core().encode_tensormap({
+        "base": data.ctypes.data, "type": 2, "tf32": False, "swizzle": 0, "atomicity": 0, "interleave": 0,
+        "nan_fill": False, "extent": [32], "stride": [0], "box": [32], "element_stride": [1],
+    })  # fmt: skip
+    map_.view(np.uint8)[:] = np.frombuffer(packed, np.uint8)
+    return [data, map_]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cute_layout import Layout, swizzle
+from warpcheck_cases.cute_layout import Layout, swizzle
 
 units = pytest.importorskip(
     "warpcheck.machine._units", reason="it is in no wheel: pip install -e ./warpcheck builds it"

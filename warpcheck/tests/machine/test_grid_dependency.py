@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from warpcheck.errors import DataRace
 from warpcheck.machine import SCHEDULES, Allocation, Checks, Machine
-
-from tests.emulator.handwritten import entry
+from warpcheck_cases.handwritten import entry
 
 WORD = "cvt.u64.u32 %d0, %r0; shl.b64 %d0, %d0, 2; add.s64 %d1, %a0, %d0; add.s64 %d2, %a1, %d0;"
 WRITE, READ = f"{WORD} st.global.b32 [%d1], %r0;", f"{WORD} ld.global.b32 %r5, [%d1]; st.global.b32 [%d2], %r5;"

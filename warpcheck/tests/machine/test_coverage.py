@@ -9,7 +9,7 @@ from warpcheck.machine.ptx import parse
 from warpcheck_cases import coverage
 from warpcheck_cases.opcodes import CASES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "ptx-coverage.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "ptx-coverage.md").read_text()
 ROOTS = {instruction.name.split(".")[0] for instruction in coverage.instructions()}
 
 

@@ -1,6 +1,11 @@
-"""What tests of the emulator share."""
+"""Fixtures of warpcheck's tests."""
 
 import pytest
+
+
+def pytest_addoption(pluginmanager):
+    """Once, also where another suite that runs in the same session has loaded it."""
+    pluginmanager.import_plugin("warpcheck_cases.suite")
 
 
 @pytest.fixture

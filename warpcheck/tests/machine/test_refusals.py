@@ -3,8 +3,7 @@
 import pytest
 from warpcheck.errors import Deadlock, IllegalInstruction, LaunchRefused, RegisterFileOverflow
 from warpcheck.machine import Checks, Machine
-
-from tests.emulator.handwritten import entry, launch
+from warpcheck_cases.handwritten import entry, launch
 
 
 @pytest.mark.parametrize("target, limit", [("sm_80", 163), ("sm_89", 99), ("sm_90a", 227), ("sm_100a", 227)])

@@ -1,6 +1,7 @@
 """Hand-overs of a place in shared memory by one lane for its warp, each right or with one omission.
 
-    compute-sanitizer --tool racecheck python -m tests.emulator.hand_overs    # what that tool says of each, on a GPU
+    # what that tool says of each, on a GPU
+    PYTHONPATH=warpcheck/tests compute-sanitizer --tool racecheck python -m warpcheck_cases.hand_overs
 
 A warp fills a place, with a bulk copy or with stores; another warp reads it, and says by an mbarrier that it is free:
 every lane for itself, or one lane after a barrier of the warp. Where the warp is known to be `converged`, ptxas leaves

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from warpcheck.errors import EmulationError
 from warpcheck.machine import Allocation, Machine
-
-from tests.emulator.hand_overs import KERNELS, HandOver, rows, shape
+from warpcheck_cases.hand_overs import KERNELS, HandOver, rows, shape
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)

@@ -7,8 +7,7 @@ import pytest
 from warpcheck.emulated import Emulated
 from warpcheck.errors import CoResidency, Deadlock, EmulationError, LaunchRefused
 from warpcheck.machine import SCHEDULES, Checks, Machine
-
-from tests.emulator.handwritten import entry, launch
+from warpcheck_cases.handwritten import entry, launch
 
 N = 6  # CTAs
 ONE = "setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE;"  # thread, of every CTA

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from cute_layout import Layout
-from mma_model import place, spread, tensor_core_sums
 from test_units_fragments import MMA, WGMMA_A, from_registers, to_registers, units, warpgroup_registers
+from warpcheck_cases.cute_layout import Layout
+from warpcheck_cases.mma_model import place, spread, tensor_core_sums
 
 # chip: bytes of K summed at once, bits kept; 8-bit floats of sm_89 differ; later chips are as sm_90
 CHIPS = {80: (16, 24), 89: (16, 24), 90: (32, 25)}

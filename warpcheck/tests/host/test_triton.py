@@ -10,7 +10,7 @@ import torch
 
 from warpcheck import Emulated, emulate
 
-FOLDER = Path(__file__).parent / "triton_ptx"
+FOLDER = Path(__file__).parents[1] / "warpcheck_cases" / "triton_ptx"
 CHIPS = ("sm_80", "sm_90a", "sm_100a")
 PRODUCT = {"sm_80": "mma.sync", "sm_90a": "wgmma.mma_async", "sm_100a": "tcgen05.mma"}
 
@@ -76,7 +76,7 @@ def test_a_missing_wait_in_them_is_found(seed):
 @pytest.fixture(scope="module")
 def kernels():
     pytest.importorskip("triton")
-    from tests.emulator import triton_kernels
+    from warpcheck_cases import triton_kernels
 
     return triton_kernels
 

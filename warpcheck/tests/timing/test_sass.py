@@ -14,16 +14,11 @@ from warpcheck.timing.sass.control import Control
 from warpcheck.timing.sass.pipes import rate
 from warpcheck.timing.sass.stalls import distances
 from warpcheck.timing.sass.walk import walk
+from warpcheck_cases import small_kernels
+from warpcheck_cases.requirements import needs_nvdisasm
 
-from tests.timing import small_kernels
 from warpcheck import emulate
 
-try:
-    code.nvdisasm()
-    MISSING = ""
-except FileNotFoundError as error:
-    MISSING = str(error)
-needs_nvdisasm = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 CHIPS = ("sm_90a", "sm_100a")
 
 

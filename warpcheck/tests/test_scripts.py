@@ -15,13 +15,14 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from warpcheck.cli import main
 
 ROOT = Path(__file__).parents[2]
+TESTS_FOLDER = Path(__file__).parent  # where `warpcheck_cases` can be imported
 EXAMPLE = ROOT / "examples" / "emulator" / "scale.py"
 DOCS = (ROOT / "docs" / "emulator.md").read_text()
 PIPELINE = """\
 import sys
 import torch
 from cutlass.cute.runtime import from_dlpack
-from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
+from warpcheck_cases.planted import COLUMNS, ROWS, run_pipeline
 assert __name__ == "__main__" and torch.cuda.is_available()
 source = torch.randn(ROWS, COLUMNS, device="cuda")
 result = torch.zeros_like(source)
@@ -88,7 +89,7 @@ TESTS = """
 import pytest
 import torch
 from cutlass.cute.runtime import from_dlpack
-from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
+from warpcheck_cases.planted import COLUMNS, ROWS, run_pipeline
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -108,7 +109,7 @@ def test_the_plug_in_runs_gpu_tests_of_others(tmp_path) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "warpcheck_pytest", "-p", "no:cacheprovider", "-q"]
     options = ["--emulate", "sm_90a", "--emulate-seeds", "3", "--emulate-sarif", str(sarif), "-rA"]
     done = subprocess.run([*command, *options, f"--rootdir={tmp_path}", str(tmp_path)], capture_output=True, text=True,
-                          cwd=ROOT)  # fmt: skip
+                          cwd=TESTS_FOLDER)  # fmt: skip
     print(done.stdout, done.stderr)
     assert done.returncode == 1 and "1 failed, 2 passed" in done.stdout
     assert "FAILED" in done.stdout and "test_pipeline[early release]" in done.stdout
@@ -120,5 +121,7 @@ def test_a_chip_that_is_unknown_is_refused_by_the_plug_in(tmp_path) -> None:
     (tmp_path / "test_theirs.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "warpcheck_pytest", "-p", "no:cacheprovider", "-q"]
     command += ["--emulate", "sm_7"]
-    done = subprocess.run([*command, f"--rootdir={tmp_path}", str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [*command, f"--rootdir={tmp_path}", str(tmp_path)], capture_output=True, text=True, cwd=TESTS_FOLDER
+    )
     assert done.returncode == 4 and "--emulate: " in done.stderr and "sm_7" in done.stderr, done.stderr

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from warpcheck.errors import BarrierMisuse, Deadlock, DivergentAligned, UninitializedRead, UnknownInstruction
-
-from tests.emulator.handwritten import launch
+from warpcheck_cases.handwritten import launch
 
 SCHEDULES = ("round_robin", "random", "adversarial")
 ADDRESS = "mul.wide.u32 %d0, %r0, 4; add.s64 %d1, %a0, %d0;"

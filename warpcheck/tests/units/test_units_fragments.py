@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from cute_layout import Layout
-from mma_model import encode, exact_matrix, place
+from warpcheck_cases.cute_layout import Layout
+from warpcheck_cases.mma_model import encode, exact_matrix, place
 
 units = pytest.importorskip(
     "warpcheck.machine._units", reason="it is in no wheel: pip install -e ./warpcheck builds it"

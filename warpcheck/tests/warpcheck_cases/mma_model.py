@@ -4,7 +4,7 @@ from fractions import Fraction
 from math import floor, frexp
 
 import numpy as np
-from cute_layout import Layout, swizzle
+from warpcheck_cases.cute_layout import Layout, swizzle
 
 # mode: bits of the swizzle, its base and shift, chunks (16 bytes) per row of the pattern, lines per group
 MODES = {

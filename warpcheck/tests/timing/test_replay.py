@@ -15,9 +15,7 @@ from warpcheck.timing.chips import TABLES, chip_table
 from warpcheck.timing.code import issue_of
 from warpcheck.timing.grid import CtaCost, Handing, Sample, chain, makespan
 from warpcheck.timing.replay import replay
-
-from tests.emulator.handwritten import entry, launch
-from tests.emulator.test_engine_async import ROUND_TRIP, WAIT
+from warpcheck_cases.handwritten import ROUND_TRIP, WAIT, entry, launch
 
 # A batch of products by one thread, the commit that follows them, and the wait for it. 4096 bytes are A, as many B.
 PRODUCTS = """
