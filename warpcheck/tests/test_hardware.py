@@ -5,7 +5,7 @@ import ctypes
 import pytest
 from click.testing import CliRunner
 from warpcheck.host.memory import Heap
-from warpcheck.machine import Allocation, Machine
+from warpcheck.machine import Allocation, EmulationOptions, Machine
 from warpcheck.tools import compare, libcuda
 from warpcheck.tools.recording import Recording
 
@@ -40,7 +40,9 @@ class StandIn:
 
     def launch(self, ptx, entry, **shape) -> None:
         allocations = [Allocation(address, nbytes) for address, nbytes in self.sizes.items() if nbytes]
-        Machine(self.chip, seed=99, schedule="random").launch(ptx, entry, allocations=allocations, **shape)
+        Machine(self.chip, EmulationOptions(seed=99, schedule="random")).launch(
+            ptx, entry, allocations=allocations, **shape
+        )
 
 
 @pytest.fixture

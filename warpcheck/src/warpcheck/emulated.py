@@ -16,7 +16,7 @@ from typing import Any
 from warpcheck.findings import Finding, Findings
 from warpcheck.machine import (
     Allocation,
-    Checks,
+    EmulationOptions,
     Launch,
     LaunchReport,
     Machine,
@@ -43,60 +43,22 @@ class Emulated:
         several kernels run.
     """
 
-    def __init__(
-        self,
-        chip: str,
-        *,
-        sms: int = 4,
-        seed: int = 0,
-        schedule: str = "round_robin",
-        checks: Checks | None = None,
-        trace: bool = False,
-        timing: bool = False,
-        on_finding: str = "raise",
-        seeds: int = 1,
-        resident: int | None = None,
-    ) -> None:
+    def __init__(self, chip: str, **options: Any) -> None:
         """
         Args:
             chip: "sm_80", "sm_90a", "sm_100a", ...
-            sms: multiprocessors; grids larger than the chip run in waves.
-            seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
-            schedule: "round_robin", "random" or "adversarial" (starves one role, or lets one run far ahead).
-            checks: which checks are on; default all.
-            trace: record events for `warpcheck.trace.write`.
-            timing: record what `warpcheck.timing` needs.
-            on_finding: "raise" the first error, or "collect" all in `findings` and go on with the values that the
-                machine has.
-            seeds: in how many orders every launch is run, from the same memory: `seed` and the ones after it, each with
-                the next schedule. The results are those of the first.
-            resident: how many clusters (CTAs, where there are none) run at a time, lowest index first; 0: as many as
-                fit. Cooperative launches are resident as a whole. [default: 1, which is all that a launch guarantees,
-                in orders with an odd seed, as many as fit in the others]
+            options: fields of `warpcheck.EmulationOptions`: seed, seeds, schedule, sms, checks, on_finding, ...
 
         Raises:
-            ValueError: an unknown chip or schedule.
+            ValueError: an unknown chip, or options that do not exist.
         """
-        if sms < 1:
-            raise ValueError(f"sms is {sms}, expected at least 1")
-        if seeds < 1:
-            raise ValueError(f"seeds is {seeds}, expected at least 1")
-        self.machine = Machine(
-            chip,
-            sms=sms,
-            seed=seed,
-            schedule=schedule,
-            checks=checks,
-            trace=trace,
-            timing=timing,
-            on_finding=on_finding,
-            resident=resident,
-        )
+        self.options = EmulationOptions(**options)
+        self.machine = Machine(chip, self.options)
         self.launches: list[LaunchReport] = []
         self.roles: Mapping[int, str] | Callable[[str], Mapping[int, str]] = {}
         self._others: list[Machine] = []
         self._found: list[Finding] = []
-        self.repeat(interleavings(seed + 1, seeds - 1))
+        self.repeat(interleavings(self.options.seed + 1, self.options.seeds - 1))
 
     def repeat(self, orders: Iterable[Order]) -> None:
         """From now on run every launch again, from the same memory, in each of `orders`. The results, and the reports
@@ -195,7 +157,7 @@ class Emulated:
                 _restore(allocations, before)
                 self._run_on(machine, launch, allocations)
                 if _contents(allocations) != after:
-                    differs.append((machine.seed, machine.schedule))
+                    differs.append((machine.options.seed, machine.options.schedule))
         finally:
             _restore(allocations, after)
         self.launches[-1] = replace(self.launches[-1], differs=tuple(differs))

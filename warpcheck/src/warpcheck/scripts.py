@@ -9,9 +9,10 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from warpcheck.findings import Findings
-from warpcheck.machine import Checks, LaunchReport, Order
+from warpcheck.machine import LaunchReport, Order
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,17 @@ def _as_from_the_shell(arguments: Sequence[str]) -> Iterator[None]:
         sys.argv, sys.path[:] = argv, path
 
 
-def run_script(
-    arguments: Sequence[str], chip: str, orders: Sequence[Order], *, sms: int = 4, checks: Checks | None = None,
-    resident: int | None = None,
-) -> Outcome:  # fmt: skip
+def run_script(arguments: Sequence[str], chip: str, orders: Sequence[Order], **options: Any) -> Outcome:
     """Run `python ARGUMENTS` (a script or `-m MODULE`, and what follows) in this process on an emulated chip.
 
-    Every launch is run in all of `orders`, from the same memory; the script sees the results of the first.
+    Every launch runs in all of `orders`, from the same memory; the script sees the results of the first. options:
+    further fields of `warpcheck.EmulationOptions`.
     """
     from warpcheck.context import emulate
 
     (seed, schedule), *others = orders
-    with emulate(
-        chip, sms=sms, seed=seed, schedule=schedule, checks=checks, on_finding="collect", resident=resident,
-        tells_devices_apart=True,
-    ) as gpu:  # fmt: skip
+    given = {**options, "seed": seed, "schedule": schedule, "on_finding": "collect"}
+    with emulate(chip, tells_devices_apart=True, **given) as gpu:
         gpu.repeat(others)
         exit_code = run_as_from_the_shell(arguments)
         return Outcome(exit_code, gpu.findings, tuple(gpu.launches))

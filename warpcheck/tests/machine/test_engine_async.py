@@ -1,7 +1,5 @@
 """Asynchronous operations, their barriers, and data races, on hand-written PTX."""
 
-import struct
-
 import numpy as np
 import pytest
 from warpcheck.errors import (
@@ -13,8 +11,8 @@ from warpcheck.errors import (
     OutOfBounds,
     TmemMisuse,
 )
-from warpcheck.machine import Allocation, Machine, load_core
-from warpcheck_cases.handwritten import ROUND_TRIP, WAIT, entry, launch
+from warpcheck.machine import EmulationOptions, Machine, load_core
+from warpcheck_cases.handwritten import ROUND_TRIP, WAIT, entry, launch, pointers
 
 SCHEDULES = ("round_robin", "random", "adversarial")
 
@@ -234,9 +232,9 @@ def test_the_response_to_a_cancellation_is_as_chips_have_it():
     DONE:
     """
     out = np.zeros((6, 2, 4), np.uint32)
-    Machine("sm_100a", sms=1).launch(
+    Machine("sm_100a", EmulationOptions(sms=1)).launch(
         entry(body, 1), "test", grid=(1, 2, 3), block=(32, 1, 1), smem_bytes=200_000,
-        params=[struct.pack("<Q", out.ctypes.data)], allocations=[Allocation(out.ctypes.data, out.nbytes, "out")],
+        **pointers([out]),
     )  # fmt: skip
     want = [(0, y, z, 1) for z in range(3) for y in range(2)][1:]
     np.testing.assert_array_equal(out[:5], np.repeat(np.array(want)[:, None], 2, 1))

@@ -2,15 +2,14 @@
 
 import json
 import re
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 from warpcheck.errors import EmulationError
 from warpcheck.findings import FINAL, KINDS, Finding, Findings, Severity
-from warpcheck.machine import Allocation, Checks, Machine, load_core
-from warpcheck_cases.handwritten import data_and_map, entry, launch
+from warpcheck.machine import Checks, EmulationOptions, Machine, load_core
+from warpcheck_cases.handwritten import data_and_map, entry, launch, pointers
 
 PAGE = (Path(__file__).parents[3] / "docs" / "findings.md").read_text()
 SECTIONS = dict(re.findall(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
@@ -36,7 +35,8 @@ def run(section: str, sign: str, *, on_finding: str = "collect", off=(), seed: i
     )
     target = asked.get("target", "sm_100a")
     resident = int(asked["resident"]) if "resident" in asked else None
-    machine = Machine(target, seed=seed, schedule=schedule, checks=checks, on_finding=on_finding, resident=resident)
+    options = EmulationOptions(seed=seed, schedule=schedule, checks=checks, on_finding=on_finding, resident=resident)
+    machine = Machine(target, options)
     arrays = data_and_map() if "map" in asked else [np.zeros(128, np.uint32) for _ in range(2)]
     bodies = [EARLY] * ("programmatic" in asked) + [example(section, sign)]
     for number, body in enumerate(bodies):
@@ -44,9 +44,7 @@ def run(section: str, sign: str, *, on_finding: str = "collect", off=(), seed: i
             entry(body, 2, target), "test",
             **{name: (int(asked.get(name, default)), 1, 1) for name, default in (("grid", 1), ("cluster", 1))},
             block=(int(asked.get("block", 32)), 1, 1), smem_bytes=int(asked.get("smem", 4096)),
-            params=[struct.pack("<Q", a.ctypes.data) for a in arrays],
-            allocations=[Allocation(a.ctypes.data, a.nbytes, f"array {i}") for i, a in enumerate(arrays)],
-            programmatic=number > 0,
+            **pointers(arrays), programmatic=number > 0,
         )  # fmt: skip
     return report.findings
 

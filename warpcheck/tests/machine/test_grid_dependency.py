@@ -1,13 +1,12 @@
 """Programmatic dependent launch: what two grids share needs griddepcontrol.wait when the second may start early."""
 
 import random
-import struct
 
 import numpy as np
 import pytest
 from warpcheck.errors import DataRace
-from warpcheck.machine import SCHEDULES, Allocation, Checks, Machine
-from warpcheck_cases.handwritten import entry
+from warpcheck.machine import SCHEDULES, Checks, EmulationOptions, Machine
+from warpcheck_cases.handwritten import entry, pointers
 
 WORD = "cvt.u64.u32 %d0, %r0; shl.b64 %d0, %d0, 2; add.s64 %d1, %a0, %d0; add.s64 %d2, %a1, %d0;"
 WRITE, READ = f"{WORD} st.global.b32 [%d1], %r0;", f"{WORD} ld.global.b32 %r5, [%d1]; st.global.b32 [%d2], %r5;"
@@ -23,15 +22,13 @@ def run(*grids: str, programmatic: bool = True, after_unknown: bool = False, arr
     """Run the bodies one after the other on one chip; the last one is launched with the attribute, or not."""
     seed, schedule = random.randrange(1000), random.choice(SCHEDULES)
     print(f"seed {seed}, {schedule}")
-    machine = Machine("sm_100a", seed=seed, schedule=schedule, checks=checks or Checks())
+    machine = Machine("sm_100a", EmulationOptions(seed=seed, schedule=schedule, checks=checks or Checks()))
     arrays = arrays or (np.zeros(32, np.int32), np.zeros(32, np.int32))
     for i, body in enumerate(grids):
         last = i + 1 == len(grids)
         machine.launch(
             entry(body, 2), "test", grid=(1, 1, 1), block=(32, 1, 1), smem_bytes=4096,
-            params=[struct.pack("<Q", a.ctypes.data) for a in arrays],
-            allocations=[Allocation(a.ctypes.data, a.nbytes, "array") for a in arrays],
-            programmatic=i > 0 and (programmatic or not last), after_unknown=after_unknown and last,
+            **pointers(arrays), programmatic=i > 0 and (programmatic or not last), after_unknown=after_unknown and last,
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from warpcheck.errors import EmulationError
-from warpcheck.machine import Allocation, Machine
+from warpcheck.machine import Allocation, EmulationOptions, Machine
 from warpcheck_cases.hand_overs import KERNELS, HandOver, rows, shape
 
 
@@ -15,7 +15,7 @@ def test_what_is_left_out_is_told(kernel: HandOver, schedule: str, seed: int) ->
     params = [np.uint64(x.ctypes.data).tobytes() for x in (out, source)]
 
     def launch() -> None:
-        machine = Machine("sm_90a", seed=seed, schedule=schedule)
+        machine = Machine("sm_90a", EmulationOptions(seed=seed, schedule=schedule))
         machine.launch(kernel.ptx, kernel.name, **shape(), params=params, allocations=allocations)
 
     if kernel.right:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from warpcheck.emulated import Emulated
 from warpcheck.errors import CoResidency, Deadlock, EmulationError, LaunchRefused
-from warpcheck.machine import SCHEDULES, Checks, Machine
+from warpcheck.machine import SCHEDULES, Checks, EmulationOptions
 from warpcheck_cases.handwritten import entry, launch
 
 N = 6  # CTAs
@@ -195,9 +195,9 @@ def test_it_can_be_switched_off(seed: int) -> None:
 
 
 def test_orders_with_an_odd_seed_run_one_at_a_time() -> None:
-    assert [Machine("sm_100a", seed=seed).resident for seed in range(4)] == [0, 1, 0, 1]
-    assert [Machine("sm_100a", seed=1, resident=k).resident for k in (0, 1, 5)] == [0, 1, 5]
-    assert Machine("sm_100a", seed=1, timing=True).resident == 0
+    assert [EmulationOptions(seed=seed).resident_limit for seed in range(4)] == [0, 1, 0, 1]
+    assert [EmulationOptions(seed=1, resident=k).resident_limit for k in (0, 1, 5)] == [0, 1, 5]
+    assert EmulationOptions(seed=1, timing=True).resident_limit == 0
     for seed in range(4):  # any two orders have one
         chip = Emulated("sm_100a", sms=N, seed=seed, seeds=2, on_finding="collect")
         chip.launch(entry(turns(ROTATED), 2), grid=N, block=32, smem_bytes=64, args=[np.zeros(N, np.uint32)] * 2)

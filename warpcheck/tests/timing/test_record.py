@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from warpcheck.machine import Machine
+from warpcheck.machine import EmulationOptions
 from warpcheck.machine.record import EVENTS, KINDS
 from warpcheck_cases.handwritten import ROUND_TRIP, WAIT, launch
 
@@ -80,4 +80,4 @@ def test_without_timing_nothing_is_recorded():
 
 def test_other_schedules_are_refused():
     with pytest.raises(ValueError, match="round_robin"):
-        Machine("sm_100a", timing=True, schedule="random")
+        EmulationOptions(timing=True, schedule="random")

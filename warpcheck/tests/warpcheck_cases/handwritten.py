@@ -1,9 +1,9 @@
-"""Runs hand-written PTX on the engine: `launch(body, arrays)` makes the body an entry with one pointer per array."""
+"""Hand-written PTX on the engine: `launch(body, arrays)` makes the body an entry with one pointer per array."""
 
 import struct
 
 import numpy as np
-from warpcheck.machine import Allocation, Checks, Machine, load_core
+from warpcheck.machine import Allocation, EmulationOptions, Machine, load_core
 
 HEADER = ".version 8.8\n.target {target}\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
 # Copies 512 bytes in and out of shared memory, in bulk; each thread adds one to its word.
@@ -44,21 +44,22 @@ def entry(body: str, pointers: int, target: str = "sm_100a") -> str:
     return HEADER.format(target=target) + text
 
 
+def pointers(arrays) -> dict[str, list]:
+    """Arguments of `Machine.launch`: one pointer parameter for each array, and the arrays as global memory."""
+    return {
+        "params": [struct.pack("<Q", a.ctypes.data) for a in arrays],
+        "allocations": [Allocation(a.ctypes.data, a.nbytes, f"array {i}") for i, a in enumerate(arrays)],
+    }
+
+
 def launch(
-    body: str, arrays=(), *, grid=1, block=32, cluster=1, smem=4096, sms=4, seed=0, schedule="round_robin", checks=None,
-    target="sm_100a", trace=False, timing=False, on_finding="raise", resident=None, **options,
-):  # fmt: skip
-    """Runs the body on NumPy arrays in place and returns the report. options: further ones of `Machine.launch`."""
-    machine = Machine(
-        target, sms=sms, seed=seed, schedule=schedule, checks=checks or Checks(), trace=trace, timing=timing,
-        on_finding=on_finding, resident=resident,
-    )  # fmt: skip
+    body: str, arrays=(), *, grid=1, block=32, cluster=1, smem=4096, target="sm_100a", cooperative=False, **options
+):
+    """Run the body on NumPy arrays in place; the report. options: fields of `EmulationOptions`."""
     arrays = [np.ascontiguousarray(a) if not a.flags.c_contiguous else a for a in arrays]
-    return machine.launch(
+    return Machine(target, EmulationOptions(**options)).launch(
         entry(body, len(arrays), target), "test", grid=(grid, 1, 1), block=(block, 1, 1), cluster=(cluster, 1, 1),
-        smem_bytes=smem, params=[struct.pack("<Q", a.ctypes.data) for a in arrays],
-        allocations=[Allocation(a.ctypes.data, a.nbytes, f"array {i}") for i, a in enumerate(arrays)],
-        **options,
+        smem_bytes=smem, cooperative=cooperative, **pointers(arrays),
     )  # fmt: skip
 
 

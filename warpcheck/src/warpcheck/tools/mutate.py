@@ -42,7 +42,7 @@ import numpy as np
 from warpcheck import repository
 from warpcheck.errors import DataRace, EmulationError
 from warpcheck.host.buffers import aligned_buffer
-from warpcheck.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine
+from warpcheck.machine import SCHEDULES, Allocation, Checks, EmulationOptions, LaunchReport, Machine
 from warpcheck.machine.ptx import parse
 from warpcheck.options import CHIP, COUNT, PATTERN
 from warpcheck.tools.mutations import Mutant, mutants
@@ -85,10 +85,8 @@ class Stage:
         for buffer, content in zip(self.buffers, self.recording.before):
             buffer.raw = content
         launch, (seed, schedule) = self.recording, order
-        machine = Machine(
-            launch.chip, sms=sms or self.sms, seed=seed, schedule=schedule, checks=self.checks, limit=limit
-        )
-        report = machine.launch(
+        options = EmulationOptions(sms or self.sms, seed, schedule, self.checks, limit=limit)
+        report = Machine(launch.chip, options).launch(
             ptx, launch.entry, grid=launch.grid, block=launch.block, cluster=launch.cluster,
             smem_bytes=launch.smem_bytes, params=self.params, allocations=self.allocations,
             programmatic=launch.programmatic, cooperative=launch.cooperative, after_unknown=self.after_unknown,
