@@ -44,7 +44,7 @@ def test_a_race_is_found_and_its_repair_ends_it():
     gpu = Emulated("sm_90a", seeds=5, on_finding="collect")
     gpu.launch(WRONG, grid=1, block=64, args=[x, y])
     (found,) = (finding for finding in gpu.findings if finding.kind == "race")
-    assert {found.place.warp, found.others[0][1].warp} == {0, 1} and "barrier" in found.repair
+    assert {found.location.warp, found.others[0][1].warp} == {0, 1} and "barrier" in found.repair
     gpu = Emulated("sm_90a", seeds=5)
     gpu.launch(RIGHT, grid=1, block=64, args=[x, y])
     assert not gpu.findings

@@ -177,8 +177,8 @@ def test_cuda_runs_and_findings_name_its_lines(nvrtc, rng):
     emulated = Emulated("sm_90a", seeds=3, on_finding="collect")
     emulated.launch(nvrtc.compile_cuda(CUDA.replace("BARRIER", ""), "sm_90a"), grid=1, block=64, args=[x, y, 64])
     (race,) = (finding for finding in emulated.findings if finding.kind == "race")
-    assert {race.place.line, race.others[0][1].line} == {3, 5}
-    assert race.place.file.endswith("kernel.cu")
+    assert {race.location.line, race.others[0][1].line} == {3, 5}
+    assert race.location.file.endswith("kernel.cu")
 
 
 def test_the_log_of_nvrtc_is_the_error(nvrtc):

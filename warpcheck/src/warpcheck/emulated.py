@@ -91,7 +91,7 @@ class Emulated:
         return Timing.of((launch.record for launch in self.launches), timeline=timeline)
 
     def allocations(self) -> list[Allocation]:
-        """Memory that every kernel launched now may touch, beside its own arguments."""
+        """Memory that every kernel may access, in addition to its own arguments."""
         return []
 
     def launch(

@@ -25,7 +25,7 @@ def round_trip(expected=512, wait=WAIT, fence="fence.proxy.async.shared::cta;", 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("seed", range(3))
-def test_bulk_copy_there_and_back(schedule, seed):
+def test_bulk_copy_in_and_out(schedule, seed):
     source, target = round_trip(schedule=schedule, seed=seed)
     np.testing.assert_array_equal(target, source + 1)
 
@@ -207,7 +207,7 @@ def test_tensor_memory_round_trip_and_leak():
 CANCEL = """
     mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 16;
     clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r2+16], [%r2];
-LOOP{turn}: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], {parity}; @!%p1 bra LOOP{turn};
+LOOP{step}: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], {parity}; @!%p1 bra LOOP{step};
     ld.shared.v4.b32 {{%r10, %r11, %r12, %r13}}, [%r2+16];
     ld.shared.v2.b64 {{%d1, %d2}}, [%r2+16]; mov.b128 %q, {{%d1, %d2}};
     clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q;
@@ -222,13 +222,13 @@ LOOP{turn}: mbarrier.try_wait.parity.shared.b64 %p1, [%r2], {parity}; @!%p1 bra 
 
 def test_the_response_to_a_cancellation_is_as_chips_have_it():
     """x in word 0, y and z in the halves of word 1, bit 0 of word 2: ptxas decodes it so, and cuDNN reads it itself."""
-    places = [{"turn": turn, "parity": turn % 2, "at": 32 * turn, "further": 32 * turn + 16} for turn in range(6)]
-    turns = "".join(CANCEL.format(**place) for place in places)
+    values = [{"step": step, "parity": step % 2, "at": 32 * step, "further": 32 * step + 16} for step in range(6)]
+    steps = "".join(CANCEL.format(**value) for value in values)
     body = f"""
         .reg .b128 %q;
         setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE;
         mbarrier.init.shared.b64 [%r2], 1; fence.proxy.async.shared::cta;
-        {turns}
+        {steps}
     DONE:
     """
     out = np.zeros((6, 2, 4), np.uint32)

@@ -66,7 +66,7 @@ def test_the_example_shows_the_kind_and_the_repair_ends_it(kind: str) -> None:
     assert {finding.kind for finding in found} <= {kind, "uninitialized", "race", "deadlock"}, str(found)
     first = next(finding for finding in found if finding.kind == kind)
     assert first.severity is KINDS[kind].severity and first.chip and first.kernel == "test"
-    assert first.place is None or first.place.ptx_line > 0
+    assert first.location is None or first.location.ptx_line > 0
     assert not run(SECTIONS[kind], "+"), kind
 
 
@@ -108,7 +108,7 @@ def test_a_run_goes_on_behind_what_it_found_with_the_values_it_has() -> None:
     np.testing.assert_array_equal(out, [*range(1, 33), *[0] * 32])
     assert [finding.kind for finding in found] == ["race", "race"]
     assert all(finding.count == 64 for finding in found), found
-    assert all({f.place.warp, f.others[0][1].warp} == {0, 1} for f in found)
+    assert all({f.location.warp, f.others[0][1].warp} == {0, 1} for f in found)
     assert found[0].repair.startswith("between the two warps an mbarrier")
 
 
@@ -165,8 +165,8 @@ def test_findings_as_json_and_sarif() -> None:
     assert told["kind"] == "race" and told["severity"] == "error" and told["count"] == 64
     assert {told["place"]["warp"], told["others"][0]["place"]["warp"]} == {0, 1}
     here = Path(__file__)
-    place = found.place.__class__(**{**vars(found.place), "file": str(here), "line": 12})
-    sarif = json.loads(Findings([finding(place=place)]).to_sarif(root=here.parents[1]))
+    place = found.location.__class__(**{**vars(found.location), "file": str(here), "line": 12})
+    sarif = json.loads(Findings([finding(location=place)]).to_sarif(root=here.parents[1]))
     assert sarif["version"] == "2.1.0"
     (run_,) = sarif["runs"]
     assert [rule["id"] for rule in run_["tool"]["driver"]["rules"]] == ["race"]

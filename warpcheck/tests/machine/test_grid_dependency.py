@@ -45,7 +45,7 @@ def test_a_copy_of_the_asynchronous_proxy_needs_the_wait_too() -> None:
         run(EARLY + WRITE, TMA_READ.replace("EDGE", ""))
 
 
-def test_a_barrier_hands_on_what_one_thread_waited_for() -> None:
+def test_a_barrier_orders_other_threads_after_the_wait_of_one() -> None:
     run(EARLY + WRITE, f"setp.ne.u32 %p0, %r0, 0; @!%p0 griddepcontrol.wait; bar.sync 0; {READ}")
 
 
@@ -66,7 +66,7 @@ def test_other_memory_needs_no_wait() -> None:
     run(EARLY + WRITE, f"{WORD} ld.global.b32 %r5, [%d2];", arrays=halves)
 
 
-def test_a_grid_that_did_not_wait_hands_its_predecessor_on() -> None:
+def test_a_grid_without_a_wait_leaves_its_predecessor_unordered() -> None:
     other = f"{WORD} ld.global.b32 %r5, [%d2];"
     run(EARLY + WRITE, EARLY + WAIT + other, READ.replace("st.global.b32 [%d2], %r5;", ""))
     with pytest.raises(DataRace, match=r"griddepcontrol\.wait"):

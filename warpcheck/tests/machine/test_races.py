@@ -334,6 +334,6 @@ def test_by_the_letter_a_fence_is_not_asked_for_twice(schedule):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_store_is_remembered_through_many_later_copies(schedule):
+def test_a_store_stays_in_the_history_through_many_later_copies(schedule):
     with pytest.raises(DataRace):
         launch(MANY, data_and_map(), schedule=schedule)

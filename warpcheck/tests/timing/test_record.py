@@ -20,14 +20,14 @@ def events(record, kind):
     ]
 
 
-def copy_there_and_back():
+def copy_in_and_out():
     source, target = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
     body = ROUND_TRIP.format(expected=512, wait=WAIT, fence="fence.proxy.async.shared::cta;")
     return (*recorded(body, [source, target], block=128), source, target)
 
 
 def test_every_executed_instruction_is_recorded_once():
-    report, record, *_ = copy_there_and_back()
+    report, record, *_ = copy_in_and_out()
     waited = len(events(record, "named")) - report.instructions["bar.sync"]  # those the machine stepped over
     assert sum(warp.executed for warp in record.warps) == report.warp_instructions + waited
     for warp in record.warps:
@@ -36,7 +36,7 @@ def test_every_executed_instruction_is_recorded_once():
 
 
 def test_a_copy_and_the_barrier_that_hears_of_it():
-    _, record, source, target = copy_there_and_back()
+    _, record, source, target = copy_in_and_out()
     (init,), (arrival,), (load,), (store,) = (events(record, kind) for kind in ("init", "arrive", "load", "store"))
     assert init["arrivals"] == arrival["arrivals"] == 1
     assert init["barrier"] == arrival["barrier"] == load["barrier"]
@@ -45,14 +45,14 @@ def test_a_copy_and_the_barrier_that_hears_of_it():
 
 
 def test_a_wait_is_recorded_once_however_long_it_takes():
-    _, record, *_ = copy_there_and_back()
+    _, record, *_ = copy_in_and_out()
     waits = [int(w.events[:, 1].tolist().count(KINDS["wait"])) for w in record.warps]
     assert waits == [1, 1, 1, 1]
     assert {wait["phases"] for wait in events(record, "wait")} == {1}
 
 
 def test_named_barriers_are_recorded_though_the_machine_steps_over_them():
-    _, record, *_ = copy_there_and_back()
+    _, record, *_ = copy_in_and_out()
     assert len(events(record, "named")) == 8  # two by each of four warps
 
 

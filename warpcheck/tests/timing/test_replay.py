@@ -13,7 +13,7 @@ from warpcheck.timing import (
 )
 from warpcheck.timing.chips import TABLES, chip_table
 from warpcheck.timing.code import issue_of
-from warpcheck.timing.grid import CtaCost, Handing, Sample, chain, makespan
+from warpcheck.timing.grid import CtaCost, Sample, TileScheduler, makespan, ordered_makespan
 from warpcheck.timing.replay import replay
 from warpcheck_cases.handwritten import ROUND_TRIP, WAIT, entry, launch
 
@@ -185,22 +185,22 @@ def test_what_a_tile_takes_does_not_depend_on_who_got_which():
     assert (found.start, found.tile, found.rate) == pytest.approx((100, 0, 2))
 
 
-def test_tiles_are_handed_out_as_they_are_on_a_chip():
+def test_tile_schedulers_by_hand():
     cost = CtaCost(10, 0, 1)
     tiles = [8, 1, 1, 1, 1, 1, 1, 1, 1]
-    assert makespan(tiles, 2, cost, Handing.STATIC, 0) == 10 + 8 + 4
-    assert makespan(tiles, 2, cost, Handing.TAKEN, 0) == 10 + 8
-    assert makespan([8, 8, 8], 2, cost, Handing.EACH, 5) == 2 * 18 + 5
+    assert makespan(tiles, 2, cost, TileScheduler.STATIC, 0) == 10 + 8 + 4
+    assert makespan(tiles, 2, cost, TileScheduler.DYNAMIC, 0) == 10 + 8
+    assert makespan([8, 8, 8], 2, cost, TileScheduler.PER_CTA, 5) == 2 * 18 + 5
 
 
-def test_tiles_that_add_in_turn_by_hand():
+def test_tiles_that_add_in_a_fixed_order_by_hand():
     cost = CtaCost(start=10, tile=0, rate=1)
     rows = range(3)
     # One after the other: two starts, six rows of 100 cycles, and 5 between them.
-    assert chain([(0, rows), (0, rows)], 1, cost, 100, 20, 5) == 10 + 300 + 5 + 10 + 300
-    # Side by side on one sum the second is a turn behind the first, and no further: 20 < 100.
-    assert chain([(0, rows), (0, rows)], 2, cost, 100, 20, 5) == 10 + 300 + 20
-    # A turn that takes longer than a row's cycles: the second stays one turn behind.
-    assert chain([(0, rows), (0, rows)], 2, cost, 100, 150, 5) == 10 + 300 + 150
+    assert ordered_makespan([(0, rows), (0, rows)], 1, cost, 100, 20, 5) == 10 + 300 + 5 + 10 + 300
+    # Side by side on one sum the second is one interval behind the first, and no further: 20 < 100.
+    assert ordered_makespan([(0, rows), (0, rows)], 2, cost, 100, 20, 5) == 10 + 300 + 20
+    # An interval longer than a row's cycles: the second stays one interval behind.
+    assert ordered_makespan([(0, rows), (0, rows)], 2, cost, 100, 150, 5) == 10 + 300 + 150
     # Different sums do not wait for each other.
-    assert chain([(0, rows), (1, rows)], 2, cost, 100, 20, 5) == 310
+    assert ordered_makespan([(0, rows), (1, rows)], 2, cost, 100, 20, 5) == 310

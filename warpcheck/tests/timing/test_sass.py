@@ -11,9 +11,9 @@ from warpcheck.host.stored import register_stored
 from warpcheck.timing.sass import Slot, code, cycles_alone, issue_model
 from warpcheck.timing.sass.blocks import machine_blocks
 from warpcheck.timing.sass.control import Control
+from warpcheck.timing.sass.paths import path_coverage
 from warpcheck.timing.sass.pipes import rate
 from warpcheck.timing.sass.stalls import distances
-from warpcheck.timing.sass.walk import walk
 from warpcheck_cases import small_kernels
 from warpcheck_cases.requirements import needs_nvdisasm
 
@@ -127,9 +127,9 @@ def test_what_a_run_is_charged_is_a_path_of_the_machine_code(compiled):
     starts = [block.start for block in model.blocks]
     wait = next(i for i, block in enumerate(model.blocks) if any("TRYWAIT" in slot.opcode for slot in block.slots))
     # Once through the loop of a wait that succeeds: not through the branch back to it.
-    there = walk(model, [start for i, start in enumerate(starts) if i != wait + 1])
+    there = path_coverage(model, [start for i, start in enumerate(starts) if i != wait + 1])
     assert there.instructions > 40 and there.joined == there.instructions
-    back = walk(model, reversed(starts))
+    back = path_coverage(model, reversed(starts))
     assert back.joined < back.instructions / 2
 
 

@@ -63,7 +63,7 @@ def _aligned(words: int) -> np.ndarray:
 
 @dataclass
 class Tally:
-    """What came of many pipelines. false_alarms and missed: seed, and what it was about."""
+    """Results of many pipelines. false_alarms and missed: seed, and what it was about."""
 
     pipelines: int = 0
     planted: int = 0

@@ -83,8 +83,8 @@ def torch_allocations() -> list[Allocation]:
         if storage is None:
             continue
         base, nbytes = storage
-        known = storages.get(base)
-        if known is None or known.nbytes < nbytes:
+        largest = storages.get(base)
+        if largest is None or largest.nbytes < nbytes:
             # A nested tensor that is not jagged has no shape.
             is_nested = candidate.is_nested and candidate.layout is torch.strided
             shape = "nested" if is_nested else "x".join(str(extent) for extent in torch.Tensor.size(candidate))

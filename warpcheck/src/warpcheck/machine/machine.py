@@ -1,4 +1,4 @@
-"""One emulated chip: give it PTX and memory, get results, a report, or an error by name and place."""
+"""One emulated chip: give it PTX and memory, get results, a report, or an error by name and location."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import compress
 from typing import Any
 
-from warpcheck.errors import LaunchRefused, Place
+from warpcheck.errors import LaunchRefused, Location
 from warpcheck.findings import KINDS, Finding, Findings, repair_of
 from warpcheck.machine.chips import chip_facts
 from warpcheck.machine.lowering import SHARED_RESERVED, Lowering
@@ -59,7 +59,7 @@ class LaunchReport:
     by_warp: warp index within its CTA -> opcode -> warp-instructions.
     bytes: path ("global_load", "global_store", "shared_load", "shared_store", "tma_load", "tma_store", ...) -> bytes.
     mma_flops: 2 * M * N * K summed over all matrix instructions.
-    waits: place of a blocking instruction -> times that a warp had to park there.
+    waits: location of a blocking instruction -> times that a warp had to park there.
     lines: line of the PTX text -> warp-instructions.
     roles: warp index within its CTA -> name, as given to the launch.
     findings: what was noted instead of raised (`on_finding="collect"`), by pair of instructions.
@@ -132,7 +132,7 @@ class Machine:
         programmatic: launched with programmatic stream serialisation: if the grid before executed
             griddepcontrol.launch_dependents, it may still run, and what both touch needs griddepcontrol.wait.
         cooperative: launched cooperatively: all CTAs are resident, or the launch is refused.
-        after_unknown: (with programmatic) the grid before is not known; it may touch any global memory.
+        after_unknown: (with programmatic) the grid before is unknown and may access any global memory.
         Raises an EmulationError subclass when the kernel does something wrong.
         """
         core = load_core()
@@ -256,7 +256,7 @@ class _Loaded:
             len(lowering.register_bits), lowering.layout.local_bytes, lowering.layout.static_shared, maxnreg, named,
         )  # fmt: skip
 
-    def place(self, where: tuple[int, int, int, int], grid, roles: Mapping[int, str]) -> Place | None:
+    def location(self, where: tuple[int, int, int, int], grid, roles: Mapping[int, str]) -> Location | None:
         row, cta, warp, lanes = where
         if row < 0:
             return None
@@ -267,14 +267,14 @@ class _Loaded:
             who.update(warp=warp, role=roles.get(warp))
         if lanes not in (0, 0xFFFFFFFF):
             who["lanes"] = tuple(i for i in range(32) if lanes >> i & 1)
-        return self.module.place(self.kernel.instructions[self.sources[row]], **who)
+        return self.module.location(self.kernel.instructions[self.sources[row]], **who)
 
     def finding(self, raw: tuple, grid, roles: Mapping[int, str], **run: Any) -> Finding:
         kind, message, where, others, barrier = raw
-        place = self.place(where, grid, roles)
-        further = tuple((text, self.place(place, grid, roles)) for text, place in others)
-        repair = repair_of(kind, place, further, barrier)
-        return Finding(kind, KINDS[kind].severity, message, place, further, barrier, repair, **run)
+        location = self.location(where, grid, roles)
+        further = tuple((text, self.location(location, grid, roles)) for text, location in others)
+        repair = repair_of(kind, location, further, barrier)
+        return Finding(kind, KINDS[kind].severity, message, location, further, barrier, repair, **run)
 
     def report(self, result: dict, grid, block, cluster) -> LaunchReport:
         report = LaunchReport(self.kernel.name, grid, block, cluster)
@@ -291,7 +291,7 @@ class _Loaded:
                 report.waits[f"{ins.opcode} ({name}:{ins.source_line}, ptx {ins.line})"] = n
         report.trace_hash = result["trace_hash"]
         report.trace = [
-            (t, cta, warp, self.place((row, cta, warp, 0), grid, {}), count, what)
+            (t, cta, warp, self.location((row, cta, warp, 0), grid, {}), count, what)
             for t, cta, warp, row, count, what in result["trace"]
         ]
         return report

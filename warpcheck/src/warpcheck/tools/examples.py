@@ -1,4 +1,4 @@
-"""Which foreign examples are run, with which arguments: small, and ragged where the kernel allows it."""
+"""NVIDIA's examples with their arguments: small, with partial tiles where the kernel allows them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ class Verdict:
 class Ledger:
     """Verdicts in a file, a line of JSON each, so that no mutant is judged twice.
 
-    `under`: what they depend on beside the mutant. Lines of other kernels, shapes or orders stay, and are not used.
+    `under`: the conditions of a verdict in addition to the mutant. Lines of other kernels, shapes or orders stay, and
+    are not used.
     """
 
     def __init__(self, path: Path, under: Iterable[object]) -> None:
@@ -71,21 +72,21 @@ def summary(recording: Recording, verdicts: Sequence[Verdict]) -> str:
         f"| killed or explained: {known} ({of_all}) |"
     )
     if survivors:
-        places = _source_places(recording)
-        lines += ["", "| survivor | runs | place | instruction | why |", "|---|---|---|---|---|"]
+        locations = _source_locations(recording)
+        lines += ["", "| survivor | runs | location | instruction | why |", "|---|---|---|---|---|"]
         for verdict in survivors:
             mutant, why_one = verdict.mutant, reasons[id(verdict)]
-            place = places.get(mutant.line, "")
-            lines.append(f"| {mutant} | {verdict.runs} | {place} | `{mutant.before[:120]}` | {why_one} |")
+            location = locations.get(mutant.line, "")
+            lines.append(f"| {mutant} | {verdict.runs} | {location} | `{mutant.before[:120]}` | {why_one} |")
     return "\n".join(lines)
 
 
-def _source_places(recording: Recording) -> dict[int, str]:
+def _source_locations(recording: Recording) -> dict[int, str]:
     """Line of the PTX -> Python file:line, where the text has line information."""
     module = parse(recording.ptx)
-    places = {}
+    locations = {}
     for instruction in module.kernels[recording.entry].instructions:
-        place = module.place(instruction)
-        if place.file is not None:
-            places[place.ptx_line] = f"{Path(place.file).name}:{place.line}"
-    return places
+        location = module.location(instruction)
+        if location.file is not None:
+            locations[location.ptx_line] = f"{Path(location.file).name}:{location.line}"
+    return locations

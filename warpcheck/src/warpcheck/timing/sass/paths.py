@@ -1,7 +1,8 @@
-"""Does the machine code, charged by the blocks of PTX that a warp ran, make a path that the chip could have gone?
+"""Control-flow check of an issue model: is the machine code that a run is charged with a path of its control flow?
 
-A wrong home shows: its block of machine code is charged where no branch leads to it. So the share of charges that
-follow an edge of the machine code's own control flow says how far the charges of a run can be trusted.
+A warp is charged with the machine code blocks of the PTX blocks that it executes. A machine code block that belongs to
+the wrong PTX block is charged where no branch leads to it. The share of charged instructions that follow an edge of the
+control flow graph is therefore a measure of how reliable the cycles of a run are.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ from warpcheck.timing.sass.issue import IssueModel
 
 
 @dataclass(frozen=True)
-class Walk:
-    """Paths of warps. instructions: of the machine, charged. joined: of them, those of blocks that an edge leads to
-    from the block charged before. breaks: (block of machine code, the one charged next) without an edge ->
-    how often."""
+class PathCoverage:
+    """Paths of warps, in machine instructions.
+
+    instructions: charged. joined: those in blocks that an edge leads to from the block charged before. breaks: pairs of
+    consecutive blocks without an edge -> count.
+    """
 
     instructions: int
     joined: int
     breaks: Counter[tuple[int, int]]
 
-    def __add__(self, other: Walk) -> Walk:
-        return Walk(self.instructions + other.instructions, self.joined + other.joined, self.breaks + other.breaks)
+    def __add__(self, other: PathCoverage) -> PathCoverage:
+        instructions, joined = self.instructions + other.instructions, self.joined + other.joined
+        return PathCoverage(instructions, joined, self.breaks + other.breaks)
 
 
 def successors(function: Function, blocks: flow.Ranges) -> list[set[int]]:
-    """Blocks that may run after each block of machine code; a call goes on behind itself."""
+    """Return the blocks that may follow each block of machine code; a call continues after itself."""
     found = []
     for block in range(len(blocks)):
         last = function.instructions[blocks[block][-1]]
@@ -44,19 +48,19 @@ def successors(function: Function, blocks: flow.Ranges) -> list[set[int]]:
     return found
 
 
-def walk(model: IssueModel, executed: Iterable[int]) -> Walk:
-    """The path of one warp. executed: indices of the PTX instructions that it executed, in order."""
+def path_coverage(model: IssueModel, executed: Iterable[int]) -> PathCoverage:
+    """Return the path of one warp. executed: indices of its PTX instructions, in order."""
     blocks = flow.machine_blocks(model.code)
     edges = successors(model.code, blocks)
-    residents = defaultdict(list)
+    charged = defaultdict(list)
     for block, home in sorted(model.homes.items()):
-        residents[home].append(block)
+        charged[home].append(block)
     starts = {block.start: home for home, block in enumerate(model.blocks)}
     instructions = joined = 0
     breaks: Counter[tuple[int, int]] = Counter()
     before: int | None = None
     for index in executed:
-        for block in residents[starts[index]] if index in starts else ():
+        for block in charged[starts[index]] if index in starts else ():
             size = len(blocks[block])
             instructions += size
             if before is None or block in edges[before]:
@@ -64,4 +68,4 @@ def walk(model: IssueModel, executed: Iterable[int]) -> Walk:
             else:
                 breaks[before, block] += 1
             before = block
-    return Walk(instructions, joined, breaks)
+    return PathCoverage(instructions, joined, breaks)
