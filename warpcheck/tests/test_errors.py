@@ -1,4 +1,4 @@
-"""Planted mistakes are found, by name and place; the same kernels without them are clean; the docs show the texts."""
+"""Planted errors are found by name and location, the same kernels without them are clean, and the docs show the texts."""
 
 import re
 from pathlib import Path
@@ -86,7 +86,7 @@ def comparable(text: str) -> str:
 
 @pytest.mark.parametrize("mistake", ["deadlock", "missing wait", "out of bounds"])
 def test_the_docs_show_the_text_of(mistake: str) -> None:
-    documentation = (ROOT / "docs" / "emulator.md").read_text()
+    documentation = (ROOT / "docs" / "results" / "emulator-findings.md").read_text()
     shown = re.search(rf"<!-- planted: {mistake} -->\s*```text\n(.*?)```", documentation, re.S)
     assert shown is not None
     error = pipeline_error(mistake, "sm_100a", seed=0, schedule="round_robin")

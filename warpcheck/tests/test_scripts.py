@@ -1,5 +1,4 @@
-"""`warpcheck run` and the pytest plug-in: other people's scripts and tests, unmodified; and the docs' road
-from a script to its repair, as the docs show it."""
+"""`warpcheck run` and the pytest plug-in on unmodified scripts and tests, and the repair of a script in the docs."""
 
 import json
 import re
@@ -17,7 +16,7 @@ from warpcheck.cli import main
 ROOT = Path(__file__).parents[2]
 TESTS_FOLDER = Path(__file__).parent  # where `warpcheck_cases` can be imported
 EXAMPLE = ROOT / "examples" / "emulator" / "scale.py"
-DOCS = (ROOT / "docs" / "emulator.md").read_text()
+DOCS = (ROOT / "docs" / "results" / "emulator-findings.md").read_text()
 PIPELINE = """\
 import sys
 import torch
