@@ -1,4 +1,4 @@
-"""Planted errors are found by name and location, the same kernels without them are clean, and the docs show the texts."""
+"""Planted errors are found by name and location, and the docs show the texts; correct kernels are clean."""
 
 import re
 from pathlib import Path

@@ -6,32 +6,23 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from warpcheck.cli import main
+from warpcheck_cases.printed import command_of, comparable, shown
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "emulator-quickstart.md").read_text()
-EXAMPLE = ROOT / "examples" / "emulator" / "scale.cu"
-
-
-def shown(comment: str, language: str) -> str:
-    return re.search(rf"<!-- {comment} -->\n```{language}\n(.*?)```", PAGE, re.S)[1]
-
-
-def comparable(text: str) -> str:
-    """Without the folder, and the lines and counts that another compiler may change."""
-    text = re.sub(r"\S*examples/emulator/", "examples/emulator/", text)
-    text = re.sub(r"ptx line \d+: .*?, (?=\S+\.cu:)", "", text)
-    return re.sub(r"[\d,]+ (?=warp-instructions|times)", "N ", text).strip()
+FOLDER = "examples/emulator/"
+EXAMPLE = ROOT / FOLDER / "scale.cu"
 
 
 def test_the_kernel_of_the_page_is_the_example():
-    assert EXAMPLE.read_text().endswith(shown("kernel", "cuda"))
+    assert EXAMPLE.read_text().endswith(shown(PAGE, "kernel", "cuda"))
 
 
 @pytest.mark.parametrize("state", ["mistake", "repaired"])
 def test_the_road(state: str, tmp_path, monkeypatch):
     text = EXAMPLE.read_text()
-    lines = shown("repair", "diff").splitlines()
+    lines = shown(PAGE, "repair", "diff").splitlines()
     before = "\n".join(line[1:] for line in lines if not line.startswith("+"))
     assert text.count(before) == 1
     if state == "repaired":
@@ -40,11 +31,10 @@ def test_the_road(state: str, tmp_path, monkeypatch):
     script.parent.mkdir(parents=True)
     script.write_text(text)
     monkeypatch.chdir(tmp_path)
-    command, _, told = shown(f"road: {state}", "text").partition("\n")
-    words = [word.strip("'") for word in command.removeprefix("$ warpcheck ").split()]
+    words, told = command_of(shown(PAGE, f"road: {state}", "text"))
     result = CliRunner().invoke(main, words)
     print(result.output)
-    assert comparable(result.output) == comparable(told)
+    assert comparable(result.output, FOLDER, "cu") == comparable(told, FOLDER, "cu")
     assert result.exit_code == (state == "mistake")
 
 

@@ -12,10 +12,12 @@ from click.testing import CliRunner
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from warpcheck.cli import main
+from warpcheck_cases.printed import command_of, comparable, shown
 
 ROOT = Path(__file__).parents[2]
 TESTS_FOLDER = Path(__file__).parent  # where `warpcheck_cases` can be imported
-EXAMPLE = ROOT / "examples" / "emulator" / "scale.py"
+FOLDER = "examples/emulator/"
+EXAMPLE = ROOT / FOLDER / "scale.py"
 DOCS = (ROOT / "docs" / "results" / "emulator-findings.md").read_text()
 PIPELINE = """\
 import sys
@@ -35,14 +37,6 @@ def run(*arguments: str):
     return CliRunner().invoke(main, ["run", *arguments])
 
 
-def comparable(text: str) -> str:
-    """Without what depends on the machine or on the version of the compiler."""
-    text = re.sub(r"\S*examples/emulator/", "examples/emulator/", text)
-    text = re.sub(r"ptx line \d+: .*?, (?=\S+\.py:)", "", text)
-    text = re.sub(r"[\d,]+ (?=warp-instructions|times)", "N ", text)
-    return re.sub(r"kernel_cutlass_\S+", "KERNEL", text).strip()
-
-
 @pytest.mark.parametrize("state", ["mistake", "repaired"])
 def test_the_road_of_the_docs(state: str, tmp_path) -> None:
     lines = re.search(r"```diff\n(.*?)```", DOCS[DOCS.index("## From a script to a repair") :], re.S)[1].splitlines()
@@ -54,9 +48,9 @@ def test_the_road_of_the_docs(state: str, tmp_path) -> None:
     script.parent.mkdir(parents=True)
     script.write_text(text if state == "mistake" else text.replace(before, after))
     result = run("--chip", "sm_100a", "--seeds", "10", "--", str(script), "--rows", "128")
-    shown = re.search(rf"<!-- road: {state} -->\n```text\n\$ warpcheck run .*?\n(.*?)```", DOCS, re.S)[1]
+    _, told = command_of(shown(DOCS, f"road: {state}", "text"))
     print(result.output)
-    assert comparable(shown) == comparable(result.output)
+    assert comparable(told, FOLDER, "py") == comparable(result.output, FOLDER, "py")
     assert result.exit_code == (1 if state == "mistake" else 0)
 
 

@@ -1,6 +1,6 @@
-"""An emulated chip, the memory that kernels may touch on it, and what it did: launches, findings, a report.
+"""An emulated chip: the memory of its kernels, launches, findings and a report.
 
-Needs NumPy and nothing else, for PTX from any compiler. `warpcheck.emulate` puts one behind torch and CuTe DSL.
+Needs only NumPy, for PTX from any compiler. `warpcheck.emulate` puts a chip behind torch and CuTe DSL.
 """
 
 from __future__ import annotations
@@ -61,17 +61,20 @@ class Emulated:
         self.repeat(interleavings(self.options.seed + 1, self.options.seeds - 1))
 
     def repeat(self, orders: Iterable[Order]) -> None:
-        """From now on run every launch again, from the same memory, in each of `orders`. The results, and the reports
-        in `launches`, are those of the first run; what is found in the others is raised or noted likewise."""
+        """Repeat every later launch from the same memory in each of `orders`.
+
+        The results, and the reports in `launches`, are those of the first run. Findings of the repetitions are raised
+        or collected, too.
+        """
         self._others = [self.machine.in_order(order) for order in orders]
 
     @property
     def findings(self) -> Findings:
-        """What `on_finding="collect"` noted in every launch so far, the same thing once."""
+        """Findings of all launches so far with `on_finding="collect"`, each once."""
         return Findings.merged(self._found)
 
     def take_findings(self) -> Findings:
-        """`findings`, which are forgotten then, as are the reports of the launches."""
+        """Return `findings`, and clear them and the reports of the launches."""
         found, self._found = Findings.merged(self._found), []
         self.launches.clear()
         return found
@@ -81,12 +84,12 @@ class Emulated:
         return Report(tuple(self.launches))
 
     def timing(self, *, timeline: bool = False) -> Timing:
-        """How long every launch so far would take on the chip: predicted, on as many SMs as the chip was given.
+        """Return the predicted time of every launch so far, on the SMs of this chip.
 
-        timeline: keep what each unit did when, for `warpcheck.timing.timeline.write`.
+        timeline: keep the intervals of each unit, for `warpcheck.timing.timeline.write`.
 
         Raises:
-            ValueError: nothing was recorded, which `timing=True` does; or the clock has no numbers of the chip.
+            ValueError: nothing was recorded (`timing=True` records), or the clock has no table of the chip.
         """
         return Timing.of((launch.record for launch in self.launches), timeline=timeline)
 
@@ -121,7 +124,7 @@ class Emulated:
 
         Raises:
             ValueError, TypeError: an entry that is not there, or arguments that do not fit its parameters.
-            EmulationError: what the kernel does wrong, if findings are raised.
+            EmulationError: an error of the kernel, if findings are raised.
         """
         name = entry_named(ptx, entry)
         kernel = kernel_of(ptx, name)
@@ -140,7 +143,7 @@ class Emulated:
         return self.launches[-1]
 
     def run(self, launch: Launch) -> None:
-        """Run a caught launch to its end. Raises EmulationError for what the kernel does wrong."""
+        """Run an intercepted launch to its end. Raises EmulationError for an error of the kernel."""
         with _nothing_collected():
             self._run(launch, self.allocations())
 
@@ -181,7 +184,7 @@ class Emulated:
 
 
 def entry_named(ptx: str, entry: str | None) -> str:
-    """The full name of an entry of a PTX text. Raises ValueError unless exactly one fits."""
+    """Return the full name of an entry of a PTX text. Raises ValueError unless exactly one matches."""
     names = entries(ptx)
     fitting = [entry] if entry in names else [name for name in names if (entry or "") in name]
     if len(fitting) == 1:
@@ -190,7 +193,7 @@ def entry_named(ptx: str, entry: str | None) -> str:
 
 
 def chip_of(ptx: str) -> str:
-    """The chip that a PTX text names as its target. Raises ValueError where none of the emulator's is."""
+    """Return the chip for the target of a PTX text. Raises ValueError if the emulator has none."""
     match = re.search(r"^\s*\.target\s+(\w+)", ptx, re.M)
     target = match[1] if match else "nothing"
     for chip in (target, f"{target}a", f"{target[:-1]}a"):  # sm_90 and sm_100f run on sm_90a, sm_100a
@@ -200,7 +203,7 @@ def chip_of(ptx: str) -> str:
 
 
 def merge(allocations: Iterable[Allocation]) -> list[Allocation]:
-    """Sorted by address, with ranges that lie inside another one dropped."""
+    """Return the allocations sorted by address, without those inside another allocation."""
     merged: list[Allocation] = []
     for allocation in sorted(allocations, key=lambda a: (a.base, -a.nbytes)):
         if merged and allocation.base + allocation.nbytes <= merged[-1].base + merged[-1].nbytes:
@@ -218,7 +221,7 @@ def _extent(name: str, extent: Extent) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """What is garbage, but was found to be memory of a kernel, stays until the kernel has ended."""
+    """Disable garbage collection: it could free memory that a running kernel uses."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Kinds of command-line options that the emulator's commands share; each refuses what it cannot use."""
+"""Command-line options and parameter types that the commands share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Pattern(click.ParamType):
 
 
 class _NewFile(click.Path):
-    """A file that can be written when there is something to write, which may be minutes later."""
+    """A file that the command writes at its end, perhaps minutes later."""
 
     name = "file"
 
@@ -48,7 +48,7 @@ class _NewFile(click.Path):
 
 
 def check_torch() -> None:
-    """Refuse a command that runs Python scripts where torch, whose tensors they launch kernels on, is missing."""
+    """Refuse a command that runs Python scripts if torch is missing."""
     if importlib.util.find_spec("torch") is None:
         raise click.UsageError("scripts need torch, which is missing; `warpcheck ptx` runs PTX and CUDA C++ without it")
 
@@ -76,7 +76,7 @@ def emulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
                   help="In which order the products that one thread issues execute.")  # fmt: skip
     @click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of an mbarrier's phase.")
     @click.option("--off", multiple=True, type=click.Choice([kind for kind in KINDS if kind not in FINAL]),
-                  metavar="KIND", help="A kind of finding that is not told; may be repeated.")  # fmt: skip
+                  metavar="KIND", help="A kind of finding to disable; may be repeated.")  # fmt: skip
     @functools.wraps(command)
     def with_options(*args: Any, sms: int, seed: int, resident: int | None, races: bool, letter: bool, order: str,
                      leftovers: bool, off: tuple[str, ...], **kwargs: Any) -> Any:  # fmt: skip

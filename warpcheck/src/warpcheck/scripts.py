@@ -1,4 +1,4 @@
-"""Run a Python script, unmodified, on an emulated chip, and say what its kernels do wrong."""
+"""Run an unmodified Python script on an emulated chip and return the findings of its kernels."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from warpcheck.machine import LaunchReport, Order
 
 @dataclass(frozen=True)
 class Outcome:
-    """exit_code: the script's own, 1 if it ended with an exception, which was printed. launches: those of the first
-    order, with the other orders that left other bytes."""
+    """exit_code: of the script; 1 after an exception, which is printed. launches: of the first order, with the orders
+    that left other bytes."""
 
     exit_code: int
     findings: Findings
@@ -55,7 +55,7 @@ def run_script(arguments: Sequence[str], chip: str, orders: Sequence[Order], **o
 
 
 def run_as_from_the_shell(arguments: Sequence[str]) -> int:
-    """Run `python ARGUMENTS` in this process; its exit code, 1 for an exception, which is printed."""
+    """Run `python ARGUMENTS` in this process and return its exit code; 1 after an exception, which is printed."""
     try:
         with _as_from_the_shell(arguments):
             if arguments[0] == "-m":

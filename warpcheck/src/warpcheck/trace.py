@@ -1,4 +1,4 @@
-"""Write what an emulated chip did as a Chrome trace (open it in https://ui.perfetto.dev or chrome://tracing).
+"""Chrome trace of an emulated chip (open it in https://ui.perfetto.dev or chrome://tracing).
 
 One process per CTA, one track per warp, and one per kind of asynchronous agent. Time is the number of steps that the
 emulator has executed: it shows order and overlap, not duration on a chip.
