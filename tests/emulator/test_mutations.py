@@ -246,8 +246,8 @@ def test_a_second_run_takes_verdicts_from_the_ledger(pipeline: Recording, tmp_pa
     for verdict in verdicts:
         ledger.note(verdict)
     again = Ledger(path, ("one shape",))
-    assert [again.known(verdict.mutant) for verdict in verdicts] == verdicts
-    assert Ledger(path, ("another shape",)).known(verdicts[0].mutant) is None
+    assert [again.verdict_of(verdict.mutant) for verdict in verdicts] == verdicts
+    assert Ledger(path, ("another shape",)).verdict_of(verdicts[0].mutant) is None
 
     pipeline.save(tmp_path / "pipeline.npz")
     command = [str(tmp_path / "pipeline.npz"), "--seeds=1", "--count=3", f"--ledger={tmp_path / 'run'}"]
