@@ -242,7 +242,7 @@ def test_a_second_run_takes_verdicts_from_the_ledger(pipeline: Recording, tmp_pa
     trial, path = prepare(pipeline, seeds=1), tmp_path / "ledger"
     verdicts = list(judge_all(trial, drawn(reached_mutants(trial), 4, 1)))
     ledger = Ledger(path, ("one shape",))
-    assert not any(map(ledger.known, (v.mutant for v in verdicts)))
+    assert not any(map(ledger.verdict_of, (v.mutant for v in verdicts)))
     for verdict in verdicts:
         ledger.note(verdict)
     again = Ledger(path, ("one shape",))
