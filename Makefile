@@ -53,7 +53,7 @@ soak: setup
 
 # The compiled parts of the emulator under the sanitizers of the compiler; `make soak` runs it as a test.
 sanitize: setup
-	$(BIN)/python -m tests.emulator.sanitized
+	PYTHONPATH=warpcheck/tests $(BIN)/python -m warpcheck_cases.sanitized
 
 $(LINTERS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(LINTERS)

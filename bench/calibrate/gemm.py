@@ -18,7 +18,7 @@ import numpy as np
 from warpcheck.machine import Checks
 from warpcheck.machine.record import KINDS, Record
 from warpcheck.timing.chips import ChipTable, chip_table
-from warpcheck.timing.grid import CtaCost, Handing, Sample, makespan
+from warpcheck.timing.grid import CtaCost, Sample, TileScheduler, makespan
 from warpcheck.timing.replay import replay
 from warpcheck.tools.examples import Example
 
@@ -97,7 +97,7 @@ def predict(cutlass: Path, shape: Shape, table: ChipTable) -> float:
         samples.append(Sample(1, times.flops, times.cycles))
     tiles = [2.0 * shape.tile[0] * shape.tile[1] * shape.k] * (shape.tiles[0] * shape.tiles[1])
     cost, replace = CtaCost.fitted(samples), table.numbers["replace"].value
-    return makespan(tiles, sms, cost, Handing.EACH, replace) + table.numbers["launch"].value
+    return makespan(tiles, sms, cost, TileScheduler.PER_CTA, replace) + table.numbers["launch"].value
 
 
 def main() -> None:

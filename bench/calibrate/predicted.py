@@ -27,7 +27,7 @@ from warpcheck.timing.replay import replay, resident_ctas
 
 from bench.suites import BenchCase
 from fa4.emulator import emulate
-from fa4.emulator.walk import Walk, walk_of
+from fa4.emulator.tile_schedule import TileSchedule, tile_schedule_of
 from fa4.runtime.device import Chip, chip_of
 from fa4.runtime.spec import ProblemSize, Saved
 from fa4.torch_ops import run
@@ -51,7 +51,7 @@ class Recorded:
     inputs: tuple[tuple[int, int, bool], ...]
 
 
-def shapes_of(case: attention.Case, walk: Walk) -> list[tuple[BenchCase, int]]:
+def shapes_of(case: attention.Case, walk: TileSchedule) -> list[tuple[BenchCase, int]]:
     """Problems to run on one SM, and the tiles of a place in each."""
     shape, few = case.shape, walk.step * max(4, math.ceil(_LEAST / walk.step))
 
@@ -95,11 +95,11 @@ def _main(case: attention.Case, shape: BenchCase, tiles: Any) -> Recorded:
     return Recorded(record, binary_of(record), issue_of(record), 1, read)
 
 
-def recorded(case: attention.Case, chip: Chip, folder: Path) -> tuple[Walk, list[Recorded]]:
+def recorded(case: attention.Case, chip: Chip, folder: Path) -> tuple[TileSchedule, list[Recorded]]:
     """The launches behind a prediction, from `folder` if they are there."""
     shape, extent = case.shape, _extent(case.shape)
     tiles = attention.tiles_of(case, chip, extent)
-    walk = walk_of(attention.plan_of(case, chip, extent, tiles), shape.direction)
+    walk = tile_schedule_of(attention.plan_of(case, chip, extent, tiles), shape.direction)
     is_alone = len(_steps(shape, walk)) * shape.heads_q * shape.batch <= chip.sms
     key = (case.backend, shape.direction, shape.head_dim, shape.causal, repr(tiles))
     key += case.lacks
@@ -166,11 +166,11 @@ def predict(case: attention.Case, chip: Chip, table: ChipTable, folder: Path) ->
     samples = [Sample(one.tiles, t.flops / walk.resident, t.cycles) for one, t in zip(found, times)]
     cost = CtaCost.fitted(samples)
     pairs = case.shape.batch * case.shape.heads_q
-    work = [of_step * n + of_tile for n in walk.handed_out(_steps(case.shape, walk), pairs)]
+    work = [of_step * n + of_tile for n in walk.steps_of_grid(_steps(case.shape, walk), pairs)]
     cycles = walk.cycles(work, chip.sms, cost, 0.0)
     if len(work) > 1:  # one CTA's cycles are measured without
         cycles += table.numbers["launch"].value
-    places = walk.places(chip.sms)
+    places = walk.slots(chip.sms)
     mean = (min(len(work), places) * cost.start + sum(cost.tile + flops / cost.rate for flops in work)) / places
     return Prediction(cycles, mean, cost, len(work), times[1].shares())
 
@@ -178,17 +178,17 @@ def predict(case: attention.Case, chip: Chip, table: ChipTable, folder: Path) ->
 _L2_BYTES = 50 << 20
 
 
-def _ranges(shape: BenchCase, walk: Walk, chip: Chip, inputs: tuple[tuple[int, int, bool], ...]) -> list[tuple]:
+def _ranges(shape: BenchCase, walk: TileSchedule, chip: Chip, inputs: tuple[tuple[int, int, bool], ...]) -> list[tuple]:
     """How many of the chip's SMs there are to each that reads something else of the inputs: all CTAs of a pair run
     together, and a short grid leaves SMs idle. Whether they come from DRAM: what fits in L2 is still there from whoever
     wrote it."""
     rows = shape.seqlen_q * shape.heads_q * (1 + (shape.direction == "bwd")) + 2 * shape.seqlen_k * shape.heads_kv
     cold = 2 * shape.batch * rows * shape.head_dim > _L2_BYTES
-    tiles, places = len(_steps(shape, walk)), walk.places(chip.sms)
+    tiles, places = len(_steps(shape, walk)), walk.slots(chip.sms)
     together = max(1, min(tiles, places // walk.l2_group))
     idle = max(1.0, places / (tiles * shape.heads_q * shape.batch))
     return [(begin, end, idle * (1 if alone else together), cold) for begin, end, alone in inputs]
 
 
-def _steps(shape: BenchCase, walk: Walk) -> list[int]:
+def _steps(shape: BenchCase, walk: TileSchedule) -> list[int]:
     return walk.steps(shape.direction, shape.seqlen_q, shape.seqlen_k, shape.causal)

@@ -3,7 +3,7 @@
     python examples/emulator/scale.py --rows 256                                   # on a GPU
     warpcheck run --chip sm_100a --seeds 10 -- examples/emulator/scale.py --rows 256
 
-It prints "right" on every chip that was tried, and has a mistake that docs/emulator.md finds and repairs.
+It prints "right" on every chip so far. docs/results/emulator-findings.md finds its mistake and repairs it.
 """
 
 import argparse

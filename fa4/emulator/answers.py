@@ -153,7 +153,7 @@ class Answers:
 
 
 def rows(case: str, chip: dict[str, Tensor], here: dict[str, Tensor]) -> list[Row]:
-    """The chip's results of a case beside the emulator's. Raises ValueError where they are not the same tensors."""
+    """Compare the chip's results of a case with the emulator's. Raises ValueError if the tensors differ in shape."""
     if {name: (x.shape, x.dtype) for name, x in chip.items()} != {name: (x.shape, x.dtype) for name, x in here.items()}:
         raise ValueError(f"{case}: the file holds other tensors than the case has; keep it anew")
     return [_row(case, name, x, here[name]) for name, x in chip.items()]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 import click
 import torch
 from warpcheck.errors import EmulationError
-from warpcheck.machine import SCHEDULES, Checks, interleavings
-from warpcheck.options import CHIP, COUNT, LENGTH, NEW_FILE, RESIDENT, SIDE_OF_WINDOW, choosing_checks
+from warpcheck.machine import SCHEDULES, interleavings
+from warpcheck.options import CHIP, COUNT, LENGTH, NEW_FILE, SIDE_OF_WINDOW, emulation_options
 
 from fa4.oracle import cases
 from fa4.runtime.device import chip_by_number
@@ -35,19 +36,16 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 @click.option("--sink", is_flag=True, help="With a learnable sink.")
 @click.option("--deterministic", is_flag=True)
 @click.option("--chip", type=CHIP, default="sm_100a", show_default=True)
-@click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
 @click.option("--backend", default="auto", show_default=True)
-@click.option("--seed", default=0, show_default=True)
 @click.option("--seeds", type=COUNT, default=1, show_default=True, help="Seeds to run, each with the next schedule.")
 @click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
-@RESIDENT
-@choosing_checks
+@emulation_options
 @click.option("--trace", "trace_path", type=NEW_FILE, help="Write a Chrome trace of the first seed.")
 @click.option("--report/--no-report", default=True, show_default=True)
 def emulate_command(
     direction: str, seqlen: int, seqlen_k: int | None, heads: int, heads_kv: int | None, dtype: str, sink: bool,
-    chip: str, sms: int, backend: str, seed: int, seeds: int, schedule: str | None, resident: int | None,
-    checks: Checks, trace_path: str | None, report: bool, **shape,
+    chip: str, backend: str, seeds: int, schedule: str | None, options: dict[str, Any], trace_path: str | None,
+    report: bool, **shape,
 ) -> None:  # fmt: skip
     """Run our attention kernels on an emulated chip, judged against float64, under one seed or several."""
     from fa4.emulator import emulate
@@ -65,15 +63,13 @@ def emulate_command(
         heads_kv=heads_kv, dtype=_DTYPES[dtype], sink=sink, **shape,
     )  # fmt: skip
     wrong = 0
-    for current, interleaving in interleavings(seed, seeds, schedule):
+    for current, interleaving in interleavings(options["seed"], seeds, schedule):
         problem = cases.make(case, current)
-        wants_trace = trace_path if current == seed else None
+        wants_trace = trace_path if current == options["seed"] else None
         start = time.perf_counter()
         try:
-            with emulate(
-                chip, sms=sms, seed=current, schedule=interleaving, checks=checks, trace=wants_trace is not None,
-                resident=resident,
-            ) as gpu:  # fmt: skip
+            given = {**options, "seed": current, "schedule": interleaving, "trace": wants_trace is not None}
+            with emulate(chip, **given) as gpu:
                 asked = dataclasses.replace(problem.spec, needs_backward=direction == "bwd")
                 here = chip_by_number(gpu.chip_number, emulated=True)
                 chosen = select(asked, problem.inputs.extent, here, backend).name

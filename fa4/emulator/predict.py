@@ -1,47 +1,50 @@
-"""How long would an attention take on a whole chip? From replays of problems that a laptop emulates in seconds.
+"""Predicted time of an attention on a whole chip, from replays of problems that are emulated in seconds.
 
-The steady state of a long sequence is that of a short one: two lengths give the rate of a CTA, several tiles against
-one what a tile costs besides, and the grid is handed out over all multiprocessors as the kernel hands it out. Small
-kernels around the one with the products move memory: they take what their bytes take, and a start.
+A long sequence has the steady state of a short one. Two lengths give the rate of a CTA; several tiles against one give
+the cost of a tile. The grid is distributed over all multiprocessors by the tile schedule of the kernel. Small kernels
+before and after the main kernel move memory: their time is a start and the time of their bytes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from dataclasses import replace as but
 from typing import Any
 
 from warpcheck.timing.chips import ChipTable, chip_table
-from warpcheck.timing.grid import CtaCost, Handing, Sample, chain
+from warpcheck.timing.grid import CtaCost, Sample, TileScheduler, ordered_makespan
 from warpcheck.timing.replay import Times, replay
 
 from fa4.emulator.attention import Problem, Shape, recorded, spec_of
-from fa4.emulator.walk import Walk, walk_of
+from fa4.emulator.tile_schedule import TileSchedule, tile_schedule_of
 from fa4.runtime import dispatch
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import ProblemSize
 
-_SPAN = 128  # keys of a CTA of the backward
-_SMS = {"sm_100a": 2, "sm_90a": 1}  # that are emulated: a pair of CTAs has two
+_TILE_N = 128  # keys of a CTA of the backward
+_SMS = {"sm_100a": 2, "sm_90a": 1}  # emulated multiprocessors: a pair of CTAs has two
 _ROWS = {("sm_100a", 64): 256, ("sm_100a", 128): 256, ("sm_100a", 192): 256, ("sm_90a", 128): 128}  # of a CTA's tile
-_AROUND = Shape(1024, 256, 1)  # in which the kernels around the main one are replayed
-_SECTION_BYTES = 50 << 20  # of what heads of flash-attn-4 that advance together share
+_AUXILIARY = Shape(1024, 256, 1)  # replayed for the kernels before and after the main kernel
+_L2_GROUP_BYTES = 50 << 20  # shared by the heads of an L2 group of flash-attn-4
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """cycles: of all kernels on the whole chip, one after the other. flops: over the visible pairs. clock: GHz. cost:
-    of one CTA of the kernel with the products. around: cycles of the kernels before and after it. busy: unit -> share
-    of the steady state, the busiest first. times: the replays behind it."""
+    """Predicted time of all kernels on the whole chip, one after the other.
+
+    flops: over the unmasked pairs. clock: GHz. cost: of one CTA of the main kernel, which has the products. auxiliary:
+    cycles of the kernels before and after it. busy: unit -> share of the steady state, the busiest first. times:
+    replays of the main kernel.
+    """
 
     cycles: float
     flops: float
     clock: float
     cost: CtaCost
     tiles: int
-    handing: Handing
-    around: float
+    scheduler: TileScheduler
+    auxiliary: float
     busy: dict[str, float]
     times: tuple[Times, ...]
 
@@ -61,33 +64,33 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Replayed:
-    """times: launches of the kernel with the products, on each of the shapes. around: the kernels before and after one
-    of them."""
+    """times: launches of the main kernel, one for each shape. auxiliary: the kernels before and after one launch."""
 
     times: tuple[Times, ...]
     shapes: tuple[Shape, ...]
-    around: tuple[Times, ...]
+    auxiliary: tuple[Times, ...]
 
     @property
     def ctas(self) -> int:
         return math.prod(self.times[0].record.launch.cluster)
 
     def tiles(self, times: Times) -> int:
-        """Of a multiprocessor (or pair), if each has a CTA."""
+        """Return the tiles per multiprocessor (or CTA pair), if each tile has a CTA."""
         return math.prod(times.record.launch.grid) // times.sms
 
-    def flops_a_step(self, walk: Walk, problem: Problem) -> float:
-        """Of a multiprocessor.
+    def flops_a_step(self, schedule: TileSchedule, problem: Problem) -> float:
+        """Return the FLOPs of a step per multiprocessor.
 
         Raises:
-            RuntimeError: the kernel's tiles are not those of the walk.
+            RuntimeError: the kernel's tiles are not those of the schedule.
         """
         found = []
         for times, shape in zip(self.times, self.shapes):
-            steps = sum(walk.steps(problem.direction, shape.queries, shape.keys, problem.causal))
-            found.append(times.flops / (steps * shape.heads * walk.ctas))
+            steps = sum(schedule.steps(problem.direction, shape.queries, shape.keys, problem.causal))
+            found.append(times.flops / (steps * shape.heads * schedule.ctas))
         if not math.isclose(min(found), max(found), rel_tol=0.01):
-            raise RuntimeError(f"the tiles are other ones: {', '.join(f'{f:.4e}' for f in found)} FLOPs a step")
+            flops = ", ".join(f"{f:.4e}" for f in found)
+            raise RuntimeError(f"the kernel's tiles are not those of its schedule: {flops} FLOPs per step")
         return found[0]
 
 
@@ -95,21 +98,21 @@ def predict(
     problem: Problem, chip: str = "sm_100a", package: str = "fa4", clock: float | None = None, *,
     timeline: bool = False, table: ChipTable | None = None,
 ) -> Prediction:  # fmt: skip
-    """Self-attention with as many key/value heads as query heads, bfloat16.
+    """Predict self-attention with as many key/value heads as query heads, in bfloat16.
 
-    package: of `attention.PACKAGES`. clock: GHz [default: the table's]. timeline: keep what each unit did in the
-    replays. table: [default: the chip's].
+    package: a key of `attention.PACKAGES`. clock: GHz [default: the table's]. timeline: keep the intervals of each
+    unit. table: [default: the chip's].
 
     Raises:
-        ValueError: a chip or head dim whose tiles this does not know.
-        RuntimeError: the kernel's tiles are not what this takes them for.
+        ValueError: no tiles are listed for the chip or head dim.
+        RuntimeError: the kernel's tiles are not those of the schedule.
     """
     table = table or chip_table(chip)
     if chip == "sm_90a" and (problem.causal or problem.direction == "bwd"):
         raise ValueError(f"causal forwards and backwards on {chip} are not predicted: tiles change with the length")
     if (chip, problem.head_dim) not in _ROWS:
         raise ValueError(f"head_dim {problem.head_dim} on {chip} is not predicted, only {', '.join(map(str, _ROWS))}")
-    small = but(problem, batch=1, seqlen=0, heads=1)
+    small = dataclasses.replace(problem, batch=1, seqlen=0, heads=1)
     if problem.direction == "bwd":
         replayed = _backward(table, package, small, timeline)
     elif package == "fa4":
@@ -121,38 +124,38 @@ def predict(
 
 
 def _plan(problem: Problem, chip: str) -> Any:
-    """Of our kernels."""
+    """Return the plan of fa4's kernels."""
     extent = ProblemSize(problem.batch, problem.seqlen, problem.seqlen)
     number = int(chip.removeprefix("sm_").removesuffix("a"))
     return dispatch.plan(spec_of(problem), extent, chip_by_number(number))
 
 
-def _walk(problem: Problem, chip: str, package: str, ctas: int) -> Walk:
-    """Of our kernels as their plan has it; of flash-attn-4's as its tables say. ctas: of a cluster."""
+def _schedule(problem: Problem, chip: str, package: str, ctas: int) -> TileSchedule:
+    """Return the schedule of fa4's plan, or of flash-attn-4's tables. ctas: of a cluster."""
     if package == "fa4":
-        return walk_of(_plan(problem, chip), problem.direction)
-    rows = _SPAN if problem.direction == "bwd" else _ROWS[chip, problem.head_dim]
+        return tile_schedule_of(_plan(problem, chip), problem.direction)
+    rows = _TILE_N if problem.direction == "bwd" else _ROWS[chip, problem.head_dim]
     descending = problem.direction == "fwd" or problem.deterministic
-    section = min(problem.batch * problem.heads, _section(problem))
-    return Walk(rows * ctas, 128, Handing.STATIC, section, descending, ctas)
+    l2_group = min(problem.batch * problem.heads, _l2_group(problem))
+    return TileSchedule(rows * ctas, 128, TileScheduler.STATIC, l2_group, descending, ctas)
 
 
 def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed, clock: float) -> Prediction:
     wait = table.numbers["replace"].value
-    each = len(replayed.times[-1].ends) > replayed.times[-1].sms  # the run with several tiles had a CTA for each
-    walk = _walk(problem, table.chip, package, replayed.ctas)
-    a_step = replayed.flops_a_step(walk, problem)
+    each = len(replayed.times[-1].ends) > replayed.times[-1].sms  # the run with several tiles had one CTA per tile
+    schedule = _schedule(problem, table.chip, package, replayed.ctas)
+    a_step = replayed.flops_a_step(schedule, problem)
     if problem.causal:
         samples = [Sample.of(times, replayed.tiles(times)) for times in replayed.times]
     else:
         samples = [Sample.of(times, 1 + (i == 2)) for i, times in enumerate(replayed.times)]
     cost = CtaCost.of_each(samples) if each else CtaCost.fitted(samples)
-    handing = Handing.EACH if each or problem.direction == "bwd" else Handing.STATIC
+    scheduler = TileScheduler.PER_CTA if each or problem.direction == "bwd" else TileScheduler.STATIC
     if not each and problem.causal:
-        handing = Handing.TAKEN
-    walk = but(walk, handing=handing)
-    of_head = walk.steps(problem.direction, problem.seqlen, problem.seqlen, problem.causal)
-    work = [a_step * steps for steps in walk.handed_out(of_head, problem.batch * problem.heads)]
+        scheduler = TileScheduler.DYNAMIC
+    schedule = dataclasses.replace(schedule, scheduler=scheduler)
+    of_head = schedule.steps(problem.direction, problem.seqlen, problem.seqlen, problem.causal)
+    work = [a_step * steps for steps in schedule.steps_of_grid(of_head, problem.batch * problem.heads)]
     if problem.direction == "bwd" and problem.deterministic:
         every = max(of_head)
         rows = [range(every - steps, every) for steps in of_head]
@@ -160,37 +163,38 @@ def _whole(problem: Problem, table: ChipTable, package: str, replayed: _Replayed
             (sequence * problem.heads + head, of_tile)
             for sequence in range(problem.batch) for of_tile in rows for head in range(problem.heads)
         )  # fmt: skip
-        cycles = chain(tiles, walk.places(table.sms), cost, a_step, _turn(problem, walk.ctas, table), wait)
+        interval = _add_interval(problem, schedule.ctas, table)
+        cycles = ordered_makespan(tiles, schedule.slots(table.sms), cost, a_step, interval, wait)
     else:
-        cycles = walk.cycles(work, table.sms, cost, wait)
-    around = sum(_by_bytes(times, problem, table) for times in replayed.around)
+        cycles = schedule.cycles(work, table.sms, cost, wait)
+    auxiliary = sum(_by_bytes(times, problem, table) for times in replayed.auxiliary)
     return Prediction(
-        cycles + around, problem.flops, clock, cost, len(work), handing, around,
+        cycles + auxiliary, problem.flops, clock, cost, len(work), scheduler, auxiliary,
         _steady(replayed.times[0], replayed.times[1]), replayed.times,
     )  # fmt: skip
 
 
-def _turn(problem: Problem, ctas: int, table: ChipTable) -> float:
-    """Cycles from when an addition to a block of dQ begins to when the next CTA's may: its bytes, and a flag."""
+def _add_interval(problem: Problem, ctas: int, table: ChipTable) -> float:
+    """Return the cycles between the starts of two CTAs' additions to a block of dQ: its bytes, and the semaphore."""
     numbers = {name: number.value for name, number in table.numbers.items()}
     added = 4 * problem.head_dim * 128 / ctas / numbers["reduce_bytes"] + numbers["tma_store_latency"]
     return added + numbers["atomic_latency"] + numbers["l2_latency"]
 
 
-def _section(problem: Problem) -> int:
-    """Heads of flash-attn-4 whose tiles advance together: what they share fits in L2."""
+def _l2_group(problem: Problem) -> int:
+    """Return the heads of an L2 group of flash-attn-4."""
     a_head = 2 * problem.seqlen * (problem.head_dim + problem.head_dim_v)
     if problem.direction == "bwd":
         if not problem.deterministic:
             return 1
         a_head += 4 * problem.seqlen * problem.head_dim
-    return 1 << (max(1, _SECTION_BYTES // a_head).bit_length() - 1)
+    return 1 << (max(1, _L2_GROUP_BYTES // a_head).bit_length() - 1)
 
 
 def _by_bytes(times: Times, problem: Problem, table: ChipTable) -> float:
-    """Cycles of a kernel that moves memory: its latency, and its bytes at what DRAM gives."""
+    """Return the cycles of a kernel that moves memory: its latency, and its bytes at the bandwidth of DRAM."""
     rows = problem.batch * problem.heads * problem.seqlen
-    moved = times.global_bytes * rows / _AROUND.queries / table.sms
+    moved = times.global_bytes * rows / _AUXILIARY.queries / table.sms
     numbers = table.numbers
     return numbers["launch"].value + times.cycles + moved / numbers["dram_bytes"].value
 
@@ -198,7 +202,7 @@ def _by_bytes(times: Times, problem: Problem, table: ChipTable) -> float:
 def _forward(
     table: ChipTable, package: str, problem: Problem, timeline: bool, rows: int, tiles: Any = None
 ) -> _Replayed:
-    """rows: of a work tile. tiles: of ours."""
+    """Replay the forward. rows: of a tile. tiles: row of fa4's table."""
     sms = max(_SMS[table.chip], 1 if tiles is None else tiles.ctas)
     if problem.causal:
         shapes = [Shape(n * rows, n * rows, sms) for n in (2, 4, 6)]
@@ -211,17 +215,17 @@ def _forward(
 
 def _backward(table: ChipTable, package: str, problem: Problem, timeline: bool) -> _Replayed:
     sms = _SMS[table.chip]
-    around = _replay(table, package, problem, _AROUND, timeline, sms)
-    is_pair = math.prod(next(times for times in around if times.flops).record.launch.cluster) > 1
+    auxiliary = _replay(table, package, problem, _AUXILIARY, timeline, sms)
+    is_pair = math.prod(next(times for times in auxiliary if times.flops).record.launch.cluster) > 1
     if problem.causal:
-        shapes = [Shape(n * sms * _SPAN, n * sms * _SPAN, sms) for n in (2, 4)]
+        shapes = [Shape(n * sms * _TILE_N, n * sms * _TILE_N, sms) for n in (2, 4)]
     elif is_pair:
-        shapes = [Shape(512, sms * _SPAN, 1), _AROUND]
-    else:  # of heads of their own: CTAs of one head wait for each other where their order is fixed
-        shapes = [Shape(queries, _SPAN, sms) for queries in (512, 1024)]
+        shapes = [Shape(512, sms * _TILE_N, 1), _AUXILIARY]
+    else:  # one head per CTA: CTAs of one head wait for each other in a deterministic backward
+        shapes = [Shape(queries, _TILE_N, sms) for queries in (512, 1024)]
     launched = [_replay(table, package, problem, shape, timeline, sms) for shape in shapes]
     mains = tuple(next(times for times in found if times.flops) for found in launched)
-    return _Replayed(mains, tuple(shapes), tuple(times for times in around if not times.flops))
+    return _Replayed(mains, tuple(shapes), tuple(times for times in auxiliary if not times.flops))
 
 
 def _replay(
@@ -232,7 +236,7 @@ def _replay(
 
 
 def _steady(short: Times, long: Times) -> dict[str, float]:
-    """Shares of the time by which a longer run is longer."""
+    """Return the shares of the units in the additional time of the longer run."""
     cycles = long.cycles - short.cycles
     before, after = short.shares(), long.shares()
     found = {name: (share * long.cycles - before.get(name, 0) * short.cycles) / cycles for name, share in after.items()}

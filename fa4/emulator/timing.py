@@ -51,9 +51,9 @@ def text(found: Prediction, sms: int) -> str:
     tile = found.flops / found.tiles
     lines = [
         f"  {found.cycles:,.0f} cycles, {found.milliseconds:.3f} ms, {found.tflops:,.0f} TFLOP/s at {found.clock} GHz",
-        f"  {found.tiles} tiles of {tile / 1e9:.2f} GFLOP on average over {sms} SMs, handed out: {found.handing.value}",
+        f"  {found.tiles} tiles of {tile / 1e9:.2f} GFLOP (mean) over {sms} SMs, scheduler: {found.scheduler.value}",
         f"  a CTA: {cost.start:,.0f} cycles, {cost.tile:,.0f} a tile, {cost.rate:,.0f} FLOPs a cycle and SM in between",
-        f"  kernels before and after: {found.around:,.0f} cycles" if found.around else "  one kernel",
+        f"  kernels before and after: {found.auxiliary:,.0f} cycles" if found.auxiliary else "  one kernel",
         "  busy in between: " + ", ".join(f"{name} {share:.0%}" for name, share in list(found.busy.items())[:_SHOWN]),
     ]
     times = found.times[0]

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from cutlass.cute.runtime import from_dlpack
-from warpcheck.host.caches import PLACES, SWITCHES
+from warpcheck.host.caches import FOLDERS, SWITCHES
 
 import fa4
 from fa4.emulator import emulate
@@ -187,14 +187,14 @@ def test_packages_keep_no_emulated_kernels(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "huggingface").mkdir()
     (tmp_path / "huggingface" / "weights").write_text("weights")
-    before = {name: os.environ.get(name) for name in (*SWITCHES, *PLACES)}
+    before = {name: os.environ.get(name) for name in (*SWITCHES, *FOLDERS)}
     with emulate("sm_90a", tells_devices_apart=True):
         assert {os.environ[name] for name in SWITCHES} == {"0"}
-        kept = [Path(tempfile.gettempdir(), "kernel.o"), *(Path(os.environ[name], "kernel.o") for name in PLACES)]
+        kept = [Path(tempfile.gettempdir(), "kernel.o"), *(Path(os.environ[name], "kernel.o") for name in FOLDERS)]
         for path in kept:
             path.write_text("emulated")
         assert Path(os.environ["XDG_CACHE_HOME"], "huggingface", "weights").read_text() == "weights"
-    assert before == {name: os.environ.get(name) for name in (*SWITCHES, *PLACES)}
+    assert before == {name: os.environ.get(name) for name in (*SWITCHES, *FOLDERS)}
     assert not (tmp_path / "kernel.o").exists() and not Path(tempfile.gettempdir(), "kernel.o").exists()
     assert (tmp_path / "huggingface" / "weights").exists()
 
@@ -202,13 +202,13 @@ def test_packages_keep_no_emulated_kernels(monkeypatch, tmp_path) -> None:
 REMEMBERING = """
 import json, os, sys, tempfile
 from pathlib import Path
-from fa4 import jit
+from fa4.runtime import jit
 from fa4.emulator import emulate
-from warpcheck.host.caches import PLACES
+from warpcheck.host.caches import FOLDERS
 
 with emulate("sm_90a", tells_devices_apart=True):
-    own = jit.cache_directory()  # remembered for the life of the process
-    places = [tempfile.gettempdir(), *(os.environ[name] for name in PLACES)]  # as modules imported here do
+    own = jit.cache_directory()  # cached for the life of the process
+    places = [tempfile.gettempdir(), *(os.environ[name] for name in FOLDERS)]  # as modules imported here do
     if not os.fork():
         sys.exit()
     os.wait()
@@ -224,7 +224,9 @@ print(json.dumps([places, str(own)]))
 
 def test_places_of_kernels_last_as_long_as_whoever_remembers_them(tmp_path) -> None:
     """A process goes on to compile after `emulate`; no later process finds what it kept, but fa4's own kernels."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    root = Path(__file__).parents[2]
+    sources = os.pathsep.join([str(root), str(root / "warpcheck" / "src")])
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": sources}
     environment.pop("FA4_CACHE_DIR", None)
     command = [sys.executable, "-c", REMEMBERING]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 HEAD = """\
 import torch
 from cutlass.cute.runtime import from_dlpack
-from tests.emulator.planted import COLUMNS, ROWS, run_pipeline, run_sum
+from warpcheck_cases.planted import COLUMNS, ROWS, run_pipeline, run_sum
 torch.manual_seed(1)
 """
 PIPELINE = """

@@ -92,10 +92,10 @@ from warpcheck.tools.mutate import (
 )
 from warpcheck.tools.recording import Recorder, Recording
 from warpcheck.tools.verdicts import Ledger, summary
+from warpcheck_cases.planted import COLUMNS, ROWS, run_pipeline
 
 from fa4.emulator import emulate
 from fa4.emulator import mutate as own
-from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -242,12 +242,12 @@ def test_a_second_run_takes_verdicts_from_the_ledger(pipeline: Recording, tmp_pa
     trial, path = prepare(pipeline, seeds=1), tmp_path / "ledger"
     verdicts = list(judge_all(trial, drawn(reached_mutants(trial), 4, 1)))
     ledger = Ledger(path, ("one shape",))
-    assert not any(map(ledger.known, (v.mutant for v in verdicts)))
+    assert not any(map(ledger.verdict_of, (v.mutant for v in verdicts)))
     for verdict in verdicts:
         ledger.note(verdict)
     again = Ledger(path, ("one shape",))
-    assert [again.known(verdict.mutant) for verdict in verdicts] == verdicts
-    assert Ledger(path, ("another shape",)).known(verdicts[0].mutant) is None
+    assert [again.verdict_of(verdict.mutant) for verdict in verdicts] == verdicts
+    assert Ledger(path, ("another shape",)).verdict_of(verdicts[0].mutant) is None
 
     pipeline.save(tmp_path / "pipeline.npz")
     command = [str(tmp_path / "pipeline.npz"), "--seeds=1", "--count=3", f"--ledger={tmp_path / 'run'}"]

@@ -10,10 +10,10 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from warpcheck.context import Gpu
 from warpcheck.errors import Deadlock
 from warpcheck.machine.names import names_in, with_names
+from warpcheck_cases.handwritten import entry
 
 from fa4.emulator import emulate
 from fa4.oracle import cases
-from tests.emulator.handwritten import entry
 
 
 def test_names_travel_in_the_text():

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from warpcheck.errors import DataRace
-from warpcheck.machine import Checks, Machine
+from warpcheck.machine import Checks, EmulationOptions
 
 from fa4.emulator import emulate
 from fa4.oracle import cases
@@ -54,4 +54,4 @@ def test_unknown_words_are_refused():
     with pytest.raises(ValueError, match="order is 'alphabetical', expected one of"):
         Checks(order="alphabetical")
     with pytest.raises(ValueError, match="on_finding is 'ignore', expected one of"):
-        Machine("sm_100a", on_finding="ignore")
+        EmulationOptions(on_finding="ignore")

@@ -12,8 +12,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 from cutlass.cute.runtime import from_dlpack
 from warpcheck.findings import KINDS
 from warpcheck.machine import interleavings
+from warpcheck_cases.planted import COLUMNS, ROWS, run_pipeline
 
-from tests.emulator.planted import COLUMNS, ROWS, run_pipeline
 from tests.emulator.public import page, run
 from tests.emulator.public.rows import Outcome, Row, by_formula, draw, run_row
 
@@ -39,7 +39,7 @@ def test_a_right_row_is_judged_in_every_order() -> None:
 def test_what_is_found_is_told_by_file_and_line() -> None:
     outcome = run_row(row("early release"), interleavings(0, 1))
     assert {finding["kind"] for finding in outcome.findings} == {"race"}
-    assert all(finding["place"].startswith("emulator/planted.py:") for finding in outcome.findings)
+    assert all(finding["place"].startswith("warpcheck_cases/planted.py:") for finding in outcome.findings)
 
 
 def test_wrong_values_and_exceptions_are_told() -> None:

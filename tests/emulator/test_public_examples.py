@@ -37,7 +37,7 @@ def test_what_is_found_and_its_repair(script: str, capsys) -> None:
     assert found.exit_code == 0 and capsys.readouterr().out.startswith("right"), "the mistake does not show in values"
     assert {finding.kind for finding in found.findings} == KINDS_OF[script]
     for finding in found.findings:
-        places = [finding.place, *(place for _, place in finding.others)]
+        places = [finding.location, *(place for _, place in finding.others)]
         assert {place.line for place in places if place} <= marked(script)
     repaired = run_script([str(FOLDER / script), "--repaired"], "sm_100a", interleavings(0, 3))
     assert repaired.exit_code == 0 and not repaired.findings, str(repaired.findings)

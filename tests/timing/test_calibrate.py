@@ -10,13 +10,13 @@ pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
 
 from warpcheck.host.modules import fatbins_in
 from warpcheck.timing.sass import code
+from warpcheck_cases.requirements import needs_nvdisasm
 
 from bench.calibrate import issue, launch, run, skeletons
 from bench.calibrate.frame import compile_bench
 from fa4.emulator import emulate
 from fa4.runtime import jit
 from fa4.runtime.device import chip_by_number
-from tests.timing.test_sass import needs_nvdisasm
 
 # One of each kind; the soak runs the others.
 FAST = {

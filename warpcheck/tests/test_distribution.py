@@ -19,7 +19,7 @@ PROJECT = Path(__file__).parents[1]
 @pytest.fixture
 def tree(tmp_path) -> Path:
     """A copy of the project without what was built in it."""
-    built = shutil.ignore_patterns("*.so", "__pycache__", "build", "*.egg-info")
+    built = shutil.ignore_patterns("*.so", "__pycache__", ".pytest_cache", "build", "*.egg-info")
     return shutil.copytree(PROJECT, tmp_path / "project", ignore=built)
 
 

@@ -1,6 +1,5 @@
 """From a PTX text to a finding and its repair, where neither torch nor CuTe DSL is installed."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 from warpcheck.cli import main
 from warpcheck.errors import DataRace
+from warpcheck_cases.printed import command_of, comparable, shown
 
-from warpcheck import Emulated, nvrtc
+from warpcheck import Emulated
 
 # y[i] = x[63 - i], by way of shared memory. Two warps: each reads what the other one wrote.
 REVERSE = """.version 8.0
@@ -44,7 +44,7 @@ def test_a_race_is_found_and_its_repair_ends_it():
     gpu = Emulated("sm_90a", seeds=5, on_finding="collect")
     gpu.launch(WRONG, grid=1, block=64, args=[x, y])
     (found,) = (finding for finding in gpu.findings if finding.kind == "race")
-    assert {found.place.warp, found.others[0][1].warp} == {0, 1} and "barrier" in found.repair
+    assert {found.location.warp, found.others[0][1].warp} == {0, 1} and "barrier" in found.repair
     gpu = Emulated("sm_90a", seeds=5)
     gpu.launch(RIGHT, grid=1, block=64, args=[x, y])
     assert not gpu.findings
@@ -122,40 +122,26 @@ def test_mutants_of_a_recorded_launch_are_judged_with_numpy_alone(tmp_path):
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
-def shown(comment: str) -> str:
-    return re.search(rf"<!-- {comment} -->\n```\w+\n(.*?)```", README, re.S)[1]
-
-
-def comparable(text: str) -> str:
-    """Without addresses, folders, and what another version of NVRTC may change."""
-    text = re.sub(r"\S*/reverse\.cu", "reverse.cu", re.sub(r"0x[0-9a-f]+", "ADDRESS", text))
-    text = re.sub(r"ptx line \d+: .*?, (?=reverse\.cu:)", "", text)
-    return re.sub(r"[\d,]+ (?=warp-instructions|times)", "N ", text).strip()
-
-
 @pytest.fixture
-def readme_kernel(tmp_path, monkeypatch) -> Path:
-    try:
-        nvrtc.library()
-    except (RuntimeError, OSError) as error:
-        pytest.skip(f"compiles CUDA C++ by NVRTC, of the package nvidia-cuda-nvrtc: {error}")
+def readme_kernel(nvrtc, tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "reverse.cu"
-    path.write_text(shown("kernel"))
+    path.write_text(shown(README, "kernel"))
     return path
 
 
 def test_the_readme_shows_what_its_command_prints(readme_kernel):
-    command, _, told = shown("run").partition("\n")
-    words = [word.strip("'") for word in command.removeprefix("$ warpcheck ").split()]
+    words, told = command_of(shown(README, "run"))
     done = CliRunner().invoke(main, words)
-    assert done.exit_code == 1 and comparable(done.output) == comparable(told), done.output
-    lines = shown("kernel").splitlines(keepends=True)
+    assert done.exit_code == 1 and comparable(done.output, "reverse.cu", "cu") == comparable(
+        told, "reverse.cu", "cu"
+    ), done.output
+    lines = shown(README, "kernel").splitlines(keepends=True)
     readme_kernel.write_text("".join([*lines[:3], "__syncthreads();\n", *lines[3:]]))
     assert CliRunner().invoke(main, words).exit_code == 0
 
 
 def test_the_program_of_the_readme(readme_kernel):
     names: dict = {}
-    exec(shown("python"), names)
+    exec(shown(README, "python"), names)
     assert {finding.kind for finding in names["gpu"].findings} == {"uninitialized", "race"}

@@ -55,7 +55,7 @@ def _gemm_swiglu(seed: int) -> list[Judgement]:
 
 
 def _rms_norm_hadamard(seed: int) -> list[Judgement]:
-    """Blocks of 16 columns are turned by a Hadamard matrix; amax is over the rows of a CTA."""
+    """Blocks of 16 columns are rotated by a Hadamard matrix; amax is over the rows of a CTA."""
     import cudnn
 
     x, weight = draw(seed, (64, 2048), (2048,))
@@ -63,12 +63,12 @@ def _rms_norm_hadamard(seed: int) -> list[Judgement]:
     rows = 64 // result["amax_tensor"].numel()
 
     def formula(x: Tensor, weight: Tensor) -> list[Tensor]:
-        turn = x.new_ones(1, 1)
+        hadamard = x.new_ones(1, 1)
         for _ in range(4):
-            turn = torch.cat([torch.cat([turn, turn], 1), torch.cat([turn, -turn], 1)])
+            hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
         normed = functional.rms_norm(x, (2048,), weight, 1e-5)
-        turned = (normed.reshape(64, 128, 16) @ turn / 4).reshape(64, 2048)
-        return [turned, turned.reshape(-1, rows * 2048).abs().amax(1)]
+        rotated = (normed.reshape(64, 128, 16) @ hadamard / 4).reshape(64, 2048)
+        return [rotated, rotated.reshape(-1, rows * 2048).abs().amax(1)]
 
     return by_formula(["out", "amax"], [result["o_tensor"], result["amax_tensor"]], formula, x, weight)
 

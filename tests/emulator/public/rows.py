@@ -124,7 +124,7 @@ def told(finding: Finding) -> dict[str, Any]:
         "severity": finding.severity.value,
         "kind": finding.kind,
         "message": finding.message.splitlines()[0],
-        "place": _named(finding.place),
+        "place": _named(finding.location),
         "other": _named(other),
         "kernel": finding.kernel[:80],
         "count": finding.count,

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from warpcheck.emulated import Emulated
-from warpcheck.machine import Checks
+from warpcheck.machine import Checks, EmulationOptions
 
 if TYPE_CHECKING:
     from warpcheck.context import Gpu, emulate
 
-__all__ = ["Checks", "Emulated", "Gpu", "emulate"]
+__all__ = ["Checks", "Emulated", "EmulationOptions", "Gpu", "emulate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,10 +15,10 @@ import numpy as np
 from warpcheck.emulated import Emulated, chip_of
 from warpcheck.errors import EmulationError
 from warpcheck.findings import KINDS, Findings, Severity
-from warpcheck.machine import SCHEDULES, Checks, LaunchReport, interleavings
+from warpcheck.machine import SCHEDULES, LaunchReport, interleavings
 from warpcheck.machine.arguments import written
 from warpcheck.nvrtc import CompilationError, compile_cuda
-from warpcheck.options import CHIP, COUNT, NEW_FILE, RESIDENT, check_torch, choosing_checks
+from warpcheck.options import CHIP, COUNT, NEW_FILE, check_torch, emulation_options
 
 _SEVERITIES = click.Choice([severity.value for severity in Severity])
 
@@ -83,18 +83,14 @@ def main() -> None:
 
 @main.command("run", context_settings={"ignore_unknown_options": True})
 @click.option("--chip", type=CHIP, default="sm_100a", show_default=True)
-@click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
-@click.option("--seed", default=0, show_default=True)
 @click.option("--seeds", type=COUNT, default=3, show_default=True,
               help="In how many orders every launch is run, each with the next schedule.")  # fmt: skip
 @click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: one after the other]")
-@RESIDENT
-@choosing_checks
+@emulation_options
 @telling
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGUMENTS]...")
 def run(
-    chip: str, sms: int, seed: int, seeds: int, schedule: str | None, resident: int | None, checks: Checks,
-    telling: Telling, script: tuple[str, ...],
+    chip: str, seeds: int, schedule: str | None, options: dict[str, Any], telling: Telling, script: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a script that launches CuTe DSL kernels, unmodified, as `python SCRIPT.py ARGUMENTS` would (or `-m MODULE`).
 
@@ -109,8 +105,8 @@ def run(
     elif not Path(script[0]).is_file():
         raise click.BadParameter(f"there is no file {script[0]!r}", param_hint="SCRIPT")
     check_torch()
-    orders = interleavings(seed, seeds, schedule)
-    outcome = run_script(script, chip, orders, sms=sms, checks=checks, resident=resident)
+    orders = interleavings(options["seed"], seeds, schedule)
+    outcome = run_script(script, chip, orders, **options)
     found = telling.tell(outcome.findings, outcome.launches, chip, seeds)
     if not outcome.launches:
         click.echo("the script launched no kernel", err=True)
@@ -156,16 +152,13 @@ class _Extents(click.ParamType):
               help="One per parameter, in order: f32[64x64] (random), i32[256]=zeros, x.npy, 7, f32=0.5.")  # fmt: skip
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Write the arrays there after the run.")
 @click.option("--chip", type=CHIP, help="[default: the target in the text; sm_90a for CUDA C++]")
-@click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
-@click.option("--seed", default=0, show_default=True)
 @click.option("--seeds", type=COUNT, default=10, show_default=True, help="In how many orders the launch is run.")
 @click.option("--cooperative", is_flag=True, help="Launch it cooperatively: all CTAs are resident.")
-@RESIDENT
-@choosing_checks
+@emulation_options
 @telling
 def ptx(
-    source: Path, entry: str | None, args: tuple[str, ...], save: Path | None, chip: str | None, sms: int, seed: int,
-    seeds: int, resident: int | None, checks: Checks, telling: Telling, **shape: Any,
+    source: Path, entry: str | None, args: tuple[str, ...], save: Path | None, chip: str | None, seeds: int,
+    options: dict[str, Any], telling: Telling, **shape: Any,
 ) -> None:  # fmt: skip
     """Run one kernel of a PTX file, or of a CUDA C++ file (.cu, through NVRTC), in several orders.
 
@@ -177,11 +170,9 @@ def ptx(
             chip = chip or "sm_90a"
             text = compile_cuda(text, chip, name=str(source))
         chip = chip or chip_of(text)
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(options["seed"])
         values = [written(arg, rng) for arg in args]
-        emulated = Emulated(
-            chip, sms=sms, seed=seed, seeds=seeds, checks=checks, on_finding="collect", resident=resident
-        )
+        emulated = Emulated(chip, seeds=seeds, on_finding="collect", **options)
         emulated.launch(text, entry, args=values, **shape)
     except (ValueError, TypeError, EmulationError, CompilationError) as error:
         raise click.ClickException(str(error)) from None

@@ -13,7 +13,7 @@ from warpcheck.host import caches, torch_cuda, triton_jit
 from warpcheck.host.launch import Runtime
 from warpcheck.host.memory import Arrays, torch_allocations
 from warpcheck.host.modules import Modules
-from warpcheck.machine import Allocation, Checks
+from warpcheck.machine import Allocation
 
 _MODULES = Modules()  # of the process, like the handles of a driver
 
@@ -24,7 +24,7 @@ class Gpu(Emulated):
     def __init__(self, chip: str, arrays: Arrays, **options: Any) -> None:
         super().__init__(chip, **options)
         self.chip_number = self.machine.facts.number
-        self.runtime = Runtime(self.machine.facts, self.machine.sms, _MODULES, self.run)
+        self.runtime = Runtime(self.machine.facts, self.options.sms, _MODULES, self.run)
         self._arrays = arrays
 
     def allocations(self) -> list[Allocation]:
@@ -38,20 +38,7 @@ def _is_there(package: str, module: str = "") -> bool:
 
 
 @contextlib.contextmanager
-def emulate(
-    chip: str,
-    *,
-    sms: int = 4,
-    seed: int = 0,
-    schedule: str = "round_robin",
-    checks: Checks | None = None,
-    trace: bool = False,
-    timing: bool = False,
-    on_finding: str = "raise",
-    seeds: int = 1,
-    resident: int | None = None,
-    tells_devices_apart: bool = False,
-) -> Iterator[Gpu]:
+def emulate(chip: str, *, tells_devices_apart: bool = False, **options: Any) -> Iterator[Gpu]:
     """CPU tensors live on an emulated chip inside this context.
 
     `cute.compile` targets the chip, compiled functions run on it, `device="cuda"` means host memory, and
@@ -60,35 +47,22 @@ def emulate(
 
     Args:
         chip: "sm_80", "sm_90a", "sm_100a", ...
-        sms: multiprocessors; grids larger than the chip run in waves.
-        seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
-        schedule: "round_robin", "random" or "adversarial" (starves one role, or lets one run far ahead).
-        checks: which checks are on; default all.
-        on_finding: "raise" the first error, or "collect" all in `gpu.findings` and go on with the values that the
-            machine has.
-        seeds: in how many orders every launch is run, from the same memory: `seed` and the ones after it, each with
-            the next schedule. The results are those of the first.
-        resident: how many clusters (CTAs, where there are none) run at a time, lowest index first; 0: as many as fit.
-            Cooperative launches are resident as a whole. [default: 1, which is all that a launch guarantees, in orders
-            with an odd seed, as many as fit in the others]
-        tells_devices_apart: for host code that asks tensors where they are: `tensor.device` is "cuda:0", but for what
-            was made or moved to the host, as on a machine with a GPU; torch.compile compiles nothing, operators for
-            CUDA only run, and packages keep no kernels on disk. Otherwise the device stays "cpu", and every CPU
-            tensor counts as the chip's (`is_cuda`).
-        trace: record events for `warpcheck.trace.write`.
-        timing: record what a clock needs, so that `gpu.timing()` says how long the launches would take on the chip.
+        tells_devices_apart: for host code that asks where a tensor is. `tensor.device` is "cuda:0", except for tensors
+            that were made on the host or moved there, as on a machine with a GPU; torch.compile compiles nothing,
+            operators for CUDA only run, and packages keep no kernels on disk. Otherwise the device stays "cpu", and
+            every CPU tensor counts as the chip's (`is_cuda`).
+        options: fields of `warpcheck.EmulationOptions`:
+
+            with emulate("sm_100a", seed=7, schedule="random", on_finding="collect") as gpu: ...
 
     Raises:
-        ValueError: an unknown chip or schedule.
-        EmulationError: from the call that ran a kernel which did something wrong.
+        ValueError: an unknown chip, or options that do not exist.
+        EmulationError: from the call that ran a kernel with an error.
     """
     arrays = Arrays()
-    gpu = Gpu(
-        chip, arrays, sms=sms, seed=seed, schedule=schedule, checks=checks, trace=trace, timing=timing,
-        on_finding=on_finding, seeds=seeds, resident=resident,
-    )  # fmt: skip
+    gpu = Gpu(chip, arrays, **options)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(libraries.emulating(gpu.machine.facts, sms))
+        stack.enter_context(libraries.emulating(gpu.machine.facts, gpu.options.sms))
         stack.enter_context(torch_cuda.installed(gpu.runtime, tells_devices_apart))
         if _is_there("cuda", "bindings"):
             from warpcheck.host import driver

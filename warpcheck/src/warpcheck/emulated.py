@@ -1,6 +1,6 @@
-"""An emulated chip, the memory that kernels may touch on it, and what it did: launches, findings, a report.
+"""An emulated chip: the memory of its kernels, launches, findings and a report.
 
-Needs NumPy and nothing else, for PTX from any compiler. `warpcheck.emulate` puts one behind torch and CuTe DSL.
+Needs only NumPy, for PTX from any compiler. `warpcheck.emulate` puts a chip behind torch and CuTe DSL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from warpcheck.findings import Finding, Findings
 from warpcheck.machine import (
     Allocation,
-    Checks,
+    EmulationOptions,
     Launch,
     LaunchReport,
     Machine,
@@ -43,73 +43,38 @@ class Emulated:
         several kernels run.
     """
 
-    def __init__(
-        self,
-        chip: str,
-        *,
-        sms: int = 4,
-        seed: int = 0,
-        schedule: str = "round_robin",
-        checks: Checks | None = None,
-        trace: bool = False,
-        timing: bool = False,
-        on_finding: str = "raise",
-        seeds: int = 1,
-        resident: int | None = None,
-    ) -> None:
+    def __init__(self, chip: str, **options: Any) -> None:
         """
         Args:
             chip: "sm_80", "sm_90a", "sm_100a", ...
-            sms: multiprocessors; grids larger than the chip run in waves.
-            seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
-            schedule: "round_robin", "random" or "adversarial" (starves one role, or lets one run far ahead).
-            checks: which checks are on; default all.
-            trace: record events for `warpcheck.trace.write`.
-            timing: record what `warpcheck.timing` needs.
-            on_finding: "raise" the first error, or "collect" all in `findings` and go on with the values that the
-                machine has.
-            seeds: in how many orders every launch is run, from the same memory: `seed` and the ones after it, each with
-                the next schedule. The results are those of the first.
-            resident: how many clusters (CTAs, where there are none) run at a time, lowest index first; 0: as many as
-                fit. Cooperative launches are resident as a whole. [default: 1, which is all that a launch guarantees,
-                in orders with an odd seed, as many as fit in the others]
+            options: fields of `warpcheck.EmulationOptions`: seed, seeds, schedule, sms, checks, on_finding, ...
 
         Raises:
-            ValueError: an unknown chip or schedule.
+            ValueError: an unknown chip, or options that do not exist.
         """
-        if sms < 1:
-            raise ValueError(f"sms is {sms}, expected at least 1")
-        if seeds < 1:
-            raise ValueError(f"seeds is {seeds}, expected at least 1")
-        self.machine = Machine(
-            chip,
-            sms=sms,
-            seed=seed,
-            schedule=schedule,
-            checks=checks,
-            trace=trace,
-            timing=timing,
-            on_finding=on_finding,
-            resident=resident,
-        )
+        self.options = EmulationOptions(**options)
+        self.machine = Machine(chip, self.options)
         self.launches: list[LaunchReport] = []
         self.roles: Mapping[int, str] | Callable[[str], Mapping[int, str]] = {}
         self._others: list[Machine] = []
         self._found: list[Finding] = []
-        self.repeat(interleavings(seed + 1, seeds - 1))
+        self.repeat(interleavings(self.options.seed + 1, self.options.seeds - 1))
 
     def repeat(self, orders: Iterable[Order]) -> None:
-        """From now on run every launch again, from the same memory, in each of `orders`. The results, and the reports
-        in `launches`, are those of the first run; what is found in the others is raised or noted likewise."""
+        """Repeat every later launch from the same memory in each of `orders`.
+
+        The results, and the reports in `launches`, are those of the first run. Findings of the repetitions are raised
+        or collected, too.
+        """
         self._others = [self.machine.in_order(order) for order in orders]
 
     @property
     def findings(self) -> Findings:
-        """What `on_finding="collect"` noted in every launch so far, the same thing once."""
+        """Findings of all launches so far with `on_finding="collect"`, each once."""
         return Findings.merged(self._found)
 
     def take_findings(self) -> Findings:
-        """`findings`, which are forgotten then, as are the reports of the launches."""
+        """Return `findings`, and clear them and the reports of the launches."""
         found, self._found = Findings.merged(self._found), []
         self.launches.clear()
         return found
@@ -119,17 +84,17 @@ class Emulated:
         return Report(tuple(self.launches))
 
     def timing(self, *, timeline: bool = False) -> Timing:
-        """How long every launch so far would take on the chip: predicted, on as many SMs as the chip was given.
+        """Return the predicted time of every launch so far, on the SMs of this chip.
 
-        timeline: keep what each unit did when, for `warpcheck.timing.timeline.write`.
+        timeline: keep the intervals of each unit, for `warpcheck.timing.timeline.write`.
 
         Raises:
-            ValueError: nothing was recorded, which `timing=True` does; or the clock has no numbers of the chip.
+            ValueError: nothing was recorded (`timing=True` records), or the clock has no table of the chip.
         """
         return Timing.of((launch.record for launch in self.launches), timeline=timeline)
 
     def allocations(self) -> list[Allocation]:
-        """Memory that every kernel launched now may touch, beside its own arguments."""
+        """Memory that every kernel may access, in addition to its own arguments."""
         return []
 
     def launch(
@@ -159,7 +124,7 @@ class Emulated:
 
         Raises:
             ValueError, TypeError: an entry that is not there, or arguments that do not fit its parameters.
-            EmulationError: what the kernel does wrong, if findings are raised.
+            EmulationError: an error of the kernel, if findings are raised.
         """
         name = entry_named(ptx, entry)
         kernel = kernel_of(ptx, name)
@@ -178,7 +143,7 @@ class Emulated:
         return self.launches[-1]
 
     def run(self, launch: Launch) -> None:
-        """Run a caught launch to its end. Raises EmulationError for what the kernel does wrong."""
+        """Run an intercepted launch to its end. Raises EmulationError for an error of the kernel."""
         with _nothing_collected():
             self._run(launch, self.allocations())
 
@@ -195,7 +160,7 @@ class Emulated:
                 _restore(allocations, before)
                 self._run_on(machine, launch, allocations)
                 if _contents(allocations) != after:
-                    differs.append((machine.seed, machine.schedule))
+                    differs.append((machine.options.seed, machine.options.schedule))
         finally:
             _restore(allocations, after)
         self.launches[-1] = replace(self.launches[-1], differs=tuple(differs))
@@ -219,7 +184,7 @@ class Emulated:
 
 
 def entry_named(ptx: str, entry: str | None) -> str:
-    """The full name of an entry of a PTX text. Raises ValueError unless exactly one fits."""
+    """Return the full name of an entry of a PTX text. Raises ValueError unless exactly one matches."""
     names = entries(ptx)
     fitting = [entry] if entry in names else [name for name in names if (entry or "") in name]
     if len(fitting) == 1:
@@ -228,7 +193,7 @@ def entry_named(ptx: str, entry: str | None) -> str:
 
 
 def chip_of(ptx: str) -> str:
-    """The chip that a PTX text names as its target. Raises ValueError where none of the emulator's is."""
+    """Return the chip for the target of a PTX text. Raises ValueError if the emulator has none."""
     match = re.search(r"^\s*\.target\s+(\w+)", ptx, re.M)
     target = match[1] if match else "nothing"
     for chip in (target, f"{target}a", f"{target[:-1]}a"):  # sm_90 and sm_100f run on sm_90a, sm_100a
@@ -238,7 +203,7 @@ def chip_of(ptx: str) -> str:
 
 
 def merge(allocations: Iterable[Allocation]) -> list[Allocation]:
-    """Sorted by address, with ranges that lie inside another one dropped."""
+    """Return the allocations sorted by address, without those inside another allocation."""
     merged: list[Allocation] = []
     for allocation in sorted(allocations, key=lambda a: (a.base, -a.nbytes)):
         if merged and allocation.base + allocation.nbytes <= merged[-1].base + merged[-1].nbytes:
@@ -256,7 +221,7 @@ def _extent(name: str, extent: Extent) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """What is garbage, but was found to be memory of a kernel, stays until the kernel has ended."""
+    """Disable garbage collection: it could free memory that a running kernel uses."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

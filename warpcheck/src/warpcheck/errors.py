@@ -1,4 +1,4 @@
-"""What an emulated kernel can do wrong, by name and place."""
+"""Errors of emulated kernels, each with a name and a location."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where in the program, and who. `file`/`line` come from `.loc` and are None without line information."""
+class Location:
+    """Instruction, and the threads that executed it. `file`, `line`: from `.loc`, None without line information."""
 
     ptx_line: int
     ptx_text: str
@@ -20,7 +20,7 @@ class Place:
     role: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """With JSON's types only."""
+        """Return a dict with types of JSON only."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     def __str__(self) -> str:
@@ -48,29 +48,31 @@ def _spans(lanes: tuple[int, ...]) -> str:
 
 
 class EmulationError(RuntimeError):
-    """Base of everything a kernel can do wrong. `place` is the offending instruction, `others` further ones
-    (the other access of a race, every waiter of a deadlock), each with a sentence. `finding`: the record of it, where
-    it was found in a run (warpcheck.findings.Finding)."""
+    """Base class of all errors of a kernel.
+
+    location: the offending instruction. others: further instructions, each with a sentence (the other access of a race,
+    every waiter of a deadlock). finding: the record of the error (`warpcheck.findings.Finding`), None outside a run.
+    """
 
     def __init__(
         self,
         message: str,
-        place: Place | None = None,
-        others: tuple[tuple[str, Place | None], ...] = (),
+        location: Location | None = None,
+        others: tuple[tuple[str, Location | None], ...] = (),
         finding: Any = None,
     ) -> None:
         self.message = message
-        self.place = place
+        self.location = location
         self.others = others
         self.finding = finding
         super().__init__(self.render())
 
     def render(self) -> str:
         lines = [self.message]
-        if self.place is not None:
-            lines.append(f"  at {self.place}")
-        for sentence, place in self.others:
-            lines.append(f"  {sentence}" + (f"\n    at {place}" if place is not None else ""))
+        if self.location is not None:
+            lines.append(f"  at {self.location}")
+        for sentence, location in self.others:
+            lines.append(f"  {sentence}" + (f"\n    at {location}" if location is not None else ""))
         return "\n".join(lines)
 
 
@@ -87,7 +89,7 @@ class Deadlock(EmulationError):
 
 
 class CoResidency(Deadlock):
-    """A CTA waits for one that starts only after it has ended, unless both are resident by luck."""
+    """A CTA waits for a CTA that may start only after the first has ended: they need not be resident together."""
 
 
 class OutOfBounds(EmulationError):
@@ -95,7 +97,7 @@ class OutOfBounds(EmulationError):
 
 
 class Misaligned(EmulationError):
-    """An address that is not a multiple of what the instruction requires."""
+    """An address that lacks the alignment of its instruction."""
 
 
 class UninitializedRead(EmulationError):
@@ -111,15 +113,15 @@ class TmemMisuse(EmulationError):
 
 
 class DivergentAligned(EmulationError):
-    """A `.sync`/`.aligned` instruction that its warp does not execute together."""
+    """A `.sync` or `.aligned` instruction that the lanes of a warp do not execute together."""
 
 
 class RegisterFileOverflow(EmulationError):
-    """More registers than the SM has: at launch, or asked for by setmaxnreg."""
+    """More registers than the SM has, at launch or by setmaxnreg."""
 
 
 class LaunchRefused(EmulationError):
-    """A launch that the driver refuses: more threads, registers or shared memory than the chip gives a block."""
+    """A launch that the driver refuses: more threads, registers or shared memory than a CTA may have."""
 
 
 class TensorMapRefused(EmulationError):
@@ -131,4 +133,4 @@ class IllegalInstruction(EmulationError):
 
 
 class DataRace(EmulationError):
-    """Two conflicting accesses without the ordering that the PTX memory model asks for."""
+    """Two conflicting accesses that the PTX memory model leaves unordered."""

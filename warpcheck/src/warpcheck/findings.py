@@ -1,4 +1,4 @@
-"""What the emulator finds in a kernel, as records: their kinds, how severe each is and why, and what would repair it.
+"""Findings: errors of a kernel as records, and the kinds of findings with severity, rule of the ISA and repair.
 
 docs/findings.md has a section for every kind.
 """
@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from warpcheck import errors
-from warpcheck.errors import EmulationError, Place
+from warpcheck.errors import EmulationError, Location
 
 _SHOWN = 60  # characters of a kernel's name
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 class Severity(enum.Enum):
-    """ERROR: the result may be wrong, or the kernel hang. LETTER: the ISA does not grant it, and every chip so far does
-    it. REDUNDANT: unordered writes of equal bytes. LEFTOVER: something is still under way when its memory ends."""
+    """Severity of a finding.
+
+    ERROR: the result may be wrong, or the kernel may hang. LETTER: the ISA does not guarantee it, but all chips so far
+    do it. REDUNDANT: unordered writes of equal bytes. LEFTOVER: an operation is still in flight when its memory ends.
+    """
 
     ERROR = "error"
     LETTER = "letter"
@@ -39,8 +42,8 @@ _LEVELS = {
 
 @dataclass(frozen=True)
 class Kind:
-    """One of the checks. isa: section of PTX ISA 9.1. repair: what a program with it lacks; empty where the places say
-    more. asked: part of `Checks` that has to be switched on first."""
+    """A check. isa: section of PTX ISA 9.1. repair: the missing part; empty where `repair_of` derives it from the
+    locations. asked: field of `Checks` that enables the check; empty if it is on by default."""
 
     name: str
     severity: Severity
@@ -89,7 +92,7 @@ KINDS = {
         Kind("relaxed-arrival", _L, errors.DataRace, "9.7.13.15.13", "a relaxed arrival after a wait for a copy",
              "mbarrier.arrive with .release (the default), at the scope of the cluster if another CTA waits"),
         Kind("copy-arrival", _L, errors.DataRace, "8.9.1.1", "an arrival of cp.async hands over what was not copied",
-             "mbarrier.arrive beside it, after what the thread did itself", "letter"),
+             "a separate mbarrier.arrive, after the thread's other accesses", "letter"),
         Kind("barrier-init-lanes", _L, errors.BarrierMisuse, "9.7.13.15.9", "an mbarrier is initialised by many lanes",
              "mbarrier.init by one elected lane"),
         Kind("tensor-fence", _L, errors.DataRace, "9.7.16.6", "tensor memory handed over without its fences",
@@ -113,25 +116,25 @@ KINDS = {
              "a wait and a barrier between the last use and tcgen05.dealloc", "leftovers"),
     )
 }  # fmt: skip
-# Nothing can follow these; they are told always.
+# The launch ends with one of these, so they cannot be switched off.
 FINAL = ("deadlock", "unknown-instruction", "launch-refused", "register-file", "divergent")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a kernel does wrong.
+    """An error of a kernel.
 
-    place: where and who; None for what belongs to the launch as a whole. others: further places, each with a sentence
-    (the other access of a race, every waiter of a deadlock). barrier: the mbarrier that it is about, by name if it has
-    one. repair: what would order the two, or end the misuse. kernel: its PTX entry. chip, seed and schedule show it
-    again. count: how often it came, in all launches and seeds.
+    location: the instruction; None for an error of the whole launch. others: further locations, each with a sentence
+    (the other access of a race, every waiter of a deadlock). barrier: the mbarrier involved, by name if it has one.
+    repair: the missing synchronisation, or the end of the misuse. kernel: PTX entry. chip, seed, schedule: reproduce
+    the finding. count: occurrences in all launches and seeds.
     """
 
     kind: str
     severity: Severity
     message: str
-    place: Place | None = None
-    others: tuple[tuple[str, Place | None], ...] = ()
+    location: Location | None = None
+    others: tuple[tuple[str, Location | None], ...] = ()
     barrier: str = ""
     repair: str = ""
     kernel: str = ""
@@ -143,24 +146,24 @@ class Finding:
     @property
     def error(self) -> EmulationError:
         """The exception that `on_finding="raise"` raises for it."""
-        return KINDS[self.kind].error(self.message, self.place, self.others, self)
+        return KINDS[self.kind].error(self.message, self.location, self.others, self)
 
     @property
     def identity(self) -> tuple:
-        """Equal for the same trouble at the same lines of Python, or, where these are not known, of PTX."""
-        places = [self.place, *(place for _, place in self.others[:1])]
-        keys = [self._source(place) if place else ("", 0) for place in places]
-        if self.kind in ("race", "equal-writes"):  # which of the two came first is luck
+        """Equal for the same error at the same source lines; PTX lines where there is no line information."""
+        locations = [self.location, *(location for _, location in self.others[:1])]
+        keys = [self._source(location) if location else ("", 0) for location in locations]
+        if self.kind in ("race", "equal-writes"):  # the schedule decides which of the two comes first
             return ("race", *sorted(keys))
         return (self.kind, *keys)
 
-    def _source(self, place: Place) -> tuple[str, int]:
-        return (self.kernel, place.ptx_line) if place.file is None else (place.file, place.line or 0)
+    def _source(self, location: Location) -> tuple[str, int]:
+        return (self.kernel, location.ptx_line) if location.file is None else (location.file, location.line or 0)
 
     def __str__(self) -> str:
         times = f", {self.count:,} times" if self.count > 1 else ""
         kernel = self.kernel if len(self.kernel) <= _SHOWN else self.kernel[:_SHOWN] + "..."
-        lines = [f"{self.severity.value} [{self.kind}] {EmulationError(self.message, self.place, self.others)}"]
+        lines = [f"{self.severity.value} [{self.kind}] {EmulationError(self.message, self.location, self.others)}"]
         if self.repair:
             lines.append(f"  repair: {self.repair}")
         lines.append(f"  seen on {self.chip} with seed {self.seed}, {self.schedule}{times}, in {kernel}")
@@ -168,11 +171,11 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """With JSON's types only."""
-        others = [{"text": text, "place": place.as_dict() if place else None} for text, place in self.others]
-        own = {name: value for name, value in vars(self).items() if name not in ("severity", "place", "others")}
+        others = [{"text": text, "place": location.as_dict() if location else None} for text, location in self.others]
+        own = {name: value for name, value in vars(self).items() if name not in ("severity", "location", "others")}
         return {
-            "severity": self.severity.value, "place": self.place.as_dict() if self.place else None, "others": others,
-            **own,
+            "severity": self.severity.value, "place": self.location.as_dict() if self.location else None,
+            "others": others, **own,
         }  # fmt: skip
 
 
@@ -181,20 +184,22 @@ class Findings(tuple[Finding, ...]):
 
     @classmethod
     def merged(cls, findings: Iterable[Finding]) -> Findings:
-        """The same finding of several instructions, launches or seeds becomes one, with the sum of their counts. Writes
-        that were equal in one of them and not in another are a race."""
-        known: dict[tuple, Finding] = {}
+        """Merge equal findings of several instructions, launches or seeds, and add their counts.
+
+        Unordered writes that were equal in one run and different in another are a race.
+        """
+        merged: dict[tuple, Finding] = {}
         for finding in findings:
-            before = known.get(finding.identity)
+            before = merged.get(finding.identity)
             if before is None:
-                known[finding.identity] = finding
+                merged[finding.identity] = finding
             else:
                 worse = finding if before.kind == "equal-writes" else before
-                known[finding.identity] = replace(worse, count=before.count + finding.count)
-        return cls(known.values())
+                merged[finding.identity] = replace(worse, count=before.count + finding.count)
+        return cls(merged.values())
 
     def of(self, *severities: Severity | str) -> Findings:
-        """Those of the given severities."""
+        """Return the findings of the given severities."""
         wanted = {Severity(severity) for severity in severities}
         return Findings(finding for finding in self if finding.severity in wanted)
 
@@ -205,7 +210,7 @@ class Findings(tuple[Finding, ...]):
         return json.dumps([finding.as_dict() for finding in self], indent=1)
 
     def to_sarif(self, root: str | Path = ".") -> str:
-        """SARIF 2.1.0, which code hosts show beside the lines; `root`: the folder that files are named from."""
+        """Return SARIF 2.1.0, which code hosts show at the source lines. root: base folder of file names."""
         rules = [_rule(KINDS[kind]) for kind in dict.fromkeys(finding.kind for finding in self)]
         results = [_result(finding, Path(root).resolve()) for finding in self]
         driver = {"name": "warpcheck", "rules": rules}
@@ -235,26 +240,26 @@ def _result(finding: Finding, root: Path) -> dict[str, Any]:
             name: getattr(finding, name) for name in ("kernel", "barrier", "chip", "seed", "schedule")
         } | {"severity": finding.severity.value},
     }  # fmt: skip
-    if finding.place is not None:
-        result["locations"] = [_location(finding.place, "", root)]
-    further = [_location(place, text, root) for text, place in finding.others if place is not None]
+    if finding.location is not None:
+        result["locations"] = [_location(finding.location, "", root)]
+    further = [_location(location, text, root) for text, location in finding.others if location is not None]
     if further:
         result["relatedLocations"] = further
     return result
 
 
-def _location(place: Place, text: str, root: Path) -> dict[str, Any]:
-    location: dict[str, Any] = {"message": {"text": f"{text}: {place}" if text else str(place)}}
-    if place.file is not None:
-        path = Path(place.file).resolve()
+def _location(location: Location, text: str, root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"message": {"text": f"{text}: {location}" if text else str(location)}}
+    if location.file is not None:
+        path = Path(location.file).resolve()
         uri = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_uri()
-        location["physicalLocation"] = {
-            "artifactLocation": {"uri": uri}, "region": {"startLine": max(1, place.line or 1)},
+        found["physicalLocation"] = {
+            "artifactLocation": {"uri": uri}, "region": {"startLine": max(1, location.line or 1)},
         }  # fmt: skip
-    return location
+    return found
 
 
-# What makes the end of an operation known, by the start of its opcode; the first that fits.
+# Synchronisation with the end of an operation, by prefix of its opcode; the first match counts.
 _ENDS = (
     ("cp.async.bulk.commit", ""),
     ("cp.async.bulk.prefetch", ""),
@@ -270,8 +275,10 @@ _ENDS = (
 )
 
 
-def repair_of(kind: str, place: Place | None, others: tuple[tuple[str, Place | None], ...], barrier: str) -> str:
-    """What would order the two accesses of a finding, or end the misuse."""
+def repair_of(
+    kind: str, location: Location | None, others: tuple[tuple[str, Location | None], ...], barrier: str
+) -> str:
+    """Return the synchronisation that orders the two accesses of a finding, or the end of the misuse."""
     other = others[0][1] if others else None
     if kind != "race" or other is None:
         return KINDS[kind].repair
@@ -287,13 +294,13 @@ def repair_of(kind: str, place: Place | None, others: tuple[tuple[str, Place | N
     for start, repair in _ENDS:
         if opcode.startswith(start):
             return repair
-    if place is None or place.cta is None or other.cta is None:
+    if location is None or location.cta is None or other.cta is None:
         return "a barrier between the two"
-    if place.cta != other.cta:
+    if location.cta != other.cta:
         return (
             "within a cluster a cluster barrier, or an arrival at a remote mbarrier; else a release and an acquire of "
             "a flag at the scope of the chip, or two launches"
         )
-    if place.warp == other.warp:
+    if location.warp == other.warp:
         return "bar.warp.sync between the lanes"
     return "between the two warps an mbarrier (arrive after the first, wait before the second) or bar.sync"

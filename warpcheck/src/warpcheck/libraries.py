@@ -1,6 +1,6 @@
-"""Libraries that take part in an emulation: they set switches of their own, and name their kernels' warps and barriers.
+"""Libraries that take part in an emulation: they set switches, and name the warps and barriers of their kernels.
 
-A library registers itself when it is imported. One that must take part before that names a `Library` under the entry
+A library registers itself when it is imported. A library that must take part earlier names a `Library` under the entry
 point group `warpcheck.libraries`, which the first emulation of the process loads.
 """
 
@@ -25,20 +25,20 @@ class Names(NamedTuple):
 
 
 class Library:
-    """What a library adds to emulations; this one adds nothing."""
+    """Contributions of a library to an emulation; by default none."""
 
     def emulating(self, facts: ChipFacts, sms: int) -> contextlib.AbstractContextManager[None]:
-        """Entered with every emulation of that chip, before anything of torch or CuTe DSL is replaced."""
+        """Return a context for every emulation of the chip; entered before torch and CuTe DSL are patched."""
         return contextlib.nullcontext()
 
     def names(self, entry: str) -> Names | None:
-        """Names for the kernel with this PTX entry; None for a kernel of others."""
+        """Return names for the kernel with this PTX entry; None for a kernel of another library."""
         return None
 
     def own_caches(self) -> Mapping[str, str]:
-        """Environment variables that keep its files where they are outside, while those of others are moved.
+        """Return environment variables of caches that stay in place while those of other packages move.
 
-        Only for a library that tells an emulated chip's kernels from a real one's.
+        Only for a library that distinguishes kernels of an emulated chip from those of a real chip.
         """
         return {}
 
@@ -48,12 +48,12 @@ _loaded = False
 
 
 def register(name: str, library: Library) -> None:
-    """Let a library take part in every emulation that begins from now on; the name replaces an earlier one."""
+    """Register a library for every later emulation; it replaces a library of the same name."""
     _registered[name] = library
 
 
 def registered() -> list[Library]:
-    """All of them; the first call loads the entry points."""
+    """Return all libraries; the first call loads the entry points."""
     global _loaded
     if not _loaded:
         _loaded = True
@@ -61,19 +61,19 @@ def registered() -> list[Library]:
             if entry_point.name not in _registered:
                 try:
                     register(entry_point.name, entry_point.load())
-                except Exception as error:  # of a library that the emulated program may not even use
+                except Exception as error:  # the emulated program may not use the library
                     warnings.warn(f"{entry_point.value} takes no part in emulations: {error!r}", stacklevel=2)
     return list(_registered.values())
 
 
 def names_of(entry: str) -> Names | None:
-    """What the first library that knows the kernel calls its warps and barriers."""
+    """Return the names from the first library that has names for the kernel."""
     return next((names for library in registered() if (names := library.names(entry)) is not None), None)
 
 
 @contextlib.contextmanager
 def emulating(facts: ChipFacts, sms: int) -> Iterator[None]:
-    """Every library's context."""
+    """Enter the contexts of all libraries."""
     with contextlib.ExitStack() as stack:
         for library in registered():
             stack.enter_context(library.emulating(facts, sms))
@@ -81,5 +81,5 @@ def emulating(facts: ChipFacts, sms: int) -> Iterator[None]:
 
 
 def own_caches() -> dict[str, str]:
-    """The variables of all libraries."""
+    """Return the variables of all libraries."""
     return {name: value for library in registered() for name, value in library.own_caches().items()}

@@ -1,4 +1,4 @@
-"""CUDA C++ to PTX by NVRTC, a compiler that `pip install nvidia-cuda-nvrtc` brings; no toolkit, no GPU."""
+"""CUDA C++ to PTX by NVRTC (`pip install nvidia-cuda-nvrtc`), without toolkit and GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CompilationError(RuntimeError):
 
 
 def compile_cuda(source: str, chip: str, *, name: str = "kernel.cu", options: Sequence[str] = ()) -> str:
-    """PTX of a CUDA C++ text, with line information, so that findings name its lines.
+    """Compile a CUDA C++ text to PTX with line information, so that findings name its lines.
 
     Args:
         chip: "sm_90a", ...

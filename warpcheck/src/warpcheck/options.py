@@ -1,4 +1,4 @@
-"""Kinds of command-line options that the emulator's commands share; each refuses what it cannot use."""
+"""Command-line options and parameter types that the commands share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Pattern(click.ParamType):
 
 
 class _NewFile(click.Path):
-    """A file that can be written when there is something to write, which may be minutes later."""
+    """A file that the command writes at its end, perhaps minutes later."""
 
     name = "file"
 
@@ -48,7 +48,7 @@ class _NewFile(click.Path):
 
 
 def check_torch() -> None:
-    """Refuse a command that runs Python scripts where torch, whose tensors they launch kernels on, is missing."""
+    """Refuse a command that runs Python scripts if torch is missing."""
     if importlib.util.find_spec("torch") is None:
         raise click.UsageError("scripts need torch, which is missing; `warpcheck ptx` runs PTX and CUDA C++ without it")
 
@@ -57,27 +57,31 @@ PATTERN = _Pattern()
 NEW_FILE = _NewFile(dir_okay=False, writable=True)
 
 
-RESIDENT = click.option(
-    "--resident", type=click.IntRange(min=0), metavar="N",
-    help="Clusters (CTAs, where there are none) that run at a time, lowest index first; 0: as many as fit. "
-    "[default: 1 with an odd seed, else as many as fit]",
-)  # fmt: skip
+def emulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of an emulation to a command, which receives them as a dict `options`.
 
+    Its keys are fields of `warpcheck.EmulationOptions`: sms, seed, resident, checks.
+    """
 
-def choosing_checks(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options that say what is checked; it gets them as `checks`."""
-
+    @click.option("--sms", type=COUNT, default=4, show_default=True, help="Multiprocessors of the chip.")
+    @click.option("--seed", default=0, show_default=True)
+    @click.option(
+        "--resident", type=click.IntRange(min=0), metavar="N",
+        help="Clusters (CTAs, where there are none) that run at a time, lowest index first; 0: as many as fit. "
+        "[default: 1 with an odd seed, else as many as fit]",
+    )  # fmt: skip
     @click.option("--races/--no-races", default=True, show_default=True, help="Check for data races.")
     @click.option("--letter", is_flag=True, help="Hold tensor memory and setmaxnreg to the letter of the ISA.")
     @click.option("--order", type=click.Choice(ORDERS), default="practice", show_default=True,
                   help="In which order the products that one thread issues execute.")  # fmt: skip
     @click.option("--leftovers", is_flag=True, help="No CTA may end in the middle of an mbarrier's phase.")
     @click.option("--off", multiple=True, type=click.Choice([kind for kind in KINDS if kind not in FINAL]),
-                  metavar="KIND", help="A kind of finding that is not told; may be repeated.")  # fmt: skip
+                  metavar="KIND", help="A kind of finding to disable; may be repeated.")  # fmt: skip
     @functools.wraps(command)
-    def with_checks(*args: Any, races: bool, letter: bool, order: str, leftovers: bool, off: tuple[str, ...],
-                    **kwargs: Any) -> Any:  # fmt: skip
+    def with_options(*args: Any, sms: int, seed: int, resident: int | None, races: bool, letter: bool, order: str,
+                     leftovers: bool, off: tuple[str, ...], **kwargs: Any) -> Any:  # fmt: skip
         checks = Checks(races=races, letter=letter, leftovers=leftovers, order=order, off=frozenset(off))
-        return command(*args, checks=checks, **kwargs)
+        options = {"sms": sms, "seed": seed, "resident": resident, "checks": checks}
+        return command(*args, options=options, **kwargs)
 
-    return with_checks
+    return with_options

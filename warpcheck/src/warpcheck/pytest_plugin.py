@@ -1,7 +1,7 @@
-"""What `warpcheck_pytest` registers where --emulate is given: GPU tests of any project, on an emulated chip.
+"""Plug-in that `warpcheck_pytest` registers for --emulate: GPU tests of any project on an emulated chip.
 
-The chip is there from before collection on, so that tests that skip themselves without a GPU do not. Every launch is
-run in several orders; a test fails when a finding of a severity in --emulate-fail-on came up in it.
+The chip exists before collection, so that tests that need a GPU are not skipped. Every launch runs in several orders. A
+test with a finding of a severity in --emulate-fail-on fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from warpcheck.machine import Checks
 
 
 class Plugin:
-    """The emulated chip of a test session, and what was found on it. `option`: pytest's, see `warpcheck_pytest`."""
+    """Emulated chip of a test session and its findings. option: pytest's options, see `warpcheck_pytest`."""
 
     def __init__(self, option: Any) -> None:
         self.chip: str = option.emulate
@@ -39,7 +39,7 @@ class Plugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        self.gpu.take_findings()  # of fixtures, whose launches belong to no test
+        self.gpu.take_findings()  # findings of fixtures belong to no test
         try:
             result = yield
         finally:

@@ -1,4 +1,4 @@
-"""What the launches of an emulated chip did, summed and readable."""
+"""Printable summary of the launches of an emulated chip."""
 
 from __future__ import annotations
 

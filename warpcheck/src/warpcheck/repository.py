@@ -1,4 +1,4 @@
-"""The repository that warpcheck is developed in: tools that are tests lie there, and in no wheel."""
+"""The repository of warpcheck: some commands use its tests, which no wheel contains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_here() -> bool:
 
 
 def module(name: str) -> ModuleType:
-    """A module of the tests: of `warpcheck_cases`, or of `tests`.
+    """Import a module of `warpcheck_cases` or of `tests`.
 
     Raises:
         ImportError: this package is an installed wheel.

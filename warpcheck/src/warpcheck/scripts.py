@@ -1,4 +1,4 @@
-"""Run a Python script, unmodified, on an emulated chip, and say what its kernels do wrong."""
+"""Run an unmodified Python script on an emulated chip and return the findings of its kernels."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from warpcheck.findings import Findings
-from warpcheck.machine import Checks, LaunchReport, Order
+from warpcheck.machine import LaunchReport, Order
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """exit_code: the script's own, 1 if it ended with an exception, which was printed. launches: those of the first
-    order, with the other orders that left other bytes."""
+    """exit_code: of the script; 1 after an exception, which is printed. launches: of the first order, with the orders
+    that left other bytes."""
 
     exit_code: int
     findings: Findings
@@ -37,28 +38,24 @@ def _as_from_the_shell(arguments: Sequence[str]) -> Iterator[None]:
         sys.argv, sys.path[:] = argv, path
 
 
-def run_script(
-    arguments: Sequence[str], chip: str, orders: Sequence[Order], *, sms: int = 4, checks: Checks | None = None,
-    resident: int | None = None,
-) -> Outcome:  # fmt: skip
+def run_script(arguments: Sequence[str], chip: str, orders: Sequence[Order], **options: Any) -> Outcome:
     """Run `python ARGUMENTS` (a script or `-m MODULE`, and what follows) in this process on an emulated chip.
 
-    Every launch is run in all of `orders`, from the same memory; the script sees the results of the first.
+    Every launch runs in all of `orders`, from the same memory; the script sees the results of the first. options:
+    further fields of `warpcheck.EmulationOptions`.
     """
     from warpcheck.context import emulate
 
     (seed, schedule), *others = orders
-    with emulate(
-        chip, sms=sms, seed=seed, schedule=schedule, checks=checks, on_finding="collect", resident=resident,
-        tells_devices_apart=True,
-    ) as gpu:  # fmt: skip
+    given = {**options, "seed": seed, "schedule": schedule, "on_finding": "collect"}
+    with emulate(chip, tells_devices_apart=True, **given) as gpu:
         gpu.repeat(others)
         exit_code = run_as_from_the_shell(arguments)
         return Outcome(exit_code, gpu.findings, tuple(gpu.launches))
 
 
 def run_as_from_the_shell(arguments: Sequence[str]) -> int:
-    """Run `python ARGUMENTS` in this process; its exit code, 1 for an exception, which is printed."""
+    """Run `python ARGUMENTS` in this process and return its exit code; 1 after an exception, which is printed."""
     try:
         with _as_from_the_shell(arguments):
             if arguments[0] == "-m":

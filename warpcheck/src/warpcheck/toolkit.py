@@ -1,4 +1,4 @@
-"""What PyPI's packages bring of CUDA's toolkit: no toolkit needs to be installed beside them."""
+"""Programs and headers of the CUDA toolkit from installed PyPI packages, without an installed toolkit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def packages() -> list[Path]:
 
 
 def program(name: str) -> str | None:
-    """Path of one of the toolkit's programs; None where no package brings it."""
+    """Path of one of the toolkit's programs; None if no package contains it."""
     found = (folder / "bin" / name for folder in packages())
     return next((str(path) for path in found if path.exists()), None)

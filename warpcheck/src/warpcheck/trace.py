@@ -1,4 +1,4 @@
-"""Write what an emulated chip did as a Chrome trace (open it in https://ui.perfetto.dev or chrome://tracing).
+"""Chrome trace of an emulated chip (open it in https://ui.perfetto.dev or chrome://tracing).
 
 One process per CTA, one track per warp, and one per kind of asynchronous agent. Time is the number of steps that the
 emulator has executed: it shows order and overlap, not duration on a chip.
@@ -33,12 +33,12 @@ def write(path: str | Path, launches: Iterable[LaunchReport]) -> int:
 def _launch_events(number: int, launch: LaunchReport, offset: int) -> Iterator[dict[str, Any]]:
     agents: dict[str, int] = {}
     named: set[tuple[int, int]] = set()
-    for time, cta, warp, place, count, what in launch.trace:
+    for time, cta, warp, location, count, what in launch.trace:
         process = number * 100_000 + cta
         if warp >= 0:
             role = launch.roles.get(warp)
             track, label = warp, f"warp {warp} ({role})" if role else f"warp {warp}"
-            # A warp ran `count` instructions up to `time`, starting at `place`, until `what` stopped it.
+            # A warp ran `count` instructions up to `time`, starting at `location`, until `what` stopped it.
             name, start, duration = f"until {what}" if what else "until its turn ends", time - count, count
         else:
             track = _FIRST_AGENT_TRACK + agents.setdefault(what, len(agents))
@@ -50,5 +50,5 @@ def _launch_events(number: int, launch: LaunchReport, offset: int) -> Iterator[d
             yield {"ph": "M", "name": "thread_name", "pid": process, "tid": track, "args": {"name": label}}
         yield {
             "ph": "X", "name": name, "pid": process, "tid": track, "ts": offset + start, "dur": max(1, duration),
-            "args": {"at": str(place) if place is not None else ""},
+            "args": {"at": str(location) if location is not None else ""},
         }  # fmt: skip

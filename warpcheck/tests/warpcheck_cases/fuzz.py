@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import click
 import numpy as np
 from warpcheck.errors import EmulationError
-from warpcheck.machine import SCHEDULES, Allocation, Checks, Machine, Order, load_core
+from warpcheck.machine import SCHEDULES, Allocation, Checks, EmulationOptions, Machine, Order, load_core
 from warpcheck.options import COUNT
 from warpcheck_cases.pipelines import WORDS, Pipeline, Program, Site, drawn, result, written
 
@@ -39,7 +39,7 @@ def run(pipeline: Pipeline, ptx: str, order: Order) -> Outcome:
         "base": x.ctypes.data, "type": 2, "tf32": False, "swizzle": 0, "atomicity": 0, "interleave": 0,
         "nan_fill": False, "extent": [x.size], "stride": [0], "box": [WORDS], "element_stride": [1],
     })  # fmt: skip
-    machine = Machine(CHIP, seed=order[0], schedule=order[1], checks=CHECKS)
+    machine = Machine(CHIP, EmulationOptions(seed=order[0], schedule=order[1], checks=CHECKS))
     try:
         machine.launch(
             ptx, "pipeline", grid=(ctas, 1, 1), block=(pipeline.block, 1, 1), cluster=(pipeline.cluster, 1, 1),
@@ -63,7 +63,7 @@ def _aligned(words: int) -> np.ndarray:
 
 @dataclass
 class Tally:
-    """What came of many pipelines. false_alarms and missed: seed, and what it was about."""
+    """Results of many pipelines. false_alarms and missed: seed, and what it was about."""
 
     pipelines: int = 0
     planted: int = 0

@@ -2,7 +2,7 @@
 
 A chain of groups of warps. Group g takes a tile of words from ring g - 1, computes, and puts it into ring g; the first
 takes it from global memory, the last stores it there. Rings differ in how they are filled, in who may be early (their
-depth), and in what hands a place over. All code is straight: every tile has its own instructions, so that each of them
+depth), and in what hands a slot over. All code is straight: every tile has its own instructions, so that each of them
 can be left out alone.
 """
 
@@ -26,7 +26,7 @@ BY_BYTES = (*BY_COPY, "st_async")
 @dataclass(frozen=True)
 class Ring:
     """Between two groups. named: handed over by named barriers, else by mbarriers. elected: one lane of a warp arrives
-    for all. scrubbed: the consumers write into a place that they have read. tail: places are given back that nobody
+    for all. scrubbed: the consumers write into a slot that they have read. tail: slots are given back that nobody
     waits for."""
 
     fill: str
@@ -43,7 +43,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """warps: of each group, one more than there are rings. stage: places that bulk stores read from; 0 if threads store
+    """warps: of each group, one more than there are rings. stage: slots that bulk stores read from; 0 if threads store
     to global memory themselves."""
 
     rings: tuple[Ring, ...]
@@ -58,13 +58,13 @@ class Pipeline:
 
     @property
     def smem_bytes(self) -> int:
-        places = sum(ring.depth for ring in self.rings) + self.stage
-        return places * BYTES + 16 * sum(ring.depth for ring in self.rings)
+        slots = sum(ring.depth for ring in self.rings) + self.stage
+        return slots * BYTES + 16 * sum(ring.depth for ring in self.rings)
 
 
 @dataclass(frozen=True)
 class Site:
-    """A synchronising instruction. broken: what takes its place in mutants, by what was done. redundant: why the kernel
+    """A synchronising instruction. broken: its substitutes in mutants, by what was done. redundant: why the kernel
     is right without it; empty if it is not."""
 
     what: str
@@ -134,11 +134,11 @@ class Writer:
         self._labels = itertools.count()
         self._named = itertools.count(1)
         offset = 0
-        self.places: list[int] = []  # first byte of each ring
+        self.slots: list[int] = []  # first byte of each ring
         self.full: list[int] = []  # mbarriers, or numbers of named barriers
         self.empty: list[int] = []
         for ring in pipeline.rings:
-            self.places.append(offset)
+            self.slots.append(offset)
             offset += ring.depth * BYTES
         self.staged = offset
         offset += pipeline.stage * BYTES
@@ -191,7 +191,7 @@ class Writer:
         self.line("ret;", "}", "")
 
     def _outlives(self, r: int) -> bool:
-        """May ring r give a place back to a CTA that has ended? Not if its consumers then hand a tile to that CTA."""
+        """May ring r give a slot back to a CTA that has ended? Not if its consumers then hand a tile to that CTA."""
         ring, later = self.pipeline.rings[r], self.pipeline.rings[r + 1 :]
         return ring.remote and ring.tail and not any(other.remote for other in later)
 
@@ -205,9 +205,9 @@ class Writer:
             by = (1 if ring.elected else 32) * produce
             full = 1 if ring.fill in BY_BYTES else 32 * produce if ring.fill == "cp_async_noinc" else by
             empty = (1 if ring.elected else 32) * consume * (2 if ring.fill == "multicast" else 1)
-            for place in range(ring.depth):
-                self.line(f"mbarrier.init.shared.b64 [%r2+{self.full[r] + 8 * place}], {full};")
-                self.line(f"mbarrier.init.shared.b64 [%r2+{self.empty[r] + 8 * place}], {empty};")
+            for slot in range(ring.depth):
+                self.line(f"mbarrier.init.shared.b64 [%r2+{self.full[r] + 8 * slot}], {full};")
+                self.line(f"mbarrier.init.shared.b64 [%r2+{self.empty[r] + 8 * slot}], {empty};")
         others = pipeline.cluster == 2 and any(ring.remote for _, ring in counted)
         if counted:
             seen = others or any(ring.fill in BY_BYTES for _, ring in counted)
@@ -275,16 +275,16 @@ class Writer:
         """Registers %v0, %v1: the words of this thread, shuffled and computed with."""
         r = group - 1
         ring, pipeline = self.pipeline.rings[r], self.pipeline
-        place, turn = tile % ring.depth, tile // ring.depth
+        slot, round_ = tile % ring.depth, tile // ring.depth
         count = 32 * (pipeline.warps[r] + pipeline.warps[group])
         scope = ".acquire.cluster" if ring.remote else ""
         if ring.named:
-            self.site(f"wait for tile {tile} of ring {r}", f"bar.sync {self.full[r] + place}, {count};")
+            self.site(f"wait for tile {tile} of ring {r}", f"bar.sync {self.full[r] + slot}, {count};")
         else:
             if ring.fill == "st_async":
-                self._expect(r, place, tile, guard="@%p0 ")
-            self._wait(f"wait for tile {tile} of ring {r}", self.full[r] + 8 * place, turn & 1, scope=scope)
-        start = self.places[r] + place * BYTES
+                self._expect(r, slot, tile, guard="@%p0 ")
+            self._wait(f"wait for tile {tile} of ring {r}", self.full[r] + 8 * slot, round_ & 1, scope=scope)
+        start = self.slots[r] + slot * BYTES
         for k, first in enumerate(self._words(group)):
             self.line(
                 f"add.u32 %r10, %r0, {first}; xor.b32 %r10, %r10, {_shuffle(group)}; shl.b32 %r10, %r10, 2; "
@@ -294,18 +294,18 @@ class Writer:
                 self.line(f"st.shared.b32 [%r10+{start}], %v{k};")
             self.line(f"mad.lo.u32 %v{k}, %v{k}, 3, {group};")
         awaited = tile + ring.depth < pipeline.tiles
-        unneeded = "" if awaited else "nobody waits for the place"
+        unneeded = "" if awaited else "nobody waits for the slot"
         if ring.named:
             if awaited:
-                self.site(f"ring {r} gives back tile {tile}", f"bar.arrive {self.empty[r] + place}, {count};")
+                self.site(f"ring {r} gives back tile {tile}", f"bar.arrive {self.empty[r] + slot}, {count};")
         elif awaited or ring.tail:
             if ring.scrubbed and ring.fill in BY_BYTES:
                 self.site(f"proxy fence after scrubbing tile {tile} of ring {r}", "fence.proxy.async;", unneeded)
             to = {"multicast": "both", "remote": "other", "st_async": "other"}.get(ring.fill, "own")
-            self._arrive(f"ring {r} gives back tile {tile}", group, ring, self.empty[r] + 8 * place, unneeded, to=to)
+            self._arrive(f"ring {r} gives back tile {tile}", group, ring, self.empty[r] + 8 * slot, unneeded, to=to)
 
-    def _expect(self, r: int, place: int, tile: int, guard: str) -> None:
-        barrier = f"[%r2+{self.full[r] + 8 * place}]"
+    def _expect(self, r: int, slot: int, tile: int, guard: str) -> None:
+        barrier = f"[%r2+{self.full[r] + 8 * slot}]"
         self.site(
             f"expected bytes of tile {tile} of ring {r}",
             f"{guard}mbarrier.arrive.expect_tx.shared::cta.b64 _, {barrier}, {BYTES};",
@@ -317,21 +317,21 @@ class Writer:
         )
 
     def _put(self, group: int, tile: int) -> None:
-        """Fills a place of the group's ring: from global memory by the first group, else from %v0, %v1."""
+        """Fills a slot of the group's ring: from global memory by the first group, else from %v0, %v1."""
         r, ring, pipeline = group, self.pipeline.rings[group], self.pipeline
-        place, turn = tile % ring.depth, tile // ring.depth
+        slot, round_ = tile % ring.depth, tile // ring.depth
         count = 32 * (pipeline.warps[r] + pipeline.warps[r + 1])
-        start = self.places[r] + place * BYTES
-        full = self.full[r] + (place if ring.named else 8 * place)
-        if turn:
-            what = f"wait for the place of tile {tile} of ring {r}"
+        start = self.slots[r] + slot * BYTES
+        full = self.full[r] + (slot if ring.named else 8 * slot)
+        if round_:
+            what = f"wait for the slot of tile {tile} of ring {r}"
             if ring.named:
-                self.site(what, f"bar.sync {self.empty[r] + place}, {count};")
+                self.site(what, f"bar.sync {self.empty[r] + slot}, {count};")
             else:
                 scope = ".acquire.cluster" if ring.remote else ""
-                self._wait(what, self.empty[r] + 8 * place, turn - 1 & 1, scope=scope, first=ring.fill in BY_COPY)
+                self._wait(what, self.empty[r] + 8 * slot, round_ - 1 & 1, scope=scope, first=ring.fill in BY_COPY)
         if ring.fill in BY_COPY:
-            self._expect(r, place, tile, guard="@%p0 ")
+            self._expect(r, slot, tile, guard="@%p0 ")
             self._copy(ring, start, full, tile)
             return
         words = self._words(group)

@@ -1,1 +1,1 @@
-"""The host side of a GPU that is not there: driver, runtime, memory, and what torch and CuTe DSL ask of them."""
+"""Host side of an emulated GPU: driver, runtime, memory, and the interfaces of torch, CuTe DSL and Triton."""

@@ -1,8 +1,8 @@
-"""Machine code of emulated kernels: made when somebody asks for it, and not by every compilation.
+"""Machine code of emulated kernels, assembled on demand.
 
-CuTe DSL's compiler ends in ptxas, a quarter of the whole. The emulator runs the PTX, so a compilation here embeds that
-instead; the module as it stood before that step is kept, packed, and is assembled by the same compiler when a
-prediction wants to know what the chip would issue.
+CuTe DSL's compiler ends with ptxas, a quarter of its time. The emulator runs the PTX, so a compilation embeds the PTX
+instead. The module before that step is kept compressed, and the same compiler assembles it when a prediction needs the
+machine code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TARGETS = "compute_targets"
 
 @dataclass(frozen=True)
 class Unassembled:
-    """A module in LLVM's dialect as bytecode, packed, and the passes that remain to be run on it."""
+    """A module in LLVM's dialect as compressed bytecode, and the remaining passes."""
 
     bytecode: bytes
     passes: str
@@ -43,9 +43,9 @@ class Unassembled:
 
 
 def split(pipeline: str) -> tuple[str, str] | None:
-    """A pipeline in two: up to LLVM's dialect, and from there on.
+    """Split a pipeline at LLVM's dialect into two.
 
-    None where it has no such place, or where the machine code is asked for: it is dumped.
+    None if it has no such boundary, or if it dumps the machine code.
     """
     from cutlass._mlir.passmanager import PassManager
 
@@ -59,7 +59,7 @@ def split(pipeline: str) -> tuple[str, str] | None:
 
 
 def embed_ptx(module: Any) -> bool:
-    """Let the device code of a module in LLVM's dialect be embedded as PTX. False: as it is, it cannot be."""
+    """Embed the device code of a module in LLVM's dialect as PTX. Return False if the module does not permit it."""
     from cutlass._mlir import ir
 
     parts = [part for part in module.body.operations if part.operation.name == "gpu.module"]
@@ -76,7 +76,7 @@ def embed_ptx(module: Any) -> bool:
 
 @functools.lru_cache(maxsize=32)
 def assembled(code: Unassembled) -> bytes:
-    """The fat binary with the machine code."""
+    """Return the fat binary with the machine code."""
     from warpcheck.host.modules import fatbins_in  # which imports this module
 
     (binary,) = fatbins_in(code.module())

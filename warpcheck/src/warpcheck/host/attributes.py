@@ -1,4 +1,4 @@
-"""What an emulated chip answers when host code asks the driver about it."""
+"""Device attributes and occupancy of an emulated chip."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ LARGEST_CLUSTER = 16  # blocks, of a kernel that allows sizes that are not porta
 
 
 def resident_blocks(facts: ChipFacts, threads: int, smem_bytes: int) -> int:
-    """Blocks of so many threads and bytes of dynamic shared memory that a multiprocessor runs at once. Their registers
-    are unknown before the assembler, and do not count."""
+    """Return the blocks that a multiprocessor runs at once, by threads and dynamic shared memory.
+
+    Registers do not count: the assembler decides about them.
+    """
     if smem_bytes > facts.smem_per_block:
         return 0
     whole_warps = max(32, (threads + 31) // 32 * 32)
@@ -21,16 +23,18 @@ def resident_blocks(facts: ChipFacts, threads: int, smem_bytes: int) -> int:
 
 
 def resident_clusters(sms: int, cluster: int, blocks: int) -> int:
-    """Clusters of so many blocks that run at once, where a multiprocessor has room for `blocks` of them. A cluster's
-    blocks lie on multiprocessors of their own here, and any of the chip's may form one."""
+    """Return the clusters that run at once. blocks: per multiprocessor.
+
+    Each block of a cluster has its own multiprocessor, and any multiprocessors of the chip may form a cluster.
+    """
     return 0 if cluster > min(sms, LARGEST_CLUSTER) else sms // cluster * blocks
 
 
 def device_attribute(facts: ChipFacts, sms: int, attribute: int) -> int:
-    """The value of a CUdevice_attribute (the runtime's cudaDevAttr has the same numbers).
+    """Return the value of a CUdevice_attribute (cudaDevAttr of the runtime has the same numbers).
 
     Raises:
-        NotImplementedError: an attribute that no kernel has asked for yet.
+        NotImplementedError: the attribute is not modelled.
     """
     kind = driver.CUdevice_attribute(attribute)
     name = kind.name.removeprefix("CU_DEVICE_ATTRIBUTE_")

@@ -1,4 +1,4 @@
-"""Host memory that stands for a device's: aligned as CUDA aligns it, poisoned where nobody wrote."""
+"""Host memory that represents device memory: aligned as by CUDA, poisoned until it is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CUDA_ALIGNMENT = 512  # of every allocation of cudaMalloc and of torch's CUDA al
 
 
 def aligned_buffer(nbytes: int) -> ctypes.Array:
-    """Zeroed bytes that start at a multiple of CUDA_ALIGNMENT; they live as long as the returned array."""
+    """Return zeroed bytes aligned to CUDA_ALIGNMENT."""
     whole = (ctypes.c_char * (nbytes + CUDA_ALIGNMENT))()
     start = -(-ctypes.addressof(whole) // CUDA_ALIGNMENT) * CUDA_ALIGNMENT
     buffer = (ctypes.c_char * nbytes).from_address(start)

@@ -1,4 +1,4 @@
-"""Kernels that packages keep on disk: an emulator's must never be found by a real GPU, nor the other way round."""
+"""Kernel caches on disk: a real GPU must never load an emulated kernel, and the emulator never a real one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-# What a package reads when it is imported, and the value that leaves its files alone.
+# Variables that packages read when they are imported, and the values that disable their kernel caches.
 SWITCHES = {"QUACK_CACHE_ENABLED": "0", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0"}
-# Where whoever follows a convention keeps files, and below which folder of a scratch directory it does so inside.
-PLACES = {
+# Variables of conventional folders, and the subfolders of the scratch directory that replace them.
+FOLDERS = {
     "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "CUDA_CACHE_PATH": "cuda", "FLASHINFER_WORKSPACE_BASE": "home",
 }  # fmt: skip
@@ -23,22 +23,24 @@ KEPT = ("huggingface", "torch")
 
 @contextlib.contextmanager
 def bypassed(kept: Mapping[str, str]) -> Iterator[None]:
-    """Inside, what packages keep in the usual places of caches and temporary files goes to a directory that is removed
-    when the process ends, so that no later process finds it. Packages that look for a place of their own are named in
-    SWITCHES. kept: variables of libraries that tell emulated kernels apart, which keep theirs where they do outside."""
+    """Redirect caches and temporary files of packages to a directory that is removed when the process ends.
+
+    SWITCHES has the packages that use a folder of their own. kept: variables of libraries that distinguish emulated
+    kernels; they keep their caches.
+    """
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     scratch = _scratch()
-    places = {name: str(scratch / folder) for name, folder in PLACES.items()}
-    for place in places.values():
-        Path(place).mkdir()
+    folders = {name: str(scratch / folder) for name, folder in FOLDERS.items()}
+    for folder in folders.values():
+        Path(folder).mkdir()
     for name in KEPT:
         with contextlib.suppress(OSError):  # a home that cannot be written to
             (user / name).mkdir(parents=True, exist_ok=True)
-            Path(places["XDG_CACHE_HOME"], name).symlink_to(user / name)
-    inside = SWITCHES | places | dict(kept)
+            Path(folders["XDG_CACHE_HOME"], name).symlink_to(user / name)
+    inside = SWITCHES | folders | dict(kept)
     before, directory = {name: os.environ.get(name) for name in inside}, tempfile.tempdir
     os.environ.update(inside)
-    tempfile.tempdir = places["TMPDIR"]
+    tempfile.tempdir = folders["TMPDIR"]
     try:
         yield
     finally:
@@ -51,8 +53,10 @@ def bypassed(kept: Mapping[str, str]) -> Iterator[None]:
 
 
 def _scratch() -> Path:
-    """A new directory that this process removes when it ends, and no child of it. Packages that were imported inside
-    `bypassed` remember the places, and go on to use them."""
+    """Create a directory that this process, and none of its children, removes at its end.
+
+    It outlives `bypassed`, because packages that were imported inside continue to use the folders.
+    """
     path, owner = tempfile.mkdtemp(prefix="warpcheck-"), os.getpid()
 
     def remove() -> None:

@@ -1,4 +1,4 @@
-"""The calls of cuda.bindings that host code makes before and around a launch, answered for an emulated chip."""
+"""cuda.bindings for an emulated chip: the calls that host code makes before and after a launch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _DRIVER_VERSION = 13000
 
 @contextlib.contextmanager
 def installed(runtime: Runtime) -> Iterator[None]:
-    """Inside, cuda.bindings.driver and .runtime see one device: the emulated chip."""
+    """Replace cuda.bindings.driver and .runtime: the emulated chip is the only device."""
     with replaced(cu, **_driver(runtime)), replaced(cudart, **_runtime(runtime)):
         yield
 
 
 def _answers(status: Any, functions: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Give every function the bindings' convention: a tuple of the status and the results."""
+    """Wrap functions so that they return a tuple of the status and the result, as the bindings do."""
 
     def wrap(function: Callable[..., Any]) -> Callable[..., tuple]:
         def call(*args: Any, **kwargs: Any) -> tuple:

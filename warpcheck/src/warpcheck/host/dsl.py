@@ -106,7 +106,7 @@ def _live_dsls(meta: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _places() -> Iterator[None]:
-    """Where an operation stands in the source is found once per place, not once per operation.
+    """Cache source locations: one lookup per code position instead of one per operation.
 
     For each operation CuTe DSL asks of every frame of the stack whose code it is, walks the table of lines of the whole
     function, and makes a location: half of the time that tracing takes.
@@ -118,9 +118,9 @@ def _places() -> Iterator[None]:
     # By the identity of code objects, whose hash is slow; `codes` keeps them alive.
     codes: dict[int, types.CodeType] = {}
     library: dict[int, bool] = {}
-    known: dict[tuple[int, int], Any] = {}
+    cached: dict[tuple[int, int], Any] = {}
     context: Any = None
-    locations: dict[int, Any] = {}  # in that context, by the identity of what `known` holds
+    locations: dict[int, Any] = {}  # in that context, by the identity of the values of `cached`
 
     def find_user_frame(start: types.FrameType | None) -> types.FrameType | None:
         frame = start
@@ -137,10 +137,10 @@ def _places() -> Iterator[None]:
     def frame_info(frame: types.FrameType) -> Any:
         code = id(frame.f_code)
         codes.setdefault(code, frame.f_code)
-        place = code, frame.f_lasti
-        if place not in known:
-            known[place] = look_up(frame)
-        return known[place]
+        position = code, frame.f_lasti
+        if position not in cached:
+            cached[position] = look_up(frame)
+        return cached[position]
 
     def location(info: Any) -> Any:
         nonlocal context, locations

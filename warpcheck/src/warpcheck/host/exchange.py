@@ -1,8 +1,8 @@
-"""DLPack's C exchange for tensors of torch: extensions that read tensors through it see what `tensor.device` says.
+"""DLPack's C exchange API for torch tensors: extensions see the device of `tensor.device`.
 
-torch.Tensor carries a capsule with a table of functions (DLPackExchangeAPI of dlpack.h). Inside `installed` it is
-another table, whose functions call torch's and put the device right. Consumers may keep a table as long as the process
-lives, so there is one, which passes everything through while no chip is emulated.
+torch.Tensor has a capsule with a table of functions (DLPackExchangeAPI of dlpack.h). `installed` replaces it by a table
+whose functions call torch's and correct the device. Consumers may keep a table for the life of the process, so there is
+one table, which forwards all calls while no chip is emulated.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _kept: list[Any] = []  # torch's capsule, the table and its capsule, once they a
 
 
 def _device_of(address: int, tensor: _Tensor) -> None:
-    """Put the device right of what torch said of the Python object at `address`."""
+    """Correct the device that torch reports for the Python object at `address`."""
     if _on_gpu is not None and tensor.device_type == _CPU and _on_gpu(ctypes.cast(address, ctypes.py_object).value):
         tensor.device_type, tensor.device_id = _CUDA, 0
 
@@ -103,7 +103,7 @@ def _table_over(torchs: _Table) -> _Table:
 
 
 def _capsule() -> Any:
-    """The capsule of the one table; None where torch has none."""
+    """Return the capsule of the table; None if torch has none."""
     if not _kept and hasattr(torch.Tensor, _ATTRIBUTE):
         pointer, new = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyCapsule_New
         pointer.restype, pointer.argtypes = _POINTER, (ctypes.py_object, ctypes.c_char_p)
@@ -116,7 +116,7 @@ def _capsule() -> Any:
 
 @contextlib.contextmanager
 def installed(on_gpu: Callable[[torch.Tensor], bool]) -> Iterator[None]:
-    """Inside, tensors for which `on_gpu` holds are on device 0 for whoever reads them through the exchange."""
+    """Report device 0 for tensors that fulfil `on_gpu` to all consumers of the exchange API."""
     global _on_gpu
     capsule, before = _capsule(), _on_gpu
     _on_gpu = on_gpu

@@ -1,7 +1,7 @@
-"""The CUDA runtime under a compiled host function: libraries, kernels, launches and memory, without a GPU.
+"""CUDA runtime for compiled host functions: libraries, kernels, launches and memory, without a GPU.
 
-`Runtime.dispatch` answers the symbols of intercept.c; each method is one symbol and stores its results through the
-pointers among its arguments, as the C function would.
+`Runtime.dispatch` serves the symbols of intercept.c. Each method is one symbol and stores its results through the
+pointers among its arguments, as the C function does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _LaunchAttribute(ctypes.Structure):
 
 
 class Runtime:
-    """Answers the CUDA runtime calls of host code for one emulated chip.
+    """CUDA runtime calls of host code on one emulated chip.
 
     run: called with every `Launch`, in stream order (all streams are one: each launch ends before the next begins).
     """
@@ -57,7 +57,7 @@ class Runtime:
         self._last_handle = 0
 
     def dispatch(self, symbol: bytes, args: Sequence[int]) -> int:
-        """One call from intercept.c. An exception is kept in `failure` and becomes an error code."""
+        """Execute a call from intercept.c. An exception is stored in `failure` and becomes an error code."""
         name = symbol.decode()
         try:
             getattr(self, name.removeprefix("_"))(args)
@@ -72,7 +72,7 @@ class Runtime:
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[list[Callable[[], object]]]:
-        """Inside, stream work is collected in the yielded list instead of being done (a CUDA graph)."""
+        """Collect stream work in the yielded list instead of executing it (a CUDA graph)."""
         before, self._captured = self._captured, []
         try:
             yield self._captured

@@ -1,4 +1,4 @@
-"""Global memory as kernels see it: the host allocations that are alive when a kernel starts."""
+"""Global memory of kernels: the host allocations that are alive when a kernel starts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from warpcheck.machine import Allocation
 
 
 class Heap:
-    """Memory that the host code asks the driver for, kept alive until it is freed."""
+    """Memory that host code allocates from the driver; alive until it is freed."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, ctypes.Array] = {}
 
     def allocate(self, nbytes: int) -> int:
-        """Address of a fresh block; its content is not defined, so it is poison."""
+        """Return the address of a fresh block filled with poison."""
         buffer = aligned_buffer(nbytes)
         ctypes.memset(buffer, POISON, nbytes)
         self._blocks[ctypes.addressof(buffer)] = buffer
@@ -36,24 +36,24 @@ class Heap:
 
 
 class Arrays:
-    """Arrays that reached the emulator through dlpack and that no scan of torch tensors can find (NumPy, JAX)."""
+    """Arrays that reached the emulator through DLPack and are no torch tensors (NumPy, JAX)."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], weakref.ref | object] = {}
+        self._owners: dict[tuple[int, int], weakref.ref | object] = {}
 
     def add(self, array: object, address: int, nbytes: int) -> None:
         try:
             owner: weakref.ref | object = weakref.ref(array)
         except TypeError:  # not weakly referenceable: keep it alive rather than lose it
             owner = array
-        self._known[address, nbytes] = owner
+        self._owners[address, nbytes] = owner
 
     def allocations(self) -> list[Allocation]:
         alive = {}
-        for key, owner in self._known.items():
+        for key, owner in self._owners.items():
             if not (isinstance(owner, weakref.ref) and owner() is None):
                 alive[key] = owner
-        self._known = alive
+        self._owners = alive
         return [Allocation(address, nbytes, "array") for address, nbytes in alive]
 
 
@@ -61,8 +61,10 @@ _frozen: list[weakref.ref] = []
 
 
 def freeze() -> None:
-    """`gc.freeze`, for programs with many modules and many launches: each launch looks through all objects that are not
-    frozen. Tensors that are frozen stay known."""
+    """Call `gc.freeze` and keep references to the frozen tensors.
+
+    Each launch searches all objects that are not frozen: programs with many modules and launches become faster.
+    """
     gc.collect()
     _frozen[:] = [reference for reference in _frozen if reference() is not None]
     _frozen.extend(map(weakref.ref, _living_tensors()))
@@ -70,12 +72,12 @@ def freeze() -> None:
 
 
 def _living_tensors() -> list[torch.Tensor]:
-    kinds = _kinds_of(torch.Tensor)  # a look into a set is many times cheaper than issubclass, for each living object
+    kinds = _kinds_of(torch.Tensor)  # membership in a set is many times cheaper than issubclass
     return [x for x in gc.get_objects() if type(x) in kinds]
 
 
 def torch_allocations() -> list[Allocation]:
-    """One allocation per live CPU storage that some Python tensor refers to, exactly its bytes."""
+    """Return one allocation with the exact bytes of each live CPU storage that a Python tensor refers to."""
     storages: dict[int, Allocation] = {}
     frozen = (reference() for reference in _frozen)
     for candidate in (*_living_tensors(), *(x for x in frozen if x is not None)):
@@ -83,8 +85,8 @@ def torch_allocations() -> list[Allocation]:
         if storage is None:
             continue
         base, nbytes = storage
-        known = storages.get(base)
-        if known is None or known.nbytes < nbytes:
+        largest = storages.get(base)
+        if largest is None or largest.nbytes < nbytes:
             # A nested tensor that is not jagged has no shape.
             is_nested = candidate.is_nested and candidate.layout is torch.strided
             shape = "nested" if is_nested else "x".join(str(extent) for extent in torch.Tensor.size(candidate))
@@ -93,7 +95,7 @@ def torch_allocations() -> list[Allocation]:
 
 
 def _kinds_of(kind: type) -> set[type]:
-    """A class and all that derive from it."""
+    """Return a class and all its subclasses."""
     return {kind}.union(*map(_kinds_of, type.__subclasses__(kind)))
 
 

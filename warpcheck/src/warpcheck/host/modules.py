@@ -1,4 +1,4 @@
-"""Compiled code by handle: which PTX a binary came from, loaded libraries, and their kernels.
+"""Compiled code by handle: the PTX of a binary, loaded libraries, and their kernels.
 
 Handles live as long as the process, like those of a driver: a function that was compiled under one `emulate` runs
 under every later one of the same chip.
@@ -43,7 +43,7 @@ def fatbin_size(header: bytes) -> int:
 
 
 def fatbins_in(data: bytes) -> list[bytes]:
-    """Every fat binary that is embedded in `data`."""
+    """Return every fat binary embedded in `data`."""
     magic = struct.pack("<I", _FATBIN_MAGIC)
     found = []
     start = data.find(magic)
@@ -63,7 +63,7 @@ def parameter_bytes(ptx: str, entry: str) -> tuple[int, ...]:
 
 
 class Modules:
-    """Binaries seen by the compiler, and what was loaded of them."""
+    """Compiled binaries, loaded libraries and kernels."""
 
     def __init__(self) -> None:
         self._ptx: dict[str, str] = {}
@@ -115,7 +115,7 @@ class Modules:
         return entries(self._libraries[library])
 
     def kernel_handle(self, library: int, entry: str) -> int:
-        """A handle of one entry of a loaded library; always the same one."""
+        """Return the handle of an entry of a loaded library; it stays the same."""
         if (library, entry) not in self._handles:
             ptx = self._libraries[library]
             kernel = Kernel(ptx, entry, parameter_bytes(ptx, entry))
@@ -132,13 +132,13 @@ class Modules:
 
 
 def machine_code(ptx: str) -> bytes | None:
-    """The fat binary that the compiler makes of a PTX text; None where it was not seen."""
+    """Return the fat binary of a PTX text; None if the emulator did not see its compilation."""
     code = _machine_code.get(_digest(ptx.encode()))
     return assembled(code) if isinstance(code, Unassembled) else code
 
 
 def unassembled(ptx: str) -> Unassembled | None:
-    """What machine code of a PTX text can be made of; None where that is made, or was not seen."""
+    """Return the module to assemble for a PTX text; None if it is assembled or the emulator did not see it."""
     code = _machine_code.get(_digest(ptx.encode()))
     return code if isinstance(code, Unassembled) else None
 

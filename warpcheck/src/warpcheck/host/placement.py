@@ -1,7 +1,7 @@
-"""Where a tensor would lie on a machine with a GPU, told by `tensor.device`, `is_cuda` and `is_cpu`.
+"""Device of each tensor as on a machine with a GPU: `tensor.device`, `is_cuda` and `is_cpu`.
 
-All memory is the host's. A tensor that was made without a device, or moved to the CPU, and what is computed from such
-alone, is marked as the host's; every other one, gradients that autograd makes by itself among them, is the GPU's.
+All memory is host memory. A tensor is marked as a host tensor if it was created without a device or moved to the CPU,
+or if all its inputs are host tensors. All other tensors, including gradients that autograd creates, are GPU tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ON_HOST = "_warpcheck_on_host"
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """Is it marked as the host's?"""
+    """Return whether a tensor is marked as a host tensor."""
     return getattr(tensor, _ON_HOST, False)
 
 
@@ -36,7 +36,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def goes_to_host(func: Any, args: tuple, kwargs: dict) -> bool | None:
-    """Whether a call names the host or the GPU as the place of its result; None where it names neither."""
+    """Return whether a call names the host (True) or the GPU (False) for its result; None if it names neither."""
     if func in (torch.Tensor.cpu, torch.Tensor.pin_memory):
         return True
     if func is torch.Tensor.to:
@@ -44,7 +44,7 @@ def goes_to_host(func: Any, args: tuple, kwargs: dict) -> bool | None:
         if isinstance(other, torch.Tensor):
             return on_host(other)
     numbered = args[1:2] if func is torch.Tensor.to else ()
-    if func is torch.Tensor.cuda or any(type(place) is int for place in (kwargs.get("device"), *numbered)):
+    if func is torch.Tensor.cuda or any(type(device) is int for device in (kwargs.get("device"), *numbered)):
         return False
     for device in (kwargs.get("device"), *args):
         kind = device.type if isinstance(device, torch.device) else device if isinstance(device, str) else ""
@@ -54,10 +54,10 @@ def goes_to_host(func: Any, args: tuple, kwargs: dict) -> bool | None:
 
 
 class Placement:
-    """Marks the results of torch functions, and answers for their devices."""
+    """Marks the results of torch functions with their devices."""
 
     def note(self, result: Any, func: Any, args: tuple, kwargs: dict) -> None:
-        """Mark what `func(*args, **kwargs)` gave."""
+        """Mark the result of `func(*args, **kwargs)`."""
         if getattr(func, "__name__", "") == "__set__":  # parameter.data = tensor
             args[0].__dict__[_ON_HOST] = all(on_host(value) for value in _tensors(args[1:]))
             return
@@ -69,9 +69,9 @@ class Placement:
             tensor.__dict__[_ON_HOST] = host
 
     def _host(self, func: Any, args: tuple, kwargs: dict) -> bool:
-        said = goes_to_host(func, args, kwargs)
-        if said is not None:
-            return said
+        named = goes_to_host(func, args, kwargs)
+        if named is not None:
+            return named
         given = list(_tensors((*args, *kwargs.values())))
         if not given:
             stack = _get_current_function_mode_stack()
@@ -80,8 +80,7 @@ class Placement:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Inside, tensors tell where they would be, nothing is compiled by torch, and operators that a package has for
-        CUDA only run on what is the host's memory after all."""
+        """Replace device properties of tensors, disable torch.compile, and run CUDA-only operators on host memory."""
         with (
             replaced(
                 torch.Tensor,
@@ -99,7 +98,7 @@ class Placement:
 
 
 def real_device(tensor: torch.Tensor) -> torch.device:
-    """Where torch itself keeps it."""
+    """Return the device in torch's own record."""
     with torch._C.DisableTorchFunction():
         return _BASE_DEVICE.__get__(tensor)
 
@@ -114,8 +113,11 @@ _DEFAULT_DEVICE = DeviceContext.__torch_function__
 
 
 def _default_device(self: DeviceContext, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-    """A default device that comes after the mode of torch_cuda.py, as torch.set_default_device has it, must not reach
-    torch; one before it (`with torch.device("cuda")`) is an argument to that mode."""
+    """Default device in the presence of the mode of torch_cuda.py.
+
+    A default device after the mode (torch.set_default_device) must not reach torch. A default device before the mode
+    (`with torch.device("cuda")`) is an argument of the mode.
+    """
     below = _get_current_function_mode_stack()
     if self.device.type == "cuda" and not any(hasattr(mode, "placement") for mode in below):
         return func(*args, **(kwargs or {}))
@@ -123,7 +125,7 @@ def _default_device(self: DeviceContext, func: Any, types: Any, args: tuple = ()
 
 
 def _uncompiled(model: Any = None, **_options: Any) -> Any:
-    """torch.compile, which compiles nothing."""
+    """Substitute of torch.compile that compiles nothing."""
     return model if model is not None else lambda function: function
 
 

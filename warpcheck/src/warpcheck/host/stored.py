@@ -1,8 +1,8 @@
-"""Compiled functions on disk: the object file carries the PTX of its kernels behind its last section.
+"""Compiled functions on disk: an object file with the PTX of its kernels after its last section.
 
-A real chip needs only the machine code inside an object; the emulated one runs PTX. So `export_to_c` appends it, with
-what machine code can be made of, and `load_module` finds it there, and host code that keeps compiled kernels works on
-an emulated chip as it is.
+A real chip needs only the machine code in an object file; the emulated chip runs PTX. `export_to_c` therefore appends
+the PTX and the modules to assemble, and `load_module` reads them. Host code that stores compiled kernels works
+unchanged on an emulated chip.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARK = b"warp.ptx"
 
 
 def append_ptx(path: Path, modules: Modules) -> None:
-    """Write the PTX of every kernel of the object file `path` behind it."""
+    """Append the PTX of every kernel of the object file `path`."""
     texts = [modules.ptx_of(binary) for binary in fatbins_in(path.read_bytes())]
     codes = [unassembled(ptx) or Unassembled(b"", "") for ptx in texts]
     table = [(ptx, code.passes, len(code.bytecode)) for ptx, code in zip(texts, codes)]
@@ -37,10 +37,10 @@ def append_ptx(path: Path, modules: Modules) -> None:
 
 
 def register_stored(path: Path, modules: Modules) -> None:
-    """Tell `modules` the PTX that the object file `path` carries.
+    """Register the PTX of the object file `path`.
 
     Raises:
-        EmulationError: the file carries none: it was exported for a real chip, or is cut off.
+        EmulationError: the file has none: it was exported for a real chip, or is truncated.
     """
     data = path.read_bytes()
     table_bytes, code_bytes, mark = _END.unpack(data[-_END.size :]) if len(data) >= _END.size else (0, 0, b"")

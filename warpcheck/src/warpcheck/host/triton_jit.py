@@ -1,8 +1,7 @@
 """Triton's driver for an emulated chip: `@triton.jit` functions compile to PTX for it, and run on it.
 
-Triton asks one object, its active driver, for the chip, for loading code and for launching it. Here compilation ends
-with the PTX, which takes the place of the machine code; Triton keeps such kernels under keys of their own, in memory
-and on disk, so that no GPU ever loads one.
+Triton's active driver describes the chip, loads code and launches it. Here compilation ends with the PTX instead of
+machine code. Triton caches such kernels under separate keys, in memory and on disk, so that no GPU loads one.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _THREADS = 1024  # of a block, at most
 
 @contextlib.contextmanager
 def installed(runtime: Runtime) -> Iterator[None]:
-    """Inside, Triton's active driver is the emulated chip; Triton is not imported before somebody else does."""
+    """Make the emulated chip Triton's active driver, once another module imports Triton."""
     with contextlib.ExitStack() as stack:
 
         def enter() -> None:
@@ -83,7 +82,7 @@ def _active(runtime: Runtime) -> Iterator[None]:
 
 
 def _end_with_ptx(*args: Any) -> tuple[str, str] | None:
-    """Triton's hook into the stages of its compiler; without arguments it is asked for the hook's own key."""
+    """Hook for the stages of Triton's compiler; without arguments it returns the key of the hook."""
     if not args:
         return _KEY, _KEY
     stages = args[1]
@@ -93,8 +92,8 @@ def _end_with_ptx(*args: Any) -> tuple[str, str] | None:
 
 
 class EmulatedDriver:
-    """What Triton calls a driver. The number of the device is that of the chip, so that what Triton remembers by device
-    does not outlive the chip."""
+    """Triton's driver interface. The device number is the chip's number, so that Triton's caches by device are separate
+    for each chip."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -156,7 +155,7 @@ class EmulatedDriver:
 
 
 class _Utils:
-    """Loads code and tells the chip's properties."""
+    """Loads code and reports the properties of the chip."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -224,7 +223,7 @@ class _Launcher:
         self.runtime.launch(launch)
 
     def _scratch(self, grid: tuple[int, int, int]) -> list[Any]:
-        """Memory for all CTAs that compiled functions may ask for, as their last two parameters."""
+        """Return the scratch memory of all CTAs, the last two parameters of a compiled function."""
         import torch
 
         ctas = grid[0] * grid[1] * grid[2] * getattr(self.metadata, "num_ctas", 1)
@@ -233,7 +232,7 @@ class _Launcher:
 
 
 def _flattened(type_: Any, arg: Any, maps: Iterator[Any]) -> list[Any]:
-    """What the entry takes for one argument: nothing for a constant, a tuple's members, a descriptor's parts."""
+    """Return the parameters of an argument: none for a constant, the members of a tuple, the parts of a descriptor."""
     if type_ == "constexpr":
         return []
     if isinstance(type_, tuple):
@@ -265,7 +264,7 @@ _HALVES = {"fp16": _half, "bf16": _bfloat}
 
 
 def _tensor_map(arg: Any, metadata: dict[str, Any]) -> bytes:
-    """The tensor map of a descriptor that the host made; dimensions are listed the other way round there."""
+    """Return the tensor map of a host descriptor, whose dimensions have the reverse order."""
     extents = [*arg.shape[:-1], arg.shape[-1] * (2 if metadata["fp4_padded"] else 1)]
     kind = _TO_HOST.get(metadata["elem_type"], metadata["elem_type"])
     rank = len(extents)

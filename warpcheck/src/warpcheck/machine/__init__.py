@@ -4,26 +4,15 @@
 driver and no Python package of a vendor.
 """
 
-from warpcheck.machine.machine import (
-    ORDERS,
-    SCHEDULES,
-    Allocation,
-    Checks,
-    Launch,
-    LaunchReport,
-    Machine,
-    Order,
-    interleavings,
-    kernel_of,
-    load_core,
-    three,
-)
+from warpcheck.machine.machine import Allocation, Launch, LaunchReport, Machine, kernel_of, load_core, three
+from warpcheck.machine.options import ORDERS, SCHEDULES, Checks, EmulationOptions, Order, interleavings
 
 __all__ = [
     "ORDERS",
     "SCHEDULES",
     "Allocation",
     "Checks",
+    "EmulationOptions",
     "Launch",
     "LaunchReport",
     "Machine",

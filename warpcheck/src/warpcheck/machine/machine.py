@@ -1,4 +1,4 @@
-"""One emulated chip: give it PTX and memory, get results, a report, or an error by name and place."""
+"""One emulated chip: give it PTX and memory, get results, a report, or an error by name and location."""
 
 from __future__ import annotations
 
@@ -6,28 +6,19 @@ import ctypes
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import compress
 from typing import Any
 
-from warpcheck.errors import LaunchRefused, Place
-from warpcheck.findings import FINAL, KINDS, Finding, Findings, repair_of
+from warpcheck.errors import LaunchRefused, Location
+from warpcheck.findings import KINDS, Finding, Findings, repair_of
 from warpcheck.machine.chips import chip_facts
 from warpcheck.machine.lowering import SHARED_RESERVED, Lowering
 from warpcheck.machine.names import names_in
+from warpcheck.machine.options import SCHEDULES, EmulationOptions, Order
 from warpcheck.machine.ptx import Kernel, Module, parse
 from warpcheck.machine.record import Record, RecordedLaunch
-
-SCHEDULES = ("round_robin", "random", "adversarial")
-Order = tuple[int, str]  # seed and schedule
-ORDERS = ("practice", "letter")
-ON_FINDING = ("raise", "collect")
-
-
-def interleavings(seed: int, count: int, schedule: str | None = None) -> list[Order]:
-    """`count` orders from `seed` on, each with the next schedule, or all with the given one."""
-    return [(s, schedule or SCHEDULES[s % len(SCHEDULES)]) for s in range(seed, seed + count)]
 
 
 @dataclass(frozen=True)
@@ -60,43 +51,6 @@ class Launch:
     cooperative: bool = False
 
 
-@dataclass(frozen=True)
-class Checks:
-    """What is verified while a kernel runs.
-
-    bounds, poison, races, tmem: groups of checks that cost time; one that is off is not even looked for.
-    letter: tensor memory passes from thread to thread only by tcgen05.wait and tcgen05.fence, as PTX ISA 9.7.16.6 has
-        it, cp.async.mbarrier.arrive hands over what was copied only, as 8.9.1.1 has it, and all warps of a warpgroup
-        execute the same setmaxnreg, as 9.7.19.5 has it. Off by default: known-good kernels rely on the use of a
-        register and on barriers alone, hand over stores beside copies, and give back registers in each role's branch.
-    order: "practice": the tcgen05 operations of one thread execute in order. "letter": only where 9.7.16.6.2 pipelines
-        them, an MMA after one with the same accumulator and shape; others complete in any order.
-    leftovers: a CTA must not end in the middle of an mbarrier's phase, nor before its bulk stores have read their
-        source, nor give back tensor memory that is still in use. Off by default: known-good kernels do.
-    off: kinds of findings (`warpcheck.findings.KINDS`) that are neither raised nor noted; the machine goes on behind
-        them as behind a finding that was collected.
-    """
-
-    bounds: bool = True
-    poison: bool = True
-    races: bool = True
-    tmem: bool = True
-    letter: bool = False
-    leftovers: bool = False
-    order: str = "practice"
-    off: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "off", frozenset([self.off] if isinstance(self.off, str) else self.off))
-        for kind in sorted(self.off):
-            if kind in FINAL:
-                raise ValueError(f"off has {kind!r}, which cannot be switched off: nothing can follow it")
-            if kind not in KINDS:
-                raise ValueError(f"off has {kind!r}, expected some of {', '.join(k for k in KINDS if k not in FINAL)}")
-        if self.order not in ORDERS:
-            raise ValueError(f"order is {self.order!r}, expected one of {ORDERS}")
-
-
 @dataclass
 class LaunchReport:
     """What one launch did.
@@ -105,7 +59,7 @@ class LaunchReport:
     by_warp: warp index within its CTA -> opcode -> warp-instructions.
     bytes: path ("global_load", "global_store", "shared_load", "shared_store", "tma_load", "tma_store", ...) -> bytes.
     mma_flops: 2 * M * N * K summed over all matrix instructions.
-    waits: place of a blocking instruction -> times that a warp had to park there.
+    waits: location of a blocking instruction -> times that a warp had to park there.
     lines: line of the PTX text -> warp-instructions.
     roles: warp index within its CTA -> name, as given to the launch.
     findings: what was noted instead of raised (`on_finding="collect"`), by pair of instructions.
@@ -138,66 +92,21 @@ class LaunchReport:
 
 
 class Machine:
-    """A chip of `sms` streaming multiprocessors.
+    """A chip that runs launches in one order of events.
 
-    chip: "sm_80", "sm_90a", "sm_100a", ...: what it has is `chips.CHIPS`.
-    seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
-    schedule: "round_robin", "random" or "adversarial".
-    timing: record what `warpcheck.timing` needs; the order is round_robin, in which a wait is executed once.
-    limit: warp-instructions after which a launch is taken for a Deadlock; 0 for no limit.
-    on_finding: "raise" the first error, or "collect": note what is found, the same pair of instructions once, and go on
-        with the values that the machine has (an access that cannot be done is left out); the report has the findings.
-    resident: how many clusters (CTAs, where there are none) run at a time, lowest index first; 0: as many as fit.
-        [default: 1, which is all that a launch guarantees, with an odd seed, as many as fit with an even one or with
-        timing]
+    chip: "sm_80", "sm_90a", "sm_100a", ...: `chips.CHIPS` has its resources.
+    options: see `EmulationOptions`; `seeds` is for `warpcheck.Emulated`, which has a machine for each order.
     """
 
-    def __init__(
-        self,
-        chip: str,
-        *,
-        sms: int = 4,
-        seed: int = 0,
-        schedule: str = "round_robin",
-        checks: Checks | None = None,
-        trace: bool = False,
-        timing: bool = False,
-        limit: int = 0,
-        on_finding: str = "raise",
-        resident: int | None = None,
-    ) -> None:
-        if schedule not in SCHEDULES:
-            raise ValueError(f"schedule is {schedule!r}, expected one of {SCHEDULES}")
-        if on_finding not in ON_FINDING:
-            raise ValueError(f"on_finding is {on_finding!r}, expected one of {ON_FINDING}")
-        if timing and schedule != "round_robin":
-            raise ValueError(
-                f"schedule is {schedule!r}, expected 'round_robin' with timing: others let waits give up and spin"
-            )
-        if resident is not None and resident < 0:
-            raise ValueError(f"resident is {resident}, expected at least 1, or 0 for as many as fit")
-        if timing and resident:
-            raise ValueError(f"resident is {resident}, expected None or 0 with timing: a clock times a whole chip")
-        self.resident = int(seed % 2 and not timing) if resident is None else resident
-        self.on_finding = on_finding
+    def __init__(self, chip: str, options: EmulationOptions | None = None) -> None:
         self.chip = chip
         self.facts = chip_facts(chip)
-        self.sms = sms
-        self.seed = seed
-        self.schedule = schedule
-        self.checks = checks or Checks()
-        self.trace = trace
-        self.timing = timing
-        self.limit = limit
-        self._options: dict[str, Any] = {
-            "sms": sms, "checks": checks, "trace": trace, "limit": limit, "on_finding": on_finding,
-            "resident": resident,
-        }  # fmt: skip
-        self._before: Any = None  # what the last grid touched, if the next may start before it ends
+        self.options = options or EmulationOptions()
+        self._before: Any = None  # memory that the last grid touched, if the next grid may start before it ends
 
     def in_order(self, order: Order) -> Machine:
-        """The same chip with another seed and schedule."""
-        return Machine(self.chip, seed=order[0], schedule=order[1], **self._options)
+        """The same chip with another seed and schedule, untimed."""
+        return Machine(self.chip, replace(self.options, seed=order[0], schedule=order[1], timing=False))
 
     def launch(
         self,
@@ -223,7 +132,7 @@ class Machine:
         programmatic: launched with programmatic stream serialisation: if the grid before executed
             griddepcontrol.launch_dependents, it may still run, and what both touch needs griddepcontrol.wait.
         cooperative: launched cooperatively: all CTAs are resident, or the launch is refused.
-        after_unknown: (with programmatic) the grid before is not known; it may touch any global memory.
+        after_unknown: (with programmatic) the grid before is unknown and may access any global memory.
         Raises an EmulationError subclass when the kernel does something wrong.
         """
         core = load_core()
@@ -240,38 +149,40 @@ class Machine:
         result = core.run(loaded.program, config)
         self._before = result["touched"]
         extent = tuple(int(g) for g in grid)
-        run = {"kernel": entry, "chip": self.chip, "seed": self.seed, "schedule": self.schedule}
+        options = self.options
+        run = {"kernel": entry, "chip": self.chip, "seed": options.seed, "schedule": options.schedule}
         findings = [loaded.finding(raw, extent, roles, count=count, **run) for raw, count in result["findings"]]
         if result["error"] is not None:
             last = loaded.finding(result["error"], extent, roles, **run)
-            if self.on_finding == "raise":
+            if options.on_finding == "raise":
                 raise last.error
             findings.append(last)
         report = loaded.report(result, tuple(grid), tuple(block), tuple(cluster))
         report.seconds = time.perf_counter() - start
         report.roles = roles
         report.findings = Findings(findings)
-        if self.timing:
+        if options.timing:
             shape = RecordedLaunch(self.chip, ptx, entry, tuple(grid), tuple(block), tuple(cluster), smem_bytes)
             report.record = Record.of(shape, loaded.kernel, loaded.sources, result["records"], roles)
         return report
 
     def _config(self, core, grid, block, cluster, smem_bytes) -> dict[str, Any]:
         """The fields of `Config` in core/engine.hpp."""
-        facts, checks = self.facts, self.checks
+        facts, options, checks = self.facts, self.options, self.options.checks
         return {
             "grid": tuple(grid), "block": tuple(block), "cluster": tuple(cluster),
             "explicit_cluster": tuple(cluster) != (1, 1, 1), "dynamic_shared": smem_bytes,
-            "sms": self.sms, "seed": self.seed, "schedule": SCHEDULES.index(self.schedule),
+            "sms": options.sms, "seed": options.seed, "schedule": SCHEDULES.index(options.schedule),
             "arch": facts.number, "has_tmem": facts.tmem_columns > 0,
             "shared_per_block": facts.smem_per_block, "shared_per_sm": facts.smem_per_sm,
             "registers_per_sm": facts.registers_per_sm, "threads_per_sm": facts.threads_per_sm,
             "blocks_per_sm": facts.blocks_per_sm,
             "check_bounds": checks.bounds, "check_poison": checks.poison, "check_races": checks.races,
             "check_tmem": checks.tmem, "check_letter": checks.letter, "check_leftovers": checks.leftovers,
-            "order_by_letter": checks.order == "letter", "collect": self.on_finding == "collect",
+            "order_by_letter": checks.order == "letter", "collect": options.on_finding == "collect",
             "off": sum(1 << i for i, name in enumerate(core.CHECKS) if name in checks.off),
-            "trace": self.trace, "timing": self.timing, "limit": self.limit, "resident": self.resident,
+            "trace": options.trace, "timing": options.timing, "limit": options.limit,
+            "resident": options.resident_limit,
         }  # fmt: skip
 
 
@@ -345,7 +256,7 @@ class _Loaded:
             len(lowering.register_bits), lowering.layout.local_bytes, lowering.layout.static_shared, maxnreg, named,
         )  # fmt: skip
 
-    def place(self, where: tuple[int, int, int, int], grid, roles: Mapping[int, str]) -> Place | None:
+    def location(self, where: tuple[int, int, int, int], grid, roles: Mapping[int, str]) -> Location | None:
         row, cta, warp, lanes = where
         if row < 0:
             return None
@@ -356,14 +267,14 @@ class _Loaded:
             who.update(warp=warp, role=roles.get(warp))
         if lanes not in (0, 0xFFFFFFFF):
             who["lanes"] = tuple(i for i in range(32) if lanes >> i & 1)
-        return self.module.place(self.kernel.instructions[self.sources[row]], **who)
+        return self.module.location(self.kernel.instructions[self.sources[row]], **who)
 
     def finding(self, raw: tuple, grid, roles: Mapping[int, str], **run: Any) -> Finding:
         kind, message, where, others, barrier = raw
-        place = self.place(where, grid, roles)
-        further = tuple((text, self.place(place, grid, roles)) for text, place in others)
-        repair = repair_of(kind, place, further, barrier)
-        return Finding(kind, KINDS[kind].severity, message, place, further, barrier, repair, **run)
+        location = self.location(where, grid, roles)
+        further = tuple((text, self.location(location, grid, roles)) for text, location in others)
+        repair = repair_of(kind, location, further, barrier)
+        return Finding(kind, KINDS[kind].severity, message, location, further, barrier, repair, **run)
 
     def report(self, result: dict, grid, block, cluster) -> LaunchReport:
         report = LaunchReport(self.kernel.name, grid, block, cluster)
@@ -380,7 +291,7 @@ class _Loaded:
                 report.waits[f"{ins.opcode} ({name}:{ins.source_line}, ptx {ins.line})"] = n
         report.trace_hash = result["trace_hash"]
         report.trace = [
-            (t, cta, warp, self.place((row, cta, warp, 0), grid, {}), count, what)
+            (t, cta, warp, self.location((row, cta, warp, 0), grid, {}), count, what)
             for t, cta, warp, row, count, what in result["trace"]
         ]
         return report

@@ -1,4 +1,4 @@
-"""What a launch did that a clock can time: per warp what it executed, and the values that the time of it depends on."""
+"""Record of a launch for the clock: executed instructions of each warp, and the values that determine their time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The issue model of a recorded launch: its machine code where ptxas and nvdisasm are at hand, else a guess."""
+"""Issue model of a recorded launch: from its machine code if ptxas and nvdisasm are installed, else a guess."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cubin(ptx: str, chip: str) -> bytes:
         source.write_text(ptx)
         done = subprocess.run(command, capture_output=True, text=True)
         if newest := re.search(r"Unsupported \.version [\d.]+; current version is '([\d.]+)'", done.stderr):
-            # Newer than the assembler; it takes the text all the same where nothing in it is new.
+            # A newer version than the assembler's: it accepts the text if all its instructions are older.
             source.write_text(re.sub(r"^(\s*\.version\s+)[\d.]+", rf"\g<1>{newest[1]}", ptx, count=1, flags=re.M))
             done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -49,7 +49,7 @@ def cubin(ptx: str, chip: str) -> bytes:
 
 
 def issue_of(record: Record, *, guess: bool = False) -> Issue:
-    """What the warps of a recorded launch issue. guess: from PTX, even where machine code can be had."""
+    """Return the issue model of a recorded launch. guess: from PTX, even if machine code is available."""
     launch = record.launch
     key = (launch.ptx, launch.entry, guess)
     if key not in _issues:
@@ -65,7 +65,7 @@ def _best(record: Record) -> Issue:
 
 
 def issue_with(record: Record, binary: bytes) -> Issue:
-    """What its warps issue by this machine code."""
+    """Return the issue model of this machine code."""
     from warpcheck.timing.sass import issue_model
     from warpcheck.timing.sass.code import registers
 
@@ -75,7 +75,7 @@ def issue_with(record: Record, binary: bytes) -> Issue:
 
 
 def binary_of(record: Record) -> bytes:
-    """The cubin of a recorded launch: CuTe DSL's own where it was seen, else as `cubin` makes it.
+    """Return the cubin of a recorded launch: that of CuTe DSL if available, else that of `cubin`.
 
     Raises:
         FileNotFoundError, RuntimeError: as `cubin`.
@@ -84,8 +84,10 @@ def binary_of(record: Record) -> bytes:
 
 
 def _compiled(ptx: str) -> bytes | None:
-    """What CuTe DSL's own ptxas made of a text, which is not the version installed here; None where it was not seen or
-    names no lines."""
+    """Return the cubin of CuTe DSL's own ptxas, which differs from the installed version.
+
+    None if the emulator did not see it, or if it has no line information.
+    """
     from warpcheck.host.modules import machine_code
     from warpcheck.timing.sass.code import cubin_in, embedded_ptx
 

@@ -1,4 +1,4 @@
-"""warpcheck timing: how long would the launches of a script take on a chip?"""
+"""warpcheck timing: predicted time of the launches of a script."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What PTX instructions do to units whose time the clock models, as far as their text says it.
+"""Effects of PTX instructions on the units of the clock, as far as the text defines them.
 
-Values (addresses, barriers, shapes in registers) are in the record's events; what stands in the text is here.
+Values of a run (addresses, barriers, shapes in registers) are in the events of the record.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _REGISTERS = {"16x64b": 1, "16x128b": 2, "16x256b": 4, "32x32b": 1, "16x32bx2": 
 def effects(kernel: Kernel) -> list[Effect]:
     """The effect of each instruction of a kernel.
 
-    The end of a group of wgmma is said of the product before it: the machine code has no instruction for it.
+    The end of a wgmma group is a flag of its last product: the machine code has no instruction for it.
     """
     found = [effect(instruction) for instruction in kernel.instructions]
     last = -1
@@ -61,7 +61,7 @@ def effects(kernel: Kernel) -> list[Effect]:
 
 
 def effect(instruction: Instruction) -> Effect:
-    """Bytes of a warp for tensor memory, groups left open for waits, N for wgmma, FLOPs of a warp for mma.sync."""
+    """Return action and values: bytes per warp (tensor memory), open groups (waits), N (wgmma), FLOPs (mma.sync)."""
     parts = instruction.parts
     root, name = parts[0], instruction.opcode
     if root == "tcgen05":

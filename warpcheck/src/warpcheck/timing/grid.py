@@ -1,7 +1,7 @@
-"""From a few CTAs to a whole chip.
+"""Time of a grid on a whole chip, from replays of a few CTAs.
 
-What a CTA takes is a start, an amount a tile and an amount a FLOP, found from replays of small problems; the grid hands
-its tiles to the multiprocessors.
+A CTA costs a start, an amount per tile and an amount per FLOP, fitted to replays of small problems. The tile scheduler
+distributes the tiles over the multiprocessors.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ import numpy as np
 from warpcheck.timing.replay import Times
 
 
-class Handing(Enum):
-    """How tiles come to CTAs. STATIC: CTA i of n takes tiles i, i + n, ...; EACH: a CTA a tile, the next starts when
-    one has ended; TAKEN: as EACH, but by CTAs that stay."""
+class TileScheduler(Enum):
+    """How CTAs get tiles.
+
+    STATIC: CTA i of n takes tiles i, i + n, ...; PER_CTA: one tile per CTA, the next CTA starts when one has ended;
+    DYNAMIC: persistent CTAs take the next tile.
+    """
 
     STATIC = "static"
-    EACH = "each"
-    TAKEN = "taken"
+    PER_CTA = "each"
+    DYNAMIC = "taken"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One replayed SM, or what SMs did on average: tiles, FLOPs of its products, cycles in which it held a CTA."""
+    """Tiles, FLOPs of the products and cycles with a CTA: of one replayed SM, or the mean over SMs."""
 
     tiles: int
     flops: float
@@ -35,15 +38,17 @@ class Sample:
 
     @classmethod
     def of(cls, times: Times, tiles: int) -> Sample:
-        """Of a launch whose SMs had this many tiles each on average, one CTA after the other or one for all. Who got
-        which tile, and how long an SM then waited for the others' end, is no part of what a tile takes."""
+        """Return the mean over the SMs of a launch. tiles: mean per SM, with one CTA each or one CTA for all.
+
+        The cycles exclude the time in which an SM waits for the last CTA of the launch.
+        """
         held = sum(end - start for start, end in times.ends.values())
         return cls(tiles, times.flops / times.sms, held / times.sms)
 
 
 @dataclass(frozen=True)
 class CtaCost:
-    """Cycles of a CTA: start + tile * tiles + FLOPs / rate (FLOPs a cycle and SM in the steady state)."""
+    """Cycles of a CTA: start + tile * tiles + FLOPs / rate. rate: FLOPs per cycle and SM in the steady state."""
 
     start: float
     tile: float
@@ -51,14 +56,14 @@ class CtaCost:
 
     @classmethod
     def fitted(cls, samples: Sequence[Sample]) -> CtaCost:
-        """Through two samples (a tile's cost is then part of the start) or the best through more.
+        """Fit the samples by least squares. Where all have one tile count, its cost is part of the start.
 
         Raises:
             ValueError: the samples do not differ in FLOPs.
         """
         flops = np.array([s.flops for s in samples])
         if flops.max() == flops.min():
-            raise ValueError("the samples have the same FLOPs: nothing can be said about the time of one")
+            raise ValueError("the samples have the same FLOPs, so the time per FLOP is unknown")
         by_tiles = len({s.tiles for s in samples}) > 1
         columns = [np.ones(len(samples)), flops / flops.max()]
         if by_tiles:
@@ -68,13 +73,13 @@ class CtaCost:
 
     @classmethod
     def of_each(cls, samples: Sequence[Sample]) -> CtaCost:
-        """From samples in which an SM ran a CTA for every tile.
+        """Fit samples in which an SM ran one CTA per tile.
 
         Raises:
-            ValueError: the samples have the same FLOPs a tile.
+            ValueError: the samples have the same FLOPs per tile.
         """
         if len({s.flops / s.tiles for s in samples}) < 2:
-            raise ValueError("the samples have the same FLOPs a tile: nothing can be said about the time of one")
+            raise ValueError("the samples have the same FLOPs per tile, so the time per FLOP is unknown")
         most = max(s.flops for s in samples)
         columns = np.array([[s.tiles, s.flops / most] for s in samples])
         found = np.linalg.lstsq(columns, np.array([s.cycles for s in samples]), rcond=None)[0]
@@ -85,55 +90,55 @@ class CtaCost:
 
 
 def makespan(
-    tiles: Iterable[float], places: int, cost: CtaCost, handing: Handing, replace: float, *, snake: bool = False
+    tiles: Iterable[float], slots: int, cost: CtaCost, scheduler: TileScheduler, replace: float, *, snake: bool = False
 ) -> float:
-    """Cycles until the last of `places` multiprocessors (or pairs) is done.
+    """Return the cycles until the last of `slots` multiprocessors (or CTA pairs) is done.
 
-    tiles: FLOPs of each tile per SM, in the order in which they are handed out. replace: cycles until a new CTA runs
-    where one has ended. snake: of STATIC, every other lap turns round: its first tile is the last CTA's.
+    tiles: FLOPs of each tile per SM, in the order of the tile scheduler. replace: cycles between the end of a CTA and
+    the start of the next CTA in its slot. snake: with STATIC, every other round goes from the last slot to the first.
     """
     work = [cost.tile + flops / cost.rate for flops in tiles]
-    if handing is Handing.STATIC:
-        ends = [cost.start] * min(places, len(work))
+    if scheduler is TileScheduler.STATIC:
+        ends = [cost.start] * min(slots, len(work))
         for number, cycles in enumerate(work):
-            lap, place = divmod(number, len(ends))
-            ends[-1 - place if snake and lap % 2 else place] += cycles
+            round_, slot = divmod(number, len(ends))
+            ends[-1 - slot if snake and round_ % 2 else slot] += cycles
         return max(ends)
-    free = [cost.start if handing is Handing.TAKEN else 0.0] * places
+    free = [cost.start if scheduler is TileScheduler.DYNAMIC else 0.0] * slots
     heapq.heapify(free)
     last = 0.0
     for number, cycles in enumerate(work):
         begin = heapq.heappop(free)
         end = begin + cycles
-        if handing is Handing.EACH:
-            end += cost.start + (replace if number >= places else 0.0)
+        if scheduler is TileScheduler.PER_CTA:
+            end += cost.start + (replace if number >= slots else 0.0)
         last = max(last, end)
         heapq.heappush(free, end)
     return last
 
 
-def chain(
-    tiles: Iterable[tuple[int, range]], places: int, cost: CtaCost, step: float, turn: float, replace: float
+def ordered_makespan(
+    tiles: Iterable[tuple[int, range]], slots: int, cost: CtaCost, step: float, interval: float, replace: float
 ) -> float:
-    """Cycles of a grid with a CTA a tile, whose tiles add to rows of sums in turn.
+    """Return the cycles of a grid with one tile per CTA, whose tiles add to rows of sums in a fixed order.
 
-    tiles: the sum (a head's) and its rows that each adds to, in the order in which they start and in which they take
-    turns at a row. step: FLOPs of a tile at one row, per SM. turn: cycles from when an addition may begin until the
-    next tile's may. A tile works on one row while it waits for its turn at the one before.
+    tiles: (sum, rows to which the tile adds), in the order of their starts, which is also the order of additions to a
+    row. Each head has its sum. step: FLOPs of a tile for one row, per SM. interval: cycles between the earliest start
+    of an addition to a row and that of the next tile. A tile computes one row while it waits to add the row before.
     """
     cycles = step / cost.rate
     open_from: dict[tuple[int, int], float] = {}
-    free = [0.0] * places
+    free = [0.0] * slots
     heapq.heapify(free)
     last = 0.0
     for number, (head, rows) in enumerate(tiles):
-        time = heapq.heappop(free) + (replace if number >= places else 0.0)
+        time = heapq.heappop(free) + (replace if number >= slots else 0.0)
         end = time + cost.start + cost.tile
         added = 0.0
         for row in rows:
             end = max(end + cycles, added)
             added = max(end, open_from.get((head, row), 0.0))
-            open_from[head, row] = added + turn
+            open_from[head, row] = added + interval
         end = max(end, added)
         last = max(last, end)
         heapq.heappush(free, end)

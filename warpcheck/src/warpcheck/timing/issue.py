@@ -1,7 +1,7 @@
-"""What warps issue, as the arrays that the replay reads: from machine code where it is known, else guessed from PTX.
+"""Issue slots of warps, as the arrays that the replay reads: from machine code if available, else guessed from PTX.
 
-The guess (`from_ptx`) gives each PTX instruction one slot with the costs of a table of opcodes, renames registers away,
-and takes the order of the text for the order of issue. It knows nothing of what the assembler merges, moves or spills.
+The guess (`from_ptx`) gives each PTX instruction one slot with the costs of a table of opcodes, without register
+names, in the order of the text. It does not model what the assembler merges, moves or spills.
 """
 
 from __future__ import annotations
@@ -156,11 +156,11 @@ def from_machine_code(kernel: Kernel, model: IssueModel) -> Issue:
             reads = 0 if slot.read is None else 1 << slot.read
             latency = round(slot.latency) or 12
             occupancy = 1 if slot.pipe in _SHARED else slot.occupancy
-            beside = [round(1000 * cost) for cost in (slot.takes, slot.slowed)]
+            contention = [round(1000 * cost) for cost in (slot.takes, slot.slowed)]
             slots.append((pipes.index(slot.pipe), round(occupancy), round(1000 * slot.holds),
                           int(slot.pipe in _ORDERED), slot.stall, slot.wait, sets, reads,
                           latency, round(slot.released) or latency, ptx, int(carrier.get(ptx) == number),
-                          *beside))  # fmt: skip
+                          *contention))  # fmt: skip
         blocks.append((block.start, block.stop, first, len(slots)))
     return _issue(tuple(pipes), slots, kernel, blocks, "machine code")
 

@@ -1,4 +1,4 @@
-"""What the launches of an emulated chip would take, readable."""
+"""Printable predicted times of the launches of an emulated chip."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Timing:
 
     @classmethod
     def of(cls, records: Iterable[Record | None], *, timeline: bool = False) -> Timing:
-        """Replay what was recorded.
+        """Replay the records.
 
         Raises:
-            ValueError: nothing was, or the clock has no numbers of the chip.
+            ValueError: there is no record, or the clock has no table of the chip.
         """
         found = [record for record in records if record is not None]
         if not found:

@@ -1,1 +1,1 @@
-"""Commands beside `run` and `ptx`: mutants of a kernel, recorded launches, a real chip beside the emulated one."""
+"""Commands for mutants of a kernel, recorded launches, and comparison with a real chip."""

@@ -1,11 +1,11 @@
-"""Does a real chip agree with the emulator?
+"""Comparison of a real chip with the emulator.
 
     warpcheck compare [DIR] [--seeds 3] [--only REGEX]
 
-Needs a CUDA device and its driver, nothing else. Runs the recorded launches in DIR on the device, and compares the
-memory that they leave with what the emulator left. In a checkout of the repository it first runs every opcode case on
-the device and emulated, from the same PTX, then matrix instructions on normally distributed operands, whose sums tell
-their order and precision. Prints a Markdown table.
+Needs a CUDA device and its driver only. Runs the recorded launches in DIR on the device, and compares the final
+contents of memory with those of the emulator. In a checkout it first runs every opcode case on both, from the same PTX,
+then matrix instructions on normally distributed operands, whose sums show their order and precision. Prints a Markdown
+table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from warpcheck.tools.recording import Recording
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `agrees` is False for what neither rounding nor a documented error explains."""
+    """One line of the table. `agrees` is False if neither rounding nor a documented error explains the difference."""
 
     what: str
     compared: str
@@ -76,7 +76,7 @@ def _memory_difference(name: str, real: bytes, emulated: bytes) -> str:
     return f"{name}: {different:,} of {a.numel():,} elements differ, by at most {error:.2g} (largest {largest:.2g})"
 
 
-@click.command("compare", help=__doc__, short_help="Does a real chip agree with the emulator?")
+@click.command("compare", help=__doc__, short_help="Compare a real chip with the emulator.")
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--seeds", type=COUNT, default=3, show_default=True, help="Inputs of each opcode case.")
 @click.option("--only", type=PATTERN, default="", help="Regular expression on the names of cases and of recordings.")

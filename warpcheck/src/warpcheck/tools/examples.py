@@ -1,4 +1,4 @@
-"""Which foreign examples are run, with which arguments: small, and ragged where the kernel allows it."""
+"""NVIDIA's examples with their arguments: small, with partial tiles where the kernel allows them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _PROBLEMS = "--num_groups 3 --problem_sizes_mnkl (200,136,144,1),(64,264,80,1),(
 
 
 def _scaled_and_grouped() -> list[Example]:
-    """Products of few bits with factors beside them, and of several problems in one launch."""
+    """Products of few bits with scale factors, and of several problems in one launch."""
     folder, tiles = "cute/blackwell/kernel", "--mma_tiler_mn 128,128 --cluster_shape_mn 1,1"
     return [
         _example("blockwise e4m3", "sm_100a", f"{folder}/blockwise_gemm/blockwise_gemm.py",

@@ -1,7 +1,7 @@
-"""Why a mutant of a kernel's synchronisation may live: reasons that the text around the changed line proves.
+"""Reasons why a mutant of a kernel's synchronisation survives, proved from the text around the changed line.
 
-Each rule holds for the runs that were made. A survivor that no rule explains needs a reader, or another shape that
-kills it.
+A rule holds for the runs of the mutation test. A survivor without a reason needs a reader, or another shape that kills
+it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rule = Callable[[Mutant, Code], bool]
 
 
 def _opcodes(code: Code, lines: range) -> Iterator[str]:
-    """Of the instructions of these lines, up to where the block begins or ends."""
+    """Yield the opcodes of these lines, up to the boundary of the basic block."""
     for line in lines:
         if _BLOCK_ENDS.match(code[line]):
             return
@@ -34,13 +34,13 @@ def _opcodes(code: Code, lines: range) -> Iterator[str]:
 
 
 def _around(mutant: Mutant, code: Code) -> tuple[Iterator[str], Iterator[str]]:
-    """The opcodes before and after the changed line in its block, the nearest first."""
+    """Return the opcodes before and after the changed line in its basic block, nearest first."""
     at = mutant.line - 1
     return _opcodes(code, range(at - 1, -1, -1)), _opcodes(code, range(at + 1, len(code)))
 
 
 def _lanes_meet_as_well(mutant: Mutant, code: Code) -> bool:
-    """The lanes meet at another instruction, with no access between it and the barrier."""
+    """The lanes converge at another instruction, with no access between it and the barrier."""
     for opcodes, last in zip(
         _around(mutant, code), (_MEETS, re.compile(f"{_MEETS.pattern}|{_MEETS_AND_MOVES.pattern}"))
     ):
@@ -53,7 +53,7 @@ def _lanes_meet_as_well(mutant: Mutant, code: Code) -> bool:
 
 
 def _another_one(mutant: Mutant, code: Code) -> bool:
-    """The same instruction stands before or behind it, with no access between the two."""
+    """The same instruction comes before or after it, with no access between the two."""
     own = _OPCODE.match(mutant.before)
     for opcodes in _around(mutant, code):
         for opcode in opcodes:
@@ -65,7 +65,7 @@ def _another_one(mutant: Mutant, code: Code) -> bool:
 
 
 def _after_reads_alone(mutant: Mutant, code: Code) -> bool:
-    """Back to where the threads synchronised, nothing is written to the shared memory that the fence is for."""
+    """No write to the shared memory of the fence follows the synchronisation before the fence."""
     if ".global" in mutant.before:
         return False
     before, _ = _around(mutant, code)
@@ -93,7 +93,7 @@ def _of_products(mutant: Mutant, _code: Code) -> bool:
 
 
 def _is_first(mutant: Mutant, _code: Code) -> bool:
-    """The phase before the first, written as a number."""
+    """The parity is the literal 1, so the wait passes at once in the first phase."""
     return re.search(r"\],\s*1\s*[,;]", mutant.before) is not None
 
 
@@ -101,14 +101,14 @@ def _always(_mutant: Mutant, _code: Code) -> bool:
     return True
 
 
-# What touches operands or results of a product that is not known to be over is a finding, in any order of events.
+# An access to operands or results of a product without a wait for its end is a finding in every order of events.
 _UNTOUCHED = ("nothing touches what the products read and write before a later wait", _of_products)
-# Kind of mutant -> rules in the order in which they are tried: what a table says, and when it is so.
+# Kind of mutant -> rules: text of the table, and its condition. The first match counts.
 RULES: dict[str, tuple[tuple[str, Rule], ...]] = {
     "commit": (("the next commit takes the group along", _is_taken_along), _UNTOUCHED),
     "group wait": (_UNTOUCHED,),
     "mbarrier wait": (("the first use of a place, which is free", _is_first),),
-    # A product whose register was written after the last fence is a finding, so that none was in any run.
+    # A product with a register written after the last fence is a finding, so no run had one.
     "wgmma fence": (("no register of a product was written after the fence before", _always),),
     "warp barrier": (("the lanes meet at a neighbouring instruction", _lanes_meet_as_well),),
     "grid dependency": (("one launch alone does not show what the grid before does", _always),),
@@ -123,6 +123,6 @@ RULES: dict[str, tuple[tuple[str, Rule], ...]] = {
 
 
 def reason_of(mutant: Mutant, ptx: str) -> str:
-    """Why the mutant of `ptx` may live; empty where no rule says."""
+    """Return the reason why the mutant of `ptx` survives; empty if no rule applies."""
     code = ptx.splitlines()
     return next((reason for reason, rule in RULES.get(mutant.kind, ()) if rule(mutant, code)), "")

@@ -105,10 +105,10 @@ class Device:
         try:
             return self._load(ptx)
         except CudaError as error:
-            known = _NEWEST.search(str(error))
-            if known is None:
+            newest = _NEWEST.search(str(error))
+            if newest is None:
                 raise
-        return self._load(of_version(ptx, known[1]))
+        return self._load(of_version(ptx, newest[1]))
 
     def _load(self, ptx: str) -> ctypes.c_void_p:
         log, module = ctypes.create_string_buffer(8192), ctypes.c_void_p()

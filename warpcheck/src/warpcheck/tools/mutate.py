@@ -1,20 +1,19 @@
-"""Would a missing synchronisation be noticed?
+"""Mutation test of a kernel's synchronisation.
 
     warpcheck mutate SCRIPT.py [--chip sm_90a] [-- ARGUMENTS [-- ...]]   a kernel of a script
     warpcheck mutate FILE.npz [FILE.npz ...]                             launches that were recorded
     warpcheck mutate EXAMPLE --cutlass PATH [-- ARGUMENTS [-- ...]]      an example of NVIDIA/cutlass
     warpcheck mutate "PACKAGE CALL CHIP" ["PACKAGE ..."]                 calls of `warpcheck catalogue --packages`
 
-Removes or weakens each synchronising instruction of one kernel in turn, and runs the mutant under every schedule with
-seeds 0, 1, ... until it is killed: by an error, or by a result that is not the original's. Instructions that no run of
-the original reaches are not counted. Prints a table by kind, and every survivor with its place.
+Removes or weakens each synchronising instruction of one kernel, one at a time, and runs the mutant under every schedule
+with seeds 0, 1, ... until it is killed by an error or by another result than the original's. Instructions that no run
+of the original reaches are not counted. Prints a table by kind, and every survivor with its location.
 
-What a synchronisation is for may show in one shape and not in another (a stage that wraps, a tile of one key block):
-several shapes of one kernel, by more arguments after a further --, or by several files or calls, are tried in turn on
-each mutant.
+The need for a synchronisation may show in one shape only (a stage that wraps, a tile of one key block). Several shapes
+of one kernel are therefore tried on each mutant: arguments after a further --, or several files or calls.
 
-Large kernels take long: --count judges as many mutants, drawn by --seed, --limit ends each after so many seconds, and
---ledger keeps the verdicts, so that a second run of the same command goes on where the first one stopped.
+For large kernels: --count limits the number of mutants, drawn by --seed, --limit the seconds of each mutant, and
+--ledger keeps the verdicts, so that a second run of the same command continues the first.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ import numpy as np
 from warpcheck import repository
 from warpcheck.errors import DataRace, EmulationError
 from warpcheck.host.buffers import aligned_buffer
-from warpcheck.machine import SCHEDULES, Allocation, Checks, LaunchReport, Machine
+from warpcheck.machine import SCHEDULES, Allocation, Checks, EmulationOptions, LaunchReport, Machine
 from warpcheck.machine.ptx import parse
 from warpcheck.options import CHIP, COUNT, PATTERN
 from warpcheck.tools.mutations import Mutant, mutants
@@ -50,13 +49,13 @@ from warpcheck.tools.recording import Recorder, Recording
 from warpcheck.tools.verdicts import Ledger, Verdict, summary
 
 Order = tuple[int, str]  # seed and schedule
-_PATIENCE = 20  # a mutant that runs this many times the original's instructions will not end
-_SPREAD = 16.0  # how often the original's own spread a sum in another order may differ
-_SUMS = re.compile(r"\b(red|atom|cp\.reduce|multimem)\.")  # what may leave other bits in another order
+_PATIENCE = 20  # times the instructions of the original, after which a mutant counts as endless
+_SPREAD = 16.0  # largest difference of a sum in another order, in multiples of the spread of the original
+_SUMS = re.compile(r"\b(red|atom|cp\.reduce|multimem)\.")  # instructions whose results depend on the order
 
 
 class Stage:
-    """A recorded launch with memory of its own, to run again and again."""
+    """A recorded launch with its own memory, for repeated runs."""
 
     def __init__(self, recording: Recording, sms: int, checks: Checks) -> None:
         self.recording, self.sms, self.checks = recording, sms, checks
@@ -70,8 +69,11 @@ class Stage:
         self.after_unknown = recording.programmatic and self._touches_only_after_waiting()
 
     def _touches_only_after_waiting(self) -> bool:
-        """Whether the grid before may be any: a kernel that reads its caller's tensors while that one still runs knows
-        it, and of such a one the wait for it cannot be judged alone."""
+        """Return whether the kernel is clean after an unknown grid.
+
+        A kernel that reads its caller's tensors before its griddepcontrol.wait depends on the actual grid before; its
+        wait cannot be judged from one launch.
+        """
         self.after_unknown = True
         try:
             self.run(self.recording.ptx, (0, SCHEDULES[0]))
@@ -80,15 +82,15 @@ class Stage:
         return True
 
     def run(self, ptx: str, order: Order, limit: int = 0, sms: int | None = None) -> tuple[LaunchReport, list[bytes]]:
-        """Run `ptx` in place of the recorded text, on `sms` multiprocessors instead of its own number; the report and
-        the memory it leaves."""
+        """Run `ptx` instead of the recorded text; return the report and the contents of memory.
+
+        sms: multiprocessors [default: those of the stage].
+        """
         for buffer, content in zip(self.buffers, self.recording.before):
             buffer.raw = content
         launch, (seed, schedule) = self.recording, order
-        machine = Machine(
-            launch.chip, sms=sms or self.sms, seed=seed, schedule=schedule, checks=self.checks, limit=limit
-        )
-        report = machine.launch(
+        options = EmulationOptions(sms or self.sms, seed, schedule, self.checks, limit=limit)
+        report = Machine(launch.chip, options).launch(
             ptx, launch.entry, grid=launch.grid, block=launch.block, cluster=launch.cluster,
             smem_bytes=launch.smem_bytes, params=self.params, allocations=self.allocations,
             programmatic=launch.programmatic, cooperative=launch.cooperative, after_unknown=self.after_unknown,
@@ -98,10 +100,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Original:
-    """What the kernel does when nothing is changed.
+    """Results of the unchanged kernel.
 
-    memory: what each range of memory holds afterwards. Where that depends on the order of atomic sums, taken as
-    float32, `slack` is the largest difference allowed; elsewhere it is None and the bytes must be the same.
+    memory: final contents of each range of memory. slack: largest allowed difference of a range whose float32 sums
+    depend on the order of atomics; None for a range whose bytes must be equal.
     """
 
     memory: tuple[bytes, ...]
@@ -117,7 +119,7 @@ class Original:
 
 
 def _difference(one: bytes, other: bytes) -> float:
-    """Largest difference of two arrays of float32; infinite where a value is not finite in both."""
+    """Return the largest difference of two float32 arrays; infinite if a value is finite in one only."""
     if one == other:
         return 0.0
     a, b = (np.frombuffer(raw, np.float32).astype(np.float64) for raw in (one, other))
@@ -130,10 +132,10 @@ def observe(stage: Stage, orders: Iterable[Order]) -> Original:
     """Run the original in every order.
 
     Raises:
-        EmulationError: the original itself is not clean.
-        ValueError: what it leaves depends on the order by more than the rounding of sums explains.
+        EmulationError: the original is not clean.
+        ValueError: its results depend on the order by more than the rounding of sums.
     """
-    # On more multiprocessors too: what is summed as CTAs come must show that it is, or a kill would be by chance.
+    # Several numbers of multiprocessors, so that sums whose order depends on the CTAs show their spread.
     sizes = cycle((stage.sms, stage.sms + 1, 2 * stage.sms, 3 * stage.sms))
     runs = [stage.run(stage.recording.ptx, order, sms=sms) for order, sms in zip(orders, sizes)]
     reports, memories = zip(*runs)
@@ -321,7 +323,7 @@ class Judging:
         chosen = drawn(reached, self.count, self.seed)
         shapes = [(launch.ptx, launch.entry, launch.grid, launch.name) for launch in recordings]
         ledger = Ledger(self.ledger, (shapes, self.sms, self.seeds, checks)) if self.ledger else None
-        verdicts = [known for known in map(ledger.known, chosen) if known] if ledger else []
+        verdicts = [verdict for verdict in map(ledger.verdict_of, chosen) if verdict] if ledger else []
         judged = {str(verdict.mutant) for verdict in verdicts}
         left = [mutant for mutant in chosen if str(mutant) not in judged]
         with click.progressbar(length=len(chosen), label="mutants", file=sys.stderr, show_pos=True) as progress:

@@ -1,7 +1,7 @@
 """A kernel launch as a file: PTX, shape, parameters, and the memory before and after it.
 
-The emulator writes them (`Recorder`); `hardware` runs them on a chip, where memory has other addresses: pointers
-among the parameters (plain ones, and the base address in a tensor map) are moved with it.
+`Recorder` writes recordings; `warpcheck.tools.compare` runs them on a chip. Memory has other addresses there, so
+pointers among the parameters (plain pointers, and the base address in a tensor map) are translated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Recording:
-    """One launch; `before` and `after` hold the bytes of each memory range of `bases`, `names` say what it is.
+    """One launch. before, after: contents of each memory range of `bases`; names: descriptions of the ranges.
 
     cooperative: all its CTAs are resident.
     programmatic: it may start before the grid before it has ended (programmatic dependent launch).
@@ -84,14 +84,14 @@ class Recorder:
         gpu.runtime.run = self.run
 
     def run(self, launch: Any) -> None:
-        places = [a for a in self.gpu.allocations() if a.nbytes]
-        before = tuple(ctypes.string_at(a.base, a.nbytes) for a in places)
+        ranges = [a for a in self.gpu.allocations() if a.nbytes]
+        before = tuple(ctypes.string_at(a.base, a.nbytes) for a in ranges)
         self._run(launch)
         if self.count < self.limit:
-            after = tuple(ctypes.string_at(a.base, a.nbytes) for a in places)
+            after = tuple(ctypes.string_at(a.base, a.nbytes) for a in ranges)
             Recording(
                 self.name, self.gpu.machine.chip, launch.ptx, launch.entry, launch.grid, launch.block, launch.cluster,
-                launch.smem_bytes, launch.params, tuple(a.base for a in places), tuple(a.name for a in places),
+                launch.smem_bytes, launch.params, tuple(a.base for a in ranges), tuple(a.name for a in ranges),
                 before, after, launch.programmatic, launch.cooperative,
             ).save(self.folder / f"{self.name.replace(' ', '_')}.{self.count}.npz")  # fmt: skip
         self.count += 1

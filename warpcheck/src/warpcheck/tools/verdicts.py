@@ -1,4 +1,4 @@
-"""What became of mutants: as a table, and as a file with which a run that was cut off goes on where it stopped."""
+"""Verdicts on mutants: as a table, and as a file from which an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from warpcheck.tools.recording import Recording
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant. `how`: the error's name, "wrong result", or "" for a survivor; `runs` it took."""
+    """Verdict on a mutant. how: name of the error, "wrong result", or "" for a survivor. runs: number of runs."""
 
     mutant: Mutant
     how: str
@@ -25,22 +25,23 @@ class Verdict:
 
 
 class Ledger:
-    """Verdicts in a file, a line of JSON each, so that no mutant is judged twice.
+    """Verdicts in a file of JSON lines, so that no mutant is judged twice.
 
-    `under`: what they depend on beside the mutant. Lines of other kernels, shapes or orders stay, and are not used.
+    `under`: the conditions of a verdict in addition to the mutant. Lines of other kernels, shapes or orders stay, and
+    are not used.
     """
 
     def __init__(self, path: Path, under: Iterable[object]) -> None:
         self.path = path
         self._under = hashlib.sha256(repr(list(under)).encode()).hexdigest()[:16]
-        self._known: dict[str, tuple[str, int]] = {}
+        self._verdicts: dict[str, tuple[str, int]] = {}
         for text in path.read_text().splitlines() if path.exists() else ():
             line = json.loads(text)
             if line["under"] == self._under:
-                self._known[line["mutant"]] = line["how"], line["runs"]
+                self._verdicts[line["mutant"]] = line["how"], line["runs"]
 
-    def known(self, mutant: Mutant) -> Verdict | None:
-        found = self._known.get(str(mutant))
+    def verdict_of(self, mutant: Mutant) -> Verdict | None:
+        found = self._verdicts.get(str(mutant))
         return Verdict(mutant, *found) if found else None
 
     def note(self, verdict: Verdict) -> None:
@@ -50,7 +51,7 @@ class Ledger:
 
 
 def summary(recording: Recording, verdicts: Sequence[Verdict]) -> str:
-    """A Markdown table by kind of mutant, then one of the survivors, why they may live, and where they come from."""
+    """Return Markdown tables: mutants by kind, and survivors with reason and source location."""
     survivors = [verdict for verdict in verdicts if not verdict.how]
     reasons = {id(verdict): reason_of(verdict.mutant, recording.ptx) for verdict in survivors}
     lines = ["| kind | mutants | killed | by | explained |", "|---|---|---|---|---|"]
@@ -64,28 +65,28 @@ def summary(recording: Recording, verdicts: Sequence[Verdict]) -> str:
     killed = [verdict for verdict in verdicts if verdict.how]
     share = len(killed) / len(verdicts) if verdicts else 0.0
     at_once = sum(verdict.runs == 1 for verdict in killed)
-    known = len(killed) + sum(map(bool, reasons.values()))
-    of_all = f"{known / len(verdicts):.1%}" if verdicts else "0.0%"
+    settled = len(killed) + sum(map(bool, reasons.values()))
+    of_all = f"{settled / len(verdicts):.1%}" if verdicts else "0.0%"
     lines.append(
         f"| **all** | {len(verdicts)} | {len(killed)} ({share:.1%}) | {at_once} of them in the first run "
-        f"| killed or explained: {known} ({of_all}) |"
+        f"| killed or explained: {settled} ({of_all}) |"
     )
     if survivors:
-        places = _source_places(recording)
-        lines += ["", "| survivor | runs | place | instruction | why |", "|---|---|---|---|---|"]
+        locations = _source_locations(recording)
+        lines += ["", "| survivor | runs | location | instruction | why |", "|---|---|---|---|---|"]
         for verdict in survivors:
             mutant, why_one = verdict.mutant, reasons[id(verdict)]
-            place = places.get(mutant.line, "")
-            lines.append(f"| {mutant} | {verdict.runs} | {place} | `{mutant.before[:120]}` | {why_one} |")
+            location = locations.get(mutant.line, "")
+            lines.append(f"| {mutant} | {verdict.runs} | {location} | `{mutant.before[:120]}` | {why_one} |")
     return "\n".join(lines)
 
 
-def _source_places(recording: Recording) -> dict[int, str]:
+def _source_locations(recording: Recording) -> dict[int, str]:
     """Line of the PTX -> Python file:line, where the text has line information."""
     module = parse(recording.ptx)
-    places = {}
+    locations = {}
     for instruction in module.kernels[recording.entry].instructions:
-        place = module.place(instruction)
-        if place.file is not None:
-            places[place.ptx_line] = f"{Path(place.file).name}:{place.line}"
-    return places
+        location = module.location(instruction)
+        if location.file is not None:
+            locations[location.ptx_line] = f"{Path(location.file).name}:{location.line}"
+    return locations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from warpcheck_cases.opcodes import exact
@@ -31,6 +32,13 @@ def _map(function: Callable[..., int], dtype: type) -> Callable[..., np.ndarray]
     return lambda *arrays: np.array([function(*row) for row in zip(*(a.tolist() for a in arrays))], dtype)
 
 
+def _case(opcode: str, result: str, types: list[str], inputs: Callable, expected: Callable, **options: Any) -> Case:
+    """The opcode with one source for each of `types`."""
+    sources = ", ".join(f"%x{i}" for i in range(len(types)))
+    code = f"{opcode} %y, {sources};"
+    return elementwise(opcode, code, result=result, operands=types, inputs=inputs, expected=expected, **options)
+
+
 def _floats_to_floats() -> list[Case]:
     cases = []
     for result in (F16, BF16):
@@ -39,39 +47,20 @@ def _floats_to_floats() -> list[Case]:
                 opcode = f"cvt.{rounding}{relu}.{_NAMES[result]}.f32"
                 convert = _convert(F32, result, rounding, relu=bool(relu))
                 cases.append(
-                    elementwise(
-                        opcode,
-                        f"{opcode} %y, %x0;",
-                        result="b16",
-                        operands=["b32"],
-                        inputs=patterns(F32, 1),
-                        expected=_map(convert, np.uint16),
-                        element=_NAMES[result],
-                    )
+                    _case(opcode, "b16", ["b32"], patterns(F32, 1), _map(convert, np.uint16), element=_NAMES[result])
                 )
                 pair = opcode.replace(f"{_NAMES[result]}.f32", f"{_NAMES[result]}x2.f32")
                 packed = _map(lambda a, b, f=convert: f(a) << 16 | f(b), np.uint32)
-                cases.append(
-                    elementwise(
-                        pair,
-                        f"{pair} %y, %x0, %x1;",
-                        result="b32",
-                        operands=["b32"] * 2,
-                        inputs=patterns(F32, 2),
-                        expected=packed,
-                        element=_NAMES[result],
-                    )
-                )
+                cases.append(_case(pair, "b32", ["b32"] * 2, patterns(F32, 2), packed, element=_NAMES[result]))
     for source, target in ((F16, "sm_80"), (BF16, "sm_90a")):
         opcode = f"cvt.f32.{_NAMES[source]}"
         cases.append(
-            elementwise(
+            _case(
                 opcode,
-                f"{opcode} %y, %x0;",
-                result="b32",
-                operands=["b16"],
-                inputs=patterns(source, 1),
-                expected=_map(_convert(source, F32), np.uint32),
+                "b32",
+                ["b16"],
+                patterns(source, 1),
+                _map(_convert(source, F32), np.uint32),
                 element="f32",
                 target=target,
             )
@@ -82,32 +71,11 @@ def _floats_to_floats() -> list[Case]:
             opcode = f"cvt.rn.satfinite{relu}.{name}x2.f32"
             convert = _convert(F32, narrow, relu=bool(relu), satfinite=True)
             packed = _map(lambda a, b, f=convert: f(a) << 8 | f(b), np.uint16)
-            cases.append(
-                elementwise(
-                    opcode,
-                    f"{opcode} %y, %x0, %x1;",
-                    result="b16",
-                    operands=["b32"] * 2,
-                    inputs=_moderate,
-                    expected=packed,
-                    target="sm_90a",
-                )
-            )
+            cases.append(_case(opcode, "b16", ["b32"] * 2, _moderate, packed, target="sm_90a"))
         opcode = f"cvt.rn.f16x2.{name}x2"
         widen = _convert(narrow, F16)
         unpacked = _map(lambda a, f=widen: f(a >> 8) << 16 | f(a & 0xFF), np.uint32)
-        cases.append(
-            elementwise(
-                opcode,
-                f"{opcode} %y, %x0;",
-                result="b32",
-                operands=["b16"],
-                inputs=_bytes,
-                expected=unpacked,
-                element="f16",
-                target="sm_90a",
-            )
-        )
+        cases.append(_case(opcode, "b32", ["b16"], _bytes, unpacked, element="f16", target="sm_90a"))
     cases.append(
         elementwise(
             "cvt.rna.tf32.f32",
@@ -155,16 +123,7 @@ def _floats_to_integers() -> list[Case]:
 
             opcode = f"cvt.{rounding}.{kind}.f32"
             dtype = np.uint32 if bits == 32 else np.uint64
-            cases.append(
-                elementwise(
-                    opcode,
-                    f"{opcode} %y, %x0;",
-                    result=f"b{bits}",
-                    operands=["b32"],
-                    inputs=_around_integers,
-                    expected=_map(one, dtype),
-                )
-            )
+            cases.append(_case(opcode, f"b{bits}", ["b32"], _around_integers, _map(one, dtype)))
         opcode = f"cvt.{rounding}.f32.f32"
 
         def integral(pattern: int, rounding: str = rounding) -> int:
@@ -174,17 +133,7 @@ def _floats_to_integers() -> list[Case]:
             whole = round_integer(exact.Fraction(value), rounding)
             return encode(exact.Fraction(whole) if whole else (-0.0 if value < 0 else 0.0), F32)
 
-        cases.append(
-            elementwise(
-                opcode,
-                f"{opcode} %y, %x0;",
-                result="b32",
-                operands=["b32"],
-                inputs=_around_integers,
-                expected=_map(integral, np.uint32),
-                element="f32",
-            )
-        )
+        cases.append(_case(opcode, "b32", ["b32"], _around_integers, _map(integral, np.uint32), element="f32"))
     return cases
 
 
@@ -206,17 +155,7 @@ def _integers() -> list[Case]:
                 value = pattern - (1 << bits) if signed and pattern >> (bits - 1) else pattern
                 return encode(exact.Fraction(value), F32, rounding)
 
-            cases.append(
-                elementwise(
-                    opcode,
-                    f"{opcode} %y, %x0;",
-                    result="b32",
-                    operands=[f"b{bits}"],
-                    inputs=operands(bits, 1),
-                    expected=_map(one, np.uint32),
-                    element="f32",
-                )
-            )
+            cases.append(_case(opcode, "b32", [f"b{bits}"], operands(bits, 1), _map(one, np.uint32), element="f32"))
     for source, source_bits in (("s8", 8), ("u8", 8), ("s16", 16), ("u16", 16), ("s32", 32), ("u32", 32)):
         for result, result_bits in (("s32", 32), ("u32", 32), ("s64", 64), ("u64", 64)):
             register = max(16, source_bits)
@@ -231,13 +170,12 @@ def _integers() -> list[Case]:
             if source == result:
                 continue
             cases.append(
-                elementwise(
+                _case(
                     opcode,
-                    f"{opcode} %y, %x0;",
-                    result=f"b{result_bits}",
-                    operands=[f"b{register}"],
-                    inputs=operands(register, 1),
-                    expected=_map(widen, np.uint32 if result_bits == 32 else np.uint64),
+                    f"b{result_bits}",
+                    [f"b{register}"],
+                    operands(register, 1),
+                    _map(widen, np.uint32 if result_bits == 32 else np.uint64),
                 )
             )
     for result, low, high in (("s8", -128, 127), ("u8", 0, 255), ("s16", -32768, 32767), ("u16", 0, 65535)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from warpcheck.machine import Allocation, Machine
+from warpcheck.machine import Allocation, EmulationOptions, Machine
 from warpcheck_cases.opcodes.case import Case, Inputs, for_chip
 
 _OUTPUT_BITS = {"f16": np.uint16, "bf16": np.uint16, "f32": np.uint32, "f64": np.uint64}
@@ -27,7 +27,7 @@ def run_emulated(case: Case, inputs: Inputs, *, chip: str, seed: int = 0, schedu
     """What the entry leaves in its output on the emulated chip. Raises EmulationError for whatever it does wrong."""
     buffers = [output_for(case, inputs), *(np.ascontiguousarray(array).copy() for array in inputs)]
     names = ["out", *(f"in{i}" for i in range(len(inputs)))]
-    Machine(chip, seed=seed, schedule=schedule).launch(
+    Machine(chip, EmulationOptions(seed=seed, schedule=schedule)).launch(
         for_chip(case, chip),
         "test",
         grid=(case.grid, 1, 1),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from warpcheck_cases.opcodes.case import Case, element_address, entry
 
@@ -10,6 +12,13 @@ _SINCE_HOPPER = ("sm_90a", "sm_100a")
 
 def _words(count: int):
     return lambda rng: (rng.integers(0, 2**32, count, dtype=np.uint64).astype(np.uint32),)
+
+
+def _block(name: str, target: str, lines: list[str], shared: str, expected: Callable[..., np.ndarray]) -> Case:
+    """128 threads with one word each."""
+    ptx = entry(target, "\n".join(lines), pointers=1, shared=shared)
+    chips = ("sm_80", *_SINCE_HOPPER) if target == "sm_80" else _SINCE_HOPPER
+    return Case(name, ptx, _words(128), expected, target=target, block=128, chips=chips)
 
 
 def _thread_barriers() -> list[Case]:
@@ -66,30 +75,10 @@ def _thread_barriers() -> list[Case]:
         return np.full(128, odd.sum() + 1000 * odd.all() + 2000 * odd.any(), np.uint32)
 
     return [
-        Case(
-            "bar.sync",
-            entry("sm_80", "\n".join(exchange), pointers=1, shared=shared),
-            _words(128),
-            lambda a: a[::-1],
-            block=128,
-        ),
-        Case(
-            "barrier.sync named",
-            entry("sm_80", "\n".join(named), pointers=1, shared=shared),
-            _words(128),
-            lambda a: a[::-1],
-            block=128,
-        ),
-        Case(
-            "bar.arrive, bar.sync",
-            entry("sm_80", "\n".join(producer), pointers=1, shared=shared),
-            _words(128),
-            lambda a: a[:64],
-            block=128,
-        ),
-        Case(
-            "barrier.red", entry("sm_80", "\n".join(reduce), pointers=1, shared=shared), _words(128), reduced, block=128
-        ),
+        _block("bar.sync", "sm_80", exchange, shared, lambda a: a[::-1]),
+        _block("barrier.sync named", "sm_80", named, shared, lambda a: a[::-1]),
+        _block("bar.arrive, bar.sync", "sm_80", producer, shared, lambda a: a[:64]),
+        _block("barrier.red", "sm_80", reduce, shared, reduced),
     ]
 
 
@@ -166,24 +155,8 @@ def _mbarriers() -> list[Case]:
         return out
 
     return [
-        Case(
-            "mbarrier.arrive, try_wait.parity",
-            entry("sm_90a", "\n".join(two), pointers=1, shared=shared),
-            _words(128),
-            lambda a: a[::-1] * np.uint32(3) + ~a[::-1],
-            target="sm_90a",
-            block=128,
-            chips=_SINCE_HOPPER,
-        ),
-        Case(
-            "mbarrier.test_wait, pending_count",
-            entry("sm_90a", "\n".join(state), pointers=1, shared=shared),
-            _words(128),
-            states,
-            target="sm_90a",
-            block=128,
-            chips=_SINCE_HOPPER,
-        ),
+        _block("mbarrier.arrive, try_wait.parity", "sm_90a", two, shared, lambda a: a[::-1] * np.uint32(3) + ~a[::-1]),
+        _block("mbarrier.test_wait, pending_count", "sm_90a", state, shared, states),
     ]
 
 

@@ -90,13 +90,7 @@ def _bulk(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
     (dst, dst_offset), (src, src_offset) = low.address(operands[0]), low.address(operands[1])
     size = low.src(operands[2], "u32")
     rest = operands[3:]
-    bar, bar_offset, mask = NO_OPERAND, 0, NO_OPERAND
-    if to != "global":
-        bar, bar_offset = low.address(rest.pop(0))
-    if multicast:
-        mask = low.src(rest.pop(0), "b16")
-    if policy:
-        rest.pop(0)
+    bar, bar_offset, mask = _completion(low, rest, to != "global", multicast, policy)
     if byte_mask:
         mask = low.src(rest.pop(0), "b16")
     if to == "global":
@@ -108,6 +102,18 @@ def _bulk(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
     offsets: Modifiers = {"to_offset": dst_offset, "from_offset": src_offset, "barrier_offset": bar_offset}
     m: Modifiers = {"multicast": multicast, "operation": op, "byte_mask": byte_mask, **offsets}
     low.emit(name, type_, [], [dst, src, size, bar, mask], **m)
+
+
+def _completion(low: Lowering, rest: list, barrier: bool, multicast: bool, policy: bool) -> tuple:
+    """Take mbarrier, its offset and CTA mask of a bulk copy from the `rest` of its operands, and skip the policy."""
+    bar, offset, mask = NO_OPERAND, 0, NO_OPERAND
+    if barrier:
+        bar, offset = low.address(rest.pop(0))
+    if multicast:
+        mask = low.src(rest.pop(0), "b16")
+    if policy:
+        rest.pop(0)
+    return bar, offset, mask
 
 
 def _tensor(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
@@ -136,13 +142,7 @@ def _tensor(low: Lowering, ins: Instruction, mods: Mods, reduce: bool) -> None:
     coords = [low.src(c, "s32") for c in tensor.coords]
     coords += [NO_OPERAND] * (5 - len(coords))
     rest = operands[2:]
-    bar, bar_offset, mask = NO_OPERAND, 0, NO_OPERAND
-    if load:
-        bar, bar_offset = low.address(rest.pop(0))
-    if multicast:
-        mask = low.src(rest.pop(0), "b16")
-    if policy:
-        rest.pop(0)
+    bar, bar_offset, mask = _completion(low, rest, load, multicast, policy)
     if rest:
         raise mods.unknown("operands of im2col mode")
     name = "tma_load" if load else "tma_red" if reduce else "tma_store"

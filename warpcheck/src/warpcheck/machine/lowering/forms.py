@@ -1,9 +1,9 @@
-"""Forms of instructions: what a handler makes of an opcode with operands of given kinds, found out once and repeated.
+"""Cached lowering of instruction forms: an opcode with the kinds of its operands.
 
 A kernel has thousands of instructions and some hundred forms: `add.s32` of three registers, or of two and a literal. A
-handler is shown operands without content. If all that it does is to name sources and destinations of one row, that row
-is the same for every instruction of the form, but for the operands themselves and the byte offsets of addresses. If it
-looks into an operand, or does anything else, the form has no such row, and each of its instructions is the handler's.
+handler first sees operands without content. If it only names the sources and destinations of one row, that row is the
+same for every instruction of the form, except for the operands and the byte offsets of addresses. If the handler reads
+an operand or does anything else, the form has no such row, and the handler lowers each of its instructions.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from typing import Any
 from warpcheck.errors import EmulationError
 from warpcheck.machine.ptx import Address, Imm, Instruction, Negated, Register, Sink, Special, Symbol, Vector
 
-NO_OPERAND_AT = -1  # the place of NO_OPERAND among the operands of a form's row
+NO_OPERAND_AT = -1  # index of NO_OPERAND among the operands of a form's row
 _LEAVES = frozenset({Register, Imm, Negated, Special, Symbol, Sink, Address})
 DST, ADDRESS = "dst", "address"  # instead of a source's type
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """steps: the operands of the row in the order in which they are made: place among the leaves of the instruction,
-    and the type of a source, DST or ADDRESS. dst, src: places among what the steps give. offsets: modifiers that are
-    the offset of an address: place in the record, place among the leaves."""
+    """Row of a form.
+
+    steps: operands in the order in which the handler creates them: index among the leaves of the instruction, and the
+    type of a source, DST or ADDRESS. dst, src: indices of steps. offsets: modifiers that are the offset of an address:
+    index in the record, index among the leaves.
+    """
 
     op: int
     type: int
@@ -39,7 +42,7 @@ class Form:
 
 
 def leaves_of(operands: Sequence[Any]) -> tuple[tuple, Sequence[Any]]:
-    """The kinds of operands, with those in vectors, and the operands that vectors are made of, one after the other."""
+    """Return the kinds of operands, nested for vectors, and the flat list of operands."""
     kinds = tuple([type(operand) for operand in operands])
     if Vector not in kinds:
         return kinds, operands
@@ -56,24 +59,24 @@ def leaves_of(operands: Sequence[Any]) -> tuple[tuple, Sequence[Any]]:
 
 
 class _Offset:
-    """Stands for the byte offset of an address."""
+    """Placeholder of the byte offset of an address."""
 
     def __init__(self, leaf: int) -> None:
         self.leaf = leaf
 
 
-class _Watched:
-    """What a handler sees instead of a `Lowering`; anything but these is an AttributeError."""
+class _Recorder:
+    """Substitute of `Lowering` that records the calls of a handler; other attributes raise AttributeError."""
 
-    def __init__(self, places: dict[int, int], no_operand: tuple) -> None:
-        self._places, self._no_operand = places, no_operand
+    def __init__(self, indices: dict[int, int], no_operand: tuple) -> None:
+        self._indices, self._no_operand = indices, no_operand
         self.steps: list[tuple[int, str]] = []
         self.emitted: list[tuple[tuple, dict[str, Any]]] = []
 
     def _step(self, operand: Any, what: str) -> int:
         if self.emitted:
-            raise AttributeError("an operand behind a row")
-        self.steps.append((self._places[id(operand)], what))
+            raise AttributeError("an operand after the row")
+        self.steps.append((self._indices[id(operand)], what))
         return len(self.steps) - 1
 
     def src(self, operand: Any, type_: str) -> int:
@@ -85,12 +88,12 @@ class _Watched:
     def address(self, operand: Any) -> tuple[int, _Offset]:
         if not isinstance(operand, Address):
             raise TypeError("not an address")
-        return self._step(operand, ADDRESS), _Offset(self._places[id(operand)])
+        return self._step(operand, ADDRESS), _Offset(self._indices[id(operand)])
 
     def emit(self, *row: Any, **modifiers: Any) -> None:
         self.emitted.append((row, modifiers))
 
-    def place(self, operand: Any) -> int:
+    def index(self, operand: Any) -> int:
         if operand == self._no_operand:
             return NO_OPERAND_AT
         if type(operand) is not int:
@@ -99,9 +102,9 @@ class _Watched:
 
 
 def form_of(opcode: str, kinds: tuple, handler: Callable, mods: Callable, low: Any, no_operand: tuple) -> Form | None:
-    """The form, or None if its instructions have no row in common.
+    """Return the form, or None if its instructions have no common row.
 
-    mods: makes what a handler reads modifiers from. low: the `Lowering` whose tables give codes.
+    mods: creates the modifiers that a handler reads. low: `Lowering` with the tables of codes.
     """
     blanks: list[Any] = []
     leaves: list[Any] = []
@@ -109,14 +112,14 @@ def form_of(opcode: str, kinds: tuple, handler: Callable, mods: Callable, low: A
         inside = kind if isinstance(kind, tuple) else (kind,)
         if not _LEAVES.issuperset(inside):
             return None
-        made = [object.__new__(one) for one in inside]  # whose fields are not there
+        made = [object.__new__(one) for one in inside]  # without fields
         leaves += made
         blanks.append(Vector(tuple(made)) if isinstance(kind, tuple) else made[0])
-    watched = _Watched({id(leaf): place for place, leaf in enumerate(leaves)}, no_operand)
+    recorder = _Recorder({id(leaf): index for index, leaf in enumerate(leaves)}, no_operand)
     instruction = Instruction(opcode, tuple(blanks), None, False, 0, "", None, None)
     try:
-        handler(watched, instruction, mods(instruction))
-        (((op, type_, dst, src), given),) = watched.emitted
+        handler(recorder, instruction, mods(instruction))
+        (((op, type_, dst, src), given),) = recorder.emitted
         type2, aligned, sync = (given.pop(name, None) for name in ("type2", "aligned", "sync"))
         offsets = {name: value for name, value in given.items() if isinstance(value, _Offset)}
         modifiers = low.packed(op, {**given, **dict.fromkeys(offsets, 0)})
@@ -125,13 +128,13 @@ def form_of(opcode: str, kinds: tuple, handler: Callable, mods: Callable, low: A
             low.ops[op],
             low.types[type_],
             low.types[type2 or type_],
-            tuple(watched.steps),
-            tuple(map(watched.place, dst)),
-            tuple(map(watched.place, src)),
+            tuple(recorder.steps),
+            tuple(map(recorder.index, dst)),
+            tuple(map(recorder.index, src)),
             modifiers,
             tuple((names.index(name), offset.leaf) for name, offset in offsets.items()),
             bool(aligned),
             bool(sync),
         )
     except (EmulationError, AttributeError, TypeError, ValueError, KeyError, IndexError):
-        return None  # what is wrong, if anything is, the handler says of the instruction itself
+        return None  # the handler reports an error, if there is one, for the instruction itself

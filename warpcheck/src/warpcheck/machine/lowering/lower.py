@@ -361,8 +361,8 @@ class Lowering:
     def repeat(self, form: Form, leaves: Sequence[Any]) -> None:
         """The row of an instruction, by its form."""
         operands = []
-        for place, what in form.steps:
-            leaf = leaves[place]
+        for index, what in form.steps:
+            leaf = leaves[index]
             if type(leaf) is Register:
                 operand = self.by_register.get(leaf.index) or self.reg(leaf)
             elif what is DST:
@@ -376,8 +376,8 @@ class Lowering:
         modifiers = form.modifiers
         if form.offsets:
             modifiers = modifiers.copy()
-            for place, leaf_at in form.offsets:
-                modifiers[place] = leaves[leaf_at].offset
+            for index, leaf_at in form.offsets:
+                modifiers[index] = leaves[leaf_at].offset
         self.add(
             form.op, form.type, form.type2, [operands[i] for i in form.dst], [operands[i] for i in form.src],
             modifiers, form.aligned, form.sync,
@@ -401,10 +401,10 @@ class Lowering:
                     _FORMS[key] = form_of(*key, handler, Mods, self, NO_OPERAND)
                 handler(self, instruction, Mods(instruction))
             except UnknownInstruction as error:
-                raise UnknownInstruction(error.message, self.module.place(instruction)) from None
+                raise UnknownInstruction(error.message, self.module.location(instruction)) from None
             except (IndexError, AttributeError, TypeError, ValueError, KeyError) as error:
                 raise UnknownInstruction(
-                    f"unknown operand form: {instruction.text} ({error})", self.module.place(instruction)
+                    f"unknown operand form: {instruction.text} ({error})", self.module.location(instruction)
                 ) from error
         self.row_of.append(len(self.rows))
         self._define_leftovers()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 
-from warpcheck.errors import Place, PtxSyntaxError
+from warpcheck.errors import Location, PtxSyntaxError
 from warpcheck.machine.ptx.records import (
     TYPE_BITS,
     Address,
@@ -57,7 +57,7 @@ class _Parser:
         pos = self.pos if pos is None else pos
         line = self.line(pos)
         end = self.text.find("\n", pos)
-        return PtxSyntaxError(message, Place(line, self.text[pos : end if end >= 0 else None].strip()))
+        return PtxSyntaxError(message, Location(line, self.text[pos : end if end >= 0 else None].strip()))
 
     def skip(self) -> bool:
         m = _SPACE.match(self.text, self.pos)
@@ -254,7 +254,7 @@ class _Parser:
             target = scopes.label(name, instruction.scope)
             if target is None:
                 raise PtxSyntaxError(
-                    f"label {name} is not defined in this scope", Place(instruction.line, instruction.text)
+                    f"label {name} is not defined in this scope", Location(instruction.line, instruction.text)
                 )
             key = f"{name}@{target}"
             labels[key] = target
@@ -306,11 +306,11 @@ class _Parser:
 
     def operands(self, text: str, scopes: Scopes) -> list:
         """A list of operands. The same text in the same scope is the same operand."""
-        read, known = [], scopes.known[scopes.current]
+        read, cached = [], scopes.operands[scopes.current]
         for piece in split_top(text):
-            operand = known.get(piece)
+            operand = cached.get(piece)
             if operand is None:
-                operand = known[piece] = self.operand(piece, scopes)
+                operand = cached[piece] = self.operand(piece, scopes)
             read.append(operand)
         return read
 

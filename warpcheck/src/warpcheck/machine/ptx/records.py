@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpcheck.errors import Place
+from warpcheck.errors import Location
 
 TYPE_BITS = {"pred": 1}
 for _prefix in "bus":
@@ -143,6 +143,6 @@ class Module:
     variables: dict[str, Variable]
     files: dict[int, str]
 
-    def place(self, instruction: Instruction, **who) -> Place:
+    def location(self, instruction: Instruction, **who) -> Location:
         file = self.files.get(instruction.file) if instruction.file is not None else None
-        return Place(instruction.line, instruction.text, file, instruction.source_line if file else None, **who)
+        return Location(instruction.line, instruction.text, file, instruction.source_line if file else None, **who)

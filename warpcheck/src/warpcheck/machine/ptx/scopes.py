@@ -19,7 +19,7 @@ class Scopes:
         self.ranges: list[dict[str, tuple[int, str]]] = [{}]
         self.vectors: list[dict[str, tuple[Register, ...]]] = [{}]
         self.labels: list[dict[str, int]] = [{}]
-        self.known: list[dict[str, object]] = [{}]  # operands that were read in the scope, by their text
+        self.operands: list[dict[str, object]] = [{}]  # parsed operands of each scope, by their text
         self.current = 0
         self.registers: list[Register] = []
 
@@ -29,7 +29,7 @@ class Scopes:
         self.ranges.append({})
         self.vectors.append({})
         self.labels.append({})
-        self.known.append({})
+        self.operands.append({})
         self.current = len(self.parents) - 1
 
     def pop(self) -> None:
@@ -37,7 +37,7 @@ class Scopes:
 
     def declare(self, name: str, type_: str, elements: int = 0) -> None:
         """A register, a range of registers `name<count>`, or a vector of two or four `elements` (ISA 6.4.3)."""
-        self.known[self.current].clear()  # they were other names, or names of an outer scope
+        self.operands[self.current].clear()  # the names may have referred to an outer scope
         if elements:
             vector = tuple(Register(f"{name}.{letter}", type_) for letter in "xyzw"[:elements])
             self.vectors[self.current][name] = vector

@@ -1,4 +1,4 @@
-"""Cycles that one warp alone on an SM takes for a run of slots, with nobody to wait for."""
+"""Cycles of a sequence of slots for one warp alone on an SM."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from warpcheck.timing.sass.control import SCOREBOARDS
 from warpcheck.timing.sass.issue import Slot
 
-# Operands leave the registers this long after the issue. A guess (C): stores of sm_80 hold theirs about as long.
+# Cycles from the issue until the operands are read. A guess (C): about the value of stores on sm_80.
 READ_CYCLES = 12
 
 
 @dataclass(frozen=True)
 class Alone:
-    """issued: clock at which the slot issued, by slot. cycles: until the warp could issue what follows. done: until all
-    scoreboards were at zero."""
+    """issued: clock of the issue of each slot. cycles: until the next issue. done: until all scoreboards are zero."""
 
     issued: tuple[float, ...]
     cycles: float
@@ -26,8 +25,8 @@ class Alone:
 def cycles_alone(slots: Sequence[Slot]) -> Alone:
     """Clocks from 0: a slot issues when the stall before it is over, its scoreboards are at zero and its pipe is free.
 
-    What memory, barriers and tensor cores take is not in it: a scoreboard whose pipe has no latency in the table falls
-    after READ_CYCLES.
+    Times of memory, barriers and tensor cores are not included: a scoreboard of a pipe without a latency in the table
+    falls after READ_CYCLES.
     """
     clock = 0.0
     free: dict[str, float] = defaultdict(float)

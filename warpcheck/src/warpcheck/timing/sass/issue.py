@@ -20,7 +20,7 @@ from warpcheck.timing.sass import blocks as flow
 from warpcheck.timing.sass.code import Function, MachineInstruction, cubin_in, embedded_ptx, functions
 from warpcheck.timing.sass.pipes import Rate, rate
 
-# Instructions with effects: where they stand they run as often as the PTX they came of.
+# Instructions with effects: they run as often as the PTX that they were compiled from.
 _ANCHORS = frozenset({
     "BAR", "SYNCS", "STS", "STG", "ST", "STL", "STSM", "STAS", "RED", "REDG", "ATOM", "ATOMS", "ATOMG", "LDGSTS",
     "LDGDEPBAR", "DEPBAR", "MEMBAR", "FENCE", "WARPGROUP", "HGMMA", "HMMA", "SHFL", "VOTE", "VOTEU", "REDUX", "CREDUX",

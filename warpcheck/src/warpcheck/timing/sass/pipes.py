@@ -22,7 +22,7 @@ from dataclasses import dataclass
 class Rate:
     """One row. opcodes: as nvdisasm writes them; each stands for itself with any modifiers, and the longest one wins.
     chips: where the row holds, () for all. released: clocks from issue until its operands may be overwritten, 0 for as
-    late as the result. takes, slowed: beside a wgmma, clocks of the product's time that it takes, and clocks by which
+    late as the result. takes, slowed: during a wgmma, clocks of the product's time that it takes, and clocks by which
     its own pipe is busy longer. holds: clocks for which it has the ports of its scheduler's registers; the pipes fma,
     alu and tensor take no instruction while another has them."""
 
@@ -64,12 +64,12 @@ _BRANCHES = """
     BRA BRX BRXU JMP JMX EXIT RET CALL BSSY BSYNC BREAK BMOV KILL YIELD NOP NANOSLEEP BPT PMTRIG RPCMOV LEPC
 """
 
-# Beside a wgmma, on an H100 (`bench.calibrate`): products of N = 128 take 119 clocks each instead of 69 beside FFMA or
-# FADD, and an FFMA 1.86 instead of 1.30. FMNMX, F2FP and MUFU slow no product, but while one runs they take 4.0 instead
-# of 2.06 and 10.5 instead of 8.1.
+# During a wgmma, on an H100 (`bench.calibrate`): products of N = 128 take 119 clocks each instead of 69 with concurrent
+# FFMA or FADD, and an FFMA 1.86 instead of 1.30. FMNMX, F2FP and MUFU slow no product, but while one runs they take 4.0
+# instead of 2.06 and 10.5 instead of 8.1.
 # A product of mma.sync reads ten registers and holds their ports for 6 clocks, 5 if its first operand stayed, 4 if both
 # did. What its warp and others issue between products comes on top: 8.28 clocks with two FFMA, 9.19 with two FMNMX,
-# whose pipe takes 2 for the second. A store of 16 bytes a thread beside it costs it 3.1, stmatrix.x4 2, a shuffle 0.5.
+# whose pipe takes 2 for the second. A concurrent store of 16 bytes per thread costs 3.1, stmatrix.x4 2, a shuffle 0.5.
 # A MUFU's operand may be overwritten late: chains of a softmax that do so at once take 23.1 clocks a step.
 _FLOAT = {"takes": 0.86, "slowed": 0.5}
 _EXPONENTIAL = {"slowed": 2.4, "released": 14}

@@ -1,7 +1,7 @@
-"""How long the compiler itself lets a result take: the fewest clocks from an instruction to the first reader of it.
+"""Latencies that the compiler assumes: the fewest clocks from an instruction to the first reader of its result.
 
-Where an instruction sets no scoreboard, only stalls keep a reader away from a result that is not there yet. So the
-least distance over much code is the latency that ptxas knows of, or more.
+If an instruction sets no scoreboard, only stalls delay a reader until the result is ready. The least distance over much
+code is therefore an upper bound of the latency that ptxas assumes.
 """
 
 from __future__ import annotations

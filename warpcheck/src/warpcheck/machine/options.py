@@ -1,0 +1,113 @@
+"""Options of an emulation: the order of events, the checks, and what is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warpcheck.findings import FINAL, KINDS
+
+SCHEDULES = ("round_robin", "random", "adversarial")
+Order = tuple[int, str]  # seed and schedule
+ORDERS = ("practice", "letter")
+ON_FINDING = ("raise", "collect")
+
+
+def interleavings(seed: int, count: int, schedule: str | None = None) -> list[Order]:
+    """`count` orders from `seed` on, each with the next schedule, or all with the given one."""
+    return [(s, schedule or SCHEDULES[s % len(SCHEDULES)]) for s in range(seed, seed + count)]
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Rules that a kernel is checked against while it runs.
+
+    bounds, poison, races, tmem: groups of checks that cost time; a group that is off costs none.
+    letter: hold three rules to the text of the PTX ISA. Tensor memory passes from thread to thread only by
+        tcgen05.wait and tcgen05.fence (9.7.16.6). cp.async.mbarrier.arrive orders only the copies of its thread
+        (8.9.1.1). All warps of a warpgroup execute the same setmaxnreg (9.7.19.5). Off by default: known-good kernels
+        rely on the use of a loaded register and on barriers alone, order stores with their copies, and give back
+        registers in each role's branch.
+    order: "practice": the tcgen05 operations of one thread execute in order. "letter": only those that 9.7.16.6.2
+        pipelines do, an MMA after an MMA with the same accumulator and shape; others complete in any order.
+    leftovers: a CTA must not end in the middle of an mbarrier's phase, nor before its bulk stores have read their
+        source, nor free tensor memory that is still in use. Off by default: known-good kernels do.
+    off: kinds of findings (`warpcheck.findings.KINDS`) that are neither raised nor noted; the kernel continues as
+        after a finding that is collected.
+    """
+
+    bounds: bool = True
+    poison: bool = True
+    races: bool = True
+    tmem: bool = True
+    letter: bool = False
+    leftovers: bool = False
+    order: str = "practice"
+    off: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "off", frozenset([self.off] if isinstance(self.off, str) else self.off))
+        for kind in sorted(self.off):
+            if kind in FINAL:
+                raise ValueError(f"off has {kind!r}, which cannot be switched off: nothing can follow it")
+            if kind not in KINDS:
+                raise ValueError(f"off has {kind!r}, expected some of {', '.join(k for k in KINDS if k not in FINAL)}")
+        if self.order not in ORDERS:
+            raise ValueError(f"order is {self.order!r}, expected one of {ORDERS}")
+
+
+@dataclass(frozen=True)
+class EmulationOptions:
+    """How launches run on an emulated chip; the keywords of `warpcheck.emulate` and `warpcheck.Emulated`.
+
+    sms: multiprocessors; grids larger than the chip run in waves.
+    seed: decides every choice that the hardware leaves open; the same seed gives the same trace, bit for bit.
+    schedule: "round_robin", "random" or "adversarial" (starves one role, or lets one run far ahead).
+    checks: groups and kinds of checks [default: all].
+    trace: record events for `warpcheck.trace.write`.
+    timing: record what `warpcheck.timing` needs; requires round_robin, in which a wait executes once.
+    on_finding: "raise" the first error, or "collect" all findings, the same pair of instructions once, and continue
+        with the values that the machine has. An access that is impossible is left out.
+    seeds: number of orders in which every launch runs, from the same memory: `seed` and its successors, each with the
+        next schedule. The results are those of the first order.
+    resident: clusters (CTAs of a launch without clusters) that run at a time, lowest index first; 0 for as many as fit.
+        Cooperative launches are resident as a whole. [default: 1 in orders with an odd seed, which is all that a
+        launch guarantees; as many as fit in the others, and with timing]
+    limit: warp-instructions after which a launch counts as a Deadlock; 0 for no limit.
+
+    Raises:
+        ValueError: an option, or a combination of options, that does not exist.
+    """
+
+    sms: int = 4
+    seed: int = 0
+    schedule: str = "round_robin"
+    checks: Checks = Checks()
+    trace: bool = False
+    timing: bool = False
+    on_finding: str = "raise"
+    seeds: int = 1
+    resident: int | None = None
+    limit: int = 0
+
+    def __post_init__(self) -> None:
+        if self.checks is None:
+            object.__setattr__(self, "checks", Checks())
+        for name, least in (("sms", 1), ("seeds", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        for name, choices in (("schedule", SCHEDULES), ("on_finding", ON_FINDING)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {choices}")
+        if self.timing and self.schedule != "round_robin":
+            raise ValueError(
+                f"schedule is {self.schedule!r}, expected 'round_robin' with timing: others let waits give up and spin"
+            )
+        if self.resident is not None and self.resident < 0:
+            raise ValueError(f"resident is {self.resident}, expected at least 1, or 0 for as many as fit")
+        if self.timing and self.resident:
+            raise ValueError(f"resident is {self.resident}, expected None or 0 with timing: a clock times a whole chip")
+
+    @property
+    def resident_limit(self) -> int:
+        """`resident` of this seed; 0 for as many as fit."""
+        return int(self.seed % 2 and not self.timing) if self.resident is None else self.resident

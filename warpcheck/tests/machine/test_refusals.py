@@ -1,0 +1,86 @@
+"""What a chip or its driver refuses, the emulator refuses: the size of a launch, and registers."""
+
+import pytest
+from warpcheck.errors import Deadlock, IllegalInstruction, LaunchRefused, RegisterFileOverflow
+from warpcheck.machine import Checks, Machine
+from warpcheck_cases.handwritten import entry, launch
+
+
+@pytest.mark.parametrize("target, limit", [("sm_80", 163), ("sm_89", 99), ("sm_90a", 227), ("sm_100a", 227)])
+def test_shared_memory_of_a_block_ends_where_the_chips_does(target, limit):
+    launch("", smem=limit * 1024, target=target)
+    with pytest.raises(
+        LaunchRefused, match=f"{limit * 1024 + 1} bytes of shared memory .*gives a block {limit * 1024}"
+    ):
+        launch("", smem=limit * 1024 + 1, target=target)
+
+
+def test_static_shared_memory_counts():
+    body = ".shared .align 16 .b8 table[1024];"
+    launch(body, smem=226 * 1024)
+    with pytest.raises(LaunchRefused, match=r"\(1024 static, 231425 dynamic\)"):
+        launch(body, smem=226 * 1024 + 1)
+
+
+def test_a_chip_that_is_not_modelled():
+    with pytest.raises(ValueError, match="chip is 'sm_120a', expected one of sm_80"):
+        Machine("sm_120a")
+
+
+def test_threads_and_grid_of_a_launch():
+    with pytest.raises(LaunchRefused, match="a block of 1056 threads"):
+        launch("", block=1056)
+    with pytest.raises(LaunchRefused, match="not a multiple of the cluster"):
+        launch("", grid=3, cluster=2)
+    with pytest.raises(LaunchRefused, match="a cluster of 8 CTAs needs as many SMs"):
+        launch("", grid=8, cluster=8, sms=4)
+
+
+def test_more_registers_at_launch_than_the_file_has():
+    text = entry("", 0).replace("test()", "test() .maxnreg 136 .reqntid 512")
+    with pytest.raises(RegisterFileOverflow, match="512 threads of 136 registers at launch; the SM has 65536"):
+        Machine("sm_100a").launch(text, "test", grid=(1, 1, 1), block=(512, 1, 1))
+
+
+# Two warpgroups, 248 registers a thread at launch: `first` runs in one, `second` in the other.
+GROUPS = "setp.ge.u32 %p0, %r0, 128; @%p0 bra SECOND; {first} bra DONE; SECOND: {second} DONE:"
+DEC, INC = "setmaxnreg.dec.sync.aligned.u32 {};", "setmaxnreg.inc.sync.aligned.u32 {};"
+
+
+def test_registers_move_between_warpgroups():
+    launch(GROUPS.format(first=DEC.format(24), second=INC.format(256)), block=256)
+
+
+def test_registers_that_nobody_gives_back():
+    with pytest.raises(RegisterFileOverflow, match="nobody gives any back") as caught:
+        launch(GROUPS.format(first=DEC.format(248), second=INC.format(256)), block=256)
+    assert "setmaxnreg.inc from 248 to 256 needs 256, the CTA's pool has 0" in str(caught.value)
+
+
+def test_a_hang_before_registers_are_given_back_is_a_deadlock():
+    """The consumers starve too, but the one to look at is the producer that never came to its setmaxnreg."""
+    with pytest.raises(Deadlock, match="waits for registers"):
+        launch(GROUPS.format(first="bar.sync 1, 256;" + DEC.format(24), second=INC.format(256)), block=256)
+
+
+# Warps 0 and 1, and 2 and 3, of one warpgroup take different branches.
+HALVES = "setp.ge.u32 %p0, %r0, 64; @%p0 bra SECOND; {first} bra DONE; SECOND: {second} DONE:"
+
+
+def test_one_warpgroup_should_not_ask_for_two_counts():
+    """Chips so far move the registers of each warp, and kernels that people use lean on it: a letter, no error."""
+    with pytest.raises(IllegalInstruction, match="another warp of the warpgroup set") as caught:
+        launch(HALVES.format(first=DEC.format(96), second=DEC.format(80)), block=128)
+    assert "the other warp" in str(caught.value)
+
+
+def test_by_the_letter_a_warpgroup_executes_one_setmaxnreg():
+    at_two_places = HALVES.format(first=DEC.format(96), second=DEC.format(96))
+    launch(at_two_places, block=128)
+    with pytest.raises(IllegalInstruction, match="at another instruction than another warp"):
+        launch(at_two_places, block=128, checks=Checks(letter=True))
+    by_half = HALVES.format(first=DEC.format(96), second="")
+    launch(by_half, block=128)
+    with pytest.raises(IllegalInstruction, match="executed by 2 of the 4 warps of warpgroup 0 only"):
+        launch(by_half, block=128, checks=Checks(letter=True))
+    launch(DEC.format(96), block=128, checks=Checks(letter=True))

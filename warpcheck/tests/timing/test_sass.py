@@ -1,0 +1,177 @@
+"""Machine code: its control bits, its tie to PTX, and the cycles of a warp alone."""
+
+import re
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL is installed on Linux only")
+
+from warpcheck.host.modules import Modules, fatbins_in, machine_code
+from warpcheck.host.stored import register_stored
+from warpcheck.timing.sass import Slot, code, cycles_alone, issue_model
+from warpcheck.timing.sass.blocks import machine_blocks
+from warpcheck.timing.sass.control import Control
+from warpcheck.timing.sass.paths import path_coverage
+from warpcheck.timing.sass.pipes import rate
+from warpcheck.timing.sass.stalls import distances
+from warpcheck_cases import small_kernels
+from warpcheck_cases.requirements import needs_nvdisasm
+
+from warpcheck import emulate
+
+CHIPS = ("sm_90a", "sm_100a")
+
+
+@pytest.fixture(scope="module", params=CHIPS)
+def compiled(request, tmp_path_factory):
+    return request.param, *small_kernels.compiled(request.param, tmp_path_factory.mktemp("kept"))
+
+
+def test_machine_code_of_an_emulated_kernel_is_made_when_it_is_asked_for(compiled, tmp_path):
+    """From the exported file, long after the compilation, and it is what ptxas makes for a real chip."""
+    chip, _, cubin, _ = compiled
+    modules = Modules()
+    with emulate(chip):
+        path = small_kernels.exported(chip, tmp_path)
+        register_stored(path, modules)
+    (binary,) = fatbins_in(path.read_bytes())
+    with pytest.raises(ValueError, match="no cubin"):
+        code.cubin_in(binary)
+    made = machine_code(modules.ptx_of(binary))
+    assert made is not None and code.cubin_in(made) == cubin
+
+
+def test_control_bits_of_instructions_read_by_hand():
+    # LDC R1, c[0x0][0x37c]; SHF.R.U32.HI R2, RZ, 0x5, R42 that waits for S2R's board 2; FMUL with an operand kept.
+    assert Control.decode(0x000E620000000800) == Control(1, False, 1, None, 0, 0)
+    assert Control.decode(0x004FC8000001162A) == Control(4, True, None, None, 0b100, 0)
+    assert Control.decode(0x080FE20000410000) == Control(1, False, None, None, 0, 0b10)
+
+
+@needs_nvdisasm
+def test_every_instruction_is_tied_and_blocks_cover_the_ptx(compiled):
+    _, ptx, cubin, entry = compiled
+    model = issue_model(ptx, cubin, entry)
+    assert model.untied == () and model.coverage.tied == model.coverage.reached == 1.0
+    assert [block.start for block in model.blocks[1:]] == [block.stop for block in model.blocks[:-1]]
+    assert model.blocks[0].start == 0
+
+
+@needs_nvdisasm
+def test_effects_stand_in_the_block_of_the_ptx_that_has_them(compiled):
+    _, ptx, cubin, entry = compiled
+    model = issue_model(ptx, cubin, entry)
+    kernel = code_of(ptx, entry)
+    opcodes = {"MUFU.EX2": "ex2", "SYNCS.ARRIVE": "mbarrier.arrive", "TRYWAIT": "mbarrier.try_wait", "STS": "st.shared"}
+    found = set()
+    for block in model.blocks:
+        for slot in block.slots:
+            for machine, meant in opcodes.items():
+                if machine in slot.opcode and slot.ptx is not None:
+                    assert block.start <= slot.ptx < block.stop
+                    assert kernel.instructions[slot.ptx].opcode.startswith(meant)
+                    found.add(machine)
+    assert found == set(opcodes)
+
+
+@needs_nvdisasm
+def test_a_fat_binary_and_renumbered_ptx_give_the_same(compiled):
+    _, ptx, cubin, entry = compiled
+    expected = issue_model(ptx, cubin, entry)
+    assert issue_model(ptx, b"head of a fat binary" + cubin, entry) == expected
+    assert issue_model("// one line more\n" * 7 + ptx, cubin, entry) == expected
+
+
+@needs_nvdisasm
+def test_what_does_not_belong_together_is_refused(compiled):
+    _, ptx, cubin, entry = compiled
+    with pytest.raises(ValueError, match="was not made from this PTX"):
+        issue_model(re.sub(r"ex2\.approx(\.ftz)?\.f32", "sqrt.approx.f32", ptx), cubin, entry)
+    with pytest.raises(ValueError, match="entry nothing"):
+        issue_model(ptx, cubin, "nothing")
+    with pytest.raises(ValueError, match="no ELF header"):
+        issue_model(ptx, b"nothing", entry)
+
+
+@needs_nvdisasm
+def test_results_are_waited_for_on_the_board_that_the_bits_name(compiled):
+    """What nothing public says of these chips: that the fields are where Volta has them."""
+    _, _, cubin, entry = compiled
+    function = code.functions(cubin)[entry]
+    checked = 0
+    for block in range(len(machine_blocks(function))):
+        pending = {}
+        for i in machine_blocks(function)[block]:
+            instruction = function.instructions[i]
+            registers = re.findall(r"\bU?R\d+\b", instruction.operands)
+            for board in instruction.control.waits:
+                pending = {register: on for register, on in pending.items() if on != board}
+            assert not pending.keys() & set(registers), f"{instruction} before its operand was waited for"
+            if instruction.control.written is not None and registers and not instruction.opcode.startswith("SYNCS"):
+                pending[registers[0]] = instruction.control.written
+                checked += 1
+    assert checked >= 8
+
+
+@needs_nvdisasm
+def test_the_table_knows_every_opcode_of_the_small_kernel(compiled):
+    chip, _, cubin, entry = compiled
+    opcodes = {instruction.opcode for instruction in code.functions(cubin)[entry].instructions}
+    assert [opcode for opcode in opcodes if rate(opcode, chip).pipe == "unknown"] == []
+
+
+@needs_nvdisasm
+def test_what_a_run_is_charged_is_a_path_of_the_machine_code(compiled):
+    _, ptx, cubin, entry = compiled
+    model = issue_model(ptx, cubin, entry)
+    starts = [block.start for block in model.blocks]
+    wait = next(i for i, block in enumerate(model.blocks) if any("TRYWAIT" in slot.opcode for slot in block.slots))
+    # Once through the loop of a wait that succeeds: not through the branch back to it.
+    there = path_coverage(model, [start for i, start in enumerate(starts) if i != wait + 1])
+    assert there.instructions > 40 and there.joined == there.instructions
+    back = path_coverage(model, reversed(starts))
+    assert back.joined < back.instructions / 2
+
+
+@needs_nvdisasm
+def test_no_latency_of_the_table_is_more_than_the_compiler_leaves(compiled):
+    chip, _, cubin, entry = compiled
+    found = distances(code.functions(cubin)[entry])
+    assert len(found) >= 8
+    for opcode, clocks in found.items():
+        row = rate(opcode, chip)
+        # A load of a constant may be known to hit; of exponentials only the last sets a scoreboard.
+        if row.pipe not in ("constant", "xu"):
+            assert min(clocks) >= row.latency, f"{opcode}: a reader comes after {min(clocks)} clocks"
+
+
+def code_of(ptx, entry):
+    from warpcheck.machine.ptx import parse
+
+    return parse(ptx).kernels[entry]
+
+
+def slot(opcode, stall=1, wait=0, written=None, read=None, until=None):
+    row = rate(opcode, "sm_90a")
+    return Slot(row.pipe, stall, wait, written, read, None, opcode, 0, False, row.occupancy, row.latency, until)
+
+
+# By hand: (slots, clocks at which they issue, clocks until the next could).
+ALONE = {
+    "stalls add up": ([slot("FADD", 4), slot("FADD", 4), slot("FADD", 5)], [0, 4, 8], 13),
+    "exponentials are 8 clocks apart": ([slot("MUFU.EX2"), slot("MUFU.EX2"), slot("FADD")], [0, 8, 9], 10),
+    "a reader waits for the board": ([slot("MUFU.EX2", 1, written=0), slot("FADD", 4, wait=1)], [0, 18], 22),
+    "a board falls with the last of its loads": (
+        [slot("LDS", 1, written=2), slot("LDS", 1, written=2), slot("FADD", 1, wait=0b100)], [0, 1, 29], 30
+    ),
+    "an older load may be waited for alone": (
+        [slot("LDS", 1, written=0), slot("LDS", 1, written=0), slot("DEPBAR.LE", 2, until=(0, 1))], [0, 1, 28], 30
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_cycles_of_a_warp_alone(name):
+    slots, issued, cycles = ALONE[name]
+    result = cycles_alone(slots)
+    assert list(result.issued) == issued and result.cycles == cycles
