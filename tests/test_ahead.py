@@ -169,7 +169,7 @@ def test_what_plain_torch_serves_is_not_recorded(monkeypatch, tmp_path):
 
 _WRITER = """
 import sys
-from fa4 import recording
+from fa4.runtime import recording
 for i in range(20):
     recording._add_line(sys.argv[1], sys.argv[2].encode() * 30_000 + b"\\n")
 """

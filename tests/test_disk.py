@@ -62,7 +62,7 @@ def test_nothing_but_entries_is_removed(tmp_path):
 _HOLDER = """
 import sys
 from pathlib import Path
-from fa4 import disk
+from fa4.runtime import disk
 with disk.file_lock(disk.lock_of(Path(sys.argv[1]))):
     print("held", flush=True)
     sys.stdin.readline()
@@ -110,7 +110,7 @@ def test_who_waited_for_a_lock_that_was_removed_takes_the_new_one(tmp_path):
 _PRUNER = """
 import sys, time
 from pathlib import Path
-from fa4 import disk
+from fa4.runtime import disk
 stop = time.monotonic() + 2
 while time.monotonic() < stop:
     disk.prune(Path(sys.argv[1]), -1, 0)

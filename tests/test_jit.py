@@ -32,7 +32,7 @@ _CHIP = chip_by_number(80)
 # A process that compiles a kernel for a real chip and one for an emulated chip, and prints what it had to build.
 _PROCESS = """
 import torch
-from fa4 import disk, jit
+from fa4.runtime import disk, jit
 from fa4.runtime.device import chip_by_number, chip_of
 from fa4.emulator import emulate
 from tests.compiled_for import scale_kernel
@@ -64,7 +64,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
 # Ranks of a job that starts, forked so that they share what is imported: each writes down what it compiled.
 _RANKS = """
 import os, sys
-from fa4 import jit
+from fa4.runtime import jit
 from fa4.runtime.device import chip_by_number
 from tests.compiled_for import scale_kernel
 
@@ -455,7 +455,7 @@ def test_dry_runs_and_emulated_chips_belong_to_their_thread():
 
 _FORK = """
 import os, signal, threading
-from fa4 import jit
+from fa4.runtime import jit
 from fa4.runtime.device import chip_by_number
 jit.cache_directory = lambda: None
 inside, leave = threading.Event(), threading.Event()
