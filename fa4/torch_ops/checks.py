@@ -76,6 +76,7 @@ def check_dense(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 _warned_of_axes = False
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 def warn_of_axes(q: Tensor, k: Tensor, by_flex: bool = False) -> None:
@@ -89,7 +90,7 @@ def warn_of_axes(q: Tensor, k: Tensor, by_flex: bool = False) -> None:
         return
     _warned_of_axes = True
     frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
     names, repair = ("q", "k", "fa4"), "call q.transpose(1, 2), likewise k and v"
     axes = "(batch, seqlen, heads, head_dim)", "(batch, heads, seqlen, head_dim)"
