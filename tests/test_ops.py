@@ -12,7 +12,7 @@ import fa4
 from fa4.oracle import reference
 from fa4.oracle.cases import CASES, make
 from fa4.runtime.spec import AttentionInputs, Flags, Gradients, Saved
-from fa4.torch_ops.ops import unmasked_pairs
+from fa4.torch_ops.flops import unmasked_pairs
 from tests.small import SMALL
 
 

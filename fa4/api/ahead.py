@@ -16,7 +16,7 @@ from ..mods.ir.record import Mods, ModSpec
 from ..runtime import disk, jit
 from ..runtime.device import chip_by_number, chip_of, emulating
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags, ProblemSize, Saved
-from ..torch_ops import mod_ops, ops, run  # noqa: F401  mod_ops: its operators
+from ..torch_ops import ops, run
 
 
 class AheadProblem(NamedTuple):
@@ -107,11 +107,7 @@ def _run_attention(problem: AheadProblem) -> None:
         return
     out, lse = ops.route(inputs, flags, mods).forward(inputs, mods)
     if flags.needs_backward:
-        saved = Saved(out, lse, out)
-        if mods is None:
-            torch.ops.fa4.backward(*saved, *inputs, *flags)
-        else:
-            torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
+        ops.backward(Saved(out, lse, out), inputs, mods, flags)
 
 
 def _with_cache(inputs: AttentionInputs, problem: AheadProblem) -> tuple[AttentionInputs, Cache]:

@@ -102,9 +102,7 @@ class CachedKvCall:
             if not self._forwards:
                 self._begin(inputs, cache)
             forward = self._forward(inputs, cache)
-        if self._is_plain:
-            return forward(inputs) if self.mods is None else forward(inputs, self.mods)
-        return forward(inputs, self.mods, cache)
+        return forward(inputs, self.mods, None if self._is_plain else cache)
 
     def _forward(self, inputs: AttentionInputs, cache: Cache) -> ForwardExecutor:
         if self._is_plain:

@@ -13,19 +13,13 @@ from ..runtime import dispatch
 from ..runtime.device import chip_of
 from ..runtime.plan import Plan
 from ..runtime.spec import AttentionInputs, AttentionSpec, Cache, CacheSpec, Flags
-from ..torch_ops import mod_ops, ops, run
+from ..torch_ops import ops, run
 from .append import Append
 from .record import AppendArguments
 from .values import check_append, check_attention
 
-FORWARD = (AttentionInputs, Cache, Mods, Flags)
+FORWARD_WITH_CACHE: ops.Records = {"inputs": AttentionInputs, "cache": Cache, "mods": Mods, "flags": Flags}
 NO_MODS = Mods.without_functions()
-
-_APPEND_SCHEMA = ops.schema((AppendArguments,))
-for _number, _name in enumerate(("k_cache", "v_cache")):
-    _APPEND_SCHEMA = _APPEND_SCHEMA.replace(f"Tensor {_name}", f"Tensor({'ab'[_number]}!) {_name}")
-ops.library.define(f"append_to_cache({_APPEND_SCHEMA}) -> (Tensor q, Tensor seqlens)")
-ops.library.define(f"forward_with_cache({ops.schema(FORWARD)}) -> (Tensor out, Tensor lse)")
 
 
 def route(inputs: AttentionInputs, cache: Cache | None, mods: Mods | None, flags: Flags) -> tuple[AttentionSpec, Plan]:
@@ -43,9 +37,8 @@ def is_plain(inputs: AttentionInputs, cache: Cache) -> bool:
 def forward(inputs: AttentionInputs, cache: Cache, mods: Mods | None, flags: Flags) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of a call on a cache, by the operators."""
     if is_plain(inputs, cache):
-        return torch.ops.fa4.forward(*inputs, *flags) if mods is None else mod_ops.forward(inputs, mods, flags)
-    arguments = inputs, cache, NO_MODS if mods is None else mods, flags
-    return torch.ops.fa4.forward_with_cache(*(x for record in arguments for x in record))
+        return ops.forward(inputs, mods, flags)
+    return torch.ops.fa4.forward_with_cache(*inputs, *cache, *(NO_MODS if mods is None else mods), *flags)
 
 
 def append_by_operator(appended: AppendArguments) -> tuple[Tensor, Tensor]:
@@ -66,29 +59,19 @@ def _run(inputs: AttentionInputs, cache: Cache, mods: Mods, flags: Flags) -> tup
     return run.forward(inputs, *route(inputs, cache, used_mods, flags), used_mods, cache)
 
 
-def _forward(*arguments):
-    return _run(*ops.split(arguments, FORWARD))
-
-
-def _forward_fake(*arguments):
-    inputs, _, _, flags = ops.split(arguments, FORWARD)
-    return ops.fake_outputs(inputs, flags)
-
-
-def _append(*arguments):
-    appended = AppendArguments(*arguments)
+def _append(appended: AppendArguments) -> tuple[Tensor, Tensor]:
     check_append(appended)
     rotated, seqlens = Append(appended)(appended)
     return appended.q.new_empty(0) if rotated is None else rotated, seqlens
 
 
-def _append_fake(*arguments):
-    a = AppendArguments(*arguments)
-    q = a.q.new_empty(0 if a.cos is None else a.q.shape)
-    return q, a.cache_seqlens.new_empty(a.cache_seqlens.shape)
+def _append_fake(appended: AppendArguments) -> tuple[Tensor, Tensor]:
+    q, seqlens = appended.q, appended.cache_seqlens
+    return q.new_empty(0 if appended.cos is None else q.shape), seqlens.new_empty(seqlens.shape)
 
 
-ops.library.impl("forward_with_cache", _forward, "CompositeExplicitAutograd")
-ops.library.impl("append_to_cache", _append, "CompositeExplicitAutograd")
-torch.library.register_fake("fa4::forward_with_cache", _forward_fake, lib=ops.library)
-torch.library.register_fake("fa4::append_to_cache", _append_fake, lib=ops.library)
+ops.define(
+    "append_to_cache", {"appended": AppendArguments}, "Tensor q, Tensor seqlens", _append, _append_fake,
+    writes=("k_cache", "v_cache"),
+)  # fmt: skip
+ops.define("forward_with_cache", FORWARD_WITH_CACHE, "Tensor out, Tensor lse", _run, ops.fake_forward)

@@ -44,8 +44,9 @@ _PACKAGE = Path(__file__).parent
 HOST_ONLY = (
     "__init__.py", "__main__.py", "ahead.py", "api.py", "autograd.py", "batching.py", "calls.py", "cases.py",
     "checks.py", "cli.py", "compat", "demo.py", "dispatch.py", "distributed", "dropout.py", "emulator", "explained.py",
-    "fallback", "flex.py", "integrations", "jagged.py", "kvcache", "masks.py", "mod_ops.py", "ops.py", "options.py",
-    "plan.py", "recording.py", "reference.py", "run", "scores.py", "sequences.py", "signature.py", "states.py",
+    "fallback", "flex.py", "flops.py", "integrations", "jagged.py", "kvcache", "masks.py", "mod_ops.py", "ops.py",
+    "options.py", "plan.py", "recording.py", "reference.py", "run", "scores.py", "sequences.py", "signature.py",
+    "states.py",
 )  # fmt: skip
 # The compiler's packages: each affects the code or its calling convention.
 _COMPILER = ("nvidia-cutlass-dsl", "apache-tvm-ffi")

@@ -6,7 +6,6 @@ There are no second derivatives: requesting them raises, because an operator wit
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +16,13 @@ from ..mods.ir.record import Mods
 from ..runtime.spec import AttentionInputs, Flags, Gradients, Saved
 from ..runtime.torch_internals import apply_of, may_be_transformed, needs_dispatcher
 from . import batching, ops
-from .run.allocate import rows_dtype
 
-InputAndCapturedGrads = tuple[Gradients, list[Tensor | None]]
-"""Gradients of q, k, v and the sink, and of captured tensors (None for those without gradient)."""
-Backward = Callable[[Saved, AttentionInputs, Mods | None, Flags], InputAndCapturedGrads]
+Backward = Callable[[Saved, AttentionInputs, Mods | None, Flags], ops.InputAndCapturedGrads]
 
 
-def save(ctx: Any, results: tuple[Tensor, Tensor], inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> None:
+def save(
+    ctx: Any, results: tuple[Tensor, Tensor], inputs: AttentionInputs, flags: Flags, mods: Mods | None = None
+) -> None:
     """Save for the backward. Every tensor, block lists included, is a saved tensor: a change before the backward then
     raises, and saved-tensor hooks see it."""
     ctx.set_materialize_grads(False)  # a caller that uses only out must not pay for a zero dlse
@@ -42,7 +40,7 @@ def save(ctx: Any, results: tuple[Tensor, Tensor], inputs: AttentionInputs, mods
 
 def run_backward(
     backward: Backward, ctx: Any, dout: Tensor | None, dlse: Tensor | None
-) -> InputAndCapturedGrads | None:
+) -> ops.InputAndCapturedGrads | None:
     """Run a backward on what `save` stored; None if there is no incoming gradient."""
     if dout is None and dlse is None:
         return None
@@ -59,41 +57,15 @@ def run_backward(
     return backward(Saved(out, lse, torch.zeros_like(out) if dout is None else dout, dlse), inputs, mods, flags)
 
 
-def by_operator(
-    saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags, operator: Callable | None = None
-) -> InputAndCapturedGrads:
-    """Compute gradients by the operator; `operator` replaces fa4::backward."""
-    captured: list[Tensor | None] = []
-    if mods is None:
-        dq, dk, dv, dsink = (operator or torch.ops.fa4.backward)(*saved, *inputs, *flags)
-    else:
-        dq, dk, dv, dsink, all_captured = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
-        captured = [dx if i in mods.trained else None for i, dx in enumerate(all_captured)]
-    return Gradients(dq, dk, dv, None if inputs.sink is None else dsink), captured
-
-
-def by_route(route: ops.Route, saved: Saved, inputs: AttentionInputs, mods: Mods | None) -> InputAndCapturedGrads:
-    """Compute gradients without torch's dispatcher."""
-    if mods is None:
-        return route.backward(inputs, saved), []
-    captured = [
-        torch.zeros(x.shape, dtype=rows_dtype(route.spec), device=x.device) if i in mods.trained else None
-        for i, x in enumerate(mods.tensors)
-    ]
-    found = route.backward(inputs, saved, mods, captured)
-    return found, [None if dx is None else dx.to(x.dtype) for x, dx in zip(mods.tensors, captured)]
-
-
-def autograd_rule(records: tuple) -> tuple[Callable[..., None], Callable[..., tuple]]:
+def autograd_rule(records: ops.Records) -> tuple[Callable[..., None], Callable[..., tuple]]:
     """Return setup_context and backward for `torch.library.register_autograd`, for a forward operator whose arguments
     are the records' fields. Each argument gets its gradient or None, by name."""
     names = ops.names(records)
 
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-        input_record, *mods, flags = ops.split(inputs, records)
-        save(ctx, output, input_record, mods[0] if mods else None, flags)
+        save(ctx, output, **ops.split(inputs, records))
 
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, by: Backward = by_operator) -> tuple:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, by: Backward = ops.backward) -> tuple:
         grads = dict[str, Any].fromkeys(names)
         if ctx.mods is not None:
             captured, blocks = ctx.counts
@@ -118,22 +90,17 @@ def _second_derivative(ctx: Any, *grads: Any) -> None:
     )
 
 
-def register(suffix: str, records: tuple) -> None:
-    """Register the rules of `fa4::forward{suffix}`, with the records' fields as arguments, and its backward."""
-    setup_context, backward = autograd_rule(records)
-    torch.library.register_autograd(f"fa4::forward{suffix}", backward, setup_context=setup_context, lib=ops.library)
-    torch.library.register_autograd(f"fa4::backward{suffix}", _second_derivative, lib=ops.library)
-
-
-register("", ops.FORWARD)
+for _suffix, _records in (("", ops.FORWARD), ("_with_mods", ops.FORWARD_WITH_MODS)):
+    _setup, _rule = autograd_rule(_records)
+    torch.library.register_autograd(f"fa4::forward{_suffix}", _rule, setup_context=_setup, lib=ops.library)
+    torch.library.register_autograd(f"fa4::backward{_suffix}", _second_derivative, lib=ops.library)
 _setup_context, _backward = autograd_rule(ops.FORWARD)
 
 
-def forward(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
+def forward(inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> tuple[Tensor, Tensor]:
     """Return (out, lse) by the operator."""
-    flags = ops.with_scales(flags)
-    if torch.compiler.is_compiling() or not may_be_transformed():
-        return torch.ops.fa4.forward(*inputs, *flags)
+    if mods is not None or torch.compiler.is_compiling() or not may_be_transformed():
+        return ops.forward(inputs, mods, flags)
     try:  # torch.func cannot transform an operator with a registered gradient, but it can transform this
         return _Forward.apply(*inputs, *flags)
     except RuntimeError as error:
@@ -153,11 +120,16 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        return _backward(ctx, dout, dlse, functools.partial(by_operator, operator=_Backward.apply))
+        return _backward(ctx, dout, dlse, _by_function)
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
         return batching.rule(_Forward.apply, ops.names(ops.FORWARD))(info, in_dims, *arguments)
+
+
+def _by_function(saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> ops.InputAndCapturedGrads:
+    dq, dk, dv, dsink = _Backward.apply(*saved, *inputs, *flags)
+    return Gradients(dq, dk, dv, None if inputs.sink is None else dsink), []
 
 
 class _Backward(torch.autograd.Function):
@@ -175,7 +147,7 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
-        return batching.rule(_Backward.apply, ops.names(ops.BACKWARD))(info, in_dims, *arguments)
+        return batching.rule(_Backward.apply, ops.names(ops.backward_of(ops.FORWARD)))(info, in_dims, *arguments)
 
 
 def attend(route: ops.Route, flags: Flags, inputs: AttentionInputs, mods: Mods | None = None) -> tuple[Tensor, Tensor]:
@@ -188,17 +160,17 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, route, flags, inputs, mods, *differentiable):
-        results = route.forward(inputs) if mods is None else route.forward(inputs, mods)
+        results = route.forward(inputs, mods)
         ctx.route = route
-        save(ctx, results, inputs, mods, flags)
+        save(ctx, results, inputs, flags, mods)
         return results
 
     @staticmethod
     def backward(ctx, dout, dlse):
         def backward(saved, inputs, mods, flags):
             if torch.is_grad_enabled() or needs_dispatcher(inputs):  # a mode is active, or double backward
-                return by_operator(saved, inputs, mods, flags)
-            return by_route(ctx.route, saved, inputs, mods)
+                return ops.backward(saved, inputs, mods, flags)
+            return ctx.route.backward(inputs, saved, mods)
 
         found = run_backward(backward, ctx, dout, dlse)
         if found is None:

@@ -133,7 +133,7 @@ def attend(packed: bool, arguments: tuple, options: tuple, extras: CallExtras | 
             if extras is not None:
                 inputs, flags, mods = _with_mods(packed, inputs, flags, arguments[8:], extras)
             if by_dispatcher or inputs.q.is_meta:  # (also: lengths may have no values)
-                return autograd.forward(inputs, flags) if mods is None else mod_ops.forward(inputs, mods, flags)
+                return autograd.forward(inputs, mods, flags)
             limits = (
                 mod_ops.Limits.of(mods, extras.block_mask)
                 if packed and extras is not None and mods is not None
@@ -155,7 +155,7 @@ def attend(packed: bool, arguments: tuple, options: tuple, extras: CallExtras | 
         return autograd.attend(route, cached.flags, inputs, mods)
     # Bypass torch's dispatcher, which costs more host time than a short kernel takes on the GPU: no mode is active, and
     # no gradient is needed.
-    return route.forward(inputs) if mods is None else route.forward(inputs, mods)
+    return route.forward(inputs, mods)
 
 
 def _with_mods(

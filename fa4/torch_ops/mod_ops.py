@@ -1,8 +1,4 @@
-"""torch operators of calls with a score_mod, mask_mod, block_mask or dropout: `fa4::{forward,backward}_with_mods`.
-
-Besides the arguments of `fa4::forward` they take a call's `Mods`: graphs as strings, which hold all that shapes code,
-and the tensors and numbers they read. So torch.compile, export and checkpointing handle plain arguments here too.
-"""
+"""Calls with a score_mod, mask_mod, block_mask or dropout: their `Mods`, and the caches of such calls."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from ..mods.frontend import blocks, coarse, trace_cache
 from ..mods.frontend.blocks import ModProblem
@@ -20,19 +15,9 @@ from ..mods.frontend.problem import entries_of
 from ..mods.ir.graph import parse
 from ..mods.ir.record import Mods
 from ..runtime.device import chip_of
-from ..runtime.sequences import sequences
-from ..runtime.spec import AttentionInputs, Flags, Saved
-from ..runtime.torch_internals import has_values, is_transformed
-from . import autograd, checks, ops
+from ..runtime.spec import AttentionInputs, Flags
+from ..runtime.torch_internals import is_transformed
 from .signature import CallCache
-
-FORWARD = (AttentionInputs, Mods, Flags)
-BACKWARD = (Saved, AttentionInputs, Mods, Flags)
-
-ops.library.define(f"forward_with_mods({ops.schema(FORWARD)}) -> (Tensor out, Tensor lse)")
-ops.library.define(
-    f"backward_with_mods({ops.schema(BACKWARD)}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink, Tensor[] captured)"
-)
 
 
 def prepare(
@@ -149,77 +134,3 @@ def keep(score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any) 
     calls: CallCache[Any] = CallCache()
     mask_mod = None if block_mask is not None else mask_mod
     return calls if trace_cache.keep(score_mod, mask_mod, block_mask, functions, calls) else None
-
-
-def forward(inputs: AttentionInputs, mods: Mods, flags: Flags) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) of a call with mods, by the operator."""
-    return torch.ops.fa4.forward_with_mods(*inputs, *mods, *ops.with_scales(flags))
-
-
-def _forward(*arguments):
-    inputs, mods, flags = ops.split(arguments, FORWARD)
-    checks.lengths(inputs)
-    return ops.route(inputs, flags, mods).forward(inputs, mods)
-
-
-def _backward(*arguments):
-    saved, inputs, mods, flags = ops.split(arguments, BACKWARD)
-    (dq, dk, dv, dsink), dcaptured = autograd.by_route(ops.route(inputs, flags, mods), saved, inputs, mods)
-    dcaptured = [x.new_empty(0) if dx is None else dx for x, dx in zip(mods.tensors, dcaptured)]
-    return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink, dcaptured
-
-
-def _forward_fake(*arguments):
-    inputs, _, flags = ops.split(arguments, FORWARD)
-    return ops.fake_outputs(inputs, flags)
-
-
-def _backward_fake(*arguments):
-    _, inputs, mods, _ = ops.split(arguments, BACKWARD)
-    dcaptured = [x.new_empty(x.shape if i in mods.trained else 0) for i, x in enumerate(mods.tensors)]
-    return *ops.fake_gradients(inputs), dcaptured
-
-
-ops.library.impl("forward_with_mods", _forward, "CompositeExplicitAutograd")
-ops.library.impl("backward_with_mods", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("fa4::forward_with_mods", _forward_fake, lib=ops.library)
-torch.library.register_fake("fa4::backward_with_mods", _backward_fake, lib=ops.library)
-
-
-autograd.register("_with_mods", FORWARD)
-
-
-def _flops(inputs: AttentionInputs, mods: Mods, flags: Flags, matmuls_qk: int, matmuls_v: int) -> int:
-    """Count whole visited blocks; without blocks, the pairs within the window."""
-    counts = mods.blocks[0:3:2]
-    if not counts or not all(map(has_values, counts)):
-        return ops.flops(inputs, flags, matmuls_qk, matmuls_v)
-    q, v = inputs.q, inputs.v
-    if inputs.varlen:
-        visited = _visited_in_sequences(inputs, mods)
-    else:
-        visited = sum(int(x.expand(q.shape[0], q.shape[2], -1).sum()) for x in counts)
-    return 2 * visited * mods.block_q * mods.block_k * (matmuls_qk * q.shape[-1] + matmuls_v * v.shape[-1])
-
-
-def _visited_in_sequences(inputs: AttentionInputs, mods: Mods) -> int:
-    """Count the blocks that all heads of all packed sequences visit; blocks past a sequence's end are skipped."""
-    listed = blocks.state_table(mods.blocks[:4], -(-inputs.max_seqlen_k // mods.block_k)) != blocks.NONE
-    listed = listed.expand(inputs.batch, inputs.q.shape[-2], -1, -1)
-    total = 0
-    for sequence in sequences(inputs):
-        rows, keys = (side.stop - side.start for side in (sequence.q_rows, sequence.k_rows))
-        total += int(listed[sequence.index, :, : -(-rows // mods.block_q), : -(-keys // mods.block_k)].sum())
-    return total
-
-
-@register_flop_formula(torch.ops.fa4.forward_with_mods, get_raw=True)
-def _forward_flops(*arguments, out_val=None, **_) -> int:
-    inputs, mods, flags = ops.split(arguments, FORWARD)
-    return _flops(inputs, mods, flags, matmuls_qk=1, matmuls_v=1)
-
-
-@register_flop_formula(torch.ops.fa4.backward_with_mods, get_raw=True)
-def _backward_flops(*arguments, out_val=None, **_) -> int:
-    _, inputs, mods, flags = ops.split(arguments, BACKWARD)
-    return _flops(inputs, mods, flags, matmuls_qk=3, matmuls_v=2)

@@ -1,12 +1,13 @@
-"""torch operators `fa4::forward` and `fa4::backward`: schemas, fake kernels, FLOP counts. Imports torch only.
+"""torch operators `fa4::forward` and `fa4::backward`, and `fa4::{forward,backward}_with_mods` of calls with mods.
 
-One pair serves dense and varlen calls. Arguments are plain, so torch.compile, export, activation checkpointing and the
+One pair serves dense and varlen calls. Arguments are plain: those of a call's `Mods` are graphs as strings, which hold
+all that shapes code, and the tensors and numbers they read. So torch.compile, export, activation checkpointing and the
 FLOP counter handle them as ordinary operators. The backend is chosen inside, from shapes and flags alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import torch
@@ -18,40 +19,53 @@ from ..runtime import dispatch
 from ..runtime.device import chip_of
 from ..runtime.plan import Plan
 from ..runtime.spec import PACKED, AttentionInputs, AttentionSpec, Flags, Gradients, Saved
-from ..runtime.torch_internals import has_values, is_constant
-from . import batching, checks, run
+from ..runtime.torch_internals import is_constant
+from . import batching, checks, flops, run
 from .run.allocate import rows_dtype
 from .signature import Signature, routes
 
+InputAndCapturedGrads = tuple[Gradients, list[Tensor | None]]
+"""Gradients of q, k, v and the sink, and of captured tensors (None for those without gradient)."""
+
 # The operators' arguments are the fields of these records, in order; nothing else defines them.
-FORWARD = (AttentionInputs, Flags)
-BACKWARD = (Saved, AttentionInputs, Flags)
+Records = dict[str, type]
+FORWARD: Records = {"inputs": AttentionInputs, "flags": Flags}
+FORWARD_WITH_MODS: Records = {"inputs": AttentionInputs, "mods": Mods, "flags": Flags}
 _SCHEMA_TYPES = {
     Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", int | None: "SymInt?", float: "float", bool: "bool",
     str: "str", list[Tensor]: "Tensor[]", list[float]: "float[]", list[int]: "int[]",
 }  # fmt: skip
 
 
-def schema(records: tuple) -> str:
-    hints = (item for record in records for item in get_type_hints(record).items())
-    return ", ".join(f"{_SCHEMA_TYPES[hint]} {name}" for name, hint in hints)
+def backward_of(forward: Records) -> Records:
+    """Return the arguments of a forward operator's backward."""
+    return {"saved": Saved, **forward}
 
 
-def names(records: tuple) -> list[str]:
-    return [name for record in records for name in record._fields]
+def names(records: Records) -> list[str]:
+    return [name for record in records.values() for name in record._fields]  # type: ignore[attr-defined]
 
 
-def split(arguments: tuple, records: tuple) -> Iterator[Any]:
+def split(arguments: tuple, records: Records) -> dict[str, Any]:
     """Split an operator's arguments into the records whose fields they are."""
-    first = 0
-    for record in records:
-        yield record(*arguments[first : first + len(record._fields)])
-        first += len(record._fields)
+    values = iter(arguments)
+    return {name: record(*[next(values) for _ in record._fields]) for name, record in records.items()}  # type: ignore[attr-defined]
 
 
 library = torch.library.Library("fa4", "DEF")
-library.define(f"forward({schema(FORWARD)}) -> (Tensor out, Tensor lse)")
-library.define(f"backward({schema(BACKWARD)}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)")
+
+
+def define(
+    name: str, records: Records, results: str, kernel: Callable, fake: Callable, writes: tuple[str, ...] = ()
+) -> None:
+    """Define the operator `fa4::{name}`. kernel, fake: functions of the records, by name; fake returns results without
+    values. writes: arguments that the kernel modifies."""
+    hints = {field: hint for record in records.values() for field, hint in get_type_hints(record).items()}
+    types = {field: _SCHEMA_TYPES[hint] for field, hint in hints.items()}
+    types |= {field: f"Tensor({alias}!)" for field, alias in zip(writes, "ab")}
+    library.define(f"{name}({', '.join(f'{kind} {field}' for field, kind in types.items())}) -> ({results})")
+    library.impl(name, lambda *arguments: kernel(**split(arguments, records)), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fa4::{name}", lambda *arguments: fake(**split(arguments, records)), lib=library)
 
 
 class Route:
@@ -62,11 +76,18 @@ class Route:
         self.forward = run.ForwardExecutor(inputs, spec, plan)
         self._backward: run.BackwardExecutor | None = None
 
-    def backward(self, inputs: AttentionInputs, saved: Saved, *extra: Any) -> Gradients:
-        """Run `run.BackwardExecutor`, which is created on first use."""
+    def backward(self, inputs: AttentionInputs, saved: Saved, mods: Mods | None = None) -> InputAndCapturedGrads:
+        """Compute gradients by `run.BackwardExecutor`, which is created on first use."""
         if self._backward is None:
             self._backward = run.BackwardExecutor(inputs, self.spec, self.plan)
-        return self._backward(inputs, saved, *extra)
+        if mods is None:
+            return self._backward(inputs, saved), []
+        captured = [
+            torch.zeros(x.shape, dtype=rows_dtype(self.spec), device=x.device) if i in mods.trained else None
+            for i, x in enumerate(mods.tensors)
+        ]
+        grads = self._backward(inputs, saved, mods, captured)
+        return grads, [None if dx is None else dx.to(x.dtype) for x, dx in zip(mods.tensors, captured)]
 
 
 def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Route:
@@ -86,20 +107,26 @@ def route(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> Ro
     return found
 
 
-def _forward(*arguments):
-    """Check lengths, then run. Compiled code has no other check of values; calls past the dispatcher check before."""
-    inputs, flags = split(arguments, FORWARD)
-    checks.lengths(inputs)
-    return route(inputs, flags).forward(inputs)
+def forward(inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) by the operator."""
+    flags = _with_scales(flags)
+    if mods is None:
+        return torch.ops.fa4.forward(*inputs, *flags)
+    return torch.ops.fa4.forward_with_mods(*inputs, *mods, *flags)
 
 
-def _backward(*arguments):
-    saved, inputs, flags = split(arguments, BACKWARD)
-    dq, dk, dv, dsink = route(inputs, flags).backward(inputs, saved)
-    return dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink
+def backward(saved: Saved, inputs: AttentionInputs, mods: Mods | None, flags: Flags) -> InputAndCapturedGrads:
+    """Compute gradients by the operator."""
+    captured: list[Tensor | None] = []
+    if mods is None:
+        dq, dk, dv, dsink = torch.ops.fa4.backward(*saved, *inputs, *flags)
+    else:
+        dq, dk, dv, dsink, captured = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
+        captured = [dx if i in mods.trained else None for i, dx in enumerate(captured)]
+    return Gradients(dq, dk, dv, None if inputs.sink is None else dsink), captured
 
 
-def with_scales(flags: Flags) -> Flags:
+def _with_scales(flags: Flags) -> Flags:
     """Return flags for an operator call; in compiled code, a softmax_scale or softcap that may change becomes a tensor.
     torch would specialise on a float argument of an operator, and recompile for the next value."""
     if not torch.compiler.is_compiling():
@@ -114,79 +141,55 @@ def with_scales(flags: Flags) -> Flags:
     return Flags(1.0, left, right, softcap, deterministic, needs_backward, backend, num_splits, batch_invariant, scales)
 
 
-def fake_outputs(inputs: AttentionInputs, flags: Flags) -> tuple[Tensor, Tensor]:
+def _forward(inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> tuple[Tensor, Tensor]:
+    """Check lengths, then run. Compiled code has no other check of values; calls past the dispatcher check before."""
+    checks.lengths(inputs)
+    return route(inputs, flags, mods).forward(inputs, mods)
+
+
+def _backward(saved: Saved, inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> tuple:
+    (dq, dk, dv, dsink), dcaptured = route(inputs, flags, mods).backward(inputs, saved, mods)
+    results = dq, dk, dv, inputs.q.new_empty(0) if dsink is None else dsink
+    if mods is None:
+        return results
+    return *results, [x.new_empty(0) if dx is None else dx for x, dx in zip(mods.tensors, dcaptured)]
+
+
+def fake_forward(inputs: AttentionInputs, flags: Flags, **_: Any) -> tuple[Tensor, Tensor]:
     """Return out and lse in shape and dtype."""
     q, v = inputs.q, inputs.v
-    *rows, heads, _ = q.shape
+    *rows, heads, _dim = q.shape
     lse = q.new_empty((*rows[:-1], heads, rows[-1]), dtype=rows_dtype(AttentionSpec.of(inputs, flags)))
     return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
 
 
-def _forward_fake(*arguments):
-    return fake_outputs(*split(arguments, FORWARD))
-
-
-def fake_gradients(inputs: AttentionInputs) -> tuple[Tensor, ...]:
-    """Return dq, dk, dv and dsink in shape and dtype."""
+def _fake_backward(saved: Saved, inputs: AttentionInputs, flags: Flags, mods: Mods | None = None) -> tuple:
     q, k, v, sink = inputs[:4]
     dsink = q.new_empty(0) if sink is None else sink.new_empty(sink.shape)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
+    results = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsink
+    if mods is None:
+        return results
+    return *results, [x.new_empty(x.shape if i in mods.trained else 0) for i, x in enumerate(mods.tensors)]
 
 
-def _backward_fake(*arguments):
-    _, inputs, _ = split(arguments, BACKWARD)
-    return fake_gradients(inputs)
+_GRADIENTS = "Tensor dq, Tensor dk, Tensor dv, Tensor dsink"
+for _suffix, _records, _gradients in (
+    ("", FORWARD, _GRADIENTS),
+    ("_with_mods", FORWARD_WITH_MODS, f"{_GRADIENTS}, Tensor[] captured"),
+):
+    define(f"forward{_suffix}", _records, "Tensor out, Tensor lse", _forward, fake_forward)
+    define(f"backward{_suffix}", backward_of(_records), _gradients, _backward, _fake_backward)
 
 
-library.impl("forward", _forward, "CompositeExplicitAutograd")
-library.impl("backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("fa4::forward", _forward_fake, lib=library)
-torch.library.register_fake("fa4::backward", _backward_fake, lib=library)
-for _name, _records in (("forward", FORWARD), ("backward", BACKWARD)):
+def _register_flops(name: str, records: Records, formula: Callable[..., int]) -> None:
+    @register_flop_formula(getattr(torch.ops.fa4, name), get_raw=True)
+    def count(*arguments, out_val=None, **_) -> int:
+        return formula(**split(arguments, records))
+
+
+for _suffix, _records in (("", FORWARD), ("_with_mods", FORWARD_WITH_MODS)):
+    _register_flops(f"forward{_suffix}", _records, flops.forward)
+    _register_flops(f"backward{_suffix}", backward_of(_records), flops.backward)
+for _name, _records in (("forward", FORWARD), ("backward", backward_of(FORWARD))):
     _rule = batching.rule(getattr(torch.ops.fa4, _name), names(_records))
     torch.library.register_vmap(f"fa4::{_name}", _rule, lib=library)
-
-
-def unmasked_pairs(seqlen_q: int, seqlen_k: int, window_left: int | None, window_right: int | None) -> int:
-    """Count the (query, key) pairs of one sequence that the bottom-right aligned mask keeps."""
-
-    def capped_sum(n: int) -> int:
-        """min(1, seqlen_k) + min(2, seqlen_k) + ... + min(n, seqlen_k)."""
-        capped = max(0, min(n, seqlen_k))
-        return capped * (capped + 1) // 2 + max(0, n - seqlen_k) * seqlen_k
-
-    def at_most(distance: int) -> int:
-        """Pairs with key - query <= distance: row i has i + distance + 1 of them, clamped to 0 and seqlen_k."""
-        return capped_sum(seqlen_q + distance) - capped_sum(distance)
-
-    shift = seqlen_k - seqlen_q
-    upper = seqlen_q * seqlen_k if window_right is None else at_most(shift + window_right)
-    return upper - (0 if window_left is None else at_most(shift - window_left - 1))
-
-
-def flops(inputs: AttentionInputs, flags: Flags, matmuls_qk: int, matmuls_v: int) -> int:
-    q, k, v, window = inputs.q, inputs.k, inputs.v, (flags.window_left, flags.window_right)
-    lengths = [x for x in (inputs.cu_seqlens_q, inputs.cu_seqlens_k) if x is not None]
-    if not inputs.varlen:
-        pairs = q.shape[0] * unmasked_pairs(q.shape[1], k.shape[1], *window)
-    elif not all(map(has_values, lengths)):
-        # Lengths without values: count every sequence at its upper bound.
-        pairs = inputs.batch * unmasked_pairs(inputs.max_seqlen_q, inputs.max_seqlen_k, *window)
-    else:
-        per_sequence = zip(*(x.diff().tolist() for x in lengths))
-        pairs = sum(unmasked_pairs(seqlen_q, seqlen_k, *window) for seqlen_q, seqlen_k in per_sequence)
-    return 2 * q.shape[-2] * pairs * (matmuls_qk * q.shape[-1] + matmuls_v * v.shape[-1])
-
-
-@register_flop_formula(torch.ops.fa4.forward, get_raw=True)
-def _forward_flops(*arguments, out_val=None, **_) -> int:
-    """Q K^T and P V over the unmasked pairs: half of a full square when causal."""
-    inputs, flags = split(arguments, FORWARD)
-    return flops(inputs, flags, matmuls_qk=1, matmuls_v=1)
-
-
-@register_flop_formula(torch.ops.fa4.backward, get_raw=True)
-def _backward_flops(*arguments, out_val=None, **_) -> int:
-    """The five products of the backward: S, dQ, dK over head_dim; dP, dV over head_dim_v."""
-    _, inputs, flags = split(arguments, BACKWARD)
-    return flops(inputs, flags, matmuls_qk=3, matmuls_v=2)

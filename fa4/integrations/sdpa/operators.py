@@ -42,10 +42,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     cached = cached_call(inputs, options._replace(deterministic=torch.are_deterministic_algorithms_enabled()))
     inputs, flags = with_lengths(cached, inputs), cached.flags._replace(needs_backward=True)
-    if mods is None:
-        dq, dk, dv, _ = ops.route(inputs, flags).backward(inputs, saved)
-    else:
-        dq, dk, dv, *_ = torch.ops.fa4.backward_with_mods(*saved, *inputs, *mods, *flags)
+    (dq, dk, dv, _), _ = ops.route(inputs, flags, mods).backward(inputs, saved, mods)
     return dq, dk, dv
 
 
@@ -98,7 +95,7 @@ class _DenseBackward:
     ) -> tuple[Tensor, ...]:
         q, k, v, o, do = self._transposed
         rows = q(query), k(key), v(value), None, None, None, None, None, *self._lengths
-        grads = self._backward(AttentionInputs._make(rows), Saved(o(out), lse, do(dout)))
+        grads, _ = self._backward(AttentionInputs._make(rows), Saved(o(out), lse, do(dout)))
         q, k, v = self._heads_first
         dq, dk, dv = q(grads.dq), k(grads.dk), v(grads.dv)
         if self._must_copy:

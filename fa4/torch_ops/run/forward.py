@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...mods.ir.record import Mods
 from ...runtime.plan import Plan
-from ...runtime.spec import AttentionInputs, AttentionSpec
+from ...runtime.spec import AttentionInputs, AttentionSpec, Cache
 from . import allocate, prepare
 
 
@@ -50,16 +51,19 @@ class ForwardExecutor:
             return out, lse
         return self(AttentionInputs._make((*tensors, *self._lengths)))
 
-    def __call__(self, inputs: AttentionInputs, *extra: Any) -> tuple[Tensor, Tensor]:
-        """Return (out, lse), row-major. extra: nothing, (mods,), or (mods or None, cache)."""
+    def __call__(
+        self, inputs: AttentionInputs, mods: Mods | None = None, cache: Cache | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return (out, lse), row-major."""
         if self._device is not None and prepare.is_other_device(self._device):
             with torch.cuda.device(self._device):
-                return self(inputs, *extra)
+                return self(inputs, mods, cache)
         out, lse = self._make(inputs)
         if self._is_empty:
             _write_without_keys(inputs, out, lse)
             return out, lse
         plan = self.plan
+        extra: tuple = (mods, cache) if cache is not None else () if mods is None else (mods,)
         if not (self._fits and prepare.are_aligned(inputs)):
             inputs = prepare.inputs_for(plan.layout, inputs, self.spec)
         if plan.splits > 1:
@@ -94,9 +98,11 @@ class ForwardExecutor:
         return launcher(spec.dtype, spec.head_dim_v, spec.has_sink, self.plan.splits, self.plan.chip)
 
 
-def forward(inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, *extra: Any) -> tuple[Tensor, Tensor]:
+def forward(
+    inputs: AttentionInputs, spec: AttentionSpec, plan: Plan, mods: Mods | None = None, cache: Cache | None = None
+) -> tuple[Tensor, Tensor]:
     """Run the forward once, without caching: (out, lse); `plan` is for `spec.with_positive_scale()`."""
-    return ForwardExecutor(inputs, spec, plan)(inputs, *extra)
+    return ForwardExecutor(inputs, spec, plan)(inputs, mods, cache)
 
 
 def _write_without_keys(inputs: AttentionInputs, out: Tensor, lse: Tensor) -> None:
