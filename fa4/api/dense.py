@@ -150,13 +150,13 @@ def flash_attn_func(
         checks.boolean("return_lse", return_lse, "a bool")
     if autocast_anywhere():
         q, k, v = cast_all(q, k, v)
-    arguments = (q, k, v, learnable_sink, None, None, None, seqused_k, None, None)
+    tensors = (q, k, v, learnable_sink, None, None, None, seqused_k)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
     if score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p):
-        out, lse = calls.attend(False, arguments, options)
+        out, lse = calls.attend(False, tensors, (None, None), options)
     else:
         extras = calls.CallExtras(score_mod, mask_mod, block_mask, checks.Dropout(dropout_p, dropout_seed))
-        out, lse = calls.attend(False, arguments, options, extras)
+        out, lse = calls.attend(False, tensors, (None, None), options, extras)
     return (out, lse) if return_lse else out
 
 
@@ -235,11 +235,12 @@ def flash_attn_varlen_func(
         checks.boolean("return_lse", return_lse, "a bool")
     if autocast_anywhere():
         q, k, v = cast_all(q, k, v)
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    tensors = (q, k, v, learnable_sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    lengths = (max_seqlen_q, max_seqlen_k)
     options = (softmax_scale, causal, window_size, softcap, deterministic, backend)
     if score_mod is None and mask_mod is None and block_mask is None and checks.drops_nothing(dropout_p):
-        out, lse = calls.attend(True, (q, k, v, learnable_sink, *lengths), options)
+        out, lse = calls.attend(True, tensors, lengths, options)
     else:
         extras = calls.CallExtras(score_mod, mask_mod, block_mask, checks.Dropout(dropout_p, dropout_seed))
-        out, lse = calls.attend(True, (q, k, v, learnable_sink, *lengths), options, extras)
+        out, lse = calls.attend(True, tensors, lengths, options, extras)
     return (out, lse) if return_lse else out

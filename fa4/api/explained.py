@@ -64,9 +64,9 @@ def explain(
     checks.refuse_nested(q, k, v)
     q, k, v = cast_all(q, k, v)
     if jagged.is_jagged((q, k, v)):
-        packed_args = jagged.packed((q, k, v, learnable_sink, None, None, None, seqused_k, None, None))
+        tensors, (max_seqlen_q, max_seqlen_k) = jagged.packed((q, k, v, learnable_sink, None, None, None, seqused_k))
         score_mod, mask_mod, block_mask = jagged.packed_mods((q, k, v), (score_mod, mask_mod, block_mask))
-        q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = packed_args
+        q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k = tensors
     packed = isinstance(q, Tensor) and q.ndim == 3
     cache = _cache(q, k, Cache(page_table, cache_batch_idx, cache_leftpad))
     if cache is not None or cache_seqlens is not None:

@@ -290,7 +290,7 @@ class AttentionInputs(NamedTuple):
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All fields but the lengths."""
-        return self[:_TENSORS]  # type: ignore[return-value]
+        return self[:8]  # type: ignore[return-value]
 
     @property
     def max_seqlens(self) -> tuple[int, int]:
@@ -309,11 +309,7 @@ class AttentionInputs(NamedTuple):
         return ProblemSize(self.batch, self.max_seqlen_q, self.max_seqlen_k)
 
 
-_TENSORS = AttentionInputs._fields.index("max_seqlen_q")
-PACKED = tuple(
-    AttentionInputs._fields.index(name)
-    for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
-)
+PACKED = tuple(i for i, name in enumerate(AttentionInputs._fields[:8]) if name != "sink")
 """Positions of the tensors whose first size differs between batches of packed sequences."""
 
 

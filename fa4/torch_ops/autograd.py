@@ -28,14 +28,14 @@ def save(
     ctx.set_materialize_grads(False)  # a caller that uses only out must not pay for a zero dlse
     scales = flags.scales
     ctx.flags = flags if scales is None else flags._replace(scales=None)
-    ctx.max_seqlens = inputs.max_seqlen_q, inputs.max_seqlen_k
+    ctx.max_seqlens = inputs.max_seqlens
     if mods is None:
         ctx.mods = None
-        ctx.save_for_backward(*results, *inputs[:8], scales)
+        ctx.save_for_backward(*results, *inputs.tensors, scales)
     else:
         ctx.mods = mods._replace(tensors=[], blocks=[], dropout_seed=None)
         ctx.counts = len(mods.tensors), len(mods.blocks)
-        ctx.save_for_backward(*results, *inputs[:8], scales, mods.dropout_seed, *mods.tensors, *mods.blocks)
+        ctx.save_for_backward(*results, *inputs.tensors, scales, mods.dropout_seed, *mods.tensors, *mods.blocks)
 
 
 def run_backward(
@@ -44,10 +44,8 @@ def run_backward(
     """Run a backward on what `save` stored; None if there is no incoming gradient."""
     if dout is None and dlse is None:
         return None
-    out, lse, q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, scales, *others = ctx.saved_tensors
-    inputs = AttentionInputs(
-        q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *ctx.max_seqlens
-    )  # fmt: skip
+    out, lse, *tensors = ctx.saved_tensors
+    inputs, scales, others = AttentionInputs(*tensors[:8], *ctx.max_seqlens), tensors[8], tensors[9:]
     flags = ctx.flags if scales is None else ctx.flags._replace(scales=scales)
     mods = ctx.mods
     if mods is not None:

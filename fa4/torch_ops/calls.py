@@ -51,15 +51,15 @@ class CachedCall:
         is_plain = not (flags.needs_backward or inputs.varlen or inputs.seqused_k is not None or mods is not None)
         self.plain_forward = self.first.forward.call_with_tensors if is_plain else None  # q, k, v and options only
 
-    def inputs(self, arguments: tuple) -> AttentionInputs | None:
+    def inputs(self, tensors: tuple, lengths: tuple) -> AttentionInputs | None:
         """Return the inputs of an equal call; None if sizes of packed sequences do not match each other or the mods."""
         if not self.packed:
-            return _record(AttentionInputs, arguments[:8] + self.max_seqlens)
-        sizes = packed_sizes(arguments)
+            return _record(AttentionInputs, tensors + self.max_seqlens)
+        sizes = packed_sizes(tensors, lengths)
         if sizes is None or self.may_vary is not sizes[2]:
             return None
-        inputs = _record(AttentionInputs, arguments[:8] + sizes[:2])
-        return inputs if self._limits is None else self._limits.within(inputs, arguments[8:])
+        inputs = _record(AttentionInputs, tensors + sizes[:2])
+        return inputs if self._limits is None else self._limits.within(inputs, lengths)
 
     def filled(self, dropout: checks.Dropout, inputs: AttentionInputs) -> Mods:
         """Return the mods of an equal call, with its own dropout seed."""
@@ -87,26 +87,26 @@ _packed: CallCache[CachedCall] = CallCache(routes)
 _record: Any = tuple.__new__  # AttentionInputs._make without its length check
 
 
-def signature_of(packed: bool, arguments: tuple, options: tuple, kind: str | None = None) -> Signature | None:
+def signature_of(kind: str, packed: bool, tensors: tuple, lengths: tuple, options: tuple) -> Signature | None:
     """Return the signature that determines flags and route of a call; None if the call cannot be identified."""
-    if packed:
-        return (
-            None if packed_sizes(arguments) is None else Signature.of(kind or "packed", arguments[:8], options, PACKED)
-        )
-    return Signature.of(kind or "dense", arguments[:8], options)
+    if packed and packed_sizes(tensors, lengths) is None:
+        return None
+    return Signature.of(kind, tensors, options, PACKED if packed else ())
 
 
-def attend(packed: bool, arguments: tuple, options: tuple, extras: CallExtras | None = None) -> tuple[Tensor, Tensor]:
+def attend(
+    packed: bool, tensors: tuple, lengths: tuple, options: tuple, extras: CallExtras | None = None
+) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of a call of a public function; raise for wrong arguments.
 
     Args:
         packed: whether the sequences are packed.
-        arguments: the fields of `AttentionInputs`, and `options` those of `Options`, as the caller passed them.
+        tensors, lengths: the fields of `AttentionInputs`, and `options` those of `Options`, as the caller passed them.
         extras: functions, block mask and dropout; None if the call has none.
     """
     if functional.scaled_dot_product_attention is not _sdpa:
         _refuse_parts_of_sequences()
-    tensors, key_options = arguments[:8], options if extras is None else (packed, extras.dropout.p, *options)
+    key_options = options if extras is None else (packed, extras.dropout.p, *options)
     cache: CallCache[CachedCall] | None
     if modes_need_dispatcher():  # compiled code would be valid for this cached state only
         cache = None
@@ -117,35 +117,34 @@ def attend(packed: bool, arguments: tuple, options: tuple, extras: CallExtras | 
     cached = None if cache is None else cache.last.find(tensors, key_options)
     if cached is not None and cached.plain_forward is not None:
         return cached.plain_forward(tensors)
-    inputs, mods = None if cached is None else cached.inputs(arguments), None
+    inputs, mods = None if cached is None else cached.inputs(tensors, lengths), None
     if cached is None or inputs is None:
-        by_dispatcher = needs_dispatcher(arguments)
-        if by_dispatcher and not packed and jagged.is_jagged(arguments):
-            return _attend_jagged(arguments, options, extras)
         signature = None
+        by_dispatcher = needs_dispatcher(tensors + lengths)
+        if by_dispatcher and not packed and jagged.is_jagged(tensors):
+            return _attend_jagged(tensors, options, extras)
         if not by_dispatcher:
-            arguments = unwrap_dead_wrappers(arguments)
-            signature = signature_of(packed, arguments, key_options)
+            tensors, lengths = unwrap_dead_wrappers(tensors), unwrap_dead_wrappers(lengths)
+            signature = signature_of("packed" if packed else "dense", packed, tensors, lengths, key_options)
         cached = None if cache is None else cache.routes.find(signature)
-        inputs = None if cached is None else cached.inputs(arguments)
+        inputs = None if cached is None else cached.inputs(tensors, lengths)
         if cached is None or inputs is None:
-            inputs, flags = checks.call(packed, AttentionInputs(*arguments), Options(*options))
+            inputs, flags = checks.call(packed, AttentionInputs(*tensors, *lengths), Options(*options))
             if extras is not None:
-                inputs, flags, mods = _with_mods(packed, inputs, flags, arguments[8:], extras)
+                if packed and extras.block_mask is not None:
+                    inputs = mod_ops.bounded(extras.block_mask, inputs, lengths)
+                random = extras.dropout.checked(inputs.q.device)
+                mods, flags = mod_ops.prepare(inputs, flags, *extras.functions, random)
             if by_dispatcher or inputs.q.is_meta:  # (also: lengths may have no values)
                 return autograd.forward(inputs, mods, flags)
-            limits = (
-                mod_ops.Limits.of(mods, extras.block_mask)
-                if packed and extras is not None and mods is not None
-                else None
-            )
+            limits = None if mods is None or not packed else mod_ops.Limits.of(mods, extras and extras.block_mask)
             cached = CachedCall(flags, inputs, mods, limits)
             if cache is None and extras is not None and signature is not None:
                 cache = mod_ops.keep(*extras.functions)
             if cache is not None:
                 cache.routes.keep(signature, cached)
         if cache is not None and signature is not None:
-            cache.last.keep(arguments[:8], key_options, cached, free=PACKED if cached.may_vary else ())
+            cache.last.keep(tensors, key_options, cached, free=PACKED if cached.may_vary else ())
     if packed or inputs.seqused_k is not None:
         checks.lengths(inputs)
     if mods is None and extras is not None:
@@ -158,30 +157,18 @@ def attend(packed: bool, arguments: tuple, options: tuple, extras: CallExtras | 
     return route.forward(inputs, mods)
 
 
-def _with_mods(
-    packed: bool, inputs: AttentionInputs, flags: Flags, lengths: tuple, extras: CallExtras
-) -> tuple[AttentionInputs, Flags, Mods]:
-    """Return the inputs of a call with mods, its flags, and the mods. lengths: the caller's max_seqlen_q and
-    max_seqlen_k."""
-    block_mask = extras.block_mask
-    if packed and block_mask is not None:
-        inputs = mod_ops.bounded(block_mask, inputs, lengths)
-    random = extras.dropout.checked(inputs.q.device)
-    mods, flags = mod_ops.prepare(inputs, flags, *extras.functions, random)
-    return inputs, flags, mods
-
-
-def _attend_jagged(arguments: tuple, options: tuple, extras: CallExtras | None) -> tuple[Tensor, Tensor]:
+def _attend_jagged(tensors: tuple, options: tuple, extras: CallExtras | None) -> tuple[Tensor, Tensor]:
     """Run `attend` on nested tensors as packed sequences."""
     if extras is not None:
-        extras = CallExtras(*jagged.packed_mods(arguments, extras.functions), extras.dropout)
-    return jagged.nested(*attend(True, jagged.packed(arguments), options, extras), arguments[0])
+        extras = CallExtras(*jagged.packed_mods(tensors, extras.functions), extras.dropout)
+    return jagged.nested(*attend(True, *jagged.packed(tensors), options, extras), tensors[0])
 
 
-def packed_sizes(arguments: tuple) -> tuple[int, int, bool] | None:
+def packed_sizes(tensors: tuple, lengths: tuple) -> tuple[int, int, bool] | None:
     """Return max_seqlen_q, max_seqlen_k, and whether q and k both have several rows (of one row the stride means
     nothing). None if sizes do not match each other, or a bound is no int."""
-    q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = arguments
+    q, k, v, _, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k = tensors
+    max_seqlen_q, max_seqlen_k = lengths
     try:
         rows, keys, entries = q.shape[0], k.shape[0], cu_seqlens_q.shape[0]
         fit = (v is k or v.shape[0] == keys) and (cu_seqlens_k is cu_seqlens_q or cu_seqlens_k.shape[0] == entries)

@@ -17,14 +17,15 @@ from ..mods.frontend import blocks
 from .checks import checks_lengths
 
 
-def is_jagged(arguments: tuple) -> bool:
-    """Whether q, k or v (the first arguments) is jagged."""
-    return any(getattr(x, "layout", None) is torch.jagged for x in arguments[:3])
+def is_jagged(tensors: tuple) -> bool:
+    """Whether q, k or v (the first tensors) is jagged."""
+    return any(getattr(x, "layout", None) is torch.jagged for x in tensors[:3])
 
 
-def packed(arguments: tuple) -> tuple:
-    """Convert the `AttentionInputs` fields of a call on jagged q, k and v to those of a packed call."""
-    q, k, v, sink, *_, seqused_k, _, _ = arguments
+def packed(tensors: tuple) -> tuple[tuple, tuple]:
+    """Convert the tensors of a call on jagged q, k and v, fields of `AttentionInputs`, to those of a packed call, and
+    return them with its max_seqlens."""
+    q, k, v, sink, *_, seqused_k = tensors
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.layout is not torch.jagged:
             actual = f"has layout {x.layout}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"
@@ -40,13 +41,13 @@ def packed(arguments: tuple) -> tuple:
         )
     has_holes = q.lengths() is not None or k.lengths() is not None
     bounds, used, longest = zip(*(_lengths(x, has_holes) for x in (q, k)))
-    return (q.values(), k.values(), v.values(), sink, *bounds, *used, *longest)
+    return (q.values(), k.values(), v.values(), sink, *bounds, *used), longest
 
 
-def packed_mods(arguments: tuple, mods: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+def packed_mods(tensors: tuple, mods: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
     """Convert a call's score_mod, mask_mod and block_mask for `packed`: in tensors with holes, sequence b is packed
     sequence b + 1."""
-    q, k = arguments[:2]
+    q, k = tensors[:2]
     if q.lengths() is None and k.lengths() is None:
         return mods
     score_mod, mask_mod, block_mask = mods

@@ -21,7 +21,7 @@ def with_lengths(cached: CachedCall, inputs: AttentionInputs) -> AttentionInputs
     Raises:
         Refusal: lengths are invalid.
     """
-    found = cached.inputs(tuple(inputs))
+    found = cached.inputs(inputs.tensors, inputs.max_seqlens)
     if found is None:
         raise Refusal("numbers of packed rows, lengths and sequences do not fit one another")
     if found.varlen:
@@ -38,7 +38,7 @@ def cached_call(inputs: AttentionInputs, options: Options) -> CachedCall:
     Raises:
         Refusal: fa4 does not support the call.
     """
-    signature = signature_of(inputs.varlen, tuple(inputs), options, "torch")
+    signature = signature_of("torch", inputs.varlen, inputs.tensors, inputs.max_seqlens, options)
     cached: CachedCall | str | None = routes.find(signature)  # a str is the reason of a refusal
     if cached is None:
         try:

@@ -36,7 +36,7 @@ class ForwardExecutor:
                 inputs, spec, plan, "q", 0, plan.splits, allocate.UNWRITTEN
             )
             self._make_parts = allocate.result_maker(inputs, spec, (torch.float32, torch.float32), (plan.splits,))
-        self._lengths = inputs[8:]
+        self._max_seqlens = inputs.max_seqlens
         self._launch: Callable[..., None] = plan.forward
         needs_more_steps = self._is_empty or not self._fits or plan.splits > 1 or self._set_padding_rows is not None
         self._only_launches = plan.compiled and not needs_more_steps
@@ -49,7 +49,7 @@ class ForwardExecutor:
             out, lse = self._make(tensors)
             self._launch(tensors, out, lse)
             return out, lse
-        return self(AttentionInputs._make((*tensors, *self._lengths)))
+        return self(AttentionInputs._make((*tensors, *self._max_seqlens)))
 
     def __call__(
         self, inputs: AttentionInputs, mods: Mods | None = None, cache: Cache | None = None
