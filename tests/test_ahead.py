@@ -115,7 +115,7 @@ def of_record(record, out):
 @pytest.mark.parametrize("call", ON_CACHES.values(), ids=ON_CACHES)
 def test_what_a_decoder_asks_for_is_compiled_ahead(asked, kept, monkeypatch, tmp_path, call, chip):
     """Attention on a cache and appends to it, from a record."""
-    calls.clear()
+    calls.plain_calls.clear()
     record = tmp_path / "record.jsonl"
     monkeypatch.setenv("FA4_RECORD", str(record))
     monkeypatch.setattr(recording, "_added", set())
@@ -126,7 +126,7 @@ def test_what_a_decoder_asks_for_is_compiled_ahead(asked, kept, monkeypatch, tmp
     q = torch.zeros(*((4,) if "cu_seqlens_q" in call else (2, 1)), 4, 64, dtype=BF16)
     with emulating(chip_by_number(chip)):
         fa4.flash_attn_with_kvcache(q, *cache, **call)
-    calls.clear()
+    calls.plain_calls.clear()
     monkeypatch.delenv("FA4_RECORD")
     assert asked and of_record(record, tmp_path / "out") == set(asked)
 

@@ -129,7 +129,7 @@ def _many(count):
 
 
 def _kept():
-    guards = (calls._dense.last, calls._packed.last, cache_calls._plain.last)
+    guards = (calls._dense.last, calls._packed.last, cache_calls.plain_calls.last)
     assert len(routes) <= MAX_ENTRIES and all(len(guard._calls) <= MAX_OPTIONS for guard in guards)
     assert len(trace_cache._traces) <= trace_cache._MOST_TRACES
     return len(trace_cache._cached_mods) + sum(

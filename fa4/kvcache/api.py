@@ -13,6 +13,7 @@ from ..torch_ops import checks as common
 from ..torch_ops import mod_ops
 from ..torch_ops.autocast import autocast_dtype, in_dtype
 from ..torch_ops.checks import Options, WindowSize
+from ..torch_ops.signature import Signature
 from . import calls, checks
 from .calls import CachedKvCall, KvCallOptions
 from .ops import append_by_operator, forward, is_plain, route
@@ -131,17 +132,11 @@ def flash_attn_with_kvcache(
     tensors, by_dispatcher, signature = (*t, learnable_sink), False, None
     has_mods = score_mod is not None or mask_mod is not None
     cache = calls.cache_of(score_mod, mask_mod)
-    cached = calls.equal_to_last(tensors, opts, cache)
-    is_new = cached is None
+    cached = None if cache is None else cache.last.find(tensors, opts)
     if cached is None:
         by_dispatcher = needs_dispatcher((q, k_cache, v_cache, *(x for x in tensors[3:] if isinstance(x, Tensor))))
-        signature = None if by_dispatcher else calls.signature_of(tensors, opts)
-        cached = calls.find(signature, tensors, opts, cache)
-        is_new = cached is None
-        if cached is None:
-            cached = _checked(t, learnable_sink, opts, table)
-            if not has_mods:
-                calls.keep(signature, tensors, opts, cached)
+        signature = None if by_dispatcher else Signature.of("cache", tensors, opts)
+        cached = (cache and cache.routes.find(signature)) or _checked(t, learnable_sink, opts, table)
         checks.check_number(t)
     sizes = cached.max_seqlens(q, cu_seqlens_q is not None, max_seqlen_q, max_seqlen_k)
     by_operator = by_dispatcher or q.is_meta
@@ -157,8 +152,10 @@ def flash_attn_with_kvcache(
         checks.refuse_mapped(t, table)
     if has_mods:
         cached = cached.with_mods(inputs, score_mod, mask_mod)
-        if is_new and signature is not None:
-            calls.keep(signature, tensors, opts, cached, cache or mod_ops.keep(score_mod, mask_mod, None))
+        if cache is None and signature is not None:
+            cache = mod_ops.keep(score_mod, mask_mod, None)
+    if cache is not None and signature is not None:
+        cache.keep(signature, tensors, opts, cached)
     flags, mods = cached.flags, cached.mods
     if not by_operator:
         inputs = inputs._replace(max_seqlen_k=cached.planned(sizes)[1])

@@ -16,7 +16,7 @@ from ..runtime.spec import MIN_PLANNED_KEYS, AttentionInputs, Cache, Flags, roun
 from ..runtime.torch_internals import modes_need_dispatcher
 from ..torch_ops import checks, mod_ops, ops
 from ..torch_ops.run import ForwardExecutor
-from ..torch_ops.signature import MAX_ENTRIES, CallCache, Signature, routes
+from ..torch_ops.signature import MAX_ENTRIES, CallCache, routes
 from .append import Append
 from .ops import is_plain, route
 from .record import AppendArguments
@@ -127,49 +127,11 @@ class CachedKvCall:
         self._forward(inputs._replace(max_seqlen_k=self._capacity), cache).compile()
 
 
-_plain: CallCache[CachedKvCall] = CallCache(routes)
+plain_calls: CallCache[CachedKvCall] = CallCache(routes)
 
 
 def cache_of(score_mod: Any, mask_mod: Any) -> CallCache[CachedKvCall] | None:
     """Return the call cache for these functions; None if nothing is cached for them."""
     if modes_need_dispatcher():
         return None
-    return _plain if score_mod is None and mask_mod is None else mod_ops.cached(score_mod, mask_mod, None)
-
-
-def equal_to_last(
-    tensors: tuple, opts: KvCallOptions, cache: CallCache[CachedKvCall] | None = _plain
-) -> CachedKvCall | None:
-    """Return the cached call if this call equals the last one. tensors: those of `checks.Tensors` and the sink."""
-    return None if cache is None else cache.last.find(tensors, opts)
-
-
-def signature_of(tensors: tuple, opts: KvCallOptions) -> Signature | None:
-    return Signature.of("cache", tensors, opts)
-
-
-def find(
-    signature: Signature | None, tensors: tuple, opts: KvCallOptions, cache: CallCache[CachedKvCall] | None = _plain
-) -> CachedKvCall | None:
-    """Return the cached call by its signature, and make it the last call."""
-    cached = None if cache is None else cache.routes.find(signature)
-    if cached is not None and cache is not None:
-        cache.last.keep(tensors, opts, cached)
-    return cached
-
-
-def keep(
-    signature: Signature | None,
-    tensors: tuple,
-    opts: KvCallOptions,
-    cached: CachedKvCall,
-    cache: CallCache[CachedKvCall] | None = _plain,
-) -> None:
-    if signature is not None and cache is not None:
-        cache.routes.keep(signature, cached)
-        cache.last.keep(tensors, opts, cached)
-
-
-def clear() -> None:
-    """Clear all calls without functions."""
-    _plain.clear()
+    return plain_calls if score_mod is None and mask_mod is None else mod_ops.cached(score_mod, mask_mod, None)

@@ -159,6 +159,11 @@ class CallCache(Generic[T]):
         self.last: LastCallGuard[T] = LastCallGuard()
         self.routes = RouteMap() if routes is None else routes
 
+    def keep(self, signature: Signature, tensors: tuple, options: tuple, value: T, free: tuple[int, ...] = ()) -> None:
+        """Store the value under the signature, and as that of the last call."""
+        self.routes.keep(signature, value)
+        self.last.keep(tensors, options, value, free=free)
+
     def clear(self) -> None:
         self.last.clear()
         self.routes.clear()

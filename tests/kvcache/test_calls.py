@@ -25,7 +25,7 @@ def look(given) -> calls.CachedKvCall | None:
         given.get("softmax_scale"), given["causal"], given.get("window_size", (None, None)), given.get("softcap", 0.0),
         given.get("backend", "auto"), given.get("num_splits", 0), False, True,
     )  # fmt: skip
-    return calls.equal_to_last(tuple(given.get(name) for name in names), options)
+    return calls.plain_calls.last.find(tuple(given.get(name) for name in names), options)
 
 
 def calls_of_tensors() -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def calls_of_tensors() -> tuple[str, ...]:
 @pytest.fixture
 def known(seed):
     """A call that has come so often that one look knows it."""
-    calls.clear()
+    calls.plain_calls.clear()
     given = arguments(seed)
     for _ in range(3):
         fa4.flash_attn_with_kvcache(**given)
@@ -66,7 +66,7 @@ CHANGES = {
 def test_a_call_that_differs_gets_its_own_result(known, change):
     given = known | change(known)
     got = fa4.flash_attn_with_kvcache(**given)
-    calls.clear()
+    calls.plain_calls.clear()
     assert torch.equal(got, fa4.flash_attn_with_kvcache(**known | change(known)))
 
 
@@ -79,7 +79,7 @@ def test_a_wrong_type_is_refused_also_where_it_equals_a_right_value(known, wrong
 @pytest.mark.parametrize("wrong", [-1, 17])
 def test_a_number_for_all_sequences_is_checked_at_each_call(seed, wrong):
     """Calls with other numbers are alike."""
-    calls.clear()
+    calls.plain_calls.clear()
     given = arguments(seed)
     for n in (3, 4, 16):
         fa4.flash_attn_with_kvcache(**given | dict(cache_seqlens=n))
@@ -95,7 +95,7 @@ def test_a_tensor_that_comes_twice_is_known_as_such(known):
         fa4.flash_attn_with_kvcache(**twice)
     assert look(twice) is not None and look(known) is None
     out = fa4.flash_attn_with_kvcache(**known)
-    calls.clear()
+    calls.plain_calls.clear()
     assert torch.equal(out, fa4.flash_attn_with_kvcache(**known))
 
 
