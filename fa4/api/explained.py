@@ -12,7 +12,7 @@ from ..kvcache import checks as cache_checks
 from ..mods.frontend.call import MaskMod, ScoreMod
 from ..runtime import dispatch
 from ..runtime.device import chip_of
-from ..runtime.spec import BYTES, AttentionInputs, AttentionSpec, Cache, ProblemSize
+from ..runtime.spec import BYTES, AttentionInputs, AttentionSpec, Cache
 from ..torch_ops import checks, jagged, mod_ops
 from ..torch_ops.autocast import cast_all
 from ..torch_ops.checks import WindowSize
@@ -79,24 +79,19 @@ def explain(
         num_splits=checks.count("num_splits", num_splits),
         batch_invariant=checks.boolean("batch_invariant", batch_invariant, "a bool"),
     )
+    longest_q, longest_k = (q.shape[0], k.shape[0]) if packed else (q.shape[1], k.shape[1])
+    if packed:
+        longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, longest_q)
     if cache is not None:
-        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-        longest = q.shape[1] if cu_seqlens_q is None else checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
-        extent = ProblemSize(batch, longest, cache.capacity(k))
+        longest_k = cache.capacity(k)
     elif packed:
-        batch = 1 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-        longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
-        longest_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
-        extent = ProblemSize(batch, longest_q, longest_k)
+        longest_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, longest_k)
         if cu_seqlens_q is None:
             cu_seqlens_q = torch.empty(2, dtype=torch.int32, device="meta")  # (only its shape matters from here)
-    else:
-        extent = ProblemSize(q.shape[0], q.shape[1], k.shape[1])
-    lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, *extent[1:]
+    lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, longest_q, longest_k
     inputs = AttentionInputs(q, k, v, learnable_sink, *lengths)
     if packed and block_mask is not None:
         inputs = mod_ops.bounded(block_mask, inputs, (max_seqlen_q, max_seqlen_k))
-        extent = inputs.extent
     if cache is not None or cache_seqlens is not None:
         inputs = inputs._replace(seqused_k=q)  # only its presence matters
     mods = None
@@ -108,25 +103,22 @@ def explain(
         random = dropout_p, q if dropout_p else None  # only its presence matters
         mods, flags = mod_ops.prepare(inputs, flags, score_mod, mask_mod, block_mask, random)
     visited = None if mods is None else mod_ops.visited(mods)
-    return dispatch.explain(AttentionSpec.of(inputs, flags, mods, cache), extent, chip_of(q.device), backend, visited)
+    spec = AttentionSpec.of(inputs, flags, mods, cache)
+    return dispatch.explain(spec, inputs.extent, chip_of(q.device), backend, visited)
 
 
 def _check_cache(
     q: Tensor, k: Tensor, v: Tensor, cache: Cache, cache_seqlens: int | Tensor | None, cu_seqlens_q: Tensor | None
 ) -> None:
     """Run the checks of `flash_attn_with_kvcache`, with k and v in place of k_cache and v_cache in messages."""
-    given = dict.fromkeys(cache_checks.Tensors._fields) | {
-        "q": q,
-        "k_cache": k,
-        "v_cache": v,
-        "cu_seqlens_q": cu_seqlens_q,
-    }
-    given |= {"cache_seqlens": cache_seqlens, "page_table": cache.page_table}
-    given |= {"cache_batch_idx": cache.batch_idx, "cache_leftpad": cache.leftpad}
+    tensors = cache_checks.Tensors(
+        q, k, v, cache_seqlens=cache_seqlens, cache_batch_idx=cache.batch_idx, cache_leftpad=cache.leftpad,
+        page_table=cache.page_table, cu_seqlens_q=cu_seqlens_q,
+    )  # fmt: skip
     if cu_seqlens_q is not None:
         checks.check_int32("cu_seqlens_q", cu_seqlens_q, q, None)
     try:
-        cache_checks.check(cache_checks.Tensors(**given))  # type: ignore[arg-type]
+        cache_checks.check(tensors)
     except (TypeError, ValueError) as error:
         raise type(error)(re.sub(r"\b([kv])_cache\b", r"\1", str(error))) from None
 

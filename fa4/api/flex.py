@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..mods.frontend.call import ScoreMod
 from ..runtime.torch_internals import autocast_anywhere
-from ..torch_ops import checks
+from ..torch_ops import checks, jagged
 from .dense import flash_attn_func
 
 if TYPE_CHECKING:
@@ -95,17 +95,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     for name, x in tensors:
         if x.layout is not query.layout:
             raise TypeError(f"{name} has layout {x.layout}, expected {query.layout} like query")
-        if x.dtype not in checks.DTYPES:
-            raise TypeError(f"{name} has dtype {x.dtype}, expected float16, bfloat16, float32 or float64")
-        if x.dtype != query.dtype and not autocast_anywhere():
-            raise TypeError(f"{name} has dtype {x.dtype}, expected {query.dtype} like query")
-        if x.device != query.device:
-            raise ValueError(f"{name} is on {x.device}, expected {query.device} like query")
-        if x.shape[3] == 0:
-            raise ValueError(f"{name} has shape {checks.shown(x)}, expected a last axis of at least 1")
-        step = (x if x.layout is torch.strided else x.values()).stride(-1)
-        if step != 1 and x.shape[3] > 1:
-            raise ValueError(f"{name} has stride {step} on its last axis, expected 1: call {name}.contiguous()")
+        checks.check_like(name, x, query, "query", any_dtype=autocast_anywhere())
     batch, heads, _, head_dim = query.shape
     if key.shape[0] != batch or key.shape[3] != head_dim:
         reason = f"to go with query {checks.shown(query)}"
@@ -115,7 +105,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
         reason_v = f"to go with key {checks.shown(key)}"
         raise ValueError(f"value has shape {checks.shown(value)}, expected {checks.shown(key, 3, '*')} {reason_v}")
     if key.layout is torch.jagged:
-        _check_lengths(key, value)
+        jagged.check_same_lengths("key", key, "value", value)
     heads_kv = key.shape[1]
     if not checks.boolean("enable_gqa", enable_gqa, "a bool") and heads != heads_kv:
         raise ValueError(f"query has {heads} heads, expected {heads_kv} like key: pass enable_gqa=True for groups")
@@ -135,11 +125,3 @@ def _check_layout(name: str, x: Tensor) -> None:
     if x.layout is torch.jagged and getattr(x, "_ragged_idx", 2) != 2:
         axes = "(batch, heads, lengths, head_dim): transpose(1, 2) of (batch, lengths, heads, head_dim)"
         raise ValueError(f"{name} has shape {checks.shown(x)}, expected {axes}")
-
-
-def _check_lengths(key: Any, value: Any) -> None:
-    if value.offsets() is not key.offsets() or value.lengths() is not key.lengths():
-        raise ValueError(
-            "value has lengths of its own, expected key's: make it by "
-            "torch.nested.nested_tensor_from_jagged(values, key.offsets(), key.lengths())"
-        )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..torch_ops.checks import DTYPES
+
 
 def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return attention over the union of disjoint key sets, from the results over each set.
@@ -48,9 +50,6 @@ def merge_states(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor
     return merged.to(outs[0].dtype), (lse_max + total.log()).masked_fill(is_empty, -torch.inf)
 
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
 def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
     for name, states in (("outs", outs), ("lses", lses)):
         if not isinstance(states, (list, tuple)):
@@ -62,7 +61,7 @@ def _check(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             if not isinstance(x, Tensor):
                 raise TypeError(f"{name}[{i}] is a {type(x).__name__}, expected a torch.Tensor")
     first = outs[0]
-    if first.dtype not in _DTYPES:
+    if first.dtype not in DTYPES:
         raise TypeError(f"outs[0] has dtype {first.dtype}, expected float16, bfloat16, float32 or float64")
     if first.ndim not in (3, 4):
         raise ValueError(

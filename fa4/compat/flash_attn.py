@@ -53,7 +53,10 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Result:
     """Attention of q (batch, seqlen_q, heads_q, head_dim), k and v (batch, seqlen_k, heads_kv, head_dim)."""
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
+    options: dict[str, Any] = dict(
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        deterministic=checks.boolean("deterministic", deterministic, "a bool") or None,
+    )  # fmt: skip
     if alibi_slopes is not None:
         _check_axes(4, q=q, k=k)
         lengths_q, lengths_k = _lengths(q), _lengths(k)
@@ -77,20 +80,9 @@ def flash_attn_kvpacked_func(
     """`flash_attn_func` with kv (batch, seqlen_k, 2, heads_kv, head_dim)."""
     k, v = _unbind("kv", kv, 2, 5)
     return _with_caller_names(
-        {"k": "kv[:, :, 0]", "v": "kv[:, :, 1]"},
-        flash_attn_func,
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+        {"k": "kv[:, :, 0]", "v": "kv[:, :, 1]"}, flash_attn_func, q, k, v,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
 def flash_attn_qkvpacked_func(
@@ -107,20 +99,9 @@ def flash_attn_qkvpacked_func(
     """`flash_attn_func` with qkv (batch, seqlen, 3, heads, head_dim)."""
     q, k, v = _unbind("qkv", qkv, 3, 5)
     return _with_caller_names(
-        {x: f"qkv[:, :, {i}]" for i, x in enumerate("qkv")},
-        flash_attn_func,
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-    )
+        {x: f"qkv[:, :, {i}]" for i, x in enumerate("qkv")}, flash_attn_func, q, k, v,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -144,7 +125,10 @@ def flash_attn_varlen_func(
     """Packed q (total_q, heads_q, head_dim), k, v (total_k, heads_kv, head_dim), cu_seqlens (batch + 1,) int32."""
     if block_table is not None:
         raise NotImplementedError("block_table is given, expected None: fa4.flash_attn_with_kvcache reads pages")
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
+    options: dict[str, Any] = dict(
+        dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        deterministic=checks.boolean("deterministic", deterministic, "a bool") or None,
+    )  # fmt: skip
     if alibi_slopes is not None:
         _check_axes(3, q=q)
         bounds = checks.check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
@@ -250,24 +234,6 @@ def _with_caller_names(names: dict[str, str], function: Callable[..., Result], *
     except (TypeError, ValueError, NotImplementedError) as error:
         text = re.sub(r"(?<![\w.])[a-z]\w*(?!\w)", lambda match: names.get(match[0], match[0]), str(error))
         raise type(error)(text) from error
-
-
-def _options(
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: WindowSize,
-    softcap: float,
-    deterministic: bool,
-) -> dict[str, Any]:
-    return {
-        "dropout_p": dropout_p,
-        "softmax_scale": softmax_scale,
-        "causal": causal,
-        "window_size": window_size,
-        "softcap": softcap,
-        "deterministic": checks.boolean("deterministic", deterministic, "a bool") or None,
-    }
 
 
 def _result(out_and_lse: tuple[Tensor, Tensor], return_attn_probs: bool) -> Result:

@@ -44,29 +44,23 @@ def calls(parts: Parts) -> list[tuple[ChunkCall, int]]:
 def forward(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts) -> tuple[Tensor, Tensor]:
     """Return out and lse. Each step computes with the available keys while they travel to the next rank."""
     with _Messages(parts.group_rank) as messages:
-        return _forward(q, k, v, sink, parts, messages)
-
-
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, messages: _Messages
-) -> tuple[Tensor, Tensor]:
-    rank, world, _ = parts.group_rank
-    exchange = messages.send(k, v) if world > 1 else None
-    with sharing(exchange is not None):
-        out, lse = parts.own_at_once().forward(q, k, v, sink)  # only this call has the sink, one logit of each row
-    if exchange is None:
-        return out, lse
-    if world > 2:  # merged more than once
-        out = out.to(accumulator(q))
-    for step in range(1, world):
-        k, v = exchange.wait()
-        if step + 1 < world:
-            exchange = messages.send(k, v)
-        call = parts.with_keys_of((rank - step) % world)
-        with sharing(step + 1 < world):
-            part = call.forward(q, k, v)
-        _merge(call.rows(out), call.statistics(lse), *part)
-    return out.to(q.dtype), lse
+        rank, world, _ = parts.group_rank
+        exchange = messages.send(k, v) if world > 1 else None
+        with sharing(exchange is not None):
+            out, lse = parts.own_at_once().forward(q, k, v, sink)  # only this call has the sink, one logit of each row
+        if exchange is None:
+            return out, lse
+        if world > 2:  # merged more than once
+            out = out.to(accumulator(q))
+        for step in range(1, world):
+            k, v = exchange.wait()
+            if step + 1 < world:
+                exchange = messages.send(k, v)
+            call = parts.with_keys_of((rank - step) % world)
+            with sharing(step + 1 < world):
+                part = call.forward(q, k, v)
+            _merge(call.rows(out), call.statistics(lse), *part)
+        return out.to(q.dtype), lse
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
@@ -101,43 +95,37 @@ def backward(
     """Return dq, dk, dv and dsink. A rank computes part of its own keys while the first keys of others arrive, and the
     rest while the gradients of its keys travel back to it."""
     with _Messages(parts.group_rank) as messages:
-        return _backward(saved, q, k, v, sink, parts, messages)
-
-
-def _backward(
-    saved: Saved, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, parts: Parts, messages: _Messages
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    rank, world, _ = parts.group_rank
-    exchange = messages.send(k, v) if world > 1 else None
-    first, *last = parts.own()
-    grads = first.backward(saved, q, k, v, sink)
-    sum_dtype = accumulator(q)
-    dq, dsink = _embed(grads.dq, first.rows, q, sum_dtype), grads.dsink
-    own = tuple(_embed(grad, first.keys_of, x, sum_dtype) for grad, x in ((grads.dk, k), (grads.dv, v)))
-    grad_exchange = None
-    for step in range(1, world):
-        assert exchange is not None
-        k_here, v_here = exchange.wait()
-        if step + 1 < world:
-            exchange = messages.send(k_here, v_here)
-        call = parts.with_keys_of((rank - step) % world)
-        grads = call.backward(saved, q, k_here, v_here)
-        call.rows(dq).add_(grads.dq)
-        # The first gradients are no sums yet: they travel in the input dtype, half the bytes.
-        message_dtype = sum_dtype if grad_exchange is not None else None
-        kv_grads = tuple(_embed(grad, call.keys_of, x, message_dtype) for grad, x in ((grads.dk, k), (grads.dv, v)))
-        if grad_exchange is not None:  # add the sum of the previous ranks
-            _add(kv_grads, grad_exchange.wait())
-        grad_exchange = messages.send(*kv_grads)
-    for call in last:
-        grads = call.backward(saved, q, k, v, sink)
-        call.rows(dq).add_(grads.dq)
-        _add(tuple(call.keys_of(x) for x in own), (grads.dk, grads.dv))
-        dsink = None if dsink is None or grads.dsink is None else dsink + grads.dsink
-    if grad_exchange is not None:
-        _add(own, grad_exchange.wait())
-    dk, dv = own
-    return dq, dk, dv, dsink
+        rank, world, _ = parts.group_rank
+        exchange = messages.send(k, v) if world > 1 else None
+        first, *last = parts.own()
+        grads = first.backward(saved, q, k, v, sink)
+        sum_dtype = accumulator(q)
+        dq, dsink = _embed(grads.dq, first.rows, q, sum_dtype), grads.dsink
+        own = tuple(_embed(grad, first.keys_of, x, sum_dtype) for grad, x in ((grads.dk, k), (grads.dv, v)))
+        grad_exchange = None
+        for step in range(1, world):
+            assert exchange is not None
+            k_here, v_here = exchange.wait()
+            if step + 1 < world:
+                exchange = messages.send(k_here, v_here)
+            call = parts.with_keys_of((rank - step) % world)
+            grads = call.backward(saved, q, k_here, v_here)
+            call.rows(dq).add_(grads.dq)
+            # The first gradients are no sums yet: they travel in the input dtype, half the bytes.
+            message_dtype = sum_dtype if grad_exchange is not None else None
+            kv_grads = tuple(_embed(grad, call.keys_of, x, message_dtype) for grad, x in ((grads.dk, k), (grads.dv, v)))
+            if grad_exchange is not None:  # add the sum of the previous ranks
+                _add(kv_grads, grad_exchange.wait())
+            grad_exchange = messages.send(*kv_grads)
+        for call in last:
+            grads = call.backward(saved, q, k, v, sink)
+            call.rows(dq).add_(grads.dq)
+            _add(tuple(call.keys_of(x) for x in own), (grads.dk, grads.dv))
+            dsink = None if dsink is None or grads.dsink is None else dsink + grads.dsink
+        if grad_exchange is not None:
+            _add(own, grad_exchange.wait())
+        dk, dv = own
+        return dq, dk, dv, dsink
 
 
 def _embed(part: Tensor, rows: Callable[[Tensor], Tensor], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -28,7 +28,7 @@ def register_dtensor() -> None:
 
 
 _Placements = list[Any]
-_TENSORS = ("q", "k", "v", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+_TENSORS = AttentionInputs._fields[:8]
 _GRADIENTS = ("dq", "dk", "dv", "dsink")
 
 

@@ -21,19 +21,19 @@ class Tensors(NamedTuple):
     q: Tensor
     k_cache: Tensor
     v_cache: Tensor
-    k: Tensor | None
-    v: Tensor | None
-    rotary_cos: Tensor | None
-    rotary_sin: Tensor | None
-    rotary_seqlens: Tensor | None
-    cache_seqlens: int | Tensor | None
-    cache_batch_idx: Tensor | None
-    cache_leftpad: Tensor | None
-    page_table: Tensor | None
-    cu_seqlens_q: Tensor | None
-    cu_seqlens_k_new: Tensor | None
-    k_descale: Tensor | None
-    v_descale: Tensor | None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    rotary_cos: Tensor | None = None
+    rotary_sin: Tensor | None = None
+    rotary_seqlens: Tensor | None = None
+    cache_seqlens: int | Tensor | None = None
+    cache_batch_idx: Tensor | None = None
+    cache_leftpad: Tensor | None = None
+    page_table: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k_new: Tensor | None = None
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
 
     @property
     def batch(self) -> int:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
 from ..runtime.spec import AttentionInputs, Cache, Flags
-from ..torch_ops.checks import checks_lengths
+from ..torch_ops.checks import checks_lengths, lengths_of
 from .checks import Tensors
 from .record import AppendArguments
 
@@ -43,15 +41,14 @@ def check_append(a: AppendArguments) -> None:
 
 def check_attention(inputs: AttentionInputs, cache: Cache) -> None:
     """Check values in the operator that attends to a cache, after new rows are appended."""
-    q, k_cache, v_cache, _, cu_seqlens_q, _, _, seqlens, *max_seqlens = inputs
-    if not checks_lengths(q.device.type):
+    if not checks_lengths(inputs.q.device.type):
         return
-    missing = (None,) * 5  # new rows and their rotation
     t = Tensors(
-        q, k_cache, v_cache, *missing, seqlens, cache.batch_idx, cache.leftpad, cache.page_table, cu_seqlens_q, None,
-        cache.k_descale, cache.v_descale,
+        *inputs[:3], cache_seqlens=inputs.seqused_k, cache_batch_idx=cache.batch_idx, cache_leftpad=cache.leftpad,
+        page_table=cache.page_table, cu_seqlens_q=inputs.cu_seqlens_q, k_descale=cache.k_descale,
+        v_descale=cache.v_descale,
     )  # fmt: skip
-    _check(t, False, (max_seqlens[0], max_seqlens[1]), "page_table")
+    _check(t, False, inputs.max_seqlens, "page_table")
 
 
 _SHARED = "k_cache and v_cache are the same memory, expected one of its own for each where new rows are appended"
@@ -95,7 +92,7 @@ def _queries(t: Tensors) -> list[int]:
     """Return the rows of q of each sequence."""
     if t.cu_seqlens_q is None:
         return [t.q.shape[1]] * t.batch
-    return _lengths("cu_seqlens_q", t.cu_seqlens_q, t.q.shape[0])
+    return lengths_of("cu_seqlens_q", t.cu_seqlens_q, t.q.shape[0])
 
 
 def _new_rows(t: Tensors) -> list[int]:
@@ -103,14 +100,7 @@ def _new_rows(t: Tensors) -> list[int]:
         return [0] * t.batch
     if t.cu_seqlens_k_new is None:
         return [t.k.shape[1]] * t.batch
-    return _lengths("cu_seqlens_k_new", t.cu_seqlens_k_new, t.k.shape[0])
-
-
-def _lengths(name: str, x: Tensor, total: int) -> list[int]:
-    bounds = x.tolist()
-    if bounds[0] != 0 or bounds[-1] > total or sorted(bounds) != bounds:
-        raise ValueError(f"{name} is {bounds}, expected 0 first, non-decreasing, at most {total} at the end")
-    return [b - a for a, b in itertools.pairwise(bounds)]
+    return lengths_of("cu_seqlens_k_new", t.cu_seqlens_k_new, t.k.shape[0])
 
 
 def _check_batch_idx(index: list[int], sequences: int, appends: bool) -> None:

@@ -25,12 +25,14 @@ gradients of the tensors that f captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..runtime.sequences import Sequence as BatchSequence
 from ..runtime.sequences import sequences
 from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients
 
@@ -125,9 +127,7 @@ def _cut(x: Tensor) -> None:
 
 
 def _arithmetic(spec: AttentionSpec, precise: bool, sequential: bool) -> _Arithmetic:
-    if precise:
-        return _Arithmetic(torch.float64, None)
-    if spec.dtype == torch.float64:
+    if precise or spec.dtype == torch.float64:
         return _Arithmetic(torch.float64, None)
     return _Arithmetic(torch.float32, None if spec.dtype == torch.float32 else spec.dtype, sequential)
 
@@ -135,6 +135,12 @@ def _arithmetic(spec: AttentionSpec, precise: bool, sequential: bool) -> _Arithm
 def _heads_first(x: Tensor, repeat: int, dtype: torch.dtype) -> Tensor:
     """Convert (rows, heads, dim) to (heads * repeat, rows, dim): key/value heads repeated to match the query heads."""
     return x.transpose(0, 1).to(dtype).repeat_interleave(repeat, dim=0)
+
+
+def _operands(inputs: AttentionInputs, spec: AttentionSpec, math: _Arithmetic, seq: BatchSequence) -> Iterator[Tensor]:
+    """Yield q, k and v of a sequence, (heads_q, rows, dim)."""
+    for x, rows, repeat in zip(inputs[:3], (seq.q_rows, seq.k_rows, seq.k_rows), (1, spec.group, spec.group)):
+        yield _heads_first(seq.select(x, rows, inputs.varlen), repeat, math.dtype)
 
 
 def _scores(
@@ -217,9 +223,7 @@ def forward(
     lse_shape = (spec.heads_q, q.shape[0]) if varlen else (q.shape[0], spec.heads_q, q.shape[1])
     lse = torch.full(lse_shape, -torch.inf, dtype=math.dtype, device=q.device)
     for seq in sequences(inputs):
-        qs = _heads_first(seq.select(q, seq.q_rows, varlen), 1, math.dtype)
-        ks = _heads_first(seq.select(inputs.k, seq.k_rows, varlen), spec.group, math.dtype)
-        vs = _heads_first(seq.select(inputs.v, seq.k_rows, varlen), spec.group, math.dtype)
+        qs, ks, vs = _operands(inputs, spec, math, seq)
         s = _scores(spec, math, qs, ks, functions, seq.index)
         row_lse = _lse(s, inputs.sink, math.dtype)
         o = _out(math, s, row_lse, vs, _kept_of(kept, seq.index, s))
@@ -231,24 +235,10 @@ def forward(
 
 
 def backward(
-    inputs: AttentionInputs,
-    spec: AttentionSpec,
-    dout: Tensor,
-    dlse: Tensor | None = None,
-    *,
-    precise: bool = True,
-    kept: Tensor | None = None,
-    functions: Functions = _NO_FUNCTIONS,
-    sequential: bool = False,
+    inputs: AttentionInputs, spec: AttentionSpec, dout: Tensor, dlse: Tensor | None = None, **options: Any
 ) -> Gradients:
-    """Gradients by formula, for `dout` shaped like out and `dlse` shaped like lse (None: zero). kept, sequential: as in
-    `forward`.
-
-    Returns float64 gradients when `precise`, else in the dtypes of the inputs.
-    """
-    return backward_with_captured(
-        inputs, spec, dout, dlse, precise=precise, kept=kept, functions=functions, sequential=sequential
-    )[0]
+    """Return the gradients of `backward_with_captured`, with its options."""
+    return backward_with_captured(inputs, spec, dout, dlse, **options)[0]
 
 
 def backward_with_captured(
@@ -262,7 +252,11 @@ def backward_with_captured(
     functions: Functions = _NO_FUNCTIONS,
     sequential: bool = False,
 ) -> tuple[Gradients, list[Tensor]]:
-    """`backward`, and the gradients of the tensors that the score_mod captured."""
+    """Gradients by formula, also of the tensors that the score_mod captured, for `dout` shaped like out and `dlse`
+    shaped like lse (None: zero). kept, sequential: as in `forward`.
+
+    Returns float64 gradients when `precise`, else in the dtypes of the inputs.
+    """
     math, varlen = _arithmetic(spec, precise, sequential), inputs.varlen
     grads = [torch.zeros(x.shape, dtype=math.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v)]
     dq, dk, dv = grads
@@ -270,9 +264,7 @@ def backward_with_captured(
     leaves = [x.detach().to(math.dtype).requires_grad_() for x in functions.captured]
     captured_grads = [torch.zeros_like(x) for x in leaves]
     for seq in sequences(inputs):
-        qs = _heads_first(seq.select(inputs.q, seq.q_rows, varlen), 1, math.dtype)
-        ks = _heads_first(seq.select(inputs.k, seq.k_rows, varlen), spec.group, math.dtype)
-        vs = _heads_first(seq.select(inputs.v, seq.k_rows, varlen), spec.group, math.dtype)
+        qs, ks, vs = _operands(inputs, spec, math, seq)
         dos = _heads_first(seq.select(dout, seq.q_rows, varlen), 1, math.dtype)
         s = _scores(spec, math, qs, ks, functions, seq.index)
         # The forward that saved lse and o summed its scores in another order. The two sums of a score differ, so P has

@@ -37,22 +37,20 @@ def call(packed: bool, inputs: AttentionInputs, options: Options) -> tuple[Atten
     q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k = inputs
     (check_packed if packed else check_dense)(q, k, v)
     call_flags = flags(q, k, v, sink, options)
-    if not packed:
-        if seqused_k is not None:
-            check_int32("seqused_k", seqused_k, q, q.shape[0])
-        return AttentionInputs(
-            q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, q.shape[1], k.shape[1]
-        ), call_flags
-    bounds = check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
-    check_int32("cu_seqlens_k", cu_seqlens_k, q, bounds)
+    if packed:
+        bounds = check_int32("cu_seqlens_q", cu_seqlens_q, q, None).shape[0]
+        check_int32("cu_seqlens_k", cu_seqlens_k, q, bounds)
+    batch = bounds - 1 if packed else q.shape[0]
     for name, seqused in (("seqused_q", seqused_q), ("seqused_k", seqused_k)):
         if seqused is not None:
-            check_int32(name, seqused, q, bounds - 1)
-    max_seqlen_q = max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
-    max_seqlen_k = max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
-    return AttentionInputs(
-        q, k, v, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
-    ), call_flags
+            check_int32(name, seqused, q, batch)
+    if packed:
+        max_seqlen_q = max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
+        max_seqlen_k = max_seqlen("max_seqlen_k", max_seqlen_k, k.shape[0])
+    else:
+        max_seqlen_q, max_seqlen_k = q.shape[1], k.shape[1]
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    return AttentionInputs(q, k, v, sink, *lengths), call_flags
 
 
 def shown(x: Tensor, first: int | None = None, rest: str = "") -> str:
@@ -137,18 +135,25 @@ def _check_layouts(q: Tensor, k: Tensor, v: Tensor, axes: str) -> None:
             )
         if len(x.shape) != ndim:
             raise ValueError(f"{name} has {len(x.shape)} dimensions, shape {shown(x)}, expected {ndim}: {axes}")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} has dtype {x.dtype}, expected float16, bfloat16, float32 or float64")
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name} has dtype {x.dtype}, expected {q.dtype} like q")
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, expected {q.device} like q")
-        if x.shape[-1] == 0:
-            raise ValueError(f"{name} has shape {shown(x)}, expected a last axis of at least 1")
-        if x.stride(-1) != 1 and x.shape[-1] > 1:
-            raise ValueError(f"{name} has stride {x.stride(-1)} on its last axis, expected 1: call {name}.contiguous()")
+        check_like(name, x, q, "q")
     if q.shape[-2] == 0 or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
         raise ValueError(f"q has {q.shape[-2]} heads, expected a positive multiple of k's {k.shape[-2]}")
+
+
+def check_like(name: str, x: Tensor, q: Tensor, like: str, any_dtype: bool = False) -> None:
+    """Check dtype, device and last axis of a strided or jagged tensor. like: the caller's name of q. any_dtype: x may
+    have another dtype than q."""
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name} has dtype {x.dtype}, expected float16, bfloat16, float32 or float64")
+    if x.dtype != q.dtype and not any_dtype:
+        raise TypeError(f"{name} has dtype {x.dtype}, expected {q.dtype} like {like}")
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, expected {q.device} like {like}")
+    if x.shape[-1] == 0:
+        raise ValueError(f"{name} has shape {shown(x)}, expected a last axis of at least 1")
+    step = (x if x.layout is torch.strided else x.values()).stride(-1)
+    if step != 1 and x.shape[-1] > 1:
+        raise ValueError(f"{name} has stride {step} on its last axis, expected 1: call {name}.contiguous()")
 
 
 def flags(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, options: Options) -> Flags:
@@ -383,11 +388,16 @@ def _checks_everywhere() -> bool:
     return env.CHECK_LENGTHS.get() == "1"
 
 
-def _check_lengths(side: str, cu_seqlens: Tensor, seqused: Tensor | None, max_seqlen: int, total: int) -> None:
+def lengths_of(name: str, cu_seqlens: Tensor, total: int) -> list[int]:
+    """Return the lengths of the sequences of a packed tensor with `total` rows; raise if they are none."""
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] > total or any(a > b for a, b in itertools.pairwise(bounds)):
-        raise ValueError(f"cu_seqlens_{side} is {bounds}, expected 0 first, non-decreasing, at most {total} at the end")
-    lengths = [b - a for a, b in itertools.pairwise(bounds)]
+        raise ValueError(f"{name} is {bounds}, expected 0 first, non-decreasing, at most {total} at the end")
+    return [b - a for a, b in itertools.pairwise(bounds)]
+
+
+def _check_lengths(side: str, cu_seqlens: Tensor, seqused: Tensor | None, max_seqlen: int, total: int) -> None:
+    lengths = lengths_of(f"cu_seqlens_{side}", cu_seqlens, total)
     if max(lengths, default=0) > max_seqlen:
         raise ValueError(f"max_seqlen_{side} is {max_seqlen}, expected at least {max(lengths)}, the longest sequence")
     if seqused is not None:

@@ -34,14 +34,19 @@ def packed(tensors: tuple) -> tuple[tuple, tuple]:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, expected (batch, lengths, heads, head_dim)")
     if seqused_k is not None:
         raise TypeError("seqused_k came with a nested k, expected None: its lengths say what is used")
-    if v.offsets() is not k.offsets() or v.lengths() is not k.lengths():
-        raise ValueError(
-            "v has lengths of its own, expected k's: make it by "
-            "torch.nested.nested_tensor_from_jagged(values, k.offsets(), k.lengths())"
-        )
+    check_same_lengths("k", k, "v", v)
     has_holes = q.lengths() is not None or k.lengths() is not None
     bounds, used, longest = zip(*(_lengths(x, has_holes) for x in (q, k)))
     return (q.values(), k.values(), v.values(), sink, *bounds, *used), longest
+
+
+def check_same_lengths(name_k: str, k: Any, name_v: str, v: Any) -> None:
+    """Raise unless jagged k and v share their lengths."""
+    if v.offsets() is not k.offsets() or v.lengths() is not k.lengths():
+        raise ValueError(
+            f"{name_v} has lengths of its own, expected {name_k}'s: make it by "
+            f"torch.nested.nested_tensor_from_jagged(values, {name_k}.offsets(), {name_k}.lengths())"
+        )
 
 
 def packed_mods(tensors: tuple, mods: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
