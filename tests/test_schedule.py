@@ -85,4 +85,4 @@ def test_cumulative_lengths_make_a_packed_order():
     assert tile_order(4, 2, 5, 100, bounds, 3, 7, 2, descending=True, cluster=2) == PackedOrder(
         4, 2, bounds, 100, 3, 2, True, 2
     )
-    assert tile_order(4, 2, 5, 100, bounds, 3, 7).l2_group == 3  # the heads of a sequence
+    assert tile_order(4, 2, 5, 100, bounds, 3, 7).l2_group is None

@@ -135,7 +135,10 @@ class RowTensors:
         statistics, dq_sum, semaphores, ranks = (None if x is None else modes_reversed(x) for x in workspace[:4])
         of_queries = None if mods is None else mods.of_queries
         heads, cu_seqlens = cute.size(dq, mode=[2]), inputs.lengths.cu_seqlens_q
-        order = tile_order(cfg.tile_m, cfg.packed, sizes.max_seqlen_q, extent(out), cu_seqlens, heads, sizes.batch)
+        l2_group = heads if cfg.varlen else None  # without a group, the heads of a sequence advance together too
+        order = tile_order(
+            cfg.tile_m, cfg.packed, sizes.max_seqlen_q, extent(out), cu_seqlens, heads, sizes.batch, l2_group
+        )
         lengths = inputs.lengths.bounded(sizes.max_seqlen_q, sizes.max_seqlen_k)
         return RowTensors(
             out, dout, dq, lse, dlse, inputs.sink, dsink, statistics, dq_sum, semaphores, ranks, of_queries, lengths,

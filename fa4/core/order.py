@@ -149,7 +149,7 @@ class PackedOrder:
     The total follows from the number of rows and of sequences, so a launch reads nothing back from the device.
 
     rows: rows per block. per_query: tile rows per row of `cu_seqlens`. total: rows of all sequences, or more. l2_group:
-    heads of a sequence that advance together. descending, cluster: as in `Order`.
+    heads of a sequence that advance together; None for all. descending, cluster: as in `Order`.
     """
 
     rows: cutlass.Constexpr[int]
@@ -157,7 +157,7 @@ class PackedOrder:
     cu_seqlens: cute.Tensor
     total: Int32
     heads: Int32
-    l2_group: Int32
+    l2_group: Int32 | None = None
     descending: cutlass.Constexpr[bool] = False
     cluster: cutlass.Constexpr[int] = 1
 
@@ -206,11 +206,10 @@ def tile_order(
     """Return the order of a launch's tiles: a `PackedOrder` if `cu_seqlens` is given, else the same number of tiles for
     each sequence.
 
-    rows, per_query: as in `PackedOrder`; by default its l2_group is all heads. longest: rows of the longest sequence.
-    total: rows of all sequences. Other arguments: as in `Order`; a `PackedOrder` uses none after `cluster`.
+    rows, per_query: as in `PackedOrder`. longest: rows of the longest sequence. total: rows of all sequences. Other
+    arguments: as in `Order`; a `PackedOrder` uses none after `cluster`.
     """
     if cu_seqlens is not None:
-        l2_group = heads if l2_group is None else l2_group
         return PackedOrder(rows, per_query, cu_seqlens, total, heads, l2_group, descending, cluster)
     blocks = cute.ceil_div(longest * per_query, rows)
     return Order(blocks, heads, batch, l2_group, descending, cluster, wave, block_order, most_l2_groups)
