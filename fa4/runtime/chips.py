@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+_KIB, _MIB = 1 << 10, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class ChipFacts:
     number: 10 * major + minor of the compute capability.
     target: CuTe DSL target. "a" targets have instructions of that chip alone; plain ones run on later minor versions
     too.
-    sms, smem_per_sm, l2, memory: multiprocessors, and bytes, of `gpu`.
+    sms, smem_per_sm, l2: multiprocessors, and bytes, of `gpu`.
     toolkit: CUDA version of the first build of CuTe DSL whose code for `target` the chip loads.
     """
 
@@ -26,16 +26,7 @@ class ChipFacts:
     sms: int
     smem_per_sm: int
     l2: int
-    memory: int
-    threads_per_sm: int = 2048
-    blocks_per_sm: int = 32
-    registers_per_sm: int = 65536
-    tmem_columns: int = 0
     toolkit: int = 12
-
-    @property
-    def capability(self) -> tuple[int, int]:
-        return divmod(self.number, 10)
 
     @property
     def smem_per_block(self) -> int:
@@ -44,16 +35,16 @@ class ChipFacts:
 
 
 _TABLE = (
-    ChipFacts(80, "sm_80", "A100", 108, 164 * _KIB, 40 * _MIB, 80 * _GIB),
-    ChipFacts(86, "sm_86", "A40", 84, 100 * _KIB, 6 * _MIB, 48 * _GIB, 1536, 16),
-    ChipFacts(87, "sm_87", "Orin", 16, 164 * _KIB, 4 * _MIB, 64 * _GIB, 1536, 16),
-    ChipFacts(89, "sm_89", "RTX 4090", 128, 100 * _KIB, 72 * _MIB, 24 * _GIB, 1536, 24),
-    ChipFacts(90, "sm_90a", "H100", 132, 228 * _KIB, 50 * _MIB, 80 * _GIB),
-    ChipFacts(100, "sm_100a", "B200", 148, 228 * _KIB, 126 * _MIB, 180 * _GIB, tmem_columns=512),
-    ChipFacts(103, "sm_103a", "B300", 160, 228 * _KIB, 126 * _MIB, 270 * _GIB, tmem_columns=512),
+    ChipFacts(80, "sm_80", "A100", 108, 164 * _KIB, 40 * _MIB),
+    ChipFacts(86, "sm_86", "A40", 84, 100 * _KIB, 6 * _MIB),
+    ChipFacts(87, "sm_87", "Orin", 16, 164 * _KIB, 4 * _MIB),
+    ChipFacts(89, "sm_89", "RTX 4090", 128, 100 * _KIB, 72 * _MIB),
+    ChipFacts(90, "sm_90a", "H100", 132, 228 * _KIB, 50 * _MIB),
+    ChipFacts(100, "sm_100a", "B200", 148, 228 * _KIB, 126 * _MIB),
+    ChipFacts(103, "sm_103a", "B300", 160, 228 * _KIB, 126 * _MIB),
     # CUDA 12 named Thor sm_101, and CuTe DSL's build for it still emits that name.
-    ChipFacts(110, "sm_110a", "Thor", 20, 228 * _KIB, 32 * _MIB, 128 * _GIB, 1536, 24, tmem_columns=512, toolkit=13),
-    ChipFacts(120, "sm_120a", "RTX 5090", 170, 100 * _KIB, 96 * _MIB, 32 * _GIB, 1536, 24),
-    ChipFacts(121, "sm_121a", "GB10", 48, 100 * _KIB, 24 * _MIB, 128 * _GIB, 1536, 24),
+    ChipFacts(110, "sm_110a", "Thor", 20, 228 * _KIB, 32 * _MIB, toolkit=13),
+    ChipFacts(120, "sm_120a", "RTX 5090", 170, 100 * _KIB, 96 * _MIB),
+    ChipFacts(121, "sm_121a", "GB10", 48, 100 * _KIB, 24 * _MIB),
 )
 CHIPS = {facts.number: facts for facts in _TABLE}

@@ -75,6 +75,7 @@ class Chip:
     target: str = ""
     sms: int = 0
     smem_per_block: int = 0
+    l2: int = 0
     name: str = ""
     emulated: bool = False
     dry_run: Any = None
@@ -127,6 +128,7 @@ def chip_by_number(number: int, *, sms: int | None = None, emulated: bool = Fals
         target=_target_or_none(number),
         sms=facts.sms if sms is None else sms,
         smem_per_block=facts.smem_per_block,
+        l2=facts.l2,
         name=name,
         emulated=emulated,
     )
@@ -142,6 +144,7 @@ def _cuda_chip(index: int) -> Chip:
         target=_target_or_none(10 * major + minor),
         sms=properties.multi_processor_count,
         smem_per_block=properties.shared_memory_per_block_optin,
+        l2=properties.L2_cache_size,
         name=properties.name,
     )
 
