@@ -31,7 +31,7 @@ COUNTED = {
     "dS and dQ written": "shared_store",
     "dQ read by bulk additions": "bulk_reduce",
 }
-PAPER = {SINGLE.name: 3328, PAIR.name: 2688}  # clocks
+PAPER = {SINGLE: 3328, PAIR: 2688}  # clocks
 
 
 def launch(tiles: BackwardTiles, blocks: int, *, deterministic: bool = False) -> LaunchReport:
@@ -60,12 +60,12 @@ def clocks(moved: dict[str, int]) -> dict[str, int]:
 def main() -> None:
     print("| row | " + " | ".join(COUNTED) + " | sum | paper | TMA loads, bytes | instructions | deterministic |")
     print("|---|" + "--:|" * (len(COUNTED) + 5))
-    for tiles in (SINGLE, PAIR):
+    for name, tiles in (("single", SINGLE), ("pair", PAIR)):
         moved, instructions = per_step(tiles)
         _, ordered = per_step(tiles, deterministic=True)
         parts = clocks(moved)
-        cells = (*parts.values(), sum(parts.values()), PAPER[tiles.name], moved["tma_load"], instructions, ordered)
-        print(f"| {tiles.name} | " + " | ".join(map(str, cells)) + " |")
+        cells = (*parts.values(), sum(parts.values()), PAPER[tiles], moved["tma_load"], instructions, ordered)
+        print(f"| {name} | " + " | ".join(map(str, cells)) + " |")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def _sm90() -> Sweep:
     from fa4.sm90.plan import Plan
 
     def forward_rows(spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> Rows:
-        row = forward.tiles_for(spec, extent)
+        row = forward.tiles_for(spec, chip, extent).row
         if row.consumers == 1:
             return _changed(row, splits=(1, 4, 8, 12, 16), most_stages=(2, 3, 4), tile_n=(32, 64, 128))
         columns = dict(
@@ -72,7 +72,7 @@ def _sm90() -> Sweep:
         return _changed(row, schedule=(Schedule.SINGLE,), ctas=(1, 2), l2_group=(33, 66, 132), **columns)
 
     def backward_rows(spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> Rows:
-        row = backward.tiles_for(spec, extent)
+        row = backward.tiles_for(spec, chip, extent).row
         if spec.deterministic:
             return _changed(row, pairs_per_group=(None, 1, 2, 4, 8, 16, 33, 66, 132))
         return _changed(row, tile_m=(64, 80, 96, 128), first_writer=(False, True), ordered=(False, True))
@@ -87,11 +87,11 @@ def _sm100() -> Sweep:
     from fa4.sm100.plan import Plan
 
     def forward_rows(spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> Rows:
-        row = forward.tiles_for(spec, chip, extent)
+        row = forward.tiles_for(spec, chip, extent).row
         return _changed(row, schedule=tuple(Schedule), polynomial=(0, 2, 4), sawtooth=(True,))
 
     def backward_rows(spec: AttentionSpec, extent: ProblemSize, chip: Chip) -> Rows:
-        row = backward.tiles_for(spec, chip)
+        row = backward.tiles_for(spec, chip).row
         return {"table": row} | ({} if row == backward.SINGLE else {"single": backward.SINGLE})
 
     return Sweep(Plan, forward_rows, backward_rows)

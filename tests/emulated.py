@@ -133,7 +133,7 @@ def check_gradients(
     """They are right; returns them."""
     saved = given(problem)
     grads = kernels.gradients(problem, seed, schedule, tiles, sms, saved)
-    name = f"{problem.case}, {'' if tiles is None else tiles.name + ', '}{schedule}, {sms} multiprocessors, seed {seed}"
+    name = f"{problem.case}, {'' if tiles is None else f'{tiles}, '}{schedule}, {sms} multiprocessors, seed {seed}"
     cases.assert_right(judge_gradients(problem, grads, saved), name)
     return grads
 

@@ -14,7 +14,7 @@ FRAGMENTS = sorted(
         (tiles.tile_m, padded(head_dim), tiles.warps_q)
         for number in (80, 86)
         for head_dim in range(8, 257, 8)
-        for tiles in [backward_tiles(head_dim, head_dim, chip_by_number(number))]
+        for tiles in [backward_tiles(head_dim, head_dim, chip_by_number(number)).row]
     }
 )
 PLACEMENTS = [

@@ -18,17 +18,19 @@ from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, ProblemSize
 from fa4.sm80.plan import Sm80Backward as Portable
 from fa4.sm90.bwd.plan import Sm90Backward as Hopper
-from fa4.sm90.bwd.tiles import D64, D96, D96_ORDERED, D128_CUT, D256, D256_ORDERED, WIDE, tiles_for
+from fa4.sm90.bwd.tiles import TILES, tiles_for
 from fa4.sm100.bwd.plan import Sm100Backward as Blackwell
 from tests.gpu.residency import FEW_HEADS, HEADS, PLAIN, SEQLEN
 from tests.schedules import NoProgress, Pace, Problem, run, walks, without_waits
 
+CHIP = chip_by_number(90)
+ROWS = {rule.name: rule.row for rule in TILES}
 MASKS = ((None, None), (None, 0), (None, -150), (None, 90), (150, 0), (150, None), (40, 30))
 KINDS = {
-    "sm90": (Hopper, 90, 128, D128_CUT),
-    "sm90_higher_steps": (Hopper, 90, 64, D64),
-    "sm90_wide": (Hopper, 90, 192, WIDE),
-    "sm90_clusters": (Hopper, 90, 256, D256_ORDERED),
+    "sm90": (Hopper, 90, 128, ROWS["d128_cut"]),
+    "sm90_higher_steps": (Hopper, 90, 64, ROWS["d64"]),
+    "sm90_wide": (Hopper, 90, 192, ROWS["wide"]),
+    "sm90_clusters": (Hopper, 90, 256, ROWS["d256_ordered"]),
     "sm100": (Blackwell, 100, 192, None),
     "sm100_clusters": (Blackwell, 100, 128, None),
     "sm80": (Portable, 80, 64, None),
@@ -39,7 +41,7 @@ def configured(kind: str, problem: Problem, group: int, sms: int, pairs_per_grou
     """The deterministic kernel's configuration."""
     backward, number, head_dim, tiles = KINDS[kind]
     spec = AttentionSpec(
-        torch.bfloat16, head_dim, min(head_dim, 128) if tiles is WIDE else head_dim, problem.heads_kv * group,
+        torch.bfloat16, head_dim, min(head_dim, 128) if tiles is ROWS["wide"] else head_dim, problem.heads_kv * group,
         problem.heads_kv, 0.1, window_left=problem.left, window_right=problem.right, needs_backward=True,
         deterministic=True, mods=mods,
     )  # fmt: skip
@@ -125,12 +127,15 @@ def test_waits_cost_little_on_a_whole_chip(shape):
 
 
 def test_ordered_rows_without_a_mask_need_pairs_enough():
-    for head_dim, ordered, other in ((96, D96_ORDERED, D96), (256, D256_ORDERED, D256)):
+    for head_dim in (96, 256):
         for heads, batch, seqlen in ((8, 1, 16384), (8, 4, 4096), (8, 16, 1024), (1, 1, 16384), (2, 1, 4096)):
             spec = AttentionSpec(torch.bfloat16, head_dim, head_dim, heads, heads, 0.1, needs_backward=True)
             extent = ProblemSize(batch, seqlen, seqlen)
-            assert tiles_for(spec, extent) is (ordered if heads == 8 else other)
-            assert tiles_for(dataclasses.replace(spec, window_right=0), ProblemSize(batch, 4096, 4096)) is ordered
+            causal, name = dataclasses.replace(spec, window_right=0), f"d{head_dim}"
+            assert tiles_for(spec, CHIP, extent).name == name + "_ordered" * (heads == 8)
+            assert tiles_for(causal, CHIP, ProblemSize(batch, 4096, 4096)).name == f"{name}_ordered"
+            # On a chip of fewer multiprocessors the last CTA starts earlier.
+            assert tiles_for(spec, chip_by_number(90, sms=8), extent).name == f"{name}_ordered"
 
 
 def test_a_gpu_runs_ordered_kernels_with_one_sum_and_with_several():

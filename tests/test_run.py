@@ -194,7 +194,7 @@ def test_explain_sees_the_lengths():
     assert many.chosen == trained.chosen == some.chosen == few.chosen == "sm100"
     assert "pairs" in many.tiles and "parts" not in many.tiles
     assert "pairs" not in trained.tiles and "parts" not in trained.tiles
-    assert "full: 256 x 128" in some.tiles and "parts" in some.tiles
+    assert "one CTA: 256 x 128" in some.tiles and "parts" in some.tiles
     assert "few queries: 128 x 64" in few.tiles and "parts" in few.tiles
 
 

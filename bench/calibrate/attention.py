@@ -138,9 +138,10 @@ def tiles_of(case: Case, chip: Chip, extent: ProblemSize) -> Any:
     is_forward, dims = case.shape.direction == "fwd", (case.shape.head_dim, case.shape.head_dim_v)
     if case.backend == "sm80":
         rows = case.shape.seqlen_q
-        row: Any = portable.forward_tiles(*dims, chip, rows) if is_forward else portable.backward_tiles(*dims, chip)
+        choice: Any = portable.forward_tiles(*dims, chip, rows) if is_forward else portable.backward_tiles(*dims, chip)
+        row = choice.row
     else:
-        row = (forward if is_forward else backward).tiles_for(spec_of(case), extent)
+        row = (forward if is_forward else backward).tiles_for(spec_of(case), chip, extent).row
         if is_forward and row.ctas > 1:  # one multiprocessor is emulated, and what was measured were CTAs alone
             row = dataclasses.replace(row, ctas=1, ping_pong=True)
     return dataclasses.replace(row, **dict(case.changes))

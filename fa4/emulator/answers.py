@@ -103,7 +103,7 @@ def answered(problem: Problem) -> Answer:
     has_backward = problem.case.name.startswith("bwd")
     spec = replace(problem.spec, needs_backward=has_backward)
     described = dispatch.plan(spec, problem.inputs.extent, chip_of(problem.inputs.q.device)).describe()
-    tiles = re.sub(r" \([^()]*\)", "", described)  # without what speaks for them
+    tiles = re.sub(r" \(.*?\)(?=; backward |$)", "", described)  # without the reasons
     if has_backward:
         out, lse, grads = problem.call_with_gradients()
         results = {"out": out, "lse": lse, **grads._asdict()}

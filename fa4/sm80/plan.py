@@ -13,6 +13,7 @@ from ..fwd.plan import ForwardDirection
 from ..fwd.splits import blocks_of_part, choose_splits
 from ..mods.frontend.coarse import mask_of_groups, to_head_groups
 from ..runtime import plan
+from ..runtime.choice import given
 from ..runtime.device import Chip
 from ..runtime.spec import AttentionInputs, AttentionSpec, Gradients, ProblemSize, Saved
 from . import backward, forward
@@ -28,13 +29,15 @@ class Sm80Forward(ForwardDirection):
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
         dims, rows, heads = (spec.head_dim, spec.head_dim_v), extent.max_seqlen_q, spec.heads_q
         # batch_invariant: the order of a row's sums must not depend on the number of queries of other sequences.
-        chosen = tiles or forward_tiles(*dims, chip, 1 if spec.batch_invariant else rows)
+        replaced = None if tiles is None else given(tiles)
+        choice = replaced or forward_tiles(*dims, chip, 1 if spec.batch_invariant else rows)
         # Packing is faster if the query rows of one head leave half of a tile empty.
-        packed = spec.group if 2 * rows <= chosen.tile_m or spec.batch_invariant else 1
+        packed = spec.group if 2 * rows <= choice.row.tile_m or spec.batch_invariant else 1
         packed = 1 if spec.has_blocks else packed  # query heads may have their own block lists
         if packed > 1:
             rows, heads = rows * packed, spec.heads_kv
-            chosen = chosen if spec.batch_invariant else tiles or forward_tiles(*dims, chip, rows)
+            choice = choice if spec.batch_invariant else replaced or forward_tiles(*dims, chip, rows)
+        self.choice, chosen = choice, choice.row
         work_tiles = -(-rows // chosen.tile_m) * heads * extent.batch
         cta_slots = chip.sms * chosen.blocks_per_sm
         if not spec.has_blocks:
@@ -44,14 +47,15 @@ class Sm80Forward(ForwardDirection):
         is_split = self.splits > 1
         fixed = is_split and spec.batch_invariant
         cfg = Sm80ForwardConfig(**fields, tiles=chosen, packed=packed, split=is_split, fixed_parts=fixed)
-        l2_group = forward_l2_group(spec, extent.max_seqlen_k)
+        l2_group = forward_l2_group(spec, chip, extent.max_seqlen_k)
         part_blocks = blocks_of_part(extent.max_seqlen_k, chosen.tile_n, self.splits)
         sizes = forward.LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, part_blocks)
         super().__init__(chip, cfg, forward.Scalars(spec.softmax_scale, spec.softcap, *windows(spec)), sizes)
 
     def __str__(self) -> str:
         parts = f", keys in {self.splits} parts" if self.splits > 1 else ""
-        return f"forward {self.cfg.tiles}{', packed heads' if self.cfg.packed > 1 else ''}{parts}"
+        packed = ", packed heads" if self.cfg.packed > 1 else ""
+        return f"forward {self.cfg.tiles}{packed}{parts} ({self.choice.reason})"
 
 
 class Sm80Backward(BackwardDirection):
@@ -67,10 +71,12 @@ class Sm80Backward(BackwardDirection):
         if self.by_head is not None:
             spec = replace(spec, mods=replace(self.by_head, mask=mask_of_groups(self.by_head), heads_differ=False))
         super().__init__(spec, extent, chip)
-        self.tiles = tiles or backward_tiles(spec.head_dim, spec.head_dim_v, chip, spec.has_dropout)
+        table = backward_tiles(spec.head_dim, spec.head_dim_v, chip, spec.has_dropout) if tiles is None else None
+        self.choice = table or given(tiles)
+        self.tiles = self.choice.row
 
     def __str__(self) -> str:
-        return f"backward {self.tiles}"
+        return f"backward {self.tiles} ({self.choice.reason})"
 
     def launch(self, inputs: AttentionInputs, saved: Saved, grads: Gradients, *extra: Any) -> Tensor | None:
         if self.by_head is not None:

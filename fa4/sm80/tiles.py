@@ -1,10 +1,13 @@
-"""Tile tables of the portable kernels, by head dim and shared-memory size."""
+"""Tile tables of the portable kernels: tuned values, each row with its condition and its evidence."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..mods.ir.dropout import KEYS
+from ..runtime.choice import Choice, Condition, Rule, choose
 from ..runtime.device import Chip
 from ..runtime.spec import AttentionSpec
 
@@ -31,35 +34,66 @@ class ForwardTiles:
         d, dv = padded(head_dim), padded(head_dim_v)
         return 2 * (self.tile_m * max(d, dv) + self.stages * self.tile_n * (d + dv))
 
-
-# (largest padded head dim, tiles); the first row that fits the head dim and the chip's shared memory is used. Chosen
-# from eight tiles on an H100 (bf16, TFLOP/s full / causal): d=128 381 / 324, next 371 full (256x64, 8 warps); d=64
-# 324 / 301, next 330 / 289 (128x128).
-_FORWARD = (
-    (128, ForwardTiles(128, 64, 4, 1, 2)),
-    (256, ForwardTiles(128, 64, 8, 1, 1)),
-    (256, ForwardTiles(64, 64, 4, 1, 1)),
-)
-# For at most 64 rows per head (decode): one 16-row group per warp. On an H100 with one row and 8192 keys, 2436 GB/s of
-# K and V, 2367 with two stages of 64 keys.
-_FORWARD_SHORT = (
-    (128, ForwardTiles(64, 128, 4, 1, 2)),
-    (256, ForwardTiles(64, 64, 4, 1, 2)),
-)
+    def fits(self, case: HeadDims) -> bool:
+        return self.smem_bytes(case.head_dim, case.head_dim_v) <= case.chip.smem_per_block
 
 
-def forward_tiles(head_dim: int, head_dim_v: int, chip: Chip, rows: int | None) -> ForwardTiles:
+@dataclass(frozen=True, slots=True)
+class HeadDims:
+    """Argument of the conditions of these tables. rows: query rows per head, None for many."""
+
+    head_dim: int
+    head_dim_v: int
+    chip: Chip
+    rows: int | None = None
+    has_dropout: bool = False
+
+
+def _rule(name: str, limit: int, tiles: Any, evidence: str) -> Rule[Any]:
+    """Rule for padded head dims up to `limit`, if the warps divide them and the tiles fit the chip's shared memory."""
+
+    def holds(case: HeadDims) -> bool:
+        return max(padded(case.head_dim), padded(case.head_dim_v)) <= limit and tiles.fits(case)
+
+    return Rule(
+        name, Condition(f"head dims <= {limit}, which warps divide and shared memory holds", holds), tiles, evidence
+    )
+
+
+def _short(rule: Rule[ForwardTiles]) -> Rule[ForwardTiles]:
+    few = Condition("at most 64 rows a head", lambda case: case.rows is not None and case.rows <= 64)
+    return replace(rule, when=few & rule.when)
+
+
+# Evidence: TFLOP/s on an H100, bf16, full / causal, of eight tiles.
+FORWARD = (
+    # Decode: one 16-row group per warp.
+    _short(_rule("few rows, head_dim <= 128", 128, ForwardTiles(64, 128, 4, 1, 2),
+                 "one row, 8192 keys: 2436 GB/s of K and V; with two stages of 64 keys 2367")),
+    _short(_rule("few rows", 256, ForwardTiles(64, 64, 4, 1, 2), "blocks of 64 keys for the columns")),
+    _rule("head_dim <= 128", 128, ForwardTiles(128, 64, 4, 1, 2),
+          "d=128 381 / 324, next 371 full (256x64, 8 warps); d=64 324 / 301, next 330 / 289 (128x128)"),
+    _rule("head_dim <= 256", 256, ForwardTiles(128, 64, 8, 1, 1), "by reasoning"),
+    _rule("head_dim <= 256, 64 rows", 256, ForwardTiles(64, 64, 4, 1, 1), "what 100 KiB of shared memory hold"),
+)  # fmt: skip
+
+
+def forward_tiles(head_dim: int, head_dim_v: int, chip: Chip, rows: int | None) -> Choice[ForwardTiles]:
     """Return the forward tiles. rows: query rows per head, None for many.
 
     Raises:
         ValueError: no row fits.
     """
-    largest = max(padded(head_dim), padded(head_dim_v))
-    table = _FORWARD_SHORT if rows is not None and rows <= 64 else _FORWARD
-    for limit, tiles in table:
-        if largest <= limit and tiles.smem_bytes(head_dim, head_dim_v) <= chip.smem_per_block:
-            return tiles
-    raise ValueError(f"head_dim ({head_dim}, {head_dim_v}) has no forward tiles on {chip}")
+    return _choose(FORWARD, "forward", HeadDims(head_dim, head_dim_v, chip, rows))
+
+
+def _choose(table: Sequence[Rule[Any]], direction: str, case: HeadDims) -> Choice[Any]:
+    try:
+        rule = choose(table, case)
+    except LookupError:
+        dims = case.head_dim, case.head_dim_v
+        raise ValueError(f"head_dim {dims} has no {direction} tiles on {case.chip}") from None
+    return Choice(rule.row, (rule,))
 
 
 @dataclass(frozen=True)
@@ -98,53 +132,56 @@ class BackwardTiles:
     def keep_bits_bytes(self) -> int:
         return 4 * self.tile_m * self.keep_words_per_row
 
-    def fits(self, head_dim: int, head_dim_v: int, chip: Chip, has_dropout: bool = False) -> bool:
+    def fits(self, case: HeadDims) -> bool:
         """True if the warps divide the 16-column groups evenly and the tiles fit the chip's shared memory."""
-        d, dv = padded(head_dim), padded(head_dim_v)
+        d, dv = padded(case.head_dim), padded(case.head_dim_v)
         columns_kv, columns_q = 16 * self.warps_kv[1], 16 * self.warps_q[1]
         divides = d % columns_kv == 0 and dv % columns_kv == 0 and d % columns_q == 0
-        smem_bytes = self.smem_bytes(head_dim, head_dim_v) + (self.keep_bits_bytes if has_dropout else 0)
-        return divides and smem_bytes <= chip.smem_per_block
+        smem_bytes = self.smem_bytes(d, dv) + (self.keep_bits_bytes if case.has_dropout else 0)
+        return divides and smem_bytes <= case.chip.smem_per_block
 
 
-# (largest padded head dim, tiles); the first row whose warps divide the head dims and that fits shared memory is used.
-# On an H100 (4k, TFLOP/s full / causal): d=64 300 / 271, next 276 / 253 (64x128); d=128 338 / 298, next 305 / 275
-# (64x64, two CTAs per SM); d=256 268 / 256, next 253 / 247 (dK and dV on 4 x 2 warps).
-_BACKWARD = (
-    (64, BackwardTiles(128, 128, 2, (4, 2), (4, 2), (4, 2))),
-    (128, BackwardTiles(64, 128, 2, (2, 4), (4, 2), (2, 4))),
-    (128, BackwardTiles(64, 128, 2, (2, 4), (4, 2), (4, 2))),
-    (128, BackwardTiles(64, 64, 1, (2, 2), (2, 2), (2, 2))),
-    (256, BackwardTiles(64, 64, 2, (2, 4), (2, 4), (2, 4))),
-    (256, BackwardTiles(64, 64, 2, (2, 4), (4, 2), (4, 2))),
-    (256, BackwardTiles(64, 64, 1, (2, 4), (4, 2), (4, 2))),
-    (256, BackwardTiles(32, 32, 1, (2, 2), (2, 2), (2, 2))),
-)
+# Evidence: TFLOP/s on an H100, 4k, full / causal.
+BACKWARD = (
+    _rule("head_dim <= 64", 64, BackwardTiles(128, 128, 2, (4, 2), (4, 2), (4, 2)),
+          "d=64 300 / 271, next 276 / 253 (64x128)"),
+    _rule("head_dim <= 128", 128, BackwardTiles(64, 128, 2, (2, 4), (4, 2), (2, 4)),
+          "d=128 338 / 298, next 305 / 275 (64x64, two CTAs per SM)"),
+    _rule("head_dim <= 128, dQ on 4 x 2 warps", 128, BackwardTiles(64, 128, 2, (2, 4), (4, 2), (4, 2)),
+          "what divides the head dims"),
+    _rule("head_dim <= 128, 64 x 64", 128, BackwardTiles(64, 64, 1, (2, 2), (2, 2), (2, 2)),
+          "what shared memory holds"),
+    _rule("head_dim <= 256", 256, BackwardTiles(64, 64, 2, (2, 4), (2, 4), (2, 4)),
+          "d=256 268 / 256, next 253 / 247 (dK and dV on 4 x 2 warps)"),
+    _rule("head_dim <= 256, dK and dV on 4 x 2 warps", 256, BackwardTiles(64, 64, 2, (2, 4), (4, 2), (4, 2)),
+          "what divides the head dims"),
+    _rule("head_dim <= 256, one stage", 256, BackwardTiles(64, 64, 1, (2, 4), (4, 2), (4, 2)),
+          "what shared memory holds"),
+    _rule("head_dim <= 256, 32 x 32", 256, BackwardTiles(32, 32, 1, (2, 2), (2, 2), (2, 2)),
+          "what 100 KiB of shared memory hold"),
+)  # fmt: skip
 
 
-def backward_tiles(head_dim: int, head_dim_v: int, chip: Chip, has_dropout: bool = False) -> BackwardTiles:
+def backward_tiles(head_dim: int, head_dim_v: int, chip: Chip, has_dropout: bool = False) -> Choice[BackwardTiles]:
     """Return the backward tiles.
 
     Raises:
         ValueError: no row fits.
     """
-    largest = max(padded(head_dim), padded(head_dim_v))
-    for limit, tiles in _BACKWARD:
-        if largest <= limit and tiles.fits(head_dim, head_dim_v, chip, has_dropout):
-            return tiles
-    raise ValueError(f"head_dim ({head_dim}, {head_dim_v}) has no backward tiles on {chip}")
+    return _choose(BACKWARD, "backward", HeadDims(head_dim, head_dim_v, chip, has_dropout=has_dropout))
 
 
 # Largest L2 swizzle group: (head, sequence) pairs that advance together (`core.order`). On an H100, d=128, causal 4k,
 # TFLOP/s for groups of 1 / 4 / 16: forward 315 / 326 / 344, backward 298 / 322 / 308, deterministic 254 / 279 / 291.
 # Without a mask, 1 is as fast as any.
 LARGEST_L2_GROUP = 16
-L2_GROUP_BYTES = 32 * 2**20  # bytes that the pairs of a group share in L2
+L2_GROUP_BYTES = 32 * 2**20  # what the pairs of a backward group share in L2
+L2_SHARE = 0.64  # of the chip, for what the pairs of a forward group share: 32 MB of an H100's
 
 
-def forward_l2_group(spec: AttentionSpec, seqlen_k: int) -> int:
+def forward_l2_group(spec: AttentionSpec, chip: Chip, seqlen_k: int) -> int:
     """Pairs that advance together in the forward, so that their K and V stay in L2."""
     if spec.window_left is None and spec.window_right is None and not spec.has_blocks:
         return 1
     pair_bytes = 2 * seqlen_k * (spec.head_dim + spec.head_dim_v) // spec.group
-    return max(1, min(LARGEST_L2_GROUP, L2_GROUP_BYTES // max(pair_bytes, 1)))
+    return max(1, min(LARGEST_L2_GROUP, int(L2_SHARE * chip.l2) // max(pair_bytes, 1)))

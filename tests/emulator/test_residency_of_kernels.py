@@ -22,7 +22,7 @@ from fa4.runtime.device import chip_of
 from fa4.runtime.spec import Gradients
 from fa4.sm80.plan import Plan as Portable
 from fa4.sm90.bwd.config import Sm90BackwardSteps
-from fa4.sm90.bwd.tiles import D96_ORDERED, D256_ORDERED
+from fa4.sm90.bwd.tiles import TILES
 from fa4.sm90.bwd.work import Sm90BackwardWork
 from fa4.sm90.plan import Plan as Hopper
 from fa4.sm100.plan import Plan as Blackwell
@@ -32,6 +32,8 @@ from tests.mods.oracle import Problem, assert_kernel_is_right
 
 PLANS: dict[str, Callable[..., plan.Plan]] = {"sm_80": Portable, "sm_90a": Hopper, "sm_100a": Blackwell}
 SMS = 4
+ROWS = {rule.name: rule.row for rule in TILES}
+D96_ORDERED, D256_ORDERED = ROWS["d96_ordered"], ROWS["d256_ordered"]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif("sm100" not in offered(), reason="needs an sm_100 or sm_103"),
 ]
 
-FULL = forward_tiles.ForwardTiles("full", 2, Schedule.PERSISTENT, "test")
+FULL = forward_tiles.ForwardTiles(polynomial=2, schedule=Schedule.PERSISTENT)
 FORWARD = {
     "persistent": FULL,
     "single": replace(FULL, schedule=Schedule.SINGLE),
@@ -79,7 +79,7 @@ def test_products_of_different_accumulators_stay_in_order(case, seed):
     """The kernels take it that the matrix unit works in order also between accumulators, and between M = 128 and
     M = 64, which the ISA does not promise: a thousand repetitions, bit for bit."""
     problem = cases.make(replace(case, deterministic=True), seed, device="cuda")
-    tiles = {"forward_tiles": replace(forward_tiles.tiles_for(problem.spec, chip_of(problem.inputs.q.device)),
+    tiles = {"forward_tiles": replace(forward_tiles.tiles_for(problem.spec, chip_of(problem.inputs.q.device)).row,
                                       rescale_threshold=0.0)}  # fmt: skip
     out, lse, grads = backward(problem, **tiles)
     cases.assert_right(cases.judge_forward(problem, out, lse) + cases.judge_backward(problem, grads), f"seed {seed}")

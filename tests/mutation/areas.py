@@ -175,7 +175,7 @@ AREAS = (
         (
             "fa4/runtime/__init__.py",
             "fa4/runtime/dispatch.py",
-            "fa4/runtime/chips.py",
+            "fa4/runtime/ch*.py",
             "fa4/runtime/device.py",
             "fa4/runtime/env.py",
         ),
@@ -185,6 +185,7 @@ AREAS = (
             "tests/test_cli.py::test_explain_answers_for_chips_that_are_not_here",
             "tests/test_docs.py",
             f"{_CHOICE} -k what_compiles",
+            "tests/test_choice.py",
             "tests/test_ahead.py",  # what is recorded of choices
             _API,
         ),

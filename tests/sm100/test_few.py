@@ -20,7 +20,7 @@ CHIP = device.chip_by_number(100)
 
 def judge(name: str, seed: int, interleavings) -> None:
     parts.judge(
-        KERNELS, lambda problem: tiles_for(problem.spec, CHIP, problem.inputs.extent), name, seed, interleavings
+        KERNELS, lambda problem: tiles_for(problem.spec, CHIP, problem.inputs.extent).row, name, seed, interleavings
     )
 
 

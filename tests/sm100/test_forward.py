@@ -71,7 +71,7 @@ def test_every_case_under_many_interleavings(name, seed):
 def test_schedules_and_thresholds_agree(seed):
     """Work order changes nothing; rescaling at every growth and the order of key blocks change roundings only."""
     problem = cases.make(Case("long", seqlen_q=300, seqlen_k=400, causal=True), seed)
-    dynamic = ForwardTiles("test", 5, Schedule.DYNAMIC, "test")  # the same kernel as that of other cases
+    dynamic = ForwardTiles(polynomial=5, schedule=Schedule.DYNAMIC)  # the same kernel as that of other cases
     rows = (
         dynamic,
         replace(dynamic, schedule=Schedule.SINGLE),
@@ -83,7 +83,7 @@ def test_schedules_and_thresholds_agree(seed):
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
 
 
-PAIRS = ForwardTiles("test", 2, Schedule.SINGLE, "test", ctas=2)
+PAIRS = ForwardTiles(polynomial=2, schedule=Schedule.SINGLE, ctas=2)
 
 
 # Ends in the first CTA, in the second, in the first tile and in the second; rows not in use; packed heads; one key.
@@ -142,7 +142,8 @@ def test_one_q_tile_a_cta(seed):
     polynomials here; some are everywhere else."""
     case = Case("one", seqlen_q=150, seqlen_k=260, head_dim=128, dtype=torch.float16, causal=True)
     problem = cases.make(case, seed)
-    out, lse = KERNELS.forward(problem, seed, "random", ForwardTiles("test", 16, Schedule.SINGLE, "test", q_tiles=1))
+    tiles = ForwardTiles(polynomial=16, schedule=Schedule.SINGLE, q_tiles=1)
+    out, lse = KERNELS.forward(problem, seed, "random", tiles)
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
 
@@ -172,7 +173,7 @@ def test_sections_are_as_many_as_fit_and_of_one_size_where_that_is_near(fit, pai
 )
 def test_chip_and_problem_decide_about_different_columns(number, changes, polynomial, schedule, ctas):
     spec = replace(AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1), **changes)
-    tiles = tiles_for(spec, device.chip_by_number(number))
+    tiles = tiles_for(spec, device.chip_by_number(number)).row
     assert (tiles.polynomial, tiles.schedule, tiles.ctas) == (polynomial, schedule, ctas)
 
 
@@ -201,7 +202,7 @@ def test_chip_and_problem_decide_about_different_columns(number, changes, polyno
 )
 def test_two_ctas_share_a_tile_where_it_is_full(changes, rows, ctas):
     spec = replace(AttentionSpec(torch.bfloat16, 128, 128, 4, 4, 0.1), **changes)
-    assert tiles_for(spec, device.chip_by_number(100), ProblemSize(1, rows, 4096)).ctas == ctas
+    assert tiles_for(spec, device.chip_by_number(100), ProblemSize(1, rows, 4096)).row.ctas == ctas
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_two_ctas_share_a_tile_where_it_is_full(changes, rows, ctas):
 )
 def test_head_dims_decide_how_many_exponentials_are_polynomials(dims, polynomial):
     spec = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1)
-    assert tiles_for(spec, device.chip_by_number(100)).polynomial == polynomial
+    assert tiles_for(spec, device.chip_by_number(100)).row.polynomial == polynomial
 
 
 def test_strided_and_expanded_inputs(seed):

@@ -89,7 +89,7 @@ FORWARD = {
 
 @pytest.mark.parametrize("dims, ctas", FORWARD, ids=str)
 def test_what_the_forward_makes_of_its_memory(dims, ctas):
-    tiles = ForwardTiles("test", 3, Schedule.SINGLE, "test", ctas=ctas)
+    tiles = ForwardTiles(polynomial=3, schedule=Schedule.SINGLE, ctas=ctas)
     cfg = forward_plan.configure(_spec(dims), chip_by_number(100), tiles)
     assert (cfg.kv_stages, cfg.o_over_q, cfg.o_step, cfg.o_columns) == FORWARD[dims, ctas]
     # A product takes columns in sixteens; the first part of P is three quarters of a block, for speed alone.
@@ -108,7 +108,7 @@ BACKWARD = {
 }
 
 
-@pytest.mark.parametrize("dims, tiles", BACKWARD, ids=lambda x: getattr(x, "name", str(x)))
+@pytest.mark.parametrize("dims, tiles", BACKWARD, ids=str)
 def test_what_the_backward_makes_of_its_memory(dims, tiles):
     cfg = backward_plan.configure(_spec(dims), chip_by_number(100), has_dlse=True, tiles=tiles)
     numbers = cfg.tile_m, cfg.q_stages, cfg.do_stages, cfg.dq_columns, cfg.dq_over_dp, cfg.dq_transposed
@@ -119,10 +119,10 @@ def test_what_the_backward_makes_of_its_memory(dims, tiles):
 def test_each_column_of_a_tile_row_reaches_the_configuration():
     """Most decide about speed alone: results would not show it."""
     chip = chip_by_number(100)
-    row = ForwardTiles("test", 3, Schedule.DYNAMIC, "test", ctas=1, q_tiles=1, sawtooth=True, rescale_threshold=5.0)
+    row = ForwardTiles(polynomial=3, schedule=Schedule.DYNAMIC, ctas=1, q_tiles=1, sawtooth=True, rescale_threshold=5.0)
     cfg = forward_plan.configure(_spec((64, 64)), chip, row)
     columns = ("polynomial", "schedule", "ctas", "q_tiles", "sawtooth", "rescale_threshold")
     assert [getattr(cfg, name) for name in columns] == [getattr(row, name) for name in columns]
-    row = BackwardTiles("test", 2, 7, "test")
+    row = BackwardTiles(2, 7)
     cfg = backward_plan.configure(_spec((128, 128)), chip, has_dlse=False, tiles=row)
     assert (cfg.ctas, cfg.polynomial, cfg.smem_bytes) == (2, 7, chip.smem_per_block)

@@ -11,7 +11,7 @@ from fa4.runtime import jit
 from fa4.runtime.device import chip_by_number
 from fa4.sm80.backward import KERNEL
 from fa4.sm80.config import Sm80BackwardConfig
-from fa4.sm80.tiles import _BACKWARD, backward_tiles
+from fa4.sm80.tiles import BACKWARD, HeadDims, backward_tiles
 
 _FLAGS = (
     *("has_left", "has_right", "has_softcap", "has_sink", "has_dlse", "deterministic"),
@@ -24,7 +24,7 @@ def test_every_head_dim_has_tiles_that_fit_the_chip(number):
     chip = chip_by_number(number)
     for head_dim in range(8, 257, 8):
         for head_dim_v in (8, head_dim, 256):
-            assert backward_tiles(head_dim, head_dim_v, chip).fits(head_dim, head_dim_v, chip)
+            assert backward_tiles(head_dim, head_dim_v, chip).row.fits(HeadDims(head_dim, head_dim_v, chip))
 
 
 # Which row of the table a head dim gets: with an A100's shared memory, and with an A40's.
@@ -38,7 +38,7 @@ ROWS = {
 def test_the_row_of_a_head_dim(dims, rows):
     """The first whose warps divide the head dims: up to its limit, that included."""
     chosen = [backward_tiles(*dims, chip_by_number(number)) for number in (80, 86)]
-    assert chosen == [_BACKWARD[row][1] for row in rows]
+    assert [choice.rules for choice in chosen] == [(BACKWARD[row],) for row in rows]
 
 
 def test_a_chip_with_too_little_shared_memory_has_no_tiles():
@@ -60,7 +60,7 @@ def test_compiles_without_a_gpu(everything, number):
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         group=4 if everything else 1,
-        tiles=backward_tiles(head_dim, head_dim_v, chip),
+        tiles=backward_tiles(head_dim, head_dim_v, chip).row,
         **dict.fromkeys(_FLAGS, everything),
     )
     assert hash(cfg) == hash(dataclasses.replace(cfg))  # it is a cache key

@@ -15,7 +15,7 @@ from fa4.runtime.device import chip_by_number
 from fa4.sm80.config import Sm80ForwardConfig
 from fa4.sm80.forward import KERNEL
 from fa4.sm80.plan import Plan
-from fa4.sm80.tiles import _FORWARD, _FORWARD_SHORT, forward_tiles
+from fa4.sm80.tiles import FORWARD, forward_tiles
 
 
 @pytest.mark.parametrize("number", [80, 86, 90, 120])
@@ -24,7 +24,7 @@ def test_every_head_dim_has_tiles_that_fit_the_chip(number):
     for head_dim in range(8, 257, 8):
         for head_dim_v in (8, head_dim, 256):
             for rows in (1, 4096):
-                tiles = forward_tiles(head_dim, head_dim_v, chip, rows)
+                tiles = forward_tiles(head_dim, head_dim_v, chip, rows).row
                 assert tiles.smem_bytes(head_dim, head_dim_v) <= chip.smem_per_block
                 assert tiles.tile_m % (16 * tiles.warps) == 0
 
@@ -32,19 +32,19 @@ def test_every_head_dim_has_tiles_that_fit_the_chip(number):
 @pytest.mark.parametrize(
     "number, dims, rows, row",
     [
-        (80, (128, 128), 65, _FORWARD[0]),
-        (80, (128, 128), None, _FORWARD[0]),
-        (80, (128, 136), 65, _FORWARD[1]),
-        (80, (256, 256), 65, _FORWARD[1]),
-        (86, (256, 256), 65, _FORWARD[2]),
-        (80, (128, 128), 64, _FORWARD_SHORT[0]),
-        (80, (136, 128), 64, _FORWARD_SHORT[1]),
-        (86, (256, 256), 1, _FORWARD_SHORT[1]),
+        (80, (128, 128), 65, FORWARD[2]),
+        (80, (128, 128), None, FORWARD[2]),
+        (80, (128, 136), 65, FORWARD[3]),
+        (80, (256, 256), 65, FORWARD[3]),
+        (86, (256, 256), 65, FORWARD[4]),
+        (80, (128, 128), 64, FORWARD[0]),
+        (80, (136, 128), 64, FORWARD[1]),
+        (86, (256, 256), 1, FORWARD[1]),
     ],
 )
 def test_the_row_of_a_head_dim(number, dims, rows, row):
-    """An A100's shared memory and an A40's; up to 64 rows a head are a table of their own."""
-    assert forward_tiles(*dims, chip_by_number(number), rows) is row[1]
+    """An A100's shared memory and an A40's; up to 64 rows a head have rules of their own."""
+    assert forward_tiles(*dims, chip_by_number(number), rows).rules == (row,)
 
 
 def test_a_chip_with_too_little_shared_memory_has_no_tiles():
@@ -91,7 +91,7 @@ def test_compiles_without_a_gpu(name, number):
         head_dim_v=head_dim_v,
         group=group,
         packed=group,
-        tiles=forward_tiles(head_dim, head_dim_v, chip, 4096),
+        tiles=forward_tiles(head_dim, head_dim_v, chip, 4096).row,
         split=name == "split",
         **dict.fromkeys(_FLAGS, everything) | {"has_sink": name == "everything"},
     )

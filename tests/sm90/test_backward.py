@@ -1,7 +1,6 @@
 """The Hopper backward on the emulated chip: gradients of the named cases, whatever the order of events."""
 
 from dataclasses import replace
-from operator import attrgetter
 
 import pytest
 import torch
@@ -18,23 +17,7 @@ from fa4.sm90.bwd import config as config_module
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
 from fa4.sm90.bwd.placement import ByColumns, ByQueries
 from fa4.sm90.bwd.plan import Sm90Backward, configure
-from fa4.sm90.bwd.tiles import (
-    D64,
-    D96,
-    D96_ORDERED,
-    D96_SHORT,
-    D128,
-    D128_CUT,
-    D128_ORDERED,
-    D192,
-    D192_CUT,
-    D192_SOFTCAP,
-    D256,
-    D256_ORDERED,
-    SOFTCAP,
-    BackwardTiles,
-    tiles_for,
-)
+from fa4.sm90.bwd.tiles import TILES, BackwardTiles, tiles_for
 from fa4.sm90.bwd.wide import kernel as wide
 from fa4.sm90.plan import Plan
 from tests.emulated import (
@@ -46,7 +29,8 @@ from tests.emulated import (
 )
 from tests.sm100.named import BACKWARD, CASES
 
-NAME = attrgetter("name")
+CHIP = chip_by_number(90)
+ROW = {rule.name: rule.row for rule in TILES}
 EXTRA = (
     *BACKWARD,
     Case("softcap_d128", seqlen_q=150, seqlen_k=140, head_dim=128, softcap=15.0, logits=4.0),
@@ -87,7 +71,7 @@ EXTRA = (
 SERVED = {case.name: replace(case, heads_q=4) if case.sink else case for case in (*CASES.values(), *EXTRA)}
 # Compiling takes most of a case's time; the soak runs the others.
 QUICK = ("wide_window_softcap", "wide_causal_gqa", "head_dim_40_128", "window_softcap_gqa", "varlen_sink")
-ROWS = (D64, D96, D96_ORDERED, D96_SHORT, D128, D128_CUT, SOFTCAP, D192, D192_CUT, D192_SOFTCAP)
+ROWS = ("d64", "d96", "d96_ordered", "d128", "d128_cut", "softcap", "d192", "d192_softcap")
 KERNELS = Kernels("sm90", "sm_90a", Plan)
 
 
@@ -98,19 +82,17 @@ def test_gradients_of_named_case(name, seed):
 
 
 # Rows of "d192" are judged by the test below too, additions in order; that of "d128" there and by "head_dim_40_128".
-SHOWN = (D128, D192, D192_CUT)
+SHOWN = ("d128", "d192")
 
 
-@pytest.mark.parametrize("tiles", [pytest.param(x, marks=[pytest.mark.soak] * (x in SHOWN)) for x in ROWS], ids=NAME)
-def test_every_tile_row_is_right_in_any_order(tiles, seed):
-    head_dim = {D64: 64, D96: 96, D96_ORDERED: 96, D96_SHORT: 96, D192: 192, D192_CUT: 192, D192_SOFTCAP: 192}.get(
-        tiles, 128
-    )
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.soak] * (x in SHOWN)) for x in ROWS])
+def test_every_tile_row_is_right_in_any_order(name, seed):
+    head_dim = {"d64": 64, "d96": 96, "d192": 192}.get(name.split("_")[0], 128)
     shape = dict(heads_q=2, heads_kv=2, head_dim=head_dim, head_dim_v=min(head_dim, 128))
-    case = Case(tiles.name, seqlen_q=170, seqlen_k=200, **shape)
-    problem = cases.make(replace(case, causal=tiles not in (D96, D96_ORDERED)), seed)
+    case = Case(name, seqlen_q=170, seqlen_k=200, **shape)
+    problem = cases.make(replace(case, causal=head_dim != 96), seed)
     for schedule in SCHEDULES:
-        check_gradients(KERNELS, problem, seed, schedule, tiles)
+        check_gradients(KERNELS, problem, seed, schedule, ROW[name])
 
 
 @pytest.mark.parametrize(
@@ -237,11 +219,11 @@ def config_of(spec: AttentionSpec):
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "tiles"),
-    [(64, D64), (96, D96_SHORT), (128, D128), (128, D128_CUT), (128, SOFTCAP), (192, D192), (192, D192_SOFTCAP)],
+    ("head_dim", "name"),
+    [(64, "d64"), (96, "d96"), (128, "d128"), (128, "d128_cut"), (192, "d192"), (192, "d192_softcap")],
 )
-def test_tables_fit_the_chip(head_dim, tiles):
-    cfg = config(head_dim, tiles)
+def test_tables_fit_the_chip(head_dim, name):
+    cfg = config(head_dim, ROW[name])
     table = channels(cfg)
     assert smem_map(cfg, table).nbytes <= cfg.smem_used <= 227 * 1024
     assert ROLES.threads == 384
@@ -270,33 +252,33 @@ def test_tables_of_128_keys_fit_the_chip_where_registers_do(head_dim, head_dim_v
 
 def test_what_cuts_blocks_or_takes_registers_has_lower_steps():
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, needs_backward=True)
-    assert tiles_for(spec, LONG) is D128
-    assert tiles_for(replace(spec, window_right=0), ProblemSize(2, 8192, 8192)) is D128_CUT
-    assert tiles_for(replace(spec, window_right=0), LONG) is D128_ORDERED
+    assert tiles_for(spec, CHIP, LONG).name == "d128"
+    assert tiles_for(replace(spec, window_right=0), CHIP, ProblemSize(2, 8192, 8192)).name == "d128_cut"
+    assert tiles_for(replace(spec, window_right=0), CHIP, LONG).name == "d128_ordered"
     grouped = replace(spec, window_right=0, heads_kv=4)
-    assert tiles_for(grouped, LONG) is D128_ORDERED
+    assert tiles_for(grouped, CHIP, LONG).name == "d128_ordered"
     assert config_of(grouped).deterministic  # though nobody asked for it
     for other in (dict(varlen=True), dict(has_seqused_k=True), dict(window_left=9)):
         assert not config_of(replace(grouped, **other)).deterministic
-    assert tiles_for(replace(spec, softcap=15.0), LONG) is SOFTCAP
+    assert tiles_for(replace(spec, softcap=15.0), CHIP, LONG).name == "softcap"
 
 
-def test_96_columns_have_an_order_unless_few_keys_are_masked():
+def test_96_columns_have_an_order_unless_lengths_vary():
     spec = AttentionSpec(torch.bfloat16, 96, 96, 16, 16, 96**-0.5, needs_backward=True)
     causal, short = replace(spec, window_right=0), ProblemSize(16, 1024, 1024)
-    assert tiles_for(spec, short) is tiles_for(spec, LONG) is tiles_for(causal, LONG) is D96_ORDERED
-    assert tiles_for(causal, short) is D96_SHORT
+    for plain, extent in ((spec, short), (spec, LONG), (causal, short), (causal, LONG)):
+        assert tiles_for(plain, CHIP, extent).name == "d96_ordered"
     for other in (dict(varlen=True), dict(has_seqused_q=True), dict(window_left=9)):
-        assert tiles_for(replace(causal, **other), LONG) is D96
+        assert tiles_for(replace(causal, **other), CHIP, LONG).name == "d96"
 
 
 def test_256_columns_have_an_order_unless_something_else_is_asked_for():
     spec = AttentionSpec(torch.bfloat16, 256, 256, 16, 4, 0.0625, needs_backward=True)
     for plain in (spec, replace(spec, window_right=0)):
-        assert tiles_for(plain, LONG) is D256_ORDERED and config_of(plain).deterministic
+        assert tiles_for(plain, CHIP, LONG).name == "d256_ordered" and config_of(plain).deterministic
     for other in ({"varlen": True}, {"has_seqused_q": True}, {"window_left": 9}, {"softcap": 9.0}):
         asked = replace(spec, **other)
-        assert tiles_for(asked, LONG) is D256 and not config_of(asked).deterministic
+        assert tiles_for(asked, CHIP, LONG).name == "d256" and not config_of(asked).deterministic
 
 
 @pytest.mark.parametrize(("tile_m", "columns"), [(64, 128), (80, 128), (48, 192), (80, 64), (48, 256)])
@@ -315,9 +297,9 @@ def test_dq_in_queries_has_a_place_for_every_element():
 def test_one_tile_of_ds_is_refused():
     """Its step would wait for dQ of the step before, which is computed after it."""
     with pytest.raises(ValueError, match="ds_stages is 1"):
-        config(128, BackwardTiles("single", 64, 2, 2, 1, ""))
+        config(128, BackwardTiles(64, ds_stages=1))
 
 
 def test_tiles_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="there are 232448"):
-        config(128, BackwardTiles("wide", 128, 2, 2, 2, ""))
+        config(128, BackwardTiles(128))

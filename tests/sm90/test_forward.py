@@ -18,7 +18,7 @@ from fa4.runtime.spec import AttentionSpec, CacheSpec, ProblemSize
 from fa4.sm90.fwd.config import Schedule
 from fa4.sm90.fwd.kernel import channels, smem_map
 from fa4.sm90.fwd.plan import Sm90Forward, configure
-from fa4.sm90.fwd.tiles import GATHER, MIDDLE, NARROW_MANY, USUAL, USUAL_LONG, WIDE, WIDEST, tiles_for
+from fa4.sm90.fwd.tiles import ForwardTiles, tiles_for
 from fa4.sm90.plan import Plan
 from fa4.torch_ops.run import forward
 from tests.emulated import (
@@ -35,6 +35,8 @@ from tests.emulated import (
 from tests.sm90.named import CASES
 
 KERNELS = Kernels("sm90", "sm_90a", Plan)
+CHIP = device.chip_by_number(90)
+USUAL = ForwardTiles(2, 128)
 # Here these have kernels to themselves, too: other tile widths of what other cases show, flags that are read by code
 # which the Blackwell kernels share and are tested with, and few queries, which test_splits.py shows.
 LIKE_OTHERS = {
@@ -71,7 +73,7 @@ def test_schedules_blocks_and_thresholds(seed):
     """The row of the table, and one that differs in who works when, in blocks, and in rescaling at every growth."""
     case = Case("long", seqlen_q=300, seqlen_k=400, head_dim=128, causal=True)
     problem = cases.make(case, seed)
-    usual = tiles_for(problem.spec, problem.inputs.extent)
+    usual = tiles_for(problem.spec, CHIP, problem.inputs.extent).row
     assert usual.ping_pong and usual.consumers == 2 and usual.tile_n == 64
     for row in (usual, replace(usual, schedule=Schedule.SINGLE, rescale_threshold=0.0, tile_n=80, consumers=3)):
         out, lse = KERNELS.forward(problem, seed, "random", row)
@@ -89,14 +91,14 @@ PAIRS = (  # where both CTAs have rows, one has none, keys end in the other's ha
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
 def test_pairs_of_ctas_share_keys(case, seed):
     problem = cases.make(case, seed)
-    row = replace(tiles_for(problem.spec, ProblemSize(1, 4096, 4096)), ctas=2)
+    row = replace(tiles_for(problem.spec, CHIP, ProblemSize(1, 4096, 4096)).row, ctas=2)
     out, lse = KERNELS.forward(problem, seed, "random", row)
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
 
 def test_the_row_of_long_causal_192_128(seed):
     problem = cases.make(Case("long", seqlen_q=300, seqlen_k=330, head_dim=192, head_dim_v=128, causal=True), seed)
-    out, lse = KERNELS.forward(problem, seed, "random", USUAL_LONG)
+    out, lse = KERNELS.forward(problem, seed, "random", ForwardTiles(3, 64))
     cases.assert_right(cases.judge_forward(problem, out, lse), f"seed {seed}")
 
 
@@ -114,7 +116,7 @@ def test_the_row_of_long_causal_192_128(seed):
 def test_each_of_four_teams_works_on_the_keys_that_it_sees(case, seed):
     """In turns, which teams that pass a block over take too, and without."""
     problem = cases.make(case, seed)
-    for row in (NARROW_MANY, replace(NARROW_MANY, ping_pong=False)):
+    for row in (ForwardTiles(4, 64), ForwardTiles(4, 64, ping_pong=False)):
         out, lse = KERNELS.forward(problem, seed, "random", row)
         cases.assert_right(cases.judge_forward(problem, out, lse), f"{row}, seed {seed}")
 
@@ -142,7 +144,7 @@ def test_small_logits_under_a_softcap(seed):
 
 
 def test_public_function_dispatches_here(seed):
-    check_the_public_function_comes_here(KERNELS, CASES["causal"], "head_dim <= 64, short causal", seed)
+    check_the_public_function_comes_here(KERNELS, CASES["causal"], "many short masked rows", seed)
 
 
 def test_every_head_dim_fits_the_chip():
@@ -178,15 +180,15 @@ def test_every_head_dim_fits_the_chip():
 )
 def test_the_row_of_a_problem(dims, seqlen, causal, expected):
     spec = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1, window_right=0 if causal else None)
-    tiles = tiles_for(spec, ProblemSize(1, seqlen, seqlen))
+    tiles = tiles_for(spec, CHIP, ProblemSize(1, seqlen, seqlen)).row
     assert (tiles.consumers, tiles.tile_n) == expected and tiles.schedule is Schedule.PERSISTENT
-    packed = tiles_for(replace(spec, varlen=True), ProblemSize(1, seqlen, seqlen))
-    usual = (2, 128) if tiles is USUAL_LONG else expected
+    packed = tiles_for(replace(spec, varlen=True), CHIP, ProblemSize(1, seqlen, seqlen)).row
+    usual = (2, 128) if dims == (192, 128) else expected
     assert (packed.consumers, packed.tile_n, packed.schedule) == (*usual, Schedule.PACKED)
     # One tile holds all the rows of a head there: nothing is gained by counting them.
-    short = tiles_for(replace(spec, varlen=True, heads_q=128), ProblemSize(1, 2, 2))
+    short = tiles_for(replace(spec, varlen=True, heads_q=128), CHIP, ProblemSize(1, 2, 2)).row
     assert short.schedule is Schedule.SINGLE
-    long = tiles_for(spec, ProblemSize(1, 65536, 65536))
+    long = tiles_for(spec, CHIP, ProblemSize(1, 65536, 65536)).row
     assert long.schedule is (Schedule.SINGLE if causal else Schedule.PERSISTENT)
 
 
@@ -206,7 +208,7 @@ def test_the_row_of_a_problem(dims, seqlen, causal, expected):
 def test_many_short_rows_are_four_teams(seqlen, batch, causal, expected):
     """Where their work tiles, of twice as many rows, are one for each multiprocessor."""
     spec = AttentionSpec(torch.bfloat16, 64, 64, 32, 32, 0.1, window_right=0 if causal else None)
-    assert tiles_for(spec, ProblemSize(batch, seqlen, seqlen)).consumers == expected
+    assert tiles_for(spec, CHIP, ProblemSize(batch, seqlen, seqlen)).row.consumers == expected
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_many_short_rows_are_four_teams(seqlen, batch, causal, expected):
 )
 def test_what_pairs_of_ctas_work_on(dims, rows, keys, heads, changes, expected):
     spec = replace(AttentionSpec(torch.bfloat16, *dims, heads, heads, 0.1), **changes)
-    tiles = tiles_for(spec, ProblemSize(1, rows, keys))
+    tiles = tiles_for(spec, CHIP, ProblemSize(1, rows, keys)).row
     assert (tiles.ctas, tiles.ping_pong) == expected
 
 
@@ -276,29 +278,28 @@ def test_warpgroups_that_registers_do_not_serve_are_refused():
 def test_rows_that_are_copied_take_three_stages():
     spec = AttentionSpec(torch.bfloat16, 128, 128, 4, 2, 0.1, cache=CacheSpec(page_size=5))
     chip, extent = device.chip_by_number(90), ProblemSize(1, 4096, 4096)
-    assert configure(spec, extent, chip, GATHER).stages == 3
+    gather = tiles_for(spec, chip, extent).row
+    assert configure(spec, extent, chip, gather).stages == 3
     with pytest.raises(ValueError, match="take three stages"):
-        configure(spec, extent, chip, replace(GATHER, most_stages=2))
+        configure(spec, extent, chip, replace(gather, most_stages=2))
 
 
 @pytest.mark.parametrize(
     "dims, usual, page_size, expected",
     [
-        ((96, 96), MIDDLE, 128, USUAL),
-        ((96, 96), MIDDLE, 96, MIDDLE),
-        ((96, 96), MIDDLE, 64, MIDDLE),
-        ((192, 192), WIDE, 256, WIDEST),
-        ((192, 192), WIDE, 112, WIDE),
+        ((96, 96), 96, 128, 128),
+        ((96, 96), 96, 96, 96),
+        ((96, 96), 96, 64, 96),
+        ((192, 192), 112, 256, 64),
+        ((192, 192), 112, 112, 112),
     ],
-    ids=lambda x: getattr(x, "name", str(x)),
 )
 def test_blocks_that_a_page_holds_whole_are_preferred(dims, usual, page_size, expected):
     """Where pages hold whole blocks of 128 keys and none of the usual row: such blocks come in one copy each."""
     spec, extent = AttentionSpec(torch.bfloat16, *dims, 4, 2, 0.1), ProblemSize(1, 4096, 4096)
-    assert tiles_for(spec, extent) is usual
-    row = tiles_for(replace(spec, cache=CacheSpec(page_size=page_size)), extent)
-    assert replace(row, name=expected.name) == expected
-    assert (row.name == "whole blocks in a page") is (expected is not usual)
+    assert tiles_for(spec, CHIP, extent).row.tile_n == usual
+    choice = tiles_for(replace(spec, cache=CacheSpec(page_size=page_size)), CHIP, extent)
+    assert choice.row.tile_n == expected and ("whole blocks in a page" in choice.name) is (expected != usual)
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])

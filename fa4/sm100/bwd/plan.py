@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...bwd import plan
 from ...core.variant import Variant
+from ...runtime.choice import given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from .config import Sm100BackwardConfig
@@ -20,13 +21,14 @@ class Sm100Backward(plan.BackwardDirection):
         self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None
     ) -> None:
         super().__init__(spec, extent, chip)
-        self.tiles = tiles or tiles_for(spec, chip)
+        self.choice = tiles_for(spec, chip) if tiles is None else given(tiles)
+        self.tiles = self.choice.row
 
     def __str__(self) -> str:
-        tiles, cfg = self.tiles, self.config(has_dlse=False)
+        cfg = self.config(has_dlse=False)
         return (
-            f"backward {tiles.name}: {cfg.tile_m} x {cfg.cluster_tile_n}, {cfg.q_stages} Q and {cfg.do_stages} dO "
-            f"stages, group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({tiles.evidence})"
+            f"backward {self.choice.name}: {cfg.tile_m} x {cfg.cluster_tile_n}, {cfg.q_stages} Q and {cfg.do_stages} "
+            f"dO stages, group {cfg.group}, exp2 polynomial {cfg.polynomial}/16 ({self.choice.reason})"
         )
 
     def config(self, has_dlse: bool) -> Sm100BackwardConfig:
@@ -37,7 +39,7 @@ def configure(
     spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles | None = None
 ) -> Sm100BackwardConfig:
     """Return the compile-time configuration of a problem."""
-    tiles = tiles or tiles_for(spec, chip)
+    tiles = tiles or tiles_for(spec, chip).row
     return Sm100BackwardConfig(
         **Variant.fields(spec, backward=True, has_dlse=has_dlse),
         ctas=tiles.ctas,

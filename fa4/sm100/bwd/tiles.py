@@ -1,9 +1,10 @@
-"""Tile table of the backward: tuned choices. `evidence` says what the numbers are based on."""
+"""Tile table of the backward: tuned values, each row with its condition and its evidence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...runtime.choice import OTHERWISE, Choice, Condition, Rule, TuningCase, choose
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec
 
@@ -15,19 +16,30 @@ class BackwardTiles:
     ctas: 1, or 2 for a CTA pair. polynomial: pairs of every 16 whose exp2 runs on the FMA units.
     """
 
-    name: str
     ctas: int
     polynomial: int
-    evidence: str
 
 
-SINGLE = BackwardTiles("single", 1, 0, "products take 2.5x the cycles of the exponentials; not measured")
-PAIR = BackwardTiles("pair", 2, 0, "a third less shared-memory traffic than single by count; not measured")
+def _fills_panels(case: TuningCase) -> bool:
+    return all(96 < head_dim <= 128 for head_dim in (case.spec.head_dim, case.spec.head_dim_v))
 
 
-def tiles_for(spec: AttentionSpec, chip: Chip) -> BackwardTiles:
-    """Return the row for a problem on a chip. Pairs need head dims that fill 128 columns, so that halves are panels."""
-    if spec.mods is not None and spec.mods.block is not None and spec.mods.block[1] % 256:
-        return SINGLE  # a pair would own keys of two blocks of the block mask
-    halves_are_panels = all(96 < head_dim <= 128 for head_dim in (spec.head_dim, spec.head_dim_v))
-    return PAIR if halves_are_panels and chip.sms >= 2 else SINGLE
+def _cuts_blocks(case: TuningCase) -> bool:
+    """True if a pair would own keys of two blocks of the block mask."""
+    return case.spec.mods is not None and case.spec.mods.block is not None and case.spec.mods.block[1] % 256 > 0
+
+
+PAIRED = Condition("head dims that fill 128 columns, so that halves are panels", _fills_panels)
+PAIRED = PAIRED & ~Condition("block mask cut by 256 keys", _cuts_blocks)
+SINGLE, PAIR = BackwardTiles(1, 0), BackwardTiles(2, 0)
+TILES = (
+    Rule("pair", PAIRED & Condition("two multiprocessors or more", lambda case: case.chip.sms >= 2), PAIR,
+         "a third less shared-memory traffic than single by count; not measured"),
+    Rule("single", OTHERWISE, SINGLE, "products take 2.5x the cycles of the exponentials; not measured"),
+)  # fmt: skip
+
+
+def tiles_for(spec: AttentionSpec, chip: Chip) -> Choice[BackwardTiles]:
+    """Return the tuned values of a problem on a chip."""
+    rule = choose(TILES, TuningCase(spec, chip))
+    return Choice(rule.row, (rule,))

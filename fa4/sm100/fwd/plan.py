@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from ...core.order import even_l2_group
 from ...core.variant import Variant
@@ -12,6 +11,7 @@ from ...fwd.plan import LaunchSizes, Scalars
 from ...fwd.rows import padded_heads_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
 from ...pipeline.smem import SWIZZLE_ALIGN
+from ...runtime.choice import given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..tmem import LANES
@@ -19,8 +19,8 @@ from .config import Schedule, Sm100ForwardConfig
 from .kernel import KERNEL
 from .tiles import ForwardTiles, are_few, tiles_for
 
-# Bytes of K and V of one L2 swizzle group: half of the L2; Q and out use the rest.
-L2_GROUP_BYTES = 50 << 20
+# Share of the L2 for K and V of one L2 swizzle group; Q and out use the rest.
+L2_SHARE = 0.4
 
 
 class Sm100Forward(plan.ForwardDirection):
@@ -29,21 +29,22 @@ class Sm100Forward(plan.ForwardDirection):
     kernel = KERNEL
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
-        self.tiles, self.splits = _split(spec, extent, chip, tiles or tiles_for(spec, chip, extent))
+        self.choice = tiles_for(spec, chip, extent) if tiles is None else given(tiles)
+        self.tiles = self.choice.row
+        self.splits = _splits(spec, extent, chip, self.tiles)
         cfg = configure(spec, chip, self.tiles, self.splits)
         part_blocks = blocks_of_part(extent.max_seqlen_k, cfg.tile_n, self.splits)
-        l2_group = _l2_group(spec, extent, cfg.packed)
+        l2_group = _l2_group(spec, extent, chip, cfg.packed)
         sizes = LaunchSizes(extent.max_seqlen_q, extent.batch, l2_group, self.splits, chip.sms, part_blocks)
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
     def __str__(self) -> str:
-        tiles, cfg = self.tiles, self.cfg
-        pairs = ", pairs" if cfg.ctas == 2 else ""
+        cfg = self.cfg
         parts = f"keys in {self.splits} parts, " if cfg.split else ""
         return (
-            f"forward {tiles.name}{pairs}: {cfg.rows} x {cfg.tile_n}, {cfg.kv_stages} K/V stages, packed heads "
+            f"forward {self.choice.name}: {cfg.rows} x {cfg.tile_n}, {cfg.kv_stages} K/V stages, packed heads "
             f"{cfg.packed}, {parts}exp2 polynomial {cfg.polynomial}/16, rescale threshold {cfg.rescale_threshold:g}, "
-            f"{cfg.schedule.name.lower()} ({tiles.evidence})"
+            f"{cfg.schedule.name.lower()} ({self.choice.reason})"
         )
 
 
@@ -51,17 +52,17 @@ def configure(
     spec: AttentionSpec, chip: Chip, tiles: ForwardTiles | None = None, splits: int = 1
 ) -> Sm100ForwardConfig:
     """Return the compile-time configuration of a problem."""
-    tiles = tiles or tiles_for(spec, chip)
+    tiles = tiles or tiles_for(spec, chip).row
     fields, is_split = Variant.fields(spec), splits > 1
     fields["has_sink"] &= not is_split  # the kernel that combines the parts adds the sink
     return Sm100ForwardConfig(
         **fields,
         packed=_packed_heads(spec, tiles),
-        schedule=tiles.schedule,
+        schedule=Schedule.SINGLE if is_split else tiles.schedule,
         polynomial=tiles.polynomial,
         rescale_threshold=tiles.rescale_threshold,
         sawtooth=tiles.sawtooth,
-        ctas=tiles.ctas,
+        ctas=1 if is_split else tiles.ctas,  # there are too few CTAs for pairs
         q_tiles=tiles.q_tiles,
         tile_n=tiles.tile_n,
         direct_store=tiles.direct_store or is_split,
@@ -92,24 +93,22 @@ def _packed_heads(spec: AttentionSpec, tiles: ForwardTiles) -> int:
     return spec.group if pads_rows and spec.group <= LANES else math.gcd(spec.group, LANES)
 
 
-def _split(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> tuple[ForwardTiles, int]:
-    """Return the tile row and the number of split-KV parts. Split tiles use no pairs, since CTAs are too few. Training
-    with many queries is not split: no prediction exists for it."""
+def _splits(spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles) -> int:
+    """Return the number of split-KV parts. Training with many queries is not split: no prediction exists for it."""
     if spec.has_blocks or (spec.needs_backward and not are_few(spec, extent)):
-        return tiles, 1
+        return 1
     if tiles.splits is not None:
-        return tiles, tiles.splits
+        return tiles.splits
     packed = _packed_heads(spec, tiles)
     m_blocks = -(-extent.max_seqlen_q * padded_heads_of(packed) // (tiles.q_tiles * LANES))
     work_tiles = m_blocks * (spec.heads_q // packed) * extent.batch
-    splits = choose_splits(spec, work_tiles, extent.max_seqlen_k, tiles.tile_n, chip.sms * tiles.per_sm)
-    return (tiles if splits == 1 else replace(tiles, ctas=1, schedule=Schedule.SINGLE)), splits
+    return choose_splits(spec, work_tiles, extent.max_seqlen_k, tiles.tile_n, chip.sms * tiles.per_sm)
 
 
-def _l2_group(spec: AttentionSpec, extent: ProblemSize, packed: int) -> int:
+def _l2_group(spec: AttentionSpec, extent: ProblemSize, chip: Chip, packed: int) -> int:
     """(head, sequence) pairs that advance together: as many as fit in L2 if tiles differ in length, else 1."""
     if spec.window_left is None and spec.window_right is None and not spec.has_blocks:
         return 1
     pair_bytes = max(extent.max_seqlen_k, 1) * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     heads = spec.heads_q // packed
-    return even_l2_group(L2_GROUP_BYTES // pair_bytes, heads if spec.varlen else heads * extent.batch)
+    return even_l2_group(int(L2_SHARE * chip.l2) // pair_bytes, heads if spec.varlen else heads * extent.batch)

@@ -1,26 +1,39 @@
-"""Tile table of the forward: tuned choices. `evidence` says what the numbers are based on."""
+"""Tile tables of the forward: tuned values, each row with its condition and its evidence. None is measured."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ...fwd.rows import padded_heads_of
+from ...runtime.choice import (
+    BLOCKS,
+    CACHE,
+    FP8,
+    FULL,
+    LEFT,
+    MANY,
+    OTHERWISE,
+    SCATTERED,
+    VARLEN,
+    Choice,
+    Condition,
+    Rule,
+    TuningCase,
+    choose,
+    head_dims,
+)
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..tmem import LANES
 from .config import Schedule
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardTiles:
-    """A tuned row; `Sm100ForwardConfig` explains the fields. splits: parts of split-KV, None for as many as fill the
-    chip."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileShape:
+    """Columns of the table of tiles; `Sm100ForwardConfig` explains them. splits: parts of split-KV, None for as many as
+    fill the chip."""
 
-    name: str
-    polynomial: int
-    schedule: Schedule
-    evidence: str
     ctas: int = 1
     q_tiles: int = 2
     sawtooth: bool = False
@@ -31,28 +44,13 @@ class ForwardTiles:
     splits: int | None = None
 
 
-# Few queries. With key blocks of 64, registers and tensor memory suffice for two CTAs per SM, if O and the K/V stages
-# leave room.
-_FEW = {"polynomial": 0, "schedule": Schedule.SINGLE, "q_tiles": 1, "tile_n": 64, "direct_store": True}
-FEW = ForwardTiles("few queries", evidence="64 KB or more of K and V in flight a CTA; predicted", per_sm=2, **_FEW)
-FEW_WIDE = ForwardTiles("few queries, wide", evidence="128 KB or more of K and V in flight; predicted", **_FEW)
-# 8-bit keys, any number of queries. Shared-memory bandwidth is the limit: a loaded byte moves six bytes (one in, one to
-# the converting warps, two from them, two to the product). A second CTA per SM would add nothing.
-BYTES = ForwardTiles("8-bit keys", evidence="as much of K and V in flight as there is room for; predicted", **_FEW)
-# Gathered rows, any number of queries.
-GATHER = ForwardTiles("gathered rows", evidence="as for few queries; predicted", **_FEW)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardTiles(TileShape):
+    """Tuned values of a problem: a row of each table. polynomial: pairs of every 16 whose exp2 runs on the FMA
+    units."""
 
-_EXP2 = {  # polynomial -> reason
-    0: "the special-function unit is no bound",
-    4: "shortest latency from S to P, which the products of the other tile wait for",
-    5: "head_dim_v <= 64: exp2 takes twice the cycles of the product",
-    6: "shortest latency from S to P in unmasked blocks",
-}
-_SCHEDULES = {
-    Schedule.PERSISTENT: "all tiles have one length",
-    Schedule.SINGLE: "tiles differ in length, varlen or pairs: the hardware starts the next CTA when one ends",
-    Schedule.DYNAMIC: "tiles differ in length: a CTA takes the next, longest first, while the previous one ends",
-}
+    polynomial: int
+    schedule: Schedule
 
 
 def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
@@ -63,78 +61,78 @@ def are_few(spec: AttentionSpec, extent: ProblemSize) -> bool:
     return spec.batch_invariant or extent.max_seqlen_q * padded_heads_of(spec.group) <= LANES
 
 
-def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize | None = None) -> ForwardTiles:
-    """Return the row for a problem on a chip; without `extent`, for many queries.
-
-    The fields are independent: the exp2 share follows from the chip and the head dims, the schedule from how much tiles
-    differ in length, pairs from the shape. All are predicted, none is measured.
-    """
-    if spec.cache is not None and (spec.cache.has_8bit_kv or spec.cache.is_scattered):
-        return BYTES if spec.cache.has_8bit_kv else GATHER
-    if extent is not None and are_few(spec, extent):
-        return FEW if spec.head_dim <= 128 and spec.head_dim_v <= 128 else FEW_WIDE
-    rows = None if extent is None else extent.max_seqlen_q * math.gcd(spec.group, LANES)
-    ctas = 2 if _takes_pair(spec, rows) else 1
-    name, schedule = _schedule(spec, ctas)
-    polynomial = _polynomial(spec, chip)
-    if spec.mods is not None and spec.mods.block is not None:
-        # A work tile is a block of queries of the block mask, or a part of one.
-        evidence = f"exp2: {_EXP2[polynomial]}; schedule: {_SCHEDULES[Schedule.SINGLE]}; predicted, not measured"
-        q_tiles = 1 if spec.mods.block[0] % (2 * LANES) else 2
-        return ForwardTiles("block mask", polynomial, Schedule.SINGLE, evidence, q_tiles=q_tiles)
-    # With Q of 192 columns, a staged O would leave a pair two K/V stages instead of five.
-    direct_store = ctas == 2 and spec.head_dim > 128
-    evidence = f"exp2: {_EXP2[polynomial]}; schedule: {_SCHEDULES[schedule]}; predicted, not measured"
-    return ForwardTiles(name, polynomial, schedule, evidence, ctas, direct_store=direct_store)
+def _fills_pair(case: TuningCase) -> bool:
+    """True if both CTAs of a pair have rows. Half of a pair's tile is padding on average at the end of a varlen
+    sequence, and masked above a causal diagonal: then the longest sequence must fill several tiles."""
+    rows = case.extent.max_seqlen_q * math.gcd(case.spec.group, LANES)
+    return rows > (16 if case.spec.varlen or case.spec.window_right is not None else 2) * LANES
 
 
-def _polynomial(spec: AttentionSpec, chip: Chip) -> int:
-    """Pairs of every 16 whose exp2 runs on the FMA units; 0 on sm_103, whose special-function units are twice as fast.
-
-    At (192, 128) the products take longer than all exponentials, but do not hide them. A tile's softmax overlaps the
-    products of the other tile only, which take half as long as the exponentials of both tiles. Predicted TFLOP/s at 16k
-    (`python -m fa4.emulator.timing fwd`), (192, 128), full: 1804 for 0, 1919 for 4; d = 128: 1609 for 4 and 1720 for 6,
-    causal 1575 and 1562.
-    """
-    if chip.number == 103:
-        return 0
-    if spec.head_dim_v <= 64:
-        return 5
-    is_full = spec.window_left is None and spec.window_right is None
-    return 6 if is_full and spec.head_dim <= 128 else 4
+def _cuts_tiles(case: TuningCase) -> bool:
+    return case.spec.mods.block[0] % (2 * LANES) > 0  # type: ignore[union-attr, index]
 
 
-def _schedule(spec: AttentionSpec, ctas: int) -> tuple[str, Schedule]:
-    """Return (name, schedule). Causal and varlen tiles differ in length.
+FEW = Condition("few query rows", lambda case: are_few(case.spec, case.extent), "many query rows")
+MEMORY_BOUND = FP8 | SCATTERED | FEW
+# A pair's head dims split into whole panels.
+D128 = Condition("head dims 128", lambda case: case.spec.head_dim == case.spec.head_dim_v == 128)
+MLA = Condition("head dims (192, 128)", lambda case: (case.spec.head_dim, case.spec.head_dim_v) == (192, 128))
+FILLED = ~CACHE & Condition("rows fill pairs", _fills_pair)
+DIAGONAL = Condition("causal", lambda case: case.spec.window_right == 0)
 
-    For 32k tokens on 148 SMs, a simulation ends 6 to 20% after the ideal time if CTAs stride through the tiles, and 1
-    to 3% if CTAs get tiles one by one. A tile then takes 3,800 cycles in a CTA that stays, 9,900 in a new CTA
-    (`python -m fa4.emulator.timing fwd --causal`). Varlen uses new CTAs because some tiles are empty; pairs do because
-    they cannot take over work.
-    """
-    if spec.varlen:
-        return "varlen", Schedule.SINGLE
-    if spec.window_left is None and spec.window_right is None:
-        return "full", Schedule.PERSISTENT
+_FEW = TileShape(q_tiles=1, tile_n=64, direct_store=True)
+# With Q of 192 columns, a staged O would leave a pair two K/V stages instead of five.
+_MLA_PAIR = TileShape(ctas=2, direct_store=True)
+# All evidence is predicted (`python -m fa4.emulator.timing fwd`, TFLOP/s at 16k) or counted, none is measured.
+TILES = (
+    # Shared-memory bandwidth is the limit, with any number of queries: a loaded byte moves six bytes (one in, one to
+    # the converting warps, two from them, two to the product). A second CTA per SM would add nothing.
+    Rule("8-bit keys", FP8, _FEW, "as much of K and V in flight as there is room for"),
+    Rule("gathered rows", SCATTERED, _FEW, "as for few queries"),
+    # With key blocks of 64, registers and tensor memory suffice for two CTAs per SM, if O and the stages leave room.
+    Rule("few queries", FEW & head_dims(128), TileShape(q_tiles=1, tile_n=64, direct_store=True, per_sm=2),
+         "64 KB or more of K and V in flight a CTA"),
+    Rule("few queries, wide", FEW, _FEW, "128 KB or more of K and V in flight"),
+    Rule("block mask, 128 rows", BLOCKS & Condition("blocks of no whole 256 queries", _cuts_tiles),
+         TileShape(q_tiles=1), "a work tile is a block of queries of the block mask"),
+    Rule("block mask", BLOCKS, TileShape(), "a work tile is a block of queries of the block mask, or a part of one"),
+    Rule("pairs", FULL & D128 & FILLED, TileShape(ctas=2), "only sequence ends are masked"),
+    Rule("wide pairs", FULL & MLA & FILLED, _MLA_PAIR, "only sequence ends are masked"),
+    Rule("wide causal pairs", DIAGONAL & ~LEFT & ~VARLEN & MLA & FILLED, _MLA_PAIR,
+         "1768, one CTA with its two K/V stages 1466; at d = 128, pairs 1555, one CTA 1637"),
+    Rule("one CTA", OTHERWISE, TileShape(), "two Q tiles ping-pong"),
+)  # fmt: skip
+# Pairs of every 16 whose exp2 runs on the FMA units. At (192, 128) the products take longer than all exponentials, but
+# do not hide them: a tile's softmax overlaps the products of the other tile only, which take half as long as the
+# exponentials of both tiles.
+POLYNOMIALS = (
+    Rule("exp2 0/16", MEMORY_BOUND | Condition("sm_103", lambda case: case.chip.number == 103), 0,
+         "the special-function unit is no bound; that of sm_103 is twice as fast"),
+    Rule("exp2 5/16", Condition("head_dim_v <= 64", lambda case: case.spec.head_dim_v <= 64), 5,
+         "exp2 takes twice the cycles of the product"),
+    Rule("exp2 6/16", FULL & Condition("head_dim <= 128", lambda case: case.spec.head_dim <= 128), 6,
+         "shortest latency from S to P in unmasked blocks: d = 128 1720, by 4/16 1609"),
+    Rule("exp2 4/16", OTHERWISE, 4, "shortest latency from S to P, which the products of the other tile wait for: "
+         "(192, 128) full 1919, by 0/16 1804; d = 128 causal 1575, by 6/16 1562"),
+)  # fmt: skip
+# For 32k tokens on 148 SMs, a simulation ends 6 to 20% after the ideal time if CTAs stride through the tiles, and 1 to
+# 3% if CTAs get tiles one by one. A tile then takes 3,800 cycles in a CTA that stays, 9,900 in a new CTA.
+SCHEDULES = (
+    Rule("single", MEMORY_BOUND | BLOCKS | VARLEN, Schedule.SINGLE,
+         "tiles differ in length, some are empty: the hardware starts the next CTA when one ends"),
     # With a window bounded on both sides, all tiles but the first and last ones have the same length.
-    if spec.window_left is not None:
-        return "window", Schedule.PERSISTENT
-    return "causal", Schedule.DYNAMIC if ctas == 1 else Schedule.SINGLE
+    Rule("persistent", FULL | LEFT, Schedule.PERSISTENT, "all tiles have one length"),
+    Rule("single, pairs", Condition("CTA pairs", lambda case: case.tile_rows > 2 * LANES), Schedule.SINGLE,
+         "tiles differ in length, and pairs cannot take over work: the hardware starts the next CTA when one ends"),
+    Rule("dynamic", OTHERWISE, Schedule.DYNAMIC,
+         "tiles differ in length: a CTA takes the next, longest first, while the previous one ends"),
+)  # fmt: skip
 
 
-def _takes_pair(spec: AttentionSpec, rows: int | None) -> bool:
-    """True if a CTA pair shares a tile: only sequence ends are masked, head dims split into whole panels, and both CTAs
-    have rows.
-
-    Half of a pair's tile is padding on average at the end of a varlen sequence, and masked above a causal diagonal. So
-    the longest sequence must fill several tiles. Causal pairs are limited to (192, 128), where a single CTA has only
-    two K/V stages (predicted at 16k: 1466 TFLOP/s by one CTA, 1768 by pairs; at d = 128 1637 and 1555).
-    """
-    has_band = spec.window_left is not None or spec.window_right is not None
-    is_causal = spec.window_left is None and spec.window_right == 0
-    if spec.cache is not None or spec.head_dim not in (128, 192) or spec.head_dim_v != 128:
-        return False
-    if has_band and not (is_causal and spec.head_dim == 192 and not spec.varlen):
-        return False
-    min_rows = (16 if spec.varlen or has_band else 2) * LANES
-    return rows is None or rows > min_rows
+def tiles_for(spec: AttentionSpec, chip: Chip, extent: ProblemSize = MANY) -> Choice[ForwardTiles]:
+    """Return the tuned values of a problem on a chip."""
+    tiles = choose(TILES, TuningCase(spec, chip, extent))
+    case = TuningCase(spec, chip, extent, tile_rows=tiles.row.ctas * tiles.row.q_tiles * LANES)
+    polynomial, schedule = choose(POLYNOMIALS, case), choose(SCHEDULES, case)
+    row = ForwardTiles(**asdict(tiles.row), polynomial=polynomial.row, schedule=schedule.row)
+    return Choice(row, (tiles, polynomial, schedule))

@@ -6,16 +6,17 @@ import torch
 
 from ...pipeline.picture import page
 from ...runtime.device import chip_by_number
-from ...runtime.spec import AttentionSpec
+from ...runtime.spec import AttentionSpec, ProblemSize
 from .kernel import KERNEL
 from .plan import configure
-from .tiles import D128_CUT
+from .tiles import tiles_for
 
 
 def tables() -> str:
     """Return the text between the marks in the page."""
     spec = AttentionSpec(torch.bfloat16, 128, 128, 16, 16, 128**-0.5, window_right=0)
-    cfg = configure(spec, chip_by_number(90), has_dlse=False, tiles=D128_CUT)
+    chip = chip_by_number(90)
+    cfg = configure(spec, chip, has_dlse=False, tiles=tiles_for(spec, chip, ProblemSize(1, 4096, 4096)).row)
     return page(KERNEL, cfg, ("compute", "reduce"))
 
 

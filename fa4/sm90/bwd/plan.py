@@ -8,6 +8,7 @@ from functools import cached_property, partial
 
 from ...bwd import plan
 from ...core.variant import Variant
+from ...runtime.choice import given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
@@ -27,7 +28,8 @@ class Sm90Backward(plan.BackwardDirection):
         self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: BackwardTiles | None = None
     ) -> None:
         super().__init__(spec, extent, chip)
-        self.tiles = tiles or tiles_for(spec, extent)
+        self.choice = tiles_for(spec, chip, extent) if tiles is None else given(tiles)
+        self.tiles = self.choice.row
         if self.tiles.tile_n == ROWS:
             self.kernel = WIDE
 
@@ -38,9 +40,9 @@ class Sm90Backward(plan.BackwardDirection):
         return 1 if self.spec.batch_invariant else cfg.chains(n_blocks, extent.max_seqlen_q, pairs)
 
     def __str__(self) -> str:
-        tiles, cfg = self.tiles, self.config(has_dlse=False)
+        cfg = self.config(has_dlse=False)
         shape = f"{cfg.tile_m} x {cfg.cluster_tile_n}, {cfg.q_stages} + {cfg.stages} stages, group {cfg.group}"
-        return f"backward {tiles.name}: {shape} ({tiles.evidence})"
+        return f"backward {self.choice.name}: {shape} ({self.choice.reason})"
 
     def config(self, has_dlse: bool) -> Sm90BackwardSteps:
         return configure(self.spec, self.chip, has_dlse, self.tiles, chained=self.chains > 1)
@@ -50,8 +52,7 @@ def configure(
     spec: AttentionSpec, chip: Chip, has_dlse: bool, tiles: BackwardTiles, chained: bool = False
 ) -> Sm90BackwardSteps:
     """Return the compile-time configuration of a problem."""
-    first_writer = tiles.first_writer and not spec.has_blocks  # not measured with block lists
-    make: Callable[..., Sm90BackwardSteps] = partial(Sm90BackwardConfig, first_writer=first_writer)
+    make: Callable[..., Sm90BackwardSteps] = partial(Sm90BackwardConfig, first_writer=tiles.first_writer)
     if tiles.tile_n == ROWS:
         make = partial(Sm90WideConfig, ctas=tiles.ctas, multicast=tiles.multicast)
     spec = replace(spec, deterministic=spec.deterministic or tiles.ordered)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from ...core.order import even_l2_groups
 from ...core.variant import Variant
@@ -11,17 +10,18 @@ from ...fwd import plan
 from ...fwd.plan import LaunchSizes, Scalars
 from ...fwd.rows import padded_heads_of
 from ...fwd.splits import JOINING_BYTES, blocks_of_part, choose_splits
+from ...runtime.choice import given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..fragment import ROWS_PER_WARP
 from ..wgmma import ROWS
-from .config import Schedule, Sm90ForwardConfig
+from .config import Sm90ForwardConfig
 from .kernel import KERNEL
 from .tiles import ForwardTiles, tiles_for
 
 MANY = LaunchSizes._field_defaults["most_l2_groups"]
-# K and V bytes in a larger last L2 group. 62 MB, more than L2, are 1.4 % slower (d128, 2k keys).
-LAST_BYTES = 32 << 20
+# Share of L2 for K and V of a larger last L2 group. On an H100, 62 MB are 1.4 % slower than 32 MB (d128, 2k keys).
+LAST_SHARE = 0.64
 
 
 class Sm90Forward(plan.ForwardDirection):
@@ -30,7 +30,8 @@ class Sm90Forward(plan.ForwardDirection):
     kernel = KERNEL
 
     def __init__(self, spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None) -> None:
-        self.tiles = tiles or _tiles_on(chip, tiles_for(spec, extent))
+        self.choice = tiles_for(spec, chip, extent) if tiles is None else given(tiles)
+        self.tiles = self.choice.row
         cfg = configure(spec, extent, chip, self.tiles)
         self.splits = splits_for(spec, extent, chip, self.tiles)
         l2_group, most = _l2_groups(spec, extent, chip, cfg, self.tiles)
@@ -39,29 +40,21 @@ class Sm90Forward(plan.ForwardDirection):
         super().__init__(chip, cfg, Scalars.of(spec), sizes)
 
     def __str__(self) -> str:
-        tiles, cfg = self.tiles, self.cfg
+        cfg = self.cfg
         parts = f"keys in {self.splits} parts, " if cfg.split else ""
         pairs = "pairs of CTAs, " if cfg.ctas == 2 else ""
         return (
-            f"forward {tiles.name}: {cfg.rows} x {cfg.tile_n}, {cfg.stages} K/V stages, {cfg.packed} heads packed, "
-            f"{parts}{pairs}{'ping-pong, ' * cfg.ping_pong}rescale threshold {cfg.rescale_threshold:g}, "
-            f"{cfg.schedule.name.lower()} ({tiles.evidence})"
+            f"forward {self.choice.name}: {cfg.rows} x {cfg.tile_n}, {cfg.stages} K/V stages, {cfg.packed} heads "
+            f"packed, {parts}{pairs}{'ping-pong, ' * cfg.ping_pong}rescale threshold {cfg.rescale_threshold:g}, "
+            f"{cfg.schedule.name.lower()} ({self.choice.reason})"
         )
-
-
-def _tiles_on(chip: Chip, tiles: ForwardTiles) -> ForwardTiles:
-    """Use a hardware-scheduled grid on a shared chip. In a persistent grid, CTAs that find no free multiprocessor would
-    start, and end, their share of the tiles late."""
-    if not chip.shared or tiles.schedule is not Schedule.PERSISTENT:
-        return tiles
-    return replace(tiles, schedule=Schedule.SINGLE, ctas=1, name=f"{tiles.name}, beside messages")
 
 
 def configure(
     spec: AttentionSpec, extent: ProblemSize, chip: Chip, tiles: ForwardTiles | None = None
 ) -> Sm90ForwardConfig:
     """Return the compile-time configuration of a problem."""
-    tiles = tiles or tiles_for(spec, extent)
+    tiles = tiles or tiles_for(spec, chip, extent).row
     split = splits_for(spec, extent, chip, tiles) > 1
     fields = Variant.fields(spec)
     fields["has_sink"] &= not split  # the combine kernel adds it
@@ -122,7 +115,7 @@ def _l2_groups(
     keys = extent.max_seqlen_k * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     per_pair = max(keys * cfg.packed // spec.group, 1)
     if not cfg.persistent:
-        return -(-pairs // -(-pairs * per_pair // tiles.l2_group_bytes)), MANY
+        return -(-pairs // -(-pairs * per_pair // int(tiles.l2_share * chip.l2))), MANY
     concurrent_tiles = chip.sms // cfg.ctas
     round_trip = 2 * concurrent_tiles
     m_blocks = -(-extent.max_seqlen_q * cfg.packed // cfg.rows)
@@ -137,4 +130,6 @@ def _l2_groups(
     last = [min(extent.max_seqlen_q, -(-(i + 1) * cfg.rows // cfg.packed)) for i in reversed(range(m_blocks))]
     key_counts = [row + extent.max_seqlen_k - extent.max_seqlen_q for row in last]
     lengths = [max(-(-keys // cfg.tile_n), 0) for keys in key_counts]
-    return l2_group, even_l2_groups(l2_group, pairs, min(LAST_BYTES // per_pair, pairs), lengths, concurrent_tiles)
+    return l2_group, even_l2_groups(
+        l2_group, pairs, min(int(LAST_SHARE * chip.l2) // per_pair, pairs), lengths, concurrent_tiles
+    )
