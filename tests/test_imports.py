@@ -104,6 +104,20 @@ def test_nothing_imports_a_chip():
     assert not wrong
 
 
+def test_the_two_hopper_backward_kernels_do_not_know_each_other():
+    """They share `common`, which imports neither; the plan chooses."""
+    room = PACKAGE / "sm90" / "bwd"
+    parts = {"bwd": {"bwd", "common"}, "wide": {"wide", "common"}, "common": {"common"}}
+    wrong = [
+        f"{path.relative_to(room)} imports {file.relative_to(room)}"
+        for path in room.rglob("*.py")
+        if path != room / "plan.py"
+        for file in imports()[path]
+        if room in file.parents and file.parent.name not in parts[path.parent.name]
+    ]
+    assert not wrong
+
+
 def test_the_page_lists_the_parts_in_the_order_of_their_layers():
     text = (PACKAGE.parent / "docs" / "architecture.md").read_text()
     table = text[text.index("a test holds the order") :]

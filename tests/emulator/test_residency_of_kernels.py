@@ -21,9 +21,9 @@ from fa4.runtime import jit, plan
 from fa4.runtime.device import chip_of
 from fa4.runtime.spec import Gradients
 from fa4.sm80.plan import Plan as Portable
-from fa4.sm90.bwd.config import Sm90BackwardSteps
+from fa4.sm90.bwd.common.config import Sm90BackwardSteps
+from fa4.sm90.bwd.common.work import Sm90BackwardWork
 from fa4.sm90.bwd.tiles import TILES
-from fa4.sm90.bwd.work import Sm90BackwardWork
 from fa4.sm90.plan import Plan as Hopper
 from fa4.sm100.plan import Plan as Blackwell
 from fa4.torch_ops.run import backward

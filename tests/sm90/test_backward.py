@@ -13,9 +13,10 @@ from fa4.oracle import cases
 from fa4.oracle.cases import Case
 from fa4.runtime.device import chip_by_number
 from fa4.runtime.spec import AttentionSpec, ProblemSize
-from fa4.sm90.bwd import config as config_module
+from fa4.sm90.bwd.common.config import ByQueries
+from fa4.sm90.bwd.common.launch_order import LaunchOrder
+from fa4.sm90.bwd.config import ByColumns
 from fa4.sm90.bwd.kernel import ROLES, channels, smem_map
-from fa4.sm90.bwd.placement import ByColumns, ByQueries
 from fa4.sm90.bwd.plan import Sm90Backward, configure
 from fa4.sm90.bwd.tiles import TILES, BackwardTiles, tiles_for
 from fa4.sm90.bwd.wide import kernel as wide
@@ -134,7 +135,7 @@ def test_deterministic_gradients_are_equal_whatever_the_order_of_events(window, 
 )
 def test_few_pairs_add_to_several_sums(head_dim, heads, chains, seed, monkeypatch):
     """Key blocks of one pair in chains, of which some hold no block that meets a query."""
-    monkeypatch.setattr(config_module.Sm90BackwardSteps, "chains", lambda *of: chains)
+    monkeypatch.setattr(LaunchOrder, "chains", lambda *of: chains)
     shape = dict(heads_q=heads[0], heads_kv=heads[1], head_dim=head_dim)
     for window in ((None, None), (60, None)):
         case = Case("chains", seqlen_q=300, seqlen_k=520, window_size=window, deterministic=True, **shape)

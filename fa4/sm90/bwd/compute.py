@@ -10,15 +10,15 @@ from __future__ import annotations
 import cutlass.cute as cute
 
 from ...pipeline.cursor import consume
-from .consumer import consumer_of
+from .common.work import work_tile
+from .consumer import BackwardConsumer
 from .epilogue import stage_gradients, store_gradients
 from .steps import all_steps
-from .work import work_tile
 
 
 @cute.jit
 def compute(context):
-    work, consumer = work_tile(context), consumer_of(context)
+    work, consumer = work_tile(context), BackwardConsumer(context)
     consumer.dv.fill(0.0)
     consumer.dk.fill(0.0)
     if work.steps > 0:

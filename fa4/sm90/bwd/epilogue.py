@@ -6,13 +6,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ...core.sequence import sequence_matrix
 from ...pipeline.roles import WARPS_PER_WARPGROUP
-from ...pipeline.smem import PANEL_ROW_BYTES, Tile
-from ...pipeline.tma import tma_start_store, wait_read
-from ..fragment import ROWS_PER_WARP, pack_pairs, store_matrices
-from .config import CONSUMERS
-from .placement import WARPGROUP
+from ...pipeline.tma import wait_read
+from .common.config import CONSUMERS, WARPGROUP
+from .common.epilogue import store, to_smem
 
 
 def stage_gradients(context, work, consumer) -> None:
@@ -60,39 +57,3 @@ def store_gradients(context, work, consumer: cutlass.Constexpr):
         store(context, work, "dv", block, context.smem.pointer("V", cfg.dtype) + index * (cfg.dv_tile.nbytes // 2))
         store(context, work, "dk", block, context.smem.pointer("K", cfg.dtype) + dk_offset(context, work, index) // 2)
         wait_read()
-
-
-@cute.jit
-def store_gradient(
-    context,
-    work,
-    region: cutlass.Constexpr[str],
-    name: cutlass.Constexpr[str],
-    gradient: cute.Tensor,
-    scale: Float32,
-    consumer: cutlass.Constexpr[int],
-):
-    """Store a consumer's only gradient, in a CTA with 64 keys, to global memory through shared-memory `region`."""
-    # The last products of the other consumer may still read the region.
-    cute.arch.barrier(barrier_id=context.last_dq, number_of_threads=CONSUMERS * WARPGROUP)
-    cfg, tile = context.cfg, getattr(context.cfg, f"{name}_tile")
-    to_smem(cfg, context.smem.address(region), tile, gradient, scale)
-    cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.barrier(barrier_id=context.gradients_staged + consumer, number_of_threads=WARPGROUP)
-    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
-        store(context, work, name, work.n_block, context.smem.pointer(region, cfg.dtype))
-        wait_read()
-
-
-def to_smem(cfg, base: Int32, tile: Tile, gradient: cute.Tensor, scale: Float32) -> None:
-    """Store a warpgroup's accumulator, times `scale`, to shared memory."""
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP
-    address = base + warp * (ROWS_PER_WARP * PANEL_ROW_BYTES)
-    store_matrices(address, tile, pack_pairs(gradient, [scale, scale], cfg.dtype))
-
-
-def store(context, work, name: str, block: Int32, ptr: cute.Pointer) -> None:
-    """One warp: start the TMA store of a consumer's gradient of a block of 64 keys."""
-    tma = context.tma(name)
-    matrix = sequence_matrix(tma.tensor, work.head_kv, work.batch, work.k, context.cfg.varlen, context.cfg.lengths_vary)
-    tma_start_store(tma, matrix, block, ptr)

@@ -18,9 +18,10 @@ from ...pipeline import kernel as kernels
 from ...pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, Every
 from ...pipeline.roles import Role, RoleTable
 from ...pipeline.smem import Region, SmemMap
+from .common.config import CONSUMERS
+from .common.load import load
 from .compute import compute
-from .config import CONSUMERS, REDUCERS, Division, Sm90BackwardConfig
-from .load import load
+from .config import REDUCERS, Division, Sm90BackwardConfig
 from .reduce import reduce
 
 ROLES = RoleTable(

@@ -12,7 +12,8 @@ from ...runtime.choice import given
 from ...runtime.device import Chip
 from ...runtime.spec import AttentionSpec, ProblemSize
 from ..wgmma import ROWS
-from .config import Sm90BackwardConfig, Sm90BackwardSteps
+from .common.config import Sm90BackwardSteps
+from .config import Sm90BackwardConfig
 from .kernel import KERNEL
 from .tiles import BackwardTiles, tiles_for
 from .wide.config import Sm90WideConfig

@@ -30,7 +30,7 @@ from ...bwd.device.semaphores import (
 )
 from ...pipeline.cursor import Cursor, consume
 from ...pipeline.tma import bulk_add, bulk_store, wait_read
-from .work import work_tile
+from .common.work import work_tile
 
 
 @cute.jit

@@ -7,6 +7,7 @@ dS^T Q, during which dQ leaves the registers. So the products of one consumer ca
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import cutlass
@@ -15,13 +16,15 @@ from cutlass import Int32
 
 from ...bwd.device.work import first_member
 from ...pipeline.cursor import Cursor, consume, produce
-from ..wgmma import wait
+from ..wgmma import ROWS, wait
+from .common.config import CONSUMERS
+from .common.pointwise import Statistic, fill, rows_of, store_ds
+from .common.work import WarpgroupSteps, in_direction, warpgroup_steps, whole_blocks
 from .config import Division
 from .consumer import BackwardConsumer
 from .dq_cursor import DqCursor
 from .epilogue import stage_gradients
-from .pointwise import Statistic, clear_ds, compute_ds, compute_p, fill, pack_p, rows_of, step_scores, store_ds
-from .work import warpgroup_steps
+from .pointwise import clear_ds, compute_ds, compute_p, pack_p, step_scores
 
 
 class Cursors(NamedTuple):
@@ -40,6 +43,16 @@ class Cursors(NamedTuple):
     def next(self) -> Cursors:
         """Return the cursors of the next step."""
         return Cursors(*(cursor.next() for cursor in self))
+
+
+def consumer_steps(work, consumer: Int32, cfg) -> WarpgroupSteps:
+    """Return the steps of a consumer."""
+    if not cfg.trims:
+        return warpgroup_steps(work)
+    mask, block = replace(work.mask, tile_n=ROWS), work.n_block * CONSUMERS + consumer
+    first, _ = mask.query_blocks(block)
+    first = cutlass.min(cutlass.max(first, work.first), work.stop)
+    return in_direction(work, WarpgroupSteps(first, *whole_blocks(mask, block, first, work.stop), work.stop))
 
 
 @cute.jit
@@ -61,7 +74,7 @@ def steps(context, consumer: cutlass.Constexpr[BackwardConsumer], work, has_dq: 
     q, do, ds = consume(ends.load_compute_Q), consume(ends.load_compute_dO), produce(ends.compute_compute_dS)
     last_dq = DqCursor.before_first(ends.compute_reduce_dQ, cfg)
     cursors = Cursors(q, do, ds, consume(ends.compute_compute_dS), last_dq)
-    wg_steps, begin_member = warpgroup_steps(work, consumer.index, cfg), first_member(context, work)
+    wg_steps, begin_member = consumer_steps(work, consumer.index, cfg), first_member(context, work)
     if cutlass.const_expr(cfg.trims):
         if (wg_steps.first > work.first) | (wg_steps.stop == work.first):
             skip(context, consumer, cursors, False)
@@ -80,7 +93,7 @@ def steps(context, consumer: cutlass.Constexpr[BackwardConsumer], work, has_dq: 
         of_head, wg_of_head = work, wg_steps
         if cutlass.const_expr(cfg.differs_by_head):
             of_head = work.of_head(context, member)
-            wg_of_head = warpgroup_steps(of_head, consumer.index, cfg)
+            wg_of_head = consumer_steps(of_head, consumer.index, cfg)
         first = of_head.first + cutlass.select_(member == begin_member, Int32(1), Int32(0))
         if cutlass.const_expr(cfg.trims and cfg.group > 1):
             for _ in cutlass.range(first, wg_of_head.first, unroll=1):
@@ -123,11 +136,11 @@ def step(
     cfg, (q, do, ds, last_ds, last_dq) = context.cfg, cursors
     s, dp = cfg.scores.accumulator(), cfg.dp.accumulator()
     q.wait()
-    consumer.start_scores(s, q)
+    cfg.scores.issue(s, consumer.k[None, None, None, 0], consumer.q[None, None, None, q.stage], False)
     if cutlass.const_expr(is_first):
         consume(consumer.ends.load_compute_V).wait()
     do.wait()
-    consumer.start_dp(dp, do)
+    cfg.dp.issue(dp, consumer.v[None, None, None, 0], consumer.do[None, None, None, do.stage], False)
     scores = step_scores(context, work, coord, is_partial)
     rows = rows_of(context, q.stage)
     minus_lse = Statistic(rows, cfg)
@@ -143,7 +156,7 @@ def step(
     fill(ds_operand, packed_ds)
 
     store_ds(context, ds.stage, consumer.index, packed_ds)
-    consumer.add_dv(p_operand, do)
+    cfg.dv.issue(consumer.dv, p_operand, consumer.do_columns[None, None, None, do.stage], True)
     ds.arrive()
     if cutlass.const_expr(has_dq):
         last_ds.wait()
@@ -151,13 +164,13 @@ def step(
         wait(1)
         do.arrive()
         dq += consumer.start_dq(last_ds, slice(1, None))  # not earlier: they use the registers of P
-        consumer.add_dk(ds_operand, q)
+        cfg.dk.issue(consumer.dk, ds_operand, consumer.q_columns[None, None, None, q.stage], True)
         wait(1)
         last_ds.arrive()
         last_dq.store(context, consumer.index, dq)
         last_dq.next().arrive(consumer.index)
     else:
-        consumer.add_dk(ds_operand, q)
+        cfg.dk.issue(consumer.dk, ds_operand, consumer.q_columns[None, None, None, q.stage], True)
         wait(1)
         do.arrive()
     wait(0)

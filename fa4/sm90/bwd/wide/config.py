@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ....bwd.blocks import RowBlocks
+from cutlass import Int32
+
+from ....core.sequence import Rows, clamp_tile
 from ....pipeline.smem import Tile
+from ....pipeline.tma import TmaTile
 from ...wgmma import ROWS, Major, SmemOperand, Wgmma
-from ..config import BARRIER_BYTES, PANEL_COLUMNS, Sm90BackwardSteps, ThreadOrderedBlocks
-from ..placement import ByQueries
+from ..common.config import BARRIER_BYTES, PANEL_COLUMNS, ByQueries, Sm90BackwardSteps
 
 P_BYTES = 2  # of an element of P in shared memory
 # Shared memory has 2^15 P as float16, at most 32768: all 11 significant bits from P = 2^-29 on, some from 2^-39 on. P
@@ -24,9 +26,18 @@ class Sm90WideConfig(Sm90BackwardSteps):
     ctas: int = 1
     multicast: int = 1
     cta_tile_n: ClassVar[int] = ROWS
+    weight_exponent: ClassVar[int] = WEIGHT_EXPONENT
 
     def sharers(self, name: str) -> int:
         return self.multicast if name in ("q", "do") else 1
+
+    def cta_share(self, tma: TmaTile, block: Int32, rank: Int32, rows: Rows) -> Int32:
+        """Return the tile that a CTA loads: with multicast, a share of the rows. In a pair it may be empty."""
+        if tma.multicast > 1:
+            block = block * tma.multicast + rank
+        return (
+            clamp_tile(block, rows, tma.tile.rows // tma.multicast) if self.ctas == 2 and self.lengths_vary else block
+        )
 
     @property
     def cluster_tile_n(self) -> int:
@@ -76,18 +87,8 @@ class Sm90WideConfig(Sm90BackwardSteps):
         return used + self.q_stages * q_bytes + self.stages * self.do_tile.nbytes + self.order_bytes + BARRIER_BYTES
 
     @property
-    def row_blocks(self) -> RowBlocks:
-        """Configuration of the kernels before and after the main kernel."""
-        placement = ByQueries(ROWS, self.k_tile.panels * PANEL_COLUMNS)
-        return ThreadOrderedBlocks(
-            self.dtype, self.head_dim, self.head_dim_v, self.tile_m, placement, self.varlen, self.has_sink,
-            self.has_dlse, semaphores=self.semaphores, first_stores=self.semaphores > 0, pdl=True,
-            weight_exponent=WEIGHT_EXPONENT, chained=self.chained,
-        )  # fmt: skip
-
-    @property
-    def statistics_ahead(self) -> bool:
-        return False
+    def placement(self) -> ByQueries:
+        return ByQueries(ROWS, self.k_tile.panels * PANEL_COLUMNS)
 
     def dq_panels(self, consumer: int) -> range:
         """Return the panels, among the CTA's column panels of dQ, that a consumer computes."""

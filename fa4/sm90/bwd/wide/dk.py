@@ -12,13 +12,12 @@ from cutlass import Float32, Int32
 
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
-from ..epilogue import store_gradient
-from ..pointwise import Statistic, fill, pack, query_of, rows_of, store_ds
-from ..work import work_tile
+from ..common.pointwise import Statistic, fill, pack, query_of, rows_of, store_ds
+from ..common.work import work_tile
 from . import steps
 from .config import WEIGHT_EXPONENT
 from .exchange import dropout_factors, load_p, send_ds
-from .steps import Cursors, all_steps, finish_step
+from .steps import Cursors, all_steps, finish_step, store_gradient
 
 
 @cute.jit
@@ -31,7 +30,7 @@ def dk(context):
         consume(consumer.ends.load_compute_V).wait()
         cute.arch.griddepcontrol_wait()  # the statistics kernel clears the dQ sums
         all_steps(context, consumer, work, consume(consumer.ends.dV_dK_P))
-    store_gradient(context, work, "K", "dk", consumer.total, context.args.scale, 1)
+    store_gradient(context, consumer, work, "dk", context.args.scale)
 
 
 class DkConsumer(steps.WideConsumer):

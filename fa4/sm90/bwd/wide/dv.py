@@ -11,15 +11,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ....core.dropout import apply_dropout
+from ....core.scoring import Scoring
 from ....pipeline.cursor import consume, produce
 from ...wgmma import wait
-from ..epilogue import store_gradient
-from ..pointwise import Statistic, StepScores, compute_p, dp_factor, fill, keep_bits_at, pack, query_bounds, rows_of
-from ..work import work_tile
+from ..common.pointwise import Statistic, fill, keep_bits_at, p_of, pack, query_bounds, rows_of, softcap
+from ..common.work import work_tile
 from . import steps
 from .config import WEIGHT_EXPONENT
-from .exchange import store_p
-from .steps import Cursors, all_steps, finish_step
+from .exchange import sign_dropped, store_p
+from .steps import Cursors, all_steps, finish_step, store_gradient
 
 
 @cute.jit
@@ -34,7 +35,7 @@ def dv(context):
     scale = Float32(2.0**-WEIGHT_EXPONENT)
     if cutlass.const_expr(context.cfg.has_dropout):
         scale = scale * context.args.mods.dropout.scale
-    store_gradient(context, work, "V", "dv", consumer.total, scale, 0)
+    store_gradient(context, consumer, work, "dv", scale)
 
 
 class DvConsumer(steps.WideConsumer):
@@ -67,14 +68,13 @@ def step(
     s = cfg.scores.accumulator()
     cursors.q.wait()
     cfg.scores.issue(s, consumer.k[None, None, None, 0], consumer.q[None, None, None, cursors.q.stage], False)
-    scores = StepScores(query_bounds(work, m_block) if cutlass.const_expr(is_partial) else None)
+    bounds = query_bounds(work, m_block) if cutlass.const_expr(is_partial) else None
     keep_bits = keep_bits_at(context, work, head, m_block)
     cursors.p.wait()
     wait(0)
-    p = compute_p(context, s, Statistic(rows_of(context, cursors.q.stage), cfg), scores)
-    p_for_ds = dp_factor(context, s, p, scores)
+    p, p_for_ds = compute_p(context, s, Statistic(rows_of(context, cursors.q.stage), cfg), bounds)
     if cutlass.const_expr(keep_bits is not None):
-        p_for_ds, p = keep_bits.by_sign(p_for_ds), keep_bits.only(p)
+        p_for_ds, p = sign_dropped(p_for_ds, keep_bits), [apply_dropout(*keep_bits.bit(i), x) for i, x in enumerate(p)]
     store_p(context, cursors.p.stage, p_for_ds)
     cursors.p.arrive()
     p_operand = cfg.dv.a_registers()
@@ -84,3 +84,13 @@ def step(
     cute.arch.sync_warp()  # every lane has read the statistics that came with Q before one lane arrives
     cursors.q.arrive()
     finish_step(context, consumer, work, cursors, has_dq)
+
+
+def compute_p(context, s: cute.Tensor, minus_lse: Statistic, bounds) -> tuple[list[Float32], list[Float32]]:
+    """Return P^T, and P^T times the derivative of the softcap. Replaces `s` by the logits."""
+    scoring, elements = Scoring(softcap(context)), range(cute.size(s))
+    (logits,) = scoring.logits([[s[i] for i in elements]])
+    for i in elements:
+        s[i] = logits[i]
+    p = p_of(context, [s[i] for i in elements], minus_lse, bounds)
+    return p, scoring.times_softcap_grad([p], [[s[i] for i in elements]])[0]

@@ -11,12 +11,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32
 
+from ....core.dropout import keeps
 from ....core.vec_io import load_halves, store_vec
 from ....pipeline.cursor import Cursor
 from ....pipeline.roles import WARPS_PER_WARPGROUP
 from ....pipeline.tma import bulk_copy_to
-from ..placement import WARPGROUP
-from ..pointwise import pack
+from ..common.config import WARPGROUP
+from ..common.pointwise import KeepBits, pack
 
 
 def store_p(context, stage: Int32, p: list[Float32]) -> None:
@@ -29,6 +30,11 @@ def store_p(context, stage: Int32, p: list[Float32]) -> None:
 def load_p(context, stage: Int32, count: int) -> list[Float32]:
     """Load this thread's P from shared memory."""
     return [x for ptr in _p_ptrs(context, stage, count) for x in load_halves(ptr, Float16)]
+
+
+def sign_dropped(p: list[Float32], keep_bits: KeepBits) -> list[Float32]:
+    """Return the elements, which are not negative, with a minus sign for dropped ones."""
+    return [Float32(cutlass.select_(keeps(*keep_bits.bit(i)), x, -x)) for i, x in enumerate(p)]
 
 
 def dropout_factors(p: list[Float32], scale: Float32) -> list[Float32]:

@@ -19,10 +19,10 @@ from ....pipeline import kernel as kernels
 from ....pipeline.channels import ONCE, By, Carries, Channel, ChannelTable, ClusterSharing, Implied
 from ....pipeline.roles import Role, RoleTable
 from ....pipeline.smem import Region, SmemMap
-from ..load import load
 from .config import Sm90WideConfig
 from .dk import dk
 from .dv import dv
+from .load import load
 from .semaphores import acquire, release
 
 WORKERS = (
@@ -48,15 +48,7 @@ def channels(cfg: Sm90WideConfig) -> ChannelTable:
     ds_freed: By | Implied = By.WGMMA
     if cfg.ctas == 2:
         peer_ds = Channel(
-            "dK_compute_dSother",
-            "dK",
-            both,
-            By.TMA,
-            By.WGMMA,
-            cfg.ds_stages,
-            memory,
-            cfg.ctas,
-            ClusterSharing.MULTICAST,
+            "dK_compute_dSother", "dK", both, By.TMA, By.WGMMA, cfg.ds_stages, memory, 2, ClusterSharing.MULTICAST
         )
         pair_channels = Channel("load_compute_Kother", "load", both, By.TMA, ONCE, 1, memory), peer_ds
         ds_freed = Implied(peer_ds.name, "free")

@@ -20,7 +20,7 @@ from cutlass import Int32
 from ....bwd.device.semaphores import release_semaphore, semaphore_ptr, wait_semaphore
 from ....core.vec_io import load_vec, store_vec
 from ....pipeline.cursor import Cursor, consume, produce
-from ..work import work_tile
+from ..common.work import work_tile
 
 AHEAD = 2  # steps
 

@@ -10,8 +10,7 @@ from ....core.constant import Constant
 from ....core.vec_io import add_floats, bits, store_vec
 from ....pipeline.cursor import Cursor, consume, produce
 from ...wgmma import ROWS
-from ..config import PANEL_COLUMNS
-from ..placement import WARPGROUP
+from ..common.config import PANEL_COLUMNS, WARPGROUP
 from .semaphores import order_index_at
 
 

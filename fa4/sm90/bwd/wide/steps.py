@@ -1,5 +1,5 @@
-"""Loop over the steps of a block of keys, for both consumers. dQ is computed one step late, after both consumers, and
-in a pair both CTAs, have stored dS of that step."""
+"""Loop over the steps of a block of keys, and the store of its gradients, for both consumers. dQ is computed one step
+late, after both consumers, and in a pair both CTAs, have stored dS of that step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
 from ....core.constant import Constant
 from ....pipeline.cursor import Cursor, consume
+from ....pipeline.roles import WARPS_PER_WARPGROUP
+from ....pipeline.tma import wait_read
 from ...wgmma import Wgmma, wait
-from ..work import warpgroup_steps
+from ..common.config import CONSUMERS, WARPGROUP
+from ..common.epilogue import store, to_smem
+from ..common.work import warpgroup_steps
 from .share import DqShare
 
 
@@ -43,7 +47,7 @@ class WideConsumer(Constant):
     applies_mask: bool  # in partially masked blocks
 
     def __init__(self, context, role: str, step: Callable[..., None], index: int, product: Wgmma):
-        self.ends, self.step = context.ends(role), step
+        self.ends, self.step, self.index = context.ends(role), step, index
         self.share, self.total = DqShare(context, index, self.ends), product.accumulator()
 
     def release(self, cursors: Cursors) -> None:
@@ -82,7 +86,7 @@ def all_steps(context, consumer: cutlass.Constexpr[WideConsumer], work, p: Curso
         head, of_head = work.head_kv * cfg.group + member, work.of_head(context, member)
         first = work.first + cutlass.select_(member == 0, Int32(1), Int32(0))
         if cutlass.const_expr(consumer.applies_mask):
-            wg_steps = warpgroup_steps(of_head, Int32(0), cfg)
+            wg_steps = warpgroup_steps(of_head)
             for half in cutlass.range(2 if cfg.has_left or cfg.folds else 1, unroll=1):  # partial blocks may be last
                 begin_partial, end_partial = wg_steps.partial(half, first)
                 for i in cutlass.range(begin_partial, end_partial, unroll=1):
@@ -102,3 +106,19 @@ def all_steps(context, consumer: cutlass.Constexpr[WideConsumer], work, p: Curso
     dq = consumer.share.start(cursors.last_ds)
     wait(0)
     consumer.share.add(context, work, cursors, dq)
+
+
+@cute.jit
+def store_gradient(
+    context, consumer: cutlass.Constexpr[WideConsumer], work, name: cutlass.Constexpr[str], scale: Float32
+):
+    """Store dV or dK, times `scale`, through the shared memory of V or K."""
+    # The last products of the other consumer may still read that memory.
+    cute.arch.barrier(barrier_id=context.last_dq, number_of_threads=CONSUMERS * WARPGROUP)
+    cfg, region = context.cfg, name[1].upper()
+    to_smem(cfg, context.smem.address(region), getattr(cfg, f"{name}_tile"), consumer.total, scale)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=context.gradients_staged + consumer.index, number_of_threads=WARPGROUP)
+    if cute.arch.make_warp_uniform(cute.arch.warp_idx()) % WARPS_PER_WARPGROUP == 0:
+        store(context, work, name, work.n_block, context.smem.pointer(region, cfg.dtype))
+        wait_read()

@@ -9,12 +9,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...bwd.device.work import cta_keys, order_index, order_index_by_lists, sparse_blocks_of
-from ...core.mask import Band, SparseBlocks
-from ...core.order import Tile
-from ...core.sequence import Rows
-from ..wgmma import ROWS
-from .config import CONSUMERS
+from ....bwd.device.work import cta_keys, order_index, order_index_by_lists, sparse_blocks_of
+from ....core.mask import Band, SparseBlocks
+from ....core.order import Tile
+from ....core.sequence import Rows
 
 
 class Neighbours(NamedTuple):
@@ -28,7 +26,7 @@ class Sm90BackwardWork(NamedTuple):
     """Block of keys and its steps: for each query head of the group, the query blocks first <= m < stop. Blocks
     full_first <= m < full_stop are unmasked."""
 
-    n_block: Int32  # for the fields up to `steps` see `Keys`
+    n_block: Int32  # for the fields up to `steps` see `KeyBlock`
     head_kv: Int32
     batch: Int32
     q: Rows
@@ -94,28 +92,26 @@ class Sm90BackwardWork(NamedTuple):
 
 def work_tile(context) -> Sm90BackwardWork:
     """Return this CTA's work."""
-    cfg, keys = context.cfg, cta_keys(context)
+    cfg, order, keys = context.cfg, context.args.order, cta_keys(context)
     neighbours = None
     if cfg.staggered:
         rank = keys.n_block % cfg.concurrent_blocks
         concurrent = (keys.k.count + cfg.cluster_tile_n - 1) // cfg.cluster_tile_n - (keys.n_block - rank)
         neighbours = Neighbours(rank, cutlass.min(concurrent, cfg.concurrent_blocks))
     tile = Tile(keys.n_block, keys.head_kv, keys.batch)
-    if cfg.ctas == 2:
-        # The pair iterates together; each CTA has half of its keys.
-        mask = replace(keys.mask, tile_n=cfg.cluster_tile_n // 2)
-        keys = keys._replace(n_block=keys.n_block * 2 + context.args.order.rank, mask=mask)
+    # The CTAs of a cluster iterate together; each has a block of its keys.
+    keys = keys._replace(n_block=keys.n_block * cfg.ctas + order.rank, mask=replace(keys.mask, tile_n=cfg.cta_tile_n))
     full = whole_blocks(keys.mask, keys.n_block, keys.first, keys.stop)
     if keys.block_iter is not None:
         full = keys.block_iter.masked, keys.stop
-    ascends = context.args.order.starts_at_last_row(tile) if cfg.folds else None
+    ascends = order.starts_at_last_row(tile) if cfg.folds else None
     reverse = None if ascends is None else reverse_flag(ascends, Int32(0), cfg.group)
     return Sm90BackwardWork(*keys, *full, neighbours, ascends, reverse)
 
 
 def dq_block(n_block: Int32, mask: Band, cfg) -> tuple[Int32, Band]:
-    """Return the block of keys whose dQ is added at once, a pair's or a CTA's own, and the mask of such blocks."""
-    return (n_block // 2, replace(mask, tile_n=cfg.cluster_tile_n)) if cfg.ctas == 2 else (n_block, mask)
+    """Return the block of keys whose dQ is added at once, that of a cluster, and the mask of such blocks."""
+    return n_block // cfg.ctas, replace(mask, tile_n=cfg.cluster_tile_n)
 
 
 def reverse_flag(ascends: Int32, member: Int32, group: int) -> Int32:
@@ -152,21 +148,18 @@ class WarpgroupSteps(NamedTuple):
         return cutlass.max(first, self.full_first), Int32(end)
 
 
-def warpgroup_steps(work: Sm90BackwardWork, consumer: Int32, cfg) -> WarpgroupSteps:
-    """Return the steps of a consumer."""
+def warpgroup_steps(work: Sm90BackwardWork) -> WarpgroupSteps:
+    """Return the steps of a consumer that takes part in every step of its CTA."""
     steps = WarpgroupSteps(work.first, work.full_first, work.full_stop, work.stop)
-    if cfg.trims:
-        mask, block = replace(work.mask, tile_n=ROWS), work.n_block * CONSUMERS + consumer
-        first, _ = mask.query_blocks(block)
-        first = cutlass.min(cutlass.max(first, work.first), work.stop)
-        steps = WarpgroupSteps(first, *whole_blocks(mask, block, first, work.stop), work.stop)
+    return in_direction(work, steps)._replace(first=work.first, stop=work.stop)
+
+
+def in_direction(work: Sm90BackwardWork, steps: WarpgroupSteps) -> WarpgroupSteps:
+    """Return steps that are given as query blocks, in the direction of `work`."""
     if work.reverse is None:
         return steps
     last = work.first + work.stop
-    reversed_steps = WarpgroupSteps(
-        *(at + work.reverse * (last - at - other) for at, other in zip(steps, reversed(steps)))
-    )
-    return reversed_steps if cfg.trims else reversed_steps._replace(first=work.first, stop=work.stop)
+    return WarpgroupSteps(*(at + work.reverse * (last - at - other) for at, other in zip(steps, reversed(steps))))
 
 
 def whole_blocks(mask: Band, n_block: Int32, first: Int32, stop: Int32) -> tuple[Int32, Int32]:

@@ -1,0 +1,135 @@
+"""Tiles and products that both kernels share.
+
+All products work on transposed scores: S^T = K Q^T has keys as rows, 64 for a warpgroup. P^T and dS^T, rounded to 16
+bits in registers, are the left operands of dV += P^T dO and dK += dS^T Q.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ....bwd.blocks import Placement, RowBlocks
+from ....core.sequence import Rows
+from ....pipeline.smem import Tile
+from ....pipeline.tma import TmaTile
+from ...wgmma import ROWS, Major, SmemOperand, Wgmma
+from .launch_order import LaunchOrder
+
+CONSUMERS = 2  # warpgroups
+WARPGROUP = 128  # threads
+PANEL_COLUMNS = Tile(ROWS, 1).panel_columns
+BARRIER_BYTES = 512  # upper bound for all mbarriers, in the smem budget
+
+
+def fragment_offset(row: Int32 | int, column: Int32 | int) -> Int32 | int:
+    """Return the offset of an accumulator element in a warpgroup's part of a dQ sum.
+
+    Four elements of each thread are contiguous, then the next four. Element i of a thread is column i % 2 of its pair
+    in the i / 4-th eight columns, in row i / 2 % 2 of its two rows; see `fragment`.
+    """
+    thread = row // 16 * 32 + row % 8 * 4 + column % 8 // 2
+    return column // 8 * (4 * WARPGROUP) + thread * 4 + row // 8 % 2 * 2 + column % 2
+
+
+@dataclass(frozen=True, slots=True)
+class ByQueries(Placement):
+    """Layout of dQ: a consumer has 64 queries with all columns."""
+
+    def offset(self, row: Int32 | int, first: int, within: Int32 | int) -> Int32 | int:
+        return row // ROWS * (ROWS * self.columns) + fragment_offset(row % ROWS, first + within)
+
+
+class ThreadOrderedBlocks(RowBlocks):
+    """Row blocks with statistics in the order in which threads of `compute` load them."""
+
+    def permute_statistics(self, statistics: cute.Tensor) -> cute.Tensor:
+        """Make the four of every 16 queries that belong to one thread contiguous: 2j, 2j + 1, 2j + 8, 2j + 9."""
+        shape, stride = statistics.shape, statistics.stride
+        layout = cute.make_layout(((2, 4, 2, self.tile_m // 16), *shape[1:]), stride=((1, 4, 2, 16), *stride[1:]))
+        return cute.make_tensor(statistics.iterator, layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm90BackwardSteps(LaunchOrder):
+    """Loop of a CTA over query blocks: what both kernels share. The fields are the compile key.
+
+    q_stages, stages, ds_stages: see `tiles`. Subclasses add `ds_tile`, `smem_used`, `semaphores` (per query block) and
+    `placement` (of a block's dQ sum). weight_exponent: see `bwd.blocks`.
+
+    Raises:
+        ValueError: the tiles do not fit in shared memory, or dS has one stage although it is read one step late.
+    """
+
+    q_stages: int
+    stages: int
+    ds_stages: int
+    smem_bytes: int
+    statistics_ahead: ClassVar[bool] = False  # registers can hold a statistic of all of a thread's queries
+    weight_exponent: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if self.ds_stages < 2:
+            raise ValueError("ds_stages is 1, expected 2 at least: dQ is computed a step after dS")
+        if self.smem_used > self.smem_bytes:
+            raise ValueError(
+                f"{self.tile_m} x {self.cluster_tile_n} tiles hold {self.smem_used} bytes, there are {self.smem_bytes}"
+            )
+
+    @property
+    def row_blocks(self) -> RowBlocks:
+        """Configuration of the kernels before and after the main kernel."""
+        return ThreadOrderedBlocks(
+            self.dtype, self.head_dim, self.head_dim_v, self.tile_m, self.placement, self.varlen, self.has_sink,
+            self.has_dlse, semaphores=self.semaphores, first_stores=self.semaphores > 0, pdl=True,
+            list_rows=self.mods.block[0] if self.ordered_by_lists else 0, weight_exponent=self.weight_exponent,
+            chained=self.chained,
+        )  # fmt: skip
+
+    def cta_share(self, tma: TmaTile, block: Int32, rank: Int32, rows: Rows) -> Int32:
+        """Return the tile that CTA `rank` loads of a block of rows: all of it."""
+        return block
+
+    @property
+    def q_tile(self) -> Tile:
+        return Tile(self.tile_m, self.head_dim)
+
+    @property
+    def do_tile(self) -> Tile:
+        return Tile(self.tile_m, self.head_dim_v)
+
+    @property
+    def dk_tile(self) -> Tile:
+        """dK of 64 keys, which a consumer stores by itself."""
+        return Tile(ROWS, self.head_dim)
+
+    @property
+    def dv_tile(self) -> Tile:
+        return Tile(ROWS, self.head_dim_v)
+
+    @property
+    def scores(self) -> Wgmma:
+        """S^T = K Q^T."""
+        q = SmemOperand(self.q_tile, Major.K, self.q_stages, self.q_tile.nbytes)
+        return Wgmma(self.dtype, n=self.tile_m, k=self.columns, b=q, a=SmemOperand(self.k_tile, Major.K))
+
+    @property
+    def dp(self) -> Wgmma:
+        """dP^T = V dO^T."""
+        do = SmemOperand(self.do_tile, Major.K, self.stages, self.do_tile.nbytes)
+        return Wgmma(self.dtype, n=self.tile_m, k=self.columns_v, b=do, a=SmemOperand(self.v_tile, Major.K))
+
+    @property
+    def dv(self) -> Wgmma:
+        """dV += P^T dO, P^T from registers."""
+        do = SmemOperand(self.do_tile, Major.MN, self.stages, self.do_tile.nbytes)
+        return Wgmma(self.dtype, n=self.columns_v, k=self.tile_m, b=do)
+
+    @property
+    def dk(self) -> Wgmma:
+        """dK += dS^T Q, dS^T from registers."""
+        q = SmemOperand(self.q_tile, Major.MN, self.q_stages, self.q_tile.nbytes)
+        return Wgmma(self.dtype, n=self.columns, k=self.tile_m, b=q)
