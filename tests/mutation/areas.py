@@ -39,7 +39,16 @@ _MODS = ("tests/mods/test_trace.py", "tests/mods/test_flex.py", _DROPOUT)
 # What functions read, ready-made ones, block masks and what is refused: of `mods` alone.
 _MODS_BY_LINE = tuple(
     f"tests/mods/test_{name}.py"
-    for name in ("refused", "coarse", "block_lists", "compositions", "operators", "trace_cache", "ready_made")
+    for name in (
+        "refused",
+        "coarse",
+        "block_lists",
+        "compositions",
+        "operators",
+        "trace_cache",
+        "trace_changes",
+        "ready_made",
+    )
 )
 _EXPLAINED, _STALE, _SIZES = "tests/test_explained.py", "tests/test_stale_calls.py", "tests/test_changing_sizes.py"
 _JIT = "tests/test_jit.py"
