@@ -146,7 +146,7 @@ def test_every_entry_point_is_there_in_this_torch():
 
 
 # Tracing a function needs torch's modes themselves, and a graph break has no public name.
-_ELSEWHERE = {"torch_internals.py", "mods/trace.py", "integrations/transformers.py"}
+_ELSEWHERE = {"runtime/torch_internals.py", "mods/frontend/trace.py", "integrations/transformers.py"}
 
 
 def _private_names(source: str) -> list[str]:

@@ -381,7 +381,7 @@ def begin_of(function: Callable) -> str:
     return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
 
 
-_INTERNAL_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_INTERNAL_PATHS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 def _where(error: BaseException, function: Callable) -> str:
